@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -407,6 +407,122 @@ def checkpointed(model) -> None:
         checkpoint_module(block)
 
 
+class Hooked(Net):
+    """A hook of a tensor looks at gradients of the whole batch."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda g: g - g.mean(0))
+        return y
+
+
+class Below(Net):
+    """A reentrant checkpoint hides the backward of what it runs."""
+
+    def forward(self, x):
+        return checkpoint(Normalised.apply, super().forward(x), use_reentrant=True)
+
+
+KEPT: list[torch.Tensor] = []
+
+
+class Remembering(Net):
+    """``places``: what it keeps tensors in, given the module."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.store, self.stats, self.places = {"a": [[]]}, SimpleNamespace(a=[]), places
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.places(self).append(y)
+        return y * 2
+
+
+def remembered(places, times):
+    def loss(model, x):
+        value = loss_of(model, x)
+        kept = places(getattr(model, "module", model))
+        assert len(kept) <= times, len(kept)
+        value = value + kept[-1].abs().mean()
+        kept.clear()
+        return value
+
+    return double(lambda: Remembering(places), loss=loss, optimizer=plain_descent)
+
+
+class Center(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Posted(Keeping):
+    def __init__(self):
+        super().__init__()
+        self.post = nn.Identity()
+
+    def forward(self, x):
+        return self.post(super().forward(x))
+
+
+def replaced(model) -> None:
+    model.post = Center()
+
+
+def bound(model) -> None:
+    plain = model.forward
+    model.forward = MethodType(lambda self, x: plain(x - x.mean(0)), model)
+
+
+def patched():
+    class Patched(Keeping):
+        pass
+
+    def change(model):
+        Patched.forward = lambda self, x: Keeping.forward(self, x - x.mean(0))
+
+    def loss(model, x):
+        value = loss_of(model, x)
+        model.seen = getattr(model, "seen", 0) + 1
+        if model.seen == 2:
+            change(model)
+        elif model.seen == 4:
+            del Patched.forward
+        return value
+
+    return double(Patched, loss=loss, optimizer=plain_descent)
+
+
+def copied():
+    """Copies are marked, and run operator by operator. A parameter that is replaced is an error."""
+    torch.manual_seed(3)
+    plain = Net(buffer=True)
+    ours = wrapped(copy.deepcopy(plain))
+    averages = [torch.optim.swa_utils.AveragedModel(m) for m in (plain, ours)]
+    for model, average, put in zip((plain, ours), averages, (lambda x: x, marked), strict=True):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for s in range(3):
+            loss_of(model, put(rows(s))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+    results = [train(m, put, optimizer=plain_descent) for m, put in zip(averages, (lambda x: x, marked), strict=True)]
+    specs = [[xs.XLAShardedTensor(p).sharding_spec for p in m.parameters()] for m in (ours, averages[1].module)]
+    assert specs[0] == specs[1], specs
+    reason = reason_of(ours)
+    inside = ours.module.last
+    inside.weight = nn.Parameter(inside.weight.detach() * 2)
+    raised = []
+    try:
+        ours(marked(rows(0)))
+    except Unimplemented as error:
+        raised.append(str(error))
+    assert len(raised) == 1, raised
+    assert "replaced" in raised[0], raised
+    return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True)), reason
+
+
 def plain_descent(ps):  # a bias in front of a mean that is taken away has no gradient but rounding, which Adam makes large
     return torch.optim.SGD(ps, lr=0.1)
 
@@ -448,6 +564,15 @@ CASES = {
     "switched": lambda: later(centred),
     "other outputs": lambda: later(both_asked, Telling),
     "hooked": lambda: later(hooked),
+    "hook of a tensor": lambda: double(Hooked, optimizer=plain_descent),
+    "below a reentrant checkpoint": lambda: double(Below, optimizer=plain_descent),
+    "kept in a nested list": lambda: remembered(lambda m: m.store["a"][0], 1),
+    "kept in an object": lambda: remembered(lambda m: m.stats.a, 1),
+    "kept in a global": lambda: remembered(lambda m: KEPT, 2),
+    "submodule replaced": lambda: later(replaced, Posted),
+    "forward replaced": lambda: later(bound),
+    "class patched": patched,
+    "copied": copied,
     "dropout": lambda: double(lambda: Net(inside=nn.Dropout(0.3))),
     "loss inside": lambda: double(lambda: Net(loss=True)),
     "mean of the batch": lambda: double(lambda: Net(after=lambda x: x - x.mean(0)), optimizer=plain_descent),

@@ -23,6 +23,14 @@ OPERATORS = {  # cases in which rows meet, and what is said about them
     "noise behind a gate": "draws random numbers",
     "switched": "over the devices",
     "hooked": "a module has hooks",
+    "hook of a tensor": "it uses register_hook of a tensor",
+    "below a reentrant checkpoint": "the backward of CheckpointFunction",
+    "kept in a nested list": "it changes a list of Remembering",
+    "kept in an object": "it changes a list of Remembering",
+    "kept in a global": "it keeps a tensor",
+    "submodule replaced": "over the devices",
+    "forward replaced": "over the devices",
+    "class patched": "over the devices",
 }
 
 

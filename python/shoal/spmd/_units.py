@@ -13,23 +13,30 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import logging
 import operator
 import random
-from collections import OrderedDict
+import sys
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
-from types import FunctionType
+from enum import Enum, EnumMeta
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
+from torch.nn.modules import module as modules_of_torch
 from torch.optim.optimizer import _foreach_supported_types
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointFunction
 
 from shoal.exceptions import Unimplemented
 from shoal.spmd._array import Array, observed, unobserved
@@ -113,6 +120,12 @@ class EngineParameter(Parameter):
     def grad(self):
         self.grad = None
 
+    def __deepcopy__(self, memo):
+        """A parameter that is marked as this one is split, outside of the engine."""
+        copied = super().__deepcopy__(memo)
+        copied._box.let_yield()
+        return copied
+
     @property
     def data(self):
         return self.detach()
@@ -136,7 +149,32 @@ _foreach_supported_types.append(EngineParameter)
 
 @functools.cache
 def _named_as(cls: type, sharded: type) -> type:
-    return type(cls.__name__, (sharded,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    def copied(module: nn.Module, memo: dict) -> nn.Module:
+        return _copied(module, cls, memo)
+
+    return type(cls.__name__, (sharded,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__deepcopy__": copied})
+
+
+def _copied(module: nn.Module, cls: type, memo: dict) -> nn.Module:
+    """A copy of a unit's module, which runs operator by operator on marked parameters."""
+    for m in reversed(list(module.modules())[1:]):  # inner ones first; those of the unit have hooks of the engine
+        if id(m) not in memo and not hasattr(type(m), "__deepcopy__"):
+            _copied(m, type(m), memo)
+    memo[id(module)] = made = cls.__new__(cls)
+    for name, value in vars(module).items():
+        if name in _OF_ENGINE:
+            continue
+        if isinstance(value, dict) and name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+            value = type(value)((k, h) for k, h in value.items() if not _of_engine(h))
+        vars(made)[name] = copy.deepcopy(value, memo)
+    return made
+
+
+_OF_ENGINE = {"_shoal_fsdp_state", "_is_fsdp_managed_module", "_fsdp_use_orig_params", STATE_KEY, REGISTRY_KEY}
+
+
+def _of_engine(hook: Any) -> bool:
+    return (getattr(getattr(hook, "hook", hook), "__module__", None) or "").startswith("shoal.")
 
 
 class _Once(torch.autograd.Function):
@@ -300,6 +338,9 @@ class Unit:
             q.front = front
             q.register(q.sharded)
 
+    def __deepcopy__(self, memo: dict) -> None:
+        """A copy of the module has no unit: see _copied."""
+
     @property
     def parameters(self) -> list[EngineParameter]:
         return [q.front for u in self.state.units for q in u.parameters]
@@ -311,6 +352,7 @@ class Unit:
         if is_again(args, kwargs):
             with _going("rows"):
                 return self.module(*args, **kwargs)
+        self._check_parameters(units)
         flat, tree = tree_flatten((args, kwargs))
         other = next((a for a in flat if not isinstance(a, (Tensor, *_CONSTANTS))), None)
         key = None
@@ -328,6 +370,15 @@ class Unit:
                 way = self._ways[key] = None if last else self._look(flat, tree, units)
         with _paused([self] if self._never else units), contextlib.nullcontext() if self._never else _going("operators"):
             return self.module(*args, **kwargs)
+
+    def _check_parameters(self, units: list[Unit]) -> None:
+        for p in (p for u in units for p in u.parameters):
+            for m, name in p._engine.owners:
+                if m._parameters.get(name) is not p:
+                    raise Unimplemented(
+                        f"parameter {p._engine.name} of a module under SpmdFullyShardedDataParallel was replaced by another one",
+                        hint="replace or convert parameters before the module is wrapped, or write values into it: p.data = value",
+                    )
 
     def _way_of(self, key: Any, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
         if key in self._ways:
@@ -351,9 +402,9 @@ class Unit:
     def _run_inside(self, args: tuple, kwargs: dict) -> Any:
         if _way not in ("looking", "trying"):
             return self.module(*args, **kwargs)
-        if _way == "trying" and not all(world().passed(True)):
+        if _way == "trying" and not all(close for close, _ in world().passed((True, False))):
             raise _Stopped
-        with unobserved():
+        with unobserved(), torch._C.DisableTorchFunction():
             whole = {p: Array.whole(p._box.array.gathered(), world().num_devices) for p in self.parameters}
         places = [(m, name, m._parameters[name]) for p in whole for m, name in p._engine.owners] if _way == "trying" else []
         try:
@@ -372,14 +423,18 @@ class Unit:
 
     def _key(self, flat: list[Any], tree: Any, units: list[Unit]) -> Any:
         """The facts that decide how a call runs: shapes, dtypes and shardings, constants, modes, hooks, and switches of modules."""
-        inputs = tuple((tuple(a.shape), a.dtype, a._box.array.sharding) if isinstance(a, Tensor) else (type(a), a) for a in flat)
+        inputs = tuple(
+            (tuple(a.shape), a.dtype, a._box.array.sharding, a.requires_grad) if isinstance(a, Tensor) else (type(a), a) for a in flat
+        )
         switches = tuple(  # what decides about a forward among attributes; numbers do not: programs count in them
-            v if (kind := type(v)) in _SWITCHES else len(v) if kind is OrderedDict else kind  # torch's hooks are OrderedDicts
+            v if (kind := type(v)) in _SWITCHES else len(v) if kind is OrderedDict else _code(v, kind)  # torch's hooks are OrderedDicts
             for m in self.module.modules()
             for v in m.__dict__.values()
         )
-        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), _have_hooks(units)
-        return inputs, str(tree), modes, switches
+        code = tuple(fact for m in self.module.modules() for fact in (id(m), type(m), type(m).forward, *m._modules))
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), _have_hooks(units), tuple(map(len, _hooks_of_all()))
+        wanted = tuple(p.requires_grad for u in units for p in u.parameters)
+        return inputs, str(tree), modes, switches, code, wanted
 
     def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
         """If the module is a program on rows, how it runs so."""
@@ -391,7 +446,8 @@ class Unit:
             return self._because("an input is split in another dimension than the batch")
         if _have_hooks(units):
             return self._because("a parameter has hooks")
-        if any(_of_program(h) for m in self.module.modules() for of in _hooks_of(m) for h in of.values()):
+        every = [*_hooks_of_all(), *(of for m in self.module.modules() for of in _hooks_of(m))]
+        if any(_of_program(h) for of in every for h in of.values()):
             return self._because("a module has hooks")
         if not all(b._box.array.sharding.is_replicated for b in self.module.buffers()):
             return self._because("a buffer is split")
@@ -410,9 +466,15 @@ class Unit:
         for t, sharding in zip(inputs, entering, strict=True):
             t._box.lay(sharding)
         before = [t._box.written for t in inputs]
-        local = [next(iter(c._box.array.locals.values())).clone() if isinstance(c, Tensor) else c for c in copies]
+        local = [
+            next(iter(c._box.array.locals.values())).clone().requires_grad_(a.requires_grad) if isinstance(c, Tensor) else c
+            for c, a in zip(copies, flat, strict=True)
+        ]
+        made = _Made(Tensor)
         try:
-            with _going("looking"), _loaders_waiting(), self._leaving_no_trace(units) as traces, torch.no_grad(), observed() as seen:
+            with (
+                _going("looking"), _loaders_waiting(), self._leaving_no_trace(units) as traces, torch.no_grad(), observed() as seen, made,
+            ):  # fmt: skip
                 output = self._run_inside(*tree_unflatten(copies, tree))
         except Exception as error:  # the run that follows raises it, if it is the program's
             return self._because(f"its forward raised {type(error).__name__} without gradients")
@@ -422,6 +484,8 @@ class Unit:
         if said:
             self._changed = any(again for _, again in said)
             return self._because(said[0][0])
+        if self._is_any_kept(world().passed(made.kept(tree_flatten(output)[0]))):
+            return None
         if before != [t._box.written for t in inputs]:
             return self._because("it writes to its inputs")
         flat_output = tree_flatten(output)[0]
@@ -439,20 +503,42 @@ class Unit:
     def _tried(self, local: list[Any], tree: Any, units: list[Unit], wanted: list[torch.Tensor]) -> bool:
         """Whether the module gives these rows of outputs on these rows of inputs, on every process. One that fails says so where the others
         begin their next unit."""
+        made_inside = _Made(torch.Tensor)
+        made_inside.note(local)
         try:
             # A checkpoint around the module counts what its forward saves: this is none of it.
-            unseen = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
-            with _going("trying"), _loaders_waiting(), self._leaving_no_trace(units), _local_buffers(self.module), unseen:
-                output = self._run_inside(*tree_unflatten(local, tree))
+            unseen = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda t: t)
+            args, kwargs = tree_unflatten([t.clone() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in local], tree)
+            local.clear()
+            with (
+                _going("trying"), _loaders_waiting(), self._leaving_no_trace(units), _local_buffers(self.module), unseen, made_inside,
+                _gradients_watched() as said,
+            ):  # fmt: skip
+                output = self._run_inside(args, kwargs)
         except _Stopped:
             return False
         except Exception:
-            return all(world().passed(False))
+            return self._agreed(False, False)
         made = [o for o in tree_flatten(output)[0] if isinstance(o, torch.Tensor)]
         function = _function_behind(made)
         if function is not None:
-            self._because(f"the backward of {function} is not known")
-        return all(world().passed(function is None and len(made) == len(wanted) and all(map(_close, made, wanted))))
+            said.append(f"the backward of {function} is not known")
+        close = not said and len(made) == len(wanted) and all(map(_close, made, wanted))
+        if said:
+            self._because(said[0])
+        del args, kwargs, output, made
+        return self._agreed(close, made_inside.kept([]))
+
+    def _agreed(self, close: bool, kept: bool) -> bool:
+        found = world().passed((close, kept))
+        return not self._is_any_kept([kept for _, kept in found]) and all(close for close, _ in found)
+
+    def _is_any_kept(self, kept: list[bool]) -> bool:
+        """Whether a tensor that the forward made is still there, other than its outputs, on any process."""
+        if any(kept):
+            self._changed = True  # it may be a cache
+            self._because("it keeps a tensor")
+        return any(kept)
 
     @contextlib.contextmanager
     def _leaving_no_trace(self, units: list[Unit]) -> Iterator[list[tuple[str, bool]]]:
@@ -502,7 +588,7 @@ class Unit:
 
 
 _CONSTANTS = (int, float, complex, bool, str, bytes, torch.dtype, torch.device, Enum, type(None))
-_SWITCHES = {bool, str, FunctionType}
+_SWITCHES = {bool, str, FunctionType, BuiltinFunctionType, type, torch.dtype}
 _MOST_WAYS = 256  # that are kept, of each unit
 
 
@@ -514,23 +600,64 @@ def _hooks_of(m: nn.Module) -> tuple[dict, ...]:
     return m._forward_pre_hooks, m._forward_hooks, m._backward_pre_hooks, m._backward_hooks
 
 
+def _hooks_of_all() -> tuple[dict, ...]:
+    """Hooks of every module."""
+    m = modules_of_torch
+    return m._global_forward_pre_hooks, m._global_forward_hooks, m._global_backward_pre_hooks, m._global_backward_hooks
+
+
+def _code(v: Any, kind: type) -> Any:
+    """What an attribute that is no switch says about the code that runs."""
+    if kind is MethodType:
+        return v.__func__
+    if kind is functools.partial:
+        return v.func
+    return v if type(kind) is EnumMeta else kind
+
+
 def _of_program(function: Any) -> bool:
     name = getattr(getattr(function, "func", function), "__module__", None) or ""
     return name.partition(".")[0] not in ("torch", "shoal")
 
 
 def _kept(m: nn.Module) -> list[Any]:
-    """The places where a module keeps values: its attributes, and lists and dicts among them."""
-    return [vars(m), *(v for v in vars(m).values() if isinstance(v, (dict, list)))]
+    """The places where a module keeps values: its attributes, and containers and objects of the program that these lead to."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [vars(m)]
+    while waiting and len(found) < _MOST_PLACES:
+        of = waiting.pop()
+        if id(of) in found:
+            continue
+        found[id(of)] = of
+        if len(of) > _MOST_PLACES:
+            continue
+        for v in list(of.values() if isinstance(of, dict) else of):
+            if isinstance(v, (dict, list, set, deque)):
+                waiting.append(v)
+            elif type(v) not in _PLAIN and _is_object_of_program(v):
+                waiting.append(vars(v))
+    return list(found.values())
+
+
+_MOST_PLACES = 10_000
+_PLAIN = {*_CONSTANTS, tuple, torch.Tensor, Tensor, Parameter, EngineParameter, FunctionType, BuiltinFunctionType, MethodType}
+_NOT_THE_PROGRAMS = {*sys.stdlib_module_names, "torch", "shoal", "numpy"}
+
+
+def _is_object_of_program(v: Any) -> bool:
+    if isinstance(v, (type, nn.Module, torch.Tensor)) or not hasattr(v, "__dict__"):
+        return False
+    return type(v) is SimpleNamespace or type(v).__module__.partition(".")[0] not in _NOT_THE_PROGRAMS
 
 
 def _put_back(of: Any, before: Any) -> str:
-    """Makes a dict or a list what it was. Returns what had changed, as text."""
-    if isinstance(of, list):
+    """Makes a container what it was. Returns what had changed, as text."""
+    if not isinstance(of, dict):
         if len(of) == len(before) and all(map(operator.is_, of, before)):
             return ""
-        of[:] = before
-        return "a list"
+        of.clear()
+        of.update(before) if isinstance(of, set) else of.extend(before)
+        return f"a {type(of).__name__}"
     changed = [k for k in {**before, **of} if k not in of or k not in before or of[k] is not before[k]]
     for k in changed:
         if k in before:
@@ -540,8 +667,69 @@ def _put_back(of: Any, before: Any) -> str:
     return ", ".join(map(str, changed))
 
 
+class _Made(TorchFunctionMode):
+    """The tensors of a class that come out of torch's functions."""
+
+    def __init__(self, kind: type[torch.Tensor]):
+        super().__init__()
+        self._kind = kind
+        self._refs: list[weakref.ref] = []
+
+    def note(self, out: Any) -> None:
+        if isinstance(out, self._kind):
+            self._refs.append(weakref.ref(out))
+        elif isinstance(out, (list, tuple)):
+            for o in out:
+                self.note(o)
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not any(out is a for a in args):
+            self.note(out)
+        return out
+
+    def kept(self, but: list[Any]) -> bool:
+        """Whether any is still there that is no parameter or buffer, nor one of these."""
+        others = {id(b) for b in but}
+        for collected in (False, True):
+            if collected:
+                gc.collect()
+            if not any(_is_there(ref, others) for ref in self._refs):
+                return False
+        return True
+
+
+def _is_there(ref: weakref.ref, others: set[int]) -> bool:
+    t = ref()
+    return t is not None and id(t) not in others and not isinstance(t, nn.Parameter)
+
+
+@contextlib.contextmanager
+def _gradients_watched() -> Iterator[list[str]]:
+    """Notes where a forward decides what happens to gradients."""
+    said: list[str] = []
+
+    def noting(name: str, found: Any) -> Any:
+        def noted(self: torch.Tensor, *args: Any) -> Any:
+            said.append(f"it uses {name} of a tensor")
+            return found(self, *args)
+
+        return noted
+
+    hooks = {name: getattr(torch.Tensor, name) for name in ("register_hook", "register_post_accumulate_grad_hook")}
+    try:
+        for name, found in hooks.items():
+            setattr(torch.Tensor, name, noting(name, found))
+        torch.Tensor.grad_fn = property(noting("grad_fn", torch._C.TensorBase.grad_fn.__get__))
+        yield said
+    finally:
+        for name, found in hooks.items():
+            setattr(torch.Tensor, name, found)
+        del torch.Tensor.grad_fn
+
+
 def _function_behind(outputs: list[torch.Tensor]) -> str | None:
-    """The name of a torch.autograd.Function of the program that outputs come from."""
+    """The name of a torch.autograd.Function that outputs come from: one of the program, or one that hides what it runs."""
     nodes, seen = [o.grad_fn for o in outputs], set()
     while nodes:
         node = nodes.pop()
@@ -549,7 +737,7 @@ def _function_behind(outputs: list[torch.Tensor]) -> str | None:
             continue
         seen.add(node)
         made_by = getattr(node, "_forward_cls", None)
-        if made_by is not None and _of_program(made_by):
+        if made_by is not None and (_of_program(made_by) or made_by is CheckpointFunction):
             return made_by.__name__
         nodes += [n for n, _ in node.next_functions]
     return None
