@@ -128,8 +128,9 @@ class Server:
 
     def __init__(self, modules: list[str], **env: str):
         words = [sys.executable, __file__, "serve", *modules]
+        one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # numpy starts the others when it is imported
         self._process = subprocess.Popen(
-            words, env={**os.environ, **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+            words, env={**os.environ, **one_thread, **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
         )
 
     def run(self, count: int, argv: list[str], env: dict[str, str], out: str, err: str, limit_s: int) -> int:
