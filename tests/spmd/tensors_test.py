@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import os
@@ -94,16 +95,16 @@ ALONG = {
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.filterwarnings("ignore:shoal.spmd")
 def test_what_copies_for_plain_tensors_copies(spec, inference):
-    for (gap, of), (name, copy) in itertools.product(GAPS.items(), ALONG.items()):
+    for (gap, of), (name, along) in itertools.product(GAPS.items(), ALONG.items()):
         found = []
         with torch.inference_mode(inference):
-            writes = torch._debug_has_internal_overlap(copy(of(values(4, 6)))) == 0
+            writes = torch._debug_has_internal_overlap(along(of(values(4, 6)))) == 0
             for device in ("cpu", DEVICE):
                 t = values(4, 6).to(device)
                 if device == DEVICE:
                     xs.mark_sharding(t, MESH, spec)
                 seen = of(t)
-                made = copy(seen)
+                made = along(seen)
                 if writes:
                     made.mul_(0)
                 found.append([x.cpu() for x in (t, seen, made)] + [seen.stride(), made.stride()])
@@ -143,6 +144,62 @@ def test_random_programs_give_what_plain_tensors_give():
             (x.square().sum() + y.sum()).backward()
             results.append([x.detach().cpu(), a.grad.cpu(), b.grad.cpu() if b.grad is not None else torch.zeros(shape)])
         torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9, msg=lambda m, s=seed: f"seed {s}: {m}")
+
+
+def test_a_view_of_a_view_that_is_laid_out_anew_writes_to_both():
+    base = torch.zeros(6, 4).to(DEVICE)
+    middle = base[0:4]
+    nested = middle[0]
+    xs.mark_sharding(middle, MESH, ("x", None))
+    nested.fill_(7)
+    assert [t.flatten()[0].item() for t in (base, middle, nested)] == [7.0] * 3
+
+
+@pytest.mark.parametrize("spec", [None, ("x", None)], ids=str)
+def test_lists_of_views_that_overlap_are_written_one_by_one(spec):
+    base = torch.zeros(6, 2).to(DEVICE)
+    if spec:
+        xs.mark_sharding(base, MESH, spec)
+    torch._foreach_add_([base[0:4], base[2:6]], 1.0)
+    assert base[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0, 1.0, 1.0]
+
+
+def test_writes_to_data_are_not_seen_by_autograd():
+    w = torch.ones(3).to(DEVICE).requires_grad_()
+    loss = (w * w).sum()
+    w.data.clamp_(-1, 1)
+    loss.backward()
+    assert w.grad.tolist() == [2.0] * 3
+    assert copy.deepcopy(w).grad.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_adds_up_in_float32(dtype):
+    plain = torch.cat([torch.full((2000,), 100.0), torch.full((2000,), -60.0)]).to(dtype)
+    t = plain.to(DEVICE)
+    xs.mark_sharding(t, MESH, (("x", "y"),))
+    f = nn.functional
+    for of in (
+        lambda x: (x + 200).mean(),
+        lambda x: x.float().half().mean(dtype=torch.float32),
+        lambda x: x.var(),
+        lambda x: x.std(),
+        lambda x: f.mse_loss(x, x - 60),
+        lambda x: f.l1_loss(x, x * 0),
+        lambda x: f.smooth_l1_loss(x, x * 0),
+        lambda x: f.huber_loss(x, x * 0),
+    ):
+        assert of(t).dtype == of(plain).dtype
+        torch.testing.assert_close(of(t).cpu(), of(plain), rtol=0.01, atol=0.0)
+
+
+def test_means_of_integers_are_refused():
+    t = torch.arange(8).to(DEVICE)
+    xs.mark_sharding(t, MESH, ("x",))
+    for of in (torch.mean, torch.std, torch.var_mean):
+        with pytest.raises(RuntimeError):
+            of(t)
+    assert t.mean(dtype=torch.float32).item() == 3.5
 
 
 def test_errors_in_backward_reach_the_program():

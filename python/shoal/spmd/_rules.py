@@ -217,6 +217,8 @@ def along_dims(func, arrays, args, kwargs):
         return Plan([inside], [inside] * len(func._schema.returns), nonempty="fft" in name)
     keepdim = bool(argument(func, args, kwargs, "keepdim", False))
     if name in MEANS and any(a.sharding.parts[d] > 1 for d in over) and not a.dtype.is_complex:
+        if not (kwargs.get("dtype") or a.dtype).is_floating_point:
+            return None  # the operator itself says what is wrong
         return Steps(MEANS[name], over, keepdim)
     combine = COMBINE.get(name)
     if name in ("max", "min") and len(func._schema.returns) == 1:
@@ -232,18 +234,35 @@ def _reduced(func: Any, a: Array, over: Sequence[int], keepdim: bool, combine: s
     return Plan([inputs], [out] * len(func._schema.returns), combine=combine, nonempty=not empty_is_neutral)
 
 
+def wide(op, x):
+    """Half precision as float32: sums of many elements have room there."""
+    low = x.dtype in (torch.bfloat16, torch.float16)
+    return op(aten._to_copy.default, x, dtype=torch.float32) if low else x
+
+
+def as_dtype(op, value, dtype):
+    return value if value.dtype == dtype else op(aten._to_copy.default, value, dtype=dtype)
+
+
 def _mean(op, over, kept, a, *args, dtype=None, **kwargs):
-    total = op(aten.sum.dim_IntList, a, over, kept, dtype=dtype)
-    return [op(aten.div.Tensor, total, math.prod(a.shape[d] for d in over))]
+    total = op(aten.sum.dim_IntList, wide(op, as_dtype(op, a, dtype or a.dtype)), over, kept)
+    return [as_dtype(op, op(aten.div.Tensor, total, math.prod(a.shape[d] for d in over)), dtype or a.dtype)]
 
 
 def _var_mean(op, over, kept, a, *args, correction=None, **kwargs):
-    count = math.prod(a.shape[d] for d in over)
-    mean = op(aten.div.Tensor, op(aten.sum.dim_IntList, a, over, True), count)
-    centered = op(aten.sub.Tensor, a, mean)
+    count, x = math.prod(a.shape[d] for d in over), wide(op, a)
+    mean = op(aten.div.Tensor, op(aten.sum.dim_IntList, x, over, True), count)
+    centered = op(aten.sub.Tensor, x, mean)
     squares = op(aten.sum.dim_IntList, op(aten.mul.Tensor, centered, centered), over, kept)
     var = op(aten.div.Tensor, squares, float(max(0, count - (1 if correction is None else correction))))
     return [var, mean if kept else op(aten.sum.dim_IntList, mean, over)]
+
+
+def _in_dtype(values):
+    def steps(op, over, kept, a, *args, **kwargs):
+        return [as_dtype(op, v, a.dtype) for v in values(op, over, kept, a, *args, **kwargs)]
+
+    return steps
 
 
 def _roots(values):
@@ -258,7 +277,10 @@ def _var(op, *args, **kwargs):
     return _var_mean(op, *args, **kwargs)[:1]
 
 
-MEANS = {"mean": _mean, "var": _var, "var_mean": _var_mean, "std": _roots(_var), "std_mean": _roots(_var_mean)}
+MEANS = {
+    "mean": _mean, "var": _in_dtype(_var), "var_mean": _in_dtype(_var_mean), "std": _in_dtype(_roots(_var)),
+    "std_mean": _in_dtype(_roots(_var_mean)),
+}  # fmt: skip
 
 
 @rule("linalg_vector_norm", reads_floats=True)

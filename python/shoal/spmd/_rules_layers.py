@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from shoal.spmd._rules import Labels, Plan, Steps, argument, changed, pointwise, rule
+from shoal.spmd._rules import Labels, Plan, Steps, argument, as_dtype, changed, pointwise, rule, wide
 
 aten = torch.ops.aten
 
@@ -103,15 +103,6 @@ def _over(x) -> list[int]:
     return [0, *range(2, len(x.shape))]
 
 
-def _wide(op, x):
-    low = x.dtype in (torch.bfloat16, torch.float16)
-    return op(aten._to_copy.default, x, dtype=torch.float32) if low else x
-
-
-def _as(op, value, dtype):
-    return value if value.dtype == dtype else op(aten._to_copy.default, value, dtype=dtype)
-
-
 @rule("native_batch_norm", "_native_batch_norm_legit")
 def batch_norm(func, arrays, args, kwargs):
     """Means over a split batch are sums of the parts' sums, in the order of the parts."""
@@ -125,10 +116,10 @@ def batch_norm(func, arrays, args, kwargs):
 
 
 def _batch_norm(op, x, weight, bias, running_mean, running_var, training, momentum, eps):
-    wide, over, channels = _wide(op, x), _over(x), x.shape[1]
+    x_wide, over, channels = wide(op, x), _over(x), x.shape[1]
     count = math.prod(x.shape) // max(channels, 1)
-    mean = op(aten.div.Tensor, op(aten.sum.dim_IntList, wide, over), count)
-    centered = op(aten.sub.Tensor, wide, _of_channels(op, x, mean))
+    mean = op(aten.div.Tensor, op(aten.sum.dim_IntList, x_wide, over), count)
+    centered = op(aten.sub.Tensor, x_wide, _of_channels(op, x, mean))
     var = op(aten.div.Tensor, op(aten.sum.dim_IntList, op(aten.mul.Tensor, centered, centered), over), count)
     inverse = op(aten.rsqrt.default, op(aten.add.Tensor, var, eps))
     out = op(aten.mul.Tensor, centered, _of_channels(op, x, inverse if weight is None else op(aten.mul.Tensor, inverse, weight)))
@@ -140,7 +131,7 @@ def _batch_norm(op, x, weight, bias, running_mean, running_var, training, moment
             op(aten.mul_.Tensor, running, 1 - momentum)
             op(aten.add_.Tensor, running, op(aten.mul.Tensor, seen, momentum))
     kept = x.dtype if weight is None else weight.dtype
-    return [_as(op, out, x.dtype), _as(op, mean, kept), _as(op, inverse, kept)]
+    return [as_dtype(op, out, x.dtype), as_dtype(op, mean, kept), as_dtype(op, inverse, kept)]
 
 
 @rule("native_batch_norm_backward")
@@ -149,10 +140,10 @@ def batch_norm_backward(func, arrays, args, kwargs):
 
 
 def _batch_norm_backward(op, gradient, x, weight, running_mean, running_var, mean, inverse, training, eps, mask):
-    wide, g, over = _wide(op, x), _wide(op, gradient), _over(x)
+    x_wide, g, over = wide(op, x), wide(op, gradient), _over(x)
     if not training:
         mean, inverse = running_mean, op(aten.rsqrt.default, op(aten.add.Tensor, running_var, eps))
-    normed = op(aten.mul.Tensor, op(aten.sub.Tensor, wide, _of_channels(op, x, mean)), _of_channels(op, x, inverse))
+    normed = op(aten.mul.Tensor, op(aten.sub.Tensor, x_wide, _of_channels(op, x, mean)), _of_channels(op, x, inverse))
     of_bias = op(aten.sum.dim_IntList, g, over)
     of_weight = op(aten.sum.dim_IntList, op(aten.mul.Tensor, g, normed), over)
     if training:
@@ -164,7 +155,7 @@ def _batch_norm_backward(op, gradient, x, weight, running_mean, running_var, mea
     of_input = op(aten.mul.Tensor, g, _of_channels(op, x, scale))
     kept = x.dtype if weight is None else weight.dtype
     return [
-        _as(op, value, dtype) if wanted else None
+        as_dtype(op, value, dtype) if wanted else None
         for value, dtype, wanted in zip((of_input, of_weight, of_bias), (x.dtype, kept, kept), mask, strict=True)
     ]
 
@@ -246,9 +237,14 @@ def loss(func, arrays, args, kwargs):
 
 
 def _mean_of_sum(op, func, *args, **kwargs):
-    args, kwargs = changed(func, args, kwargs, reduction=2)
-    count = math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))
-    return [op(aten.div.Tensor, op(func, *args, **kwargs), count or math.nan)]
+    shape, dtype = torch.broadcast_shapes(args[0].shape, args[1].shape), torch.promote_types(args[0].dtype, args[1].dtype)
+    if dtype in (torch.bfloat16, torch.float16):  # each element rounds as in the whole tensor, their sum has room
+        args, kwargs = changed(func, args, kwargs, reduction=NONE)
+        total = op(aten.sum.dim_IntList, wide(op, op(func, *args, **kwargs)), list(range(len(shape))))
+    else:
+        args, kwargs = changed(func, args, kwargs, reduction=2)
+        total = op(func, *args, **kwargs)
+    return [as_dtype(op, op(aten.div.Tensor, total, math.prod(shape) or math.nan), dtype)]
 
 
 @rule(*(f"{name}_backward" for name in LOSSES[:-1]))
@@ -281,8 +277,8 @@ def nll_loss(func, arrays, args, kwargs):
 
 
 def _weighted_mean(op, func, scores, target, weight, reduction, ignored):
-    total, weights = op(func, scores, target, weight, 2, ignored)
-    return [op(aten.div.Tensor, total, weights), weights]
+    total, weights = op(func, wide(op, scores), target, None if weight is None else wide(op, weight), 2, ignored)
+    return [as_dtype(op, v, scores.dtype) for v in (op(aten.div.Tensor, total, weights), weights)]
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")

@@ -83,8 +83,7 @@ class Box:
         """The same value in another layout: nothing was written."""
         array.yields = self._array.yields
         self._array, self._aliases, self._origins = array, False, None
-        if self.base is None:
-            self._written += 1  # views lie on the old memory
+        self._written += 1  # views lie on the old memory
 
     def before_write(self) -> None:
         """An operator is about to change the local tensors in place."""
@@ -245,12 +244,15 @@ class Tensor(torch.Tensor):
             copied = torch.nn.Parameter(copied, self.requires_grad)
         else:
             copied.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copied
         return copied
 
     @property
     def data(self):
-        return self.detach()
+        """The same value, whose writes do not count as this tensor's for autograd."""
+        return getattr(type(self), "result", Tensor)(self._box)
 
     @data.setter
     def data(self, value):
@@ -476,7 +478,7 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     in_backward = torch._C._current_graph_task_id() != -1
     if not in_backward and checks:
         check_devices(func, args, flat, targets)
-    if op.on_lists and any(not t._box.array.sharding.is_replicated for t in tensors):
+    if op.on_lists and (any(not t._box.array.sharding.is_replicated for t in tensors) or _share_memory(targets)):
         return _one_by_one(func, args, kwargs)
     cls = next((type(t).result for t in tensors if hasattr(type(t), "result")), Tensor)
     to_host = False
@@ -642,11 +644,24 @@ def _together(func: Any, args: tuple, kwargs: dict) -> Any:
     return made(out) if operator_of(func).num_returns == 1 else tuple(map(made, out))
 
 
+def _share_memory(targets: list[torch.Tensor]) -> bool:
+    """Whether a write to one of them may change another."""
+    bases = []
+    for t in targets:
+        if isinstance(t, Tensor):
+            box = t._box
+            while box.base is not None:
+                box = box.base
+            bases.append(box)
+    return len(set(bases)) < len(bases)
+
+
 def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operator on lists of tensors: for each of their places alone, so that every tensor stays split as it is."""
-    out = _together(func, args, kwargs)
-    if out is not NotImplemented:
-        return out
+    if not _share_memory(operator_of(func).written_by(args, kwargs)):
+        out = _together(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
     places = max(len(a) for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)))
     outs = []
     for i in range(places):

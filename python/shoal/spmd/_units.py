@@ -128,7 +128,7 @@ class EngineParameter(Parameter):
 
     @property
     def data(self):
-        return self.detach()
+        return Tensor(self._box)
 
     @data.setter
     def data(self, value):
