@@ -192,7 +192,19 @@ class Tensor(torch.Tensor):
     def is_xla(self) -> bool:
         return True
 
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in _AS_ANOTHER and not isinstance(args[0], Tensor):  # a tensor of the host that becomes like one of the device
+            rest = dict(kwargs or {})
+            other, *more = args[1:] or (rest.pop("tensor" if func is torch.Tensor.to else "other"),)
+            return args[0].to(other.device, other.dtype, *more, **rest)
+        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+
     def to(self, *args, **kwargs):
+        other = args[0] if args else kwargs.get("tensor")
+        if isinstance(other, torch.Tensor):
+            kwargs.pop("tensor", None)
+            args = (other.device, other.dtype, *args[1:])
         copy = kwargs.pop("copy", False)
         if sum(isinstance(a, bool) for a in args) == 2:  # non_blocking, copy
             *args, copy = args
@@ -202,6 +214,9 @@ class Tensor(torch.Tensor):
         if (dtype is None or dtype == self.dtype) and not copy and memory_format is None:
             return self
         return super().to(dtype=dtype or self.dtype, copy=copy, memory_format=memory_format or torch.preserve_format)
+
+    def type_as(self, other):
+        return self.to(other)
 
     def cpu(self, memory_format=torch.preserve_format):
         return self.to("cpu")
@@ -295,6 +310,9 @@ class Tensor(torch.Tensor):
         raise Unimplemented(
             "a tensor of the logical device cannot be pickled", hint="pickle tensor.cpu(), or save it with shoal.spmd.checkpoint"
         )
+
+
+_AS_ANOTHER = {torch.Tensor.to, torch.Tensor.type_as}
 
 
 class Parameter(Tensor):
