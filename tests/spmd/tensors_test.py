@@ -417,3 +417,17 @@ def test_a_tensor_becomes_like_another_on_the_others_device():
         assert torch.equal((there + x).cpu(), torch.arange(1.0, 5.0))
     for here in (x.to(host), x.type_as(host), x.to(tensor=host)):
         assert (here.device.type, here.dtype) == ("cpu", torch.float64)
+
+
+@pytest.mark.parametrize("mark", [("x",), (None,)])
+def test_writes_reach_transposed_memory_through_views_that_lie_in_another_way(mark):
+    x = torch.arange(8.0).view(2, 4)
+    there = x.to(DEVICE)
+    xs.mark_sharding(there, MESH, (None, "y"))
+    copy, plain = there.t().clone(), x.t().clone()
+    view, expected = copy.reshape(-1), plain.reshape(-1)
+    xs.mark_sharding(view, MESH, mark)
+    view[1].fill_(9)
+    expected[1].fill_(9)
+    assert torch.equal(view.cpu(), expected)
+    assert torch.equal(copy.cpu(), plain)
