@@ -411,7 +411,8 @@ def test_errors_in_functions_of_the_program_name_their_line_in_the_backward_pass
 
 def test_a_tensor_becomes_like_another_on_the_others_device():
     x, host = torch.arange(4.0).to(DEVICE), torch.ones(4, dtype=torch.float64)
-    assert x.to(x) is x and x.type_as(x) is x
+    assert x.to(x) is x
+    assert x.type_as(x) is x
     for there in (host.to(x), host.to(tensor=x), host.type_as(other=x), host.to(x, copy=True)):
         assert (there.device.type, there.dtype) == ("xla", torch.float32)
         assert torch.equal((there + x).cpu(), torch.arange(1.0, 5.0))
