@@ -192,14 +192,6 @@ class Tensor(torch.Tensor):
     def is_xla(self) -> bool:
         return True
 
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func in _AS_ANOTHER and not isinstance(args[0], Tensor):  # a tensor of the host that becomes like one of the device
-            rest = dict(kwargs or {})
-            other, *more = args[1:] or (rest.pop("tensor" if func is torch.Tensor.to else "other"),)
-            return args[0].to(other.device, other.dtype, *more, **rest)
-        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
-
     def to(self, *args, **kwargs):
         other = args[0] if args else kwargs.get("tensor")
         if isinstance(other, torch.Tensor):
@@ -310,9 +302,6 @@ class Tensor(torch.Tensor):
         raise Unimplemented(
             "a tensor of the logical device cannot be pickled", hint="pickle tensor.cpu(), or save it with shoal.spmd.checkpoint"
         )
-
-
-_AS_ANOTHER = {torch.Tensor.to, torch.Tensor.type_as}
 
 
 class Parameter(Tensor):
