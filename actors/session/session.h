@@ -202,7 +202,7 @@ class Session {
   // Whether this process has made calls that have no answer yet: should it end, they are lost, and so is what they come to. Only while the
   // loop is owned.
   bool any_open_calls() const;
-  // The same of the calls on one actor.
+  // Whether calls that this process has made on this actor have no answer yet. Only while the loop is owned.
   bool any_open_calls(ActorId actor) const;
   // What is to come of several attempts, between which there may be none: open until it is ready. Loop only.
   void note_open(const ValueFuture& whole);

@@ -22,7 +22,7 @@ from shoal._worker import BUILT_INS, arguments, end, fail_creation, made, refuse
 from shoal.exceptions import AsyncioActorExit
 
 _DEFAULT = ""  # the group of methods that name none
-_LOOK_S = 60.0  # one wait for answers; between two a thread can be interrupted
+_LOOK_S = 1.0  # one wait for answers; between two an actor sees that it is to end at once
 
 
 def is_unfinished(result) -> bool:
@@ -118,8 +118,13 @@ class _Runner:
         self.session.stop_serving()
 
     def calls_itself(self) -> bool:
-        """Whether a call that this actor made on itself has no answer yet; it may not have come here yet."""
-        return not self.session.wait_calls(0.0, running.actor_id)
+        """Whether a call that this actor made on itself has no answer yet; the call may still be on its way here."""
+        return running.ending is None and not self.session.wait_calls(0.0, running.actor_id)
+
+    def wait_for_itself(self) -> None:
+        """Waits until the calls that this actor made on itself are answered, or it is to end at once."""
+        while running.ending is None and not self.session.wait_calls(_LOOK_S, running.actor_id):
+            pass
 
     def take_back(self, incoming) -> None:
         """A call whose begin was interrupted before another thread took it never runs."""
@@ -225,13 +230,12 @@ class _OnThreads(_Runner):
                 self._fewer.notify_all()
 
     def _release(self, incoming) -> None:
-        """Once what came before is done, and what that calls meanwhile."""
+        """Runs the release after the calls that came before, and those that they made on this actor."""
         self._awaited = True
         while self._calls or self.calls_itself():
             with self._fewer:
                 self._fewer.wait_for(lambda: not self._calls)
-            while not self.session.wait_calls(_LOOK_S, running.actor_id):
-                pass
+            self.wait_for_itself()
         self._run(CallInfo(self.where(incoming.method), None, incoming), (), {})
 
     def wind_up(self) -> None:
@@ -392,11 +396,10 @@ class _OnLoop(_Runner):
         task.add_done_callback(lambda task: self._done(lane, task))
 
     async def _release(self, incoming) -> None:
-        """Once what came before is done, and what that calls meanwhile."""
+        """Runs the release after the calls that came before, and those that they made on this actor."""
         taken = -1
         while taken != self._taken or self.calls_itself():
-            while not await self.loop.run_in_executor(None, self.session.wait_calls, _LOOK_S, running.actor_id):
-                pass
+            await self.loop.run_in_executor(None, self.wait_for_itself)
             taken = self._taken
             for lane in self._lanes.values():
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(lane.settled(), lane.loop))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command import Command
 from leftovers import Leftovers
+from warm import warm_site
 
 __all__ = ["home", "module_home", "shoal_command"]
 
@@ -20,16 +21,6 @@ os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # tests that look at the delay c
 sys.dont_write_bytecode = True
 
 
-# Workers import the module of a test for its actors' classes, and with it what is here: the interpreter that they are forked from has
-# done that, and has one thread.
-WARM = """import contextlib, os, sys
-if "shoal._zygote" in sys.orig_argv:
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    with contextlib.suppress(ImportError):  # an environment of its own has what it has
-        import {}
-"""
-
-
 def home_of_its_own(*warm):
     base = Path(tempfile.mkdtemp(prefix="shoal-test."))
     home = base / "home"
@@ -37,9 +28,7 @@ def home_of_its_own(*warm):
     os.environ["SHOAL_HOME"] = str(home)
     path = os.environ.get("PYTHONPATH", "")
     if warm:
-        (base / "site").mkdir()
-        (base / "site" / "sitecustomize.py").write_text(WARM.format(", ".join(warm)))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(base / "site"), path]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [warm_site(base / "site", *warm), path]))
     leftovers = Leftovers(home)
     try:
         yield home

@@ -760,6 +760,39 @@ def test_nor_before_a_call_on_itself_whose_argument_comes_later(gate, is_async):
     assert ray.get(step, timeout=GUARD_S) == 7
 
 
+class Leaving:
+    def step(self, value):
+        return value
+
+    def leave(self, gate):
+        ray.get(gate.arrive.remote("leaving", "leave"))
+        ray.actor.exit_actor()
+
+    def drive(self, gate):
+        me = ray.get_runtime_context().current_actor
+        me.leave.remote(gate)
+        me.step.remote(gate.wait.remote("never"))
+        return os.getpid()
+
+
+class AsyncLeaving(Leaving):
+    async def leave(self, gate):
+        await gate.arrive.remote("leaving", "leave")
+        ray.actor.exit_actor()
+
+
+@pytest.mark.parametrize("cls", [Leaving, AsyncLeaving])
+def test_one_that_leaves_does_not_wait_for_a_call_on_itself_that_cannot_begin(gate, cls):
+    actor = ray.remote(cls).options(max_concurrency=2).remote()
+    pid = ray.get(actor.drive.remote(gate), timeout=GUARD_S)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    del actor
+    for k in range(100):  # the actor learns meanwhile that no handle is left
+        ray.get(gate.note.remote(k), timeout=GUARD_S)
+    ray.get(gate.open.remote("leave"))
+    wait_until(lambda: not alive(pid), GUARD_S, "the end of the actor's process")
+
+
 def test_one_whose_loop_ends_while_it_is_made_was_not_made():
     @ray.remote
     class Interrupts:

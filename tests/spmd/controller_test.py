@@ -219,7 +219,7 @@ constant(q)
 controller.ask = ask
 assert asked == [], asked
 
-# What is known of operators is bounded.
+# The controller forgets plans and templates beyond a bound.
 _recording._PLANS = 8
 for k in range(60):
     (zeros.to(device)[: k % 7] + torch.zeros(1, k + 1).to(device)[:, : k % 7]).sum()

@@ -12,8 +12,8 @@ Form = tuple[tuple[int | None, ...], tuple[str, ...], tuple[int | None, ...]]
 
 
 class Operator:
-    """What a schema says. ``name`` is without its namespace, ``written`` has the arguments that an operator changes: positions, or names of
-    those that are passed by keyword. ``written_returns``: positions of results that are such an argument."""
+    """Facts of one operator. ``name`` is without its namespace. ``written`` has a (position, name) per argument that the operator changes,
+    whose position is None if it is passed by keyword only. ``written_returns``: positions of results that are such an argument."""
 
     __slots__ = (
         "is_fused", "is_view", "name", "num_returns", "on_lists", "qualified_name", "random", "reshapes", "strided", "strides_given",

@@ -48,9 +48,12 @@ class _Absent(Unimplemented, AttributeError):
     """A function of torch_xla._XLAC that is not there."""
 
 
-# By words in the name.
+_EXPLAIN = "Shoal compiles no programs: print(shoal.spmd.explain(t)) says where a tensor lies, what laid it out, and what travelled"
+# By words in the name; the first that fits counts.
 _INSTEAD = {
-    "hlo": "Shoal compiles no programs: print(shoal.spmd.explain(t)) says where a tensor lies, what laid it out, and what travelled",
+    "tensors_text": _EXPLAIN,
+    "tensors_dump": _EXPLAIN,
+    "hlo": _EXPLAIN,
     "graph": "Shoal records no graphs: shoal.spmd.timeline says when each operator ran",
     "counter": "use torch_xla.debug.metrics",
     "metric": "use torch_xla.debug.metrics",
@@ -62,7 +65,6 @@ _INSTEAD = {
     "step": "operators run at once: use torch_xla.sync()",
     "": "use the functions of torch_xla's modules that shoal.spmd's README lists",
 }
-_INSTEAD = {"tensors_text": _INSTEAD["hlo"], "tensors_dump": _INSTEAD["hlo"], **_INSTEAD}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,19 @@
+"""Workers that need not import what their test's module imports."""
+
+from pathlib import Path
+
+# Workers import the module of a test for its actors' classes, and with it these modules: the interpreter that they are forked from has
+# done that, and has one thread.
+_SITE = """import contextlib, os, sys
+if "shoal._zygote" in sys.orig_argv:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    with contextlib.suppress(ImportError):  # an environment of its own has what it has
+        import {}
+"""
+
+
+def warm_site(folder: Path, *modules: str) -> str:
+    """Makes a folder for PYTHONPATH by which the interpreters that workers are forked from import these modules. Returns its path."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(_SITE.format(", ".join(modules)))
+    return str(folder)
