@@ -17,6 +17,7 @@ from leftovers import wait_until
 
 from shoal._runtime import binary
 
+_WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False)"
 LIMIT_S = 240  # nothing here takes a tenth of it where nothing else runs
 
 
@@ -81,7 +82,10 @@ class Running:
 
     def said(self, text: str, within: float = LIMIT_S) -> None:
         """Waits until it has printed this."""
-        wait_until(lambda: text in self.out + self.err or self.process.poll() is not None, within, f"'{text}' in {self.out!r} {self.err!r}")
+        try:
+            wait_until(lambda: text in self.out + self.err or self.process.poll() is not None, within)
+        except AssertionError:
+            raise AssertionError(f"it did not print {text!r} within {within:g} s: {self.out!r} {self.err!r}") from None
         assert text in self.out + self.err, f"it ended with {self.process.returncode}: {self.out!r} {self.err!r}"
 
     def signal(self, number: int) -> None:
@@ -140,7 +144,9 @@ class Command:
         return path
 
     def driver(self, text: str, **env: str) -> Running:
-        """A Python program of its own process."""
+        """A Python program of its own process. It writes each line in one piece: an unbuffered print() writes the newline by itself, and a
+        line of a worker can come between."""
+        text = _WHOLE_LINES + ("" if text.startswith("\n") else "\n") + textwrap.dedent(text)
         path = self.script(text, f"driver{len(self._running)}.py")
         return self.program([sys.executable, str(path)], **env)
 
