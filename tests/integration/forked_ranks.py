@@ -50,22 +50,22 @@ def start(count: int, argv: list[str]) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torch.set_num_threads(1)
-    ranks = []
+    ranks, failed = {}, False
     for rank in range(count):
         pid = os.fork()
         if pid == 0:
             run(rank, count, port, argv)
             return 0
-        ranks.append(pid)
-    failed = 0
+        ranks[pid] = rank
     while ranks:
         pid, status = os.wait()
-        ranks.remove(pid)
+        rank = ranks.pop(pid)
         if status and not failed:
-            failed = os.waitstatus_to_exitcode(status)
+            failed = True
+            print(f"rank {rank} ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
             for other in ranks:
                 os.kill(other, signal.SIGTERM)
-    return 1 if failed else 0
+    return int(failed)
 
 
 class Seed:

@@ -1,14 +1,33 @@
-"""Starts a program as one process, or as several under torchrun."""
+"""Starts a program as one process, or as several with a launcher's variables."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+
+from forked_ranks import Server
+
+_LIMIT_S = 600  # none takes a tenth of it on an idle machine
+_PATHS = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+# Programs are forked from it. It starts before the first test and is no test's to leave behind.
+_server = Server(["shoal.spmd", "shoal.spmd.xla_model", "shoal.spmd.fsdp", "torch.distributed.checkpoint"], **_PATHS)
+atexit.register(_server.end)
 
 
-def run(program: list[str], processes: int = 0, **env: str) -> subprocess.CompletedProcess:
-    """The program as one process, or as several under torchrun, which end soon after they do not make the same calls."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
-    full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), "SHOAL_TIMEOUT": "120", **env}
-    return subprocess.run([sys.executable, *launcher, *program], env=full, capture_output=True, text=True, check=False)
+def run(program: list[str], processes: int = 0, *, fresh: bool = False, **env: str) -> subprocess.CompletedProcess:
+    """A script and its arguments as one process, or as several, which end soon after they do not make the same calls.
+
+    ``fresh``: in interpreters of their own, several under torchrun; then the program may be options of Python.
+    """
+    full = {**os.environ, **_PATHS, "SHOAL_TIMEOUT": "120", **env}
+    if fresh:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
+        return subprocess.run([sys.executable, *launcher, *program], env=full, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        code = _server.run(processes, program, full, str(out), str(err), _LIMIT_S)
+        return subprocess.CompletedProcess(program, code, out.read_text(), err.read_text())
