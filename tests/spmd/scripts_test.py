@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 import shoal.checkpoint
 import shoal.spmd
 from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.spmd._module_tree import ModuleTree
 
 shoal.spmd.install()
 
@@ -613,3 +614,41 @@ def test_loaders_refuse_other_types_of_specs():
             make([spec, spec])
         with pytest.raises(TypeError, match="input_sharding has a value of type tuple"):
             make({"x": spec, "y": ("fsdp", None), "z": None})
+
+
+# ---- facts about modules --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_decides_about_a_forward_among_attributes_has_another_number():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(), torch.nn.ReLU()))
+    net.steps, net.kind, net.own = 0, "first", net.forward
+    tree = ModuleTree(net)
+    modules, first = tree.modules(), tree.number()
+    assert modules == list(net.modules())
+    net.steps += 1
+    net.own = net.forward
+    assert (tree.number(), tree.modules() is modules) == (first, True)
+
+    def forward(x):
+        return x
+
+    changes = [
+        lambda: net.eval(),
+        lambda: setattr(net, "kind", "second"),
+        lambda: net[0].register_forward_hook(lambda *_: None),
+        lambda: setattr(net[1][1], "forward", forward),
+        lambda: setattr(net[1], "0", torch.nn.Identity()),
+        lambda: net[1].append(torch.nn.ReLU()),
+        lambda: net.__setattr__("__class__", type("Other", (torch.nn.Sequential,), {})),
+    ]
+    seen = [first]
+    for change in changes:
+        change()
+        seen.append(tree.number())
+        assert seen.count(seen[-1]) == 1, len(seen)
+        assert tree.number() == seen[-1]
+    assert tree.modules() == list(net.modules())
+    net.kind = "first"
+    assert tree.number() not in seen
+    net.kind = "second"
+    assert tree.number() == seen[-1]

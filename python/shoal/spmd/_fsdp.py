@@ -85,8 +85,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         if self._unit is None:
             output = self._orig_module(*args, **kwargs)
         else:
-            inside = [m._unit for m in self._orig_module.modules() if isinstance(m, SpmdFullyShardedDataParallel)]
-            output = self._unit.run(args, kwargs, [self._unit, *inside])
+            output = self._unit.run(args, kwargs)
             if _units.on_rows() or _units.is_again(args, kwargs):
                 return output  # of a unit inside, an ordinary tensor
         self._shard_output(output, self._mesh)

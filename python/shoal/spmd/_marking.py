@@ -159,12 +159,17 @@ def sharding_for(mesh: Mesh, spec: Spec, rank: int) -> Sharding:
     if not isinstance(mesh, Mesh):
         raise InvalidArgument(f"mesh is {type(mesh).__name__}, not a Mesh", hint="pass one, or set it with set_global_mesh")
     spec = (spec,) if isinstance(spec, str) else tuple(spec)
+    plain = all(e is None or type(e) is str for e in spec)
+    if plain and len(spec) == rank and spec in mesh.shardings:
+        return mesh.shardings[spec]
     sharding = Sharding.of(mesh, spec)
     if len(spec) != rank:
         raise SpecError(
             f"partition spec {spec} has {len(spec)} entries for a tensor of {rank} dimensions",
             hint="give one entry per dimension, None for whole",
         )
+    if plain:
+        mesh.shardings[spec] = sharding
     return sharding
 
 

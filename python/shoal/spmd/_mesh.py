@@ -40,6 +40,7 @@ class Mesh:
         if sorted(ids.tolist()) != list(range(devices)):
             raise MeshError(f"device ids {ids.tolist()} are not the numbers 0 to {devices - 1}, each once", hint=f"np.arange({devices})")
         self.device_ids, self.mesh_shape, self.axis_names = ids, shape, names
+        self.shardings: dict[tuple[str | None, ...], Sharding] = {}  # of specs that were used, if they consist of names only
 
     def size(self) -> int:
         """The number of devices."""

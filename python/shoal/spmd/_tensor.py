@@ -46,7 +46,8 @@ class Box:
 
     @property
     def array(self) -> Array:
-        self._refresh()
+        if self.base is not None:
+            self._refresh()
         return self._array
 
     def _refresh(self) -> None:
@@ -92,6 +93,9 @@ class Box:
 
     def wrote(self) -> None:
         """The local tensors of the array were changed in place."""
+        if self.base is None:
+            self._written += 1
+            return
         self.carry_over()
         self.touch()
 
@@ -485,8 +489,13 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     in_backward = torch._C._current_graph_task_id() != -1
     if not in_backward and checks:
         check_devices(func, args, flat, targets)
-    if op.on_lists and (any(not t._box.array.sharding.is_replicated for t in tensors) or _share_memory(targets)):
-        return _one_by_one(func, args, kwargs)
+    if op.on_lists:
+        shared, split = _share_memory(targets), any(not t._box.array.sharding.is_replicated for t in tensors)
+        out = _together(func, args, kwargs, targets) if not shared and (split or not op.num_returns) else NotImplemented
+        if out is not NotImplemented:
+            return out
+        if shared or split:
+            return _one_by_one(func, args, kwargs)
     cls = next((type(t).result for t in tensors if hasattr(type(t), "result")), Tensor)
     to_host = False
     if kwargs.get("device") is not None:
@@ -614,33 +623,29 @@ def _plain(value: Any) -> Any:
     return tree_map(lambda a: a._box.array.gathered() if isinstance(a, Tensor) else a, value)
 
 
-def _together(func: Any, args: tuple, kwargs: dict) -> Any:
+def _together(func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor]) -> Any:
     """An operator on lists of tensors in one call, where this process has one part of each and each place of the lists is split in one
     way. Returns NotImplemented otherwise."""
     if _rules.find(func) is not _rules.pointwise:
         return NotImplemented
-    flat, form = flatten(args, kwargs)
-    at = [i for i, a in enumerate(flat) if isinstance(a, Tensor)]
-    arrays = [flat[i]._box.array for i in at]
-    if any(len(a.locals) != 1 for a in arrays):
-        return NotImplemented
     lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
-    like: list[Array] = []
-    for place in zip(*lists, strict=True) if len({len(a) for a in lists}) == 1 else [None]:
-        if place is None or not isinstance(place[0], Tensor):
+    if len({len(a) for a in lists}) != 1 or not all(isinstance(t, Tensor) for t in lists[0]):
+        return NotImplemented
+    like = [t._box.array for t in lists[0]]
+    shardings = [a.sharding for a in like]
+    held: dict[int, Any] = {}
+    for a in lists:
+        held[id(a)] = _locals(a, shardings)
+        if held[id(a)] is None:
             return NotImplemented
-        like.append(place[0]._box.array)
-        if any(t.dim() and (not isinstance(t, Tensor) or t._box.array.sharding != like[-1].sharding) for t in place):
-            return NotImplemented
-    targets = operator_of(func).written_by(args, kwargs)
+    for a in (*args, *kwargs.values()):
+        if isinstance(a, Tensor):
+            (held[id(a)],) = a._box.array.locals.values()
     for t in targets:
         if isinstance(t, Tensor):
             t._box.before_write()
-    for i, a in zip(at, arrays, strict=True):
-        (flat[i],) = a.locals.values()
-    args, kwargs = unflatten(flat, form)
-    out = func(*args, **kwargs)
-    for box in dict.fromkeys(t._box for t in targets if isinstance(t, Tensor)):
+    out = func(*[held.get(id(a), a) for a in args], **{name: held.get(id(a), a) for name, a in kwargs.items()})
+    for box in dict.fromkeys([t._box for t in targets if isinstance(t, Tensor)]):
         box.wrote()
 
     def made(values: list[torch.Tensor]) -> list[Tensor]:
@@ -649,6 +654,22 @@ def _together(func: Any, args: tuple, kwargs: dict) -> Any:
     if not operator_of(func).num_returns:
         return None
     return made(out) if operator_of(func).num_returns == 1 else tuple(map(made, out))
+
+
+def _locals(tensors: Sequence[torch.Tensor], shardings: list[Sharding]) -> list[torch.Tensor] | None:
+    """This process's parts, if it has one of each and they are split so. Numbers may be whole, and on the host."""
+    found = []
+    for t, sharding in zip(tensors, shardings, strict=True):
+        if isinstance(t, Tensor):
+            array = t._box.array
+            if len(array.locals) != 1 or (array.sharding is not sharding and array.sharding != sharding and t.dim()):
+                return None
+            found += array.locals.values()
+        elif t.dim():
+            return None
+        else:
+            found.append(t)
+    return found
 
 
 def _share_memory(targets: list[torch.Tensor]) -> bool:
@@ -665,10 +686,6 @@ def _share_memory(targets: list[torch.Tensor]) -> bool:
 
 def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operator on lists of tensors: for each of their places alone, so that every tensor stays split as it is."""
-    if not _share_memory(operator_of(func).written_by(args, kwargs)):
-        out = _together(func, args, kwargs)
-        if out is not NotImplemented:
-            return out
     places = max(len(a) for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)))
     outs = []
     for i in range(places):

@@ -19,10 +19,10 @@ import operator
 import random
 import sys
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum, EnumMeta
+from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from shoal.exceptions import Unimplemented
 from shoal.spmd._array import Array, observed, unobserved
+from shoal.spmd._module_tree import ModuleTree
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._tensor import Box, Parameter, Tensor, on_device
 from shoal.spmd._world import Processes, loading, world
@@ -85,6 +86,9 @@ class EngineBox(Box):
         )
 
 
+_gradient_of_operators = torch.Tensor.grad.__get__
+
+
 class EngineParameter(Parameter):
     """A parameter of an engine's unit. Its gradient is that of the engine, and what operators on it gave."""
 
@@ -93,7 +97,7 @@ class EngineParameter(Parameter):
 
     @property
     def grad(self):
-        reduced, operators = self._engine.sharded.grad, torch.Tensor.grad.__get__(self)
+        reduced, operators = self._engine.sharded.grad, _gradient_of_operators(self)
         if operators is not None:
             operators._box.lay(self._box.mark)
         if reduced is None:
@@ -304,6 +308,8 @@ class Unit:
         from shoal.fsdp._collect import state_of
 
         self.module = module
+        self._tree = ModuleTree(module)
+        self._inside: tuple[list[nn.Module], list[Unit]] | None = None  # per list of modules
         self._ways: dict[Any, Way | None] = {}  # per kind of call; None: operator by operator
         self._again: set[Any] = set()  # kinds of calls to look at once more
         self._changed = False  # whether the last look changed attributes of modules
@@ -320,7 +326,7 @@ class Unit:
                     plain[id(p)] = nn.Parameter(p._box.array.locals[0], requires_grad=p.requires_grad)
                 m._parameters[name] = plain[id(p)]
         mesh, cls = init_device_mesh("cpu", (world().num_processes,)), type(module)
-        with _local_buffers(module):
+        with _local_buffers(list(module.modules())):
             fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=lambda p: Shard(largest_dim(p.shape)))
         for m in module.modules():
             if m._buffers and _begin_again not in m._forward_pre_hooks.values():
@@ -345,13 +351,21 @@ class Unit:
     def parameters(self) -> list[EngineParameter]:
         return [q.front for u in self.state.units for q in u.parameters]
 
-    def run(self, args: tuple, kwargs: dict, units: list[Unit]) -> Any:
-        """The module's outputs. ``units``: this one and those inside."""
+    def _units(self) -> list[Unit]:
+        """This unit and those inside."""
+        modules = self._tree.modules()
+        if self._inside is None or self._inside[0] is not modules:
+            self._inside = modules, [self, *(u for m in modules if isinstance(u := vars(m).get("_unit"), Unit))]
+        return self._inside[1]
+
+    def run(self, args: tuple, kwargs: dict) -> Any:
+        """The module's outputs."""
         if _way is not None:
             return self._run_inside(args, kwargs)
         if is_again(args, kwargs):
             with _going("rows"):
                 return self.module(*args, **kwargs)
+        units = self._units()
         self._check_parameters(units)
         flat, tree = tree_flatten((args, kwargs))
         other = next((a for a in flat if not isinstance(a, (Tensor, *_CONSTANTS))), None)
@@ -426,15 +440,9 @@ class Unit:
         inputs = tuple(
             (tuple(a.shape), a.dtype, a._box.array.sharding, a.requires_grad) if isinstance(a, Tensor) else (type(a), a) for a in flat
         )
-        switches = tuple(  # what decides about a forward among attributes; numbers do not: programs count in them
-            v if (kind := type(v)) in _SWITCHES else len(v) if kind is OrderedDict else _code(v, kind)  # torch's hooks are OrderedDicts
-            for m in self.module.modules()
-            for v in m.__dict__.values()
-        )
-        code = tuple(fact for m in self.module.modules() for fact in (id(m), type(m), type(m).forward, *m._modules))
         modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), _have_hooks(units), tuple(map(len, _hooks_of_all()))
         wanted = tuple(p.requires_grad for u in units for p in u.parameters)
-        return inputs, str(tree), modes, switches, code, wanted
+        return inputs, str(tree), modes, self._tree.number(), wanted
 
     def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
         """If the module is a program on rows, how it runs so."""
@@ -511,8 +519,8 @@ class Unit:
             args, kwargs = tree_unflatten([t.clone() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in local], tree)
             local.clear()
             with (
-                _going("trying"), _loaders_waiting(), self._leaving_no_trace(units), _local_buffers(self.module), unseen, made_inside,
-                _gradients_watched() as said,
+                _going("trying"), _loaders_waiting(), self._leaving_no_trace(units), _local_buffers(self._tree.modules()), unseen,
+                made_inside, _gradients_watched() as said,
             ):  # fmt: skip
                 output = self._run_inside(args, kwargs)
         except _Stopped:
@@ -575,7 +583,7 @@ class Unit:
                 p._engine.sharded.requires_grad_(p.requires_grad)
         entering = iter(way.entering)
         args, kwargs = tree_unflatten([_Enter.apply(a, next(entering)) if isinstance(a, Tensor) else a for a in flat], tree)
-        with _going("rows"), _local_buffers(self.module):
+        with _going("rows"), _local_buffers(self._tree.modules()):
             made, made_tree = tree_flatten(self.module(*args, **kwargs))
         if [o.shape[1:] for o in made if isinstance(o, torch.Tensor)] != [shape[1:] for shape, *_ in way.outputs]:
             raise _Otherwise
@@ -588,7 +596,6 @@ class Unit:
 
 
 _CONSTANTS = (int, float, complex, bool, str, bytes, torch.dtype, torch.device, Enum, type(None))
-_SWITCHES = {bool, str, FunctionType, BuiltinFunctionType, type, torch.dtype}
 _MOST_WAYS = 256  # that are kept, of each unit
 
 
@@ -604,15 +611,6 @@ def _hooks_of_all() -> tuple[dict, ...]:
     """Hooks of every module."""
     m = modules_of_torch
     return m._global_forward_pre_hooks, m._global_forward_hooks, m._global_backward_pre_hooks, m._global_backward_hooks
-
-
-def _code(v: Any, kind: type) -> Any:
-    """What an attribute that is no switch says about the code that runs."""
-    if kind is MethodType:
-        return v.__func__
-    if kind is functools.partial:
-        return v.func
-    return v if type(kind) is EnumMeta else kind
 
 
 def _of_program(function: Any) -> bool:
@@ -834,9 +832,9 @@ def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _local_buffers(module: nn.Module) -> Iterator[None]:
-    """Modules have ordinary tensors as buffers, in the same memory."""
-    held = [(m, name, b) for m in module.modules() for name, b in m._buffers.items() if isinstance(b, Tensor)]
+def _local_buffers(modules: list[nn.Module]) -> Iterator[None]:
+    """These modules have ordinary tensors as buffers, in the same memory."""
+    held = [(m, name, b) for m in modules if m._buffers for name, b in m._buffers.items() if isinstance(b, Tensor)]
     for m, name, b in held:
         (m._buffers[name],) = b._box.array.locals.values()
     try:

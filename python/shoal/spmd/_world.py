@@ -13,7 +13,7 @@ import pickle
 import random
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +107,8 @@ class World:
         """Whether processes compare what has to be equal on all of them. SHOAL_SPMD_VERIFY=0 leaves it out."""
         return False
 
-    def verify(self, what: str, digest: int) -> None:
-        """Raises DivergedError when processes have different digests."""
+    def verify(self, what: Callable[[], str], digest: int) -> None:
+        """Raises DivergedError, which names ``what()``, when processes have different digests."""
 
     def verify_tensor(self, t: torch.Tensor) -> None:
         """The same of a host tensor that the program takes for one global tensor."""
@@ -192,22 +192,25 @@ class Processes(World):
 
         mine = torch.tensor([digest], dtype=torch.int64)
         found = collective.all_gather(mine, group=self._group, label="verification").tolist()
+        if found.count(digest) == len(found):
+            return
         usual = max(found, key=lambda d: (found.count(d), -found.index(d)))
         others = [rank for rank, d in enumerate(found) if d != usual]
         if others:
             raise DivergedError(
-                f"{what} differs on {'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))} from the other ranks",
+                f"{what()} differs on {'ranks' if len(others) > 1 else 'rank'} {', '.join(map(str, others))} from the other ranks",
                 hint="every process runs the same program: seed alike, and load the same values (or use a loader with minibatch=True)",
             )
 
     def verify_tensor(self, t):
         if self.verifies:
-            self.verify(f"a {str(t.dtype).removeprefix('torch.')} tensor of shape {tuple(t.shape)} that is sent to the device", digest(t))
+            dtype = str(t.dtype).removeprefix("torch.")
+            self.verify(lambda: f"a {dtype} tensor of shape {tuple(t.shape)} that is sent to the device", digest(t))
 
     def verify_stream(self, label, generator=None):
         if self.verifies:
             state = torch.get_rng_state() if generator is None else generator.get_state()
-            self.verify(f"the state of torch's random generator before {label}", digest(state))
+            self.verify(lambda: f"the state of torch's random generator before {label}", digest(state))
 
     def passed(self, value):
         from shoal import collective
