@@ -8,7 +8,7 @@ using actors::ToldNode;
 
 namespace {
 
-constexpr runtime::Duration kPatience = std::chrono::seconds(6);  // with a node, which has some with its processes
+constexpr runtime::Duration kPatience = std::chrono::seconds(6);  // time limit per node; a node's own limit for its processes is shorter
 
 struct Asked {
   NodeId node;
@@ -41,7 +41,7 @@ Result<Told> ask_nodes(Looking& looking, Inspect::What what) {
   }
   looking.context->run_until([&] { return waiting == 0; }, kPatience + std::chrono::seconds(1));
   for (auto& a : asked) {
-    a.client.reset();  // what still waits is told so
+    a.client.reset();  // fails the calls that are still pending
     auto told = !a.answer    ? Result<ToldNode>(fail(deadline_exceeded("it did not answer in time")))
                 : !*a.answer ? Result<ToldNode>(fail(a.answer->error()))
                              : actors::from_bytes<ToldNode>((*a.answer)->payload);

@@ -1,4 +1,4 @@
-// Asks every living node, all at once, what it and its processes know of objects, tasks or runtime environments.
+// Asks every living node in parallel for its own and its processes' objects, tasks or runtime environments.
 #pragma once
 
 #include "scheduler/cli/commands.h"

@@ -49,7 +49,7 @@ Result<std::unique_ptr<runtime::Connection>> Client::dial(const runtime::Endpoin
 Result<void> Client::reconnect(runtime::Duration patience) {
   const auto end = context_.clock->now() + patience;
   for (;;) {
-    bool nobody = true;  // listens at any of them: whoever hangs up has said what there is to say
+    bool nobody = true;  // no endpoint listens; a head that hangs up has refused us, so there is no retry
     std::optional<Error> first;
     for (const auto& endpoint : endpoints_) {
       auto connection = dial(endpoint);
@@ -128,7 +128,7 @@ Result<Found> found_in(const Target& target, const SessionFolder& folder, std::s
   return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
 }
 
-// The cluster of this host whose HTTP interface is there, as Ray's job commands name one.
+// The cluster of this host with its HTTP interface at `address`; Ray's job commands name clusters this way.
 Result<SessionFolder> at_http(const std::string& root, const std::string& address) {
   const auto port_of = [](std::string url) {
     url.resize(url.find_last_not_of('/') + 1);
@@ -176,7 +176,7 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
     (folder.is_private() ? others : found).push_back({folder, info->way(), info->head.empty() ? info->head_local : info->head});
   }
   if (found.empty() && !exactly) found = others;
-  // Heads of one cluster are one.
+  // Heads that share a store are one cluster: keep the first.
   std::set<std::string> stores;
   std::erase_if(found, [&](const Candidate& f) {
     const auto info = f.folder.info();

@@ -1,4 +1,4 @@
-// The CLI's end of a conversation with a head or a node: one blocking request at a time, notices in between.
+// The CLI's connection to a head or a node: one blocking request at a time; notices may arrive in between.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@
 
 namespace shoal::scheduler::cli {
 
-// What commands share: a loop, a clock, a network with the cluster's token.
+// The loop, clock and network (with the cluster's token) of one command.
 class Context {
  public:
   explicit Context(const actors::Credentials& credentials);
@@ -33,14 +33,14 @@ class Context {
 class Client final : public runtime::PeerHandler {
  public:
   using OnNotice = std::function<void(actors::Method, runtime::Message)>;
-  // A head that died is started again within moments: whoever needs one tries for a while.
+  // A dead head is restarted within moments: connect() retries for this long.
   static constexpr runtime::Duration kPatience = std::chrono::milliseconds(1500);
   static Result<std::unique_ptr<Client>> connect(Context& context, const std::string& endpoints, runtime::Duration patience = kPatience);
-  // After the connection broke. What was watched has to be asked for again.
+  // Connects again after the connection broke. Subscriptions of the old connection are lost: the caller requests them again.
   Result<void> reconnect(runtime::Duration patience);
 
   Result<runtime::Message> ask(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10));
-  // Does not wait: `answered` comes while the context's loop runs.
+  // Does not wait: `answered` runs while the context's loop runs.
   void ask_later(actors::Method method, Bytes body, runtime::Duration timeout, std::function<void(Result<runtime::Message>)> answered) {
     peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, std::move(answered));
   }
@@ -70,29 +70,30 @@ class Client final : public runtime::PeerHandler {
   std::unique_ptr<runtime::Peer> peer_;
 };
 
-// Which cluster a command means: --address, $SHOAL_ADDRESS, or the one that runs.
+// The cluster that a command uses: --address, $SHOAL_ADDRESS, or the running one.
 struct Target {
-  std::string root;     // of session folders
-  std::string address;  // "" when none was given
-  // Of a cluster that this host is no part of; "" when they were not given.
-  std::string token;         // the text of it: the environment's
-  std::string token_file;    // or where it lies
-  bool token_named = false;  // on the command line: it has to be the cluster's, also where that is known without it
-  std::string fingerprint;   // of its authority
+  std::string root;     // folder of session folders
+  std::string address;  // "": none given
+  // Credentials for a cluster that has no session on this host; "" when not given.
+  std::string token;         // text of the token, from the environment
+  std::string token_file;    // file with the token
+  bool token_named = false;  // given on the command line: must be the cluster's token, even where a session holds it
+  std::string fingerprint;   // fingerprint of the cluster's certificate authority
 };
 struct Found {
-  std::optional<actors::SessionFolder> folder;  // none when this host is no part of it
+  std::optional<actors::SessionFolder> folder;  // empty when this host has no session of the cluster
   actors::Credentials credentials;
-  std::string endpoint;  // of the head, or of several, comma-separated: the way to it from this host
-  std::string address;   // as people name it
+  std::string endpoint;  // one or several comma-separated head endpoints, reachable from this host
+  std::string address;   // the address shown to users
 };
-// What token and fingerprint come to. InvalidArgument says which of them is missing or wrong.
+// Reads token and fingerprint. InvalidArgument names the one that is missing or wrong.
 Result<actors::Credentials> credentials_of(const Target& target);
-// Unavailable/NoCluster when none runs. None named: `exactly` (to use or to end it) means the only one that is not some program's own,
-// and InvalidArgument lists them when there are several; otherwise (to look at it) the latest, a program's own if there is no other.
+// Unavailable/NoCluster when none runs. Without an address, `exactly` (commands that use or end a cluster) requires exactly one cluster
+// that is not private to a program. InvalidArgument/SeveralClusters lists them when there are more. Without `exactly` the latest cluster is
+// taken, a private one if there is no other.
 Result<Found> find_cluster(const Target& target, bool exactly);
 
-// The way to its head, or why there is none: who was asked where, and what to do.
+// Connects to the head. The error names the addresses that were tried and what to do.
 Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& found);
 
 }  // namespace shoal::scheduler::cli

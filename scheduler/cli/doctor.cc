@@ -1,4 +1,4 @@
-// doctor: what this machine lacks, each line with what to do about it.
+// doctor: checks this machine and prints a fix for each finding.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -30,7 +30,7 @@ struct Check {
   std::string fix;
 };
 
-// The output of a short program, or nothing.
+// The output of a short program; "" on failure.
 std::string output_of(const std::string& command) {
   std::string out;
   std::FILE* pipe = popen(command.c_str(), "r");

@@ -1,4 +1,4 @@
-// cordon, uncordon, drain: whether a node takes new work, and how it leaves in order.
+// cordon, uncordon, drain: stop or resume new work on a node, or make it leave in order.
 #include <algorithm>
 #include <cstdio>
 
@@ -21,7 +21,7 @@ Result<std::vector<NodeRow>> nodes_of(Client& head) {
   return std::move(reply.nodes);
 }
 
-// The living one whose id begins so.
+// The living node whose id starts with `id`.
 Result<NodeRow> find_node(Client& head, const std::string& id) {
   SHOAL_TRY(const auto nodes, nodes_of(head));
   std::vector<NodeRow> found;
@@ -35,7 +35,7 @@ Result<NodeRow> find_node(Client& head, const std::string& id) {
   return found.front();
 }
 
-// Until it has left. A head that ends meanwhile takes it along.
+// Waits until the node has left. A lost head ends the wait with an error.
 Result<void> wait_until_left(Looking& looking, NodeId id, std::chrono::milliseconds limit) {
   const auto end = looking.context->clock->now() + limit;
   while (looking.context->clock->now() < end) {

@@ -23,7 +23,7 @@ bool matches(const json& row, const Filter& filter) {
   const json* at = &row;
   std::string_view key = filter.key;
   while (at != nullptr && !key.empty()) {
-    // A name may have dots itself: the longest that is there.
+    // A field's name may contain dots: take the longest prefix that exists.
     auto end = key.size();
     while (end != std::string_view::npos && !(at->is_object() && at->contains(std::string(key.substr(0, end))))) {
       end = end == 0 ? std::string_view::npos : key.rfind('.', end - 1);
@@ -81,7 +81,7 @@ std::string scalar(const json& value) {
                     return std::isalnum(c) || std::string_view("_-./@ ").find(static_cast<char>(c)) != std::string_view::npos;
                   }) &&
       std::none_of(std::begin(kWords), std::end(kWords), [&](auto w) { return strcasecmp(text.c_str(), std::string(w).c_str()) == 0; });
-  return plain ? text : value.dump(-1, ' ', false, json::error_handler_t::replace);  // a JSON string is a YAML one
+  return plain ? text : value.dump(-1, ' ', false, json::error_handler_t::replace);  // a JSON string is valid YAML
 }
 
 void write(const json& value, std::size_t indent, std::string& out) {
@@ -101,7 +101,7 @@ void write(const json& value, std::size_t indent, std::string& out) {
     }
   } else {
     for (const auto& v : value) {
-      if (v.is_object() && !v.empty()) {  // "- " stands in its first line
+      if (v.is_object() && !v.empty()) {  // "- " goes into the item's first line
         std::string item;
         write(v, indent + 2, item);
         item[indent] = '-';

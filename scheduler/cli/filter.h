@@ -1,4 +1,4 @@
-// Which rows are shown: conditions on their fields; and rows as YAML. Pure.
+// Conditions on the fields of rows, and rows as YAML. Pure.
 #pragma once
 
 #include <string>
@@ -10,15 +10,15 @@
 
 namespace shoal::scheduler::cli {
 
-// KEY=VALUE or KEY!=VALUE; a key may lead into a row: labels.zone=a. Case is of no account in values.
+// KEY=VALUE or KEY!=VALUE; a key may be a path into a row: labels.zone=a. Values compare case-insensitively.
 struct Filter {
   std::string key, value;
   bool negated = false;
 };
 Result<Filter> parse_filter(const std::string& text);
 bool matches(const nlohmann::json& row, const Filter& filter);
-// Keys that begin with none of the fields of these rows, of `what`: Ray's names become ours, others are InvalidArgument/Usage, as what is
-// misspelt would keep none of the rows, or all.
+// Resolves keys that are no field of these rows of kind `what`: Ray's field names become Shoal's. InvalidArgument/Usage for an unknown key:
+// a misspelt filter would otherwise keep no row, or every row.
 Result<void> resolve(const nlohmann::json& rows, const std::string& what, std::vector<Filter>& filters);
 
 std::string to_yaml(const nlohmann::json& value);

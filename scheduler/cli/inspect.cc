@@ -1,4 +1,4 @@
-// list, get, summary, describe: rows of what a cluster has.
+// list, get, summary, describe: rows of a cluster's state.
 #include <algorithm>
 #include <cstdio>
 
@@ -24,9 +24,9 @@ namespace {
 using What = ListRequest::What;
 
 constexpr const char* kWhats = "actors, nodes, workers, jobs, groups, tasks, objects, runtime-envs";
-constexpr std::size_t kToldLimit = 100;  // rows of what nodes tell, unless said otherwise
+constexpr std::size_t kToldLimit = 100;  // default limit for rows that nodes report
 
-// "actor" and "actors" are one; so are Ray's names and ours.
+// Singular and plural name one kind; Ray's names are accepted as well.
 Result<std::pair<What, std::string>> kind_of(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
   if (!name.ends_with('s')) name += 's';
@@ -37,7 +37,7 @@ Result<std::pair<What, std::string>> kind_of(std::string name) {
   return fail(invalid_argument("there is no list of " + name).with_hint(kWhats).with_reason("Usage"));
 }
 
-// What the head knows nothing of: the nodes are asked.
+// Kinds that the head does not keep: the nodes report them.
 std::optional<Inspect::What> told_kind(std::string& name) {
   std::replace(name.begin(), name.end(), '_', '-');
   if (!name.ends_with('s')) name += 's';
@@ -73,7 +73,7 @@ std::string local_time(std::int64_t unix_ms) {
   return unix_ms == 0 ? "-" : fmt::format("{:%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(unix_ms / 1000)));
 }
 
-// As people look for them: jobs in the order in which they began, of actors and workers those that live first.
+// Display order: jobs by start time; living actors, workers and groups before ended ones.
 void sort_rows(ListReply& r) {
   std::stable_sort(r.jobs.begin(), r.jobs.end(), [](const auto& a, const auto& b) { return a.started_unix_ms < b.started_unix_ms; });
   std::stable_partition(r.actors.begin(), r.actors.end(), [](const auto& a) { return a.state != actors::ActorState::kDead; });
@@ -139,10 +139,10 @@ void print_rows(const ListReply& r, const std::string& what) {
 
 struct Listed {
   Looking looking;
-  std::string what;  // in the plural
+  std::string what;  // plural name
   ListReply reply;
   std::optional<Told> told;  // instead of the reply
-  json rows;                 // all there are
+  json rows;                 // before filters and limit
 };
 
 Result<Listed> rows_of(const Common& common, std::string name) {
@@ -228,7 +228,7 @@ int list_told(const Common& common, const ListOptions& o, const std::vector<Filt
   return kOk;
 }
 
-// The one whose id (or name, of an actor; or submission id, of a job) this is, or begins so.
+// The row with this id, or the only one whose id starts with it. Actors also match by name, jobs by submission id.
 Result<json> find_row(const json& rows, const std::string& what, const std::string& id) {
   std::vector<json> found;
   for (const auto& row : rows) {
@@ -242,7 +242,7 @@ Result<json> find_row(const json& rows, const std::string& what, const std::stri
   return found.front();
 }
 
-// The whole cause, of what can be asked for alone.
+// Replaces a row of a list, which has the first line of a cause only, by the whole row.
 void whole_cause(Looking& looking, const std::string& what, json& row) {
   if (what != "actors" && what != "jobs") return;
   const std::uint64_t id = parse_hex(row["id"].get<std::string>()).value_or(0);
@@ -255,7 +255,7 @@ void whole_cause(Looking& looking, const std::string& what, json& row) {
   }
 }
 
-// An object has a row per process that holds it, a task one per attempt.
+// An object has a row per holder, a task a row per attempt.
 int get_rows(const Common& common, const GetOptions& o, const Listed& listed) {
   std::map<std::string, json> found;  // by id
   for (const auto& row : listed.rows) {
@@ -325,8 +325,8 @@ int get(const Common& common, const GetOptions& o) {
 int summary(const Common& common, const std::string& name) {
   const auto listed = rows_of(common, name);
   if (!listed) return refused(common, listed.error());
-  std::map<std::pair<std::string, std::string>, std::size_t> counts;  // by what they are and their state
-  // Of these also what else tells them apart, or what is told instead of a state.
+  std::map<std::pair<std::string, std::string>, std::size_t> counts;  // by kind or name, and state
+  // For these kinds the counts are also by this field (names), or by this field instead of the state (states).
   const std::map<std::string, std::string> names = {
       {"actors", "class"}, {"workers", "role"}, {"tasks", "name"}, {"runtime-envs", "runtime_env"}};
   const std::map<std::string, std::string> states = {{"objects", "reference"}, {"runtime-envs", "node"}};

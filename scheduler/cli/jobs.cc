@@ -1,4 +1,4 @@
-// job submit, status, logs, stop, delete: jobs as Ray's command has them, by their submission id.
+// job submit, status, logs, stop, delete: the commands of Ray's `ray job`, by submission id.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -23,7 +23,7 @@ namespace {
 
 int by_outcome(JobState state) { return state == JobState::kFailed || state == JobState::kStopped ? kFailed : kOk; }
 
-// Whole: a list has only the first line of a cause.
+// Fetches the whole row: a list has only the first line of a cause.
 Result<JobRow> find_job(Client& head, const std::string& id) {
   SHOAL_TRY(const auto jobs, head.list(actors::ListRequest::What::kJobs));
   const auto it =
@@ -64,7 +64,7 @@ Result<json> object_of(const std::string& text, const char* what) {
   return out;
 }
 
-// `names_folder`: somebody said in which it runs.
+// `names_folder` is set when the caller named a working_dir.
 Result<std::string> request_of(const Common& common, const JobOptions& o, bool& names_folder) {
   std::string env_text = o.runtime_env_json;
   if (!o.runtime_env_file.empty()) {
@@ -73,7 +73,7 @@ Result<std::string> request_of(const Common& common, const JobOptions& o, bool& 
     std::ostringstream text;
     text << file.rdbuf();
     env_text = text.str();
-    // What is no JSON is YAML, as Ray has it: Python's to read.
+    // A file that is not JSON is YAML, as in Ray; Python reads it.
     if (!json::accept(env_text)) {
       SHOAL_TRY(env_text, ask_python(common.python, {"yaml", o.runtime_env_file}));
     }
@@ -86,7 +86,7 @@ Result<std::string> request_of(const Common& common, const JobOptions& o, bool& 
   if (folder.is_string() && folder.get<std::string>().find("://") == std::string::npos) {
     env["working_dir"] = (std::filesystem::path(o.cwd) / folder.get<std::string>()).lexically_normal().string();
   }
-  // One word is a command line as it is; several are one each.
+  // A single word is the command line itself; several words are quoted one by one.
   std::string entrypoint = o.words.size() == 1 ? o.words[0] : "";
   for (std::size_t i = 0; o.words.size() > 1 && i < o.words.size(); ++i) entrypoint += (i ? " " : "") + quoted(o.words[i]);
   SHOAL_TRY(const json metadata, object_of(o.metadata_json, "--metadata-json"));
@@ -97,7 +97,7 @@ Result<std::string> request_of(const Common& common, const JobOptions& o, bool& 
   return request.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// Follows it to its end.
+// Prints the job's output until its end and returns the exit code.
 int follow(const Common& common, Looking& looking, const JobRow& job, const std::string& id) {
   const auto row = follow_job(common, *looking.context, *looking.head, job.id);
   if (!row) return failed(common, row.error());

@@ -1,4 +1,4 @@
-// logs: what a job, worker or actor printed, also after it or its node ended.
+// logs: the output of a job, worker or actor, also after it or its node ended.
 #include <fnmatch.h>
 
 #include <algorithm>
@@ -27,21 +27,21 @@ using nlohmann::json;
 
 namespace {
 
-// What an id means: a job with its workers, an actor's worker, or a worker. "" is the latest job. The beginning of an id will do when
-// only one begins so. An actor is known by its name as well, and all of a class by that: of both those that live, if any do.
+// The processes that an id names: a job with its workers, an actor's worker, or a worker. "" is the latest job. A unique prefix of an id
+// suffices. Actors also match by name or class; dead actors match only when no living one does.
 struct Wanted {
   JobId job;
-  bool whole_job = false;  // also those that are still to come
+  bool whole_job = false;  // includes workers that start later
   std::vector<actors::WorkerRow> workers;
-  TaskRef task;      // of its worker only what that call printed
-  std::string name;  // of the function or method
+  TaskRef task;      // limits the worker's output to that of this call
+  std::string name;  // name of the function or method
 
   bool has(WorkerId id) const {
     return whole_job || std::any_of(workers.begin(), workers.end(), [&](const auto& w) { return w.id == id; });
   }
 };
 
-// Of all the processes that a job, its workers, its actors and, after a reused number, others had: the last with this one.
+// The latest process with this pid: pids are reused, and jobs, workers and actors have several processes.
 Result<WorkerId> worker_with(const std::vector<actors::WorkerRow>& workers, const std::vector<actors::NodeRow>& nodes,
                              const LogsOptions& o) {
   const auto on_node = [&](NodeId id) {
@@ -176,9 +176,9 @@ void print_lines(const std::string& who, std::uint16_t stream, std::string_view 
 
 using Nodes = std::vector<std::unique_ptr<Client>>;
 
-constexpr std::size_t kMaxBytes = 16u << 20;  // of each stream of each process
+constexpr std::size_t kMaxBytes = 16u << 20;  // limit per stream of a process
 
-// From the nodes, and of those that are gone from the session's folder, which all nodes of a host share.
+// Reads from the nodes. Logs of nodes that are gone come from the session's folder, which all nodes of a host share.
 Result<std::string> kept_text(const Looking& looking, const Nodes& nodes, WorkerId worker, std::uint16_t stream, const TaskRef& task) {
   for (const auto& node : nodes) {
     const actors::ReadLog read{worker, stream, kMaxBytes};
@@ -204,7 +204,7 @@ Result<void> print_kept(const Common& common, const Looking& looking, const Want
       const auto text = kept_text(looking, nodes, w.id, stream, wanted.task);
       if (!text) {
         const std::string reason = text.error().reason();
-        if (text.error().code() == Code::kNotFound && reason != "Forgotten") continue;  // it printed nothing
+        if (text.error().code() == Code::kNotFound && reason != "Forgotten") continue;  // no output
         if (reason == "NoMarks" || reason == "Forgotten") {
           return fail(Error(text.error()).with_hint(fmt::format("shoal logs worker --pid {}: of all its calls", w.pid)));
         }
@@ -225,9 +225,9 @@ Result<void> print_kept(const Common& common, const Looking& looking, const Want
   return {};
 }
 
-// What was printed so far and what comes, until the job, or the worker, has ended.
+// Prints the output so far and then new lines until the job, or every wanted worker, has ended.
 Result<void> follow(Looking& looking, const Wanted& wanted, const Nodes& nodes, const LogsOptions& options) {
-  std::map<std::pair<std::string, std::uint16_t>, std::string> backlog;  // by who and stream
+  std::map<std::pair<std::string, std::uint16_t>, std::string> backlog;  // by worker and stream
   bool caught_up = false, job_ended = false;
   std::set<WorkerId> left;
   for (const auto& w : wanted.workers) {
@@ -259,20 +259,20 @@ Result<void> follow(Looking& looking, const Wanted& wanted, const Nodes& nodes, 
     return job_ended || lost || (!wanted.whole_job && left.empty());
   };
   looking.context->run_until(over, std::chrono::hours(24 * 365));
-  for (const auto& node : nodes) (void)node->ask(Method::kSyncLogs, {}, std::chrono::seconds(1));  // the last lines, if any
+  for (const auto& node : nodes) (void)node->ask(Method::kSyncLogs, {}, std::chrono::seconds(1));  // fetches the last lines
   return {};
 }
 
-// What is neither an id nor the beginning of one.
+// Neither an id nor a prefix of one.
 bool is_pattern(const LogsOptions& o) {
   return o.kind == "cluster" || (o.kind.empty() && o.id.find_first_not_of("0123456789abcdef") != std::string::npos &&
                                  o.id.find_first_of(".*?[") != std::string::npos);
 }
 
-// Whose files: of a node that is named the host's; else those of this one.
+// The log files of the named node's host, else of this host.
 struct Files {
-  std::string folder;            // here; or
-  std::unique_ptr<Client> node;  // one on their host
+  std::string folder;            // on this host; or
+  std::unique_ptr<Client> node;  // a node on their host
   std::string host;
 };
 
@@ -296,7 +296,7 @@ Result<Files> files_of(const Looking& looking, const LogsOptions& o) {
   if (several) return fail(invalid_argument("the id of more than one node begins with " + o.node_id));
   out.host = first->host;
   std::stable_partition(rows.nodes.begin(), rows.nodes.end(), named);
-  // Nodes of one session on a host share a folder: when this one is gone any other there will do.
+  // Nodes of one session on a host share a folder: any living one can answer for it.
   std::optional<Error> why;
   for (const auto& n : rows.nodes) {
     if (n.host != out.host || n.state != actors::NodeState::kAlive) continue;
@@ -313,7 +313,7 @@ Result<Files> files_of(const Looking& looking, const LogsOptions& o) {
                   .with_hint("on that host: shoal logs cluster, or logs/ in the session's folder"));
 }
 
-// Their names, or the text of the only one that fits, as Ray shows them.
+// Prints the names of matching files, or the text of the only match, as Ray does.
 int log_files(const Common& common, const Looking& looking, const LogsOptions& o) {
   if (o.follow) {
     const std::string there = looking.logs.empty() ? "the session's logs" : looking.logs;

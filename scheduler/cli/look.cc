@@ -1,4 +1,4 @@
-// status, health-check: what the cluster looks like, and the way to it.
+// status, health-check: the cluster's state and its addresses.
 #include <algorithm>
 #include <cstdio>
 
@@ -34,7 +34,7 @@ int failed(const Common& common, const Error& e) {
 
 namespace {
 
-// A row per node: what is used of what it has.
+// A row per node: used and total resources.
 void print_nodes(const std::vector<actors::NodeRow>& nodes) {
   for (const auto& n : nodes) {
     std::string use;
@@ -48,7 +48,7 @@ void print_nodes(const std::vector<actors::NodeRow>& nodes) {
   }
 }
 
-// Calls of functions and methods: who made them and who runs them tell. Those of their parts that did not answer are not among them.
+// Calls of functions and methods, as callers and executing processes report them. Silent processes are not counted.
 struct Calls {
   std::size_t running = 0, waiting = 0;
 };

@@ -1,4 +1,4 @@
-// The shoal command. Here, and only here, the command line and the environment are read.
+// The shoal command. Only this file reads the command line and the environment.
 #include <unistd.h>
 
 #include <csignal>
@@ -29,7 +29,7 @@ std::string env(const char* name) {
   return value != nullptr ? value : "";
 }
 
-// Where this command was found (not what its link points to): the interpreter of its environment lies beside it.
+// The folder in which this command was found, without resolving links: the environment's interpreter lies there.
 std::string found_at(const std::string& argv0) {
   if (argv0.find('/') != std::string::npos) return fs::absolute(argv0).parent_path();
   std::string path = env("PATH");
@@ -54,7 +54,7 @@ std::string find_python(const std::string& argv0) {
   return "python3";
 }
 
-// Variables that name a cluster, its secrets or its store, this host, or what Shoal set for this very process. A job has its own.
+// Variables that a job does not inherit: names of clusters, their secrets and stores, this host, and Shoal's own per-process settings.
 const std::set<std::string> kNotForJobs = {
     "_",
     "PWD",
@@ -85,7 +85,7 @@ const std::set<std::string> kNotForJobs = {
     "SHOAL_WORKER_ID",
 };
 
-// The submitter's environment as a job's processes have it, with the settings of Shoal in it.
+// The submitter's environment for the job's processes; Shoal's other settings are included.
 std::vector<std::pair<std::string, std::string>> job_env() {
   std::vector<std::pair<std::string, std::string>> out;
   for (char** e = environ; *e != nullptr; ++e) {
@@ -99,7 +99,7 @@ std::vector<std::pair<std::string, std::string>> job_env() {
   return out;
 }
 
-// When this host's node ends workers for want of memory: from the environment, which is how `init` is told, too.
+// Memory limits at which this host's node ends workers, from the environment; `init` reads the same variables.
 Result<MemoryRule> memory_rule() {
   MemoryRule out;
   if (const auto text = env("SHOAL_MEMORY_USAGE_THRESHOLD"); !text.empty()) {
@@ -132,7 +132,7 @@ void add_store_access(CLI::App& app, etcd::Access& access) {
                "$SHOAL_STORE_IN_CLEAR_TEXT, if it is 1)");
 }
 
-// A role's own command line (start_role writes it).
+// The command line of a role, as start_role() writes it.
 int run_role(int argc, char** argv) {
   CLI::App app("a process of a cluster");
   std::string session, head, python, spill_folder, host = "127.0.0.1";
@@ -143,7 +143,7 @@ int run_role(int argc, char** argv) {
   bool remove_folder = false, keeps_head = false, fsync = false;
   std::string store;
   HttpRole http;
-  app.add_option("--session", session);  // a local cluster without one makes it
+  app.add_option("--session", session);  // created by a local cluster when absent
   app.add_option("--ready-fd", ready_fd);
   app.add_option("--host", host);
   app.add_option("--port", port);
@@ -194,7 +194,7 @@ int run_role(int argc, char** argv) {
   return kUsage;
 }
 
-// The first word that is to be a command and is none.
+// Reports the first word that stands for a command but names none.
 std::optional<Error> unknown_command(const CLI::App& app, int argc, char** argv) {
   const CLI::App* at = &app;
   std::string before = "shoal ";
@@ -220,7 +220,7 @@ std::optional<Error> unknown_command(const CLI::App& app, int argc, char** argv)
   return std::nullopt;
 }
 
-// Which argument the command lacks, and what may stand there.
+// The argument that the command lacks, and its valid values.
 std::optional<Error> missing_argument(const CLI::App& app) {
   const CLI::App* at = &app;
   std::string command = "shoal";
@@ -244,7 +244,7 @@ int run(int argc, char** argv) {
   if (argc > 1 && std::string(argv[1]) == "role") return run_role(argc, argv);
   const bool submitting = argc > 1 && std::string(argv[1]) == "submit";
   const bool submitting_job = argc > 2 && std::string(argv[1]) == "job" && std::string(argv[2]) == "submit";
-  // What follows -- is a command's own, word by word.
+  // Words after -- belong to the job's command and are taken literally.
   std::vector<std::string> command;
   for (int i = 2; (submitting || submitting_job) && i < argc; ++i) {
     if (std::string(argv[i]) != "--") continue;
@@ -262,7 +262,7 @@ int run(int argc, char** argv) {
   common.target.token = env("SHOAL_TOKEN");
   common.target.token_file = env("SHOAL_TOKEN_FILE");
   common.target.fingerprint = env("SHOAL_CA_FINGERPRINT");
-  unsetenv("SHOAL_TOKEN");  // what this command starts finds it in a file
+  unsetenv("SHOAL_TOKEN");  // roles read the token from a file
   int code = kOk;
   const auto shared = [&](CLI::App* sub) {
     sub->add_flag("--json", common.json, "One JSON object on stdout");
@@ -543,7 +543,7 @@ int run(int argc, char** argv) {
           "that was made for the job ends with this command)")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 24 * 3600.0));
-  submit_command->prefix_command();  // what follows the script's name is the script's
+  submit_command->prefix_command();  // words after the script's name belong to the script
   submit_command->callback([&] {
     submitting_options.words = submit_command->remaining();
     const auto& words = submitting_options.words;

@@ -1,4 +1,4 @@
-// memory: who holds which objects, and what they take of each node's memory.
+// memory: the holders of objects, and the memory that objects take on each node.
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -26,7 +26,7 @@ std::string group_of(const json& row, const std::string& by) {
 }
 
 struct Sums {
-  std::uint64_t bytes = 0, spilled = 0;  // each object once
+  std::uint64_t bytes = 0, spilled = 0;  // counts each object once
   std::size_t objects = 0;
   std::map<std::string, std::size_t> references;
 };

@@ -1,4 +1,4 @@
-// metrics: what the cluster measures, as Prometheus reads it, and how Prometheus finds it.
+// metrics: the cluster's metrics in Prometheus' text format, and the scrape configuration for Prometheus.
 #include <cstdio>
 
 #include <fmt/format.h>
@@ -73,7 +73,7 @@ int scrape_config(const Common& common) {
     std::printf("%s\n", out.dump().c_str());
     return kOk;
   }
-  // Paths as JSON strings, which YAML reads as well.
+  // Paths are JSON strings, which are valid YAML.
   std::printf(
       "scrape_configs:\n"
       "  - job_name: shoal\n"

@@ -1,4 +1,4 @@
-// microbenchmark: Python's, as most figures are of calls between Python processes.
+// microbenchmark: runs in Python, as most figures measure calls between Python processes.
 #include <unistd.h>
 
 #include <cerrno>

@@ -9,7 +9,7 @@ using nlohmann::json;
 
 namespace {
 
-// One of the two does not know, or trust, the other.
+// One side lacks the other's token or certificate, or does not trust it.
 bool refused(const Error& e) { return e.reason() == "TokenRefused" || e.reason() == "CertificateRefused" || e.reason() == "TlsRequired"; }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// How the CLI speaks: data on stdout (a table, or one JSON object with a schema), talk on stderr, exit codes with a
-// meaning.
+// Output of the CLI: data on stdout (a table, or one JSON object with a schema), messages on stderr, and the exit codes.
 #pragma once
 
 #include <string>
@@ -13,7 +12,7 @@
 
 namespace shoal::scheduler::cli {
 
-// Documented in the README of this folder.
+// Documented in this folder's README.
 enum Exit : int {
   kOk = 0,
   kFailed = 1,
@@ -23,7 +22,7 @@ enum Exit : int {
   kUnreachable = 5,
   kTimedOut = 6,
   kDoesNotFit = 7,
-  // of submit, before the script runs
+  // exit codes of submit before the script runs
   kSubmitOther = 120,
   kSubmitUsage = 121,
   kSubmitVersion = 122,
@@ -40,7 +39,7 @@ int submit_exit_code(const Error& error);
 // Prints the error to stderr, or as {"schema": "shoal.error/1", ...} to stdout.
 void print_error(const Error& error, bool json);
 
-// Without those that only say which node it is.
+// Removes the resources that only identify a node.
 actors::Resources for_people(actors::Resources resources);
 
 // Columns as wide as their widest cell.

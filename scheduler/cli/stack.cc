@@ -1,5 +1,5 @@
-// stack: what the Python threads of this host's workers run. A worker offers a memory file that bears its id (python/shoal/_stacks.py); on
-// a signal its fault handler writes there, whatever the interpreter does.
+// stack: the Python stacks of this host's workers. A worker offers a memory file named by its id (python/shoal/_stacks.py). On a signal its
+// fault handler writes the stacks there, whether or not the interpreter is blocked.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kFromFirst = 5;
-constexpr auto kLimit = std::chrono::seconds(5);  // for a process to answer: one that is stopped does not
+constexpr auto kLimit = std::chrono::seconds(5);  // time for a process to answer; a stopped process does not
 constexpr auto kLook = std::chrono::milliseconds(10);
 
 std::optional<fs::path> offered_by(const WorkerRow& worker) {
@@ -46,7 +46,7 @@ std::size_t size_of(const Fd& file) {
   return fstat(file.get(), &known) == 0 ? static_cast<std::size_t>(known.st_size) : 0;
 }
 
-// Where our signal is: not taken yet, or blocked in these threads: in the one that runs the handler it is until that returns.
+// State of our signal in the worker: still pending, or blocked in these threads. A thread blocks it while it runs the handler.
 struct Signalled {
   bool pending = false;
   std::set<std::string> blocked;
@@ -69,7 +69,7 @@ Signalled signalled(pid_t pid) {
   return out;
 }
 
-// What it says of its threads.
+// The stacks of all threads of the worker.
 Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
   const auto path = offered_by(worker);
   if (!path) return fail(not_found("it tells no stacks: it is no Python process, or on another host"));
@@ -82,7 +82,7 @@ Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
   };
   if (kill(worker.pid, SIGRTMIN + kFromFirst) != 0) return fail(from_errno(errno, "kill"));
   const auto end = context.clock->now() + kLimit;
-  // Between "not pending" and "blocked" the kernel has a moment of neither: only what has written has begun.
+  // The kernel clears "pending" before it sets "blocked"; so the handler counts as started only once the file has content.
   while ((size_of(file) == 0 || !done()) && context.clock->now() < end) context.run_until([] { return false; }, kLook);
   const std::size_t size = size_of(file);
   if (size == 0) return fail(deadline_exceeded("it did not answer: it is stopped, or the kernel keeps it"));

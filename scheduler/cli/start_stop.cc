@@ -40,7 +40,7 @@ Result<SessionFolder> new_session(const std::string& root, std::optional<runtime
 Result<actors::StartedRole> start_role(const std::string& self, const SessionFolder& folder, std::vector<std::string> words) {
   actors::RoleStart start;
   start.program = self;
-  // What a role says outside its log is a last word: keep it.
+  // A role's stderr holds its messages from outside the log, such as a crash: keep it.
   const std::string last_words = folder.logs() + "/" + words[0] + ".stderr";
   start.err = Fd(open(last_words.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   words.insert(words.end(), {"--session", folder.path()});
@@ -129,10 +129,10 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
   return start_role(common.self, folder, std::move(words));
 }
 
-// Ends one cluster: by its head's word, then by its pids. Returns how many processes had to be killed.
+// Ends one cluster: first by a request to its head, then by signals to its processes. Returns the number of processes killed.
 Result<int> stop_one(const SessionFolder& folder, double grace_s, bool force = false) {
-  (void)folder.set_ending();  // on a full disk, too, what runs can be ended
-  // Of a cluster whose head is elsewhere only what this host has of it ends.
+  (void)folder.set_ending();  // best effort: a full disk must not prevent stopping
+  // When the head runs on another host, only this host's processes end.
   const auto members = folder.processes();
   const auto known = folder.info();
   const bool leads =
@@ -150,7 +150,7 @@ Result<int> stop_one(const SessionFolder& folder, double grace_s, bool force = f
     while (!folder.processes().empty() && std::chrono::steady_clock::now() < end) usleep(2'000);
     return folder.processes().empty();
   };
-  // Without a head the others are told by a signal.
+  // Processes that the head did not end get a signal.
   for (const auto& p : folder.processes()) {
     if (!force) kill(p.pid, SIGTERM);
   }
@@ -164,14 +164,14 @@ Result<int> stop_one(const SessionFolder& folder, double grace_s, bool force = f
   return killed;
 }
 
-// Stays while the node of this host does. `whole`: what else there is of the session ends with it.
+// Runs until this host's node ends or a signal arrives. `whole`: then ends the rest of the session, too.
 int stay(const Common& common, const SessionFolder& folder, pid_t node, bool whole) {
   static volatile std::sig_atomic_t asked = 0;
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) std::signal(number, [](int) { asked = 1; });
   if (!common.json) std::printf("It ends with this command (--block): Ctrl-C or SIGTERM.\n");
   std::fflush(stdout);
   const auto there = [&] {
-    while (waitpid(-1, nullptr, WNOHANG) > 0) {  // as a container's first process
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {  // reaps orphans when this is a container's first process
     }
     const auto members = folder.processes();
     return std::any_of(members.begin(), members.end(), [&](const auto& p) { return p.pid == node; });
@@ -191,7 +191,7 @@ int stay(const Common& common, const SessionFolder& folder, pid_t node, bool who
   return in_order && ended ? kOk : kFailed;
 }
 
-// What a head on an address that others reach needs.
+// Writes the certificates for a head that other hosts reach, and returns the authority's fingerprint.
 Result<std::string> make_certificates(const SessionFolder& folder, const std::string& host, const std::string& authority) {
   const auto now = std::time(nullptr);
   actors::SessionTls tls;
@@ -248,7 +248,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     }
     fingerprint = *std::move(made);
   }
-  const auto give_up = [&](const Error& e) {  // half a cluster is none
+  const auto give_up = [&](const Error& e) {  // removes a half-started cluster
     (void)stop_one(*folder, 1);
     return fail_with(e);
   };
@@ -258,7 +258,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     const auto& [tls, in_clear_text] = options.store_access;
     const std::pair<const char*, const std::string*> files[] = {
         {"--store-ca-file", &tls.authority}, {"--store-cert-file", &tls.certificate}, {"--store-key-file", &tls.key}};
-    for (const auto& [name, path] : files) {  // the head runs elsewhere
+    for (const auto& [name, path] : files) {  // absolute, as the head has another working directory
       if (!path->empty()) words.insert(words.end(), {name, std::filesystem::absolute(*path)});
     }
     if (in_clear_text) words.push_back("--store-in-clear-text");
@@ -275,7 +275,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   if (!info) return give_up(info.error());
   const auto node = start_node(common, *folder, info->way(), resources, options, true);
   if (!node) return give_up(node.error());
-  // Ready means: it can place something.
+  // Ready means that the cluster can place work: the node has registered.
   const auto credentials = folder->credentials();
   if (!credentials) return give_up(credentials.error());
   Context context(*credentials);
@@ -283,7 +283,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   if (!client) return give_up(client.error());
   const auto registered = [&] {
     if ((*client)->closed()) (void)(*client)->reconnect(runtime::Duration::zero());
-    if (!info->store.empty()) {  // there may be others
+    if (!info->store.empty()) {  // a shared store may hold other nodes
       const auto nodes = (*client)->list(actors::ListRequest::What::kNodes);
       return nodes && std::any_of(nodes->nodes.begin(), nodes->nodes.end(), [&](const auto& n) { return to_string(n.id) == node->id; });
     }
@@ -332,10 +332,10 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   return options.block ? stay(common, *folder, node->pid, true) : kOk;
 }
 
-// A session in this folder of sessions for a cluster of this host that was started in another one. On loopback nobody has certificates.
+// Creates a session in this root for a cluster of this host that was started in another root. Loopback needs no certificates.
 Result<SessionFolder> join_here(const Common& common, const Found& found) {
   Context context(found.credentials);
-  SHOAL_TRY(const auto client, connect_head(context, found));  // which trusts this token
+  SHOAL_TRY(const auto client, connect_head(context, found));  // checks the token
   SHOAL_TRY(const auto folder, new_session(common.target.root, found.credentials.token));
   const auto filled = folder.write_info({common.target.address, "", std::int64_t{1000} * std::time(nullptr), "", ""});
   if (filled) return folder;
@@ -343,8 +343,8 @@ Result<SessionFolder> join_here(const Common& common, const Found& found) {
   return fail(filled.error());
 }
 
-// A session of this host for a cluster whose head is elsewhere: with its token, and a certificate that the head signed. Nothing is left of
-// one that came to nothing.
+// Creates a session of this host for a remote cluster, with its token and a certificate that the head signed. On failure the session is
+// removed.
 Result<SessionFolder> join(const Common& common, const StartOptions& options, const Found& found) {
   SHOAL_TRY(const auto addresses, runtime::parse_endpoints(common.target.address));
   const auto& credentials = found.credentials;
@@ -364,7 +364,7 @@ Result<SessionFolder> join(const Common& common, const StartOptions& options, co
   SHOAL_TRY(const auto client, connect_head(context, found));
   SHOAL_TRY(const auto answer,
             client->ask_for<actors::SignedCertificate>(actors::kSignCertificate, to_bytes(actors::SignCertificate{asked.request, host})));
-  // Its own, then the authority's.
+  // The answer holds the node's certificate, then the authority's.
   const auto second = answer.certificate.rfind("-----BEGIN CERTIFICATE-----");
   actors::SessionTls tls{{second == std::string::npos ? "" : answer.certificate.substr(second), ""}, {answer.certificate, asked.key}, host};
   SHOAL_OK(runtime::Tls::make(credentials.tls->authority(), tls.own));
@@ -385,7 +385,7 @@ int start_joining(const Common& common, const StartOptions& options, const actor
   };
   const auto found = find_cluster(common.target, true);
   if (!found) return fail_with(found.error());
-  if (found->folder) {  // the head's word first: a node would only keep trying
+  if (found->folder) {  // contacts the head first: a node would only keep retrying
     Context context(found->credentials);
     const auto client = connect_head(context, *found);
     if (!client) return fail_with(client.error());
@@ -397,7 +397,7 @@ int start_joining(const Common& common, const StartOptions& options, const actor
     if (!found->folder) folder->remove();
     return fail_with(node.error());
   }
-  if (!found->folder) {  // drivers of this host shall find it
+  if (!found->folder) {  // for the drivers of this host
     auto info = folder->info();
     if (info) info->node = node->node;
     const auto written = info ? folder->write_info(*info) : Result<void>(fail(info.error()));

@@ -1,4 +1,4 @@
-// submit: a script or command as a job, its output here, its exit code ours.
+// submit: runs a script or command as a job, shows its output here and exits with its code.
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,14 +27,14 @@ using actors::SessionFolder;
 
 namespace {
 
-// The one that runs, or one for this job, which ends with us (`own`).
+// The running cluster, or a new one for this job, which ends with this process (`own`).
 Result<Found> cluster_for(const Common& common, const actors::Resources& each, std::uint32_t count, bool& own) {
   auto found = find_cluster(common.target, true);
   if (found || !common.target.address.empty() || found.error().reason() != "NoCluster") return found;
   own = true;
   SHOAL_TRY(const SessionFolder folder, new_session(common.target.root));
   std::vector<std::string> words = {"local", "--owner", std::to_string(getpid()), "--python", common.python};
-  // CPUs are logical: a cluster made for a job has as many as it asks for.
+  // CPUs are logical: a cluster made for a job has as many as the job requests.
   actors::Resources has = detect_resources();
   has.set_units("CPU", std::max(has.units("CPU"), each.units("CPU") * std::max<std::int64_t>(1, count)));
   for (const auto& [name, units] : has.all()) {
@@ -70,8 +70,8 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
   launch.argv[0] = script;
   if (o.num_workers > 0) {
     launch.kind = Launch::Kind::kPythonScript;
-    launch.torch = true;  // a gang with torchrun's variables trains
-    // The warm interpreter has read its own PYTHONPATH, and stands elsewhere.
+    launch.torch = true;  // a gang with torchrun's variables runs PyTorch
+    // The warm interpreter has its own PYTHONPATH and another working directory.
     for (const auto& [name, value] : o.env) {
       std::istringstream folders(name == "PYTHONPATH" ? value : "");
       for (std::string folder; std::getline(folders, folder, ':');) launch.python_path.push_back(fs::path(o.cwd) / folder);
@@ -86,8 +86,8 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
 // Follows one job to its end.
 class Watcher {
  public:
-  // What the first Ctrl-C means: that the watching ends, not the job; likewise, but another one within `second_thought` stops the job; or
-  // that this one does. SIGTERM stops the job but for kLeave.
+  // Effect of the first Ctrl-C. kLeave: ends the watching only. kLeaveSoon: the same, but another one within `second_thought` stops the
+  // job. kStop: stops the job. SIGTERM stops the job, except for kLeave.
   enum class OnInterrupt { kLeave, kLeaveSoon, kStop };
   Watcher(Context& context, Client& head, const Common& common, OnInterrupt on_interrupt, runtime::Duration second_thought = {})
       : context_(context),
@@ -97,7 +97,7 @@ class Watcher {
         second_thought_(second_thought),
         signals_(context.loop.io(), SIGINT, SIGTERM) {
     head_.set_on_notice([this](Method method, runtime::Message message) {
-      // Of what waits in the job its own process says so, and that is shown here.
+      // A running job's own process prints warnings about its pending calls, and they are shown with its output.
       if (method == Method::kWarning && !(row_ && row_->state == JobState::kRunning)) {
         if (const auto w = actors::from_bytes<actors::Warning>(message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
       }
@@ -109,7 +109,7 @@ class Watcher {
     });
   }
 
-  // Of the cluster, where it is this host's: that one was stopped is no mishap.
+  // The cluster's folder on this host: shows whether the cluster was stopped on purpose.
   void look_at(const SessionFolder& folder) { folder_ = folder; }
 
   Result<void> follow(JobId job) {
@@ -118,20 +118,20 @@ class Watcher {
     return follow_again();
   }
 
-  // The job's last row, or why it cannot be known.
+  // The job's last row, or the reason why it is unknown.
   Result<JobRow> wait() {
     const auto ended = [this] { return row_ && row_->ended_unix_ms != 0; };
     do {
-      if (std::exchange(placed_, false)) (void)follow_nodes();  // it may have waited for a node that was not there before
+      if (std::exchange(placed_, false)) (void)follow_nodes();  // nodes may have joined while the job waited
       context_.run_until([&] { return ended() || head_.closed() || given_up_ || placed_; }, std::chrono::hours(24 * 365));
     } while (placed_ || (!ended() && !given_up_ && head_.closed() && head_is_back()));
     for (const auto& [id, node] : nodes_) finish_output(*node);
     if (ended()) return *row_;
     return fail(unavailable("the head is gone; the job cannot be followed any more").with_reason("HeadGone"));
   }
-  // By which it was to stop; 0 when it was not.
+  // The signal by which the job was asked to stop; 0 when there was none.
   int signal() const { return signal_; }
-  // After which the watching ended, and the job goes on.
+  // The signal that ended the watching while the job goes on; 0 when there was none.
   int left() const { return left_; }
   bool cluster_stopped() const { return folder_ && folder_->ending(); }
 
@@ -142,11 +142,11 @@ class Watcher {
     if (!row_ || row_->ended_unix_ms == 0) row_ = std::move(row);
     return {};
   }
-  // Its node starts it again.
+  // Waits for a dead head, which its node restarts.
   bool head_is_back() {
     const bool any = std::any_of(nodes_.begin(), nodes_.end(), [](const auto& n) { return !n.second->closed(); });
     if (!any || !head_.reconnect(std::chrono::seconds(10)) || !follow_again()) return false;
-    if (signal_ != 0) ask_to_stop();  // the head before this one may not have heard of it
+    if (signal_ != 0) ask_to_stop();  // the dead head may not have received the request
     return true;
   }
   void ask_to_stop() { (void)head_.ask(Method::kStopJob, to_bytes(actors::StopJob{job_, killing_}), std::chrono::seconds(1)); }
@@ -162,8 +162,8 @@ class Watcher {
     return {};
   }
 
-  // Lines come on other connections than the news of the job's end, and a slow reader of ours takes them slowly: for as long as they
-  // come, the last of them is waited for.
+  // Log lines use other connections than the job's end, and a slow reader of our stdout delays them. While lines keep arriving, wait for
+  // the last one.
   void finish_output(Client& node) {
     for (std::size_t seen = 0, silent = 0; !given_up_ && !node.closed() && silent < kSilentSeconds; ++silent) {
       if (node.ask(Method::kSyncLogs, {}, std::chrono::seconds(1))) return;
@@ -194,7 +194,7 @@ class Watcher {
       std::fprintf(stderr, again ? "shoal: killing the job\n" : "shoal: stopping the job; once more kills it\n");
       killing_ = again;
       ask_to_stop();
-      // Whatever happens to the job, we are gone in time.
+      // This command ends in time even if the job does not.
       limit_ =
           context_.clock->after(again ? std::chrono::milliseconds(800) : std::chrono::milliseconds(4500), [this] { given_up_ = true; });
       on_signals();
@@ -206,7 +206,7 @@ class Watcher {
     ++num_messages_;
     const auto m = actors::from_bytes<actors::LogLines>(message.body);
     if (!m) return;
-    // A single driver's output is the user's own; others carry who said it.
+    // A single driver's output is printed as it is; lines of other processes carry a label.
     const std::string prefix = m->label == "driver" ? ""
                                : m->rank >= 0       ? fmt::format("[rank{}] ", m->rank)
                                                     : fmt::format("({}) ", m->label);
@@ -236,11 +236,11 @@ class Watcher {
   std::optional<SessionFolder> folder_;
   JobId job_;
   std::optional<JobRow> row_;
-  std::size_t num_messages_ = 0;  // of lines
+  std::size_t num_messages_ = 0;  // messages with log lines
   runtime::Timer limit_;
   int signal_ = 0, left_ = 0;
   bool interrupted_ = false, given_up_ = false, killing_ = false;
-  bool placed_ = false;  // since its nodes were looked at
+  bool placed_ = false;  // since the last look at the nodes
 };
 
 int ended_code(const Common& common, const JobRow& row, int signal, bool cluster_stopped) {
@@ -253,7 +253,7 @@ int ended_code(const Common& common, const JobRow& row, int signal, bool cluster
   } else if (cluster_stopped && code != 0) {
     std::fprintf(stderr, "shoal: the cluster was stopped, and the job with it\n");
   } else if (row.cause && signal == 0) {
-    // Its own last lines were just streamed: only who and how.
+    // The output already showed the last lines: print only the first line of the cause.
     Error e(row.cause->code(), row.cause->message().substr(0, row.cause->message().find('\n')));
     e = std::move(e).with_reason(row.cause->reason()).with_hint(row.cause->hint());
     for (const auto& frame : row.cause->context()) e = std::move(e).in(frame);

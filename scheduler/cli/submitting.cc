@@ -34,7 +34,7 @@ Result<std::string> ask_python(const std::string& python, const std::vector<std:
   spec.err = Fd(err[1]);
   auto started = runtime::spawn(std::move(spec));
   if (!started) return fail(started.error());
-  const auto all_of = [](const Fd& from) {  // little: a pipe holds it
+  const auto all_of = [](const Fd& from) {  // sequential reads: stderr must fit into a pipe
     std::string text;
     char piece[4096];
     for (ssize_t n = 0; (n = read(from.get(), piece, sizeof piece)) > 0 || (n < 0 && errno == EINTR);) {

@@ -1,4 +1,4 @@
-// What submitting a job takes of Python (python/shoal/_submitting.py): reading YAML, and making a package of a folder.
+// Steps of job submission that run in Python (python/shoal/_submitting.py): reading YAML and packing a folder.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace shoal::scheduler::cli {
 
-// What it prints, but for its newline. InvalidArgument with what it says instead.
+// Runs the module with `words` and returns its stdout without trailing newlines. On failure: InvalidArgument with its last stderr line.
 Result<std::string> ask_python(const std::string& python, const std::vector<std::string>& words);
 
-// A cluster over several hosts may run a job on another one: its working_dir goes along, by the head, and _entrypoint.py finds it there.
-// `store`: where this host's session keeps folders.
+// A cluster over several hosts may run the job on another host: working_dir is uploaded to the head, and _entrypoint.py unpacks it there.
+// `store`: the folder in which this host's session keeps unpacked folders.
 Result<void> ship_folder(const std::string& python, const std::string& store, Client& head, const std::string& runtime_env,
                          actors::JobSpec& spec);
 

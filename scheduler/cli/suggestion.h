@@ -1,4 +1,4 @@
-// What somebody may have meant who mistyped a word.
+// Suggestions for mistyped words.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace shoal::scheduler::cli {
 
-// The word that differs least (letters added, left out, changed or swapped with the next), the first of several; a word that goes on as
-// `typed` does differs by nothing. "" when all differ by more than a third of their letters, or 2.
+// The first word with the smallest edit distance (insert, delete, change, swap adjacent letters). A word that starts with `typed` (two
+// letters or more) has distance 0. "" when every distance is above a third of the word's letters and above 2.
 std::string nearest(std::string_view typed, const std::vector<std::string>& words);
 
 }  // namespace shoal::scheduler::cli

@@ -8,7 +8,7 @@ namespace {
 const std::vector<std::string> kWords = {"start", "stop", "status", "submit", "job", "logs", "list", "health-check"};
 
 TEST(Suggestion, IsTheWordThatDiffersLeast) {
-  EXPECT_EQ(nearest("stauts", kWords), "status");  // two letters swapped: "start" is farther
+  EXPECT_EQ(nearest("stauts", kWords), "status");  // two letters swapped; "start" is farther
   EXPECT_EQ(nearest("sumbit", kWords), "submit");
   EXPECT_EQ(nearest("jobs", kWords), "job");
   EXPECT_EQ(nearest("log", kWords), "logs");

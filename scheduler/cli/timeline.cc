@@ -1,4 +1,4 @@
-// timeline: what ran where and when, as a Chrome trace.
+// timeline: task spans as a Chrome trace.
 #include <cerrno>
 #include <cstdio>
 #include <fstream>

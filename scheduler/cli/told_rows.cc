@@ -22,7 +22,7 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* kConstruct = "__init__";
-constexpr std::uint64_t kNumberBits = (std::uint64_t{1} << 56) - 1;  // the rest is the attempt: actors/value/call.h, task_number
+constexpr std::uint64_t kNumberBits = (std::uint64_t{1} << 56) - 1;  // below the attempt: actors/value/call.h, task_number
 constexpr std::uint64_t kLastAttempt = 255;
 
 const char* status_of(ObjectState state) {
@@ -86,8 +86,8 @@ struct Teller {
 
 bool over(TaskState state) { return state == TaskState::kFinished || state == TaskState::kFailed; }
 
-// Which of two that tell of the same attempt knows better: the end is later than everything else, and who ran it knows when. All attempts
-// from the 255th on have its number: of those, one that began after the end of the other.
+// Chooses between two reports of one attempt. An end beats any other state, and the process that ran the attempt knows its times. All
+// attempts from the 255th on share a number: there a report that began after the other's end is a later attempt.
 bool better(const ToldTask& a, bool a_ran_it, const ToldTask& b, bool b_ran_it) {
   if (over(a.state) != over(b.state)) {
     const ToldTask &ended = over(a.state) ? a : b, &other = over(a.state) ? b : a;
@@ -133,7 +133,7 @@ json task_rows(const Told& told) {
     const bool function = !t.function.empty() || of_functions || !t.actor;
     const bool creation = !function && t.method == kConstruct;
     const std::string method = known ? class_name + "." + t.method : t.method;
-    // Where: its process told of it, or the one of its actor that the head knows of.
+    // Location: the process that reported running the task, or the actor's process from the head's row.
     const bool placed = !best.ran_it && known && t.state >= TaskState::kSubmitted && t.state != TaskState::kPendingTurn;
     json node, host, worker, pid;
     if (best.ran_it) {

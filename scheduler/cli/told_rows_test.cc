@@ -36,7 +36,7 @@ TEST(ToldRowsTest, AnObjectHasARowForEachThatHoldsIt) {
   EXPECT_EQ(rows[0]["host"], "10.0.0.1");
   EXPECT_EQ(rows[0]["spilled"], true);
   EXPECT_EQ(rows[1]["reference"], "PINNED_IN_MEMORY");
-  EXPECT_EQ(rows[1]["pid"], 0);  // of a process that tells nothing
+  EXPECT_EQ(rows[1]["pid"], 0);  // a process without a report
   EXPECT_EQ(rows[2]["reference"], "CAPTURED_IN_OBJECT");
   EXPECT_EQ(rows[2]["pid"], 50);
 }
@@ -92,7 +92,7 @@ TEST_F(TaskRowsTest, WhatWasSentIsOneWithWhatRuns) {
   EXPECT_EQ(out[0]["type"], "ACTOR_TASK");
   EXPECT_EQ(out[0]["id"], to_string(kCaller) + hex(1));
   EXPECT_EQ(out[1]["state"], "SUBMITTED_TO_WORKER");
-  EXPECT_EQ(out[1]["pid"], 60);  // of its actor
+  EXPECT_EQ(out[1]["pid"], 60);  // the actor's process
   EXPECT_EQ(out[2]["state"], "PENDING_ARGS_AVAIL");
   EXPECT_TRUE(out[2]["pid"].is_null());
   EXPECT_EQ(out[3]["state"], "FINISHED");
@@ -106,7 +106,7 @@ TEST_F(TaskRowsTest, AnEndIsLaterThanAnythingElse) {
   ASSERT_EQ(out.size(), 2u);
   EXPECT_EQ(out[0]["state"], "FAILED");
   EXPECT_EQ(out[0]["error_type"], "ACTOR_DIED");
-  EXPECT_EQ(out[1]["start_unix_ms"], 0.2);  // as told by whoever ran it
+  EXPECT_EQ(out[1]["start_unix_ms"], 0.2);  // time from the process that ran it
 }
 
 TEST_F(TaskRowsTest, AttemptsHaveRowsOfTheirOwnAndFunctionsTheirNames) {
@@ -127,7 +127,7 @@ TEST_F(TaskRowsTest, OfAttemptsBeyondThoseThatHaveNumbersTheLaterIsShown) {
     return rows({task(last, first, 100, 200)}, {task(last, second, second_start)})[0]["state"];
   };
   EXPECT_EQ(state(State::kFailed, State::kRunning, 300), "RUNNING");
-  EXPECT_EQ(state(State::kFailed, State::kRunning, 150), "FAILED");  // the same: who runs it was asked before
+  EXPECT_EQ(state(State::kFailed, State::kRunning, 150), "FAILED");  // same attempt: its process was asked before the end
   EXPECT_EQ(rows({task(7, State::kFailed, 100, 200)}, {task(7, State::kRunning, 300)})[0]["state"], "FAILED");
 }
 
@@ -144,7 +144,7 @@ TEST_F(TaskRowsTest, ATraceHasALaneForEachCallAtOnce) {
   const auto trace = trace_of(rows({task(4, State::kPendingArguments)}, {task(1, State::kFinished, 100, 300), task(2, State::kRunning, 200),
                                                                          task(3, State::kFinished, 300, 400)}),
                               1000);
-  std::map<std::string, std::pair<double, int>> spans;  // by id: duration and lane
+  std::map<std::string, std::pair<double, int>> spans;  // by id
   std::size_t names = 0;
   for (const auto& e : trace) {
     if (e["ph"] == "M") {
@@ -157,7 +157,7 @@ TEST_F(TaskRowsTest, ATraceHasALaneForEachCallAtOnce) {
   }
   using Span = std::pair<double, int>;
   EXPECT_EQ(spans, (std::map<std::string, Span>{{"1", Span{200, 1}}, {"2", Span{800, 2}}, {"3", Span{100, 1}}}));
-  EXPECT_EQ(names, 3u);  // of the node, and of two lanes
+  EXPECT_EQ(names, 3u);  // one node, two lanes
 }
 
 TEST(ToldRowsTest, AnEnvironmentThatIsNoJsonIsShownEmpty) {
