@@ -1,13 +1,13 @@
 """Shoal: a distributed runtime of actors for fully sharded training.
 
-``import shoal as ray`` is how a user of Ray tries it. From the source tree: ``PYTHONPATH=python:bazel-bin/python`` (the sources here, the
-extension there, one package).
+Users of Ray write ``import shoal as ray``. From the source tree: ``PYTHONPATH=python:bazel-bin/python`` (the package's sources and its
+extension module).
 """
 
 import importlib
 from pkgutil import extend_path
 
-# Lets `shoal._native` be found in bazel-bin; does nothing in an installed wheel.
+# Finds `shoal._native` in bazel-bin; no effect in an installed wheel.
 __path__ = extend_path(__path__, __name__)
 
 from shoal import actor, exceptions, util
@@ -37,14 +37,14 @@ SCRIPT_MODE, WORKER_MODE = 0, 1  # Ray's numbers for a driver and a worker
 
 
 def timeline(filename: str | None = None):
-    """Returns what ran where and when, as events of a Chrome trace (Perfetto shows them), or writes it to a file."""
+    """Returns the executed calls with place and time, as events of a Chrome trace (for Perfetto), or writes them to a file."""
     from shoal.util.state import _timeline
 
     return _timeline(filename)
 
 
 def __getattr__(name: str):
-    if name == "LoggingConfig":  # with logging, which most programs do not need
+    if name == "LoggingConfig":  # imports logging, which most programs do not need
         from shoal._logging import LoggingConfig
 
         return LoggingConfig

@@ -1,4 +1,4 @@
-"""``init``, ``shutdown``, ``get``, ``put``, ``wait``, ``kill``: a driver's view of the cluster. Names and semantics are Ray's."""
+"""``init``, ``shutdown``, ``get``, ``put``, ``wait``, ``kill``: a driver's access to the cluster. Names and semantics are Ray's."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ __all__ = [
     "wait",
 ]
 
-HEAD_TIMEOUT_S = 60.0  # that a driver waits for a head that died to be back, or for another one to lead
+HEAD_TIMEOUT_S = 60.0  # wait for a dead head to return, or for another to take the lead
 
-# Arguments of Ray's init that are not here, and what to do instead.
+# Arguments of Ray's init that are Unimplemented here, with an alternative.
 _FEWER = "num_cpus= and memory= offer less than the machine has"
 _ETCD = "a head whose state outlives it is one of several over etcd: `shoal start --head --store etcd://..`"
 _NOT_HERE = {
@@ -59,9 +59,9 @@ _NOT_HERE = {
     "_redis_username": _ETCD,
     "_tracing_startup_hook": "shoal.timeline() is a trace of what ran",
 }
-_CHANGE_NOTHING = {"_driver_object_store_memory", "_skip_env_hook"}  # nor do they in Ray: deprecated, and of a hook that is not set
+_CHANGE_NOTHING = {"_driver_object_store_memory", "_skip_env_hook"}  # without effect in Ray as well: deprecated, and for an unset hook
 
-_NO_EFFECT = {  # of _system_config: Ray's settings of its own processes that programs and their tests give most
+_NO_EFFECT = {  # settings of Ray's own processes that programs and tests use most
     "automatic_object_spilling_enabled", "enable_timeline", "enable_worker_prestart", "event_stats", "fetch_warn_timeout_milliseconds",
     "gcs_rpc_server_reconnect_timeout_s", "gcs_server_request_timeout_seconds", "health_check_failure_threshold",
     "health_check_initial_delay_ms", "health_check_period_ms", "health_check_timeout_ms", "idle_worker_killing_time_threshold_ms",
@@ -77,7 +77,7 @@ _NO_EFFECT = {  # of _system_config: Ray's settings of its own processes that pr
 
 
 class ClusterContext:
-    """The answer of ``init``: where the cluster is. ``with shoal.init(): ...`` shuts down at its end."""
+    """The result of ``init``: the addresses of the cluster. ``with shoal.init(): ...`` shuts down at its end."""
 
     def __init__(self, session: _native.Session):
         self._folder = session.folder
@@ -93,7 +93,7 @@ class ClusterContext:
 
     @property
     def dashboard_url(self) -> str | None:
-        """The address of the HTTP interface, where there is one."""
+        """The address of the HTTP interface; None without one."""
         try:
             return json.loads(Path(self._folder, "info.json").read_text()).get("http") or None
         except (OSError, ValueError):
@@ -144,27 +144,29 @@ def init(
 ) -> ClusterContext:
     """Connects this process to a cluster.
 
-    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head (of one on another host: where ``shoal start --address`` joined it).
-    None: ``$SHOAL_ADDRESS``, else the cluster that this user started last on this host to be shared (``shoal start``), else one of its
-    own that ends with this process. ``"auto"``: likewise, but never one of its own. ``"local"``: always one of its own. What a node
-    started is in its cluster already. ``num_cpus``,
-    ``num_gpus``, ``memory`` (bytes) and ``resources`` are what that cluster offers (CPUs are logical; default: the machine's, of GPUs those
-    that ``CUDA_VISIBLE_DEVICES`` names; ValueError for more than that). Raises Unavailable when nobody
-    answers, InvalidArgument when the token is refused or a cluster that runs is to offer something.
-    ``namespace``: of the names of actors; default one of this job's own.
-    ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
-    ``py_modules``, ``excludes``, ``pip``, ``uv``, ``config`` (``RuntimeEnvConfig``). ``include_dashboard``: a cluster of its own has the
-    HTTP interface (jobs, state), on loopback.
-    ``object_store_memory``: bytes that large values may take before those used longest ago are moved to files; default 30 % of the
-    machine's memory, or of what its control groups leave of it. ``object_spilling_directory``: the folder for those files, on a disk;
-    default the session's, or ``/var/tmp`` where that lies in memory. ``labels``: of the one node of that cluster, for ``label_selector``.
-    ``logging_config``: a ``LoggingConfig`` for the root logger of this process and of all that the job starts. ``dashboard_port``: of that
-    interface (default: 8265, or any free one). ``_temp_dir``: in place of ``$SHOAL_HOME``. ``_system_config``: of Ray's
-    settings ``task_retry_delay_ms`` alone has an effect, in place of ``$SHOAL_TASK_RETRY_DELAY_MS`` (1000): the milliseconds before a call
-    is made again whose process died. Ray's settings of its own processes have no effect; ValueError for a name that is unknown.
-    Ray's ``logging_level``, ``logging_format`` and ``configure_logging`` change nothing; its other arguments are
-    Unimplemented, unless None, False or "".
-    Returns what says where the cluster is, for ``with`` as well.
+
+    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head (one on another host: after ``shoal start --address`` joined it).
+    Without one: ``$SHOAL_ADDRESS``, else the cluster that this user started last on this host (``shoal start``), else a private one. A
+    private cluster ends with this process. ``"auto"``: likewise, but never private. ``"local"``: always private. A process that a node
+    started is in its cluster already.
+
+    A private cluster offers ``num_cpus``, ``num_gpus``, ``memory`` (bytes) and ``resources``. The defaults are the machine's logical CPUs
+    and memory, and the GPUs that ``CUDA_VISIBLE_DEVICES`` names; ValueError for more GPUs than that. ``labels``: labels of its one node,
+    for ``label_selector``. ``include_dashboard``: serve the HTTP interface (jobs, state) on loopback, at ``dashboard_port`` (default:
+    8265, or any free one). ``object_store_memory``: bytes for large values, default 30 % of the machine's (or control group's) memory.
+    Beyond it, the least recently used values move to files in ``object_spilling_directory``, a folder on a disk. Its default is the
+    session's folder, or ``/var/tmp`` where the session lies in memory. ``_temp_dir`` replaces ``$SHOAL_HOME``.
+
+    ``namespace``: the scope of actor names, by default one per job. ``runtime_env``: the environment of this job's processes, unless an
+    actor or a function has its own. Its keys are ``env_vars``, ``working_dir``, ``py_modules``, ``excludes``, ``pip``, ``uv`` and
+    ``config`` (``RuntimeEnvConfig``). ``logging_config``: a ``LoggingConfig`` for the root loggers of this process and the job's workers.
+    ``_system_config``: only ``task_retry_delay_ms`` has an effect, the delay in milliseconds before a call is repeated after its process
+    died. It replaces ``$SHOAL_TASK_RETRY_DELAY_MS`` (1000). Ray's settings of its own processes have no effect; ValueError for unknown
+    names.
+
+    Ray's ``logging_level``, ``logging_format`` and ``configure_logging`` have no effect. Its other arguments raise Unimplemented unless
+    None, False or "". Raises Unavailable when no head answers. Raises InvalidArgument when the token is refused, or for arguments of a
+    private cluster when a running one is joined. Returns a ClusterContext, which is a context manager as well.
     """
     _check_others(others)
     if local_mode:
@@ -199,7 +201,7 @@ def init(
         what = "an actor or a remote function is in its cluster already, also after shutdown()" if state.is_worker else ""
         hint = "leave it out" if state.is_worker else "call shoal.shutdown() in between"
         raise RuntimeError(f"shoal.init(): {what or 'it was called twice'}; {hint}, or pass ignore_reinit_error=True")
-    del logging_level, logging_format, configure_logging  # Ray's, of its own messages: there are none here
+    del logging_level, logging_format, configure_logging  # arguments of Ray's log messages, which Shoal does not have
     log_to_driver = True if log_to_driver is None else log_to_driver
     wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources, "labels": labels}
     wanted |= {"object_store_memory": object_store_memory, "object_spilling_directory": object_spilling_directory}
@@ -248,21 +250,21 @@ def init(
 
 
 def _offers(wanted: dict[str, Any]) -> dict[str, int | float]:
-    """Amounts that a cluster of this process's own offers, by the resource's name. ``wanted``: the arguments of ``init``, by name."""
+    """The amounts that a private cluster offers, by resource. ``wanted``: the arguments of ``init``, by name."""
     given = {k: amount(k, wanted[k]) for k in ("num_cpus", "num_gpus", "memory") if wanted[k] is not None}
     resources = wanted["resources"] or {}
     if not isinstance(resources, dict):
         raise TypeError(f"resources is a dict of amounts by name, not {type(resources).__name__}")
     return {
         "CPU": given["num_cpus"] if "num_cpus" in given else len(os.sched_getaffinity(0)),
-        **({"GPU": given["num_gpus"]} if "num_gpus" in given else {}),  # otherwise it counts them
+        **({"GPU": given["num_gpus"]} if "num_gpus" in given else {}),  # by default the node counts them
         "memory": given["memory"] if "memory" in given else _native.machine_memory(),
         **{name: amount(f"resources[{name!r}]", wanted) for name, wanted in resources.items()},
     }
 
 
 def check_system_config(given: Any) -> None:
-    """Raises TypeError for what is no dict, ValueError for a setting that neither Shoal nor a program of Ray's has."""
+    """Raises TypeError for anything but a dict, ValueError for a setting that neither Shoal nor _NO_EFFECT has."""
     if given is None:
         return
     if not isinstance(given, dict):
@@ -283,7 +285,7 @@ def _check_others(given: dict[str, Any]) -> None:
 
 
 def joined(address: str | None, home: str) -> str:
-    """The address of the cluster that ``init`` joins, "" where it starts one."""
+    """The address of the cluster that ``init`` joins, or "" if it starts one."""
     if address in (None, "auto"):
         address = os.environ.get("SHOAL_ADDRESS") or address
     if address not in (None, "auto"):
@@ -300,7 +302,7 @@ def joined(address: str | None, home: str) -> str:
 
 
 def _check_address(address: str) -> None:
-    """InvalidArgument for what is neither "local" nor an address of a head, or of several with commas between."""
+    """Raises InvalidArgument unless the address is "local" or one or several head addresses, separated by commas."""
     one = r"unix:@.+|(?!\w+://)\S+:\d+(/@.+)?"
     if address != "local" and not all(re.fullmatch(one, part) for part in address.split(",")):
         raise InvalidArgument(
@@ -329,7 +331,7 @@ def _log(config) -> None:
 
 def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, environment: dict[str, Any]) -> None:
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
-    fold = os.environ.get("SHOAL_DEDUP_LOGS", "1") != "0"  # on a terminal
+    fold = os.environ.get("SHOAL_DEDUP_LOGS", "1") != "0"  # repeated lines, on a terminal
     state.session = _native.Session.open(
         folder=folder,
         head=head,
@@ -345,9 +347,9 @@ def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, en
 
 
 def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = False) -> None:
-    """Leaves the cluster: what this driver created ends, and so does a cluster of its own, which is always waited for. In an actor or a
-    remote function it does nothing: the process belongs to its node, and the call goes on."""
-    del wait_for_processes, _exiting_interpreter  # Ray's
+    """Leaves the cluster. The driver's actors and tasks end, and so does a private cluster, which this always waits for. In a worker it
+    does nothing: the process belongs to its node, and the call continues."""
+    del wait_for_processes, _exiting_interpreter  # Ray's arguments, without effect
     if not state.is_worker:
         close()
 
@@ -357,8 +359,8 @@ def is_initialized() -> bool:
 
 
 def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None) -> ObjectRef:
-    """Keeps a value: up to 100 KiB in this process, larger ones in shared memory, from where other processes read them without a copy.
-    Raises ObjectStoreFullError when there is no room for one, neither in memory nor, for others, in files."""
+    """Stores a value: up to 100 KiB in this process, larger ones in shared memory, which other processes read without a copy. Raises
+    ObjectStoreFullError when neither memory nor the disk (for values moved to files) has room."""
     if _owner is not None:
         raise ValueError("put() has no _owner any more, as in Ray: a value belongs to the process that puts it")
     if _tensor_transport is not None:
@@ -370,11 +372,11 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
     return ObjectRef(_session().put(*_serialize.pack(value, what="the value that was put")))
 
 
-_SHORT_S = 0.002  # a wait for which nobody is told: of tasks that wait for each other each pays it
+_SHORT_S = 0.002  # a wait this short is not reported to the node; tasks in a chain of waits each pay it
 
 
 def _wait(waits, enough, timeout: float | None, *what):
-    """``waits(*what, timeout)``. A remote function that waits for others lends them its CPUs, if that takes longer than a moment."""
+    """Calls ``waits(*what, timeout)``. A remote function that waits longer than a moment lends its CPUs to other tasks."""
     if not state.lends or threading.current_thread() is not threading.main_thread():
         return waits(*what, timeout)
     end = None if timeout is None else time.monotonic() + timeout
@@ -389,17 +391,19 @@ def _wait(waits, enough, timeout: float | None, *what):
 
 
 def get(object_refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) -> Any:
-    """The value of a reference, or the list of values of a list of them, in order.
+    """Returns the value of a reference, or the values of a list of references, in order.
 
-    Raises what the remote code raised (as its own class and as TaskError), ActorDiedError, or GetTimeoutError after ``timeout`` seconds
-    (None or -1: never); for a list, on the first failure, without waiting for the others. Arrays are read-only: those of 4096 bytes and
-    more lie in memory that others share. So do tensors, but torch has no tensors that are read-only: what is written to one is seen
-    through this value alone (its pages are copied then). ValueError for what is no reference, TypeError for a list with something else.
+    Raises the exception of the remote code (an instance of both its own class and TaskError) or ActorDiedError. Raises GetTimeoutError
+    after ``timeout`` seconds (None or -1: never). For a list it raises the first failure without waiting for the others. ValueError for
+    anything but a reference, TypeError for a list with other elements.
+
+    Arrays are read-only; those of 4096 bytes and more lie in shared memory. Tensors do, too, but torch has no read-only tensors: a write
+    copies the pages, and only this value sees it.
     """
-    refs = object_refs  # its name is Ray's
-    if timeout is None and type(refs) is ObjectRef and refs._ref.ready:  # the most frequent, without a list
+    refs = object_refs  # Ray's name of the argument
+    if timeout is None and type(refs) is ObjectRef and refs._ref.ready:  # the fast path
         return load(refs)
-    timeout = None if timeout is None or timeout == -1 else number("timeout", timeout)  # likewise
+    timeout = None if timeout is None or timeout == -1 else number("timeout", timeout)  # after the fast path
     single = isinstance(refs, ObjectRef)
     if not single and isinstance(refs, ResultRef):
         return refs.get(timeout)
@@ -422,7 +426,7 @@ def get(object_refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None =
             late = [repr(r) for r in wanted if not r._ref.ready]
             raise GetTimeoutError(f"not ready within {timeout:g} s: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}")
         failed = _native.settled(natives)[1]
-    if failed >= 0:  # a failure comes before values that are not there yet
+    if failed >= 0:  # raised before the pending values arrive
         load(wanted[failed])
     values = [load(r) for r in wanted]
     return values[0] if single else values
@@ -431,11 +435,11 @@ def get(object_refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None =
 def wait(
     ray_waitables: list[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-    """(ready, rest) once ``num_returns`` are ready or ``timeout`` seconds are over. At most ``num_returns`` are in ``ready``; the order
-    is the given one. References of dead actors are ready; so is a generator (ObjectRefGenerator) whose next item is there, or that has none
-    any more."""
+    """Returns (ready, rest) once ``num_returns`` are ready or ``timeout`` seconds are over. ``ready`` has at most ``num_returns`` elements;
+    both keep the given order. References of dead actors are ready. An ObjectRefGenerator is ready if its next item has arrived or it is
+    exhausted."""
     del fetch_local  # values of one host are local
-    refs = ray_waitables  # its name is Ray's
+    refs = ray_waitables  # Ray's name of the argument
     if not isinstance(refs, list) or not all(isinstance(r, Waitable) for r in refs):
         raise TypeError("wait() takes a list of ObjectRefs and ObjectRefGenerators")
     if timeout is not None and timeout < 0:
@@ -444,12 +448,12 @@ def wait(
     timeout = None if timeout is None else number("timeout", timeout)
     if not refs:
         return [], []
-    if len({r._id or id(r) for r in refs}) != len(refs):  # copies of one have its id
+    if len({r._id or id(r) for r in refs}) != len(refs):  # copies of a reference share its id
         raise ValueError("wait() takes each ObjectRef once")
     if not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is between 1 and the number of references ({len(refs)})")
     natives = [r._ref for r in refs]
-    if _native.settled(natives)[0]:  # also of a cluster that was left
+    if _native.settled(natives)[0]:  # works after shutdown as well
         return refs[:num_returns], refs[num_returns:]
     flags = _wait(_session().wait_some, lambda flags: sum(flags) >= num_returns, timeout, natives, num_returns)
     ready = [r for r, f in zip(refs, flags, strict=True) if f][:num_returns]
@@ -458,44 +462,45 @@ def wait(
 
 
 def kill(actor, *, no_restart: bool = True) -> None:
-    """Ends an actor at once; calls on it fail with ActorDiedError. With ``no_restart=False`` one that has ``max_restarts`` left only loses
-    its process."""
+    """Ends an actor at once; calls on it fail with ActorDiedError. With ``no_restart=False`` an actor that has ``max_restarts`` left only
+    loses its process."""
     held = getattr(actor, "_shoal_actor", None)
     if held is None:
         raise ValueError(f"kill() takes an actor handle, not {type(actor).__name__}; a call is ended by cancel()")
     actor_id = held.id
-    if state.session is None and not state.forked:  # no cluster is begun to end an actor
+    if state.session is None and not state.forked:  # must not start a cluster
         raise ActorHandleNotFoundError(f"this process has left the cluster of actor {actor_id}")
     session = _session()
     try:
         session.kill(actor_id, not no_restart)
-    except NotFound:  # the head never had it, or has forgotten it
+    except NotFound:  # unknown to the head, or already removed there
         if not session.dead(actor_id):
             raise ActorHandleNotFoundError(f"the cluster does not know actor {actor_id}") from None
 
 
 def cancel(ray_waitable, *, force: bool = False, recursive: bool = True) -> None:
-    """Tells that nobody wants the result of a call any more; ``get`` of it, and of what depends on it, raises TaskCancelledError.
+    """Cancels a call: ``get`` of its result, and of results that depend on it, raises TaskCancelledError.
 
-    What has not begun never will. A remote function that runs gets a KeyboardInterrupt, or with ``force`` its process ends; an
-    ``async def`` method is cancelled as asyncio tasks are; another method that runs goes on to its end, and its result is what the call
-    comes to. ``recursive``: so are the calls that it made and that are not done. Of a generator (``ObjectRefGenerator``) the rest. Nothing
-    happens to a call that is done, or to a value that was ``put``. ValueError for ``force`` with a method of an actor. A call of another
-    process is cancelled by that one, for which this waits up to 30 seconds (DeadlineExceeded); nothing happens when it is gone.
+    A call that has not begun never runs. A running remote function gets a KeyboardInterrupt, or with ``force`` its process ends. An
+    ``async def`` method is cancelled like an asyncio task. Any other running method continues, and its result stands. ``recursive``: the
+    unfinished calls that it made are cancelled as well. For an ``ObjectRefGenerator`` the remaining items are cancelled. Finished calls
+    and values of ``put`` are not affected. ValueError for ``force`` with a method of an actor.
+
+    The call's owner cancels it. This waits up to 30 seconds for another process (DeadlineExceeded); a dead owner is no error.
     """
-    ref = getattr(ray_waitable, "_done", ray_waitable)  # of an ObjectRefGenerator
+    ref = getattr(ray_waitable, "_done", ray_waitable)  # the completion reference of an ObjectRefGenerator
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel() takes an ObjectRef, not {type(ref).__name__}; an actor is ended by kill()")
     session, recursive, force = _session(), flag("recursive", recursive), flag("force", force)
     if not ref._owner:
         session.cancel(ref._ref, recursive, force)
-    elif type(ref) is not ObjectRef or not ref._ref.ready:  # by its name: it may be a copy, also of one of this process's own
+    elif type(ref) is not ObjectRef or not ref._ref.ready:  # by id: the reference may be a copy, even of one that this process owns
         session.cancel_elsewhere(ref._id, ref._owner, recursive, force)
 
 
 def nodes() -> list[dict[str, Any]]:
-    """A row per node: id, host, state, pid, total and available resources, labels; and under Ray's names NodeID, Alive, Resources, Labels,
-    NodeManagerHostname, NodeManagerAddress, NodeName (all three the address)."""
+    """Returns a row per node: id, host, state, pid, total and available resources, labels. Ray's names are NodeID, Alive, Resources,
+    Labels, NodeManagerHostname, NodeManagerAddress and NodeName (the last three all hold the host)."""
     return [{**row, **_rays_names(row)} for row in _session().list("nodes")]
 
 

@@ -1,4 +1,4 @@
-"""``exit_actor``: an actor ends itself. And the names under which handles and classes are known to type checkers."""
+"""``exit_actor``, by which an actor ends itself, and the names of handles and classes for type checkers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ __all__ = ["ActorClass", "ActorClassInheritanceException", "ActorHandle", "Actor
 def exit_actor() -> None:
     """Ends the actor that runs this: its constructor, a method, or a thread or task that one of them began.
 
-    It raises an exception, which ends the call; the actor ends whether that is caught or not. Calls that run (of an async actor or one
-    with threads) come to their end first, however long they take; a call that does not end keeps the actor until it is killed. Tasks and
-    threads that are no calls are not waited for. Calls that wait for their turn, and all that come, fail with ActorDiedError; so does
-    the call that ends it, at once if others run, and else when the actor has ended. ``__ray_shutdown__`` and exit handlers (``atexit``)
-    run. It is not started again.
+
+    It raises an exception, which ends the call; the actor ends even if user code catches it. Running calls (of an async or threaded actor)
+    finish first, without a time limit; a call that never ends keeps the actor until it is killed. Other tasks and threads are not waited
+    for. Waiting and later calls fail with ActorDiedError. So does the calling call: at once if others run, otherwise when the actor has
+    ended. ``__ray_shutdown__`` and ``atexit`` handlers run. The actor is not restarted.
+
     TypeError outside of an actor.
     """
     if not running.actor_id:
@@ -30,7 +31,7 @@ def exit_actor() -> None:
         call.leaves = True
     leave(ActorExit(0))
     if call is None and threading.current_thread() is not threading.main_thread():
-        raise SystemExit(0)  # which ends a thread without a word
+        raise SystemExit(0)  # ends the thread silently
     if (running.settings.get("concurrency") or {}).get("async") and threading.current_thread() is not threading.main_thread():
         raise AsyncioActorExit("exit_actor() was called")
     raise ActorExit(0)

@@ -1,4 +1,4 @@
-"""``cloudpickle``, which pickles what Shoal sends, but for the file of a function's code: tracebacks name it. The name is Ray's."""
+"""``cloudpickle`` as Shoal uses it: functions keep their file name, which tracebacks need. The module's name is Ray's."""
 
 import io
 import types
@@ -16,9 +16,9 @@ _reduce_code = _own[types.CodeType]
 
 
 def _code_parts(code: types.CodeType) -> tuple:
-    """(function, arguments) that make it again; from cloudpickle 3.1.3 on, its own have the same name for each file."""
+    """Returns (function, arguments) that rebuild ``code``. cloudpickle 3.1.3 and later replace the file name; this puts it back."""
     make, arguments = _reduce_code(code)
-    file = "".join(code.co_filename)  # a copy: whether strings are shared does not change the pickle
+    file = "".join(code.co_filename)  # a copy, so that the pickle does not depend on shared strings
     return make, tuple(file if type(a) is str and a == "<dynamic-code>" else a for a in arguments)
 
 

@@ -1,4 +1,4 @@
-"""The exceptions that Shoal raises. One class per code, named by what the caller should do; the names of Ray lie beneath them."""
+"""The exceptions that Shoal raises: one class per error code, named by the caller's reaction, with Ray's names as subclasses."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class Internal(ShoalError):
     code = "Internal"
 
 
-# ---- Ray's names. Where a class is empty its code says what to do and its name what happened. Those that are said to be for ``except``
-# alone nothing here raises.
+# # ---- Ray's names. The base class (the code) gives the reaction, the name gives the cause. Classes marked "For ``except`` alone" are
+# never raised.
 
 
 class RpcError(Unavailable, ConnectionError):
@@ -169,7 +169,7 @@ class RayActorError(Unavailable):
 
     @property
     def preempted(self) -> bool:
-        """Whether the actor's node was drained."""
+        """True if the actor's node was drained."""
         return "its node was drained" in self.message
 
     @property
@@ -186,8 +186,8 @@ class ActorDiedError(RayActorError):
 
 
 class ActorUnavailableError(RayActorError):
-    """The actor is not there now, but may be again: its process is started again, or the connection to it broke. Whether the call was
-    executed is not known."""
+    """The actor is not there now, but may be again: its process is started again, or the connection to it broke. The call may
+    have been executed."""
 
 
 class WorkerCrashedError(Unavailable):
@@ -369,9 +369,9 @@ _REASONS = {
 
 
 def from_error(code: int, reason: str, message: str, hint: str, context: list[str]) -> ShoalError:
-    """The exception for an Error of the engine."""
+    """Returns the exception for an Error of the engine."""
     cls = _REASONS.get(reason, RpcError if _CODES[code] is Unavailable else _CODES[code])
-    if cls is ActorDiedError:  # in Ray's words
+    if cls is ActorDiedError:  # Ray's wording
         message = message.replace(" died: it was killed by shoal.kill", " died. The actor is dead because it was killed by shoal.kill", 1)
     if reason == "GroupRemoved" and cls is Cancelled:
         cls = TaskPlacementGroupRemoved
@@ -385,9 +385,9 @@ class TaskError(ShoalError):
     """User code raised on the other side. ``cause`` is what it raised; the message carries its traceback, and those of
     the calls that it passed through, outermost first.
 
-    What ``get`` raises is an instance of this *and* of the cause's own class. ``cause`` is None when it could not travel: the message is
-    there in any case. ``pid`` and ``ip`` are of the process that ran it (0 and "" where nobody said). Ray's names: ``function_name`` is
-    ``where``, ``traceback_str`` is ``traceback_text``, ``proctitle`` how Ray would name that process.
+    The exception that ``get`` raises is an instance of this *and* of the cause's own class. ``cause`` is None if it could not be pickled;
+    the message is complete in any case. ``pid`` and ``ip`` belong to the process that ran the code (0 and "" if unknown). Ray's names:
+    ``function_name`` is ``where``, ``traceback_str`` is ``traceback_text``, ``proctitle`` is Ray's title of that process.
     """
 
     def __init__(self, cause: BaseException | None, traceback_text: str, where: str, pid: int = 0, ip: str = ""):
@@ -396,13 +396,13 @@ class TaskError(ShoalError):
         self.function_name, self.traceback_str, self.proctitle = where, traceback_text, f"ray::{where}"
 
     def __reduce__(self):
-        from shoal import _serialize  # which knows this module
+        from shoal import _serialize  # imports this module
 
         return _unpack, (_serialize.pack_exception(self.cause), self.traceback_text, self.where, self.pid, self.ip)
 
     @property
     def _shoal_error(self) -> TaskError:
-        """Itself, without what a mix has of its cause: attributes of any name."""
+        """This error without attributes of its cause; an instance of the combined class overrides it."""
         return self
 
     def as_instanceof_cause(self) -> Exception:
@@ -410,9 +410,9 @@ class TaskError(ShoalError):
         return self.as_instance_of_cause()
 
     def as_instance_of_cause(self) -> Exception:
-        """This error as an exception that ``except CauseClass`` catches, too. It has the cause's attributes, but for one called ``cause``.
+        """Returns this error as an exception that ``except CauseClass`` catches, too. It has the cause's attributes, except ``cause``.
 
-        Not of a SystemExit or KeyboardInterrupt: another process's end is no reason for this one's. Nor of a GeneratorExit.
+        Returns self for a cause of SystemExit, KeyboardInterrupt or GeneratorExit: those must not end the caller's process.
         """
         if isinstance(self.cause, TaskError):
             return self.cause
@@ -429,12 +429,12 @@ class TaskError(ShoalError):
 
         try:
             body = {"__str__": text, "__reduce__": reduced, "_shoal_error": outer}
-            if not issubclass(cls, ShoalError):  # ours would hide them
+            if not issubclass(cls, ShoalError):  # TaskError's class attributes would hide the cause's
                 body.update((name, vars(base)[name]) for base in reversed(cls.__mro__) for name in _OURS & vars(base).keys())
             both = type(f"TaskError({cls.__name__})", (TaskError, cls), body)
             own = {name: value for name, value in vars(outer).items() if name not in body}
             return bare(both, args, {**own, **attributes, "cause": self.cause})
-        except Exception:  # its class forbids such a mix
+        except Exception:  # the cause's class cannot be combined
             return self
 
 
@@ -452,15 +452,15 @@ def _unpack_as_cause(packed: bytes, *origin) -> Exception:
 
 
 def parts(error: BaseException) -> tuple[tuple, dict]:
-    """(args, attributes) of an exception, those of C and of slots among them."""
+    """Returns (args, attributes) of an exception, including those of C structs and slots."""
     attributes = {}
     for cls in type(error).__mro__:
         for name, member in vars(cls).items():
-            # `obj` of an AttributeError is whatever was looked at: the whole actor, for one.
+            # `obj` of an AttributeError is left out: it may be large (a whole actor).
             if isinstance(member, _MEMBERS) and not name.startswith("__") and name not in ("args", "obj"):
                 with contextlib.suppress(AttributeError):
                     value = getattr(error, name)
-                    if value is not None or cls.__module__ != "builtins":  # an OSError looks whether they were set, not to what
+                    if value is not None or cls.__module__ != "builtins":  # OSError distinguishes None from unset
                         attributes[name] = value
     return error.args, {**attributes, **getattr(error, "__dict__", {})}
 
@@ -469,24 +469,24 @@ _MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def _new(cls: type[BaseException], args: tuple) -> BaseException:
-    """By the class that says what it looks like in memory, which is the first of the built-in ones for most."""
+    """Calls ``__new__`` of the built-in base that determines the memory layout, usually the first one in the MRO."""
     builtin = [c for c in cls.__mro__ if c.__module__ == "builtins"]
     while True:
         try:
             return builtin[0].__new__(cls, *args)
         except TypeError:
-            if len(builtin) == 2:  # object's is for nothing that raises
+            if len(builtin) == 2:  # object.__new__ cannot make an exception
                 raise
             del builtin[0]
 
 
 def bare(cls: type[BaseException], args: tuple, attributes: dict) -> BaseException:
-    """An exception made of its parts. Its class's own ``__init__`` is not called: it may want other arguments than ``args``."""
+    """Makes an exception from its parts, without calling its ``__init__``, which may require other arguments than ``args``."""
     error = _new(cls, args)
     error.args = args
     for name, value in attributes.items():
         if isinstance(getattr(cls, name, None), property):
             continue
-        with contextlib.suppress(AttributeError, TypeError):  # read-only members: __new__ has set them
+        with contextlib.suppress(AttributeError, TypeError):  # read-only members, which __new__ has set
             object.__setattr__(error, name, value)
     return error

@@ -1,4 +1,4 @@
-"""``RemoteFunction``: what ``remote`` makes of a function. For type checkers."""
+"""``RemoteFunction``, the class of decorated functions, for type checkers."""
 
 from shoal._remote import RemoteFunction
 

@@ -1,4 +1,4 @@
-"""``get_runtime_context``: who and where this process is, and what it runs. Names are Ray's."""
+"""``get_runtime_context``: the identity of this process and of the call that it executes. Names are Ray's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["RuntimeContext", "get_gpu_ids", "get_runtime_context"]
 
 
 class RuntimeContext:
-    """Ids are hexadecimal text with ``hex()``. What only a worker has is None in a driver, with a warning."""
+    """Ids are hexadecimal text with ``hex()``. Fields that only a worker has are None in a driver, with a warning."""
 
     def get_job_id(self) -> JobID:
         return JobID(_session().job)
@@ -33,17 +33,17 @@ class RuntimeContext:
         return WorkerID(_session().worker)
 
     def get_actor_id(self) -> ActorID | None:
-        """None in a remote function."""
+        """The id of this actor, or None in a remote function."""
         return ActorID(running.actor_id) if _in_worker("get_actor_id") and running.actor_id else None
 
     def get_actor_name(self) -> str | None:
-        """``""`` of an actor without a name, None outside of actors."""
+        """The actor's name, ``""`` for an actor without one, None outside of actors."""
         if not _in_worker("get_actor_name") or not running.actor_id:
             return None
         return running.settings.get("name") or ""
 
     def get_task_id(self) -> TaskID | None:
-        """The id of the call that is executed: another one each time."""
+        """The id of the executing call; each attempt has another one."""
         call = _call("get_task_id")
         return TaskID(call.task_id) if call else None
 
@@ -79,18 +79,18 @@ class RuntimeContext:
 
     @property
     def task_id(self) -> TaskID | None:
-        """As get_task_id."""
+        """Same as get_task_id."""
         call = _call("task_id")
         return TaskID(call.task_id) if call else None
 
     @property
     def actor_id(self) -> ActorID | None:
-        """As get_actor_id."""
+        """Same as get_actor_id."""
         return ActorID(running.actor_id) if _in_worker("actor_id") and running.actor_id else None
 
     @property
     def current_placement_group_id(self) -> PlacementGroupID:
-        """As get_placement_group_id; nil where there is none."""
+        """Same as get_placement_group_id, but nil where there is no group."""
         return PlacementGroupID(self.get_placement_group_id() or PlacementGroupID.nil())
 
     @property
@@ -101,8 +101,8 @@ class RuntimeContext:
         return next((n["labels"] for n in nodes() if n["id"] == self.get_node_id()), {})
 
     def is_canceled(self) -> bool:
-        """Whether somebody cancelled the call that is executed: for one that goes on until it looks. RuntimeError outside of calls, and
-        in ``async def`` methods, which are interrupted."""
+        """True if the executing call was cancelled; for code that polls. RuntimeError outside of calls, and in async actors, whose calls
+        are interrupted."""
         call = _call("is_canceled")
         if call is None or call.incoming is None:
             raise RuntimeError("is_canceled() is for remote functions and methods of actors")
@@ -126,7 +126,7 @@ class RuntimeContext:
         return _session().folder
 
     def get_assigned_resources(self) -> dict[str, float]:
-        """The resources that the actor or the function asked for: by default nothing and one CPU."""
+        """The resources that the actor or the function requested. The defaults are none for an actor and one CPU for a function."""
         return dict(running.settings.get("resources") or {}) if _in_worker("get_assigned_resources") else {}
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
@@ -135,7 +135,7 @@ class RuntimeContext:
 
     @property
     def current_actor(self) -> ActorHandle:
-        """A handle of the actor that runs this, which keeps nobody, here and elsewhere, as in Ray. RuntimeError outside of actors."""
+        """A handle of the executing actor that does not keep it alive, nor do its copies (as in Ray). RuntimeError outside of actors."""
         if not running.actor_id:
             raise RuntimeError("current_actor is there in methods of actors only")
         name = running.settings["class_name"]
@@ -151,16 +151,16 @@ class RuntimeContext:
 
     @property
     def gcs_address(self) -> str:
-        """Where the head is."""
+        """The address of the head."""
         return _session().head_endpoint
 
     @property
     def was_current_actor_reconstructed(self) -> bool:
-        """Whether its process was started again since it was made."""
+        """True if the actor's process was restarted."""
         return int(os.environ.get("SHOAL_RESTARTS", "0")) > 0
 
     def get(self) -> dict[str, Any]:
-        """Those of job_id, node_id, namespace, task_id and actor_id that this process has."""
+        """A dict with job_id, node_id, namespace, and in a worker task_id and actor_id if any."""
         out = {"job_id": self.get_job_id(), "node_id": self.get_node_id(), "namespace": self.namespace}
         if state.is_worker:
             out |= {k: v for k, v in (("task_id", self.get_task_id()), ("actor_id", self.get_actor_id())) if v is not None}
@@ -178,7 +178,7 @@ def _call(what: str) -> CallInfo | None:
 
 
 def get_runtime_context() -> RuntimeContext:
-    """The context of this process. Connects it (``init``) if need be."""
+    """Returns the context of this process; calls ``init`` if the process is not connected."""
     _session()
     return RuntimeContext()
 
@@ -190,6 +190,6 @@ def _visible_gpus() -> list[str]:
 
 
 def get_gpu_ids() -> list[int | str]:
-    """The ids of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` says; none in a worker that asked for none."""
+    """The ids of the GPUs that this process may use (``CUDA_VISIBLE_DEVICES``); empty in a worker that requested none."""
     _session()
     return [int(i) if i.isdigit() else i for i in _visible_gpus()]

@@ -1,4 +1,4 @@
-"""``RuntimeEnv``: a ``runtime_env`` that is looked at where it is made. Names are Ray's; a dict does as well."""
+"""``RuntimeEnv``: a ``runtime_env`` that is checked on construction. Names are Ray's; a dict is accepted as well."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["RuntimeEnv", "RuntimeEnvConfig"]
 
 
 class RuntimeEnv(dict):
-    """``env_vars``, ``working_dir``, ``py_modules``, ``excludes``, ``pip``, ``uv``, ``config`` as keywords. TypeError or ValueError for
-    what makes no sense."""
+    """Keywords: ``env_vars``, ``working_dir``, ``py_modules``, ``excludes``, ``pip``, ``uv``, ``config``. Raises TypeError or ValueError
+    for invalid ones."""
 
     def __init__(self, /, **keys: Any):
         super().__init__(_environment.check({k: v for k, v in keys.items() if v is not None}))
@@ -21,9 +21,9 @@ class RuntimeEnv(dict):
 
 
 class RuntimeEnvConfig(dict):
-    """``config`` of a ``runtime_env``. ``setup_timeout_seconds``: how long ``pip`` or ``uv`` may take for it, -1 for no limit (also the
-    default); then RuntimeEnvSetupError. ``eager_install`` and ``log_files`` change nothing: it is made when a process first needs it, and
-    what failed is in the error."""
+    """``config`` of a ``runtime_env``. ``setup_timeout_seconds``: the limit for ``pip`` or ``uv`` (-1: none); beyond it
+    RuntimeEnvSetupError. ``eager_install`` and ``log_files`` have no effect: the first process that needs the environment makes it, and the
+    error has the output."""
 
     def __init__(self, setup_timeout_seconds: int = -1, eager_install: bool = True, log_files: list[str] | None = None):
         super().__init__(setup_timeout_seconds=setup_timeout_seconds, eager_install=eager_install, log_files=log_files or [])
