@@ -1,5 +1,4 @@
-// What head, nodes and clients tell each other about: launches, gangs, jobs, and the rows that `shoal list` shows.
-// Plain values.
+// Plain values that head, nodes and clients exchange: launches, gangs, jobs, and the rows that `shoal list` shows.
 #pragma once
 
 #include <sys/types.h>
@@ -18,7 +17,7 @@
 
 namespace shoal::actors {
 
-// The reason of errors of what died with a process that was killed for want of memory, whoever tells of it.
+// The reason in errors that follow from a process killed for lack of memory.
 inline constexpr const char* kOutOfMemory = "OutOfMemory";
 
 // How to start a process.
@@ -42,12 +41,12 @@ struct Launch {
   bool operator==(const Launch&) const = default;
 };
 
-// How things that are placed together lie on nodes. Pack: on as few as they fit on, one after the other; spread: on as many as there are;
-// strictly: on one, or each on another, or not at all.
+// Placement of a group's parts on nodes. Pack: on as few nodes as possible; spread: on as many as possible. The strict forms require one
+// node, or a node for each, or fail.
 enum class Strategy : std::uint16_t { kPack, kSpread, kStrictPack, kStrictSpread };
 const char* to_string(Strategy strategy);
 
-// A condition on a label of a node: it is there and its value is one of `values` (of none given: whatever it is), or (negated) not so.
+// A condition on a node's label: it exists and its value is in `values` (empty: any value). Negated: the opposite.
 struct LabelMatch {
   std::string label;
   std::vector<std::string> values;
@@ -55,15 +54,15 @@ struct LabelMatch {
   bool operator==(const LabelMatch&) const = default;
 };
 
-// Where something may be placed, beside having room there.
+// Constraints on placement besides free resources.
 struct Where {
-  GroupId group;             // out of this placement group's resources,
-  std::int32_t bundle = -1;  // of this bundle of it, or any
+  GroupId group;             // from this placement group's resources
+  std::int32_t bundle = -1;  // from this bundle of the group; -1: any
   NodeId node;               // on this node
-  bool soft = false;         // or, if that one is gone or could never hold it, on another
-  bool spread = false;       // where few are already
+  bool soft = false;         // if that node is gone or could never hold it, on another
+  bool spread = false;       // where few are placed already
   std::vector<LabelMatch> labels;
-  std::vector<LabelMatch> prefers;  // on a node with these, too, if there is room on one
+  std::vector<LabelMatch> prefers;  // preferred labels, if such a node has room
   bool operator==(const Where&) const = default;
 };
 
@@ -73,53 +72,52 @@ struct ActorSpec {
   Resources resources;
 };
 
-// Actors that are placed together or not at all; each gets a process of its own. Ranks follow the order of `actors`.
+// Actors that are placed together or not at all; each gets its own process. Ranks follow the order of `actors`.
 struct GangSpec {
   GangId id;
   JobId job;
   std::vector<ActorSpec> actors;
   Launch launch;
   Where where;
-  // The process that asks for it, of one that a node started. If that is an actor's or a worker of functions, it ends with that process;
-  // a detached one does not, nor what a driver or a rank of a job asked for, which ends with its job.
+  // The process that asked for the gang, if a node started it. A gang asked for by an actor or a worker of functions ends with that
+  // process, unless detached. A gang of a driver or a rank of a job ends with its job.
   WorkerId creator;
-  // Fail with ResourceExhausted/Infeasible when no present node could ever hold it, instead of waiting for one that
-  // can.
+  // Fail with ResourceExhausted/Infeasible if no present node could ever hold it, instead of waiting for such a node.
   bool refuse_infeasible = false;
 
-  // Of one actor alone. A name is unique in its namespace while its actor lives, and `handle` (the client's own bytes) is what those who
-  // find it by name get. A detached actor is a job of its own, which ends with it: it outlives the job that asked for it.
+  // For a single actor. A name is unique in its namespace while its actor lives; finding it by name returns `handle` (the client's own
+  // bytes). A detached actor is its own job, which ends with it, so that it outlives the job that asked for it.
   std::string name, name_space, handle;
-  bool get_if_exists = false;  // the living one of this name, if there is one, instead of a new one
+  bool get_if_exists = false;  // return the living actor of this name, if any
   bool detached = false;
-  // Also of one alone. How often it is started again when its process ends although nobody asked for that (-1: always), with what it is
-  // made from then (`birth`, the client's own bytes); and how often a caller sends a call again that was lost so.
+  // For a single actor: restarts after unrequested ends of its process (-1: unlimited), from `birth` (the client's own bytes), and
+  // resends of a call lost that way.
   std::int32_t max_restarts = 0, max_task_retries = 0;
   std::string birth;
   static constexpr std::size_t kMaxActors = 4096;
   static constexpr std::size_t kMaxName = 1000, kMaxHandle = 1 << 18, kMaxBirth = 1 << 19;  // bytes
 };
 
-// Resources that are reserved together or not at all, bundle by bundle, each on one node; actors are placed into them later.
+// Resources reserved together or not at all, each bundle on one node; actors are placed into them later.
 struct GroupSpec {
   GroupId id;
   JobId job;
   std::string name, name_space;  // unique while it lives; may be empty
   Strategy strategy = Strategy::kPack;
   std::vector<Resources> bundles;
-  std::vector<std::vector<LabelMatch>> labels;  // of the node of each bundle; empty: of any
+  std::vector<std::vector<LabelMatch>> labels;  // required of each bundle's node; empty: none
   bool detached = false;                        // outlives its job
   static constexpr std::size_t kMaxBundles = 4096;
 };
 
-// What a submitted job was asked for with, as it is shown again.
+// The arguments of a submitted job, as they are displayed.
 struct Submission {
-  std::string id;  // the submitter's, or the job's own; unique among the jobs that are known
+  std::string id;  // the submitter's, or the job's own; unique among the head's jobs
   std::string entrypoint;
   std::string runtime_env;  // JSON
   std::map<std::string, std::string> metadata;
   bool operator==(const Submission&) const = default;
-  static constexpr std::size_t kMaxId = 256, kMaxText = 1 << 16;  // bytes; of each of the others
+  static constexpr std::size_t kMaxId = 256, kMaxText = 1 << 16;  // bytes; kMaxText for each of the others
 };
 
 // One driver process, or (num_workers > 0) a gang of processes with torchrun's environment variables.
@@ -137,9 +135,9 @@ enum class ActorState : std::uint16_t { kPending, kStarting, kAlive, kDead, kRes
 enum class JobState : std::uint16_t { kPending, kRunning, kSucceeded, kFailed, kStopped };
 enum class WorkerState : std::uint16_t { kStarting, kRunning, kExited };
 enum class NodeState : std::uint16_t { kAlive, kDead };
-// Rescheduling: a node with a bundle of it was lost, and that bundle waits for another.
+// kRescheduling: a node with one of its bundles was lost, and that bundle waits for another node.
 enum class GroupState : std::uint16_t { kPending, kCreated, kRescheduling, kRemoved };
-// Whether a node takes new work. One that drains also leaves, once nothing runs there or its time is over.
+// Willingness to take new work. A draining node also leaves, once it is idle or its deadline is over.
 enum class NodeDuty : std::uint16_t { kWorks, kCordoned, kDrains };
 inline bool ended(JobState state) { return state != JobState::kPending && state != JobState::kRunning; }
 const char* to_string(ActorState state);
@@ -154,7 +152,7 @@ struct ActorRow {
   ActorState state = ActorState::kPending;
   JobId job;
   NodeId node;
-  WorkerId worker, previous;  // the one before it, of an actor that was started again
+  WorkerId worker, previous;  // `previous`: the worker before the last restart
   pid_t pid = 0;
   GangId gang;
   std::int32_t rank = 0;
@@ -164,9 +162,9 @@ struct ActorRow {
   bool detached = false;
   std::int32_t max_restarts = 0, max_task_retries = 0;
   std::uint32_t num_restarts = 0;
-  std::string endpoint;                           // where it takes calls; empty until alive
+  std::string endpoint;                           // of its process; empty until alive
   std::string pending_reason;                     // why it is not placed yet
-  std::map<std::string, std::string> attributes;  // what the actor says of itself: rows, bytes
+  std::map<std::string, std::string> attributes;  // set by the actor itself: rows, bytes
   std::optional<Error> cause;                     // of its death
 };
 
@@ -179,11 +177,11 @@ struct NodeRow {
   Resources total, available;
   std::map<std::string, std::string> labels;
   bool cordoned = false;                 // takes no new work
-  std::int64_t drain_until_unix_ms = 0;  // and leaves then, or earlier; 0: stays
+  std::int64_t drain_until_unix_ms = 0;  // end of the drain; 0: no drain
 
   NodeDuty duty() const { return drain_until_unix_ms != 0 ? NodeDuty::kDrains : cordoned ? NodeDuty::kCordoned : NodeDuty::kWorks; }
 };
-// As people are told: ALIVE, CORDONED, DRAINING, DEAD.
+// Displayed states: ALIVE, CORDONED, DRAINING, DEAD.
 const char* state_text(const NodeRow& row);
 
 struct WorkerRow {
@@ -205,7 +203,7 @@ struct JobRow {
   std::uint32_t num_workers = 0;
   std::int64_t started_unix_ms = 0;
   std::int64_t ended_unix_ms = 0;
-  std::int32_t exit_code = 0;  // as a shell says it
+  std::int32_t exit_code = 0;  // as in a shell
   std::string pending_reason;
   std::optional<Error> cause;
   Submission submission;
@@ -218,7 +216,7 @@ struct GroupRow {
   Strategy strategy = Strategy::kPack;
   GroupState state = GroupState::kPending;
   std::vector<Resources> bundles;
-  std::vector<NodeId> nodes;  // of each bundle; none while it waits
+  std::vector<NodeId> nodes;  // of each bundle; empty while it waits
   std::string pending_reason;
   std::optional<Error> cause;  // of its removal
 };
@@ -228,10 +226,10 @@ struct ClusterStatus {
   pid_t head_pid = 0;
   Resources total, available;
   std::uint32_t num_nodes = 0, num_workers = 0, num_actors = 0, num_jobs = 0;
-  std::vector<std::string> pending;  // what waits, and for what
-  std::string store;                 // where the head keeps its decisions
-  std::vector<std::string> heads;    // endpoints, the one that leads first; none where there is one head
-  bool wanted_back = false;          // by somebody else, of what the asking job's workers of remote functions hold
+  std::vector<std::string> pending;  // waiting actors, groups and jobs, with their reasons
+  std::string store;                 // the head's storage
+  std::vector<std::string> heads;    // endpoints, the leading head first; empty with one head
+  bool wanted_back = false;          // other jobs wait for resources that the asking job's workers of functions hold
 };
 
 }  // namespace shoal::actors

@@ -1,4 +1,4 @@
-// Processes that run remote functions are actors of a class that no program has: they are shown as workers, not as actors.
+// Processes that run remote functions are actors of a reserved class, and are displayed as workers.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace shoal::actors {
 
 inline constexpr const char* kFunctionWorker = "remote functions";
-// Behind it may stand for which function such a process was asked for first; it runs others, too.
+// Separates the class from the function that such a worker was first started for; it runs others too.
 inline constexpr std::string_view kFunctionOf = ": ";
 
 inline bool is_function_class(std::string_view class_name) { return class_name.starts_with(kFunctionWorker); }

@@ -1,4 +1,4 @@
-// Names of metrics and labels: what Prometheus takes for one, and which are whose.
+// Names of metrics and labels: Prometheus's rules, and reserved names.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace shoal::actors {
 
-inline constexpr std::string_view kUserMetrics = "shoal_user_";  // what they have before their names
+inline constexpr std::string_view kUserMetrics = "shoal_user_";  // prefix of user metrics
 
 inline bool is_metric_name(std::string_view name) {
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
@@ -15,10 +15,10 @@ inline bool is_metric_name(std::string_view name) {
   return !name.empty() && letter(name[0]) && std::all_of(name.begin(), name.end(), goes_on);
 }
 
-// Of a label that a process may give: Prometheus keeps __.. and a histogram's "le" for itself.
+// A label that a process may set. Prometheus reserves __.. and a histogram's "le".
 inline bool is_label_name(std::string_view name) { return is_metric_name(name) && !name.starts_with("__") && name != "le"; }
 
-// Whether nodes and the head give labels of this name.
+// A label that nodes and the head add themselves.
 inline bool is_label_of_ours(std::string_view name) {
   constexpr std::string_view kOurs[] = {"host", "job_id", "node", "pid", "role", "worker"};
   return std::find(std::begin(kOurs), std::end(kOurs), name) != std::end(kOurs);

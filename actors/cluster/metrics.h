@@ -1,4 +1,4 @@
-// Measurements as they travel: families of one name, each with samples that labels tell apart. Plain values and how they add up; pure.
+// Metrics as messages carry them: families of one name, with samples distinguished by labels. Plain values and their sums; no state.
 #pragma once
 
 #include <cstdint>
@@ -11,30 +11,30 @@
 namespace shoal::actors {
 
 enum class MetricKind : std::uint16_t {
-  kCounter = 0,    // only grows; of several processes it is added up, also of those that have ended
+  kCounter = 0,    // only grows; summed over processes, ended ones included
   kGauge = 1,      // a value of one process
-  kHistogram = 2,  // as a counter
-  kLevel = 3,      // a gauge that is added up over processes, as long as they live
+  kHistogram = 2,  // summed like a counter
+  kLevel = 3,      // a gauge summed over living processes
 };
 inline constexpr std::uint16_t kNumMetricKinds = 4;
 
 struct MetricSample {
-  using Labels = std::vector<std::pair<std::string, std::string>>;  // by name, each once
+  using Labels = std::vector<std::pair<std::string, std::string>>;  // sorted by name, each once
   Labels labels;
-  double value = 0;                   // of a histogram the sum of what was observed
-  std::vector<std::uint64_t> counts;  // of a histogram: observed up to each bound and no earlier one; the last: beyond all
+  double value = 0;                   // a histogram's sum of observations
+  std::vector<std::uint64_t> counts;  // a histogram's counts: observations in each bucket, not cumulative; the last: beyond all bounds
   bool operator==(const MetricSample&) const = default;
 };
 
 struct MetricFamily {
   std::string name, help;
   MetricKind kind = MetricKind::kGauge;
-  std::vector<double> bounds;  // of a histogram, ascending
+  std::vector<double> bounds;  // a histogram's, ascending
   std::vector<MetricSample> samples;
   bool operator==(const MetricFamily&) const = default;
 };
 
-// A family of ours, sample by sample.
+// Builds a family of the runtime, sample by sample.
 class FamilyOf {
  public:
   FamilyOf(MetricKind kind, std::string name, std::string help) {
@@ -49,18 +49,18 @@ class FamilyOf {
   MetricFamily family_;
 };
 
-// `labels` and `more`, which are other names; by name.
+// `labels` and `more`, whose names must differ; sorted by name.
 MetricSample::Labels joined(MetricSample::Labels labels, const MetricSample::Labels& more);
 
-// Families added up: samples of the same name and labels become one, of gauges the last.
+// Sums families: samples of equal name and labels become one; of gauges the last wins.
 class MetricSums {
  public:
   explicit MetricSums(std::size_t max_series = SIZE_MAX) : max_series_(max_series) {}
 
-  // Each sample with `labels` besides. What cannot be added to what is there (another kind, other bounds, a name that is a part of a
-  // histogram's) and what is beyond max_series is left out, and counted.
+  // Adds each sample with the additional `labels`. Samples beyond max_series, or that conflict in kind, bounds or a histogram's derived
+  // names, are left out and counted.
   void add(const MetricFamily& family, const MetricSample::Labels& labels = {});
-  // By name, samples by labels.
+  // Sorted by name, samples by labels.
   std::vector<MetricFamily> families() const;
   std::size_t series() const { return series_; }
   std::uint64_t left_out() const { return left_out_; }

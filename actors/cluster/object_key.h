@@ -1,4 +1,4 @@
-// What an object is called in the whole cluster.
+// The cluster-wide name of an object.
 #pragma once
 
 #include "runtime/core/id.h"
@@ -8,7 +8,7 @@ namespace shoal::actors {
 struct ObjectKey {
   JobId job;
   ObjectId id;
-  NodeId home = {};  // the node that has it, or will; what it is named by without
+  NodeId home = {};  // the node that has it, or will have it; not part of the id
   auto operator<=>(const ObjectKey&) const = default;
 };
 

@@ -1,6 +1,6 @@
-// What a node has and an actor asks for: CPU, GPU, memory (bytes) and custom names.
+// Amounts that a node has or an actor asks for: CPU, GPU, memory (bytes) and custom names.
 //
-// Amounts are whole multiples of 1/10000, so that fractions add up exactly.
+// They are whole multiples of 1/10000, so that fractions add up exactly.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,7 @@ class Resources {
   static constexpr std::int64_t kUnit = 10'000;
 
   Resources() = default;
-  // From amounts as people write them. InvalidArgument when one is negative, too large, not finite or finer than
-  // 1/10000.
+  // From amounts in natural units. InvalidArgument for one that is negative, too large, not finite or finer than 1/10000.
   static Result<Resources> of(const std::map<std::string, double>& amounts);
 
   std::int64_t units(const std::string& name) const;
@@ -31,7 +30,7 @@ class Resources {
   bool operator==(const Resources&) const = default;
 
   std::string to_string() const;  // "CPU 1, GPU 0.5, memory 2 GiB", "nothing"
-  // What of this does not fit, in words: "GPU 4 (has 0)".
+  // The amounts that do not fit, as text: "GPU 4 (has 0)".
   std::string missing_in(const Resources& room) const;
 
  private:

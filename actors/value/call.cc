@@ -17,18 +17,18 @@ void describe(wire::Value::Builder m, const Value& value, bool local) {
   m.setShared(value.shared() && local);
   m.setRaised(value.raised());
   if (!value.refs().empty()) fill_keys(m.initContains(static_cast<unsigned>(value.refs().size())), value.refs());
-  if (value.shared() && local) return;  // its memory describes it
+  if (value.shared() && local) return;  // described by its own memory
   const auto all = value.sizes();
   auto sizes = m.initBuffers(static_cast<unsigned>(all.size()));
   for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, all[i]);
 }
 
-// One that needs no description where it is all there is in a message: one piece, that of the payload.
+// A plain value needs no description if it is alone in its message: it is the whole payload.
 bool is_plain(const Value& value, bool local) {
   return value.num_pieces() == 1 && !value.raised() && value.refs().empty() && !(value.shared() && local);
 }
 
-// The bytes and descriptors of `first`, then of the others.
+// Attaches the bytes and descriptors of `first`, then of the others.
 Result<void> attach(runtime::Message& message, bool local, const Value& first, std::span<const Value> others = {}) {
   std::size_t total = 0;
   const auto count = [&](const Value& v) { total += v.shared() && local ? 0 : v.total_bytes(); };
@@ -93,7 +93,7 @@ std::vector<Shape> read_shapes(capnp::List<wire::Value>::Reader list) {
   return out;
 }
 
-// The only value of a message that does not describe it.
+// The only value of a message without a description.
 Result<Value> plain_value(runtime::Message& message, ValueMemory* memory) {
   const auto piece = message.payload.span();
   if (piece.size() > Value::kMaxInlineBytes) return Value::make_shared({&piece, 1}, Value::Kind::kResult, memory);
@@ -102,7 +102,7 @@ Result<Value> plain_value(runtime::Message& message, ValueMemory* memory) {
   return Value::from_inline(std::move(sizes), std::move(message.payload), Value::Kind::kResult);
 }
 
-// Takes the values' bytes and descriptors off a message, in order.
+// Takes the values' bytes and descriptors from a message, in order.
 class Detacher {
  public:
   Detacher(runtime::Message& message, ValueMemory* memory) : message_(message), memory_(memory), size_(message.payload.size()) {}
@@ -129,7 +129,7 @@ class Detacher {
     }
     if (total > size_ - at_) return fail(invalid_argument("a value larger than its frame"));
     const auto kind = shape.raised ? Value::Kind::kRaised : Value::Kind::kResult;
-    if (total > Value::kMaxInlineBytes) {  // from another host: here it shall be passed on, and read, as any other large one
+    if (total > Value::kMaxInlineBytes) {  // from another host; shared here like any large value
       Value::Pieces pieces;
       for (const auto size : shape.sizes.all()) {
         pieces.emplace_back(message_.payload.data() + at_, size);
@@ -191,7 +191,7 @@ Result<runtime::Message> to_message(const Call& call, bool local, std::size_t se
 
 namespace {
 
-// Most calls run the function that the one before them ran.
+// Most calls run the same function as the one before.
 std::shared_ptr<const std::string> shared_name(std::string_view name) {
   thread_local std::shared_ptr<const std::string> last;
   if (last == nullptr || *last != name) last = std::make_shared<const std::string>(name);
@@ -202,7 +202,7 @@ std::shared_ptr<const std::string> shared_name(std::string_view name) {
 
 namespace {
 
-// The body stays in the message.
+// Leaves the body in the message.
 Result<Call> take_call(runtime::Message& message, ValueMemory* memory) {
   Call call;
   std::optional<Shape> args;

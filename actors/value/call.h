@@ -1,4 +1,4 @@
-// A call on an actor and its answer, to frames and back.
+// Calls on actors and their answers, encoded to frames and decoded.
 #pragma once
 
 #include <memory>
@@ -12,86 +12,86 @@
 
 namespace shoal::actors {
 
-// A call as the process that runs it knows it: the connection over which it came, and its number there.
+// Identifies a call in the process that runs it: the connection over which it came, and its number there.
 struct CallKey {
   std::uint64_t peer = 0, request = 0;
   explicit operator bool() const { return peer != 0; }
   bool operator==(const CallKey&) const = default;
 };
 
-// Of a call that nobody wants any more. What runs is interrupted where that can be done: see Hosted::on_cancel.
+// How to cancel a call. Hosted::on_cancel interrupts a running one where that is possible.
 struct CancelHow {
-  bool recursive = true;  // the calls that it made, too
-  bool force = false;     // a function's process ends
+  bool recursive = true;  // its child calls too
+  bool force = false;     // ends the process that runs a function
 };
 
-// What becomes of it.
+// The result of a cancelled call.
 Error call_cancelled(const std::string& what);
-// What becomes of one that yields what nobody hears.
+// The result of a generator whose caller is gone.
 Error caller_gone(const std::string& what);
 
 struct Call {
   ActorId actor;
   std::string method;
-  std::string caller;  // who asks, for errors: "driver", "actor Counter(..)"
+  std::string caller;  // the caller's description for errors: "driver", "actor Counter(..)"
   Value args;
-  std::vector<Value> deps;                      // values of arguments that were references
-  WorkerId from;                                // the process of the caller; in the first call over a connection
+  std::vector<Value> deps;                      // values of the references among the arguments
+  WorkerId from;                                // the caller's process; only in the first call over a connection
   NodeId from_node;                             // its node, likewise
-  CallKey parent;                               // the call of this process in which it was made; does not travel
-  std::uint64_t task = 0;                       // which of its caller's it is: see task_number
-  std::shared_ptr<std::int32_t> attempts;       // how often it was made: whoever makes it once more counts; null: one call. Travels not
-  std::shared_ptr<const std::string> function;  // the name of the remote function that it runs; null: it runs none
-  // How often it is sent again when its actor's process ended and was started again (below 0: always); nothing: as its actor says. Does
-  // not travel.
+  CallKey parent;                               // the call of this process in which it was made; not sent
+  std::uint64_t task = 0;                       // its number among the caller's tasks: see task_number
+  std::shared_ptr<std::int32_t> attempts;       // number of attempts, which the retrier counts; null: one. Not sent
+  std::shared_ptr<const std::string> function;  // the name of the remote function; null: a method
+  // Resends after its actor's process ended and was restarted (below 0: unlimited); nullopt: the actor's own setting. Not sent.
   std::optional<std::int32_t> retries;
-  // In one message; those of a call with more, or with much in them, go before it.
+  // The bound of one message. Further or larger values are sent before the call (Portion).
   static constexpr std::size_t kMaxDeps = 128;
   static constexpr std::size_t kMaxAllDeps = 1 << 20;
 
   std::string_view function_name() const { return function ? std::string_view(*function) : std::string_view(); }
-  // Of all its values.
+  // Bytes of all its inline values.
   std::size_t inline_bytes() const;
 };
 
-// Of a call, for those who look at the cluster: whose it is and which of those, and the attempt. What one counts for itself is below 2^56.
+// The number of a task in inspection answers: its caller's count (below 2^56), with the attempt in the top 8 bits.
 constexpr std::uint64_t task_number(std::uint64_t number, std::int32_t attempt) {
   return (number & ~(std::uint64_t{0xff} << 56)) | static_cast<std::uint64_t>(attempt < 255 ? attempt : 255) << 56;
 }
 
-// Tasks of pools are counted from here on: the others are a process's calls of methods.
+// Tasks of pools are counted from 2^kPoolTaskBits on; lower numbers are a process's method calls.
 inline constexpr int kPoolTaskBits = 42;
-// So begin the methods of every actor that are the runtime's own.
+// The prefix of the runtime's own methods, which every actor has.
 inline constexpr std::string_view kOurs = "__shoal_";
 constexpr bool task_of_pool(std::uint64_t task) { return task_number(task, 0) >> kPoolTaskBits != 0; }
 
-// Large values travel as descriptors of their memory where both ends are on one host (`local`), as bytes otherwise. Without the first
-// `sent` values of its references, which went before it.
+// Large values are sent as descriptors if both ends are on one host (`local`), else as bytes. The first `sent` values of `deps` were sent
+// before it and are omitted.
 Result<runtime::Message> to_message(const Call& call, bool local, std::size_t sent = 0);
-// Of a message that could not be read: for which actor it is, and what its values contain, which their sender has counted for this process.
+// Parts of an unreadable message: its actor, and the objects in its values, which the sender has counted for this process.
 struct Unread {
   ActorId actor;
   std::vector<ObjectKey> contains;
 };
-// `memory`, which must not wait: for large ones that came as bytes. `unread` is filled when it fails.
+// `memory` holds large values that came as bytes; it must not block. `unread` is filled on failure.
 Result<Call> call_from(runtime::Message message, ValueMemory* memory = nullptr);
 Result<Call> call_from(runtime::Message message, ValueMemory* memory, Unread& unread);
 
-// What the values of one message take of its bounds: that of its body, and what is worth a message of its own.
+// Decides which values fit into one message, by the size of their description in its body and by their bytes.
 class Portion {
  public:
   static constexpr std::size_t kMaxDescribed = 512 << 10, kMaxBytes = 16 << 20;
   explicit Portion(bool local) : local_(local) {}
-  // With the arguments of a call, which go in one with it.
+  // A message that also carries the call and its arguments.
   Portion(const Call& call, bool local) : local_(local), with_call_(true), described_(described(call.args)) {}
-  // Whether it goes in this one, too; if not it is over. The first goes in whatever one, but for one with a call.
+  // Adds a value; false: it does not fit, and the portion is complete. A first value fits at any size, unless its description shares a
+  // body with a call.
   bool add(const Value& value) {
     const bool alone = count_++ == 0;
     described_ += described(value);
     bytes_ += value.inline_bytes() + (value.shared() && !local_ ? value.total_bytes() : 0);
     return (described_ <= kMaxDescribed || (alone && !with_call_)) && (bytes_ <= kMaxBytes || alone) && count_ <= Call::kMaxDeps;
   }
-  // Of these a message has as many as it has values at all, whatever they are: most are such.
+  // A small value: kMaxDeps of them always fit into one message. Most values are small.
   static bool is_small(const Value& value, bool local) {
     return value.num_pieces() <= 256 && value.refs().empty() && (local || !value.shared());
   }
@@ -105,24 +105,25 @@ class Portion {
   std::size_t count_ = 0, described_ = 0, bytes_ = 0;
 };
 
-// Values of references of a call that comes later over the same connection, as kCallOfArguments, and that has too much for one message: in
-// order, `first` of them came before these. Notices; with first = 0 what came before is forgotten.
+// Notices with argument values that do not fit into their call, which follows over the same connection as kCallOfArguments. `first`
+// values were sent before these; first = 0 discards earlier ones.
 inline constexpr std::uint16_t kArguments = 122;
 inline constexpr std::uint16_t kCallOfArguments = 123;
 struct Arguments {
   ActorId actor;
   std::size_t first = 0;
   Result<std::vector<Value>> values;
-  std::vector<ObjectKey> unread = {};  // what they contain, of values that are an error
+  std::vector<ObjectKey> unread = {};  // objects in `values`, if these are an error
 };
-// Whether what is left from `first` on goes in one message with the call itself; and where those end that otherwise go in one before it.
+// goes_with_call: the values from `first` on fit into the call's own message. end_of_portion: the end of those that fit into
+// the next message before it.
 bool goes_with_call(const Call& call, std::size_t first, bool local);
 std::size_t end_of_portion(const Call& call, std::size_t first, bool local);
 Result<runtime::Message> arguments_message(const Call& call, std::size_t first, std::size_t end, bool local);
-// Nothing when nobody can tell whose they are.
+// Fails if the body is unreadable, so that the actor is unknown. Unreadable values are an error in `values`.
 Result<Arguments> arguments_from(runtime::Message message, ValueMemory* memory = nullptr);
 
-// What a call yields before its answer, over its connection: a notice. `stream`: its caller's number for it.
+// A notice with an item that a call yields, sent over the call's connection before its answer. `stream`: the caller's number for it.
 inline constexpr std::uint16_t kItem = 124;
 struct Item {
   std::uint64_t stream = 0, index = 0;
@@ -131,13 +132,13 @@ struct Item {
 Result<runtime::Message> item_message(std::uint64_t stream, std::uint64_t index, const Value& value, bool local);
 Result<Item> item_from(runtime::Message message, ValueMemory* memory = nullptr);
 
-// From the actors' process to each that calls it, once it has made what it hosts, before anything else of its own: only calls behind this
-// may have begun. A notice without a body.
+// A notice without a body, from an actor's process to each caller once the actor is made, before any other message of its own. A caller
+// without it may assume that none of its calls has begun.
 inline constexpr std::uint16_t kMade = 125;
 
 struct CancelCall {
   ActorId actor;
-  std::uint64_t request = 0;  // of this connection
+  std::uint64_t request = 0;  // number on this connection
   CancelHow how;
 };
 Bytes to_bytes(const CancelCall& cancel);

@@ -7,7 +7,7 @@ namespace shoal::actors {
 namespace {
 
 std::uint64_t next_use() {
-  static std::atomic<std::uint64_t> uses = 0;  // of this process: only an order
+  static std::atomic<std::uint64_t> uses = 0;  // per process; only an order
   return ++uses;
 }
 
@@ -35,7 +35,7 @@ Result<std::shared_ptr<const runtime::Mapping>> SharedMemory::mapping() {
 
 Result<std::shared_ptr<const runtime::Mapping>> SharedMemory::copy() {
   struct Copy {
-    std::shared_ptr<const runtime::Mapping> of;  // who has it looks at the memory, too
+    std::shared_ptr<const runtime::Mapping> of;  // keeps the memory from being spilled
     runtime::Mapping own;
   };
   SHOAL_TRY(auto of, mapping());
@@ -50,8 +50,8 @@ Result<Fd> SharedMemory::descriptor() const {
   return runtime::duplicate(memory_);
 }
 
-// Written without the lock: who looks at it meanwhile keeps it in memory. From a mapping of its own: in mapping_ somebody may have written,
-// where only this process sees it.
+// The file is written without the lock: a mapping made meanwhile keeps the memory. spill_to_file maps it anew, since mapping_
+// may have private writes.
 Result<bool> SharedMemory::spill(const std::string& folder, const std::function<bool()>& stop) {
   const auto stays = [this] { return spilled_ || stays_ || mapping_.use_count() > 1; };
   Fd memory;

@@ -1,6 +1,6 @@
-// The memory of one large value in this process: mapped while somebody looks at it, and, when memory is short, in a file instead.
+// The memory of one large value in this process: mapped while in use, and moved to a file when memory is short.
 //
-// Such a file has no name (runtime/shm/spill_file.h). Any thread.
+// The file has no name (runtime/shm/spill_file.h). Any thread.
 #pragma once
 
 #include <atomic>
@@ -24,29 +24,29 @@ class SharedMemory {
   ~SharedMemory();
 
   std::size_t bytes() const { return bytes_; }
-  // It stays where it is as long as somebody has this. What is written there nevertheless is seen in this process only.
+  // The memory is not moved while the caller keeps the mapping. Writes to it are private to this process.
   Result<std::shared_ptr<const runtime::Mapping>> mapping();
-  // It is never moved from now on.
+  // The memory is never moved from now on.
   void stay() { stays_ = true; }
-  // Another mapping, in which what is written is seen by nobody else. It stays where it is, likewise.
+  // Another mapping, whose writes only its owner sees. The memory is not moved while it exists, either.
   Result<std::shared_ptr<const runtime::Mapping>> copy();
-  // To be passed on.
+  // A duplicate to send to another process.
   Result<Fd> descriptor() const;
 
-  // Moves it into a file in that folder, unless somebody looks at it, or it is in one. Whether it did. Takes its time: not on a loop; and
-  // ends as Cancelled when `stop` says so.
+  // Moves the memory into a file in `folder` and returns true, unless it is mapped elsewhere or moved already. Slow, so never on a loop.
+  // Cancelled when `stop` returns true.
   Result<bool> spill(const std::string& folder, const std::function<bool()>& stop = {});
   bool spilled() const;
-  // Counts up with every look at one of a process: the lower, the longer ago.
+  // Position in this process's order of uses; a lower one is longer ago.
   std::uint64_t last_used() const { return last_used_; }
-  // Called, in any thread, when one that was spilled is gone.
+  // `told` is called in any thread when the memory is destroyed.
   void on_gone(std::function<void()> told);
-  // The object that the node keeps of it, if it does: it is to be given the file, too. Without a home where that is this node.
+  // The object that its node keeps of this memory; a spill sends that node the file as well. `object.home` is 0 for this node.
   void published_as(const ObjectKey& object);
   std::optional<ObjectKey> published() const;
-  // What it is called by those who look at this process, once somebody did; unless it is published.
+  // Identifier in inspection answers, set at the first one; published memory uses its object's key.
   std::atomic<std::uint64_t> name = 0;
-  std::atomic<bool> referred = false;  // made here, or the answer of a call: not only looked at
+  std::atomic<bool> referred = false;  // made here or the answer of a call, not only read
 
  private:
   const std::size_t bytes_;

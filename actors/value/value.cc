@@ -9,7 +9,7 @@ namespace shoal::actors {
 
 namespace {
 
-// What a shared memory starts with; sizes follow, then the pieces, each at a multiple of kAlignment.
+// The header of a shared memory. Sizes follow, then the pieces, each aligned to kAlignment.
 struct MemoryHeader {
   std::uint64_t magic;
   std::uint64_t kind;
@@ -17,7 +17,7 @@ struct MemoryHeader {
 };
 constexpr std::uint64_t kMagic = 0x31764c414f4853ULL;  // "SHOALv1"
 
-constexpr std::size_t kCopied = 256;  // bytes from the wire: one piece of memory that is kept costs more than to copy so few
+constexpr std::size_t kCopied = 256;  // bytes from the wire; copying so few costs less than keeping their frame
 
 std::size_t aligned(std::size_t n) { return (n + Value::kAlignment - 1) / Value::kAlignment * Value::kAlignment; }
 
@@ -34,7 +34,7 @@ class FreshMemory final : public ValueMemory {
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override {
     SHOAL_TRY(Fd out, runtime::make_memory("shoal:value", bytes));
     for (const auto& part : parts) SHOAL_OK(runtime::write_at(out, part.offset, part.bytes));
-    if (bytes > Value::kMaxInlineBytes) return runtime::reader_of(out);  // as those of a pool are
+    if (bytes > Value::kMaxInlineBytes) return runtime::reader_of(out);  // read-only like a pool's
     return out;
   }
 };
@@ -155,7 +155,7 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
     } else {
       SHOAL_TRY(part, make(own));
     }
-    if (more_ && more_->refs) part.more().refs = more_->refs;  // of any of them
+    if (more_ && more_->refs) part.more().refs = more_->refs;  // the references of all parts
     out.push_back(std::move(part));
   }
   if (next != all.size()) return bad();
@@ -170,7 +170,7 @@ Result<std::shared_ptr<SharedMemory>> Value::own_memory(ValueMemory* memory) con
     if (own.memory) return own.memory;
   }
   SHOAL_TRY(const auto here, pin());
-  SHOAL_TRY(const Value copy, make_shared(here.pieces, kind_, memory));  // without the lock: who waits for room must not stop the loop
+  SHOAL_TRY(const Value copy, make_shared(here.pieces, kind_, memory));  // without the lock, since waiting for room must not block the loop
   const std::lock_guard lock(own.mutex);
   if (!own.memory) own.memory = copy.memory();
   return own.memory;
@@ -252,7 +252,7 @@ Result<Value::Pinned> Value::pin() const {
 Value::Pieces Value::pieces() const {
   if (shared()) memory()->stay();
   auto here = pin();
-  // Only a mapping that was given up can fail to come back.
+  // pin() fails only if a discarded mapping cannot be mapped again.
   return here ? std::move(here->pieces) : Pieces(num_pieces());
 }
 

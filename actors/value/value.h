@@ -1,8 +1,7 @@
-// A serialized value: arguments of a call, its result, or an object that was put.
+// A serialized value: arguments of a call, its result, or an object passed to put().
 //
-// A head (for Python: the pickle) and out-of-band buffers. Small ones travel inside the frame; large ones lie in a
-// shared memory of their own, which the node owns and which describes itself, so that a descriptor is all a reader
-// needs. Immutable once made.
+// It has a head (for Python: the pickle) and out-of-band buffers. Small values are sent inside the frame. A large one lies in its own
+// shared memory, which describes itself, so that a reader needs only its descriptor. Immutable once made.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +21,11 @@
 
 namespace shoal::actors {
 
-// How long each piece is. Most values are of one.
+// Sizes of the pieces. Most values have one piece.
 class PieceSizes {
  public:
   PieceSizes() = default;
-  // Of so many, which are pushed one after the other.
+  // For `count` sizes, which push_back then adds.
   explicit PieceSizes(std::size_t count) : count_(count) {
     if (count > 1) many_.reserve(count);
   }
@@ -55,26 +54,26 @@ class Value {
   enum class Kind : std::uint16_t {
     kResult,
     kRaised,  // the head is the exception that user code raised
-    kError,   // the head is an Error of ours (encode_error): only in objects that were published
+    kError,   // the head is an Error of the runtime (encode_error); only in published objects
   };
   static constexpr std::size_t kMaxInlineBytes = 100 << 10;
-  static constexpr std::size_t kAlignment = 64;  // of buffers in a shared memory
+  static constexpr std::size_t kAlignment = 64;  // alignment of buffers in a shared memory
   static constexpr std::size_t kMaxBuffers = 1 << 14;
 
   Value() = default;
-  // Copies the pieces: the head first, then the buffers. Beyond kMaxInlineBytes into a shared memory.
+  // Copies the pieces: the head first, then the buffers. Values beyond kMaxInlineBytes go to a shared memory.
   static Result<Value> make(const Pieces& pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr) {
     return of(pieces, kind, memory);
   }
   static Result<Value> of(std::span<const std::span<const std::byte>> pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr);
-  // The same, always shared: for objects that the node shall keep. Without `memory` in one that is made for it.
+  // Always shared, for objects that the node keeps. Without `memory` a new one is made.
   static Result<Value> make_shared(std::span<const std::span<const std::byte>> pieces, Kind kind = Kind::kResult,
                                    ValueMemory* memory = nullptr);
-  // Several values as one: what a call with several results is answered with.
+  // Several values as one: the answer of a call with several results.
   static Result<Value> make_many(const std::vector<Pieces>& values, ValueMemory* memory = nullptr);
-  // From a memory that somebody else made. InvalidArgument when it does not describe a value.
+  // From another process's memory. InvalidArgument when it does not describe a value.
   static Result<Value> from_memory(Fd memory);
-  // From the wire: `sizes` are the head's and the buffers'.
+  // From a frame: `sizes` are those of the head and the buffers.
   static Result<Value> from_inline(PieceSizes sizes, Bytes data, Kind kind);
 
   Kind kind() const { return kind_; }
@@ -85,38 +84,38 @@ class Value {
   }
   std::size_t num_pieces() const { return sizes().size(); }
   std::size_t total_bytes() const;
-  // Of those, what travels in a frame.
+  // Bytes inside a frame.
   std::size_t inline_bytes() const { return inline_ ? inline_bytes_ : 0; }
-  // The head, then the buffers; valid as long as a copy of this value lives. A shared one stays in memory from now on.
+  // The head, then the buffers; valid as long as a copy of this value lives. A shared value is not spilled from now on.
   Pieces pieces() const;
-  // The first of them; empty when there is none.
+  // The first piece; empty when there is none.
   std::span<const std::byte> head() const;
-  // The same as pieces(), for as long as `keep` lives: after that it may be moved to a file again.
+  // The pieces for as long as `keep` lives; after that the memory may be spilled again.
   struct Pinned {
     Pieces pieces;
     std::shared_ptr<const void> keep;
-    const std::byte* base = nullptr;  // of the memory that they lie in
+    const std::byte* base = nullptr;  // the memory that they lie in
   };
   Result<Pinned> pin() const;
 
-  // The values that one of make_many consists of. Large ones lie in its memory, which lives as long as any of them. InvalidArgument when it
-  // does not consist of `count` values.
+  // The values inside a make_many value. Large ones share its memory, which lives as long as any of them. InvalidArgument when their
+  // number is not `count`.
   Result<std::vector<Value>> split(std::size_t count) const;
 
-  // The same bytes where the user may write without anybody else's seeing it: pages of a shared value are copied as they are written, a
-  // small one is copied at once. For reading only: it has no descriptor to pass on.
+  // The same bytes with private writes: copy-on-write pages for a shared value, a copy for a small one. Only for reading in this process,
+  // since it has no descriptor to send.
   Result<Value> for_user() const;
 
-  // Of a shared value: whether its memory holds nothing else. If not it cannot be passed on by a descriptor (own_memory).
+  // For a shared value: its memory holds nothing else. Otherwise it cannot be sent as a descriptor (see own_memory).
   bool whole() const { return !more_ || more_->start == 0; }
-  // Of a shared value: a memory that holds it and nothing else. Of a part it is made at the first call: by `memory`, which may wait for
-  // room, or, without, as one that nobody counts. Any thread.
+  // A shared value's own memory. For a part the first call copies it, into `memory`, which may block for room, or into a memory outside
+  // all limits. Any thread.
   Result<std::shared_ptr<SharedMemory>> own_memory(ValueMemory* memory = nullptr) const;
-  // Of a shared value.
+  // Null for an inline value.
   const std::shared_ptr<SharedMemory>& memory() const { return more_ ? more_->memory : kNoMemory; }
-  // Of one that is not.
+  // Empty for a shared value.
   std::span<const std::byte> inline_data() const { return {inline_.get(), inline_bytes()}; }
-  // What references among its bytes refer to; as long as a copy of this value lives here, so do these objects.
+  // The objects that references inside refer to; they live as long as a copy of this value lives in this process.
   const std::vector<ObjectKey>& refs() const { return more_ && more_->refs ? more_->refs->objects : kNoRefs; }
   void refer(std::vector<ObjectKey> objects, std::shared_ptr<const void> hold);
 
@@ -129,27 +128,27 @@ class Value {
     std::mutex mutex;
     std::shared_ptr<SharedMemory> memory;
   };
-  // What few values have.
+  // Fields that few values need.
   struct More {
-    std::vector<std::uint64_t> sizes;  // empty: of one small piece
-    std::shared_ptr<const Refs> refs;  // null: it contains none
+    std::vector<std::uint64_t> sizes;  // empty: one small piece
+    std::shared_ptr<const Refs> refs;  // null: no references
     std::shared_ptr<SharedMemory> memory;
-    std::shared_ptr<const runtime::Mapping> copy;  // of for_user: instead of the memory
-    std::shared_ptr<Own> own;                      // of a part: what is passed on, once it was
-    std::size_t start = 0;                         // of its first piece in the memory of a value of several; 0: the memory is its own
+    std::shared_ptr<const runtime::Mapping> copy;  // the mapping of for_user(), used instead of the memory
+    std::shared_ptr<Own> own;                      // a part's copy, once made
+    std::size_t start = 0;                         // offset of its first piece in a make_many memory; 0: its own memory
   };
   static const std::vector<ObjectKey> kNoRefs;
   static const std::shared_ptr<SharedMemory> kNoMemory;
-  // To be changed: no copy of this value sees it.
+  // For changes, which copies of this value do not see.
   More& more();
   void set_sizes(PieceSizes sizes);
 
-  // A value is moved several times on its way: it is six words, and what few have lies elsewhere.
+  // A value is moved several times per call, so it is six words; rare fields are in More.
   std::shared_ptr<const std::byte[]> inline_;  // null: shared, or empty
   std::uint64_t inline_bytes_ = 0;
-  std::shared_ptr<More> more_;  // null: it has none; not changed where another value has it, too
+  std::shared_ptr<More> more_;  // null: no rare fields; copied before a change if shared
   Kind kind_ = Kind::kResult;
-  bool has_one_ = false;  // one piece, unless there is more
+  bool has_one_ = false;  // one piece, unless `more_` has sizes
 };
 
 }  // namespace shoal::actors

@@ -1,4 +1,4 @@
-// Where values that are too large for a frame get their memory from.
+// The source of memory for values that are too large for a frame.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@ namespace shoal::actors {
 class ValueMemory {
  public:
   virtual ~ValueMemory() = default;
-  // A descriptor of a sealed memory of at least `bytes` with these parts in it, and anything of this process between them. Nobody writes to
-  // it as long as a duplicate or a mapping of it is somewhere. ResourceExhausted.
+  // A descriptor of a sealed memory of at least `bytes` with these parts; gaps hold arbitrary bytes of this process. It is not written to
+  // while a duplicate or mapping exists. ResourceExhausted.
   virtual Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) = 0;
-  // Of a memory that is in this process from now on, filled here or elsewhere: it may be moved to a file when memory is short.
+  // Registers a memory filled here or received, which may then be spilled when memory is short.
   virtual void keeps(const std::shared_ptr<SharedMemory>&) {}
 };
 

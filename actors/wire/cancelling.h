@@ -1,12 +1,12 @@
-// That nobody wants what a call of another process comes to. As messages.h, of which its method is one.
+// The request to cancel another process's call. An extension of messages.h.
 #pragma once
 
 #include "actors/wire/messages.h"
 
 namespace shoal::actors {
 
-// To a node, which passes it on to the object's home, and that to the process that made the call. Answered once that one has cancelled it
-// as its own, with its error if it refuses; also when there is nothing to cancel any more.
+// To a node, which forwards it to the object's home node, which forwards it to the process that made the call. The process cancels the
+// call and answers, with an error if it refuses. Success if there is nothing left to cancel.
 inline constexpr auto kCancelResult = static_cast<Method>(77);
 
 struct CancelResult {

@@ -113,7 +113,7 @@ void fill_families(capnp::List<wire::MetricFamily>::Builder list, const std::vec
   for (unsigned i = 0; i < families.size(); ++i) fill(list[i], families[i]);
 }
 
-// One that is none would make all of an exposition unreadable.
+// An invalid name would make the whole exposition unreadable.
 std::string metric_name(capnp::Text::Reader name) {
   KJ_REQUIRE(is_metric_name(text(name)), "no name of a metric");
   return text(name);

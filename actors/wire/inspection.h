@@ -1,5 +1,5 @@
-// What nodes and their processes tell of themselves when somebody asks: objects and who holds them, calls that wait, run and ran, runtime
-// environments, measurements. As messages.h, of which its method is one. Nobody keeps these answers; each says what it had to leave out.
+// Messages for inspection: objects and their holders, tasks that wait, run or ended, runtime environments, metrics. An extension of
+// messages.h with its own methods. Answers are not stored; each counts the rows it omits.
 #pragma once
 
 #include <cstdint>
@@ -13,44 +13,44 @@
 
 namespace shoal::actors {
 
-// To a node, answered with ToldNode; from it to its processes, answered with ToldProcess; to the head (of metrics), with ToldMetrics.
-// Answers are payloads: a body is too small.
+// A node answers with ToldNode, its processes (which the node asks) with ToldProcess, the head (only for metrics) with ToldMetrics.
+// Answers are payloads, since a body is too small.
 inline constexpr auto kInspect = static_cast<Method>(75);
-// To a node, from a process that ends in order and waits for the answer: ToldMetrics.
+// ToldMetrics to a node, from a process that ends in order and waits for the answer.
 inline constexpr auto kLastMetrics = static_cast<Method>(78);
 
 struct Inspect {
   enum class What : std::uint16_t { kObjects = 0, kTasks = 1, kEnvironments = 2, kMetrics = 3 };
-  static constexpr std::size_t kMaxRows = 10'000;  // of one process or node: what is more is counted
+  static constexpr std::size_t kMaxRows = 10'000;  // per process or node; further rows are only counted
   What what = What::kObjects;
 };
 
 enum class TaskState : std::uint16_t {
-  kPendingArguments = 0,  // references among its arguments are not there yet
-  kPendingPlace = 1,      // there is no process for it yet
-  kSubmitted = 2,         // it is on its way to its process, or waits there
-  kPendingTurn = 3,       // its actor runs others
+  kPendingArguments = 0,  // references among its arguments are not ready
+  kPendingPlace = 1,      // no process for it yet
+  kSubmitted = 2,         // sent to its process, or queued there
+  kPendingTurn = 3,       // behind other calls of its actor
   kRunning = 4,
   kFinished = 5,
   kFailed = 6,
 };
-// As Ray calls them.
+// Ray's names.
 const char* to_string(TaskState state);
 
-// A call of a method or of a remote function. Caller and number say which one it is, whoever tells of it.
+// A call of a method or of a remote function. Caller and number identify it in any process's answer.
 struct ToldTask {
   std::uint64_t number = 0;
   WorkerId caller;
   ActorId actor;
   std::string method, function;
   TaskState state = TaskState::kPendingArguments;
-  std::int64_t start_unix_us = 0, end_unix_us = 0;  // 0: not yet, or not known
+  std::int64_t start_unix_us = 0, end_unix_us = 0;  // 0: not yet, or unknown
   std::string error;
 };
 
 enum class ObjectState : std::uint16_t { kAbsent = 0, kThere = 1, kFailed = 2 };
 
-// Of a ToldObject: the same in every process of the host that has it. 0: that cannot be told.
+// Identifies a memory, equally in every process of its host, for ToldObject; 0: unknown.
 std::uint64_t which_memory(const Fd& memory);
 
 struct ToldObject {
@@ -63,9 +63,9 @@ struct ToldObject {
   std::uint64_t bytes = 0;
   ObjectState state = ObjectState::kThere;
   bool spilled = false;
-  std::uint32_t contained = 0;  // in so many objects
-  std::uint64_t memory = 0;     // which one of its host it lies in; 0: not known
-  std::vector<Holder> holders;  // a count of 0: it only has the bytes
+  std::uint32_t contained = 0;  // number of objects that contain it
+  std::uint64_t memory = 0;     // its memory on the host (which_memory); 0: unknown
+  std::vector<Holder> holders;  // a count of 0: the holder only has the bytes
 };
 
 struct ToldProcess {
@@ -74,9 +74,9 @@ struct ToldProcess {
   pid_t pid = 0;
   std::string role;
   std::vector<ToldTask> tasks;
-  std::vector<ToldObject> objects;  // whose bytes it has
+  std::vector<ToldObject> objects;  // objects whose bytes it has
   std::uint64_t left_out = 0;
-  std::optional<Error> silent;  // it told nothing
+  std::optional<Error> silent;  // the reason why it did not answer
   std::vector<MetricFamily> metrics = {};
 };
 
@@ -92,8 +92,8 @@ struct ToldNode {
   std::vector<ToldEnvironment> environments;
   std::vector<ToldProcess> processes;
   std::uint64_t left_out = 0;
-  std::uint64_t kept_bytes = 0, spilled_bytes = 0, limit_bytes = 0;  // of all its processes' large values
-  std::vector<MetricFamily> metrics = {};                            // of the node and of its processes
+  std::uint64_t kept_bytes = 0, spilled_bytes = 0, limit_bytes = 0;  // large values of all its processes
+  std::vector<MetricFamily> metrics = {};                            // the node's and its processes'
 };
 
 struct ToldMetrics {

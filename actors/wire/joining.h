@@ -1,4 +1,4 @@
-// What a host that joins a cluster asks its head for. As messages.h, of which its method is one.
+// The request of a host that joins a cluster to its head. An extension of messages.h.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Files of a session's logs on the host of a node. As messages.h, of which its method is one.
+// Log files of a session on a node's host. An extension of messages.h.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace shoal::actors {
 inline constexpr auto kReadLogFile = static_cast<Method>(139);
 
 struct ReadLogFile {
-  std::string name;              // "": their names, a line each
-  std::uint64_t tail_bytes = 0;  // so many at most, the last ones
+  std::string name;              // "": the names of all files, a line each
+  std::uint64_t tail_bytes = 0;  // the last bytes, at most so many
 };
 
 Bytes to_bytes(const ReadLogFile& m);

@@ -1,8 +1,6 @@
-// Every control message as a plain value, to bytes and back. Cap'n Proto ends here: nothing above sees a reader or a
-// builder.
+// Every control message as a plain value, to bytes and back. Code above this never sees a Cap'n Proto reader or builder.
 //
-// to_bytes never fails. from_bytes answers InvalidArgument for anything hostile: unknown enums, lists beyond their
-// bound, bad pointers.
+// to_bytes never fails. from_bytes returns InvalidArgument for hostile input: unknown enums, lists beyond their bound, bad pointers.
 #pragma once
 
 #include <algorithm>
@@ -17,15 +15,15 @@
 
 namespace shoal::actors {
 
-// Who answers what. The numbers are the wire's: never reuse one.
+// Methods by the process that answers them. The numbers are part of the protocol: never reuse one.
 enum class Method : std::uint16_t {
   // to the head
   kRegisterNode = 1,
   kHeartbeat = 2,     // notice, empty
   kWorkerUpdate = 3,  // notice
-  kEndDriver = 4,     // notice from a driver that leaves in order: JobRef
+  kEndDriver = 4,     // notice, JobRef: a driver leaves in order
   kRegisterDriver = 5,
-  kCreateGang = 6,     // answered when accepted, with FoundActor if it was to get the one that exists; ActorUpdate notices follow
+  kCreateGang = 6,     // answered when accepted, with FoundActor if get_if_exists found one; ActorUpdate notices follow
   kKillActor = 7,      // KillActor
   kHostActor = 8,      // answered when the gang is complete
   kSetAttributes = 9,  // notice
@@ -43,9 +41,9 @@ enum class Method : std::uint16_t {
   kFindGroup = 21,      // FindActor: likewise
   kGetBirth = 22,       // GetBirth
   kWorkerBlocked = 23,  // notice
-  kWorkerLeaves = 24,   // GetBirth's body; a request, so that it is known before the end is
-  kWatchNode = 25,      // NodeRef: its row now, as ListReply; a NodeGone notice when it is given up
-  kDeleteJob = 28,      // JobRef: one that ended is forgotten
+  kWorkerLeaves = 24,   // GetBirth's body; a request, so that the head has it before the worker ends
+  kWatchNode = 25,      // NodeRef: its row now, as ListReply; a NodeGone notice when it is dead
+  kDeleteJob = 28,      // JobRef: forgets a job that has ended
   kSetNodeDuty = 29,
   // from the head to a client, notices
   kActorUpdate = 30,  // ActorRow
@@ -53,7 +51,7 @@ enum class Method : std::uint16_t {
   kWarning = 32,
   kGroupUpdate = 33,  // GroupRow
   kNodeGone = 35,     // NodeGone
-  kJobOnNode = 36,    // ListReply with one node: the job that is watched has workers there
+  kJobOnNode = 36,    // ListReply with one node: the watched job has workers there
   // from the head to a node, and from a node to its clients, a notice
   kHeads = 34,
   // to a node
@@ -64,30 +62,29 @@ enum class Method : std::uint16_t {
   kAttach = 54,
   kOpenArena = 55,
   kDropArena = 56,
-  kPutObject = 57,   // notice with a descriptor, or with an error as payload: there will be none
-  kGetObject = 58,   // waits until it is there; answered with a descriptor and, as ObjectRef, what it contains: counted for who asks
+  kPutObject = 57,   // notice with a descriptor, or with an error as payload if there will be no object
+  kGetObject = 58,   // waits for the object; answered with a descriptor and its contents as ObjectRef, counted for the asker
   kDropObject = 59,  // notice, ObjectRef
   kFollowLogs = 60,
   kReadLog = 61,
   kWorkerReady = 62,  // WorkerUpdate, from the worker itself
   kEndNode = 63,
-  kSyncLogs = 65,      // answered after all that workers have printed by now
+  kSyncLogs = 65,      // answered after all lines that workers have printed by now
   kCountObjects = 66,  // notice; from another node a request
-  kMakeRoom = 67,      // notice: there is none for an object. Also from the node, to all others
-  kMoveObject = 68,    // notice, ObjectRef with a descriptor: it lies there from now on
-  kFreePort = 64,      // a TCP port of the node's host that nobody listens on
+  kMakeRoom = 67,      // notice that an object needs memory; the node forwards it to its other clients
+  kMoveObject = 68,    // notice, ObjectRef with a descriptor of its new place
+  kFreePort = 64,      // an unused TCP port on the node's host
   // from a node to another
-  kMeetNode = 70,  // first of all
+  kMeetNode = 70,  // first message of a connection
   kPullObject =
-      71,  // waits until it is there; answered with ObjectRef (all its bytes, what it contains) and that part of it as payload, or,
-           // on one host, with a descriptor
+      71,  // waits for the object; answered with ObjectRef (total bytes, contents) and the part as payload, or a descriptor on one host
   // from a node to a client, notices
   kWorkerExited = 80,  // WorkerUpdate
   kLogLines = 81,
   kKillHere = 82,  // KillHosted, to the process that hosts the actor
   // to an actor
   kCall = 100,
-  kCancelCall = 101,  // notice, of a call that came over this connection
+  kCancelCall = 101,  // notice, for a call that came over this connection
 };
 
 template <class Enum>
@@ -108,10 +105,10 @@ struct RegisteredNode {
   std::uint32_t heartbeat_ms = 0;
   std::vector<std::string> heads;  // endpoints of all heads, where there are several
 };
-// The way to the head: endpoints to be tried in turn.
+// Endpoints of the heads, to be tried in turn.
 struct Heads {
   std::vector<std::string> endpoints;
-  bool moved = false;  // another one leads: the first of these
+  bool moved = false;  // another head leads: the first of these
 };
 struct WorkerUpdate {
   WorkerId worker;
@@ -140,7 +137,7 @@ struct StopJob {
 struct SetNodeDuty {
   NodeId node;
   NodeDuty duty = NodeDuty::kWorks;
-  std::uint64_t deadline_ms = 0;  // from now; of a drain
+  std::uint64_t deadline_ms = 0;  // from now; for a drain
   static constexpr std::uint64_t kMaxDeadlineMs = std::uint64_t{7} * 24 * 3600 * 1000;
 };
 struct JobRef {
@@ -196,7 +193,7 @@ struct ListRequest {
   enum class What : std::uint16_t { kActors, kNodes, kWorkers, kJobs, kGroups };
   What what = What::kActors;
   JobId job;
-  std::uint64_t after = 0;  // an id: only rows behind it
+  std::uint64_t after = 0;  // an id: only later rows
 };
 struct ListReply {
   std::vector<ActorRow> actors;
@@ -204,7 +201,7 @@ struct ListReply {
   std::vector<WorkerRow> workers;
   std::vector<JobRow> jobs;
   std::vector<GroupRow> groups;
-  std::uint64_t last = 0;  // the id to ask again after; 0: that was all
+  std::uint64_t last = 0;  // the id to ask again after; 0: complete
 };
 struct Warning {
   std::string text;
@@ -215,8 +212,8 @@ struct StartWorker {
   Launch launch;
   std::int32_t rank = -1;
   std::string label;
-  std::int64_t gpu_units = -1;  // of GPUs that it may use; below 0: the node has no say in that
-  bool run_again = false;       // what it runs is run again when it dies: a function, an actor with restarts left
+  std::int64_t gpu_units = -1;  // units of GPUs that it may use; below 0: the node does not restrict it
+  bool run_again = false;       // its function, or its restartable actor, runs again if it dies
 };
 struct StopWorker {
   WorkerId worker;
@@ -241,8 +238,8 @@ struct Attached {
   std::string session;
   std::string host;
   WorkerId worker;
-  std::int32_t member = -1;  // of the board of objects' memory (runtime/shm/usage_board.h)
-  std::string spill = {};    // folder for objects that memory is short of
+  std::int32_t member = -1;  // on the board of objects' memory (runtime/shm/usage_board.h)
+  std::string spill = {};    // folder for spilled objects
 };
 struct OpenArena {
   std::string key;
@@ -261,8 +258,8 @@ struct ObjectRef {
   ObjectId id;
   JobId job;
   std::uint64_t bytes = 0;
-  WorkerId owner;                   // the process that puts it, or will
-  std::vector<ObjectKey> contains;  // what references among its bytes refer to
+  WorkerId owner;                   // the process that puts it, or will put it
+  std::vector<ObjectKey> contains;  // objects that it refers to
   NodeId home = {};                 // 0: the node that is asked
 };
 struct PullObject {
@@ -276,18 +273,18 @@ struct MakeRoom {
 struct CountObjects {
   struct Change {
     ObjectKey object;
-    WorkerId holder;  // 0: whoever says so
+    WorkerId holder;  // 0: the sender
     std::int64_t by = 0;
-    NodeId holder_node = {};  // 0: of the one that is told
+    NodeId holder_node = {};  // 0: the receiving node
     enum class Kind : std::uint16_t {
       kCount,
-      kCountContents,  // of the object: each is counted
-      kWatch,          // the holder: its node is to tell of its end
-      kGone,           // the holder is
+      kCountContents,  // counts each object inside this one
+      kWatch,          // the holder's node is to report its end
+      kGone,           // the holder is gone
     };
     Kind kind = Kind::kCount;
   };
-  static constexpr std::size_t kMaxChanges = 8000;  // fit a message
+  static constexpr std::size_t kMaxChanges = 8000;  // as many as fit a message
   std::vector<Change> changes;
   std::uint64_t number = 0;
 };

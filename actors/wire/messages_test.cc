@@ -87,7 +87,7 @@ TEST(Messages, ARankOutsideItsGangIsHostile) {
   EXPECT_FALSE(from_bytes<HostActor>(to_bytes(m)));
 }
 
-// Those that stand apart from the list in messages.h: a number that is taken twice does not compile.
+// Methods outside of the enum in messages.h. A number used twice does not compile.
 bool is_apart(Method m) {
   switch (static_cast<std::uint16_t>(m)) {
     case number(kInspect):

@@ -1,4 +1,4 @@
-// Names of objects, to Cap'n Proto and back. The reader throws kj::Exception for what is too much: to be called within runtime::read.
+// Object keys, to Cap'n Proto and back. The reader throws kj::Exception for too many keys, so call it within runtime::read.
 #pragma once
 
 #include <kj/debug.h>

@@ -1,5 +1,4 @@
-// Folders that travel to hosts which lack them: zip files, kept by the head and named by what is in them. As messages.h, of which its
-// methods are two.
+// Folders sent to hosts that lack them: zip files that the head keeps, named by their contents. An extension of messages.h.
 #pragma once
 
 #include <string>
@@ -8,10 +7,9 @@
 
 namespace shoal::actors {
 
-// To the head, a PackagePart: it is to be kept, parts in order; without data only the question whether all of it is there. Answered with
-// HasPackage.
+// A PackagePart for the head to keep, parts in order. Without data it only asks if the package is complete. Answered with HasPackage.
 inline constexpr auto kPutPackage = static_cast<Method>(41);
-// To the head, a PackagePart without data: answered with the one that begins at its offset. NotFound.
+// A PackagePart without data to the head, answered with the part that begins at its offset. NotFound.
 inline constexpr auto kGetPackage = static_cast<Method>(42);
 
 struct PackagePart {
@@ -19,7 +17,7 @@ struct PackagePart {
   std::uint64_t total = 0, offset = 0;
   std::string data;
   static constexpr std::size_t kMaxBytes = 512u << 10;                  // of data
-  static constexpr std::uint64_t kMaxTotal = std::uint64_t{520} << 20;  // a folder of 500 MiB, and what a zip file adds
+  static constexpr std::uint64_t kMaxTotal = std::uint64_t{520} << 20;  // a folder of 500 MiB, and the overhead of a zip file
 };
 struct HasPackage {
   bool whole = false;

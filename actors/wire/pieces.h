@@ -1,7 +1,7 @@
-// What several messages and the head's records are made of: rows, launches, resources, to Cap'n Proto and back.
+// Parts of several messages and of the head's records: rows, launches and resources, to Cap'n Proto and back.
 //
-// For those who define messages (messages.cc, scheduler/state/records.cc). The readers throw kj::Exception for anything hostile: to be
-// called within runtime::read.
+// For code that defines messages (messages.cc, scheduler/state/records.cc). The readers throw kj::Exception for hostile input, so call
+// them within runtime::read.
 #pragma once
 
 #include <map>
@@ -35,7 +35,7 @@ void fill_resources(Builder builder, const Resources& resources) {
   unsigned i = 0;
   for (const auto& [name, units] : resources.all()) {
     builder[i].setName(name);
-    builder[i++].setUnits(std::max<std::int64_t>(units, 0));  // less than nothing is free while a task runs on lent-out CPUs again
+    builder[i++].setUnits(std::max<std::int64_t>(units, 0));  // negative while a task takes back its lent CPUs
   }
 }
 
@@ -59,7 +59,7 @@ std::string bytes_of(capnp::Data::Reader data);
 
 inline unsigned count(const auto& container) { return static_cast<unsigned>(container.size()); }
 
-// A cause is there when it says something.
+// A message without a cause field has no cause.
 template <class Reader>
 std::optional<Error> read_cause(const Reader& m) {
   if (!m.hasCause()) return std::nullopt;

@@ -1,11 +1,11 @@
-// What one call printed, of those of a worker that says so (scheduler/node/task_marks.h). As messages.h, of which its method is one.
+// The output of one call, from a worker that marks it (scheduler/node/task_marks.h). An extension of messages.h.
 #pragma once
 
 #include "actors/wire/messages.h"
 
 namespace shoal::actors {
 
-// To a node, answered as ReadLog.
+// To a node, answered like kReadLog.
 inline constexpr auto kReadTaskLog = static_cast<Method>(76);
 
 struct ReadTaskLog {
