@@ -86,8 +86,8 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
 // Follows one job to its end.
 class Watcher {
  public:
-  // Effect of the first Ctrl-C. kLeave: ends the watching only. kLeaveSoon: the same, but another one within `second_thought` stops the
-  // job. kStop: stops the job. SIGTERM stops the job, except for kLeave.
+  // The first Ctrl-C ends the watching (kLeave, kLeaveSoon) or stops the job (kStop). With kLeaveSoon another Ctrl-C within
+  // `second_thought` stops the job. SIGTERM stops the job, except for kLeave.
   enum class OnInterrupt { kLeave, kLeaveSoon, kStop };
   Watcher(Context& context, Client& head, const Common& common, OnInterrupt on_interrupt, runtime::Duration second_thought = {})
       : context_(context),

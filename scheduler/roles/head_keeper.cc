@@ -22,7 +22,7 @@ std::vector<std::string> command_of(pid_t pid) {
   return out;
 }
 
-// On the port that it got, and with nobody who waits for its first word.
+// Fixes the port to the one in use, and removes --ready-fd: no process waits for the report.
 void adapt(std::vector<std::string>& command, const std::string& endpoint) {
   const auto value_of = [&](const char* option) {
     const auto at = std::find(command.begin(), command.end(), option);
@@ -66,7 +66,7 @@ void HeadKeeper::watch(pid_t pid) {
 void HeadKeeper::ended(const runtime::ExitStatus& status) {
   const auto over = std::move(watch_);
   if (stopped_) return;
-  // One that ends in order takes its name off the list of the session's processes.
+  // A head that ends in order removes itself from the session's list of processes.
   if (status.known ? status.ok() : !folder_.entered("head", pid_)) return log_->info("head pid={} ended in order", pid_);
   folder_.leave("head", pid_);
   early_ends_ = clock_.now() - started_ < kEarly ? early_ends_ + 1 : 0;
@@ -85,7 +85,7 @@ void HeadKeeper::start() {
   spec.cwd = "/";
   spec.out = Fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
   spec.err = Fd(open((folder_.logs() + "/head.stderr").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-  spec.dies_with_parent = false;  // other hosts' nodes may need it longer than this one lives
+  spec.dies_with_parent = false;  // nodes on other hosts may need the head longer than this node lives
   if (const auto pid = runtime::spawn(std::move(spec))) {
     log_->info("head pid={} started", *pid);
     return watch(*pid);

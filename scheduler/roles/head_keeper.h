@@ -1,7 +1,7 @@
-// Starts the head of this host again when its process ends although nobody asked for that. Lives in the node that was started with it.
+// Restarts this host's head when its process ends without a request to. It runs in the node that was started with that head.
 //
-// The new one runs the command line of the old one, on the same port; it finds its state in the session's folder. One that does not live
-// for half a second is started again after a pause, each time twice as long, up to a second.
+// The new head runs the old command line on the same port and finds its state in the session's folder. After a head that lived less than
+// half a second, restarts pause; the pause doubles up to a second.
 #pragma once
 
 #include <sys/types.h>
@@ -20,10 +20,10 @@ namespace shoal::scheduler {
 
 class HeadKeeper {
  public:
-  // Of the head that runs now; none does: Unavailable.
+  // Watches the running head; Unavailable when none runs.
   static Result<std::unique_ptr<HeadKeeper>> make(runtime::Loop& loop, runtime::Clock& clock, runtime::Log log,
                                                   actors::SessionFolder folder);
-  // The cluster ends.
+  // The cluster ends: no more restarts.
   void stop() { stopped_ = true; }
 
  private:

@@ -1,4 +1,4 @@
-// The head's main: the only one of its cluster, or one of several.
+// The head's main function: the only head of its cluster, or one of several.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <openssl/evp.h>
@@ -21,10 +21,10 @@ Error with_port_hint(Error e) {
   return e.reason() == "AddressInUse" ? std::move(e).with_hint("choose another with --port, or 0 for any free one") : std::move(e);
 }
 
-// What a head does once it decides: it is found, and serves until it is over.
+// A deciding head: reachable, and serving until it ends.
 struct Serving {
   std::unique_ptr<Head> head;
-  std::unique_ptr<Http> http;  // ends first
+  std::unique_ptr<Http> http;  // destroyed first
 };
 
 Result<Serving> serve(World& w, const HeadRole& role, Store& store, Head::Options options, SessionInfo& info) {
@@ -41,7 +41,7 @@ Result<Serving> serve(World& w, const HeadRole& role, Store& store, Head::Option
   return out;
 }
 
-// Signs what hosts that join bring, where there are several.
+// Signs the certificates of joining hosts, where the session has an authority.
 void sign_with_authority(World& w, Head::Options& options) {
   if (!w.folder.has_tls()) return;
   options.sign = [&w](const actors::SignCertificate& asked) -> Result<std::string> {
@@ -59,7 +59,7 @@ int run_alone(World& w, const HeadRole& role) {
   options.listen = {Endpoint::tcp(role.host, role.port), local_head(w.folder)};
   sign_with_authority(w, options);
   options.store = role.fsync ? "sqlite, durability fsync" : "sqlite, durability process";
-  // A moment for the notices to the nodes to go out.
+  // Gives the notices to the nodes a moment to go out.
   runtime::Timer leaving;
   options.on_shutdown = [&] { leaving = w.clock->after(std::chrono::milliseconds(20), [&] { over = true; }); };
   {
@@ -79,7 +79,7 @@ int run_alone(World& w, const HeadRole& role) {
   return 0;
 }
 
-// A port that stays ours until somebody listens on it: bound, and nothing else.
+// Reserves a port by binding it, without listening, until the head listens.
 class HeldPort {
  public:
   static Result<HeldPort> hold(const std::string& host, std::uint16_t port) {
@@ -109,7 +109,7 @@ class HeldPort {
   std::uint16_t port_ = 0;
 };
 
-// Tells nobody the token, and that two heads have the same, and certificates of one authority.
+// Identifies token and authority without revealing the token: heads of one cluster have equal fingerprints.
 std::string fingerprint(const runtime::Token& token, const std::string& authority) {
   const std::string text = "shoal cluster " + token.hex() + authority;
   unsigned char digest[EVP_MAX_MD_SIZE];
@@ -120,7 +120,7 @@ std::string fingerprint(const runtime::Token& token, const std::string& authorit
   return out;
 }
 
-// Waits until it leads, leads until it is over. Fails (1) when it cannot lead any more.
+// Waits until it leads, then leads until the end. Fails (1) when it loses the lead.
 class OneOfSeveral {
  public:
   OneOfSeveral(World& world, const HeadRole& role) : w_(world), role_(role), ready_fd_(role.ready_fd) {}
@@ -194,7 +194,7 @@ class OneOfSeveral {
     info_.heads = std::move(heads);
     (void)w_.folder.write_info(info_);
     if (serving_.head) serving_.head->set_heads(info_.heads);
-    if (!leader.empty() && leader != info_.head) ready();  // whom to wait behind is known
+    if (!leader.empty() && leader != info_.head) ready();  // the leader is found
   }
 
   void ready() { report(std::exchange(ready_fd_, -1), {{"head", info_.head}, {"head_local", info_.head_local}}); }
@@ -206,7 +206,7 @@ class OneOfSeveral {
     over_ = true;
   }
 
-  // The lease is given back when nothing of this head acts any more.
+  // Releases the lease only after all parts of this head have stopped.
   void end() {
     serving_ = {};
     store_.reset();

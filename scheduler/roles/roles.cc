@@ -25,7 +25,7 @@ using runtime::Endpoint;
 
 namespace {
 
-// The type of this host's GPUs, as its driver tells; "" where there is none.
+// This host's GPU type as the driver reports it; "" without a GPU.
 std::string detect_accelerator() {
   std::error_code ignored;
   for (const auto& gpu : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
@@ -38,9 +38,9 @@ std::string detect_accelerator() {
 }
 
 using Labels = std::map<std::string, std::string>;
-constexpr const char* kObjectStoreMemory = "object_store_memory";  // as Ray calls it, also among the resources
+constexpr const char* kObjectStoreMemory = "object_store_memory";  // Ray's name, also among the resources
 
-// Of the memory that there is, as Ray takes by default.
+// Ray's default: 30% of the memory.
 std::uint64_t default_object_store() { return runtime::machine_memory().total / 10 * 3; }
 
 std::string spill_folder(const std::string& told, const std::string& session) {
@@ -48,7 +48,7 @@ std::string spill_folder(const std::string& told, const std::string& session) {
   return told.empty() ? runtime::folder_on_disk(folders) : told;
 }
 
-// At the machine, for measurements.
+// Measures the machine in a side thread; requests that arrive meanwhile share the result.
 class Looks {
  public:
   explicit Looks(runtime::Loop& loop) : side_(loop) {}
@@ -67,7 +67,7 @@ class Looks {
   runtime::SideWork side_;
 };
 
-// What these processes have. It walks through all their page tables, and waits for those that are changing them.
+// Measures the memory of these processes in a side thread: it walks their page tables and waits for threads that change them.
 void measure(runtime::SideWork& side, std::vector<pid_t> pids, MemoryMonitor::Options::Measured then) {
   const auto bytes = std::make_shared<std::vector<std::uint64_t>>();
   side.run(
@@ -94,7 +94,7 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
   o.heads = std::move(heads);
   o.listen = world.credentials.endpoint("shoal-" + world.folder.name() + "-node-" + std::to_string(getpid()));
   if (!world.credentials.host.empty()) o.host = world.credentials.host;
-  // As Ray has them, so that work can be placed by address.
+  // Ray's resource names for nodes: they place work by address.
   for (const std::string& name : {"node:" + o.host, std::string(beside_head ? "node:__internal_head__" : "")}) {
     if (!name.empty() && o.resources.units(name) == 0) o.resources.set_units(name, actors::Resources::kUnit);
   }
@@ -108,7 +108,7 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
                .measure = [side = std::make_shared<runtime::SideWork>(world.loop)](auto pids, auto then) { measure(*side, pids, then); },
                .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
   o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
-  // A driver of GPUs may take its time, or for ever: at most one look is under way, in a thread of its own.
+  // A GPU driver may take long or hang: at most one measurement runs, in its own thread.
   o.measure = [looks = std::make_shared<Looks>(world.loop), folder = o.session](Node::Options::Measured measured) {
     looks->run(folder, std::move(measured));
   };
@@ -153,7 +153,7 @@ int run_node(const NodeRole& role) {
   };
   int ready_fd = role.ready_fd;
   Node* self = nullptr;
-  // Ready means: the head knows it, and can place something there.
+  // Ready means that the head has registered this node and can place work there.
   options.on_registered = [&] {
     report(std::exchange(ready_fd, -1), {{"node", self->endpoint().to_string()}, {"id", to_string(self->id())}});
   };

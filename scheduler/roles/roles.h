@@ -1,8 +1,7 @@
-// The processes of a cluster, each a main: a head, a node, or both in one (embedded in a driver's life, or private to
-// torchrun's ranks).
+// The main functions of a cluster's processes: a head, a node, or both in one (tied to a driver's life, or private to torchrun's ranks).
 //
-// They report on `ready_fd`, if it is one, with a line of JSON: {"head": .., "head_local": .., "node": ..} or {"error":
-// {code, reason, message, hint}}, and return the process's exit code.
+// They report on `ready_fd`, unless it is negative, with a line of JSON: {"head": .., "head_local": .., "node": ..} or {"error": {code,
+// reason, message, hint}}. They return the process's exit code.
 #pragma once
 
 #include <sys/types.h>
@@ -21,28 +20,28 @@ namespace shoal::scheduler {
 struct HttpRole {
   bool on = false;
   std::uint16_t port = 0;
-  bool or_any = false;  // any free port when that one is taken
+  bool or_any = false;  // any free port when `port` is taken
   web::Surroundings around;
 };
 
-// One whose store is in etcd is one of several: it listens once it leads, and until then it is ready when it knows who does. Its process
-// fails when it cannot lead any more; whoever starts it again has one that waits (head_keeper.h).
+// A head with a store in etcd is one of several. It listens once it leads; until then it is ready as soon as it has found the leader. Its
+// process fails when it loses the lead, and HeadKeeper starts a candidate again (head_keeper.h).
 struct HeadRole {
   std::string session;  // folder
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
   int ready_fd = -1;
   HttpRole http;
-  std::string store;   // etcd://.. or etcds://..; "": in the session's folder
-  bool fsync = false;  // of that one: each commit waits for the disk
+  std::string store;   // etcd://.. or etcds://..; "": a database in the session's folder
+  bool fsync = false;  // each commit to that database waits for the disk
   etcd::Access store_access = {};
 };
 int run_head(const HeadRole& role);
 
-// When a node ends workers because memory runs out (node/memory_monitor.h).
+// Limits at which a node ends workers because memory runs out (node/memory_monitor.h).
 struct MemoryRule {
   double threshold = 0.95;  // a share of the memory; 0 or 1: never
-  std::uint64_t limit = 0;  // bytes that its workers may have together, instead of what the machine has; 0: that
+  std::uint64_t limit = 0;  // bytes for all its workers together; 0: the machine's memory
 };
 
 struct NodeRole {
@@ -50,23 +49,22 @@ struct NodeRole {
   std::string head;     // endpoints, tried in turn
   actors::Resources resources;
   std::map<std::string, std::string> labels;
-  std::string python;       // of the warm zygote; "" keeps none
-  bool keeps_head = false;  // starts this host's head again when it dies
+  std::string python;       // interpreter of the warm zygote; "": no zygote
+  bool keeps_head = false;  // restarts this host's head when it dies
   int ready_fd = -1;
-  std::string spill_folder = {};  // for objects that memory is short of; "": the session's, or one on a disk
+  std::string spill_folder = {};  // folder for spilled objects; "": the session's, or one on a disk
   MemoryRule memory;
 };
 int run_node(const NodeRole& role);
 
-// Head and node in one process, reached over unix sockets only. It ends when `owner`, and whoever attached besides, is
-// gone.
+// Head and node in one process, reachable over unix sockets only. It ends when `owner` and all attached drivers are gone.
 struct LocalRole {
   std::string session;  // folder
   actors::Resources resources;
   std::map<std::string, std::string> labels;
   std::string python;
   pid_t owner = 0;
-  bool remove_folder = false;  // at the end: nobody will look at its logs
+  bool remove_folder = false;  // at the end, with its logs
   int ready_fd = -1;
   HttpRole http;
   std::string spill_folder = {};
@@ -74,10 +72,10 @@ struct LocalRole {
 };
 int run_local(const LocalRole& role);
 
-// Says on ready_fd why a role does not start; returns its exit code.
+// Reports on ready_fd why a role does not start; returns its exit code.
 int refuse_role(int ready_fd, const Error& error);
 
-// What this machine has: CPUs this process may use, memory, GPUs.
+// This machine's resources: CPUs that this process may use, memory, GPUs.
 actors::Resources detect_resources();
 
 }  // namespace shoal::scheduler

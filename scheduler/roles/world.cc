@@ -9,7 +9,7 @@ using nlohmann::json;
 void report(int fd, const json& what) {
   if (fd < 0) return;
   const std::string line = what.dump() + "\n";
-  if (write(fd, line.data(), line.size()) < 0) return;  // whoever asked is gone
+  if (write(fd, line.data(), line.size()) < 0) return;  // the starting process is gone
   close(fd);
 }
 
@@ -80,7 +80,6 @@ Result<std::unique_ptr<Http>> Http::start(World& world, const HttpRole& role, co
   return out;
 }
 
-// Lets what was sent go out, then drains the network. The loop runs until then.
 void drain(World& world) {
   bool drained = false;
   world.network.stop([&] { drained = true; });

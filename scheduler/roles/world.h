@@ -1,4 +1,4 @@
-// What the mains of roles share: a process's loop, clock, network and log, made once and passed down; its first word; its end.
+// Shared by the roles' main functions: loop, clock, network and log of a process, its report and its end.
 #pragma once
 
 #include <unistd.h>
@@ -29,13 +29,13 @@
 
 namespace shoal::scheduler {
 
-// A line to whoever started this process; at most once.
+// Writes one line to the starting process and closes `fd`; for a single use.
 void report(int fd, const nlohmann::json& what);
 nlohmann::json error_json(const Error& e);
 
-constexpr std::size_t kKeptLogs = 6;  // of dead processes of a role
+constexpr std::size_t kKeptLogs = 6;  // logs of dead processes, per role
 
-// What every role needs: built by its main, passed down.
+// A role's environment: built by its main function and passed down.
 class World {
  public:
   static Result<std::unique_ptr<World>> make(const std::string& session, const std::string& role) {
@@ -56,7 +56,7 @@ class World {
     if (!failed) folder.leave(role, getpid());
   }
 
-  // SIGTERM and SIGINT end it in order.
+  // SIGTERM and SIGINT end the role in order.
   void on_signal(std::function<void()> fn) {
     signals.async_wait([fn = std::move(fn), this](std::error_code error, int number) {
       if (error) return;
@@ -65,7 +65,7 @@ class World {
     });
   }
 
-  bool failed = false;  // it ends, and not in order: whoever keeps it starts it again
+  bool failed = false;  // it ends with an error and stays in the session's list: HeadKeeper restarts it
 
   actors::SessionFolder folder;
   const actors::Credentials credentials;
@@ -75,7 +75,7 @@ class World {
   std::unique_ptr<runtime::Clock> clock = runtime::make_real_clock(loop);
   std::unique_ptr<runtime::Random> random = runtime::make_real_random();
   runtime::SocketNetwork network;
-  runtime::SideWork side{loop}, writes{loop};  // what others read does not wait for what is written
+  runtime::SideWork side{loop}, writes{loop};  // two threads: reads do not wait for writes
   asio::signal_set signals;
 
  private:
@@ -94,7 +94,7 @@ class World {
 runtime::Endpoint local_head(const actors::SessionFolder& folder);
 Head::Options head_options(World& world);
 
-// What a head alone keeps, in the session's folder. Where its disk has to be waited for, the loop does not.
+// A single head's store, in the session's folder. Its disk writes run in a side thread.
 class State {
  public:
   static Result<std::unique_ptr<State>> open(World& world, bool fsync);
@@ -103,10 +103,10 @@ class State {
  private:
   explicit State(World& world) : side_(world.loop) {}
   std::unique_ptr<Store> store_;
-  runtime::SideWork side_;  // ends first
+  runtime::SideWork side_;  // destroyed first
 };
 
-// The HTTP interface: asks the head as any client does, on the same loop.
+// The HTTP interface: a client of the head, on the same loop.
 class Http {
  public:
   static Result<std::unique_ptr<Http>> start(World& world, const HttpRole& role, const runtime::Endpoint& head);
@@ -123,10 +123,10 @@ class Http {
   web::Gateway gateway_;
   web::JobsApi api_;
   web::Metrics metrics_;
-  std::unique_ptr<web::HttpServer> server_;  // ends first
+  std::unique_ptr<web::HttpServer> server_;  // destroyed first
 };
 
-// Lets what was sent go out, then drains the network. The loop runs until then.
+// Sends what is queued, then drains the network; runs the loop for at most a second.
 void drain(World& world);
 void run_until(World& world, const bool& over);
 

@@ -34,12 +34,12 @@ Result<double> amount(const json& value, const std::string& what) {
   return value.get<double>();
 }
 
-// What of a runtime_env there is, and whether it has to be prepared by Python (packages are to be installed, files to be copied).
+// The supported parts of a runtime_env. `by_python`: Python prepares it, by installing packages or copying files.
 struct Environment {
   std::map<std::string, std::string> variables;
   std::string folder;
   bool by_python = false;
-  std::string for_children;  // JSON: what processes that the job starts get
+  std::string for_children;  // JSON for processes that the job starts
 };
 
 Result<Environment> read_environment(const std::string& text) {
@@ -57,7 +57,7 @@ Result<Environment> read_environment(const std::string& text) {
             variable.find('\0') != std::string::npos) {
           return fail(invalid_argument("env_vars of runtime_env has a name or a value that no environment can hold"));
         }
-        out.by_python |= variable.find('$') != std::string::npos;  // it refers to those that are there
+        out.by_python |= variable.find('$') != std::string::npos;  // refers to existing variables
       }
     } else if (key == "working_dir") {
       if (!value.is_string()) return fail(invalid_argument("working_dir of runtime_env is a path"));
@@ -70,7 +70,7 @@ Result<Environment> read_environment(const std::string& text) {
       if (!std::filesystem::path(path).is_absolute()) return fail(invalid_argument("working_dir of runtime_env is not absolute: " + path));
       if (std::filesystem::is_directory(path, ignored)) {
         out.folder = path;
-        inherited.erase(key);  // as it is: whoever works there sees its files
+        inherited.erase(key);  // used in place: changes to its files are visible
       } else if (path.ends_with(".zip") && std::filesystem::is_regular_file(path, ignored)) {
         out.by_python = true;
       } else {
@@ -108,7 +108,7 @@ Result<JobRequest> parse_job_request(std::string_view text) {
   for (const auto& [key, value] : body.items()) {
     if (key == "entrypoint") {
       SHOAL_OK(get_text(value, key, s.entrypoint));
-    } else if (key == "submission_id" || key == "job_id") {  // the second is its older name
+    } else if (key == "submission_id" || key == "job_id") {  // job_id is the older name
       SHOAL_OK(get_text(value, key, s.id));
     } else if (key == "metadata") {
       SHOAL_TRY(s.metadata, texts(value, "metadata"));
@@ -156,7 +156,7 @@ Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& 
   launch.kind = Launch::Kind::kProgram;
   launch.cwd = env.folder.empty() ? around.folder : env.folder;
   launch.env = {{"PYTHONUNBUFFERED", "1"}};
-  // `python` is the cluster's.
+  // `python` belongs to the cluster.
   if (const auto folder = std::filesystem::path(around.python).parent_path(); !folder.empty()) {
     launch.env.emplace_back("PATH", folder.string() + (around.path.empty() ? "" : ":" + around.path));
   }
@@ -170,7 +170,7 @@ Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& 
     launch.env.emplace_back("PYTHONPATH", env.folder + (rest.empty() ? "" : ":" + rest));
   }
   if (!env.for_children.empty()) launch.env.emplace_back("SHOAL_RUNTIME_ENV", env.for_children);
-  // Both streams in one: in the order in which they were written.
+  // Both streams go into one, in the order of writing.
   const std::string line = "exec 2>&1\n" + s.entrypoint;
   launch.argv = env.by_python ? std::vector<std::string>{around.python, "-m", "shoal._entrypoint", line}
                               : std::vector<std::string>{"/bin/sh", "-c", line};

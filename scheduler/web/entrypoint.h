@@ -1,4 +1,4 @@
-// A job as people submit it (a shell command line, and what is to be around it) as the JobSpec that the head takes. Names are Ray's.
+// Turns a submitted job (a shell command line and its runtime_env) into a JobSpec for the head. Names are Ray's.
 #pragma once
 
 #include <map>
@@ -9,20 +9,20 @@
 
 namespace shoal::scheduler::web {
 
-// Of the cluster's processes: what a job finds unless it says otherwise.
+// Defaults of a job's environment, taken from the cluster's processes.
 struct Surroundings {
-  std::string python;       // its folder goes first on PATH
+  std::string python;       // interpreter; its folder goes first on PATH
   std::string path;         // $PATH
   std::string python_path;  // $PYTHONPATH
-  std::string folder;       // where a job without a working_dir runs
+  std::string folder;       // working directory of jobs without a working_dir
 };
 
 struct JobRequest {
-  actors::Submission submission;  // its runtime_env decides what is around the entrypoint
+  actors::Submission submission;  // with the runtime_env of the entrypoint
   std::map<std::string, double> resources;
 };
 
-// InvalidArgument for what is wrong with the request, Unimplemented for what Ray has and this has not.
+// InvalidArgument for a faulty request, Unimplemented for features of Ray that Shoal lacks.
 Result<JobRequest> parse_job_request(std::string_view json_text);
 Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& around);
 

@@ -23,7 +23,7 @@ TEST(Entrypoint, ACommandLineRunsInAShellWithTheClustersPython) {
   EXPECT_EQ(env_of(spec)["PATH"], "/opt/venv/bin:/bin:/usr/bin");
   EXPECT_EQ(spec.name, "python a.py | tee log");
   EXPECT_TRUE(spec.resources.empty());
-  // Without a folder of its own nothing is put on PATH: an empty entry would be the job's own folder.
+  // Without the interpreter's folder PATH gets no entry: an empty one would mean the job's own folder.
   actors::Submission s;
   s.entrypoint = "true";
   EXPECT_FALSE(env_of(job_spec({s, {}}, {"python3", "/bin", "", "/"}).value()).contains("PATH"));
@@ -38,7 +38,7 @@ TEST(Entrypoint, ItsRuntimeEnvIsAroundIt) {
   auto env = env_of(spec);
   EXPECT_EQ(env["A"], "b");
   EXPECT_EQ(env["PYTHONPATH"], "/tmp:/old");
-  EXPECT_EQ(env["SHOAL_RUNTIME_ENV"].find("working_dir"), std::string::npos);  // used in place: nothing is copied for its actors
+  EXPECT_EQ(env["SHOAL_RUNTIME_ENV"].find("working_dir"), std::string::npos);  // used in place: its actors get no copy
   EXPECT_EQ(spec.name, "mine");
   EXPECT_EQ(spec.resources, actors::Resources::of({{"CPU", 2}, {"slot", 1}}).value());
   const auto by_python = spec_of(R"({"entrypoint": "x", "runtime_env": {"pip": ["six"]}})").value();

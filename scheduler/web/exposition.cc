@@ -16,7 +16,7 @@ using actors::MetricKind;
 
 namespace {
 
-// The library leaves that of HELP to its users.
+// Escapes HELP text, which the library does not.
 std::string escaped(const std::string& help) {
   std::string out;
   for (const char c : help) out += c == '\n' ? std::string("\\n") : c == '\\' ? std::string("\\\\") : std::string(1, c);

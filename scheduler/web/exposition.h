@@ -1,4 +1,4 @@
-// Measurements of a cluster as Prometheus reads them: its text format, version 0.0.4. Pure.
+// Metrics of a cluster in Prometheus' text format, version 0.0.4. Pure.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace shoal::scheduler::web {
 
 inline constexpr const char* kExpositionType = "text/plain; version=0.0.4; charset=utf-8";
 
-// What head and nodes tell, added up as it comes: samples of a node with its id and host. Of those that users name there is room for
-// `max_user_series`; what comes then is left out, and counted, as is what does not go with what came before.
+// Sums the reports of head and nodes as they arrive; a node's samples get its id and host as labels. At most `max_user_series` series of
+// user metrics are kept. Further ones are left out and counted, as are series of another kind than earlier ones of the name.
 class ClusterMetrics {
  public:
   static constexpr std::size_t kMaxUserSeries = 200'000;
@@ -20,9 +20,9 @@ class ClusterMetrics {
   explicit ClusterMetrics(std::size_t max_user_series = kMaxUserSeries) : of_users_(max_user_series) {}
   void of_head(const std::vector<actors::MetricFamily>& families);
   void of_node(NodeId node, const std::string& host, const std::vector<actors::MetricFamily>& families);
-  // A node that did not answer in time.
+  // Counts a node that did not answer in time.
   void silent() { ++silent_; }
-  // By name, those of users last; with what asking took, who was silent, and what was left out.
+  // All families by name, user metrics last, with the duration of the scrape and the counts of silent nodes and left-out series.
   std::vector<actors::MetricFamily> families(double seconds);
 
  private:
@@ -30,8 +30,8 @@ class ClusterMetrics {
   std::size_t silent_ = 0;
 };
 
-// In the order given, but for families without samples; those of one name follow each other, and are one here. Levels are gauges; buckets
-// of histograms are cumulative, as Prometheus has them.
+// Keeps the given order and skips families without samples; adjacent families of one name become one. Levels are gauges; histogram buckets
+// are cumulative, as Prometheus defines them.
 std::string exposition(const std::vector<actors::MetricFamily>& families);
 
 }  // namespace shoal::scheduler::web

@@ -22,10 +22,10 @@ LogBook::Options kept_in(const std::string& folder) {
   o.folder = folder;
   return o;
 }
-// The job's own, which have files; those that they start are told of with their own words.
+// The job's own processes have log files; lines of actors arrive with a label.
 bool is_own(const WorkerRow& w) { return w.role == "driver" || w.role.starts_with("rank "); }
 
-constexpr std::size_t kMaxProcesses = 100;  // whose logs one answer holds
+constexpr std::size_t kMaxProcesses = 100;  // processes in one answer
 
 std::string prefixed(const std::string& who, std::string_view text) {
   std::string out;
@@ -99,7 +99,7 @@ void Gateway::find_job(const std::string& id, std::function<void(Result<actors::
     const auto it =
         std::find_if(r->jobs.begin(), r->jobs.end(), [&](const auto& j) { return j.submission.id == id || to_string(j.id) == id; });
     if (it == r->jobs.end()) return found(fail(not_found("no job " + id).with_hint("see shoal list jobs")));
-    // The whole row: a list has only the first line of a cause.
+    // Fetches the whole row: a list has only the first line of a cause.
     ask(Method::kWatchJob, to_bytes(actors::JobRef{it->id}), [found, row = *it](Result<Message> whole) {
       auto read = whole ? from_bytes<actors::JobRow>(whole->body) : Result<actors::JobRow>(fail(whole.error()));
       found(read ? *std::move(read) : row);
@@ -107,9 +107,9 @@ void Gateway::find_job(const std::string& id, std::function<void(Result<actors::
   });
 }
 
-// ---- what was printed
+// ---- logs
 
-// One question to a node, on a connection of its own.
+// A request to a node on a separate connection.
 class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_shared_from_this<NodeCall> {
  public:
   NodeCall(Gateway& gateway, runtime::Duration patience, Answer answer)
@@ -179,7 +179,7 @@ void Gateway::read_logs(JobId job, std::function<void(Result<std::string>)> text
               [](const auto& a, const auto& b) { return std::pair(is_own(a), -a.rank) > std::pair(is_own(b), -b.rank); });
     if (r->workers.size() > kMaxProcesses) r->workers.resize(kMaxProcesses);
     std::reverse(r->workers.begin(), r->workers.end());
-    auto left = std::make_shared<std::vector<std::pair<WorkerRow, std::uint16_t>>>();  // the next is the last
+    auto left = std::make_shared<std::vector<std::pair<WorkerRow, std::uint16_t>>>();  // read from the back
     for (const auto& w : r->workers) {
       left->push_back({w, 2});
       left->push_back({w, 1});
@@ -204,7 +204,7 @@ void Gateway::read_next(std::shared_ptr<std::vector<std::pair<WorkerRow, std::ui
   });
 }
 
-// Follows the process of a job: looks for it, then listens to its node.
+// Follows a job's process: finds it, then subscribes to its node's log lines.
 class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shared_from_this<Tail> {
  public:
   Tail(Gateway& gateway, JobId job, std::shared_ptr<Reader> reader) : gateway_(gateway), job_(job), reader_(std::move(reader)) {}
@@ -223,7 +223,7 @@ class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shar
   void stop() { finish(); }
 
  private:
-  // Until the job has a process, or ended without one.
+  // Waits until the job has a process, or ended without one.
   void wait_for_it() {
     gateway_.ask(Method::kWatchJob, to_bytes(actors::JobRef{job_}), [self = shared_from_this()](Result<Message> r) {
       const auto row = r ? from_bytes<actors::JobRow>(r->body) : Result<actors::JobRow>(fail(r.error()));

@@ -1,6 +1,6 @@
-// The HTTP interface's own place in the cluster: a client of the head and of nodes as any other, that waits for nobody.
+// The HTTP interface's client of the head and the nodes. It never blocks.
 //
-// Loop thread only. Callbacks are called once, with Cancelled when the gateway ends.
+// Loop thread only. Every callback runs once; with Cancelled when the gateway ends.
 #pragma once
 
 #include <deque>
@@ -20,12 +20,12 @@ class Gateway final : public runtime::PeerHandler {
  public:
   struct Options {
     runtime::Endpoint head;
-    std::string logs;  // folder of the session: what workers of nodes that are gone have printed
+    std::string logs;  // folder of the session's logs, for workers of dead nodes
     runtime::Duration timeout = std::chrono::seconds(10);
-    runtime::Duration look_again = std::chrono::milliseconds(200);  // for a job that has no process yet
-    std::size_t max_log_bytes = 16u << 20;                          // of each stream of each process
+    runtime::Duration look_again = std::chrono::milliseconds(200);  // for a job without a process yet
+    std::size_t max_log_bytes = 16u << 20;                          // per stream of a process
   };
-  // Clock and network outlive it.
+  // Clock and network outlive the gateway.
   Gateway(runtime::Clock& clock, runtime::Network& network, Options options);
   ~Gateway();
 
@@ -33,15 +33,15 @@ class Gateway final : public runtime::PeerHandler {
   void ask(actors::Method method, Bytes body, Answer answer);
   using Rows = std::function<void(Result<actors::ListReply>)>;
   void list(actors::ListRequest::What what, JobId job, Rows rows);
-  // A node, on a connection of its own, for as long as `patience`.
+  // Asks a node on a separate connection, for up to `patience`.
   void ask_node(const std::string& endpoint, actors::Method method, Bytes body, runtime::Duration patience, Answer answer);
-  // By the submitter's id or the job's own. NotFound.
+  // Finds a job by submission id or job id. NotFound.
   void find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found);
 
-  // What the job's processes have printed: its own in the order of ranks, then its actors, whose lines say who they are.
+  // The output of the job's processes: its own in the order of ranks, then its actors, whose lines carry a label.
   void read_logs(JobId job, std::function<void(Result<std::string>)> text);
 
-  // The same as it is printed, until the job's own process ends.
+  // Follows the job's output until its own process ends.
   class Reader {
    public:
     virtual ~Reader() = default;
@@ -70,7 +70,7 @@ class Gateway final : public runtime::PeerHandler {
   const LogBook kept_;
   std::unique_ptr<runtime::Peer> head_;
   bool connecting_ = false;
-  std::deque<std::function<void(const Error*)>> waiting_;  // for the connection
+  std::deque<std::function<void(const Error*)>> waiting_;  // callbacks that wait for the connection
   std::set<std::shared_ptr<NodeCall>> calls_;
   std::set<std::shared_ptr<Tail>> tails_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

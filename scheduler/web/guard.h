@@ -1,4 +1,4 @@
-// Who may ask: every request needs the cluster's token for HTTP, on loopback too, and a name that belongs here.
+// Access control for HTTP: every request, on loopback too, needs the cluster's HTTP token and an accepted Host and Origin.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace shoal::scheduler::web {
 
-// What requests carry as they are, in clear text: made of the cluster's token, for nothing else, and no way back to it.
+// The token that requests carry in clear text. It is derived one-way from the cluster's token and grants HTTP only.
 std::string http_token(const runtime::Token& token);
 
 class Guard {
  public:
-  // `host` is what the server is bound to.
+  // `host` is the server's bound address.
   Guard(const runtime::Token& token, const std::string& host, std::uint16_t port);
 
-  // 403 for a Host that is not one of ours (a page that had its name point here) and for a foreign Origin (a page that posts here),
-  // then 401 without http_token(token). Compares in a time that does not depend on what was sent.
+  // 403 for a foreign Host (DNS rebinding) or a foreign Origin (cross-site requests), then 401 without http_token(token). The comparison
+  // takes constant time.
   std::optional<Refusal> check(const HttpRequest& request) const;
 
  private:

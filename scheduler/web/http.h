@@ -1,5 +1,5 @@
-// The little HTTP/1.1 that the head speaks: one request, one answer, then the connection ends. Pure: bytes in, a request or a refusal
-// out; nothing is guessed that could be read in two ways.
+// The subset of HTTP/1.1 that the head speaks: one request and one answer per connection. Pure: bytes in, a request or a refusal out.
+// Ambiguous requests are refused.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +17,11 @@ struct HttpRequest {
   std::map<std::string, std::string> headers;  // names in lower case
   std::string body;
 
-  // "" when it is not there.
+  // "" when absent.
   const std::string& header(const std::string& name) const;
 };
 
-// Why a request is not served.
+// Reason for not serving a request.
 struct Refusal {
   int status = 400;
   std::string why;
@@ -36,10 +36,10 @@ class HttpParser {
   };
   explicit HttpParser(Limits limits) : limits_(limits) {}
 
-  // Takes what has arrived. A refusal is the last word. What follows a whole request is ignored: nothing is pipelined.
+  // Parses the bytes that have arrived. A refusal is final. Bytes after a whole request are ignored: there is no pipelining.
   std::optional<Refusal> feed(std::string_view bytes);
   bool complete() const { return have_head_ && request_.body.size() == body_bytes_; }
-  // It waits for a word before it sends its body.
+  // The client waits for "100 Continue" before it sends its body.
   bool expects_continue() const { return have_head_ && !complete() && request_.header("expect") == "100-continue"; }
   const HttpRequest& request() const { return request_; }
 
@@ -57,9 +57,9 @@ class HttpParser {
 };
 
 std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes);  // chunked without a size
-std::string chunk(std::string_view bytes);                                                                    // "" is the last
+std::string chunk(std::string_view bytes);                                                                    // "": the last chunk
 
-// %XX decoded, and of a query's parts + as well; none when it is malformed or holds a NUL.
+// Decodes %XX, and + as a space in queries. Empty when the text is malformed or contains a NUL.
 std::optional<std::string> decode_percent(std::string_view text, bool plus_is_space);
 
 }  // namespace shoal::scheduler::web

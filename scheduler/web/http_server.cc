@@ -67,7 +67,7 @@ struct HttpServer::Impl {
 
 namespace {
 
-// One request and its answer. The server holds it while it is open, the reply as long as it wishes.
+// One request and its answer. The server holds the connection while it is open; the reply may hold it longer.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(HttpServer::Impl& server, tcp::socket socket, std::uint64_t number)
@@ -102,7 +102,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     finish();
   }
   bool gone() const { return server_ == nullptr; }
-  // It has not said yet what it wants, may not have it, or has had its answer.
+  // No request yet, a refused one, or one that is answered.
   bool idle() const { return !asked_ || refused_ || (last_ && !writing_); }
 
   void close() {
@@ -133,7 +133,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       }
       if (parser_.complete()) ask();
     }
-    if (server_) read();  // also to hear that the other side has left
+    if (server_) read();  // also detects that the client left
   }
 
   void ask();
@@ -160,7 +160,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       if (error) return self->close();
       if (!self->unsent_.empty()) return self->flush();
       if (!self->last_) return;
-      // What was sent is lost if it is closed with bytes unread: the other side closes first, or has a moment to.
+      // Closing with unread bytes would discard the answer: let the client close first, for up to two seconds.
       std::error_code ignored;
       self->socket_.shutdown(tcp::socket::shutdown_send, ignored);
       self->limit_ = self->server_->clock.after(std::chrono::seconds(2), [self] { self->close(); });
@@ -182,7 +182,7 @@ class Connection::Reply final : public HttpReply {
   explicit Reply(std::shared_ptr<Connection> connection) : connection_(std::move(connection)) {}
   ~Reply() override {
     if (!answered_) send(500, error_body(internal("nobody answered this request")));
-    if (begun_ && !ended_) connection_->close();  // cut off: without the last chunk nobody takes it for whole
+    if (begun_ && !ended_) connection_->close();  // without the last chunk, clients see the answer as cut off
   }
 
   void send(int status, const json& body) override {
@@ -237,8 +237,7 @@ Result<void> HttpServer::Impl::open(const runtime::Token& token) {
   return {};
 }
 
-// The oldest that waits for nothing of ours, which one that means it soon does: a crowd that says nothing, or that was refused and does not
-// leave, keeps nobody out.
+// Closes the oldest idle connection: silent clients, or refused ones that stay, cannot keep others out.
 void HttpServer::Impl::make_room() {
   if (connections.size() < options.max_connections) return;
   const auto idle = std::find_if(connections.begin(), connections.end(), [](const auto& c) { return c.second->idle(); });
@@ -248,7 +247,7 @@ void HttpServer::Impl::make_room() {
 void HttpServer::Impl::accept(const std::shared_ptr<Impl>& self) {
   acceptor.async_accept([self](std::error_code error, tcp::socket socket) {
     if (self->closed) return;
-    if (error) {  // no descriptors left, for example: they come back
+    if (error) {  // retries later, for example when descriptors ran out
       self->again = self->clock.after(std::chrono::milliseconds(100), [self] { self->accept(self); });
       return;
     }

@@ -1,5 +1,4 @@
-// Answers HTTP requests on the loop it is given: no thread, and nothing that waits. Who may ask is the Guard's to say, before a request
-// reaches anybody.
+// Answers HTTP requests on a given loop, without threads or blocking. The Guard checks each request before the handler gets it.
 //
 // Loop thread only.
 #pragma once
@@ -20,7 +19,7 @@
 
 namespace shoal::scheduler::web {
 
-// The answer to one request; to be kept for as long as it takes. Destroyed unanswered, it says 500.
+// The answer to one request. Handlers keep it as long as they need; destroyed unanswered, it sends 500.
 class HttpReply {
  public:
   virtual ~HttpReply() = default;
@@ -28,11 +27,11 @@ class HttpReply {
   void fail(const Error& error);
   virtual void send_text(const std::string& content_type, const std::string& text) = 0;
 
-  // Or piece by piece.
+  // An answer in pieces.
   virtual void begin(const std::string& content_type) = 0;
   virtual void write(std::string_view piece) = 0;
   virtual void end() = 0;
-  // The other side left, or does not read what it asked for: nothing more is of use.
+  // The client left, or reads too slowly: further output is useless.
   virtual bool gone() const = 0;
 };
 
@@ -45,21 +44,21 @@ class HttpServer {
     std::string host = "127.0.0.1";
     std::uint16_t port = 0;
     HttpParser::Limits limits;
-    std::size_t max_connections = 64;                           // the next one ends the oldest that is silent or answered, or is closed
-    std::size_t max_unsent_bytes = 8u << 20;                    // of a reply that comes in pieces; then it is given up
-    runtime::Duration request_time = std::chrono::seconds(10);  // for a whole request to arrive
-    runtime::Duration write_time = std::chrono::seconds(30);    // for the other side to take something
+    std::size_t max_connections = 64;                           // further ones replace the oldest idle one, or are closed
+    std::size_t max_unsent_bytes = 8u << 20;                    // for answers in pieces; beyond it the connection is closed
+    runtime::Duration request_time = std::chrono::seconds(10);  // for the whole request to arrive
+    runtime::Duration write_time = std::chrono::seconds(30);    // for the client to read the pending output
   };
   using Handler = std::function<void(const HttpRequest&, std::shared_ptr<HttpReply>)>;
 
   // ResourceExhausted/AddressInUse. Loop, clock and handler outlive the server.
   static Result<std::unique_ptr<HttpServer>> listen(runtime::Loop& loop, runtime::Clock& clock, runtime::Log log,
                                                     const runtime::Token& token, const Options& options, Handler handler);
-  ~HttpServer();  // connections end; replies that are still out say nothing any more
+  ~HttpServer();  // closes all connections; pending replies send nothing
 
   std::uint16_t port() const;
 
-  struct Impl;  // of the .cc
+  struct Impl;  // defined in the .cc
 
  private:
   explicit HttpServer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -108,7 +108,7 @@ TEST_F(GuardTest, EveryRequestNeedsTheToken) {
   }
 }
 
-// RFC 2104, as `printf 'shoal http' | openssl dgst -sha256 -mac HMAC -macopt hexkey:aa..ab` makes it.
+// RFC 2104, as computed by `printf 'shoal http' | openssl dgst -sha256 -mac HMAC -macopt hexkey:aa..ab`.
 TEST_F(GuardTest, TheTokenOfTheClusterItselfIsNothingForHttp) {
   EXPECT_EQ(hex_, "bbbb09f5a3b6936e84ff55457e080757445db72ecd21b76f26387d9507697492");
   EXPECT_EQ(status({{"host", "127.0.0.1:8265"}, {"authorization", "Bearer " + token_.hex()}}), 401);

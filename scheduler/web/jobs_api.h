@@ -1,9 +1,14 @@
-// The HTTP interface of the cluster: jobs as Ray's job API has them, and rows of what there is.
+// The HTTP interface of the cluster: Ray's job API, and rows of the cluster's state.
 //
-//   GET    /api/version                 GET    /api/v0/{actors,nodes,workers,jobs,placement_groups}
-//   GET    /api/jobs/                   POST   /api/jobs/            {entrypoint, submission_id, runtime_env, metadata,
-//   entrypoint_num_cpus, ..} GET    /api/jobs/ID                 POST   /api/jobs/ID/stop     DELETE /api/jobs/ID GET    /api/jobs/ID/logs
-//   GET    /api/jobs/ID/logs/tail   (text, piece by piece, until the job ends)
+//   GET    /api/version
+//   GET    /api/v0/{actors,nodes,workers,jobs,placement_groups}
+//   GET    /api/jobs/
+//   POST   /api/jobs/              {entrypoint, submission_id, runtime_env, metadata, entrypoint_num_cpus, ..}
+//   GET    /api/jobs/ID
+//   POST   /api/jobs/ID/stop
+//   DELETE /api/jobs/ID
+//   GET    /api/jobs/ID/logs
+//   GET    /api/jobs/ID/logs/tail  (text, in pieces, until the job ends)
 #pragma once
 
 #include <memory>
@@ -34,7 +39,7 @@ class JobsApi {
 
   Gateway& gateway_;
   const Surroundings around_;
-  const std::string session_;  // its name
+  const std::string session_;  // name of the session
 };
 
 }  // namespace shoal::scheduler::web

@@ -1,4 +1,4 @@
-// What the head, the nodes and their processes measure, got together when somebody asks, and only then.
+// Collects the metrics of the head, the nodes and their processes, on request only.
 //
 // Loop thread only.
 #pragma once
@@ -17,10 +17,10 @@ namespace shoal::scheduler::web {
 class Metrics {
  public:
   struct Options {
-    runtime::Duration patience = std::chrono::seconds(4);  // with a node, which has some with its processes
-    runtime::Duration keep = std::chrono::seconds(1);      // an answer is given again for so long
+    runtime::Duration patience = std::chrono::seconds(4);  // time limit per node; a node's own limit for its processes is shorter
+    runtime::Duration keep = std::chrono::seconds(1);      // lifetime of a kept answer
   };
-  // The clock outlives it; the gateway may, and may fail what was asked when this is over.
+  // The clock outlives it. The gateway may end later and then fail pending requests, which are ignored.
   Metrics(Gateway& gateway, runtime::Clock& clock) : Metrics(gateway, clock, Options()) {}
   Metrics(Gateway& gateway, runtime::Clock& clock, Options options) : gateway_(gateway), clock_(clock), options_(options) {}
   ~Metrics() { *alive_ = false; }
@@ -29,17 +29,17 @@ class Metrics {
 
   struct Scrape {
     std::vector<actors::MetricFamily> families;
-    std::string text;  // of them, as Prometheus reads it
+    std::string text;  // the families in Prometheus' text format
   };
   using Told = std::function<void(const Result<std::shared_ptr<const Scrape>>&)>;
-  // Of all the cluster. Whoever asks while others wait gets what they get. Not called when this ends before.
+  // Metrics of the whole cluster. Requests that arrive during a pull share its result. No callback runs after destruction.
   void ask(Told told);
 
  private:
-  // One time that everybody is asked.
+  // One round of requests to all nodes.
   struct Pull {
     ClusterMetrics sums;
-    std::size_t waiting = 0;  // for so many nodes
+    std::size_t waiting = 0;  // number of nodes without an answer yet
     runtime::TimePoint began;
   };
   void ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<actors::NodeRow>& nodes);

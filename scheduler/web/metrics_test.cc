@@ -17,7 +17,7 @@ using runtime::Peer;
 
 std::vector<MetricFamily> gauge(const char* name, double value) { return {FamilyOf(MetricKind::kGauge, name, "").add(value)}; }
 
-// Of a head or a node: answers, or says nothing.
+// The server of a head or a node; answers, or stays silent.
 class Asked final : public runtime::PeerHandler {
  public:
   Asked(runtime::SimWorld& world, const std::string& name, int host) : world_(world), network_(world.fabric().attach(name, host)) {
@@ -128,7 +128,7 @@ TEST_F(MetricsTest, EndsWhileANodeIsAsked) {
   ask();
   world_.run_for(1s);
   metrics_.reset();
-  gateway_.reset();  // fails what was asked
+  gateway_.reset();  // fails the pending requests
   world_.run_for(10s);
   EXPECT_TRUE(told_.empty());
 }

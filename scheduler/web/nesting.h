@@ -1,4 +1,4 @@
-// How deep a JSON text goes. What handles JSON calls itself once per level: a text from outside may not decide how often.
+// Nesting depth of a JSON text. JSON code recurses once per level: the limit protects its stack from outside texts.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Rows of the cluster as JSON: what the command line and the HTTP interface both show.
+// Rows of the cluster as JSON, for the command line and the HTTP interface.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,7 +15,7 @@ nlohmann::json to_json(const actors::WorkerRow& row);
 nlohmann::json to_json(const actors::JobRow& row);
 nlohmann::json to_json(const actors::GroupRow& row);
 nlohmann::json rows_json(const actors::ListReply& reply);
-// A job as Ray's job API tells of it.
+// A job in the format of Ray's job API.
 nlohmann::json job_details(const actors::JobRow& row);
 
 }  // namespace shoal::scheduler
