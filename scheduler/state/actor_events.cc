@@ -1,4 +1,4 @@
-// Actors: asked for, killed, started again, hosted by processes that exist already, and their names.
+// Events of actors: requests, kills, restarts, actors hosted by existing processes, and names.
 #include <algorithm>
 #include <csignal>
 
@@ -25,7 +25,7 @@ Error actor_died(const ActorRow& row, const Error& cause) {
   return std::move(e).in(fmt::format("actor {}({})", row.class_name, to_string(row.id)));
 }
 
-// `creator` may be forgotten already. Why it ended is told as far as that stays short: of a chain each tells of the one before.
+// `creator` is null if its row was dropped. The text includes the reason of the creator's end, unless that is longer than kMaxWhy.
 Error creator_ended(const ActorRow* creator, const Error& why) {
   constexpr std::size_t kMaxWhy = 1000;
   if (creator == nullptr) return unavailable("its creator ended: " + why.message()).with_reason("CreatorEnded");
@@ -45,7 +45,7 @@ Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const act
   if (spec.actors.empty()) return fail(invalid_argument("a gang without actors"));
   const auto job = jobs_.find(spec.job);
   if (job == jobs_.end() || ended(job->second.row.state)) return fail(not_found("no running job " + to_string(spec.job)));
-  // Again, because the head that had accepted it ended before it could answer.
+  // A repeated request: an earlier head accepted it and ended before it answered.
   if (const auto known = actors_.find(spec.actors[0].id); known != actors_.end() && known->second.gang == spec.id) {
     return std::optional<actors::FoundActor>();
   }
@@ -121,14 +121,14 @@ void ClusterState::end_made_by(const Worker& worker, const Error& why) {
   for (const GangId id : made.mapped()) {
     const std::vector<actors::ActorSpec> members = gangs_.at(id).spec.actors;
     for (const auto& a : members) {
-      const auto row = actors_.find(a.id);  // a member that died long ago may be forgotten
+      const auto row = actors_.find(a.id);  // no row for a member that died long ago
       if (row != actors_.end() && row->second.state != ActorState::kDead) end_actor(actors_.edit(a.id), over);
     }
   }
 }
 
-// Workers of its own functions end with it all the same; what they made does not. So does what has no process that could have heard from it
-// yet how it is to be made.
+// Function workers that `from` made stay and end with it, but what they made is handed on. A gang that never finished starting also stays:
+// `from` has not sent its constructor call yet.
 void ClusterState::hand_on(WorkerId from, WorkerId to) {
   const auto made = made_by_.extract(from);
   if (!made) return;
@@ -245,7 +245,7 @@ void ClusterState::end_actor(ActorRow& row, const Error& cause) {
   kill_actor_row(row, cause);
   const auto w = workers_.find(row.worker);
   if (waited) {
-    // All or nothing: a gang that lost a member before it was placed will never be.
+    // A gang is placed as a whole: one that lost a member is never placed.
     std::erase_if(pending_, [&](const Pending& p) { return p.gang && p.gang == row.gang; });
     for (const auto& a : members) {
       const auto other = actors_.find(a.id);
@@ -311,11 +311,11 @@ Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
   return {};
 }
 
-// A head that ended had accepted it, and could not answer.
+// A repeated request: an earlier head accepted it and ended before it answered.
 Result<void> ClusterState::hosted_again(const actors::HostActor& m, const ActorRow& row) {
   const bool same = row.worker == m.worker && row.class_name == m.class_name && row.rank == m.rank && row.world_size == m.world_size;
   if (!same || row.state == ActorState::kDead) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
-  if (row.state != ActorState::kAlive) return {};  // when its gang is complete
+  if (row.state != ActorState::kAlive) return {};  // answered once its gang is complete
   actors::HostedActor answer{row.gang, row.generation, std::vector<ActorId>(static_cast<std::size_t>(row.world_size))};
   for (const auto& [id, a] : actors_) {
     if (a.gang == row.gang) answer.members.at(static_cast<std::size_t>(a.rank)) = id;
@@ -324,7 +324,7 @@ Result<void> ClusterState::hosted_again(const actors::HostActor& m, const ActorR
   return {};
 }
 
-// A member that dies while the others still wait for the gang: it will never be complete.
+// Fails the requests of all members when one dies before the gang is complete.
 void ClusterState::fail_hosted(ActorId actor, const Error& cause) {
   for (auto& [key, gang] : hosted_) {
     if (gang.complete) continue;

@@ -20,9 +20,9 @@ using actors::WorkerState;
 
 namespace {
 
-constexpr int kMaxLooks = 20;  // at all nodes, in one tick
+constexpr int kMaxLooks = 20;  // searches of all nodes per tick
 
-// What torchrun gives its processes.
+// The environment variables that torchrun sets.
 void add_rank_env(Launch& launch, std::int32_t rank, std::int32_t world, std::int32_t local_rank, std::int32_t local_world,
                   std::int32_t node_rank, std::int32_t num_nodes, const std::string& address, std::uint16_t port, JobId job) {
   const auto set = [&](const char* name, const std::string& value) { launch.env.emplace_back(name, value); };
@@ -50,7 +50,7 @@ void add_rank_env(Launch& launch, std::int32_t rank, std::int32_t world, std::in
 
 Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
   if (!node.id) return fail(invalid_argument("a node without an id"));
-  // Also a new node may have been another one that was given up, with what jobs left there.
+  // A new node may be a given-up node under a new id, and still have what ended jobs left there.
   const auto tell_ended_jobs = [&] {
     for (const JobId job : ended_jobs_) act(EndJobOn{node.id, job});
   };
@@ -58,7 +58,7 @@ Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
     if (nodes_.at(node.id).row.state == NodeState::kDead) {
       return fail(unavailable("node " + to_string(node.id) + " was given up; its workers were declared dead").with_reason("Fenced"));
     }
-    Node& n = nodes_.edit(node.id);  // its connection broke, or the head was another, and it is back
+    Node& n = nodes_.edit(node.id);  // back after a broken connection, or with a new head
     n.row.pid = node.pid;
     n.row.endpoint = node.endpoint;
     n.last_beat = now_;
@@ -102,7 +102,7 @@ void ClusterState::node_told(NodeId node) {
   }
 }
 
-// The head that decided it ended before its node heard.
+// Repeats a start: the head that decided it ended before its request reached the node.
 void ClusterState::start_again(const Worker& w) {
   std::optional<actors::StartWorker> message;
   if (const auto a = actors_.find(w.actor); a != actors_.end()) {
@@ -132,11 +132,11 @@ void ClusterState::node_lost(NodeId node, const Error& cause) {
   const Error lost =
       (drained ? unavailable("its node was drained").with_reason("NodeDrained") : Error(cause)).in("node " + to_string(node));
   act(Disconnect{node, lost});
-  const auto leads = [&](const Worker& w) {  // its end ends a job
+  const auto leads = [&](const Worker& w) {  // a process whose end ends a job
     const auto j = jobs_.find(w.row.job);
     return j != jobs_.end() && (j->second.driver == w.row.id || std::ranges::count(j->second.processes, w.row.id) > 0);
   };
-  // Those that lead a job come last: actors of the node died with the node, and not because their job ended.
+  // Processes whose end ends a job come last, so that actors die of the node's loss and not of their job's end.
   for (const bool leading : {false, true}) {
     for (const auto& [id, w] : workers_) {
       if (w.row.node == node && w.row.state != WorkerState::kExited && leads(w) == leading) {
@@ -145,7 +145,7 @@ void ClusterState::node_lost(NodeId node, const Error& cause) {
     }
   }
   lose_bundles(node);
-  // Who has to be on this node, and waited for room there, waits for nothing.
+  // Gangs that are bound to this node and still wait can never be placed.
   const Error gone = resource_exhausted("the node that it had to be on was lost").with_reason("Unschedulable");
   for (const auto& p : std::deque<Pending>(pending_)) {
     const auto gang = gangs_.find(p.gang);
@@ -168,13 +168,13 @@ void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& updat
         job.driver = id;
         job.row.driver_pid = update.pid;
       }
-      // Its good-bye came first: whoever ended the job did not know that something of it is there.
+      // The job ended before this process was reported, so its end was not sent to this node.
       if (ended(job.row.state)) act(EndJobOn{from, update.job});
     }
   }
   const Worker& w = workers_.at(id);
   if (w.row.node != from || w.row.state == WorkerState::kExited) {
-    // Its start was given up, or its node was: it was declared dead and shall not run on.
+    // The worker was declared dead when its start or its node was given up: it must not run on.
     if (w.launched && update.state != WorkerState::kExited) act(StopWorkerOn{from, {id, SIGKILL, 0}});
     return;
   }
@@ -195,7 +195,7 @@ void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& updat
   end_unwanted(w);
 }
 
-// The word to end a worker may have been lost while its node was away.
+// Repeats a request to end a worker, which may have been lost while its node was away.
 void ClusterState::end_unwanted(const Worker& w) {
   if (!w.launched) return;
   const WorkerId id = w.row.id;
@@ -205,12 +205,11 @@ void ClusterState::end_unwanted(const Worker& w) {
     return;
   }
   const auto job = jobs_.find(w.row.job);
-  if (job == jobs_.end() || ended(job->second.row.state)) return;  // EndJobOn was said again
+  if (job == jobs_.end() || ended(job->second.row.state)) return;  // node_joined() repeated EndJobOn
   if (job->second.stopping || job->second.row.exit_code != 0) act(StopWorkerOn{w.row.node, {id, SIGTERM, options_.stop_grace_ms}});
 }
 
-// A head that stood still (its disk, or the whole machine, was slow) finds what its nodes said meanwhile unread: that time says nothing
-// of them.
+// A head that stood still (a slow disk, a slow machine) has unread heartbeats: that time is not counted as silence.
 void ClusterState::overlook_own_silence() {
   const auto still = last_tick_ ? now_ - *last_tick_ - options_.longest_tick : runtime::Duration::zero();
   last_tick_ = now_;
@@ -223,10 +222,10 @@ void ClusterState::overlook_own_silence() {
 void ClusterState::worker_not_started(WorkerId id, int exit_code, const Error& cause) {
   const auto it = workers_.find(id);
   if (it == workers_.end() || it->second.row.state != WorkerState::kStarting) return;
-  if (it->second.row.pid != 0) return;  // its node has told of it since, on another connection
+  if (it->second.row.pid != 0) return;  // reported by its node since, on another connection
   const NodeId node = it->second.row.node;
   worker_exited(workers_.edit(id), exit_code, cause);
-  act(StopWorkerOn{node, {id, SIGKILL, 0}});  // the request may have arrived, and only the answer not
+  act(StopWorkerOn{node, {id, SIGKILL, 0}});  // in case the request arrived and only its answer was lost
 }
 
 void ClusterState::worker_not_reached(WorkerId id, const Error& cause) {
@@ -254,7 +253,7 @@ void ClusterState::tick() {
   explain_pending();
 }
 
-// To look at all nodes for each that waits takes its time: those that are alike are explained once, of others a few with each tick.
+// Searching all nodes for each entry takes time: equal entries are explained once, others a few per tick.
 void ClusterState::explain_pending() {
   GangId before{};
   std::string why;
@@ -287,7 +286,7 @@ void ClusterState::explain_pending() {
   }
 }
 
-// What was asked for last and waits says why from the start, so that who looks at once can read it; the warning comes later.
+// Explains the newest entry at once, so that an early query shows the reason; the warning comes later.
 void ClusterState::explain_newcomer() {
   if (pending_.empty() || pending_.back().explained) return;
   Pending& p = pending_.back();
@@ -298,7 +297,7 @@ void ClusterState::explain_newcomer() {
     ++looks_;
     set_pending_reason(p, why(p));
   } else {
-    return;  // the next tick
+    return;  // left to the next tick
   }
   p.explained = true;
 }
@@ -471,7 +470,7 @@ actors::StartWorker ClusterState::start_of(const Gang& gang, std::size_t member)
   const bool alone = gang.spec.actors.size() == 1;
   const std::int32_t rank = alone ? -1 : static_cast<std::int32_t>(member);
   const bool of_functions = actors::is_function_class(spec.class_name);
-  const bool run_again = may_restart(actors_.at(spec.id)) || of_functions;  // functions are run again
+  const bool run_again = may_restart(actors_.at(spec.id)) || of_functions;  // functions are retried
   return {{},
           gang.spec.job,
           std::move(launch),
@@ -514,7 +513,7 @@ JobId ClusterState::driver_joined(const actors::RegisterDriver& driver) {
 
 void ClusterState::driver_ended(JobId id) {
   const auto it = jobs_.find(id);
-  // Of a submitted job the processes' exit decides, not one driver's good-bye.
+  // A submitted job ends with its processes, not with one driver's orderly end.
   if (it == jobs_.end() || ended(it->second.row.state) || !it->second.processes.empty()) return;
   end_job(jobs_.edit(id), JobState::kSucceeded);
 }
@@ -535,7 +534,7 @@ Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {
   if (!spec.wait && !place(wanted, capacity)) return fail(infeasible(explain(wanted, capacity)));
   if (const auto& wished = spec.submission.id; !wished.empty()) {
     const bool taken = std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& j) {
-      return j.second.row.submission.id == wished || to_string(j.first) == wished;  // both are names for it
+      return j.second.row.submission.id == wished || to_string(j.first) == wished;  // two names of one job
     });
     if (taken) return fail(invalid_argument("a job was submitted as " + wished + " already").with_reason("NameTaken"));
   }
@@ -565,7 +564,7 @@ void ClusterState::port_found(JobId id, Result<std::uint16_t> port) {
     give_back_places(job);
     return end_job(job, JobState::kFailed);
   }
-  // Ranks of a node are neighbours, because placement packs.
+  // Placement packs, so the ranks of a node are contiguous.
   std::vector<NodeId> nodes;
   std::map<NodeId, std::int32_t> local_world;
   for (const NodeId n : job.placed) {
@@ -587,7 +586,7 @@ void ClusterState::port_not_asked(JobId id) {
   if (it == jobs_.end() || it->second.row.state != JobState::kPending) return;
   give_back_places(jobs_.scratch(id));
   Pending again{{}, id, {}, now_};
-  again.not_before = now_ + options_.first_pause;  // its connection may be about to break, and the node still seem to be there
+  again.not_before = now_ + options_.first_pause;  // the connection may be about to break
   pending_.push_back(again);
   place_pending();
 }
@@ -603,7 +602,7 @@ Result<void> ClusterState::job_stopped(JobId id, bool force) {
   if (ended(it->second.row.state)) return {};
   Job& job = jobs_.edit(id);
   job.stopping = true;
-  if (job.running == 0) {  // still pending, or a driver's
+  if (job.running == 0) {  // a pending job, or a driver's
     give_back_places(job);
     if (const auto w = workers_.find(job.driver); w != workers_.end() && w->second.row.state != WorkerState::kExited) {
       act(StopWorkerOn{w->second.row.node, {job.driver, force ? SIGKILL : SIGTERM, options_.stop_grace_ms}});
@@ -621,14 +620,14 @@ Result<void> ClusterState::job_deleted(JobId id) {
   if (!ended(it->second.row.state)) {
     return fail(invalid_argument(fmt::format("job {} is {}", to_string(id), to_string(it->second.row.state))).with_hint("stop it first"));
   }
-  jobs_.erase(id);  // nodes that come back are still told that it ended
+  jobs_.erase(id);  // ended_jobs_ keeps it for nodes that come back
   act(ForgetJob{id});
   return {};
 }
 
 void ClusterState::stop_processes(const Job& job, int signal) {
   for (const WorkerId p : job.processes) {
-    const auto w = workers_.find(p);  // one that ended long ago may be forgotten
+    const auto w = workers_.find(p);  // no row for a process that ended long ago
     if (w == workers_.end() || w->second.row.state == WorkerState::kExited) continue;
     act(StopWorkerOn{w->second.row.node, {p, signal, options_.stop_grace_ms}});
   }
@@ -636,7 +635,7 @@ void ClusterState::stop_processes(const Job& job, int signal) {
 
 void ClusterState::job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause) {
   --job.running;
-  if (shell_code != 0 && job.row.exit_code == 0 && !job.row.cause) {  // the first cause counts
+  if (shell_code != 0 && job.row.exit_code == 0 && !job.row.cause) {  // only the first failure counts
     job.row.exit_code = shell_code;
     if (cause) {
       job.row.cause = worker.row.rank >= 0 ? Error(*cause).in(worker.row.role) : *cause;
@@ -651,7 +650,7 @@ void ClusterState::end_job(Job& job, JobState state) {
   if (ended(job.row.state)) return;
   job.row.state = state;
   job.row.ended_unix_ms = unix_ms_;
-  job.order = next_order_++;  // in which they ended, whatever the wall clock says
+  job.order = next_order_++;  // order of ends, independent of the wall clock
   job.row.pending_reason.clear();
   const JobId id = job.row.id;
   std::erase_if(pending_, [&](const Pending& p) {
@@ -688,7 +687,7 @@ void ClusterState::end_job(Job& job, JobState state) {
 Resources& ClusterState::source(const Worker& worker) {
   const auto group = groups_.find(worker.group);
   const auto bundle = static_cast<std::size_t>(worker.bundle);
-  // A bundle that is not there any more has given back what was free of it, and this was not.
+  // A lost or removed bundle returned only its free part to the node. Its workers return the rest there directly.
   const bool reserved = group != groups_.end() && group->second.row.state != actors::GroupState::kRemoved &&
                         group->second.row.nodes.at(bundle) == worker.row.node;
   return reserved ? groups_.scratch(worker.group).free.at(bundle) : nodes_.scratch(worker.row.node).row.available;
@@ -740,7 +739,7 @@ void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const 
   worker.row.state = WorkerState::kExited;
   const auto of = jobs_.find(worker.row.job);
   const bool over = of != jobs_.end() && ended(of->second.row.state) && worker.row.role != "driver";
-  // That it was killed then is how jobs end, and nothing to worry about.
+  // A SIGKILL after the end of the job is no failure.
   worker.row.cause = over && shell_code == 128 + SIGKILL ? cancelled("ended with its job").with_reason("JobEnded") : cause;
   release(worker);
   ended_workers_.push_back(worker.row.id);
@@ -768,10 +767,10 @@ void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const 
     } else if (job.driver == id && !restarts) {
       job.row.exit_code = shell_code;
       if (job.detached && shell_code == 0) {
-        end_job(job, JobState::kSucceeded);  // it ended itself
+        end_job(job, JobState::kSucceeded);  // an end by itself
       } else {
         job.row.cause = why;
-        end_job(job, JobState::kFailed);  // without a good-bye
+        end_job(job, JobState::kFailed);  // no orderly end
       }
     }
   }

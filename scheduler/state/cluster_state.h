@@ -1,7 +1,7 @@
-// What the head knows and decides: a pure machine. Events in, actions out; no I/O, no clock, no thread.
+// The head's decisions as a pure state machine: events in, actions out; no I/O, no clock, no thread.
 //
-// The head (scheduler/head) tells it the time and every event, and performs its actions in order. Identifiers come from
-// the Random it is given, so a seed and a list of events give the same actions again.
+// The head (scheduler/head) passes it the time and every event, and performs its actions in order. Identifiers come from the given Random,
+// so a seed and a list of events reproduce the same actions.
 #pragma once
 
 #include <deque>
@@ -43,31 +43,31 @@ struct KillHostedOn {
   NodeId node;
   actors::KillHosted message;
 };
-struct Disconnect {  // given up: when it comes back it hears that it is fenced; others that have to do with it are told
+struct Disconnect {  // a node that was given up; its watchers are notified, and its return under this id is refused as Fenced
   NodeId node;
   Error cause;
 };
-struct EndNodeOn {  // it is drained
+struct EndNodeOn {  // a drained node
   NodeId node;
 };
 struct FindPortOn {  // answered by port_found
   NodeId node;
   JobId job;
 };
-struct TellActor {  // to whoever watches it
+struct TellActor {  // sent to the actor's watchers
   actors::ActorRow row;
 };
 struct TellJob {
   actors::JobRow row;
 };
-struct TellGroup {  // to whoever watches it
+struct TellGroup {  // sent to the group's watchers
   actors::GroupRow row;
 };
 struct TellHosted {  // the answer to actor_hosted
   ActorId actor;
   Result<actors::HostedActor> result;
 };
-struct Warn {  // to the job's driver
+struct Warn {  // sent to the job's watchers
   JobId job;
   std::string text;
 };
@@ -83,126 +83,130 @@ std::string to_string(const Action& action);
 class ClusterState {
  public:
   struct Options {
-    runtime::Duration node_timeout = std::chrono::seconds(5);  // without a heartbeat
-    runtime::Duration longest_tick = std::chrono::seconds(1);  // from one to the next; time beyond it makes no node silent
-    runtime::Duration warn_after = std::chrono::seconds(1);    // pending
-    std::uint32_t stop_grace_ms = 3000;                        // between SIGTERM and SIGKILL
-    std::size_t max_ended_rows = 1000;                         // of each table; the oldest go first
-    std::size_t max_listed_rows = 500;                         // in one reply to list(), which has to fit a message
-    // An actor that ended within this time of its start waits before it is started again, each time twice as long.
+    runtime::Duration node_timeout = std::chrono::seconds(5);  // longest time without a heartbeat
+    runtime::Duration longest_tick =
+        std::chrono::seconds(1);  // longest expected time between ticks; the excess is not counted as a node's silence
+    runtime::Duration warn_after = std::chrono::seconds(1);  // time pending before a warning
+    std::uint32_t stop_grace_ms = 3000;                      // from SIGTERM to SIGKILL
+    std::size_t max_ended_rows = 1000;                       // per table; the oldest are dropped first
+    std::size_t max_listed_rows = 500;                       // per reply to list(), which has to fit a message
+    // From its second consecutive death within `early_death` of a start, an actor waits before it restarts: first_pause, then twice as long
+    // each time.
     runtime::Duration early_death = std::chrono::seconds(10);
     runtime::Duration first_pause = std::chrono::milliseconds(100), longest_pause = std::chrono::seconds(5);
-    // Of what waits, before room is kept for it, and for how long it is.
+    // `patience`: time that an entry waits before room is kept for it. The windows are the times for which room is kept.
     runtime::Duration patience = std::chrono::seconds(30), first_window = std::chrono::seconds(10),
                       longest_window = std::chrono::seconds(60);
-    std::size_t max_listed_bytes = 200'000;  // likewise, without causes
-    std::size_t max_listed_text = 500;       // bytes of a cause there; actor() and job() have all of it
+    std::size_t max_listed_bytes = 200'000;  // per reply to list(), without causes
+    std::size_t max_listed_text = 500;       // bytes of each text of a cause in list(); actor() and job() return all of it
   };
 
   ClusterState(Options options, runtime::Random& random) : options_(options), random_(random) { nodes_.watch(); }
 
-  // The time of the next event.
+  // Sets the time of the events that follow.
   void advance(runtime::TimePoint now, std::int64_t unix_ms) {
     now_ = now;
     unix_ms_ = unix_ms;
   }
-  // Looks at what waits and who is silent. To be called a few times a second.
+  // Checks silent nodes, drains, windows and pending entries. The head calls it a few times a second.
   void tick();
 
   // ---- events: nodes ----
-  // Again with the same id: its connection broke and it is back; what was to reach it meanwhile is said again, then or when it
-  // tells of the workers concerned. Unavailable/Fenced when it was given up meanwhile: it
-  // has to end its workers, which were declared dead, and to come back as another node.
+  // A second call with the same id means that the node reconnected. Requests that could not reach it are repeated, at once or when the node
+  // reports the workers concerned. Unavailable/Fenced if the node was given up: it has to end its workers, which were declared dead, and
+  // register under a new id.
   Result<void> node_joined(const actors::RegisterNode& node);
   void node_beat(NodeId node);
-  // Its connection broke: nothing is placed there until it joins again or is given up.
+  // The node's connection broke: nothing is placed there until it joins again or is given up.
   void node_away(NodeId node);
   void node_lost(NodeId node, const Error& cause);
-  // Cordoned: it takes no new work. Draining: besides, actors that may restart are moved to others, and it leaves once nothing runs
-  // there, or at its deadline. NotFound; InvalidArgument once it was told to leave.
+  // A cordoned node takes no new work. A draining node also has its restartable actors moved to other nodes, and leaves once it runs
+  // nothing or at its deadline. NotFound; InvalidArgument once the node was asked to leave.
   Result<void> node_duty_set(const actors::SetNodeDuty& wish);
-  // `from` answers for its workers. An update of an unknown worker that runs (a driver, a rank under torchrun) makes it
-  // known.
+  // `from` reports the state of one of its workers. A report of an unknown worker that runs (a driver, a rank under torchrun) adds its row.
   void worker_updated(NodeId from, const actors::WorkerUpdate& update);
-  // It is about to end, as it or its user meant it: its actor is not started again.
+  // The worker is about to end as intended: its actor is not restarted.
   void worker_leaves(WorkerId worker);
-  // Its task waits for others, which may have its CPUs until it goes on: then more may run at once than there are CPUs.
+  // `blocked`: the worker's task waits for others, and its CPUs are lent. `false` takes them back at once, even if CPUs are then
+  // overcommitted.
   void worker_blocked(WorkerId worker, bool blocked);
-  // One whose CPUs are lent wants them again. ResourceExhausted when there is no room for them now, or others wait for it.
+  // A worker asks for its lent CPUs back. ResourceExhausted while they are in use, or others wait for them.
   Result<void> worker_resumes(WorkerId worker);
-  // StartWorkerOn failed, or nobody knows what came of it.
+  // StartWorkerOn failed, or its outcome is unknown.
   void worker_not_started(WorkerId worker, int exit_code, const Error& cause);
-  // The connection to its node was gone, or broke meanwhile: the node tells of it when it is back (node_joined), unless it is lost.
+  // The start did not reach the node, or the connection broke meanwhile. The node reports the worker when it joins again, unless it is
+  // lost.
   void worker_not_reached(WorkerId worker, const Error& cause);
 
   // ---- events: jobs ----
   JobId driver_joined(const actors::RegisterDriver& driver);
-  // Left in order: what it owned ends, and that is a success.
+  // The driver ended in order: the job's actors and groups end, and the job has succeeded.
   void driver_ended(JobId job);
-  // Its process is gone. News of one that a node knows come from there, with how it ended.
+  // The driver's process is gone. Ignored for a driver that a node has reported: that node reports its end and exit code.
   void driver_gone(JobId job);
   Result<JobId> job_submitted(const actors::JobSpec& spec);
   void port_found(JobId job, Result<std::uint16_t> port);
-  // The node was not reached: the job waits for its place again.
+  // FindPortOn did not reach the node: the job waits for a place again.
   void port_not_asked(JobId job);
   Result<void> job_stopped(JobId job, bool force);
-  // InvalidArgument while it has not ended.
+  // InvalidArgument while the job has not ended.
   Result<void> job_deleted(JobId job);
 
   // ---- events: actors ----
-  // What exists already, if that was asked for; the gang's own actors will not be then. InvalidArgument/NameTaken; Cancelled/CreatorEnded.
+  // Returns the living actor of this name if the request allows it (get_if_exists); the gang is then not created.
+  // InvalidArgument/NameTaken; Cancelled/CreatorEnded.
   Result<std::optional<actors::FoundActor>> gang_requested(const actors::GangSpec& spec);
-  // `restart`: as if its process had died, so that it is started again if it may be.
+  // `restart`: ends only the process, so that the actor restarts if it may.
   Result<void> actor_killed(ActorId actor, bool restart = false);
-  // A worker of functions that its keeper does not need any more: it ends, and what it made ends with the keeper instead.
+  // Ends a worker of remote functions that its keeper no longer needs; the actors that it made end with the keeper instead.
   Result<void> worker_retired(ActorId worker);
-  // Answered by TellHosted to each member once the gang is complete.
+  // TellHosted answers each member once the gang is complete.
   Result<void> actor_hosted(const actors::HostActor& actor);
   void attributes_set(const actors::SetAttributes& attributes);
 
   // ---- events: placement groups ----
   // InvalidArgument/NameTaken.
   Result<void> group_requested(const actors::GroupSpec& spec);
-  // The actors in it end.
+  // Ends the actors in the group.
   void group_removed(GroupId group);
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
-  // ---- what is kept ----
-  // What changed since it was last asked, to be kept before the actions that go with it are performed. What could not be kept is given
-  // back, and comes again.
+  // ---- stored state ----
+  // take_changes() returns the rows changed since its last call, to be stored before the pending actions are performed. change_again()
+  // marks rows that could not be stored.
   bool changed() const;
   std::vector<Record> take_changes();
   void change_again(const std::vector<Record>& records);
   std::vector<Record> all_records() const;
-  // Goes on where another head ended, before any event: nodes are away until they join again, and what they do not tell of then is over.
+  // Continues from stored rows, before any event. Nodes are away until they join again; workers that they do not report then have ended.
   // DataLoss.
   Result<void> restore(const std::vector<Record>& records);
 
   // ---- queries ----
-  // By id, a page of rows after `request.after`.
+  // A page of rows ordered by id, after `request.after`.
   actors::ListReply list(const actors::ListRequest& request) const;
   actors::ClusterStatus status() const;
-  actors::ClusterStatus resources(JobId asking) const;  // the part of it that costs little
-  // Whether somebody waits for what this job's workers of remote functions hold, and has more right to it: something else of the job, or
-  // a job that holds less.
+  actors::ClusterStatus resources(JobId asking) const;  // the cheap part of status()
+  // Returns true if an entry waits that would fit in place of this job's workers of remote functions and goes before them. It belongs to
+  // the same job, or to one with a smaller share.
   bool wanted_back(JobId job) const;
-  // How much there is of what, and in which states.
+  // Rows by state, and resources by node.
   std::vector<actors::MetricFamily> metrics() const;
   const actors::ActorRow* actor(ActorId id) const;
-  // Of the actor that this worker is to make, with what it is made from. NotFound.
+  // The row of the actor that this worker is to make, and its construction data. NotFound.
   Result<actors::FoundActor> birth(WorkerId worker) const;
-  // Whether the environment of something that lives, or waits, has this text in it.
+  // Returns true if the environment of a living or waiting gang or job contains `text`.
   bool mentions(const std::string& text) const;
   // The living actor of this name. NotFound.
   Result<actors::FoundActor> find(const actors::FindActor& request) const;
   const actors::JobRow* job(JobId id) const;
   const actors::GroupRow* group(GroupId id) const;
-  // The living one of this name. NotFound.
+  // The living placement group of this name. NotFound.
   Result<actors::GroupRow> find_group(const actors::FindActor& request) const;
   const actors::NodeRow* node(NodeId id) const;
   std::vector<NodeId> alive_nodes() const;
-  // That have workers of the job, or had them lately.
+  // Nodes that have, or had, workers of the job.
   std::set<NodeId> nodes_of(JobId job) const;
 
   // Aborts when the books do not add up: resources taken and given, rows that point at each other. For tests and the
@@ -215,33 +219,27 @@ class ClusterState {
   using Job = rows::Job;
   using Gang = rows::Gang;
   using Group = rows::Group;
-  // Where a worker's resources come from.
+  // The source of a worker's resources.
   struct Site {
     NodeId node;
-    std::int32_t bundle = -1;  // of the gang's placement group
+    std::int32_t bundle = -1;  // index in the gang's placement group; -1: no group
   };
-  // Waits for room. When there is some, jobs take turns: the next is the first of those that wait of the job that holds the smallest share
-  // of the nodes (turns.h). One that does not fit is passed over; a gang, a group or a submitted job is placed as a whole or not at all.
-  //
-  // So that what is large is not passed over for ever, room is kept for whoever has waited for `patience` (of several the first that came,
-  // and only if the nodes could hold it when nothing else ran): for `first_window` nothing else is placed that asks for the same kinds of
-  // resources. If what ran has not ended by then, others have their turn for twice as long (`patience` at least), and each further window
-  // is twice as long as the one before, up to `longest_window`. So it is placed if whatever runs ends within that time, and others never
-  // wait for it for longer.
+  // An entry that waits for room. Jobs take turns: the job with the smallest share of the nodes goes next (turns.h), with its earliest
+  // entry. An entry that does not fit is passed over. A gang, a group or a submitted job is placed as a whole or not at all.
   struct Pending {
-    GangId gang;  // or
-    JobId job;    // or
+    GangId gang;  // one of the three is set
+    JobId job;
     GroupId group;
     runtime::TimePoint since;
     bool explained = false, warned = false;
     runtime::TimePoint not_before{};
-    GangId like{};               // of gangs: for whom there is room exactly when there is for this one; none: it waits in a group
-    JobId gang_job{};            // of gangs: whose it is
-    std::uint64_t tried_at = 0;  // Rooms::growth(): without more room it need not be tried again
-    int windows = 0;             // in which room was kept for it
+    GangId like{};               // for gangs: the first of consecutive ones with equal wants and place; none: waits in a group
+    JobId gang_job{};            // for gangs
+    std::uint64_t tried_at = 0;  // Rooms::growth() of the last attempt; retried once it has grown
+    int windows = 0;             // number of windows so far
     runtime::TimePoint rests_until{};
   };
-  // Room is kept for one of them, that may have ended since.
+  // The entry for which room is kept; it may have ended since.
   struct Window {
     Pending whose;
     std::vector<actors::Resources> wants;
@@ -265,15 +263,15 @@ class ClusterState {
   void restore_ended();
   void restore_pending();
   Result<void> restore_holdings();
-  // Its node has told of all it has.
+  // The node has reported all its workers.
   void node_told(NodeId node);
   actors::StartWorker start_of(const Gang& gang, std::size_t member) const;
   actors::StartWorker start_of(const Job& job, std::size_t rank) const;
   void start_again(const Worker& worker);
-  void give_back_places(Job& job);  // of one that has not started
-  // What nodes have free, or could ever have.
+  void give_back_places(Job& job);  // for a job that has not started
+  // Free and total resources by node.
   const Rooms& rooms() const;
-  // Those of them that are allowed: the room itself where all are.
+  // The nodes that a request may use: a reference to the whole room, or a copy of a part.
   class Allowed {
    public:
     explicit Allowed(const Room* all) : all_(all) {}
@@ -287,25 +285,25 @@ class ClusterState {
   };
   Allowed only(const Room& room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
   Allowed only(const Room& room, const std::vector<actors::LabelMatch>& labels) const;
-  // Bundles that still have no node, as wants, and where they may go. One that needs a node with labels wants one of something that just
-  // these nodes have.
+  // The bundles without a node, as wants, and the nodes allowed. A bundle's label rules become an extra resource that only matching nodes
+  // have.
   struct Asked {
     std::vector<actors::Resources> wants;
     Allowed allowed;
   };
   Asked asked(const Group& group, const Room& room) const;
   Load load() const;
-  // Why no node or bundle, as they are, could ever hold it; for what waits for none.
+  // Fails if the gang names a node or a placement group that could never hold it.
   Result<void> check_where(const Gang& gang) const;
   std::optional<std::vector<Site>> place_gang(const Gang& gang) const;
-  // Where the process is that asked for it; none if nobody knows.
+  // The node of the process that asked for the gang; none if unknown.
   NodeId home_of(const Gang& gang) const;
   std::optional<std::vector<Site>> place_in_group(const Gang& gang, const Group& group) const;
   std::vector<actors::Resources> missing_bundles(const Group& group) const;
   bool place_group(GroupId id);
   void remove_group(Group& group, const Error& cause);
   void lose_bundles(NodeId node);
-  // In the queue, or about to be.
+  // The entry of this gang for pending_.
   Pending waiting(const Gang& gang) const;
   void explain_pending();
   void explain_newcomer();
@@ -317,7 +315,7 @@ class ClusterState {
   void place_pending();
   bool place_pending_once();
   bool place_one(const Pending& pending);
-  // What is free is kept for another.
+  // Returns true while the window of another entry keeps the resources that this one asks for.
   bool held_up(const Pending& pending) const;
   bool fits(const Pending& p, const Room& room) const;
   bool could_ever_fit(const Pending& pending) const;
@@ -326,7 +324,7 @@ class ClusterState {
   void start_gang(Gang& gang, const std::vector<Site>& sites);
   void start_job(Job& job);
   WorkerId start_worker(const Site& site, GroupId group, actors::StartWorker message, const actors::Resources& held);
-  // What it holds comes from there: a bundle, or its node.
+  // The free resources of the bundle or the node that the worker's are taken from.
   actors::Resources& source(const Worker& worker);
   void release(Worker& worker);
   void end_unwanted(const Worker& worker);
@@ -334,15 +332,15 @@ class ClusterState {
   void stop_processes(const Job& job, int signal);
   void job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
   JobId open_detached_job(const actors::GangSpec& spec);
-  // With whose end it ends, or none. Cancelled/CreatorEnded.
+  // The worker whose end ends the gang, or none. Cancelled/CreatorEnded.
   Result<WorkerId> creator_of(const actors::GangSpec& spec) const;
   void forget_gang(GangId gang);
-  // What a process made: ends with it, or is another's from now on.
+  // end_made_by() ends the gangs that a process made; hand_on() gives them to another process.
   void end_made_by(const Worker& worker, const Error& why);
   void hand_on(WorkerId from, WorkerId to);
-  // Whether it is started again after an end of its process that nobody asked for.
+  // Queues a restart after an unrequested end of the process. Returns false if the actor may not restart.
   bool restart_actor(actors::ActorRow& row, const Worker& worker, std::int32_t shell_code, const Error& cause);
-  // With what waits for it, and its process.
+  // Ends the actor, its process, and its whole gang if that still waits.
   void end_actor(actors::ActorRow& row, const Error& cause);
   void kill_actor_row(actors::ActorRow& row, const Error& cause);
   void end_job(Job& job, actors::JobState state);
@@ -359,7 +357,7 @@ class ClusterState {
   std::optional<runtime::TimePoint> last_tick_;
   std::int64_t unix_ms_ = 0;
 
-  // What is kept. Everything below follows from it, or is asked for again.
+  // The stored state. Everything below is derived from it, or is requested again.
   Table<NodeId, Node> nodes_;
   Table<WorkerId, Worker> workers_;
   Table<JobId, Job> jobs_;
@@ -367,16 +365,16 @@ class ClusterState {
   Table<GangId, Gang> gangs_;
   Table<GroupId, Group> groups_;
 
-  mutable Rooms rooms_;  // of nodes_
+  mutable Rooms rooms_;  // derived from nodes_
   std::uint64_t next_order_ = 1;
-  std::map<std::pair<std::string, std::string>, ActorId> names_;        // (namespace, name): who lives
+  std::map<std::pair<std::string, std::string>, ActorId> names_;        // (namespace, name): living actor
   std::map<std::pair<std::string, std::string>, GroupId> group_names_;  // (namespace, name)
   std::map<WorkerId, std::set<GangId>> made_by_;                        // living gangs by creator
   std::map<std::pair<JobId, std::string>, HostedGang> hosted_;
   std::map<WorkerId, std::vector<ActorId>> hosted_in_;
-  std::map<JobId, runtime::TimePoint> unattached_;  // of a head before this one: until when their drivers may take to join a node
+  std::map<JobId, runtime::TimePoint> unattached_;  // after a restore: deadlines for drivers to join a node
   std::deque<Pending> pending_;
-  int looks_ = 0;  // at all nodes since the last tick, to say why something waits
+  int looks_ = 0;  // searches of all nodes since the last tick, to explain pending entries
   Shares shares_;
   std::optional<Window> window_;
   std::deque<WorkerId> ended_workers_;

@@ -1,4 +1,4 @@
-// For the tests of the cluster state: speaks of a cluster, and checks after each step that what is kept is what is there.
+// Fixture of the cluster state's tests. Each step checks the books, and that the stored rows are those in memory.
 #pragma once
 
 #include <map>
@@ -23,13 +23,13 @@ using actors::WorkerUpdate;
 
 inline Resources of(const std::map<std::string, double>& amounts) { return Resources::of(amounts).value(); }
 
-// Speaks of the cluster: nodes join and fall silent, workers start and die.
+// Drives a cluster: nodes join and fall silent, workers start and die.
 class ClusterStateTest : public testing::Test {
  protected:
   ClusterStateTest() { pass(0s); }
   ~ClusterStateTest() override { check(); }
 
-  // The books add up, what is kept is what is there, and a head that starts again from it has the same.
+  // Checks the books, and that a head restored from the store has the same rows.
   void check() {
     state_.check_invariants();
     store_->commit(state_.take_changes(), [](Result<void> r) { EXPECT_TRUE(r); });
@@ -40,7 +40,7 @@ class ClusterStateTest : public testing::Test {
     again.check_invariants();
     auto there = state_.all_records();
     const auto kept = again.all_records();
-    std::erase_if(there, [&](const Record& r) {  // a ShardActor whose gang is not complete: its process asks again
+    std::erase_if(there, [&](const Record& r) {  // a ShardActor of an incomplete gang, which its process requests again
       return r.table == TableName::kActors && r.state == "PENDING" && again.actor(ActorId{r.id}) == nullptr;
     });
     ASSERT_EQ(there.size(), kept.size());
@@ -65,7 +65,7 @@ class ClusterStateTest : public testing::Test {
   }
   JobId driver() {
     const JobId job = state_.driver_joined({"script.py", 100, {}});
-    actors();  // not of interest
+    actors();  // ignored
     return job;
   }
   GangSpec gang(JobId job, int count, const std::map<std::string, double>& each, bool refuse = false) {

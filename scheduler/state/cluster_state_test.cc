@@ -17,7 +17,7 @@ TEST_F(ClusterStateTest, AGangIsPlacedAllOrNothing) {
   EXPECT_EQ(started[0].node, started[1].node);  // packed
   ASSERT_TRUE(state_.gang_requested(large));
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
-  ASSERT_TRUE(state_.gang_requested(third));  // does not wait behind the one that does not fit
+  ASSERT_TRUE(state_.gang_requested(third));  // not held up by the one that does not fit
   EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
   join(3, {{"CPU", 4}});
   EXPECT_EQ(taken<StartWorkerOn>().size(), 4u);
@@ -30,14 +30,14 @@ TEST_F(ClusterStateTest, WhatAsksForNothingGoesWhereFewestAreOfNodesWithCpus) {
     EXPECT_TRUE(state_.gang_requested(gang(job, 1, {})));
     return taken<StartWorkerOn>().at(0);
   };
-  EXPECT_EQ(place().node, NodeId{1});  // there is no other
+  EXPECT_EQ(place().node, NodeId{1});  // the only node
   join(2, {{"CPU", 1}});
   join(3, {{"CPU", 1}});
   ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}})));
   EXPECT_EQ(taken<StartWorkerOn>().at(0).node, NodeId{2});
   const auto third = place();
   EXPECT_EQ(third.node, NodeId{3});
-  EXPECT_EQ(place().node, NodeId{2});  // whose CPU is taken
+  EXPECT_EQ(place().node, NodeId{2});  // although its CPU is taken
   EXPECT_EQ(place().node, NodeId{3});
   EXPECT_EQ(place().node, NodeId{2});
   ready(third);
@@ -56,7 +56,7 @@ TEST_F(ClusterStateTest, WhatAsksForNothingIsNearItsCreatorWhileThereAreCpusForI
   state_.worker_updated(NodeId{2}, {WorkerId{77}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
   EXPECT_EQ(place(), NodeId{2});
   EXPECT_EQ(place(), NodeId{2});
-  EXPECT_EQ(place(), NodeId{1});  // it has as many as CPUs
+  EXPECT_EQ(place(), NodeId{1});  // as many processes as CPUs on node 2
   EXPECT_EQ(place(), NodeId{1});
 }
 
@@ -96,7 +96,7 @@ TEST_F(ClusterStateTest, WhatNoNodeCouldEverHoldIsRefusedOrPendsWithTheNearestFi
   EXPECT_NE(refused.error().message().find("lacks GPU 4 (has 0)"), std::string::npos) << refused.error().message();
   const GangSpec waits = gang(job, 1, {{"GPU", 4}});
   ASSERT_TRUE(state_.gang_requested(waits));
-  // At once for who looks, after a moment for everybody.
+  // The row shows the reason at once; the warning comes after a moment.
   const std::string why =
       "can never start on the nodes that there are: needs GPU 4; nearest fit: node 0000000000000001 lacks GPU 4 (has 0). Add a node that "
       "can "
@@ -135,7 +135,7 @@ TEST_F(ClusterStateTest, ASilentNodeTakesItsActorsAlongAndTheirPlacesAreGivenAga
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
   actors::RegisterNode again;
   again.id = NodeId{2};
-  EXPECT_EQ(state_.node_joined(again).error().reason(), "Fenced");  // its workers are dead to us
+  EXPECT_EQ(state_.node_joined(again).error().reason(), "Fenced");  // its workers were declared dead
   join(3, {{"CPU", 1}});
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
 }
@@ -145,7 +145,7 @@ TEST_F(ClusterStateTest, TimeInWhichTheHeadStoodStillMakesNoNodeSilent) {
   join(2, {{"CPU", 1}});
   state_.tick();
   pass(1h);
-  state_.tick();  // what they said meanwhile is not read yet
+  state_.tick();  // their heartbeats are still unread
   EXPECT_EQ(state_.alive_nodes().size(), 2u);
   for (int i = 0; i < 4; ++i) {
     state_.node_beat(NodeId{2});
@@ -153,7 +153,7 @@ TEST_F(ClusterStateTest, TimeInWhichTheHeadStoodStillMakesNoNodeSilent) {
     state_.tick();
   }
   EXPECT_EQ(state_.alive_nodes().size(), 2u);
-  for (int i = 0; i < 2; ++i) {  // as one that said nothing for longer
+  for (int i = 0; i < 2; ++i) {  // longer silence of node 1
     state_.node_beat(NodeId{2});
     pass(1s);
     state_.tick();
@@ -174,7 +174,7 @@ TEST_F(ClusterStateTest, ADriverThatVanishesTakesItsActorsAlong) {
   EXPECT_EQ(taken<EndJobOn>().size(), 1u);
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kDead);
   EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
-  EXPECT_EQ(state_.status().available.units("CPU"), 0);  // until its process is really gone
+  EXPECT_EQ(state_.status().available.units("CPU"), 0);  // until its process has exited
   dies(s, 137, "");
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
 }
@@ -229,13 +229,13 @@ TEST_F(ClusterStateTest, StoppingAJobEndsItsProcessesAndGivesBackWhatItWaitedFor
   actors::JobSpec spec;
   spec.num_workers = 2;
   spec.resources = of({{"CPU", 1}});
-  const JobId early = state_.job_submitted(spec).value();  // its port is being looked for
+  const JobId early = state_.job_submitted(spec).value();  // waits for its port
   ASSERT_TRUE(state_.job_stopped(early, false));
   EXPECT_EQ(state_.job(early)->state, JobState::kStopped);
   EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
   const JobId job = state_.job_submitted(spec).value();
   state_.port_found(job, 1);
-  state_.port_found(early, 1);  // late: nothing happens
+  state_.port_found(early, 1);  // a late answer without effect
   const auto started = taken<StartWorkerOn>();
   ASSERT_EQ(started.size(), 2u);
   ASSERT_TRUE(state_.job_stopped(job, false));
@@ -259,7 +259,7 @@ TEST_F(ClusterStateTest, KillingAnActorEndsItsProcessAndTellsEverybody) {
   ASSERT_EQ(acted.size(), 2u);
   EXPECT_NE(to_string(acted[0]).find("killed by shoal.kill"), std::string::npos);
   EXPECT_NE(to_string(acted[1]).find("StopWorker"), std::string::npos);
-  ASSERT_TRUE(state_.actor_killed(waiting.actors[1].id));  // pending: the whole gang goes
+  ASSERT_TRUE(state_.actor_killed(waiting.actors[1].id));  // pending: the whole gang ends
   EXPECT_EQ(state_of(waiting.actors[0].id), ActorState::kDead);
   EXPECT_EQ(state_.actor_killed(ActorId{999999}).error().code(), Code::kNotFound);
 }
@@ -272,7 +272,7 @@ TEST_F(ClusterStateTest, AWorkerWhoseStartWasGivenUpIsEndedWhenItsNodeTellsOfIt)
   ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}})));
   const auto s = taken<StartWorkerOn>().at(0);
   state_.worker_not_started(s.message.worker, 126, unavailable("the connection broke"));
-  EXPECT_EQ(taken<StopWorkerOn>().size(), 1u);  // should the request have arrived
+  EXPECT_EQ(taken<StopWorkerOn>().size(), 1u);  // in case the request arrived
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
   ready(s);
   EXPECT_EQ(taken<StopWorkerOn>().size(), 1u);
@@ -311,7 +311,7 @@ TEST_F(ClusterStateTest, WhoseNodeWasNotReachedEndsWithIt) {
 }
 
 TEST_F(ClusterStateTest, AnActorOfALostNodeDiesOfThatAlsoIfItsDriverWasThere) {
-  for (const std::uint64_t driver_id : {1u, 5000000u}) {  // before all other workers, and behind some
+  for (const std::uint64_t driver_id : {1u, 5000000u}) {  // ordered before all other workers, and after some
     const NodeId node = join(driver_id, {{"CPU", 4}});
     const JobId job = driver();
     state_.worker_updated(node, {WorkerId{driver_id}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
@@ -333,7 +333,7 @@ TEST_F(ClusterStateTest, AJobWhoseNodeWasNotReachedForAPortWaitsForItsPlaceAgain
   ASSERT_EQ(taken<FindPortOn>().size(), 1u);
   state_.port_not_asked(job);
   EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
-  EXPECT_TRUE(taken<FindPortOn>().empty());  // its connection may be about to break
+  EXPECT_TRUE(taken<FindPortOn>().empty());  // the connection may be about to break
   state_.node_away(node);
   pass(1s);
   state_.tick();
@@ -365,7 +365,7 @@ TEST_F(ClusterStateTest, NothingIsPlacedOnANodeWhileItsConnectionIsGone) {
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 1}});
   state_.node_away(node);
-  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}}, true)));  // feasible: it will be back
+  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}}, true)));  // feasible: the node is only away
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
   actors::RegisterNode again;
   again.id = node;
@@ -410,7 +410,7 @@ TEST_F(ClusterStateTest, WhatShouldHaveEndedIsEndedWhenItsNodeTellsOfIt) {
   ASSERT_TRUE(state_.node_joined(again));
   EXPECT_EQ(taken<EndJobOn>().size(), 1u);
   state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
-  EXPECT_TRUE(taken<StopWorkerOn>().empty());  // a driver that has left is its user's
+  EXPECT_TRUE(taken<StopWorkerOn>().empty());  // a driver that has left belongs to its user
 }
 
 class HostedTest : public ClusterStateTest {
@@ -455,7 +455,7 @@ TEST_F(HostedTest, WhoAsksAgainBecauseNobodyAnsweredHearsTheSame) {
   EXPECT_EQ(again[0].result->members, first[0].result->members);
   auto other = shard(0);
   other.worker = WorkerId{12};
-  EXPECT_FALSE(state_.actor_hosted(other));  // another process has it
+  EXPECT_FALSE(state_.actor_hosted(other));  // an actor of another process
 }
 
 TEST_F(HostedTest, ARankOutsideItsGangIsRefused) {
@@ -503,14 +503,14 @@ TEST_F(ClusterStateTest, ADriverThatEndsBeforeItsNodeKnowsItFailsItsJob) {
   state_.driver_gone(known);
   EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
   EXPECT_NE(state_.job(job)->cause->message().find("before it had joined"), std::string::npos);
-  EXPECT_EQ(state_.job(known)->state, JobState::kRunning);  // others of its processes may be there: its node tells
+  EXPECT_EQ(state_.job(known)->state, JobState::kRunning);  // left to its node, which reports its processes
 }
 
 TEST_F(ClusterStateTest, ANodeThatTellsOfADriverAfterItsGoodByeForgetsItsJob) {
   const NodeId node = join(1, {{"CPU", 1}});
   const JobId job = driver();
   state_.driver_ended(job);
-  EXPECT_TRUE(taken<EndJobOn>().empty());  // nobody knows yet that it was there
+  EXPECT_TRUE(taken<EndJobOn>().empty());  // its node is still unknown
   state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
   const auto told = taken<EndJobOn>();
   ASSERT_EQ(told.size(), 1u);
@@ -631,7 +631,7 @@ TEST_F(ClusterStateTest, ADetachedActorIsAJobOfItsOwn) {
   state_.driver_ended(job);
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
   for (const auto& e : taken<EndJobOn>()) EXPECT_EQ(e.job, job);
-  // What it makes itself ends with it.
+  // An actor that the detached actor makes ends with it.
   const auto child = gang(s.message.job, 1, {{"CPU", 1}});
   ASSERT_TRUE(state_.gang_requested(child));
   ASSERT_TRUE(state_.actor_killed(g.actors[0].id));

@@ -1,4 +1,4 @@
-// What cluster state shows: rows and sums for who asks, invariants, and the words of its actions. It changes nothing.
+// Read-only views of the cluster state: rows, sums, invariants, and actions as text.
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ using actors::WorkerState;
 
 namespace {
 
-// About as many as a row has in a message, besides its cause.
+// Estimated bytes of a row in a message, without its cause.
 constexpr std::size_t kRow = 400, kAmount = 48;
 std::size_t bytes_of(const ActorRow& r) {
   std::size_t out = kRow + r.name.size() + r.name_space.size() + r.class_name.size() + r.pending_reason.size();
@@ -87,14 +87,14 @@ actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
   return out;
 }
 
-// A cause carries what a process said last: kilobytes of it.
+// Shortens a cause, which may carry kilobytes of a process's last output.
 std::optional<Error> ClusterState::brief(const std::optional<Error>& cause) const {
   if (!cause) return {};
   const auto cut = [this](const std::string& text) {
     std::size_t end = std::min(text.find('\n'), text.size());
     if (end > options_.max_listed_text) {
       end = options_.max_listed_text;
-      while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not within a character
+      while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not inside a UTF-8 character
     }
     return text.substr(0, end);
   };
@@ -132,7 +132,7 @@ std::vector<actors::MetricFamily> ClusterState::metrics() const {
   using actors::FamilyOf;
   using actors::MetricKind;
   std::vector<actors::MetricFamily> out;
-  // A state of which there are none has a sample, too: a graph of it begins at 0.
+  // A state without rows has a sample, too, so that its graph begins at 0.
   const auto by_state = [&](const char* name, const char* help, const auto& table, const auto& state_of, auto... states) {
     std::map<std::string, double> counts = {{states, 0}...};
     for (const auto& [id, row] : table) ++counts[state_of(row)];
@@ -229,7 +229,7 @@ void ClusterState::check_invariants() const {
     if (w.row.state == WorkerState::kExited) SHOAL_CHECK(w.held.empty(), "an exited worker holds resources");
     taken[w.row.node] += w.held;
   }
-  for (const auto& [id, j] : jobs_) {  // placed, but its processes are not started yet: the port is being looked for
+  for (const auto& [id, j] : jobs_) {  // placed jobs that still wait for their port
     if (!j.processes.empty() || ended(j.row.state)) continue;
     for (std::size_t i = 0; i < j.placed.size(); ++i) taken[j.placed[i]] += j.wants[i];
   }
@@ -251,7 +251,7 @@ void ClusterState::check_invariants() const {
     sum += taken[id];
     SHOAL_CHECK(sum == n.row.total, "a node's resources do not add up");
     for (const auto& [name, units] : n.row.available.all()) {
-      SHOAL_CHECK(units >= 0 || name == "CPU", "a node gave more than it has");  // CPUs are taken back by who had lent them
+      SHOAL_CHECK(units >= 0 || name == "CPU", "a node gave more than it has");  // lent CPUs are taken back while in use
     }
   }
   for (const auto& [id, a] : actors_) {

@@ -1,4 +1,4 @@
-// Who made an actor, and that it ends with that process.
+// Actors end with the process that made them.
 #include <algorithm>
 
 #include "actors/cluster/function_worker.h"
@@ -19,7 +19,7 @@ class CreatorTest : public ClusterStateTest {
     g.creator = creator;
     return g;
   }
-  // Its first process, which takes calls.
+  // Starts a gang and returns its first process, which takes calls.
   StartWorkerOn lives(const GangSpec& g) {
     EXPECT_TRUE(state_.gang_requested(g));
     const auto started = taken<StartWorkerOn>();
@@ -78,10 +78,10 @@ TEST_F(CreatorTest, AllMembersOfAGangEndAndOneAfterTheOtherWhatTheyMade) {
   const auto first = lives(gang);
   const GangSpec grandchild = made_by(process(first), "Grandchild");
   const auto g = lives(grandchild);
-  dies(p, 0, "");  // in order
+  dies(p, 0, "");  // an orderly end
   EXPECT_EQ(stopped().size(), 2u);
   for (const auto& a : gang.actors) EXPECT_EQ(ClusterStateTest::state_of(a.id), ActorState::kDead);
-  EXPECT_EQ(state_of(grandchild), ActorState::kAlive);  // its creator's process runs
+  EXPECT_EQ(state_of(grandchild), ActorState::kAlive);  // its creator's process still runs
   dies(first, 137, "was killed by SIGKILL");
   EXPECT_EQ(stopped(), std::vector<WorkerId>{process(g)});
   EXPECT_EQ(cause_of(grandchild), "actor Grandchild died: its creator, actor Child(" + to_string(gang.actors[0].id) +
@@ -94,7 +94,7 @@ TEST_F(CreatorTest, WhatAKilledActorMadeEndsWhenItsProcessDoes) {
   lives(early);
   ASSERT_TRUE(state_.actor_killed(parent_));
   EXPECT_EQ(state_of(early), ActorState::kAlive);
-  ASSERT_TRUE(state_.gang_requested(late));  // it was under way
+  ASSERT_TRUE(state_.gang_requested(late));  // a request under way
   dies(p, 137, "was killed by SIGKILL");
   const std::string why = "its creator, actor Parent(" + to_string(parent_) + "), ended: it was killed by shoal.kill";
   EXPECT_EQ(cause_of(early), "actor Child died: " + why);
@@ -109,7 +109,7 @@ TEST_F(CreatorTest, WhatAFormerLifeMadeIsGoneBeforeTheNextOneMakesMore) {
       EXPECT_TRUE(state_.gang_requested(child));
       return taken<StartWorkerOn>();
     }();
-    ASSERT_EQ(started.size(), 3u);  // there is room in each life
+    ASSERT_EQ(started.size(), 3u);  // room after each restart
     for (const auto& s : started) ready(s);
     dies(p, 137, "was killed by SIGKILL");
     EXPECT_EQ(state_of(child), ActorState::kDead);
@@ -132,11 +132,11 @@ TEST_F(CreatorTest, AChildThatWasToBeStartedAgainIsNot) {
   const auto c = lives(child);
   dies(c, 137, "was killed by SIGKILL");
   const auto again = taken<StartWorkerOn>();
-  ASSERT_EQ(again.size(), 1u);  // its creator is still the same
+  ASSERT_EQ(again.size(), 1u);  // the same creator as before
   ready(again[0]);
   dies(again[0], 137, "was killed by SIGKILL");
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
-  EXPECT_EQ(state_of(child), ActorState::kRestarting);  // after a pause
+  EXPECT_EQ(state_of(child), ActorState::kRestarting);  // restarts after a pause
   dies(p, 137, "was killed by SIGKILL");
   EXPECT_EQ(state_of(child), ActorState::kDead);
   pass(20s);
@@ -206,7 +206,7 @@ TEST_F(CreatorTest, ALostNodeTakesWhatWasMadeThereAlong) {
 
 // ---- workers of remote functions
 
-const std::string kFunctions = std::string(actors::kFunctionWorker) + ": train_step";  // they have their functions' names
+const std::string kFunctions = std::string(actors::kFunctionWorker) + ": train_step";  // a label that includes the function's name
 
 TEST_F(CreatorTest, AFunctionsWorkerThatDiesTakesWhatItMadeAlong) {
   const auto keeper = parent();
@@ -228,10 +228,10 @@ TEST_F(CreatorTest, WhatARetiredWorkerMadeIsItsKeepersFromThenOn) {
   lives(child);
   ASSERT_TRUE(state_.worker_retired(outer.actors[0].id));
   dies(o, 137, "was killed by SIGKILL");
-  EXPECT_EQ(state_of(inner), ActorState::kDead);  // its keeper is gone
+  EXPECT_EQ(state_of(inner), ActorState::kDead);  // its keeper has ended
   dies(i, 137, "was killed by SIGKILL");
   EXPECT_EQ(state_of(child), ActorState::kAlive);
-  ASSERT_TRUE(state_.worker_retired(outer.actors[0].id));  // again: nothing
+  ASSERT_TRUE(state_.worker_retired(outer.actors[0].id));  // a repeated request without effect
   dies(keeper, 137, "was killed by SIGKILL");
   EXPECT_NE(cause_of(child).find("its creator, actor Parent("), std::string::npos) << cause_of(child);
 }

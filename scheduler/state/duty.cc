@@ -14,7 +14,7 @@ using actors::NodeState;
 using actors::WorkerState;
 
 namespace {
-constexpr std::uint64_t kLongestDrainMs = 10ull * 365 * 86'400'000;  // as good as none
+constexpr std::uint64_t kLongestDrainMs = 10ull * 365 * 86'400'000;  // practically no deadline
 }
 
 Result<void> ClusterState::node_duty_set(const actors::SetNodeDuty& wish) {
@@ -46,7 +46,7 @@ void ClusterState::drain_nodes() {
   }
 }
 
-// Those that are started again when their process ends, as soon as another node has room for them.
+// Ends restartable actors once another node has room for them, so that they restart there.
 void ClusterState::move_actors(NodeId node) {
   Room elsewhere = rooms().free();
   const auto take_place = [&](const Gang& gang) {
@@ -61,7 +61,7 @@ void ClusterState::move_actors(NodeId node) {
     const auto gang = gangs_.find(actor->second.gang);
     if (actor->second.state == ActorState::kDead || gang == gangs_.end() || gang->second.spec.where.group) continue;
     if (w.moving) {
-      (void)take_place(gang->second);  // on its way
+      (void)take_place(gang->second);  // room for an actor on its way
     } else if (actor->second.state == ActorState::kAlive && !w.leaving && may_restart(actor->second)) {
       staying.push_back(id);
     }
@@ -74,7 +74,7 @@ void ClusterState::move_actors(NodeId node) {
   }
 }
 
-// Of who has to be on one node: that this one takes no new work. "": it does, or the two may not know each other.
+// A note that the node `where` requires takes no new work. Empty if it does, or if no node is required.
 std::string ClusterState::off_duty(const actors::Where& where) const {
   const auto node = nodes_.find(where.node);
   if (!where.node || where.soft || node == nodes_.end() || node->second.row.duty() == NodeDuty::kWorks) return "";
@@ -82,7 +82,7 @@ std::string ClusterState::off_duty(const actors::Where& where) const {
                      node->second.row.duty() == NodeDuty::kDrains ? "draining" : "cordoned");
 }
 
-// What a reader of "pending" has to know besides.
+// A note on cordoned and draining nodes, appended to a pending entry's reason.
 std::string ClusterState::off_duty() const {
   std::size_t cordoned = 0, draining = 0;
   for (const auto& [id, n] : nodes_) {

@@ -50,7 +50,7 @@ class DutyTest : public testing::Test {
     start();
     return g.actors[0].id;
   }
-  // Workers that were to start run, those that were to be killed are gone.
+  // Performs the actions: started workers run, killed ones exit.
   void start() {
     for (const auto& action : state_.take_actions()) {
       if (const auto* s = std::get_if<StartWorkerOn>(&action)) {
@@ -108,7 +108,7 @@ TEST_F(DutyTest, WhoHasToBeOnACordonedNodeHearsThatItIsTheReason) {
   EXPECT_EQ(node_of(waits), node);
 }
 
-// The wall clock is for people: it may be set at any time.
+// The wall clock is only displayed and may be set at any time.
 TEST_F(DutyTest, AJumpOfTheWallClockEndsNoDrainAndProlongsNone) {
   for (const std::int64_t jump : {86'400'000, -86'400'000}) {
     const NodeId node = join(static_cast<std::uint64_t>(2 + left_.size()), 1);
@@ -151,7 +151,7 @@ TEST_F(DutyTest, ADrainedNodesActorsMoveAndThenItLeaves) {
   EXPECT_EQ(left_, std::vector{old});
   pass(1s);
   start();
-  EXPECT_EQ(left_.size(), 1u);  // told once
+  EXPECT_EQ(left_.size(), 1u);  // a single EndNodeOn
   state_.node_lost(old, unavailable("its node's process ended"));
   EXPECT_EQ(state_of(one), ActorState::kAlive);
 }
@@ -178,7 +178,7 @@ TEST_F(DutyTest, TwoActorsDoNotMoveIntoTheSameRoom) {
   join(2, 1);
   duty(old, NodeDuty::kDrains, 10'000);
   for (int i = 0; i < 3; ++i) {
-    pass(1s);  // the process that was told to end still lives
+    pass(1s);  // the process being ended still lives
     start();
   }
   EXPECT_EQ(state_of(one), ActorState::kAlive);

@@ -15,7 +15,7 @@ using actors::Strategy;
 
 Result<void> ClusterState::group_requested(const actors::GroupSpec& spec) {
   if (const auto known = groups_.find(spec.id); known != groups_.end() && (spec.detached || known->second.row.job == spec.job)) {
-    return {};  // again, because the head that had accepted it ended before it could answer
+    return {};  // a repeated request, unanswered by an earlier head
   }
   if (!spec.id || groups_.contains(spec.id)) return fail(invalid_argument("placement group " + to_string(spec.id) + " exists already"));
   if (spec.bundles.empty()) return fail(invalid_argument("a placement group without bundles"));
@@ -76,7 +76,7 @@ ClusterState::Asked ClusterState::asked(const Group& group, const Room& room) co
   return out;
 }
 
-// Whether it has all its bundles now.
+// Returns true if the group has all its bundles now.
 bool ClusterState::place_group(GroupId id) {
   const Group& waiting = groups_.at(id);
   const auto [wants, allowed] = asked(waiting, rooms().free());
@@ -113,7 +113,7 @@ void ClusterState::group_removed(GroupId id) {
   place_pending();
 }
 
-// What waits in pending_ for the group itself is the caller's to take out.
+// The caller removes the group's own entry from pending_.
 void ClusterState::remove_group(Group& group, const Error& cause) {
   if (group.row.state == GroupState::kRemoved) return;
   group.row.state = GroupState::kRemoved;
@@ -131,7 +131,7 @@ void ClusterState::remove_group(Group& group, const Error& cause) {
   for (const auto& [id, gang] : gangs_) {
     if (gang.spec.where.group != group.row.id) continue;
     for (const auto& a : gang.spec.actors) {
-      const auto row = actors_.find(a.id);  // a member that died long ago may be forgotten
+      const auto row = actors_.find(a.id);  // no row for a member that died long ago
       if (row != actors_.end() && row->second.state != ActorState::kDead) living.push_back(a.id);
     }
   }
@@ -143,7 +143,7 @@ void ClusterState::remove_group(Group& group, const Error& cause) {
   act(TellGroup{group.row});
 }
 
-// Its workers have exited, and with them all that was taken out of bundles there was given back.
+// Called after the node's workers have exited and returned what they held of its bundles.
 void ClusterState::lose_bundles(NodeId node) {
   for (const auto& [id, known] : groups_) {
     const auto& on = known.row.nodes;

@@ -60,7 +60,7 @@ TEST_F(GroupTest, StrategiesChooseNodes) {
 TEST_F(GroupTest, AStrictSpreadFindsAnyMatching) {
   join(1, {{"CPU", 4}, {"GPU", 1}});
   join(2, {{"CPU", 1}});
-  // The first bundle fits on both; the second only on the node that a first fit would have taken.
+  // Bundle 0 fits on both nodes, bundle 1 only on the node that first fit would give to bundle 0.
   const auto g = group({{{"CPU", 1}}, {{"GPU", 1}}}, actors::Strategy::kStrictSpread);
   ASSERT_TRUE(state_.group_requested(g));
   EXPECT_EQ(state_of_group(g), "CREATED");
@@ -80,7 +80,7 @@ TEST_F(GroupTest, ActorsLiveOffItsBundlesAndDieWithIt) {
   EXPECT_EQ(state_of(c.actors[0].id), ActorState::kStarting);
   const auto started = taken<StartWorkerOn>();
   dies(started.at(0), 0, "");
-  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kStarting);  // its place
+  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kStarting);  // in the freed place
   EXPECT_TRUE(state_.status().available.empty());
   state_.group_removed(g.id);
   EXPECT_EQ(state_of(b.actors[0].id), ActorState::kDead);
@@ -96,7 +96,7 @@ TEST_F(GroupTest, WhatNoBundleCouldHoldIsRefused) {
   ASSERT_TRUE(state_.group_requested(g));
   EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 2}})).error().code(), Code::kInvalidArgument);
   EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 1}}, 2)).error().code(), Code::kInvalidArgument);
-  EXPECT_TRUE(state_.group_requested(g));  // asked for again: the answer was lost
+  EXPECT_TRUE(state_.group_requested(g));  // a repeated request whose answer was lost
   auto of_another = g;
   of_another.job = driver();
   EXPECT_EQ(state_.group_requested(of_another).error().code(), Code::kInvalidArgument);
@@ -132,13 +132,13 @@ TEST_F(GroupTest, ARestartedActorStandsBeforeItsGroupAndStillComesAfterIt) {
   ASSERT_TRUE(state_.gang_requested(a));
   ASSERT_TRUE(state_.gang_requested(waits));
   ready(taken<StartWorkerOn>().at(0));
-  state_.node_lost(NodeId{1}, unavailable("gone"));  // not away before: it fell silent
+  state_.node_lost(NodeId{1}, unavailable("gone"));  // by silence, without node_away()
   EXPECT_EQ(state_of(a.actors[0].id), ActorState::kRestarting);
-  EXPECT_EQ(state_of(waits.actors[0].id), ActorState::kPending);  // not on the node that is lost
+  EXPECT_EQ(state_of(waits.actors[0].id), ActorState::kPending);  // not on the lost node
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
   join(2, {{"CPU", 2}});
   EXPECT_EQ(state_of_group(g), "CREATED");
-  EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);  // of both, one fits
+  EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);  // room for one of the two
 }
 
 TEST_F(GroupTest, ItEndsWithItsJobUnlessItIsDetached) {
@@ -165,10 +165,10 @@ TEST_F(GroupTest, AWorkerThatWaitsLendsItsCpus) {
   const auto started = taken<StartWorkerOn>();
   ASSERT_EQ(started.size(), 1u);
   state_.worker_blocked(started[0].message.worker, true);
-  state_.worker_blocked(started[0].message.worker, true);  // said twice
+  state_.worker_blocked(started[0].message.worker, true);  // repeated
   EXPECT_EQ(state_of(second.actors[0].id), ActorState::kStarting);
   EXPECT_EQ(state_.status().available.units("GPU"), 0);
-  state_.worker_blocked(started[0].message.worker, false);  // both run now
+  state_.worker_blocked(started[0].message.worker, false);  // both running now
   const auto third = gang(job_, 1, {{"CPU", 1}});
   ASSERT_TRUE(state_.gang_requested(third));
   dies(started[0], 0, "");
@@ -225,7 +225,7 @@ TEST_F(GroupTest, ANodeOfChoiceIsWaitedForUnlessItCannotBe) {
   ASSERT_TRUE(state_.gang_requested(second));
   EXPECT_EQ(state_of(second.actors[0].id), ActorState::kPending);  // although node 1 has room
   ASSERT_TRUE(state_.gang_requested(third));
-  EXPECT_EQ(state_.actor(third.actors[0].id)->node, NodeId{1});  // there is no node 9
+  EXPECT_EQ(state_.actor(third.actors[0].id)->node, NodeId{1});  // no node 9 exists
   EXPECT_EQ(state_.gang_requested(on(9, false)).error().reason(), "Unschedulable");
   EXPECT_EQ(state_.gang_requested(on(2, false, 2)).error().reason(), "Unschedulable");
   state_.node_lost(NodeId{2}, unavailable("gone"));
@@ -293,11 +293,11 @@ TEST_F(GroupTest, LabelsThatArePreferredAreMatchedWhereThereIsRoomOnANodeWithThe
   };
   const LabelMatch in_b{"zone", {"b"}, false}, fast{"disk", {"fast"}, false}, tape{"disk", {"tape"}, false};
   EXPECT_EQ(node_of(1, {}, {in_b, fast}), NodeId{2});
-  EXPECT_EQ(node_of(1, {in_b}, {tape}), NodeId{2});                             // none has it: any that has to do
-  EXPECT_EQ(node_of(1, {in_b}, {fast}), NodeId{3});                             // no room on the one that has it
-  EXPECT_EQ(node_of(2, {}, {in_b}), NodeId{1});                                 // together, or all elsewhere
-  EXPECT_EQ(node_of(1, {}, {LabelMatch{"zone", {"a"}, true}}), NodeId{3});      // preferably not
-  EXPECT_EQ(node_of(1, {LabelMatch{"zone", {"a"}, false}}, {in_b}), NodeId{});  // hard ones stay so: it waits
+  EXPECT_EQ(node_of(1, {in_b}, {tape}), NodeId{2});                             // no node has the preferred label
+  EXPECT_EQ(node_of(1, {in_b}, {fast}), NodeId{3});                             // no room on the node with the preferred label
+  EXPECT_EQ(node_of(2, {}, {in_b}), NodeId{1});                                 // the gang as a whole elsewhere
+  EXPECT_EQ(node_of(1, {}, {LabelMatch{"zone", {"a"}, true}}), NodeId{3});      // a negated preference
+  EXPECT_EQ(node_of(1, {LabelMatch{"zone", {"a"}, false}}, {in_b}), NodeId{});  // a required label: it waits
   EXPECT_EQ(state_.status().pending.size(), 1u);
 }
 
@@ -343,7 +343,7 @@ TEST_F(GroupTest, EachBundleGoesToANodeWithItsLabels) {
   EXPECT_NE(state_.status().pending.at(1).find("no node has the labels zone=c"), std::string::npos) << state_.status().pending.at(1);
   join_labelled(4, {{"zone", "c"}});
   EXPECT_EQ(state_.group(never.id)->nodes, (std::vector{NodeId{2}, NodeId{4}}));
-  state_.node_lost(NodeId{4}, unavailable("gone").with_reason("NodeLost"));  // only a node of its label may take what was there
+  state_.node_lost(NodeId{4}, unavailable("gone").with_reason("NodeLost"));  // its bundle needs the same label
   EXPECT_EQ(state_of_group(never), "RESCHEDULING");
   join_labelled(5, {{"zone", "c"}});
   EXPECT_EQ(state_.group(never.id)->nodes, (std::vector{NodeId{2}, NodeId{5}}));

@@ -1,4 +1,4 @@
-// What waits for room: whose turn it is, and for whom room is kept (cluster_state.h has the rule).
+// The queue of entries that wait for room: turns and windows (rules at Pending in cluster_state.h).
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ using actors::WorkerState;
 
 namespace {
 
-constexpr int kMaxPendingLooks = 10;  // at all nodes, in one tick
+constexpr int kMaxPendingLooks = 10;  // searches of all nodes per call
 
 bool same(const auto& a, const auto& b) { return a.gang == b.gang && a.job == b.job && a.group == b.group; }
 
@@ -22,7 +22,7 @@ bool same(const auto& a, const auto& b) { return a.gang == b.gang && a.job == b.
 ClusterState::Pending ClusterState::waiting(const Gang& gang) const {
   Pending out{gang.spec.id, {}, {}, now_};
   out.gang_job = gang.spec.job;
-  if (gang.spec.where.group) return out;  // whose room changes unseen
+  if (gang.spec.where.group) return out;  // Rooms does not track room in groups
   const Gang* const last = !pending_.empty() && pending_.back().like ? &gangs_.at(pending_.back().gang) : nullptr;
   const bool alike = last != nullptr && gang.wants == last->wants && gang.spec.where == last->spec.where;
   out.like = alike ? pending_.back().like : gang.spec.id;
@@ -41,7 +41,7 @@ std::vector<Resources> ClusterState::wants_of(const Pending& p) const {
   return p.group ? missing_bundles(groups_.at(p.group)) : p.gang ? gangs_.at(p.gang).wants : jobs_.at(p.job).wants;
 }
 
-// Its room is the placement group's own.
+// Returns true for a gang that waits for room in its placement group.
 bool ClusterState::waits_in_group(const Pending& p) const { return p.gang && !p.like; }
 
 void ClusterState::place_pending() {
@@ -49,7 +49,7 @@ void ClusterState::place_pending() {
   }
 }
 
-// Whether a group was placed: those that wait for it may have had their turn before it.
+// Returns true if a placement group was placed: gangs in it may have had their turn before.
 bool ClusterState::place_pending_once() {
   std::deque<Pending> all = std::exchange(pending_, {});
   Turns turns(shares_, rooms().all());
@@ -59,7 +59,7 @@ bool ClusterState::place_pending_once() {
   }
   std::vector<bool> placed(all.size());
   bool placed_group = false, any = false;
-  std::set<GangId> full;  // for whom there was no room: there is none for their like, either
+  std::set<GangId> full;  // `like` of entries that did not fit
   while (const auto next = turns.next()) {
     Pending& p = all[*next];
     if (!full.contains(p.like) && place_one(p)) {
@@ -75,7 +75,7 @@ bool ClusterState::place_pending_once() {
     std::size_t i = 0;
     std::erase_if(all, [&](const Pending&) { return placed[i++]; });
   }
-  for (auto& p : pending_) all.push_back(p);  // none today: starting makes nothing pending
+  for (auto& p : pending_) all.push_back(p);  // empty today: a start adds no entry
   pending_ = std::move(all);
   return placed_group;
 }
@@ -167,7 +167,7 @@ void ClusterState::look_at_windows() {
     place_pending();
   }
   int looks = 0;
-  GangId like{};  // of the last one that could not be held at all
+  GangId like{};  // `like` of the last entry that could never fit
   for (const auto& p : pending_) {
     if (now_ - p.since < options_.patience || now_ < p.rests_until || now_ < p.not_before || waits_in_group(p)) continue;
     if (p.like && p.like == like) continue;

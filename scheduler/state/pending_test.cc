@@ -1,4 +1,4 @@
-// Whose turn it is when there is room, and for whom room is kept.
+// Turns among waiting jobs, and room that is kept for large requests.
 #include <csignal>
 
 #include "actors/cluster/function_worker.h"
@@ -9,7 +9,7 @@ namespace {
 
 class PendingTest : public ClusterStateTest {
  protected:
-  // Asks for `count` actors of one CPU each, one after the other.
+  // Asks for `count` actors of `cpus` CPUs each, one after the other.
   std::vector<GangSpec> ask(JobId job, int count, double cpus = 1) {
     std::vector<GangSpec> out;
     for (int i = 0; i < count; ++i) {
@@ -18,20 +18,20 @@ class PendingTest : public ClusterStateTest {
     }
     return out;
   }
-  // What was started since the last call.
+  // Workers started since the last call.
   std::vector<StartWorkerOn> started() {
     auto out = taken<StartWorkerOn>();
     for (const auto& s : out) ready(s);
     running_.insert(running_.end(), out.begin(), out.end());
     return out;
   }
-  // The jobs of what was started, in order.
+  // The jobs of the workers started since the last call, in order.
   std::string who() {
     std::string out;
     for (const auto& s : started()) out += names_.at(s.message.job);
     return out;
   }
-  // The first of the job's that runs ends.
+  // Ends the first running worker of the job.
   void ends(JobId job) {
     const auto it = std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s.message.job == job; });
     ASSERT_NE(it, running_.end());
@@ -64,9 +64,9 @@ TEST_F(PendingTest, JobsThatWaitTakeTurnsWhoeverCameFirst) {
   ask(b, 3);
   EXPECT_EQ(who(), "");
   ends(a);
-  EXPECT_EQ(who(), "b");  // it holds less
+  EXPECT_EQ(who(), "b");  // b holds less
   ends(a);
-  EXPECT_EQ(who(), "a");  // nothing is held by a: it is first
+  EXPECT_EQ(who(), "a");  // a holds nothing and is first
   ends(b);
   EXPECT_EQ(who(), "b");
   ends(a);
@@ -82,20 +82,20 @@ TEST_F(PendingTest, WhatComesFreeAtOnceIsSharedByWhatJobsHold) {
   ask(a, 5);
   ask(b, 5);
   ends(a);
-  EXPECT_EQ(who(), "ababa");  // c has what it wants
+  EXPECT_EQ(who(), "ababa");  // c waits for nothing
   const JobId d = job("d");
   ask(c, 5);
   ask(d, 5);
   ends(a);
-  EXPECT_EQ(who(), "d");  // of a 2, b 2, c 3, d 0
+  EXPECT_EQ(who(), "d");  // shares: a 2, b 2, c 3, d 0
   ends(b);
-  EXPECT_EQ(who(), "b");  // of a 2, b 1, c 3, d 1: b came before d
+  EXPECT_EQ(who(), "b");  // shares: a 2, b 1, c 3, d 1; b came before d
 }
 
 class LentTest : public PendingTest {
  protected:
   void SetUp() override { join(1, {{"CPU", 3}}); }
-  // Workers of remote functions, of one CPU each.
+  // Starts workers of remote functions with one CPU each.
   void functions(JobId job, int count) {
     for (int i = 0; i < count; ++i) {
       auto g = gang(job, 1, {{"CPU", 1}});
@@ -112,7 +112,7 @@ TEST_F(LentTest, WorkersOfFunctionsAreWantedBackByWhoeverHoldsLess) {
   EXPECT_FALSE(state_.wanted_back(a));
   ask(b, 1);
   EXPECT_TRUE(state_.wanted_back(a));
-  EXPECT_FALSE(state_.wanted_back(b));  // it has none
+  EXPECT_FALSE(state_.wanted_back(b));  // b has no workers
   ends(a);
   EXPECT_EQ(who(), "b");
   EXPECT_FALSE(state_.wanted_back(a));
@@ -124,7 +124,7 @@ TEST_F(LentTest, WorkersOfFunctionsAreWantedBackByWhoeverHoldsLess) {
   EXPECT_TRUE(state_.wanted_back(b));
   ends(b);
   EXPECT_EQ(who(), "a");
-  ask(a, 1);  // which has two now
+  ask(a, 1);  // a has two now
   EXPECT_FALSE(state_.wanted_back(b));
 }
 
@@ -137,7 +137,7 @@ TEST_F(LentTest, ByWhatTheJobItselfWaitsForToo) {
 
 TEST_F(LentTest, NotForWhatTheyCouldNotMakeRoomFor) {
   const JobId a = job("a"), b = job("b");
-  ask(a, 1);  // an actor, which nobody takes away
+  ask(a, 1);  // an actor keeps its CPU
   started();
   functions(a, 2);
   ask(b, 1, 3);
@@ -146,7 +146,7 @@ TEST_F(LentTest, NotForWhatTheyCouldNotMakeRoomFor) {
   EXPECT_TRUE(state_.wanted_back(a));
 }
 
-// However many there are, and whatever they ask for: those that are alike are looked at once.
+// Equal entries are explained once, however many there are.
 TEST_F(PendingTest, WhatWaitsSaysWhyFromTheStart) {
   join(1, {{"CPU", 1}});
   const JobId a = job("a");
@@ -157,7 +157,7 @@ TEST_F(PendingTest, WhatWaitsSaysWhyFromTheStart) {
   std::vector<GangSpec> others;
   for (int i = 2; i < 52; ++i) others.push_back(ask(a, 1, i).front());
   EXPECT_NE(state_.actor(others.front().actors[0].id)->pending_reason, "");
-  EXPECT_EQ(state_.actor(others.back().actors[0].id)->pending_reason, "");  // too many at once: a few with each tick
+  EXPECT_EQ(state_.actor(others.back().actors[0].id)->pending_reason, "");  // a few more are explained per tick
   for (int i = 0; i < 4; ++i) state_.tick();
   EXPECT_NE(state_.actor(others.back().actors[0].id)->pending_reason.find("lacks CPU 51 (has 1)"), std::string::npos);
   actors::GroupSpec group;
@@ -175,7 +175,7 @@ TEST_F(PendingTest, WhatWaitsSaysWhyFromTheStart) {
   EXPECT_TRUE(taken<Warn>().empty());
 }
 
-// Whoever reads it knows whether to wait or to do something.
+// The reason shows whether to wait or to act.
 TEST_F(PendingTest, WhatIsBusyAndWhatIsImpossibleAreSaidInOtherWords) {
   join(1, {{"CPU", 2}});
   const JobId a = job("a");
@@ -217,9 +217,9 @@ TEST_F(LentTest, CpusThatWereLentAreHadAgainWhereThereIsRoomForThem) {
   const JobId a = job("a"), b = job("b");
   functions(a, 2);
   const WorkerId worker = running_.at(0).message.worker;
-  EXPECT_TRUE(state_.worker_resumes(worker));  // it has them
+  EXPECT_TRUE(state_.worker_resumes(worker));  // its CPUs are not lent
   state_.worker_blocked(worker, true);
-  ask(b, 1, 2);  // what was free, and what it lent
+  ask(b, 1, 2);  // the free CPU and the lent one
   started();
   const auto refused = state_.worker_resumes(worker);
   ASSERT_FALSE(refused);
@@ -227,7 +227,7 @@ TEST_F(LentTest, CpusThatWereLentAreHadAgainWhereThereIsRoomForThem) {
   ends(b);
   EXPECT_TRUE(state_.worker_resumes(worker));
   ask(b, 1);
-  EXPECT_EQ(who(), "b");  // one CPU is free, not two
+  EXPECT_EQ(who(), "b");  // only one CPU is free
   ask(b, 1);
   EXPECT_EQ(who(), "");
   state_.worker_blocked(worker, true);
@@ -249,11 +249,11 @@ TEST_F(PendingTest, AFunctionThatWaitsIsCalledByItsName) {
   ASSERT_EQ(warned.size(), 1u);
   EXPECT_TRUE(warned[0].text.starts_with("function train_step is pending: waits")) << warned[0].text;
   ends(a);
-  // Its process runs other functions, too.
+  // The process runs other functions as well, so its label is not the function's name.
   EXPECT_EQ(started().at(0).message.label, actors::kFunctionWorker);
 }
 
-// Nothing in the lists looks like a mishap after a job that went well.
+// After a successful job, no row looks like a failure.
 TEST_F(PendingTest, WhatEndsWithItsJobSaysSo) {
   join(1, {{"CPU", 2}});
   const JobId a = job("a");
@@ -276,7 +276,7 @@ TEST_F(PendingTest, AShareIsOfWhatIsScarcest) {
   const auto more = ask(a, 1);
   ask(b, 1);
   ends(b);
-  EXPECT_EQ(who(), "ba");  // there was room for both; b, with nothing, before a, with half of the GPUs
+  EXPECT_EQ(who(), "ba");  // room for both: b holds nothing, a holds half of the GPUs
   EXPECT_EQ(state_of(more[0].actors[0].id), ActorState::kAlive);
 }
 
@@ -289,7 +289,7 @@ TEST_F(PendingTest, AGangIsPlacedAsAWholeAndOthersPassItMeanwhile) {
   ASSERT_TRUE(state_.gang_requested(large));
   ask(a, 4);
   ends(a);
-  EXPECT_EQ(who(), "a");  // one is not enough for the gang of b, whose turn it is
+  EXPECT_EQ(who(), "a");  // b's turn, but one CPU is too little for its gang
   ends(a);
   EXPECT_EQ(who(), "a");
 }
@@ -303,7 +303,7 @@ TEST_F(PendingTest, RoomIsKeptForALargeGangThatWasPassedOverForLong) {
   ASSERT_TRUE(state_.gang_requested(large));
   ask(a, 100);
   const auto free = gang(a, 1, {});
-  for (int i = 0; i < 29; ++i) {  // patience
+  for (int i = 0; i < 29; ++i) {  // within `patience`
     ticks(1s);
     ends(a);
     EXPECT_EQ(who(), "a");
@@ -312,33 +312,33 @@ TEST_F(PendingTest, RoomIsKeptForALargeGangThatWasPassedOverForLong) {
   ends(a);
   EXPECT_EQ(who(), "");  // kept
   ASSERT_TRUE(state_.gang_requested(free));
-  EXPECT_EQ(who(), "a");  // which asks for nothing that the gang wants
+  EXPECT_EQ(who(), "a");  // asks for nothing that the gang wants
   running_.pop_back();
   ends(a);
   ends(a);
   EXPECT_EQ(who(), "bbb");
   for (int i = 0; i < 3; ++i) ends(b);
-  EXPECT_EQ(who(), "aaa");  // and it is over
+  EXPECT_EQ(who(), "aaa");  // the window is over
 }
 
 TEST_F(PendingTest, AWindowEndsAndOthersHaveTheirTurn) {
   join(1, {{"CPU", 3}});
   const JobId a = job("a"), b = job("b");
-  ask(a, 1);  // for ever
+  ask(a, 1);  // runs for ever
   ask(a, 1);
   EXPECT_EQ(who(), "aa");
   const GangSpec large = gang(b, 1, {{"CPU", 3}});
   ASSERT_TRUE(state_.gang_requested(large));
   ticks(31s);
   const auto more = ask(a, 1);
-  EXPECT_EQ(who(), "");  // there is room, and it is kept
-  ticks(2s);             // and that is said
+  EXPECT_EQ(who(), "");  // the free room is kept
+  ticks(2s);             // explained by a tick
   EXPECT_NE(state_.actor(more[0].actors[0].id)->pending_reason.find("waits its turn: what is free is kept for actor A"), std::string::npos)
       << state_.actor(more[0].actors[0].id)->pending_reason;
   ticks(8s);
-  EXPECT_EQ(who(), "a");  // 10 s were enough
+  EXPECT_EQ(who(), "a");  // the first window, of 10 s, is over
   running_.erase(running_.begin());
-  ticks(30s);  // of the others
+  ticks(30s);  // the others' turn
   EXPECT_EQ(who(), "");
   ticks(1s);
   ends(a);
@@ -354,7 +354,7 @@ TEST_F(PendingTest, AWindowEndsAndOthersHaveTheirTurn) {
 TEST_F(PendingTest, NoRoomIsKeptForWhatNoNodeCouldHoldOrThatEnded) {
   join(1, {{"CPU", 2}});
   const JobId a = job("a"), b = job("b");
-  ask(b, 1, 5);  // never
+  ask(b, 1, 5);  // never fits
   ask(a, 2);
   EXPECT_EQ(who(), "aa");
   const GangSpec large = gang(b, 1, {{"CPU", 2}});
@@ -362,7 +362,7 @@ TEST_F(PendingTest, NoRoomIsKeptForWhatNoNodeCouldHoldOrThatEnded) {
   ask(a, 2);
   ticks(32s);
   ends(a);
-  EXPECT_EQ(who(), "");  // kept, for the second of b
+  EXPECT_EQ(who(), "");  // room is kept for b's second gang
   ASSERT_TRUE(state_.actor_killed(large.actors[0].id));
   ticks(1s);
   EXPECT_EQ(who(), "a");

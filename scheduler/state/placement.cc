@@ -30,7 +30,7 @@ Placed on_one(const Wants& wants, const Room& room) {
   return std::nullopt;
 }
 
-// A room, and what was taken from it.
+// A room and the amounts taken from it.
 class Left {
  public:
   explicit Left(const Room& room) : room_(room) {}
@@ -62,7 +62,7 @@ Placed packed(const Wants& wants, const Room& room) {
   return out;
 }
 
-// The largest first: in another order than that of ranks, where that one finds nothing.
+// Packs the largest wants first, after packing in the order of ranks failed.
 Placed packed_by_size(const Wants& wants, const Room& room) {
   std::vector<std::size_t> order(wants.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -137,12 +137,12 @@ Placed apart(const Wants& wants, const Room& room) {
   return out;
 }
 
-// What of `want` is not free now: "CPU 2 (1 of 4 free)".
+// The part of `want` that is not free: "CPU 2 (1 of 4 free)".
 std::string in_use(const Resources& want, const Resources& free, const Resources& whole) {
   std::string out;
   const auto amount = [](const std::string& name, std::int64_t units) {  // without the name
     Resources one;
-    one.set_units(name, std::max<std::int64_t>(0, units));  // CPUs that were lent may be in use twice
+    one.set_units(name, std::max<std::int64_t>(0, units));  // negative if lent CPUs are in use twice
     return one.empty() ? "0" : one.to_string().substr(name.size() + 1);
   };
   for (const auto& [name, units] : want.all()) {
@@ -212,7 +212,7 @@ std::string explain(const std::vector<Resources>& given, const Room& room, Strat
   if (strategy == Strategy::kStrictSpread && wants.size() > room.size()) {
     return fmt::format("needs {} nodes, each with {}; there are {}", wants.size(), wants[0].to_string(), room.size());
   }
-  // The first want that no node holds after those before it were placed is the one to blame.
+  // Reports the first want that no node holds after those before it were placed.
   Left left(room);
   for (std::size_t i = 0; i < wants.size(); ++i) {
     const Resources& want = wants[i];

@@ -1,4 +1,4 @@
-// Where things go: pure functions over what nodes have.
+// Placement of wants on nodes, as pure functions.
 #pragma once
 
 #include <map>
@@ -11,24 +11,25 @@
 namespace shoal::scheduler {
 
 using Room = std::map<NodeId, actors::Resources>;
-using Load = std::map<NodeId, std::size_t>;  // how much is there already; absent: nothing
+using Load = std::map<NodeId, std::size_t>;  // processes by node; absent: 0
 
-// One node for each of `wants`, all or nothing. Pack: on one node if they fit, otherwise neighbours in rank share a node as long as it
-// has room; spread: each where least is, of these wants, then by `load`; strict spread: each on a node of its own. Pack and spread take
-// the first fit in the order of ranks, then of sizes: they may miss one that only another order finds. The strict ones miss none.
+// Returns one node for each of `wants`, or nothing unless all fit. Pack uses one node if all fit there; otherwise neighbours in rank share
+// a node while it has room. Spread prefers the node with the fewest of these wants, then the smallest `load`. Strict pack uses one node for
+// all, strict spread a different node for each. Pack tries the order of ranks, then of sizes. Pack and spread are first-fit searches that
+// may miss a placement; the strict strategies miss none.
 std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& wants, const Room& room,
                                          actors::Strategy strategy = actors::Strategy::kPack, const Load& load = {});
 
-// Why `wants` cannot be placed in `room`, naming the node that comes nearest: "needs GPU 4; nearest fit: node 1f..
-// lacks GPU 4 (has 0)". With `whole`, of which `room` is what is free: "lacks GPU 1 (0 of 4 free)".
+// Explains why `wants` cannot be placed in `room`, with the nearest node: "needs GPU 4; nearest fit: node 1f.. lacks GPU 4 (has 0)". With
+// `whole`, the total of which `room` is the free part: "lacks GPU 1 (0 of 4 free)".
 std::string explain(const std::vector<actors::Resources>& wants, const Room& room, actors::Strategy strategy = actors::Strategy::kPack,
                     const Room* whole = nullptr);
 
-// What people read of something that waits, from explain's: that it will start, or that it cannot, and what to do.
+// The user's text for a pending entry, from explain()'s: busy() if it starts by itself later, impossible() if it cannot start, with a hint.
 std::string busy(const std::string& why);
 std::string impossible(const std::string& why);
 
-// ResourceExhausted/Infeasible, with what to do; `why` is explain's.
+// ResourceExhausted/Infeasible with a hint; `why` comes from explain().
 Error infeasible(const std::string& why);
 
 bool matches(const std::map<std::string, std::string>& labels, const std::vector<actors::LabelMatch>& wanted);

@@ -87,7 +87,7 @@ Bytes to_record(const Job& v) {
     for (unsigned i = 0; i < v.launches.size(); ++i) fill(launches[i], v.launches[i]);
     auto wants = m.initWants(count(v.wants));
     for (unsigned i = 0; i < v.wants.size(); ++i) fill_resources(wants[i].initAmounts(count(v.wants[i].all())), v.wants[i]);
-    if (!v.processes.empty()) fill_ids(m.initPlaced(count(v.placed)), v.placed);  // before, it is placed anew
+    if (!v.processes.empty()) fill_ids(m.initPlaced(count(v.placed)), v.placed);  // a job that has not started is placed anew
     fill_ids(m.initProcesses(count(v.processes)), v.processes);
     m.setDriver(v.driver.value);
     m.setAttached(v.attached);

@@ -1,4 +1,4 @@
-// What is kept of the cluster state, and how a head goes on where another one ended.
+// The stored records of the cluster state, and its restoration by another head.
 #include <algorithm>
 
 #include "scheduler/state/cluster_state.h"
@@ -139,14 +139,14 @@ Result<void> ClusterState::restore(const std::vector<Record>& records) {
   return {};
 }
 
-// Who holds what of which node.
+// Derives what workers and groups hold of each node.
 Result<void> ClusterState::restore_holdings() {
   for (const auto& [id, node] : nodes_) {
     Node& n = nodes_.scratch(id);
     n.row.available = n.row.total;
     n.last_beat = now_;
     n.away = n.row.state == NodeState::kAlive;
-    // The two heads have no other clock in common.
+    // The wall clock is the only one that two heads share.
     n.drain_until = now_ + std::chrono::milliseconds(std::max<std::int64_t>(0, n.row.drain_until_unix_ms - unix_ms_));
   }
   for (const auto& [id, group] : groups_) {
@@ -184,7 +184,7 @@ Result<void> ClusterState::restore_holdings() {
   return {};
 }
 
-// What waited, in the order in which it was asked for.
+// Rebuilds the queue in the order of requests.
 void ClusterState::restore_pending() {
   std::map<std::uint64_t, Pending> queue;
   for (const auto& [id, job] : jobs_) {
@@ -229,12 +229,12 @@ void ClusterState::restore_ended() {
   for (const auto& [id, row] : actors_) {
     if (row.state == ActorState::kDead) {
       ended_actors_.push_back(id);
-    } else if (!gangs_.contains(row.gang)) {  // hosted by a process that runs
+    } else if (!gangs_.contains(row.gang)) {  // hosted by a running process
       hosted_in_[row.worker].push_back(id);
       if (row.state == ActorState::kPending) incomplete.push_back(id);
     }
   }
-  for (const ActorId id : incomplete) actors_.erase(id);  // its process asks again
+  for (const ActorId id : incomplete) actors_.erase(id);  // requested again by its process
 }
 
 }  // namespace shoal::scheduler

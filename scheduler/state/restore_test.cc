@@ -1,4 +1,4 @@
-// A head that goes on where another one ended.
+// A head that continues from the stored state of another.
 #include <csignal>
 #include <optional>
 
@@ -9,7 +9,7 @@ namespace {
 
 class RestoreTest : public ClusterStateTest {
  protected:
-  // The head's process ends here; what was not performed of its actions is lost, and the one after it begins.
+  // Ends the head, losing the actions it has not performed, and restores the next one.
   ClusterState& next_head() {
     check();
     random_again_.emplace(7);
@@ -78,7 +78,7 @@ TEST_F(RestoreTest, AWorkerThatWasToBeStartedAndIsUnknownToItsNodeIsStartedThenO
   ClusterState& head = next_head();
   join_again(1, {{"CPU", 2}});
   tells(first, WorkerState::kStarting, 0);
-  EXPECT_TRUE(taken_again<StartWorkerOn>().empty());  // it may tell of more
+  EXPECT_TRUE(taken_again<StartWorkerOn>().empty());  // the node may report more workers
   head.node_beat(NodeId{1});
   const auto started = taken_again<StartWorkerOn>();
   ASSERT_EQ(started.size(), 1u);
@@ -124,13 +124,13 @@ TEST_F(RestoreTest, WhatAProcessMadeEndsWithItUnderTheNextHead) {
   join_again(1, {{"CPU", 3}});
   tells(c, WorkerState::kRunning, 1000, "unix:@w");
   EXPECT_EQ(head.actor(child.actors[0].id)->state, ActorState::kAlive);
-  head.node_beat(NodeId{1});  // of its creator it knows nothing any more
+  head.node_beat(NodeId{1});  // the creator was not reported
   EXPECT_NE(head.actor(child.actors[0].id)->cause->message().find("its creator, actor A("), std::string::npos);
   const auto stopped = taken_again<StopWorkerOn>();
   ASSERT_EQ(stopped.size(), 1u);
   EXPECT_EQ(stopped[0].message.worker, c.message.worker);
   EXPECT_EQ(head.gang_requested(late).error().reason(), "CreatorEnded");
-  EXPECT_TRUE(head.gang_requested(child));  // its creator asks again: it was there
+  EXPECT_TRUE(head.gang_requested(child));  // a repeated request of its creator
   EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
 }
 

@@ -19,7 +19,7 @@ void Rooms::refresh(const Nodes& nodes) {
 void Rooms::refresh(NodeId id, const rows::Node& node) {
   const bool stays = node.row.state == actors::NodeState::kAlive && node.row.duty() != actors::NodeDuty::kDrains;
   if (!stays) return forget(id);
-  if (capacity_.try_emplace(id, node.row.total).second) {  // a node has what it has
+  if (capacity_.try_emplace(id, node.row.total).second) {  // a node's total never changes
     ++growth_;
     all_ += node.row.total;
   }
@@ -62,7 +62,7 @@ void Rooms::forget(NodeId id) {
   if (const auto it = capacity_.find(id); it != capacity_.end()) {
     all_ -= it->second;
     capacity_.erase(it);
-    ++growth_;  // who wished for it softly may be elsewhere now
+    ++growth_;  // gangs with a soft wish for it may go elsewhere now
   }
   takes_no_work(id);
 }

@@ -1,5 +1,4 @@
-// What nodes have free, and what they could ever hold: kept up to date as their rows change, so that to look costs what changed and not
-// what there is.
+// Free and total resources of nodes, updated as their rows change: the cost of an event is that of what it changed.
 #pragma once
 
 #include <map>
@@ -23,18 +22,18 @@ class Rooms {
 
   void refresh(const Nodes& nodes);
 
-  // Of nodes that take work.
+  // Free resources of the nodes that take work.
   const Room& free() const { return free_; }
-  // For these: what asks for CPUs need not look at nodes that have none left.
+  // Like free(), without nodes that have no free CPU if all of `wants` ask for CPUs.
   const Room& free_for(const std::vector<actors::Resources>& wants) const;
-  // For what asks for nothing, and is work all the same: of the nodes that take work and have CPUs at all, free or not, `home` as long as
-  // it has fewer processes than CPUs, or one with the fewest.
+  // The node for an actor that asks for no resources, among those that take work and have CPUs, free or not. It is `home` while that has
+  // fewer processes than CPUs, otherwise one with the fewest processes.
   std::optional<NodeId> quietest(NodeId home) const;
-  // Of nodes that live and stay.
+  // Total resources of living nodes that are not draining.
   const Room& capacity() const { return capacity_; }
-  // The sum of that.
+  // The sum of capacity().
   const actors::Resources& all() const { return all_; }
-  // Grows when there may be room for what had none before.
+  // Grows when an entry that did not fit may fit now.
   std::uint64_t growth() const { return growth_; }
 
  private:

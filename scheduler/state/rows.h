@@ -1,5 +1,5 @@
-// What the cluster state knows of a node, a worker, a job, a gang and a placement group. Records keep the first part of each; the second
-// part is found out anew by a head that starts again.
+// Rows of the cluster state: node, worker, job, gang, placement group. A record stores the first part of each struct; a restarted head
+// derives the second part again.
 #pragma once
 
 #include <map>
@@ -15,42 +15,42 @@
 namespace shoal::scheduler::rows {
 
 struct Node {
-  actors::NodeRow row;  // what is available follows from the workers and groups
+  actors::NodeRow row;  // `available` is derived from workers and groups
 
   runtime::TimePoint last_beat;
   bool away = false;
-  runtime::TimePoint drain_until;  // of one that drains, by the head's own clock
-  bool told_to_leave = false;      // it is drained
-  bool telling = false;            // it joined again, and has not yet told of all its workers
-  std::size_t workers = 0;         // launched by us, not exited
+  runtime::TimePoint drain_until;  // on the head's steady clock
+  bool told_to_leave = false;      // EndNodeOn was issued
+  bool telling = false;            // joined again, and has not reported all its workers yet
+  std::size_t workers = 0;         // launched and not exited
 };
 
 struct Worker {
   actors::WorkerRow row;
-  bool leaving = false;  // it said that it ends by itself
+  bool leaving = false;  // an intended end was announced
   actors::Resources held;
-  GroupId group;  // out of whose bundle
+  GroupId group;  // placement group of the bundle it uses
   std::int32_t bundle = -1;
-  ActorId actor;          // that was placed in it
-  bool launched = false;  // by us: others only told of themselves, and are not ours to end
+  ActorId actor;          // the actor placed in it
+  bool launched = false;  // by the head; other processes attached by themselves
 
-  std::int64_t lent = 0;  // CPUs (in units) that are not held while it is blocked
-  bool heard_of = true;   // since its node joined again
-  bool moving = false;    // told to end, because its node is drained
+  std::int64_t lent = 0;  // CPU units not held while it is blocked
+  bool heard_of = true;   // reported since its node joined again
+  bool moving = false;    // being ended because its node drains
 };
 
 struct Job {
   actors::JobRow row;
-  std::vector<actors::Launch> launches;  // by rank; of submitted jobs
+  std::vector<actors::Launch> launches;  // by rank; submitted jobs only
   std::vector<actors::Resources> wants;
   std::vector<NodeId> placed;
   std::vector<WorkerId> processes;  // by rank
-  WorkerId driver;                  // of a job that a driver opened
-  bool attached = false;            // a process of it, launched or not, was told of by a node
-  bool detached = false;            // it is an actor's, whose process counts as its driver
+  WorkerId driver;                  // the driver, or a detached actor's process
+  bool attached = false;            // a node has reported a process of it
+  bool detached = false;            // a detached actor's, whose process counts as the driver
   bool stopping = false;
-  std::set<NodeId> nodes;   // where a process of it was, and so may its objects be
-  std::uint64_t order = 0;  // in which it was asked for; of a job that ended: in which it did
+  std::set<NodeId> nodes;   // nodes that had a process of it, and may have its objects
+  std::uint64_t order = 0;  // order of requests; of an ended job: of its end
 
   std::size_t running = 0;
 };
@@ -62,18 +62,18 @@ struct Gang {
   std::vector<actors::Resources> wants;
   std::size_t living = 0;  // actors that are not dead
   runtime::TimePoint started;
-  int early_deaths = 0;  // in a row
+  int early_deaths = 0;  // consecutive
 };
 
 struct Group {
   actors::GroupRow row;
-  std::vector<std::vector<actors::LabelMatch>> labels;  // of each bundle's node, or empty
+  std::vector<std::vector<actors::LabelMatch>> labels;  // per bundle, of its node; or empty
   std::uint64_t order = 0;
 
-  std::vector<actors::Resources> free;  // of each bundle: what no worker holds
+  std::vector<actors::Resources> free;  // per bundle: what no worker holds
 };
 
-// The first part of each, as bytes and back. A record that is none is DataLoss.
+// The stored part of each row as bytes, and back. DataLoss for bytes that are no record.
 Bytes to_record(const Node& row);
 Bytes to_record(const Worker& row);
 Bytes to_record(const Job& row);

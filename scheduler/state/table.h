@@ -1,4 +1,4 @@
-// A map that knows what was changed in it since somebody last asked: what has to be kept, and nothing can be forgotten by accident.
+// A map that tracks which rows changed since the last take_changed(), so that every change is stored.
 #pragma once
 
 #include <map>
@@ -19,17 +19,17 @@ class Table {
   bool contains(const Id& id) const { return rows_.contains(id); }
   const Row& at(const Id& id) const { return rows_.at(id); }
 
-  // A new row, or the one that is there.
+  // Adds a row, or returns the existing one.
   Row& add(const Id& id) {
     touch(id);
     return rows_[id];
   }
-  // To change what has to be kept.
+  // For changes of the stored part of a row.
   Row& edit(const Id& id) {
     touch(id);
     return rows_.at(id);
   }
-  // To change only what a head that starts again finds out anew: what is free, who is away.
+  // For changes of the derived part only, which a restarted head derives again.
   Row& scratch(const Id& id) {
     if (watched_) touched_.insert(id);
     return rows_.at(id);
@@ -37,7 +37,7 @@ class Table {
   void erase(const Id& id) {
     if (rows_.erase(id) > 0) touch(id);
   }
-  // As it was kept: nothing to keep.
+  // Adds a row that was loaded from the store; it is not marked as changed.
   Row& restore(const Id& id) {
     if (watched_) touched_.insert(id);
     return rows_[id];
@@ -45,10 +45,10 @@ class Table {
 
   bool changed() const { return !changed_.empty(); }
   std::set<Id> take_changed() { return std::exchange(changed_, {}); }
-  // It was taken, and could not be kept.
+  // Marks a row as changed because it could not be stored.
   void change_again(const Id& id) { changed_.insert(id); }
 
-  // For what is derived from the rows: whose rows may be others than when it was last asked, kept or not.
+  // Enables take_touched(): rows that changed in either part, for data derived from them.
   void watch() { watched_ = true; }
   std::set<Id> take_touched() const { return std::exchange(touched_, {}); }
 

@@ -1,7 +1,7 @@
-// Whose turn it is among jobs that wait for the same nodes: that of the one that holds the smallest share of them.
+// Turns among jobs that wait for the same nodes: the job with the smallest share goes first.
 //
-// A share is the largest part that a job holds of anything there is (dominant resource fairness, Ghodsi et al., NSDI 2011): of ten CPUs and
-// two GPUs, four CPUs and a GPU are a half. Among equal shares, and within a job, who came first is first.
+// A share is the largest fraction that a job holds of any resource (dominant resource fairness, Ghodsi et al., NSDI 2011). Four of ten CPUs
+// and one of two GPUs are a half. Among equal shares, and within a job, the earlier request goes first.
 #pragma once
 
 #include <cstddef>
@@ -17,25 +17,25 @@
 
 namespace shoal::scheduler {
 
-// What each job holds: its processes outside of placement groups, and its groups' bundles.
+// Resources held by each job: by its processes outside of placement groups, and by its groups' bundles.
 class Shares {
  public:
   void takes(JobId job, const actors::Resources& what) { held_[job] += what; }
   void gives(JobId job, const actors::Resources& what);
   const std::map<JobId, actors::Resources>& held() const { return held_; }
-  // Of what all nodes have.
+  // The job's share of `all`, the sum over all nodes.
   double of(JobId job, const actors::Resources& all) const;
 
  private:
-  std::map<JobId, actors::Resources> held_;  // nothing: no entry
+  std::map<JobId, actors::Resources> held_;  // no entry for jobs that hold nothing
 };
 
-// One round: each of those that were added, once.
+// One round, in which each added entry has one turn.
 class Turns {
  public:
-  // Shares are asked for whenever a job has had its turn.
+  // A job's share is read again after each of its turns.
   Turns(const Shares& shares, const actors::Resources& all) : shares_(shares), all_(all) {}
-  // `index`: where it stands among all. In that order.
+  // `index`: the entry's position in the queue. Callers add in ascending order.
   void add(JobId job, std::size_t index);
   std::optional<std::size_t> next();
 
@@ -49,8 +49,8 @@ class Turns {
   const Shares& shares_;
   const actors::Resources& all_;
   std::map<JobId, Line> lines_;
-  std::pair<const JobId, Line>* added_ = nullptr;           // whose line was added to last
-  std::set<std::tuple<double, std::size_t, JobId>> heads_;  // (share, index, job) of all lines but the one that has its turn
+  std::pair<const JobId, Line>* added_ = nullptr;           // the line that was added to last
+  std::set<std::tuple<double, std::size_t, JobId>> heads_;  // (share, index, job) of all lines but turn_
   std::pair<const JobId, Line>* turn_ = nullptr;
   bool begun_ = false;
 };
