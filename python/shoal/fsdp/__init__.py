@@ -1,7 +1,7 @@
 """Fully sharded training with the interface of ``torch.distributed.fsdp`` (FSDP2): only the import changes.
 
-On one host the parameters lie once, in shared memory; a gather moves nothing. The engine is C++ (``ShardActor``); this package translates
-hooks of modules, autograd and optimizers into its words.
+The ranks of a host share one copy of the parameters, in shared memory, so that a gather moves no bytes. The engine is C++
+(``ShardActor``); this package translates hooks of modules, autograd and optimizers into calls of it.
 """
 
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy

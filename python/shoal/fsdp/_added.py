@@ -1,4 +1,4 @@
-"""Parameters that were added to a sharded model, adapters for instance: each rank has all of them, and gradients are their mean."""
+"""Parameters added to a sharded model, adapters for instance: every rank has a whole copy, and gradients are averaged over ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class _Registrations:
-    """How many modules and parameters were registered in this process since the first model was sharded. A model whose root has seen this
-    count has no other parameters than then."""
+    """Counts the modules and parameters registered in this process since the first model was sharded. While the count stands still, no
+    model has got new parameters."""
 
     count = 0
     watched = False
@@ -41,16 +41,16 @@ class _Registrations:
 
 
 class Added:
-    """Parameters added to one root after sharding. Their values become those of the mesh's first rank when they are found, as DDP does."""
+    """Parameters added to one root after sharding. ``look`` finds them and broadcasts the values of the mesh's first rank, as DDP does."""
 
     def __init__(self, root: Root):
         self._root = root
         self._parameters: dict[nn.Parameter, str] = {}
-        self._seen = -1  # _Registrations.count
+        self._seen = -1  # _Registrations.count at the last look
         _Registrations.watch()
 
     def look(self) -> None:
-        """At a forward of the root, which all ranks share."""
+        """Finds new parameters. Collective: called at a forward of the root, which all ranks run."""
         if self._seen == _Registrations.count:
             return
         self._seen = _Registrations.count
@@ -68,7 +68,7 @@ class Added:
                 self._broadcast(p)
 
     def _find(self) -> dict[nn.Parameter, str]:
-        """Parameters below the root's units that belong to no unit and were not ignored, by the first of their names."""
+        """Parameters below the root module that belong to no unit and are not ignored, with the first of their names."""
         states = self._root.states
         ours = {(id(module), attribute) for u in self._root.units for p in u.parameters for module, attribute in p.owners}
         found: dict[nn.Parameter, str] = {}
@@ -105,8 +105,8 @@ class Added:
             dist.broadcast(p.detach(), group=group, group_src=0)
 
     def reduce(self) -> None:
-        """At the end of a synchronised backward pass: each gradient becomes the mean of all ranks'. A part that is a mean already, of an
-        earlier pass, stays what it is. None stays None where no rank has a gradient."""
+        """Averages each gradient over ranks, at the end of a synchronised backward pass. A sum that includes the mean of an earlier pass
+        keeps that mean. A gradient that no rank has stays None."""
         work = {p: name for p, name in self._parameters.items() if p.requires_grad or p.grad is not None}
         if not work:
             return

@@ -1,4 +1,4 @@
-"""The ShardActor of this process for a mesh: found, or placed through the node that its ranks share."""
+"""The ShardActor of this process for the ranks of a mesh: a cached one, or one placed through the node."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _state = _Bootstrap()
 
 
 def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.ShardActor:
-    """This rank's ShardActor among these global ranks, of which it is number ``index``; placed at the first call. ``replicas``: so many
-    rows of them have all shards each."""
-    key = (ranks, replicas, index)  # ranks may be threads of one process
+    """Returns this rank's ShardActor; the first call places it. ``ranks``: the mesh's global ranks; ``index``: this rank's position among
+    them; ``replicas``: the number of replicas, each of ``len(ranks) / replicas`` shards."""
+    key = (ranks, replicas, index)  # the index too, because ranks may be threads of one process
     actor = _state.actors.get(key)
     if actor is None:
         host = attach(ranks)
@@ -52,13 +52,13 @@ def _leave(key: tuple[tuple[int, ...], int, int]) -> None:
 
 
 def leave_all() -> None:
-    """This process's ranks are done with their models: whoever still needs something of them is told so."""
+    """Leaves every mesh: this process's ranks are done with their models. A rank that still waits for them gets an error."""
     for key in list(_state.actors):
         _leave(key)
 
 
 def shard_actor_handles(mesh: DeviceMesh | None = None) -> list[ActorHandle]:
-    """Handles of the ShardActors of a mesh, by rank: ``describe`` them, or ``shoal.kill`` one. They are known after the first forward."""
+    """Handles of a mesh's ShardActors, by rank, to ``describe`` or to ``shoal.kill``. Raises InvalidArgument before the first forward."""
     from shoal.fsdp._mesh import data_mesh
 
     data = data_mesh(mesh or default_mesh())

@@ -1,4 +1,4 @@
-"""Bytes as people write them."""
+"""Parses byte sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
 
 
 def bytes_of(text: int | str) -> int:
-    """A number of bytes, or text such as "4GiB", "512 MiB", "2.5GB". Raises InvalidArgument for anything else."""
+    """Returns the bytes of a positive int, or of text such as "4GiB", "512 MiB", "2.5GB". Raises InvalidArgument for anything else."""
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text) if isinstance(text, str) else None

@@ -1,4 +1,4 @@
-"""Collects the parameters that a call of fully_shard takes; modules and parameters of other units are left out."""
+"""Collects the parameters that a call of fully_shard shards; modules and parameters of other units are excluded."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def state_of(module: nn.Module) -> State | None:
 
 
 def is_replicated(module: nn.Module) -> bool:
-    """torch's composable ``replicate`` manages it, and all that is below it."""
+    """Returns True where torch's composable ``replicate`` manages the module, and so all modules below it."""
     return "replicate" in module.__dict__.get(REGISTRY_KEY, ())
 
 
 def managed(p: nn.Parameter) -> ShardedParameter | None:
-    """The parameter of some unit that this one is, or was before it was sharded."""
+    """Returns the ShardedParameter whose sharded tensor, or original before sharding, ``p`` is; None for a parameter of no unit."""
     original_of, state = getattr(p, "_shoal_sharded", None), getattr(p, "_shoal_state", None)
     if state is not None:
         return next((q for u in state.units for q in u.parameters if q.sharded is p), None)
@@ -33,8 +33,10 @@ def managed(p: nn.Parameter) -> ShardedParameter | None:
 
 
 def own_parameters(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter]) -> dict[str, tuple[nn.Parameter, list]]:
-    """Parameters below ``modules`` that no unit manages, each once, by its first name, with every (module, attribute) that has it. Those of
-    a unit that modules outside it have, too, learn of these."""
+    """Parameters below ``modules`` that no unit manages: first name -> (parameter, every (module, attribute) that has it).
+
+    A parameter of another unit that one of these modules has as well gets that module as a further owner.
+    """
     found: dict[str, tuple[nn.Parameter, list]] = {}
     names: dict[int, str] = {}
     visited: set[int] = set()

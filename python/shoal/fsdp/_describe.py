@@ -1,4 +1,4 @@
-"""A description of what lies where: the parameters of a sharded model, as a table."""
+"""A table of a sharded model's parameters: unit, placements, and this rank's part."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shoal.fsdp._names import clean
 
 @dataclass(frozen=True)
 class ParameterSharding:
-    """One parameter. ``unit``: the module that gathers it ("" is the model itself); None when nothing shards it."""
+    """One parameter. ``unit``: the module that gathers it ("" is the model itself); None for a parameter that is not sharded."""
 
     name: str
     unit: str | None
     shape: tuple[int, ...]
     dtype: torch.dtype
     placements: str
-    rank_shape: tuple[int, ...]  # of this rank's part
+    rank_shape: tuple[int, ...]  # shape of this rank's part
     rank_bytes: int
     whole_bytes: int
     trained: bool
@@ -29,7 +29,7 @@ class ParameterSharding:
 
 @dataclass(frozen=True)
 class ShardingDescription:
-    """``describe_sharding``'s answer: ``parameters``, and ``print`` for a table of them."""
+    """The result of ``describe_sharding``: ``parameters``. ``print`` shows a table of them."""
 
     parameters: list[ParameterSharding]
 
@@ -61,9 +61,9 @@ class ShardingDescription:
 
 
 def describe_sharding(model: nn.Module) -> ShardingDescription:
-    """Shows which unit gathers each parameter of ``model``, how it is placed, and which rows are this rank's. Changes and sends nothing.
+    """Describes each parameter of ``model``: the unit that gathers it, its placements, and this rank's part. Changes and sends nothing.
 
-    Tied parameters come once, by their first name; what no unit has is listed as it is.
+    Tied parameters are listed once, by their first name; unsharded parameters are listed as well.
     """
     sharded, units = {}, {}
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""A step graph as an SVG: lanes from top to bottom, time from left to right, measured above planned. No scripts, no fonts to fetch."""
+"""Draws a step graph as SVG: lanes from top to bottom, time from left to right, measured above planned. No scripts or web fonts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from xml.sax.saxutils import escape, quoteattr
 
 WIDTH, LEFT, RIGHT, BAR, GAP, HEAD = 1400, 130, 24, 20, 3, 34
-MAX_ROWS = 8  # of a lane
-CHAR = 6.3  # width of a character of an 11 px label, about
+MAX_ROWS = 8  # maximum per lane
+CHAR = 6.3  # approximate width of a character of an 11 px label
 COLORS = {
     "unshard": "#8ecae6",
     "forward": "#a7c957",
@@ -26,7 +26,7 @@ DARK = {"backward", "commit"}
 
 
 def draw(nodes, lanes) -> str:
-    """``nodes``: ids, labels, lanes, ops, and (start, end) in microseconds or None. Returns the document."""
+    """Returns the SVG document. ``nodes``: ids, labels, lanes, ops, and (start, end) in microseconds or None."""
     panels = [(k, {n.id: getattr(n, k) for n in nodes if getattr(n, k)}) for k in ("measured", "planned")]
     panels = [(name, spans) for name, spans in panels if spans] or [("in order", {n.id: (float(i), i + 1.0) for i, n in enumerate(nodes)})]
     end = max((e for _, spans in panels for _, e in spans.values()), default=1.0) or 1.0
@@ -52,14 +52,14 @@ def draw(nodes, lanes) -> str:
 
 
 def _panel(name: str, nodes, spans, lanes, scale: float, top: float) -> tuple[float, list[str]]:
-    """One set of times: a band per lane that has nodes. Nodes of a lane that overlap for the eye lie in rows below each other."""
+    """Draws one set of times: a band per lane that has nodes. Bars and labels that would overlap go to separate rows of the band."""
     out = [f'<text class="head" x="8" y="{top + 12}">{escape(name)}</text>']
     y = top + HEAD - 12
     for lane in lanes:
         placed = [n for n in nodes if n.lane == lane and n.id in spans]
         if not placed:
             continue
-        rows: list[float] = []  # where each row is free again
+        rows: list[float] = []  # end of each row's last bar or label
         crowded = False
         bars = []
         for n in sorted(placed, key=lambda n: (spans[n.id][0], n.id)):
@@ -71,7 +71,7 @@ def _panel(name: str, nodes, spans, lanes, scale: float, top: float) -> tuple[fl
             until = x + width + (0 if inside or at_left else 4 + text)
             row = next((i for i, free in enumerate(rows) if free <= begin), len(rows))
             named = row < MAX_ROWS
-            if not named:  # no room for its name: the bar alone, below the others
+            if not named:  # no room for the label: the bar alone, below the others
                 row, until, crowded = MAX_ROWS, x + width, True
             elif row == len(rows):
                 rows.append(0.0)

@@ -1,4 +1,4 @@
-"""Errors that torch raises for the same faults: each is of Shoal's class and of torch's, and its message begins with torch's words."""
+"""Errors for faults that torch also raises: each has Shoal's class and torch's, and its message begins with torch's."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class RootRanLater(InvalidArgument, RuntimeError):
 
 
 class StaleBackward(InvalidArgument, RuntimeError):
-    """A backward pass needs values of parameters, or a graph, that are gone."""
+    """A backward pass needs parameter values, or a graph, that no longer exist."""
 
 
 class ShardedOutsideForward(InvalidArgument, RuntimeError):
-    """A method other than forward computed with a parameter that is sharded."""
+    """A method other than forward computed with a sharded parameter."""
 
 
 # ---- FSDP1 ----
@@ -41,7 +41,7 @@ class HookUnsupported(Unimplemented, AssertionError):
 
 
 class SettingsDiffer(InvalidArgument, AssertionError):
-    """The units of one model have different settings of state dicts."""
+    """The units of one model have different state dict settings."""
 
 
 class OtherConfig(TypeError, RuntimeError):
@@ -49,16 +49,16 @@ class OtherConfig(TypeError, RuntimeError):
 
 
 class KeyTypeUnknown(TypeError, AssertionError):
-    """Keys of an optimizer state are neither to be names nor numbers."""
+    """The requested key type of an optimizer state is neither names nor numbers."""
 
 
 class OtherType(TypeError, ValueError):
-    """An argument is of another type."""
+    """An argument has the wrong type."""
 
 
 class NoResetParameters(InvalidArgument, AttributeError):
-    """A module on the meta device cannot give values to its parameters."""
+    """A module on the meta device has no reset_parameters to initialise its parameters."""
 
 
 class SummonedInside(InvalidArgument, AssertionError):
-    """Whole parameters were asked for inside a forward or backward pass."""
+    """Unsharded parameters were requested inside a forward or backward pass."""

@@ -1,4 +1,4 @@
-"""A model's step without its numbers: the order of its units, and the most bytes that its tensors take."""
+"""Runs a model's step on fake tensors, to find the order of its units and the peak bytes of its tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.fsdp._parameters import ShardedParameter
     from shoal.fsdp._state import State
 
-# A forward that needs values, or has an operator that says nothing of shapes.
+# Raised by a forward that needs values, or has an operator without a shape function.
 _NOT_FAKED = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
@@ -29,7 +29,7 @@ _NOT_FAKED = (
 
 
 class _Live(TorchDispatchMode):
-    """Bytes of the tensors that are there, each storage once, and the most there were."""
+    """Counts the bytes of live tensors, each storage once: ``now`` and ``peak``."""
 
     def __init__(self, not_counted: set[int]):
         super().__init__()
@@ -56,13 +56,15 @@ class _Live(TorchDispatchMode):
 
 
 def run(model: nn.Module, states: list[State], example_inputs: Any) -> tuple[list[tuple[bool, int]], int]:
-    """Runs a forward and a backward of ``model`` on fake tensors (shapes and dtypes only; the engine and other ranks are not involved).
+    """Runs a forward and a backward of ``model`` on fake tensors (shapes and dtypes only), without the engine and the other ranks.
 
-    ``states``: of its units. Hooks of modules are left out. ``example_inputs``: a tensor, a tuple of positional or a dict of named
-    arguments, of any values. Returns the boundaries of units' forwards, (begins, index of the unit in the first native model), and the most
-    bytes that tensors take on the way, parameters and inputs not counted: what autograd saves, whole gradients until their unit has all of
-    its own, and whatever lives in between. Where a unit's gradients are not reduced (set_requires_gradient_sync(False)), it is a second
-    backward behind one that left them whole. Raises InvalidArgument with what the model raised, if its forward cannot do without values.
+    ``states``: the states of its units. Hooks of modules do not run. ``example_inputs``: a tensor, a tuple of positional or a dict of
+    named arguments, with any values.
+    Returns (boundaries, peak bytes). A boundary is (begins, the unit's index in the first native model), at a begin or end of a forward.
+    The peak excludes parameters and inputs. It includes tensors that autograd saves, temporaries, and unsharded gradients until their unit
+    is complete. If some unit does not reduce (set_requires_gradient_sync(False)), it also covers a second backward that adds to kept
+    gradients.
+    Raises InvalidArgument with the model's error if the forward needs values.
     """
     args, kwargs = example_inputs, {}
     if isinstance(example_inputs, dict):
@@ -97,7 +99,7 @@ def _step(model: nn.Module, args: tuple, kwargs: dict) -> None:
     outputs = [t for t in tensors_in(model(*args, **kwargs)) if t.requires_grad]
     if not outputs:
         return
-    real = [(t, t.grad) for t in _leaves(outputs) if not isinstance(t, FakeTensor)]  # of no module: autograd would give them fake gradients
+    real = [(t, t.grad) for t in _leaves(outputs) if not isinstance(t, FakeTensor)]  # leaves outside the modules
     try:
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
     finally:
@@ -106,7 +108,7 @@ def _step(model: nn.Module, args: tuple, kwargs: dict) -> None:
 
 
 def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves in which a backward will accumulate gradients."""
+    """The leaf tensors in which a backward accumulates gradients."""
     found, seen = [], set()
     nodes = [t.grad_fn for t in outputs]
     while nodes:
@@ -122,7 +124,7 @@ def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @contextmanager
 def _reduced(states: list[State], faked: dict[int, torch.Tensor], kept: dict, reduces: bool):
-    """While a backward runs: a unit's whole gradients go when all are there; else they are kept in the dtype that they travel in."""
+    """Frees a unit's unsharded gradients once all are computed; without ``reduces`` it keeps them instead, in the reduce dtype."""
     handles = []
 
     def watch(parameters: list[tuple[ShardedParameter, torch.Tensor]]) -> None:
@@ -165,8 +167,8 @@ def _begins(state: State, boundaries: list[tuple[bool, int]], index: int):
 
 @contextmanager
 def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundaries: list[tuple[bool, int]]):
-    """Fake whole parameters and buffers in the model's modules, and hooks of units that only take note; what was there comes back."""
-    kept = []  # (a module's dict, what was in it)
+    """Replaces parameters and buffers by fake unsharded ones, and hooks by ones that record boundaries. The end restores all of them."""
+    kept = []  # (a module's dict, its former contents)
     handles = []
     faked: dict[int, torch.Tensor] = {}
 
@@ -185,7 +187,7 @@ def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundarie
 
     try:
         for module in model.modules():
-            keep(module.__dict__)  # what forward caches there would stay fake
+            keep(module.__dict__)  # fake tensors that forward caches there must go
             for table in (module._parameters, module._buffers):
                 keep(table).update({name: t if t is None else fake(t) for name, t in table.items()})
             for table in (module._forward_pre_hooks, module._forward_hooks):

@@ -1,4 +1,4 @@
-"""``fully_shard``: FSDP2's door to the engine."""
+"""``fully_shard``: FSDP2's entry point."""
 
 from __future__ import annotations
 
@@ -38,32 +38,31 @@ def fully_shard(
     dp_mesh_dims: Any = None,
     lease_guard: bool | None = None,
 ) -> Any:
-    """Makes ``module`` a unit of fully sharded training: its parameters (those of no inner unit) become ``DTensor``s over ``mesh``, are
-    whole while its forward and backward run, and get the mean of all ranks' gradients, each rank its slices.
+    """Makes ``module`` a unit of fully sharded training. Its parameters, except those of inner units, become ``DTensor``s over ``mesh``.
 
-    Call it bottom-up, then build the optimizer, then train as before. Returns its argument; each module is an ``FSDPModule`` from now on.
+    They are unsharded while forward and backward run; each rank gets its slices of the mean gradient. Call it bottom-up, then build the
+    optimizer and train as before. Returns its argument; each module becomes an ``FSDPModule``. Every rank must call it for the same
+    modules in the same order.
 
-    ``module``: or a list of modules, whose parameters are one unit.
-    ``mesh``: 1-D: ``(Shard(0),)``; 2-D with names: ``(Replicate(), Shard(0))``, replicas of fully sharded ranks. By default all ranks of
-    the process group (``init_process_group("gloo")`` is called if need be), on CUDA devices if it has NCCL. On a CUDA mesh each rank has
-    unsharded parameters in its device's memory, brought and reduced there by the mesh's process groups.
-    ``reshard_after_forward``: drop the lease between forward and backward; None is True, and False for the root; a number n, a divisor of
-    the shards, shows the parameters sharded over n ranks there.
-    ``shard_placement_fn``: parameter -> None, ``Shard(dim)``, or a ``ShardPlacementResult`` with a mesh of its own. Any dim, even or not.
-    ``mp_policy``: parameters are computed with in ``param_dtype``, gradients travel in ``reduce_dtype`` (on a CPU mesh sums are fp32),
-    floating-point inputs are cast to ``param_dtype`` and outputs to ``output_dtype``. Dtypes may be mixed: each parameter has its own.
-    ``offload_policy``: ``CPUOffloadPolicy`` keeps sharded parameters, gradients and optimizer states in host memory; on a CPU mesh they are
-    there anyway.
-    ``ignored_params``: left as they are.
-    ``dp_mesh_dims``: which dims of ``mesh`` are data parallel, when the parameters are DTensors on the whole of it.
-    ``lease_guard``: an access to unsharded parameters without a lease ends the process, naming the unit (default: $SHOAL_LEASE_GUARD).
+    ``module``: a module, or a list of modules whose parameters form one unit.
+    ``mesh``: 1-D, placements ``(Shard(0),)``; or 2-D with names, ``(Replicate(), Shard(0))``. Default: all ranks of the process group, on
+    CUDA devices if it has NCCL. ``init_process_group("gloo")`` is called if needed. On a CUDA mesh the mesh's process groups gather into
+    device memory and reduce there.
+    ``reshard_after_forward``: drops the lease between forward and backward. The default None means True, but False for the root. A number
+    n, a divisor of the number of shards: meanwhile the parameters are sharded over n ranks.
+    ``shard_placement_fn``: parameter -> None, ``Shard(dim)`` or ``ShardPlacementResult`` with a mesh. Any dim; uneven shards are allowed.
+    ``mp_policy``: compute in ``param_dtype``, reduction in ``reduce_dtype`` (on a CPU mesh sums are fp32). Floating-point inputs are cast
+    to ``param_dtype``, outputs to ``output_dtype``. Parameters of one unit may have different dtypes.
+    ``offload_policy``: ``CPUOffloadPolicy`` keeps sharded parameters, gradients and optimizer states in host memory, as a CPU mesh always
+    does.
+    ``ignored_params``: parameters that stay as they are.
+    ``dp_mesh_dims``: the data parallel dims of ``mesh``, when the parameters are DTensors on all of it.
+    ``lease_guard``: an access to unsharded parameters without a lease ends the process and names the unit (default: $SHOAL_LEASE_GUARD).
 
-    A parameter that modules of several units have is placed in the innermost unit around them all.
-    Raises TypeError for arguments of another type, ValueError for scalar parameters and containers without forward, InvalidArgument for
-    calls in the wrong order, NotImplementedError for what this release has not got. A fault that torch names has torch's type and begins
-    with torch's words.
-    Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13); collective in the sense that every rank must call it for the
-    same modules in the same order.
+    A parameter shared by modules of several units belongs to the innermost unit around all of them.
+    Raises TypeError for arguments of another type, ValueError for scalar parameters and for containers without forward, InvalidArgument
+    for a wrong order of calls. NotImplementedError: a missing feature. An error that torch also raises has torch's type and message first.
+    Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13).
     """
     listed = list(module) if isinstance(module, (list, tuple)) else [module]
     for m in listed:
@@ -89,7 +88,7 @@ def fully_shard(
         raise TypeError(f"offload_policy should be an OffloadPolicy, got {type(offload_policy).__name__}")
     if type(offload_policy) not in (OffloadPolicy, CPUOffloadPolicy):
         raise Unimplemented(f"{type(offload_policy).__name__} is not in this release", hint="use CPUOffloadPolicy")
-    from shoal.fsdp import _install  # which imports this module
+    from shoal.fsdp import _install  # here: it imports this module
 
     data = data_mesh(mesh if mesh is not None else _bootstrap.default_mesh(), dp_mesh_dims)
     modules = tuple(_get_root_modules(listed)) if len(listed) > 1 else tuple(listed)
@@ -100,11 +99,11 @@ def fully_shard(
     state = State(modules, data, reshard, mp_policy, offload, guard)
     state.shard(ignored_params or set(), shard_placement_fn)
     for m in modules:
-        for inner in m.modules():  # for torch.compile, and for libraries that ask whether a module is sharded
+        for inner in m.modules():  # flags that torch.compile and libraries read
             inner._is_fsdp_managed_module = inner._fsdp_use_orig_params = True
         m._shoal_fsdp_state = state
-        m.__dict__.setdefault(STATE_KEY, {})[torch_fully_shard.__wrapped__] = state  # torch's fully_shard.state(m): pipeline stages ask it
-        m.__dict__.setdefault(REGISTRY_KEY, {})["fully_shard"] = RegistryItem()  # torch's replicate leaves it out
+        m.__dict__.setdefault(STATE_KEY, {})[torch_fully_shard.__wrapped__] = state  # for torch's fully_shard.state(m), in pipeline stages
+        m.__dict__.setdefault(REGISTRY_KEY, {})["fully_shard"] = RegistryItem()  # excludes it from torch's replicate
         m.__class__ = sharded_class(type(m))
     state.hook()
     _install.announce(first, data)

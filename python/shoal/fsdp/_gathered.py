@@ -1,8 +1,8 @@
-"""Parameters that are not read in the arena: those of devices, wrapper subclasses, tensors with all-gather extensions, communication that
-the user brings, and modules that write to whole parameters in forward (an embedding with ``max_norm``).
+"""Parameters that collectives of the process group gather to private memory, because they cannot be read in the arena.
 
-Collectives over the process group bring the shards to memory of this rank's own, and on devices, or if a custom reduce_scatter says so,
-gradients to their owners, in FSDP2's layout: all parameters of a unit flat, one padded piece per rank.
+These are parameters on devices, wrapper subclasses, tensors with all-gather extensions, and units with custom communication. So are
+parameters that their module writes in forward (an embedding with ``max_norm``). On devices, or with a custom reduce_scatter, gradients
+are reduced here as well. The layout is FSDP2's: all parameters of a unit flat, one padded piece per rank.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from shoal.fsdp._unit import Unit
 
 
-# Dtypes that every backend gathers; all others travel as bytes.
+# Dtypes that every backend gathers; all others are sent as bytes.
 _GATHERED_AS_THEY_ARE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class _Whole:
-    """The holder of a whole parameter that collectives bring. The tensors stay the same for as long as the unit lives, because autograd and
-    extensions keep views of them; their memory goes when the unit is resharded."""
+    """The memory of one gathered parameter. The tensors stay the same objects for the unit's lifetime, because autograd and extensions keep
+    views of them; resharding frees their storage."""
 
     def __init__(self, outputs: list[torch.Tensor] | tuple = ()):
-        self.outputs = tuple(outputs)  # a gather fills them
+        self.outputs = tuple(outputs)  # the destination of a gather
         self._bytes: list[tuple[torch.UntypedStorage, int]] = []
         self.keep(self.outputs)
 
@@ -51,7 +51,7 @@ class _Whole:
 
 
 def _times(size: torch.Size, shards: int) -> tuple[int, ...]:
-    """The size of ``shards`` tensors of this size, one behind the other; scalars become a row."""
+    """The size of ``shards`` tensors of this size, concatenated on dim 0; scalars become a row."""
     return (size[0] * shards, *size[1:]) if size else (shards,)
 
 
@@ -60,23 +60,23 @@ class Gathered:
         self._unit = unit
         self.all_gather: Any = None  # torch.distributed.fsdp AllGather
         self.reduce_scatter: Any = None
-        self.private = False  # its modules write to whole parameters in forward
+        self.private = False  # the unit's modules write to whole parameters in forward
         self._whole: dict[ShardedParameter, _Whole] = {}
         self._shown = False
 
     @property
     def reduces(self) -> bool:
-        """Gradients go to their owners here, not through the engine."""
+        """Gradients are reduced here, not by the engine."""
         return self.reduce_scatter is not None or not self._unit.data.in_arena
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of the whole parameters that it brings, while they are here."""
+        """Bytes of the gathered parameters, while they are unsharded."""
         brought = (p for p in self._unit.parameters if self.brings(p) and not self._is_own(p))
         return sum(p.shape.numel() * p.compute_dtype.itemsize for p in brought)
 
     def forget(self) -> None:
-        """The unit was built anew: its parameters have other memory, and no whole ones."""
+        """Drops the whole parameters, because the unit is rebuilt with other memory."""
         for p in self._whole:
             p.unsharded = None
         self._whole.clear()
@@ -97,7 +97,7 @@ class Gathered:
             elif self._is_own(p):
                 if p not in self._whole:
                     self._whole[p] = _Whole()
-                    p.set_whole(p.own.data)  # a version counter of its own
+                    p.set_whole(p.own.data)  # .data: a version counter of its own
             elif self.brings(p):
                 inputs[p] = [self._padded(p)]
         if not inputs:
@@ -122,16 +122,16 @@ class Gathered:
         return p.external or self.private or self.all_gather is not None
 
     def _is_own(self, p: ShardedParameter) -> bool:
-        """There is nothing to bring: this rank's slices are all of it, where it computes."""
+        """A gather is unnecessary: this rank's slices are the whole parameter, on the compute device and in the compute dtype."""
         data = self._unit.data
         return p.external and data.shards == 1 and p.compute_dtype == p.dtype and p.home == data.device
 
     def _gather(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """All ranks' parts of each input, gathered in one collective: a row per rank, of elements or of bytes."""
+        """Gathers all inputs in one collective. Returns per input a matrix with one row per rank, of elements or of bytes."""
         data = self._unit.data
         common = inputs[0].dtype if len({t.dtype for t in inputs}) == 1 else None
         flat = [t.reshape(-1) for t in inputs]
-        if common not in _GATHERED_AS_THEY_ARE:  # gloo takes few dtypes; FSDP2 sends mixed ones as bytes, too
+        if common not in _GATHERED_AS_THEY_ARE:  # gloo supports few dtypes; FSDP2 also sends mixed dtypes as bytes
             flat = [t.view(torch.uint8) for t in flat]
         out = self._all_gathered(torch.cat(flat)).view(data.shards, -1)
         return list(out.split([t.numel() for t in flat], dim=1))
@@ -152,14 +152,14 @@ class Gathered:
         return out
 
     def _joined(self, gathered: torch.Tensor, size: torch.Size, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        """All ranks' pieces of this size, one behind the other along ``dim``."""
+        """Concatenates all ranks' pieces, each of this size, along ``dim``."""
         pieces = gathered.contiguous().view(dtype)
         if dim == 0:
             return pieces.view(_times(size, len(pieces)))
         return torch.cat([piece.view(size) for piece in pieces], dim=dim)
 
     def _padded(self, p: ShardedParameter) -> torch.Tensor:
-        """This rank's slices in the compute dtype, as large as those of the first rank."""
+        """This rank's slices in the compute dtype, padded to the size of the first rank's."""
         padded = torch.zeros(p.padded_shape, dtype=p.compute_dtype, device=self._unit.data.device)
         if not p.empty:
             padded.narrow(p.dim, 0, p.own_shape[p.dim]).copy_(p.own)
@@ -179,7 +179,7 @@ class Gathered:
     # ---- all-gather extensions ----
 
     def _extension_inputs(self, p: ShardedParameter) -> tuple[list[torch.Tensor], Any]:
-        """The tensors that fsdp_pre_all_gather makes of this rank's slices, and its metadata."""
+        """Calls fsdp_pre_all_gather on this rank's slices. Returns its tensors and its metadata."""
         data, local = self._unit.data, p.own
         asked = len(inspect.signature(local.fsdp_pre_all_gather).parameters)
         if asked == 1:
@@ -203,8 +203,10 @@ class Gathered:
         return [t.to(data.device) for t in inputs], metadata
 
     def _set_extended(self, p: ShardedParameter, inputs: list[torch.Tensor], gathered: list[torch.Tensor], metadata: Any) -> None:
-        """As FSDP2 does: the first fsdp_post_all_gather makes the whole parameter, maybe of the very tensors that it is given. Each later
-        gather brings the values into the same tensors, and ``out=`` is the whole parameter, for what does not lie in them."""
+        """Calls fsdp_post_all_gather, as FSDP2 does. The first call makes the whole parameter, perhaps as views of its input tensors.
+
+        Each later gather fills the same tensors; ``out=`` is the whole parameter, for values that do not lie in them.
+        """
         data, known = self._unit.data, self._whole.get(p)
         if known is None:
             whole = _Whole([torch.empty(t.numel() * data.shards, dtype=t.dtype, device=data.device) for t in inputs])
@@ -232,7 +234,7 @@ class Gathered:
     # ---- gradients ----
 
     def reduce(self) -> None:
-        """The unit's gradients to their owners, at once."""
+        """Reduces the unit's gradients to their owners, synchronously."""
         u = self._unit
         if u.state.root.samples is not None or not u.everywhere:
             raise Unimplemented(
@@ -252,7 +254,7 @@ class Gathered:
 
     def _reduce(self, dtype: torch.dtype, work: list[tuple[ShardedParameter, torch.Tensor]]) -> None:
         u, data = self._unit, self._unit.data
-        # Sums of fp16 overflow: a part of the division comes before them.
+        # fp16 sums overflow, so a part of the division comes before the sum.
         before = u.scale**0.5 if dtype == torch.float16 else 1.0
         pieces = []
         for p, grad in work:
@@ -279,7 +281,7 @@ class Gathered:
                 u.state.root.accumulated[p] = None
 
     def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
-        """The sum over shards of this rank's piece."""
+        """Returns this rank's piece of the sum over shards."""
         data = self._unit.data
         if data.shards == 1:
             return flat

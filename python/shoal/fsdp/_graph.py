@@ -1,4 +1,4 @@
-"""The step graph, as people look at it."""
+"""The step graph for inspection: nodes, memory, timeline, SVG and Perfetto output."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._draw import draw
 
 LANES = ("compute", "communication", "host copy")
-# As a timeline has them; the others by their own names.
+# Op names in a timeline; the others appear unabbreviated.
 _SHORT = {"unshard": "AG", "reduce_scatter": "RS", "reshard": "free", "optimizer_update": "update", "clip_norm": "clip", "all_reduce": "AR"}
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node: ``label`` such as ``unshard(blocks.0)``, its lane, the ids it comes after, and when it was planned and seen.
+    """One node: ``label`` such as ``unshard(blocks.0)``, its lane, the ids of its predecessors, and its times.
 
-    ``planned`` and ``measured`` are (start, end) in microseconds since the step began, or None. ``op``: what it does; ``units``: the names
-    of those it is for, the root's as "root", none for all of them; ``micro``: its micro-batch.
+    ``planned`` and ``measured`` are (start, end) in microseconds since the step began, or None. ``op``: the operation; ``units``: names of
+    its units, the root's as "root", empty for all units; ``micro``: the micro-batch.
     """
 
     id: int
@@ -37,13 +37,14 @@ class Node:
 class Memory:
     """Memory that the engine holds on this host for a model, in bytes, over all of its ranks.
 
-    ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients on their way; ``control``: the words that ranks
-    share. These three lie in the node's memory (ranks that share none have their own: then they are this rank's). ``gradients``: of each
-    rank's own rows. ``optimizer``: state, of an engine's step, of the optimizer that ``step_graph`` was given, or of the one in backward;
-    None: unknown, and in no sum.
-    ``outside``: of one rank of ``ranks``: parameters that are in no arena, because they are on devices or gather themselves.
-    ``activations``: of one rank, too: the most that a forward and a backward take beside parameters (what autograd saves, whole gradients
-    until they are published, what lives in between); None: unknown, and in no sum.
+    ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients being reduced; ``control``: shared control words.
+    These three lie in the node's shared memory; ranks that share no memory report their private memory instead.
+    ``gradients``: gradients of each rank's own rows.
+    ``optimizer``: optimizer state of a hand-written step, of ``step_graph(optimizer=)``, or of the optimizer in backward; None: unknown,
+    and not summed.
+    ``outside``: per rank, parameters outside the arenas, on devices or gathered by collectives; ``ranks``: the number of ranks.
+    ``activations``: per rank, the peak of a forward and a backward without parameters (saved tensors, unpublished gradients,
+    temporaries); None: unknown, and not summed.
     """
 
     arenas: int
@@ -57,7 +58,7 @@ class Memory:
 
     @property
     def node_bytes(self) -> int:
-        """Bytes that the node holds: exactly its arenas."""
+        """Bytes of shared memory that the node accounts for."""
         return self.arenas + self.slots + self.control
 
     @property
@@ -86,8 +87,8 @@ class Memory:
 
 
 class StepGraph:
-    """One training step of one rank as nodes and edges, with planned and measured times. ``print`` it: a timeline in the order in which its
-    nodes run; ``draw`` it, or open it in Perfetto."""
+    """One training step of one rank as nodes and edges, with planned and measured times. ``print`` shows a timeline in execution order;
+    ``draw`` writes an SVG, ``to_perfetto`` a trace."""
 
     def __init__(self, nodes: list[Node], table: str, perfetto: str, memory: Memory | None = None):
         self.nodes, self.memory = nodes, memory
@@ -100,20 +101,20 @@ class StepGraph:
         return len(self.nodes)
 
     def table(self) -> str:
-        """One line per node: id, lane, planned and measured times, and after which nodes it comes (``~`` by order, ``^`` by memory)."""
+        """One line per node: id, lane, planned and measured times, and its predecessors (``~``: by order, ``^``: by memory)."""
         return self._table
 
     def find(self, label: str) -> list[Node]:
-        """The nodes with this label, in order: a unit is unsharded for forward and again for backward."""
+        """The nodes with this label, in order. A unit is unsharded for forward and again for backward."""
         return [n for n in self.nodes if n.label == label]
 
     def peak_bytes(self) -> int:
-        """The most that the engine holds while this step runs, on this host and for all ranks, in bytes: ``print(graph.memory)`` has the
-        parts. Exact before the first step runs; activations are in it only where ``step_graph`` was given ``example_inputs``, and
-        the state of an optimizer that the engine does not run only where that was given. With both it is what the job's processes take
-        beside what they took before the model was built, but for the gaps that malloc leaves.
+        """The peak memory of this step in bytes, on this host, for all ranks; ``print(graph.memory)`` shows the parts.
 
-        Raises InvalidArgument for a graph of no model: one that was written by hand and not sent.
+        Exact before the first step runs. It includes activations only with ``step_graph(example_inputs=)``, and the state of an optimizer
+        outside the engine only with ``step_graph(optimizer=)``. With both it is all memory that the job takes for the model, except for
+        malloc's fragmentation.
+        Raises InvalidArgument for a hand-written graph that was not sent.
         """
         if self.memory is None:
             message = "this graph is of no model yet: bytes are known when it is sent"
@@ -121,13 +122,13 @@ class StepGraph:
         return self.memory.total
 
     def to_perfetto(self, path: str | Path) -> None:
-        """Writes Trace Event JSON: open it at https://ui.perfetto.dev or in chrome://tracing. Planned and measured are two processes."""
+        """Writes Trace Event JSON for https://ui.perfetto.dev or chrome://tracing. Planned and measured times are two processes."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(self._perfetto)
 
     def draw(self, path: str | Path) -> None:
-        """Writes an SVG of the lanes over time, measured above planned: readable in a browser, without scripts. A graph without times is
-        drawn in its order, every node equally long. Raises InvalidArgument for a path that does not end in .svg."""
+        """Writes an SVG of the lanes over time, measured above planned, without scripts. A graph without times is drawn in its order, with
+        nodes of equal length. Raises InvalidArgument for a path that does not end in .svg."""
         if Path(path).suffix.lower() != ".svg":
             raise InvalidArgument(f"{path} is no .svg file: draw writes SVG only", hint=f'draw("{Path(path).with_suffix(".svg")}")')
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +140,7 @@ class StepGraph:
 
 
 def timeline(nodes: list[Node]) -> str:
-    """A column per lane, a line per node, in the order in which they ran; without measured times as they are planned, else as written."""
+    """A column per lane, a line per node, in order of measured times, or of planned ones, or as written where there are no times."""
     kind = next((k for k in ("measured", "planned") if any(getattr(n, k) for n in nodes)), None)
     times = {n.id: getattr(n, kind) for n in nodes if kind and getattr(n, kind)}
     shown = sorted((n for n in nodes if n.id in times), key=lambda n: times[n.id][0]) if kind else nodes
@@ -164,7 +165,7 @@ def _words(n: Node) -> str:
 
 
 def of_model(model, memory: dict[str, int] | Memory | None = None) -> StepGraph:
-    """The graph of a native model that has a plan, or of a native graph."""
+    """Converts a native model that has a plan, or a native graph."""
     planned, measured = model.graph_planned(), model.graph_measured()
     nodes = [
         Node(i, label, lane, tuple(after), planned[i] if planned else None, measured[i] if measured else None, op, tuple(units), micro)

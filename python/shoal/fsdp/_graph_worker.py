@@ -1,4 +1,4 @@
-"""One rank of a hand-written step: its ShardActor, its units, and the user's modules that the graph's compute nodes run."""
+"""One rank of a hand-written step: its ShardActor, its units, and the user's modules, which the graph's compute nodes run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _bootstrap, _graph
 from shoal.fsdp._collect import own_parameters
 
-BATCH = -1  # as the input of a node: no other node's output
+BATCH = -1  # a node's source that stands for the batch's inputs
 
 
 class GraphWorker:
-    """The actor that ``shoal.fsdp.graph.place`` puts on the cluster, once per rank."""
+    """The actor that ``shoal.fsdp.graph.place`` creates, one per rank."""
 
     def __init__(self, model: Callable[[], Mapping[str, nn.Module]], batch: Callable[[int, int], tuple], loss: Callable, lease_guard: bool):
         self._build, self._batch, self._loss, self._lease_guard = model, batch, loss, lease_guard
         self._runner: _native.StepRunner | None = None
 
     def join(self, gang: str, rank: int, world_size: int) -> tuple[dict[str, int], list[str]]:
-        """Builds the model, places this rank's ShardActor and waits for the others. Returns (bytes by unit, ids of the ShardActors)."""
+        """Builds the model, places this rank's ShardActor and waits for the other ranks. Returns (bytes by unit, ShardActor ids)."""
         self._rank = rank
         units = dict(self._build())
         if not units or not all(isinstance(m, nn.Module) for m in units.values()):
@@ -58,7 +58,7 @@ class GraphWorker:
         return {name: unit.bytes for name, unit in zip(units, natives, strict=True)}, list(self._actor.members)
 
     def _move(self, unit: _native.ShardedUnit, index: int, original: nn.Parameter, owners: list, world_size: int) -> nn.Parameter:
-        """Puts this rank's rows of a parameter into the arena; the module reads the whole one there, under a lease."""
+        """Copies this rank's rows of a parameter into the arena, where the module reads the whole parameter under a lease."""
         if original.numel() == 0:
             return original
         rows = -(-original.shape[0] // world_size)
@@ -71,12 +71,12 @@ class GraphWorker:
         return whole
 
     def send(self, graph: bytes, optimizer: tuple[float, float, float, float, float], offload_folder: str) -> None:
-        """Takes the graph that later steps run."""
+        """Receives the graph that later steps run."""
         self._runner = _native.StepRunner.make(self._model, graph, *optimizer, offload_folder)
         self._grad = any(op == "backward" for _, _, _, op, _, _ in self._runner.graph_nodes())
 
     def step(self) -> float:
-        """One step of the graph. Returns this rank's loss, before the update."""
+        """Runs one step. Returns this rank's loss before the update."""
         batch = self._batch(self._rank, self._runner.steps)
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise InvalidArgument("batch(rank, step) returns (inputs, targets)")
@@ -88,7 +88,7 @@ class GraphWorker:
         return _graph.of_model(self._runner, self._runner.memory)
 
     def rows_bytes(self) -> int:
-        """Bytes that the engine has allocated beside the arenas, on this rank."""
+        """Bytes that the engine has allocated outside the arenas, on this rank."""
         return self._runner.rows_bytes
 
     def norm(self) -> float:
@@ -99,16 +99,16 @@ class GraphWorker:
 
 
 class _Program:
-    """The compute nodes of one step (StepProgram in C++): each keeps what it made for those that read it."""
+    """The compute nodes of one step (StepProgram in C++). Each keeps its result for the nodes that read it."""
 
     def __init__(
         self, modules: list[nn.Module], parameters: list[list[nn.Parameter]], loss_fn: Callable, batch: tuple, grad: bool, micro: int
     ):
         self._modules, self._parameters, self._loss_fn, self._grad, self._num_micro = modules, parameters, loss_fn, grad, micro
         self._inputs, self._targets = ([part] for part in batch) if micro == 1 else (_split(part, micro) for part in batch)
-        self._made: dict[int, Any] = {}  # by node: an output, detached, or the gradient of one
-        self._saved: dict[tuple[int, int], tuple[Any, Any]] = {}  # by unit and micro-batch: input and output, autograd's graph between them
-        self._again: dict[tuple[int, int], tuple[Any, torch.Tensor]] = {}  # what is recomputed: input, and the random numbers' state
+        self._made: dict[int, Any] = {}  # by node: a detached output, or the gradient of one
+        self._saved: dict[tuple[int, int], tuple[Any, Any]] = {}  # by unit and micro-batch: input and output of an autograd graph
+        self._again: dict[tuple[int, int], tuple[Any, torch.Tensor]] = {}  # for recomputation: input and RNG state
         self._whole: dict[tuple[int, int], list[torch.Tensor | None]] = {}  # gradients until they are reduced
         self.loss = 0.0
 
@@ -167,7 +167,7 @@ class _Program:
 
 
 def _split(batch: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    """A batch's tensor in micro-batches."""
+    """Splits a batch's tensor into micro-batches. Raises InvalidArgument if that is impossible."""
     chunks = batch.chunk(parts) if isinstance(batch, torch.Tensor) else ()
     if len(chunks) != parts:
         what = f"has {len(batch)} rows" if isinstance(batch, torch.Tensor) else f"is a {type(batch).__name__}"

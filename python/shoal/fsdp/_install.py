@@ -1,4 +1,4 @@
-"""Makes torch's FSDP names mean Shoal's: ``install``, ``uninstall``, ``is_installed``."""
+"""Replaces torch's FSDP by Shoal's: ``install``, ``uninstall``, ``is_installed``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._module import register_fsdp_forward_method, share_comm_ctx
 
-# Where torch shows the names. Its other modules keep their own: they expect flat parameters of FSDP1.
+# Modules of torch that export the names. Its other modules keep torch's classes, because they expect FSDP1's flat parameters.
 _WHERE = (
     "torch.distributed.fsdp",
     "torch.distributed.fsdp._fully_shard",
@@ -32,36 +32,36 @@ _WHERE = (
 
 @dataclass
 class _Installed:
-    """The names that ``uninstall`` puts back."""
+    """The original names and code, which ``uninstall`` restores."""
 
-    names: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)  # namespace, name, torch's
+    names: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)  # namespace, name, torch's object
     functions: list[tuple[FunctionType, CodeType]] = field(default_factory=list)
-    announced: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # the ranks of a mesh, and its replicas
+    announced: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # DataMesh.key of each announced mesh
 
 
 _installed: _Installed | None = None
 
 
 def is_installed() -> bool:
-    """Whether torch's FSDP names are Shoal's in this process."""
+    """Returns True while torch's FSDP names are Shoal's in this process."""
     return _installed is not None
 
 
 def install() -> None:
-    """From now on torch's ``fully_shard`` and ``FullyShardedDataParallel`` are Shoal's, in modules that imported them before, too.
+    """Replaces torch's ``fully_shard`` and ``FullyShardedDataParallel`` by Shoal's, also in modules that imported them before.
 
     So are ``register_fsdp_forward_method``, ``share_comm_ctx`` and ``ShardedGradScaler``. ``FSDPModule``, policies and enums stay torch's:
-    Shoal takes them, and a module that it sharded is an instance of torch's ``FSDPModule``. ``uninstall`` takes it back. Without a line in
-    the program: ``python -m shoal.fsdp.run script.py``, or ``SHOAL_FSDP=1``.
+    Shoal accepts them, and its sharded modules are instances of torch's ``FSDPModule``. ``uninstall`` reverts it. A program needs no
+    change with ``python -m shoal.fsdp.run script.py`` or ``SHOAL_FSDP=1``.
 
-    torch's functions call Shoal's, whoever holds them. Module-level names of torch's FSDP1 classes are rebound. A class that was derived
-    from torch's ``FullyShardedDataParallel`` before raises InvalidArgument where it is instantiated.
+    torch's function objects get new code, and module-level names of torch's FSDP1 classes are rebound. Instantiating a class that was
+    derived from torch's ``FullyShardedDataParallel`` before raises InvalidArgument.
     """
     global _installed
     if _installed is not None:
         return
-    import torch.distributed._composable.fsdp  # old path of the same names
-    import torch.distributed.checkpoint.state_dict  # noqa: F401  it keeps torch's FSDP1, whether it is imported before or later
+    import torch.distributed._composable.fsdp  # the old path of the same names
+    import torch.distributed.checkpoint.state_dict  # noqa: F401  before rebinding: it must keep torch's FSDP1
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as TorchShardedGradScaler
 
     from shoal.fsdp1 import FullyShardedDataParallel, ShardedGradScaler
@@ -80,7 +80,7 @@ def install() -> None:
     for name, module in list(sys.modules.items()):
         if not issubclass(type(module), ModuleType) or (name not in _WHERE and name.partition(".")[0] in ("torch", "shoal")):
             continue
-        namespace = object.__getattribute__(module, "__dict__")  # a lazy module does not notice
+        namespace = object.__getattribute__(module, "__dict__")  # bypasses __getattribute__ of lazy modules
         for of, theirs in list(namespace.items()):
             if id(theirs) in ours:
                 done.names.append((namespace, of, theirs))
@@ -90,24 +90,24 @@ def install() -> None:
 
 
 def install_if_asked() -> None:
-    """At the end of the import of ``shoal.fsdp`` and of ``shoal.fsdp1``: installs if $SHOAL_FSDP is on."""
-    half = sys.modules.get("shoal.fsdp1")  # imported first, it imports shoal.fsdp
+    """Installs if $SHOAL_FSDP is on. ``shoal.fsdp`` and ``shoal.fsdp1`` call it at the end of their import."""
+    half = sys.modules.get("shoal.fsdp1")  # if it imports shoal.fsdp now, it is incomplete
     if asked() and (half is None or hasattr(half, "FullyShardedDataParallel")):
         install()
 
 
 def announce(unit: str, data: DataMesh) -> None:
-    """Where Shoal is installed: a line on stderr, once per ranks of a mesh, from the first of them."""
+    """Writes one line to stderr if Shoal is installed, once per mesh, on its first rank."""
     if _installed is None or data.index != 0 or data.key in _installed.announced:
         return
     _installed.announced.add(data.key)
     hybrid = f", {data.replicas}x{data.shards}: replicas x shards" if data.replicas > 1 else ""
     over = f"{len(data.ranks)} rank{'s' if len(data.ranks) > 1 else ''} ({data.mesh.device_type}{hybrid})"
-    sys.stderr.write(f"shoal: Shoal shards this model over {over}, in the place of torch's FSDP; first unit: {unit}\n")  # in one piece
+    sys.stderr.write(f"shoal: Shoal shards this model over {over}, in the place of torch's FSDP; first unit: {unit}\n")  # in one write
 
 
 def uninstall() -> None:
-    """Gives torch its own functions and classes back. Names that were imported since ``install`` stay Shoal's."""
+    """Restores torch's functions and classes. Names that were imported since ``install`` stay Shoal's."""
     global _installed
     if _installed is None:
         return
@@ -118,7 +118,7 @@ def uninstall() -> None:
     _installed = None
 
 
-# Code of torch's functions while Shoal is installed: it runs in torch's namespace, so it imports what it calls.
+# The code of torch's functions while Shoal is installed. It runs in torch's namespace, hence the imports inside.
 
 
 def _fully_shard(*args, **kwargs):
@@ -140,7 +140,7 @@ def _share_comm_ctx(*args, **kwargs):
 
 
 def _new_fsdp1(cls: type, *args: Any, **kwargs: Any) -> Any:
-    """``__new__`` of torch's FSDP1 from the first ``install`` on (Python cannot take a ``__new__`` out of a class again)."""
+    """``__new__`` of torch's FSDP1 from the first ``install`` on; Python cannot remove a ``__new__`` from a class again."""
     if _installed is None:
         return object.__new__(cls)
     from shoal.fsdp1 import FullyShardedDataParallel

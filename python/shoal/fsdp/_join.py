@@ -1,4 +1,4 @@
-"""Uneven batches: ranks that have none left serve those that have."""
+"""Uneven batches: a rank without batches takes part in the steps of the others."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ def join(
     after_backward: Callable[[], Any] | None = None,
     after_step: Callable[[], Any] | None = None,
 ) -> Iterator[None]:
-    """Around a training loop whose ranks may have different numbers of batches: a rank that leaves its loop serves the others until all
-    have left theirs. It contributes zeros to their gradients, and updates its own shards with ``optimizers``, as they do.
+    """Wraps a training loop whose ranks may have different numbers of batches. A rank that leaves its loop joins the others' steps until
+    all ranks have left. It contributes zero gradients, and updates its own shards with ``optimizers``.
 
     A step has one synchronised backward (accumulate with ``set_requires_gradient_sync(False)``) and one optimizer step.
-    ``weight``: how gradients are averaged: ``"world"`` divides by the number of all ranks, as DDP's Join does by default; ``"samples"``
-    weighs each rank's by its number of samples (dim 0 of the first tensor that the root's forward gets): each sample counts alike.
-    ``after_backward``: what the loop does between backward and the optimizer's step that is collective (clipping); on serving ranks, too.
-    ``after_step``: what it does behind the step (a learning rate schedule).
-    Raises InvalidArgument for another weight, and for a model that is not sharded as one; NotImplementedError for one that is sharded on
-    several meshes, or has units that collectives bring (on devices, extensions, communication of the user's), and where ranks share no
-    memory.
+    ``weight``: ``"world"`` divides gradients by the number of all ranks, as DDP's Join does by default. ``"samples"`` weighs each rank by
+    its number of samples, which is dim 0 of the first tensor passed to the root's forward.
+    ``after_backward``: collective work between backward and the optimizer's step (clipping); joined ranks call it.
+    ``after_step``: work after the step (a learning rate schedule); joined ranks call it.
+    Raises InvalidArgument for another weight, and for a model that is not sharded. Raises NotImplementedError for a model on several
+    meshes, for units that collectives gather (devices, extensions, custom communication), and for ranks that share no memory.
     """
     if weight not in ("world", "samples"):
         raise InvalidArgument(f"weight = {weight!r}", hint="'world' or 'samples'")
@@ -50,7 +49,7 @@ def join(
     state.weigh_samples, state.joining = weight == "samples", True
     try:
         yield
-        if state.root is None:  # not a single batch: the others will run the whole model
+        if state.root is None:  # this rank had no batch, but must take part in the others' first step
             state.lazy_init()
             state.root.adopt()
             state.root.enter(True)

@@ -1,6 +1,6 @@
-"""Training libraries that decide by devices or by tensor classes how to shard: what they take into account where Shoal is installed.
+"""Patches for training libraries that choose their sharding by devices or tensor classes, applied by ``install``.
 
-Each function changes one module of a library when the program has imported it.
+Each function patches one module of a library after the program has imported it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from _shoal_switch import after_import
 
 
-@functools.cache  # once in a process
+@functools.cache  # once per process
 def follow() -> None:
     after_import("accelerate.state", shard_on_cpus)
-    for package in ("lightning.fabric", "lightning_fabric"):  # the one package, and the one of pytorch_lightning
+    for package in ("lightning.fabric", "lightning_fabric"):  # the package of lightning, and that of pytorch_lightning
         after_import(f"{package}.strategies.model_parallel", load_whole_state_dicts)
 
 
 def shard_on_cpus(state: ModuleType) -> None:
-    """``accelerate.state``: where a program asks for FSDP on CPUs, ``AcceleratorState`` takes DDP and says nothing. It takes FSDP now."""
+    """Patches ``accelerate.state``: for FSDP on CPUs ``AcceleratorState`` silently selects DDP; now it selects FSDP."""
     from shoal.fsdp._install import is_installed
 
     original = state.AcceleratorState.__init__
@@ -38,13 +38,13 @@ def shard_on_cpus(state: ModuleType) -> None:
 
     state.AcceleratorState.__init__ = init
     if not torch.accelerator.is_available():
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # without it every process trains alone
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # without it each process would train alone
 
 
 def load_whole_state_dicts(model_parallel: ModuleType) -> None:
-    """Lightning takes a model with DTensors for one of FSDP2, and looks for its names with ``_fsdp_wrapped_module.`` in a checkpoint.
+    """Exempts FSDP1's wrapper from Lightning's FSDP2 path, which looks for names with ``_fsdp_wrapped_module.`` in a checkpoint.
 
-    FSDP1's wrapper loads whole state dicts by itself.
+    Lightning takes any model with DTensors for FSDP2's. The wrapper loads whole state dicts by itself.
     """
     from shoal.fsdp1 import FullyShardedDataParallel
 

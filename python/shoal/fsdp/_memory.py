@@ -1,4 +1,4 @@
-"""How much memory training takes, sharded and replicated: arithmetic, before anything is allocated."""
+"""Estimates the memory of training, sharded and replicated, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch import nn
 from shoal.exceptions import InvalidArgument
 from shoal.optim._fused import Fused
 
-# Values that an optimizer keeps of every parameter.
+# Values that an optimizer keeps for each element of a parameter.
 _STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "adadelta": 2, "adam": 2, "adamw": 2}
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes per rank (of the rank with most rows). ``print`` shows a table."""
+    """Bytes per rank, for the rank with the most rows. ``print`` shows a table."""
 
     world_size: int
     weights: int
     gradients: int
     optimizer: int
-    unit_weights: int  # of the largest unit, whole, while it computes
-    unit_gradients: int  # of the same, before they are reduced
-    replicated: int  # weights, gradients and optimizer of a rank that shares nothing (DDP)
+    unit_weights: int  # unsharded weights of the largest unit
+    unit_gradients: int  # its gradients before reduction
+    replicated: int  # weights, gradients and optimizer state of a rank under DDP
 
     @property
     def sharded(self) -> int:
-        """Bytes that a rank holds all the time: its rows of weights, gradients and optimizer state."""
+        """Bytes that a rank holds permanently: its rows of weights, gradients and optimizer state."""
         return self.weights + self.gradients + self.optimizer
 
     @property
     def peak(self) -> int:
-        """The most at any time, activations aside: its rows, and one unit whole with its gradients."""
+        """Peak bytes without activations: the rank's rows, and the largest unit unsharded with its gradients."""
         return self.sharded + self.unit_weights + self.unit_gradients
 
     def __str__(self) -> str:
@@ -61,13 +61,13 @@ def estimate_memory(
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
 ) -> MemoryEstimate:
-    """Estimates the memory of training ``model`` on ``world_size`` ranks, in bytes; activations, buffers and allocators are not in it.
+    """Estimates the memory of training ``model`` on ``world_size`` ranks, in bytes, without activations, buffers and allocator overhead.
 
-    ``model``: a module (on the meta device, too; sharded or not), or a number of parameters. ``optimizer``: its name ("sgd", "momentum",
-    "adagrad", "rmsprop", "adadelta", "adam", "adamw"), or how many values it keeps of each parameter. ``units``: the modules that will be
-    gathered one at a time; by default those that are sharded already, else the module's children. ``dtype``: of the parameters (default:
-    their own; of a number fp32). ``param_dtype`` and ``reduce_dtype``: as in ``MixedPrecisionPolicy``, of whole weights and gradients.
-    Gradients of frozen parameters and their optimizer states count nothing. Raises InvalidArgument for what it does not know.
+    ``model``: a module (sharded or not, also on the meta device), or a number of parameters. ``optimizer``: its name ("sgd", "momentum",
+    "adagrad", "rmsprop", "adadelta", "adam", "adamw"), or the number of values that it keeps per element. ``units``: the modules to be
+    gathered one at a time; by default the sharded ones, else the module's children. ``dtype``: the parameters' dtype (default: their own,
+    or fp32 for a number). ``param_dtype``, ``reduce_dtype``: as in ``MixedPrecisionPolicy``, for unsharded weights and gradients.
+    Frozen parameters have no gradients or optimizer states. Raises InvalidArgument for an unknown optimizer or a bad ``world_size``.
 
     Counting follows Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (2020), section 3.
     """
@@ -90,7 +90,7 @@ def estimate_memory(
 
 
 def state_bytes_to_come(optimizer: torch.optim.Optimizer, group: dict, p: torch.Tensor) -> int:
-    """Bytes that an optimizer will keep of each element of a parameter from its first step on."""
+    """Bytes that an optimizer keeps per element of a parameter from its first step on. Raises InvalidArgument for unknown classes."""
     if isinstance(optimizer, Fused):
         return optimizer.state_bytes(p, group)
     name = type(optimizer).__name__.lower()
@@ -101,7 +101,7 @@ def state_bytes_to_come(optimizer: torch.optim.Optimizer, group: dict, p: torch.
 
 
 def _units(model: nn.Module, units: Iterable[nn.Module] | None) -> list[list[nn.Parameter]]:
-    """The parameters of each unit: those of an inner one are not the outer one's."""
+    """The parameters of each unit, without those of inner units."""
     from shoal.fsdp import FSDPModule
 
     chosen = list(units) if units is not None else [m for m in model.modules() if isinstance(m, FSDPModule)] or list(model.children())

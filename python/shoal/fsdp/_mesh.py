@@ -1,4 +1,4 @@
-"""The ranks that share a unit's parameters: a ``DeviceMesh`` as fully_shard takes it, in the engine's terms."""
+"""The ranks that share a unit's parameters: fully_shard's ``DeviceMesh`` in the engine's terms, replicas and shards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 
 @dataclass(frozen=True, eq=False)
 class DataMesh:
-    """``mesh`` has a shard dim, a replicate dim before it, or both. ``dims`` and ``spmd``: they are dims of that larger mesh, on which the
-    parameters are DTensors already. ``info``: torch's description of the same, where a ``shard_placement_fn`` gave one."""
+    """``mesh`` has a shard dim, a replicate dim, or both, the replicate dim first.
+
+    ``spmd``: a larger mesh, on which the parameters are DTensors already; ``dims``: its data parallel dims (``dp_mesh_dims``).
+    ``info``: torch's description of the mesh, if a ``shard_placement_fn`` returned one.
+    """
 
     mesh: DeviceMesh
     shard_dim: int | None = 0
@@ -29,7 +32,7 @@ class DataMesh:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Global ranks: replica by replica, in each shard by shard."""
+        """Global ranks, ordered by replica, then by shard."""
         return tuple(self.mesh.mesh.flatten().tolist())
 
     @cached_property
@@ -47,7 +50,7 @@ class DataMesh:
 
     @cached_property
     def index(self) -> int:
-        """This rank's place in ``ranks``."""
+        """This rank's position in ``ranks``."""
         replica = 0 if self.replicate_dim is None else self.mesh.get_local_rank(self.replicate_dim)
         return replica * self.shards + self.shard
 
@@ -57,12 +60,12 @@ class DataMesh:
 
     @property
     def in_arena(self) -> bool:
-        """Ranks compute where they can map each other's memory; else each has whole parameters of its own, brought by collectives."""
+        """True for a CPU mesh: parameters live in arenas. Elsewhere collectives gather them to private memory."""
         return self.mesh.device_type == "cpu"
 
     @cached_property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """The device that this rank computes on."""
         kind = self.mesh.device_type
         return torch.device(kind) if kind == "cpu" else torch.device(kind, torch.get_device_module(kind).current_device())
 
@@ -72,7 +75,7 @@ class DataMesh:
 
     @property
     def groups(self) -> tuple[Any, Any]:
-        """The process groups of the shards and of the replicas; None where there is no such dim."""
+        """The process groups of the shards and of the replicas; None for a missing dim."""
         return tuple(None if dim is None else self.mesh.get_group(dim) for dim in (self.shard_dim, self.replicate_dim))
 
     @cached_property
@@ -80,14 +83,14 @@ class DataMesh:
         return self.mesh if self.mesh.ndim == 1 else self.mesh[self.mesh.mesh_dim_names[-1]]
 
     def own_bounds(self, size: int) -> tuple[int, int]:
-        """Where this rank's slice of a dim of this size begins and ends: as torch.chunk cuts."""
+        """Begin and end of this rank's slice of a dim of this size, as torch.chunk divides it."""
         piece = -(-size // self.shards)
         return min(self.shard * piece, size), min((self.shard + 1) * piece, size)
 
     # ---- DTensors ----
 
     def spec_of(self, name: str, original: torch.Tensor, dim: int) -> DTensorSpec:
-        """The sharded parameter's. ValueError when a DTensor lies on other meshes than it should."""
+        """The sharded parameter's spec. Raises ValueError for a DTensor on another mesh than ``dp_mesh_dims`` requires."""
         if self.spmd is not None:
             return self._spmd_spec(name, original, dim)
         placements: list[Placement] = [] if self.replicate_dim is None else [Replicate()]
@@ -95,7 +98,7 @@ class DataMesh:
             if self.shard_dim is not None:
                 placements.append(Shard(dim))
             return DTensorSpec(self.mesh, tuple(placements), tensor_meta=_meta(original))
-        # Tensor parallelism came first: its mesh lies inside.
+        # A tensor parallel parameter: its mesh becomes the inner dims.
         inner = original._spec
         if len(inner.placements) > 2:
             raise NotImplementedError(f"FSDP only supports 1D TP/EP or 2D EP+TP, not {inner.placements}")
@@ -135,7 +138,7 @@ class DataMesh:
             placements[at] = _StridedShard(dim, split_factor=split) if split > 1 else Shard(dim)
         if len(self.dims.shard_names) <= 1:
             return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
-        # Several dims that shard are one: the flattened mesh takes their place.
+        # Several sharding dims: the flattened mesh replaces them.
         meshes, flat, done = [], [], False
         for dim_name, placement in zip(names, placements, strict=True):
             if dim_name in self.dims.shard_names:
@@ -154,8 +157,7 @@ def _meta(t: torch.Tensor) -> TensorMeta:
 
 
 def data_mesh(mesh: DeviceMesh, dims: Any = None) -> DataMesh:
-    """Reads fully_shard's ``mesh`` and ``dp_mesh_dims``. Raises ValueError or AssertionError, as FSDP2 does, for meshes that it does not
-    take."""
+    """Reads fully_shard's ``mesh`` and ``dp_mesh_dims``. Raises ValueError or AssertionError for unsupported meshes, as FSDP2 does."""
     if mesh.device_type not in ("cpu", "cuda"):
         raise Unimplemented(f"a {mesh.device_type} mesh is not in this release", hint='use init_device_mesh("cpu" or "cuda", ...)')
     if mesh.device_type == "cuda" and not torch.cuda.is_available():
@@ -192,11 +194,11 @@ def _of_named_dims(mesh: DeviceMesh, dims: Any) -> DataMesh:
 
 
 def of_mesh_info(info: Any) -> DataMesh:
-    """From torch's ``FSDPMeshInfo``, as a ``shard_placement_fn`` may give one."""
+    """Converts torch's ``FSDPMeshInfo``, from a ``shard_placement_fn``."""
     dims, spmd = getattr(info, "dp_mesh_dims", None), getattr(info, "spmd_mesh", None)
     return DataMesh(info.mesh, info.shard_mesh_dim, info.replicate_mesh_dim, dims, spmd, info)
 
 
 def post_forward_mesh(data: DataMesh, size: int) -> DeviceMesh:
-    """For reshard_after_forward as a number: rows of ``size`` ranks that have the parameters among them."""
+    """The mesh of reshard_after_forward=``size``: each row is ``size`` ranks that together hold all parameters."""
     return DeviceMesh(data.mesh.device_type, data.mesh.mesh.view(-1, size))
