@@ -17,7 +17,7 @@ TEST(StepGraph, HasNoCycleByConstruction) {
   EXPECT_FALSE(g.add(Op::kForward, 7, {}));
   EXPECT_FALSE(g.connect(f, u, EdgeKind::kOrder));
   EXPECT_TRUE(g.connect(u, f, EdgeKind::kOrder));
-  EXPECT_EQ(g.nodes()[1].after.size(), 1u);  // it was there
+  EXPECT_EQ(g.nodes()[1].after.size(), 1u);  // duplicate
 }
 
 TEST(StepGraph, IsScheduledAsSoonAsEdgesAndLanesAllow) {
@@ -49,7 +49,7 @@ TEST(StepGraph, ArrivesAsItWasSentAndHostileBytesAreRefused) {
   EXPECT_GT(refused, 0);
 }
 
-// A root with two blocks inside, as hooks see it: each event takes 10 us, compute 100.
+// Hooks of a root with two inner blocks: each event takes 10 us, compute 100.
 std::vector<TraceEvent> traced(double root_between = 1) {
   std::vector<TraceEvent> t;
   double now = 0;
@@ -150,7 +150,7 @@ TEST(Plan, AnUpdateInBackwardStandsWhereItRan) {
   ASSERT_EQ(node.after.size(), 1u);
   EXPECT_EQ(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(node.after[0].from)]), "reduce_scatter(b)");
   for (std::size_t b = 0; b < plan.boundaries().size(); ++b) {
-    for (const auto id : plan.at(b)) EXPECT_NE(id, node.id);  // nobody but the optimizer runs it
+    for (const auto id : plan.at(b)) EXPECT_NE(id, node.id);  // only the optimizer runs it
   }
 }
 

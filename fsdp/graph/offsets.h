@@ -1,4 +1,4 @@
-// Where buffers that live during a part of a step lie in one block: planned once, so that a step allocates nothing.
+// Offsets in one block for buffers that live during a part of a step. Planned once, so a step allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace shoal::fsdp {
 
-// In use from when node `first` begins until node `last` has ended; last -1: longer than the step.
+// Lives from the begin of node `first` to the end of node `last`; last -1: beyond the step.
 struct Buffer {
   std::size_t bytes = 0;
   std::int32_t first = 0;
@@ -17,11 +17,11 @@ struct Buffer {
 
 struct Offsets {
   std::vector<std::size_t> of;  // by buffer, multiples of 64
-  std::size_t bytes = 0;        // of the block
+  std::size_t bytes = 0;        // size of the block
 };
 
-// Two buffers share bytes only where the graph says that one is done with before the other begins, however its lanes run. The largest are
-// placed first, each as low as it fits (a greedy interval colouring; not the smallest block in every case).
+// Two buffers share bytes only if the graph orders the end of one before the begin of the other. The largest are placed first, each as low
+// as it fits (greedy interval colouring; not always the smallest block).
 Offsets place(const StepGraph& graph, const std::vector<Buffer>& buffers);
 
 }  // namespace shoal::fsdp

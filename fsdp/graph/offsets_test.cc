@@ -5,7 +5,7 @@
 namespace shoal::fsdp {
 namespace {
 
-// Compute: forward(a), forward(b), forward(c), one after the other; beside them an unshard that nobody waits for.
+// Compute: forward(a), forward(b), forward(c) in a row, and an unshard without dependents.
 StepGraph three() {
   StepGraph g({"a", "b", "c"});
   for (std::int32_t u = 0; u < 3; ++u) EXPECT_TRUE(g.add(Op::kForward, u, {}));
@@ -26,7 +26,7 @@ TEST(Offsets, BuffersOfDifferentTimesShareBytes) {
 }
 
 TEST(Offsets, LanesThatNobodyOrdersMayMeet) {
-  const auto at = place(three(), {{64, 0, 0}, {64, 3, 3}});  // the unshard may run whenever it likes
+  const auto at = place(three(), {{64, 0, 0}, {64, 3, 3}});  // the unshard is unordered
   EXPECT_EQ(at.bytes, 128u);
 }
 
@@ -37,7 +37,7 @@ TEST(Offsets, WhatOutlivesTheStepSharesNothing) {
 
 TEST(Offsets, AGapIsFilled) {
   const auto at = place(three(), {{256, 0, 2}, {128, 0, 1}, {64, 2, 2}, {64, 0, 0}});
-  EXPECT_EQ(at.of[2], at.of[1]);  // behind 256, where 128 was
+  EXPECT_EQ(at.of[2], at.of[1]);  // behind 256, in the place of 128
   EXPECT_EQ(at.bytes, 256u + 128u + 64u);
 }
 

@@ -1,9 +1,10 @@
-// How far a step that runs a graph has come, and what each lane may do next. A pure machine: whoever runs the lanes asks and tells.
+// The progress of a running step, and the next node of each lane. A pure state machine: the lanes call it.
 //
-// A lane is in order, as a stream of a GPU is: its nodes begin in the order of the graph, one after the other. And the compute lane gives
-// way: a node of it begins after every node of another lane that comes before it in the graph and could begin, has begun. So what was
-// written before a forward as prefetching is under way while it computes, whatever the machine's scheduler does with the threads.
-// Never stuck: of all nodes that have not ended, the first one in the graph may begin or has begun.
+// Each lane is in order, like a GPU stream: its nodes run one after the other in the order of the graph. The compute lane gives way: its
+// node begins only after every runnable node of another lane before it in the graph has begun. So a prefetch that comes before a forward
+// runs while that computes, regardless of the OS scheduler.
+//
+// No deadlock: the first node of the graph that has not ended may begin or has begun.
 #pragma once
 
 #include <array>
@@ -20,9 +21,9 @@ class Progress {
   // The graph outlives it.
   explicit Progress(const StepGraph& graph);
 
-  // The node that this lane may begin now.
+  // The node that this lane may begin now; empty when it has to wait.
   std::optional<std::int32_t> next(Lane lane) const;
-  // next(lane) begins, or what has begun ends.
+  // begin: for the result of next(lane). end: for a node that has begun.
   void begin(std::int32_t node);
   void end(std::int32_t node);
   bool finished(Lane lane) const { return position(lane) == nodes_of_[static_cast<std::size_t>(lane)].size(); }
@@ -30,13 +31,13 @@ class Progress {
  private:
   enum class State : std::uint8_t { kWaiting, kRunning, kEnded };
   std::size_t position(Lane lane) const { return position_[static_cast<std::size_t>(lane)]; }
-  // The first node of a lane that has not ended, if it waits and its edges do not.
+  // The lane's first node that has not ended, if it has not begun and its edges are satisfied.
   std::optional<std::int32_t> ready(Lane lane) const;
 
   const StepGraph& graph_;
   std::vector<State> state_;
   std::array<std::vector<std::int32_t>, kNumLanes> nodes_of_;
-  std::array<std::size_t, kNumLanes> position_{};  // how many of nodes_of_ have ended
+  std::array<std::size_t, kNumLanes> position_{};  // number of ended nodes in nodes_of_
 };
 
 }  // namespace shoal::fsdp

@@ -37,17 +37,17 @@ class Checker {
   }
 
  private:
-  // What a unit does once per micro-batch.
+  // A unit's nodes in one micro-batch.
   struct Turn {
     std::int32_t forward = kNone, recompute = kNone, backward = kNone, reduced = kNone;
   };
   struct Unit {
-    std::int32_t unshard = kNone;  // of the lease that is held
-    std::int32_t reshard = kNone;  // that ended the last one
+    std::int32_t unshard = kNone;  // begin of the current lease
+    std::int32_t reshard = kNone;  // end of the previous lease
     std::vector<std::int32_t> readers;
     std::map<std::int32_t, Turn> turns;  // by micro-batch
     std::int32_t last_forward = kNone, last_reader = kNone, last_reduced = kNone;
-    std::int32_t unreduced = kNone;  // the first backward behind the last reduce_scatter
+    std::int32_t unreduced = kNone;  // the first backward after the last reduce_scatter
     std::int32_t updated = kNone, fetched = kNone, offloaded = kNone;
   };
 
@@ -134,7 +134,7 @@ class Checker {
     return {};
   }
 
-  // The one node whose output it reads.
+  // The only node whose output `n` reads.
   Result<std::int32_t> input(const Node& n) const {
     std::int32_t found = kNone;
     for (const auto& e : n.after) {
@@ -185,7 +185,7 @@ class Checker {
     SHOAL_OK(read(n, u));
     SHOAL_TRY(const auto from, input(n));
     if (from == kNone) return fail(wrong(n, "reads no gradient: neither the loss's nor another backward's"));
-    // The forward that read this unit's output: its gradient is that output's.
+    // The forward that read this unit's output: `from` makes the gradient of that output.
     const std::int32_t reader = node(from).op == Op::kBackward ? unit(node(from).unit).turns[n.micro].forward : from;
     if (node(from).op == Op::kForward && node(from).unit >= 0)
       return fail(wrong(n, fmt::format("cannot read a gradient from {}", name(from))));
@@ -226,7 +226,7 @@ class Checker {
   Result<void> commit(const Node& n) {
     if (commit_ != kNone) return fail(wrong(n, fmt::format("is a second commit, after {}", name(commit_))));
     for (const auto& u : units_) {
-      // Readers are on one lane: after the last one is after all.
+      // A unit's readers are on one lane: to be after the last one is to be after all.
       for (const auto id : {u.last_forward, u.last_reader, u.updated}) {
         if (id != kNone) SHOAL_OK(after(id, n));
       }
@@ -245,14 +245,14 @@ class Checker {
     if (commit_ != kNone) {
       SHOAL_OK(after(commit_, n));
     } else {
-      // In backward: that its reduction has ended says that every rank has published, and reads the unit no more.
+      // In backward: once the unit's reduction has ended, every rank has published and reads the unit no more.
       if (u.unreduced != kNone) return fail(wrong(n, fmt::format("comes before the gradients of {} are reduced", name(u.unreduced))));
       if (!before(u.last_reduced, n)) {
         return fail(wrong(
             n, fmt::format("has neither a commit nor {} before it: other ranks may still read what it would write", name(u.last_reduced))));
       }
       SHOAL_OK(after(u.last_reader, n));
-      // Of another rank only what it has published is known: not that it has read the unit behind that.
+      // The publication is all that is known of other ranks: they may still read the unit afterwards.
       if (u.last_reader != kNone && u.last_reader != u.last_reduced && !before(u.last_reader, node(u.last_reduced))) {
         return fail(wrong(n, fmt::format("has no commit before it, and {} reads the unit behind {}: other ranks may still do so",
                                          name(u.last_reader), name(u.last_reduced))));
@@ -277,7 +277,7 @@ class Checker {
   }
 
   const StepGraph& graph_;
-  Order order_;  // of the nodes visited so far
+  Order order_;  // order of the visited nodes
   std::vector<Unit> units_;
   std::map<std::int32_t, std::int32_t> losses_;  // by micro-batch
   std::int32_t commit_ = kNone, clipped_ = kNone;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int32_t kBatch = -1;
 
-// A step over two units, written one node after the other; each may be left out or misplaced.
+// A step over two units, written node by node; tests leave out or misplace nodes.
 class Written {
  public:
   Written& add(Op op, std::int32_t unit, std::vector<Edge> after = {}) {
@@ -194,7 +194,7 @@ TEST(Progress, ComputeGivesWayToPrefetchingThatComesBeforeIt) {
   p.end(0);
   EXPECT_EQ(p.next(Lane::kCompute), std::nullopt);  // unshard(b) could begin
   p.begin(1);
-  EXPECT_EQ(p.next(Lane::kCompute), 2);  // it has begun: forward(a) runs beside it
+  EXPECT_EQ(p.next(Lane::kCompute), 2);  // unshard(b) has begun: forward(a) runs beside it
   p.begin(2);
   p.end(1);
   EXPECT_EQ(p.next(Lane::kCommunication), std::nullopt);  // reshard(a) waits for forward(a)

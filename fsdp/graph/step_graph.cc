@@ -44,7 +44,7 @@ Lane lane_of(Op op) {
     case Op::kReshard:
     case Op::kReduceScatter:
     case Op::kAllReduce:
-    case Op::kClipNorm:  // it waits for the other ranks' sums
+    case Op::kClipNorm:  // waits for the other ranks' sums
     case Op::kCommit:
       return Lane::kCommunication;
   }

@@ -1,6 +1,6 @@
-// The step as data: nodes on lanes, edges between them. Traced from a step that ran, or written by hand; executed, printed, drawn.
+// A step as data: nodes on lanes, and edges between them. It is traced from a step or written by hand; then executed, printed, drawn.
 //
-// Passes make another graph of it before it runs (passes/passes.h). What it shall take and what it took are Spans beside it, one per node.
+// Passes rewrite it before it runs (passes/passes.h). Planned and measured times are separate lists of Spans, one per node.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ enum class EdgeKind : std::uint16_t { kData, kOrder, kMemory };
 inline constexpr std::uint16_t kNumEdgeKinds = 3;
 
 struct Edge {
-  std::int32_t from = 0;  // node
+  std::int32_t from = 0;  // node id
   EdgeKind kind = EdgeKind::kData;
   bool operator==(const Edge&) const = default;
 };
@@ -47,21 +47,21 @@ struct Edge {
 struct Node {
   std::int32_t id = 0;
   Op op = Op::kForward;
-  std::int32_t unit = -1;  // -1: all of them; a forward of none is the loss
-  std::int32_t part = 0;   // a unit whose children run inside it computes in parts
-  bool backward = false;   // of an unshard: for which pass
+  std::int32_t unit = -1;  // -1: all units; a forward with -1 is the loss
+  std::int32_t part = 0;   // index within a unit's compute, which its inner children split
+  bool backward = false;   // for an unshard: it serves the backward pass
   std::vector<Edge> after;
-  std::int32_t micro = 0;          // which micro-batch of the step it belongs to
-  std::vector<std::int32_t> also;  // of unshard, reshard, reduce_scatter: further units, done together (a bucket)
-  double value = 0;                // of clip_norm: the largest norm
+  std::int32_t micro = 0;          // micro-batch of the step
+  std::vector<std::int32_t> also;  // for unshard, reshard, reduce_scatter: further units of the same node (a bucket)
+  double value = 0;                // for clip_norm: the largest norm
   bool operator==(const Node&) const = default;
 };
-// Whether a node is for a unit, alone or in a bucket.
+// True for the node's own unit and for units of its bucket.
 bool is_for(const Node& node, std::int32_t unit);
-// Whether it computes with a unit's parameters.
+// True for nodes that compute with a unit's parameters.
 bool reads_unit(const Node& node);
 
-// Microseconds since the step began. end < start: not seen.
+// In microseconds since the step began. end < start: not measured.
 struct Span {
   double start = 0;
   double end = -1;
@@ -75,26 +75,26 @@ class StepGraph {
 
   explicit StepGraph(std::vector<std::string> units) : units_(std::move(units)) {}
 
-  // Ids count up. InvalidArgument for an unknown unit or an edge from a node that is not there yet: so a graph has no cycle.
+  // Returns the id; ids count up. InvalidArgument for an unknown unit, or an edge from a node that is not added yet: this excludes cycles.
   Result<std::int32_t> add(Op op, std::int32_t unit, std::vector<Edge> after, std::int32_t part = 0, bool backward = false);
-  // As above, with everything a node has; its id does not count.
+  // The same with all fields of a node; its id is ignored.
   Result<std::int32_t> add(Node node);
-  // Another edge into a node, from an earlier one.
+  // Adds an edge from an earlier node.
   Result<void> connect(std::int32_t from, std::int32_t to, EdgeKind kind);
 
   const std::vector<std::string>& units() const { return units_; }
   const std::vector<Node>& nodes() const { return nodes_; }
-  std::string label(const Node& node) const;  // "unshard(blocks.0)", "forward(loss)", of the second micro-batch "forward(loss)[1]"
+  std::string label(const Node& node) const;  // "unshard(blocks.0)", "forward(loss)"; in the second micro-batch "forward(loss)[1]"
 
-  // When each node would run if node i took durations[i] microseconds: as soon as its edges and its lane allow.
+  // The span of each node if node i took durations[i] microseconds and began as soon as its edges and its lane allow.
   std::vector<Span> schedule(const std::vector<double>& durations) const;
 
-  // One line per node: id, what, lane, after which, planned and measured start and duration. Either list may be empty.
+  // A line per node: id, label, lane, edges, planned and measured start and duration. Either list may be empty.
   std::string table(const std::vector<Span>& planned, const std::vector<Span>& measured) const;
-  // The Trace Event Format that Perfetto and chrome://tracing read: planned and measured as two processes, lanes as threads.
+  // The Trace Event Format for Perfetto and chrome://tracing: planned and measured as two processes, lanes as threads.
   std::string perfetto(const std::vector<Span>& planned, const std::vector<Span>& measured, int rank) const;
 
-  // For the wire: a graph is sent once.
+  // Serialised form, for sending the graph to other ranks.
   Bytes encode() const;
   static Result<StepGraph> decode(const Bytes& bytes);
 

@@ -1,5 +1,5 @@
-// Keeps a rank's program and its plan together: traces the first step, follows the plan from the second on, traces anew when the program
-// takes another way. Main thread only.
+// Matches a rank's program with its plan: traces the first step, follows the plan from the second on, and traces again when the program
+// deviates. Main thread only.
 #pragma once
 
 #include <functional>
@@ -19,24 +19,24 @@ class Stepper {
   Stepper(std::vector<std::string> units, PlanOptions options, runtime::Clock& clock)
       : units_(std::move(units)), options_(std::move(options)), clock_(clock) {}
 
-  // Other options from the next step on: that one is traced anew.
+  // New options: the next step is traced again.
   void replan(PlanOptions options);
-  // A new step: what the last one did becomes, or confirms, the plan.
+  // Begins a step. The previous step becomes the plan, or confirms it.
   void begin_step();
-  // The step is over, if one was begun: what it did can be looked at.
+  // Ends the step, if one was begun: its measurements become readable.
   void end_step();
-  // The program is at a boundary. Returns the communication nodes that the plan wants now; none while tracing.
+  // The program is at a boundary. Returns the communication nodes that the plan runs here; none while tracing.
   const std::vector<std::int32_t>& boundary(Boundary b);
-  // Something ran between these times: by the plan's word or on demand.
+  // Records an op that ran between these times, planned or on demand.
   void ran(Op op, std::int32_t unit, bool backward, runtime::TimePoint start, runtime::TimePoint end);
 
   runtime::TimePoint now() const { return clock_.now(); }
   bool following() const { return following_; }
   std::uint64_t steps() const { return steps_; }
-  // How often the program took another way than its plan.
+  // Number of steps that deviated from their plan.
   std::uint64_t detours() const { return detours_; }
 
-  // Of the last complete step; nothing before there is a plan.
+  // For the last complete step; empty before there is a plan.
   const Plan* plan() const { return plan_ ? &*plan_ : nullptr; }
   const std::vector<Span>& measured() const { return last_measured_; }
   std::vector<Span> planned() const;
@@ -55,13 +55,13 @@ class Stepper {
   bool following_ = false;
 
   std::vector<TraceEvent> trace_;
-  std::size_t passed_ = 0;  // boundaries in this step
+  std::size_t passed_ = 0;  // boundaries passed in this step
   std::optional<Plan> plan_;
   std::map<std::tuple<Op, std::int32_t, bool>, std::vector<std::int32_t>> nodes_of_;
   std::map<std::tuple<Op, std::int32_t, bool>, std::size_t> seen_;
   std::vector<Span> measured_, last_measured_;
-  std::vector<double> estimate_;      // of each node's duration: what planned times are made of
-  std::vector<double> planned_from_;  // the estimate that the last complete step was planned with
+  std::vector<double> estimate_;      // duration of each node, for planned times
+  std::vector<double> planned_from_;  // estimate behind the last complete step's plan
   std::int32_t computing_ = -1;
   const std::vector<std::int32_t> nothing_;
 };

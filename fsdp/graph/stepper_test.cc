@@ -17,7 +17,7 @@ class HandClock final : public runtime::Clock {
 
 class StepperTest : public testing::Test {
  protected:
-  // One training step of a root with one block, as a program that asks the plan at each hook.
+  // A training step of a root with one block; the program asks the plan at each hook.
   void step(bool skip_block = false) {
     stepper_.begin_step();
     asked_.clear();

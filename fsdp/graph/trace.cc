@@ -9,9 +9,9 @@ namespace shoal::fsdp {
 
 namespace {
 
-// What computes between one boundary and the next.
+// Compute between a boundary and the next.
 struct Segment {
-  std::size_t boundary = 0;  // that it follows
+  std::size_t boundary = 0;  // the boundary before it
   std::int32_t unit = 0;
   bool backward = false;
   double duration = 0;
@@ -27,10 +27,10 @@ std::int32_t must(Result<std::int32_t> id) {
 
 std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double min_part) {
   std::vector<Segment> out;
-  std::vector<std::pair<std::int32_t, bool>> stack;  // units whose forward or backward is open
+  std::vector<std::pair<std::int32_t, bool>> stack;  // units with an open forward or backward
   std::size_t index = 0;
-  std::vector<double> times;   // of the boundaries
-  std::vector<double> inside;  // what communication, done inline, took after each
+  std::vector<double> times;   // times of the boundaries
+  std::vector<double> inside;  // inline communication after each boundary
   for (const auto& e : trace) {
     if (e.boundary) {
       times.push_back(e.span.start);
@@ -54,7 +54,7 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
     }
     ++index;
   }
-  // A unit between its children mostly hands on what one returns to the next: no node, unless it computes.
+  // Between its children a unit mostly passes one output on: it gets a node only when it computes.
   const double whole = times.empty() ? 0 : times.back() - times.front();
   std::map<std::pair<std::int32_t, bool>, std::vector<std::size_t>> of_unit;
   for (std::size_t i = 0; i < out.size(); ++i) of_unit[{out[i].unit, out[i].backward}].push_back(i);
@@ -101,7 +101,7 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
   plan.at_.resize(plan.boundaries_.size());
   plan.compute_after_.assign(plan.boundaries_.size(), -1);
 
-  // Communication nodes, and updates in backward, with the boundary at which they ran; an unshard ran before the boundary it was made for.
+  // Communication nodes and updates in backward, with their boundary. An unshard ran before the boundary that it serves.
   struct Communication {
     TraceEvent event;
     std::size_t boundary;
@@ -119,12 +119,12 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
     }
   }
 
-  // The kept segments, in order: the compute lane.
+  // The kept segments in order: the compute lane.
   std::vector<std::size_t> kept;
   for (std::size_t i = 0; i < segments.size(); ++i) {
     if (segments[i].keep) kept.push_back(i);
   }
-  // An unshard belongs to the first kept segment of its unit at or after its boundary: there it is until a pass moves it.
+  // An unshard stands before the first kept segment of its unit at or after its boundary, until a pass moves it.
   std::multimap<std::size_t, std::size_t> unshards;  // kept segment to communication
   for (std::size_t c = 0; c < communications.size(); ++c) {
     const auto& [event, boundary] = communications[c];
@@ -139,7 +139,7 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
 
   StepGraph traced(units);
   std::vector<double> durations;        // by node of `traced`
-  std::vector<std::size_t> boundaries;  // and where it was: for a compute node, the boundary before it
+  std::vector<std::size_t> boundaries;  // by node of `traced`; for a compute node, the boundary before it
   std::map<std::pair<std::int32_t, bool>, std::int32_t> last_compute, unsharded, resharded;  // by unit and pass
   std::map<std::int32_t, std::int32_t> reduced;
   std::int32_t previous = -1;
@@ -201,7 +201,7 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
 
 void Plan::take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries) {
   graph_ = std::move(passed.graph);
-  std::vector<std::int32_t> ahead;  // unshards that are issued where the next compute node begins
+  std::vector<std::int32_t> ahead;  // unshards that are issued when the next compute node begins
   for (const auto& n : graph_.nodes()) {
     const auto was = static_cast<std::size_t>(passed.from[static_cast<std::size_t>(n.id)]);
     durations_.push_back(durations[was]);

@@ -1,7 +1,7 @@
-// From a step that ran to the plan of the next: what the hooks saw, as a graph, and that graph as a list of what to do at each hook.
+// Plans the next step from a traced one: the hooks' events become a graph, and the graph a list of actions per hook.
 //
-// Compute is cut at boundaries: a unit's forward or backward begins or ends. The first iteration records them; a plan expects them again,
-// in the same order, and says which communication nodes run at each. A step that takes another way is traced anew.
+// Compute is cut at boundaries: the begin or end of a unit's forward or backward. The first iteration records them. A plan expects them in
+// the same order and lists the communication nodes for each. A step that deviates is traced again.
 #pragma once
 
 #include <cstdint>
@@ -20,44 +20,44 @@ struct Boundary {
   bool operator==(const Boundary&) const = default;
 };
 
-// What happened, in order. Times are microseconds since the step began.
+// An event of a step, in order. Times are microseconds since the step began.
 struct TraceEvent {
   std::optional<Boundary> boundary;  // at `span.start`; or
-  Op op = Op::kUnshard;              // a communication or optimizer node that ran during `span`
+  Op op = Op::kUnshard;              // communication or optimizer node that ran during `span`
   std::int32_t unit = -1;
   bool backward = false;
   Span span;
 };
 
-// What a step will look like whose forward takes these boundaries: backward takes them from the last to the first, each unit is unsharded
-// where it begins, and reduced where its backward ends. Every node takes one microsecond. For a plan before the first step.
+// A predicted trace, for a plan before the first step, from the boundaries of the forward. The backward takes them in reverse order. Each
+// unit is unsharded where it begins and reduced where its backward ends. Every node takes one microsecond.
 std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, const std::vector<bool>& reshard_after_forward);
 
 struct PlanOptions {
   Prefetch prefetch = {};
-  // A unit's part between two of its children is a node of its own when it takes this share of the step.
+  // A unit's compute between two of its children becomes a separate node from this share of the step's time on.
   double min_part = 0.02;
 };
 
 class Plan {
  public:
-  // The graph of a traced step, its passes, and what to do at each boundary.
+  // Builds the traced step's graph, runs the passes, and assigns nodes to boundaries.
   static Plan from_trace(const std::vector<std::string>& units, const std::vector<TraceEvent>& trace, const PlanOptions& options);
 
   const StepGraph& graph() const { return graph_; }
   const std::vector<Boundary>& boundaries() const { return boundaries_; }
-  // Communication nodes that run at this boundary, in order.
+  // Communication nodes to run at this boundary, in order.
   const std::vector<std::int32_t>& at(std::size_t boundary) const { return at_[boundary]; }
-  // The compute node that begins, or goes on, after this boundary; -1: none.
+  // The compute node that begins or continues after this boundary; -1: none.
   std::int32_t compute_after(std::size_t boundary) const { return compute_after_[boundary]; }
-  // The optimizer's nodes, in order: they follow the last boundary.
+  // The optimizer's nodes, in order; they follow the last boundary.
   const std::vector<std::int32_t>& optimizer() const { return optimizer_; }
-  // How long the traced step's nodes took: what planned times are made of.
+  // Durations of the traced step's nodes, for planned times.
   const std::vector<double>& durations() const { return durations_; }
 
  private:
   explicit Plan(std::vector<std::string> units) : graph_(std::move(units)) {}
-  // The passes' result; of each node of the traced graph its duration and its boundary.
+  // Takes the passes' result. `durations` and `boundaries` are by node of the traced graph.
   void take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries);
   StepGraph graph_;
   std::vector<Boundary> boundaries_;

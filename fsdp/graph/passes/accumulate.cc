@@ -8,7 +8,7 @@ namespace shoal::fsdp {
 
 namespace {
 
-// What a step does once, however many micro-batches it has.
+// Nodes that occur once per step, for any number of micro-batches.
 bool once(const Node& n) {
   return n.op == Op::kCommit || n.op == Op::kClipNorm || n.op == Op::kOptimizerUpdate || n.op == Op::kFetch || n.op == Op::kOffload;
 }
@@ -21,7 +21,7 @@ Result<Rewritten> accumulate(const StepGraph& graph, const Accumulate& how) {
   if (std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& n) { return n.micro > 0; }))
     return fail(invalid_argument("this step has several micro-batches already"));
   Rewritten out{StepGraph(graph.units()), {}};
-  std::vector<std::int32_t> ids(graph.nodes().size(), -1);  // of the copy that was added last
+  std::vector<std::int32_t> ids(graph.nodes().size(), -1);  // id of the latest copy
   const auto copy = [&](const Node& n, std::int32_t micro) -> Result<void> {
     Node made = n;
     made.micro = once(n) ? 0 : micro;

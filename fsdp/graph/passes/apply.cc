@@ -4,7 +4,7 @@ namespace shoal::fsdp {
 
 namespace {
 
-// `next` of what `done` has made.
+// Runs `pass` on the graph of `done` and composes their `from` lists.
 template <class Pass>
 Result<void> then(Rewritten& done, Pass&& pass) {
   SHOAL_TRY(Rewritten next, pass(done.graph));

@@ -9,7 +9,7 @@ namespace shoal::fsdp {
 
 std::size_t leased_bytes(const StepGraph& graph, const std::vector<std::size_t>& unsharded_bytes) {
   std::vector<Buffer> leases;
-  std::vector<std::ptrdiff_t> held(unsharded_bytes.size(), -1);  // by unit, index into leases
+  std::vector<std::ptrdiff_t> held(unsharded_bytes.size(), -1);  // by unit: index into leases
   for (const auto& n : graph.nodes()) {
     if (n.op != Op::kUnshard && n.op != Op::kReshard) continue;
     for (std::size_t u = 0; u < held.size(); ++u) {
@@ -52,7 +52,7 @@ Result<Fitted> fit(const StepGraph& graph, const Budget& budget) {
             .with_reason("MemoryBudget")
             .with_hint(fmt::format("memory_budget={} is the smallest that would do", found.bytes)));
   }
-  // The fewest reshards that fit on demand, then as much prefetching as there is room for.
+  // The fewest reshards that fit with unshards on demand, then the deepest prefetch that fits.
   std::size_t low = 0, high = in_order.size();
   while (low < high) {
     const std::size_t middle = (low + high) / 2;

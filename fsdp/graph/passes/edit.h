@@ -1,7 +1,7 @@
-// A step graph under change: nodes are put in, moved, replaced and taken out, and the edges follow. What passes are written with.
+// An editable step graph for passes: nodes are inserted, moved, replaced and removed, and the edges follow.
 //
-// A node keeps its number while the graph is edited: its id in the graph it came from, or what put_before() and put_after() returned. Edges
-// between nodes are in these numbers, too; done() counts anew.
+// A node keeps its number during editing: its id in the original graph, or the result of put_before() and put_after(). Edges use these
+// numbers, too; done() renumbers.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class Edit {
  public:
   explicit Edit(const StepGraph& graph);
 
-  // The nodes that are there now, in order. Take a copy to iterate while editing.
+  // The current nodes, in order. Copy it to iterate while editing.
   const std::vector<std::int32_t>& order() const { return order_; }
   Node& node(std::int32_t number) { return nodes_[static_cast<std::size_t>(number)]; }
   const Node& node(std::int32_t number) const { return nodes_[static_cast<std::size_t>(number)]; }
@@ -25,14 +25,14 @@ class Edit {
   std::int32_t put_before(std::int32_t at, Node node) { return put(position(at), std::move(node)); }
   std::int32_t put_after(std::int32_t at, Node node) { return put(position(at) + 1, std::move(node)); }
   std::int32_t put_last(Node node) { return put(order_.size(), std::move(node)); }
-  // To a place in order(), counted after it was taken out of its own.
+  // Moves a node to a place in order(), counted without the node itself.
   void move_to(std::int32_t number, std::size_t place);
-  // `from` ends before `to` begins. An edge that is there already stays.
+  // Adds an edge: `from` ends before `to` begins. No effect when it exists.
   void connect(std::int32_t from, std::int32_t to, EdgeKind kind);
   void disconnect(std::int32_t from, std::int32_t to);
-  // What came after `number` comes after `by` now, and `number` is gone.
+  // Removes `number` and moves its outgoing edges to `by`.
   void replace(std::int32_t number, std::int32_t by);
-  // Whatever came after it comes after what it came after.
+  // Removes `number` and connects its predecessors to its successors.
   void remove(std::int32_t number);
 
   // Internal when an edge leads backwards: a pass moved a node too far.
@@ -45,7 +45,7 @@ class Edit {
   std::vector<std::string> units_;
   std::vector<Node> nodes_;  // by number
   std::vector<std::int32_t> order_;
-  std::size_t given_ = 0;  // how many came from the graph
+  std::size_t given_ = 0;  // number of nodes of the original graph
 };
 
 }  // namespace shoal::fsdp

@@ -26,7 +26,7 @@ Result<Rewritten> optimizer_in_backward(const StepGraph& graph) {
   for (const auto id : updates) {
     const auto reduction = reduced[static_cast<std::size_t>(edit.node(id).unit)];
     if (reduction < 0) continue;
-    // Behind the next backward that comes after the reduction, which hides it; else before the commit.
+    // Behind the first compute node after the reduction, which hides it; else right behind the reduction.
     std::int32_t behind = reduction;
     for (const auto c : compute) {
       if (c > reduction) {
@@ -37,7 +37,7 @@ Result<Rewritten> optimizer_in_backward(const StepGraph& graph) {
     std::erase_if(edit.node(id).after, [&](const Edge& e) { return edit.node(e.from).op == Op::kCommit; });
     edit.connect(reduction, id, EdgeKind::kData);
     std::size_t place = edit.position(behind) + 1;
-    // Several that belong to one place keep their order.
+    // Updates at the same place keep their order.
     while (place < edit.order().size() && edit.node(edit.order()[place]).op == Op::kOptimizerUpdate && edit.order()[place] != id) ++place;
     if (edit.position(id) < place) --place;
     edit.move_to(id, place);

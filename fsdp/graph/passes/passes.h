@@ -1,6 +1,6 @@
-// Passes: pure functions from one step graph to another, each in a file of its own. apply() runs them in the order in which they fit.
+// Passes: pure functions from one step graph to another, each in its own file. apply() runs them in a valid order.
 //
-// They take what somebody wrote by hand or what was traced, and say InvalidArgument where a graph has nothing they could work on.
+// Input is a hand-written or traced graph. InvalidArgument where a pass does not apply to it.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace shoal::fsdp {
 
 struct Rewritten {
   StepGraph graph;
-  std::vector<std::int32_t> from;  // by node: which one it was before, -1 for a new one. Of copies, several were the same.
+  std::vector<std::int32_t> from;  // by node: its id in the input graph, -1 for a new node; copies share an id
 };
 
-// A unit's own list of what is unsharded when it begins to compute (FSDP2: set_modules_to_forward_prefetch and _backward_prefetch).
+// A unit's list of units to unshard when it begins to compute (FSDP2: set_modules_to_forward_prefetch and _backward_prefetch).
 struct PrefetchList {
   std::int32_t unit = 0;
   bool backward = false;
@@ -23,18 +23,18 @@ struct PrefetchList {
   bool operator==(const PrefetchList&) const = default;
 };
 struct Prefetch {
-  int depth = 1;                         // compute nodes from where an unshard begins to the one that reads it; 0: on demand
-  std::vector<PrefetchList> lists = {};  // for the units in them, instead of `depth`
+  int depth = 1;                         // compute nodes between an unshard's begin and its reader; 0: on demand
+  std::vector<PrefetchList> lists = {};  // override `depth` for the listed units
   bool operator==(const Prefetch&) const = default;
 };
-// An unshard begins that early, though never before the reshard that ends the unit's lease before.
+// Moves unshards forward accordingly, but never before the reshard that ends the unit's previous lease.
 Result<Rewritten> prefetch(const StepGraph& graph, const Prefetch& how);
 
-// Per unit: whether its lease is given back between forward and backward, and taken again.
+// Per unit: true releases its lease between forward and backward and takes it again.
 Result<Rewritten> reshard(const StepGraph& graph, const std::vector<bool>& after_forward);
 
-// A step of k micro-batches: the nodes of one, k times. Gradients add up on each rank, and only the last one is reduced; with reduce_each
-// every one is, into the owners' rows (more communication, no whole gradients kept).
+// A step of k micro-batches: its nodes, k times. Gradients add up on each rank, and only the last sum is reduced. With reduce_each every
+// micro-batch is reduced into the owners' rows: more communication, but no whole gradients are kept.
 struct Accumulate {
   int micro_batches = 1;
   bool reduce_each = false;
@@ -44,49 +44,48 @@ Result<Rewritten> accumulate(const StepGraph& graph, const Accumulate& how);
 // Activation checkpointing: these units' forwards save nothing, and run again right before their backwards.
 Result<Rewritten> recompute(const StepGraph& graph, const std::vector<std::int32_t>& units);
 
-// Small units are unsharded, resharded and reduced together: neighbours in forward, each of less than bucket_bytes, and not more than that
-// in one bucket. Units that hold their leases differently stay apart.
+// Merges small units' unshards, reshards and reductions. A bucket holds neighbours in forward, each below bucket_bytes and together at most
+// that. Units with different lease patterns stay apart.
 Result<Rewritten> bucket(const StepGraph& graph, const std::vector<std::size_t>& unit_bytes, std::size_t bucket_bytes);
 
-// A clip_norm node between the last reduction and the updates: gradients are scaled so that their norm, over all units and ranks, is at
+// Adds a clip_norm node between the last reduction and the updates. It scales gradients so that their norm over all units and ranks is at
 // most max_norm (torch.nn.utils.clip_grad_norm_).
 Result<Rewritten> clip_norm(const StepGraph& graph, double max_norm);
 
-// Each unit is updated as soon as its gradients are reduced: by then every rank has published them and reads the unit no more. One backward
-// node later on the compute lane, so that the reduction is hidden. InvalidArgument with a clip_norm: that needs all gradients first.
+// Updates each unit as soon as its gradients are reduced: by then every rank has published them and reads the unit no more. The update
+// follows one more backward node, which hides the reduction. InvalidArgument with a clip_norm, which needs all gradients first.
 Result<Rewritten> optimizer_in_backward(const StepGraph& graph);
 
-// These units' optimizer state lies outside and is there around the update only: fetch(u) while the unit before is updated, offload(u)
-// behind. At most two units' state is there at a time.
+// Keeps these units' optimizer state outside memory except around the update. fetch(u) runs during the previous unit's update, offload(u)
+// after its own. At most two units' state is in memory at a time.
 Result<Rewritten> offload(const StepGraph& graph, const std::vector<std::int32_t>& units);
 
-// What units take while they are leased, where unsharding takes memory (several hosts, devices): the most that leases hold at a time,
-// however the lanes run.
+// The largest sum of leased units' bytes, however the lanes run. For setups where unsharding takes memory (several hosts, devices).
 std::size_t leased_bytes(const StepGraph& graph, const std::vector<std::size_t>& unsharded_bytes);
 
-// The plan with the fewest reshards whose leases, and fixed_bytes besides, fit into a budget; of those, the deepest prefetch.
+// The plan with the fewest reshards whose leases and fixed_bytes fit into a budget; among those, the deepest prefetch.
 struct Budget {
   std::size_t bytes = 0;
   std::size_t fixed_bytes = 0;
-  std::vector<std::size_t> unsharded_bytes;  // by unit; 0 where a lease takes nothing (in place on one host)
+  std::vector<std::size_t> unsharded_bytes;  // by unit; 0 where a lease takes no memory (in place on one host)
   int max_prefetch = 3;
 };
 struct Fitted {
   Prefetch prefetch;
   std::vector<bool> reshard_after_forward;
-  std::size_t bytes = 0;  // fixed_bytes, and what the leases take
+  std::size_t bytes = 0;  // fixed_bytes plus the leases
 };
-// ResourceExhausted says the smallest budget that would do.
+// ResourceExhausted names the smallest sufficient budget.
 Result<Fitted> fit(const StepGraph& graph, const Budget& budget);
 
 struct PassOptions {
   Prefetch prefetch;
-  std::vector<bool> reshard_after_forward;  // by unit; empty: as the graph has it
+  std::vector<bool> reshard_after_forward;  // by unit; empty: unchanged
   std::vector<std::int32_t> recompute;
   Accumulate accumulate;
   std::vector<std::size_t> unit_bytes;  // for bucket_bytes
   std::size_t bucket_bytes = 0;         // 0: no buckets
-  double max_norm = 0;                  // 0: not clipped
+  double max_norm = 0;                  // 0: no clipping
   bool optimizer_in_backward = false;
   std::vector<std::int32_t> offload;
 };

@@ -16,7 +16,7 @@ using Labels = std::vector<std::string>;
 Edge data(std::int32_t from) { return {from, EdgeKind::kData}; }
 Edge order(std::int32_t from) { return {from, EdgeKind::kOrder}; }
 
-// A step over units in a row, everything on demand and nothing kept: what passes start from.
+// A step over consecutive units, with unshards on demand and no kept leases: the input of passes.
 StepGraph plain(const Labels& units) {
   StepGraph g(units);
   const auto add = [&](Op op, std::int32_t unit, std::vector<Edge> after, bool backward = false) {
@@ -58,7 +58,7 @@ std::ptrdiff_t at(const StepGraph& g, const std::string& label, int nth = 0) {
   return it - all.begin();
 }
 
-// The edge from one node to another, by their labels.
+// The edge between two nodes, by their labels.
 std::optional<EdgeKind> edge(const StepGraph& g, const std::string& from, const std::string& to) {
   for (const auto& e : g.nodes()[static_cast<std::size_t>(at(g, to))].after) {
     if (e.from == at(g, from)) return e.kind;
@@ -66,7 +66,7 @@ std::optional<EdgeKind> edge(const StepGraph& g, const std::string& from, const 
   return std::nullopt;
 }
 
-// What a pass made: still a step that can be run, and each node says where it came from.
+// Checks a pass's result: it is still runnable, and each node names its origin.
 StepGraph made(const StepGraph& before, Result<Rewritten> after) {
   EXPECT_TRUE(after) << after.error().to_string();
   const auto checked = check_runnable(after->graph);
@@ -170,7 +170,7 @@ TEST(Bucket, SmallNeighboursAreUnshardedAndReducedTogether) {
   EXPECT_EQ(labels(made(kThree, bucket(kThree, {10, 10, 100}, 15))), labels(kThree));  // two do not fit
   EXPECT_EQ(labels(made(kThree, bucket(kThree, {10, 50, 10}, 50))), labels(kThree));   // no neighbours
   const auto mixed = made(kThree, reshard(kThree, {true, false, true}));
-  EXPECT_EQ(labels(made(mixed, bucket(mixed, {10, 10, 100}, 50))), labels(mixed));  // they hold their leases differently
+  EXPECT_EQ(labels(made(mixed, bucket(mixed, {10, 10, 100}, 50))), labels(mixed));  // different lease patterns
 }
 
 TEST(ClipNorm, ComesBetweenTheLastReductionAndAllUpdates) {
@@ -193,7 +193,7 @@ TEST(ClipNorm, ComesBetweenTheLastReductionAndAllUpdates) {
 
 TEST(OptimizerInBackward, UpdatesAUnitOnceItsGradientsAreReduced) {
   const auto g = made(kThree, optimizer_in_backward(kThree));
-  EXPECT_GT(at(g, "optimizer_update(c)"), at(g, "backward(b)"));  // which hides the reduction
+  EXPECT_GT(at(g, "optimizer_update(c)"), at(g, "backward(b)"));  // hides the reduction
   EXPECT_LT(at(g, "optimizer_update(c)"), at(g, "backward(a)"));
   EXPECT_LT(at(g, "optimizer_update(a)"), at(g, "commit()"));
   const auto clipped = made(kThree, clip_norm(kThree, 1));
@@ -215,7 +215,7 @@ TEST(Offload, FetchesAUnitsStateWhileTheOneBeforeIsUpdated) {
   EXPECT_TRUE(order.before(node("offload(a)"), node("fetch(c)")));  // two units' state at a time
   EXPECT_EQ(edge(g, "offload(a)", "fetch(c)"), EdgeKind::kMemory);
   EXPECT_FALSE(order.before(node("optimizer_update(a)"), node("fetch(b)")));
-  EXPECT_TRUE(order.before(node("backward(b)"), node("fetch(a)")));  // not at the step's begin already
+  EXPECT_TRUE(order.before(node("backward(b)"), node("fetch(a)")));  // not already at the step's begin
   EXPECT_FALSE(offload(g, {0}));
 }
 
