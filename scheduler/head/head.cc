@@ -15,10 +15,10 @@ using runtime::Peer;
 
 namespace {
 
-constexpr std::chrono::seconds kLate(1);           // of a tick, to be worth a word
-constexpr std::chrono::milliseconds kMoment(1);    // for what nobody awaits
-constexpr const char* kNotReached = "NotReached";  // by what was to be said to a node
-constexpr std::size_t kMostLooks = 16;             // under way, for nodes that are missing
+constexpr std::chrono::seconds kLate(1);           // delay of a tick that is logged
+constexpr std::chrono::milliseconds kMoment(1);    // delay of commits that no caller awaits
+constexpr const char* kNotReached = "NotReached";  // reason of requests that did not reach their node
+constexpr std::size_t kMostLooks = 16;             // concurrent checks of missing nodes
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -52,8 +52,8 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       packages_(clock, options_.packages, [this](const std::string& name) { return state_.mentions(name); }) {}
 
 Head::~Head() {
-  *alive_ = false;   // connections that close now fail what is pending on them: that is no news of a node
-  clients_.clear();  // before the answers that wait for a commit: clients see a broken connection, and ask the next head
+  *alive_ = false;   // calls that fail as connections close are no news of a node
+  clients_.clear();  // before answers that wait for a commit: clients see a broken connection, and ask the next head
 }
 
 Result<void> Head::start() {
@@ -119,8 +119,8 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   const auto method = static_cast<Method>(request.method);
   bool later = false;
   auto result = answer(client(peer), method, request.message.body, responder, later);
-  settle();  // who watches something hears of it before this answer
-  // What only looks is answered at once, unless it may have seen what is being kept just now.
+  settle();  // watchers are notified before this answer
+  // A read-only request is answered at once, unless it may have seen changes that are being stored.
   const bool waits = method != Method::kHeartbeat && (unsaved_ ? changes_state(method) && result : busy_ || flush_soon_);
   if (!later && waits) {
     outbox_.push_back(Answer{std::move(responder), std::move(result)});
@@ -165,7 +165,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
   switch (method) {
     case Method::kRegisterNode:
       return register_node(client, bytes);
-    case Method::kHeartbeat:  // of a node that wants to know whether this head lives
+    case Method::kHeartbeat:  // a node's check that this head lives
       state_.node_beat(client.node);
       return Message();
     case Method::kRegisterDriver:
@@ -180,7 +180,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       }
       for (const auto& a : spec.actors) {
         actor_watchers_[a.id].insert(watcher);
-        // What became of it was told to the connection before.
+        // Updates so far went to an earlier connection.
         if (const auto* row = again ? state_.actor(a.id) : nullptr) outbox_.emplace_back(Action(TellActor{*row}));
       }
       log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(),
@@ -209,7 +209,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       state_.worker_leaves(request.worker);
       return Message();
     }
-    case Method::kWorkerBlocked: {  // or not any more, if there is room
+    case Method::kWorkerBlocked: {  // a request to resume
       SHOAL_TRY(const auto request, from_bytes<actors::WorkerBlocked>(bytes));
       if (request.blocked) return fail(invalid_argument("that a worker waits is told, not asked"));
       SHOAL_OK(state_.worker_resumes(request.worker));
@@ -294,7 +294,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       return body(to_bytes(state_.list(request)));
     }
     case Method::kStatus: {
-      if (bytes.size() > 0) {  // a job, which has to know what there is, often
+      if (bytes.size() > 0) {  // a frequent request of jobs
         SHOAL_TRY(const auto asking, from_bytes<actors::JobRef>(bytes));
         return body(to_bytes(state_.resources(asking.job)));
       }
@@ -331,8 +331,8 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
   SHOAL_TRY(const auto node, from_bytes<actors::RegisterNode>(bytes));
   if (client.node && client.node != node.id) return fail(invalid_argument("this connection is node " + to_string(client.node) + "'s"));
   SHOAL_OK(state_.node_joined(node));
-  // One connection for each node: what comes over another is told again or out of date, and if that one is what the node uses, it connects
-  // anew.
+  // A node has one connection. An older one is closed: its messages are outdated or will be repeated. If the node uses that one, it
+  // reconnects.
   if (const auto old = nodes_.find(node.id); old != nodes_.end() && old->second != client.peer.get()) {
     forget(nodes_.extract(old).mapped()->number());
   }
@@ -357,7 +357,7 @@ void Head::watch_node(NodeId id, pid_t pid) {
   });
 }
 
-// Its word for its pid may be another namespace's; what the kernel says of who listens on a unix socket is not.
+// The pid that the node sent may belong to another pid namespace; the kernel's pid of the listener on a unix socket does not.
 void Head::watch_if_near(const actors::RegisterNode& node) {
   const auto endpoint = runtime::parse_endpoint(node.endpoint);
   if (!options_.watch_process || !endpoint) return;
@@ -373,8 +373,8 @@ void Head::watch_if_near(const actors::RegisterNode& node) {
                    });
 }
 
-// A node listens as long as its process lives, and a host refuses for nobody else: so that says more than any silence. A host that does
-// not answer, or a process that is starved, says nothing; such a node has until its heartbeats are missed.
+// A node listens as long as its process lives, so a refused connection proves its death. A host that does not answer, or a starved process,
+// proves nothing; such a node has until its heartbeats are missed.
 void Head::look_for_missing() {
   for (auto it = missing_.begin(); it != missing_.end() && looked_for_.size() < kMostLooks;) {
     const NodeId id = *it;
@@ -385,7 +385,7 @@ void Head::look_for_missing() {
     }
     ++it;
     const auto endpoint = runtime::parse_endpoint(row->endpoint);
-    if (!endpoint || endpoint->is_unix() || !looked_for_.insert(id).second) continue;  // a name means nothing on another host
+    if (!endpoint || endpoint->is_unix() || !looked_for_.insert(id).second) continue;  // a unix path means nothing on another host
     network_.connect(*endpoint, runtime::Role::kClient, options_.look_timeout,
                      [this, alive = alive_, id, at = row->endpoint](Result<std::unique_ptr<runtime::Connection>> r) {
                        if (!*alive) return;
@@ -408,7 +408,7 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
   }
   const JobId job = state_.driver_joined(driver);
   job_watchers_[job].insert(client.peer->number());
-  // It may die before it attaches to a node, which would tell.
+  // It may die before it attaches to a node that would report its death.
   if (options_.watch_process && client.peer->identity().local && job != driver.job) {
     driver_watches_[job] = options_.watch_process(client.peer->identity().pid, [this, job] {
       const auto over = driver_watches_.extract(job);
@@ -418,7 +418,7 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
     });
   }
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
-  // A node of its host, as far as this can be told here: one that joined from elsewhere is known to the driver itself.
+  // Prefers a node of the driver's host, as far as the head can see. A driver elsewhere finds its host's node by itself.
   const auto of_its_host = [&](NodeId id) {
     const auto node = nodes_.find(id);
     return node != nodes_.end() && node->second->identity().local == client.peer->identity().local;
@@ -482,27 +482,27 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
 }
 
 void Head::on_closed(Peer& peer, const Error& why) {
-  auto owned = std::move(client(peer).peer);  // destroyed when this returns
+  auto owned = std::move(client(peer).peer);  // destroyed on return
   const NodeId node = client(peer).node;
   if (const auto it = nodes_.find(node); it != nodes_.end() && it->second == &peer) {
     nodes_.erase(it);
     state_.node_away(node);
     missing_.insert(node);
     log_->warn("node={} disconnected: {}", to_string(node),
-               why.message());  // its silence, its pid or its host will tell whether it is gone
+               why.message());  // heartbeats, pid or host decide whether it is gone
   }
   packages_.closed(peer.number());
   forget(peer.number());
   look_for_missing();
 }
 
-// Its connection closes here, if it has not yet.
+// Removes a client and closes its connection if that is open.
 void Head::forget(std::uint64_t client) {
   for (auto& [actor, watchers] : actor_watchers_) watchers.erase(client);
   for (auto& [job, watchers] : job_watchers_) watchers.erase(client);
   for (auto& [group, watchers] : group_watchers_) watchers.erase(client);
   for (auto& [node, watchers] : node_watchers_) watchers.erase(client);
-  const auto owned = clients_.extract(client);  // what it had pending fails, when nothing here refers to it any more
+  const auto owned = clients_.extract(client);  // its calls fail last, once nothing here refers to it
 }
 
 void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(Result<Message>)> callback) {
@@ -527,7 +527,7 @@ void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(R
 }
 
 void Head::to_watchers(const std::set<std::uint64_t>& watchers, Method method, const Bytes& bytes) {
-  // An answer to the same client may follow at once, and goes with it.
+  // Flushed later: an answer to the same client may follow at once and share the write.
   for (const std::uint64_t w : watchers) clients_.at(w).peer->notify(number(method), body(bytes.clone()), runtime::Flush::kLater);
 }
 
@@ -536,7 +536,7 @@ void Head::settle(Awaited awaited) {
   const bool in_a_moment = awaited == Awaited::kNo;
   if (busy_ || unsaved_ || (outbox_.empty() && !state_.changed())) return;
   if (flush_soon_ && (in_a_moment || !flush_in_a_moment_)) return;
-  flush_soon_ = true;  // not at once: what else arrived meanwhile goes with the same commit
+  flush_soon_ = true;  // deferred, so that other events share the commit
   flush_in_a_moment_ = in_a_moment;
   flushing_ = clock_.after(in_a_moment ? kMoment : runtime::Duration::zero(), [this] { flush(); });
 }
@@ -560,10 +560,10 @@ void Head::committed(std::vector<Record> records, Result<void> result) {
     log_->warn("{}", result.error().message());
     if (options_.on_fenced) options_.on_fenced();
   }
-  if (fenced()) return;  // what waits for this commit is never told
+  if (fenced()) return;  // the effects of this commit are dropped
   if (!result) {
     state_.change_again(records);
-    busy_ = false;  // each tick tries again
+    busy_ = false;  // retried by each tick
     if (!unsaved_) {
       unsaved_since_ = clock_.now();
       log_->warn("state cannot be kept: {}", result.error().message());
@@ -581,7 +581,7 @@ void Head::committed(std::vector<Record> records, Result<void> result) {
     }
   }
   busy_ = false;
-  settle();  // an effect may have been an event
+  settle();  // effects may cause events
 }
 
 void Head::job_is_on(NodeId node, const std::set<std::uint64_t>& watchers) {
@@ -618,7 +618,7 @@ void Head::perform(Action action) {
           h->state_.worker_not_reached(worker, r.error());
           return h->settle();
         }
-        const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // as a shell has it
+        const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // a shell's exit codes
         h->log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
         h->state_.worker_not_started(worker, code, r.error());
         h->settle();
@@ -627,7 +627,7 @@ void Head::perform(Action action) {
     void operator()(const StopWorkerOn& a) { head.to_node(a.node, Method::kStopWorker, to_bytes(a.message)); }
     void operator()(const EndJobOn& a) { head.to_node(a.node, Method::kEndJob, to_bytes(actors::JobRef{a.job})); }
     void operator()(const KillHostedOn& a) { head.to_node(a.node, Method::kKillHosted, to_bytes(a.message)); }
-    // A connection may outlive a partition, and with it a node that nobody would tell otherwise.
+    // The connection may have outlived a partition; without its end the node would not learn that it was given up.
     void operator()(const Disconnect& a) {
       if (const auto watchers = head.node_watchers_.extract(a.node); !watchers.empty()) {
         head.to_watchers(watchers.mapped(), Method::kNodeGone, to_bytes(actors::NodeGone{a.node, a.cause}));

@@ -1,11 +1,11 @@
-// The head: drives ClusterState. Listens, turns requests into events, keeps what they change, then performs actions and answers. Never on
-// the path of a call, an object or a step.
+// The head drives ClusterState: it listens, turns requests into events, stores what they change, then performs actions and answers. It is
+// never on the path of a call, an object or a step.
 //
-// Nobody hears of a decision that is not kept: an event's actions and answers wait in an outbox until the store has what it changed.
-// Events that come together are committed together. While the store takes nothing (somebody holds the database, the disk is full) the
-// outbox waits, each tick tries again, and after a moment requests that would change something are refused.
+// No decision becomes visible before it is stored: an event's actions and answers wait in an outbox for the commit of its changes. Events
+// that arrive together share a commit. While the store fails (a locked database, a full disk), the outbox waits and each tick retries.
+// After `refuse_after`, requests that change state are refused.
 //
-// Loop thread only. Everything it needs is passed in, so the simulated world runs this very class.
+// Loop thread only. Everything it needs is passed in, so the simulation runs this very class.
 #pragma once
 
 #include <functional>
@@ -31,37 +31,36 @@ class Head final : public runtime::PeerHandler {
  public:
   struct Options {
     std::vector<runtime::Endpoint> listen;
-    std::string session;  // folder, told to whoever joins
+    std::string session;  // folder, sent to those that join
     pid_t pid = 0;
     std::uint32_t heartbeat_ms = 500;
-    runtime::Duration look_timeout = std::chrono::seconds(1);  // for the host of a node whose connection broke to say whether it listens
+    runtime::Duration look_timeout = std::chrono::seconds(1);  // for a connection that checks whether a node still listens
     runtime::Duration tick = std::chrono::milliseconds(200);
     runtime::Duration call_timeout = std::chrono::seconds(30);   // for a node's answer
-    runtime::Duration start_timeout = std::chrono::minutes(10);  // of a process, which may have to import much first
-    runtime::Duration refuse_after = std::chrono::seconds(2);    // without being able to keep what changes
+    runtime::Duration start_timeout = std::chrono::minutes(10);  // for the start of a process, which may import much
+    runtime::Duration refuse_after = std::chrono::seconds(2);    // time of failing commits until requests are refused
     ClusterState::Options state;
-    // Calls back when a process of this host is gone: a node's death is then known at once, not only by its silence.
-    // May be empty.
+    // Calls back when a process of this host ends, so that a node's death is known before its silence shows it. May be empty.
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
-    std::function<void()> on_shutdown;  // asked to end: the nodes were told
-    // The certificate for a host that joins, who has proved that it knows the token. Empty: the cluster lives on one host.
+    std::function<void()> on_shutdown;  // on a shutdown request, once the nodes are notified
+    // Signs the certificate of a host that joins and has proved the token. Empty: the cluster lives on one host.
     std::function<Result<std::string>(const actors::SignCertificate&)> sign;
-    std::string store;                                           // for people: where it keeps its decisions
-    std::function<std::vector<actors::MetricFamily>()> measure;  // of its process, for whoever measures it; may be empty
+    std::string store;                                           // name of the store, for displays
+    std::function<std::vector<actors::MetricFamily>()> measure;  // measurements of this process; may be empty
     Packages::Options packages;
-    // Of one head among several. Whether it still leads: once it does not it answers, decides and tells nothing any more.
+    // With several heads: returns true while this one leads. Once it does not, it answers, decides and sends nothing any more.
     std::function<bool()> leads;
-    std::function<void()> on_fenced;  // once; it is to be destroyed, but not from within this call
+    std::function<void()> on_fenced;  // called once; the owner destroys the head, not within this call
   };
 
   // All references outlive the head.
   Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options);
   ~Head();
 
-  // Goes on where the head before it ended; then listens on every endpoint, or says which one is taken.
+  // Restores the stored state, then listens on every endpoint, or returns the error that names a taken one.
   Result<void> start();
   std::vector<runtime::Endpoint> endpoints() const;
-  // Of a cluster with several: where each is, the one that leads first. Nodes hear of it.
+  // Endpoints of all heads in a cluster with several, the leader's first. Nodes are notified.
   void set_heads(std::vector<std::string> endpoints);
 
   const ClusterState& state() const { return state_; }
@@ -69,7 +68,7 @@ class Head final : public runtime::PeerHandler {
  private:
   struct Client {
     std::unique_ptr<runtime::Peer> peer;
-    NodeId node;  // when it is one
+    NodeId node;  // for clients that are nodes
   };
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
@@ -84,23 +83,23 @@ class Head final : public runtime::PeerHandler {
   void tick();
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
   Result<void> restore();
-  // After an event: what follows from it is on its way out. What nobody awaits may wait a moment for a commit that it can share.
+  // Queues the effects of an event and schedules a commit. A change that no caller awaits may wait a moment for a commit that it can share.
   enum class Awaited { kYes, kNo };
   void settle(Awaited awaited = Awaited::kYes);
   void flush();
   void committed(std::vector<Record> records, Result<void> result);
   Result<void> writable() const;
-  // It leads no more.
+  // Returns true once this head does not lead any more.
   bool fenced();
   void perform(Action action);
   void forget(std::uint64_t client);
-  // Nodes whose connection broke: where nobody listens any more the process is gone.
+  // Checks the nodes whose connection broke: a host that refuses connections there proves that the process is gone.
   void look_for_missing();
   void watch_node(NodeId id, pid_t pid);
-  // One that came over TCP may live on this host all the same.
+  // Watches the process of a node that joined over TCP but runs on this host.
   void watch_if_near(const actors::RegisterNode& node);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
-  // Who watches a job hears on which nodes it has workers, or had.
+  // Sends a job's watchers a node that has, or had, workers of the job.
   void job_is_on(NodeId node, const std::set<std::uint64_t>& watchers);
   void to_watchers(const std::set<std::uint64_t>& watchers, actors::Method method, const Bytes& body);
   Client& client(const runtime::Peer& peer) { return clients_.at(peer.number()); }
@@ -115,19 +114,19 @@ class Head final : public runtime::PeerHandler {
   ClusterState state_;
   Packages packages_;
   std::vector<std::unique_ptr<runtime::Listener>> listeners_;
-  std::map<std::uint64_t, Client> clients_;  // in the order in which they came
+  std::map<std::uint64_t, Client> clients_;  // in order of arrival
   std::uint64_t next_client_ = 1;
   std::map<NodeId, runtime::Peer*> nodes_;
-  std::set<NodeId> missing_;                               // their connections broke
-  std::set<NodeId> looked_for_;                            // whose host was asked, and has not answered yet
-  std::map<NodeId, std::shared_ptr<void>> node_watches_;   // of their processes; a broken connection ends none
+  std::set<NodeId> missing_;                               // nodes whose connection broke
+  std::set<NodeId> looked_for_;                            // missing nodes with a check under way
+  std::map<NodeId, std::shared_ptr<void>> node_watches_;   // node processes; a watch outlives a connection
   std::map<JobId, std::shared_ptr<void>> driver_watches_;  // until their job ends
   std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
   std::map<JobId, std::set<std::uint64_t>> job_watchers_;
-  std::map<JobId, std::set<NodeId>> job_nodes_;  // that they were told, until it ends
+  std::map<JobId, std::set<NodeId>> job_nodes_;  // nodes sent to a job's watchers, until it ends
   std::map<GroupId, std::set<std::uint64_t>> group_watchers_;
   std::map<NodeId, std::set<std::uint64_t>> node_watchers_;
-  std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
+  std::map<ActorId, runtime::Responder> hosting_;  // requests that wait for their gang
   struct Answer {
     runtime::Responder responder;
     Result<runtime::Message> result;
@@ -135,8 +134,8 @@ class Head final : public runtime::PeerHandler {
   using Effect = std::variant<Action, Answer>;
   std::vector<Effect> outbox_;
   bool flush_soon_ = false;
-  bool flush_in_a_moment_ = false;  // soon, but not at once
-  std::vector<Effect> committing_;  // what waits for the commit that is under way
+  bool flush_in_a_moment_ = false;  // with flush_soon_: after kMoment
+  std::vector<Effect> committing_;  // effects of the commit under way
   bool busy_ = false;               // a commit is under way, or its effects are being performed
   std::optional<Error> unsaved_;    // why the last commit failed
   runtime::TimePoint unsaved_since_{};

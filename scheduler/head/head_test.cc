@@ -10,7 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 using actors::Method;
 
-// Takes nothing while it is locked, and its time while it is slow.
+// A store that refuses commits while `locked`, and delays them while `slow`.
 class LockedStore final : public Store {
  public:
   void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) override {
@@ -26,7 +26,7 @@ class LockedStore final : public Store {
   }
   Result<std::vector<Record>> load() override { return inner_->load(); }
   void finish() { std::exchange(done_, {})({}); }
-  bool locked = false, slow = false, fenced = false;  // locked for ever: another one has it
+  bool locked = false, slow = false, fenced = false;  // `fenced`: another head leads
   int num_refused = 0, num_commits = 0;
 
  private:
@@ -57,7 +57,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   }
   static actors::JobSpec waiting() {
     actors::JobSpec spec;
-    spec.wait = true;  // there is no node
+    spec.wait = true;  // no node in the cluster
     return spec;
   }
   void call(Method method, Bytes body, std::optional<Result<runtime::Message>>& answer) {
@@ -74,7 +74,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
     };
     return o;
   }
-  // A node's process as far as the head sees it: it listens there, and has joined over TCP.
+  // A node's process as the head sees it: it listens, and has joined over TCP.
   struct FakeNode {
     std::unique_ptr<runtime::SimNetwork> network;
     std::unique_ptr<runtime::Listener> listener;
@@ -90,7 +90,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
     EXPECT_TRUE(world_.run_until([&] { return node.peer != nullptr; }, 5s));
     actors::RegisterNode me;
     me.id = id;
-    me.pid = 9999;  // as another namespace has it
+    me.pid = 9999;  // a pid of another namespace
     me.endpoint = node.listener->endpoint().to_string();
     me.resources = actors::Resources::of({{"CPU", 1}}).value();
     node.peer->call(actors::number(Method::kRegisterNode), {to_bytes(me), {}, {}}, 5s, [](auto r) { EXPECT_TRUE(r); });
@@ -117,7 +117,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
       std::make_unique<Head>(world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), options());
   std::unique_ptr<runtime::Peer> client_;
   std::vector<actors::ActorRow> told_;
-  bool holds_ = false;  // what nodes are asked
+  bool holds_ = false;  // keeps back requests to nodes
   std::vector<std::pair<std::uint16_t, runtime::Responder>> held_;
 
  private:
@@ -142,7 +142,7 @@ TEST_F(HeadTest, NobodyHearsOfADecisionThatIsNotKept) {
   EXPECT_FALSE(during || stopped);
   EXPECT_EQ(jobs_kept(), (std::map<JobId, std::string>{{before, "PENDING"}}));
   EXPECT_GT(store_.num_refused, 1);
-  std::optional<Result<runtime::Message>> looked;  // who only looks is answered
+  std::optional<Result<runtime::Message>> looked;  // a read-only request
   call(Method::kStatus, {}, looked);
   world_.run_for(10ms);
   EXPECT_TRUE(looked && *looked);
@@ -195,10 +195,10 @@ TEST_F(HeadTest, AHeadWhoseStoreHasAnotherLeaderTellsNothingOfWhatItDecided) {
   world_.run_for(1s);
   EXPECT_FALSE(decided && *decided);
   ASSERT_TRUE(looked && !*looked);
-  EXPECT_EQ(looked->error().reason(), "Disconnected");  // asked of the next one
+  EXPECT_EQ(looked->error().reason(), "Disconnected");  // repeated to the next head
   EXPECT_EQ(num_fenced_, 1);
   EXPECT_EQ(store_.num_commits, 1);
-  client_.reset();  // what is pending fails while its answer's place is there
+  client_.reset();  // pending calls fail before their results are destroyed
 }
 
 TEST_F(HeadTest, AHeadThatCannotProveThatItLeadsDecidesAndTellsNothing) {
@@ -212,7 +212,7 @@ TEST_F(HeadTest, AHeadThatCannotProveThatItLeadsDecidesAndTellsNothing) {
   ASSERT_TRUE(decided && looked);
   EXPECT_FALSE(*decided || *looked);
   EXPECT_EQ(num_fenced_, 1);
-  leads_ = true;  // once is for ever
+  leads_ = true;  // too late
   world_.run_for(1s);
   EXPECT_EQ(store_.num_commits, commits);
 }
@@ -226,7 +226,7 @@ TEST_F(HeadTest, WhatWasKeptWhileTheLeaseEndedIsNotTold) {
   leads_ = false;
   store_.finish();
   world_.run_for(1s);
-  EXPECT_FALSE(decided);  // the next one finds it, and answers who asks again
+  EXPECT_FALSE(decided);  // answered by the next head when repeated
   client_.reset();
 }
 
@@ -242,7 +242,7 @@ TEST_F(HeadTest, AHeadThatEndsBreaksConnectionsInsteadOfAnsweringWhatWaitsForACo
   EXPECT_EQ(decided->error().reason(), "Disconnected");
 }
 
-// A second name for one connection would outlive it.
+// A second node on one connection would outlive that connection.
 TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   std::unique_ptr<runtime::Peer> node;
   const auto network = world_.fabric().attach("node", 3);
@@ -253,7 +253,7 @@ TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   actors::RegisterNode me;
   me.resources = actors::Resources::of({{"CPU", 1}}).value();
   for (std::size_t i = 0; i < answers.size(); ++i) {
-    me.id = NodeId{i == 0 ? 1u : i};  // again with its own name: it heard no answer
+    me.id = NodeId{i == 0 ? 1u : i};  // repeated under its own id
     node->call(actors::number(Method::kRegisterNode), {to_bytes(me), {}, {}}, 5s, [&, i](auto r) { answers[i] = std::move(r); });
   }
   world_.run_for(100ms);
@@ -265,13 +265,13 @@ TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   node.reset();
   world_.run_for(100ms);
   std::optional<Result<runtime::Message>> shut;
-  call(Method::kShutdown, {}, shut);  // tells every node that it knows
+  call(Method::kShutdown, {}, shut);  // notifies every known node
   world_.run_for(100ms);
   EXPECT_TRUE(shut && *shut);
   network->crash();
 }
 
-// Neither does the connection say what became of what was asked over it: the node will.
+// A broken connection does not decide the outcome of requests sent over it; the node reports that.
 TEST_F(HeadTest, AConnectionThatBreaksWhileAWorkerStartsIsNotTheWorkersEnd) {
   FakeNode node, again;
   join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
@@ -296,7 +296,7 @@ TEST_F(HeadTest, AConnectionThatBreaksWhileAWorkerStartsIsNotTheWorkersEnd) {
   held_.clear();
 }
 
-// Its host says that nobody listens any more; before, the broken connection alone says nothing.
+// A refused connection proves that the node is gone; a broken one does not.
 TEST_F(HeadTest, ANodeThatIsGoneFromItsHostIsLostAtOnce) {
   FakeNode node;
   join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
@@ -308,7 +308,7 @@ TEST_F(HeadTest, ANodeThatIsGoneFromItsHostIsLostAtOnce) {
   EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kDead);
 }
 
-// A name on this host says nothing of another: a node whose socket is elsewhere has the time of its heartbeats.
+// A unix path means nothing on another host, so this node has until its heartbeats are missed.
 TEST_F(HeadTest, ANodeThatListensWhereTheHeadCannotAskIsLostByItsSilence) {
   FakeNode node;
   join(node, "node", 3, runtime::Endpoint::unix_at("here"), NodeId{5});
@@ -320,7 +320,7 @@ TEST_F(HeadTest, ANodeThatListensWhereTheHeadCannotAskIsLostByItsSilence) {
   EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kDead);
 }
 
-// Though it came over TCP, it is known by the kernel's word for who listens on its socket, whatever it says of itself.
+// The node joined over TCP. The head watches the kernel's pid of the listener on its socket, not the pid it sent.
 TEST_F(HeadTest, ANodeOfThisHostThatJoinedByPortIsWatched) {
   FakeNode node;
   join(node, "head", 3, runtime::Endpoint::unix_at("here"), NodeId{5});
@@ -331,7 +331,7 @@ TEST_F(HeadTest, ANodeOfThisHostThatJoinedByPortIsWatched) {
   EXPECT_EQ(head_->state().alive_nodes().size(), 0u);
 }
 
-// So that a call made after kill() returned fails, whatever the process still does.
+// A call made after kill() returned fails, even if the process still runs.
 TEST_F(HeadTest, WhoKillsAnActorHearsOfItsDeathBeforeTheAnswer) {
   actors::GangSpec gang;
   gang.id = world_.random().id<GangId>();
@@ -339,7 +339,7 @@ TEST_F(HeadTest, WhoKillsAnActorHearsOfItsDeathBeforeTheAnswer) {
   gang.actors.emplace_back().id = world_.random().id<ActorId>();
   client_->call(actors::number(Method::kCreateGang), {to_bytes(gang), {}, {}}, 5s, [](Result<runtime::Message> r) { EXPECT_TRUE(r); });
   world_.run_for(1s);
-  EXPECT_TRUE(told_.empty());  // there is no node for it
+  EXPECT_TRUE(told_.empty());  // no node in the cluster
   bool answered = false;
   client_->call(actors::number(Method::kKillActor), {to_bytes(actors::ActorRef{gang.actors[0].id}), {}, {}}, 5s,
                 [&](Result<runtime::Message> r) {
@@ -351,7 +351,7 @@ TEST_F(HeadTest, WhoKillsAnActorHearsOfItsDeathBeforeTheAnswer) {
   ASSERT_TRUE(world_.run_until([&] { return answered; }, 5s));
 }
 
-// Its first answer, and the news that followed, may have gone with a connection.
+// The first answer and later updates may be lost with a connection.
 TEST_F(HeadTest, WhoAsksForAnActorAgainHearsWhatBecameOfIt) {
   actors::GangSpec gang;
   gang.id = world_.random().id<GangId>();

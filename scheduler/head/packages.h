@@ -1,5 +1,6 @@
-// Zip files that drivers left with the head for hosts that lack their folders: named by their content, which is looked at, in the session's
-// folder, whole or not there. Those that nobody uses go when there are too many. Loop thread only: parts are small.
+// Zip files of folders, left by drivers for hosts that lack these folders, in the session's folder. Each is named by the hash of its
+// content, which is checked, and is there whole or not at all. Unused ones are removed when room is short. Loop thread only, as parts are
+// small.
 #pragma once
 
 #include <cstdint>
@@ -16,27 +17,27 @@ namespace shoal::scheduler {
 class Packages {
  public:
   struct Options {
-    std::string folder;                                   // made when the first comes; "": none are kept
-    std::uint64_t max_bytes = std::uint64_t{4} << 30;     // of all together
-    runtime::Duration unused = std::chrono::minutes(10);  // at least, before one that nobody uses goes
+    std::string folder;                                   // made for the first package; "": none are kept
+    std::uint64_t max_bytes = std::uint64_t{4} << 30;     // total size
+    runtime::Duration unused = std::chrono::minutes(10);  // idle time before an unused package may be removed
   };
-  // `used`: whether something that lives, or waits, was started with this one.
+  // `used`: returns true if something that lives or waits was started with this package.
   Packages(runtime::Clock& clock, Options options, std::function<bool(const std::string& name)> used);
 
-  // From a connection. Of what comes twice at once the last to be whole stays.
+  // `from`: the connection. If two send the same package at once, the first complete one stays.
   Result<actors::HasPackage> put(std::uint64_t from, const actors::PackagePart& part);
   Result<actors::PackagePart> get(const actors::PackagePart& asked);
-  // What it had sent of one goes.
+  // Removes what a closed connection had sent of incomplete packages.
   void closed(std::uint64_t from);
 
  private:
   struct Kept {
     std::uint64_t bytes = 0;
-    runtime::TimePoint last;  // that somebody asked for it
+    runtime::TimePoint last;  // time of the last request
   };
   struct Coming {
-    std::uint64_t bytes = 0;  // that are there
-    runtime::Sha256 digest;   // of them
+    std::uint64_t bytes = 0;  // received so far
+    runtime::Sha256 digest;   // digest of these bytes
   };
   std::string path(const std::string& name) const { return options_.folder + "/" + name + ".zip"; }
   std::string path(std::uint64_t from, const std::string& name) const { return path(name) + "." + std::to_string(from); }

@@ -60,7 +60,7 @@ class PackagesTest : public testing::Test {
 };
 
 TEST_F(PackagesTest, WhatComesInPartsIsThereWhenItIsWhole) {
-  EXPECT_EQ(put('a', 6, 0, ""), false);  // only a question
+  EXPECT_EQ(put('a', 6, 0, ""), false);  // a query without data
   EXPECT_EQ(put('a', 6, 0, "abc"), false);
   EXPECT_EQ(got('a'), "(NotFound)");
   EXPECT_EQ(put('a', 6, 3, "def"), true);
@@ -85,7 +85,7 @@ TEST_F(PackagesTest, TwoThatBringTheSameDoNotMixIt) {
   EXPECT_EQ(put('a', 6, 0, "abc", kMe), false);
   EXPECT_EQ(put('a', 6, 0, "a", kOther), false);
   EXPECT_EQ(put('a', 6, 3, "def", kMe), true);
-  EXPECT_EQ(put('a', 6, 1, "bc", kOther), true);  // it is there: no more is needed
+  EXPECT_EQ(put('a', 6, 1, "bc", kOther), true);  // complete already
   EXPECT_EQ(got('a'), "abcdef");
   packages_->closed(kOther);
   EXPECT_EQ(files(), (std::set<std::string>{file('a')}));
@@ -113,7 +113,7 @@ TEST_F(PackagesTest, NothingStaysOfWhatWasNotWhole) {
   EXPECT_EQ(put('a', 6, 3, "def").error().reason(), "FromTheFirst");
   EXPECT_EQ(put('b', 6, 0, "abc"), false);
   EXPECT_EQ(put('c', "whole"), true);
-  open();  // a head that was killed, and started again
+  open();  // a killed head, restarted
   EXPECT_EQ(got('c'), "whole");
   EXPECT_EQ(files(), (std::set<std::string>{file('c')}));
 }
@@ -134,9 +134,9 @@ TEST_F(PackagesTest, BeyondTheBoundWhatNobodyUsesGoesLongestAgoFirst) {
   for (const char c : {'a', 'b', 'c', 'd'}) contents_[c] = std::string(40, c);
   EXPECT_EQ(put('a', contents_['a']), true);
   EXPECT_EQ(put('b', contents_['b']), true);
-  EXPECT_EQ(put('c', contents_['c']).error().code(), Code::kResourceExhausted);  // they were just left: somebody is about to use them
+  EXPECT_EQ(put('c', contents_['c']).error().code(), Code::kResourceExhausted);  // all used too recently
   pass(std::chrono::minutes(11));
-  EXPECT_EQ(got('a'), contents_['a']);  // so it is b that was used longest ago
+  EXPECT_EQ(got('a'), contents_['a']);  // b is now the least recently used
   used_ = {name('b')};
   EXPECT_EQ(put('c', contents_['c']).error().code(), Code::kResourceExhausted);
   used_ = {};

@@ -84,12 +84,11 @@ class ClusterState {
  public:
   struct Options {
     runtime::Duration node_timeout = std::chrono::seconds(5);  // longest time without a heartbeat
-    runtime::Duration longest_tick =
-        std::chrono::seconds(1);  // longest expected time between ticks; the excess is not counted as a node's silence
-    runtime::Duration warn_after = std::chrono::seconds(1);  // time pending before a warning
-    std::uint32_t stop_grace_ms = 3000;                      // from SIGTERM to SIGKILL
-    std::size_t max_ended_rows = 1000;                       // per table; the oldest are dropped first
-    std::size_t max_listed_rows = 500;                       // per reply to list(), which has to fit a message
+    runtime::Duration longest_tick = std::chrono::seconds(1);  // expected time between ticks; the excess is no node's silence
+    runtime::Duration warn_after = std::chrono::seconds(1);    // time pending before a warning
+    std::uint32_t stop_grace_ms = 3000;                        // from SIGTERM to SIGKILL
+    std::size_t max_ended_rows = 1000;                         // per table; the oldest are dropped first
+    std::size_t max_listed_rows = 500;                         // per reply to list(), which has to fit a message
     // From its second consecutive death within `early_death` of a start, an actor waits before it restarts: first_pause, then twice as long
     // each time.
     runtime::Duration early_death = std::chrono::seconds(10);

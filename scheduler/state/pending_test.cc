@@ -310,7 +310,7 @@ TEST_F(PendingTest, RoomIsKeptForALargeGangThatWasPassedOverForLong) {
   }
   ticks(2s);
   ends(a);
-  EXPECT_EQ(who(), "");  // kept
+  EXPECT_EQ(who(), "");  // room is kept
   ASSERT_TRUE(state_.gang_requested(free));
   EXPECT_EQ(who(), "a");  // asks for nothing that the gang wants
   running_.pop_back();

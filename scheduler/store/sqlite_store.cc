@@ -23,7 +23,7 @@ constexpr const char* kSchema =
     "INSERT OR IGNORE INTO meta VALUES('schema', '2');";
 constexpr const char* kVersion = "2";
 
-// Another process may read or copy the file. Short: the caller's loop stands still meanwhile, and it tries again later.
+// Time to wait while another process locks the file. It is short, as the loop stands still meanwhile and the head retries.
 constexpr int kBusyMs = 50;
 
 constexpr std::uint64_t kPageBytes = 4096;
@@ -37,7 +37,7 @@ struct FinalizeStatement {
 using Db = std::unique_ptr<sqlite3, CloseDb>;
 using Statement = std::unique_ptr<sqlite3_stmt, FinalizeStatement>;
 
-// The one place where an SQLite status becomes an Error.
+// The only conversion of SQLite's statuses to errors.
 Error error_of(sqlite3* db, const std::string& what) {
   const std::string message = what + ": " + sqlite3_errmsg(db);
   switch (sqlite3_errcode(db)) {
@@ -70,7 +70,7 @@ Result<void> execute(sqlite3* db, const std::string& sql, const std::string& wha
   return {};
 }
 
-// Copies what the log has into the database. How many pages it has then; none when somebody else does the same.
+// Copies the log into the database. Returns the pages in the log, or none while another connection copies.
 std::optional<std::uint64_t> checkpoint(sqlite3* db) {
   std::optional<std::uint64_t> out;
   const auto read = [](void* to, int columns, char** values, char**) {
@@ -81,7 +81,7 @@ std::optional<std::uint64_t> checkpoint(sqlite3* db) {
   return sqlite3_exec(db, "PRAGMA wal_checkpoint(PASSIVE)", read, &out, nullptr) == SQLITE_OK ? out : std::nullopt;
 }
 
-// Brings to the disk what was committed, and moves the log into the database, where nobody waits for it.
+// Syncs commits to the disk and copies the log into the database, in a thread of its own.
 class Syncer {
  public:
   Syncer(std::string path, const SqliteOptions& options)
@@ -94,14 +94,14 @@ class Syncer {
     woken_.notify_one();
     if (thread_.joinable()) thread_.join();
   }
-  // `copy`: soon, because the log is long, or finds no room at its end: there is some at its beginning.
+  // `copy`: copies soon, because the log is long, or could not grow on a full disk and has to begin anew.
   void committed(bool copy) {
     const std::lock_guard lock(mutex_);
     copy_ |= copy;
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
     if (!std::exchange(dirty_, true)) woken_.notify_one();
   }
-  // A long log was copied but for what came meanwhile; said once.
+  // Returns true once after a long log was copied, except for commits that came meanwhile.
   bool has_copied() { return copied_.load(std::memory_order_relaxed) && copied_.exchange(false); }
 
  private:
@@ -131,7 +131,7 @@ class Syncer {
     if (!db) return;
     const auto pages = checkpoint(db->get());
     if (!pages || *pages < long_pages_) return;
-    // SQLite does this only at the end of the log: whoever copies the rest shall not wait for all that was copied here.
+    // SQLite syncs the database only when all of the log is copied. Done here, it costs the commit that copies the rest less time.
     sqlite3_file* file = nullptr;
     if (sqlite3_file_control(db->get(), "main", SQLITE_FCNTL_FILE_POINTER, &file) == SQLITE_OK && file != nullptr)
       file->pMethods->xSync(file, SQLITE_SYNC_NORMAL);
@@ -149,10 +149,10 @@ class Syncer {
   std::thread thread_;
 };
 
-// A table for each kind of row, with the columns that people query beside the record.
+// A table for each kind of row, with columns for queries beside the record.
 //
-// SQLite begins its log anew with the first commit that finds all of it in the database. While commits keep coming there is always one more
-// than was copied beside them: so one of them waits for that.
+// SQLite begins its log anew with the first commit that finds all of it copied. While commits keep coming, the copies beside them are never
+// complete, so one commit waits for the rest.
 class SqliteStore final : public Store {
  public:
   SqliteStore(Db db, const std::string& path, const SqliteOptions& options)

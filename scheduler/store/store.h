@@ -1,6 +1,6 @@
-// What must survive the head: its rows, as records. SQLite on disk, or a map for tests and the simulated world.
+// The state that survives the head: its rows as records, in SQLite on disk, or in a map for tests and simulation.
 //
-// A store knows nothing of what it keeps. The head commits what an event changed before it acts on it.
+// A store does not interpret its records. The head commits what an event changed before it acts on it.
 #pragma once
 
 #include <cstdint>
@@ -21,35 +21,34 @@ const char* to_string(TableName table);
 struct Record {
   TableName table = TableName::kNodes;
   std::uint64_t id = 0;
-  std::string name, state;  // for people who look with sqlite3(1)
-  Bytes bytes;              // none: the row is gone
+  std::string name, state;  // for users of sqlite3(1)
+  Bytes bytes;              // empty: the row is deleted
 };
 
 class Store {
  public:
   virtual ~Store() = default;
-  // All of them or none. `done` is called once, perhaps before this returns; until then `records` are there. The next commit comes after
-  // it.
+  // Stores all records or none. `done` is called once, possibly before this returns. The caller keeps `records`, and begins no other
+  // commit, until then.
   virtual void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) = 0;
-  // All that is kept, by table and id.
+  // All stored records, ordered by table and id.
   virtual Result<std::vector<Record>> load() = 0;
 };
 
 struct SqliteOptions {
-  // Whether each commit waits for the disk. Otherwise it survives the death of any process, and a power cut costs what was committed
-  // in the last `sync_every`.
+  // If set, each commit waits for the disk. Otherwise a commit survives the death of any process, and a power cut loses those of the last
+  // `sync_every_ms`.
   bool fsync = false;
   std::uint32_t sync_every_ms = 100;
-  // Once SQLite's log has so much, it is copied into the database beside the commits, and then one commit waits until what came meanwhile
-  // is copied, too: the log is begun anew. From most_log_bytes on, should that not keep up, each waits. Where fsync is set, a commit does
-  // so at 4 MB each time.
+  // At `log_bytes`, SQLite's log is copied into the database beside the commits. One commit then waits for the copy of the rest, and the
+  // log begins anew. From `most_log_bytes` on, each commit waits. With `fsync`, commits copy the log at 4 MB each time.
   std::uint64_t log_bytes = 32u << 20, most_log_bytes = 128u << 20;
-  // Runs `work` in a thread for that alone, then `then` on the loop: for a commit that waits so. Ends before the store does. Empty: the
-  // loop waits.
+  // Runs `work` in a thread of its own, then `then` on the loop, for a commit that waits for a copy. It has ended before the store is
+  // destroyed. Empty: the loop waits.
   std::function<void(std::function<void()> work, std::function<void()> then)> aside = {};
 };
 
-// A file that somebody else has locked is Unavailable after a moment: to be tried again.
+// Unavailable after a moment if another process has locked the file: to be retried.
 Result<std::unique_ptr<Store>> open_sqlite_store(const std::string& path, const SqliteOptions& options = {});
 std::unique_ptr<Store> make_memory_store();
 

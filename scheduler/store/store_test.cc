@@ -86,7 +86,7 @@ TEST_F(StoreTest, AFullDiskKeepsNothingOfTheCommitThatDidNotFit) {
   auto store = open();
   ASSERT_TRUE(commit(*store, row(TableName::kJobs, 1, "small")));
   const std::string big(1 << 20, 'x');
-  // A file may not grow beyond its limit here, as on a disk that is full.
+  // RLIMIT_FSIZE stands for a full disk.
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit small{256 << 10, before.rlim_max};
@@ -100,7 +100,7 @@ TEST_F(StoreTest, AFullDiskKeepsNothingOfTheCommitThatDidNotFit) {
   EXPECT_EQ(all(*store), "jobs/1=small jobs/4=later ");
 }
 
-// Which one since the file was made: the log says so in its header.
+// The sequence number in the log's header.
 std::uint32_t number_of_log(const std::string& path) {
   std::ifstream log(path + "-wal");
   std::array<unsigned char, 16> header{};
@@ -108,7 +108,7 @@ std::uint32_t number_of_log(const std::string& path) {
   return std::uint32_t{header[12]} << 24 | std::uint32_t{header[13]} << 16 | std::uint32_t{header[14]} << 8 | header[15];
 }
 
-// Always another: SQLite writes nothing of what is there already.
+// Distinct texts, as SQLite does not write what is there already.
 std::string text_of(std::uint64_t i) { return std::to_string(i) + std::string(500, 'x'); }
 
 std::uint64_t log_bytes(const std::string& path) { return std::filesystem::file_size(path + "-wal"); }
@@ -123,7 +123,7 @@ TEST_F(StoreTest, WhileCommitsKeepComingTheLogIsBegunAnew) {
     const std::string text = text_of(i) + std::string(8000, 'x');
     ASSERT_TRUE(commit(*store, row(TableName::kActors, i % 1000, text), row(TableName::kGangs, i % 1000, text)));
     ++i;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // less than copying takes
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // less than a copy takes
   } while (number_of_log(path) < 6 && std::chrono::steady_clock::now() < end);
   EXPECT_GE(number_of_log(path), 6u) << log_bytes(path);
   EXPECT_EQ(store->load()->size(), 2 * std::min<std::uint64_t>(i, 1000));
