@@ -1,6 +1,6 @@
-"""Actors that run several calls at once: on threads (``max_concurrency``) or, with ``async def`` methods, on an asyncio loop; each of the
-``concurrency_groups`` has its own. The main thread takes the calls, so that those of one caller and group begin in the order in which they
-were made."""
+"""Actors that run several calls at once: on threads (``max_concurrency``) or, with ``async def`` methods, on an asyncio loop. Each of the
+``concurrency_groups`` has its own threads or loop. The main thread takes the calls, so that calls of one caller and group begin in
+order."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from shoal._handle import RELEASE
 from shoal._worker import BUILT_INS, arguments, end, fail_creation, made, refuse, reply
 from shoal.exceptions import AsyncioActorExit
 
-_DEFAULT = ""  # the group of methods that name none
-_LOOK_S = 1.0  # one wait for answers; between two an actor sees that it is to end at once
+_DEFAULT = ""  # the group of methods without one
+_LOOK_S = 1.0  # one wait for answers, after which the actor checks whether it must end
 
 
 def is_unfinished(result) -> bool:
-    """Whether what a method returned is to be awaited here: an ``async def`` method's, or what could not travel anyway. Not a reference,
-    which is a result like any other."""
+    """True if a method's result is to be awaited here: a coroutine or future, which cannot be pickled. A reference is a result like any
+    other."""
     return isinstance(result, Coroutine) or asyncio.isfuture(result)
 
 
 def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
-    """Makes the actor and serves until it ends. Returns the exit code. ``made_from``: the call that makes it, args and kwargs; taken out of
-    there, and let go of."""
+    """Makes the actor and serves calls until it ends. Returns the exit code. ``made_from``: the creating call, args and kwargs, which this
+    takes out of the list and frees."""
     creation, args, kwargs = made_from.pop()
     concurrency = running.settings["concurrency"]
     runner = (_OnLoop if concurrency["async"] else _OnThreads)(session, {_DEFAULT: concurrency["max_concurrency"], **concurrency["groups"]})
-    running.runner = runner  # kept to the end: a call that is let go of is answered
+    running.runner = runner  # kept until the process ends: a call that is freed is answered
     running.unanswered.append(early)
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
@@ -49,19 +49,19 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     session.tell_cancelled()
     session.hand_on()
     while runner.code is None:
-        handed = []  # the call that runner.begin hands to another thread: the thread that takes it out of here answers it
+        handed = []  # holds the call until a thread takes it out; that thread answers the call
         try:
             incoming = early.popleft() if early else session.next_call()
             handed = [] if incoming is None else [incoming]
-            incoming = None  # with what came with it; the next one may be long in coming
+            incoming = None  # frees the call before the wait for the next one
             if not handed:
                 for key in session.take_cancelled():
                     runner.cancel(key)
-            elif session.cancelled(handed[0]):  # before the actor was made
+            elif session.cancelled(handed[0]):  # cancelled before the actor was made
                 session.refuse_cancelled(handed[0], runner.where(handed[0].method))
             else:
                 runner.begin(handed)
-        except SystemExit as error:  # of a signal's handler
+        except SystemExit as error:  # raised by a signal handler
             leave(error)
             if (untaken := incoming or taken(handed)) is not None:
                 runner.take_back(untaken)
@@ -69,7 +69,7 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
 
 
 def taken(handed: list) -> Any:
-    """The call that another thread handed on. None: that thread, or a third one, took it."""
+    """Takes the call out of ``handed``; None if another thread took it first."""
     try:
         return handed.pop()
     except IndexError:
@@ -80,37 +80,37 @@ class _Runner:
     def __init__(self, session, groups: dict[str, int]):
         self.session = session
         self.sizes = groups
-        self.code: int | None = None  # of the process, once it is to end
-        self._made, self._leaves = False, threading.RLock()  # a signal's handler may ask for the end in the midst of it
+        self.code: int | None = None  # exit code of the process, once it is to end
+        self._made, self._leaves = False, threading.RLock()  # reentrant: a signal handler may call leave() while it is held
 
     def note_made(self) -> None:
         with self._leaves:
-            if running.ending is not None:  # its constructor asked for it
+            if running.ending is not None:  # in the constructor
                 raise running.ending
             self._made = True
 
     def leave(self, error: SystemExit) -> None:
-        """From any thread, as often as anybody asks: what runs comes to its end, and then the actor. An end that is a failure is now."""
+        """Ends the actor after the running calls, or at once if ``error`` is a failure. Any thread may call it, repeatedly."""
         with self._leaves:
             if running.ending is not None:
                 return
             running.ending = error
-            if not self._made:  # then it never will be
+            if not self._made:  # note_made raises it
                 return
         if error.code is None or error.code != 0:
             self.end()
             return
         try:
             threading.Thread(target=self.wind_up, daemon=True, name="shoal-ending").start()
-        except RuntimeError:  # there are too many
+        except RuntimeError:  # no thread can be started
             self.end()
 
     def wind_up(self) -> None:
-        """Refuses the calls that wait for their turn. Once nothing runs the process ends."""
+        """Refuses the waiting calls, and ends the process once no call runs."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Now."""
+        """Ends the actor now."""
         self.exit(end(self.session, None, running.ending))
 
     def exit(self, code: int) -> None:
@@ -118,27 +118,28 @@ class _Runner:
         self.session.stop_serving()
 
     def calls_itself(self) -> bool:
-        """Whether a call that this actor made on itself has no answer yet; the call may still be on its way here."""
+        """True if a call that this actor made on itself has no answer yet; the call may still be in transit."""
         return running.ending is None and not self.session.wait_calls(0.0, running.actor_id)
 
     def wait_for_itself(self) -> None:
-        """Waits until the calls that this actor made on itself are answered, or it is to end at once."""
+        """Waits until the calls that this actor made on itself are answered, or the actor must end."""
         while running.ending is None and not self.session.wait_calls(_LOOK_S, running.actor_id):
             pass
 
     def take_back(self, incoming) -> None:
-        """A call whose begin was interrupted before another thread took it never runs."""
+        """Refuses a call whose begin was interrupted before another thread took it."""
         self.refuse_late(incoming)
 
     def too_late(self, incoming) -> bool:
-        """Whether this call never has its turn."""
+        """Refuses the call and returns True if the actor is ending."""
         if running.ending is None:
             return False
         self.refuse_late(incoming)
         return True
 
     def refuse_late(self, incoming) -> None:
-        """At once: what still runs may wait for whoever waits for this. Unless it may be made again in this actor's next life."""
+        """Answers at once, because a running call may wait for the caller. After a failure, a call stays unanswered and may be repeated
+        after a restart."""
         if running.ending.code == 0 and incoming.method != RELEASE:
             why = f"actor {running.cls.__name__} takes no more calls, it ends: {getattr(running.ending, 'why', 'it exited with code 0')}"
             self.session.refuse(incoming, "ActorDied", why)
@@ -146,7 +147,7 @@ class _Runner:
             running.unanswered.append(incoming)
 
     def refuse_leaving(self, calls: Iterable[CallInfo]) -> None:
-        """While others run, who asked for the end hears of it now: it may be one of them who waits."""
+        """Answers the calls that asked for the end while others run, because a running call may wait for one of them."""
         while running.leaving and not all(call.over for call in calls):
             self.refuse_late(running.leaving.pop())
 
@@ -170,7 +171,7 @@ class _Runner:
         return method_of(running.instance, method)
 
     def failed(self, incoming, error: BaseException) -> None:
-        """Answers a call with what was raised, by user code or on the way to it."""
+        """Answers a call with an exception, raised by user code or before it ran."""
         if isinstance(error, AsyncioActorExit) or has_left():
             error = ActorExit(0)
         if isinstance(error, SystemExit):
@@ -180,13 +181,13 @@ class _Runner:
 
 
 class _OnThreads(_Runner):
-    """Each group has threads of its own and a queue."""
+    """Runs each group's calls on threads of its own, with a queue."""
 
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
         self._pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"shoal-{name or 'calls'}") for name, size in groups.items()}
-        self._calls: dict[CallInfo, list] = {}  # that are not done, with what they were handed on in
-        self._fewer, self._awaited = threading.Condition(), False  # of _calls; whether a thread waits for that
+        self._calls: dict[CallInfo, list] = {}  # unfinished calls, each with the list it was handed on in
+        self._fewer, self._awaited = threading.Condition(), False  # notified when _calls shrinks, if a thread waits for that
         self._releasing: threading.Thread | None = None
 
     def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
@@ -204,16 +205,16 @@ class _OnThreads(_Runner):
             return
         try:
             args, kwargs, extra = arguments(incoming)
-            incoming.let_go_of_arguments()  # its context, which tasks that it starts inherit, has it
+            incoming.let_go_of_arguments()  # the call's context, which its tasks inherit, keeps ``incoming``
             pool = self._pools[self.group_of(incoming.method, extra)]
         except BaseException as error:
             self.failed(incoming, error)
             return
         call = CallInfo(self.where(incoming.method), extra, incoming)
-        self._calls[call] = handed  # before it may run: a thread that ends this actor waits for it
+        self._calls[call] = handed  # before the call may run: wind_up waits for it
         try:
             pool.submit(self._take, handed, call, args, kwargs)
-        except RuntimeError as error:  # there are too many threads; a thread that is there may still find it
+        except RuntimeError as error:  # no thread can be started, but an existing one may take the call
             if self._withdrawn(call, handed):
                 self.failed(incoming, error)
 
@@ -230,7 +231,7 @@ class _OnThreads(_Runner):
                 self._fewer.notify_all()
 
     def _release(self, incoming) -> None:
-        """Runs the release after the calls that came before, and those that they made on this actor."""
+        """Runs the release after the earlier calls, and after the calls that they made on this actor."""
         self._awaited = True
         while self._calls or self.calls_itself():
             with self._fewer:
@@ -248,18 +249,18 @@ class _OnThreads(_Runner):
             while self._calls:
                 self.refuse_leaving(tuple(self._calls))
                 self._fewer.wait()
-        if self._releasing is not None:  # it has the instance
+        if self._releasing is not None:  # it uses the instance
             self._releasing.join()
         self.end()
 
     def cancel(self, key: tuple[int, int]) -> None:
-        """Withdraws a call that has not begun: one that runs on a thread cannot be stopped."""
+        """Withdraws a call that has not begun; a call that runs on a thread cannot be stopped."""
         for call, handed in tuple(self._calls.items()):
             if call.incoming.key == key and self._withdrawn(call, handed):
                 self.session.refuse_cancelled(call.incoming, call.where)
 
     def _withdrawn(self, call: CallInfo, handed: list) -> bool:
-        """Whether it will not run, and this caller is the first to see to that."""
+        """True if the call will not run, and this caller is the first to withdraw it."""
         if taken(handed) is None:
             return False
         self._done(call)
@@ -285,39 +286,39 @@ class _OnThreads(_Runner):
             call.over = True
             self.failed(incoming, error)
         finally:
-            concurrent_call.set(None)  # what came with the call is given back now, not when this thread's next one comes
+            concurrent_call.set(None)  # frees the arguments now, not at this thread's next call
 
 
 class _Lane:
-    """A concurrency group's asyncio loop, in a thread of its own: what blocks there holds up no other group."""
+    """A concurrency group's asyncio loop, in its own thread: a blocking call delays no other group."""
 
     def __init__(self, name: str, size: int, serve: Callable[[_Lane], None]):
         self.turns = asyncio.Semaphore(size)
-        self.tasks: dict[asyncio.Task, CallInfo] = {}  # with their calls; asyncio itself keeps tasks only weakly. Of this loop's thread
+        self.tasks: dict[asyncio.Task, CallInfo] = {}  # the tasks' calls, for this loop's thread only; asyncio itself keeps tasks weakly
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=serve, args=(self,), daemon=True, name="-".join(filter(None, ["shoal-asyncio", name]))).start()
 
     def do(self, function: Callable, *args) -> None:
-        """From any thread; one after the other."""
+        """Schedules ``function`` on the loop, from any thread; functions run in order."""
         self.loop.call_soon_threadsafe(function, *args)
 
     async def settled(self) -> None:
-        """Once what came before is done."""
+        """Returns once the current calls are done."""
         while self.tasks:
             await asyncio.wait(tuple(self.tasks))
 
 
 class _OnLoop(_Runner):
-    """Each group has an asyncio loop; as many of its calls as its size are between their begin and their end."""
+    """Runs each group's calls on an asyncio loop, at most the group's size at once."""
 
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
         self._lanes = {name: _Lane(name, size, self._serve) for name, size in groups.items()}
         self._main = self._lanes[_DEFAULT]
-        self.loop = self._main.loop  # where the actor is made
+        self.loop = self._main.loop  # the loop on which the actor is made
         self._making: Future | None = None
-        self._taken = 0  # calls
-        self._over = threading.Event()  # a call
+        self._taken = 0  # number of calls taken
+        self._over = threading.Event()  # set when a call is done
         self._releasing: asyncio.Task | None = None
 
     def _serve(self, lane: _Lane) -> None:
@@ -325,7 +326,7 @@ class _OnLoop(_Runner):
         while self.code is None:
             try:
                 lane.loop.run_forever()
-            except SystemExit as error:  # of a task that the user began; calls go on
+            except SystemExit as error:  # raised by a user's task; calls go on
                 leave(error)
             except BaseException as error:
                 traceback.print_exc()
@@ -360,7 +361,7 @@ class _OnLoop(_Runner):
         incoming = handed[0]
         if len(self._lanes) == 1 or incoming.method == RELEASE:
             self._main.do(self._begin, handed)
-        elif (loaded := self._load(incoming)) is not None:  # here: its group's loop may be the only one that is not busy
+        elif (loaded := self._load(incoming)) is not None:  # on this thread: the default group's loop may be blocked
             loaded[0].do(self._take, handed, *loaded)
 
     def _begin(self, handed: list) -> None:
@@ -377,12 +378,12 @@ class _OnLoop(_Runner):
             self._start(incoming, *loaded)
 
     def _load(self, incoming) -> tuple[_Lane, CallInfo, tuple, dict] | None:
-        """None if that failed, or it is too late for it: then it is answered."""
+        """Unpickles the arguments. Returns None, after answering the call, if that failed or the actor is ending."""
         if self.too_late(incoming):
             return None
         try:
             args, kwargs, extra = arguments(incoming)
-            incoming.let_go_of_arguments()  # its context, which tasks that it starts inherit, has it
+            incoming.let_go_of_arguments()  # the call's context, which its tasks inherit, keeps ``incoming``
             return self._lanes[self.group_of(incoming.method, extra)], CallInfo(self.where(incoming.method), extra, incoming), args, kwargs
         except BaseException as error:
             self.failed(incoming, error)
@@ -396,7 +397,7 @@ class _OnLoop(_Runner):
         task.add_done_callback(lambda task: self._done(lane, task))
 
     async def _release(self, incoming) -> None:
-        """Runs the release after the calls that came before, and those that they made on this actor."""
+        """Runs the release after the earlier calls, and after the calls that they made on this actor."""
         taken = -1
         while taken != self._taken or self.calls_itself():
             await self.loop.run_in_executor(None, self.wait_for_itself)
@@ -411,13 +412,13 @@ class _OnLoop(_Runner):
         self.refuse_graphs()
         while True:
             self._over.clear()
-            # One that has begun is among them; one that has not will see that it is too late.
+            # Begun calls are in lane.tasks; later ones are refused by too_late().
             calls = [call for lane in self._lanes.values() for call in tuple(lane.tasks.values())]
             if not calls:
                 break
             self.refuse_leaving(calls)
             self._over.wait()
-        if self._releasing is not None:  # it has the instance
+        if self._releasing is not None:  # it uses the instance
             asyncio.run_coroutine_threadsafe(asyncio.wait([self._releasing]), self.loop).result()
         self.end()
 
@@ -433,7 +434,7 @@ class _OnLoop(_Runner):
                 self.refuse_late(call.incoming)
             else:
                 self.session.refuse_cancelled(call.incoming, call.where)
-        del lane.tasks[task]  # once it is answered: the process may end now
+        del lane.tasks[task]  # only after the answer: the process may end now
         if running.ending is not None:
             self._over.set()
 

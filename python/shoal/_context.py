@@ -1,4 +1,4 @@
-"""The state of what this process runs right now: the actor it is, and the call that is being executed."""
+"""The state of this process: the actor that it is, and the executing call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["CallInfo", "Running", "concurrent_call", "current_call", "method_of"
 
 
 class CallInfo:
-    """A call that is executed. Ids are made when somebody asks."""
+    """An executing call. Its id is made on the first access."""
 
     __slots__ = ("_task_id", "began", "extra", "incoming", "leaves", "over", "where")
 
     def __init__(self, where: str, extra: dict[str, Any] | None, incoming: Any = None):
-        self.where, self.extra, self.incoming, self._task_id = where, extra, incoming, ""  # where: class and method, or the function's name
-        self.began = self.leaves = self.over = False  # it has its turn, on a loop; exit_actor was called in it; its code has run
+        self.where, self.extra, self.incoming, self._task_id = where, extra, incoming, ""  # class and method, or function
+        self.began = self.leaves = self.over = False  # has its turn on a loop, called exit_actor, finished its code
 
     @property
     def task_id(self) -> str:
@@ -28,10 +28,10 @@ class CallInfo:
 
 
 def method_of(instance, name: str):
-    """A method as the instance's class defines it, bound: an attribute of the instance hides nothing from callers of the actor."""
+    """Returns a method as the instance's class defines it, bound; attributes of the instance do not hide it from callers."""
     found = getattr(instance, name, None)
     if type(found) is MethodType and found.__self__ is instance and found.__func__ is getattr(type(instance), name, None):
-        return found  # as most are
+        return found  # the common case
     for cls in type(instance).__mro__:
         if name in vars(cls):
             own = vars(cls)[name]
@@ -42,25 +42,25 @@ def method_of(instance, name: str):
 
 @dataclass
 class Running:
-    """The state of a worker. Fields of a call are the main thread's; those of a concurrent actor have their own (concurrent_call)."""
+    """The state of a worker. The fields of a call belong to the main thread; concurrent actors use concurrent_call instead."""
 
-    actor_id: str = ""  # "" in a worker that runs functions
+    actor_id: str = ""  # "" in a worker of functions
     cls: type | None = None
     instance: Any = None
     settings: dict[str, Any] = field(default_factory=dict)
-    incoming: Any = None  # the call that is executed
-    info: CallInfo | None = None  # of it, once somebody asked
+    incoming: Any = None  # the executing call
+    info: CallInfo | None = None  # its CallInfo, once requested
     extra: dict[str, Any] | None = None
-    where: str = ""  # in it; "" for class and method
-    interruptible: bool = False  # its code runs, and may be interrupted when it is cancelled
-    stand: Any = None  # what is counted of the handles that this actor has given away of itself
-    ending: SystemExit | None = None  # why this actor is to end
-    leaving: list = field(default_factory=list)  # calls that come to its end
-    graphs: dict = field(default_factory=dict)  # calls that are answered when their graphs end, or this actor
-    unanswered: list = field(default_factory=list)  # calls that come to its death: one that is let go of is answered, with a bug of ours
-    runner: Any = None  # of a concurrent actor
-    function: Any = None  # the remote function that runs, of a worker of functions
-    turn: Any = None  # of an ordinary actor that is in compiled graphs: whose call may run (shoal.dag._loop)
+    where: str = ""  # the function's name; "" for class and method
+    interruptible: bool = False  # user code runs, and a cancellation may interrupt it
+    stand: Any = None  # counts the handles that this actor gave away of itself
+    ending: SystemExit | None = None  # the reason for this actor's end
+    leaving: list = field(default_factory=list)  # calls that the end answers
+    graphs: dict = field(default_factory=dict)  # calls answered at the end of their graphs or of this actor
+    unanswered: list = field(default_factory=list)  # calls answered by the actor's death; a freed call is answered as Internal
+    runner: Any = None  # serves a concurrent actor
+    function: Any = None  # the running remote function, in a worker of functions
+    turn: Any = None  # lock of the running call, for ordinary actors in compiled graphs (shoal.dag._loop)
 
 
 running = Running()
@@ -68,13 +68,13 @@ concurrent_call: ContextVar[CallInfo | None] = ContextVar("shoal_call", default=
 
 
 def parent_call() -> Any:
-    """The call in which this code makes others: when it is cancelled they are, too. None in a driver."""
+    """The call in which this code makes others, which are cancelled with it. A driver has none."""
     call = concurrent_call.get()
     return running.incoming if call is None else call.incoming
 
 
 def current_call() -> CallInfo | None:
-    """Made when somebody asks: most calls never do."""
+    """The executing call. It is made on request, because most calls never need it."""
     call, incoming = concurrent_call.get(), running.incoming
     if call is not None or incoming is None:
         return call

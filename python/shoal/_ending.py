@@ -1,4 +1,4 @@
-"""How an actor ends itself. Whoever asks for that notes it here, from any thread; its main ends it once what runs has come to its end."""
+"""The end that an actor asks for itself. Any thread notes it here; the main loop ends the actor once the running calls are done."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["ActorExit", "has_left", "leave", "own_call", "take_graph_calls", "un
 
 
 class ActorExit(SystemExit):
-    """Raised by ``exit_actor``: user code lets it pass. ``why`` is what callers read."""
+    """Raised by ``exit_actor``; user code should let it pass. ``why`` is shown to callers."""
 
     why = "exit_actor() was called"
 
 
 def leave(error: SystemExit, incoming: Any = None) -> None:
-    """This actor is to end; the first ``error`` says how. ``incoming``: a call that comes to that end, as all do that ask for it."""
+    """Asks this actor to end; the first ``error`` decides how. ``incoming``: the call that asked, which is answered by the end."""
     if incoming is not None:
         running.leaving.append(incoming)
     if running.runner is not None:
         running.runner.leave(error)
         return
     running.ending = running.ending or error
-    state.session.stop_serving()  # the main may wait for a call
+    state.session.stop_serving()  # wakes the main loop, which may wait for a call
 
 
 def own_call() -> CallInfo | None:
-    """The call that this thread runs, or this task, or the one that began it. None in a thread of the user's."""
+    """The call that this thread or task runs, or that started it. In a thread of the user: None."""
     call = concurrent_call.get()
     if call is None and threading.current_thread() is threading.main_thread():
         return current_call()
@@ -39,13 +39,13 @@ def own_call() -> CallInfo | None:
 
 
 def has_left() -> bool:
-    """Whether ``exit_actor`` was called in this call, whatever became of its exception."""
+    """True if ``exit_actor`` was called in this call, even if user code caught its exception."""
     call = own_call() if running.ending is not None else None
     return call is not None and call.leaves
 
 
 def take_graph_calls() -> Iterator[Any]:
-    """Those that no other thread has taken, each to be answered by the taker."""
+    """Takes the graph calls that no other thread has taken; the caller answers each."""
     with contextlib.suppress(KeyError):
         while True:
             yield running.graphs.popitem()[1]

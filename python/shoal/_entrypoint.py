@@ -1,6 +1,6 @@
-"""The program that a submitted job starts with when its ``runtime_env`` has to be prepared: ``python -m shoal._entrypoint COMMAND``.
+"""The start of a submitted job whose ``runtime_env`` must be prepared: ``python -m shoal._entrypoint COMMAND``.
 
-Installs and copies what ``$SHOAL_RUNTIME_ENV`` names, then becomes the command: its process is the job's.
+It installs and copies the contents of ``$SHOAL_RUNTIME_ENV``, then executes the command in the same process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
     try:
         _shipping.settle("", [])
         env = _environment.check(json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}")))
-        # On the submitter's host as it is: whoever works there sees its files. What the job starts gets copies, on every host.
+        # On the submitter's host the folder is used in place, so that changes are visible. Processes that the job starts use copies.
         folder = env.pop("working_dir") if _shipping.in_place(env.get("working_dir", "")) else None
         around = _environment.prepare(env)
         if folder:

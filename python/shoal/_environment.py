@@ -1,7 +1,7 @@
-"""``runtime_env``: what the processes of a job, an actor or a function find around them. Names and errors are Ray's.
+"""``runtime_env``: the environment of the processes of a job, an actor or a function. Names and errors are Ray's.
 
-Folders are copied into the session's own, by their content, before the first process that needs them: what changes in them later changes
-nothing there, and what is the same is copied once. To other hosts they come by ``_shipping``.
+Folders are copied into the session's folder before the first process needs them; later changes have no effect. The key of a copy is made
+of path, names, sizes and times, so that a folder is copied once. ``_shipping`` sends copies to other hosts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _KEYS = {"config", "env_vars", "excludes", "pip", "py_modules", "uv", "working_d
 _RAYS_OTHERS = {
     "conda", "container", "image_uri", "java_jars", "mpi", "nsight", "py_executable", "rocprof_sys", "worker_process_setup_hook",
 }  # fmt: skip
-_ALWAYS_LEFT_OUT = (".git", ".venv", "venv", "__pycache__")  # as Ray has them
+_ALWAYS_LEFT_OUT = (".git", ".venv", "venv", "__pycache__")  # as in Ray
 
 
 def check(env: Any) -> dict[str, Any]:
-    """Returns the environment given, if it is one that can be made."""
+    """Returns ``env`` with defaults removed. Raises TypeError, ValueError or Unimplemented for an invalid one."""
     if env is None:
         return {}
     if not isinstance(env, dict):
@@ -73,7 +73,7 @@ def _check_config(config: Any) -> None:
 
 
 def _path_of(module: Any) -> str:
-    """The path of a module's source; a module may be given as its path, or imported."""
+    """The path of a module's source. The module is given as a path or as an imported module."""
     if isinstance(module, (str, os.PathLike)):
         return os.fspath(module)
     if not isinstance(module, types.ModuleType) or not (getattr(module, "__file__", None) or getattr(module, "__path__", None)):
@@ -85,14 +85,14 @@ def _path_of(module: Any) -> str:
 
 
 def inherited() -> dict[str, Any]:
-    """The environment that this process was started with, or ``init`` was given: what its children get unless told otherwise."""
+    """The environment from this process's start or from ``init``, which its children inherit by default."""
     if state.runtime_env is None:
         state.runtime_env = json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
     return state.runtime_env
 
 
 def merged(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
-    """``inner`` decides; of ``env_vars`` each by itself."""
+    """``inner`` overrides ``outer``; ``env_vars`` are merged by name."""
     tools = ("pip", "uv") if inner.keys() & {"pip", "uv"} else ()
     out = {**{k: v for k, v in outer.items() if k not in tools}, **inner}
     if variables := {**outer.get("env_vars", {}), **inner.get("env_vars", {})}:
@@ -101,7 +101,7 @@ def merged(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare(env: dict[str, Any]) -> dict[str, Any]:
-    """For ``launch``: ``env``, ``cwd`` and ``python_path`` of a process. Raises RuntimeEnvSetupError."""
+    """Returns ``env``, ``cwd`` and ``python_path`` of a process, for ``launch``. Raises RuntimeEnvSetupError."""
     env = check(env)
     if not env:
         return {}
@@ -138,7 +138,7 @@ def _store() -> Path:
 
 
 def _module(given: str, excludes: Any) -> str:
-    """A folder or file that is imported from the one around it, or (a .whl, a .zip) a folder of the store that is imported from."""
+    """Returns the copy of a module's folder or file, or for a .whl or .zip the folder to import from."""
     if not given.endswith(".whl"):
         return _kept(given, excludes, "py_modules", as_module=True)
     wheel = Path(given).expanduser().resolve()
@@ -150,13 +150,13 @@ def _module(given: str, excludes: Any) -> str:
 
 
 def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool = False) -> str:
-    """The session's copy of a folder or of a .zip; of a module it keeps the name."""
+    """Returns the session's copy of a folder or .zip. A module's copy keeps its name."""
     text = os.fspath(given)
     if "://" in text:
         raise Unimplemented(f"{what} of runtime_env at an address ({text})", hint="give a folder or a .zip of this host")
     source = Path(text).expanduser().resolve()
     if source.is_relative_to(_store()):
-        return str(source)  # of the process that started this one
+        return str(source)  # copied by the process that started this one
     zipped, lone = source.suffix == ".zip" and source.is_file(), as_module and source.suffix == ".py" and source.is_file()
     if not zipped and not lone and not source.is_dir():
         kinds = "a module, a folder, a .py, a .zip or a .whl" if as_module else "a folder or a .zip"
@@ -186,7 +186,7 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
 
 
 def chosen(source: Path, excludes: Iterable[str], what: str) -> list[tuple[Path, str]]:
-    """(path, name within) of a folder's files, but for those that are left out. RuntimeEnvSetupError when they are too large."""
+    """Returns (path, relative name) of a folder's files, without excluded ones. RuntimeEnvSetupError when they are too large."""
     read = os.environ.get("SHOAL_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
     return _checked(list(_ignore.files(source, [*_ALWAYS_LEFT_OUT, *excludes], from_folders=read)), source, what)
 

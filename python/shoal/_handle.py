@@ -1,10 +1,9 @@
-"""Handles of actors, their methods, and how a call is packed.
+"""Handles of actors, their methods, and the packing of calls.
 
-An actor ends with the last handle that counts, on whatever node (``MadeHere``): the one that made it and those that came of it, not what
-``get_actor`` gives. While only the process that made it has handles, nothing is counted. With the first that leaves it, an object without a
-value stands for the actor: each handle carries a reference to it, which is counted as any other reference is. When that object is freed,
-the process that made the actor tells it. One that gave away handles of itself counts these in the same way, and ends when it was told so
-and they are gone.
+An actor ends with its last counted handle on any node (``MadeHere``). The creator's handle and its copies count, those of ``get_actor`` do
+not. While only the creating process has handles, none is counted. When the first one leaves it, an object without a value represents the
+actor, and each handle carries a counted reference to that object. When the object is freed, the creating process asks the actor to end. An
+actor counts the handles that it gave away of itself in the same way. It ends once it was asked to and they are gone.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ __all__ = [
     "sharing",
 ]
 
-_END_S = 5.0  # for what the thread of releases does, when the session ends
-RELEASE = "__shoal_release__"  # the method by which an actor is told that nobody refers to it
-LAST_WORDS = "__shoal_last_words__"  # and the one by which a worker of functions is asked what it leaves
-GRAPH = "__shoal_graph__"  # and the one by which it is told of its part in a compiled graph (shoal.dag)
+_END_S = 5.0  # limit for the release thread's work at the session's end
+RELEASE = "__shoal_release__"  # the method that asks an actor to end, because no handle is left
+LAST_WORDS = "__shoal_last_words__"  # the method that asks a worker of functions for the actors that it leaves
+GRAPH = "__shoal_graph__"  # the method that runs an actor's part in a compiled graph (shoal.dag)
 
 
 class _Dep:
-    """Stands in a pickled call for the k-th argument that was a reference."""
+    """Replaces the k-th reference argument in a pickled call."""
 
     __slots__ = ("k",)
 
@@ -76,14 +75,14 @@ class _Dep:
         return _Dep, (self.k,)
 
 
-# The arguments of most calls, packed.
+# The packed arguments of a call without any.
 NO_ARGUMENTS = _serialize.dumps(((), {}))[0]
 
 _Packed = tuple[bytes, list[memoryview], list[_native.Ref], list[_native.Ref]]
 
 
 def _unsendable(args: tuple, kwargs: dict, error: Exception) -> Exception:
-    """The same, with the argument that it is about."""
+    """Returns the error with the name of the argument that caused it."""
     for name, value in (*((f"argument {i}", a) for i, a in enumerate(args)), *((f"argument {k}=", a) for k, a in kwargs.items())):
         try:
             _serialize.pack(value)
@@ -93,11 +92,11 @@ def _unsendable(args: tuple, kwargs: dict, error: Exception) -> Exception:
 
 
 def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first: int = 0, ours: int = 0) -> _Packed:
-    """(head, buffers, values of arguments that are references, references inside the others). ``extra``: what the worker has to know of a
-    call that is not like most (num_returns, group, name). ``first``: the place of the first reference among those that are sent along.
-    ``ours``: so many of the first arguments are not the caller's. TypeError, with the argument, for what cannot be pickled."""
+    """Returns (head, buffers, references that are arguments, references inside arguments). ``extra``: options that few calls have
+    (num_returns, group, name). ``first``: the index of the first reference argument. ``ours``: the number of leading arguments that Shoal
+    added. TypeError names an argument that cannot be pickled."""
     deps: list[_native.Ref] = []
-    if not kwargs and not extra:  # as most calls are
+    if not kwargs and not extra:  # the common case
         if not args:
             return NO_ARGUMENTS, [], deps, []
         if all(map(_serialize.small, args)):
@@ -130,7 +129,7 @@ def extra_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def streaming(extra: dict[str, Any], where: str) -> tuple[dict[str, Any], ObjectRefGenerator | None]:
-    """The same for one call, and what its items come to, if it yields some."""
+    """Returns the options of one call, and the generator of its items if it streams them."""
     if extra.get("num_returns") != "streaming":
         return extra, None
     items = ObjectRefGenerator(where)
@@ -138,7 +137,7 @@ def streaming(extra: dict[str, Any], where: str) -> tuple[dict[str, Any], Object
 
 
 def results(ref: _native.Ref, extra: dict[str, Any], where: str, items: ObjectRefGenerator | None = None):
-    """The answer of ``.remote()``: one reference, a list of them, one that grows, or nothing."""
+    """Returns the result of ``.remote()``: a reference, a list of them, a generator, or None."""
     num_returns = extra.get("num_returns", 1)
     if num_returns in (1, "dynamic"):
         return ObjectRef(ref, where)
@@ -148,11 +147,11 @@ def results(ref: _native.Ref, extra: dict[str, Any], where: str, items: ObjectRe
 
 
 class _Stand(NamedTuple):
-    """The object that stands for an actor, and a reference to it."""
+    """The object that represents an actor, with a reference to it."""
 
     ref: _native.Ref
     object_id: str
-    place: str  # of the process whose node counts
+    place: str  # place of the process whose node counts
 
 
 def _stand(session: _native.Session) -> _Stand:
@@ -161,15 +160,15 @@ def _stand(session: _native.Session) -> _Stand:
 
 
 class _Actor:
-    """The state that a handle and its methods share. ``counts``: the session in which its end is to be told (None: it does not count);
-    ``stand``: what is counted, once a handle has left the process that made the actor."""
+    """The state that a handle and its methods share. ``counts``: the session in which the handle's end is reported (None: uncounted).
+    ``stand``: the counted object, once a handle has left the creating process."""
 
     __slots__ = ("__weakref__", "any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "stand", "weak")
 
     def __init__(self, actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], created: ObjectRef | None, max_pending: int):
         self.counts: _native.Session | None = None
         self.stand: _Stand | None = None
-        self.any_order = self.weak = False  # weak: it keeps nobody, wherever it goes
+        self.any_order = self.weak = False  # weak: keeps no actor alive, nor do its copies
         self.id, self.class_name, self.methods, self.created = actor_id, class_name, methods, created
         self.max_pending, self.pending = max_pending, None
 
@@ -177,7 +176,7 @@ class _Actor:
         return self.methods.get(name) or {}
 
     def admit(self, session: _native.Session) -> _native.Tally | None:
-        """Counts the calls that are not done, if there is a bound."""
+        """Returns the tally of unfinished calls, if there is a limit. Raises PendingCallsLimitExceeded at the limit."""
         if self.max_pending < 0:
             return None
         if self.pending is None:
@@ -187,7 +186,7 @@ class _Actor:
         return self.pending
 
     def leaves(self) -> tuple[str, ...]:
-        """The part of a handle's pickle that makes it count."""
+        """Returns the part of a handle's pickle that makes it count."""
         if self.weak:
             stand = None
         elif self.id == running.actor_id:
@@ -203,7 +202,7 @@ class _Actor:
         return stand.object_id, stand.place
 
     def __del__(self):
-        # Anywhere, in any thread, also while the interpreter ends: it only says so.
+        # This may run in any thread, even at interpreter exit, so it only queues a note.
         if self.counts is not None and made_here is not None:
             made_here.put((self.counts, self.id, self.stand))
 
@@ -233,7 +232,7 @@ class ActorMethod:
         return called.remote(*(args or ()), **(kwargs or {}))
 
     def bind(self, /, *args, **kwargs):
-        """A call that is not made yet: a node of a graph (``shoal.dag``)."""
+        """Returns a call that is not made yet: a node of a graph (``shoal.dag``)."""
         from shoal.dag._nodes import ClassMethodNode
 
         if getattr(self, "_options", {}).get("num_returns", 1) != 1:
@@ -242,7 +241,8 @@ class ActorMethod:
         return ClassMethodNode(self, args, kwargs)
 
     def options(self, /, **options) -> _MethodWithOptions:
-        """``num_returns``, ``concurrency_group``, ``name``, ``max_task_retries`` with ``retry_exceptions`` of the calls made through it."""
+        """Sets ``num_returns``, ``concurrency_group``, ``name``, ``max_task_retries`` and ``retry_exceptions`` of the calls made through
+        it."""
         options = check_call_options(options, "methods of actors")
         of = {**self._actor.options_of(self._name), **options}
         return _MethodWithOptions(self._actor, self._name, {k: v for k, v in of.items() if v is not None})
@@ -255,7 +255,7 @@ class ActorMethod:
 
 
 class _MethodWithOptions(ActorMethod):
-    """One whose calls are not like most."""
+    """A method with options that few calls have."""
 
     __slots__ = ("_options",)
 
@@ -285,12 +285,11 @@ class _MethodWithOptions(ActorMethod):
 
 
 class ActorHandle:
-    """Names an actor; may be passed to other actors and tasks. Calls of one caller run in the order in which they were made.
+    """Refers to an actor; may be passed to other actors and tasks. Calls of one caller run in the order in which they were made.
 
-    The actor ends when no handle of it is left, in a process, on its way or in an object, and the calls that were made are done. One that
-    was pickled by hand keeps it as long as the process lives that did so. What ``get_actor`` and ``current_actor`` give, and copies of
-    that, keep nobody; nor does what ``get_if_exists`` finds that another process has made. A handle of itself that an actor was given does
-    not keep it either, but the copies do that it gives to others.
+    The actor ends when its calls are done and no counted handle is left in a process, in transit or in an object. A handle that
+    was pickled by hand keeps the actor while the pickling process lives. Handles of ``get_actor`` and ``current_actor`` do not count, nor
+    do their copies, nor those that ``get_if_exists`` finds. An actor's handle of itself does not keep it, but copies given to others do.
     """
 
     def __init__(
@@ -301,7 +300,7 @@ class ActorHandle:
         created: ObjectRef | None = None,
         max_pending: int = -1,
     ):
-        # All other names are the user's, for methods.
+        # All other names belong to the user's methods.
         self._shoal_actor = _Actor(actor_id, class_name, methods, created, max_pending)
 
     __class_getitem__ = classmethod(types.GenericAlias)
@@ -341,31 +340,31 @@ class ActorHandle:
         return hash(self._shoal_actor.id)
 
 
-_ID_NAMES = ("_actor_id", "_ray_actor_id")  # the actor's id, as in Ray, unless the class has methods of these names
+_ID_NAMES = ("_actor_id", "_ray_actor_id")  # the actor's id by Ray's names, unless the class has such methods
 
 
 def sharing(actor: _Actor) -> ActorHandle:
-    """One more handle of the same actor, in the same process."""
+    """Returns one more handle of the same actor, in the same process."""
     out = ActorHandle.__new__(ActorHandle)
     out._shoal_actor = actor
     return out
 
 
 def own(handle: ActorHandle, restarts: bool = False, kept: list[_native.Ref] | None = None) -> ActorHandle:
-    """The actor, which this process has made, ends with this handle and those that come of it. ``kept``: what it is made from again."""
+    """Makes ``handle`` and its copies keep the actor, which this process made. ``kept``: the references needed to make it again."""
     made_here.add(handle._shoal_actor, restarts, kept)
     return handle
 
 
 def in_any_order(handle: ActorHandle) -> ActorHandle:
-    """Calls that wait for an argument hold up no other call, whoever makes them."""
+    """Lets a call that waits for an argument be overtaken by others. Copies of the handle inherit this."""
     handle._shoal_actor.any_order = True
     _session().in_any_order(handle._shoal_actor.id, True)
     return handle
 
 
 def _count(handle: ActorHandle, object_id: str, place: str) -> None:
-    """A handle that has come from elsewhere counts."""
+    """Counts a handle that came from another process."""
     made_here.begin()
     session = handle._shoal_actor.counts = _session()
     handle._shoal_actor.stand = _Stand(session.hold(object_id, place), object_id, place)
@@ -376,7 +375,7 @@ def _method_of(handle: ActorHandle, name: str, options: dict[str, Any]) -> Actor
 
 
 def _foreign(class_name: str):
-    """Refuses to unpickle an actor of a C++ program (actors/api/launch.cc writes this call as a pickle)."""
+    """Refuses to unpickle an actor of a C++ program (actors/api/launch.cc writes a pickle of this call)."""
     raise CrossLanguageError(
         f"the actor is a {class_name} of a C++ program: its arguments are of C++ types, in CBOR, and not pickles",
         hint="call it from C++ (Context::get_actor), or let the two meet in files or sockets",
@@ -394,14 +393,14 @@ def _revive_handle(
 ) -> ActorHandle:
     _session().know(actor_id, class_name)
     handle = ActorHandle(actor_id, class_name, methods, max_pending=max_pending)
-    handle._shoal_actor.weak = not object_id  # also of this process's own actor, which counts what it gives away of itself
-    if object_id and actor_id != running.actor_id:  # its own does not keep it
+    handle._shoal_actor.weak = not object_id  # also for this process's own actor, which counts the handles it gives away
+    if object_id and actor_id != running.actor_id:  # an actor's handle of itself does not keep it
         _count(handle, object_id, place)
     return in_any_order(handle) if any_order else handle
 
 
 class _Made(NamedTuple):
-    """An actor that ends when nothing refers to it. ``stand``: the object that stands for it, if it is counted, and whose place."""
+    """An actor that ends when no handle is left. ``stand``: id and place of the object that represents it, if it is counted."""
 
     id: str
     class_name: str
@@ -410,7 +409,7 @@ class _Made(NamedTuple):
 
 
 class _Keeps:
-    """Comes as nothing, but the value that it is in keeps what these refer to."""
+    """Unpickles as an empty tuple; the value that contains it keeps ``refs`` alive."""
 
     def __init__(self, refs: list[_native.Ref]):
         self.refs = refs
@@ -422,24 +421,24 @@ class _Keeps:
 
 
 class MadeHere:
-    """The actors that this process has made, or has from one that did and is gone, and whose end it is to tell them. Its thread does what
-    may not happen where a handle goes. Any thread."""
+    """The actors that this process asks to end: those that it made, and those adopted from a process that is gone. Its thread does the work
+    that must not run in a handle's ``__del__``. Thread-safe."""
 
-    MAX_TOLD = 1000  # that are remembered
-    AGAIN_S = 1.0  # before one that has too many calls is told again
+    MAX_TOLD = 1000  # number of remembered requests to end
+    AGAIN_S = 1.0  # pause before an overloaded actor is asked again
 
     def __init__(self):
         self.forget()
 
     def forget(self) -> None:
         self._queue: SimpleQueue = SimpleQueue()
-        self._lock = threading.RLock()  # who has it may be interrupted by a handle's end, or by code of a user's that the GC runs
+        self._lock = threading.RLock()  # reentrant: a handle's __del__, or user code run by the GC, may interrupt its holder
         self._thread: threading.Thread | None = None
         self._made: dict[str, _Made] = {}
-        self._kept: dict[str, list[_native.Ref]] = {}  # for those that may be started again
-        self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_TOLD)  # that they end
-        self._held: WeakValueDictionary[str, _Actor] = WeakValueDictionary()  # what the handles share that count, of all in _made
-        self.put = self._queue.put  # (session, actor, what stood for it), of a handle that is gone; which may be called anywhere
+        self._kept: dict[str, list[_native.Ref]] = {}  # references of restartable actors
+        self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_TOLD)  # requests to end, with their answers
+        self._held: WeakValueDictionary[str, _Actor] = WeakValueDictionary()  # the counted state of handles, for actors in _made
+        self.put = self._queue.put  # takes (session, actor, stand) of a dropped handle; callable anywhere
 
     def begin(self) -> None:
         if self._thread is not None:
@@ -452,19 +451,19 @@ class MadeHere:
                 state.ending.append(self.end)
 
     def settle(self) -> None:
-        """Returns when the actors were told of every handle that is gone by now."""
+        """Returns when all handles dropped so far have been handled."""
         if self._thread is not None:
             told = threading.Event()
             self._queue.put(told)
             told.wait(_END_S)
 
     def is_alive(self, handle: ActorHandle) -> bool:
-        """As far as this process has heard."""
+        """False once this process has learnt of the actor's death."""
         return not _session().dead(handle._shoal_actor.id)
 
     def keep_on(self, handle: ActorHandle) -> bool:
-        """Whether an actor that was found by its name lives on. One that this process has made ends with its last handle, and this
-        is one more. One that was told to end, and that has not begun to, is told nothing after all, and ends with this handle."""
+        """True if an actor that was found by name stays alive. If this process made it, ``handle`` counts as one more. A request to end
+        that the actor has not begun is cancelled; the actor then ends with ``handle``."""
         if (held := self._held.get(handle._shoal_actor.id)) is not None:
             handle._shoal_actor = held
             return self.is_alive(handle)
@@ -483,14 +482,14 @@ class MadeHere:
             with contextlib.suppress(ValueError):
                 self._told.remove(told)
             self.add(actor, made.restarts, None)
-        except ActorDiedError:  # it has said so, or its node
+        except ActorDiedError:  # reported by the actor or its node
             return False
         except Exception:
             return self.is_alive(handle)
         return True
 
     def end(self) -> None:
-        """Returns when nothing of it uses the session any more."""
+        """Returns when the release thread no longer uses the session."""
         thread, self._thread = self._thread, None
         self.put(None)
         self._made.clear()
@@ -508,13 +507,13 @@ class MadeHere:
         actor.counts = _session()
 
     def stand_for(self, actor: _Actor) -> _Stand | None:
-        """A handle of what was made here leaves this process, for the first time: from now on all are counted. None in a forked child."""
+        """Starts counting when a handle of an actor made here first leaves this process. Returns None in a forked child."""
         with self._lock:
             made = self._made.get(actor.id)
             if actor.stand is not None or made is None:
                 return actor.stand
             stand = _stand(actor.counts)
-            if actor.stand is not None:  # what the GC ran meanwhile has done the same
+            if actor.stand is not None:  # set meanwhile by code that the GC ran
                 return actor.stand
             actor.stand = stand
             self._made[actor.id] = made = made._replace(stand=actor.stand[1:])
@@ -522,7 +521,7 @@ class MadeHere:
         return actor.stand
 
     def own_stand(self) -> _Stand:
-        """A handle that this process's actor has of itself leaves it."""
+        """Returns the object that counts the handles that this process's actor gives away of itself."""
         with self._lock:
             if running.stand is None:
                 stand = _stand(_session())
@@ -530,8 +529,8 @@ class MadeHere:
             return running.stand
 
     def may_end(self, actor_id: str, class_name: str) -> bool:
-        """Whether this process's actor, which was asked to end, may. If not, it is asked again when the handles are gone that it has given
-        away of itself. Several processes may ask it."""
+        """True if this process's actor may end, as it was asked to. If not, it is asked again once the handles that it gave away of itself
+        are gone. Several processes may ask it."""
         with self._lock:
             if actor_id in self._made:
                 return False
@@ -544,24 +543,24 @@ class MadeHere:
         return False
 
     def all(self) -> list[_Made]:
-        """The actors that another process is to have (adopt), those included that were asked to end and have not answered."""
+        """The actors that another process is to adopt, including those that have not answered a request to end."""
         return [*tuple(self._made.values()), *(made for made, ref in tuple(self._told) if not ref._ref.ready)]
 
     def last_words(self) -> tuple[list[_Made], _Keeps]:
-        """The actors that this process leaves, and the references that they may be made from again."""
+        """The actors that this process leaves, and the references needed to make them again."""
         kept = [ref for refs in tuple(self._kept.values()) for ref in refs]
         return self.all(), _Keeps(kept)
 
     def adopt(self, session: _native.Session, made: list[_Made], words: ObjectRef) -> None:
-        """They are this process's from now on, as if it had made them, and are taken out of ``made`` one by one: so it may be called again
-        when it has raised (the head is away). Those without a handle outside of the process that did, end. ``words``: the value that they
-        came in, and that keeps what they may be made from again."""
+        """Takes over actors of a process that ends. It removes them from ``made`` one by one, so that it may be called again after it
+        raised (the head is away). Actors without a handle outside of that process end. ``words``: the value that contained ``made``; it
+        keeps the references needed to make them again."""
         self.begin()
         if any(actor.restarts for actor in made):
-            words._publish()  # it may have to go along once more
+            words._publish()  # this process may have to pass it on
         while made:
             actor = made[0]
-            with contextlib.suppress(NotFound):  # the head has forgotten it
+            with contextlib.suppress(NotFound):  # already removed there
                 session.know(actor.id, actor.class_name)
                 self._made[actor.id] = actor
                 if actor.restarts:
@@ -573,7 +572,7 @@ class MadeHere:
             del made[0]
 
     def _watch(self, session: _native.Session, made: _Made) -> None:
-        """Waits for the end of an object that is never put. (The fetch names no owner: that one may be gone.)"""
+        """Waits until an object that is never put is freed. The fetch names no owner, because the owner may be gone."""
         object_id, place = made.stand
         ref = ObjectRef(session.fetch(object_id, "0" * 16 + place[16:]))
         when_ready(ref, lambda: self._freed(session, made, ref))
@@ -584,10 +583,10 @@ class MadeHere:
         except ObjectLostError as error:
             if error.reason == "ObjectFreed":
                 self.put((session, made.id, None))
-            elif error.reason in ("ObjectLetGo", "ObjectLost"):  # by this node, not by the one that counts; or that one is not reached
+            elif error.reason in ("ObjectLetGo", "ObjectLost"):  # freed here, not on the counting node, or that node is unreachable
                 with contextlib.suppress(Exception):
                     self._watch(session, made)
-        except Exception:  # who counted is gone, or the job has ended: so will the actor
+        except Exception:  # the counting process is gone or the job has ended; the actor ends as well
             pass
 
     def _run(self, queue: SimpleQueue) -> None:
@@ -596,20 +595,20 @@ class MadeHere:
                 released.set()
                 continue
             session, actor_id, stand = released
-            if session is state.session:  # not gone with its job; nor is this a forked child, and the actor its parent's
-                with contextlib.suppress(Exception):  # the session is closed meanwhile
+            if session is state.session:  # false after the job, and in a forked child, whose parent has the actor
+                with contextlib.suppress(Exception):  # the session may be closed meanwhile
                     if stand is None:
                         self._tell(session, actor_id)
-                    else:  # the calls that were made still need it
+                    else:  # unanswered calls still need the handle's reference
                         session.keep_until_answered(actor_id, stand.ref)
             released = session = stand = None
 
     def _tell(self, session: _native.Session, actor_id: str) -> None:
-        """Behind the calls that were made: it ends when they are done."""
+        """Asks an actor to end after the calls made so far."""
         made = self._made.pop(actor_id, None)
         if made is None:
             return
-        with contextlib.suppress(Exception):  # the head is away: it is told once it is placed
+        with contextlib.suppress(Exception):  # the head is away: the request is sent once the actor is placed
             if session.withdraw(actor_id):
                 self._kept.pop(actor_id, None)
                 return
@@ -618,7 +617,7 @@ class MadeHere:
         when_ready(ref, lambda: self._tell_again(session, made, ref))
 
     def _tell_again(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:
-        """One that has not heard it: its connection broke, or it was started again meanwhile, or it has more calls than it takes."""
+        """Repeats a request that failed: the connection broke, the actor was restarted, or it has too many calls."""
         try:
             load(ref)
         except (ActorUnavailableError, ResourceExhausted) as error:
@@ -628,11 +627,11 @@ class MadeHere:
             later.daemon = True
             later.start()
             return
-        except TaskCancelledError:  # somebody refers to it again
+        except TaskCancelledError:  # a new handle exists (keep_on)
             return
         except Exception:
             pass
-        self._kept.pop(made.id, None)  # it has ended, or waits for that and is not made again
+        self._kept.pop(made.id, None)  # it has ended, or will end without a restart
 
 
 made_here = MadeHere()

@@ -1,7 +1,7 @@
-"""The HTTP interface of a cluster: where it is, and requests with a token that is made of the cluster's, for them alone.
+"""The HTTP interface of a cluster: its address, and requests with a token derived from the cluster's token.
 
-They go through the network as they are written. So that token goes nowhere but to this host, and there only to who may know it: a port
-that nobody listens at is anybody's.
+Requests are not encrypted, and any user may listen at a free port. The token is therefore sent only to this host, and only to a listener
+of a trusted user.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ from shoal.exceptions import InvalidArgument, Unavailable
 
 __all__ = ["Http"]
 
-_TIMEOUT_S = 30  # for the cluster to say something
+_TIMEOUT_S = 30  # for an answer of the cluster
 _HERE = ("127.0.0.1", "localhost", "::1")
 
 
 class _Response(http.client.HTTPResponse):
-    """Its ``close`` ends a read that another thread is in: closing the file alone would wait for it."""
+    """A response whose ``close`` ends a read in another thread; closing the file alone would wait for that read."""
 
     def __init__(self, sock: socket.socket, *args: Any, **more: Any):
         super().__init__(sock, *args, **more)
         self._socket = sock
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the other side closed first
+        with contextlib.suppress(OSError):  # closed by the other side
             self._socket.shutdown(socket.SHUT_RDWR)
         super().close()
 
 
 class Http:
-    """``address``: ``"http://HOST:PORT"``, what ``shoal.init`` takes (``"auto"``, ``"HOST:PORT"`` of a head), or None for this process's
-    cluster, else ``$SHOAL_ADDRESS``, else the one that runs. The cluster's token lies in its session folder, or is the file that
-    ``$SHOAL_TOKEN_FILE`` names; what is made of it is not sent to other hosts, nor to another user who listens here
-    (InvalidArgument). ``headers`` with an ``Authorization`` of their own go wherever they are told to. Raises Unavailable when there is
-    none at that address."""
+    """Requests to one cluster.
+
+    ``address``: ``"http://HOST:PORT"``, or an address for ``shoal.init`` (``"auto"``, ``"HOST:PORT"`` of a head). The default is this
+    process's cluster, else ``$SHOAL_ADDRESS``, else the running one. The cluster's token is read from its session folder, or from the file in
+    ``$SHOAL_TOKEN_FILE``. The derived token is not sent to other hosts, nor to a listener of another user (InvalidArgument). ``headers``
+    with their own ``Authorization`` are sent to any address. Raises Unavailable when no interface answers at that address.
+    """
 
     def __init__(self, address: str | None = None, headers: dict[str, str] | None = None):
         url, folder = _place(address)
@@ -54,14 +56,14 @@ class Http:
             raise InvalidArgument(f"{url!r} is not http://HOST:PORT")
         self.address, self.netloc = f"http://{parts.netloc}", parts.netloc
         self._headers = dict(headers or {})
-        self._trusted: set[int] | None = None  # users who may hear what is sent; None: anybody
+        self._trusted: set[int] | None = None  # users whose listeners may get the token; None: any
         if not any(name.lower() == "authorization" for name in self._headers):
             token, owner = _token(self.address, folder)
             self._headers["Authorization"] = f"Bearer {token}"
             self._trusted = {0, os.getuid(), owner}
 
     def open(self, method: str, path: str, body: Any = None, *, patient: bool = False) -> http.client.HTTPResponse:
-        """The response, whatever its status; to be read and closed by the caller. ``patient``: its end may be far away."""
+        """Returns the response with any status; the caller reads and closes it. ``patient``: reads have no timeout."""
         connection = http.client.HTTPConnection(self.netloc, timeout=_TIMEOUT_S)
         connection.response_class = _Response
         data = None if body is None else json.dumps(body)
@@ -83,7 +85,7 @@ class Http:
             raise Unavailable(f"no answer from {self.address}: {error}", hint="is the cluster running? see shoal status") from error
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Returns the answer, decoded from JSON. Raises RuntimeError with the status, as Ray does."""
+        """Returns the answer, decoded from JSON. Like Ray, it raises RuntimeError with the status."""
         with self.open(method, path, body) as response:
             text = response.read().decode()
             if response.status != 200:
@@ -101,7 +103,7 @@ def refusal(status: int, text: str) -> RuntimeError:
 
 
 def _place(address: str | None) -> tuple[str, str]:
-    """(URL, session folder or "")."""
+    """Returns (URL, session folder or "")."""
     if address is not None and "://" in address:
         return address, ""
     home = os.environ.get("SHOAL_HOME", "")
@@ -126,7 +128,7 @@ def _info(folder: str | os.PathLike) -> dict[str, Any]:
 
 
 def _token(address: str, folder: str) -> tuple[str, int]:
-    """(what HTTP requests carry, whose it is)."""
+    """Returns (the token of HTTP requests, the uid of the token file's owner)."""
     to = urllib.parse.urlsplit(address)
     if to.hostname not in _HERE:
         raise InvalidArgument(
@@ -152,11 +154,11 @@ def _token(address: str, folder: str) -> tuple[str, int]:
         token, owner = bytes.fromhex(file.read_text().strip()), file.stat().st_uid
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"the cluster's token cannot be read: {error}", reason="TokenRefused") from error
-    return hmac.digest(token, b"shoal http", "sha256").hex(), owner  # as scheduler/web/guard.cc makes it
+    return hmac.digest(token, b"shoal http", "sha256").hex(), owner  # same as in scheduler/web/guard.cc
 
 
 def _refuse_strangers(connected: socket.socket, trusted: set[int]) -> None:
-    """InvalidArgument if anybody else may be at the other end."""
+    """Raises InvalidArgument if a process of another user may listen at the other end."""
     address, port = connected.getpeername()[:2]
     users = _listeners(address, port) if ipaddress.ip_address(address).is_loopback else set()
     if users and users <= trusted:
@@ -170,7 +172,7 @@ def _refuse_strangers(connected: socket.socket, trusted: set[int]) -> None:
 
 
 def _listeners(address: str, port: int) -> set[int]:
-    """The users who have sockets that listen there."""
+    """The users who own sockets that listen there."""
     packed = ipaddress.ip_address(address).packed
     mapped = packed if len(packed) == 16 else bytes(10) + b"\xff\xff" + packed
     names = ["".join(f"{w:08X}" for w in memoryview(at).cast("I")) for at in (packed, mapped, bytes(4), bytes(16))]
@@ -180,6 +182,6 @@ def _listeners(address: str, port: int) -> set[int]:
         with contextlib.suppress(FileNotFoundError):
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[1] in places and fields[3] == "0A":  # it listens
+                if fields[1] in places and fields[3] == "0A":  # state LISTEN
                     found.add(int(fields[7]))
     return found

@@ -1,4 +1,4 @@
-"""Ids as objects, under Ray's names: hexadecimal text that also has ``hex()``, ``binary()`` and ``is_nil()``."""
+"""Ids as objects, under Ray's names: hexadecimal text with ``hex()``, ``binary()`` and ``is_nil()``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["ActorID", "JobID", "NodeID", "ObjectID", "PlacementGroupID", "TaskID
 
 
 class UniqueID(str):
-    """Equal to its text."""
+    """An id that equals its text."""
 
     __slots__ = ()
     _digits = 16
@@ -26,7 +26,7 @@ class UniqueID(str):
 
     @classmethod
     def size(cls) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return cls._digits // 2
 
     def hex(self) -> str:

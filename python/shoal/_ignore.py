@@ -1,7 +1,7 @@
-"""Patterns as .gitignore has them: which files of a folder are left out.
+"""Exclusion patterns in the syntax of .gitignore.
 
-The last pattern that fits decides, ``!`` takes it back, a slash inside ties it to the folder of its file, one at the end means folders. As
-in Ray, patterns of a folder further in take nothing back that one further out leaves out.
+The last matching pattern decides. ``!`` includes again, an inner slash anchors a pattern to the folder of its file, and a final slash
+restricts it to folders. As in Ray, an inner folder's patterns cannot include what an outer folder excludes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _IN_FOLDERS = (".gitignore", ".rayignore")
 
 
 class Patterns:
-    """The patterns of one list, in its order."""
+    """An ordered list of patterns."""
 
     def __init__(self, lines: Iterable[str]):
         self._rules = [rule for line in lines if (rule := _rule(str(line)))]
 
     def leave_out(self, path: str, is_folder: bool) -> bool:
-        """``path``: within the folder that the patterns are of."""
+        """True if ``path``, relative to the patterns' folder, is excluded."""
         out = False
         for regex, folders_only, left_out in self._rules:
             if (is_folder or not folders_only) and regex.fullmatch(path):
@@ -70,9 +70,9 @@ def _regex(pattern: str) -> str:
 
 
 def files(folder: Path, patterns: Iterable[str], *, from_folders: bool) -> Iterator[tuple[Path, str]]:
-    """(path, name within the folder) of its files that no pattern leaves out, sorted. ``from_folders``: nor those of the .gitignore files
-    in it; those of .rayignore files count in any case. A link to a folder stands for what is in there, unless it leads to a folder around
-    it. What is no file (a pipe, a link to nothing or to itself) is not among them."""
+    """Yields (path, relative name) of a folder's files that no pattern excludes, sorted. ``from_folders``: .gitignore files inside apply,
+    too; .rayignore files always apply. A link to a folder is followed, unless it leads to an enclosing folder. Pipes and dangling links are
+    skipped."""
     yield from _walk(folder, "", [(Patterns(patterns), 0)], from_folders, ())
 
 
@@ -84,7 +84,7 @@ def _leads_back(link: str, around: tuple[str, ...]) -> bool:
 def _walk(
     folder: Path, name: str, outer: list[tuple[Patterns, int]], from_folders: bool, around: tuple[str, ...]
 ) -> Iterator[tuple[Path, str]]:
-    """``around``: where the folders lie that this one is in, links followed."""
+    """``around``: the real paths of the enclosing folders."""
     around = (*around, os.path.realpath(folder))
     here = list(outer)
     for file in _IN_FOLDERS if from_folders else _IN_FOLDERS[1:]:

@@ -1,4 +1,4 @@
-"""``LoggingConfig``: how Python's root logger writes in a job's driver and workers. Names and fields are Ray's."""
+"""``LoggingConfig``: the format of Python's root logger in a job's driver and workers. Names and fields are Ray's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 __all__ = ["LoggingConfig", "apply", "from_environment", "to_environment"]
 
-_VARIABLE = "SHOAL_LOGGING"  # of workers: what their driver was started with
+_VARIABLE = "SHOAL_LOGGING"  # the driver's config, for its workers
 _STANDARD = ("asctime", "levelname", "message", "filename", "lineno")
 
 
 @dataclass(frozen=True)
 class LoggingConfig:
     """``encoding``: "TEXT" or "JSON", a line per record on stderr. ``log_level``: a name or number of ``logging``.
-    ``additional_log_standard_attrs``: more attributes of ``logging.LogRecord`` to write, by their names.
 
-    Every record says where it comes from: the ids of job, node and worker, and of actor and task where there is one.
+    ``additional_log_standard_attrs``: further attributes of ``logging.LogRecord`` to write.
+    Every record has the ids of job, node and worker, and of actor and task if any.
     """
 
     encoding: str = "TEXT"
@@ -30,7 +30,7 @@ class LoggingConfig:
     def __post_init__(self):
         if self.encoding not in ("TEXT", "JSON"):
             raise ValueError(f"a log's encoding is 'TEXT' or 'JSON', not {self.encoding!r}")
-        logging.Handler().setLevel(self.log_level)  # ValueError, TypeError
+        logging.Handler().setLevel(self.log_level)  # raises ValueError, TypeError
         attributes = self.additional_log_standard_attrs
         unknown = [a for a in attributes if a not in _PLAIN] if isinstance(attributes, (list, tuple)) else [attributes]
         if unknown:
@@ -63,10 +63,10 @@ class _Formatter(logging.Formatter):
 
     def _parts(self, record: logging.LogRecord) -> dict[str, Any]:
         record.message, record.asctime = record.getMessage(), self.formatTime(record)
-        given = {k: v for k, v in vars(record).items() if k not in _PLAIN}  # of ``extra=``
+        given = {k: v for k, v in vars(record).items() if k not in _PLAIN}  # arguments of ``extra=``
         try:
             origin = _origin()
-        except Exception:  # the session is closed just now
+        except Exception:  # the session may be closed at this moment
             origin = {}
         return {k: getattr(record, k) for k in (*_STANDARD, *self._more)} | origin | given
 
@@ -89,7 +89,7 @@ class _Text(_Formatter):
 
 
 def apply(config: LoggingConfig) -> None:
-    """To this process: the root logger has one handler then."""
+    """Makes the root logger of this process write with one handler, as ``config`` asks."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter((_Json if config.encoding == "JSON" else _Text)(list(config.additional_log_standard_attrs)))
     logging.basicConfig(handlers=[handler], level=config.log_level, force=True)

@@ -1,7 +1,9 @@
-"""Marks in a worker's output that say which call printed what. A worker that runs one call at a time writes a mark, a line of its
-own, before the first line that a call prints on a stream. A worker of functions writes one, too, before a call of another function than the
-one before: C and other processes write past these streams. Its node takes the marks out again (scheduler/node/task_marks.h), so that no
-reader sees them."""
+"""Marks in a worker's output that attribute it to calls.
+
+A worker that runs one call at a time writes a mark, as a separate line, before a call's first line on each stream. A worker of
+functions also writes one when the called function changes, because C code and other processes bypass these streams. The node removes the
+marks (scheduler/node/task_marks.h).
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ _NO_CALL = "0" * 32
 
 
 class _Marked(io.TextIOWrapper):
-    """Output that C and other processes write past it belongs to the call that printed last, or to the function called since."""
+    """A marked stream. Output that bypasses it is attributed to the last call that printed, or to a function called since."""
 
     _said = ("", "")  # task and name of the last mark
-    _at_start = True  # of a line, as far as this stream knows
-    _pipe = None  # the node's; user code may have put a file in its place
+    _at_start = True  # this stream's output ends with a line end
+    _pipe = None  # device and inode of the node's pipe, which user code may replace
 
-    _writes = False  # it is this stream that writes to its buffer, and not a user
+    _writes = False  # this stream, not a user, is writing to its buffer
 
     def write(self, text: str, /) -> int:
         if not text:
@@ -50,12 +52,11 @@ class _Marked(io.TextIOWrapper):
     def begin_function(self) -> None:
         self.flush()
         if mark := self._mark(running.incoming.task_id, running.where):
-            os.write(self.fileno(), mark.encode(self.encoding, self.errors))  # which ends a line that the function before has left open
+            os.write(self.fileno(), mark.encode(self.encoding, self.errors))  # ends a line left open by the last function
             self._at_start = True
 
     def mark_bytes(self, data) -> bytes:
-        """A user is about to write these bytes to the buffer: what is to be written first. Text that was written before them comes before
-        them."""
+        """Flushes earlier text and returns the mark to write before ``data``, which a user is about to write to the buffer."""
         if self._writes or not (size := memoryview(data).nbytes):
             return b""
         self.flush()
@@ -75,7 +76,7 @@ class _Marked(io.TextIOWrapper):
         return self._mark(call.task_id, running.where) if self._at_start and call is not None else ""
 
     def _mark(self, task: str, name: str) -> str:
-        """The mark to write first; "" when it was written."""
+        """Returns the mark to write first, or "" if it was written."""
         if (task, name) == self._said or _file(self) != self._pipe:
             return ""
         self._said = task, name
@@ -84,10 +85,10 @@ class _Marked(io.TextIOWrapper):
 
 
 class _MarkedFile(io.FileIO):
-    """The file that a stream without a buffer writes to, and users through ``sys.stdout.buffer``."""
+    """The file under an unbuffered stream, which users also reach as ``sys.stdout.buffer``."""
 
     text: _Marked | None = None
-    raw = property(lambda self: self)  # as of a stream with a buffer
+    raw = property(lambda self: self)  # as for a buffered stream
 
     def write(self, data, /) -> int | None:
         if self.text is not None and (mark := self.text.mark_bytes(data)):
@@ -96,7 +97,7 @@ class _MarkedFile(io.FileIO):
 
 
 class _MarkedBuffer(io.BufferedWriter):
-    """The same of a stream with a buffer."""
+    """The same for a buffered stream."""
 
     text: _Marked | None = None
 
@@ -118,14 +119,14 @@ _streams: list[_Marked] = []
 
 
 def mark_output() -> None:
-    """From now on, of print() and all else that goes through ``sys.stdout`` and ``sys.stderr``; once, before anybody keeps one of them.
-    Nothing is written while no call runs (``running.incoming``)."""
+    """Marks the output of print() and everything else through ``sys.stdout`` and ``sys.stderr``. It must be called once, before other code
+    keeps one of them. No mark is written while no call runs (``running.incoming``)."""
     for name in ("stdout", "stderr"):
         old = getattr(sys, name)
         if type(old) is not io.TextIOWrapper:
             continue
         old.flush()
-        # Not the old file, which knew another one by this descriptor.
+        # A new file object: the descriptor may have been replaced since the old one was made.
         kind, unbuffered = {"mode": "wb", "closefd": False}, isinstance(old.buffer, io.RawIOBase)
         raw = (_MarkedFile if unbuffered else io.FileIO)(old.fileno(), **kind)
         raw.name = old.name
@@ -140,23 +141,22 @@ def mark_output() -> None:
 
 
 def mark_beginning() -> None:
-    """This process says of its calls what they print; what is printed until the first one does is of none. Also where no call ever prints
-    through Python."""
+    """Marks the begin of this process's calls: earlier output belongs to no call. It is written even if no call prints through Python."""
     for stream in _streams:
-        with contextlib.suppress(OSError, ValueError):  # it is closed
+        with contextlib.suppress(OSError, ValueError):  # the stream may be closed
             stream.begin()
 
 
-_function = ""  # that was called last
+_function = ""  # the last one called
 
 
 def mark_function() -> None:
-    """Gives output from now on the name of the running call's function, also output of C and of other processes. It costs two writes
-    where another function was called before, and nothing otherwise."""
+    """Attributes further output, also that of C code and other processes, to the running call's function. It costs two writes when the
+    function changes, and nothing otherwise."""
     global _function
     if running.where == _function:
         return
     _function = running.where
     for stream in _streams:
-        with contextlib.suppress(OSError, ValueError):  # it is closed
+        with contextlib.suppress(OSError, ValueError):  # the stream may be closed
             stream.begin_function()

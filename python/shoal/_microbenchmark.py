@@ -1,5 +1,5 @@
-"""``shoal microbenchmark``: what this machine does per second, in a cluster of its own. Names and units are those of Ray's command, so that
-two runs can be laid side by side; the rounds are shorter."""
+"""``shoal microbenchmark``: operations per second on this machine, in a private cluster. Names and units match Ray's command, for
+comparison; the rounds are shorter."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 import shoal as ray
 from shoal.util import placement_group, remove_placement_group
 
-_BATCH = 1000  # calls that are made before the first answer is waited for
+_BATCH = 1000  # calls made before the first answer is awaited
 _ROUNDS = 3
-_OTHERS = 4  # processes that call at once
+_OTHERS = 4  # number of concurrent callers
 
-Figure = tuple[str, Callable[[], object], float]  # its name, what is timed, and how many of its unit that is
+Figure = tuple[str, Callable[[], object], float]  # name, timed function, units per run
 
 
 @ray.remote
@@ -33,7 +33,7 @@ class _Actor:
         return b"ok"
 
     def call(self, others, count: int, argument=None) -> None:
-        """``count`` calls, in turns on each of these."""
+        """Makes ``count`` calls, in turns on each of ``others``."""
         ray.get([others[i % len(others)].answer.remote(*([] if argument is None else [argument])) for i in range(count)])
 
     def tasks(self, count: int) -> None:
@@ -114,8 +114,8 @@ def _figures() -> Iterator[Figure]:
 
 
 def _measured(run: Callable[[], object], units: float, seconds: float) -> tuple[float, float]:
-    """(mean, standard deviation) of the units per second, over rounds of so many seconds together. What is made at a first run is not
-    counted."""
+    """Returns (mean, standard deviation) of the units per second, over rounds that take ``seconds`` together. An untimed run comes
+    first."""
     run()
     rounds = []
     for _ in range(_ROUNDS):

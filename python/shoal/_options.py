@@ -1,4 +1,4 @@
-"""Options of calls: what ``options``, ``remote`` and ``method`` take besides resources, and how it travels. Names and errors are Ray's."""
+"""Options of calls (``options``, ``remote``, ``method``) other than resources, and their checks. Names and errors are Ray's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
     "with_retries",
 ]
 
-_ANYWHERE = {"enable_task_events", "_labels"}  # Ray's: nothing depends on them
+_ANYWHERE = {"enable_task_events", "_labels"}  # Ray's options without effect here
 ACTOR_OPTIONS = PLACEMENT_OPTIONS | _ANYWHERE | {
     "object_store_memory", "enable_tensor_transport", "_actor_generator_backpressure_num_objects",
     "max_concurrency", "concurrency_groups", "max_pending_calls", "allow_out_of_order_execution",
@@ -42,7 +42,7 @@ METHOD_OPTIONS = frozenset({
 } | _STREAMS | _ANYWHERE)  # fmt: skip
 _OF = {"actors": ACTOR_OPTIONS, "remote functions": FUNCTION_OPTIONS, "methods of actors": METHOD_OPTIONS}
 
-# Calls of an async actor that run at once, unless told otherwise.
+# Default limit of concurrent calls of an async actor.
 ASYNC_MAX_CONCURRENCY = 1000
 
 
@@ -61,7 +61,7 @@ def _amount(name: str) -> Callable[[Any], int | float]:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """For the error that ``name`` is unknown: the known name that it resembles, else all of them but private ones."""
+    """A hint for the error about an unknown ``name``: the most similar known name, else all public ones."""
     from difflib import get_close_matches
 
     public = sorted(k for k in known if not k.startswith("_"))
@@ -127,7 +127,7 @@ def _lifetime(value: Any) -> None:
 
 
 def check_actor_options(options: dict[str, Any]) -> None:
-    """Options that are right each for itself, but not together."""
+    """Raises ValueError for options that are valid alone but not together."""
     if options.get("get_if_exists") and not options.get("name"):
         raise ValueError("get_if_exists needs the name of the actor to get")
 
@@ -144,7 +144,7 @@ def _backpressure(name: str) -> Callable[[Any], None]:
 
 
 def _not_here(name: str, hint: str, default: Any = None) -> Callable[[Any], None]:
-    """An option of Ray's that nothing here does: what it is in Ray when it is left out may be said."""
+    """Returns a check for an unsupported option of Ray, which accepts only Ray's default."""
 
     def check(value: Any) -> None:
         if value != default:
@@ -153,7 +153,7 @@ def _not_here(name: str, hint: str, default: Any = None) -> Callable[[Any], None
     return check
 
 
-# Their checks give the value back, with numbers and flags as Python's own.
+# Options whose checks return a converted value (Python's own numbers and flags).
 _NUMBERS = frozenset({
     "allow_out_of_order_execution", "concurrency_groups", "enable_task_events", "get_if_exists", "max_calls", "max_concurrency",
     "max_pending_calls", "max_restarts", "max_retries", "max_task_retries", "memory", "num_cpus", "num_gpus", "num_returns",
@@ -194,22 +194,22 @@ _CHECKS = {
 
 
 def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
-    """The options, with numbers as Python's own. Raises Ray's error for an option that ``kind`` (of _OF) does not have, or for a value that
-    makes no sense. None: the default."""
+    """Returns the options with converted numbers; None stands for a default. Raises Ray's error for an option that ``kind`` (in _OF) does
+    not have, or for an invalid value."""
     out = dict(options)
     for name, value in options.items():
         if name not in others and name not in _OF[kind]:
             raise ValueError(f"{name} is no option of {kind}; {meant(name, {*others, *_OF[kind]})}")
-        if value is not None and name in _CHECKS:  # where something goes is looked at when it goes there
+        if value is not None and name in _CHECKS:  # placement options are checked by _placement.where
             checked = _CHECKS[name](value)
             out[name] = checked if name in _NUMBERS else value
-        elif value is None and name == "placement_group":  # not the default, which is the group that its maker is in
+        elif value is None and name == "placement_group":  # differs from the default, which is the creator's group
             out[name] = NO_GROUP
     return out
 
 
 def method(*args, **options):
-    """Decorator of an actor's method: ``@method(num_returns=2, concurrency_group="io")`` are its calls' defaults."""
+    """Decorator of an actor's method: ``@method(num_returns=2, concurrency_group="io")`` sets its calls' defaults."""
     if len(args) == 1 and callable(args[0]) and not options:
         return args[0]
     if args or not options:
@@ -225,18 +225,18 @@ def method(*args, **options):
     return decorate
 
 
-# Every actor has these, too (shoal._worker).
+# Methods that every actor has (shoal._worker).
 BUILT_IN = {"__ray_ready__": {}, "__ray_call__": {}, "__ray_terminate__": {}}
 
 
 def _callables(cls: type) -> list[tuple[str, Any]]:
-    """The methods of a class that can be called on an actor: of names with two underscores those that the class itself gave a function."""
+    """The methods that can be called on an actor. Dunder methods count only if the class itself defines them as functions."""
     there = inspect.getmembers(cls, callable)
     return [(name, f) for name, f in there if not name.startswith("__") or (inspect.isfunction(f) and name not in vars(object))]
 
 
 def methods_of(cls: type) -> dict[str, dict[str, Any]]:
-    """Options of a class's methods, by their names, and what each takes: what a handle knows of it."""
+    """The options and the signature of each method, by name; a handle has no other information."""
     out = {}
     for name, function in _callables(cls):
         streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
@@ -246,18 +246,19 @@ def methods_of(cls: type) -> dict[str, dict[str, Any]]:
 
 
 def with_retries(methods: dict[str, dict[str, Any]], of_actor: int | None) -> dict[str, dict[str, Any]]:
-    """``of_actor``: its max_task_retries, for methods with retry_exceptions that have none of their own."""
+    """Adds the actor's max_task_retries, for methods with retry_exceptions and no own number."""
     return {name: {**of, "of_actor": of_actor} for name, of in methods.items()} if of_actor else methods
 
 
 def is_async(cls: type) -> bool:
-    """Whether its constructor or one of its methods is ``async def``: then they all run on loops, one for each concurrency group."""
+    """True if the constructor or a method is ``async def``. The actor then runs on loops, one for each concurrency group."""
     methods = [cls.__init__, *(f for _, f in _callables(cls))]
     return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in methods)
 
 
 def concurrency_of(cls: type, options: dict[str, Any], methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Settings of concurrency that a worker needs; empty for an ordinary actor, whose calls run one after the other in the main thread."""
+    """Returns the concurrency settings for a worker. They are empty for an ordinary actor, which runs one call at a time in the main
+    thread."""
     groups = dict(options.get("concurrency_groups") or {})
     for name, of in methods.items():
         if of.get("concurrency_group") not in (None, *groups):

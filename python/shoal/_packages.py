@@ -1,4 +1,4 @@
-"""``pip`` and ``uv`` of a runtime_env: what they are given, and a folder with what they install. Fields are Ray's."""
+"""``pip`` and ``uv`` of a runtime_env: their fields, and the folder with the installed packages. Fields are Ray's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FIELDS = {
 
 
 def check(tool: str, given: Any) -> dict[str, Any]:
-    """``{"packages": [...]}`` with what else there is in it. Files of requirements are read, those that they name as well."""
+    """Returns a dict with ``packages`` (a list) and the other fields. Requirement files are read, including nested ones."""
     config = dict(given) if isinstance(given, dict) else {"packages": given}
     fields = _FIELDS[tool]
     if unknown := config.keys() - fields.keys() - {"packages"}:
@@ -50,7 +50,8 @@ def check(tool: str, given: Any) -> dict[str, Any]:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Lines of a file of requirements: comments left out, continued lines joined, other files in their place, paths made whole."""
+    """Yields the lines of a requirement file, without comments. Continued lines are joined, nested files inlined, constraint paths made
+    absolute."""
     for line in file.read_text().replace("\\\n", " ").splitlines():
         line = line.split(" #")[0].strip()
         words = line.replace("=", " ", 1).split(None, 1) if line.startswith("--") else [line[:2], line[2:].strip()]
@@ -63,14 +64,14 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def end_of(env: dict[str, Any]) -> float | None:
-    """Until when (of ``time.monotonic``) it may take to install what a runtime_env names, if its ``config`` says so."""
+    """The deadline (``time.monotonic``) for installing the packages of a runtime_env, or None without a timeout in its ``config``."""
     limit_s = env.get("config", {}).get("setup_timeout_seconds", -1)
     return time.monotonic() + limit_s if limit_s > 0 else None
 
 
 def installed(tool: str, config: dict[str, Any], store: Path, end: float | None = None) -> str:
-    """A folder with these packages, from the index that the tool is configured for; made once for each ``config``. RuntimeEnvSetupError
-    when it fails, or is not done by ``end``."""
+    """Returns a folder with these packages, from the tool's configured index. It is made once for each ``config``. RuntimeEnvSetupError
+    when that fails or exceeds ``end``."""
     text = json.dumps([sys.version, tool, config], sort_keys=True)
     target = store / (tool + "-" + hashlib.sha256(text.encode()).hexdigest()[:24])
     if target.exists():
@@ -84,7 +85,7 @@ def installed(tool: str, config: dict[str, Any], store: Path, end: float | None 
             _run(tool, config, [sys.executable, "-m", "pip", "check"], {"PYTHONPATH": str(making)}, end)
         making.rename(target)
     except OSError:
-        if not target.exists():  # unless another process was faster
+        if not target.exists():  # another process was faster
             raise
     finally:
         shutil.rmtree(making, ignore_errors=True)
@@ -93,7 +94,7 @@ def installed(tool: str, config: dict[str, Any], store: Path, end: float | None 
 
 @contextlib.contextmanager
 def _requirements(packages: list[str], store: Path) -> Iterator[list[str]]:
-    """Words of the command line: options as they are, requirements, which may have options of their own, in a file."""
+    """Yields the command line's words. Options are passed as they are; requirements go into a file, because they may have options."""
     options = [word for p in packages if p.startswith("-") for word in shlex.split(p)]
     with tempfile.NamedTemporaryFile("w", dir=store, suffix=".txt") as file:
         file.write("".join(f"{p}\n" for p in packages if not p.startswith("-")))
@@ -103,7 +104,7 @@ def _requirements(packages: list[str], store: Path) -> Iterator[list[str]]:
 
 def _pip(config: dict[str, Any], store: Path, end: float | None) -> tuple[list[str], dict[str, str]]:
     env = {}
-    if version := config.get("pip_version"):  # another one than this interpreter's
+    if version := config.get("pip_version"):  # a version other than this interpreter's
         env["PYTHONPATH"] = installed("pip", {"packages": [f"pip{version}"]}, store, end)
     options = config.get("pip_install_options", ["--disable-pip-version-check"])
     return [sys.executable, "-m", "pip", "install", "--quiet", *options], env
@@ -120,7 +121,7 @@ def _uv(config: dict[str, Any], store: Path, end: float | None) -> tuple[list[st
     return [*command, "pip", "install", "--quiet", "--python", sys.executable, *config.get("uv_pip_install_options", ["--no-cache"])], {}
 
 
-_TIDY_S = 5.0  # for an installer to remove what it has begun
+_TIDY_S = 5.0  # for an interrupted installer to clean up
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -135,7 +136,7 @@ def _run(tool: str, config: dict[str, Any], words: list[str], env: dict[str, str
     with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **env}) as done:
         try:
             out, err = done.communicate(timeout=None if end is None else max(0.0, end - time.monotonic()))
-        except BaseException as error:  # an interrupt, too
+        except BaseException as error:  # also on an interrupt
             _end(done)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise

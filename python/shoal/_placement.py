@@ -1,4 +1,4 @@
-"""Where an actor or a task may go: from the options of ``remote`` to what the head is told."""
+"""The placement of an actor or a task: from the options of ``remote`` to the request that the head gets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLACEMENT_OPTIONS = frozenset({
     "label_selector", "fallback_strategy",
 })  # fmt: skip
 
-NO_GROUP = "none"  # the option placement_group=None: in none, whatever its maker is in
+NO_GROUP = "none"  # placement_group=None: in no group, even if the creator is in one
 
 
 def check_resource_name(name: str) -> None:
@@ -19,11 +19,11 @@ def check_resource_name(name: str) -> None:
         raise ValueError("The resource should not include `bundle`, which is reserved: placement groups count their bundles by it")
 
 
-Match = tuple[str, list[str], bool]  # label, values (none: any), negated
+Match = tuple[str, list[str], bool]  # label, values (empty: any), negated
 
 
 def label_matches(selector: dict[str, str]) -> list[Match]:
-    """``{"zone": "a", "disk": "!slow", "kind": "in(x, y)", "rack": "!in(r1)"}``, as Ray writes them."""
+    """Parses ``{"zone": "a", "disk": "!slow", "kind": "in(x, y)", "rack": "!in(r1)"}``, in Ray's syntax."""
     if not isinstance(selector, dict) or not all(isinstance(k, str) and k and isinstance(v, str) and v for k, v in selector.items()):
         raise ValueError(f"a label selector is a dict of str by str, not {selector!r}")
     out = []
@@ -39,7 +39,7 @@ def label_matches(selector: dict[str, str]) -> list[Match]:
 
 
 def check_fallback(strategy: Any) -> None:
-    """``[{"label_selector": {...}}, ...]``"""
+    """Checks ``[{"label_selector": {...}}, ...]``."""
     if not isinstance(strategy, list) or not all(isinstance(s, dict) for s in strategy):
         raise TypeError(f"fallback_strategy is a list of dicts with a label_selector each, not {strategy!r}")
     for one in strategy:
@@ -53,7 +53,7 @@ def fits(labels: dict[str, str], wanted: list[Match]) -> bool:
 
 
 def _labels(options: dict[str, Any]) -> list[Match]:
-    """The selector, or the first of ``fallback_strategy`` that some node has the labels for now; where none has, the selector."""
+    """Returns the first selector, of ``label_selector`` and ``fallback_strategy``, that a living node matches; else ``label_selector``."""
     wanted = label_matches(options.get("label_selector") or {})
     if not options.get("fallback_strategy"):
         return wanted
@@ -65,8 +65,8 @@ def _labels(options: dict[str, Any]) -> list[Match]:
 
 
 def _check_bundle(group: Any, index: int, options: dict[str, Any], actor: str) -> None:
-    """Raises Ray's errors for a bundle that is not there, and for an actor (``actor``: its class) that says nothing of CPUs in a group that
-    has none: that would run beside what was reserved."""
+    """Raises Ray's errors for a missing bundle. It also raises for an actor (``actor``: its class) without num_cpus in a group without
+    CPUs: the actor would run outside of the reservation."""
     if not -1 <= index < group.bundle_count:
         raise ValueError(
             f"placement group bundle index {index} is invalid. Valid placement group indexes: 0-{group.bundle_count - 1}, or -1 for any"
@@ -79,7 +79,8 @@ def _check_bundle(group: Any, index: int, options: dict[str, Any], actor: str) -
 
 
 def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dict[str, str]]:
-    """(what the head is told, environment of the process) for options of ``remote``. ``actor``: the class, of one."""
+    """Returns (the request to the head, environment of the process) for options of ``remote``. ``actor``: an actor's class name, else
+    ""."""
     strategy = options.get("scheduling_strategy")
     out: dict[str, Any] = {}
     env: dict[str, str] = {}
@@ -131,7 +132,7 @@ def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dic
 
 
 def _node_id(text: str) -> str:
-    """The id sent to the head. An id that no node of ours can have (Ray's are longer; 0 would be any) becomes one that none has."""
+    """Returns the id for the head. An id that no Shoal node can have (Ray's are longer; 0 means any) becomes one that matches none."""
     return text if len(text) <= 16 and int(text, 16) else "f" * 16
 
 

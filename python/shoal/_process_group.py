@@ -1,7 +1,7 @@
-"""Bytes between ranks that share no memory: over gloo, in a process group of their own, with a ledger in the process group's store.
+"""Transport of bytes between ranks without shared memory: gloo, in a separate process group, with a ledger in the group's store.
 
-A rank whose wait takes long writes into the store where it waits, and reads where the others do: so it can say who is late, and ranks that
-wait in different calls find that out within seconds.
+A rank whose wait takes long writes its position to the store and reads the others'. It can then name the late rank, and ranks that wait in
+different calls detect that within seconds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 from shoal.exceptions import DeadlineExceeded, InvalidArgument, ShoalError, Unavailable, from_error
 
-LOOK = 1.5  # seconds between two looks of a wait
-_NEVER_SENT = 0x7FFFFFF1  # a message's tag
-_WORDS = 192  # bytes in which a rank says, for people, what it is about to do
-_DIGEST = 16  # and those that must be equal: of the collective, its number, operation, dtype and sizes
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
+LOOK = 1.5  # seconds between two checks during a wait
+_NEVER_SENT = 0x7FFFFFF1  # a reserved tag
+_WORDS = 192  # bytes for a rank's readable description of its next call
+_DIGEST = 16  # bytes for the digest of the collective, its number, operation, dtype and sizes
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 
 
 def _bytes(memory: tuple[int, int]) -> torch.Tensor:
@@ -36,7 +36,7 @@ def _bytes(memory: tuple[int, int]) -> torch.Tensor:
 
 
 class Ledger:
-    """Where each rank of a group waits, in the store of the default process group."""
+    """The position of each waiting rank of a group, in the store of the default process group."""
 
     def __init__(self, name: str, rank: int, world_size: int):
         self._store, self._prefix = dist.distributed_c10d._get_default_store(), f"shoal/ledger/{name}"
@@ -53,7 +53,7 @@ class Ledger:
         return [self._get(str(r)) or {} for r in range(self.world_size)]
 
     def fail(self, error: dict) -> None:
-        """The first cause counts."""
+        """Records an error; the first one wins."""
         self._store.compare_set(f"{self._prefix}/failed", "", json.dumps(error))
 
     def failure(self) -> dict | None:
@@ -67,8 +67,8 @@ def _where(rank: int, line: dict) -> str:
 
 
 class _Message:
-    """A message under way, with what it is called and whose memory it is. gloo gives up a message whose wait ends early, and does not say
-    when one is done: a thread of its own waits."""
+    """A message in flight, with its description and its memory. gloo aborts a message whose wait times out and offers no completion test,
+    so a separate thread waits."""
 
     def __init__(self, work: dist.Work, what: str, data: torch.Tensor, timeout: float):
         self.what, self.timeout, self._work, self._data = what, timeout, work, data
@@ -94,20 +94,20 @@ class _Message:
 
 
 class ProcessGroupMover:
-    """The object that a native Communicator calls to move bytes. Memory is (address, bytes), counts are bytes. A call is (label, step,
+    """The object through which a native Communicator moves bytes. Memory is (address, bytes); counts are bytes. A call is (label, step,
     timeout, what: the collective, its operation and dtype)."""
 
     def __init__(self, ranks: Sequence[int], name: str, timeout: float, warn_after: float):
-        # A group of its own: what the user does with other groups at the same time is not mixed up with this.
+        # A separate group, so that the user's concurrent operations on other groups do not interfere.
         self._group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True, timeout=timedelta(days=365))
         self.rank, self.world_size = list(ranks).index(dist.get_rank()), len(ranks)
-        self._at = [sorted(ranks).index(r) for r in ranks]  # a process group has its ranks in ascending order
+        self._at = [sorted(ranks).index(r) for r in ranks]  # process groups order their ranks ascendingly
         self._ledger = Ledger(name, self.rank, self.world_size)
         self._timeout, self._warn_after = timeout, warn_after
         self._sequence = 0
         self._broken = False
 
-    # ---- what moves ----
+    # ---- collectives and messages ----
 
     def all_gather(self, source: tuple, target: tuple, counts: list[int], call: tuple) -> None:
         source, target, most = _bytes(source), _bytes(target), max(counts)
@@ -158,7 +158,7 @@ class ProcessGroupMover:
             self._agree("barrier", None, call)
 
     def _agree(self, kind: str, counts: list[int] | None, call: tuple, sends: Sequence[int] = (), receives: Sequence[int] = ()) -> str:
-        """Every rank says what it is about to do, so that no bytes go astray. Returns that in words."""
+        """Exchanges descriptions of the next operation and raises if they differ. Returns this rank's description."""
         self._sequence += 1
         size = "" if counts is None else f" ({sum(counts)} bytes)"
         what = f"{call[3] or kind} {self._sequence}{size}" + self._named(call)
@@ -211,7 +211,7 @@ class ProcessGroupMover:
         self._break()
 
     def _break(self) -> None:
-        """Closes this rank's connections, so that nothing stays under way for ever on any rank: gloo does so when a receive times out."""
+        """Closes this rank's connections, so that no operation hangs on any rank: gloo closes them when a receive times out."""
         if self._broken:
             return
         self._broken = True
@@ -238,7 +238,7 @@ class ProcessGroupMover:
                     work.wait(timedelta(seconds=LOOK))
                     return
                 except RuntimeError:
-                    if work.is_completed():  # it has failed, or has ended since: then this returns
+                    if work.is_completed():  # failed, or finished since the timeout
                         self._ended(work, what)
                         return
                 looks += 1
@@ -255,10 +255,10 @@ class ProcessGroupMover:
                 if waited >= warn_at:
                     warn_at = waited + 6 * self._warn_after
                     print(f"shoal: warning: rank {self.rank} waits in {what} since {waited:.0f} s: {others}", file=sys.stderr)
-        except ShoalError as error:  # the others shall hear the cause, not that this rank is gone
+        except ShoalError as error:  # so that the others get the cause, not only a lost rank
             self.abort(error.code, error.reason, error.message, error.hint)
             raise
-        except BaseException as error:  # a signal: gloo still holds the memory, and the others would meet what is left of this call
+        except BaseException as error:  # a signal: gloo still uses the memory, and the call's remains would confuse the others
             self.abort("Cancelled", "Interrupted", f"rank {self.rank} was interrupted in {what}: {type(error).__name__}", "")
             with contextlib.suppress(RuntimeError):
                 work.wait(timedelta(seconds=10))
@@ -274,9 +274,9 @@ class ProcessGroupMover:
             raise self._lost(what, error) from error
 
     def _look(self, what: str, before: list[dict] | None) -> list[dict]:
-        """Raises what is known to be wrong; returns where everybody is."""
+        """Raises a failure that the ledger shows; returns the positions of all ranks."""
         lines = self._ledger.lines()
-        if (failure := self._ledger.failure()) is not None:  # read behind the lines: whoever leaves because of it has said so
+        if (failure := self._ledger.failure()) is not None:  # read after the lines: a rank posts the failure before it leaves
             raise _error(failure)
         left = [r for r, line in enumerate(lines) if line.get("left")]
         if left:

@@ -1,4 +1,4 @@
-"""``python -m shoal.fsdp.run`` and ``python -m shoal.spmd.run``: a program with Shoal in the place of another library."""
+"""``python -m shoal.fsdp.run`` and ``python -m shoal.spmd.run``: run a program with Shoal in place of another library."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def run(words: list[str], name: str, what: str, variable: str, install: Callable[[], None]) -> None:
-    """Runs ``[-m] PROGRAM ARGUMENT ...`` after ``install()``, as python would. ``what`` the usage says of it. Processes that the program
-    starts inherit ``variable``."""
+    """Runs ``[-m] PROGRAM ARGUMENT ...`` after ``install()``, as python would. ``what`` completes the usage text. Child processes inherit
+    ``variable``."""
     usage = f"usage: python -m {name} [-m] PROGRAM [ARGUMENT ...]"
     as_module = words[:1] == ["-m"]
     program = words[as_module:]

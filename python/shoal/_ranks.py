@@ -1,7 +1,7 @@
-"""The ranks of a mesh on this host: which of them share memory, the node that lends it, and a name for what they share.
+"""The ranks of a mesh on this host: which of them share memory, their node, and the names of shared objects.
 
-A process that a node started is attached to it already. Under plain torchrun the first rank to arrive on a host, elected through the
-process group's store, starts a private node (head and node in one process, unix sockets only) that ends with the ranks.
+A process that a node started is attached to it already. Under plain torchrun the first rank on a host, elected through the process group's
+store, starts a private node that ends with the ranks. It is head and node in one process, with unix sockets only.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from shoal import _native
 from shoal._runtime import attach_worker, retry_delay_ms, start_local, started_by_node, state
 from shoal.exceptions import InvalidArgument
 
-# How long a rank waits for its peers, and when it says so (seconds).
+# Seconds until a rank's wait for its peers fails, and until it warns.
 TIMEOUT = float(os.environ.get("SHOAL_TIMEOUT", 600))
 WARN_AFTER = 5.0
 
 
 _named: dict[tuple[str, int], int] = {}
-_attaching = threading.Lock()  # ranks may be threads of one process
+_attaching = threading.Lock()  # held because ranks may be threads of one process
 
 
 _LAUNCHERS_SET = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def require_process_group(backend: str | None = "gloo") -> None:
-    """Initialises the default process group from the environment, if there is none. Raises InvalidArgument, a ValueError as torch's, with
-    torch's words where no launcher set that environment."""
+    """Initialises the default process group from the environment, if there is none. Raises InvalidArgument (a ValueError, like torch's)
+    with torch's message if no launcher set that environment."""
     if dist.is_initialized():
         return
     try:
@@ -47,16 +47,16 @@ def require_process_group(backend: str | None = "gloo") -> None:
 
 
 def default_mesh() -> DeviceMesh:
-    """One dimension over the default process group: of CUDA devices if NCCL is one of its backends."""
+    """Returns a one-dimensional mesh of the default process group, on CUDA devices if NCCL is one of its backends."""
     require_process_group()
     on_devices = torch.cuda.is_available() and "nccl" in dist.get_backend_config()
     return init_device_mesh("cuda" if on_devices else "cpu", (dist.get_world_size(),))
 
 
 def gang_name(kind: str, ranks: tuple[int, ...], rank: int) -> str:
-    """A name for what these ranks of the process group share, of one kind: the first of them makes it."""
+    """Returns a name for an object of one kind that these ranks share; the first of them makes it."""
     store, key = dist.distributed_c10d._get_default_store(), f"shoal/{kind}/" + "-".join(map(str, ranks))
-    count = _named[key, rank] = _named.get((key, rank), 0) + 1  # every rank asks equally often: an old name is never taken for a new one
+    count = _named[key, rank] = _named.get((key, rank), 0) + 1  # all ranks ask equally often, so that old and new names differ
     if count > 1:
         key += f"/{count}"
     if rank == 0:
@@ -65,9 +65,9 @@ def gang_name(kind: str, ranks: tuple[int, ...], rank: int) -> str:
 
 
 def _host_key() -> str:
-    """Processes with the same key share memory and a name space of abstract sockets.
+    """Processes with equal keys share memory and the name space of abstract sockets.
 
-    ``SHOAL_HOST`` decides where it is set: processes in which it differs share nothing (for tests, and for containers that look alike).
+    ``SHOAL_HOST`` overrides the kernel's answer, for tests and for containers that look alike.
     """
     if name := os.environ.get("SHOAL_HOST"):
         return name
@@ -77,15 +77,15 @@ def _host_key() -> str:
 
 @dataclass(frozen=True)
 class Host:
-    """The ranks of a mesh that this process can share memory with, itself included."""
+    """The ranks of a mesh that share memory with this process, including its own."""
 
     ranks: tuple[int, ...]
-    shared: bool  # it is all of them
-    place_as: tuple[int, int]  # this rank among those that its head knows, as a native ShardActor wants it
+    shared: bool  # True if these are all ranks of the mesh
+    place_as: tuple[int, int]  # index and number of this rank among those of its head, for a native ShardActor
 
 
 def attach(ranks: tuple[int, ...]) -> Host:
-    """Opens this process's session, if there is none, at a node of its host. Every rank of the mesh calls it."""
+    """Opens this process's session, if there is none, at a node of its host. Every rank of the mesh must call it."""
     me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     key = _host_key()
     store.set(f"shoal/host/{me}", key)
@@ -109,7 +109,7 @@ def _attach(store: dist.Store, key: str) -> None:
             store.set(f"shoal/node/{key}/at", json.dumps({"error": str(error)}))
             raise
         said["job"] = state.session.job
-        # The cluster belongs to all ranks: it ends when the last of them is gone, not with this one.
+        # The cluster belongs to all ranks: it ends with the last of them, not with this one.
         state.cluster = None
         store.set(f"shoal/node/{key}/at", json.dumps(said))
     else:
@@ -120,7 +120,7 @@ def _attach(store: dist.Store, key: str) -> None:
 
 
 def process_group_communicator(name: str, ranks: tuple[int, ...]) -> _native.Communicator:
-    """A communicator of ranks that do not all share memory: gloo moves the bytes."""
+    """Returns a communicator of ranks that do not all share memory; gloo moves the bytes."""
     from shoal._process_group import ProcessGroupMover
 
     mover = ProcessGroupMover(ranks, name, TIMEOUT, WARN_AFTER)

@@ -1,6 +1,6 @@
-"""``ObjectRef``: a value that is there or under way, and the ways to be told when it is.
+"""``ObjectRef``: a value, present or pending, and the notifications of its arrival.
 
-asyncio is imported by whoever awaits: it would take a third of the time that importing this package takes.
+asyncio is imported on the first await only: its import takes a third as long as this package's.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ __all__ = [
 
 
 def new_object_id() -> str:
-    """A new id of this job: 32 hexadecimal digits, the first half of which are the job's."""
+    """Returns a new id of this job: 32 hexadecimal digits, of which the first half is the job's."""
     return f"{_session().job}{os.urandom(8).hex()}"
 
 
 def _travelling() -> _native.Session:
-    """The session, of a reference that is to be sent or kept as bytes. None is opened for that: it would not know what it refers to."""
+    """Returns the session for a reference that is to be pickled. It opens none, because a new session would not have the value."""
     if state.session is None and not state.forked:
         hint = "get its value and pickle that, before shutdown()"
         raise Unavailable("this reference is of a cluster that was left: nobody can follow it", reason="Closed", hint=hint)
@@ -56,30 +56,29 @@ def _travelling() -> _native.Session:
 
 
 class Waitable:
-    """The base of everything that ``wait`` takes."""
+    """The base of everything that ``wait`` accepts."""
 
     __slots__ = ()
 
 
 class ObjectRef(Waitable):
-    """A value that is there or under way: what ``put`` and remote calls return.
+    """A value, present or pending: the result of ``put`` and of remote calls.
 
-    As a top-level argument of a call it is replaced by its value; inside another object it stays a reference. Copies in other processes
-    are served by the node, which keeps a value that was sent away as long as a reference to it is somewhere: in a process, on its way, or
-    in an object. One that was pickled by hand keeps it as long as the process lives that did so. Copies of one reference are equal. It can
-    be awaited.
+    As a top-level argument of a call it is replaced by its value; inside another object it stays a reference. The node serves copies in
+    other processes. It keeps a value that was sent away while a reference to it exists in a process, in transit or in an object. A
+    reference pickled by hand keeps the value while the pickling process lives. Copies of one reference are equal. It can be awaited.
     """
 
     __slots__ = ("__weakref__", "_id", "_owner", "_ref", "_task", "_where")
 
     def __init__(self, ref: _native.Ref, where: str = "", object_id: str = "", owner: str = "", task: str = ""):
         self._ref, self._where, self._id, self._owner = ref, where, object_id, owner
-        self._task = task  # of a call of its owner, another process: which
+        self._task = task  # number of the owner's call, if the owner is another process
 
     def _named(self) -> str:
-        """Its id: most references never need one."""
+        """Returns the id, which is made on request: most references never need one."""
         if not self._id:
-            fresh = new_object_id() if state.session is not None else "0" * 16 + os.urandom(8).hex()  # to tell it from others will do
+            fresh = new_object_id() if state.session is not None else "0" * 16 + os.urandom(8).hex()  # unique is enough without a session
             name = fresh[:16] + self._ref.known_as(fresh[16:])
             with _first:
                 self._id = self._id or name
@@ -100,16 +99,17 @@ class ObjectRef(Waitable):
         return self._named()
 
     def job_id(self) -> JobID:
-        """The id of the job that made it."""
+        """The id of the job that made the value."""
         return JobID(self._named()[:16])
 
     def task_id(self) -> TaskID:
-        """The id of the call that gave it: that call's ``get_runtime_context().get_task_id()``. Nil for an object that was put."""
+        """The id of the call that gave it, equal to ``get_runtime_context().get_task_id()`` in that call. Nil for an object that was
+        put."""
         number = self._number()
         return TaskID((self._owner or _travelling().place)[:16] + number) if number else TaskID.nil()
 
     def _number(self) -> str:
-        """The number of its call among its owner's; "" for an object that was put."""
+        """The number of its call among its owner's, or "" for an object that was put."""
         return self._task or self._ref.task
 
     def is_nil(self) -> bool:
@@ -119,15 +119,15 @@ class ObjectRef(Waitable):
         return bytes.fromhex(self._named())
 
     def future(self) -> concurrent.futures.Future:
-        """The value as a ``concurrent.futures.Future``."""
+        """Returns a ``concurrent.futures.Future`` of the value."""
         from concurrent.futures import Future
 
         future: Future = Future()
-        _for_users.get().add(self, lambda: _settle(future, self))  # which runs what the user hangs on it
+        _for_users.get().add(self, lambda: _settle(future, self))  # in the thread that may run users' callbacks
         return future
 
     def as_future(self) -> asyncio.Future:
-        """The value as a future of the running asyncio loop."""
+        """Returns a future of the value on the running asyncio loop."""
         from asyncio import get_running_loop
 
         loop = get_running_loop()
@@ -159,7 +159,7 @@ class ObjectRef(Waitable):
         return self
 
     def __deepcopy__(self, memo: dict) -> ObjectRef:
-        """Nothing of it changes, and no other process has to be counted: the copy is the reference itself."""
+        """Returns the reference itself: it is immutable, and stays in this process."""
         return self
 
     def __repr__(self) -> str:
@@ -168,7 +168,7 @@ class ObjectRef(Waitable):
 
 
 class ResultRef:
-    """A result that ``get`` takes and that is fetched in another way: of a compiled graph."""
+    """A result that ``get`` accepts but that is fetched in another way, as those of a compiled graph."""
 
     __slots__ = ("__weakref__",)
 
@@ -176,12 +176,12 @@ class ResultRef:
         raise NotImplementedError
 
 
-_first = threading.RLock()  # of the threads that first need a name, or a copy; a signal may find it held by its own
+_first = threading.RLock()  # guards first ids and copies; reentrant because a signal handler may interrupt its holder
 
 
 class _Afar(ObjectRef):
-    """One to a value of another node, that nobody here has asked for yet: who only passes it on needs no copy. With the first use it is one
-    like any other."""
+    """A reference to another node's value that this process has not used: passing it on needs no copy. The first use turns it into an
+    ObjectRef."""
 
     __slots__ = ()
 
@@ -189,7 +189,7 @@ class _Afar(ObjectRef):
     def _ref(self) -> _native.Ref:
         ref = _session().borrow(self._id, self._owner)
         with _first:
-            if type(self) is not _Afar:  # another thread was sooner, and waits for its own
+            if type(self) is not _Afar:  # another thread was faster
                 return _get_ref(self)
             _set_ref(self, ref)
             self.__class__ = ObjectRef
@@ -221,10 +221,10 @@ def _fetch(object_id: str, where: str, owner: str, task: str = "") -> ObjectRef:
 
 
 def load(ref: ObjectRef, where: str = "") -> Any:
-    """The value of a reference that is ready. ``where``: what its error shall name besides."""
+    """Returns the value of a ready reference, or raises its error. ``where`` is added to the error's context."""
     try:
         raised, head, buffers = ref._ref.value()
-    except ShoalError as error:  # of the engine: it never came
+    except ShoalError as error:  # raised by the engine: the value never arrived
         error.context = (*error.context, *([where] if where else []))
         raise
     value = _serialize.loads(head, buffers)
@@ -236,7 +236,7 @@ def load(ref: ObjectRef, where: str = "") -> Any:
 
 
 def awaits(ref: ObjectRef) -> asyncio.Future:
-    """A future of the running loop that is done, with None, when the value is there or has failed."""
+    """Returns a future of the running loop that is set to None once the value is present or has failed."""
     from asyncio import get_running_loop
 
     loop = get_running_loop()
@@ -254,7 +254,7 @@ def _tell(future: asyncio.Future) -> None:
 
 
 def _settle(future, ref: ObjectRef) -> None:
-    """Gives the result to a future of asyncio or of a thread, which may be cancelled by then."""
+    """Sets the result of an asyncio or thread future, which may be cancelled by now."""
     from concurrent.futures import InvalidStateError
 
     if future.done():
@@ -263,10 +263,10 @@ def _settle(future, ref: ObjectRef) -> None:
         value, error = load(ref), None
     except BaseException as raised:
         value, error = None, raised
-    if isinstance(error, StopIteration):  # which no asyncio future takes
+    if isinstance(error, StopIteration):  # not accepted by asyncio futures
         cause, error = error, RuntimeError(f"a remote call raised {error!r}")
         error.__cause__ = cause
-    with contextlib.suppress(InvalidStateError):  # a thread cancels it just now
+    with contextlib.suppress(InvalidStateError):  # cancelled at this moment by another thread
         if error is None:
             future.set_result(value)
         else:
@@ -274,13 +274,13 @@ def _settle(future, ref: ObjectRef) -> None:
 
 
 def when_gone(worker: str, callback: Callable[[], None]) -> None:
-    """Calls back when a process of this node has ended: then the node says so of a value that only it could have made."""
+    """Calls back when a process of this node has ended: the node then fails the fetch of an object that only that process could make."""
     when_ready(ObjectRef(_session().fetch(new_object_id(), worker)), callback)
 
 
 class _Awaited:
-    """Callbacks by the numbers under which a Readiness notes their references. For whoever sleeps on its descriptor: the connections are to
-    be served by another thread then (hand_over)."""
+    """Callbacks by the numbers under which a Readiness reports their references. The thread that sleeps on its descriptor cannot serve
+    connections; hand_over assigns another one."""
 
     def __init__(self):
         self.readiness = _native.Readiness()
@@ -309,7 +309,7 @@ class _Awaited:
             try:
                 if callback is not None:
                     callback()
-            except SystemExit:  # as any thread takes it
+            except SystemExit:  # ignored, as in any thread
                 pass
             except BaseException:
                 traceback.print_exc()
@@ -318,20 +318,20 @@ class _Awaited:
 def _hand_over() -> None:
     session = state.session
     if session is not None:
-        with contextlib.suppress(ShoalError):  # closed meanwhile
+        with contextlib.suppress(ShoalError):  # the session is closed meanwhile
             session.hand_over()
 
 
 class _OfLoop(_Awaited):
-    """Calls back on an asyncio loop, to settle the future that a callback has as its first argument."""
+    """Calls back on an asyncio loop. A callback settles its first argument, a future."""
 
-    _FEW = _many = 64  # callbacks, among which those of futures that were cancelled are not looked for
+    _FEW = _many = 64  # number of callbacks up to which cancelled futures are not removed
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         super().__init__()
         self._loop = weakref.ref(loop)
         self._leaving = False
-        contextvars.Context().run(loop.add_reader, self.readiness.fd, self.deliver)  # not in that of the call which happens to be the first
+        contextvars.Context().run(loop.add_reader, self.readiness.fd, self.deliver)  # an empty context, not that of the first call
 
     def add(self, ref: ObjectRef, callback: partial) -> None:
         super().add(ref, callback)
@@ -339,7 +339,7 @@ class _OfLoop(_Awaited):
             for number in [n for n, c in self._callbacks.items() if c.args[0].done()]:
                 del self._callbacks[number]
             self._many = 2 * len(self._callbacks) + self._FEW
-        if not self._leaving:  # once per turn of the loop, after what is ready to run has made its calls
+        if not self._leaving:  # once per turn of the loop, after the ready handlers have made their calls
             self._leaving = True
             self._loop().call_soon(self._leave)
 
@@ -359,7 +359,7 @@ def _of_loop(loop: asyncio.AbstractEventLoop) -> _OfLoop:
 
 
 class _Thread(_Awaited):
-    """Calls back in a thread of its own, which sleeps until something is ready."""
+    """Calls back in its own thread, which sleeps until a reference is ready."""
 
     def __init__(self):
         super().__init__()
@@ -378,7 +378,7 @@ class _Thread(_Awaited):
 
 
 class _Once:
-    """A thread of this process, made when it is first needed."""
+    """A thread of this process, made on the first use."""
 
     def __init__(self):
         self.forget()
@@ -394,22 +394,22 @@ class _Once:
             return self._thread
 
 
-# A call that a user's code waits for may need our threads; one that the callback of a pool waits for, both.
+# Three threads: a user's callback may wait for a call that needs ours, and a pool's callback for one that needs both others.
 _for_us, _for_users, _for_pools = _Once(), _Once(), _Once()
 
 
 def callbacks() -> _Thread:
-    """The thread for this package's own, made when it is first needed."""
+    """The thread of this package's own callbacks."""
     return _for_us.get()
 
 
 def when_ready(ref: ObjectRef, callback: Callable[[], None]) -> None:
-    """Calls back once the value is there or has failed: in a thread of this process's own, also if that is so already."""
+    """Calls back in this package's thread once the value is present or has failed, even if it is already."""
     callbacks().add(ref, callback)
 
 
 def when_ready_for_pools(ref: ObjectRef, callback: Callable[[], None]) -> None:
-    """The same in a thread in which users' code runs, that of ``util.multiprocessing``."""
+    """The same in the thread that runs users' callbacks of ``util.multiprocessing``."""
     _for_pools.get().add(ref, callback)
 
 

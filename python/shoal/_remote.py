@@ -1,4 +1,4 @@
-"""``remote``: classes become actors, functions become tasks."""
+"""``remote``: makes actors from classes, and tasks from functions."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ __all__ = [
 
 _OPTIONS = {"num_cpus", "num_gpus", "memory", "resources", "accelerator_type"}
 _KNOWN = _OPTIONS | ACTOR_OPTIONS | FUNCTION_OPTIONS
-_ENDS_S, _AGAIN_S = 5.0, 0.002  # for the head to hear of an end of which this process has, and how often it is asked
-_MAX_BIRTH_BYTES = 1 << 19  # of actors/cluster/cluster.h
+_ENDS_S, _AGAIN_S = 5.0, 0.002  # limit for the head to learn of a death after this process, and pause between queries
+_MAX_BIRTH_BYTES = 1 << 19  # same as in actors/cluster/cluster.h
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-_ACCELERATOR_SHARE = 0.001  # of a node's one: any number of actors may ask for its type
+_ACCELERATOR_SHARE = 0.001  # of one unit per node, so that any number of actors fits
 
 
 def _resources(options: dict[str, Any], default_cpus: float) -> dict[str, float]:
@@ -94,7 +94,7 @@ def _logging() -> dict[str, str]:
 
 @cache
 def interpreters_paths() -> frozenset[str]:
-    """The folders of the standard library and of site-packages. The first call reads files; a zygote makes it for its workers."""
+    """The folders of the standard library and of site-packages. The first call reads files; a zygote makes it before it forks workers."""
     own = *sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages(), sysconfig.get_config_var("DESTSHARED")
     return frozenset(own)
 
@@ -102,16 +102,16 @@ def interpreters_paths() -> frozenset[str]:
 def launch(
     cpus: float = 0, *, torch: bool = False, env: dict[str, str] | None = None, runtime_env: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """How a worker of this driver is started: same interpreter, same import path, same folder, but for what ``runtime_env`` says. It
-    computes with as many threads as it has CPUs, unless that says otherwise."""
+    """Returns the start parameters of a worker of this driver: same interpreter, import path and folder, unless ``runtime_env`` differs. By
+    default it computes with as many threads as it has CPUs."""
     around = _environment.prepare(_environment.merged(_environment.inherited(), runtime_env or {}))
-    # As Python itself reads sys.path: other entries than str count for nothing, nor does an archive that is not there.
+    # Like Python, ignores entries of sys.path that are no str, and archives that do not exist.
     there = [p for p in sys.path if isinstance(p, str) and (not p.endswith(".zip") or os.path.exists(p))]
     path = [os.path.abspath(p) if p else os.getcwd() for p in there]
-    # First comes the script's folder, unless Python left that out: the main module of `python -m package.main` is no script.
+    # The script's folder comes first, unless Python left it out: the main module of `python -m package.main` is no script.
     scripts = {os.path.dirname(way(sys.argv[0])) for way in (os.path.abspath, os.path.realpath)} if sys.argv else set()
     script = [p for p in path if p in scripts][:1]
-    # Its own standard library and site-packages are the worker's, too: only what was added matters.
+    # The worker has its own standard library and site-packages: only added entries matter.
     added = [p for p in path if p not in interpreters_paths()]
     ours = _package_path().split(os.pathsep)
     threads = {"OMP_NUM_THREADS": str(int(cpus))} if cpus >= 2 else {}
@@ -139,13 +139,12 @@ def create_gang(
     placed: dict[str, Any] | None = None,
     runtime_env: dict[str, Any] | None = None,
 ) -> list[ActorHandle]:
-    """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments.
-    ``name`` is what people read (default: the class's); ``options``: the actors' own (ACTOR_OPTIONS); ``placed``: where they
-    may go (of ``_placement.where``)."""
+    """Creates ``count`` actors of one class with the same arguments, all or none, in order of rank. ``name`` is for display (default: the
+    class's). ``options``: those in ACTOR_OPTIONS. ``placed``: the request from ``_placement.where``."""
     name, options = name or cls.__name__, options or {}
     session = _session()
     methods = with_retries(methods_of(cls), options.get("max_task_retries"))
-    # Packed first: arguments that cannot travel shall not leave actors behind.
+    # Packed first, so that unpicklable arguments leave no actors behind.
     packed = _pack_creation(cls, name, methods, args, kwargs or {}, resources, options)
     how = launch(resources.get("CPU", 0), torch=torch, env=env, runtime_env=runtime_env)
     ids = session.create_gang(name, count, resources, how, refuse_infeasible, placed or {})
@@ -163,7 +162,7 @@ def create_gang(
 
 
 def _pack_creation(cls: type, class_name: str, methods: dict, args, kwargs: dict, resources: dict[str, float], options: dict[str, Any]):
-    """The call that makes an actor: its class, what its worker has to know of it, and the arguments."""
+    """Packs the call that makes an actor: its class, its worker's settings, and the arguments."""
     return _pack((_serialize.Code(cls), _settings(cls, class_name, methods, resources, options), *args), kwargs, ours=2)
 
 
@@ -187,15 +186,15 @@ def _begins(session: _native.Session, handle: ActorHandle, arguments: list[_nati
 
 
 def _end_unmade(session: _native.Session, actor_id: str, arguments: list[_native.Ref]) -> None:
-    """An actor whose arguments have failed is never made: it ends."""
+    """Ends an actor whose arguments have failed: it is never made."""
     if any(a.ready and a.failed for a in arguments):
-        with contextlib.suppress(Exception):  # the session is closed, and the actor gone with it
+        with contextlib.suppress(Exception):  # the session is closed, and the actor ended with it
             session.kill(actor_id)
 
 
 def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tuple[bytes, list[_native.Ref]]:
-    """Packs what an actor is made from when it is started again, with the references in it. References among its arguments stay so, and
-    large arguments become some, as does a large class."""
+    """Packs the class, settings and arguments for restarts of an actor, with the references in them. Reference arguments stay references; a
+    large argument or class becomes one."""
 
     code = _serialize.Code(cls)
 
@@ -220,7 +219,7 @@ def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tu
 
 
 def from_birth(birth: bytes) -> tuple[type, dict[str, Any], tuple, dict]:
-    """(class, settings, args, kwargs)"""
+    """Returns (class, settings, args, kwargs)."""
     cls, settings, args, kwargs = _serialize.loads(*pickle.loads(birth))
 
     def value(a):
@@ -230,7 +229,7 @@ def from_birth(birth: bytes) -> tuple[type, dict[str, Any], tuple, dict]:
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
-    """The living actor of this name. ValueError (ActorNotFound) when there is none in the namespace (default: this job's)."""
+    """Returns the living actor of this name. ValueError (ActorNotFound) if the namespace (default: this job's) has none."""
     if not isinstance(name, str) or not name:
         raise (TypeError if name else ValueError)(f"the name of an actor is a str that is not empty, not {name!r}")
     session = _session()
@@ -238,7 +237,8 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
 
 def _living(find: Callable[[], bytes | None], lives: Callable[[ActorHandle], bool] = made_here.keep_on) -> ActorHandle | None:
-    """The actor that the head has by a name, asked again while it has one whose end this process has heard of, and the head not yet."""
+    """Returns the actor that the head has by a name. It asks again while the head has not yet learnt of a death that this process has
+    seen."""
     until = time.monotonic() + _ENDS_S
     while (found := find()) is not None:
         handle = _serialize.loads(found, [])
@@ -249,7 +249,7 @@ def _living(find: Callable[[], bytes | None], lives: Callable[[ActorHandle], boo
 
 
 def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str, str]]:
-    """Names of living actors in this job's namespace, or ``{"name", "namespace"}`` of all there are."""
+    """Names of living actors in this job's namespace, or dicts of name and namespace for all namespaces."""
     named = [r for r in _session().list("actors") if r["name"] and r["state"] != "DEAD"]
     if all_namespaces:
         return [{"name": r["name"], "namespace": r["namespace"]} for r in named]
@@ -257,7 +257,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str
 
 
 class ActorClassInheritanceException(TypeError):
-    """A class was to be derived from one that was decorated with ``remote``."""
+    """Raised when a class derives from one that is decorated with ``remote``."""
 
 
 class ActorClass:
@@ -271,7 +271,7 @@ class ActorClass:
 
     @property
     def __ray_actor_class__(self) -> type:
-        """The class that was decorated."""
+        """The decorated class."""
         return self._shoal_cls
 
     def __getattr__(self, name: str):
@@ -280,7 +280,7 @@ class ActorClass:
             raise AttributeError(name)
         return getattr(self._shoal_cls, name)
 
-    # Not before they are used: while a class that refers to itself is unpickled it is still empty.
+    # Computed on first use: a class that refers to itself is still empty while it is unpickled.
     @cached_property
     def _shoal_methods(self) -> dict[str, dict[str, Any]]:
         return methods_of(self._shoal_cls)
@@ -294,8 +294,7 @@ class ActorClass:
         return is_async(self._shoal_cls)
 
     def _shoal_takes_any_order(self, options: dict[str, Any]) -> bool:
-        """Whether a call that waits for its arguments holds up nobody behind it: calls of several threads or coroutines have no order that
-        they could lose."""
+        """True if a call that waits for its arguments may be overtaken. Calls of a concurrent actor have no order to keep."""
         chosen, concurrent = options.get("allow_out_of_order_execution"), self._shoal_is_async or (options.get("max_concurrency") or 1) > 1
         if concurrent and chosen is False:
             raise ValueError("allow_out_of_order_execution=False: calls of an async actor, or with max_concurrency above 1, have no order")
@@ -311,19 +310,18 @@ class ActorClass:
         return options
 
     def options(self, /, **options) -> ActorClass:
-        other = object.__new__(ActorClass)  # what is known of the class stays
+        other = object.__new__(ActorClass)  # keeps the cached properties
         other.__dict__.update(self.__dict__, _shoal_options=self._shoal_checked({**self._shoal_options, **_check_options(options)}))
         return other
 
     def remote(self, /, *args, **kwargs) -> ActorHandle:
-        """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job, and what it prints is
-        shown by ``shoal logs NAME`` alone; ``max_restarts``: its process is started again when it ends unasked, by ``sys.exit`` with
-        another code than 0, too.
+        """Creates an actor. ``name``: other processes find it with ``get_actor``. ``lifetime="detached"``: it outlives its job, and only
+        ``shoal logs NAME`` shows its output. ``max_restarts``: its process is restarted after an unrequested end, including ``sys.exit``
+        with a code other than 0.
 
-        Unless it is detached, an actor ends when no handle of it is left, in whatever process, after the calls that were made on it (see
-        ``ActorHandle``; handles that ``get_actor`` and ``get_if_exists`` find keep nobody). Before that an actor that an actor made ends
-        with that one's process, also when that is started again; one that a remote function made, when the worker that ran it dies, but
-        not when that is merely used up (``max_calls``) or idle.
+        Other actors end when no counted handle (see ``ActorHandle``) is left in any process, after the calls made on them. An actor also
+        ends with the process of the actor that created it, even if that is restarted. An actor created by a remote function ends if the
+        function's worker dies, but not if the worker is used up (``max_calls``) or idle.
         """
         if self._shoal_takes is not None:
             self._shoal_takes.check(self.__name__, args, kwargs)
@@ -337,7 +335,7 @@ class ActorClass:
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
         detached = options.get("lifetime") == "detached"
         settings = _settings(self._shoal_cls, name, self._shoal_methods, resources, options)
-        # A detached one makes itself, from its birth: who asked for it may be gone before it has a process. The call only tells when.
+        # A detached actor is made from its birth record, as its creator may be gone by then. The call only reports completion.
         packed = _pack((), {}) if detached else _pack((_serialize.Code(self._shoal_cls), settings, *args), kwargs, ours=2)
         limit = options.get("max_pending_calls", -1)
         handle = ActorHandle(
@@ -346,7 +344,7 @@ class ActorClass:
         handle._shoal_actor.any_order = self._shoal_takes_any_order(options)
         env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
         birth, kept = _birth(self._shoal_cls, settings, args, kwargs) if restarts or detached else (b"", [])
-        for ref in kept if detached else ():  # its end is nobody's to hear of
+        for ref in kept if detached else ():  # kept for good: no process learns of the actor's end
             session.pin(ref)
         create = partial(
             session.create_actor,
@@ -399,8 +397,8 @@ class ActorClass:
 class RemoteFunction:
     """A function decorated with ``remote``.
 
-    Each has an identity, which its copies and what ``options`` makes of it share: a worker keeps one function for each identity, since
-    two functions of one factory are alike as pickles and yet have closures of their own.
+    Its copies, also those by ``options``, share its identity. Workers cache functions by identity, because two functions of one factory
+    have equal pickles but separate closures.
     """
 
     def __init__(self, function, options: dict[str, Any], identity: bytes = b""):
@@ -412,9 +410,9 @@ class RemoteFunction:
         if not hasattr(function, "__name__"):
             raise TypeError(f"a remote function is a function, not {function!r}: write one that calls it")
         options = check_call_options(options, "remote functions", _OPTIONS)
-        self._function, self._options, self._known = function, options, None  # known: to the session
+        self._function, self._options, self._known = function, options, None  # _known: its registration with the session
         self._identity = identity or os.urandom(_serialize.IDENTITY_BYTES)
-        self._sent: list = []  # one at most; what options() makes of this has the same list
+        self._sent: list = []  # at most one element; shared with copies by options()
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     @cached_property
@@ -424,7 +422,7 @@ class RemoteFunction:
     def options(self, /, **options) -> RemoteFunction:
         options = {**self._options, **_check_options(options)}
         options = check_call_options(options, "remote functions", _OPTIONS)
-        self._takes  # noqa: B018 which the other need not find out, too
+        self._takes  # noqa: B018 computed once, for the copies as well
         other = object.__new__(RemoteFunction)
         other.__dict__.update(self.__dict__, _options=options, _known=None)
         return other
@@ -443,13 +441,13 @@ class RemoteFunction:
         return called.remote(*(args or ()), **(kwargs or {}))
 
     def bind(self, /, *args, **kwargs):
-        """A call that is not made yet: a node of a graph (``shoal.dag``) that is executed as it is."""
+        """Returns a call that is not made yet: a node of a graph (``shoal.dag``) that is executed without compilation."""
         from shoal.dag._nodes import FunctionNode
 
         return FunctionNode(self, args, kwargs)
 
     def _know(self):
-        from shoal._tasks import Function, FunctionPool, Sent  # after this module: its workers are actors
+        from shoal._tasks import Function, FunctionPool, Sent  # a late import, because its workers are actors
 
         if state.functions is None:
             state.functions = FunctionPool()
@@ -471,12 +469,15 @@ class RemoteFunction:
 def remote(*args, **options):
     """Decorator: ``@remote`` or ``@remote(num_cpus=1, num_gpus=0, memory=bytes, resources={...})`` on a class or a function.
 
-    An actor asks for no CPU unless told so, and goes to a node that has some: this one, or where few are; a task asks for one. Both take
-    ``scheduling_strategy`` and ``label_selector``. An actor also takes ``max_concurrency`` (threads; calls at once of a class with ``async
-    def`` methods, 1000 by default), ``concurrency_groups`` (more of these, by name), ``max_pending_calls``, ``name``, ``namespace``,
-    ``get_if_exists``, ``lifetime``, ``max_restarts`` and ``max_task_retries``; a function ``num_returns``, ``max_retries`` (3; -1: any
-    number) after deaths of its process, those for want of memory among them (then OutOfMemoryError), ``retry_exceptions``, ``max_calls``
-    of one process and ``name``.
+    Both take ``scheduling_strategy`` and ``label_selector``. By default an actor requests no CPU, but is placed on a node that has some,
+    preferably this one; a task requests one.
+
+    An actor takes ``max_concurrency`` (threads, or concurrent calls of a class with ``async def`` methods, 1000 by default),
+    ``concurrency_groups`` (further limits, by name), ``max_pending_calls``, ``name``, ``namespace``, ``get_if_exists``, ``lifetime``,
+    ``max_restarts`` and ``max_task_retries``.
+
+    A function takes ``num_returns``, ``max_retries``, ``retry_exceptions``, ``max_calls`` (of one process) and ``name``. ``max_retries``
+    (3; -1: unlimited) counts repetitions after its process died, also for lack of memory (then OutOfMemoryError).
     """
     if len(args) == 1 and not options and callable(args[0]):
         target = args[0]

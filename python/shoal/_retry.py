@@ -1,4 +1,4 @@
-"""Rules for what is run again: how often, after which exceptions, and which methods (``max_task_retries`` with ``retry_exceptions``)."""
+"""Rules for repeated calls: how often, after which exceptions, and which methods (``max_task_retries`` with ``retry_exceptions``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MethodAttempts", "Retries", "raised"]
 
 @dataclass(slots=True)
 class Retries:
-    """``left``: below 0 any number. ``exceptions``: after which; True: after all."""
+    """``left``: remaining repetitions, unlimited below 0. ``exceptions``: the classes to repeat after, or True for all."""
 
     left: int
     exceptions: bool | tuple[type[BaseException], ...]
@@ -36,7 +36,7 @@ class Retries:
         return True
 
     def worth_another(self, attempt: _native.Ref) -> bool:
-        """After it raised."""
+        """True if an attempt that raised may be repeated."""
         if isinstance(self.exceptions, bool):
             return self.exceptions
         try:
@@ -47,7 +47,7 @@ class Retries:
 
 
 def raised(attempt: _native.Ref) -> bool:
-    """Whether user code raised in an attempt that failed. Otherwise its process died."""
+    """True if user code raised in a failed attempt; False if its process died."""
     try:
         return attempt.value()[0]
     except Exception:
@@ -56,24 +56,24 @@ def raised(attempt: _native.Ref) -> bool:
 
 @dataclass(slots=True)
 class MethodAttempts:
-    """A call of a method that is made again while it raises. Later calls of the same caller do not wait for that."""
+    """A method call that is repeated while it raises. Later calls of the same caller do not wait for it."""
 
     session: _native.Session
-    actor: Any  # what handles share: it does not end before this is done
+    actor: Any  # shared state of handles, which keeps the actor alive
     method: str
     args: _native.Ref
     deps: list[_native.Ref]
     retries: Retries
     attempts: _native.Attempts = field(default_factory=_native.Attempts)
     attempt: _native.Ref | None = None
-    starting: Any = field(default_factory=threading.Lock)  # held until it is known which attempt was started
+    starting: Any = field(default_factory=threading.Lock)  # held until ``attempt`` is set
     parent: Any = field(default_factory=parent_call)
 
     def start(self) -> _native.Ref:
         awaited, result = callbacks(), self.attempts.ref
         number = awaited.number(self._judge)
         again = (self.retries.judges_exceptions, awaited.readiness, number, self.parent)
-        with self.starting:  # it may be over before this thread goes on
+        with self.starting:  # the attempt may be over before this thread goes on
             self.attempt = self.attempts.start(self.session, self.actor.id, self.method, self.args, self.deps, *again)
         when_ready(ObjectRef(result), lambda: awaited.forget(number))
         return result
@@ -81,7 +81,7 @@ class MethodAttempts:
     def _judge(self) -> None:
         with self.starting:
             attempt = self.attempt
-        with contextlib.suppress(Exception):  # the session is closed: then this failure is the result
+        with contextlib.suppress(Exception):  # the session is closed: this failure is the result
             if raised(attempt) and self.retries.worth_another(attempt) and self.retries.take():
                 self.start()
                 return

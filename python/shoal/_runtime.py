@@ -1,4 +1,4 @@
-"""The session of this process: opened by ``init``, or by the worker that this process is."""
+"""The session of this process, opened by ``init`` or at the start of a worker."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _native.set_error_factory(from_error)
 @dataclass
 class _State:
     session: _native.Session | None = None
-    cluster: subprocess.Popen | None = None  # embedded: ends with us
+    cluster: subprocess.Popen | None = None  # an embedded cluster, which ends with this process
     is_worker: bool = False
     functions: object = None  # the pool of workers for remote functions (_remote)
     ending: list = field(default_factory=list)  # called before the session closes
-    forked: bool = False  # from a process that had a session
-    parent: int = 0  # a process whose forked children end with it
-    lends: bool = False  # its CPUs, while it waits: a worker of functions
-    runtime_env: dict | None = None  # of what this process starts (_environment)
-    logging: object = None  # LoggingConfig of the job, if there is one
-    shows_logs: bool = False  # what its workers print: a driver's
-    told_of_detached: bool = False  # that it does not show what detached actors print
-    namespace: str = ""  # of the names of actors that this process makes and looks for
-    retry_delay_ms: int | None = None  # what init was given (_system_config)
-    failed: bool = False  # at the end, where no exception says so: the exit status does
+    forked: bool = False  # forked from a process that had a session
+    parent: int = 0  # pid of a process whose forked children end with it
+    lends: bool = False  # a worker of functions, which lends its CPUs while it waits
+    runtime_env: dict | None = None  # default environment of child processes (_environment)
+    logging: object = None  # the job's LoggingConfig, if any
+    shows_logs: bool = False  # a driver that prints its workers' output
+    told_of_detached: bool = False  # the notice about detached actors' output was printed
+    namespace: str = ""  # the scope of actor names in this process
+    retry_delay_ms: int | None = None  # the argument of init (_system_config)
+    failed: bool = False  # exit with status 1, though no exception reports the failure
 
     def forget(self) -> None:
-        """There is no session any more."""
+        """Resets the fields that belong to a session."""
         self.session, self.cluster, self.functions, self.ending = None, None, None, []
         self.runtime_env, self.logging, self.retry_delay_ms = None, None, None
 
@@ -50,7 +50,7 @@ RETRY_DELAY = "SHOAL_TASK_RETRY_DELAY_MS"
 
 
 def retry_delay_ms() -> int:
-    """Before a call is made again whose process died; Ray's resubmission comes as late."""
+    """The delay before a call is repeated after its process died, the same as in Ray."""
     text = os.environ.get(RETRY_DELAY, "1000")
     if state.retry_delay_ms is None and not text.isdecimal():
         raise InvalidArgument(f"{RETRY_DELAY} is a number of milliseconds, not {text!r}")
@@ -58,7 +58,7 @@ def retry_delay_ms() -> int:
 
 
 def binary() -> str:
-    """The ``shoal`` command that belongs to this package: in the wheel, or in the build tree beside the extension."""
+    """The path of the ``shoal`` command of this package: in the wheel, or in the build tree next to the extension."""
     here = Path(__file__).resolve().parent
     built = Path(_native.__file__).parent.parent.parent
     for candidate in (here / "bin" / "shoal", built / "scheduler" / "cli" / "shoal"):
@@ -68,7 +68,7 @@ def binary() -> str:
 
 
 def session() -> _native.Session:
-    """The open session; opens an embedded cluster when there is none, as a first use does."""
+    """Returns the open session; calls ``init`` if there is none."""
     if state.session is None:
         if state.forked:
             raise Unavailable(
@@ -93,8 +93,8 @@ def start_local(
     http_port: int | None = None,
     timeout: float = 20,
 ):
-    """Starts head and node in one process that ends with this one. ``home``: of its session, "" for the user's. ``http_port``: None for no
-    HTTP interface, 0 for 8265 or any free one. Returns (process, what it said when it was ready)."""
+    """Starts head and node in one process that ends with this one. ``home``: the parent folder of its session, "" for the user's.
+    ``http_port``: None for no HTTP interface, 0 for 8265 or any free one. Returns (process, its report when ready)."""
     _native.open_standard_streams()  # a pipe at 0, 1 or 2 would be replaced in the child
     reading, writing = os.pipe()
     command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]
@@ -104,7 +104,7 @@ def start_local(
     command += ["--remove-folder"] if remove_folder else []
     if http_port is not None:
         command += ["--http-port", str(http_port or 8265), *([] if http_port else ["--http-or-any"])]
-    # Away from the terminal's signals: Ctrl-C is for the driver, which then ends the cluster in order.
+    # In a session of its own: Ctrl-C reaches only the driver, which then ends the cluster in order.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -148,14 +148,14 @@ def start_local(
 
 
 def _package_path() -> str:
-    """Where children find this very package (and its extension), however this process found it."""
+    """The import path of this very package and its extension, for child processes."""
     import shoal
 
     return os.pathsep.join(dict.fromkeys(str(Path(p).parent) for p in shoal.__path__))
 
 
 def attach_worker() -> _native.Session:
-    """Opens the session of a process that a node started, from what the node put into its environment."""
+    """Opens the session of a process that a node started, from the environment that the node set."""
     if state.session is not None:
         return state.session
     env = os.environ
@@ -165,12 +165,12 @@ def attach_worker() -> _native.Session:
         worker=env["SHOAL_WORKER_ID"],
         job=env["SHOAL_JOB_ID"],
         role=f"rank {env['RANK']}" if "RANK" in env else "worker",
-        print_logs=not state.is_worker and env.get("RANK", "0") == "0",  # a job's own process says what the head warns of
+        print_logs=not state.is_worker and env.get("RANK", "0") == "0",  # the job's own process prints the head's warnings
         retry_delay_s=retry_delay_ms() / 1000,
     )
     state.namespace = env.get("SHOAL_NAMESPACE", state.session.job)
     if "SHOAL_LOGGING" in env:
-        from shoal._logging import apply, from_environment  # only where somebody asked for it
+        from shoal._logging import apply, from_environment  # only with a LoggingConfig
 
         state.logging = from_environment()
         apply(state.logging)
@@ -182,7 +182,7 @@ def started_by_node() -> bool:
 
 
 def close() -> None:
-    """Leaves the cluster, and ends it if it is embedded in this process. Idempotent."""
+    """Leaves the cluster, and ends an embedded one. Idempotent."""
     if state.session is None:
         return
     session, cluster = state.session, state.cluster
@@ -199,7 +199,7 @@ def close() -> None:
         session.close()
         if cluster is not None:
             cluster.wait(3)
-    except BaseException as error:  # Ctrl-C, or it takes too long: at once, then
+    except BaseException as error:  # Ctrl-C or a timeout: end at once
         state.forget()
         session.close()
         if cluster is not None:
@@ -210,8 +210,8 @@ def close() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """A child that the user forks (a DataLoader's worker) has no place in the cluster: it closes its copies of our connections, its exit
-    handlers touch nothing, and a call into Shoal there raises. It may join a cluster by itself (``init``)."""
+    """Detaches a child that the user forks (a DataLoader's worker) from the cluster. The child closes its copies of the connections, its
+    exit handlers do nothing, and calls into Shoal raise. It may join a cluster by itself (``init``)."""
     if state.session is not None:
         state.session.abandon_after_fork()
         state.forget()
@@ -221,12 +221,12 @@ def _after_fork_in_child() -> None:
 
 
 def _before_fork() -> None:
-    # The kernel's signal comes at the end of the *thread* that forked: only the main one lives as long as its process.
+    # The kernel sends the signal at the end of the forking *thread*: only the main one lives as long as its process.
     _forking.by_main = threading.current_thread() is threading.main_thread()
 
 
 def end_children_with_this() -> None:
-    """Children that this process forks are killed when it ends, however it ends: their node may end with it and cannot see to it."""
+    """Makes the kernel kill forked children at this process's end. The node cannot do that if it ends at the same time."""
     state.parent = os.getpid()
 
 
@@ -245,7 +245,7 @@ def _at_exit() -> None:
     if state.is_worker:
         return
     close()
-    if state.failed:  # Python has no other way to a status here. Exit handlers from before Shoal was imported do not run.
+    if state.failed:  # os._exit is the only way to set a status here. Exit handlers registered before Shoal's import do not run.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -1,4 +1,4 @@
-"""Python values to bytes and back: pickle protocol 5 with large buffers out of band, cloudpickle where pickle is not enough."""
+"""Serialization of Python values: pickle protocol 5 with large buffers out of band, cloudpickle where pickle is not enough."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import Any
 from shoal import cloudpickle
 from shoal.exceptions import TaskError, bare, parts
 
-# A buffer smaller than this travels inside the pickle.
+# Smaller buffers travel inside the pickle.
 _OUT_OF_BAND_BYTES = 4096
-# And so does what comes after this many: a value has a bound (kMaxBuffers in actors/value/value.h).
+# So do further buffers: a value has at most kMaxBuffers (actors/value/value.h).
 _MAX_BUFFERS = 10_000
-# Bytes from here on get a buffer of their own: below it one frame for all is cheaper.
+# Bytes of at least this size get their own buffer; for smaller ones a single frame is cheaper.
 _LARGE_BYTES = 1 << 16
-# Types that pickle itself knows, by value: no need for cloudpickle, which costs 20 us a call.
+# Types that pickle handles by value, without cloudpickle, which costs 20 us a call.
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
-UNSENDABLE = (TypeError, AttributeError, pickle.PicklingError)  # what pickle raises of what it cannot
+UNSENDABLE = (TypeError, AttributeError, pickle.PicklingError)  # errors of pickle for unsupported values
 
 
 def _plain(value: Any, depth: int = 4) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return True
-    if depth == 0:  # or a value that contains itself
+    if depth == 0:  # too deep, or self-referential
         return False
     if kind is tuple or kind is list:
         return len(value) <= 16 and all(_plain(v, depth - 1) for v in value)
@@ -40,7 +40,7 @@ def _plain(value: Any, depth: int = 4) -> bool:
 
 
 def small(value: Any) -> bool:
-    """Whether it is a plain value of its own, of few bytes: nothing in it needs a look, a buffer or cloudpickle."""
+    """True for a small value of a plain type, which needs no inspection, buffer or cloudpickle."""
     kind = type(value)
     return kind in _PLAIN and (kind is not bytes or len(value) < _LARGE_BYTES)
 
@@ -56,8 +56,8 @@ def _tensor(memory, dtype: str, shape: tuple[int, ...]):
 
     if not memoryview(memory).nbytes:
         return torch.empty(shape, dtype=getattr(torch, dtype))
-    # Unlike an array a tensor cannot be read-only, so nobody else may see what is written to it. What a session hands out is read-only
-    # as a view; the memory behind it belongs to this one value, as its pickle names this function (python/native/refs.cc).
+    # # A tensor cannot be read-only, so its memory must not be shared. The session's view is read-only, but the memory behind it belongs to
+    # this value alone: the session makes a private copy for pickles that name this function (python/native/refs.cc).
     view = memoryview(memory)
     if view.readonly:
         view = memoryview(view.obj)
@@ -65,7 +65,7 @@ def _tensor(memory, dtype: str, shape: tuple[int, ...]):
 
 
 def _strided(dense, order: tuple[int, ...], shape: tuple[int, ...]):
-    """A tensor whose dimensions lie in memory in another order, or are there once and repeated."""
+    """Returns a tensor with permuted and expanded dimensions of a dense one."""
     return dense.permute(order).expand(shape)
 
 
@@ -78,7 +78,7 @@ def _leaf(tensor, wants_gradient: bool, parameter: bool):
 
 
 class _Memory:
-    """Pickles as the bytes it holds, which lie beside the pickle: pickle itself copies them into it."""
+    """Pickles bytes as a buffer beside the pickle; plain pickle would copy them into it."""
 
     __slots__ = ("value",)
 
@@ -90,7 +90,7 @@ class _Memory:
 
 
 def beside(value: Any) -> Any:
-    """Returns what to pickle in place of a value (an argument, a result, what is put): large ``bytes`` are copied once less that way."""
+    """Returns the object to pickle for an argument, a result or a put value. Large ``bytes`` are wrapped, which saves a copy."""
     return _Memory(value) if (type(value) is bytes or type(value) is bytearray) and len(value) >= _LARGE_BYTES else value
 
 
@@ -101,7 +101,7 @@ def _set_attributes(obj, attributes: dict[str, Any]) -> None:
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
         kind = type(obj)
-        if kind in copyreg.dispatch_table:  # somebody knows better (register_serializer)
+        if kind in copyreg.dispatch_table:  # a registered serializer comes first (register_serializer)
             return NotImplemented
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and _in_memory(obj, torch):
@@ -114,7 +114,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _CodePickler(_Pickler):
-    """For functions and classes: what numpy keeps inside the pickle may be written to."""
+    """For functions and classes: arrays inside the pickle stay writable."""
 
     def reducer_override(self, obj):
         numpy = sys.modules.get("numpy")
@@ -124,7 +124,7 @@ class _CodePickler(_Pickler):
 
 
 class Code:
-    """Stands for a class where it is pickled: arrays that it refers to are its own, and may be written to."""
+    """Wraps a class for pickling; the arrays that it refers to are copied and stay writable."""
 
     __slots__ = ("what",)
 
@@ -146,13 +146,13 @@ def _in_memory(tensor, torch) -> bool:
 
 
 def _tensor_parts(tensor, torch) -> tuple:
-    """(function, arguments) that make it again from its own bytes, which are copied only if they lie apart."""
+    """Returns (function, arguments) that rebuild the tensor from its bytes, which are copied only if not contiguous."""
     parameter = type(tensor) is torch.nn.Parameter
     if parameter or tensor.requires_grad:
         return _leaf, (tensor.detach(), tensor.requires_grad, parameter)
     if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
-        flat = tensor.as_strided((tensor.numel(),), (1,))  # one element may have any stride
-        memory = flat.view(torch.uint8).numpy()  # numpy does not have every dtype
+        flat = tensor.as_strided((tensor.numel(),), (1,))  # a single element may have any stride
+        memory = flat.view(torch.uint8).numpy()  # numpy lacks some dtypes
         return _tensor, (pickle.PickleBuffer(memory), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
     once = tensor.resolve_conj().resolve_neg()
     for dim, stride in enumerate(once.stride()):
@@ -164,7 +164,7 @@ def _tensor_parts(tensor, torch) -> tuple:
 
 
 def _for_reading(array):
-    """A view of it that arrives read-only. None for what numpy would copy into the pickle: what is not contiguous, and dates."""
+    """Returns a view that arrives read-only. For arrays that numpy copies into the pickle (non-contiguous ones, dates) it returns None."""
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous) or array.dtype.kind in "Mm":
         return None
@@ -174,7 +174,7 @@ def _for_reading(array):
 
 
 def _array_parts(array, numpy) -> tuple:
-    """(function, arguments) that make it again, for reading."""
+    """Returns (function, arguments) that rebuild the array, read-only."""
     view = _for_reading(array)
     if view is not None:
         return view.__reduce_ex__(5)
@@ -184,13 +184,13 @@ def _array_parts(array, numpy) -> tuple:
 
 
 def _pickles_by_default(cls: type[BaseException]) -> bool:
-    """By calling the class with ``args``, that is: wrong for every class whose ``__init__`` wants something else."""
+    """True if the class pickles by a call with ``args``, which fails for an ``__init__`` with other parameters."""
     ways = [next(c for c in cls.__mro__ if name in vars(c)) for name in ("__reduce__", "__reduce_ex__")]
     return all(c.__module__ == "builtins" for c in ways)
 
 
 def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[memoryview]]:
-    """(head, buffers): the pickle and, beside it, the memory of large arrays and bytes, not copied."""
+    """Returns (head, buffers): the pickle, and the memory of large arrays and bytes, not copied."""
     value = beside(value)
     if _plain(value):
         return pickle.dumps(value, protocol=5), []
@@ -209,18 +209,18 @@ def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[m
     numpy = sys.modules.get("numpy")
     plain_array = numpy is not None and type(value) is numpy.ndarray and numpy.ndarray not in copyreg.dispatch_table
     if plain_array and not value.dtype.hasobject and (view := _for_reading(value)) is not None:
-        return pickle.dumps(view, protocol=5, buffer_callback=out_of_band), buffers  # as it is often: without cloudpickle
+        return pickle.dumps(view, protocol=5, buffer_callback=out_of_band), buffers  # the common case, without cloudpickle
     with io.BytesIO() as file:
         pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
         return file.getvalue(), buffers
 
 
-_pickled = threading.local()  # .refs: the references that pack() has come upon in this thread
+_pickled = threading.local()  # .refs: the references that pack() has found in this thread
 
 
 def pack(value: Any, pickler: type[_Pickler] = _Pickler, what: str = "") -> tuple[bytes, list[memoryview], list]:
-    """(head, buffers, refs): the same, and the references in it, so that what they refer to stays as long as this value. ``what`` names it
-    in the TypeError for a value that cannot be pickled; without, pickle's own error is raised."""
+    """Returns (head, buffers, refs): as ``dumps``, with the references in the value, which must be kept as long as the value. ``what``
+    names the value in the TypeError if it cannot be pickled; without it pickle's own error is raised."""
     if small(value):
         return pickle.dumps(value, protocol=5), [], []
     outer = getattr(_pickled, "refs", None)
@@ -236,7 +236,7 @@ def pack(value: Any, pickler: type[_Pickler] = _Pickler, what: str = "") -> tupl
 
 
 def unsendable(what: str, value: Any, error: Exception) -> TypeError:
-    """The error for a value that cannot be pickled. ``what`` names it: "argument 0", "the value that was put"."""
+    """Returns the error for a value that cannot be pickled. ``what`` names it: "argument 0", "the value that was put"."""
     hint = "shoal.util.inspect_serializability(..) shows which part of it"
     return TypeError(f"{what}, of type {type(value).__name__}, cannot be sent: {error}; {hint}")
 
@@ -245,35 +245,35 @@ RETURNED, YIELDED = "the value that it returned", "a value that it yielded"
 
 
 def pack_function(function: Any) -> tuple[bytes, list[memoryview], list]:
-    """The same. Small arrays that it refers to are its own, and may be written to; large ones lie beside it, read-only, as values do."""
+    """Packs a function. Small arrays that it refers to are copied and stay writable; large ones lie in buffers, read-only."""
     return pack(function, _CodePickler)
 
 
-IDENTITY_BYTES, NUMBER_BYTES = 16, 8  # behind the pickle of a remote function; the second only of a large one
+IDENTITY_BYTES, NUMBER_BYTES = 16, 8  # appended to the pickle of a remote function; the number only for a large one
 
 
 def is_large(head, buffers) -> bool:
-    """Whether a packed function is too large to be compared with others as a whole."""
+    """True if a packed function is too large for a comparison of its bytes."""
     return bool(buffers) or len(head) >= _LARGE_BYTES
 
 
 def note_ref(ref) -> bool:
-    """False when somebody else than pack() pickles it: then nobody knows where it goes."""
+    """Notes a reference in the value that pack() is packing. False outside of pack(): the destination is unknown."""
     refs = getattr(_pickled, "refs", None)
     if refs is not None:
         refs.append(ref)
     return refs is not None
 
 
-_known: dict[bytes, tuple] = {}  # pickles that are one array and its memory: its maker, dtype, shape and order
+_known: dict[bytes, tuple] = {}  # pickles of a single array: its maker, dtype, shape and order
 _MAX_KNOWN = 1000
 _MAX_KNOWN_BYTES = 200
 
 
 def loads(head, buffers=()) -> Any:
-    """The value. Arrays lie, read-only, in the memory of ``buffers``, and so do tensors, which may be written to.
+    """Returns the value. Arrays and tensors lie in the memory of ``buffers``; arrays are read-only, tensors writable.
 
-    What is one array is seldom the only one of its shape: the second is made without pickle, which takes several times as long.
+    Pickles of single arrays are cached: equal ones are made without pickle, which takes several times as long.
     """
     if len(buffers) != 1 or type(head) is not bytes or len(head) > _MAX_KNOWN_BYTES or not _is_for_reading(buffers[0]):
         return pickle.loads(head, buffers=buffers)
@@ -295,7 +295,7 @@ def _is_for_reading(buffer) -> bool:
 
 
 def _is_all_of(array, head: bytes) -> bool:
-    """Whether this pickle says nothing but the array's dtype, shape and order: then it is what numpy itself makes of it."""
+    """True if the pickle has only the array's dtype, shape and order, as numpy's own pickle has."""
     flags, dtype = array.flags, array.dtype
     if not (flags.c_contiguous or flags.f_contiguous) or dtype.names is not None or dtype.metadata is not None:
         return False
@@ -303,33 +303,33 @@ def _is_all_of(array, head: bytes) -> bool:
 
 
 def dump_exception(error: BaseException, where: str, host: str = "") -> tuple[bytes, list[memoryview]]:
-    """A TaskError that carries ``error`` as far as it can travel, and its traceback in any case. ``host``: where others reach this one."""
+    """Packs a TaskError with ``error``, if that can be pickled, and its traceback. ``host``: the address of this host."""
     try:
         text = _traceback_of(error)
-    except Exception:  # whatever it has of its own in the place of what exceptions have
+    except Exception:  # the exception overrides standard attributes with unusable ones
         text = "".join(traceback.format_exception(error))
-    if isinstance(error, TaskError):  # what another actor's code raised: its own traceback is the end of this one
+    if isinstance(error, TaskError):  # raised by another actor's code, whose traceback ends this one
         theirs = error._shoal_error
         return dumps(TaskError(theirs.cause, text, where, theirs.pid, theirs.ip))
     return dumps(TaskError(error, text, where, os.getpid(), host))
 
 
 _HERE = os.path.dirname(__file__) + os.sep
-_GROUP = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
+_GROUP = getattr(builtins, "BaseExceptionGroup", ())  # new in Python 3.11
 _MAX_TEXT = 1 << 16  # of a traceback, in characters
 
 
 def _traceback_of(error: BaseException) -> str:
-    """As Python shows it, but for what this package did around the user's code; of one that is too long its beginning and its end."""
+    """The traceback as Python formats it, without this package's frames around the user's code. A long one loses its middle."""
     told = traceback.TracebackException.from_exception(error)
     pairs: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(told, error)]
     while pairs:
         of, one = pairs.pop()
-        if of is None or one is None:  # a cause that is told elsewhere already
+        if of is None or one is None:  # a cause that is formatted elsewhere
             continue
         ours = [frame.filename.startswith(_HERE) for frame in of.stack]
         if not all(ours):
-            end = len(ours) - ours[::-1].index(False) if isinstance(one, TaskError) else len(ours)  # behind it a value was fetched
+            end = len(ours) - ours[::-1].index(False) if isinstance(one, TaskError) else len(ours)  # without the frames of get()
             of.stack = traceback.StackSummary.from_list(of.stack[ours.index(False) : end])
         pairs += [(of.__cause__, one.__cause__), (of.__context__, one.__context__)]
         if isinstance(one, _GROUP):
@@ -342,7 +342,7 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def pack_exception(error: BaseException | None) -> bytes:
-    """The pickle of an exception, tried out; without what cannot travel, if need be. ``b""`` when nothing can."""
+    """Returns a pickle of an exception that can be loaded again, if need be without unpicklable parts. ``b""`` if there is none."""
     for candidate in (error, _Strings(error)) if error is not None else ():
         with contextlib.suppress(Exception), io.BytesIO() as file:
             _Pickler(file, protocol=5).dump(candidate)
@@ -352,14 +352,14 @@ def pack_exception(error: BaseException | None) -> bytes:
 
 
 def unpack_exception(packed: bytes) -> BaseException | None:
-    """None when it cannot be loaded here: its class may live in a module that only the other side has."""
+    """Returns the exception, or None if it cannot be loaded here, for example because only the other side has its module."""
     with contextlib.suppress(Exception):
         return pickle.loads(packed)
     return None
 
 
 class _Strings:
-    """Pickles as the exception, with text in place of arguments that cannot be pickled and without such attributes."""
+    """Pickles as the exception, with text for arguments that cannot be pickled and without such attributes."""
 
     def __init__(self, error: BaseException):
         self.error = error

@@ -1,4 +1,4 @@
-"""``Cluster``: a head and several nodes on this host, each with processes of its own, for tests. Names are Ray's.
+"""``Cluster``: a head and several nodes on this host, each with its own processes, for tests. Names are Ray's.
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
 node = cluster.add_node(num_cpus=1, resources={"custom": 1})
@@ -24,7 +24,7 @@ from shoal.exceptions import RaySystemError
 
 __all__ = ["Cluster", "ClusterNode"]
 
-_END_S = 10.0  # in which a node has to end when it is asked to
+_END_S = 10.0  # time for a node to end after a signal
 _COMMAND_S = 60.0
 _LOOK_S = 0.05
 _OPTIONS = {
@@ -35,7 +35,7 @@ _OPTIONS = {
     "object_spilling_directory": "--object-spilling-directory",
 }
 _OF_THE_HEAD = {"include_dashboard", "dashboard_port"}
-# Ray's, of its own processes: they have no effect.
+# Settings of Ray's own processes, without effect.
 _CHANGE_NOTHING = {
     "_system_config", "dashboard_host", "redis_address", "redis_password", "redis_username", "gcs_address", "min_worker_port",
     "max_worker_port", "node_manager_port", "object_manager_port", "include_log_monitor", "dashboard_agent_listen_port", "node_name",
@@ -44,7 +44,7 @@ _CHANGE_NOTHING = {
 
 
 class ClusterNode:
-    """A node that ``Cluster.add_node`` started: its id, the cluster's address and the id of its process."""
+    """A node that ``Cluster.add_node`` started: its id, the cluster's address and the node's pid."""
 
     def __init__(self, node_id: str, gcs_address: str, pid: int):
         self.node_id, self.gcs_address, self.pid = NodeID(node_id), gcs_address, pid
@@ -57,7 +57,7 @@ class ClusterNode:
     address = property(lambda self: self.gcs_address)
 
     def remaining_processes_alive(self) -> bool:
-        """Whether the node's process runs."""
+        """True if the node's process runs."""
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -67,7 +67,7 @@ class ClusterNode:
     any_processes_alive = live_processes = remaining_processes_alive
 
     def kill_raylet(self, check_alive: bool = True) -> None:
-        """Kills the node's process at once, as a crash of its host would. Its workers end with it."""
+        """Kills the node's process at once, like a crash of its host. Its workers end with it."""
         if check_alive and not self.remaining_processes_alive():
             raise RaySystemError(f"the process {self.pid} of node {self.node_id} has ended already")
         self._end(signal.SIGKILL)
@@ -90,10 +90,10 @@ class ClusterNode:
 
 
 class Cluster:
-    """A head, and nodes that come and go, on this host.
+    """A head and a changing set of nodes on this host.
 
-    ``initialize_head``: the first node is started at once, with ``head_node_args`` of ``add_node``. ``connect``: this process joins the
-    cluster, too. ``shutdown_at_exit``: the cluster ends with this process, unless that is killed.
+    ``initialize_head``: start the first node at once, with ``head_node_args`` for ``add_node``. ``connect``: join this process to the
+    cluster. ``shutdown_at_exit``: end the cluster when this process exits (a killed process runs no exit handlers).
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Cluster:
 
     @property
     def address(self) -> str | None:
-        """For ``init(address=...)``; None without a head."""
+        """The argument for ``init(address=...)``; None without a head."""
         return None if self.head_node is None else self.head_node.gcs_address
 
     gcs_address = address
@@ -132,11 +132,11 @@ class Cluster:
         self.connected = True
 
     def add_node(self, wait: bool = True, **node_args: Any) -> ClusterNode:
-        """Starts a node, the first time with the head; it is there when this returns, ``wait`` or not.
+        """Starts a node, the first time with the head. The node has joined when this returns; ``wait`` has no effect.
 
-        ``num_cpus`` (1), ``num_gpus`` (0), ``memory`` (bytes), ``resources`` and ``labels`` (dicts), ``object_store_memory`` (bytes) and
-        ``object_spilling_directory`` are what it offers; ``env_vars``: variables of its processes; of the head also ``include_dashboard``
-        and ``dashboard_port``. Ray's arguments about its own processes change nothing; TypeError for others.
+        It offers ``num_cpus`` (1), ``num_gpus`` (0), ``memory`` (bytes), ``resources``, ``labels`` (dicts), ``object_store_memory`` (bytes)
+        and ``object_spilling_directory``. ``env_vars``: variables of its processes. The head also takes ``include_dashboard`` and
+        ``dashboard_port``. Ray's arguments about its own processes have no effect; TypeError for others.
         """
         del wait
         is_head = self.head_node is None
@@ -165,8 +165,8 @@ class Cluster:
         return node
 
     def remove_node(self, node: ClusterNode, allow_graceful: bool = True) -> None:
-        """Ends a node and what runs on it; the head's with the whole cluster. Without ``allow_graceful`` it is killed. ValueError for the
-        one by which this process is connected: that would end with it, so it is left (``shutdown``) first."""
+        """Ends a node and its workers; removing the head's node ends the cluster. Without ``allow_graceful`` the node is killed. For the
+        node of this process, it leaves the cluster (``shutdown``) and raises ValueError: the process would end with its node."""
         if state.session is not None and state.session.node == node.node_id:
             self.connected = False
             _client.shutdown()
@@ -182,7 +182,7 @@ class Cluster:
             node._end(signal.SIGTERM if allow_graceful else signal.SIGKILL)
 
     def wait_for_nodes(self, timeout: float = 30) -> None:
-        """Until as many nodes are alive as were added and not removed. TimeoutError after ``timeout`` seconds."""
+        """Returns once as many nodes are alive as were added and not removed. TimeoutError after ``timeout`` seconds."""
         end = time.monotonic() + timeout
         while sum(row["state"] != "DEAD" for row in self._rows(self.address)) != len(self.list_all_nodes()):
             if time.monotonic() > end:
@@ -190,15 +190,15 @@ class Cluster:
             time.sleep(_LOOK_S)
 
     def list_all_nodes(self) -> list[ClusterNode]:
-        """The head's first."""
+        """The nodes, the head's first."""
         return [*([self.head_node] if self.head_node else []), *self.worker_nodes]
 
     def remaining_processes_alive(self) -> bool:
-        """Whether the processes of all nodes run."""
+        """True if the processes of all nodes run."""
         return all(node.remaining_processes_alive() for node in self.list_all_nodes())
 
     def shutdown(self) -> None:
-        """Ends all nodes, the head's last. A process that is connected leaves first."""
+        """Ends all nodes, the head's last. A connected process leaves the cluster first."""
         if state.session is not None and self.address is not None and state.session.head_endpoint in self._endpoints:
             _client.shutdown()
         self.connected = False
