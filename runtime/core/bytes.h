@@ -1,4 +1,4 @@
-// An owned run of bytes: 16-byte aligned, not zeroed when made, moved and never copied by accident.
+// An owned byte buffer: 16-byte aligned, not zeroed, movable; only copy_of() and clone() copy.
 #pragma once
 
 #include <cstddef>

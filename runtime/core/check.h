@@ -1,5 +1,5 @@
-// SHOAL_CHECK: programmer errors, in every build. Logs and aborts; supervision restarts the process. Never for what a
-// peer or disk sent.
+// SHOAL_CHECK guards against programmer errors in every build: it prints to stderr and aborts; supervision restarts the process.
+// It never checks data from a peer or a disk.
 #pragma once
 
 namespace shoal {

@@ -1,7 +1,6 @@
-// What went wrong, as a value: a code that says what the caller should do, a message, a hint, and where it happened.
+// An error as a value: a code that implies an action of the caller, a message, a hint, and a context.
 //
-// One owning pointer, so that Result<void> is a word. Move-only in spirit, copyable for broadcasts (a death is told to
-// many callers).
+// Error is one owning pointer, so Result<void> is small. Code moves it; copies serve broadcasts, such as a death reported to many callers.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +11,17 @@
 
 namespace shoal {
 
-// Nine codes, the same in C++, on the wire and in Python, each named by what the caller should do.
+// Nine codes, the same in C++, on the wire and in Python.
 enum class Code : std::uint16_t {
-  kCancelled,          // the caller asked for it
-  kUnavailable,        // somebody is gone: reconnect or give up
-  kDeadlineExceeded,   // it took too long: retry or wait longer
-  kResourceExhausted,  // too much at once, or the cluster is too small: back off
-  kInvalidArgument,    // the request is wrong: fix it
-  kNotFound,           // there is no such thing
-  kDataLoss,           // bytes are wrong or gone
-  kUnimplemented,      // not here, not yet
-  kInternal,           // a bug of ours
+  kCancelled,          // at the caller's request
+  kUnavailable,        // a process is gone: reconnect or give up
+  kDeadlineExceeded,   // timeout: retry or wait longer
+  kResourceExhausted,  // too many at once, or too small a cluster: back off
+  kInvalidArgument,    // a wrong request: fix it
+  kNotFound,           // no such entity
+  kDataLoss,           // wrong or lost bytes
+  kUnimplemented,      // unsupported here
+  kInternal,           // a bug in Shoal
 };
 inline constexpr std::uint16_t kNumCodes = 9;
 
@@ -38,20 +37,19 @@ class [[nodiscard]] Error {
   ~Error() = default;
 
   Code code() const { return detail_->code; }
-  // A short name for errors that callers tell apart within a code ("ActorDied", "TokenRefused"); empty for most.
+  // A short name that distinguishes errors of the same code ("ActorDied", "TokenRefused"); empty for most.
   const std::string& reason() const { return detail_->reason; }
   const std::string& message() const { return detail_->message; }
   const std::string& hint() const { return detail_->hint; }
-  // Where it passed, innermost first: "actor Counter(3f..)", "rank 1", "step 12", "node unshard(block.3)".
+  // The frames that the error passed, innermost first: "actor Counter(3f..)", "rank 1", "step 12", "node unshard(block.3)".
   const std::vector<std::string>& context() const { return detail_->context; }
 
   Error&& with_reason(std::string reason) &&;
   Error&& with_hint(std::string hint) &&;
-  // Appends one frame on the way up. At most kMaxContext frames are kept; the innermost ones win, as the first cause
-  // matters most.
+  // Appends one frame of context. Frames beyond kMaxContext are dropped: the innermost ones, near the cause, matter most.
   Error&& in(std::string frame) &&;
 
-  // "error[Unavailable/ActorDied]: message" and, on lines of their own, "  in: frames" and "  hint: ...".
+  // "error[Unavailable/ActorDied]: message", followed by the lines "  in: frames" and "  hint: ..." where present.
   std::string to_string() const;
 
   static constexpr std::size_t kMaxContext = 16;
@@ -67,7 +65,7 @@ class [[nodiscard]] Error {
   std::unique_ptr<Detail> detail_;
 };
 
-// One factory per code, so that call sites read as what they mean.
+// One factory per code.
 inline Error cancelled(std::string m) { return {Code::kCancelled, std::move(m)}; }
 inline Error unavailable(std::string m) { return {Code::kUnavailable, std::move(m)}; }
 inline Error deadline_exceeded(std::string m) { return {Code::kDeadlineExceeded, std::move(m)}; }
@@ -78,7 +76,7 @@ inline Error data_loss(std::string m) { return {Code::kDataLoss, std::move(m)}; 
 inline Error unimplemented(std::string m) { return {Code::kUnimplemented, std::move(m)}; }
 inline Error internal(std::string m) { return {Code::kInternal, std::move(m)}; }
 
-// The one place where errno becomes an Error: ENOENT is NotFound, EADDRINUSE is ResourceExhausted, and so on.
+// Converts errno to an Error, everywhere in Shoal: ENOENT is NotFound, EADDRINUSE is ResourceExhausted, and so on.
 Error from_errno(int error, std::string_view what);
 
 }  // namespace shoal

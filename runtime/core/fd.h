@@ -1,4 +1,4 @@
-// A file descriptor with one owner. Every descriptor of ours is close-on-exec.
+// A file descriptor with one owner. All of Shoal's descriptors are close-on-exec.
 #pragma once
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Strong identifiers: a Rank is not an index, an ActorId is not a JobId.
+// Strong identifiers: the compiler rejects a JobId in place of an ActorId, or an index in place of a Rank.
 #pragma once
 
 #include <compare>
@@ -29,11 +29,11 @@ std::string to_string(Id<Tag> id) {
 
 using NodeId = Id<struct NodeTag>;
 using JobId = Id<struct JobTag>;
-using WorkerId = Id<struct WorkerTag>;  // a process
+using WorkerId = Id<struct WorkerTag>;  // a worker process
 using ActorId = Id<struct ActorTag>;
 using ObjectId = Id<struct ObjectTag>;
 using GangId = Id<struct GangTag>;
-using GroupId = Id<struct GroupTag>;  // of resources: a placement group
+using GroupId = Id<struct GroupTag>;  // a placement group
 
 // Position of a process in a gang or mesh: 0 to world_size - 1.
 struct Rank {
@@ -41,7 +41,7 @@ struct Rank {
   auto operator<=>(const Rank&) const = default;
 };
 
-// Counts the memberships of a gang; a plan is compiled for one generation.
+// Number of a gang's membership; a plan is compiled for one generation.
 struct Generation {
   std::uint64_t value = 0;
   auto operator<=>(const Generation&) const = default;

@@ -1,4 +1,4 @@
-// Result<T>: a value or an Error. Errors are values everywhere; nothing of ours throws.
+// Result<T>: a value or an Error. Errors are values everywhere; Shoal's own C++ code never throws.
 #pragma once
 
 #include <tl/expected.hpp>
@@ -18,8 +18,8 @@ inline auto fail(Error error) { return tl::unexpected<Error>(std::move(error)); 
 #define SHOAL_CONCAT_(a, b) a##b
 #define SHOAL_CONCAT(a, b) SHOAL_CONCAT_(a, b)
 
-// SHOAL_TRY(auto x, f()): declares x as the value of f(), or returns its error. Declaration-shaped on purpose (no
-// statement expressions), so that the expression may hold a co_await in SHOAL_CO_TRY.
+// SHOAL_TRY(auto x, f()): declares x as the value of f(), or returns its error. The macro is no statement expression, so
+// that the expression may contain a co_await in SHOAL_CO_TRY.
 #define SHOAL_TRY_(tmp, decl, ret, ...)                \
   auto tmp = __VA_ARGS__;                              \
   if (!tmp) ret ::shoal::fail(std::move(tmp).error()); \
@@ -27,7 +27,7 @@ inline auto fail(Error error) { return tl::unexpected<Error>(std::move(error)); 
 #define SHOAL_TRY(decl, ...) SHOAL_TRY_(SHOAL_CONCAT(try_, __LINE__), decl, return, __VA_ARGS__)
 #define SHOAL_CO_TRY(decl, ...) SHOAL_TRY_(SHOAL_CONCAT(try_, __LINE__), decl, co_return, __VA_ARGS__)
 
-// The same for Result<void>.
+// The same macros for Result<void>.
 #define SHOAL_OK_(tmp, ret, ...) \
   if (auto tmp = __VA_ARGS__; !tmp) ret ::shoal::fail(std::move(tmp).error())
 #define SHOAL_OK(...) SHOAL_OK_(SHOAL_CONCAT(ok_, __LINE__), return, __VA_ARGS__)

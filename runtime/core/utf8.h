@@ -1,4 +1,4 @@
-// Text that people and Python can read: what a process wrote may be any bytes.
+// Valid UTF-8 for users and Python, from the arbitrary bytes that a process wrote.
 #pragma once
 
 #include <string>
@@ -6,10 +6,10 @@
 
 namespace shoal {
 
-// The text, with U+FFFD for each byte that is no part of valid UTF-8.
+// Returns the text with U+FFFD in place of each byte that is not part of valid UTF-8.
 std::string valid_utf8(std::string_view text);
 
-// The longest beginning of at most `bytes` bytes that ends between two characters.
+// Returns the longest prefix of at most `bytes` bytes that ends between two characters.
 std::string_view utf8_prefix(std::string_view text, std::size_t bytes);
 
 }  // namespace shoal

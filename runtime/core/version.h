@@ -1,5 +1,5 @@
-// The version of this release, in one place: the command, the Python module and the wheel all say this one. (What peers may speak with each
-// other is the wire's own version: runtime/net/hello.h.)
+// The version of this release, shared by the command, the Python module and the wheel. (The wire protocol has its own version:
+// runtime/net/hello.h.)
 #pragma once
 
 namespace shoal {

@@ -1,7 +1,7 @@
-// Logging: spdlog, one line per state transition, `key=value`, ids first; none on the data path.
+// Logging with spdlog: one line per state transition, `key=value`, ids first; no logging on the data path.
 //
-// A Log is passed down from main like everything else. Levels: error means a bug of ours, warn is for people, info for
-// state transitions.
+// main() passes a Log down to its users. Levels: error for bugs in Shoal, warn for conditions that users should see, info for state
+// transitions.
 #pragma once
 
 #include <spdlog/logger.h>
@@ -15,11 +15,11 @@ namespace shoal::runtime {
 
 using Log = std::shared_ptr<spdlog::logger>;
 
-// To a file that is cut at max_bytes and kept in two generations.
+// Logs to a file that rotates at max_bytes; one older file is kept.
 Result<Log> make_file_log(const std::string& name, const std::string& path, std::size_t max_bytes = 16u << 20);
-// To stderr, from warnings up: for libraries inside a user's process.
+// Logs warnings and errors to stderr: for libraries inside a user's process.
 Log make_stderr_log(const std::string& name);
-// To nowhere: tests, and the simulated world unless asked.
+// Discards everything: for tests and, by default, the simulated world.
 Log make_null_log();
 
 }  // namespace shoal::runtime
