@@ -12,7 +12,7 @@ namespace {
 class RealTimer final : public Timer::Pending {
  public:
   RealTimer(asio::io_context& io, Duration delay, std::function<void()> fn) : timer_(io, delay), alive_(std::make_shared<bool>(true)) {
-    // A handler already queued when the timer is destroyed runs with success: `alive` stops it.
+    // A handler that is already queued when the timer is destroyed still runs with success; `alive` makes it a no-op.
     timer_.async_wait([fn = std::move(fn), alive = alive_](std::error_code error) {
       if (!error && *alive) fn();
     });
@@ -24,7 +24,7 @@ class RealTimer final : public Timer::Pending {
   std::shared_ptr<bool> alive_;
 };
 
-// What is due at once needs no timer of the kernel's: it runs behind what the loop has in its hands.
+// A call without delay needs no kernel timer: it is posted behind the handlers that are already queued.
 class Posted final : public Timer::Pending {
  public:
   Posted(asio::io_context& io, std::function<void()> fn) : alive_(std::make_shared<bool>(true)) {

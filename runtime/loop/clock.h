@@ -1,5 +1,4 @@
-// Time behind an interface: real on a loop, or virtual in the simulated world. Nothing outside runtime/ reads a clock
-// another way.
+// Time behind an interface: real on a loop, virtual in the simulated world. Code outside runtime/ reads clocks only through it.
 #pragma once
 
 #include <chrono>
@@ -14,7 +13,7 @@ class Loop;
 using Duration = std::chrono::nanoseconds;
 using TimePoint = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 
-// A pending call. Destroying it cancels the call; a default-made one is empty. Belongs to the loop's thread.
+// A pending call. Destruction cancels the call; a default-constructed Timer is empty. Loop thread only.
 class Timer {
  public:
   class Pending {
@@ -32,8 +31,8 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual TimePoint now() const = 0;             // monotonic
-  virtual std::int64_t unix_millis() const = 0;  // for people, never for decisions
-  // Calls fn on the loop after `delay`, unless the Timer is destroyed before.
+  virtual std::int64_t unix_millis() const = 0;  // wall clock for display, never for decisions
+  // Calls fn on the loop after `delay`, unless the Timer is destroyed first.
   [[nodiscard]] virtual Timer after(Duration delay, std::function<void()> fn) = 0;
 };
 

@@ -1,7 +1,7 @@
-// The result of something under way: looked at, waited for, or followed by a callback.
+// The result of an operation under way: a caller polls it, waits for it, or registers a callback.
 //
-// Set once, on the loop. Future is a shared handle; the value is immutable once set. get() is in loop_thread-aware code
-// (actors/), await in coroutines through future_task().
+// A Promise sets the value once, on the loop; afterwards it is immutable. Future is a shared handle. Its users in
+// actors/ provide a blocking get().
 #pragma once
 
 #include <atomic>
@@ -21,9 +21,9 @@ class Promise;
 template <class T>
 class Future {
  public:
-  Future() = default;  // of nothing; valid() is false
+  Future() = default;  // an empty future: valid() is false
   bool valid() const { return state_ != nullptr; }
-  bool operator==(const Future&) const = default;  // of the same promise
+  bool operator==(const Future&) const = default;  // true if both belong to the same promise
   const void* identity() const { return state_.get(); }
   // Any thread. Once true, peek() may be called from any thread.
   bool ready() const { return state_->ready.load(std::memory_order_acquire); }
@@ -35,7 +35,7 @@ class Future {
     SHOAL_CHECK(ready(), "a future is read before it is ready");
     return *state_->value;
   }
-  // Calls fn on the loop when the value is there, at once if it is. Loop thread (or owner of the loop) only.
+  // Calls fn on the loop once the value is set, immediately if it is set already. Loop thread (or owner of the loop) only.
   void then(std::function<void(const Result<T>&)> fn) const {
     if (ready()) return fn(*state_->value);
     state_->callbacks.push_back(std::move(fn));
@@ -58,7 +58,7 @@ class Promise {
   Promise() : state_(std::make_shared<typename Future<T>::State>()) {}
   Future<T> future() const { return Future<T>(state_); }
   bool is_set() const { return state_->ready.load(std::memory_order_relaxed); }
-  // Loop thread only. A second set is ignored: a death and an answer may race, and the first one counts.
+  // Loop thread only. Ignores a second value: a death and an answer may race, and the first one counts.
   void set(Result<T> value) const {
     if (is_set()) return;
     state_->value.emplace(std::move(value));

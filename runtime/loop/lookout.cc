@@ -12,18 +12,18 @@ void Lookout::look_away(const Polled& polled) {
   if (it != awake_.end()) return remove(static_cast<std::size_t>(it - awake_.begin()));
   const auto socket = std::find_if(sockets_.begin(), sockets_.end(), [&](const auto& s) { return s.get() == &polled; });
   if (socket == sockets_.end()) return;
-  const auto gone = std::move(*socket);  // likewise
+  const auto gone = std::move(*socket);  // perhaps the last reference
   *socket = std::move(sockets_.back());
   sockets_.pop_back();
 }
 
 void Lookout::remove(std::size_t index) {
-  const auto gone = std::move(awake_[index].polled);  // may be the last that holds it
+  const auto gone = std::move(awake_[index].polled);  // perhaps the last reference
   awake_[index] = std::move(awake_.back());
   awake_.pop_back();
 }
 
-// poll() may add to the list, and take from it.
+// poll() may add to the list and remove from it.
 bool Lookout::look() {
   for (int i = 0; i < kAtOnce && !awake_.empty(); ++i) {
     next_ = (next_ + 1) % awake_.size();

@@ -1,9 +1,9 @@
-// What a loop looks at before it sleeps: the rings of this process's connections, of whose news no descriptor tells, and sockets to other
-// hosts, which epoll tells of later than they could be read.
+// A loop polls its Lookout before it sleeps: rings of this process's connections, and sockets to other hosts. Rings have no descriptor to
+// signal new records; a read finds data on a socket sooner than epoll reports it.
 //
-// A ring is looked at while it is in use. When the loop has nothing to do it looks on for a moment (Spin), tells the other ends to wake it
-// through their sockets from now on (doze), and sleeps. So a process that does nothing looks at nothing. A look at a socket is a system
-// call: it is made only in that moment before the sleep. The loop's owner only.
+// The loop polls a ring while it is in use. An idle loop polls on for a moment (Spin), asks the peers to wake it through their
+// sockets from now on (doze), and sleeps. So an idle process polls nothing. Polling a socket is a system call, made only in the moment
+// before the sleep. Only the loop's owner calls these functions.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,9 @@ namespace shoal::runtime {
 
 class Polled {
  public:
-  // Does a bounded piece of what there is to do; false if there was nothing.
+  // Does a bounded piece of the pending work; returns false if there was none.
   virtual bool poll() = 0;
-  // The loop looks away. True: a descriptor will tell of news. False: there is something to do now.
+  // The loop stops polling. True: a descriptor will signal new data. False: there is work now, keep polling.
   virtual bool doze() = 0;
 
  protected:
@@ -28,17 +28,17 @@ class Polled {
 
 class Lookout {
  public:
-  // `polled` is looked at until it dozes, or look_away().
+  // Polls `polled` until it dozes or look_away() is called.
   void look_at(std::shared_ptr<Polled> polled);
-  // One that epoll tells of, too, and that costs a system call to look at: only look_long() does.
+  // Adds a socket that epoll reports as well. Polling it is a system call, so only look_long() does.
   void look_at_socket(std::shared_ptr<Polled> polled) { sockets_.push_back(std::move(polled)); }
   void look_away(const Polled& polled);
   bool empty() const { return awake_.empty() && sockets_.empty(); }
 
-  // Polls some of them, each in its turn, until one had something to do; false if none had.
+  // Polls some of them in turn until one had work; returns false if none had.
   bool look();
-  // The same, again and again for as long as that is worth it; `between` runs now and then, each time where there is nothing else to look
-  // at, and ends it likewise.
+  // Polls repeatedly while that pays (Spin). `between` runs every few looks, or at each look if there is nothing to poll; its success
+  // ends the polling as well.
   template <class Between>
   bool look_long(Between&& between, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
     const bool memory = !awake_.empty(), sockets = !sockets_.empty() && sockets_.size() <= kFewSockets;
@@ -46,7 +46,7 @@ class Lookout {
     Spin& spin = memory ? spin_ : socket_spin_;
     if (!spin.worth()) return false;
     const int every = memory ? kLooksBetween : kSocketLooksBetween;
-    int looks = memory ? 0 : every - 1;  // nothing was looked at before a socket
+    int looks = memory ? 0 : every - 1;  // a socket gets the first look
     return spin.run(
         [&] {
           const bool due = ++looks % every == 0;
@@ -54,20 +54,20 @@ class Lookout {
         },
         at_most);
   }
-  // Before the loop sleeps. False: it is not to sleep.
+  // Called before the loop sleeps. False: there is work, so it must not sleep.
   bool doze();
 
  private:
-  static constexpr int kAtOnce = 8;  // looked at by one look()
+  static constexpr int kAtOnce = 8;  // polled by one look()
   static constexpr int kLooksBetween = 32;
   static constexpr int kSocketLooksBetween = 8;
-  static constexpr std::size_t kFewSockets = 8;  // of more of them epoll tells as soon
-  static constexpr std::size_t kFew = 16;        // awake ones, among which none is sent to sleep for itself
+  static constexpr std::size_t kFewSockets = 8;  // with more, epoll reports as soon
+  static constexpr std::size_t kFew = 16;        // awake ones; beyond that, idle ones doze one by one
   static constexpr std::uint32_t kIdleLooks = 1000;
 
   struct Awake {
     std::shared_ptr<Polled> polled;
-    std::uint32_t idle = 0;  // looks in vain, one after the other
+    std::uint32_t idle = 0;  // consecutive looks without work
   };
   void remove(std::size_t index);
   bool look_at_next_socket();

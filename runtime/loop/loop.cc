@@ -16,11 +16,11 @@ constexpr int kInARow = 16;
 }
 
 struct Loop::Impl {
-  asio::io_context io{1};  // hint: one thread at a time
+  asio::io_context io{1};  // concurrency hint: one thread at a time
   asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
   Lookout lookout;
   std::set<int> tracked;
-  int in_a_row = 0;  // pieces of work found in memory, between which nothing else had its turn
+  int in_a_row = 0;  // consecutive pieces of work from memory, without a turn for io
 
   bool found_in_memory() {
     if (++in_a_row < kInARow && lookout.look()) return true;

@@ -1,7 +1,7 @@
 // The event loop of a process: one thread at a time runs its handlers, and that thread owns all control state.
 //
-// Loop alone is for processes whose main thread is the loop (head, node, CLI) and for the simulated world, which polls
-// it. A process with user code on its main thread adds a LoopThread (loop_thread.h).
+// A Loop alone serves processes whose main thread runs it (head, node, CLI) and the simulated world, which polls it. A process with
+// user code on its main thread adds a LoopThread (loop_thread.h).
 #pragma once
 
 #include <chrono>
@@ -24,29 +24,29 @@ class Loop {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  // Runs fn later on the loop, in the order of posting. Any thread.
+  // Queues fn to run on the loop, in the order of posting. Any thread.
   void post(std::function<void()> fn);
 
-  // Runs handlers until stop(). The loop stays alive without work.
+  // Runs handlers until stop(), also while there is no work.
   void run();
   enum class Idle {
     kSleep,
-    kSpin,  // look for a moment whether something comes, then sleep: for a thread that waits for an answer, or gives many
+    kSpin,  // polling for a moment before the sleep: for a thread that waits for an answer, or gives many
   };
-  // Runs one handler, or none when `limit` passes first.
+  // Runs one handler, or none if `limit` passes first.
   void run_one(std::chrono::nanoseconds limit, Idle idle = Idle::kSleep);
-  // Runs what is ready now and returns how many handlers that were.
+  // Runs the handlers that are ready now and returns their number.
   std::size_t poll();
-  // Runs one handler that is ready now; false when there is none.
+  // Runs one handler that is ready now; returns false if there is none.
   bool poll_one();
   // Makes run() return; later calls of run() return at once. Any thread.
   void stop();
 
-  asio::io_context& io();  // for the files of runtime that speak Asio
-  Lookout& lookout();      // likewise, for what speaks through memory
+  asio::io_context& io();  // for the files of runtime that use Asio
+  Lookout& lookout();      // for connections through shared memory
 
-  // The descriptors that this process's connections hold. A child that was forked closes its copies, lest they keep a
-  // connection open that its parent has left (D20).
+  // The descriptors of this process's connections. A forked child closes its copies, which would otherwise keep a connection open
+  // after the parent has closed it (decision 20).
   void track(int fd);
   void untrack(int fd);
   void close_tracked();

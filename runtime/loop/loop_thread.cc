@@ -9,7 +9,7 @@ namespace shoal::runtime {
 
 namespace {
 constexpr int kPollsBeforeParking = 50;
-constexpr int kHandlersAtOnce = 64;  // of a thread that came for something else
+constexpr int kHandlersAtOnce = 64;  // for threads that took the loop for another purpose
 }  // namespace
 
 struct LoopThread::Waiter {
@@ -20,7 +20,7 @@ struct LoopThread::Waiter {
 };
 
 LoopThread::LoopThread(Loop& loop, Options options) : loop_(loop), options_(options) {
-  // Signals belong to the user's threads: a handler that runs here would interrupt nobody's wait.
+  // Signals belong to the user's threads: a signal handler that ran here would not interrupt their waits.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -35,7 +35,7 @@ LoopThread::~LoopThread() {
     wanted_.fetch_add(1);
   }
   wake_background_.notify_all();
-  loop_.post([] {});  // out of its wait for events
+  loop_.post([] {});  // wakes it from its wait for events
   thread_.join();
 }
 
@@ -46,7 +46,7 @@ void LoopThread::acquire() {
     return;
   }
   wanted_.fetch_add(1);
-  loop_.post([] {});  // whoever serves looks at wanted_ after each handler
+  loop_.post([] {});  // a handler, after which the serving thread checks wanted_
   owner_changed_.wait(lock, [this] { return !owned_; });
   wanted_.fetch_sub(1);
   owned_ = true;
@@ -59,7 +59,7 @@ void LoopThread::poll_some() {
 }
 
 void LoopThread::release() {
-  // The background thread leaves the loop to threads that come more often than it looks.
+  // Frequent owners keep the background thread away, so they run the ready handlers themselves.
   if (std::chrono::steady_clock::now() - served_ > options_.grace) poll_some();
   bool wake;
   {
@@ -107,7 +107,7 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
       return leave(done() ? Woken::kDone : Woken::kDeadline);
     }
     if (now >= next_look) {
-      step_down(self);  // it may take its time, or wait itself
+      step_down(self);  // interrupted() may be slow, or call wait() itself
       release();
       if (interrupted()) return Woken::kInterrupted;
       next_look = steady_clock::now() + options_.interrupt_period;
@@ -116,12 +116,12 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     }
     if (leader_ != nullptr && leader_ != &self) {
       follow(self, std::min(deadline, next_look));
-      if (self.told == Waiter::Told::kDone) return Woken::kDone;  // and nobody knows it any more
+      if (self.told == Waiter::Told::kDone) return Woken::kDone;  // and no list refers to `self` any more
       continue;
     }
     leader_ = &self;
     tell_followers();
-    if (wanted_.load() > 0) {  // give way; every thread gets its turn because acquire() queues behind the one that was notified
+    if (wanted_.load() > 0) {  // give way: acquire() queues behind the notified thread, so every thread gets its turn
       release();
       std::this_thread::yield();
       acquire();
@@ -129,7 +129,7 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     }
     const auto until = std::min(deadline, next_look);
     loop_.run_one(until == kForever ? std::chrono::hours(1) : std::chrono::nanoseconds(until - now), Loop::Idle::kSpin);
-    served_ = now;  // or later
+    served_ = now;  // at the latest
   }
 }
 
@@ -150,7 +150,7 @@ void LoopThread::follow(Waiter& self, std::chrono::steady_clock::time_point unti
   }
   acquire();
   std::erase(followers_, &self);
-  if (self.told == Told::kDone) release();  // it came while this one was on its way
+  if (self.told == Told::kDone) release();  // set between the timeout and acquire()
 }
 
 void LoopThread::tell_followers() {
@@ -179,8 +179,8 @@ void LoopThread::background() {
   int quiet_polls = 0;
   const auto to_take_now = [this] { return stopping_ || (summoned_ && !owned_ && waits_.load() == 0 && wanted_.load() == 0); };
   while (!stopping_) {
-    // While other threads serve, look again every `grace`; once an owner stays for long (a worker waiting for its next
-    // call), sleep until it leaves.
+    // While other threads serve, check again every `grace`. Once an owner stays long (a worker waiting for its next call), sleep until
+    // it releases the loop.
     if (owned_ || wanted_.load() > 0 || (seen != releases_ && !to_take_now())) {
       const bool changed = seen != releases_;
       seen = releases_;
@@ -204,7 +204,7 @@ void LoopThread::background() {
     seen = releases_;
     quiet_polls = 0;
     owner_changed_.notify_one();
-    // The one that asked is given the time to come.
+    // Leaves time for the thread that asked to acquire the loop.
     wake_background_.wait_for(lock, options_.grace, to_take_now);
   }
 }

@@ -1,4 +1,4 @@
-// Random numbers behind an interface: the kernel's, or a seeded sequence in the simulated world.
+// Random numbers behind an interface: from the kernel, or a seeded sequence in the simulated world.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,18 @@ class Random {
   virtual ~Random() = default;
   virtual std::uint64_t next() = 0;
 
-  // A strong identifier (id.h): never 0.
+  // Returns a strong identifier (id.h), never 0.
   template <class IdType>
   IdType id() {
     std::uint64_t value = 0;
     while (value == 0) value = next();
     return IdType{value};
   }
-  // 0 to bound - 1. Good enough for jitter and for choosing; biased by less than bound / 2^64.
+  // Returns 0 to bound - 1, for jitter and random choice; the bias is less than bound / 2^64.
   std::uint64_t below(std::uint64_t bound) { return next() % bound; }
 };
 
-std::unique_ptr<Random> make_real_random();  // getrandom(2): good for secrets, too
+std::unique_ptr<Random> make_real_random();  // getrandom(2), also good for secrets
 
 class SeededRandom final : public Random {
  public:

@@ -7,7 +7,7 @@
 namespace shoal::runtime {
 
 SideThread::SideThread(std::function<void()> run) {
-  struct Blocked {  // also when the system has no more threads, and std::thread throws
+  struct Blocked {  // RAII, because std::thread throws when the system has no more threads
     Blocked() {
       sigset_t all;
       sigfillset(&all);

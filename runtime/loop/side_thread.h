@@ -1,6 +1,6 @@
-// A second thread beside main for as long as a scope lasts: for work that blocks and may not block the loop.
+// A thread that lives as long as a scope, for work that must not block the loop.
 //
-// It blocks all signals: they belong to the user's threads, as in LoopThread.
+// The thread blocks all signals, which belong to the user's threads, as in LoopThread.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@ namespace shoal::runtime {
 class SideThread {
  public:
   explicit SideThread(std::function<void()> run);
-  // Joins. What makes `run` end early, if anything, is the owner's to arrange before.
+  // Joins the thread. An owner that wants `run` to end early arranges that first.
   ~SideThread();
   SideThread(const SideThread&) = delete;
   SideThread& operator=(const SideThread&) = delete;

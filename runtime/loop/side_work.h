@@ -1,6 +1,6 @@
-// Work that blocks (a disk, many pages of memory), done by one thread beside the loop, in order; what follows from it runs on the loop.
+// Blocking work (a disk, many pages of memory), done in order by one thread beside the loop; its completion runs on the loop.
 //
-// The thread begins with the first work. Loop thread only.
+// The first run() starts the thread. Loop thread only.
 #pragma once
 
 #include <condition_variable>
@@ -17,12 +17,12 @@ namespace shoal::runtime {
 
 class SideWork {
  public:
-  // The loop outlives this.
+  // `loop` outlives this object.
   explicit SideWork(Loop& loop) : loop_(loop) {}
-  // Waits for what is in hand; what comes after it is dropped, and no `then` is called any more.
+  // Waits for the job in progress. Queued jobs are dropped, and no `then` runs any more.
   ~SideWork();
 
-  // `then` runs on the loop, never from inside this call. What the two share has to survive whoever asked.
+  // `then` runs on the loop, never inside this call. State that both functions use must outlive the caller.
   void run(std::function<void()> work, std::function<void()> then);
 
  private:

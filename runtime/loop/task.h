@@ -1,7 +1,7 @@
-// Coroutines: Task<T> is an Asio awaitable of a Result<T>. Keep this header out of other headers where a callback does.
+// Coroutines: Task<T> is an Asio awaitable of a Result<T>. Headers that can do with a callback do not include this one.
 //
-// GCC 12: no capturing lambda as a coroutine; parameters by value; no co_await in a ternary, in braces or beside a
-// capturing temporary.
+// Restrictions of GCC 12: no capturing lambda as a coroutine; parameters by value. No co_await in a ternary, in braces or beside
+// a capturing temporary.
 #pragma once
 
 #include <asio/any_io_executor.hpp>
@@ -20,8 +20,8 @@ namespace shoal::runtime {
 template <class T>
 using Task = asio::awaitable<Result<T>>;
 
-// Awaits something that answers by callback: `start` is called at once with the callback. When the awaiting task is
-// cancelled first, the result is Cancelled and the late answer is dropped. Loop thread only.
+// Awaits an operation with a callback: calls `start` at once with that callback. If the awaiting task is cancelled first,
+// the result is Cancelled and the late answer is dropped. Loop thread only.
 template <class T>
 Task<T> suspend(std::function<void(std::function<void(Result<T>)>)> start) {
   return asio::async_initiate<const asio::use_awaitable_t<>, void(Result<T>)>(

@@ -61,12 +61,12 @@ void TaskGroup::stop(std::function<void()> drained) {
   stopping_ = true;
   if (running_.empty()) return drained();
   drained_ = std::move(drained);
-  // A task may end while it is being cancelled, which erases it: look at the signals of a copy of the list.
+  // A cancelled task may end, which erases it from running_: iterate over a copy of the signals.
   std::vector<asio::cancellation_signal*> signals;
   for (auto& r : running_) signals.push_back(&r.cancel);
   for (auto* s : signals) {
     asio::post(loop_.io(), [this, s, alive = alive_] {
-      if (!*alive) return;  // the tasks ended by themselves, and whoever waited for that is done with the group
+      if (!*alive) return;  // all tasks have ended, and the group is gone
       for (auto& r : running_) {
         if (&r.cancel == s) return r.cancel.emit(asio::cancellation_type::all);
       }

@@ -1,4 +1,4 @@
-// Owns background tasks: none outlives the group, none fails unheard.
+// Owns background tasks: no task outlives the group, and every failure is reported.
 #pragma once
 
 #include <functional>
@@ -14,19 +14,19 @@ namespace shoal::runtime {
 // Loop thread only.
 class TaskGroup {
  public:
-  // on_error hears of each task that failed (never of one that ended Cancelled because of stop()).
+  // on_error is called for each task that failed, but not for one that stop() cancelled.
   TaskGroup(Loop& loop, std::function<void(const std::string& name, const Error&)> on_error);
-  ~TaskGroup();  // CHECKs that it is empty: co_await stop() first
+  ~TaskGroup();  // CHECKs that no task runs: co_await stop() first
   TaskGroup(const TaskGroup&) = delete;
   TaskGroup& operator=(const TaskGroup&) = delete;
 
-  // An exception that is not ours (Asio's cancellation among them) becomes an Error here and goes no further.
+  // Starts the task. An exception of a library, such as Asio's cancellation, becomes an Error here.
   void spawn(std::string name, Task<void> task);
   std::size_t size() const { return running_.size(); }
 
-  // Cancels every task and returns when the last one has ended. Further spawns end at once.
+  // Cancels every task and returns when the last one has ended. Tasks spawned later are cancelled at once.
   Task<void> stop();
-  // The same for callers that are no coroutine.
+  // The same for callers that are not coroutines.
   void stop(std::function<void()> drained);
 
  private:
