@@ -80,7 +80,7 @@ Result<Certificate> read_certificate(const std::string& text) {
 
 bool set_name(X509_NAME* name, const std::string& text) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
-  const auto n = static_cast<int>(std::min<std::size_t>(text.size(), 64));  // what a common name may have
+  const auto n = static_cast<int>(std::min<std::size_t>(text.size(), 64));  // limit of a common name
   return X509_NAME_add_entry_by_NID(name, NID_commonName, MBSTRING_UTF8, bytes, n, -1, 0) == 1;
 }
 
@@ -110,7 +110,7 @@ bool is_address(const std::string& host) {
   return inet_pton(AF_INET, host.c_str(), bytes) == 1 || inet_pton(AF_INET6, host.c_str(), bytes) == 1;
 }
 
-// What a name may consist of; a comma would be another extension's beginning.
+// Checks the characters of a host name; a comma would start another entry of the extension.
 bool is_name(const std::string& host) {
   return !host.empty() && host.size() <= 253 && std::all_of(host.begin(), host.end(), [](unsigned char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '.' || c == '_';

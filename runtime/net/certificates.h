@@ -1,7 +1,7 @@
-// A cluster's own certificates: an authority that lives as long as the cluster's session, and what it signs.
+// A cluster's own certificates: an authority that lives as long as the cluster's session, and the certificates that it signs.
 //
-// Keys are EC P-256. Whoever shall trust a cluster is told the fingerprint of its authority beforehand, as `kubeadm join` does it. Texts
-// are PEM. Pure, but for OpenSSL's random numbers.
+// Keys are EC P-256, texts are PEM. A host that joins gets the fingerprint of the authority beforehand, as with `kubeadm join`. Pure
+// functions, but for OpenSSL's random numbers.
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@
 
 namespace shoal::runtime {
 
-// SHA-256 over a certificate (DER), written `sha256:` and 64 hexadecimal digits.
+// The SHA-256 of a certificate (DER), written as `sha256:` and 64 hexadecimal digits.
 class Fingerprint {
  public:
   static constexpr std::size_t kBytes = 32;
   static Result<Fingerprint> parse(std::string_view text);
-  static Result<Fingerprint> of(const std::string& certificate);  // of the first one in a PEM text
+  static Result<Fingerprint> of(const std::string& certificate);  // the first certificate in a PEM text
   std::string to_string() const;
   const std::array<std::uint8_t, kBytes>& bytes() const { return bytes_; }
   bool operator==(const Fingerprint&) const = default;
@@ -32,14 +32,14 @@ struct Validity {
   std::int64_t from = 0;
   std::int64_t until = 0;
 };
-// Clocks of two hosts may differ by so much before a fresh certificate is one of the future.
+// Certificates are backdated by this much, so that hosts whose clocks are behind accept a fresh one.
 inline constexpr std::int64_t kClockSkewSeconds = 24 * 3600;
 inline constexpr std::int64_t kAuthoritySeconds = 3650LL * 24 * 3600;
-inline constexpr std::int64_t kCertificateSeconds = 397LL * 24 * 3600;  // of a node; joining again gives it a new one
+inline constexpr std::int64_t kCertificateSeconds = 397LL * 24 * 3600;  // for a node, which gets a new one when it joins again
 inline Validity valid_from(std::int64_t now, std::int64_t seconds) { return {now - kClockSkewSeconds, now + seconds}; }
 
 struct KeyedCertificate {
-  std::string certificate;  // followed by those that lead to the authority, if any
+  std::string certificate;  // followed by its chain up to the authority, if any
   std::string key;
 };
 
@@ -47,16 +47,16 @@ Result<KeyedCertificate> make_authority(const std::string& name, Validity validi
 
 struct CertificateRequest {
   std::string request;  // PKCS#10
-  std::string key;      // stays where it was made
+  std::string key;      // never leaves the requesting process
 };
 Result<CertificateRequest> make_certificate_request(const std::string& name);
 
-// For a server at `host` (a name or an address), followed by the authority's own. InvalidArgument when the request is none, or is not
-// signed by its own key; what else it asks for is ignored.
+// Returns a certificate for a server at `host` (a name or an address), followed by the authority's own. InvalidArgument when the
+// request is malformed or not signed by its own key; its other fields are ignored.
 Result<std::string> sign_certificate(const KeyedCertificate& authority, const std::string& request, const std::string& host,
                                      Validity validity);
 
-// A request and its answer in one process: the head's own.
+// Makes a request and signs it in one process: the head's own certificate.
 Result<KeyedCertificate> make_certificate(const KeyedCertificate& authority, const std::string& host, Validity validity);
 
 }  // namespace shoal::runtime

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kUnixPrefix = "unix:@", kBesides = "/@";
 constexpr std::size_t kMaxName = 100;  // sun_path holds 108
-constexpr std::uint16_t kAnyPort = 9;  // nothing is sent there
+constexpr std::uint16_t kAnyPort = 9;  // the discard port; no packet is sent
 
 Result<std::string> parse_name(const std::string& quoted, std::string_view name) {
   if (name.empty() || name.size() > kMaxName) return fail(invalid_argument(quoted + ": the name has 1 to 100 characters"));
@@ -56,7 +56,7 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
 
 bool is_loopback(std::string_view host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
-// A datagram socket that is connected knows both ends, though nothing was sent.
+// A connected datagram socket has both addresses, although no packet was sent.
 Result<std::string> own_address_towards(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;

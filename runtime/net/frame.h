@@ -1,6 +1,6 @@
-// What travels on a connection: a fixed header, a Cap'n Proto body, raw bytes beside it, and file descriptors.
+// A frame, the unit of a connection: a fixed header, a Cap'n Proto body, raw bytes (payload), and file descriptors.
 //
-// Bulk data never lies inside the body. The header is ours, so that its limits are checked before anything is parsed.
+// Bulk data goes into the payload, never into the body. The header has a format of its own, so that limits are checked before parsing.
 #pragma once
 
 #include <array>
@@ -15,21 +15,21 @@
 namespace shoal::runtime {
 
 enum class FrameKind : std::uint8_t {
-  kRequest = 1,  // wants a reply with the same id
+  kRequest = 1,  // expects a reply with the same id
   kReply = 2,
-  kError = 3,   // a reply that is an Error
-  kNotice = 4,  // wants no reply
-  kLink = 5,    // of a connection to its other end; nobody else sees it
+  kError = 3,   // a reply with an Error
+  kNotice = 4,  // expects no reply
+  kLink = 5,    // between the two ends of a connection, invisible to its users
 };
 
 // The methods of kLink.
 enum class LinkMethod : std::uint16_t {
-  kOffer = 1,  // of rings (ring_connection.cc)
+  kOffer = 1,  // kOffer to kBell: setup and wake-ups of rings (ring_connection.cc)
   kAccept = 2,
   kRefuse = 3,
   kStart = 4,
   kBell = 5,
-  kPart = 6,  // of a payload of more bytes than a frame's (frame_io.h); its id is how many there are in all
+  kPart = 6,  // part of a payload beyond a frame's limit (frame_io.h); the id holds the payload's total bytes
 };
 
 struct Frame {
@@ -39,7 +39,7 @@ struct Frame {
   Bytes body;           // Cap'n Proto, or empty
   Bytes payload;        // uninterpreted
   std::vector<Fd> fds;  // only on unix sockets
-  // This process had no room for the descriptors that came with it: fds is empty.
+  // This process could not open the descriptors that came with the frame: fds is empty.
   bool fds_lost = false;
 
   std::size_t wire_bytes() const;
@@ -49,13 +49,13 @@ struct FrameLimits {
   std::uint32_t max_body_bytes = 1u << 20;
   std::uint64_t max_payload_bytes = 64u << 20;
   std::uint8_t max_fds = kMaxFds;
-  static constexpr std::uint8_t kMaxFds = 250;  // the kernel passes 253 at once
+  static constexpr std::uint8_t kMaxFds = 250;  // the kernel's limit is 253
 };
 
-// For what a peer, or a user, decides the size of: nothing when there is not so much memory.
+// For sizes that a peer or a user chooses: returns nullopt if there is not enough memory.
 std::optional<Bytes> allocate(std::size_t bytes);
 
-// InvalidArgument/FrameTooLarge: it is not to be sent.
+// InvalidArgument/FrameTooLarge if the frame must not be sent.
 Result<void> check_size(const Frame& frame, const FrameLimits& limits);
 
 struct FrameHeader {
@@ -71,7 +71,7 @@ struct FrameHeader {
   std::array<std::byte, kBytes> encode() const;
 };
 
-// InvalidArgument when the header is not one of ours or exceeds a limit: the caller drops the peer.
+// InvalidArgument when the header is malformed or exceeds a limit; the caller then drops the peer.
 Result<FrameHeader> decode_header(const std::byte* bytes, const FrameLimits& limits);
 
 }  // namespace shoal::runtime

@@ -1,4 +1,4 @@
-// Frames to bytes and back: what arrives on a stream, and what is still to be sent on it. The socket connections' own.
+// Conversion between frames and a stream's bytes: FrameReader for received bytes, SendQueue for unsent ones. For socket connections.
 #pragma once
 
 #include <sys/socket.h>
@@ -19,22 +19,22 @@
 namespace shoal::runtime {
 
 inline constexpr std::size_t kReadBytes = 64 << 10;
-inline constexpr std::size_t kCoalesceBytes = 32 << 10;  // frames up to this size share a chunk
+inline constexpr std::size_t kCoalesceBytes = 32 << 10;  // largest frame that shares a chunk
 inline constexpr std::size_t kMaxIov = 16;
 
-// Parses a stream of bytes into frames. Large payloads are read straight to their place.
+// Parses a stream of bytes into frames. Large payloads are read directly into their destination.
 class FrameReader {
  public:
-  // Messages of at most max_message_bytes come in parts (SendQueue), each of them a frame within the limits.
+  // Messages of up to max_message_bytes arrive in parts (SendQueue), each of them a frame within the limits.
   FrameReader(const FrameLimits& limits, std::uint64_t max_message_bytes) : limits_(limits), max_message_bytes_(max_message_bytes) {}
 
-  // Where the next bytes go, at least one.
+  // Buffer for the next bytes, at least one byte.
   std::span<std::byte> room() {
     if (current_ && current_->missing_in_place() >= kReadBytes) return current_->place();
     return {buffer_.data() + end_, buffer_.size() - end_};
   }
 
-  // n bytes have arrived in room(), with these descriptors among them. Appends finished frames to `out`.
+  // Takes n bytes that were read into room(). Appends finished frames to `out`.
   Result<void> arrived(std::size_t n, std::vector<Frame>& out) {
     if (current_ && current_->missing_in_place() >= kReadBytes) {
       current_->filled += n;
@@ -64,17 +64,17 @@ class FrameReader {
     return {};
   }
 
-  // The descriptors that came with some bytes: those of one frame, all that there are.
+  // The descriptors that came with one read: all those of one frame.
   struct Descriptors {
     std::vector<Fd> fds;
-    bool lost = false;  // the kernel could not open all of them here
+    bool lost = false;  // the kernel could not open all of them
   };
   void add(Descriptors descriptors) { descriptors_.push_back(std::move(descriptors)); }
   std::size_t num_loose() const { return descriptors_.size(); }
 
  private:
   struct Partial {
-    // Its payload goes to `place`, or into one of its own.
+    // The payload goes to `place`, or to a buffer of its own if that is null.
     Partial(const FrameHeader& header, Bytes body, Bytes payload, std::byte* place)
         : header(header), body(std::move(body)), payload(std::move(payload)), to(place != nullptr ? place : this->payload.data()) {}
     bool is_part() const { return FrameReader::is_part(header); }
@@ -85,13 +85,13 @@ class FrameReader {
       if (n > to_body) std::memcpy(to + (filled + to_body - body.size()), data + to_body, n - to_body);
       filled += n;
     }
-    // Of the payload, once the body is there.
+    // Missing bytes of the payload, once the body is complete; else 0.
     std::size_t missing_in_place() const { return filled >= body.size() ? total() - filled : 0; }
     std::span<std::byte> place() { return {to + (filled - body.size()), total() - filled}; }
 
     FrameHeader header;
     Bytes body, payload;
-    std::byte* to;  // where the payload goes: into the message that it is a part of, or its own
+    std::byte* to;  // destination of the payload: the message in parts, or `payload`
     std::size_t filled = 0;
   };
 
@@ -110,7 +110,7 @@ class FrameReader {
       message_filled_ = 0;
     }
     if (message_.empty()) return begin(header, nullptr);
-    // Its parts come one behind the other; what does not come as one is the frame itself, with the rest.
+    // The parts arrive consecutively; the first frame that is no part carries the rest.
     const std::size_t left = message_.size() - message_filled_;
     if (part ? header.id != message_.size() || header.payload_bytes >= left || header.body_bytes != 0 : header.payload_bytes != left) {
       return fail(invalid_argument("a message whose parts are not what they were announced to be"));
@@ -162,13 +162,13 @@ class FrameReader {
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kReadBytes + kReadBytes / 4);
   std::size_t begin_ = 0, end_ = 0;
   std::optional<Partial> current_;
-  Bytes message_;  // that comes in parts
+  Bytes message_;  // the payload that arrives in parts
   std::size_t message_filled_ = 0;
   std::deque<Descriptors> descriptors_;
 };
 
-// Unsent bytes. Small frames are copied one behind the other into a chunk; large payloads and frames with descriptors
-// are chunks of their own. A payload of more than a frame's goes in parts before its frame.
+// Unsent bytes. Small frames are copied into a common chunk; large payloads and frames with descriptors have chunks of their
+// own. A payload beyond a frame's limit goes in parts, ahead of its frame.
 class SendQueue {
  public:
   explicit SendQueue(std::uint64_t max_frame_payload) : max_frame_payload_(max_frame_payload) {}
@@ -196,7 +196,7 @@ class SendQueue {
     add_whole({payload, at, payload->size() - at});
   }
 
-  // The bytes that go next; none when it is empty.
+  // The next bytes to send; empty if there are none.
   std::span<const std::byte> front() const {
     return chunks_.empty() ? std::span<const std::byte>() : chunks_.front().data().subspan(chunks_.front().sent);
   }
@@ -208,20 +208,20 @@ class SendQueue {
       c.sent += take;
       n -= take;
       if (c.sent < c.data().size()) {
-        c.open = false;  // a vector that grows while half of it is sent would move the rest each time
+        c.open = false;  // appending to a half-sent vector would move the rest each time
         return;
       }
       chunks_.pop_front();
     }
   }
 
-  // As much as the kernel takes. EAGAIN is success; otherwise errno.
+  // Writes as much as the kernel accepts. Returns 0, also on EAGAIN, or errno.
   int write(int fd) {
     while (!chunks_.empty()) {
       iovec iov[kMaxIov];
       std::size_t count = 0;
       for (auto it = chunks_.begin(); it != chunks_.end() && count < kMaxIov; ++it) {
-        if (count > 0 && !it->fds.empty()) break;  // descriptors go with the first byte of their chunk
+        if (count > 0 && !it->fds.empty()) break;  // because descriptors go with the first byte of their chunk
         const auto data = it->data().subspan(it->sent);
         iov[count++] = {const_cast<std::byte*>(data.data()), data.size()};
       }
@@ -262,10 +262,10 @@ class SendQueue {
   };
   struct Chunk {
     std::vector<std::byte> text;
-    Slice whole;  // instead of text
+    Slice whole;  // used instead of text
     std::vector<Fd> fds;
     std::size_t sent = 0;
-    bool open = true;  // further frames may be appended
+    bool open = true;  // for further frames
     std::span<const std::byte> data() const { return whole.of ? whole.span() : std::span<const std::byte>(text); }
   };
 

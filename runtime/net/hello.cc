@@ -46,7 +46,7 @@ void fill(std::uint8_t* out, std::size_t n, Random& random) {
   }
 }
 
-// Over all messages so far up to their macs, so that neither versions nor role nor status can be altered on the way.
+// The MAC covers all messages so far except their own MACs, so that versions, role and status cannot be altered on the way.
 std::array<std::uint8_t, kMacBytes> mac(const Token& token, const HelloBinding& binding, std::string_view who,
                                         std::initializer_list<const HelloMessage*> messages) {
   std::array<std::uint8_t, 16 + 3 * kMac + 32> text{};
@@ -127,7 +127,7 @@ HelloListener::Verdict HelloListener::judge(const HelloMessage& answer) const {
   };
   if (!is_ours(answer, kAnswerStep)) return refuse(kTokenRefused, not_shoal());
   const std::uint16_t newest = get16(answer, kNewest), oldest = get16(answer, kOldest);
-  // The token first: a stranger learns nothing, not even our versions' effect.
+  // Checks the token first, so that a stranger learns nothing from the answer, not even about versions.
   if (!mac_matches(answer, mac(token_, binding_, "caller", {&challenge_, &answer}))) {
     return refuse(kTokenRefused, token_refused("a caller does not know the cluster's token"));
   }

@@ -61,14 +61,14 @@ Peer::~Peer() {
   fail_pending(cancelled("the connection was closed by this side"));
 }
 
-// In the order of the calls. A callback may destroy the peer.
+// Fails the calls in their order. A callback may destroy the peer.
 void Peer::fail_pending(const Error& why) {
   std::map<std::uint64_t, Pending> pending(std::make_move_iterator(pending_.begin()), std::make_move_iterator(pending_.end()));
   pending_.clear();
   for (auto& [id, p] : pending) tell(p, shoal::fail(why));
 }
 
-// Nothing of this peer is touched afterwards.
+// The callback may destroy this peer, so callers touch no member afterwards.
 void Peer::tell(Pending& pending, Result<Message> result) {
   if (pending.callback) {
     pending.callback(std::move(result));
@@ -132,7 +132,7 @@ Result<void> Peer::notify(std::uint16_t method, Message message, Flush flush) {
 
 void Peer::finish(std::uint64_t id, Result<Message> result) {
   auto node = pending_.extract(id);
-  if (node.empty()) return;  // it timed out before
+  if (node.empty()) return;  // timed out before
   Pending pending = std::exchange(node.mapped(), {});
   if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
   pending.limit = {};
@@ -155,14 +155,14 @@ void Peer::on_frame(Frame frame) {
     case FrameKind::kReply:
       return finish(frame.id, std::move(message));
     case FrameKind::kLink:
-      return;  // to a connection that has no ring
+      return;  // for a connection without rings
     case FrameKind::kError:
       return finish(frame.id, shoal::fail(decode_error(message.body)));
   }
 }
 
 void Peer::on_closed(Error why) {
-  // The connection is on the stack: it is destroyed when this returns, by `closing`.
+  // The connection's code is on the stack, so `closing` destroys it only when this function returns.
   const auto closing = std::move(link_->connection);
   const auto alive = alive_;
   fail_pending(why);

@@ -1,5 +1,4 @@
-// Requests, replies and notices over a Connection. Everything that talks (head, node, worker, driver, CLI) talks
-// through a Peer.
+// Requests, replies and notices over a Connection, for all processes: head, node, worker, driver, CLI.
 //
 // Loop thread only. Handlers and callbacks may destroy the Peer.
 #pragma once
@@ -28,22 +27,22 @@ struct Request {
 
 class Peer;
 
-// What its caller knows a call by.
+// Identifies a call for its caller.
 struct CallTag {
   std::uint64_t first = 0, second = 0;
 };
 
-// The duty to answer one request. Destroyed unanswered, it answers Internal, so that nobody waits for ever.
+// The obligation to answer one request. Its destructor answers with Internal if no answer was given, so that no caller waits forever.
 class Responder {
  public:
   Responder(Responder&&) noexcept = default;
   Responder& operator=(Responder&&) noexcept;
   ~Responder();
 
-  // Of the request, on its connection.
+  // The request's number on its connection.
   std::uint64_t number() const { return id_; }
 
-  // A message beyond the connection's limits becomes an error: InvalidArgument/FrameTooLarge.
+  // A message beyond the connection's limits is replaced by the error InvalidArgument/FrameTooLarge.
   void reply(Message message, Flush flush = Flush::kNow);
   void fail(const Error& error);
   void answer(Result<Message> result);
@@ -59,13 +58,13 @@ class Responder {
 class PeerHandler {
  public:
   virtual void on_request(Peer& peer, Request request, Responder responder) = 0;
-  // Without its descriptors when this process had no room for them; a request or a reply fails with ResourceExhausted then.
+  // The notice lacks its descriptors if this process could not open them; a request or a reply fails with ResourceExhausted then.
   virtual void on_notice(Peer& peer, Request notice) = 0;
-  // Its last call. Pending calls have been failed with `why` before.
+  // The last call to the handler. Pending calls have failed with `why` before.
   virtual void on_closed(Peer& peer, const Error& why) = 0;
-  // Connection's: what had to wait is on its way.
+  // As in Connection: the queue is empty again.
   virtual void on_drained(Peer&) {}
-  // The answer to a call that was made with a tag instead of a callback. Also from ~Peer.
+  // The answer to a call made with a tag instead of a callback. ~Peer calls it, too.
   virtual void on_answer(Peer&, CallTag, Result<Message>) {}
 
  protected:
@@ -78,35 +77,35 @@ class Peer final : private ConnectionHandler {
   static constexpr Duration kNoTimeout = Duration::max();
   static constexpr std::size_t kMaxPending = 1 << 20;
 
-  // `clock` and `handler` outlive the peer. `number` is its owner's key for it: whoever has many peers goes through them in
-  // that order, never in that of their addresses.
+  // `clock` and `handler` outlive the peer. `number` is the owner's key for this peer: owners iterate over peers in that order, never in
+  // that of their addresses.
   Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler, std::uint64_t number = 0);
   ~Peer();  // pending calls fail with Cancelled; no on_closed
 
-  // A message beyond the connection's limits is not sent: InvalidArgument/FrameTooLarge, for this call alone. Failures that are known
-  // at once come before this returns.
+  // A message beyond the connection's limits is not sent: only this call fails, with InvalidArgument/FrameTooLarge. Immediate failures
+  // call back before this returns.
   void call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush = Flush::kNow);
-  // The same without a limit of time, and without an allocation for its callback: the handler's on_answer gets the answer.
+  // The same without a timeout, and without an allocation for the callback: the handler's on_answer gets the answer.
   void call(std::uint16_t method, Message message, CallTag tag, Flush flush);
   Result<void> notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
 
-  // From this side: pending calls fail with `why`, then the handler hears of it, as if the connection had broken.
+  // Closes from this side: pending calls fail with `why`, then the handler's on_closed runs, as if the connection had broken.
   void close(Error why) {
     if (connected()) on_closed(std::move(why));
   }
 
-  // Connection's: requests, notices and answers that have come, before the loop's turn. It may close meanwhile, or be destroyed.
+  // As in Connection: handles requests, notices and answers that have arrived. The peer may be closed or destroyed meanwhile.
   void read_arrived();
 
-  // Of the next call(), as the other side's Responder has it.
+  // Number of the next call(), as in the other side's Responder.
   std::uint64_t next_request() const { return next_id_; }
 
   const PeerIdentity& identity() const { return identity_; }
   std::uint64_t number() const { return number_; }
-  // False from the moment the connection is gone: callbacks of pending calls and on_closed see it so.
+  // False once the connection is gone, also inside the callbacks of pending calls and on_closed.
   bool connected() const;
   std::size_t num_pending() const { return pending_.size(); }
-  // What the socket has not taken yet.
+  // Bytes that the socket has not accepted yet.
   std::size_t queued_bytes() const;
 
  private:
@@ -117,7 +116,7 @@ class Peer final : private ConnectionHandler {
   void fail_pending(const Error& why);
 
   struct Pending {
-    Callback callback;  // empty: a tag
+    Callback callback;  // empty for a call with a tag
     CallTag tag;
     Timer limit;
   };
@@ -130,9 +129,9 @@ class Peer final : private ConnectionHandler {
   PeerHandler& handler_;
   const PeerIdentity identity_;
   const std::uint64_t number_;
-  std::shared_ptr<Responder::Link> link_;  // owns the connection; responders that outlive this hold it empty
+  std::shared_ptr<Responder::Link> link_;  // owns the connection; emptied before responders that outlive the peer use it
   PendingCalls pending_;
-  std::vector<PendingCalls::node_type> spare_;  // of calls that were answered, for those that come
+  std::vector<PendingCalls::node_type> spare_;  // nodes of answered calls, reused for new ones
   std::uint64_t next_id_ = 1;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

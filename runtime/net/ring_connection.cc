@@ -1,12 +1,12 @@
-// How the two go together.
+// Protocol between socket and rings.
 //
-// A connection begins as its socket. After some frames the caller sends an offer with the memory of two rings; the other end accepts it, or
-// refuses and nothing changes. An accept, and the caller's start, stand in the socket's stream where their sender's frames go over to its
-// ring. From there on the ring has the order of all frames. What a ring does not take (descriptors, or more bytes than fit) goes through
-// the socket, and an empty record says where in the order it belongs: written first, so that whoever has the frame finds its place.
+// A connection begins as its socket. After some frames the caller offers the memory of two rings; the listener accepts, or refuses and
+// nothing changes. Both kAccept and the caller's kStart mark the point in the socket's stream after which their sender uses its ring. From
+// there on the ring holds the order of all frames. Frames that do not fit into a ring (descriptors, too many bytes) go through the
+// socket, with an empty record in their place. The record is written first, so that the receiver of the frame finds it.
 //
-// An end that sleeps in epoll is woken through the socket (kBell). What lies in the ring when the socket ends, be it by a death, was sent
-// and is delivered; only then the connection is closed.
+// An end that sleeps in epoll is woken through the socket (kBell). When the socket ends, by a close or a death, the records in the
+// ring are delivered first; then the connection is closed.
 #include "runtime/net/ring_connection.h"
 
 #include <cstring>
@@ -24,13 +24,13 @@
 namespace shoal::runtime {
 namespace {
 
-constexpr int kRecordsAtOnce = 16;  // then others have their turn
+constexpr int kRecordsAtOnce = 16;  // limit per turn of the loop
 
 Frame link_frame(LinkMethod method) { return {FrameKind::kLink, static_cast<std::uint16_t>(method), 0, {}, {}, {}}; }
 
 Error out_of_order() { return invalid_argument("a frame of the socket that has no place among those of the ring"); }
 
-// The memory of two rings, one behind the other: the caller's, then the listener's.
+// Two consecutive rings in one memory: the caller writes the first, the listener the second.
 struct Rings {
   Rings(Mapping memory, std::size_t capacity, bool calls)
       : mapping(std::move(memory)),
@@ -41,7 +41,7 @@ struct Rings {
   RingReader reader;
 };
 
-// Shared with the loop, which may hold it for a moment longer than the Connection lives.
+// Shared with the loop, which may keep it a little longer than the Connection lives.
 class RingStream final : public Polled, public ConnectionHandler, public std::enable_shared_from_this<RingStream> {
  public:
   RingStream(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const SocketOptions& options, std::shared_ptr<Traffic> traffic)
@@ -89,7 +89,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     read_ring();
   }
 
-  // By the owner: no on_closed.
+  // Called when the owner destroys the Connection: no on_closed.
   void abandon() {
     handler_ = nullptr;
     if (!closed_ && !waiting_.empty()) write_waiting();
@@ -97,7 +97,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
   }
 
  private:
-  // ---- what the loop calls
+  // ---- Polled and ConnectionHandler
 
   bool poll() override {
     const bool has_read = reading_ && read_some(kRecordsAtOnce);
@@ -120,7 +120,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     if (frame.kind == FrameKind::kLink) return on_link(static_cast<LinkMethod>(frame.method), std::move(frame.fds));
     if (!reading_) return deliver(std::move(frame));
     look();
-    // Its place in the ring was taken before it was sent: no more than fit can lie before that.
+    // The frame's empty record was written before the frame was sent, so at most a ring full of records precedes it.
     for (std::size_t i = 0; !closed_ && !stalled_; ++i) {
       if (i > capacity_ / 8 || read_one() == Read::kNothing) return close(out_of_order());
     }
@@ -140,11 +140,11 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     if (waiting_.empty() && handler_ != nullptr) handler_->on_drained();
   }
 
-  // ---- the rings begin
+  // ---- setup of the rings
 
   void offer() {
     auto memory = make_memory("shoal-ring", 2 * Ring::bytes(capacity_));
-    if (!memory) return;  // no descriptors, no memory: the socket serves as well, and is tried no more
+    if (!memory) return;  // out of descriptors or memory: the socket serves instead, without another try
     auto mapping = map(*memory, 2 * Ring::bytes(capacity_), Access::kReadWrite);
     if (!mapping) return;
     rings_.emplace(*std::move(mapping), capacity_, true);
@@ -177,7 +177,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
         return begin_reading();
       case LinkMethod::kRefuse:
         if (!calls_ || writing_) return close(out_of_order());
-        return;  // rings_ stay, as a sign not to offer again; nothing in them was touched
+        return;  // rings_ stay set to prevent another offer; their pages are untouched
       case LinkMethod::kStart:
         if (calls_ || !rings_ || reading_) return close(out_of_order());
         return begin_reading();
@@ -185,7 +185,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
         if (rings_) look();
         return;
       case LinkMethod::kPart:
-        break;  // between hosts
+        break;  // only between hosts
     }
     close(invalid_argument("a word between connections that this one does not know"));
   }
@@ -195,7 +195,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     look();
   }
 
-  // The loop looks at the rings from now on, until it sleeps.
+  // Makes the loop poll the rings until it sleeps.
   void look() {
     if (closed_ || std::exchange(looked_at_, true)) return;
     if (reading_) rings_->reader.disarm();
@@ -212,14 +212,14 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     return i > 0 || closed_;
   }
 
-  // As many as were in the ring at this moment, and no more: the other end may live on.
+  // Reads at most one ring full of records, because a living peer may keep writing.
   void read_ring() {
     for (std::size_t i = 0; reading_ && !closed_ && !stalled_ && i < capacity_ / 8; ++i) {
       if (read_one() == Read::kNothing) break;
     }
   }
 
-  // The handler may destroy the connection meanwhile.
+  // The handler may destroy the connection during this call.
   Read read_one() {
     const auto record = rings_->reader.peek();
     if (!record) {
@@ -241,7 +241,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     return Read::kFrame;
   }
 
-  // Copies: the other end may write on while we look.
+  // Copies the record, because the peer may change it during the parse.
   Result<Frame> parse(std::span<const std::byte> record) const {
     if (record.size() < FrameHeader::kBytes) return fail(invalid_argument("a record too short for a frame"));
     std::byte head[FrameHeader::kBytes];
@@ -266,7 +266,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
   bool fits(const Frame& frame) const { return frame.fds.empty() && frame.wire_bytes() <= Ring::max_record(capacity_); }
   std::size_t ring_bytes(const Frame& frame) const { return fits(frame) ? frame.wire_bytes() : 0; }
 
-  // False when the frame has to wait; true also when the connection has ended.
+  // Returns false if the frame has to wait; true also if the connection has ended.
   bool put(Frame& frame, Flush flush) {
     const bool whole = fits(frame);
     const auto record = rings_->writer.reserve(whole ? frame.wire_bytes() : 0);
@@ -278,7 +278,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     if (whole) write(**record, frame);
     const Wake wake = rings_->writer.commit();
     if (!whole) {
-      socket_->send(std::move(frame), flush);  // which wakes, too
+      socket_->send(std::move(frame), flush);  // the frame itself wakes the peer
     } else if (wake == Wake::kBell) {
       ring_bell(flush);
     }
@@ -295,7 +295,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     if (!frame.payload.empty()) std::memcpy(to, frame.payload.data(), frame.payload.size());
   }
 
-  // True if any went.
+  // Returns true if any frame was written.
   bool write_waiting() {
     std::size_t count = 0;
     while (!waiting_.empty() && !closed_) {
@@ -315,7 +315,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
 
   // ---- the end
 
-  // Never from inside send(): its caller may be in the middle of something.
+  // Defers on_closed, which must not run inside send(): its caller may be in an intermediate state.
   void close_later(Error why) {
     if (std::exchange(closed_, true)) return;
     loop_.post([self = shared_from_this(), why = std::move(why)] {
@@ -348,10 +348,10 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
   std::unique_ptr<Connection> socket_;  // null once closed
   std::uint32_t frames_until_offer_;
   std::optional<Rings> rings_;
-  bool writing_ = false, reading_ = false;  // through the rings
-  bool stalled_ = false;                    // the next frame comes through the socket
-  bool looked_at_ = false;                  // by the loop
-  std::deque<Frame> waiting_;               // for room in the ring
+  bool writing_ = false, reading_ = false;  // rings in use, per direction
+  bool stalled_ = false;                    // the next frame in order comes through the socket
+  bool looked_at_ = false;                  // polled by the loop
+  std::deque<Frame> waiting_;               // frames that wait for room in the ring
   std::size_t waiting_bytes_ = 0;
   ConnectionHandler* handler_ = nullptr;
   bool closed_ = false;

@@ -1,4 +1,4 @@
-// A Connection of two processes of one host whose frames go through rings in shared memory, beside the socket that made it.
+// A Connection between two processes of one host: frames go through rings in shared memory, beside the original socket.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace shoal::runtime {
 
-// `socket` is local and not started. The one that calls offers the rings.
+// `socket` is local and not started. `calls`: this end is the caller, which offers the rings.
 std::unique_ptr<Connection> make_ring_connection(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const SocketOptions& options,
                                                  std::shared_ptr<Traffic> traffic);
 

@@ -1,4 +1,4 @@
-// The SHA-256 of what comes in parts.
+// SHA-256 over data that arrives in parts.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ class Sha256 {
   Sha256& operator=(Sha256&&) noexcept;
 
   void add(std::span<const std::byte> bytes);
-  // Of all that was added: 64 hexadecimal digits. Once.
+  // Returns the digest of all added bytes as 64 hexadecimal digits. Call it once, and add nothing afterwards.
   std::string hex();
 
  private:

@@ -18,22 +18,22 @@
 namespace shoal::runtime {
 namespace {
 
-constexpr int kReadsPerWake = 8;                // then others have their turn
-constexpr std::size_t kWriteBytes = 512 << 10;  // through TLS, likewise
-constexpr std::size_t kMaxLoose = 2;            // sets of descriptors: those of the frame that is arriving come with its first byte
+constexpr int kReadsPerWake = 8;                // limit per turn of the loop
+constexpr std::size_t kWriteBytes = 512 << 10;  // limit per turn of the loop, through TLS
+constexpr std::size_t kMaxLoose = 2;            // sets of descriptors without a frame; a frame's set comes with its first byte
 
-// A process that ends with bytes unread resets its connections instead of closing them: the same to whoever waits.
+// A process that exits with unread bytes resets its connections instead of closing them; both become Disconnected.
 Error broken(int error) { return from_errno(error, "the connection broke").with_reason("Disconnected"); }
 
-// What a read came to.
+// Result of a read.
 struct Arrived {
   std::size_t bytes = 0;
   FrameReader::Descriptors descriptors{};
   bool ended = false;
-  TlsSession::Step step = TlsSession::Step::kDone;  // or what the socket is waited for
+  TlsSession::Step step = TlsSession::Step::kDone;  // or the socket's event to wait for
 };
 
-// Bytes as they are, and descriptors beside them where the other end is a process of this host.
+// Clear-text bytes, with descriptors if the peer is a process of this host.
 class PlainSocket {
  public:
   using Step = TlsSession::Step;
@@ -67,21 +67,21 @@ class PlainSocket {
     return out;
   }
 
-  // As much as the socket takes.
+  // Writes as much as the socket accepts.
   Result<Step> write(SendQueue& queue) {
     if (const int error = queue.write(fd_)) return fail(broken(error));
     return queue.empty() ? Step::kDone : Step::kWritable;
   }
 
   bool has_buffered() const { return false; }
-  bool drained() const { return false; }  // descriptors end a read: nobody knows
+  bool drained() const { return false; }  // unknown: descriptors can end a read early
 
  private:
   const int fd_;
   const bool passes_descriptors_;
 };
 
-// The same through TLS.
+// The same operations through TLS.
 class TlsSocket {
  public:
   using Step = TlsSession::Step;
@@ -94,7 +94,7 @@ class TlsSocket {
 
   Result<Step> write(SendQueue& queue) {
     for (std::size_t written = 0; !queue.empty();) {
-      if (written >= kWriteBytes) return Step::kWritable;  // an other end that reads as fast would keep this one here
+      if (written >= kWriteBytes) return Step::kWritable;  // a peer that reads as fast would keep this loop here
       SHOAL_TRY(const TlsSession::Moved moved, session_.write(queue.front()));
       if (moved.step != Step::kDone) return moved.step;
       queue.consume(moved.bytes);
@@ -118,10 +118,10 @@ FrameLimits limits_of(const PeerIdentity& identity, const SocketOptions& options
   return out;
 }
 
-// Shared with the handlers that wait for the socket, so that they survive the Connection for one turn of the loop.
+// Shared with the handlers that wait for the socket, which may outlive the Connection for one turn of the loop.
 //
-// The socket is always waited for; between hosts it is looked at, too (Lookout), while it is in use and there is nothing else to do: what
-// arrives then costs neither a sleep nor epoll.
+// epoll always watches the socket. Between hosts, an otherwise idle loop also polls it (Lookout) while it is in use. Data that arrives
+// then costs neither a sleep nor an epoll call.
 template <class Transport>
 class Stream final : public Polled, public std::enable_shared_from_this<Stream<Transport>> {
  public:
@@ -148,7 +148,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
   void send(Frame frame, Flush flush) {
     if (closed_ || unheard_) return;
     SHOAL_CHECK(check_size(frame, limits_).has_value(), "a frame beyond the limits");
-    // Behind one large message, which has to wait anyhow, another one is no sign of that.
+    // Between hosts the new frame does not count: one large message has to wait anyway, and does not show a stalled peer.
     const std::size_t waiting = identity_.local ? queue_.bytes() + frame.wire_bytes() : queue_.bytes();
     queue_.push(std::move(frame));
     ++traffic_->sent;
@@ -176,9 +176,9 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
     }
   }
 
-  // By the owner: no on_closed.
+  // Called when the owner destroys the Connection: no on_closed.
   void abandon() {
-    if (!closed_ && !waiting_write_) (void)transport_.write(queue_);  // what was sent Flush::kLater
+    if (!closed_ && !waiting_write_) (void)transport_.write(queue_);  // frames sent with Flush::kLater
     handler_ = nullptr;
     shut();
   }
@@ -190,7 +190,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
   using Wait = asio::posix::stream_descriptor;
   using Step = TlsSession::Step;
 
-  // ---- what the loop calls
+  // ---- Polled
 
   bool poll() override { return !closed_ && handler_ != nullptr && read_some(); }
 
@@ -199,7 +199,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
     return true;
   }
 
-  // The loop looks at the socket from now on, until it sleeps.
+  // Makes the loop poll the socket until it sleeps.
   void look() {
     if (identity_.local || closed_ || std::exchange(looked_at_, true)) return;
     loop_.lookout().look_at_socket(this->shared_from_this());
@@ -229,7 +229,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
     wait_to_read();
   }
 
-  // False if nothing came. The handler may destroy the connection meanwhile.
+  // Returns false if nothing was read. The handler may destroy the connection during this call.
   bool read_some() {
     bool any = false;
     for (int i = 0; i < kReadsPerWake && !closed_; ++i) {
@@ -257,7 +257,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
     return true;
   }
 
-  // What OpenSSL holds, of which no socket tells.
+  // Schedules a read of bytes that OpenSSL has buffered, for which the socket never becomes readable.
   void read_buffered() {
     if (closed_ || !transport_.has_buffered()) return;
     loop_.post([self = this->shared_from_this()] { self->read(); });
@@ -279,7 +279,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
     });
   }
 
-  // What had to wait.
+  // Continues a write that had to wait.
   void write_on() {
     waiting_write_ = false;
     if (closed_) return;
@@ -287,7 +287,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
     if (queue_.empty() && !closed_ && handler_ != nullptr) handler_->on_drained();
   }
 
-  // The other end is gone, and hears nothing any more; what it said before that is still heard.
+  // The peer is gone: nothing more is sent, but the frames that it sent before are delivered.
   void read_and_close(Error why) {
     if (std::exchange(unheard_, true)) return;
     loop_.post([self = this->shared_from_this(), why = std::move(why)] {
@@ -296,7 +296,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
     });
   }
 
-  // Never from inside send(): its caller may be in the middle of something.
+  // Defers on_closed, which must not run inside send(): its caller may be in an intermediate state.
   void close_later(Error why) {
     shut();
     loop_.post([self = this->shared_from_this(), why = std::move(why)] { self->tell(why); });
@@ -332,10 +332,10 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
   ConnectionHandler* handler_ = nullptr;
   bool waiting_read_ = false;
   bool read_waits_to_write_ = false;
-  bool looked_at_ = false;  // by the loop
+  bool looked_at_ = false;  // polled by the loop
   bool waiting_write_ = false;
   bool flush_posted_ = false;
-  bool unheard_ = false;  // what is sent
+  bool unheard_ = false;  // peer gone: sends are dropped
   bool closed_ = false;
   std::uint64_t read_bytes_ = 0;
 };

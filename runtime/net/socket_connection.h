@@ -1,4 +1,4 @@
-// A Connection over a connected, non-blocking stream socket whose hello is done.
+// A Connection over a connected, non-blocking stream socket, after its hello.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace shoal::runtime {
 
-// Counts its frames in `traffic`, which it shares with the network's other connections.
+// The connection counts its frames in `traffic`, shared with the network's other connections.
 std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options,
                                                    std::shared_ptr<Traffic> traffic);
 // The same through a TLS session of that socket.

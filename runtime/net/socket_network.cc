@@ -31,7 +31,7 @@ namespace {
 
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 constexpr Duration kFirstConnectPause = std::chrono::milliseconds(5), kLongestConnectPause = std::chrono::milliseconds(200);
-constexpr int kPatienceOfTimeout = 20;  // a part of the hello's time: one that has said nothing for that long may have to make room
+constexpr int kPatienceOfTimeout = 20;  // divisor of hello_timeout: a hello silent for that long may be closed to make room
 constexpr auto kTuple = asio::experimental::as_tuple(asio::use_awaitable);
 using Socket = asio::generic::stream_protocol::socket;
 
@@ -48,7 +48,7 @@ struct Address {
 
 using Ways = std::vector<Address>;
 
-// Whatever is in the file of hosts or the answer of a name server: whoever has a loop asks it off that (looked_up), or with AI_NUMERICHOST.
+// Blocks on /etc/hosts and name servers. On a loop, use looked_up() instead, or pass AI_NUMERICHOST.
 Result<Ways> resolve(const Endpoint& endpoint, int flags = 0) {
   Address out;
   if (endpoint.is_unix()) {
@@ -75,7 +75,7 @@ Result<Ways> resolve(const Endpoint& endpoint, int flags = 0) {
   return ways;
 }
 
-// The kernel's word for who is at the other end of a unix socket.
+// Identity of the peer of a unix socket, as the kernel reports it.
 Result<PeerIdentity> local_peer(int fd) {
   PeerIdentity identity;
   sockaddr_storage self{};
@@ -94,7 +94,7 @@ Result<PeerIdentity> local_peer(int fd) {
   return identity;
 }
 
-// A cable that was pulled says nothing: what is not acknowledged, or an idle connection's probes, end it.
+// A pulled cable sends no signal: unacknowledged bytes, or the probes of an idle connection, end the connection.
 void prepare_tcp(int fd, Duration unanswered) {
   const auto set = [fd](int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof value); };
   const auto ms = static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(unanswered).count());
@@ -111,7 +111,7 @@ Error from_asio(std::error_code error, std::string_view what) {
   return from_errno(error.value(), what);
 }
 
-// A socket, and the TLS session on it, if it goes to another host.
+// A socket and, between hosts, the TLS session on it.
 struct Line {
   explicit Line(Socket socket) : socket(std::move(socket)) {}
   void close() {
@@ -196,18 +196,18 @@ Task<PeerIdentity> greet_listener(Line& line, const Token& token, VersionRange v
   co_return identity;
 }
 
-// What a listener and the hellos it began share.
+// State shared by a listener and the hellos that it began.
 struct Door {
   struct Greeting {
     std::shared_ptr<Line> line;
     TimePoint since;
   };
   Network::Accepted accepted;     // empty once the listener is gone
-  std::list<Greeting> greeting;   // the oldest first
-  std::function<void()> goes_on;  // the listener, if it waits for room
+  std::list<Greeting> greeting;   // hellos under way, oldest first
+  std::function<void()> goes_on;  // resumes a listener that waits for room
 
-  // How long the next caller waits for one of those before it. Of so many at most one that has said nothing for `patience` makes room:
-  // not one that has had no time yet, nor one that this process has not listened to.
+  // Returns how long the next caller has to wait for room. If `max` hellos are under way, the oldest one that has sent nothing for
+  // `patience` is closed. Those that are younger or have unread bytes stay.
   Duration wait_for_room(std::size_t max, TimePoint now, Duration patience) {
     if (greeting.size() < max) return Duration::zero();
     for (auto it = greeting.begin(); it != greeting.end(); ++it) {
@@ -239,7 +239,7 @@ struct Door {
 struct SocketNetwork::Impl {
   Impl(Loop& loop, Clock& clock, Random& random, const Token& token, SocketOptions options)
       : loop(loop), clock(clock), random(random), token(token), options(options), tasks(loop, [](const std::string&, const Error&) {
-          // A hello that failed: its caller was told, and a listener has nobody to tell.
+          // A failed hello: connect() reports it to its caller, and a listener ignores it.
         }) {}
 
   Socket make_socket(Fd fd) {
@@ -256,7 +256,7 @@ struct SocketNetwork::Impl {
     if (!identity.local || calls_as.value_or(identity.role) != Role::kWorker || options.rings.bytes == 0) {
       return make_socket_connection(loop, std::move(fd), identity, options, traffic);
     }
-    // What the socket carries for the ring counts for nobody.
+    // The socket has counters of its own, because the ring's internal frames are not counted.
     auto connection = make_socket_connection(loop, std::move(fd), identity, options, std::make_shared<Traffic>());
     return make_ring_connection(loop, std::move(connection), calls_as.has_value(), options, traffic);
   }
@@ -272,8 +272,8 @@ struct SocketNetwork::Impl {
     const auto greeted = co_await greeted_caller(*line);
     door->ended(line);
     SHOAL_CO_TRY(const PeerIdentity identity, greeted);
-    if (!door->accepted || !line->socket.is_open()) co_return Result<void>();  // the listener is gone, or it made room just now
-    const auto accept = door->accepted;                                        // which may end the listener
+    if (!door->accepted || !line->socket.is_open()) co_return Result<void>();  // no listener, or closed to make room
+    const auto accept = door->accepted;                                        // a copy: the call may destroy the listener
     accept(finish(*line, identity, {}));
     co_return Result<void>();
   }
@@ -309,7 +309,7 @@ struct SocketNetwork::Impl {
     co_return Result<void>();
   }
 
-  // Whoever is there at the first address that takes the connection.
+  // Connects to the first address that accepts, and greets its listener.
   Task<PeerIdentity> call(Line& line, const Endpoint& to, Ways ways, Role role, const bool& late) {
     if (ways.empty()) {
       SHOAL_CO_TRY(auto found, co_await looked_up(to));
@@ -332,7 +332,7 @@ struct SocketNetwork::Impl {
 
   Task<void> connect(Line& line, const Address& address) {
     const asio::generic::stream_protocol::endpoint endpoint(address.get(), address.length);
-    // A listener whose backlog is full refuses at once where TCP waits; until the caller's timeout closes the socket.
+    // A unix listener with a full backlog refuses at once, where TCP would wait. Retries until the caller's timeout closes the socket.
     for (Duration pause = kFirstConnectPause; true; pause = std::min(2 * pause, kLongestConnectPause)) {
       const auto [error] = co_await line.socket.async_connect(endpoint, kTuple);
       if (!error) break;
@@ -343,7 +343,7 @@ struct SocketNetwork::Impl {
     co_return Result<void>();
   }
 
-  // The addresses of a name, in the order in which they are to be tried. A thread of Asio's waits for the name server, not this loop.
+  // Returns the addresses of a name in the order to try. A thread of Asio's waits for the name server, not this loop.
   Task<Ways> looked_up(const Endpoint& to) {
     asio::ip::tcp::resolver resolver(loop.io());
     const auto [error, found] = co_await resolver.async_resolve(to.host, std::to_string(to.port), kTuple);
@@ -358,13 +358,13 @@ struct SocketNetwork::Impl {
     co_return ways;
   }
 
-  // Where a caller of this host turns to.
+  // Returns the endpoint to use from this host.
   Endpoint way_to(const Endpoint& to) const {
     if (to.is_unix()) return to;
     return to.is_both() && to.host == options.host ? to.on_its_host() : to.from_elsewhere();
   }
 
-  // Never a TCP connection in clear text to another host.
+  // Without TLS, removes addresses of other hosts: no clear-text TCP connection leaves this host.
   Result<Ways> allowed(const Endpoint& to, Ways ways) const {
     if (to.is_unix() || options.tls) return ways;
     std::erase_if(ways, [](const Address& a) { return !a.is_loopback(); });
@@ -379,7 +379,7 @@ struct SocketNetwork::Impl {
   Random& random;
   const Token token;
   const SocketOptions options;
-  const std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();  // connections may outlive the network
+  const std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();  // shared with connections, which may outlive the network
   TaskGroup tasks;
 };
 
@@ -387,7 +387,7 @@ namespace {
 
 class SocketListener final : public Listener {
  public:
-  using Room = std::function<Duration()>;  // how long the next one waits
+  using Room = std::function<Duration()>;  // returns the next caller's wait
   using OnSocket = std::function<void(Fd)>;
 
   SocketListener(Loop& loop, Clock& clock, Fd fd, Endpoint endpoint, std::shared_ptr<Door> door, Room room, OnSocket on_socket)
@@ -404,7 +404,7 @@ class SocketListener final : public Listener {
     std::error_code ignored;
     state_->descriptor.close(ignored);
     state_->again = {};
-    door_->close();  // nobody is left to be told of the hellos under way
+    door_->close();  // also ends the hellos under way
   }
   const Endpoint& endpoint() const override { return endpoint_; }
 
@@ -432,7 +432,7 @@ class SocketListener final : public Listener {
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
           return wait();
         } else if (errno != EINTR && errno != ECONNABORTED) {
-          // No descriptors or no memory are left: the caller stays in the backlog, and the descriptor would be readable at once again.
+          // Out of descriptors or memory: the caller stays in the backlog. Without a pause the descriptor would be readable again at once.
           again = clock.after(kAcceptPause, [self = shared_from_this()] { self->accept(); });
           return;
         }
@@ -447,7 +447,7 @@ class SocketListener final : public Listener {
     asio::posix::stream_descriptor descriptor;
     Room room;
     OnSocket on_socket;
-    bool full = false;  // too many are greeted already
+    bool full = false;  // too many hellos under way
     Timer again;
   };
   Loop& loop_;
@@ -456,7 +456,7 @@ class SocketListener final : public Listener {
   Endpoint endpoint_;
 };
 
-// One for this host, one for others.
+// A unix socket for this host and TCP for other hosts.
 class TwoListeners final : public Listener {
  public:
   TwoListeners(std::unique_ptr<Listener> here, std::unique_ptr<Listener> elsewhere)
@@ -527,7 +527,7 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
 void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) {
   const Endpoint to = impl_->way_to(endpoint);
   Ways ways;
-  if (auto known = resolve(to, AI_NUMERICHOST); known) {  // else a name
+  if (auto known = resolve(to, AI_NUMERICHOST); known) {  // otherwise a name
     auto allowed = impl_->allowed(to, *std::move(known));
     if (!allowed) return connected(fail(std::move(allowed).error()));
     ways = *std::move(allowed);

@@ -1,6 +1,6 @@
-// The real Network: abstract unix sockets on a host, TCP where an address says so, in clear text on loopback at most.
+// The real Network: abstract unix sockets within a host, TCP for addresses with a port; clear text on loopback only.
 //
-// A network with TLS speaks TLS on every TCP connection; one without refuses addresses that are not loopback.
+// A network with TLS speaks TLS on every TCP connection; one without TLS refuses addresses beyond loopback.
 #pragma once
 
 #include <memory>
@@ -12,44 +12,44 @@ namespace shoal::runtime {
 
 class Loop;
 
-// Between processes of one host that call each other often (Role::kWorker), frames travel through memory that both share.
+// Processes of one host that call each other often (Role::kWorker) exchange frames through shared memory.
 struct RingOptions {
-  std::size_t bytes = 256u << 10;   // for each way, a power of two from 4 KiB on; only pages that are used are there. 0: none
-  std::uint32_t after_frames = 16;  // of the caller: whoever says little needs none
+  std::size_t bytes = 256u << 10;   // per direction, a power of two >= 4 KiB; unused pages take no memory. 0: no rings
+  std::uint32_t after_frames = 16;  // the caller's frames before it offers rings
 };
 
 struct SocketOptions {
   FrameLimits limits;
   VersionRange versions;
-  // A peer that does not read is dropped once this much waits for it.
+  // The connection closes once more than this waits for a peer that does not read.
   std::size_t max_queued_bytes = 256u << 20;
   Duration hello_timeout = std::chrono::seconds(5);
-  // Hellos under way at once at one listener. Who comes then waits in the backlog, until one is done or has said nothing for a twentieth of
-  // hello_timeout: that one ends. So a crowd that says nothing keeps nobody out, and of many who call at once none is turned away.
+  // Hellos under way at once at one listener. Further callers wait in the backlog until a hello completes, or one that has sent nothing
+  // for a twentieth of hello_timeout is closed. So silent callers block no others, and no caller of a burst is refused.
   std::size_t max_hellos = 64;
   RingOptions rings;
-  // Between hosts. A payload beyond limits.max_payload_bytes travels in parts, each a frame.
+  // For connections between hosts. A payload beyond limits.max_payload_bytes travels in parts, each a frame.
   std::shared_ptr<const Tls> tls;
-  std::string host;  // where other hosts reach this one: addresses there that have a unix name, too, are reached through that
+  std::string host;  // this host's address for others; endpoints on it with a unix name are reached through that
   std::uint64_t max_message_bytes = 16ull << 30;
-  // Bytes that the other host's kernel does not acknowledge for so long: the connection has broken. So has one to a process that was
-  // stopped (SIGSTOP, a debugger) for so long with more under way than its kernel takes for it: TCP_USER_TIMEOUT knows no difference.
+  // A connection breaks when the other host's kernel acknowledges no bytes for this long. TCP_USER_TIMEOUT also breaks one to a process
+  // that is stopped (SIGSTOP, a debugger) for this long with more under way than its kernel buffers.
   Duration unanswered = std::chrono::seconds(10);
 };
 
-// `clock` and `random` outlive the network; the network outlives its listeners, not its connections.
+// `clock` and `random` outlive the network; the network outlives its listeners, but connections may outlive it.
 class SocketNetwork final : public Network {
  public:
   SocketNetwork(Loop& loop, Clock& clock, Random& random, const Token& token, SocketOptions options);
-  ~SocketNetwork() override;  // stop() has drained it
+  ~SocketNetwork() override;  // only after stop() has drained it
 
   Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint, Accepted accepted) override;
   void connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) override;
 
-  // Of all connections that this network made, closed ones included.
+  // Traffic of all connections that this network made, closed ones included.
   const Traffic& traffic() const;
 
-  // Ends hellos and accepts under way; `drained` is called when none is left.
+  // Cancels hellos and accepts under way; calls `drained` when none is left.
   void stop(std::function<void()> drained);
 
  private:

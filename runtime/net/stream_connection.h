@@ -1,4 +1,4 @@
-// A Connection whose work is done by a stream that its handlers share with it: they may outlive the Connection for one turn of the loop.
+// A Connection that delegates to a stream. Pending handlers share the stream and may outlive the Connection for one turn of the loop.
 #pragma once
 
 #include <memory>

@@ -16,14 +16,14 @@
 namespace shoal::runtime {
 namespace {
 
-constexpr std::size_t kReadAheadBytes = 64 << 10;  // four records in one system call
+constexpr std::size_t kReadAheadBytes = 64 << 10;  // four TLS records in one system call
 constexpr char kBindingLabel[] = "EXPORTER-shoal-hello";
 constexpr int kOtherAuthority = X509_V_ERR_APPLICATION_VERIFICATION;
 
 SSL_CTX* context(void* pointer) { return static_cast<SSL_CTX*>(pointer); }
 SSL* ssl(void* pointer) { return static_cast<SSL*>(pointer); }
 
-// The first cause that OpenSSL noted, and nothing of it for whoever comes next.
+// Returns the first error in OpenSSL's queue, and clears the queue.
 std::string first_reason() {
   const auto code = ERR_get_error();
   ERR_clear_error();
@@ -31,7 +31,7 @@ std::string first_reason() {
   return text != nullptr ? text : "";
 }
 
-// ---- a socket as OpenSSL sees it. Its own would raise SIGPIPE in programs that did not ask for that.
+// ---- the socket BIO. OpenSSL's own would raise SIGPIPE in the user's program.
 
 TlsWire& wire_of(BIO* bio) { return *static_cast<TlsWire*>(BIO_get_data(bio)); }
 
@@ -78,7 +78,8 @@ const BIO_METHOD* bio_method() {
 
 // ---- trust
 
-// The authority is among what the other end sent, and everything else follows from it: no system's list of authorities is asked.
+// Finds the authority, by fingerprint, among the certificates that the peer sent, and trusts only that one; system authorities play no
+// part.
 int verify(X509_STORE_CTX* store, void* authority) {
   const auto& wanted = *static_cast<const Fingerprint*>(authority);
   STACK_OF(X509)* const sent = X509_STORE_CTX_get0_untrusted(store);
@@ -116,7 +117,7 @@ Result<SSL_CTX*> make_context(const SSL_METHOD* method) {
   return out;
 }
 
-// The certificate, those behind it, and the key.
+// Loads the certificate, its chain, and the key.
 Result<void> load(SSL_CTX* into, const KeyedCertificate& own, const Fingerprint& authority) {
   BIO* const certificates = BIO_new_mem_buf(own.certificate.data(), static_cast<int>(own.certificate.size()));
   bool first = true, ok = certificates != nullptr, leads = false;
@@ -256,7 +257,7 @@ Result<TlsSession::Moved> TlsSession::read(std::span<std::byte> room) {
     default:
       break;
   }
-  // An end without a good-bye is one, too: each frame says how long it is.
+  // EOF without close_notify counts as a normal end, because frames carry their lengths.
   if (ERR_GET_LIB(ERR_peek_error()) == ERR_LIB_SSL && ERR_GET_REASON(ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
     ERR_clear_error();
     return Moved{0, Step::kDone, true};

@@ -1,8 +1,8 @@
-// TLS 1.3 over a connected, non-blocking socket: what bytes between hosts travel through.
+// TLS 1.3 over a connected, non-blocking socket, for connections between hosts.
 //
-// Trust is one thing: the fingerprint of the cluster's authority. Listeners send that certificate with their own; a caller takes nothing
-// that does not come from it, and says nothing before. Callers have no certificates: they prove the token in the hello, which is bound to
-// the TLS session (TlsSession::binding), so that nobody in between can pass it on. Loop thread only.
+// Trust rests on the fingerprint of the cluster's authority. Listeners send that authority's certificate with their own; a caller
+// verifies both before it sends anything. Callers have no certificates: they prove the token in the hello. The hello is bound to the TLS
+// session (TlsSession::binding), so that a man in the middle cannot forward it. Loop thread only.
 #pragma once
 
 #include <array>
@@ -17,10 +17,10 @@
 
 namespace shoal::runtime {
 
-// What an end needs. Without a certificate it only calls.
+// Configuration of one end. Without a certificate it can only call.
 class Tls {
  public:
-  // InvalidArgument when certificate and key are not a pair, or do not lead to that authority.
+  // InvalidArgument when certificate and key do not match, or do not come with that authority.
   static Result<std::shared_ptr<const Tls>> make(const Fingerprint& authority, const KeyedCertificate& own = {});
   ~Tls();
 
@@ -34,25 +34,25 @@ class Tls {
   void *client_ = nullptr, *server_ = nullptr;  // SSL_CTX
 };
 
-// 32 bytes that both ends of one TLS session know, and nobody else, nor any other session (RFC 8446, 7.5).
+// 32 secret bytes that both ends of one TLS session derive; they differ between sessions (RFC 8446, 7.5).
 using TlsBinding = std::array<std::uint8_t, 32>;
 
-// The socket as OpenSSL reads it.
+// The socket behind OpenSSL's BIO.
 struct TlsWire {
   int socket;
-  bool drained = false;  // the last read took all that it had at that time
+  bool drained = false;  // the last read emptied the socket
 };
 
 class TlsSession {
  public:
   enum class Side { kCalls, kListens };
-  // The socket is the caller's; it outlives this.
+  // The caller owns `socket`, which outlives the session.
   TlsSession(std::shared_ptr<const Tls> tls, int socket, Side side);
-  ~TlsSession();  // without a good-bye: each frame says how long it is
+  ~TlsSession();  // sends no close_notify: frames carry their lengths
   TlsSession(TlsSession&& other) noexcept;
   TlsSession& operator=(TlsSession&&) = delete;
 
-  // What an operation came to: it went on, or it waits for the socket.
+  // Outcome of an operation: progress, or the socket's event that it waits for.
   enum class Step { kDone, kReadable, kWritable };
   // Errors: InvalidArgument/NotTls, InvalidArgument/CertificateRefused, InvalidArgument/TlsVersion, Unavailable/HungUp.
   Result<Step> handshake();
@@ -60,12 +60,12 @@ class TlsSession {
   struct Moved {
     std::size_t bytes = 0;
     Step step = Step::kDone;
-    bool ended = false;  // the other end has closed
+    bool ended = false;  // the peer has closed
   };
-  // Unavailable when the connection broke, DataLoss when what came was not sent by the other end.
+  // Unavailable when the connection broke, DataLoss when the received bytes fail authentication.
   Result<Moved> read(std::span<std::byte> room);
-  Result<Moved> write(std::span<const std::byte> bytes);  // one that waits is made again with the same bytes, or more
-  bool has_buffered() const;                              // the next read may bring something, whatever the socket says
+  Result<Moved> write(std::span<const std::byte> bytes);  // after a wait, repeat it with the same bytes or more
+  bool has_buffered() const;                              // the next read may return data although the socket has none
   bool drained() const { return wire_->drained; }
 
   TlsBinding binding() const;

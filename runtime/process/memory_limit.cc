@@ -14,16 +14,16 @@ namespace shoal::runtime {
 namespace {
 
 constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
-constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;  // or more: what version 1 has instead of "max"
+constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;  // version 1 has a number at least this large instead of "max"
 
-// "max", and what is not there, are no limit.
+// Returns kNone for "max" and for a missing file.
 std::uint64_t number_in(const std::string& file) {
   std::ifstream in(file);
   std::uint64_t out = 0;
   return in >> out ? out : kNone;
 }
 
-// Of lines "name number". At one read: the kernel may add up a whole tree of groups for it.
+// Returns fields of a file with lines "name number". Reads it once, because the kernel may sum a whole tree of groups for each read.
 std::array<std::uint64_t, 2> fields_of(const std::string& file, const std::array<const char*, 2>& wanted) {
   std::array<std::uint64_t, 2> out = {kNone, kNone};
   std::ifstream in(file);
@@ -37,7 +37,7 @@ std::array<std::uint64_t, 2> fields_of(const std::string& file, const std::array
 }
 
 struct Controller {
-  const char *limit, *usage, *inactive, *active;  // files; fields of memory.stat
+  const char *limit, *usage, *inactive, *active;  // two file names, two fields of memory.stat
 };
 constexpr Controller kVersion2 = {"/memory.max", "/memory.current", "inactive_file", "active_file"};
 constexpr Controller kVersion1 = {"/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file", "total_active_file"};
@@ -54,7 +54,7 @@ void limit_by(MachineMemory& memory, const std::string& folder, const Controller
   memory.available = std::min(memory.available, limit - std::min(limit, held));
 }
 
-// The group and those around it. In a container the path may be the host's, of which only the end, or nothing, is to be seen.
+// Applies the limits of the group and its ancestors. In a container the path may be the host's, of which few or no folders are visible.
 void limit_along(MachineMemory& memory, const std::string& mount, std::string path, const Controller& names) {
   for (;;) {
     limit_by(memory, mount + path, names);
@@ -63,7 +63,7 @@ void limit_along(MachineMemory& memory, const std::string& mount, std::string pa
   }
 }
 
-// The paths of this process's groups that have a memory controller: where its files lie, and its version's names.
+// One of this process's groups with a memory controller: mount point, path, and controller version.
 struct Group {
   std::string mount, path;
   bool version2 = true;
@@ -90,7 +90,7 @@ std::vector<Group> groups_of_this(const std::string& root) {
 
 constexpr std::size_t kMaxFamily = 1000;
 
-// Of one process. Lines "Name:   NUMBER kB", among others.
+// Returns the memory of one process in bytes. The relevant lines are "Name:   NUMBER kB".
 std::uint64_t share_of(const std::string& folder) {
   for (const auto& [file, name] : {std::pair{"/smaps_rollup", std::string("Pss:")}, {"/status", "VmRSS:"}}) {
     std::ifstream in(folder + file);

@@ -1,4 +1,4 @@
-// How much memory this process may use: what the machine has, or what its control groups (a container's, a batch job's) leave it.
+// Memory that this process may use: limited by the machine and by its control groups (a container, a batch job).
 #pragma once
 
 #include <sys/types.h>
@@ -9,19 +9,17 @@
 namespace shoal::runtime {
 
 struct MachineMemory {
-  std::uint64_t total = 0, available = 0;  // bytes; a total of 0 is not known
+  std::uint64_t total = 0, available = 0;  // bytes; a total of 0: unknown
 };
 
-// The least of what /proc/meminfo and the memory controllers of control groups say, of version 2 and 1, of the process's group and those
-// around it. Pages of files that a group has read count as available. `root`: of the file system, for tests. What cannot be read is taken
-// to be without a limit.
+// Returns the minimum over /proc/meminfo and the memory controllers (version 1 and 2) of the process's control group and its ancestors.
+// Cached file pages of a group count as available. Unreadable files impose no limit. `root`: root of the file system, for tests.
 MachineMemory machine_memory(const std::string& root = "");
 
-// What ends with a process: the proportional share of the memory that it and its children map (where that cannot be read, all of it). 0:
-// there is none.
+// Returns the bytes of memory of a process and its descendants: its PSS or, where unreadable, its RSS. 0: no such process.
 std::uint64_t process_memory(pid_t pid, const std::string& root = "");
 
-// How many processes the kernel has killed for want of memory: in this process's control group, where one counts them, or on this machine.
+// Returns the number of processes that the kernel's OOM killer has killed: in this control group if it has a counter, else on this machine.
 std::uint64_t kernel_oom_kills(const std::string& root = "");
 
 }  // namespace shoal::runtime

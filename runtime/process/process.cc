@@ -35,7 +35,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return out;
 }
 
-// PATH is looked through here, before the fork: the child of a fork should do as little as possible.
+// Searches PATH before the fork, because a forked child should do as little as possible.
 Result<std::string> find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) return name;
   const char* path = std::getenv("PATH");
@@ -47,7 +47,7 @@ Result<std::string> find_program(const std::string& name) {
   return fail(not_found("no program '" + name + "' on PATH"));
 }
 
-// Only a parent learns how it ended.
+// Returns an unknown status unless the process is a child of this one.
 ExitStatus reap(int fd) {
   siginfo_t info{};
   if (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(fd), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0) {
@@ -70,10 +70,10 @@ ExitStatus reap(int fd) {
   setsid();
   if (spec.dies_with_parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(127);  // it died before
+    if (getppid() != parent) _exit(127);  // the parent died before prctl
   }
   if (!spec.cwd.empty() && chdir(spec.cwd.c_str()) != 0) give_up();
-  // Out of the way first: a descriptor to be passed may lie where another belongs.
+  // First duplicates all descriptors above the target range, because one may occupy the target of another.
   const int base = 3 + static_cast<int>(spec.inherited.size());
   std::vector<int> sources;
   for (const Fd* fd : {&spec.in, &spec.out, &spec.err}) sources.push_back(fd->get() < 0 ? -1 : fcntl(fd->get(), F_DUPFD_CLOEXEC, base));
@@ -83,7 +83,7 @@ ExitStatus reap(int fd) {
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] >= 0 && dup2(sources[i], static_cast<int>(i)) < 0) give_up();
   }
-  // What libraries opened without the flag: sockets of Asio, log files. (Before Linux 5.11 they are inherited.)
+  // Marks descriptors that libraries opened without O_CLOEXEC: Asio's sockets, log files. (Linux before 5.11 lacks this.)
   syscall(SYS_close_range, static_cast<unsigned>(base), ~0u, CLOSE_RANGE_CLOEXEC);
   auto argv = pointers(spec.argv);
   auto env = pointers(spec.env);
@@ -131,11 +131,11 @@ Result<pid_t> spawn(SpawnSpec spec) {
 
 namespace {
 
-// Without descriptors or memory none can be had for now: neither an error nor a death, which is ESRCH.
+// Fails with ESRCH if the process is gone. Other failures, such as EMFILE, are temporary.
 int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 constexpr auto kPidfdPause = std::chrono::milliseconds(50);
 
-// Whether there is something to read before `end`.
+// Returns true once the descriptor is readable, false at `end`.
 bool readable(int fd, std::chrono::steady_clock::time_point end) {
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
@@ -196,7 +196,7 @@ std::uint64_t start_time(pid_t pid) {
   std::istringstream fields(line.substr(line.rfind(')') + 1));
   std::string field;
   fields >> field;
-  if (field == "Z" || field == "X") return 0;    // it has ended; its parent has not looked yet
+  if (field == "Z" || field == "X") return 0;    // has ended, not yet reaped
   for (int i = 1; i < 20; ++i) fields >> field;  // the 22nd field of the line
   return std::strtoull(field.c_str(), nullptr, 10);
 }
@@ -210,7 +210,7 @@ struct ProcessWatch::Impl : std::enable_shared_from_this<Impl> {
       descriptor.assign(fd);
       return wait();
     }
-    // Gone already, and reaped by somebody else.
+    // The process is gone, and was reaped elsewhere.
     if (errno == ESRCH) return asio::post(again.get_executor(), [self = shared_from_this()] { self->finish({.known = false}); });
     again.expires_after(kPidfdPause);
     again.async_wait([self = shared_from_this()](std::error_code error) {
@@ -221,7 +221,7 @@ struct ProcessWatch::Impl : std::enable_shared_from_this<Impl> {
   void wait() {
     descriptor.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
       if (error) return;
-      // The loop may still have had an event of a descriptor that was closed meanwhile, for the same place in its tables.
+      // A stale event, of a closed descriptor with the same number, may arrive here.
       if (!readable(self->descriptor.native_handle(), {})) return self->wait();
       self->finish(reap(self->descriptor.native_handle()));
     });

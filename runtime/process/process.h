@@ -1,4 +1,4 @@
-// Processes: starting one, hearing of its end from the kernel, ending it with all it started.
+// Processes: starting one, watching for its end, ending it with all its descendants.
 #pragma once
 
 #include <sys/types.h>
@@ -17,55 +17,55 @@ namespace shoal::runtime {
 
 class Loop;
 
-// How a process ended. Unknown for a process that is not our child: then only the end itself is known.
+// How a process ended. `known` is false for a process that is not a child of this one: only the end itself is visible then.
 struct ExitStatus {
   bool known = true;
-  int code = 0;    // when it exited
-  int signal = 0;  // when it was killed
+  int code = 0;    // exit code
+  int signal = 0;  // signal that killed it, or 0
   bool operator==(const ExitStatus&) const = default;
 
   bool ok() const { return known && code == 0 && signal == 0; }
   std::string to_string() const;  // "exited with code 3", "was killed by SIGKILL", "ended"
-  // As a shell says it: the code, or 128 + signal. What is unknown is no success: as if it had been killed.
+  // The shell's exit code: the code, or 128 + signal. An unknown end counts as SIGKILL, not as success.
   int shell_code() const { return !known ? 128 + 9 : signal ? 128 + signal : code; }
 };
 
 struct SpawnSpec {
-  std::vector<std::string> argv;  // argv[0] is a path, or a name to be looked for on PATH
-  std::vector<std::string> env;   // all of it: "NAME=value"
-  std::string cwd;                // "" keeps this process's
-  Fd in, out, err;                // empty: /dev/null for in, this process's own for the others
-  std::vector<Fd> inherited;      // descriptors that the child gets at 3, 4, ...
-  bool dies_with_parent = true;   // SIGKILL when this process ends (PR_SET_PDEATHSIG); set it only from the main thread
+  std::vector<std::string> argv;  // argv[0] is a path, or a name on PATH
+  std::vector<std::string> env;   // the whole environment: "NAME=value"
+  std::string cwd;                // "": this process's folder
+  Fd in, out, err;                // empty: /dev/null for in, this process's streams for the others
+  std::vector<Fd> inherited;      // descriptors for the child, at 3, 4, ...
+  bool dies_with_parent = true;   // SIGKILL when the spawning thread ends (PR_SET_PDEATHSIG): spawn from the main thread
 };
 
-// The child leads a session and process group of its own, so that end_group reaches all it starts.
-// InvalidArgument or NotFound when the program cannot be run: the child reports it before exec, nothing is left behind.
+// Starts a child that leads a session and process group of its own, so that signal_group reaches all its descendants there.
+// InvalidArgument or NotFound when the program cannot be run; no process remains then.
 Result<pid_t> spawn(SpawnSpec spec);
 
-// Blocks until a child has ended and reaps it; nothing after `limit`. For processes of ours that no loop watches.
+// Blocks until a child has ended and reaps it; returns nullopt after `limit`. For children that no loop watches.
 std::optional<ExitStatus> wait_exit(pid_t child, std::chrono::nanoseconds limit);
 
-// Blocks for the first line that somebody writes into a pipe, without its newline. DeadlineExceeded; Unavailable at the end of the stream
-// or beyond max_bytes.
+// Blocks until a first line arrives in a pipe, and returns it without its newline. DeadlineExceeded; Unavailable at the end of the
+// stream or beyond max_bytes.
 Result<std::string> read_line(const Fd& pipe, std::size_t max_bytes, std::chrono::nanoseconds limit);
 
-// Signals the process group that `leader` leads. Gone already: nothing.
+// Signals the process group that `leader` leads; no effect if it is gone.
 void signal_group(pid_t leader, int signal);
 
-// As many descriptors as the system allows this process: each large value that it holds is one.
+// Raises the soft limit of descriptors to the hard limit, because each large value takes one descriptor.
 void raise_descriptor_limit();
 
-// Processes whose parent ends become our children (PR_SET_CHILD_SUBREAPER): workers forked by a zygote report their
-// death to us.
+// Makes this process the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER), so that it can reap workers forked by a
+// zygote.
 void become_subreaper();
 
-// Seconds since boot at which a process started, in clock ticks: with the pid, it names a process for good. 0 when
-// there is none, or only a zombie.
+// Returns a process's start time since boot, in clock ticks; with the pid it identifies a process uniquely. 0: no such process, or a
+// zombie.
 std::uint64_t start_time(pid_t pid);
 
-// Calls `ended` once on the loop when the process is gone (pidfd; while none can be had, it tries again). Destroyed: not any more. A child
-// is reaped.
+// Calls `ended` once on the loop when the process has ended, and reaps a child. Uses a pidfd, and retries while the system has none
+// left. Destruction cancels the call.
 class ProcessWatch {
  public:
   ProcessWatch(Loop& loop, pid_t pid, std::function<void(ExitStatus)> ended);
