@@ -46,7 +46,7 @@ int Board::first_gone(std::uint32_t num_members) const {
 }
 
 void Board::ring() {
-  page_->bell.fetch_add(1);  // sequentially consistent, as is the load of waiters: one of the two sides sees the other
+  page_->bell.fetch_add(1);  // sequentially consistent, as is the load of waiters: at least one side sees the other's store
   if (page_->waiters.load() > 0) syscall(SYS_futex, &page_->bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
@@ -70,7 +70,7 @@ Board::Heard Board::listen(const std::function<bool()>& done, std::chrono::nanos
     }
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
     const timespec wait{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-    syscall(SYS_futex, &page_->bell, FUTEX_WAIT, heard, &wait, nullptr, 0);  // EINTR, EAGAIN: look again
+    syscall(SYS_futex, &page_->bell, FUTEX_WAIT, heard, &wait, nullptr, 0);  // EINTR, EAGAIN: check again
     page_->waiters.fetch_sub(1);
   }
 }

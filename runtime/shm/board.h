@@ -1,10 +1,9 @@
-// A board: the first pages of a shared memory that several processes use together. On it stands who belongs, who is
-// gone and why, and a bell that everybody who waits can hear.
+// A board: the first pages of a shared memory that several processes (members) use. It records which members are gone and why, and has a
+// bell that wakes all waiters.
 //
-// The members write what they share behind the board and ring; the node, which alone learns of deaths (D20: from the
-// kernel, by pidfd), writes the death here and rings. So a rank that sleeps in a wait hears of a dead peer at once,
-// without a message and without a thread. Trust: members of a board are processes of one job; a board is never shown to
-// another job.
+// Members write shared data behind the board and ring. Only the node learns of deaths (from pidfds, decision 20); it records the death
+// here and rings. So a rank that sleeps in a wait learns of a dead peer at once, without a message and without a thread. Trust: all
+// members of a board are processes of one job; other jobs never map it.
 #pragma once
 
 #include <atomic>
@@ -22,24 +21,23 @@ namespace shoal::runtime {
 class Board {
  public:
   static constexpr std::uint32_t kMaxMembers = 64;
-  static constexpr std::size_t kBytes = 20 << 10;  // what follows in the memory starts here
+  static constexpr std::size_t kBytes = 20 << 10;  // offset of the members' own data
 
-  // The board at the start of a mapping of at least kBytes. The mapping outlives it.
+  // The board at the start of a mapping of at least kBytes, which outlives this object.
   explicit Board(std::byte* memory) : page_(reinterpret_cast<Page*>(memory)) {}
 
-  // Marks a member as gone, with the cause in words (cut to fit). The first cause counts. Rings.
+  // Marks a member as gone, with a description of the cause (cut to fit), and rings. Later causes are ignored.
   void mark_gone(std::uint32_t member, std::string_view cause);
   bool is_gone(std::uint32_t member) const;
   std::string cause(std::uint32_t member) const;
-  // The first member of [0, num_members) that is gone, or -1.
+  // Returns the first member of [0, num_members) that is gone, or -1.
   int first_gone(std::uint32_t num_members) const;
 
-  // Wakes everybody who waits. To be called after whatever they wait for was stored.
+  // Wakes all waiters. Call it after storing the data that they wait for.
   void ring();
 
   enum class Heard { kDone, kTimeout };
-  // Returns kDone once done() holds, after looking again at each ring, and kTimeout after `limit`. Spins briefly first:
-  // `spins` looks.
+  // Returns kDone once done() holds, checked at each ring, and kTimeout after `limit`. First spins for `spins` checks.
   Heard listen(const std::function<bool()>& done, std::chrono::nanoseconds limit, int spins);
 
  private:
@@ -49,7 +47,7 @@ class Board {
   };
   struct Page {
     std::atomic<std::uint32_t> bell;     // counts rings: the futex word
-    std::atomic<std::uint32_t> waiters;  // so that ringing costs no system call while nobody sleeps
+    std::atomic<std::uint32_t> waiters;  // number of sleepers: ring() needs no system call at 0
     char padding[1016];
     Member members[kMaxMembers];
   };

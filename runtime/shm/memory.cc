@@ -60,7 +60,7 @@ Result<std::size_t> memory_bytes(const Fd& memory) {
   struct stat info {};
   if (fstat(memory.get(), &info) != 0) return fail(from_errno(errno, "fstat"));
   const bool sealed = is_memory(memory);
-  const bool ours = S_ISREG(info.st_mode) && info.st_nlink == 0 && info.st_uid == geteuid();  // a file that others cannot come by
+  const bool ours = S_ISREG(info.st_mode) && info.st_nlink == 0 && info.st_uid == geteuid();  // a file that other users cannot open
   const bool read_only = (fcntl(memory.get(), F_GETFL) & O_ACCMODE) == O_RDONLY;
   if (!sealed && !(ours && read_only)) return fail(invalid_argument("a descriptor that is no sealed memory"));
   return static_cast<std::size_t>(info.st_size);
@@ -70,7 +70,7 @@ Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access) {
   Mapping out;
   if (bytes == 0) return out;
   const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
-  // What is only read of a private mapping costs nothing: no memory is set aside for pages that may never be written.
+  // MAP_NORESERVE: private pages that are only read need no memory, so none is reserved for them.
   const int sharing = access == Access::kCopyOnWrite ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
   void* at = mmap(nullptr, bytes, protection, sharing, memory.get(), 0);
   if (at == MAP_FAILED) return fail(from_errno(errno, "cannot map " + std::to_string(bytes) + " bytes"));
@@ -87,7 +87,7 @@ Result<Mapping> private_memory(std::size_t bytes, bool touched) {
   out.data_ = static_cast<std::byte*>(at);
   out.size_ = bytes;
   (void)madvise(at, bytes, MADV_HUGEPAGE);                     // a hint
-  if (touched) (void)madvise(at, bytes, MADV_POPULATE_WRITE);  // Linux 5.14; before it, pages come as they are written
+  if (touched) (void)madvise(at, bytes, MADV_POPULATE_WRITE);  // Linux 5.14; before it, pages come with the first write
   return out;
 }
 

@@ -1,4 +1,4 @@
-// Shared memory without names: memfds, passed by descriptor, gone with the last process that holds them.
+// Shared memory without names: memfds, passed as descriptors, freed with the last process that holds them.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@ namespace shoal::runtime {
 enum class Access {
   kRead,
   kReadWrite,
-  kCopyOnWrite,  // what is written is seen by this mapping alone
+  kCopyOnWrite,  // writes are visible in this mapping only
 };
 
-// A mapped range; unmapped when destroyed. Empty ranges map nothing.
+// A mapped range, unmapped by the destructor. Empty ranges map nothing.
 class Mapping {
  public:
   Mapping() = default;
@@ -28,10 +28,10 @@ class Mapping {
   std::size_t size() const { return size_; }
   std::span<std::byte> span() const { return {data_, size_}; }
 
-  // Brings in the pages of a writable mapping at once, where the system can (Linux 5.14).
+  // Faults in all pages of a writable mapping at once (needs Linux 5.14; otherwise no effect).
   void populate() const;
 
-  // Forbids every access (kNone) or allows it again; an access in between faults. For the lease guard.
+  // Forbids every access, or allows it again; an access in between faults. For the lease guard.
   void forbid() const;
   void allow(Access access) const;
 
@@ -42,21 +42,21 @@ class Mapping {
   std::size_t size_ = 0;
 };
 
-// Zeroed, of a fixed size: nobody who gets the descriptor can shrink or grow it (so no reader can be made to fault).
+// Makes a zeroed memory of a fixed size: seals forbid shrinking and growing, so no holder can make a reader fault.
 Result<Fd> make_memory(const std::string& name, std::size_t bytes);
-// The size of a memory that came from elsewhere. InvalidArgument unless it is sealed as make_memory seals it, or a
-// file of this user that has no name and was opened for reading.
+// Returns the size of a memory from another process. InvalidArgument unless it is sealed as by make_memory, or is a file of this user
+// without a name that is open for reading only.
 Result<std::size_t> memory_bytes(const Fd& memory);
-// Of one that memory_bytes takes: no file.
+// For descriptors that memory_bytes accepts: true for a sealed memory, false for a file.
 bool is_memory(const Fd& memory);
 Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
 Result<Fd> duplicate(const Fd& fd);
-// Into memory whose pages are not there yet: the kernel copies into new pages without zeroing them first and without a fault for each
-// (measured: two to four times as fast as writing through a mapping). ResourceExhausted when there is no room.
+// Writes into memory whose pages do not exist yet, two to four times as fast as through a mapping (measured). The kernel copies
+// into new pages without zeroing them and without faults. ResourceExhausted when there is no room.
 Result<void> write_at(const Fd& memory, std::size_t offset, std::span<const std::byte> bytes);
 
-// Zeroed memory of this process's own; no page is there before it is touched, or all are, with `touched`. Where it is large, the system is
-// asked for huge pages: fewer faults, and fewer misses of the address cache for as long as it lives.
+// Maps zeroed private memory. With `touched` all pages exist at once, otherwise each after its first access. Asks for huge pages,
+// which cause fewer faults and TLB misses.
 Result<Mapping> private_memory(std::size_t bytes, bool touched = false);
 
 }  // namespace shoal::runtime

@@ -27,8 +27,8 @@ Result<Fd> keeper_of(const Fd& memory) {
   return out;
 }
 
-// The second lock belongs to the open file as well (open file description locks), not to the process. Where a kernel has none (a sandbox
-// that is not Linux), everybody counts as a reader.
+// Adds an open file description lock, which also belongs to the open file, not to the process. On a kernel without such locks (a sandbox
+// that is not Linux), every holder counts as a reader.
 Result<Fd> reader_of(const Fd& memory) {
   SHOAL_TRY(Fd out, keeper_of(memory));
   struct flock lock = lock_of(F_RDLCK);

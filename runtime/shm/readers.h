@@ -1,8 +1,8 @@
-// Who has a memory open is the kernel's to say.
+// Counts the holders of a shared memory by file locks, which the kernel releases also when a process dies.
 //
-// What is given away of a memory is another open file of it, for reading, with shared locks on it: its duplicates, its mappings and copies
-// of it in messages keep that open file, and it ends with the last of them, however their processes ended. A reader's carries two locks, a
-// keeper's one: a keeper wants the bytes to stay what they are, but looks at none of them.
+// Other processes get a new, read-only open file of the memory with shared locks on it. Its duplicates, mappings and copies in messages
+// keep the open file; it closes with the last of them. A reader's file carries two locks, a keeper's one: a keeper needs the bytes to
+// stay unchanged, but does not read them.
 #pragma once
 
 #include "runtime/core/fd.h"
@@ -13,9 +13,9 @@ namespace shoal::runtime {
 Result<Fd> reader_of(const Fd& memory);
 Result<Fd> keeper_of(const Fd& memory);
 
-// Asked through a file that is neither, the one that can be written: whether there are any. If not, none can come.
+// Returns true if `memory` has readers or keepers. `memory` is the writable file, without locks. After false, none can appear.
 bool has_holders(const Fd& memory);
-// Asked through a keeper's, or any other that is no reader's.
+// Returns true if the memory has readers. `memory` is a keeper's file or the writable one, not a reader's.
 bool has_readers(const Fd& memory);
 
 }  // namespace shoal::runtime

@@ -14,12 +14,12 @@ namespace shoal::runtime {
 
 namespace {
 
-// A writer that finds the ring empty at such a mark goes on at the start: little traffic keeps to few pages.
+// A writer that crosses a multiple of this while the ring is empty restarts, so that light traffic uses few pages.
 constexpr std::uint64_t kRestartBytes = 16 << 10;
 
 Error broken(const char* what) { return invalid_argument(std::string("a ring whose ") + what + " cannot be").with_reason("BrokenRing"); }
 
-// The first word of a record. Both ends may touch it at once only if one of them is broken.
+// The length word of a record, atomic because a faulty peer may write it concurrently.
 std::atomic_ref<std::uint64_t> word_at(std::byte* at) { return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(at)); }
 
 }  // namespace
@@ -29,7 +29,7 @@ Ring::Ring(std::byte* memory, std::size_t capacity)
   SHOAL_CHECK(std::has_single_bit(capacity) && capacity >= 4096 && capacity <= (1u << 30), "a ring of a capacity that it cannot have");
 }
 
-// Sequentially consistent, as the positions are: either this end sees that the other sleeps, or the other sees this step before it does.
+// Sequentially consistent, like the positions: either this end sees that the peer sleeps, or the peer sees this step before it sleeps.
 Wake Ring::wake(std::atomic<std::uint32_t>& sleeps) {
   if (sleeps.load() == kAwake) return Wake::kNone;
   const std::uint32_t how = sleeps.exchange(kAwake);
@@ -48,7 +48,7 @@ Wake Ring::close() {
 void Ring::futex_wait(std::atomic<std::uint32_t>& word, std::chrono::nanoseconds limit) {
   const auto ns = limit.count();
   const timespec wait{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-  syscall(SYS_futex, &word, FUTEX_WAIT, static_cast<std::uint32_t>(kFutex), &wait, nullptr, 0);  // EINTR, EAGAIN: look again
+  syscall(SYS_futex, &word, FUTEX_WAIT, static_cast<std::uint32_t>(kFutex), &wait, nullptr, 0);  // EINTR, EAGAIN: check again
 }
 
 template <class Ready>

@@ -1,24 +1,24 @@
-// A ring: records of bytes from one process to one other, in order, through memory that both map. No system call while neither sleeps.
+// A ring: records of bytes from one process to another, in order, through memory that both map. No system call while neither end sleeps.
 //
-// One thread at a time writes and one reads. A record lies in one piece, so that it can be written and read in place. Two rings, one for
-// each way, may lie in one memory. Pages are touched as they are used, and from the start again whenever little is under way: who begins
-// anew has the whole ring before it, whatever it leaves behind.
+// One thread at a time writes and one reads. A record is contiguous, so that it can be written and read in place. Two rings, one per
+// direction, may share one memory. Pages are touched on first use. Under light traffic the writer restarts at the beginning of the ring,
+// so few pages are used; after a restart the whole ring is available.
 //
-// Waiting. Each end that finds nothing to do leaves a word in the ring how it sleeps, looks once more, and sleeps; the other end looks at
-// that word after each of its steps (commit, pop).
-//   - wait(): looks for a while where that pays (spin.h), then sleeps on the word itself, a futex. The other end's step wakes it.
-//   - arm(): for a thread that sleeps in epoll. The other end's step then returns Wake::kBell, once, and whoever made that step does what
-//     ends the sleep: writes to an eventfd, or to a socket between the two.
-//   - Looking again and again needs no word, and costs the other end nothing.
-// A step is seen, or wakes, but never gets lost between the two.
+// Waiting. An end without work stores its kind of sleep in a word of the ring, checks once more, and sleeps. The peer checks that word
+// after each of its steps (commit, pop).
+//   - wait(): spins while that pays (spin.h), then sleeps on the word itself, a futex. The peer's step wakes it.
+//   - arm(): for a thread that sleeps in epoll. The peer's next step returns Wake::kBell once, and its caller ends the sleep by a write to
+//     an eventfd or a socket.
+//   - Polling needs no word, and costs the peer nothing.
+// Every step is either seen by the check or wakes the sleeper; none is lost.
 //
-// Death. What a process that was killed had committed can be read; what it had not does not exist. Nobody is woken by a death: whoever
-// hears of it (the node, the end of a socket beside the ring) calls close() on its own mapping, which ends the waits of both ends; or waits
-// are made in slices.
+// Death. Records that a killed process had committed remain readable; uncommitted ones do not exist. A death wakes no waiter.
+// The process that observes it (the node, or the peer at the end of a socket) calls close() on its own mapping, which ends all waits.
+// Otherwise waits have to be made in slices.
 //
-// Trust. The other end is a process of ours, but its mistakes stay its own: what it writes, positions and lengths, is read once and
-// checked, and what cannot be ends in InvalidArgument/BrokenRing, never beyond the ring. A record's bytes may change under the reader's
-// eyes if the writer has gone wild: copy first what has to be parsed.
+// Trust. The peer is one of Shoal's processes, but its bugs must not spread. Its positions and lengths are read once and checked; invalid
+// ones result in InvalidArgument/BrokenRing, never in an access beyond the ring. A faulty writer may change a record while it is read, so
+// copy a record before parsing it.
 #pragma once
 
 #include <algorithm>
@@ -35,47 +35,47 @@
 
 namespace shoal::runtime {
 
-// What a step asks of its caller.
+// Action that a step requires of its caller.
 enum class Wake {
-  kNone,  // nobody sleeps, or the futex was woken
-  kBell,  // the other end sleeps in epoll: ring
+  kNone,  // nothing: no sleeper, or a futex that was woken
+  kBell,  // wake the peer, which sleeps in epoll
 };
 
 enum class Waited { kReady, kClosed, kTimeout };
 
-// What both ends have in the memory. Zeroed memory is an empty ring.
+// The part common to both ends. Zeroed memory is an empty ring.
 class Ring {
  public:
   static constexpr std::size_t kHeaderBytes = 512;
   static constexpr std::size_t bytes(std::size_t capacity) { return kHeaderBytes + capacity; }
-  // The largest record: so that it fits into an empty ring wherever that begins.
+  // Largest record in bytes, which fits into an empty ring at any position.
   static constexpr std::size_t max_record(std::size_t capacity) { return capacity / 2 - 8; }
 
-  // `memory`: bytes(capacity) of them, aligned to 64 and mapped for longer than this lives. A capacity is a power of two, 4 KiB to 1 GiB.
+  // `memory` has bytes(capacity) bytes, aligned to 64, and outlives this object. `capacity` is a power of two, 4 KiB to 1 GiB.
   Ring(std::byte* memory, std::size_t capacity);
 
-  // No more is written. What lies there can still be read; waits end. From either end, or from a third process. kBell: an end that
-  // is armed has to be told by the caller.
+  // Ends all waits; records in the ring can still be read. Callable from either end, or from a third process. kBell: the caller has to wake
+  // an armed end.
   Wake close();
   bool closed() const { return page_->closed.load() != 0; }
 
  protected:
   enum Sleep : std::uint32_t { kAwake = 0, kFutex = 1, kBell = 2 };
   struct Page {
-    alignas(64) std::atomic<std::uint64_t> written;        // position after the last record; the writer's
-    std::atomic<std::uint64_t> restarted;                  // where it last began anew: a reader that stands before goes on there
-    alignas(64) std::atomic<std::uint64_t> read;           // position of the first record that is not read; the reader's
-    alignas(64) std::atomic<std::uint32_t> reader_sleeps;  // Sleep; set by the one who sleeps, taken back by whoever ends it
+    alignas(64) std::atomic<std::uint64_t> written;        // position after the last record; written by the writer
+    std::atomic<std::uint64_t> restarted;                  // position of the last restart, to which a reader before it skips
+    alignas(64) std::atomic<std::uint64_t> read;           // position of the first unread record; written by the reader
+    alignas(64) std::atomic<std::uint32_t> reader_sleeps;  // Sleep; set by the sleeper, reset by the end that wakes it
     alignas(64) std::atomic<std::uint32_t> writer_sleeps;
     alignas(64) std::atomic<std::uint32_t> closed;
   };
   static_assert(sizeof(Page) <= kHeaderBytes && std::atomic<std::uint64_t>::is_always_lock_free);
-  static constexpr std::uint32_t kPad = 0xffffffff;  // instead of a length: the next record is at the ring's start
+  static constexpr std::uint32_t kPad = 0xffffffff;  // in place of a length: the next record is at the ring's start
   static std::uint64_t room_for(std::uint64_t record_bytes) { return 8 + ((record_bytes + 7) & ~std::uint64_t{7}); }
 
   std::uint64_t offset(std::uint64_t position) const { return position & (capacity_ - 1); }
   static Wake wake(std::atomic<std::uint32_t>& sleeps);
-  // Sleeps on the word until it is taken back, ready() holds or `limit` has passed.
+  // Spins, then sleeps on the word until ready() holds, the ring is closed, or `limit` has passed.
   template <class Ready>
   Waited sleep(std::atomic<std::uint32_t>& sleeps, std::chrono::nanoseconds limit, Spin& spin, Ready&& ready);
   static void futex_wait(std::atomic<std::uint32_t>& word, std::chrono::nanoseconds limit);
@@ -89,17 +89,16 @@ class RingWriter final : public Ring {
  public:
   RingWriter(std::byte* memory, std::size_t capacity) : Ring(memory, capacity) {}
 
-  // Where to write a record of so many bytes (at most max_record; a record may be empty), aligned to 8; nothing while there is no
-  // room. Beside the records that are not popped there may be taken: an eighth of the ring, by popped ones, and less than one record, at
-  // its end, where the next had no room.
-  // BrokenRing: the reader's position cannot be.
+  // Returns the place, aligned to 8, for a record of `bytes` bytes (0 to max_record), or nullopt without room. Besides unread records,
+  // popped ones may occupy up to an eighth of the ring, and padding at its end less than one record.
+  // BrokenRing: the reader's position is invalid.
   Result<std::optional<std::span<std::byte>>> reserve(std::size_t bytes);
-  // The reserved record can be read. It is gone if this is not called before the next reserve().
+  // Publishes the reserved record. Without it, the next reserve() discards that record.
   Wake commit();
 
-  // Until there is room for so many bytes. BrokenRing does not wait: reserve() will say so.
+  // Waits for room for a record of `bytes` bytes. Returns at once on a broken ring, which reserve() reports.
   Waited wait(std::size_t bytes, std::chrono::nanoseconds limit, Spin& spin);
-  // False if there is room now. Otherwise the reader rings, once, when there is.
+  // Returns false if there is room now. Otherwise the reader's step that makes room returns kBell, once.
   bool arm(std::size_t bytes);
   void disarm() { page_->writer_sleeps.store(kAwake); }
 
@@ -109,30 +108,30 @@ class RingWriter final : public Ring {
   bool broken() const { return read_ > written_ || taken() > capacity_ || read_ % 8 != 0; }
 
   std::uint64_t written_ = 0, restarted_ = 0;
-  std::uint64_t reserved_ = 0, reserved_restart_ = 0;  // what they become by commit()
-  std::uint64_t read_ = 0;                             // as it was last seen
+  std::uint64_t reserved_ = 0, reserved_restart_ = 0;  // their values after commit()
+  std::uint64_t read_ = 0;                             // last seen value
 };
 
 class RingReader final : public Ring {
  public:
   RingReader(std::byte* memory, std::size_t capacity) : Ring(memory, capacity) {}
 
-  // The next record, in place until pop(); nothing when there is none. BrokenRing.
+  // Returns the next record, valid until pop(), or nullopt. BrokenRing.
   Result<std::optional<std::span<const std::byte>>> peek();
-  // The record that peek() gave is done with.
+  // Releases the record that peek() returned.
   Wake pop();
 
-  // Until there is a record (or something broken, of which peek() tells). kClosed only after the last record.
+  // Waits for a record; returns at once on a broken ring, which peek() reports. kClosed only after the last record.
   Waited wait(std::chrono::nanoseconds limit, Spin& spin);
-  // False if there is something to read now. Otherwise the writer rings, once, when there is.
+  // Returns false if there is a record now. Otherwise the writer's next commit returns kBell, once.
   bool arm();
   void disarm() { page_->reader_sleeps.store(kAwake); }
   bool empty() const { return page_->written.load() == read_; }
 
  private:
   std::uint64_t read_ = 0, next_ = 0;
-  std::uint64_t published_ = 0;  // what the writer knows of read_
-  std::uint64_t written_ = 0;    // as it was last seen
+  std::uint64_t published_ = 0;  // the value of read_ that the writer can see
+  std::uint64_t written_ = 0;    // last seen value
 };
 
 }  // namespace shoal::runtime

@@ -12,16 +12,16 @@ namespace shoal::runtime {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kMaxTurned = 4096;  // memories of another size, for one that is wanted
+constexpr std::size_t kMaxTurned = 4096;  // segments visited per fill
 
-// Of a size that others are likely to fit, too. What is not written takes no memory.
+// Rounds up to a size that later values are likely to fit as well. Pages that are not written take no memory.
 std::size_t capacity_of(std::size_t bytes) {
   std::size_t step = kPage;
   while (step * 16 < bytes) step *= 2;
   return (bytes + step - 1) / step * step;
 }
 
-// Each costs this process a descriptor, and whoever reads it another, and a mapping, of which a process has 65,530.
+// Each segment takes a descriptor here, and in each reader a descriptor and one of the 65,530 mappings of a process.
 std::size_t limit_of(std::size_t max_segments) {
   if (max_segments != 0) return max_segments;
   rlimit limit{};
@@ -41,7 +41,7 @@ Result<Fd> SegmentPool::fill(std::size_t bytes, std::span<const Part> parts) {
   Segment segment;
   segment.bytes = kept ? capacity_of(bytes) : bytes;
   SHOAL_TRY(segment.memory, make_memory("shoal:value", segment.bytes));
-  if (is_wide(bytes)) {  // through a mapping, which is kept: no slower than a write, and the next time at once
+  if (is_wide(bytes)) {  // through a mapping kept for the next fill: no slower than write_at
     SHOAL_TRY(segment.mapping, map(segment.memory, segment.bytes, Access::kReadWrite));
     for (const Part& p : parts) SHOAL_OK(wide_fill({segment.mapping.data() + p.offset, p.bytes.size()}, p.bytes));
   } else {
@@ -86,7 +86,7 @@ std::optional<SegmentPool::Segment> SegmentPool::take_idle(std::size_t bytes) {
 void SegmentPool::put_back(Segment segment) {
   segment.idle_since.reset();
   const std::lock_guard lock(mutex_);
-  if (segments_.size() >= max_segments_) return;  // its readers keep it
+  if (segments_.size() >= max_segments_) return;  // the readers keep it alive
   bytes_ += segment.bytes;
   segments_.push_back(std::move(segment));
 }
@@ -112,7 +112,7 @@ void SegmentPool::tend(TimePoint now) {
       }
       idle += s.bytes;
       if (s.mapping.data() == nullptr) {
-        bytes_ -= s.bytes;  // until it is back
+        bytes_ -= s.bytes;  // until it is put back
         unmapped.push_back(std::move(s));
       } else {
         kept.push_back(std::move(s));
@@ -123,7 +123,7 @@ void SegmentPool::tend(TimePoint now) {
   for (Segment& s : unmapped) {
     const auto idle_since = s.idle_since;
     auto mapping = map(s.memory, s.bytes, Access::kReadWrite);
-    if (!mapping) continue;  // given back, too
+    if (!mapping) continue;  // frees the memory
     s.mapping = *std::move(mapping);
     s.mapping.populate();
     const std::lock_guard lock(mutex_);
@@ -151,7 +151,7 @@ std::size_t SegmentPool::trim() {
 }
 
 void SegmentPool::abandon_after_fork() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it is not here
+  const std::unique_lock lock(mutex_, std::try_to_lock);  // a thread that held it does not exist in the child
   if (lock) segments_.clear();
 }
 

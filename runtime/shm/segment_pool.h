@@ -1,8 +1,8 @@
-// Large memories that this process fills for others to read, filled again once nobody reads them: pages that were touched before take a
-// copy at memory speed, fresh ones cost the kernel several times that.
+// Large memories that this process fills for readers in other processes, and refills once they have no holders. A copy into touched pages
+// runs at memory speed; fresh pages cost several times that.
 //
-// Who reads is the kernel's to say (readers.h): whoever is told by it that a memory has no holders knows that none can come.
-// Nobody but the process that made a memory fills it again, so that no bytes go from one job to another. Any thread.
+// Locks show whether a memory has holders (readers.h); once it has none, none can appear. Only the process that made a memory refills it,
+// so no bytes pass from one job to another. Any thread.
 #pragma once
 
 #include <chrono>
@@ -23,11 +23,11 @@ class SegmentPool {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
   struct Options {
-    std::size_t min_bytes = 128 << 10;                                   // smaller ones are not kept
-    std::size_t max_idle_bytes = std::size_t{4} << 30;                   // that nobody reads
-    std::chrono::steady_clock::duration idle = std::chrono::seconds(5);  // then they are given back
-    std::size_t max_segments = 0;                                        // kept at a time; 0: as the descriptors of this process allow
-    std::size_t max_looks = 8;                                           // for one that nobody reads, per memory that is wanted
+    std::size_t min_bytes = 128 << 10;                                   // smallest memory that is kept
+    std::size_t max_idle_bytes = std::size_t{4} << 30;                   // upper limit for memories without readers
+    std::chrono::steady_clock::duration idle = std::chrono::seconds(5);  // time without readers before a memory is freed
+    std::size_t max_segments = 0;                                        // kept at a time; 0: as the descriptor limit allows
+    std::size_t max_looks = 8;                                           // checks for an idle memory per fill
   };
   struct Part {
     std::size_t offset = 0;
@@ -37,30 +37,30 @@ class SegmentPool {
   SegmentPool();
   explicit SegmentPool(Options options);
 
-  // A descriptor, for reading, of a memory of at least `bytes` with these parts in it; what lies between them is anything of this process.
-  // ResourceExhausted when the machine has no room. One that is filled while the pool is full is not kept, nor counted.
+  // Returns a read-only descriptor of a memory of at least `bytes` bytes with these parts. The gaps contain arbitrary bytes of this
+  // process. ResourceExhausted when the machine has no room. A full pool neither keeps nor counts the memory.
   Result<Fd> fill(std::size_t bytes, std::span<const Part> parts);
-  // The same, in one that it has already and nobody reads, if there is such a one.
+  // The same in an idle memory of the pool; nullopt if there is none.
   Result<std::optional<Fd>> fill_again(std::size_t bytes, std::span<const Part> parts);
-  // Gives back what was idle for long, and what is too much; makes the rest ready. Takes its time: not on a loop.
+  // Frees memories that were idle for long or exceed max_idle_bytes, and maps the other idle ones. Slow: not for a loop's thread.
   void tend(TimePoint now);
-  // Gives back all that is idle. Returns how many bytes that was.
+  // Frees all idle memories and returns their bytes.
   std::size_t trim();
 
-  // In a process that was forked: what its parent keeps is not kept by this one, too.
+  // Called in a forked child: drops the parent's memories.
   void abandon_after_fork();
 
-  // Of all that is kept, read or not.
+  // Bytes of all kept memories, with readers or without.
   std::size_t bytes() const;
   std::size_t num_segments() const;
-  // As many as there may be.
+  // True if num_segments() has reached its limit.
   bool full() const;
 
  private:
   struct Segment {
     Fd memory;
     std::size_t bytes = 0;
-    Mapping mapping;  // once it is filled for the second time, or tended; at once if that is the work of several cores
+    Mapping mapping;  // set by the second fill, by tend(), or by a wide first fill
     std::optional<TimePoint> idle_since;
   };
   std::optional<Segment> take_idle(std::size_t bytes);
@@ -69,7 +69,7 @@ class SegmentPool {
   const Options options_;
   const std::size_t max_segments_;
   mutable std::mutex mutex_;
-  std::deque<Segment> segments_;  // those that were looked at longest ago first
+  std::deque<Segment> segments_;  // least recently checked first
   std::size_t bytes_ = 0;
 };
 

@@ -28,7 +28,7 @@ bool in_memory(const struct statfs& info) {
 
 Result<Fd> nameless_file(const std::string& folder, std::size_t bytes) {
   Fd out(open(folder.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
-  if (!out && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // a file system, or a kernel, that knows no such thing
+  if (!out && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // no O_TMPFILE in this kernel or file system
     std::string name = folder + "/spilled-XXXXXX";
     out = Fd(mkostemp(name.data(), O_CLOEXEC));
     if (out) unlink(name.c_str());
@@ -66,7 +66,7 @@ Result<void> room_on_disk(std::size_t bytes, const std::string& folder) {
     return fail(
         invalid_argument(folder + " lies in memory: nothing is gained by moving objects there").with_reason("NoDisk").with_hint(kHint));
   }
-  struct statvfs blocks {};  // which says in what it counts them
+  struct statvfs blocks {};  // has f_frsize, the unit of its counts
   if (statvfs(folder.c_str(), &blocks) != 0) return fail(from_errno(errno, "no file for an object in " + folder));
   const std::uint64_t available = blocks.f_bavail * blocks.f_frsize, stays = kept_free(blocks.f_blocks * blocks.f_frsize);
   if (available < stays || available - stays < bytes) {

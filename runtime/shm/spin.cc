@@ -8,7 +8,7 @@
 namespace shoal::runtime {
 
 namespace {
-constexpr std::chrono::milliseconds kLongestAway(20);  // what is longer was no turn of somebody's: this process was stopped
+constexpr std::chrono::milliseconds kLongestAway(20);  // a longer absence means that this process was stopped
 }  // namespace
 
 void yield_core() { ::sched_yield(); }
@@ -30,7 +30,7 @@ void Spin::begin(std::chrono::nanoseconds at_most) {
 }
 
 bool Spin::found() {
-  if (batches_ > 0) credit_ = std::min(credit_ + 1, options_.max_credit);  // else it was there: no merit of looking on
+  if (batches_ > 0) credit_ = std::min(credit_ + 1, options_.max_credit);  // otherwise the first looks found it, without spinning
   return true;
 }
 
@@ -50,7 +50,7 @@ bool Spin::goes_on() {
   return !lost(back - now, back);
 }
 
-// Of the offer alone: what a look finds it may also do, and that takes time.
+// `away` covers the offer only, because look() may also process what it finds, which takes time.
 bool Spin::lost(Clock::duration away, Clock::time_point now) {
   const bool lost = away > options_.lost, again = std::exchange(was_lost_, lost) && lost;
   if (lost) away_ += away;

@@ -1,11 +1,13 @@
-// Whether to look again and again for what another process is about to do, before sleeping: only while that has paid lately.
+// Decides whether to poll for another process's next step before sleeping: only while polling has paid lately.
 //
-// A wake-up by the kernel costs tens of microseconds, on virtual machines hundreds, where a look at shared memory costs a tenth of one; and
-// once both ends sleep between two words they go on so. But a look that finds nothing costs a core that others may need, perhaps the very
-// process that is waited for. So after a moment the core is offered to others between looks (they take it where more processes talk with
-// each other than there are cores), each run is bounded, and where most find nothing they become rare. Where somebody takes the core to
-// compute it comes back after milliseconds, each time, while a sleeper is woken at once: then there are none for thirty times as long. Once
-// alone tells nothing (a virtual machine has pauses of its own, and with a rest for each of them its wake-ups would be most of the time).
+// A wake-up by the kernel takes tens of microseconds, on virtual machines hundreds; a look at shared memory takes a tenth of one. Once
+// both ends sleep between two messages, they stay in that pattern. But a fruitless look uses a core that others may need, perhaps the
+// awaited process. So each run is bounded, and after a moment it yields the core between looks, which helps where more processes
+// communicate than there are cores. Runs become rare where most find nothing.
+//
+// If another thread computes on the yielded core, the core comes back only after milliseconds, while a sleeper is woken at once. After
+// two such losses in a row, no runs take place for thirty times as long. A single loss does not count: virtual machines pause on their own,
+// and a rest after each pause would make most waits a wake-up.
 #pragma once
 
 #include <chrono>
@@ -23,28 +25,28 @@ inline void cpu_relax() {
 
 void yield_core();
 
-// Of one thread at a time.
+// Used by one thread at a time.
 class Spin {
  public:
   struct Options {
-    std::chrono::nanoseconds limit = std::chrono::microseconds(1000);  // of one run: more than a wake-up costs
-    std::chrono::nanoseconds alone = std::chrono::microseconds(3);     // from its begin, before the core is offered
-    std::chrono::nanoseconds lost = std::chrono::microseconds(500);    // who has the core for so long, twice in a row, computes
-    int rest = 30;                                                     // times as long as it was lost there are no runs
-    int max_credit = 16;                                               // a run that finds something by looking on earns one
-    int miss_costs = 4;                                                // a run up to the limit that finds nothing
-    std::uint32_t probe_every = 8;                                     // without credit one run in so many tries again whether it pays
-    int looks = 16;                                                    // between two looks at the clock
-    int looks_between = 4;                                             // between two offers of the core: others may have work for it
+    std::chrono::nanoseconds limit = std::chrono::microseconds(1000);  // length of a run; more than the cost of a wake-up
+    std::chrono::nanoseconds alone = std::chrono::microseconds(3);     // from the start of a run to the first offer of the core
+    std::chrono::nanoseconds lost = std::chrono::microseconds(500);    // an absence from the core that counts as a loss
+    int rest = 30;                                                     // pause after two losses in a row, as a multiple of the second one
+    int max_credit = 16;                                               // upper limit; a run that succeeds after its first looks earns one
+    int miss_costs = 4;                                                // cost of a run up to the limit that finds nothing
+    std::uint32_t probe_every = 8;                                     // without credit, one run in this many tries again
+    int looks = 16;                                                    // per check of the clock
+    int looks_between = 4;                                             // per offer of the core, after the first one
     void (*offer)() = &yield_core;
   };
   Spin() : Spin(Options()) {}
   explicit Spin(Options options) : options_(options), credit_(options.max_credit) {}
 
-  // Whether the next run is worth it. Counts: ask once per sleep.
+  // Returns true if the next run is worthwhile. Call it once per sleep, because it counts calls.
   bool worth();
 
-  // Looks until look() is true (what it returns), the limit or `at_most` has passed, or the core was lost to somebody.
+  // Calls look() until it returns true, the limit or `at_most` has passed, or the core was lost twice. Returns the last result.
   template <class Look>
   bool run(Look&& look, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
     begin(at_most);
@@ -69,13 +71,13 @@ class Spin {
   int credit_;
   std::uint32_t passed_ = 0;
   Clock::time_point not_before_{};
-  bool was_lost_ = false;  // for long, when the core was offered last
-  // of this run
+  bool was_lost_ = false;  // at the last offer of the core
+  // State of the current run.
   std::chrono::nanoseconds at_most_{};
   int looks_ = 0;
   std::uint32_t batches_ = 0;
   Clock::time_point begun_{};
-  Clock::duration away_{};  // of it, for long
+  Clock::duration away_{};  // total of its losses
 };
 
 }  // namespace shoal::runtime

@@ -1,7 +1,7 @@
-// What each process of a host has of the memory for objects: a word per process in a memory that the node owns and all of them map. Who
-// wants more adds the words up; nobody is asked.
+// Usage of the object memory per process: two words for each, in a memory that the node owns and all processes map. A process that needs
+// more sums them up, without a message.
 //
-// Words are written by their process, and cleared by the node when it is gone. Nothing here is trusted with more than when to spill.
+// Each process writes its own words; the node clears them when it is gone. The numbers only decide when to spill, so they need no trust.
 #pragma once
 
 #include <atomic>
@@ -15,17 +15,17 @@ class UsageBoard {
   static constexpr std::size_t kMaxMembers = 4095;
   static constexpr std::size_t kBytes = 16 * (kMaxMembers + 1);
 
-  // `memory` has kBytes, zeroed by whoever made it, and outlives this.
+  // `memory` has kBytes, initially zeroed, and outlives this object.
   explicit UsageBoard(std::byte* memory) : words_(reinterpret_cast<Words*>(memory)) {}
 
-  // The node's: how many bytes there are for all. 0: any number.
+  // For the node: the limit for all processes in bytes. 0: no limit.
   void set_limit(std::uint64_t bytes) { words_[0].kept = bytes; }
   std::uint64_t limit() const { return words_[0].kept; }
   void clear(std::size_t member);
 
   void set_kept(std::size_t member, std::uint64_t bytes) { words_[1 + member].kept = bytes; }
   void add_spilled(std::size_t member, std::int64_t bytes) { words_[1 + member].spilled += static_cast<std::uint64_t>(bytes); }
-  // The node's, as members come: those beyond are not looked at.
+  // For the node, as members join: total() sums up members [0, members).
   void set_members(std::size_t members) { words_[0].spilled = members; }
 
   struct Usage {

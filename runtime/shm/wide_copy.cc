@@ -24,14 +24,14 @@ namespace {
 constexpr std::size_t kPerThread = std::size_t{32} << 20;
 constexpr std::size_t kMaxThreads = 4;
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kPortion = std::size_t{1} << 20;  // of fresh pages: copied into while the caches have them
+constexpr std::size_t kPortion = std::size_t{1} << 20;  // fresh pages to fault in at once, small enough for the caches
 
 void copy(std::span<std::byte> to, std::span<const std::byte> from) {
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
 }
 
-// Past the caches, which have no room for what is wide. Not memcpy: where the ends of the two lie a little apart in their pages glibc
-// (2.36) takes a way that is three times slower than the one it takes elsewhere.
+// Copies with streaming stores, because wide copies do not fit into the caches. The memcpy of glibc 2.36 is three times slower for some
+// relative page offsets of source and destination.
 #if defined(__SSE2__)
 void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) {
   constexpr std::size_t kLine = 64;
@@ -54,7 +54,7 @@ void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) 
 void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) { copy(to, from); }
 #endif
 
-// Signals are for the threads that expect them; a new thread has its maker's mask.
+// Blocks signals, so that threads made in its scope inherit the mask and never handle the user's signals.
 class NoSignals {
  public:
   NoSignals() {
@@ -73,7 +73,7 @@ std::size_t threads_for(std::size_t bytes) {
   return std::min({bytes / kPerThread, kMaxThreads, cores});
 }
 
-// work(to, from) for stretches of both, on as many threads as there are to be had.
+// Calls work(to, from) for consecutive ranges of both, on several threads if they can be started.
 template <typename Work>
 void by_several(std::span<std::byte> to, std::span<const std::byte> from, const Work& work) {
   SHOAL_CHECK(to.size() == from.size(), "a copy into as many bytes");
@@ -89,12 +89,12 @@ void by_several(std::span<std::byte> to, std::span<const std::byte> from, const 
       others.emplace_back([&work, to = to.subspan(begun, each), from = from.subspan(begun, each)] { work(to, from); });
     }
   } catch (const std::system_error&) {
-    // no thread to be had: the rest is done here
+    // No more threads: this one does the rest.
   }
   work(to.subspan(begun), from.subspan(begun));
 }
 
-// 0, or why there are no pages for these bytes. A kernel that cannot be asked (before 5.14) gives them when they are written.
+// Faults in the pages of `bytes`. Returns 0 or errno; 0 also before Linux 5.14, where pages come with the first write.
 int populate(std::span<std::byte> bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
   const auto first = begin / kPage * kPage;

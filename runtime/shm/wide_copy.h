@@ -1,5 +1,5 @@
-// A copy of memory by several cores, past their caches: one alone does not fill the memory's bandwidth, nor gets fresh pages as fast as the
-// kernel has them.
+// A copy of memory by several cores, past their caches. One core can neither use the whole memory bandwidth nor fault in fresh pages as
+// fast as the kernel provides them.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace shoal::runtime {
 
-// Whether so many bytes are worth more than one core, and there is one.
+// Returns true if a copy of `bytes` bytes is worth more than one core, and there are several.
 bool is_wide(std::size_t bytes);
 
-// `to` is as long as `from`, and apart from it. Threads of its own where is_wide(), at most three, of which none outlives the call; where
-// there is no thread to be had, this one copies.
+// Copies `from` to `to`, which has the same size and does not overlap. If is_wide(), up to three extra threads help for the time of the
+// call; if no thread can be started, the caller copies alone.
 void wide_copy(std::span<std::byte> to, std::span<const std::byte> from);
 
-// The same into a shared mapping that nobody has touched. ResourceExhausted where the machine has no pages for it.
+// The same into an untouched shared mapping. ResourceExhausted when the machine has no pages for it.
 Result<void> wide_fill(std::span<std::byte> to, std::span<const std::byte> from);
 
 }  // namespace shoal::runtime
