@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-// This file is compiled once per instruction set: foreach_target.h includes it again by the name given here.
+// foreach_target.h includes this file again for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fsdp/kernels/adam.cc"
 #include <hwy/foreach_target.h>
@@ -15,7 +15,7 @@
 #define SHOAL_ADAM_CONSTANTS
 namespace shoal::fsdp {
 
-// Each rounded to T once.
+// Each constant is rounded to T once.
 template <class T>
 struct AdamConstants {
   T sign, grad_scale, coupled_decay, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2, eps;
@@ -47,11 +47,11 @@ void adam_as(const AdamConstants<T>& c, T* const* at, std::size_t numel) {
     }
     g = hn::Mul(g, sign);
     if (coupled) g = hn::MulAdd(p, coupled_decay, g);
-    m = hn::MulAdd(hn::Sub(g, m), one_minus_beta1, m);  // lerp, as torch has it
+    m = hn::MulAdd(hn::Sub(g, m), one_minus_beta1, m);  // lerp, as in torch
     v = hn::MulAdd(hn::Mul(g, g), one_minus_beta2, hn::Mul(v, beta2));
     auto seen = v;
     if constexpr (kAmsgrad) {
-      // The greater one, and NaN when either is.
+      // The maximum; NaN when either is NaN.
       const auto before = hn::LoadU(d, a[A::kMaxV] + i);
       seen = hn::IfThenElse(hn::Or(hn::Gt(v, before), hn::IsNaN(v)), v, before);
       hn::StoreU(seen, d, a[A::kMaxV] + i);

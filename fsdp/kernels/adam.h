@@ -15,22 +15,23 @@ struct Adam {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 1e-2;
-  bool decoupled = true;  // AdamW's decay, of the parameter; false: Adam's, added to the gradient
+  bool decoupled = true;  // true: AdamW's decay of the parameter; false: Adam's, added to the gradient
   bool maximize = false;
-  double grad_scale = 1;  // the gradient is divided by it; unless it is 1, the quotient is written back
+  double grad_scale = 1;  // divides the gradient; unless it is 1, the quotient is written back
 };
 
-// Where Shard::at has what.
+// Indices into Shard::at.
 struct AdamArrays {
-  enum : std::size_t { kP, kG, kM, kV, kMaxV };  // kMaxV: AMSGrad's, or nullptr
+  enum : std::size_t { kP, kG, kM, kV, kMaxV };  // kMaxV: AMSGrad's maximum, or nullptr
 };
 
-// One step (`step` counts from 1) as torch.optim.Adam and AdamW compute it (Kingma and Ba 2015; Loshchilov and Hutter 2019; AMSGrad: Reddi
-// et al. 2018):  p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
+// One step (`step` counts from 1) as torch.optim.Adam and AdamW compute it:
+//   p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
+// Sources: Kingma and Ba 2015, Loshchilov and Hutter 2019, Reddi et al. 2018 (AMSGrad).
 void adam(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards,
           int num_threads);
 
-// The same on one fp32 shard, in this thread.
+// The same on one fp32 shard, in the caller's thread.
 void adam(const Adam& options, std::int64_t step, float* p, const float* g, float* m, float* v, std::size_t numel);
 
 }  // namespace shoal::fsdp

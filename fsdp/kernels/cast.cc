@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-// This file is compiled once per instruction set: foreach_target.h includes it again by the name given here.
+// foreach_target.h includes this file again for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fsdp/kernels/cast.cc"
 #include <hwy/cache_control.h>
@@ -27,7 +27,7 @@ using HalfF32 = hn::Rebind<float, F64>;
 
 constexpr std::size_t kAheadBytes = 2048;
 
-// out[i] = one(in[i]) a vector at a time; the rest at the end on a copy.
+// out[i] = one(in[i]), a vector at a time; the tail is processed on a copy.
 template <class From, class To, class F>
 HWY_INLINE void over(const From* in, To* out, std::size_t numel, std::size_t lanes, const F& one) {
   std::size_t i = 0;
@@ -68,7 +68,7 @@ void f32_to_bf16(const float* in, std::uint16_t* out, std::size_t numel) {
   });
 }
 
-// Where the CPU has no conversion, Highway's own loses infinities, NaN and the sign of zero, and the compiler's does not.
+// Without a CPU instruction, Highway's conversion loses infinities, NaN and the sign of zero; the compiler's does not.
 #if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
 void f16_to_f32(const std::uint16_t* in, float* out, std::size_t numel) {
   for (std::size_t i = 0; i < numel; ++i) {
@@ -102,7 +102,7 @@ void f32_to_f16(const float* in, std::uint16_t* out, std::size_t numel) {
 }
 #endif
 
-// Without vectors Highway makes the greatest number of what is too large.
+// Without vectors, Highway's conversion turns overflow into the largest finite number.
 #if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
 void f64_to_f32(const double* in, float* out, std::size_t numel) {
   for (std::size_t i = 0; i < numel; ++i) out[i] = static_cast<float>(in[i]);

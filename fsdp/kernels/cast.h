@@ -7,9 +7,9 @@
 
 namespace shoal::fsdp {
 
-// out[i] = in[i] as `to`, rounded to nearest, ties to even; NaN stays NaN, what is too large becomes an infinity, subnormals are kept.
-// Between fp64 and the 16-bit types the way leads through fp32, as in torch. `in` and `out` do not overlap, or are the same address and
-// types of one size. Integers and bool are only copied: to another dtype they are a programmer's error.
+// out[i] = in[i] as `to`, rounded to nearest, ties to even. NaN stays NaN, overflow becomes infinity, subnormals are kept. Between fp64 and
+// the 16-bit types values pass through fp32, as in torch. `in` and `out` are disjoint, or the same address with types of one size. Integers
+// and bool can only be copied; casting them to another dtype is a programming error.
 void cast(DType from, const std::byte* in, DType to, std::byte* out, std::size_t numel);
 
 }  // namespace shoal::fsdp

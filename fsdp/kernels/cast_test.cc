@@ -14,7 +14,7 @@ namespace {
 
 constexpr DType kAll[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16};
 
-// One number, without vectors: the definition.
+// Reference conversion of one number, without vectors.
 double load(DType dtype, const std::byte* at) {
   if (dtype == DType::kFloat64) {
     double x;
@@ -49,7 +49,7 @@ void store(DType dtype, double wide, std::byte* at) {
     std::memcpy(at, &x, 4);
     return;
   }
-  // The nearer of the two neighbours, the even one if there is none.
+  // Rounds to the nearer neighbour, ties to even.
   std::uint32_t bits;
   std::memcpy(&bits, &x, 4);
   const std::uint32_t low = bits & 0xffff;
@@ -61,10 +61,10 @@ void store(DType dtype, double wide, std::byte* at) {
 
 bool same(DType dtype, const std::byte* a, const std::byte* b) {
   if (std::isnan(load(dtype, a)) && std::isnan(load(dtype, b))) return true;
-  return std::memcmp(a, b, dtype_bytes(dtype)) == 0;  // the sign of zero, too
+  return std::memcmp(a, b, dtype_bytes(dtype)) == 0;  // compares the sign of zero, too
 }
 
-// Numbers of every kind, each in the nearest that `dtype` has.
+// Numbers of every kind, rounded to `dtype`.
 std::vector<std::byte> numbers(DType dtype, std::size_t count) {
   std::vector<double> some{0.0, -0.0, 1.0, -1.0, 65504.0, 65519.9, 65520.0, 1e300, -1e39, 3.4028235e38, 3.39e38, 1e-38, 1e-40, -1e-45};
   for (const double x : {1e-300, 6e-8, 2.98e-8, 2.99e-8, 6.1e-5, 1.0 + 1.0 / 256, 1.0 + 3.0 / 256, 1.0 + 1.0 / 2048, 1.0 + 3.0 / 2048})
@@ -79,7 +79,7 @@ std::vector<std::byte> numbers(DType dtype, std::size_t count) {
   return out;
 }
 
-// Every instruction set that this machine has, by the kernels' own choice.
+// Every instruction set of this machine that the kernels would choose.
 class OnEveryTarget : public testing::TestWithParam<std::int64_t> {
  protected:
   void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }

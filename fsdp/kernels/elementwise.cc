@@ -11,9 +11,9 @@ namespace shoal::fsdp {
 
 namespace {
 
-constexpr std::size_t kChunk = 1024;  // elements: six arrays of them fit a first-level cache of 32 KiB
+constexpr std::size_t kChunk = 1024;  // elements: six fp32 arrays take 24 KiB of a 32 KiB first-level cache
 
-// A part of a shard whose operands all have the type T, or are cast to it chunk by chunk.
+// Updates a part of a shard. Operands of another type than T are cast chunk by chunk.
 template <class T>
 void update_part(const Elementwise& update, const std::function<void(T* const*, std::size_t)>& arithmetic, const Shard& shard,
                  std::size_t begin, std::size_t end) {
@@ -44,7 +44,7 @@ void update_part(const Elementwise& update, const std::function<void(T* const*, 
   }
 }
 
-// Elements [begin, end) of all shards laid one behind the other.
+// Elements [begin, end) of the concatenated shards.
 void update_range(const Elementwise& update, std::span<const Shard> shards, std::size_t begin, std::size_t end) {
   const FlushSubnormals flush;
   std::size_t first = 0;

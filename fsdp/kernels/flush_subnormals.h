@@ -1,4 +1,4 @@
-// While it lives, this thread's arithmetic takes and gives zeros for subnormal numbers: on them a CPU is ten times slower.
+// During its lifetime this thread's arithmetic treats subnormal inputs and results as zero: CPUs compute with them ten times slower.
 #pragma once
 
 #include <cstdint>

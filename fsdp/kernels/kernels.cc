@@ -4,7 +4,7 @@
 #include <array>
 #include <type_traits>
 
-// This file is compiled once per instruction set: foreach_target.h includes it again by the name given here.
+// foreach_target.h includes this file again for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fsdp/kernels/kernels.cc"
 #include <hwy/cache_control.h>
@@ -71,7 +71,7 @@ void reduce_wide(std::span<const double* const> sources, double scale, bool accu
   HWY_DYNAMIC_DISPATCH(reduce_f64)(sources.data(), sources.size(), scale, accumulate, out, numel);
 }
 
-// What is not of type T passes through the first-level cache, chunk by chunk and a few sources at a time.
+// Sources of another type than T pass through the first-level cache chunk by chunk, a few sources at a time.
 template <class T>
 void reduce_in(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, DType out_dtype, std::byte* out,
                std::size_t numel) {

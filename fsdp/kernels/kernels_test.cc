@@ -45,7 +45,7 @@ TEST(Reduce, AccumulatesAndMayReadItsOwnOutput) {
 }
 
 TEST(Reduce, HalfPrecisionsAreSummedWideAndRoundedOnce) {
-  // 1 + 2^-9 + 2^-9: in bf16 steps (8 bits) each addition alone would be lost.
+  // 1 + 2^-9 + 2^-9: in bf16 (8 bits of precision) each addition alone would be lost.
   const auto bf16 = [](float f) {
     std::uint32_t bits;
     std::memcpy(&bits, &f, 4);

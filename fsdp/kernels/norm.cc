@@ -8,7 +8,7 @@
 #include "fsdp/kernels/cast.h"
 #include "fsdp/kernels/threads.h"
 
-// This file is compiled once per instruction set: foreach_target.h includes it again by the name given here.
+// foreach_target.h includes this file again for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fsdp/kernels/norm.cc"
 #include <hwy/cache_control.h>
@@ -20,7 +20,7 @@ namespace shoal::fsdp::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// In as many sums as two cache lines have vectors of fp64, added up at the end.
+// Uses four partial sums, which are added at the end.
 double square_sum_f32(const float* data, std::size_t numel) {
   const hn::ScalableTag<double> d;
   const hn::Rebind<float, decltype(d)> half;

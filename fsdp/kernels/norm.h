@@ -1,4 +1,4 @@
-// What a rank adds to the norm of a sharded tensor.
+// A rank's part of the norm of a sharded tensor.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace shoal::fsdp {
 
-// Of the elements of one shard, in fp64: the sum of |x|^order; for order 0 how many are not zero; for infinity the greatest |x|, for
-// -infinity the least (+infinity of none). NaN if an element is.
+// Over the elements of one shard, in fp64: the sum of |x|^order; for order 0 the number of non-zeros. For infinity the largest |x|, for
+// -infinity the smallest (+infinity without elements). NaN if an element is.
 double power_sum(DType dtype, const std::byte* data, std::size_t numel, double order, int num_threads);
 
 }  // namespace shoal::fsdp

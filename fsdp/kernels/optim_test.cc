@@ -27,7 +27,7 @@ std::vector<double> noise(std::size_t n, unsigned seed) {
   return out;
 }
 
-// Numbers in some dtype.
+// Numbers in a given dtype.
 class Array {
  public:
   Array(DType dtype, const std::vector<double>& values) : dtype_(dtype), bytes_(values.size() * dtype_bytes(dtype)), numel_(values.size()) {
@@ -103,7 +103,7 @@ TEST(Adam, IsThePapersUpdateWithEveryOption) {
 }
 
 TEST(Adam, SplitsAnywhereWithTheSameBits) {
-  // Ranks own different rows at different world sizes, and threads different pieces: an element's update must not depend on its neighbours.
+  // World sizes and thread counts cut arrays differently: an element's update must not depend on its neighbours.
   constexpr std::size_t n = 600'001;
   const auto start = noise(n, 6), zeros = std::vector<double>(n);
   for (const DType gradients : {DType::kFloat32, DType::kBFloat16}) {
@@ -126,7 +126,7 @@ TEST(Adam, SplitsAnywhereWithTheSameBits) {
 }
 
 TEST(Adam, AMasterCopyKeepsWhatBfloat16Loses) {
-  // Steps of 1e-3 on 1: bf16 has no number between 1 and 1 - 1/256.
+  // Steps of 1e-3 from 1: bf16 has no number between 1 and 1 - 1/256.
   constexpr std::size_t n = 100;
   const std::vector<double> ones(n, 1), zeros(n);
   const auto train = [&](bool master) {
@@ -163,7 +163,7 @@ TEST(Sgd, IsTorchsUpdateWithEveryOption) {
       std::array<DType, kMaxArrays> dtypes;
       dtypes.fill(dtype);
       auto by_hand = rounded(dtype, noise(n, 1)), buffer_by_hand = std::vector<double>(n);
-      Array p(dtype, by_hand), buffer(dtype, std::vector<double>(n, 7));  // whatever was there before the first step
+      Array p(dtype, by_hand), buffer(dtype, std::vector<double>(n, 7));  // arbitrary content before the first step
       for (int step = 0; step < 4; ++step) {
         const auto gradient = rounded(dtype, noise(n, static_cast<unsigned>(10 + step)));
         Array g(dtype, gradient);

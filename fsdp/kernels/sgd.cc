@@ -1,6 +1,6 @@
 #include "fsdp/kernels/sgd.h"
 
-// This file is compiled once per instruction set: foreach_target.h includes it again by the name given here.
+// foreach_target.h includes this file again for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fsdp/kernels/sgd.cc"
 #include <hwy/foreach_target.h>

@@ -16,13 +16,13 @@ struct Sgd {
   double weight_decay = 0;  // added to the gradient
   bool nesterov = false;
   bool maximize = false;
-  bool first = false;     // the momentum buffer has no value yet: it becomes the gradient
-  double grad_scale = 1;  // the gradient is divided by it; unless it is 1, the quotient is written back
+  bool first = false;     // no momentum yet: the buffer becomes the gradient
+  double grad_scale = 1;  // divides the gradient; unless it is 1, the quotient is written back
 };
 
-// Where Shard::at has what.
+// Indices into Shard::at.
 struct SgdArrays {
-  enum : std::size_t { kP, kG, kBuffer };  // kBuffer: of the momentum, or nullptr without
+  enum : std::size_t { kP, kG, kBuffer };  // kBuffer: momentum, or nullptr
 };
 
 // One step as torch.optim.SGD computes it (Nesterov's momentum: Sutskever et al. 2013):

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kNumelPerThread = 256 * 1024;
 constexpr std::size_t kAlignment = 64;
 
-// GNU's OpenMP runtime calls fn(data) in each of its threads, this one among them.
+// GNU's OpenMP entry point: calls fn(data) in each of its threads, the caller's included.
 using Parallel = void (*)(void (*fn)(void*), void* data, unsigned num_threads, unsigned flags);
 Parallel openmp() {
   static const auto found = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
@@ -28,7 +28,7 @@ void in_side_threads(int parts, const std::function<void(int)>& piece) {
   int part = 1;
   try {
     for (; part < parts; ++part) threads.push_back(std::make_unique<runtime::SideThread>([&piece, part] { piece(part); }));
-  } catch (const std::system_error&) {  // the process or the machine has no more threads
+  } catch (const std::system_error&) {  // no more threads available in the process or machine
     for (; part < parts; ++part) piece(part);
   }
   piece(0);

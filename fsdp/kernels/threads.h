@@ -1,7 +1,7 @@
-// Work on a range of elements, divided over threads.
+// Divides work on a range of elements over threads.
 //
-// Where an OpenMP runtime is in the process (PyTorch brings one) its threads do it: they are there anyway, and after each of PyTorch's own
-// operations they spin for a while, on the cores that threads of ours would need. Otherwise threads are started that end with the call.
+// Where the process has an OpenMP runtime (PyTorch brings one), its threads do the work. They spin for a while after each PyTorch
+// operation, on the cores that other threads would need. Without it, the call starts threads and joins them.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 
 namespace shoal::fsdp {
 
-// Calls work(begin, end, part) once for each of the returned number of pieces of [0, numel); at most num_threads, fewer where numel is
-// small. Pieces begin at multiples of 64. This thread takes part; all are done when it returns. GNU's OpenMP hangs in a child that was
-// forked off while it had threads: such a process asks for one thread.
+// Calls work(begin, end, part) once for each piece of [0, numel) and returns their number: at most num_threads, fewer for a small
+// numel. Pieces begin at multiples of 64. The caller's thread takes part; all pieces are done on return. GNU's OpenMP hangs in a child
+// forked from a process with OpenMP threads: such a child requests one thread.
 int over_threads(std::size_t numel, int num_threads, const std::function<void(std::size_t begin, std::size_t end, int part)>& work);
 
 }  // namespace shoal::fsdp

@@ -1,4 +1,4 @@
-// Loops over vectors that the kernels share. Included by files that are compiled once per instruction set, and as often itself.
+// Vector loops shared by the kernels. Files that are compiled once per instruction set include it, and it is compiled as often.
 #if defined(SHOAL_KERNELS_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SHOAL_KERNELS_VECTORS_INL_H_
 #undef SHOAL_KERNELS_VECTORS_INL_H_
@@ -15,11 +15,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace shoal::fsdp::HWY_NAMESPACE {
 
-// So many bytes ahead: a hardware prefetcher stops at the end of each page of each array, this goes on. Measured, some 10 % of bandwidth.
+// Prefetch distance in bytes. A hardware prefetcher stops at the end of each page of each array; this gains some 10 % of bandwidth
+// (measured).
 inline constexpr std::size_t kAheadBytes = 2048;
 
-// Calls one(a, i) for every vector of elements: a[k] + i is its place in array k. The rest at the end goes through the same instructions on
-// a copy: an element's bits do not depend on where a shard ends, and nothing is stored beyond it.
+// Calls one(a, i) for every vector of elements: a[k] + i is its address in array k. The tail runs the same instructions on a copy. So an
+// element's bits do not depend on the shard's end, and nothing is stored beyond it.
 template <std::size_t kArrays, class D, class F>
 HWY_INLINE void over_vectors(D d, hwy::HWY_NAMESPACE::TFromD<D>* const* at, std::size_t numel, const F& one) {
   using T = hwy::HWY_NAMESPACE::TFromD<D>;

@@ -45,7 +45,7 @@ Piece piece_of(const Placed& p, int shards, int shard) {
   const auto row = static_cast<std::size_t>(p.rows) * p.inner;
   const auto length = static_cast<std::size_t>(own.count()) * p.inner;
   if (p.outer == 0 || length == 0) return {};
-  // Whole rows of whatever lies before the dim are neighbours: one run.
+  // The shard covers the dim: all runs are adjacent and become one.
   if (length == row) return {0, p.numel, p.numel, 1};
   return {static_cast<std::size_t>(own.begin) * p.inner, length, row, p.outer};
 }
@@ -101,7 +101,7 @@ std::size_t Layout::owned_bytes(int shards, int shard) const {
 
 namespace {
 
-// What a shard's region has of a parameter: as much as the first shard, which has most.
+// A parameter's space in each shard's region: that of the first shard, the largest.
 std::size_t aside_bytes(const Placed& p, int shards) {
   if (p.in_place || p.parameter.external) return 0;
   return (Layout::owned_bytes(p, shards, 0) + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;

@@ -12,7 +12,7 @@ Parameter of(const std::string& name, std::vector<std::int64_t> shape, DType dty
 }
 
 TEST(Rows, AreWhatTorchChunkGives) {
-  // torch.chunk(torch.arange(n), w): sizes of the pieces, missing ones empty.
+  // torch.chunk(torch.arange(n), w): sizes of the pieces, 0 for missing ones.
   const auto sizes = [](std::int64_t rows, int world) {
     std::vector<std::int64_t> out;
     for (int r = 0; r < world; ++r) out.push_back(rows_of(rows, world, Rank{r}).count());
@@ -70,7 +70,7 @@ TEST(Piece, IsWhatTorchChunkGivesOnAnyDim) {
     const Piece got = piece_of(l.placed()[0], shards, shard);
     EXPECT_EQ(std::tie(got.begin, got.length, got.stride, got.runs), std::tie(want.begin, want.length, want.stride, want.runs)) << shard;
   };
-  is(2, 0, {0, 6, 10, 3});  // three of five
+  is(2, 0, {0, 6, 10, 3});  // three columns of five
   is(2, 1, {6, 4, 10, 3});
   is(4, 2, {8, 2, 10, 3});
   is(4, 3, {});

@@ -1,6 +1,6 @@
-// The words that the ranks of one model share, behind the board in the model's control memory (runtime/shm/board.h).
+// The ranks' control words of one model, behind the board in the model's control memory (runtime/shm/board.h).
 //
-// Each rank writes only its own words; everybody reads all. Every store that somebody may wait for is followed by a ring.
+// Each rank writes only its own words; every rank reads all. A rank rings the board after each store that another rank may wait for.
 #pragma once
 
 #include <atomic>
@@ -13,31 +13,31 @@ namespace shoal::fsdp {
 
 class Control {
  public:
-  static constexpr int kMaxSlots = 4;  // units whose full gradients a rank may have in flight
+  static constexpr int kMaxSlots = 4;  // gradient slots: units whose full gradients a rank may have in flight
   static constexpr int kMaxRanks = static_cast<int>(runtime::Board::kMaxMembers);
-  static constexpr std::uint32_t kMaxParameters = 4096;  // of one unit
+  static constexpr std::uint32_t kMaxParameters = 4096;  // per unit
 
-  // What a rank has in a gradient slot.
+  // Description of a rank's gradients in one slot.
   struct Slot {
     std::atomic<std::uint32_t> unit;
-    std::atomic<double> weight;             // of this rank's gradients in the mean, below 0: all ranks' are alike
-    std::atomic<std::uint32_t> everywhere;  // reduced over all replicas, not only within the own one
-    std::uint8_t present[kMaxParameters];   // which parameters have a gradient on this rank; written before `published`
+    std::atomic<double> weight;             // weight of this rank's gradients in the mean; below 0: all ranks weigh the same
+    std::atomic<std::uint32_t> everywhere;  // true: reduced over all replicas; false: within its own
+    std::uint8_t present[kMaxParameters];   // parameters with a gradient on this rank; written before `published`
   };
 
   struct alignas(64) RankWords {
-    std::atomic<std::uint64_t> fingerprint;  // of the model, 0 until known
-    std::atomic<std::uint64_t> entered;      // its rows of this version are final
-    std::atomic<std::uint64_t> done;         // it reads this version no more
-    std::atomic<std::uint64_t> published;    // how many units' gradients it has put into slots, above its attempt (reducer.h)
-    std::atomic<std::uint64_t> consumed;     // how many units it has reduced, as owner of its rows, above its attempt
-    std::atomic<std::uint64_t> waiting;      // while it waits: which of its waits this is, from 1; else 0
-    std::atomic<std::uint64_t> looks;        // how often a wait of its has looked around in vain: it is alive
-    std::atomic<std::uint64_t> stuck;        // another rank has proven that this one waits in vain
-    std::atomic<std::uint64_t> joined;       // how often it has come to the end of its batches, to serve those who have some
-    std::atomic<std::uint64_t> place;        // where its program is: for those who wait for it (encode_place)
-    std::atomic<std::uint64_t> summed;       // how many sums over ranks it has brought its part for
-    std::atomic<std::uint64_t> parts[2];     // of the last two of them, as the bits of a double; written before `summed`
+    std::atomic<std::uint64_t> fingerprint;  // hash of the model, 0 until set
+    std::atomic<std::uint64_t> entered;      // version for which this rank's rows are final
+    std::atomic<std::uint64_t> done;         // version that this rank no longer reads
+    std::atomic<std::uint64_t> published;    // number of publications, above its attempt's first number (reducer.h)
+    std::atomic<std::uint64_t> consumed;     // number of reductions as owner of its rows, above its attempt's first number
+    std::atomic<std::uint64_t> waiting;      // number of its current wait, from 1; 0 when it does not wait
+    std::atomic<std::uint64_t> looks;        // number of fruitless checks in waits: shows that it is alive
+    std::atomic<std::uint64_t> stuck;        // set by a rank that has proven this one's wait endless
+    std::atomic<std::uint64_t> joined;       // number of joins: it ran out of batches and serves the others
+    std::atomic<std::uint64_t> place;        // position of its program, for ranks that wait for it (encode_place)
+    std::atomic<std::uint64_t> summed;       // number of sums over ranks to which it has contributed
+    std::atomic<std::uint64_t> parts[2];     // its parts of the last two sums, as bits of a double; written before `summed`
     Slot slots[kMaxSlots];
   };
 
@@ -54,7 +54,7 @@ class Control {
 };
 static_assert(runtime::Board::kBytes % 64 == 0);
 
-// Where a program is, in one word: what it does, with which unit, in which step.
+// A program's position in one word: activity, unit, step.
 enum class Doing : std::uint8_t { kStarting, kForward, kBackward, kBetween, kOptimizer, kLeft };
 struct Place {
   Doing doing = Doing::kStarting;

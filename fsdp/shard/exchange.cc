@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-// Copies the runs of a piece one behind the other, or from there back. Returns how many bytes that were.
+// pack copies a piece's runs to adjacent memory, unpack copies them back. Both return the number of bytes.
 std::size_t pack(const Piece& piece, std::size_t element, const std::byte* whole, std::byte* out) {
   for (std::size_t k = 0; k < piece.runs; ++k) {
     std::memcpy(out + k * piece.length * element, whole + (piece.begin + k * piece.stride) * element, piece.length * element);
@@ -35,7 +35,7 @@ std::vector<std::size_t> begins_of(const std::vector<std::size_t>& counts) {
   return out;
 }
 
-// What a rank publishes about a unit's gradients, before their bytes and which parameters have one.
+// Description of a unit's gradients, before their bytes and the flags of present parameters.
 struct Head {
   std::uint32_t unit, everywhere;
   double weight;
@@ -89,7 +89,7 @@ Result<void> Exchange::compare(std::uint64_t fingerprint) {
 
 Result<void> Exchange::gather(ShardedUnit& unit, std::size_t unit_index, std::uint64_t fingerprint, std::uint32_t step) {
   SHOAL_OK(compare(fingerprint));
-  // Models that differ are not gathered: the caller finds that out next.
+  // Different models are not gathered: the caller reports the difference next.
   for (int r = 0; r < grid_.world_size; ++r) {
     if (control_.rank(r).fingerprint.load() != fingerprint) return {};
   }
@@ -109,7 +109,7 @@ Result<void> Exchange::gather(ShardedUnit& unit, std::size_t unit_index, std::ui
   }
   const auto begins = begins_of(receives);
   std::vector<std::byte> mine(receives[static_cast<std::size_t>(rank_)]), all(begins.back());
-  const std::uint64_t number = unit_index;  // two units may be of one size
+  const std::uint64_t number = unit_index;  // distinguishes units of one size
   std::memcpy(mine.data(), &number, sizeof number);
   std::size_t at = kAlignment;
   for (std::size_t i = 0; i < placed.size(); ++i) {
@@ -120,7 +120,7 @@ Result<void> Exchange::gather(ShardedUnit& unit, std::size_t unit_index, std::ui
   }
   if (grid_.replicas == 1) {
     SHOAL_OK(communicator_->all_gather(mine, all, receives, runtime::DType::kUInt8, call("unshard", unit, step))->wait());
-  } else {  // a replica's ranks among themselves
+  } else {  // a replica's ranks only
     std::vector<std::byte> copies;
     for (int r = 0; r < grid_.world_size; ++r) {
       if (grid_.replica_of(r) != grid_.replica_of(rank_)) continue;
@@ -156,7 +156,7 @@ Result<void> Exchange::gradients(const ShardedUnit& unit, const Reducer& reducer
   const auto world = static_cast<std::size_t>(grid_.world_size);
   const std::uint64_t sequence = reducer.last_published();
   const std::size_t head = head_bytes(layout);
-  // Rank `to` sums what `from` brings.
+  // True when rank `to` sums the gradients of `from`.
   const auto sums = [&](int from, int to) { return how.everywhere || grid_.replica_of(from) == grid_.replica_of(to); };
   const auto bytes_of = [&](int from, int to) {
     std::size_t out = head;

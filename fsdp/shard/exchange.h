@@ -1,8 +1,8 @@
-// Ranks that share no memory: each has arenas, control words and gradient slots of its own, laid out as if all ranks used them, and what
-// the others would have written there comes through a Communicator. So the gate, the reducer and the model are the same as on one host.
+// Engine memory for ranks that share none. Each has its own arenas, control words and gradient slots, laid out as if all ranks used them; a
+// Communicator brings the other ranks' parts. Gate, reducer and model are the same as on one host.
 //
-// A unit is gathered once per version, a unit's gradients go out when they are published; both are collectives, so every rank must run
-// the same modules in the same order. Not thread-safe: who uses the model uses this.
+// A unit is gathered once per version, and its gradients are sent when they are published. Both are collectives, so every rank must run the
+// same modules in the same order. Not thread-safe: it belongs to the model's thread.
 #pragma once
 
 #include <memory>
@@ -18,17 +18,17 @@ namespace shoal::fsdp {
 
 class Exchange {
  public:
-  // `control` and the units outlive it.
+  // `control` and the units outlive the exchange.
   Exchange(std::shared_ptr<runtime::Communicator> communicator, Control& control, int rank, Grid grid);
 
-  // The other ranks' words that this rank's gate looks at follow its own: nobody else reads or writes this memory.
+  // Sets the other ranks' gate words from this rank's own: only this rank reads or writes this memory.
   void follow_gate();
-  // The same for the reducer, after it has started over.
+  // The same for the reducer's words, after it has started over.
   void follow_reducer();
 
-  // The parts of a unit's wholes that the other ranks of the replica own. The first call compares the ranks' models, too.
+  // Fetches the parts of a unit's wholes that the other ranks of the replica own. The first call compares the ranks' models, too.
   Result<void> gather(ShardedUnit& unit, std::size_t unit_index, std::uint64_t fingerprint, std::uint32_t step);
-  // What this rank has just published, to those who sum it, and what they have published to here. Afterwards everybody's is there.
+  // Sends this rank's latest publication to the ranks that sum it, and receives theirs. Afterwards every rank has published.
   Result<void> gradients(const ShardedUnit& unit, const Reducer& reducer, Reducer::How how, std::uint32_t step);
 
  private:

@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using Bytes = std::vector<std::byte>;
 
-// In place, sharded on another dim, computed with and reduced in half precision, with fewer rows than ranks.
+// Parameters in place, sharded on another dim, in half precision, and with fewer rows than ranks.
 Layout layout_of(int unit) {
   Parameter half{"half", {4, 3}};
   half.compute_dtype = DType::kBFloat16;
@@ -31,8 +31,8 @@ Layout layout_of(int unit) {
 class ExchangeTest : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
   struct Ended {
-    Bytes shards;  // of all steps
-    Bytes wholes;  // as they were read
+    Bytes shards;  // after each step
+    Bytes wholes;  // as read in forward
     std::vector<std::vector<bool>> present;
   };
 
@@ -43,7 +43,7 @@ class ExchangeTest : public testing::TestWithParam<std::tuple<int, int>> {
     return runtime::duplicate(it->second).value();
   }
 
-  // One rank; `shares`: memory with the others, else messages.
+  // One rank's model. `shares`: memory shared with the others, else messages.
   std::unique_ptr<ShardedModel> make(int rank, Grid grid, bool shares, const std::vector<Layout>& layouts) {
     const auto memory = [&](const std::string& name, std::size_t bytes) {
       return shares ? shared(name, bytes) : runtime::make_memory(name, bytes).value();
@@ -174,7 +174,7 @@ TEST_F(ExchangeTest, AUnitIsGatheredOncePerVersion) {
   ASSERT_TRUE(zero->enter(false));
   ASSERT_TRUE(zero->unshard(0));
   other.join();
-  for (int i = 0; i < 3; ++i) {  // nobody else takes part
+  for (int i = 0; i < 3; ++i) {  // without the other ranks
     zero->reshard(0);
     ASSERT_TRUE(zero->unshard(0));
   }

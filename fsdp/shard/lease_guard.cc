@@ -24,7 +24,7 @@ struct Range {
 Range g_ranges[GuardedRange::kMaxRanges];
 struct sigaction g_before;
 
-// Only what is allowed in a signal handler: no allocation, no locks.
+// Async-signal-safe: no allocation, no locks.
 void on_fault(int signal, siginfo_t* info, void*) {
   const auto* at = static_cast<const std::byte*>(info->si_addr);
   for (auto& r : g_ranges) {
@@ -39,7 +39,7 @@ void on_fault(int signal, siginfo_t* info, void*) {
     [[maybe_unused]] const auto written = write(2, text, static_cast<std::size_t>(std::min(n, 399)));
     break;
   }
-  // Whatever was there before, usually the default: the process ends with the signal.
+  // Restores the previous handler, usually the default: the process ends with the signal.
   sigaction(signal, &g_before, nullptr);
 }
 

@@ -12,7 +12,7 @@
 namespace shoal::fsdp {
 namespace {
 
-// `world` ranks on one thread: the scheduler of the test says who goes next.
+// `world` ranks on one thread, in an order that the test chooses.
 class ReducerTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
@@ -30,7 +30,7 @@ class ReducerTest : public testing::TestWithParam<int> {
     for (int r = 0; r < world_; ++r) reducers_.push_back(std::make_unique<Reducer>(*control_, r, world_, pointers_, slots, kSlots));
   }
 
-  // What rank r brings for parameter i of unit u in round n.
+  // The gradient of rank r for parameter i of unit u in round n.
   std::vector<float> gradient(int r, std::uint32_t u, std::size_t i, int n) const {
     std::mt19937 random(static_cast<unsigned>(r * 1000 + static_cast<int>(u) * 100 + static_cast<int>(i) * 10 + n));
     std::normal_distribution<float> normal;
@@ -57,7 +57,7 @@ class ReducerTest : public testing::TestWithParam<int> {
     }
     return out;
   }
-  // The mean over the ranks that brought one, in the order of ranks, bit for bit.
+  // The mean over the ranks with a gradient, in the order of ranks, bit for bit.
   float expected(std::uint32_t u, std::size_t i, std::size_t element, int n, bool accumulate, const std::vector<bool>& brought) const {
     float sum = 0;
     bool first = true;
@@ -132,7 +132,7 @@ TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneThatNobodyHasIsNone) {
   if (world_ < 2) GTEST_SKIP() << "needs two ranks";
   std::vector<Rank1> brought;
   for (int r = 0; r < world_; ++r) brought.push_back(bring(r, 0, 0, false, r == 1 ? 0 : -1));  // rank 1 has none for `a`
-  for (auto& b : brought) b.gradients[1].whole = nullptr;                                      // nobody has one for `b`
+  for (auto& b : brought) b.gradients[1].whole = nullptr;                                      // no rank has one for `b`
   for (int r = 0; r < world_; ++r)
     reducers_[static_cast<std::size_t>(r)]->publish(0, brought[static_cast<std::size_t>(r)].gradients, mean());
   std::vector<bool> has(static_cast<std::size_t>(world_), true);
@@ -180,7 +180,7 @@ TEST_P(ReducerTest, RanksThatReduceDifferentUnitsAreNamed) {
 
 TEST_P(ReducerTest, RanksThatStartOverBelongTogetherAgainHoweverFarEachHadCome) {
   if (world_ < 2) GTEST_SKIP() << "needs two ranks";
-  // Rank 0 has published twice, rank 1 once, the others nothing; then each starts over before it publishes anew.
+  // Rank 0 has published twice, rank 1 once, the others not at all. Then each starts over and publishes again.
   std::vector<Rank1> lost, brought;
   for (int n = 0; n < 2; ++n) {
     lost.push_back(bring(0, 0, n));
@@ -211,7 +211,7 @@ TEST_P(ReducerTest, RanksThatStartOverBelongTogetherAgainHoweverFarEachHadCome) 
     ASSERT_EQ(finished.size(), 2u);
     for (int n = 0; n < 2; ++n) expect_owned(r, 1, brought[static_cast<std::size_t>(n * world_ + r)], 5 + n, false);
   }
-  EXPECT_EQ(lost[0].own, before);  // whoever started over writes to what it had no more
+  EXPECT_EQ(lost[0].own, before);  // after start_over no rank writes to its old gradients
 }
 
 TEST_P(ReducerTest, ARankThatHasNotStartedOverGoesOnAndIsToldSo) {
@@ -220,11 +220,11 @@ TEST_P(ReducerTest, ARankThatHasNotStartedOverGoesOnAndIsToldSo) {
   kept.push_back(bring(1, 0, 0));
   reducers_[1]->publish(0, kept.back().gradients, mean());
   reducers_[0]->start_over();
-  for (int n = 1; n < 5; ++n) {  // more than there are slots
+  for (int n = 1; n < 5; ++n) {  // more rounds than slots
     ASSERT_TRUE(reducers_[1]->serve().value());
     EXPECT_EQ(reducers_[1]->num_pending(), 0u);
     EXPECT_EQ(reducers_[1]->overtaken_by(), 0);
-    if (world_ > 2 && n == kSlots) break;  // the third rank has to come, too
+    if (world_ > 2 && n == kSlots) break;  // the third rank has to consume, too
     ASSERT_TRUE(reducers_[1]->has_slot());
     kept.push_back(bring(1, 0, n));
     reducers_[1]->publish(0, kept.back().gradients, mean());
@@ -250,7 +250,7 @@ TEST_P(ReducerTest, WhatOwnersMayStillReadIsNotOverwrittenByTheNextAttempt) {
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, ReducerTest, testing::Values(1, 2, 3, 4, 8));
 
-// Two replicas of two shards: gradients travel in bf16 from bf16 or fp32, shards are fp32 and cut on the second dim.
+// Two replicas of two shards. Gradients travel in bf16 from bf16 or fp32; shards are fp32 and sharded on the second dim.
 class ReplicaReducerTest : public testing::Test {
  protected:
   static constexpr int kWorld = 4, kColumns = 5, kRows = 3;
@@ -272,12 +272,12 @@ class ReplicaReducerTest : public testing::Test {
     for (auto& partial : partial_) partial.assign(kRows * 3, 0);
   }
 
-  // Whole numbers below 256: exact in bf16.
+  // Integers below 256 are exact in bf16.
   static float value(int rank, int round, int row, int column) {
     return static_cast<float>(1 + rank * 40 + round * 20 + row * kColumns + column);
   }
 
-  // Every rank's n-th publication; ranks in `absent` have no gradient.
+  // The n-th publication of every rank; ranks in `absent` have no gradient.
   void reduce_round(int round, bool everywhere, bool has_partial, std::vector<int> absent = {}) {
     for (int r = 0; r < kWorld; ++r) {
       std::vector<std::uint16_t> whole;

@@ -9,7 +9,7 @@ namespace shoal::fsdp {
 
 namespace {
 
-// A str, as Python's pickle writes it: callers of any language can read a text.
+// A str in Python's pickle format: callers of every language can read a text.
 actors::Value pickled_text(const std::string& text) {
   std::string out = "\x80\x04X";
   for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>(text.size() >> shift & 0xff);
@@ -134,7 +134,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units
   SHOAL_TRY(runtime::Mapping slot_memory, runtime::map(gradients, slot_bytes, runtime::Access::kReadWrite));
   auto options = options_.model;
   options.slots = slots;
-  // Ranks that outnumber the cores must not spin for each other.
+  // Ranks that outnumber the cores must not spin.
   if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.spins = 0;
   auto made = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),
                                              session_->clock(), std::move(options));

@@ -12,9 +12,9 @@ namespace shoal::fsdp {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // how often a sleeping wait asks about signals
-constexpr auto kProof = std::chrono::seconds(1);       // all ranks must wait that long without any change until it is proven that they will
-constexpr auto kLastWords = std::chrono::seconds(1);   // from a rank's leave to the word of how its process ended
+constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a sleeping wait polls for signals
+constexpr auto kProof = std::chrono::seconds(1);       // time without any change in all ranks' waits before they count as stuck
+constexpr auto kLastWords = std::chrono::seconds(1);   // time from a rank's leave until its process's end is known
 
 std::vector<const Layout*> layouts_of(const ShardedModel::Units& units) {
   std::vector<const Layout*> out;
@@ -81,7 +81,7 @@ ShardedModel::~ShardedModel() {
 }
 
 void ShardedModel::leave() {
-  if (control_.board().is_gone(static_cast<std::uint32_t>(rank_))) return;  // its actor was killed: that is what the others hear of
+  if (control_.board().is_gone(static_cast<std::uint32_t>(rank_))) return;  // its actor was killed: peers must see that cause
   control_.rank(rank_).place.store(encode_place({Doing::kLeft, 0, step()}), std::memory_order_release);
   control_.board().ring();
 }
@@ -151,7 +151,7 @@ Result<void> ShardedModel::serve_due(bool& served) {
   return {};
 }
 
-// Every rank is in the wait that it was in before, and has looked around since: one that stands still itself proves nothing.
+// True when every rank is in the same wait as before and has checked again since. A stopped rank proves nothing.
 bool ShardedModel::all_stuck(std::vector<std::pair<std::uint64_t, std::uint64_t>>& before) const {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> now;
   bool all = static_cast<int>(before.size()) == world_size_;
@@ -173,9 +173,9 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
   std::optional<Told> told;
   const auto began = clock_->now();
   auto look_at = began + kProof;
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> waits;  // of all ranks, when last looked at
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> waits;  // waits of all ranks at the last check
   auto warn_at = began + options_.warn_after;
-  std::optional<runtime::TimePoint> left_since;  // a rank that is waited for has left
+  std::optional<runtime::TimePoint> left_since;  // the awaited rank has left since then
   while (true) {
     SHOAL_OK(check_peers());
     if (done()) return {};
@@ -194,7 +194,7 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
       told.emplace(control_.rank(rank_).waiting);
     }
     control_.rank(rank_).looks.fetch_add(1, std::memory_order_release);
-    // Everybody waits, and no wait has ended since the last look: each serves what is due, so none ever will.
+    // All ranks wait and no wait has ended since the last check. Each serves what is due, so none ever will.
     if (now >= look_at) {
       look_at = now + kProof;
       const bool told_so = control_.rank(rank_).stuck.exchange(0, std::memory_order_acq_rel) != 0;
@@ -215,7 +215,7 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
                         .in(fmt::format("step {}", step())));
       }
     }
-    // Whoever has left did all it would ever do before it said so. How its process ended follows soon, if it does.
+    // A rank that has left does nothing more. The cause of its process's end may follow shortly.
     if (const int missing = waiting.missing(); missing >= 0 && has_left(missing) && waiting.missing() == missing && !done()) {
       if (!left_since) left_since = now;
       if (board.is_gone(static_cast<std::uint32_t>(missing)) || now - *left_since > kLastWords) {
@@ -243,7 +243,7 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
 // ---- leases ------------------------------------------------------------------------------------------------------------------------
 
 Result<void> ShardedModel::enter_gate() {
-  // A wait at a door that failed (a signal, the timeout) left the window on its way: it opens first.
+  // A failed wait for a window (signal, timeout) left the gate in kLeaving: finish opening it first.
   if (gate_.phase() == VersionGate::Phase::kLeaving) SHOAL_OK(open_window("a window that was waited for before"));
   if (window_open()) {
     for (const auto& u : units_) u->publish_own();
@@ -314,8 +314,8 @@ void ShardedModel::reshard(std::size_t unit, bool backward) {
   if (stepping_) stepper_.ran(Op::kReshard, static_cast<std::int32_t>(unit), backward, start, stepper_.now());
 }
 
-// What the plan wants at this boundary. Gradients are there only for the unit that the boundary belongs to. The plan is of the step before:
-// whether the unit is resharded here is the caller's word.
+// Runs the plan's nodes at this boundary. Gradients exist only for the boundary's unit. The plan is from the step before, so the caller
+// decides whether the unit is resharded here.
 Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
                                   std::span<const Reducer::Gradient> gradients, Reducer::How how, bool may_reshard) {
   for (const auto id : nodes) {
@@ -345,7 +345,7 @@ Result<void> ShardedModel::forward_begin(std::size_t unit, bool training) {
   SHOAL_OK(check_peers());
   at(Doing::kForward, unit);
   if (!training || !stepping_) return unshard(unit);
-  // Its own lease first: what the plan fetches ahead is for later.
+  // Its own lease comes first: the plan's prefetches serve later units.
   SHOAL_OK(unshard(unit));
   bool published = false;
   SHOAL_OK(follow(stepper_.boundary({false, true, static_cast<std::int32_t>(unit)}), unit, published, {}, {}, false));
@@ -358,7 +358,7 @@ void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now
   bool published = false;
   if (training && stepping_) {
     const auto followed = follow(stepper_.boundary({false, false, static_cast<std::int32_t>(unit)}), unit, published, {}, {}, reshard_now);
-    (void)followed;  // a dead peer is told at the next begin
+    (void)followed;  // a dead peer is reported at the next begin
   }
   if (reshard_now) reshard(unit);
 }
@@ -412,7 +412,7 @@ Result<double> ShardedModel::sum_over_ranks(double part) {
     return fail(unimplemented("ranks that share no memory cannot clip by the global norm in a step graph")
                     .with_hint("clip_grad_norm_ between backward and optimizer.step() works over any ranks"));
   }
-  // Two places in turn are enough: whoever brings its part of a sum has read all of the one before.
+  // Two alternating places suffice: a rank contributes to a sum only after it has read the previous one.
   const std::size_t place = num_sums_++ % 2;
   auto& mine = control_.rank(rank_);
   mine.parts[place].store(std::bit_cast<std::uint64_t>(part), std::memory_order_relaxed);
@@ -502,14 +502,14 @@ int ShardedModel::first_behind_join() const {
 Result<ShardedModel::Asked> ShardedModel::asked() {
   Asked out;
   const auto look = [&] {
-    // First: a rank that is done with these batches may publish already what belongs to the next ones.
+    // Checked first: a rank that is done with these batches may already publish for the next ones.
     if (first_behind_join() < 0) return true;
     if (const int unit = reducer_.awaited_unit(); unit >= 0) {
       out = {Asked::What::kPublish, static_cast<std::size_t>(unit)};
       return true;
     }
     for (int r = 0; r < world_size_; ++r) {
-      // It has left the version that this rank reads.
+      // Rank r has left the version that this rank reads.
       if (gate_.phase() == VersionGate::Phase::kReading && control_.rank(r).done.load(std::memory_order_acquire) >= gate_.version()) {
         out = {Asked::What::kWindow, 0};
         return true;

@@ -9,7 +9,7 @@
 namespace shoal::fsdp {
 namespace {
 
-// Ranks of a model of two units on plain memory, on one thread: the test says who goes next, and no wait may have to wait.
+// Ranks of a model of two units on plain memory and one thread, in an order that the test chooses. No call may need to wait.
 class ShardedModelTest : public testing::Test {
  protected:
   void place(int world) {
@@ -62,7 +62,7 @@ TEST_F(ShardedModelTest, TheCallerSaysWhetherAUnitIsReshardedNotThePlan) {
   place(1);
   auto& model = *models_[0];
   for (int step = 0; step < 4; ++step) {
-    const bool reshard = step < 2;  // traced, followed, and then the program thinks otherwise
+    const bool reshard = step < 2;  // traced, followed, then changed by the program
     ASSERT_TRUE(model.enter(true));
     for (std::size_t u = 0; u < 2; ++u) {
       ASSERT_TRUE(model.forward_begin(u, true));

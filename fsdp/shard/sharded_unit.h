@@ -1,7 +1,7 @@
 // A unit: parameters that are unsharded together, in one arena that every rank of the host maps.
 //
-// In place, the sharded parameter (a rank's slices) and the unsharded one are the same bytes; else the owner casts or copies its slices to
-// the whole one once per version (publish_own). A lease says that this rank may read the unit; on one host taking one moves nothing. Main
+// In place, the sharded parameter (a rank's slices) and the unsharded one are the same bytes. Otherwise the owner casts or copies its
+// slices to the whole once per version (publish_own). A lease permits this rank to read the unit; on one host it moves no bytes. Main
 // thread only.
 #pragma once
 
@@ -19,13 +19,13 @@ namespace shoal::fsdp {
 class ShardedUnit {
  public:
   struct Options {
-    bool lease_guard = false;  // an access without a lease faults, with a name
+    bool lease_guard = false;  // an access without a lease faults and is reported by name
   };
-  // `arena`: of layout.arena_bytes(grid).
+  // `arena` has layout.arena_bytes(grid) bytes.
   static Result<std::unique_ptr<ShardedUnit>> make(std::string name, Layout layout, const Fd& arena, int rank, Grid grid, Options options);
 
   const std::string& name() const { return name_; }
-  // Its place in the model, known when the model is made: "blocks.0", "" for the root.
+  // Sets its path in the model when the model is made: "blocks.0", "" for the root.
   void rename(std::string name);
   const Layout& layout() const { return layout_; }
   Grid grid() const { return grid_; }
@@ -34,15 +34,15 @@ class ShardedUnit {
     return Layout::owned_bytes(layout_.placed()[parameter], grid_.shards(), grid_.shard_of(rank_));
   }
 
-  // This rank's shard of a parameter, contiguous; writable inside a write window. Not of an external one.
+  // This rank's contiguous shard of a parameter; writable inside a write window. Not for external parameters.
   std::byte* own(std::size_t parameter) const;
-  // The whole parameter, as forward and backward read it. Not of an external one.
+  // The whole parameter, as forward and backward read it. Not for external parameters.
   std::byte* whole(std::size_t parameter) const;
-  // The same bytes, whether leased or not: for who fetches them.
+  // The same bytes, accessible without a lease: for gathers.
   std::byte* whole_to_write(std::size_t parameter) const {
     return arena_.data() + replica_begin_ + layout_.placed()[parameter].offset_bytes;
   }
-  // What this rank wrote to its shards becomes visible in the whole ones: before its next version is read.
+  // Copies this rank's shards into the wholes, before any rank reads the next version.
   void publish_own();
 
   bool leased() const { return leased_; }
@@ -57,10 +57,10 @@ class ShardedUnit {
   const Layout layout_;
   const int rank_;
   const Grid grid_;
-  std::size_t replica_begin_ = 0;        // of this rank's replica, in the arena
-  std::vector<std::size_t> own_begins_;  // of this rank's shards, in its replica
+  std::size_t replica_begin_ = 0;        // offset of this rank's replica in the arena
+  std::vector<std::size_t> own_begins_;  // offsets of this rank's shards in its replica
   runtime::Mapping arena_;               // always writable
-  runtime::Mapping guarded_;             // with lease_guard: a second one, readable only while leased
+  runtime::Mapping guarded_;             // with lease_guard: a second mapping, readable only while leased
   std::optional<GuardedRange> guard_;
   bool leased_ = false;
 };

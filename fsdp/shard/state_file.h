@@ -1,4 +1,4 @@
-// A file without a name for what a rank keeps outside its memory between steps. It is gone with its last descriptor. Host-copy lane only.
+// An unnamed file for a rank's state between steps; its last descriptor frees it. Host-copy lane only.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@ namespace shoal::fsdp {
 
 class StateFile {
  public:
-  // Of `bytes` zeros, in this folder. Unavailable when the folder cannot be written to.
+  // Creates `bytes` zeros in this folder. Unavailable when the folder is not writable.
   static Result<StateFile> make(const std::string& folder, std::size_t bytes);
 
-  // Whole spans. DataLoss when the disk fails, ResourceExhausted when it is full.
+  // Transfer whole spans. DataLoss when the disk fails, ResourceExhausted when it is full.
   Result<void> read(std::size_t offset, std::span<std::byte> out) const;
   Result<void> write(std::size_t offset, std::span<const std::byte> in) const;
 

@@ -151,7 +151,7 @@ void StepRows::reduced(const Reducer::Reduced& reduced) {
 double StepRows::squares() const {
   double out = 0;
   for (std::size_t u = 0; u < units_.size(); ++u) {
-    if (sharded_[u]->grid().replica_of(sharded_[u]->rank()) != 0) continue;  // every replica has the same sums
+    if (sharded_[u]->grid().replica_of(sharded_[u]->rank()) != 0) continue;  // counted once: every replica has the same sums
     for (const auto& rows : units_[u].rows) {
       if (!rows.present) continue;
       out += power_sum(DType::kFloat32, reinterpret_cast<const std::byte*>(rows.gradient), rows.numel, 2, 1);

@@ -1,8 +1,8 @@
-// What a hand-written step keeps beside a rank's rows of every parameter: their gradients, and AdamW's moments.
+// State of a hand-written step beside a rank's rows: the gradients of every parameter, and AdamW's moments.
 //
-// Gradients lie in one block at offsets that the graph decides (graph/offsets.h): those of units that are updated in backward share bytes.
-// Moments of units that the graph fetches and offloads lie in a file between two updates, and in the same block meanwhile. All memory is
-// taken when this is made: a step allocates none. A unit's rows belong to whichever lane runs its node; the graph's edges say which.
+// Gradients lie in one block at offsets from the graph (graph/offsets.h); units that are updated in backward share bytes. Offloaded moments
+// lie in a file, and in the same block from their fetch to their offload. All memory is allocated in make(): a step allocates none. A
+// unit's rows belong to the lane that runs its node, as the graph's edges define.
 #pragma once
 
 #include <optional>
@@ -17,24 +17,24 @@ namespace shoal::fsdp {
 
 class StepRows {
  public:
-  // `graph` is runnable and of these units. Unimplemented when it updates or clips what is not fp32; InvalidArgument when it offloads and
-  // there is no folder; as StateFile::make.
+  // `graph` is runnable and has these units. Unimplemented when it updates or clips other dtypes than fp32. InvalidArgument when it
+  // offloads without a folder. Other errors: as StateFile::make.
   static Result<StepRows> make(const ShardedModel::Units& units, const StepGraph& graph, const std::string& offload_folder);
 
   void begin_step();
-  // Before a unit's gradients are reduced: where each parameter's sum goes, and whether it is added to what is there.
+  // The destination of each parameter's sum for a reduction of this unit, and whether it is added.
   std::vector<Reducer::Gradient> to_reduce(std::size_t unit, const std::vector<const std::byte*>& whole) const;
   void reduced(const Reducer::Reduced& reduced);
-  // Of the gradients of all units: the part of the square of their norm that this rank answers for.
+  // This rank's part of the squared norm of all units' gradients.
   double squares() const;
   void scale(float factor);
   void update(std::size_t unit, const Adam& options);
   Result<void> fetch(std::size_t unit);
   Result<void> offload(std::size_t unit);
 
-  // What it has allocated.
+  // Allocated bytes.
   std::size_t bytes() const { return block_.size() + moments_bytes_; }
-  // The same of all ranks, known without them: blocks (gradients, and moments that are fetched), and moments that stay.
+  // The same for all ranks, computed without them. Blocks hold gradients and fetched moments; `moments` stay in memory.
   struct Memory {
     std::size_t blocks = 0, moments = 0;
   };
@@ -50,8 +50,8 @@ class StepRows {
   };
   struct Unit {
     std::vector<Rows> rows;        // by parameter
-    std::vector<float> moments;    // of all of them, unless they are offloaded
-    std::span<std::byte> fetched;  // where they are while they are not
+    std::vector<float> moments;    // moments of all parameters, unless they are offloaded
+    std::span<std::byte> fetched;  // place of offloaded moments between fetch and offload
     std::size_t file_offset = 0;
   };
 
@@ -64,7 +64,7 @@ class StepRows {
   std::optional<StateFile> file_;
 };
 
-// The block of StepRows, by unit: gradients from the first reduction to the update, moments from fetch to offload.
+// Layout of StepRows' block, by unit: gradients from the first reduction to the update, moments from fetch to offload.
 struct RowsPlan {
   std::vector<std::size_t> gradient, moments;  // offsets
   std::size_t bytes = 0;

@@ -12,7 +12,7 @@ namespace shoal::fsdp {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // how often a waiting compute lane asks about signals
+constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a waiting compute lane polls for signals
 constexpr double kForget = 0.3;                        // weight of the latest step in an estimate
 
 bool has_any(const StepGraph& graph, Op op) {
@@ -48,8 +48,8 @@ Result<void> StepRunner::run(StepProgram& program) {
   auto done = run_lanes(program);
   if (!done) {
     lost_ = std::move(done).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_));
-    // A peer that died is on the board already, with its own cause. The board's word comes first: others shall hear of this, and not of
-    // a step that is started over.
+    // The board already names a dead peer as the cause. Otherwise mark_gone() comes before reset(), so that other ranks see this error, not
+    // a step that was started over.
     if (lost_->reason() != "ActorDied") model_->mark_gone(fmt::format("its step {} failed: {}", steps_, lost_->message()));
     model_->reset();
     return fail(*lost_);
@@ -75,7 +75,7 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
     std::optional<runtime::SideThread> host_copy;
     if (has_any(graph_, Op::kFetch)) host_copy.emplace([this] { run_lane(Lane::kHostCopy, [this](const Node& n) { return copy(n); }); });
     run_lane(Lane::kCompute, [&](const Node& n) { return compute(n, program); });
-    // The last nodes of a step may be another lane's.
+    // The last nodes of a step may belong to other lanes.
     std::unique_lock lock(mutex_);
     const auto finished = [this] { return progress_->finished(Lane::kCommunication) && progress_->finished(Lane::kHostCopy); };
     while (!failure_ && !finished()) wait_for_other_lane(lock, Lane::kCompute);
@@ -218,7 +218,7 @@ Result<void> StepRunner::reduce_scatter(const Node& node) {
   return {};
 }
 
-// As torch.nn.utils.clip_grad_norm_ has it.
+// Same formula as torch.nn.utils.clip_grad_norm_.
 Result<void> StepRunner::clip(double max_norm) {
   SHOAL_TRY(const double squares, model_->sum_over_ranks(rows_.squares()));
   norm_ = std::sqrt(squares);

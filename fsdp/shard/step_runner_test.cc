@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 constexpr std::int64_t kRows = 7;
 constexpr int kSteps = 4;
-constexpr Adam kAdamW{.lr = 0.1, .eps = 0.5};  // so large an eps lets it see the scale of gradients
+constexpr Adam kAdamW{.lr = 0.1, .eps = 0.5};  // large eps: AdamW depends on the scale of gradients
 
 Edge data(std::int32_t from) { return {from, EdgeKind::kData}; }
 Edge order(std::int32_t from) { return {from, EdgeKind::kOrder}; }
@@ -43,7 +43,7 @@ StepGraph written() {
   return g;
 }
 
-// The gradient of each row is the row itself minus the rank: what AdamW makes of that is easily said.
+// The gradient of each row is the row minus the rank, so AdamW's result is easy to compute.
 class Program : public StepProgram {
  public:
   explicit Program(ShardedModel& model) : model_(model) {}
@@ -71,7 +71,7 @@ class Program : public StepProgram {
   void released(std::int32_t unit, std::int32_t micro) override { EXPECT_EQ(held.erase({unit, micro}), 1u); }
 
   std::function<Result<void>(const Node&)> before_forward;
-  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<float>> held;  // gradients that are still wanted
+  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<float>> held;  // unreleased gradients
   std::set<std::pair<std::int32_t, std::int32_t>> saved;
   int recomputed = 0;
 
@@ -105,7 +105,7 @@ class StepRunnerTest : public testing::Test {
     }
   }
 
-  // Every rank on a thread of its own, as processes would be.
+  // Runs every rank in a separate thread, like processes.
   std::vector<Result<void>> run_all(int steps) {
     std::vector<Result<void>> out(static_cast<std::size_t>(world_));
     std::vector<std::unique_ptr<runtime::SideThread>> ranks;
@@ -126,7 +126,7 @@ class StepRunnerTest : public testing::Test {
   std::vector<std::unique_ptr<Program>> programs_;
 };
 
-// What one process makes of the same steps, with the gradient of each of `micro` batches added up and clipped to `max_norm`.
+// The result of one process for the same steps, with `micro` times the gradient, clipped to `max_norm`.
 std::vector<float> one_process(int world, int micro, double max_norm) {
   std::vector<float> p(kRows), m(kRows), v(kRows), g(kRows);
   for (int s = 1; s <= kSteps; ++s) {
@@ -135,7 +135,7 @@ std::vector<float> one_process(int world, int micro, double max_norm) {
       float sum = 0;
       for (int r = 0; r < world; ++r) sum += static_cast<float>(micro) * (p[i] - static_cast<float>(r));
       g[i] = sum * static_cast<float>(1.0 / world);
-      squares += 2 * g[i] * g[i];  // of both units
+      squares += 2 * g[i] * g[i];  // both units
     }
     const double factor = max_norm > 0 ? max_norm / (std::sqrt(squares) + 1e-6) : 1;
     for (auto& x : g) x *= static_cast<float>(std::min(factor, 1.0));
@@ -255,7 +255,7 @@ TEST_F(StepRunnerTest, AnotherModelsGraphIsRefused) {
   place(1);
   const auto other = StepRunner::make(models_[0], StepGraph({"a"}), {});
   ASSERT_FALSE(other);
-  EXPECT_EQ(other.error().reason(), "BadGraph");  // it has no loss
+  EXPECT_EQ(other.error().reason(), "BadGraph");  // no loss
   StepGraph fewer({"a"});
   const auto w = fewer.add(Op::kUnshard, 0, {}).value();
   const auto x = fewer.add(Op::kForward, 0, {data(w)}).value();

@@ -1,13 +1,15 @@
-// Who may read which version of the parameters, and who may write the next: the protocol that makes shared rows safe.
+// The protocol for shared rows: which rank may read which version of the parameters, and when a rank may write the next one.
 //
-// There is one copy of the parameters on a host. A rank writes its rows of version v+1 only when no rank reads version v any more, and
-// reads version v+1 only when every rank's rows of it are final. Two words per rank say that (control.h):
+// A host has one copy of the parameters. A rank writes its rows of version v+1 only when no rank reads version v any more. It reads version
+// v+1 only when every rank's rows of it are final. Two words per rank state this (control.h):
 //
-//   entered[r] = v   rank r's rows of version v are final. Stored when r enters the engine (forward, unshard) after it could write: as an
-//                    all_gather would, not when optimizer.step() returns, so that weights clipped by hand after step() are in.
-//   done[r] = v      rank r reads version v no more. Stored at the end of a synchronised backward, or at another door to a write window.
+//   entered[r] = v   Rank r's rows of version v are final. Stored when r enters the engine (forward, unshard) after a write window.
+//                    The end of optimizer.step() would be too early: weights clipped by hand after step() are included, as in an
+//                    all_gather.
 //
-// A pure machine over those words: it says what to store and what to wait for, and neither waits nor rings.
+//   done[r] = v      Rank r reads version v no more. Stored at the end of a synchronised backward, or at another opening of a write window.
+//
+// The gate is a pure state machine over those words: it neither waits nor rings.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +20,8 @@ namespace shoal::fsdp {
 
 class VersionGate {
  public:
-  // kWriting: this rank's write window is open. kReading: version() may be read once readable(). kLeaving: it reads no more, and waits
-  // for the others to say the same.
+  // The window is open while kWriting. version() may be read while kReading, once readable(). In kLeaving this rank has stopped reading and
+  // waits for the others to stop.
   enum class Phase { kWriting, kReading, kLeaving };
 
   VersionGate(Control& control, int rank, int world_size) : control_(control), rank_(rank), world_size_(world_size) {}
@@ -27,18 +29,18 @@ class VersionGate {
   Phase phase() const { return phase_; }
   std::uint64_t version() const { return version_; }
 
-  // Enters the engine: what was written becomes the next version. True when something was stored (ring).
+  // Enters the engine: this rank's writes become the next version. True when a word was stored; the caller then rings.
   bool enter();
-  // Every rank's rows of version() are final.
+  // True when every rank's rows of version() are final.
   bool readable() const { return slowest(&Control::RankWords::entered) >= version_; }
 
-  // Says that this rank reads version() no more. True when something was stored (ring).
+  // Declares that this rank reads version() no more. True when a word was stored; the caller then rings.
   bool leave();
-  // No rank reads version() any more. After leave(); then open() opens the window.
+  // True when no rank reads version() any more. Called after leave(); then open() opens the window.
   bool writable() const { return slowest(&Control::RankWords::done) >= version_; }
   void open();
 
-  // The first rank that has not come this far: for whoever waits. -1 when all have.
+  // The first rank that is behind, to name in waits; -1 when none is.
   int missing_to_read() const { return behind(&Control::RankWords::entered); }
   int missing_to_write() const { return behind(&Control::RankWords::done); }
 
@@ -50,7 +52,7 @@ class VersionGate {
   Control& control_;
   const int rank_;
   const int world_size_;
-  Phase phase_ = Phase::kWriting;  // nobody reads what is not there yet
+  Phase phase_ = Phase::kWriting;  // version 0 has no readers
   std::uint64_t version_ = 0;
 };
 

@@ -53,7 +53,7 @@ TEST_F(GateTest, NobodyWritesUntilEveryRankIsDone) {
 TEST_F(GateTest, EnteringAgainWithoutAWindowIsTheSameVersion) {
   make(2);
   for (auto& g : gates_) g.enter();
-  EXPECT_FALSE(gates_[0].enter());  // an evaluation, another microbatch
+  EXPECT_FALSE(gates_[0].enter());  // an evaluation, another micro-batch
   EXPECT_EQ(gates_[0].version(), 1u);
   EXPECT_TRUE(gates_[0].readable());
 }
@@ -70,7 +70,7 @@ TEST_F(GateTest, AFastRankEntersTheNextVersionWhileASlowOneStillWrites) {
   EXPECT_TRUE(gates_[0].readable());
 }
 
-// Random schedules: whatever the order, no rank writes a version that another may read.
+// Random schedules: in no order does a rank write a version that another may read.
 TEST_F(GateTest, NoScheduleLetsAWriterMeetAReader) {
   for (unsigned seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
