@@ -1,4 +1,4 @@
-"""``FSDPModule``: what a module on which fully_shard was called can do besides. The names and semantics are FSDP2's."""
+"""``FSDPModule``: the methods that fully_shard adds to a module. Names and semantics are FSDP2's."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from shoal.fsdp._unit import Unit
 
 
 class FSDPModule(TorchFSDPModule):
-    """Mixed into the class of a module by fully_shard; an instance of torch's own ``FSDPModule``, too."""
+    """The mixin that fully_shard adds to a module's class. Its instances are also instances of torch's ``FSDPModule``."""
 
-    _orig_cls_mro_index = 3  # FSDP<Cls>, this, torch's, <Cls>
+    _orig_cls_mro_index = 3  # MRO: FSDP<Cls>, this class, torch's, <Cls>
 
     def __new__(cls, /, *args, **kwargs):
-        # Indexing a sharded Sequential makes a module of its class: that one is not sharded.
+        # Indexing a sharded Sequential creates a module of its class, which must not be sharded.
         original = cls.__mro__[cls._orig_cls_mro_index]
         self = original.__new__(original, *args, **kwargs)
         self.__init__(*args, **kwargs)
@@ -46,7 +46,7 @@ class FSDPModule(TorchFSDPModule):
     # ---- unsharding ----
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Takes the lease now; the parameters are whole until ``reshard`` or the end of the next forward. Not recursive."""
+        """Takes the lease now. The parameters stay unsharded until ``reshard`` or the end of the next forward. Not recursive."""
         self._get_fsdp_state().unshard()
         return UnshardHandle() if async_op else None
 
@@ -55,14 +55,14 @@ class FSDPModule(TorchFSDPModule):
         self._get_fsdp_state().reshard()
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
-        """Units that are unsharded when this one's forward begins, behind its own. Raises ValueError for other modules."""
+        """Unshards these units at the beginning of this unit's forward, after its own. Raises ValueError for other modules."""
         state = self._get_fsdp_state()
         state.forward_prefetch = _states_of(modules)
         if state.root is not None:
             _plan.replan(state.root)
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
-        """Units that are unsharded when this one's backward begins, behind its own. Raises ValueError for other modules."""
+        """Unshards these units at the beginning of this unit's backward, after its own. Raises ValueError for other modules."""
         state = self._get_fsdp_state()
         state.backward_prefetch = _states_of(modules)
         if state.root is not None:
@@ -75,61 +75,61 @@ class FSDPModule(TorchFSDPModule):
             s.reshard_asked = s.reshard_after_forward = reshard_after_forward
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """False: whole parameters stay readable behind a backward that is not the step's last one, too."""
+        """False: unsharded parameters also stay readable after a backward that is not the step's last one."""
         for s in self._states(recurse):
             s.reshard_after_backward = reshard_after_backward
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """False: this unit's parameters are not needed for its backward (an embedding): the module keeps showing the sharded ones."""
+        """False: this unit's backward does not need its parameters (an embedding), and the module keeps the sharded ones."""
         self._get_fsdp_state().unshard_in_backward = unshard_in_backward
 
     # ---- gradients ----
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As ``nn.Module.zero_grad``. Behind a forward, where the module shows whole parameters, it reaches the sharded gradients, too."""
+        """As ``nn.Module.zero_grad``. It also clears the sharded gradients while the module holds unsharded parameters."""
         super().zero_grad(set_to_none)
         for p in (p.sharded for s in self._states(True) for u in s.units for p in u.parameters):
             if p.grad is not None:
                 p.grad = None if set_to_none else p.grad.detach().zero_()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """False: backward keeps whole gradients (in the reduce dtype) and reduces nothing; the next synchronised one reduces the sum."""
+        """False: backward keeps unsharded gradients, in the reduce dtype. The next synchronised backward reduces their sum."""
         for s in self._states(recurse):
             s.sync = s.everywhere = requires_gradient_sync
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """False, on a mesh with replicas: backward reduces within each replica only; the next one over all takes that in."""
+        """False, on a mesh with replicas: backward reduces within each replica only. The next full reduction adds these sums."""
         for s in self._states(recurse):
             s.everywhere = requires_all_reduce
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """False: another backward of this step follows; parameters stay readable after this one.
+        """False: another backward of this step follows, and parameters stay readable after this one.
 
-        They do anyway while a forward's output is kept whose backward has not come, or came with ``retain_graph=True``.
+        They also stay readable while a forward's output is alive whose backward has not run, or ran with ``retain_graph=True``.
         """
         root = self._get_fsdp_state().root
         if root is not None:
             root.is_last_backward = is_last_backward
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Gradients are summed and divided by this instead of the number of ranks."""
+        """Divides the sum of gradients by ``factor`` instead of the number of ranks."""
         for u in self._get_fsdp_state().units:
             u.divide_factor = float(factor)
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
-        """Use ``set_gradient_divide_factor`` instead."""
+        """The former name of ``set_gradient_divide_factor``."""
         self.set_gradient_divide_factor(factor)
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
-        """Nothing to set: owners sum in fp32, then scale once."""
+        """Does nothing: owners always sum in fp32, then scale once."""
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
-        """True: a parameter that no rank used gets a gradient of zeros. (One that some rank used counts as zero elsewhere in any case.)"""
+        """True: a parameter that no rank used gets a zero gradient. A parameter that some rank used counts as zero on the others anyway."""
         for s in self._states(recurse):
             s.reduce_unused = reduce_scatter_unused_params
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """How many units' whole gradients a rank may have in flight (2 by default, at most 4; the largest of a model's units counts)."""
+        """Sets how many units' unsharded gradients a rank may have in flight: 2 by default, at most 4, the maximum over a model's units."""
         if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
             raise TypeError(f"max_input_buffers must be an int, got {type(max_input_buffers).__name__}")
         if max_input_buffers < 1:
@@ -138,7 +138,7 @@ class FSDPModule(TorchFSDPModule):
             s.max_input_buffers = min(max_input_buffers, 4)
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
-        """``hook(reduced)`` is called with this rank's reduced gradients, flat, in the reduce dtype, before they are accumulated."""
+        """Calls ``hook(reduced)`` with this rank's reduced gradients, flat, in the reduce dtype, before they are accumulated."""
         unit = self._only_unit("set_all_reduce_hook", "hook")
         if stream is not None and unit.data.replicate_dim is not None:
             raise ValueError("stream cannot be set when using native HSDP")
@@ -147,31 +147,31 @@ class FSDPModule(TorchFSDPModule):
     # ---- communication ----
 
     def set_custom_all_gather(self, comm: Any) -> None:
-        """``comm`` (torch's ``AllGather``) brings this unit's shards together, into memory of this rank's own."""
+        """Gathers this unit's parameters with ``comm`` (torch's ``AllGather``), into private memory."""
         self._only_unit("set_custom_all_gather").gather().all_gather = comm
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
-        """``comm`` (torch's ``ReduceScatter``) sums this unit's gradients."""
+        """Reduces this unit's gradients with ``comm`` (torch's ``ReduceScatter``)."""
         self._only_unit("set_custom_reduce_scatter").gather().reduce_scatter = comm
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
-        """Nothing to set: gathers and reductions never wait for each other."""
+        """Does nothing: gathers and reductions never wait for each other."""
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Nothing to set: gradients travel through shared memory. AssertionError where the user brings the communication."""
+        """Does nothing: gradients go through shared memory. Raises AssertionError for a unit with custom communication."""
         self._refuse_custom("set_allocate_memory_from_process_group")
 
     def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
-        """Nothing to set on a CPU mesh: whole parameters already lie in memory that all ranks share. AssertionError where the user brings
-        the communication."""
+        """Does nothing: on a CPU mesh unsharded parameters already lie in shared memory. Raises AssertionError for a unit with custom
+        communication."""
         self._refuse_custom("set_symm_mem")
 
     def set_post_optim_event(self, event: Any) -> None:
-        """The next forward waits for ``event`` (anything with ``synchronize()`` or ``wait()``), once."""
+        """Makes the next forward wait for ``event``, an object with ``synchronize()`` or ``wait()``."""
         self._get_fsdp_state().post_optim_event = event
 
     def _set_unshard_async_op(self, async_op: bool) -> None:
-        """Nothing to set: unsharding allocates nothing."""
+        """Does nothing: unsharding allocates nothing."""
 
     def _only_unit(self, method: str, argument: str = "custom comm") -> Unit:
         units = self._get_fsdp_state().units
@@ -191,11 +191,11 @@ class FSDPModule(TorchFSDPModule):
     # ---- the rest ----
 
     def reset_iter_state(self) -> None:
-        """After an exception in forward or backward: drops leases and gradients under way, on this rank. Every rank must do it.
+        """Drops this rank's leases and unfinished gradients after an exception in forward or backward. Every rank must call it.
 
-        The next forward after an exception in backward does so by itself, but for what was accumulated without synchronisation.
-        Raises RuntimeError on a module that is not the root, InvalidArgument at the end of the backward pass of a rank that goes on where
-        another has started over.
+        After an exception in backward the next forward does the same, except for gradients accumulated without synchronisation.
+        Raises RuntimeError on a module that is not the root. On a rank that continues while another has reset, the end of the backward
+        pass raises InvalidArgument.
         """
         state = self._get_fsdp_state()
         if state.root is None:
@@ -205,11 +205,11 @@ class FSDPModule(TorchFSDPModule):
         state.root.reset(state.root.states)
 
     def step_graph(self) -> _graph.StepGraph:
-        """The step as a graph: see ``shoal.fsdp.step_graph``."""
+        """Returns the step as a graph, as ``shoal.fsdp.step_graph`` does."""
         return step_graph(self)
 
     def to_empty(self, **kwargs):
-        """As ``nn.Module.to_empty``; a parameter that nobody has written by the next forward is then named."""
+        """As ``nn.Module.to_empty``. The next forward raises an error that names parameters not written since."""
         module = super().to_empty(**kwargs)
         for s in self._states(True):
             for p in (p for u in s.units for p in u.parameters):
@@ -217,7 +217,7 @@ class FSDPModule(TorchFSDPModule):
         return module
 
     def state_dict(self, *args, **kwargs) -> dict[str, Any]:
-        """nn.Module's, under inference_mode, too: DTensors cannot be detached there, and what is saved is often trained on."""
+        """As ``nn.Module.state_dict``. It leaves inference_mode, in which DTensors cannot be detached, and results cannot be trained."""
         if not torch.is_inference_mode_enabled():
             return super().state_dict(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
@@ -234,7 +234,7 @@ class FSDPModule(TorchFSDPModule):
 
 
 class UnshardHandle(TorchUnshardHandle):
-    """The handle that ``unshard(async_op=True)`` returns: on one host the work is done by then."""
+    """The handle that ``unshard(async_op=True)`` returns. The unsharding is complete by then."""
 
     def wait(self) -> None:
         return None
@@ -251,7 +251,7 @@ _classes: dict[type, type] = {}
 
 
 def sharded_class(cls: type) -> type:
-    """``FSDP<Cls>``; a class that is an ``FSDPModule`` already (FSDP1's wrapper) stays."""
+    """Returns the class ``FSDP<Cls>``, or ``cls`` itself if it is an ``FSDPModule`` already (FSDP1's wrapper)."""
     if issubclass(cls, FSDPModule):
         return cls
     if cls not in _classes:
@@ -260,7 +260,7 @@ def sharded_class(cls: type) -> type:
 
 
 def _explained_methods(cls: type) -> dict[str, Callable]:
-    """The methods of its own that a module has beside forward: they say what is missing when they meet a sharded parameter."""
+    """Wraps the class's own methods except forward, so that an error about a sharded parameter names the remedy."""
     known = {"forward", *dir(nn.Module), *dir(FSDPModule)}
     names = {name for base in cls.__mro__[: cls.__mro__.index(nn.Module)] for name in vars(base)} - known
     return {name: _explained(cls, name) for name in names if not name.startswith("__") and _is_method(inspect.getattr_static(cls, name))}
@@ -273,7 +273,7 @@ def _is_method(value: Any) -> bool:
 
 def _explained(cls: type, name: str) -> Callable:
     @functools.wraps(getattr(cls, name))
-    def method(self, /, *args, **kwargs):  # the user's keywords may be called self
+    def method(self, /, *args, **kwargs):  # positional-only: a keyword may be named self
         try:
             return getattr(super(_classes[cls], self), name)(*args, **kwargs)
         except RuntimeError as error:
@@ -288,9 +288,9 @@ def _explained(cls: type, name: str) -> Callable:
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """``module.method_name(...)`` unshards and reshards as ``forward`` does. Does nothing when ``module`` is not sharded.
+    """Makes ``module.method_name(...)`` unshard and reshard as ``forward`` does. Does nothing for a module that is not sharded.
 
-    Raises ValueError when it has no such method.
+    Raises ValueError for a missing method.
     """
     if not isinstance(module, FSDPModule):
         return
@@ -299,29 +299,30 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     original = getattr(module, method_name)
 
     @functools.wraps(original)
-    def method(self, /, *args, **kwargs):  # the user's keywords may be called self
+    def method(self, /, *args, **kwargs):  # positional-only: a keyword may be named self
         return self._get_fsdp_state().run(self, original, args, kwargs)
 
     setattr(module, method_name, method.__get__(module, type(module)))
 
 
 def share_comm_ctx(modules: list[FSDPModule]) -> None:
-    """There are no streams or buffers to share on one host. ValueError for modules that are not sharded."""
+    """Does nothing: there are no streams or buffers to share. Raises ValueError for modules that are not sharded."""
     for m in modules:
         if not isinstance(m, FSDPModule):
             raise ValueError(f"Expects list of FSDPModules but got {m}")
 
 
 def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.optim.Optimizer | None = None) -> _graph.StepGraph:
-    """The training step of this rank as a graph, with the planned and the measured times of the last complete step. ``print`` it, ``draw``
+    """The training step of this rank as a graph, with planned and measured times of the last complete step. ``print`` it, ``draw``
     it, ``to_perfetto(path)``, ``peak_bytes()``.
 
-    Measured times are there after two training steps. Before the first one the graph is there only with ``example_inputs``: what the
-    forward is called with (a tensor, a tuple, or a dict of named arguments; values do not matter). Then a forward and a backward run on
-    fake tensors, without the other ranks and without hooks, and the graph is the expected one, without times. With ``example_inputs`` its
-    memory has the bytes of activations, too, and with ``optimizer`` those of its state, whether it is there already or comes with the
-    first step. ``model`` is the outermost module that was sharded. Raises InvalidArgument for another one, when there is no step to show,
-    the model does not run on fake tensors, or nothing is known of an optimizer of this class before its first step.
+    ``model``: the outermost sharded module. Measured times exist after two training steps.
+    ``example_inputs``: the forward's arguments (a tensor, a tuple, or a dict of named arguments, with any values). A forward and a backward
+    then run on fake tensors, without the other ranks and without hooks. This adds the bytes of activations; before the first training
+    step it yields the expected graph, without times.
+    ``optimizer``: adds the bytes of its state, present or future.
+    Raises InvalidArgument for an inner module, without a step or ``example_inputs``, and for an optimizer of unknown state size. A forward
+    that fails on fake tensors raises it, too.
     """
     root = _plan.root_of(model)
     activations = boundaries = None

@@ -1,4 +1,4 @@
-"""Any optimizer's step is a door to the write window: torch's global hooks tell of it. And the door for writing by hand."""
+"""Opens the write window: before every optimizer's step, by torch's global step hooks, and for manual writes (``write``)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shoal.fsdp._root import Root, roots_in
 
 
 def _bind(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer that was built before fully_shard, with tensors that were adopted since, or while a module showed its unsharded
-    parameters, gets the sharded ones instead."""
+    """Replaces other tensors of an optimizer by the sharded parameters: originals from before fully_shard, tensors that a parameter
+    adopted, unsharded parameters."""
     bound = []
     for group in optimizer.param_groups:
         for i, p in enumerate(group["params"]):
@@ -53,7 +53,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     _bind(optimizer)
     for root in _roots_of(optimizer):
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
-            continue  # of one unit, whose rows may be written already
+            continue  # the step updates one unit, whose rows are writable
         root.unstepped = False
         root.open_window("optimizer.step")
         for m in root.models:
@@ -77,12 +77,12 @@ register_optimizer_step_post_hook(_after_step)
 
 @contextmanager
 def write(model: nn.Module):
-    """Opens the write window of a sharded model: inside, each rank may write its rows by hand, by whatever means.
+    """Opens the write window of a sharded model: inside, each rank may write its rows by any means. Every rank must enter.
 
-    In-place operators of torch on a parameter, on ``p.data``, on ``p.to_local()`` and on views of them open the window themselves, as an
-    optimizer's step does. ``write`` is for what no operator shows: NumPy arrays (read-only while the window is closed), addresses,
-    kernels of the user's own. The window is closed from a forward to the next synchronised backward, and while the output of another
-    forward is kept whose backward may still come. Every rank must enter. All ranks see what was written at their next forward.
+    torch's in-place operators on a parameter, ``p.data``, ``p.to_local()`` and views of them open the window themselves, as an optimizer's
+    step does. ``write`` is for other writes: through NumPy arrays (read-only while the window is closed), addresses, custom kernels.
+    The window is closed from a forward to the next synchronised backward, and while another forward's output is alive whose backward may
+    still run. The writes are visible to all ranks from their next forward on.
     """
     if not any(state_of(m) for m in model.modules()):
         raise InvalidArgument("nothing in this model was sharded by shoal.fsdp.fully_shard")

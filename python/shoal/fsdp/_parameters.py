@@ -1,8 +1,8 @@
-"""One parameter of a unit: its two faces, and its gradient's way between them.
+"""One parameter of a unit: its faces, which are the tensors that modules hold for it, and its gradient.
 
-``sharded`` is a ``DTensor`` over this rank's slices; ``unsharded`` a plain tensor over the whole parameter (a ``DTensor`` on the model
-parallel mesh if it was one before). Both lie in the unit's arena, each an import of its own: slices of one big tensor would share a version
-counter, save all of it, and look tied.
+``sharded`` is a ``DTensor`` over this rank's slices. ``unsharded`` is a plain tensor over the whole parameter, or a ``DTensor`` on the
+model parallel mesh if it was one before. Both lie in the unit's arena, as separate imports. Slices of one tensor would share a version
+counter, be saved with all of it, and look tied.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._rows import Rows, rows_of, whole_of
 
-# Dtypes that the engine knows by another name: it only moves their bytes.
+# Dtypes that the engine treats as uint8, because it only moves their bytes.
 _AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}
-_POISON = {4: 0x7FC0DEAD, 2: 0x7FDE, 8: 0x7FF80000DEADDEAD, 1: 0x7F}  # NaNs that no computation gives, by size
+_POISON = {4: 0x7FC0DEAD, 2: 0x7FDE, 8: 0x7FF80000DEADDEAD, 1: 0x7F}  # by element size, NaNs that no computation yields
 _META = torch.device("meta")
 _PLAIN = (torch.Tensor, nn.Parameter, Rows)
 _INTEGER = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -42,11 +42,11 @@ def local_of(t: torch.Tensor) -> torch.Tensor:
 
 
 class Kind(enum.Enum):
-    """The kind of a parameter's local tensor, which decides how the whole one is brought."""
+    """The kind of a parameter's local tensor, which decides how it is unsharded."""
 
-    MEMORY = enum.auto()  # plain memory, which the engine has on a CPU mesh
-    WRAPPER = enum.auto()  # a wrapper subclass: its elements lie in other tensors
-    EXTENDED = enum.auto()  # it has FSDP2's all-gather extensions, of its class or set on the object
+    MEMORY = enum.auto()  # plain memory, in the arena on a CPU mesh
+    WRAPPER = enum.auto()  # a wrapper subclass, whose elements lie in other tensors
+    EXTENDED = enum.auto()  # with FSDP2's all-gather extensions, of its class or set on the object
 
     @staticmethod
     def of(local: torch.Tensor) -> Kind:
@@ -68,9 +68,9 @@ class ShardedParameter:
         pinned: bool = False,
     ):
         self.name = name
-        self.owners = owners  # (module, attribute): several when it is tied
+        self.owners = owners  # (module, attribute), several for a tied parameter
         self.data, self.dim = data, dim
-        self.home, self.pinned = home, pinned  # where its slices lie
+        self.home, self.pinned = home, pinned  # device and pinning of its slices
         self.state: Any = None
         local = local_of(original)
         self.shape, self.dtype = local.shape, local.dtype
@@ -85,24 +85,24 @@ class ShardedParameter:
         self._begin = begin
         self.empty = self.own_shape.numel() == 0
         self.own: torch.Tensor | None = None  # this rank's slices, in the arena
-        self.rows: torch.Tensor | None = None  # the same, as the user gets them
+        self.rows: torch.Tensor | None = None  # the same memory as Rows, for the user
         self.sharded: nn.Parameter | None = None
-        self.front: nn.Parameter | None = None  # what modules show in place of `sharded`: a package with tensors of its own sets it
+        self.front: nn.Parameter | None = None  # if set by another package, stands for `sharded` in modules
         self.unsharded: nn.Parameter | None = None
-        self.whole_version = 0  # torch's count of writes to `unsharded`: nothing may write there
-        self.post_forward: nn.Parameter | None = None  # on the smaller mesh of reshard_after_forward=n; else whole, and guarded
-        self.emptied = False  # by to_empty; nothing may have been written since
-        self._accumulated: torch.Tensor | None = None  # whole gradients of backwards without reduction, in the reduce dtype
-        self._partial: torch.Tensor | None = None  # what was reduced within this replica only
+        self.whole_version = 0  # torch's version of `unsharded`, which must not change
+        self.post_forward: nn.Parameter | None = None  # on the mesh of reshard_after_forward=n, or a Whole
+        self.emptied = False  # by to_empty, and perhaps not written since
+        self._accumulated: torch.Tensor | None = None  # unreduced whole gradients, in the reduce dtype
+        self._partial: torch.Tensor | None = None  # the sum reduced within this replica only
         self._has_partial = False
-        self._buffer: torch.Tensor | None = None  # of gradients; used again when nobody else holds it
+        self._buffer: torch.Tensor | None = None  # memory of gradients, reused when nothing else holds it
         self._buffer_uses = 0
-        self.pool: Any = None  # of buffers that several parameters use in turn (BufferPool)
-        self._pending: deque[list] = deque()  # of each reduction under way: the gradient that it writes, the whole one that it reads
+        self.pool: Any = None  # BufferPool that several parameters use in turn
+        self._pending: deque[list] = deque()  # per pending reduction: [target, whole gradient, everywhere]
 
     @property
     def on_other_mesh(self) -> bool:
-        """It was a DTensor before."""
+        """The original was a DTensor already."""
         return self._whole_spec is not None
 
     @property
@@ -111,7 +111,7 @@ class ShardedParameter:
 
     @property
     def external(self) -> bool:
-        """The engine has no memory of it."""
+        """The parameter has no memory in the arena."""
         return self.kind is not Kind.MEMORY or not self.data.in_arena
 
     def _set_kind(self, local: torch.Tensor) -> None:
@@ -140,8 +140,8 @@ class ShardedParameter:
         return self.name, list(self.shape), dtypes[0], self.requires_grad, self.dim, dtypes[1], dtypes[2], self.external
 
     def bind(self, unit: _native.ShardedUnit, index: int, values: torch.Tensor | None) -> None:
-        """Puts this rank's slices into the arena and makes the faces. ``values``: the whole parameter; None: those of ``sharded``, which
-        stays the same object."""
+        """Copies this rank's slices into the arena and creates the faces. ``values``: the whole parameter; None: take the values of
+        ``sharded``, which stays the same object."""
         source = self.sharded._local_tensor if values is None else self.slice(local_of(values.detach()))
         meta = source.device.type == "meta"
         if self.kind is not Kind.MEMORY:
@@ -153,7 +153,7 @@ class ShardedParameter:
                 self.own = _typed(_native.own(unit, index), self.dtype)
             if not meta:
                 self.own.copy_(source)
-        # A parameter on the meta device has no values yet: they come with to_empty and an initialisation (adopt).
+        # A parameter on the meta device gets its values later, from to_empty and an initialisation (adopt).
         local = torch.empty_like(self.own, device="meta") if meta and not self.own.is_meta else self._rows()
         if values is None:
             self.sharded._local_tensor = local
@@ -167,15 +167,15 @@ class ShardedParameter:
         self.mark()
 
     def _keep_local(self, source: torch.Tensor, copied: bool) -> None:
-        """This rank's slices as a tensor of the user's class. ``copied``: as one of its own; else the object stays, because extensions may
-        be set on it."""
+        """Stores this rank's slices as a tensor of the user's class. ``copied``: a copy; else the same object, because extensions may be
+        set on it."""
         with torch.no_grad():
             if copied or source.device not in (self.home, _META):
                 self.own = source.new_zeros(self.own_shape, device=_META if source.is_meta else self.home)
                 if not self.empty and not source.is_meta:
                     self.own.copy_(source)
                 return
-            if isinstance(source, Rows):  # the engine forgets the memory that it has
+            if isinstance(source, Rows):  # its memory in the arena will go
                 memory = source.plain().clone()
                 with torch._C._DisableTorchDispatch():
                     source.set_(memory)
@@ -183,16 +183,16 @@ class ShardedParameter:
 
     @property
     def padded_shape(self) -> torch.Size:
-        """The shape of the first rank's slices: no other rank has more."""
+        """The shape of the first rank's slices, the largest of all ranks."""
         return torch.Size((*self.shape[: self.dim], -(-self.shape[self.dim] // self.data.shards), *self.shape[self.dim + 1 :]))
 
     def _rows(self) -> torch.Tensor:
-        """This rank's slices as the user gets them: those that other ranks read where they lie know of writes."""
+        """This rank's slices for the user: a Rows, which intercepts writes, if other ranks read them in place."""
         self.rows = self.own if self.external else rows_of(self.own, self)
         return self.rows
 
     def show_rows(self, plain: bool) -> None:
-        """``plain``: for an optimizer, whose step has opened the window; its operators then cost what they cost on any DTensor."""
+        """``plain``: plain local tensors for an optimizer's step, which has opened the window, so that operators cost no interception."""
         if self.sharded._local_tensor is (self.rows if plain else self.own):
             self.sharded._local_tensor = self.own if plain else self.rows
 
@@ -206,7 +206,7 @@ class ShardedParameter:
         self.mark()
 
     def mark(self) -> None:
-        """The faces know their unit: optimizers ask for it."""
+        """Sets the attributes by which optimizers find the faces' unit."""
         for face in (self.sharded, self.unsharded):
             if face is not None:
                 face._shoal_state = self.state
@@ -214,15 +214,15 @@ class ShardedParameter:
             self.unsharded._shoal_sharded = weakref.ref(self)
 
     def take_hooks(self, original: torch.Tensor) -> None:
-        """Hooks on gradients that were registered before fully_shard, and those that the user registers with the original later."""
+        """Moves the original's gradient hooks to ``sharded``, and redirects later registrations on the original."""
         if original._backward_hooks:
-            self.sharded._backward_hooks = original._backward_hooks  # the same dict, from which a handle removes its hook
+            self.sharded._backward_hooks = original._backward_hooks  # the same dict, for the handles' remove()
         if original._post_accumulate_grad_hooks:
             self.sharded._post_accumulate_grad_hooks = original._post_accumulate_grad_hooks
         self._hooks_go_to_sharded(original)
 
     def _hooks_go_to_sharded(self, face: torch.Tensor) -> None:
-        """Whichever face the user registers a hook with, it gets the reduced gradient."""
+        """Registers later hooks of ``face`` on ``sharded`` instead: all hooks get the reduced gradient."""
         face.register_hook = self.sharded.register_hook
         face.register_post_accumulate_grad_hook = self.sharded.register_post_accumulate_grad_hook
 
@@ -235,7 +235,7 @@ class ShardedParameter:
     # ---- the faces ----
 
     def follow_requires_grad(self) -> None:
-        """The user froze or thawed the face that the module showed, or that an optimizer holds: the others follow."""
+        """Propagates ``requires_grad`` to all faces after the user changed it on one of them."""
         known, whole, row = self.requires_grad, self.unsharded, self.post_forward
         if (
             self.sharded.requires_grad != known
@@ -248,14 +248,14 @@ class ShardedParameter:
                     face.requires_grad_(not known)
 
     def register(self, face: nn.Parameter) -> None:
-        """Registers one of the faces with the modules that have the parameter."""
+        """Sets one of the faces in all modules that have the parameter."""
         if face is self.sharded and self.front is not None:
             face = self.front
         for module, attribute in self.owners:
             module._parameters[attribute] = face
 
     def show(self, face: nn.Parameter) -> bool:
-        """As ``register``, but leaves what the user put in the parameter's place. True when there was nothing such."""
+        """As ``register``, but keeps a tensor that the user put in the parameter's place. Returns True if there is none."""
         ours = True
         if face is self.sharded and self.front is not None:
             face = self.front
@@ -276,7 +276,7 @@ class ShardedParameter:
                 refuse_substitute(self.name, current)
 
     def show_post_forward(self, mesh: Any) -> None:
-        """This rank's rows on the smaller mesh, over the bytes of the whole parameter."""
+        """Shows this rank's rows on the smaller mesh, a view of the whole parameter."""
         if self.post_forward is None:
             from torch.distributed.tensor import Replicate, Shard
             from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -296,10 +296,10 @@ class ShardedParameter:
         return local_of(self.unsharded).storage_offset()
 
     def show_guarded(self) -> None:
-        """The whole parameter, whose memory no operator of the user writes."""
+        """Shows the whole parameter as a Whole, which redirects writes by operators."""
         if self.post_forward is None:
             with lasting():
-                face = whole_of(local_of(self.unsharded).data, self)  # with a count of writes of its own
+                face = whole_of(local_of(self.unsharded).data, self)  # .data: a version counter of its own
                 if self._whole_spec is not None:
                     face = dtensor(face, self.unsharded._spec)
                 face.requires_grad_(self.requires_grad)
@@ -309,13 +309,15 @@ class ShardedParameter:
             self.post_forward = face
         self.show(self.post_forward)
 
-    # ---- what the user put in its place ----
+    # ---- replacements by the user ----
 
     def adopt(self) -> bool:
-        """Takes over what the user put in the parameter's place: its values go into the arena, the optimizer's reference stays. Raises
-        when it cannot be taken. True: the unit has to be built anew, because its dtype is another one."""
+        """Copies the values of a tensor that the user put in the parameter's place into the arena; ``sharded`` stays the same object.
+
+        Returns True if the unit must be rebuilt, because dtype or kind changed. Raises Unimplemented for an unsuitable tensor.
+        """
         found = False
-        for module, attribute in self.owners:  # of several that differ, the last one counts, as when they are loaded one by one
+        for module, attribute in self.owners:  # the last replacement wins, as in loading one by one
             current = module._parameters.get(attribute)
             if current is self.front and current is not None:
                 current = self.sharded
@@ -329,7 +331,7 @@ class ShardedParameter:
         return self.sharded.dtype != self.dtype or Kind.of(self.sharded._local_tensor) is not self.kind
 
     def adopt_early(self) -> None:
-        """As adopt, of a replacement that has values and our dtype; others wait for the next forward."""
+        """As adopt, if the replacement has values and this dtype, shape and kind. Others are adopted at the next forward."""
         for module, attribute in self.owners:
             current = module._parameters.get(attribute)
             if not isinstance(current, torch.Tensor) or current.is_meta:
@@ -377,8 +379,8 @@ class ShardedParameter:
         self.emptied = False
         requires_grad = current.requires_grad
         if current is not self.sharded:
-            current._shoal_sharded = weakref.ref(self)  # an optimizer may hold it
-        if local.dtype != self.dtype or Kind.of(local) is not self.kind:  # the unit is built anew, from these
+            current._shoal_sharded = weakref.ref(self)  # for an optimizer that holds it
+        if local.dtype != self.dtype or Kind.of(local) is not self.kind:  # the unit is rebuilt from these values
             self.spec = with_dtype(self.spec, local.dtype)
             set_on_it = isinstance(current, DTensor) and Kind.of(local) is Kind.EXTENDED
             replaced = dtensor_parameter(local if set_on_it else local.clone(), self.spec, requires_grad)
@@ -393,11 +395,11 @@ class ShardedParameter:
         if self.sharded.device == self.own.device:
             self.sharded._local_tensor = self._rows()
             self.sharded.requires_grad_(requires_grad)
-        else:  # it was on the meta device, and says so until it is another one; the object stays
+        else:  # a tensor from the meta device keeps that device until swapped
             torch.utils.swap_tensors(self.sharded, dtensor_parameter(self._rows(), self.spec, requires_grad))
 
     def follow_sharded(self) -> None:
-        """Its unit is built anew in the dtype, and as the kind of tensor, that ``sharded`` has now."""
+        """Takes dtype, kind and spec from ``sharded``, for a rebuild of the unit."""
         self._set_kind(self.sharded._local_tensor)
         self.dtype = self.sharded.dtype
         self.spec = self.sharded._spec
@@ -405,7 +407,7 @@ class ShardedParameter:
         self._set_dtypes()
 
     def poison(self) -> None:
-        """After to_empty: whatever is not written until it is needed shall be found."""
+        """Fills the values with NaNs of a special pattern after to_empty, so that a missing initialisation is detected."""
         local = local_of(self.sharded)
         if local.device.type != "meta" and local.dtype.is_floating_point and type(local) in _PLAIN:
             self.emptied = True
@@ -414,11 +416,17 @@ class ShardedParameter:
     # ---- gradients ----
 
     def gradient_work(self, everywhere: bool, unused: bool, fresh: bool = False) -> tuple[int, int, int, bool, int, bool]:
-        """(address of the whole gradient or 0, its dtype, address of the own rows or 0, accumulate, address of the partial sum or 0, it has
-        one) for the reduction: the whole one stays alive until ``published``, the rest until ``gradient_done``. None may be under way: the
-        next one adds to what it leaves. ``unused``: zeros where there is none. ``fresh``: the caller adds up itself, as behind hooks."""
+        """Prepares a reduction and returns its arguments for the engine.
+
+        These are (address of the whole gradient, its dtype, address of the own rows, accumulate, address of the partial sum, the partial
+        sum has values). An address is 0 if there is no such tensor.
+
+        The whole gradient stays alive until ``published``, the others until ``gradient_done``. No other reduction of this parameter may be
+        pending, because this one may accumulate into its result. ``unused``: zeros stand for a missing gradient. ``fresh``: the result goes
+        to new memory, because the caller accumulates it after hooks.
+        """
         self.follow_requires_grad()
-        if not (self.requires_grad or self.has_gradient() or self._has_partial):  # what it left before it was frozen still counts
+        if not (self.requires_grad or self.has_gradient() or self._has_partial):  # gradients from before a freeze count
             self._buffer = None
             self._pending.append([None, None, everywhere])
             return 0, 0, 0, False, 0, False
@@ -427,7 +435,7 @@ class ShardedParameter:
             grad = self.zero_gradient()
         number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
         target = None if fresh or self.sharded._backward_hooks else self.sharded.grad
-        if target is not None and not self._can_add_to(target._local_tensor):  # kept so by the user
+        if target is not None and not self._can_add_to(target._local_tensor):  # unsuitable memory, set by the user
             target = self.dtensor(in_memory(target._local_tensor).to(self.dtype))
             self.sharded.grad = target
         accumulate = target is not None
@@ -446,7 +454,7 @@ class ShardedParameter:
         return type(local) is torch.Tensor and local.dtype == self.dtype and local.is_contiguous()
 
     def weigh(self, by: float) -> None:
-        """Multiplies the whole gradient of the last backward, for a weighted mean."""
+        """Multiplies the whole gradient of the last backward by a weight."""
         if self.unsharded is not None and self.unsharded.grad is not None:
             self.unsharded.grad.mul_(by)
 
@@ -459,7 +467,7 @@ class ShardedParameter:
         self._accumulated = None
 
     def keep_gradient(self, weight: float | None) -> None:
-        """A backward without reduction is over: what it left is added up in the reduce dtype, weighted if there is a weight."""
+        """Accumulates the gradient of a backward without reduction, in the reduce dtype, multiplied by ``weight`` if given."""
         if weight is not None:
             self.weigh(weight)
             self._accumulated = self.take_gradient(self.reduce_dtype)
@@ -467,7 +475,7 @@ class ShardedParameter:
             self._accumulated = self.take_gradient(self.reduce_dtype)
 
     def take_gradient(self, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-        """All of this rank's whole gradient: of the last backward (as ``dtype``, if given), and of those before that reduced nothing."""
+        """Removes and returns this rank's whole gradient: the last backward's (as ``dtype``, if given) plus accumulated ones."""
         grad = None if self.unsharded is None else self.unsharded.grad
         if grad is not None:
             self.unsharded.grad = None
@@ -483,17 +491,17 @@ class ShardedParameter:
         return grad
 
     def zero_gradient(self) -> torch.Tensor:
-        """Whole, of a parameter that no backward used."""
+        """A whole gradient of zeros, for a parameter that no backward used."""
         return torch.zeros(self.shape, dtype=self.compute_dtype, device=self.data.device)
 
     def _redistributed(self, grad: torch.Tensor) -> torch.Tensor:
-        """The local part of a gradient on the model parallel mesh, placed as the parameter is."""
+        """Redistributes a gradient on the model parallel mesh to the parameter's placements. Returns its local tensor."""
         if isinstance(grad, AsyncCollectiveTensor):
             grad = grad.wait()
         if not isinstance(grad, DTensor):
             raise AssertionError(f"Expected DTensor, got {type(grad)}: the gradient of parameter {self.name}")
         wanted = list(self._whole_spec.placements)
-        if self.data.dims is not None:  # what is partial over data parallel dims is summed by the reduction
+        if self.data.dims is not None:  # the reduction sums Partial placements on data parallel dims
             names = self._whole_spec.mesh.mesh_dim_names
             for name in (*self.data.dims.shard_names, *self.data.dims.replicate_names):
                 wanted[names.index(name)] = grad.placements[names.index(name)]
@@ -506,12 +514,12 @@ class ShardedParameter:
         return bool(self._pending)
 
     def published(self) -> None:
-        """The whole gradient may go: what is needed of it was copied."""
+        """Drops the reference to the whole gradient, which the engine has copied."""
         if self._pending:
             self._pending[-1][1] = None
 
     def gradient_done(self, present: bool) -> torch.Tensor | None:
-        """The reduction is done; ``present``: some rank had a gradient. Returns it when it is fresh and whole."""
+        """Completes the oldest pending reduction. ``present``: some rank had a gradient. Returns the gradient if reduced over all ranks."""
         target, _, everywhere = self._pending.popleft()
         if not everywhere:
             self._has_partial |= present
@@ -520,7 +528,7 @@ class ShardedParameter:
         return target if present else None
 
     def set_gradient(self, gradient: DTensor) -> None:
-        """``gradient``: of one synchronised backward, reduced."""
+        """Accumulates the reduced gradient of one synchronised backward into ``sharded.grad``, after hooks."""
         if self.sharded._backward_hooks:
             gradient = self._hooked(gradient)
         if self.sharded.grad is None:
@@ -529,7 +537,7 @@ class ShardedParameter:
             self.sharded.grad._local_tensor.add_(gradient._local_tensor)
 
     def _hooked(self, gradient: DTensor) -> DTensor:
-        """Runs the hooks of Tensor.register_hook on a reduced gradient. They see a DTensor, in which a norm is that of all ranks."""
+        """Runs the hooks of Tensor.register_hook on a reduced gradient, a DTensor, whose norm is that over all ranks."""
         with torch.no_grad():
             for hook in tuple(self.sharded._backward_hooks.values()):
                 changed = hook(gradient)
@@ -546,29 +554,29 @@ class ShardedParameter:
         return gradient
 
     def forget_gradient(self) -> None:
-        """The gradient was used, and nobody wants it any more: its memory is for another parameter's."""
+        """Drops a gradient after its use, and returns its memory to the pool if nothing else holds it."""
         self.sharded.grad = None
         buffer, self._buffer = self._buffer, None
         if buffer is not None and self.pool is not None and _uses(buffer) == self._buffer_uses:
             self.pool.put(buffer)
 
     def forget(self) -> None:
-        """The engine has forgotten the reductions under way."""
+        """Drops pending reductions, after the engine has dropped them."""
         self._pending.clear()
         self._partial, self._has_partial = None, False
 
     def use_pool(self, pool: Any) -> None:
-        """Its gradients lie in memory that others use in turn."""
+        """Takes memory for gradients from a pool that other parameters share."""
         self.pool, self._buffer = pool, None
 
     def reserve_gradient(self) -> None:
-        """The memory of its gradients, before the first."""
+        """Allocates the memory of gradients before the first one."""
         if self._buffer is None and self.pool is None and not self.external and not self.empty:
             self._buffer = long_lived(self.own_shape, self.dtype, touched=True)
             self._buffer_uses = _uses(self._buffer)
 
     def _fresh_grad(self) -> DTensor:
-        """A gradient to write to, over the memory of the step before if nobody holds that any more (no allocation in the steady state)."""
+        """A gradient to write to. It reuses the previous step's memory if nothing else holds that, which avoids an allocation."""
         if self._buffer is None or _uses(self._buffer) != self._buffer_uses:
             take = long_lived if self.pool is None else self.pool.take
             self._buffer = take(self.own_shape, self.dtype)
@@ -577,8 +585,8 @@ class ShardedParameter:
 
 
 def refuse_substitute(name: str, current: torch.Tensor) -> None:
-    """Raises when a tensor stands in a parameter's place for one forward only: torch.func.functional_call puts it there."""
-    frame = sys._getframe(1) if isinstance(current, nn.Parameter) else None  # a module takes nothing else for good
+    """Raises Unimplemented for a tensor that torch.func.functional_call put in a parameter's place for one forward."""
+    frame = sys._getframe(1) if isinstance(current, nn.Parameter) else None  # a module accepts no other type permanently
     while frame is not None and frame.f_code is not stateless._functional_call.__code__:
         frame = frame.f_back
     if frame is not None or not isinstance(current, nn.Parameter):
@@ -589,7 +597,7 @@ def refuse_substitute(name: str, current: torch.Tensor) -> None:
 
 
 def version_of(t: torch.Tensor | None) -> int:
-    """How often torch has written to it in place."""
+    """The number of torch's in-place writes to ``t``; 0 for None and for inference tensors."""
     return 0 if t is None or t.is_inference() else t._version
 
 
@@ -603,5 +611,5 @@ def _is_poison(local: torch.Tensor) -> bool:
 
 
 def _uses(t: torch.Tensor) -> int:
-    """How many hold its memory: tensors, views and whatever else, in Python or beneath."""
+    """The number of references to its storage: tensors, views and others, in Python or C++."""
     return torch._C._storage_Use_Count(t.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""How a sharded model's steps are planned: what is prefetched, where the optimizer runs, and how much memory all of it may take."""
+"""Planning of a sharded model's steps: prefetching, the optimizer in backward, and the memory budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class BufferPool:
-    """Memory of gradients that are gone, for the next ones of the same shape: with the optimizer in backward a few units' worth."""
+    """Recycles the memory of freed gradients for others of the same shape. With the optimizer in backward it holds a few units' worth."""
 
     def __init__(self):
         self._free: dict[tuple, list[torch.Tensor]] = {}
@@ -36,8 +36,8 @@ class BufferPool:
 
 
 class OptimizerInBackward:
-    """Updates each unit as soon as its gradients are reduced, and forgets them: by then every rank has published its own, and reads the
-    unit no more (``ShardedModel::give_up``)."""
+    """Updates each unit as soon as its gradients are reduced, and frees them. By then every rank has published its gradients, and no
+    longer reads the unit (``ShardedModel::give_up``)."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self.optimizer, self.updating = optimizer, False
@@ -52,7 +52,7 @@ class OptimizerInBackward:
             p.pool = None
 
     def update(self, unit: Unit) -> None:
-        """``unit``: one whose gradients are all there."""
+        """Steps the optimizer for a unit whose gradients are complete."""
         mine = {p.sharded for p in unit.parameters if p.sharded.grad is not None}
         groups = self.optimizer.param_groups
         parts = [{**group, "params": [p for p in group["params"] if p in mine]} for group in groups]
@@ -66,7 +66,7 @@ class OptimizerInBackward:
             self.optimizer.step()
         finally:
             self.optimizer.param_groups, self.updating = groups, False
-            for group, part in zip(groups, parts, strict=True):  # what a step keeps in its groups
+            for group, part in zip(groups, parts, strict=True):  # state that a step keeps in its groups
                 group.update({key: value for key, value in part.items() if key != "params"})
             unit.show_rows(plain=False)
         unit.model.optimizer_end(unit.index)
@@ -76,8 +76,8 @@ class OptimizerInBackward:
 
 
 def root_of(model: nn.Module) -> Root:
-    """The root of a model, made now if no forward has made it: another module may come to be the root. Raises InvalidArgument for a unit
-    inside."""
+    """The root of a model. Before the first forward it creates a preliminary one, because another module may become the root. Raises
+    InvalidArgument for an inner unit and for an unsharded module."""
     state = state_of(model)
     if state is None:
         raise InvalidArgument(f"{type(model).__name__} was not sharded", hint="call fully_shard on it, and pass the outermost module")
@@ -91,7 +91,7 @@ def root_of(model: nn.Module) -> Root:
 
 
 def replan(root: Root) -> None:
-    """Tells the engine how the next steps are prefetched: the depth, and the units' own lists."""
+    """Passes the prefetch depth and the units' own prefetch lists to the engine, for the next steps."""
     for place, (model, units) in enumerate(zip(root.models, root.units_of, strict=True)):
         lists = []
         for u in units:
@@ -103,21 +103,23 @@ def replan(root: Root) -> None:
 
 
 def memory_of(root: Root, activations: int | None = None, optimizer: torch.optim.Optimizer | None = None) -> Memory:
-    """Memory that the engine holds for a model and the optimizer given, or the one in backward if its states are known. Then gradients
-    are of three units at most: two on their way, one made."""
+    """The memory that the engine holds for a model and ``optimizer``, by default the one in backward, if its state size is known.
+
+    With the optimizer in backward, gradients of at most three units exist: two being reduced, one being computed.
+    """
     kinds = [m.memory for m in root.models]
     held = {kind: sum(m[kind] for m in kinds) for kind in kinds[0]}
     held["optimizer"] = None if optimizer is None else _state_bytes(root, optimizer)
     if root.in_backward_optimizer is not None:
         held["gradients"] = _gradients_in_backward(root)
         if optimizer is None:
-            with suppress(InvalidArgument):  # of a class that is not known here
+            with suppress(InvalidArgument):  # an optimizer class of unknown state size
                 held["optimizer"] = _state_bytes(root, root.in_backward_optimizer.optimizer)
     return Memory(**held, outside=_outside_arenas(root), activations=activations, ranks=len(root.units[0].data.ranks))
 
 
 def _outside_arenas(root: Root) -> int:
-    """This rank's slices that no arena has, and whole parameters: of units that keep them, and of the largest other one."""
+    """Bytes outside the arenas: this rank's slices, and gathered parameters of units that keep them and of the largest other unit."""
     slices = sum(p.own.nbytes for u in root.units for p in u.parameters if p.external)
     kept, others = 0, [0]
     for u in root.units:
@@ -130,7 +132,7 @@ def _outside_arenas(root: Root) -> int:
 
 
 def _state_bytes(root: Root, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of all ranks' states of the model's parameters, those of one element excepted."""
+    """Bytes of all ranks' optimizer states for the model's parameters, except scalar states."""
     parameters = {id(p.sharded): p for u in root.units for p in u.parameters}
     total = 0
     for group in optimizer.param_groups:
@@ -156,19 +158,21 @@ def plan(
     optimizer_in_backward: torch.optim.Optimizer | None = None,
     bucket_bytes: int | None = None,
 ) -> Memory:
-    """Says how the steps of a sharded model run from the next one on. Call it on the root, on every rank alike, after building the
-    optimizer and between two steps; a later call replaces an earlier one. Returns what the engine holds then.
+    """Plans the steps of a sharded model from the next one on. Returns the memory that the engine then holds.
 
-    ``prefetch``: how many forwards or backwards before its own a unit is unsharded (1; 0: on demand); units with a list of their own
-    (``set_modules_to_forward_prefetch``) keep to that. ``optimizer_in_backward``: any optimizer whose ``step`` can update some parameters
-    without the others. Each unit is updated, by its ``step``, as soon as its gradients are reduced, and they are freed: ``p.grad`` is None
-    afterwards, and the loop's own ``optimizer.step()`` finds nothing left to do. Not for clipping by the global norm or for a GradScaler,
-    which need all gradients first. Before a backward that another one of the same step follows, call ``set_is_last_backward(False)`` or
-    ``set_requires_gradient_sync(False)``; reading a unit again behind its update raises InvalidArgument. An exception in backward leaves a
-    step half done. ``memory_budget``: bytes, or text such as "4GiB", for parameters, gradients on their way and own gradients on this host,
-    over all ranks (not activations, nor the optimizer's state); on one host leases take no memory, so nothing is resharded for it.
+    Call it on the root, identically on every rank, after building the optimizer and between two steps. A later call replaces an earlier
+    one.
+    ``prefetch``: how many forwards or backwards ahead a unit is unsharded (default 1; 0: on demand). Units with their own list
+    (``set_modules_to_forward_prefetch``) use that list.
+    ``optimizer_in_backward``: an optimizer whose ``step`` can update some parameters without the others. It updates each unit as soon as
+    the unit's gradients are reduced, which are then freed. ``p.grad`` is None afterwards, and the loop's own ``optimizer.step()`` has no
+    effect. It excludes clipping by the global norm and a GradScaler, which need all gradients first. Before a backward that is not the
+    step's last, call ``set_is_last_backward(False)`` or ``set_requires_gradient_sync(False)``. Reading a unit again after its update
+    raises InvalidArgument. An exception in backward leaves a partial step.
+    ``memory_budget``: bytes, or text such as "4GiB", on this host over all ranks, for parameters, gradients being reduced and own
+    gradients. It excludes activations and optimizer state. On one host leases take no memory, so that it causes no resharding.
 
-    Raises ResourceExhausted with the smallest budget that would do, InvalidArgument for an optimizer of other parameters, and Unimplemented
+    Raises ResourceExhausted with the smallest sufficient budget, InvalidArgument for an optimizer of other parameters, and Unimplemented
     for ``bucket_bytes``.
     """
     if bucket_bytes is not None:

@@ -1,4 +1,4 @@
-"""The state that the units of one model share: the native models, and where the program is."""
+"""The state that the units of one model share: the native models, versions, and the current forward and backward pass."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ if TYPE_CHECKING:
 
 
 class ForwardToken:
-    """One forward pass whose backward has not come yet, or may come again. Dies with the autograd graph that would bring it."""
+    """A forward pass whose backward may still run. Hooks of its autograd graph hold it, so that it dies with the graph."""
 
     __slots__ = ("__weakref__", "ended_in", "versions")
 
     def __init__(self, versions: list[int]):
         self.versions = versions
-        self.ended_in = -1  # autograd's number of the backward pass that freed the graph
+        self.ended_in = -1  # autograd's id of the last backward pass over the graph
 
 
 class Backward:
-    """A backward pass that has not ended. Belongs to autograd's callback at its end, so that an exception that leaves the pass ends it."""
+    """A running backward pass. Autograd's final callback holds it, so that it dies when an exception ends the pass."""
 
     __slots__ = ("__weakref__",)
 
 
 class Root:
-    """``states`` in the order of modules. Units on the same ranks are one native model; units on other ranks are another."""
+    """The units of one model. ``states`` are in the order of modules. The units of each set of ranks form one native model."""
 
     def __init__(self, states: list[State]):
         self.states = states
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
-        self.backward: weakref.ref[Backward] | None = None  # dead: an exception left it
+        self.backward: weakref.ref[Backward] | None = None  # dead after an exception
         self.is_last_backward = True
-        self.copies: dict[ShardedParameter, torch.Tensor] = {}  # of whole parameters that the user writes behind an evaluation
-        self.casts = 1  # how often what autocast keeps was forgotten
-        self.preliminary = False  # made by unshard(): the first forward may show that another module is the root
-        self.running: State | None = None  # the unit whose forward the program called, maybe one inside the root
-        self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
-        self.samples: int | None = None  # of this rank's batch, where gradients are weighted by them
-        self.samples_kept = 0  # of batches whose backwards reduced nothing
-        self.joining = self.unstepped = False  # inside `join`; there, a window was opened that no optimizer has used yet
-        self.skipped: list[State] = []  # in this backward pass: units that no forward of this rank ran, and that it has not published
-        self.prefetch = 1  # how many forwards or backwards ahead a unit is unsharded
+        self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
+        self.casts = 1  # counts clearings of autocast's cache
+        self.preliminary = False  # created before the first forward, which may replace it by another root
+        self.running: State | None = None  # the unit whose forward the program called, perhaps an inner one
+        self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, in order: parameters with post-accumulate-grad hooks
+        self.samples: int | None = None  # samples in this rank's batch, if they weigh gradients
+        self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
+        self.joining = self.unstepped = False  # inside `join`; a window that no optimizer step has used yet
+        self.skipped: list[State] = []  # in this backward pass: unpublished units that no forward of this rank ran
+        self.prefetch = 1  # number of forwards or backwards that a unit is unsharded ahead
         self.in_backward_optimizer: OptimizerInBackward | None = None
-        # By model: what is reduced and not settled, and how many publications are not settled.
+        # By model: reduced units that are not settled (hooks and optimizer not run), and the number of unsettled publications.
         self.reduced: list[deque[tuple[int, list[bool]]]] = []
         self.unsettled: list[int] = []
         self.added = Added(self)
@@ -127,20 +127,23 @@ class Root:
         self.forget_casts()
 
     def forget_casts(self) -> None:
-        """Autocast keeps casts of parameters for as long as its region lasts. Those of an earlier forward may be of old values. Autograd
-        runs their nodes behind the end of this forward's units, because they are older: the gradients would come too late."""
+        """Clears autocast's cache of parameter casts, which lasts as long as its region.
+
+        Casts of an earlier forward may have old values. Their autograd nodes are older than this forward's, so that gradients would arrive
+        after the end of their unit's backward.
+        """
         torch.clear_autocast_cache()
         self.casts += 1
 
     def show_rows(self, plain: bool) -> None:
-        """``plain``: while an optimizer steps."""
+        """Shows plain local tensors (``plain``), while an optimizer steps, or Rows."""
         self.rows_plain = plain
         for u in self.units:
             u.show_rows(plain)
 
     def adopt(self) -> None:
-        """Takes over what the user put in the place of parameters; units whose dtypes or parameters changed are built anew."""
-        if self.rows_plain:  # an exception has left an optimizer's step
+        """Adopts tensors that the user put in the place of parameters; rebuilds units whose dtypes or parameters changed."""
+        if self.rows_plain:  # after an exception in an optimizer's step
             self.show_rows(plain=False)
         with lasting():
             self._adopt()
@@ -159,7 +162,7 @@ class Root:
         self.forwards.clear()
 
     def still_on_meta(self) -> OnMetaDevice:
-        """The error for parameters without values: it names all of them."""
+        """The error that names all parameters still on the meta device."""
         names = {id(m): clean(n) for n, m in next((s for s in self.states if s.is_root), self.states[0]).module.named_modules()}
         found = []
         for owner, attribute in (p.owners[0] for u in self.units for p in u.parameters):
@@ -173,7 +176,7 @@ class Root:
         )
 
     def _adopt_ties(self) -> dict[Unit, None]:
-        """A parameter was put in the place of another one after fully_shard: both are one from now on, in the unit around both."""
+        """Merges parameters that the user tied after fully_shard, in the innermost unit around both. Returns the changed units."""
         changed: dict[Unit, None] = {}
         unit_of = {id(p.sharded): u for u in self.units for p in u.parameters}
         parameter_of = {
@@ -185,7 +188,7 @@ class Root:
                     current = owner[0]._parameters.get(owner[1])
                     if current is not None and id(current) not in parameter_of:
                         refuse_substitute(p.name, current)
-                    # One tensor in two places, none of ours: the first of them takes it.
+                    # An unknown tensor in two places: the first parameter adopts it.
                     other = parameter_of.setdefault(id(current), p) if current is not None else p
                     if other is p:
                         continue
@@ -204,7 +207,7 @@ class Root:
         return changed
 
     def _around(self, *inner: State) -> State:
-        """The innermost unit that contains all of these."""
+        """The innermost unit around all of ``inner``. Raises InvalidArgument if there is none."""
         wanted = {id(m) for s in inner for m in s.modules}
         found: tuple[State, set[int]] | None = None
         for s in self.states:
@@ -218,7 +221,7 @@ class Root:
     # ---- a backward pass ----
 
     def reduce_kept(self) -> None:
-        """A synchronised backward pass in which no unit runs."""
+        """Reduces kept gradients, in a synchronised backward pass in which no unit runs."""
         self.recover()
         for u in self.units:
             u.published = False
@@ -242,16 +245,16 @@ class Root:
         Variable._execution_engine.queue_callback(partial(self.finish_backward, backward))
 
     def publish_skipped(self, before: State) -> None:
-        """Units that no forward of this rank ran, and that come before this one in a backward: other ranks may have run them, and ranks
-        publish in one order."""
+        """Publishes units that precede ``before`` in backward order and that no forward of this rank ran. Other ranks may have run them,
+        and all ranks publish in the same order."""
         while self.skipped and self.skipped[-1].index > before.index:
             s = self.skipped.pop()
             if not (s.ran or s.in_backward):
                 s.publish()
 
     def finish_backward(self, backward: Backward) -> None:
-        """At the end of a backward pass: units whose inputs wanted no gradient, then the reductions, then the write window."""
-        del backward  # no frame of a traceback may keep it
+        """Ends a backward pass: publishes the remaining units, waits for reductions, opens the write window, runs hooks."""
+        del backward  # so that no traceback's frame keeps it alive
         synced = False
         for s in reversed(self.states):
             if s.in_backward or s.ran:
@@ -259,10 +262,10 @@ class Root:
             else:
                 s.publish()
             synced |= s.sync
-        # More forward passes than this one's may still want their backward: then this version is read on.
+        # Other forward passes may still need their backward, which reads this version.
         last = synced and self.is_last_backward
         leave = last and not self.forwards
-        if leave:  # no lease is held behind the window
+        if leave:  # no lease outlives the window's opening
             for s in self.states:
                 s.to_sharded()
         for m in self.models:
@@ -274,7 +277,7 @@ class Root:
         if self.samples is not None:
             self.samples_kept = 0 if synced else self.samples_kept + self.samples
         self.settle_all()
-        if self.in_backward_optimizer is not None:  # what it wrote is no news
+        if self.in_backward_optimizer is not None:  # excludes the optimizer's own writes from check_held
             self.hold(self.states, why)
         self.backward = self.running = None
         if synced:
@@ -283,7 +286,7 @@ class Root:
         self.run_hooks()
 
     def _refuse_late(self) -> None:
-        """Gradients that came behind the publication of their unit would count for the next step."""
+        """Raises InvalidArgument for gradients that arrived after their unit's publication, which would count for the next step."""
         late = [p for s in self.states if s.sync for u in s.units for p in u.parameters if p.has_gradient()]
         if late:
             for p in late:
@@ -296,21 +299,23 @@ class Root:
             )
 
     def published(self, place: int) -> None:
-        """A unit of this model was published. Hooks and the optimizer in backward run for the unit published ``slots`` before it: its
-        slot was used again, so it is reduced on every rank. The moment depends on the order of publications only, which all ranks share:
-        user code that communicates meets that of other ranks there."""
+        """Called after each publication. Runs hooks and the optimizer in backward for the unit published ``slots`` publications earlier.
+
+        The slot of that unit is in use again, so every rank has reduced it. The moment depends only on the order of publications, which all
+        ranks share, so that communicating user code matches across ranks.
+        """
         self.unsettled[place] += 1
         self._settle(place, self.slots)
 
     def settle_all(self) -> None:
-        """Behind a wait for all reductions: every rank has published the same units."""
+        """Settles all units, after a wait for all reductions: every rank has published the same units."""
         for place in range(len(self.models)):
             self._settle(place, 0)
 
     def _settle(self, place: int, kept: int) -> None:
         reduced, units = self.reduced[place], self.units_of[place]
         reduced.extend(self.models[place].take_reduced())
-        # There is none left where another rank has started over: then this pass ends with Diverged.
+        # After a reset on another rank `reduced` may run empty; this pass then ends with Diverged.
         while self.unsettled[place] > kept and reduced:
             index, present = reduced.popleft()
             self.unsettled[place] -= 1
@@ -319,25 +324,25 @@ class Root:
                 self.in_backward_optimizer.update(units[index])
 
     def gives_up(self, state: State) -> bool:
-        """Whether a unit that is published now is updated as soon as it is reduced, and read no more in this step."""
+        """Returns True if a unit published now is updated as soon as it is reduced, and not read again in this step."""
         return self.in_backward_optimizer is not None and self.is_last_backward and state.sync and all(u.everywhere for u in state.units)
 
     def run_hooks(self) -> None:
-        """Hooks of parameters that got a gradient in the pass that is over: they may write, so they come behind the window."""
+        """Runs post-accumulate-grad hooks after a pass. They may write, so they run after the window has opened."""
         accumulated, self.accumulated = self.accumulated, {}
         for p in accumulated:
             for hook in tuple(p.sharded._post_accumulate_grad_hooks.values()):
                 hook(p.sharded)
 
-    # ---- what is written while it should not be ----
+    # ---- detection of writes while the window is closed ----
 
     def hold(self, states: list[State], why: str | None) -> None:
-        """The write window is closed (None: open): other ranks may read these units' rows until it opens."""
+        """Records that the write window is closed for these units, with the reason ``why`` and the write counts; None: it is open."""
         for s in states:
             s.held = None if why is None else (why, s.writes())
 
     def check_held(self, states: list[State]) -> None:
-        """A forward begins: since the window was found closed, nothing may have been written."""
+        """Called when a forward begins. Raises InvalidArgument if rows were written since ``hold`` recorded a closed window."""
         for s in states:
             if s.held is None or s.held[1] == (now := s.writes()):
                 continue
@@ -354,7 +359,7 @@ class Root:
     # ---- after exceptions ----
 
     def recover(self) -> None:
-        """After a backward pass that an exception left: forgets what it had under way."""
+        """Resets after a backward pass that ended with an exception; does nothing otherwise."""
         if self.backward is None or self.backward() is not None:
             return
         states = [s for s in self.states if s.sync]
@@ -369,7 +374,7 @@ class Root:
             self.reduced[place].clear()
             self.unsettled[place] = 0
             m.reset()
-            if self.in_backward_optimizer is not None:  # units may have been updated: this version is not read again
+            if self.in_backward_optimizer is not None:  # no reads of this version, which may be partly updated
                 m.open_window("reset_iter_state")
         for s in self.states:
             s.in_backward = s.ran = False

@@ -1,7 +1,7 @@
-"""This rank's rows of a parameter as torch sees them: a tensor whose in-place operators open the write window first.
+"""This rank's rows of a parameter: a tensor whose in-place operators first open the write window.
 
-Other ranks read the rows where they lie. An operator that writes (on the ``DTensor``, on ``p.data``, on ``p.to_local()``, on views of
-them, however old) therefore waits until no rank reads this version, as an optimizer's step does. Reading is as with any tensor.
+Other ranks read the rows in place. An operator that writes therefore waits until no rank reads this version, as an optimizer's step does.
+This covers the ``DTensor``, ``p.data``, ``p.to_local()`` and all views of them. Reads are not intercepted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Rows(torch.Tensor):
-    """Made by ``rows_of``. What operators return is plain, views excepted; copies and pickles are plain."""
+    """Created by ``rows_of``. Operators return plain tensors, except for views; copies and pickles are plain."""
 
     _parameter: weakref.ref[ShardedParameter]
 
@@ -28,7 +28,7 @@ class Rows(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if not all(issubclass(t, Rows) for t in types):
-            return NotImplemented  # a DTensor among the arguments says what is wrong, an AsyncCollectiveTensor waits
+            return NotImplemented  # a DTensor raises a clear error, an AsyncCollectiveTensor waits
         effect, kwargs = _effect(func), kwargs or {}
         written = effect.written(args, kwargs) if effect.writes else ()
         for t in written:
@@ -57,12 +57,12 @@ class Rows(torch.Tensor):
             p.state.before_write(p)
 
     def plain(self) -> torch.Tensor:
-        """The same memory, with writes that open nothing."""
+        """A plain tensor over the same memory. Writes to it do not open the window."""
         with torch._C._DisableTorchDispatch():
             return self.detach()
 
     def numpy(self, *, force: bool = False):
-        """As of a plain tensor; read-only while the write window is closed, because no operator of torch would see a write."""
+        """As of a plain tensor. The array is read-only while the write window is closed, because its writes cannot be intercepted."""
         array = self.plain().numpy(force=force)
         p = self._parameter()
         if p is not None and p.state is not None and p.state.guards(p):
@@ -70,7 +70,7 @@ class Rows(torch.Tensor):
         return array
 
     def tolist(self):
-        return self.plain().tolist()  # torch refuses it of a subclass
+        return self.plain().tolist()  # torch refuses subclasses
 
     def __reduce_ex__(self, protocol):
         return self.plain().__reduce_ex__(protocol)
@@ -83,13 +83,13 @@ class Rows(torch.Tensor):
 
 
 def rows_of(own: torch.Tensor, parameter: ShardedParameter) -> Rows:
-    """``own``: the memory of this rank's rows."""
+    """Wraps ``own``, the memory of this rank's rows."""
     return _wrapped(own, Rows, weakref.ref(parameter))
 
 
 class Whole(Rows):
-    """A whole parameter behind an evaluation, in memory that all ranks share. An operator that writes gets a copy of this rank's own, and
-    this rank's rows of the result are written: every rank writes the same."""
+    """A whole parameter after an evaluation, in memory that all ranks share. An operator that writes gets a private copy, and this rank's
+    rows of the result are stored. Every rank must write the same."""
 
     def before_write(self) -> None:
         p = self._parameter()
@@ -113,7 +113,7 @@ def _copy_of(p: ShardedParameter) -> torch.Tensor | None:
 
 
 def _current(t: Any) -> Any:
-    """For a view of a whole parameter, the same part of this rank's copy, if there is one."""
+    """Returns the corresponding view of this rank's private copy for a view of a whole parameter that has one, else ``t``."""
     p = t._parameter() if isinstance(t, Whole) else None
     copy = None if p is None else _copy_of(p)
     if copy is None or t.untyped_storage().data_ptr() == copy.untyped_storage().data_ptr():
@@ -133,14 +133,14 @@ def _wrapped(t: Any, kind: type[Rows], parameter: weakref.ref[ShardedParameter])
     return rows
 
 
-# ---- what an operator does to its arguments ----
+# ---- effects of an operator on its arguments ----
 
 
 @dataclass(frozen=True)
 class _Effect:
-    at: tuple[int, ...] = ()  # positions of arguments that it writes
-    named: tuple[str, ...] = ()  # their names
-    views: bool = False  # what it returns are views of its arguments
+    at: tuple[int, ...] = ()  # positions of written arguments
+    named: tuple[str, ...] = ()  # names of written arguments
+    views: bool = False  # the results are views of arguments
 
     @property
     def writes(self) -> bool:
@@ -158,7 +158,7 @@ def _effect(func) -> _Effect:
     schema = getattr(func, "_schema", None)
     if schema is None:
         return _Effect()
-    if schema.name.startswith("c10d::"):  # their schemas do not say what they write
+    if schema.name.startswith("c10d::"):  # schemas of collectives lack write annotations
         return _Effect() if schema.name in _COLLECTIVES_THAT_READ else _Effect(at=(0,))
     written = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
     return _Effect(

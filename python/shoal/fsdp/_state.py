@@ -1,4 +1,4 @@
-"""The state of a call of fully_shard: modules, their units, and the hooks that tell the engine where the program is."""
+"""The state of a call of fully_shard: modules, their units, and the hooks that report the program's progress to the engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shoal.fsdp._untraced import only_inlined, untraced
 
 
 class State:
-    """One call of fully_shard: its modules (mostly one), and the unit of their parameters."""
+    """One call of fully_shard: its modules (usually one), and the units of their parameters."""
 
     def __init__(
         self,
@@ -41,40 +41,40 @@ class State:
         guard: bool = False,
     ):
         self.modules, self.data, self.mp_policy = modules, data, policy
-        self.home = data.device if offload is None else torch.device("cpu")  # of sharded parameters, gradients and optimizer states
+        self.home = data.device if offload is None else torch.device("cpu")  # device of sharded tensors
         self.pinned = offload is not None and offload.pin_memory and not data.in_arena
-        self.reshard_asked = self.reshard_after_forward = reshard_after_forward  # None: as is_root says
+        self.reshard_asked = self.reshard_after_forward = reshard_after_forward  # lazy_init resolves None
         self.reshard_after_backward = True
-        self.cast_to = policy.param_dtype if policy.cast_forward_inputs else None  # what floating-point inputs become
-        self.sync = True  # gradients are reduced in backward
-        self.everywhere = True  # over replicas, too
+        self.cast_to = policy.param_dtype if policy.cast_forward_inputs else None  # dtype of floating-point inputs
+        self.sync = True  # backward reduces gradients
+        self.everywhere = True  # backward also reduces over replicas
         self.reduce_unused = False
         self.unshard_in_backward = True
         self.max_input_buffers = 2
         self.forward_prefetch: list[State] = []
         self.backward_prefetch: list[State] = []
         self.lease_guard = guard
-        self.ignored: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # attributes of modules
+        self.ignored: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # attribute names by module
         self.units: list[Unit] = []
         self.root: Root | None = None
-        self.outer: weakref.ref[State] | None = None  # the last one that was sharded around it
+        self.outer: weakref.ref[State] | None = None  # the last state sharded around this one
         self.is_root = False
         self.index = -1
-        self.held: tuple[str, dict[str, int]] | None = None  # why the write window is closed, and how often parameters were written then
+        self.held: tuple[str, dict[str, int]] | None = None  # reason for the closed write window, and write counts
         self.name = type(modules[0]).__name__
-        self.shows = "sharded"  # which face: "unsharded", or "post_forward", on a smaller mesh or guarded
-        self.replaced = False  # others stand in the place of its parameters for a while (FSDP1's summon_full_params)
+        self.shows = "sharded"  # the face in modules: "sharded", "unsharded" or "post_forward"
+        self.replaced = False  # parameters are temporarily replaced (FSDP1's summon_full_params)
         self.in_backward = False
-        self.ran = False  # forward since its last backward
-        self.ends_unseen = False  # of the forward that is running
-        self.casts = 0  # Root.casts at its last forward
-        self.seen = False  # in a forward of the root whose backward has not come, with gradients or under a checkpoint without
-        self.forwarding = False  # a forward of it runs
-        self.entered: nn.Module | None = None  # a module inside that was called instead of the whole
+        self.ran = False  # a forward with gradients ran since the last backward
+        self.ends_unseen = False  # no input of the running forward wants a gradient
+        self.casts = 0  # Root.casts at the last forward
+        self.seen = False  # ran in a forward of the root whose backward is pending, with gradients or in a checkpoint
+        self.forwarding = False  # a forward is running
+        self.entered: nn.Module | None = None  # an inner module that the program called directly
         self.post_optim_event: Any = None
         self.weigh_samples = self.joining = False
-        self.endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards whose inputs wanted no gradient: no node ends them
-        self.ends: weakref.WeakSet = weakref.WeakSet()  # nodes of autograd that end a backward of this unit: one per forward in a graph
+        self.endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards without an input that wants gradients: no node ends them
+        self.ends: weakref.WeakSet = weakref.WeakSet()  # autograd nodes that end a backward of this unit, one per forward
 
     @property
     def module(self) -> nn.Module:
@@ -88,7 +88,7 @@ class State:
                 self.ignored[m] = names
         found = own_parameters(self.modules, ignored)
         originals: dict[ShardedParameter, nn.Parameter] = {}
-        meshes: dict[tuple, DataMesh] = {}  # by process groups
+        meshes: dict[tuple, DataMesh] = {}  # by process groups of the mesh
         if placement is not None and self.data.shard_dim is None:
             raise ValueError(
                 "Per-param mesh via shard_placement_fn is not supported with DDPMeshInfo; it requires FSDPMeshInfo (or subclass): "
@@ -121,17 +121,17 @@ class State:
         for u in self.units:
             u.build([originals.get(p) for p in u.parameters])
         for p, original in originals.items():
-            original._shoal_sharded = weakref.ref(p)  # who else has the original is tied to it
+            original._shoal_sharded = weakref.ref(p)  # later holders of the original are tied to it
 
     def _move_buffers(self) -> None:
-        """To where this rank computes, as FSDP2 does; parameters come there when they are unsharded."""
+        """Moves buffers to the compute device, as FSDP2 does. Parameters are gathered there by unsharding."""
         for module in {m for top in self.modules for m in top.modules()}:
             for buffer in module._buffers.values():
                 if buffer is not None and not buffer.is_meta and buffer.device != self.data.device:
-                    buffer.data = buffer.to(self.data.device)  # the same tensor for whoever else has it
+                    buffer.data = buffer.to(self.data.device)  # .data: other holders keep the same tensor
 
     def _take_tied(self) -> list[Unit]:
-        """Parameters of units inside that modules of several units have come to this one, which is around all. Returns whom they left."""
+        """Moves parameters shared by modules of several inner units to this state, which is around all. Returns the units they left."""
         mine = self.covered()
         robbed = []
         for s in {id(s): s for s in map(state_of, (m for top in self.modules for m in top.modules())) if s not in (None, self)}.values():
@@ -147,7 +147,7 @@ class State:
         return robbed
 
     def covered(self) -> set[int]:
-        """The modules that it is around."""
+        """Ids of all modules in its trees."""
         return {id(m) for top in self.modules for m in top.modules()}
 
     def _check(self, name: str, parameter: nn.Parameter) -> None:
@@ -164,7 +164,7 @@ class State:
             raise InvalidArgument(f"parameter {name} is on {parameter.device}, the mesh is of {self.data.mesh.device_type}")
 
     def _placed(self, name: str, parameter: nn.Parameter, placement: Callable | None) -> tuple[int, DataMesh]:
-        """The dim and the mesh of a parameter, as shard_placement_fn says."""
+        """Returns dim and mesh of a parameter, from shard_placement_fn if given."""
         said = None if placement is None else placement(parameter)
         data = self.data
         if said is not None and hasattr(said, "mesh_info"):
@@ -188,7 +188,7 @@ class State:
             u.post_forward_mesh = post_forward_mesh(u.data, size)
 
     def unit_like(self, other: Unit) -> Unit:
-        """Its unit on the same ranks as another's."""
+        """Returns this state's unit on the same ranks as ``other``; creates it if necessary."""
         for u in self.units:
             if u.data.key == other.data.key:
                 return u
@@ -196,7 +196,7 @@ class State:
         return self.units[-1]
 
     def outermost(self) -> State:
-        """The root; before a forward has shown which that is, the outermost unit around this one."""
+        """The root; before the first forward determines it, the outermost known state around this one."""
         if self.root is not None and not self.root.preliminary:
             return next(s for s in self.root.states if s.is_root)
         outer = None if self.outer is None else self.outer()
@@ -216,7 +216,7 @@ class State:
             _hook_alike(module, self._enter_inside, self._leave_inside)
 
     def _inside(self) -> list[nn.Module]:
-        """Modules of this unit below its own: the program may call one of them instead of the whole."""
+        """Modules of this unit below its top modules. The program may call one of them directly."""
         found: dict[nn.Module, None] = {}
 
         def visit(m: nn.Module) -> None:
@@ -230,7 +230,7 @@ class State:
         return list(found)
 
     def lazy_init(self, preliminary: bool = False) -> None:
-        """At the first forward: the module that runs it is the root of all units inside. ``preliminary``: at an ``unshard`` before."""
+        """Makes this state the root of all units inside, at its first forward. ``preliminary``: before the first forward."""
         if len(self.modules) > 1 and not preliminary:
             raise RuntimeError(f"FSDP requires a single root module but got {self.modules}")
         states: list[State] = []
@@ -258,7 +258,7 @@ class State:
         Root(states).preliminary = preliminary
 
     def _check_tied(self, states: list[State]) -> None:
-        """Every parameter lies in a unit that is around all modules that have it."""
+        """Raises ValueError for a parameter whose unit is not around all modules that have it."""
         parameters = (p for top in self.modules for p in top.parameters())
         tied = {q for p in parameters if getattr(p, "_shoal_state", self) not in states and (q := managed(p)) is not None}
         for s in states:
@@ -308,7 +308,7 @@ class State:
                 p.show_post_forward(u.post_forward_mesh)
 
     def to_guarded(self) -> None:
-        """Behind an evaluation: whole parameters of units that keep them may be read, not written."""
+        """Shows whole parameters as Whole after an evaluation, if the unit keeps them: writes are redirected."""
         if self.shows != "unsharded":
             return
         self.shows = "post_forward"
@@ -318,29 +318,29 @@ class State:
                     p.show_guarded()
 
     def door(self, name: str) -> None:
-        """Opens the write window: before the first forward it is open."""
+        """Opens the write window for the operation ``name``. Before the first forward it is open."""
         self.to_sharded()
         if self.root is not None:
             self.root.open_window(name)
 
     def guards(self, p: ShardedParameter) -> bool:
-        """Whether other ranks may read this parameter's rows now."""
+        """Returns True if other ranks may read this parameter's rows now."""
         root = self.root
         if root is None or root.window_open:
             return False
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
-            return False  # of a unit that no rank reads any more
+            return False  # no rank reads the unit again
         return all(u.in_arena(p) for u in self.units if p in u.parameters)
 
     def before_write(self, p: ShardedParameter) -> None:
-        """The user writes to this rank's rows: that is a door to the write window, as an optimizer's step is."""
+        """Called before the user writes to this rank's rows. Opens the write window, as an optimizer's step does."""
         if not self.guards(p):
             return
         self._check_write(p)
         self.root.open_window(f"a write to {self._full_name(p)}")
 
     def before_write_to_whole(self, p: ShardedParameter) -> None:
-        """The user writes to a whole parameter behind an evaluation. All of them are copied before other ranks may write their rows."""
+        """Called before the user writes to a whole parameter after an evaluation. Copies all such parameters, then opens the window."""
         root = self.root
         if root is None or p in root.copies:
             return
@@ -375,14 +375,13 @@ class State:
             )
 
     def adopt_loaded(self) -> None:
-        """load_state_dict(assign=True) has put tensors in the place of parameters: they go where they belong at once, so that an optimizer
-        built next holds ours."""
+        """Adopts tensors of load_state_dict(assign=True) at once, so that an optimizer built next holds the sharded parameters."""
         for u in self.units:
             for p in u.parameters:
                 p.adopt_early()
 
     def writes(self) -> dict[str, int]:
-        """How often torch has written in place to each parameter that other ranks read where it lies: what collectives bring they have."""
+        """Counts torch's in-place writes per arena parameter, by name. Raises InvalidArgument for a written whole parameter."""
         found = {}
         for p in (p for u in self.units for p in u.parameters if u.in_arena(p)):
             if version_of(p.unsharded) != p.whole_version:
@@ -394,7 +393,7 @@ class State:
         return found
 
     def reserve_gradient(self, face: torch.Tensor) -> None:
-        """Gets the memory of one parameter's gradient, as an optimizer was built of it."""
+        """Allocates the memory of one parameter's gradient, for an optimizer's constructor."""
         for p in (p for u in self.units for p in u.parameters if p.sharded is face):
             p.reserve_gradient()
 
@@ -422,7 +421,7 @@ class State:
             self.lazy_init()
         root, training = self.root, torch.is_grad_enabled()
         root.preliminary, self.forwarding = False, True
-        if self.casts == root.casts:  # it has run since
+        if self.casts == root.casts:  # no clearing since its last forward
             root.forget_casts()
         self.casts = root.casts
         if self.post_optim_event is not None:
@@ -451,18 +450,18 @@ class State:
                     u.unshard()
         if self.cast_to is not None:
             args, kwargs = _apply_to_tensors(partial(_cast, self.cast_to), (args, kwargs))
-        if training and (not in_graph or not self.more_to_come()):  # a checkpoint may be run again as a graph of its own
+        if training and (not in_graph or not self.more_to_come()):  # a checkpoint may recompute in a separate graph
             args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
 
     def _watch_inputs(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Lets the backward pass say when it has left this unit: when the gradients of its inputs are there."""
+        """Inserts a node whose backward runs when the gradients of the inputs are computed, which ends the unit's backward."""
         flat, spec = tree_flatten((args, kwargs))
         at = [i for i, t in enumerate(flat) if torch.is_tensor(t) and t.requires_grad]
         self.ran = True
         self.ends_unseen = not at
         if not at:
-            return args, kwargs  # the end of the backward pass will say it
+            return args, kwargs  # the end of the backward pass ends it
         watched = InputOfShardedUnit.apply(self, *(flat[i] for i in at))
         for i, t in zip(at, watched, strict=True):
             flat[i] = t
@@ -470,8 +469,8 @@ class State:
 
     @untraced
     def _post_forward(self, module: nn.Module, args: tuple, output: Any) -> Any:
-        """Also after an exception in forward: then ``output`` is None."""
-        if not self.forwarding:  # it has not even begun
+        """Ends the unit's forward. Also runs after an exception in forward, with ``output`` None."""
+        if not self.forwarding:  # its pre-hook has not run
             return output
         if output is None:
             self._explain(sys.exc_info()[1])
@@ -481,7 +480,7 @@ class State:
         outermost = root.running is self and not recomputed
         if outermost:
             root.running = None
-            if not root.window_open:  # else the forward failed before it had begun
+            if not root.window_open:  # open if the forward failed before it began
                 root.hold(root.states if self.is_root else [self], "a forward has run, and no synchronised backward behind it")
         resharded = self.reshard_after_forward is True and not self.in_backward
         for u in self.units:
@@ -507,7 +506,7 @@ class State:
         return output
 
     def _explain(self, error: BaseException | None) -> None:
-        """Names the unit in autograd's complaint about a change in place, which names a function of ours or a view."""
+        """Adds the unit's name to autograd's error about an in-place change, which names only an internal function or a view."""
         text = str(error)
         if isinstance(error, RuntimeError) and "being modified inplace" in text and "custom Function" in text and "fully_shard" not in text:
             error.args = (
@@ -517,7 +516,7 @@ class State:
 
     @only_inlined
     def _enter_inside(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        """A module inside is called. Mostly by this unit's own forward; if not, its forward is this unit's for that call."""
+        """Pre-hook of an inner module. A call from outside this unit's forward is this unit's forward, for that call."""
         if self.forwarding or self.replaced or (self.shows == "unsharded" and torch._C._current_graph_task_id() != -1):
             return None
         self.entered = module
@@ -531,7 +530,7 @@ class State:
         return self._post_forward(module, args, output)
 
     def run(self, module: nn.Module, method: Callable, args: tuple, kwargs: dict) -> Any:
-        """A method of the module as its forward."""
+        """Runs a method of the module as the unit's forward."""
         if self.replaced:
             return method(*args, **kwargs)
         args, kwargs = self._pre_forward(module, args, kwargs)
@@ -547,7 +546,7 @@ class State:
     @untraced
     def _pre_backward(self, token: ForwardToken, grad: torch.Tensor) -> torch.Tensor:
         task, freed_in = torch._C._current_graph_task_id(), token.ended_in
-        if not torch._C._autograd._get_current_graph_task_keep_graph():  # else its backward may come again
+        if not torch._C._autograd._get_current_graph_task_keep_graph():  # the graph is freed: no further backward
             self.root.forwards.discard(token)
             token.ended_in = task
         self.root.queue_callback()
@@ -561,7 +560,7 @@ class State:
         return grad
 
     def _begin_backward(self, token: ForwardToken) -> None:
-        if self.in_backward:  # for another forward maybe, that read another version
+        if self.in_backward:  # perhaps of another forward, which read another version
             for u in self.units:
                 u.model.check_version(u.index, token.versions[u.place])
         else:
@@ -575,12 +574,12 @@ class State:
                     u.unshard()
 
     def more_to_come(self) -> bool:
-        """Whether the backward pass that is running will leave this unit again, because its forward ran more than once."""
+        """Returns True if the running backward pass will leave this unit again, because its forward ran more than once."""
         task = torch._C._current_graph_task_id()
         return any(end.left_in != task and torch._C._will_engine_execute_node(end) for end in self.ends)
 
     def inputs_done(self, end) -> None:
-        """The gradients of a forward's inputs are there: the unit's backward is over, unless this pass comes back to it."""
+        """Called when the gradients of a forward's inputs are computed. Ends the unit's backward unless this pass returns to it."""
         self.root.queue_callback()
         end.left_in = torch._C._current_graph_task_id()
         if not self.more_to_come() and not self.endless:
@@ -591,7 +590,7 @@ class State:
         self.in_backward = self.ran = False
         for u in self.units:
             if self.sync and u.parameters and u.parameters[0].reducing:
-                # Published before in this pass, by a graph of its own. Ranks publish in one order, so nobody waits for a rank that waits.
+                # Published in this pass already, by another graph. Ranks publish in one order, so this wait cannot deadlock.
                 u.model.await_reductions()
                 self.root.settle_all()
             self._publish(u, self.reshard_after_backward)
@@ -599,7 +598,7 @@ class State:
             self.to_sharded()
 
     def publish(self) -> None:
-        """Announces that the unit did not run in this pass, with whatever gradients it has left."""
+        """Publishes a unit that did not run in this pass, with its kept gradients."""
         for u in self.units:
             if self.sync and not u.published:
                 self._publish(u, False)
@@ -610,31 +609,31 @@ class State:
             u.publish(reshard or gives_up)
             if gives_up:
                 u.model.give_up(u.index)
-                if u.gathered is not None and u.gathered.reduces:  # all have brought theirs
+                if u.gathered is not None and u.gathered.reduces:  # every rank has contributed
                     self.root.in_backward_optimizer.update(u)
-            if len(self.root.models) > 1:  # a wait for one mesh serves no other: nothing may be under way on two
+            if len(self.root.models) > 1:  # a wait on one mesh serves no other: never two at once
                 u.model.await_reductions()
             return
         u.model.backward_end(u.index, [], 1.0, True, reshard)
         for p in u.parameters:
             p.keep_gradient(self.root.samples)
 
-    # ---- what torch.distributed.pipelining asks of torch's state, behind the microbatches of a step ----
+    # ---- attributes that torch.distributed.pipelining uses after the microbatches of a step ----
 
-    _fsdp_param_groups: tuple = ()  # it would end the backward of each
+    _fsdp_param_groups: tuple = ()  # empty: pipelining would end the backward of each
 
     @property
     def _state_ctx(self) -> SimpleNamespace:
         return SimpleNamespace(all_states=self.root.states if self.root is not None else [])
 
     def _root_post_backward_final_callback(self) -> None:
-        """Reduces the gradients that backward passes without synchronisation have kept."""
+        """Reduces the gradients kept by backward passes without synchronisation."""
         if self.root is not None:
             self.root.reduce_kept()
 
 
 class InputOfShardedUnit(torch.autograd.Function):
-    """The identity on a unit's inputs; its backward runs after everything that came after it, the unit's own backward included."""
+    """The identity on a unit's inputs. Its backward runs after the unit's own backward."""
 
     @staticmethod
     def forward(ctx, state: State, *inputs: torch.Tensor):
@@ -652,8 +651,10 @@ _INSIDE = "shoal.fsdp"
 
 
 def _hook_alike(module: nn.Module, before: Callable, after: Callable) -> None:
-    """As register_forward_pre_hook and register_forward_hook, but under one name in all modules: their numbers would be among what dynamo
-    checks, and blocks that are alike would be compiled one by one."""
+    """As register_forward_pre_hook and register_forward_hook, but under one name in all modules.
+
+    The guards of dynamo include hook ids, so that unique ids would make it compile identical blocks separately.
+    """
     module._forward_pre_hooks[_INSIDE] = before
     module._forward_pre_hooks.move_to_end(_INSIDE, last=False)
     module._forward_pre_hooks_with_kwargs[_INSIDE] = True

@@ -1,4 +1,4 @@
-"""Parameters that are unsharded and reduced together: a call of fully_shard makes one of them, or one per mesh that it places them on."""
+"""A unit: parameters that are unsharded and reduced together. A call of fully_shard creates one unit per mesh of its parameters."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Unit:
         self.parameters: list[ShardedParameter] = []
         self.native: _native.ShardedUnit | None = None
         self.model: _native.ShardedModel | None = None
-        self.place = self.index = -1  # of the model in the root's, and of the unit in the model
+        self.place = self.index = -1  # positions: of the model in the root's, of the unit in the model
         self.post_forward_mesh: DeviceMesh | None = None
-        self.published = False  # its gradients, in this backward pass
+        self.published = False  # in this backward pass
         self.divide_factor: float | None = None
         self.all_reduce_hook: Callable[[torch.Tensor], None] | None = None
-        self.gathered: Gathered | None = None  # where its parameters are not read in the arena
+        self.gathered: Gathered | None = None  # if collectives gather or reduce some parameters
 
     # ---- in the engine ----
 
@@ -45,7 +45,7 @@ class Unit:
         self._gather_external()
 
     def build_again(self) -> None:
-        """With the parameters that it has now, of which some came from another unit or changed their dtype: the faces keep their values."""
+        """Rebuilds the unit after parameters came from another unit or changed their dtype. The sharded parameters keep their values."""
         for p in self.parameters:
             p.state = self.state
             p.follow_sharded()
@@ -63,22 +63,22 @@ class Unit:
     def _gather_external(self) -> None:
         if any(p.external for p in self.parameters):
             self.gather()
-        # Renormalised in forward: of the whole parameter each rank needs a copy to write to, as in FSDP2.
+        # An embedding with max_norm writes to its parameter in forward, so each rank needs a private whole copy, as in FSDP2.
         if any(getattr(m, "max_norm", None) is not None for p in self.parameters for m, _ in p.owners):
             self.gather().private = True
 
     def gather(self) -> Gathered:
-        """From now on collectives bring the whole parameters to memory of this rank's own."""
+        """Switches to collectives that gather the parameters to private memory."""
         if self.gathered is None:
             self.gathered = Gathered(self)
         return self.gathered
 
     def in_arena(self, p: ShardedParameter) -> bool:
-        """Other ranks read the rows of one of its parameters where they lie."""
+        """Returns True if other ranks read the rows of parameter ``p`` in place."""
         return self.gathered is None or not self.gathered.brings(p)
 
     def adopt(self) -> bool:
-        return sum(p.adopt() for p in self.parameters) > 0  # all of them
+        return sum(p.adopt() for p in self.parameters) > 0  # sum, not any: adopts all
 
     def show_rows(self, plain: bool) -> None:
         for p in self.parameters:
@@ -95,7 +95,7 @@ class Unit:
 
     @property
     def everywhere(self) -> bool:
-        """Gradients are reduced over all replicas; of one, there is nothing else to do."""
+        """Gradients are reduced over all replicas; always True with one replica."""
         return self.state.everywhere or self.data.replicas == 1
 
     @property
@@ -103,7 +103,7 @@ class Unit:
         return 1.0 / (self.divide_factor or len(self.data.ranks))
 
     def publish(self, reshard: bool) -> None:
-        """Brings this rank's gradients, or that there are none, once per backward pass and graph."""
+        """Publishes this rank's gradients, or their absence, once per backward pass and graph."""
         self.published = True
         s = self.state
         if self.gathered is not None and self.gathered.reduces:
@@ -119,7 +119,7 @@ class Unit:
         self.model.backward_end(self.index, work, self.scale, self.everywhere, reshard, weight)
         for p in self.parameters:
             p.published()
-        if work:  # else there was nothing to publish
+        if work:  # a unit without parameters publishes nothing
             s.root.published(self.place)
 
     def gradients_done(self, present: list[bool], accumulated: dict[ShardedParameter, None]) -> None:
@@ -133,7 +133,7 @@ class Unit:
                 accumulated[p] = None
 
     def _call_hook(self, gradients: list[tuple[ShardedParameter, torch.Tensor]]) -> None:
-        """On all of them as one flat tensor in the reduce dtype, as FSDP2 does."""
+        """Calls the hook on all gradients as one flat tensor in the reduce dtype, as FSDP2 does."""
         dtype = gradients[0][0].reduce_dtype
         flat = torch.cat([g.reshape(-1).to(dtype) for _, g in gradients])
         self.all_reduce_hook(flat)

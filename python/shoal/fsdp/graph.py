@@ -1,4 +1,4 @@
-"""A training step that a driver writes by hand, with futures: the graph that ``fully_shard`` traces, as a program.
+"""A training step that a driver writes by hand, as a graph of futures. ``fully_shard`` traces the same kind of graph.
 
     step = graph.Step(["up", "down"])
     w_up, w_down = step.unshard("up"), step.unshard("down")     # communication: handles to nodes, nothing has run yet
@@ -8,8 +8,8 @@
     ranks.send(step)                                            # the graph, once
     losses = shoal.get(ranks.step())                            # one message per rank
 
-It is the same type (StepGraph), run over the same ShardActors, arenas and kernels as ``fully_shard``: not a second engine. The driver needs
-neither ``torch.distributed`` nor a process group.
+The graph (StepGraph) runs on the ShardActors, arenas and kernels of ``fully_shard``. The driver needs neither ``torch.distributed`` nor a
+process group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["AdamW", "Handle", "Ranks", "Step", "place"]
 
 
 class Handle:
-    """A node of a step: a future of what it will make. ``print`` shows what it is."""
+    """A node of a step: a future of its result. ``print`` shows its label."""
 
     __slots__ = ("_step", "id")
 
@@ -53,13 +53,12 @@ class Step:
 
     There are three lanes, each in order: compute (``forward``, ``loss``, ``recompute``, ``backward``, ``update``), communication
     (``unshard``, ``reduce_scatter``, ``reshard``, ``clip_norm``, ``commit``) and host copies (``fetch``, ``offload``). A node begins
-    when what it comes after has ended and its lane is free; a compute node lets the communication begin that was written before it and
-    could: so an ``unshard`` written before a ``forward`` is under way while that computes. ``after`` is a handle or several (None among
-    them is ignored). ``micro``: which micro-batch of the step a node belongs to, from 0 on. ``passes`` makes another step of a plain
-    one, so that not all of this need be written.
+    when its predecessors have ended and its lane is free. A compute node first starts the ready communication written before it: an
+    ``unshard`` written before a ``forward`` overlaps with it. ``after``: a handle or several; None among them is ignored.
+    ``micro``: the node's micro-batch, from 0 on. ``passes`` derives an optimised step from a plain one.
 
-    Raises InvalidArgument at once for an unknown unit or another step's handle, TypeError for what is no handle; what only the whole graph
-    shows (``check``), when it is sent.
+    Methods raise InvalidArgument for an unknown unit or another step's handle, and TypeError for an object that is no handle. Errors of
+    the whole graph (``check``) are raised when it is sent.
     """
 
     def __init__(self, units: Iterable[str]):
@@ -72,27 +71,28 @@ class Step:
     # ---- communication ----
 
     def unshard(self, unit: Units, after: After = None) -> Handle:
-        """Takes the lease on a unit, or on several at once: parameters are whole until ``reshard``. Waits until every rank's update of them
-        is done."""
+        """Takes the lease on one or several units: parameters are unsharded until ``reshard``. Waits for every rank's update of them."""
         return self._add("unshard", unit, {"memory": self._of(after, "reshard"), "order": self._but(after, "reshard")})
 
     def reshard(self, unit: Units, after: After = None) -> Handle:
-        """Gives the lease back; ``after``: the last reader."""
+        """Returns the lease. ``after``: the last reader."""
         return self._add("reshard", unit, {"order": self._handles(after)})
 
     def reduce_scatter(self, unit: Units, gradient: After, after: After = None, *, micro: int = 0) -> Handle:
-        """Sums a unit's gradients over ranks, in their order: each keeps its rows of the mean. ``gradient``: its ``backward``. What earlier
-        micro-batches left unreduced is in it; what they reduced is added to."""
+        """Averages a unit's gradients over ranks, in rank order; each rank keeps its rows. ``gradient``: the unit's ``backward``.
+
+        Unreduced gradients of earlier micro-batches are included; the result is added to gradients that they reduced.
+        """
         return self._add("reduce_scatter", unit, {"data": self._handles(gradient), "order": self._handles(after)}, micro)
 
     def clip_norm(self, max_norm: float, after: After = None) -> Handle:
-        """Scales all gradients so that their norm, over units and ranks, is at most ``max_norm``, as ``clip_grad_norm_`` of torch does.
-        ``after``: every last ``reduce_scatter``. ``update`` comes after it."""
+        """Scales all gradients so that their norm over units and ranks is at most ``max_norm``, as torch's ``clip_grad_norm_`` does.
+        ``after``: the last ``reduce_scatter`` of every unit. ``update`` comes after it."""
         edges = {"data": self._of(after, "reduce_scatter"), "order": self._but(after, "reduce_scatter")}
         return self._add("clip_norm", None, edges, value=float(max_norm))
 
     def commit(self, after: After = None) -> Handle:
-        """Waits until every rank has reduced its gradients and reads the parameters no more: then rows may be written."""
+        """Waits until every rank has reduced its gradients and no longer reads the parameters. Rows may be written afterwards."""
         return self._add("commit", None, {"data": self._of(after, "reduce_scatter"), "order": self._but(after, "reduce_scatter")})
 
     # ---- compute ----
@@ -102,42 +102,42 @@ class Step:
         return self._add("forward", unit, self._reading(x, after), micro)
 
     def loss(self, x: Handle, after: After = None, *, micro: int = 0) -> Handle:
-        """The loss of a forward's output and the batch's targets: what ``Ranks.step`` returns, and where the gradients begin."""
+        """Computes the loss of a forward's output and the batch's targets. ``Ranks.step`` returns it, and gradients begin here."""
         return self._add("forward", None, {"data": self._handles(x), "order": self._handles(after)}, micro)
 
     def recompute(self, unit: str, x: Handle | None = None, after: After = None, *, micro: int = 0) -> Handle:
-        """Runs a unit's forward again, before its ``backward``, on the same ``x``: then the first one saves nothing (activation
-        checkpointing). Random numbers are the same again. ``after``: its ``unshard``."""
+        """Runs a unit's forward again before its ``backward``, on the same ``x``, so that the first one saves nothing (activation
+        checkpointing). It restores the random number state. ``after``: its ``unshard``."""
         return self._add("recompute", unit, self._reading(x, after), micro)
 
     def backward(self, unit: str, gradient: Handle, after: After = None, *, micro: int = 0) -> Handle:
-        """Runs a unit's backward on the gradient of its output: the ``loss``, or the ``backward`` of the unit that read it. ``after``: its
-        ``unshard``, its ``recompute``."""
+        """Runs a unit's backward. ``gradient``: the gradient of its output, from the ``loss`` or from the ``backward`` of the unit that
+        read it. ``after``: its ``unshard`` and ``recompute``."""
         return self._add("backward", unit, self._reading(gradient, after), micro)
 
     def update(self, unit: str, after: After = None) -> Handle:
-        """AdamW on this rank's rows of a unit. ``after``: the ``commit``; or the unit's last ``reduce_scatter``, with the ``commit`` after
-        the update: by then every rank has published its gradients, and reads the unit no more."""
+        """Runs AdamW on this rank's rows of a unit. ``after``: the ``commit``, or the unit's last ``reduce_scatter`` if the ``commit``
+        follows the update. By then every rank has published its gradients, and no longer reads the unit."""
         return self._add("optimizer_update", unit, {"data": self._of(after, "reduce_scatter"), "order": self._but(after, "reduce_scatter")})
 
     # ---- host copies ----
 
     def fetch(self, unit: str, after: After = None) -> Handle:
-        """Brings a unit's optimizer state into memory, before its ``update``: it lies in a file in between (``place(offload_folder=)``)."""
+        """Reads a unit's optimizer state from a file (``place(offload_folder=)``) into memory, before its ``update``."""
         return self._add("fetch", unit, {"memory": self._of(after, "offload"), "order": self._but(after, "offload")})
 
     def offload(self, unit: str, after: After = None) -> Handle:
-        """Puts a unit's optimizer state out of memory. ``after``: its ``update``."""
+        """Writes a unit's optimizer state to the file and frees its memory. ``after``: its ``update``."""
         return self._add("offload", unit, {"data": self._handles(after)})
 
     # ---- the whole ----
 
     def check(self) -> None:
-        """Raises InvalidArgument (reason ``BadGraph``) that names the node the step could not be run for, and what it lacks."""
+        """Raises InvalidArgument (reason ``BadGraph``) for a graph that cannot run; the message names the node and the missing part."""
         self._native.check()
 
     def encode(self) -> bytes:
-        """The graph as it is sent (Cap'n Proto, fsdp/wire/step_graph.capnp). Raises as ``check`` does."""
+        """Serialises the graph (Cap'n Proto, fsdp/wire/step_graph.capnp). Raises as ``check`` does."""
         self.check()
         return self._native.encode()
 
@@ -155,15 +155,17 @@ class Step:
         optimizer_in_backward: bool = False,
         offload: Iterable[str] = (),
     ) -> Step:
-        """Another step, made of this one by passes (this one stays as it is). Handles of this one are none of the other.
+        """Returns another step, derived by passes. This step does not change, and its handles are invalid in the other.
 
-        ``prefetch``: compute nodes from where a unit's unshard begins to the one that reads it; 0: on demand. ``reshard_after_forward``:
-        give the lease back between forward and backward, for all units or by name (None: as it is written). ``recompute``: units whose
-        forward saves nothing and runs again before its backward. ``micro_batches``: the batch is split along dim 0 into that many
-        (torch.chunk), the loss is their mean; gradients are reduced after the last one, or with ``reduce_each`` after each.
-        ``bucket_bytes``: neighbours of fewer bytes (``unit_bytes``: ``Ranks.unit_bytes``) are unsharded and reduced together. ``max_norm``:
-        clip gradients by their global norm. ``optimizer_in_backward``: update a unit as soon as it is reduced (not with ``max_norm``).
-        ``offload``: units whose optimizer state lies in a file between updates. Raises InvalidArgument where a pass does not fit.
+        ``prefetch``: number of compute nodes between the begin of a unit's unshard and its reader; 0: on demand.
+        ``reshard_after_forward``: return the lease between forward and backward, for all units or by name (None: as written).
+        ``recompute``: units whose forward saves nothing and runs again before its backward.
+        ``micro_batches``: split the batch along dim 0 into this many (torch.chunk). The loss is their mean. Gradients are reduced after
+        the last one, or with ``reduce_each`` after each.
+        ``bucket_bytes``: adjacent units of fewer bytes (``unit_bytes``: ``Ranks.unit_bytes``) are unsharded and reduced together.
+        ``max_norm``: clip gradients by their global norm. ``optimizer_in_backward``: update a unit once it is reduced (not with
+        ``max_norm``). ``offload``: units whose optimizer state lies in a file between updates.
+        Raises InvalidArgument for a pass that does not fit the graph.
         """
         if bucket_bytes and unit_bytes is None:
             raise InvalidArgument("bucket_bytes needs to know the bytes of each unit", hint="unit_bytes=ranks.unit_bytes")
@@ -192,17 +194,19 @@ class Step:
         return made
 
     def fit(self, memory_budget: int | str, unsharded_bytes: Mapping[str, int], fixed_bytes: int = 0) -> Step:
-        """Another step, whose leases take no more memory than a budget: with the fewest reshards that do, and as much prefetching as there
-        is room for. ``memory_budget``: bytes, or text such as "4GiB". ``unsharded_bytes``: by unit, what it takes while it is leased
-        (``Ranks.unit_bytes`` where ranks do not share memory; on one host a lease takes nothing). ``fixed_bytes``: what is there anyway.
-        Raises ResourceExhausted with the smallest budget that would do."""
+        """Returns another step whose leases fit a memory budget, with the fewest reshards and then the deepest prefetching that fit.
+
+        ``memory_budget``: bytes, or text such as "4GiB". ``unsharded_bytes``: bytes per unit while it is leased (``Ranks.unit_bytes``
+        where ranks share no memory; on one host a lease takes nothing). ``fixed_bytes``: bytes that are always in use.
+        Raises ResourceExhausted with the smallest sufficient budget.
+        """
         self._indices(unsharded_bytes)
         by_unit = [unsharded_bytes.get(u, 0) for u in self.units]
         depth, reshard, _ = self._native.fit(bytes_of(memory_budget), fixed_bytes, by_unit)
         return self.passes(prefetch=depth, reshard_after_forward=dict(zip(self.units, reshard, strict=True)))
 
     def graph(self) -> StepGraph:
-        """To print and look at; times come with ``Ranks.step_graphs``."""
+        """Returns the graph for printing and drawing, without times; ``Ranks.step_graphs`` has times."""
         return of_model(self._native)
 
     def __str__(self) -> str:
@@ -226,7 +230,7 @@ class Step:
         return Handle(self, node)
 
     def _reading(self, x: After, after: After) -> dict[str, list[Handle]]:
-        """Edges of a node that computes: what it reads is data, and so is what makes its parameters and activations."""
+        """Edges of a compute node: data edges from its input and from the nodes that make its parameters and activations."""
         made = [h for h in self._handles(after) if self._ops[h.id] in ("unshard", "recompute")]
         return {"data": self._handles(x) + made, "order": [h for h in self._handles(after) if h not in made]}
 
@@ -253,7 +257,7 @@ class Step:
 
 @dataclass(frozen=True)
 class AdamW:
-    """How ``update`` nodes update: AdamW (Loshchilov and Hutter, 2019) as ``torch.optim.AdamW`` computes it, on float32 rows."""
+    """Options of ``update`` nodes: AdamW (Loshchilov and Hutter, 2019) as ``torch.optim.AdamW`` computes it, on float32 rows."""
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -279,8 +283,8 @@ def _positive(name: str, value: float) -> float:
 
 
 class Ranks:
-    """The ranks of a model that ``place`` made. ``shard_actors``: handles of their ShardActors, by rank. ``unit_bytes``: of each unit's
-    whole parameters, by name."""
+    """The ranks of a placed model. ``shard_actors``: handles of their ShardActors, by rank. ``unit_bytes``: bytes of each unit's whole
+    parameters, by name."""
 
     def __init__(
         self,
@@ -298,8 +302,10 @@ class Ranks:
         return len(self._workers)
 
     def send(self, step: Step) -> None:
-        """Sends the graph that ``step()`` runs from now on, one message per rank, and waits until every rank has taken it. Sent once: a
-        second graph would begin its optimizer's moments anew, and is refused. Raises as ``Step.check`` does."""
+        """Sends the graph that ``step()`` runs, one message per rank, and waits until every rank has received it.
+
+        A second call raises InvalidArgument, because a new graph would reset the optimizer's moments. Raises as ``Step.check`` does.
+        """
         if self._sent:
             raise InvalidArgument("these ranks have a graph already", hint="place a model of its own for another graph")
         if step.units != self.units:
@@ -309,42 +315,43 @@ class Ranks:
         self._sent = True
 
     def step(self) -> list[ObjectRef]:
-        """Runs one step on every rank: one message each. Returns the losses by rank (float, of the rank's own batch, before the update) as
-        references. Steps run in the order in which they were asked for; nothing need be awaited in between.
+        """Runs one step on every rank, by one message per rank. Returns references to the losses by rank: floats, of the rank's own batch,
+        before the update. Steps run in call order; the caller need not wait in between.
 
-        ``shoal.get`` of a loss raises what the rank's code raised, ActorDiedError when the rank, or one it waited for, died. A rank whose
-        step failed is lost, and with it the model: later steps fail with the same cause.
+        ``shoal.get`` of a loss raises the error of the rank's code, or ActorDiedError if the rank, or one that it waited for, died. A
+        failed step makes the model unusable: later steps fail with the same cause.
         """
         self._require_graph()
         return [w.step.remote() for w in self._workers]
 
     def step_graphs(self) -> list[StepGraph]:
-        """The graph by rank, with planned and measured times of the last step (microseconds since it began there)."""
+        """The graphs by rank, with planned and measured times of the last step, in microseconds since its begin on that rank."""
         self._require_graph()
         return get([w.step_graph.remote() for w in self._workers])
 
     def allocated_bytes(self) -> list[int]:
-        """By rank: gradients and optimizer state that the engine has allocated, once, when it took the graph."""
+        """Bytes by rank of gradients and optimizer state, which the engine allocates once, when it receives the graph."""
         self._require_graph()
         return get([w.rows_bytes.remote() for w in self._workers])
 
     def to_perfetto(self, path: str | Path) -> None:
-        """Writes the last step of all ranks as Trace Event JSON (https://ui.perfetto.dev): planned and measured, a process each."""
+        """Writes the last step of all ranks as Trace Event JSON (https://ui.perfetto.dev). Planned and measured times are separate
+        processes."""
         events = [e for g in self.step_graphs() for e in g.events]
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def norms(self) -> list[float]:
-        """By rank: the norm of all gradients of the last step, before ``clip_norm`` scaled them; the same number everywhere."""
+        """The norm of all gradients of the last step, before ``clip_norm`` scaled them; a list by rank, of equal numbers."""
         self._require_graph()
         return get([w.norm.remote() for w in self._workers])
 
     def frames(self) -> list[tuple[int, int]]:
-        """(sent, received) by rank: frames of all connections of the rank's process so far, to whomever. Asking is one of each."""
+        """(sent, received) by rank: the frames on all connections of the rank's process so far. This call adds one of each."""
         return get([w.frames.remote() for w in self._workers])
 
     def close(self) -> None:
-        """Ends the ranks and gives back what they asked for. The end of the driver does, too."""
+        """Ends the ranks and releases their resources. The driver's end does the same."""
         for w in self._workers:
             kill(w)
 
@@ -366,21 +373,22 @@ def place(
 ) -> Ranks:
     """Places a model on ``num_workers`` workers, together or not at all, each with a ShardActor that owns its rows of every parameter.
 
-    ``model``: called once per worker; returns the units, name -> ``torch.nn.Module`` from one tensor to one tensor, in order. It must make
-    the same values everywhere (seed it): a rank keeps its rows of what it built. ``batch(rank, step)``: the rank's (inputs, targets), made
-    in the worker. ``loss(output, targets)``: a scalar tensor; gradients are the mean over ranks. The three are sent with cloudpickle.
-    ``resources_per_worker``: one (logical) CPU unless it says otherwise. ``lease_guard``: a read of parameters outside a lease ends the
-    rank, naming the unit. ``offload_folder``: where steps with ``offload`` keep optimizer state, in a file without a name that goes with
-    the rank; on a disk, not in memory.
+    ``model``: called once per worker; returns the units in order, name -> ``torch.nn.Module`` from one tensor to one tensor. It must create
+    the same values on every rank (seed it), because each rank keeps its own rows. ``batch(rank, step)``: returns the rank's (inputs,
+    targets), in the worker. ``loss(output, targets)``: a scalar tensor; gradients are averaged over ranks. All three are sent with
+    cloudpickle. ``resources_per_worker``: default one (logical) CPU. ``lease_guard``: a read of parameters outside a lease ends the rank
+    and names the unit. ``offload_folder``: a folder on disk, where steps with ``offload`` keep optimizer state in an unnamed file that ends
+    with the rank.
 
-    Waits until all are there. Raises ResourceExhausted when no present node could ever hold a worker, and what a worker's ``model`` raised.
+    Waits until all workers have joined. Raises ResourceExhausted if no present node could ever hold a worker, and errors of a worker's
+    ``model``.
     """
     if not isinstance(num_workers, int) or num_workers < 1:
         raise InvalidArgument(f"num_workers is a number from 1 on, not {num_workers!r}")
     for name, function in (("model", model), ("batch", batch), ("loss", loss)):
         if not callable(function):
             raise TypeError(f"{name} is a function, not {type(function).__name__}")
-    from shoal.fsdp._graph_worker import GraphWorker  # with torch: who only writes graphs does not wait for it
+    from shoal.fsdp._graph_worker import GraphWorker  # here: it imports torch, which writing graphs does not need
 
     s, gang = session(), f"graph-{secrets.token_hex(4)}"
     resources = {"CPU": 1.0, **(resources_per_worker or {})}

@@ -1,7 +1,8 @@
 """``python -m shoal.fsdp.run [-m] PROGRAM ...``: runs a program with torch's FSDP replaced by Shoal's.
 
-As ``python PROGRAM ...``, or ``python -m PROGRAM ...``. Under a launcher: ``torchrun --nproc-per-node 2 -m shoal.fsdp.run train.py``,
-``accelerate launch -m shoal.fsdp.run train.py``. Processes that the program starts inherit ``SHOAL_FSDP=1``.
+The program runs as with ``python PROGRAM ...`` or ``python -m PROGRAM ...``. Under a launcher:
+``torchrun --nproc-per-node 2 -m shoal.fsdp.run train.py``, ``accelerate launch -m shoal.fsdp.run train.py``.
+Processes that the program starts inherit ``SHOAL_FSDP=1``.
 """
 
 from __future__ import annotations
