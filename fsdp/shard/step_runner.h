@@ -7,7 +7,6 @@
 //
 // A mutex guards the lanes' shared state: the progress of the step and gradients in flight. Within a step a node's end on one lane lets
 // another lane continue; messages through the loop would be slower and no simpler.
-// another lane continue; messages through the loop would be slower and no simpler.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What the binding files share: how an Error becomes a Python exception, and how Python's buffers become spans.
+// Shared by the binding files: converts an Error to a Python exception, and Python's buffers to spans.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -31,7 +31,7 @@ void bind_collective(nb::module_& m);
 void bind_fsdp(nb::module_& m);
 void bind_optim(nb::module_& m);
 
-// Raises what shoal.exceptions makes of it. An interrupted wait raises what the signal handler raised.
+// Raises the exception that shoal.exceptions makes of `error`. An interrupted wait raises the signal handler's exception.
 [[noreturn]] void raise(const Error& error);
 nb::object to_exception(const Error& error);
 
@@ -51,7 +51,7 @@ auto without_gil(F&& fn) {
   return unwrap(std::move(result));
 }
 
-// The waits' chance to run Python's signal handlers. Called without the GIL.
+// Runs Python's pending signal handlers during a wait; true when one raised. Called without the GIL.
 bool signals_pending();
 
 using ReadBuffer = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -60,7 +60,7 @@ using Memory = nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>>;
 inline std::span<const std::byte> span_of(const nb::bytes& b) { return {static_cast<const std::byte*>(b.data()), b.size()}; }
 inline std::span<const std::byte> span_of(const ReadBuffer& b) { return {reinterpret_cast<const std::byte*>(b.data()), b.size()}; }
 
-// A read-only memoryview that keeps its owner alive. Whoever looks behind it (`.obj`) may write: a tensor, which cannot be read-only.
+// A read-only memoryview that keeps its owner alive. Tensors made from its `.obj` are writable: a tensor cannot be read-only.
 nb::object memory_view(std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
 
 }  // namespace shoal::python

@@ -1,8 +1,8 @@
-// Channels of compiled graphs (shoal.dag): rings in one memory of the node, one for each value that goes from one process to another.
+// Channels of compiled graphs (shoal.dag): rings in one memory of the node, one for each value that passes between two processes.
 //
-// A record says what it is in its first bytes. Plain values (None, bool, int, float, bytes, str) are written and read here; everything
-// else is a pickle with its buffers beside it, or, beyond the channel's limit, words that say where it lies: what they mean is the matter
-// of Python (shoal/dag/_channels.py). A channel has room for as many values at its limit as may be under way, so that a write never waits.
+// A record's first bytes hold its kind. Plain values (None, bool, int, float, bytes, str) are written and read here. Any other value is a
+// pickle followed by its buffers. A value above the channel's limit is a reference to its location, which Python interprets
+// (shoal/dag/_channels.py). A channel has room for the maximal number of values in flight at their limit, so a write never waits.
 #include <cstring>
 
 #include "actors/session/node_memory.h"
@@ -19,7 +19,7 @@ using runtime::Spin;
 using runtime::Waited;
 using std::chrono::milliseconds;
 
-// A graph's processes are often more than the cores: the core is offered at once.
+// A graph's processes often outnumber the cores: a spinning wait offers its core at once.
 Spin::Options offering() {
   Spin::Options out;
   out.alone = {};
@@ -30,14 +30,14 @@ enum class Kind : std::uint8_t { kNone, kFalse, kTrue, kInt, kFloat, kBytes, kTe
 
 struct Head {
   Kind kind;
-  bool raised;  // of a pickle: it is what somebody raised
+  bool raised;  // for a pickle: an exception that was raised
   std::uint16_t unused;
-  std::uint32_t num_buffers;  // of a pickle, which is followed by their sizes, itself and them
-  std::uint64_t bytes;        // of what follows; of a pickle without its buffers
+  std::uint32_t num_buffers;  // for a pickle: its sizes, the pickle and the buffers follow
+  std::uint64_t bytes;        // size of the rest; for a pickle without its buffers
 };
 static_assert(sizeof(Head) == 16);
 
-constexpr std::size_t kAlignment = 64;  // of buffers among themselves
+constexpr std::size_t kAlignment = 64;  // alignment between buffers
 constexpr std::size_t kMaxBuffers = 1 << 14;
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -51,12 +51,12 @@ class Channels {
     node_ = actors::NodeMemory::of(*use);
     memory_ = without_gil([&] { return node_->open(name, count * stride(), -1); });
   }
-  // From any thread, and again: waits of all who use these channels end.
+  // Ends the waits on these channels in all processes. From any thread; may be repeated.
   void close() const {
     for (std::size_t i = 0; i < count_; ++i) Ring(at(i), capacity_).close();
   }
   bool closed() const { return count_ > 0 && Ring(at(0), capacity_).closed(); }
-  // The session closes: nothing is given back to it any more.
+  // The session closes: the node gets nothing back afterwards.
   void leave() const { node_->close(); }
 
   std::byte* at(std::size_t index) const {
@@ -80,7 +80,7 @@ class Sender {
   Sender(const Channels& channels, std::size_t index, std::size_t limit)
       : memory_(channels.memory()), ring_(channels.at(index), channels.capacity()), limit_(limit) {}
 
-  // Whether write() takes it.
+  // True when write() accepts the value.
   bool takes(const nb::handle& value) const {
     PyObject* const v = value.ptr();
     if (v == Py_None || PyBool_Check(v) || PyFloat_CheckExact(v)) return true;
@@ -97,7 +97,7 @@ class Sender {
     return false;
   }
 
-  // False, and nothing is written, if it is not plain or too long.
+  // False without a write when the value is not plain or too long.
   bool write(const nb::handle& value) {
     PyObject* const v = value.ptr();
     if (v == Py_None) return put(Kind::kNone, {});
@@ -120,7 +120,7 @@ class Sender {
     return put(Kind::kText, {reinterpret_cast<const std::byte*>(text), static_cast<std::size_t>(bytes)});
   }
 
-  // One that fits: see Outgoing.
+  // The caller checks the size first: see Outgoing.
   void write_pickle(const nb::bytes& head, const std::vector<ReadBuffer>& buffers, bool raised) {
     std::size_t bytes = sizeof(Head) + buffers.size() * sizeof(std::uint64_t) + head.size();
     const std::size_t beside = aligned(bytes);
@@ -162,7 +162,7 @@ class Sender {
       if (ring_.closed()) raise(python::closed());
       if (const auto room = unwrap(ring_.reserve(bytes))) return room->data();
       {
-        const nb::gil_scoped_release release;  // more is under way than there may be: the other end goes on
+        const nb::gil_scoped_release release;  // too many values in flight: waits for the reader
         ring_.wait(bytes, milliseconds(50), spin_);
       }
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -178,11 +178,11 @@ class Sender {
 // One thread at a time.
 class Receiver {
  public:
-  // `unpack`(head, buffers, raised, elsewhere) -> what read() returns for what is not plain.
+  // read() returns `unpack`(head, buffers, raised, elsewhere) for values that are not plain.
   Receiver(const Channels& channels, std::size_t index, nb::object unpack)
       : memory_(channels.memory()), ring_(channels.at(index), channels.capacity()), unpack_(std::move(unpack)) {}
 
-  // The next value. Unavailable/ChannelClosed after the last one.
+  // Reads the next value. Unavailable/ChannelClosed after the last one.
   nb::object read() {
     auto record = unwrap(ring_.peek());
     while (!record) {
@@ -191,7 +191,7 @@ class Receiver {
     }
     return take(*record);
   }
-  // Appends it: a signal's handler finds it read and in the list, or neither. Python's handlers run meanwhile.
+  // Reads a value and appends it in one step with respect to signal handlers. They run during the wait.
   void read_into(nb::list values, std::optional<double> timeout) {
     auto record = unwrap(ring_.peek());
     while (!record) {
@@ -273,7 +273,7 @@ class Receiver {
     return out;
   }
 
-  // Its buffers lie in one memory of their own.
+  // Copies the buffers into one new memory.
   nb::object unpickled(const Head& h, std::span<const std::byte> record) {
     const std::size_t in_sizes = h.num_buffers * sizeof(std::uint64_t);
     if (h.num_buffers > kMaxBuffers || sizeof h + in_sizes + h.bytes > record.size()) broken();

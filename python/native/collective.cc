@@ -31,7 +31,7 @@ Call call_of(const PyCall& c) {
 
 runtime::DType dtype_of(const std::string& name) { return unwrap(runtime::parse_dtype(name)); }
 
-// Starts an operation without the GIL: some are done when this returns.
+// Starts an operation without the GIL: some operations end before this returns.
 template <class F>
 WorkPtr submit(F&& fn) {
   WorkPtr work;
@@ -39,7 +39,7 @@ WorkPtr submit(F&& fn) {
     const nb::gil_scoped_release release;
     work = fn();
   }
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal came while a process group was called back
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal arrived during a callback to the process group
   return work;
 }
 
@@ -85,7 +85,7 @@ void bind_collective(nb::module_& m) {
           [](const Work& w) {
             bool done;
             {
-              const nb::gil_scoped_release release;  // of a failed group it ends what goes on: that may need the GIL
+              const nb::gil_scoped_release release;  // done() of a failed group ends pending operations, which may need the GIL
               done = w.done();
             }
             if (PyErr_Occurred() != nullptr) throw nb::python_error();

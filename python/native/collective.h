@@ -1,4 +1,4 @@
-// A Communicator as Python holds it, with the node's memory that it uses, if any.
+// A Communicator for Python, with its memory of the node, if any.
 #pragma once
 
 #include <memory>
@@ -15,16 +15,16 @@ class PyCommunicator {
   PyCommunicator(std::shared_ptr<runtime::Communicator> communicator, std::shared_ptr<actors::NodeMemory> memory)
       : communicator_(std::move(communicator)), memory_(std::move(memory)) {}
 
-  // Of ranks that share the node's memory.
+  // For ranks that share the node's memory.
   static std::unique_ptr<PyCommunicator> place(PySession& session, const std::string& gang, int rank, int world_size, double timeout,
                                                double warn_after, bool spins);
-  // Of ranks for whom a Python object moves bytes (shoal._process_group).
+  // For ranks whose bytes a Python object moves (shoal._process_group).
   static std::unique_ptr<PyCommunicator> over(nb::object mover, int rank, int world_size, const std::string& transport);
 
   runtime::Communicator& get() const { return *communicator_; }
   const std::shared_ptr<runtime::Communicator>& shared() const { return communicator_; }
   std::unique_ptr<PyCommunicator> reform() const;
-  // The session closes: nothing is given back to it any more.
+  // The session closes: the node gets nothing back afterwards.
   void close();
 
  private:

@@ -4,13 +4,13 @@ namespace shoal::python {
 
 namespace {
 
-// shoal.exceptions.from_error, set at import. A module's state, as Python modules have it: one interpreter, one module.
+// shoal.exceptions.from_error, set at import. Module state: there is one interpreter and one module.
 nb::object& factory() {
-  static nb::object* const made = new nb::object();  // never destroyed: the interpreter may be gone before us
+  static nb::object* const made = new nb::object();  // never destroyed: the interpreter may end first
   return *made;
 }
 
-// Never fails: an error that was made here may quote any bytes.
+// Never fails: a native error may quote arbitrary bytes.
 nb::object text(const std::string& s) { return nb::steal(PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace")); }
 
 }  // namespace

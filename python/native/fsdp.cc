@@ -36,7 +36,7 @@ nb::dlpack::dtype dlpack_dtype(fsdp::DType dtype) {
   return {static_cast<std::uint8_t>(code), bits, 1};
 }
 
-// A torch tensor over a unit's memory: a storage of exactly these bytes and a version counter of its own.
+// A torch tensor over a unit's memory, with a storage of exactly these bytes and a separate version counter.
 nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, std::vector<std::size_t> shape, fsdp::DType dtype) {
   auto* owner = new std::shared_ptr<ShardedUnit>(unit);
   const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<std::shared_ptr<ShardedUnit>*>(o); });
@@ -59,7 +59,7 @@ fsdp::Parameter parameter_of(const nb::tuple& t) {
   return p;
 }
 
-// (address of the whole gradient or 0, its dtype, address of the own shard or 0, accumulate, address of the partial sum or 0, it has one)
+// (address of the whole gradient or 0, dtype, address of the own shard or 0, accumulate, address of the partial sum or 0, has_partial)
 std::vector<fsdp::Reducer::Gradient> gradients_of(const nb::list& list) {
   std::vector<fsdp::Reducer::Gradient> out;
   out.reserve(nb::len(list));
@@ -145,9 +145,8 @@ fsdp::PassOptions pass_options_of(const nb::dict& d) {
   return o;
 }
 
-// The user's computation, in Python: forward(node, unit, micro, input, saves), recompute(unit, micro), backward(node, unit, micro, input,
-// reduced) -> addresses, released(unit, micro). What it raises is kept as it is: the rank's own caller shall see that, and the other ranks
-// its words.
+// The user's computation in Python: forward(node, unit, micro, input, saves), recompute(unit, micro), backward(node, unit, micro, input,
+// reduced) -> addresses, released(unit, micro). The rank's caller gets the original exception; the other ranks get its text.
 class PyProgram final : public fsdp::StepProgram {
  public:
   explicit PyProgram(nb::object program) : program_(std::move(program)) {}
@@ -234,7 +233,7 @@ void bind_fsdp(nb::module_& m) {
             for (const auto& [begin, unit] : forward) boundaries.push_back({false, begin, unit});
             fsdp::PlanOptions plan;
             plan.prefetch = pass_options_of(options).prefetch;
-            plan.min_part = 1;  // nobody knows how long a unit computes between its children
+            plan.min_part = 1;  // a unit's compute time between its children is unknown
             return fsdp::Plan::from_trace(units, fsdp::expected_trace(boundaries, reshard), plan).graph();
           },
           nb::arg("units"), nb::arg("forward"), nb::arg("reshard"), nb::arg("options"),

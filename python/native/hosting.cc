@@ -21,16 +21,16 @@ Clock::time_point deadline_in(std::optional<double> seconds) {
 }
 
 void Cancels::note(CallKey call, CancelHow how) {
-  if (how.force && interrupted) _exit(1);  // its caller knows already
+  if (how.force && interrupted) _exit(1);  // its caller has been answered
   if (calls.size() == kMaxCalls) calls.pop_front();
   calls.push_back(call);
   any = true;
   if (tells) untold.push_back(call);
-  // One signal at a time: what take_interrupt does not know of is a user's, and ends the process.
+  // One signal at a time: take_interrupt counts one. A further SIGINT would count as the user's and end the process.
   if (interrupted && !signalled.exchange(true)) pthread_kill(*interrupted, SIGINT);
 }
 
-// A caller waits for the answer, and the book has a place for it: both are the loop's.
+// The answer and the call's entry in the book belong to the loop.
 PyIncoming::~PyIncoming() {
   if (answered_) return;
   if (const auto session = PySession::use_of(users_)) {
@@ -44,7 +44,7 @@ bool Cancels::has(CallKey call) const { return std::find(calls.begin(), calls.en
 
 namespace {
 
-// While it waited for room: a user's signal, whose error is not the call's yet.
+// Raises for a user's signal during a wait for room: that error is not the call's.
 void raise_if_interrupted(const Result<Value>& value) {
   if (!value && value.error().reason() == "Interrupted") raise(value.error());
 }
@@ -67,7 +67,7 @@ struct PyItem {
   Value value;
 };
 
-// None unless they are a pickle alone, as most are.
+// The arguments' head if they are a pickle without buffers and references, as most are; else None.
 nb::object plain_head(const actors::Call& call) {
   if (!call.deps.empty() || call.args.num_pieces() != 1 || call.args.shared()) return nb::none();
   const auto head = call.args.head();
@@ -157,7 +157,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
               const nb::gil_scoped_release release;
               return session.wait(
                   [&] {
-                    // Answers to calls that arrived together go together.
+                    // Answers to calls that arrived together are sent together.
                     if (s.due) s.due->send(s.queue->empty() ? runtime::Flush::kNow : runtime::Flush::kLater);
                     s.due.reset();
                     if (s.stopped || !s.cancels->untold.empty()) return true;
@@ -169,7 +169,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
             }();
             if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
             if (!got) return nullptr;
-            if (PyErr_CheckSignals() != 0) throw nb::python_error();  // now: when this returns, the call would be lost
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();  // before the call is handed over: it would be lost
             auto out = std::make_unique<PyIncoming>(*std::move(s.taken), s.users());
             s.taken.reset();
             return out;

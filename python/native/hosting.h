@@ -1,4 +1,4 @@
-// The side of a worker: the calls that it takes, runs and answers, and those of them that nobody wants any more.
+// A worker's side of calls: takes, runs and answers them, and tracks cancelled ones.
 #pragma once
 
 #include <pthread.h>
@@ -20,7 +20,7 @@ class PyIncoming {
       : incoming_(std::move(incoming)), users_(std::move(users)) {}
   PyIncoming(const PyIncoming&) = delete;
   PyIncoming& operator=(const PyIncoming&) = delete;
-  // One that nobody has answered fails.
+  // Fails the call if it is unanswered.
   ~PyIncoming();
   const actors::Call& call() const { return incoming_.call; }
   const actors::Incoming& incoming() const { return incoming_; }
@@ -38,9 +38,9 @@ class PyIncoming {
     incoming_.call.deps.clear();
   }
   void began() { incoming_.taken.began(); }
-  // Of the caller's: its process and the number there, 16 digits each; the attempt is not part of it.
+  // The caller's process and its number of the call, 16 hex digits each, without the attempt.
   std::string task_id() const { return to_string(incoming_.from) + hex(actors::task_number(incoming_.call.task, 0)); }
-  // The duty to answer it, without what came with it.
+  // Moves out what is needed to answer the call, without its arguments.
   actors::Incoming release() {
     answered_ = true;
     return {{},

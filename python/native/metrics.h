@@ -1,11 +1,11 @@
-// What this process's users measure (shoal.util.metrics).
+// The metrics of this process's users (shoal.util.metrics).
 #pragma once
 
 #include "actors/session/metrics_recorder.h"
 
 namespace shoal::python {
 
-// This process's one: whoever measures need not be in a cluster yet, and may be in another later.
+// The process's only recorder: it also records outside a cluster, and outlives a session.
 actors::MetricsRecorder& recorder();
 
 }  // namespace shoal::python

@@ -1,4 +1,4 @@
-// The extension module: conversions only, no logic. Each part of the house binds itself in a file of its own.
+// The extension module: conversions only, no logic. Each part has its own binding file.
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ namespace shoal::python {
 
 namespace {
 
-// Waits until this process is `parent`'s child (a worker is forked twice and adopted by its node), then dies with it.
+// Waits until this process is `parent`'s child (a worker is forked twice and adopted by its node), then arranges to die with it.
 void die_with(pid_t parent) {
   for (int i = 0; i < 10'000 && getppid() != parent; ++i) usleep(100);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -25,7 +25,7 @@ void die_with(pid_t parent) {
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // a session or model may live until the interpreter ends
   m.attr("__version__") = kVersion;
-  m.attr("FUNCTION_WORKER") = actors::kFunctionWorker;  // the class of workers of remote functions
+  m.attr("FUNCTION_WORKER") = actors::kFunctionWorker;  // class name of the workers of remote functions
   m.def(
       "code_name",
       [](std::uint16_t code) {

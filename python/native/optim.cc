@@ -14,7 +14,7 @@ namespace {
 
 using DTypes = std::array<fsdp::DType, fsdp::kMaxArrays>;
 
-// Names of dtypes, "" where the update has no such array.
+// Dtype names; "" for an array that the update does not have.
 DTypes dtypes_of(const std::vector<std::string>& names) {
   if (names.size() > fsdp::kMaxArrays) throw nb::value_error("an update has at most six arrays");
   DTypes out{};
@@ -26,7 +26,7 @@ DTypes dtypes_of(const std::vector<std::string>& names) {
 
 std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
-// (numel, address of array 0, of array 1, ...) from item `first` on; an address of 0: there is none.
+// (numel, address of array 0, of array 1, ...) from item `first` on; address 0: no array.
 fsdp::Shard shard_of(const nb::tuple& t, std::size_t first) {
   const std::size_t size = nb::len(t);
   if (size < first + 1 || size - first - 1 > fsdp::kMaxArrays) throw nb::value_error("an update has at most six arrays");
@@ -44,7 +44,7 @@ void bind_optim(nb::module_& m) {
       [](const std::vector<std::string>& dtypes, const nb::list& shards, double lr, double beta1, double beta2, double eps,
          double weight_decay, bool decoupled, bool maximize, double grad_scale, int num_threads) {
         const auto types = dtypes_of(dtypes);
-        std::map<std::int64_t, std::vector<fsdp::Shard>> by_step;  // parameters that were added later count their own
+        std::map<std::int64_t, std::vector<fsdp::Shard>> by_step;  // by step count: parameters added later have lower ones
         for (const auto item : shards) {
           const auto t = nb::borrow<nb::tuple>(item);
           const auto shard = shard_of(t, 1);

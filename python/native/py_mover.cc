@@ -17,7 +17,7 @@ nb::list counts_of(Communicator::Counts counts) {
 
 std::string text_of(const nb::object& o, const char* name) { return nb::cast<std::string>(nb::str(nb::getattr(o, name, nb::str("")))); }
 
-// What Shoal's own exceptions say, and of others their words. A signal's exception stays set, for who raises the error.
+// Converts Shoal's exceptions to their Error and others to their text. A signal's exception stays set for the code that raises the error.
 Error error_of(nb::python_error& e) {
   if (e.matches(PyExc_KeyboardInterrupt)) {
     e.restore();
@@ -43,7 +43,7 @@ Result<void> in_python(F&& fn) {
   }
 }
 
-// A Python object that any thread may let go of.
+// A Python object that may be released on any thread.
 class Held {
  public:
   explicit Held(nb::object object) : object_(std::move(object)) {}

@@ -1,4 +1,4 @@
-// Bytes that a Python object moves: shoal._process_group over torch's process groups. Takes the GIL for every call.
+// A ByteMover in Python: shoal._process_group over torch's process groups. Takes the GIL for every call.
 #pragma once
 
 #include "python/native/bindings.h"

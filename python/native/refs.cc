@@ -57,14 +57,14 @@ void stand_alone(Session& session, const std::vector<Ref*>& refs) {
       return value->own_memory(&session.memory());
     }();
     if (!own && own.error().reason() == "ObjectStoreFull")
-      continue;  // beside what it is a part of: the call makes a copy that is counted only
+      continue;  // then the call makes a copy outside the object store, which is only counted
     unwrap(std::move(own));
   }
 }
 
 namespace {
 
-// Its pickle names the function that makes them (python/shoal/_serialize.py).
+// True when the pickle names the function that makes tensors (python/shoal/_serialize.py).
 bool may_have_tensors(std::span<const std::byte> head) {
   constexpr std::string_view kMaker = "_tensor";
   return memmem(head.data(), head.size(), kMaker.data(), kMaker.size()) != nullptr;
@@ -75,7 +75,7 @@ bool all_aligned(const Value::Pieces& pieces) {
                      [](const auto& p) { return reinterpret_cast<std::uintptr_t>(p.data()) % Value::kAlignment == 0; });
 }
 
-// Buffers of a small value stand end to end behind its pickle: copies, each where arrays may begin.
+// A small value's buffers lie unaligned behind its pickle: copies them to aligned addresses.
 void align(Value::Pinned& here) {
   const auto room = [](std::size_t bytes) { return (bytes + Value::kAlignment - 1) / Value::kAlignment * Value::kAlignment; };
   std::size_t total = 0;
@@ -89,8 +89,8 @@ void align(Value::Pinned& here) {
     piece = {at, piece.size()};
     at += room(piece.size());
   }
-  here.keep =
-      std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(block, here.keep);  // of the pickle, too
+  here.keep = std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(
+      block, here.keep);  // keeps the pickle alive, too
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ void align(Value::Pinned& here) {
 nb::tuple to_python(const Value& given) {
   auto here = unwrap(given.pin());
   if (here.pieces.size() > 1) {
-    const bool is_users = may_have_tensors(here.pieces[0]);  // who may write there
+    const bool is_users = may_have_tensors(here.pieces[0]);  // the user's tensors are writable
     if (is_users && given.shared()) here = unwrap(unwrap(given.for_user()).pin());
     if (!given.shared() && (is_users || !all_aligned(here.pieces))) align(here);
   }
@@ -146,21 +146,20 @@ void Ref::leave(const std::shared_ptr<Tally>& tally) const {
   if (followers_) std::erase(*followers_, tally);
 }
 
-// ---- Readiness
-// ---------------------------------------------------------------------------------------------------------------------
+// ---- Readiness ----
 
 Readiness::Readiness() : noted_(std::make_shared<Noted>()) {
   noted_->event = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!noted_->event) raise(unavailable("no descriptor for an event").with_reason("Full"));
 }
 
-// The first of several wakes whoever waits; take() clears the event before it takes them.
+// Only the first note wakes the reader; take() clears the event before it takes the notes.
 void Readiness::Noted::push(std::uint64_t number) {
   Node* before = last.load();
   Node* const node = new Node{number, before};
   while (!last.compare_exchange_weak(before, node)) node->next = before;
   const std::uint64_t one = 1;
-  if (before == nullptr) {  // the node itself may be taken already
+  if (before == nullptr) {  // `node` may already be taken
     SHOAL_CHECK(write(event.get(), &one, sizeof one) == sizeof one || errno == EAGAIN, "an event that cannot be set");
   }
 }
@@ -185,8 +184,7 @@ std::vector<std::uint64_t> Readiness::take() const {
   return out;
 }
 
-// ---- Attempts
-// ----------------------------------------------------------------------------------------------------------------------
+// ---- Attempts ----
 
 Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, bool judge_raised, Readiness readiness,
                     std::uint64_t number) const {
@@ -209,7 +207,7 @@ Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, 
     source_->call = attempt;
     attempt.then(
         [self = *this, given = std::move(deps), judge_raised, readiness = std::move(readiness), number](const Result<Value>& result) {
-          // What an argument came to is no failure of the function.
+          // A failed argument is not a failure of the function.
           const bool argument_failed =
               std::any_of(given.begin(), given.end(), [](const ValueFuture& d) { return d.ready() && (!d.peek() || d.peek()->raised()); });
           const bool died = !result && result.error().code() == Code::kUnavailable;
@@ -242,7 +240,7 @@ std::vector<ValueFuture> futures_of(Session& session, const std::vector<Ref*>& r
 
 namespace {
 
-// The `count` results of a call, each a ref of its own.
+// The `count` results of a call as separate refs.
 std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
   std::vector<Ref> out;
   const auto source = whole.source() ? whole.source() : std::make_shared<Ref::Source>(Ref::Source{whole.future()});

@@ -13,7 +13,7 @@
 namespace shoal::python {
 
 namespace {
-thread_local int uses_here = 0;  // of this thread, one inside the other
+thread_local int uses_here = 0;  // nested uses on this thread
 }
 
 PySession::Use::Use(std::shared_ptr<actors::Session> session, std::shared_ptr<Users> users)
@@ -23,7 +23,7 @@ PySession::Use::Use(std::shared_ptr<actors::Session> session, std::shared_ptr<Us
 
 PySession::Use::~Use() {
   --uses_here;
-  session_.reset();  // before it is told: whoever closes waits for that
+  session_.reset();  // before the notification: close() waits for it
   const std::lock_guard lock(users_->mutex);
   --users_->count;
   users_->left.notify_all();
@@ -38,7 +38,7 @@ std::unique_ptr<PySession> PySession::open(actors::SessionOptions options) {
   return out;
 }
 
-// The session knows its users, and they it.
+// Breaks the cycle between session and users.
 PySession::~PySession() {
   users_->session.reset();
   if (due) due->incoming.taken.forget();
@@ -73,7 +73,7 @@ void PySession::close() {
   if (!ended) return;
   users_->ending = true;
   users_->left.wait(lock, [this] { return users_->count == uses_here; });
-  users_->ending = uses_here > 0;  // nobody is to hurry the end itself
+  users_->ending = uses_here > 0;  // the session's own closing must not be cut short
   if (due) due->incoming.taken.forget();
   if (taken) taken->taken.forget();
   lock.unlock();
@@ -82,7 +82,7 @@ void PySession::close() {
 void PySession::abandon_after_fork() {
   if (!users_->session) return;
   users_->session->abandon_after_fork();
-  new std::shared_ptr<actors::Session>(std::move(users_->session));  // its thread is not here: it can only be left alone
+  new std::shared_ptr<actors::Session>(std::move(users_->session));  // leaked: its thread does not exist in this process
   users_->forked = true;
 }
 
@@ -105,7 +105,7 @@ std::shared_ptr<Tally> tally(Session& session, const std::vector<Ref*>& refs) {
   return out;
 }
 
-// Counts while it waits and no longer: a program may ask again and again after what never comes.
+// Counts only during the wait: a program may wait repeatedly for a result that never comes.
 Result<void> wait_until(Session& session, const std::vector<Ref*>& refs, const std::function<bool(const Tally&)>& enough,
                         std::chrono::steady_clock::time_point deadline) {
   const auto t = tally(session, refs);
@@ -290,7 +290,7 @@ std::unique_ptr<PySession> open_session(const std::string& folder, const std::st
   return PySession::open(std::move(o));
 }
 
-// Two ids as 32 digits; the second may be missing.
+// Two ids as 32 hex digits; the second may be missing.
 std::pair<std::uint64_t, std::uint64_t> two_ids(const std::string& hex) {
   const std::string second = hex.size() > 16 ? hex.substr(16) : "";
   return {parse_hex(hex.substr(0, 16)).value_or(0), parse_hex(second).value_or(0)};
@@ -298,14 +298,14 @@ std::pair<std::uint64_t, std::uint64_t> two_ids(const std::string& hex) {
 
 ObjectId object_id(const std::string& hex) { return ObjectId{two_ids(hex).second}; }
 
-// An object by its id and where it lives: its owner's process and node.
+// An object by its id and place: its owner's process and node.
 std::pair<actors::ObjectKey, WorkerId> object_at(const std::string& id, const std::string& place) {
   const auto [job, object] = two_ids(id);
   const auto [worker, node] = two_ids(place);
   return {{JobId{job}, ObjectId{object}, NodeId{node}}, WorkerId{worker}};
 }
 
-// What is done with the streams, while the loop is owned.
+// Calls `does` with the streams, on the loop.
 template <class Does>
 auto of_streams(PySession& s, const Does& does) {
   const auto use = s.use();
@@ -335,7 +335,7 @@ void bind_session(nb::module_& m) {
       "shared_clusters",
       [](const std::string& home) {
         std::vector<std::string> out;
-        std::set<std::string> stores;  // of several heads of one cluster, on this host
+        std::set<std::string> stores;  // heads that share a store are one cluster
         for (const auto& folder : actors::SessionFolder::shared(unwrap(actors::SessionFolder::root(home.c_str())))) {
           const auto info = folder.info();
           if (!info || (!info->store.empty() && !stores.insert(info->store).second)) continue;

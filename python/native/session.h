@@ -1,4 +1,4 @@
-// The Session as Python holds it.
+// The Session for Python.
 #pragma once
 
 #include <pthread.h>
@@ -19,16 +19,16 @@
 
 namespace shoal::python {
 
-// Calls that were taken from the queue and that nobody wants any more. The loop's, but for what is atomic.
+// Cancelled calls that were already taken from the queue. Loop only, except for the atomics.
 struct Cancels {
   void note(actors::CallKey call, actors::CancelHow how);
   bool has(actors::CallKey call) const;
 
-  static constexpr std::size_t kMaxCalls = 4096;  // the oldest are answered long since
+  static constexpr std::size_t kMaxCalls = 4096;  // the oldest have long been answered
   std::deque<actors::CallKey> calls;
-  std::vector<actors::CallKey> untold;  // of those, if somebody wants to be told
+  std::vector<actors::CallKey> untold;  // calls not yet returned by take_cancelled, if `tells`
   bool tells = false;
-  std::optional<pthread_t> interrupted;  // the thread that runs them, if they can be
+  std::optional<pthread_t> interrupted;  // thread that runs the calls, if they can be interrupted
   std::atomic<bool> any = false;
   std::atomic<bool> signalled = false;
 };
@@ -36,18 +36,18 @@ struct Cancels {
 // Any thread may call any member.
 class PySession {
  public:
-  // Of all who use the session.
+  // Shared by all users of the session.
   struct Users {
-    // One more uses it; null when it is closed, or elsewhere.
+    // Adds a user; null when the session is closed, or this process was forked from its own.
     std::shared_ptr<actors::Session> enter();
     std::mutex mutex;
     std::condition_variable left;
     int count = 0;                             // guarded by mutex
-    std::shared_ptr<actors::Session> session;  // likewise; null once it is closed
-    std::atomic<bool> ending{false};           // waits end
-    bool forked = false;                       // this process is a child of the session's: nobody is there who might hold the mutex
+    std::shared_ptr<actors::Session> session;  // guarded by mutex; null once closed
+    std::atomic<bool> ending{false};           // true: waits end
+    bool forked = false;                       // forked child: the mutex may be held by a thread that does not exist here
   };
-  // The session, which does not end while this lives.
+  // Keeps the session open during its lifetime.
   class Use {
    public:
     Use(std::shared_ptr<actors::Session> session, std::shared_ptr<Users> users);
@@ -67,18 +67,18 @@ class PySession {
   PySession& operator=(const PySession&) = delete;
   ~PySession();
 
-  // Raises Unavailable when it is closed, or this process was forked from the one that opened it. With the GIL.
+  // Raises Unavailable when the session is closed, or when this process was forked from the one that opened it. With the GIL.
   Use use() const;
-  // For who may outlive this object. Nothing where use() raises.
+  // For objects that may outlive this one. Empty where use() raises.
   static std::optional<Use> use_of(const std::shared_ptr<Users>& users);
   const std::shared_ptr<Users>& users() const { return users_; }
-  // Ends the waits of other threads, which come to Cancelled, and returns when they have left and the session is closed. From inside a wait
-  // of this thread (a signal handler): it is closed when that one has ended likewise.
+  // Ends other threads' waits with Cancelled; returns once they have left and the session is closed. Inside a wait of this thread (in a
+  // signal handler) the session closes when that wait has ended, too.
   void close();
   void abandon_after_fork();
 
-  std::shared_ptr<actors::CallQueue> queue;  // of a worker that serves
-  // An answer that goes when the next call is taken, so that the loop is taken once for both. Of the thread that serves.
+  std::shared_ptr<actors::CallQueue> queue;  // for a worker that serves
+  // An answer that is sent when the next call is taken: one handover of the loop for both. Serving thread only.
   struct Due {
     actors::Incoming incoming;
     Result<actors::Value> value;
@@ -88,11 +88,11 @@ class PySession {
     }
   };
   std::optional<Due> due;
-  std::optional<actors::Incoming> taken;  // by a next_call that a signal's handler ended; the next one returns it
+  std::optional<actors::Incoming> taken;  // a call taken by a next_call that a signal handler ended; the next next_call returns it
   std::shared_ptr<Cancels> cancels = std::make_shared<Cancels>();
-  std::vector<std::shared_ptr<const void>> pinned;                   // what references refer to that went where nobody counts
-  bool stopped = false;                                              // its next_call ends; the loop's
-  std::map<std::string, std::shared_ptr<actors::CallQueue>> queues;  // of actors that a driver hosts, by id
+  std::vector<std::shared_ptr<const void>> pinned;                   // objects of references that left for uncounted places
+  bool stopped = false;                                              // next_call ends; loop only
+  std::map<std::string, std::shared_ptr<actors::CallQueue>> queues;  // by actor id, for actors that a driver hosts
 
  private:
   explicit PySession(std::shared_ptr<Users> users) : users_(std::move(users)) {}
