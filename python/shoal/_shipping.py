@@ -1,8 +1,8 @@
-"""Folders of a runtime_env on hosts that lack them.
+"""Transfer of a runtime_env's folders to hosts that lack them.
 
-A process of a cluster over several hosts packs what ``_environment`` keeps for it into zip files, named by their content, and leaves them
-with the head. A worker on another host finds in ``SHOAL_PACKAGES`` which paths are meant, and before anything of the user's runs it has
-them here: brought once for all processes of the host, held by a lock as long as one of them lives. Clusters of one host know nothing of it.
+In a cluster over several hosts a process packs the copies of ``_environment`` into zip files, named by content, and stores them at the
+head. A worker on another host finds the needed packages in ``SHOAL_PACKAGES`` and fetches them before any user code runs. Each host
+fetches a package once; a lock keeps it while a process uses it. Clusters on one host do not use this.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from shoal.exceptions import DataLoss, InvalidArgument, RuntimeEnvSetupError
 
 __all__ = ["ENVIRONMENT", "MAX_BYTES", "digest_of", "files_in", "in_place", "keep_packed", "leave", "needed", "pack", "settle", "unpack"]
 
-ENVIRONMENT = "SHOAL_PACKAGES"  # {"store": where its maker's folders lie, "of": {path: package}}
-MAX_BYTES = 500 << 20  # of one folder, as Ray has it
-_PART = 512 << 10  # of actors/wire/packages.h
+ENVIRONMENT = "SHOAL_PACKAGES"  # {"store": the sender's folder of copies, "of": {path: package}}
+MAX_BYTES = 500 << 20  # for one folder, as in Ray
+_PART = 512 << 10  # same as in actors/wire/packages.h
 _ATTEMPTS = 5
-_SURE_S = 60  # for which the head is not asked again whether it still has one
-_CACHE = "SHOAL_RUNTIME_ENV_CACHE_BYTES"  # of what this host has brought: what nobody uses goes beyond that
-_CACHE_BYTES = 10 << 30  # as Ray's
+_SURE_S = 60  # period in which the head is not asked again for a package
+_CACHE = "SHOAL_RUNTIME_ENV_CACHE_BYTES"  # limit for a host's fetched packages; unused ones beyond it are deleted
+_CACHE_BYTES = 10 << 30  # Ray's default
 
-_left: dict[str, tuple[str, float]] = {}  # by path
+_left: dict[str, tuple[str, float]] = {}  # (package, time), by path
 _leaving = threading.Lock()
 _in_use: list[int] = []  # descriptors, locked until this process ends
 
@@ -50,7 +50,7 @@ def files_in(folder: Path) -> list[tuple[Path, str]]:
 
 
 def pack(files: Iterable[tuple[Path, str]], into: IO[bytes]) -> str:
-    """Writes (path, name) pairs as a zip file, the same bytes for the same files; returns its SHA-256."""
+    """Writes (path, name) pairs as a reproducible zip file; returns its SHA-256."""
     with zipfile.ZipFile(into, "w", zipfile.ZIP_STORED) as archive:
         for file, name in files:
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
@@ -69,7 +69,7 @@ def digest_of(file: IO[bytes]) -> str:
 
 
 def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
-    """Returns the bytes of its files. RuntimeEnvSetupError when one of them would lie elsewhere, is no file, or they are too many."""
+    """Returns the size of the files in bytes. RuntimeEnvSetupError for a path outside of ``into``, for a link, and beyond MAX_BYTES."""
     with zipfile.ZipFile(file) as archive:
         size = 0
         for entry in archive.infolist():
@@ -89,30 +89,30 @@ def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
 
 
 def keep_packed(folder: Path, into: Path) -> None:
-    """Packs a folder as it is before anybody works in it."""
+    """Packs a folder before any process works in it."""
     fd, making = tempfile.mkstemp(dir=into.parent)
     with os.fdopen(fd, "w+b") as file:
         pack(files_in(folder), file)
     os.rename(making, into)
 
 
-# ---- who has the folders
+# ---- the sender's side
 
 
 def needed() -> bool:
-    """Whether processes may be started on other hosts."""
+    """True if processes may start on other hosts."""
     return Path(session().folder, "tls").is_dir()
 
 
 def leave(roots: Iterable[str], store: str) -> str:
-    """Has the head keep these folders; returns what the processes that need them find in ``SHOAL_PACKAGES``."""
+    """Stores these folders at the head; returns the value of ``SHOAL_PACKAGES`` for the processes that need them."""
     with _leaving:
         return json.dumps({"store": store, "of": {root: _kept_as(root, store) for root in dict.fromkeys(roots)}})
 
 
 def _kept_as(root: str, store: str) -> str:
     came_with = _told().get("of", {})
-    if root in came_with:  # what this process runs in: as long as it does, the head has it
+    if root in came_with:  # part of this process's own environment, which the head keeps while it lives
         return came_with[root]
     package, when = _left.get(root, ("", 0.0))
     if not package or (time.monotonic() - when > _SURE_S and not session().has_package(package)):
@@ -135,11 +135,11 @@ def _send(package: str, file: IO[bytes]) -> None:
                 if session().put_package(package, total, offset, file.read(_PART)):
                     return
         except InvalidArgument as error:
-            if error.reason != "FromTheFirst" or attempt == _ATTEMPTS:  # the connection to the head was another one meanwhile
+            if error.reason != "FromTheFirst" or attempt == _ATTEMPTS:  # the connection to the head was replaced meanwhile
                 raise
 
 
-# ---- who lacks them
+# ---- the receiver's side
 
 
 def _told() -> dict[str, Any]:
@@ -147,13 +147,13 @@ def _told() -> dict[str, Any]:
 
 
 def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
-    """In a process that was just started: its folder and import path on this host. What is not here yet is brought, and the environment
-    says where it is."""
+    """Returns the folder and import path of a new process on this host. It fetches missing packages and updates the environment
+    variables."""
     told = _told()
     own = os.path.join(os.environ["SHOAL_SESSION"], "files")
     if not told:
         return cwd, path
-    if told["store"] == own:  # its maker's host: what that one has brought stays for this one, too
+    if told["store"] == own:  # the sender's host, where its own fetched packages must be kept in use as well
         for root, package in told["of"].items():
             if root == os.path.join(own, package[:24]):
                 _here(package, Path(own))
@@ -184,18 +184,18 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
 
 
 def in_place(folder: str) -> bool:
-    """Whether this is the host of who named the folder, and it is there as it is."""
+    """True if ``folder`` was named on this host and still exists."""
     told = _told()
     return os.path.isdir(folder) and folder in told.get("of", {}) and told["store"] == os.path.join(os.environ["SHOAL_SESSION"], "files")
 
 
 def _here(package: str, own: Path) -> str:
-    """A folder of this host with what is in it, which stays as long as this process."""
+    """Returns the local folder of a package, which stays while this process lives."""
     target, use = own / package[:24], own / f"{package[:24]}.use"
     fd = os.open(use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.set_inheritable(fd, True)  # also what this process becomes, or starts, uses it
+    os.set_inheritable(fd, True)  # inherited by programs that this process executes or starts
     _in_use.append(fd)
-    fcntl.flock(fd, fcntl.LOCK_SH)  # from here on nobody removes it
+    fcntl.flock(fd, fcntl.LOCK_SH)  # no process removes it from here on
     if not target.is_dir():
         with _locked(own / f"{package[:24]}.bringing", fcntl.LOCK_EX):
             if not target.is_dir():
@@ -208,7 +208,7 @@ def _here(package: str, own: Path) -> str:
 
 
 def _bring(package: str, target: Path) -> int:
-    making = target.with_suffix(".making")  # there is one at a time; what is there was left by one that was killed
+    making = target.with_suffix(".making")  # made by one process at a time; a leftover is from a killed one
     shutil.rmtree(making, ignore_errors=True)
     with tempfile.TemporaryFile(dir=target.parent) as file:
         digest, offset, total = hashlib.sha256(), 0, 1
@@ -226,7 +226,7 @@ def _bring(package: str, target: Path) -> int:
 
 
 def _forget_others(own: Path) -> None:
-    """Deletes copies that no process uses, those used longest ago first, as long as they take too much room."""
+    """Deletes packages that no process uses, least recently used first, while they exceed the limit."""
     have = sorted((u.stat().st_mtime_ns, int(u.read_text() or 0), u) for u in own.glob("*.use") if u.with_suffix("").is_dir())
     too_much = sum(size for _, size, _ in have) - int(os.environ.get(_CACHE, _CACHE_BYTES))
     for _, size, use in have:
@@ -235,7 +235,7 @@ def _forget_others(own: Path) -> None:
         with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(use, fcntl.LOCK_EX | fcntl.LOCK_NB):
             gone = use.with_suffix(".gone")
             shutil.rmtree(gone, ignore_errors=True)
-            use.with_suffix("").rename(gone)  # not half of it, if this process ends here
+            use.with_suffix("").rename(gone)  # first, so that an interrupted removal leaves no partial folder
             shutil.rmtree(gone, ignore_errors=True)
             too_much -= size
 

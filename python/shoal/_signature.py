@@ -1,4 +1,4 @@
-"""Checks of a call's arguments: a wrong one is a TypeError where it is made, as Ray has it, not only where its result is asked for."""
+"""Checks of a call's arguments. As in Ray, a wrong one raises TypeError at the call, not only when its result is fetched."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Signature", "of_callable", "of_method"]
 
 
 class Signature(NamedTuple):
-    """Small, because handles carry one for each method. ``least`` and ``most``: of positional arguments of a call without keywords."""
+    """``least`` and ``most`` bound the positional arguments of calls without keywords. It is small, as handles carry one per method."""
 
     least: int
     most: int
     positional: tuple[str, ...]
-    required: int  # of these
+    required: int  # the number of required ones among these
     only_positional: int
     any_positional: bool
     keywords: tuple[str, ...]
@@ -45,7 +45,7 @@ class Signature(NamedTuple):
 
 
 def of_callable(function: Callable, bound: int = 0) -> Signature | None:
-    """Without the first ``bound`` parameters. None of what has no signature: it takes anything."""
+    """Returns the signature without the first ``bound`` parameters, or None for a callable without one, which accepts anything."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -70,7 +70,7 @@ def of_callable(function: Callable, bound: int = 0) -> Signature | None:
 
 
 def of_method(cls: type, name: str) -> Signature | None:
-    """As an instance's caller sees it."""
+    """Returns the signature that callers of an instance see."""
     defined = inspect.getattr_static(cls, name)
     if isinstance(defined, (staticmethod, classmethod)):
         return of_callable(getattr(cls, name))

@@ -1,7 +1,7 @@
-"""Calls whose results come one after the other: ``num_returns="streaming"``, the default of generators.
+"""Calls with a stream of results: ``num_returns="streaming"``, the default of generators.
 
-The worker sends each item to its caller, over the connection of the call and before its answer (actors/session/streams.h): whoever has the
-answer has all that there is. Then an item is a result like any other.
+The worker sends each item to the caller over the call's connection, before the answer (actors/session/streams.h). A holder of the answer
+therefore has all items. After its arrival an item is a result like any other.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from shoal.exceptions import ShoalError
 
 __all__ = ["DynamicObjectRefGenerator", "ObjectRefGenerator", "publish", "publish_async"]
 
-_LOOK_S = 0.002  # at a caller that takes nothing just now
+_LOOK_S = 0.002  # pause before another attempt while the caller's connection is full
 
 
 class DynamicObjectRefGenerator:
-    """The result of a call with ``num_returns="dynamic"``, once it is over: references to all that it yielded, in order."""
+    """The finished result of a call with ``num_returns="dynamic"``: references to all items that it yielded, in order."""
 
     def __init__(self, refs: list[ObjectRef]):
         self._refs = refs
@@ -36,26 +36,26 @@ class DynamicObjectRefGenerator:
 
 
 class ObjectRefGenerator(Waitable):
-    """References to the items of a call, in order, each as soon as the item is there: ``for ref in g`` and ``async for ref in g``.
+    """References to the items of a call, in order, as the items arrive: ``for ref in g`` and ``async for ref in g``.
 
-    When the call fails, the last reference is its failure; what came before stays. Items that nobody takes are dropped with this object.
-    Several threads may take from it: each item goes to one of them.
-    ``wait`` takes it, too: it is ready when ``next`` would not wait.
+    If the call fails, the last reference is its failure; earlier items stay. Items that are not taken are dropped with this object.
+    Several threads may take items; each item goes to one of them.
+    ``wait`` accepts it, too: it is ready when ``next`` would not block.
     """
 
-    _id = ""  # it has no copies
+    _id = ""  # a generator has no copies
 
     def __init__(self, where: str):
         self._session, self._where = _session(), where
         self._stream: int = self._session.open_stream()
         self._done: ObjectRef
-        self._count = 0  # of items that were taken
-        self._item: ObjectRef | None = None  # the one that is waited for
+        self._count = 0  # number of taken items
+        self._item: ObjectRef | None = None  # the next item, once requested
         self._over = False
-        self._lock = threading.Lock()  # of threads that take from it; held for no wait
+        self._lock = threading.Lock()  # guards the taking of items; never held during a wait
 
     def _follow(self, done: _native.Ref) -> ObjectRefGenerator:
-        """Follows the call that was made; ``done`` ends with it."""
+        """Attaches the generator to its call; ``done`` is the reference to the call's answer."""
         self._done = ObjectRef(done, self._where)
         self._session.follow_stream(self._stream, done)
         return self
@@ -65,15 +65,15 @@ class ObjectRefGenerator(Waitable):
         return self._done.task_id()
 
     def completed(self) -> ObjectRef:
-        """Ready when the call is: its failure, or the number of items."""
+        """The reference to the call's answer: the number of items, or its failure."""
         return self._done
 
     def next_ready(self) -> bool:
-        """Whether ``next`` would return at once. False also at the end."""
+        """True if ``next`` would return an item at once. False also at the end."""
         return not self._over and self._ahead()._ref.ready and not self._at_end()
 
     def is_finished(self) -> bool:
-        """Whether all was taken, and there is no more."""
+        """True if all items were taken and the call is over."""
         return self._over or self._at_end()
 
     def _at_end(self) -> bool:
@@ -107,7 +107,7 @@ class ObjectRefGenerator(Waitable):
         return self._ahead()._ref
 
     def _ahead(self) -> ObjectRef:
-        """The next item: ready when it is there, or the call is over and there is none."""
+        """The reference to the next item. It is ready when the item has arrived, or the call is over without another item."""
         with self._lock:
             if self._item is None:
                 self._item = ObjectRef(self._session.next_item(self._stream), self._where)
@@ -115,7 +115,7 @@ class ObjectRefGenerator(Waitable):
             return self._item
 
     def _taken(self, item: ObjectRef) -> ObjectRef | None:
-        """The reference that ``next`` returns; None for nothing: at the end, or when somebody else took it."""
+        """Returns the reference for ``next``, or None at the end or if another thread took the item."""
         with self._lock:
             if self._over or self._item is not item:
                 return None
@@ -128,7 +128,7 @@ class ObjectRefGenerator(Waitable):
             return self._done if self._done._ref.failed else None
 
     def __del__(self):
-        with contextlib.suppress(Exception):  # the session is closed; or the call could not be made
+        with contextlib.suppress(Exception):  # the session is closed, or the call could not be made
             if not self._over:
                 self._session.close_stream(self._stream)
 
@@ -154,7 +154,7 @@ class CallerGone(Exception):
 
 
 def publish(session: _native.Session, incoming: _native.Incoming, values: Iterator, stream: int) -> int:
-    """The worker's side: sends what a generator yields. Returns how many it were. A generator that is not asked to its end is closed."""
+    """Sends a generator's items, on the worker's side, and returns their number. A generator that is not exhausted is closed."""
     count = 0
     with _closing(values):
         for value in values:
@@ -166,7 +166,7 @@ def publish(session: _native.Session, incoming: _native.Incoming, values: Iterat
 
 
 async def publish_async(session: _native.Session, incoming: _native.Incoming, values: AsyncGenerator | Iterator, stream: int) -> int:
-    """The same on an asyncio loop, which goes on while the caller takes nothing."""
+    """The same on an asyncio loop, which continues while the caller's connection is full."""
     from asyncio import sleep
 
     count = 0
@@ -190,7 +190,7 @@ async def _asynchronous(values: Iterator) -> AsyncGenerator:
 
 
 def _closing(values: Iterator) -> contextlib.AbstractContextManager:
-    """Its ``finally`` runs when the call ends, not some time later."""
+    """Makes the generator's ``finally`` run when the call ends, not at garbage collection."""
     if not hasattr(values, "__next__"):
         raise TypeError(f"with num_returns='streaming' a generator is returned, not {type(values).__name__}")
     return contextlib.closing(values) if isinstance(values, Generator) else contextlib.nullcontext()

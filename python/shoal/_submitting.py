@@ -1,5 +1,5 @@
-"""The Python part of ``shoal job submit``, a process of its own (``python -m shoal._submitting``): ``yaml FILE`` prints it as JSON,
-``pack FOLDER INTO [EXCLUDED..]`` makes a package of a folder (or of a .zip as it is) and prints its name."""
+"""The Python part of ``shoal job submit``, run as ``python -m shoal._submitting``. ``yaml FILE`` prints the file as JSON. ``pack FOLDER
+INTO [EXCLUDED..]`` packs a folder (or copies a .zip) and prints the package's name."""
 
 from __future__ import annotations
 

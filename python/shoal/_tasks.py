@@ -1,7 +1,7 @@
-"""Remote functions: tasks on pools of workers that grow while tasks wait and shrink when they are idle.
+"""Remote functions: tasks on pools of workers, which grow while tasks wait and shrink when workers are idle.
 
-Which worker runs what, and what is run again, is decided in actors/session/task_pool.h. Here are the function and its arguments, the
-workers, and the judgement of what a function raised.
+actors/session/task_pool.h assigns tasks to workers and decides about repetitions. This module packs functions and arguments, makes the
+workers, and judges exceptions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from shoal.exceptions import NotFound, ShoalError
 
 __all__ = ["Function", "FunctionPool", "FunctionWorker", "Sent"]
 
-_END_S = 5.0  # for what the pool's thread does, when the session ends
+_END_S = 5.0  # limit for the pool thread's work at the session's end
 
-_LOOK_AT_NODES_S = 1.0  # how often a pool that spreads looks for nodes without a worker,
-_NODES_AT_ONCE = 16  # and for how many of them
+_LOOK_AT_NODES_S = 1.0  # interval of a spreading pool's searches for nodes without a worker
+_NODES_AT_ONCE = 16  # number of nodes that one search uses
 
-_FEW = 16  # workers, among which the dead ones are not looked for
+_FEW = 16  # number of workers up to which dead ones are not removed
 
-MAX_RETRIES = 3  # of a task whose worker died, unless its options say otherwise
+MAX_RETRIES = 3  # default for a task whose worker died
 
 
 class FunctionWorker:
@@ -47,7 +47,7 @@ class FunctionWorker:
 
 
 class Sent:
-    """A function as a session knows it, whatever the options of its calls: pickled once, and by a number."""
+    """A function in a session, whatever the options of its calls: pickled once, and identified by a number."""
 
     _numbers = itertools.count(1)
 
@@ -55,7 +55,7 @@ class Sent:
         self.session, self._by_judgement = session(), {}
         try:
             head, buffers, refs = _serialize.pack_function(function)
-            # Bytes behind a pickle's end are no part of it: workers know functions by it (shoal._worker).
+            # Pickle ignores bytes after its end; workers use them as the function's key (shoal._worker).
             number = next(self._numbers).to_bytes(_serialize.NUMBER_BYTES, "big")
             self.code = self.session.put(head + identity + (number if _serialize.is_large(head, buffers) else b""), buffers, refs)
         except _serialize.UNSENDABLE as error:
@@ -63,58 +63,60 @@ class Sent:
             raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error
 
     def number(self, retries: Retries) -> int:
-        """One for calls whose failures are judged alike, since a pool asks for a judgement by it."""
+        """Returns a number for calls with equal rules for exceptions; a pool asks for a judgement by this number."""
         judgement = retries.exceptions if retries.judges_exceptions else False
         return self._by_judgement.setdefault(judgement, next(self._numbers))
 
 
 class Function:
-    """One with its options."""
+    """A function with the options of its calls."""
 
     def __init__(self, sent: Sent, name: str, resources: dict[str, float], options: dict[str, Any]):
         self.session, self.code, self.name, self.resources = sent.session, sent.code, name, resources
         self.placed = (*where(options), options.get("runtime_env"))
         self.retries = Retries.of(options.get("max_retries", MAX_RETRIES), options.get("retry_exceptions", False))
         self.number = sent.number(self.retries)
-        # Memory of a device is given back by the end of the process only.
+        # Device memory is released only at the end of the process.
         self.max_calls = options.get("max_calls", 1 if resources.get("GPU") else 0)
         self.extra = extra_of(options)
         self.pool: _Pool | None = None
 
 
 class _Pool:
-    """Workers of one amount of resources, place and environment."""
+    """The workers of one set of resources, placement and environment."""
 
     def __init__(self, owner: FunctionPool, number: int, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
         self.number, self.resources, self.placed = number, resources, placed
-        self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
-        # An idle worker gives back other resources than CPUs by its end alone: then others have to be asked for theirs (wanted_back).
+        self.spread = "spread" in placed[0]  # over nodes, each with a worker, which take turns
+        # An idle worker returns resources other than CPUs only by its end. Other processes' workers must then be asked to end
+        # (wanted_back).
         lends = {name for name, amount in resources.items() if amount} == {"CPU"}
         self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread, lends)
-        self._look_at, self._called, self._roomy = 0.0, False, []  # at the nodes; since then; what was seen
-        self.judges: dict[int, Retries] = {}  # of functions whose failures may have to be judged
-        self.empty = True  # of workers, when it was last looked at
-        self.asleep = False  # nor did anything wait for some: there is nothing to see to until it says so
-        self.workers: dict[str, ObjectRef] = {}  # and what tells whether they are made; some may be dead
+        self._look_at, self._called, self._roomy = 0.0, False, []  # time of the next search for nodes, a call since, nodes found
+        self.judges: dict[int, Retries] = {}  # rules of functions whose exceptions may have to be judged
+        self.empty = True  # True if it had no workers when last served
+        self.asleep = False  # True if also no task waited: nothing to do until it reports something
+        self.workers: dict[str, ObjectRef] = {}  # their creation results by id; some workers may be dead
         self._many = _FEW
 
     def begin(self, owner: FunctionPool, function: str) -> None:
-        """The first worker. Raises when there is none to be had."""
+        """Makes the first worker. Raises when none can be had."""
         begun = 0
         if self.spread:
-            with contextlib.suppress(ShoalError):  # one is asked for below
+            with contextlib.suppress(ShoalError):  # a worker is requested below
                 begun = self.spread_out(owner, function)
         if not begun:
             self.grow(function)
 
     def called(self, owner: FunctionPool) -> None:
-        """Has the thread of a pool that spreads look at the nodes again, if it has not lately."""
+        """Wakes the thread to search for nodes again, unless a search was made lately; for a pool that spreads."""
         if not self._called and time.monotonic() >= self._look_at:
             self._called = True
             os.eventfd_write(owner.readiness.fd, 1)
 
     def spread_out(self, owner: FunctionPool, function: str) -> int:
-        """Workers on nodes that have room for one and none yet: for what waits, and one more, whose turn it is then. How many."""
+        """Makes workers on nodes that have room and no worker yet: for the waiting tasks, and one more for the next turn. Returns their
+        number."""
         if owner.wanted_back:
             return 0
         now = time.monotonic()
@@ -129,14 +131,14 @@ class _Pool:
                 and fits(row["labels"], labels)
                 and all(row["available"].get(k, 0) >= v for k, v in self.resources.items())
             ]
-            self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # of thousands that takes a while
+            self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # listing thousands of nodes takes long
         nodes = self.native.next_nodes(self._roomy)[:_NODES_AT_ONCE]
         for node in nodes:
             self.grow(function, node)
         return len(nodes)
 
     def grow(self, function: str, node: str = "") -> None:
-        """One worker more, for this function at first, there if that is still possible. Raises when there is none to be had."""
+        """Makes a worker, named after ``function``, on ``node`` if that is still possible. Raises when none can be had."""
         where_to, env, runtime_env = self.placed
         if node:
             where_to = {**where_to, "node": node, "soft": True}
@@ -152,13 +154,13 @@ class _Pool:
         self.native.add(actor.id, actor.created._ref, node)
 
     def let_go(self, worker: str) -> bool:
-        """Whether it is made."""
+        """Removes a worker from the pool; True if it is made."""
         created = self.workers.pop(worker, None)
         return created is not None and created._ref.ready and not created._ref.failed
 
     def take(self, owner: FunctionPool, idle_s: float) -> tuple[int, bool, bool]:
-        """Does all that the pool wants but to make workers. Returns (how many, whether some are not made yet, whether there is
-        none that has its CPUs)."""
+        """Serves the pool's requests, except for new workers. Returns (number of wanted workers, True if some workers are not made yet,
+        True if no worker holds its CPUs)."""
         with owner.retiring:
             workers, starting, alone, self.empty, ended, condemned, raised = self.native.take_wants(idle_s)
             owner.condemn(condemned)
@@ -168,12 +170,12 @@ class _Pool:
         return workers, starting, alone
 
     def attend(self, owner: FunctionPool) -> bool:
-        """Does what the pool wants. Whether some of that has to wait for room."""
+        """Serves the pool's requests. Returns True if some of them must wait for room."""
         if owner.wanted_back and "group" not in self.placed[0]:
             self.native.give_back(owner.LEASE_S)
         waits = self.native.first_waiting() if self.spread else ""
         if self._called or waits:
-            with contextlib.suppress(ShoalError):  # those that are there do
+            with contextlib.suppress(ShoalError):  # the existing workers run the tasks
                 self.spread_out(owner, waits)
         workers, starting, alone = self.take(owner, owner.IDLE_S)
         owner.see_off()
@@ -192,13 +194,14 @@ class _Pool:
 
 @dataclass(eq=False, slots=True)
 class _Leaving:
-    """A worker that is to end: when it has said what it leaves, at ``until`` at the latest; at once, if it was not asked."""
+    """A worker that is to end: after its report of what it leaves, or at ``until`` at the latest. A worker that was not asked ends at
+    once."""
 
     worker: str
     words: ObjectRef | None = None
     until: float = 0.0
-    needed: bool = False  # it has said so
-    made: list | None = None  # what it has said, less what is this process's already
+    needed: bool = False  # it reported that it is still needed
+    made: list | None = None  # the reported actors, without those adopted already
 
     def waits(self) -> bool:
         return self.words is not None and not self.words._ref.ready and time.monotonic() < self.until
@@ -208,17 +211,17 @@ class _Leaving:
         self.until = time.monotonic() + FunctionPool.LAST_WORDS_S
 
     def read(self) -> bool:
-        """Whether it has said that it is still needed, and is to be asked again."""
+        """True if the worker reported that it is still needed, and must be asked again."""
         self.needed = False
         if self.made is None and self.words is not None and self.words._ref.ready:
-            with contextlib.suppress(Exception):  # it has died meanwhile; what it made has, too
+            with contextlib.suppress(Exception):  # it has died meanwhile, and the actors that it made with it
                 said = load(self.words)
                 self.needed, self.made = said is None, said and said[0]
         return self.needed
 
     def end(self, session: _native.Session) -> None:
-        """Raises when that has to be tried again. One that says nothing is killed: what it made ends with it, as nobody would ever count
-        who has that."""
+        """Ends the worker; raises if that must be tried again. A worker without a report is killed. The actors that it made end with it,
+        because no process would count their handles."""
         if self.made is None:
             session.kill(self.worker)
         else:
@@ -227,26 +230,26 @@ class _Leaving:
 
 
 class FunctionPool:
-    """All pools of this process, and the thread that sees to them. Threads: any."""
+    """All pools of this process, with the thread that serves them. Thread-safe."""
 
-    IDLE_S = 2.0  # then a worker ends; its CPUs are lent before that
-    LAST_WORDS_S = 30.0  # in which it has to answer when it is asked what it leaves,
-    NEEDED_S = 5.0  # which is that it is needed when calls that it has made are open for so long. It is asked again then
-    LOOK_S = 0.1  # how often the cluster is asked for room while there is none
-    AGAIN_S = 1.0  # before it is tried again to end those who are to
-    LEASE_S = 0.25  # for which a worker keeps what others wait for, and how often the cluster is asked whether they do
+    IDLE_S = 2.0  # idle time after which a worker ends; it lends its CPUs earlier
+    LAST_WORDS_S = 30.0  # limit for a worker's report of what it leaves
+    NEEDED_S = 5.0  # time after which a worker with open calls reports that it is needed, to be asked again
+    LOOK_S = 0.1  # interval of requests for room while there is none
+    AGAIN_S = 1.0  # pause before another attempt to end workers
+    LEASE_S = 0.25  # time for which a worker keeps requested resources, and interval of the checks
 
     def __init__(self):
         self.session, self.readiness = session(), _native.Readiness()
-        self._lock, self.retiring = threading.RLock(), threading.Lock()  # a user's code that the GC runs may call what has no pool yet
+        self._lock, self.retiring = threading.RLock(), threading.Lock()  # reentrant: the GC may run user code that makes a pool
         self._pools: dict[tuple, _Pool] = {}
-        self._numbers = itertools.count(1)  # of pools, by which they say that they want something
+        self._numbers = itertools.count(1)  # numbers under which pools report requests
         self._numbered: dict[int, _Pool] = {}
-        self._awake: dict[_Pool, None] = {}  # those to see to, in the order in which they became that
-        self._leaving: list[_Leaving] = []  # under retiring
+        self._awake: dict[_Pool, None] = {}  # pools to serve, in the order of their requests
+        self._leaving: list[_Leaving] = []  # guarded by retiring
         self._again_at, self._looked_at = 0.0, time.monotonic()
         self._ended = False
-        self.wanted_back = False  # others wait for what this process's workers hold: it takes no more, and gives some back
+        self.wanted_back = False  # others wait for this process's resources: it makes no workers, and ends some
         self._ask_at = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True, name="shoal-tasks")
         self._thread.start()
@@ -265,12 +268,11 @@ class FunctionPool:
         return results(ref, extra, function.name, items)
 
     def condemn(self, workers: list[str]) -> None:
-        """They are to be killed."""
+        """Marks workers that must be killed."""
         self._leaving.extend(map(_Leaving, workers))
 
     def end(self, pool: _Pool, workers: list[str]) -> None:
-        """Ends workers that have nothing to do. Those that are made say first what they leave, which see_off waits for. The others leave
-        nothing."""
+        """Ends idle workers. Those that are made first report what they leave, which see_off() awaits; the others leave nothing."""
         for worker in workers:
             leaving = _Leaving(worker)
             with contextlib.suppress(Exception):  # the session is closed
@@ -279,14 +281,14 @@ class FunctionPool:
             self._leaving.append(leaving)
 
     def ask(self, leaving: _Leaving) -> None:
-        """Asks a worker that is to end what it leaves."""
+        """Asks a worker that is to end for a report of what it leaves."""
         leaving.ask(self.session)
         self.readiness.add(self.session, leaving.words._ref, 0)
         self.session.hand_over()
 
     def see_off(self) -> None:
-        """Ends those who have said what they leave, or have nothing to say: the actors that they made are this process's from then on. Who
-        cannot be ended, since the head is away, stays to be."""
+        """Ends the workers that have reported, or have nothing to report. This process adopts the actors that they made. A worker that
+        cannot be ended, as the head is away, is tried again."""
         with self.retiring:
             self._overlook_own_silence()
             for leaving in tuple(self._leaving):
@@ -300,14 +302,14 @@ class FunctionPool:
                         continue
                     leaving.end(self.session)
                 except NotFound:
-                    pass  # it is over, long since
+                    pass  # ended long ago
                 except Exception:
-                    self._leaving.append(leaving)  # others come first the next time
+                    self._leaving.append(leaving)  # behind the others
                     self._again_at = time.monotonic() + self.AGAIN_S
                 self._leaving.remove(leaving)
 
     def _overlook_own_silence(self) -> None:
-        """Time in which this process stood still says nothing of those that it has asked."""
+        """Extends the workers' deadlines by a period in which this process did not run."""
         now, before = time.monotonic(), self._looked_at
         self._looked_at = now
         if now - before > self.LAST_WORDS_S / 2:
@@ -315,12 +317,12 @@ class FunctionPool:
                 leaving.until += now - before
 
     def idle(self) -> bool:
-        """Whether no worker is left of this process's."""
+        """True if this process has no workers left."""
         return not self._leaving and all(pool.empty for pool in tuple(self._pools.values()))
 
     def last_words(self, until: float) -> bool:
-        """Until then those that ran functions for this process, which have nothing to do any more, may say theirs. Whether all have: as
-        long as one is there this process is needed."""
+        """Ends idle workers of this process, which may report until ``until``. Returns True if none is left: with a worker left, this
+        process is still needed."""
         for pool in tuple(self._pools.values()):
             pool.take(self, 0.0)
         while (leaving := tuple(self._leaving)) and (left := until - time.monotonic()) > 0:
@@ -339,9 +341,9 @@ class FunctionPool:
                 pool = self._pools.setdefault(key, _Pool(self, next(self._numbers), function.resources, function.placed))
                 self._numbered[pool.number] = pool
                 try:
-                    pool.begin(self, function.name)  # here, so that whoever calls first hears why there can be none
+                    pool.begin(self, function.name)  # here, so that the first caller gets the error
                 except BaseException:
-                    if not pool.workers:  # with one it is seen to, and found by the next call: Ctrl-C, or an alarm
+                    if not pool.workers:  # with a worker the pool is kept for the next call (Ctrl-C, an alarm)
                         del self._pools[key], self._numbered[pool.number]
                     raise
                 finally:
@@ -352,8 +354,8 @@ class FunctionPool:
         return pool
 
     def room_for(self, pool: _Pool, workers: int, starting: bool) -> int:
-        """How many of so many workers there is room for now."""
-        if "group" in pool.placed[0]:  # what is free in there only the head knows: one more may wait for it
+        """Returns the number of workers, at most ``workers``, that there is room for now."""
+        if "group" in pool.placed[0]:  # only the head has the group's free resources: one worker at a time may wait for them
             return 0 if starting else 1
         free = self._ask()
         if self.wanted_back:
@@ -378,13 +380,13 @@ class FunctionPool:
                 if (pool := self._numbered.get(number)) is not None:
                     self._awake[pool] = None
             short = False
-            self.see_off()  # first: there is room then
-            pools = tuple(self._awake.copy())  # which is made at once
+            self.see_off()  # first, because it makes room
+            pools = tuple(self._awake.copy())  # an atomic copy
             with contextlib.suppress(Exception):  # the head is away
                 if time.monotonic() >= self._ask_at and not all(pool.empty for pool in pools):
                     self._ask()
             for pool in pools:
-                del self._awake[pool]  # before it is looked at: who adds a worker meanwhile wakes it
+                del self._awake[pool]  # before it is served: a worker added meanwhile wakes it again
                 pool.asleep = False
                 with contextlib.suppress(Exception):  # the session is closed
                     short |= pool.attend(self)
@@ -396,7 +398,7 @@ class FunctionPool:
                 time.sleep(0.001)
 
     def _end(self) -> None:
-        """Returns when nothing of it uses the session any more."""
+        """Returns when the thread no longer uses the session."""
         self._ended = True
         os.eventfd_write(self.readiness.fd, 1)
         if threading.current_thread() is not self._thread:

@@ -1,4 +1,4 @@
-"""Tensors as torch has them inside: memory apart from its allocator's, DTensors without their constructor, and what a forward returns."""
+"""Internals of torch tensors: memory outside of the allocator, DTensors without their constructor, tensors in a forward's output."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from shoal import _native
 from shoal.exceptions import Unimplemented
 
-_SMALL = 64 << 10  # bytes: not worth pages of their own
+_SMALL = 64 << 10  # bytes below which separate pages do not pay off
 
 
 def long_lived(shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...] | None = None, *, touched: bool = False) -> torch.Tensor:
-    """Zeros on the CPU that stay for many steps. They lie in pages of their own, huge ones where they are large: among the activations that
-    malloc hands out they would keep the holes between them from being used again. ``stride``: of a tensor without gaps. ``touched``:
-    the system gives all pages now, not one by one as they are written."""
+    """Returns zeros on the CPU for many steps, in separate pages, huge ones for large tensors. Among malloc's activations they would keep
+    the gaps between them from reuse. ``stride``: must have no gaps. ``touched``: the kernel provides all pages now, not at the first
+    writes."""
     nbytes = shape.numel() * dtype.itemsize
     if nbytes < _SMALL:
         zeros = torch.zeros(shape, dtype=dtype, device="cpu")
@@ -32,7 +32,7 @@ def long_lived(shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...] | 
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """For tensors that outlive the evaluation or the transform of torch.func in which they are made: without inference mode, gradients and
+    """A context for tensors that outlive the current evaluation or torch.func transform: without inference mode, gradients and
     transforms."""
     with ExitStack() as left:
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -45,36 +45,36 @@ def lasting() -> Iterator[None]:
 
 
 def dtensor(local: torch.Tensor, spec: DTensorSpec, requires_grad: bool = False) -> DTensor:
-    """``DTensor.__init__`` does nothing, but imports torch._dynamo first: half a second and 24 MiB in every rank."""
+    """Makes a DTensor without ``DTensor.__init__``, which only imports torch._dynamo: half a second and 24 MiB in every rank."""
     return DTensor.__new__(DTensor, local, spec, requires_grad=requires_grad)
 
 
 def dtensor_parameter(local: torch.Tensor, spec: DTensorSpec, requires_grad: bool) -> torch.nn.Parameter:
-    """``nn.Parameter(dtensor(...))`` without its detach(), whose way through DTensor's dispatcher imports torch._dynamo, too."""
+    """Same as ``nn.Parameter(dtensor(...))`` without its detach(), which imports torch._dynamo in DTensor's dispatcher, too."""
     t = dtensor(local, spec, requires_grad)
-    t._is_param = True  # what makes a subclass's instance a Parameter
+    t._is_param = True  # makes an instance of a subclass a Parameter
     return t
 
 
 def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
-    """The same placements of a tensor of another dtype."""
+    """Returns the spec with the same placements and another dtype."""
     meta = spec.tensor_meta
     if meta is None or meta.dtype == dtype:
         return spec
     return DTensorSpec(spec.mesh, spec.placements, tensor_meta=TensorMeta(meta.shape, meta.stride, dtype))
 
 
-_NOTHING = torch.zeros(1, device="cpu")  # where a tensor without elements lies
+_NOTHING = torch.zeros(1, device="cpu")  # memory for the address of tensors without elements
 
 
 def is_wrapper(t: torch.Tensor) -> bool:
-    """Whether ``t`` is of a subclass whose elements lie in other tensors: it has no memory of its own."""
+    """True if ``t`` is of a wrapper subclass: its elements lie in other tensors, and it has no memory of its own."""
     return type(t) is not torch.Tensor and is_traceable_wrapper_subclass(t)
 
 
 def in_memory(t: torch.Tensor) -> torch.Tensor:
-    """A contiguous strided tensor of the same values: kernels read it by its address. Of a wrapper subclass, whose elements lie in other
-    tensors, it is what ``copy_`` into a plain tensor gives, as FSDP2's reduction does."""
+    """Returns a contiguous strided tensor of the same values, which kernels read by address. A tensor of a wrapper subclass is copied by
+    ``copy_`` into a plain tensor, as in FSDP2's reduction."""
     if t.layout != torch.strided:
         t = t.to_dense()
     if is_wrapper(t):
@@ -83,7 +83,7 @@ def in_memory(t: torch.Tensor) -> torch.Tensor:
 
 
 def address_of(t: torch.Tensor) -> int:
-    """Where the elements of a tensor lie: never 0, which stands for no tensor. Raises Unimplemented when it has no memory of its own."""
+    """The address of a tensor's elements; never 0, which means no tensor. Raises Unimplemented if it has no memory of its own."""
     address = t.data_ptr()
     if address == 0:
         if t.numel() > 0:
@@ -93,7 +93,7 @@ def address_of(t: torch.Tensor) -> int:
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """The tensors in whatever a forward returns: lists, mappings, dataclasses."""
+    """The tensors in the output of a forward, also in lists, mappings and dataclasses."""
     if torch.is_tensor(output):
         return [output]
     found: list[torch.Tensor] = []

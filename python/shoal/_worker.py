@@ -1,4 +1,4 @@
-"""A worker's main: takes calls from the node's process and runs them, by default one after the other, on one actor."""
+"""The main loop of a worker: takes calls and runs them on one actor, by default one at a time."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from shoal._tasks import FunctionWorker
 from shoal.actor import exit_actor
 from shoal.exceptions import TaskCancelledError
 
-_CHILDREN_S = 2.0  # for children of multiprocessing to end when they are asked to
-_DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
-_AGAIN_S = 1.0  # before it is tried again to reach the head
-_LAST_METRICS_S = 9.0  # for its node to take what it measured; that is up to its loop alone
+_CHILDREN_S = 2.0  # for children of multiprocessing to end after terminate()
+_DRAIN_S = 5.0  # for callers to take the last answers when a worker ends
+_AGAIN_S = 1.0  # pause before another attempt to reach the head
+_LAST_METRICS_S = 9.0  # for the node's loop to take the last metrics
 
-LATER = object()  # what a built-in method returns whose call is answered by somebody else
+LATER = object()  # result of a built-in method whose call another thread answers
 
-UNBORN = 99  # the exit code of a worker whose actor could not be made
+UNBORN = 99  # exit code of a worker whose actor could not be made
 
 
 def main() -> int:
-    """Serves until the process is killed, by its node or with it, or ends itself."""
+    """Serves until the process ends itself or is killed, by its node or together with it."""
     state.is_worker = True
-    mark_output()  # before anybody keeps a stream, as handlers of logging do
+    mark_output()  # before other code keeps a stream, as handlers of logging do
     _stacks.offer(os.environ["SHOAL_WORKER_ID"])
     session = attach_worker()
     session.serve()
-    early: deque = deque()  # calls of others that came before the creator's, which makes the actor
-    creation = None  # of one that makes itself, because it is started again or detached: nobody waits for that
+    early: deque = deque()  # calls that arrive before the creator's, which makes the actor
+    creation = None  # stays None for a restarted or detached actor, which makes itself
     try:
         if "SHOAL_RESTARTS" in os.environ or "SHOAL_SELF_MADE" in os.environ:
             actor, birth = session.birth()
@@ -66,7 +66,7 @@ def main() -> int:
         session.interrupt_calls()
         state.lends = settings["resources"].get("CPU", 0) > 0
     if settings.get("concurrency"):
-        from shoal._concurrent import serve  # with asyncio: ordinary actors do not wait for it
+        from shoal._concurrent import serve  # imports asyncio, which ordinary actors do not need
 
         made_from = [(creation, args, kwargs)]
         creation = args = kwargs = None
@@ -80,18 +80,19 @@ def main() -> int:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     mark_beginning()
     made(session, creation)
-    args = kwargs = creation = running.incoming = None  # what came with it is the actor's, or nobody's
+    args = kwargs = creation = running.incoming = None  # freed, unless the actor keeps them
     return _serve(session, running.instance, early)
 
 
 def _end_with(worker: str, node: str) -> None:
-    """Ends this process with the one that made it, as no other calls a worker of functions. (On another node the head ends it.)"""
+    """Ends this process with its creator, the only caller of a worker of functions. If the creator is on another node, the head does
+    that."""
     if node == state.session.node:
         when_gone(worker, lambda: os._exit(1))
 
 
 def _interrupted(number, frame) -> None:
-    """Handles SIGINT: the call that runs may have been cancelled. Otherwise Python's own handler answers."""
+    """Handles SIGINT. A cancellation interrupts the running call; otherwise Python's own handler runs."""
     if state.session is None or not state.session.take_interrupt():
         signal.default_int_handler(number, frame)
     if running.interruptible and state.session.cancelled(running.incoming):
@@ -100,8 +101,8 @@ def _interrupted(number, frame) -> None:
 
 
 def _serve(session, instance, early: deque) -> int:
-    """An ordinary actor."""
-    functions = {} if isinstance(instance, FunctionWorker) else None  # by their pickles and identities
+    """Serves an ordinary actor, one call at a time."""
+    functions = {} if isinstance(instance, FunctionWorker) else None  # by pickle and identity
     while True:
         was_early = bool(early)
         if early and running.ending is None:
@@ -109,7 +110,7 @@ def _serve(session, instance, early: deque) -> int:
         else:
             try:
                 incoming = session.next_call() if running.turn is None else _next_in_turn(session)
-            except SystemExit as error:  # of a signal's handler
+            except SystemExit as error:  # raised by a signal handler
                 return end(session, None, running.ending or error, early)
         if incoming is None:  # a thread asked for the end
             return end(session, None, running.ending, early)
@@ -117,7 +118,7 @@ def _serve(session, instance, early: deque) -> int:
         running.where = incoming.function if functions is not None else ""
         try:
             try:
-                if was_early and session.cancelled(incoming):  # meanwhile
+                if was_early and session.cancelled(incoming):  # cancelled while it waited
                     raise KeyboardInterrupt
                 args, kwargs, extra = arguments(incoming, functions)
                 running.extra = extra
@@ -126,7 +127,7 @@ def _serve(session, instance, early: deque) -> int:
                     running.where = running.function.__name__
                     mark_function()
                     running.interruptible = True
-                    if session.cancelled(incoming):  # just now
+                    if session.cancelled(incoming):  # cancelled since
                         raise KeyboardInterrupt
                 built_in = BUILT_INS.get(method)
                 result = built_in(instance, *args, **kwargs) if built_in else method_of(instance, method)(*args, **kwargs)
@@ -138,7 +139,7 @@ def _serve(session, instance, early: deque) -> int:
                         unless_left()
             finally:
                 running.interruptible = False
-            # Large results may wait for room here, and be interrupted.
+            # A large result may wait for room here, and be interrupted.
             if extra is not None or result is LATER:
                 pass
             elif early or running.turn is not None:
@@ -147,16 +148,16 @@ def _serve(session, instance, early: deque) -> int:
                 session.reply_with_next(incoming, *answer)
         except SystemExit as error:
             return end(session, incoming, running.ending or error, early)
-        except BaseException as error:  # CancelledError, trio.Cancelled, users' own: of this call alone
+        except BaseException as error:  # also CancelledError and trio.Cancelled: it ends this call only
             if has_left():
                 return end(session, incoming, ActorExit(0), early)
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
-        # Values that came with a call are given back now, not when the next call comes.
+        # Frees a call's values now, not when the next call arrives.
         args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = running.function = None
 
 
 def _next_in_turn(session):
-    """Between its calls an actor makes those of graphs."""
+    """Waits for the next call without holding the turn, so that graph calls run in between."""
     running.turn.__exit__()
     try:
         return session.next_call()
@@ -165,7 +166,7 @@ def _next_in_turn(session):
 
 
 def arguments(incoming, functions: dict | None = None) -> tuple[tuple, dict, dict[str, Any] | None]:
-    """(args, kwargs, extra) of a call; ``extra`` is None for most. ``functions``: those that a worker of functions has seen."""
+    """Returns (args, kwargs, extra) of a call; ``extra`` is None for most. ``functions``: the cache of a worker of functions."""
     head = incoming.plain
     if head == NO_ARGUMENTS:
         return (), {}, None
@@ -186,14 +187,14 @@ def arguments(incoming, functions: dict | None = None) -> tuple[tuple, dict, dic
     return args, {k: values[a.k] if type(a) is _Dep else a for k, a in kwargs.items()}, extra
 
 
-_MAX_FUNCTIONS = 1000  # that a worker remembers
-_MAX_LARGE_FUNCTIONS = 16  # of these, with large values around them, which stay as long
+_MAX_FUNCTIONS = 1000  # size of a worker's cache
+_MAX_LARGE_FUNCTIONS = 16  # number of cached functions with large values, which stay in memory
 _NAME_BYTES = _serialize.IDENTITY_BYTES + _serialize.NUMBER_BYTES
 
 
 def _function(code, functions: dict):
-    """The same for all calls of one function, so that its closure and its globals stay. The caller put the function's identity behind the
-    pickle, hence functions of one factory differ here; copies that hold other values differ, too."""
+    """Returns one function object for all calls of a function, so that its closure and globals persist. The key is its pickle with the
+    caller's identity suffix. It differs for functions of one factory, and for copies that hold other values."""
     head, buffers = code
     if buffers or type(head) is not bytes:
         return _large_function(head, buffers, functions)
@@ -206,13 +207,13 @@ def _function(code, functions: dict):
 
 
 def _large_function(head, buffers, functions: dict):
-    """One with large values around it. Its name in ``functions`` is of the caller's number, too: its values are not compared."""
+    """The same for a function with large values. Its key includes the caller's number, because the values are not compared."""
     large = functions.setdefault(None, {})
     name = bytes(head[-_NAME_BYTES:]) if _serialize.is_large(head, buffers) else bytes(head)
     function = large.pop(name, None)
     if function is None:
         function = _serialize.loads(head, buffers)
-    large[name] = function  # the one that was called last
+    large[name] = function  # the last used comes last
     if len(large) > _MAX_LARGE_FUNCTIONS:
         del large[next(iter(large))]
     return function
@@ -224,8 +225,8 @@ def _creation(incoming) -> tuple[type, dict[str, Any], tuple, dict]:
 
 
 def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInfo | None = None) -> None:
-    """Answers with what the caller expects: one value, several, or none. Raises when the result is not of that kind. ``call``: which is
-    over when all of its code has run."""
+    """Answers with the expected number of values: one, several, or none. Raises if the result does not fit. ``call``: marked as over once
+    all of its code has run."""
     count = extra.get("num_returns", 1) if extra is not None else 1
     if result is LATER:
         return
@@ -237,7 +238,7 @@ def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInf
         result = None
     elif count != 1:
         try:
-            values = list(islice(result, count) if isinstance(result, Generator) else result)  # of what yields more, the first
+            values = list(islice(result, count) if isinstance(result, Generator) else result)  # at most the first ``count`` items
         except TypeError as error:
             raise TypeError(f"with num_returns={count} a tuple or list is returned, not {type(result).__name__}") from error
         if len(values) != count:
@@ -256,32 +257,33 @@ def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInf
 
 
 def refuse(session, incoming, error: BaseException, where: str) -> None:
-    """Answers with what user code raised, without this frame of ours; or with its cancellation, if that is why it raised."""
+    """Answers with the exception of user code, without this frame, or with the cancellation that caused it."""
     if isinstance(error, _stream.CallerGone) or (isinstance(error, KeyboardInterrupt) and session.cancelled(incoming)):
         session.refuse_cancelled(incoming, where)
         return
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
-    if isinstance(error, KeyboardInterrupt):  # its own, or by a signal that somebody sent
+    if isinstance(error, KeyboardInterrupt):  # raised by the code itself, or after a signal from elsewhere
         interrupted, error = error, TaskCancelledError(f"{where} was interrupted")
         error.__cause__ = interrupted
     session.reply(incoming, *_serialize.dump_exception(error, where, session.host), raised=True)
 
 
 def end(session, incoming, error: SystemExit, behind: deque | None = None) -> int:
-    """The exit code; of the main, when nothing runs any more. The calls that end the actor come to its death, as those behind them do."""
+    """Returns the exit code; for the main loop when no call runs. The actor's death answers the calls that asked for it, and those in
+    ``behind``."""
     _last_method(running.instance)
     leaving = [*running.leaving, *take_graph_calls(), *([] if incoming is None else [incoming])]
     running.unanswered += [*leaving, behind]
     for call in leaving if isinstance(error, ActorExit) else ():
         session.refuse(call, "ActorDied", f"actor {running.cls.__name__} died: {error.why}")
-    if error.code is not None and error.code == 0:  # any other code is a failure, as a crash is: then its restarts count
+    if error.code is not None and error.code == 0:  # other codes count as crashes, for which max_restarts applies
         _leave(session)
     return exit_code(error)
 
 
 def _last_method(instance) -> None:
-    """``__ray_shutdown__`` of an actor that ends in order, if it has one. What it raises is printed."""
+    """Calls ``__ray_shutdown__``, if any, of an actor that ends in order. Its exception is printed."""
     try:
         last = method_of(instance, "__ray_shutdown__") if hasattr(type(instance), "__ray_shutdown__") else None
         if callable(last):
@@ -298,15 +300,15 @@ def exit_code(error: SystemExit) -> int:
 
 
 def made(session, creation) -> None:
-    """Before its first call. ``creation`` is None for an actor that is started again."""
+    """Reports that the actor is made, before its first call. ``creation`` is None for an actor that makes itself."""
     session.made()
     if creation is not None:
         session.reply(creation, *_serialize.dumps(None))
 
 
 def fail_creation(session, creation, early: deque, error: BaseException, where: str) -> int:
-    """An actor that could not be made is dead; its node tells why. So do the calls that came before it was to be made. One whose process
-    ends meanwhile may be started again."""
+    """Reports that an actor could not be made; its node logs the cause. Calls that came early fail. After SystemExit the actor may be
+    restarted."""
     if isinstance(error, SystemExit):
         return end(session, creation, error, early)
     for call in early:
@@ -319,9 +321,9 @@ def fail_creation(session, creation, early: deque, error: BaseException, where: 
 
 
 def _leave(session) -> None:
-    """It ends because it was to: whoever starts it again is told not to."""
+    """Reports an intended end, so that the actor is not restarted."""
     if running.settings.get("restarts", True):
-        with contextlib.suppress(Exception):  # without a head nobody does
+        with contextlib.suppress(Exception):  # without a head there is no restart
             session.leave()
 
 
@@ -330,7 +332,7 @@ def _call(instance, function, /, *args, **kwargs):
 
 
 def _graph(instance, /, *args):
-    from shoal.dag._loop import graph_call  # which most actors do not need
+    from shoal.dag._loop import graph_call  # not needed by most actors
 
     return graph_call(instance, *args)
 
@@ -340,7 +342,7 @@ class _Released(ActorExit):
 
 
 def _release(instance) -> object:
-    """Ends this actor: no process refers to it, except perhaps those to which it gave itself."""
+    """Ends this actor: no process has a handle, except perhaps those to which the actor gave one of itself."""
     if made_here.may_end(running.actor_id, running.settings["class_name"]):
         raise _Released(0)
     if not running.settings["restarts"]:
@@ -350,8 +352,8 @@ def _release(instance) -> object:
 
 
 def _stay(incoming) -> None:
-    """Answers one that was told to end, and waits, when it would not be started again: nobody would tell its next life. If it dies before
-    that its creator hears of it, and tells that one."""
+    """Answers the request to end, for an actor that still waits for handles that it gave away. It first rules out a restart: a restarted
+    actor would not be asked to end. If it dies earlier, the request fails, and the creator asks the restarted actor."""
     while True:
         try:
             state.session.leave()
@@ -362,21 +364,21 @@ def _stay(incoming) -> None:
 
 
 def _last_words(_, within: float) -> tuple | None:
-    """Hands what a worker that is to be retired has made to its keeper. None: after so many seconds calls that it has made are still open,
-    or workers of its own are, and would be lost with it. It is to be asked again then; its CPUs are for others meanwhile."""
+    """Reports the actors that a worker made to the process that retires it. Returns None if calls that it made, or workers of its own, are
+    still open after ``within`` seconds: they would be lost. It is asked again then, and lends its CPUs meanwhile."""
     session, functions, until = state.session, state.functions, time.monotonic() + within
     if state.lends and not (session.wait_calls(0.0) and (functions is None or functions.idle())):
-        state.lends = False  # for good: it runs nothing any more
+        state.lends = False  # for good: it runs no more tasks
         session.set_blocked(True)
     if not session.wait_calls(max(0.0, until - time.monotonic())):
         return None
     if functions is not None and not functions.last_words(until):
         return None
-    session.tell_last_metrics(_LAST_METRICS_S)  # and what it has put is its node's
-    return made_here.last_words() if session.wait_calls(0.0) else None  # threads may have made some meanwhile
+    session.tell_last_metrics(_LAST_METRICS_S)  # values that it has put stay with its node
+    return made_here.last_words() if session.wait_calls(0.0) else None  # threads may have made calls meanwhile
 
 
-# Methods that every actor has. A creator's call finds an actor that was started again before it arrived.
+# Methods that every actor has. A creator's call to `__init__` may find an actor that was restarted before.
 BUILT_INS = {
     "__init__": lambda *_, **__: None,
     "__ray_terminate__": lambda _: exit_actor(),
@@ -389,7 +391,8 @@ BUILT_INS = {
 
 
 def _run_exit_handlers() -> None:
-    """Those of multiprocessing come last and have a limit: they would wait for a child however long it runs, and for a queue's reader."""
+    """Runs the exit handlers, those of multiprocessing last and with a time limit: they would wait for running children and queue
+    readers."""
     util = sys.modules.get("multiprocessing.util")
     if util is None or not state.is_worker:
         atexit._run_exitfuncs()
@@ -404,7 +407,7 @@ def _run_exit_handlers() -> None:
 
 
 def _end_children(util) -> None:
-    util._run_finalizers(0)  # of pools and managers first: a pool cannot end in order once its processes were killed
+    util._run_finalizers(0)  # pools and managers first: a pool cannot end in order after its processes were killed
     children = sys.modules["multiprocessing.process"].active_children()
     for child in children:
         child.terminate()
@@ -416,14 +419,14 @@ def _end_children(util) -> None:
 
 
 def run_exit(code: int) -> NoReturn:
-    """Ends a worker: its exit handlers run, what it printed and answered is passed on, user threads do not keep it."""
+    """Ends a worker: runs its exit handlers and sends the remaining output and answers. User threads do not delay it."""
     try:
         try:
             _run_exit_handlers()
         except BaseException:
             traceback.print_exc()
-        running.instance = None  # what its __del__ does is its last
-        if running.ending is not None:  # and knows who raised it
+        running.instance = None  # runs the actor's __del__
+        if running.ending is not None:  # its traceback may refer to the actor
             running.ending.__traceback__ = running.ending.__context__ = running.ending.__cause__ = None
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -433,15 +436,15 @@ def run_exit(code: int) -> NoReturn:
         if state.session is not None:
             state.session.tell_last_metrics(_LAST_METRICS_S)
             state.session.drain(_DRAIN_S)
-    finally:  # whatever a signal's handler raises
+    finally:  # also after an exception in a signal handler
         os._exit(code)
 
 
 def run() -> NoReturn:
-    """A worker's process, from its beginning to its end."""
+    """Runs a worker's process from its beginning to its end."""
     try:
         code = main()
-    except SystemExit as error:  # of a signal's handler, between two calls
+    except SystemExit as error:  # raised by a signal handler between two calls
         code = end(state.session, None, running.ending or error)
     except BaseException:
         traceback.print_exc()

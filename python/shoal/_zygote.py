@@ -1,7 +1,7 @@
-"""A warm interpreter that forks workers. Started by a node: ``python -m shoal._zygote NODE_PID plain|torch``, a socket at descriptor 3.
+"""A warm interpreter that forks workers. A node starts it as ``python -m shoal._zygote NODE_PID plain|torch``.
 
-It has imported what a worker needs, has one thread (looked at before every fork) and has not touched CUDA; otherwise a worker is a fresh
-interpreter. A worker is forked twice, so that it becomes the child of the node, a subreaper: its death is the node's to see.
+Descriptor 3 is a socket of the node. The zygote has imported a worker's modules. It must have one thread and no CUDA context; otherwise a worker is a fresh interpreter. A worker is
+forked twice, so that it becomes a child of the node (a subreaper), which is notified of its death.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MAX_REQUEST = 1 << 20
 def main() -> int | None:
     node, torch = int(sys.argv[1]), sys.argv[2] == "torch"
     link = socket.socket(fileno=_SOCKET)
-    from shoal import _native, _remote, _worker  # noqa: F401  what every worker needs
+    from shoal import _native, _remote, _worker  # noqa: F401  needed by every worker
 
     _remote.interpreters_paths()
     if torch:
         _import_torch()
     _native.die_with(node)
     gc.collect()
-    gc.freeze()  # what is here now stays shared with the workers: the collector does not write to it
+    gc.freeze()  # keeps present objects shared with the workers: the collector does not write to them
     link.send(b'{"ready": true}')
     while True:
         data, fds, _, _ = socket.recv_fds(link, _MAX_REQUEST, 2)
@@ -70,7 +70,7 @@ def _can_be_forked() -> bool:
 
 
 def _become_worker(request: dict, fds: list[int]) -> int:
-    """In the new process: from here on it is the worker. Returns the exit code of a script."""
+    """Turns the new process into the worker. Returns the exit code of a script."""
     from shoal._runtime import end_children_with_this
 
     os.setsid()
@@ -81,13 +81,13 @@ def _become_worker(request: dict, fds: list[int]) -> int:
     for fd in (null, out, err):
         if fd > 2:
             os.close(fd)
-    # One thread, unless its CPUs or the job say otherwise: several workers share the machine.
+    # One thread, unless the worker's CPUs or the job ask for more: several workers share the machine.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.pop(name, None)
     _set_environment(dict(request["env"]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if os.environ.get("SHOAL_PACKAGES"):
-        from shoal import _shipping  # only where folders may have to come from another host
+        from shoal import _shipping  # needed only where folders may come from another host
 
         request["cwd"], request["path"] = _shipping.settle(request["cwd"], request["path"])
     if request["cwd"]:
@@ -96,7 +96,7 @@ def _become_worker(request: dict, fds: list[int]) -> int:
         _spawn_instead(request)
     _reseed()
     end_children_with_this()
-    if "SHOAL_FSDP" in os.environ or "SHOAL_SPMD" in os.environ:  # the interpreter started without it
+    if "SHOAL_FSDP" in os.environ or "SHOAL_SPMD" in os.environ:  # the interpreter started without these variables
         import _shoal_switch
 
         _shoal_switch.switch_on()
@@ -116,7 +116,7 @@ def _runtime_env() -> dict:
 
 
 def _set_environment(given: dict[str, str]) -> None:
-    """Variables of a runtime_env may refer to those that are there: ``${PATH}`` is "" where there is none, as in Ray."""
+    """Sets the variables. Those of a runtime_env may refer to existing ones; a missing ``${NAME}`` becomes "", as in Ray."""
     own = json.loads(given.get("SHOAL_RUNTIME_ENV", "{}")).get("env_vars", {})
     os.environ.update({k: v for k, v in given.items() if k not in own})
     for name in own.keys() & given.keys():
@@ -128,7 +128,7 @@ def expanded(value: str) -> str:
 
 
 def _enter(folder: str) -> None:
-    """The driver's folder, where this host has it; otherwise the session's. What a runtime_env names has to be there."""
+    """Enters the driver's folder, or the session's where this host lacks it. A runtime_env's working_dir must exist."""
     try:
         os.chdir(folder)
     except OSError as error:
@@ -139,7 +139,7 @@ def _enter(folder: str) -> None:
 
 
 def _spawn_instead(request: dict) -> None:
-    """A fresh interpreter in this process: for a zygote that has threads or has touched CUDA."""
+    """Executes a fresh interpreter in this process, for a zygote that has threads or has touched CUDA."""
     path = os.pathsep.join([*request["path"], os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
     program = "from shoal import _worker; _worker.run()"
@@ -176,7 +176,7 @@ def _run_script(argv: list[str]) -> int:
         print(error.code, file=sys.stderr)
         return 1
     except BaseException as error:
-        # Without our own frames: the user's script is where it began.
+        # Without this module's frames: the traceback begins in the user's script.
         traceback.print_exception(type(error), error, error.__traceback__.tb_next)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0

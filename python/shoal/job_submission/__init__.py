@@ -1,4 +1,4 @@
-"""Jobs that are submitted, looked at and stopped from outside: Ray's names, over the cluster's HTTP interface.
+"""Submission, inspection and end of jobs from outside the cluster: Ray's names, over the cluster's HTTP interface.
 
 An entrypoint is a shell command line that runs on a node of the cluster; ``shoal.init()`` in it joins the cluster as that job.
 """

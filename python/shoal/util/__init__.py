@@ -1,6 +1,5 @@
-"""Placement groups, actors by name, a pool of actors (``ActorPool``), a queue that processes share (``shoal.util.queue``), results as they
-come (``as_completed``, ``map_unordered``), and what cannot be sent (``inspect_serializability``).
-
+"""Placement groups, named actors, a pool of actors (``ActorPool``) and a shared queue (``shoal.util.queue``). Also results in order of
+arrival (``as_completed``, ``map_unordered``), and a check of values that cannot be sent (``inspect_serializability``).
 Names are Ray's."""
 
 from shoal._remote import list_named_actors

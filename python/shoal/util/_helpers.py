@@ -1,4 +1,4 @@
-"""Small things that programs for Ray use: results as they come, what cannot be sent, things that are said once."""
+"""Helpers of programs for Ray: results in order of arrival, a check of what cannot be sent, messages logged once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["as_completed", "disable_log_once_globally", "get_node_ip_address", "
 def as_completed(
     refs: Sequence[ObjectRef], *, chunk_size: int = 10, yield_obj_refs: bool = False, timeout: float | None = None
 ) -> Iterator[Any]:
-    """Values, or with ``yield_obj_refs`` references, as they come, ``chunk_size`` at a time. Ends early when no chunk comes within
-    ``timeout`` seconds."""
+    """Yields values, or with ``yield_obj_refs`` references, as they arrive, ``chunk_size`` at a time. Ends early when no chunk arrives
+    within ``timeout`` seconds."""
     if chunk_size < 1:
         raise ValueError(f"chunk_size is at least 1, not {chunk_size}")
     left = list(refs)
@@ -33,8 +33,8 @@ def as_completed(
 def map_unordered(
     fn: Any, items: Iterable[Any], *, backpressure_size: int | None = 100, chunk_size: int = 10, yield_obj_refs: bool = False
 ) -> Iterator[Any]:
-    """``fn.remote(item)`` for each, results as they come; at most ``backpressure_size`` are under way (None: any number). ``fn`` is a
-    remote function or a method of an actor."""
+    """Calls ``fn.remote(item)`` for each item and yields results as they arrive. At most ``backpressure_size`` calls are in flight (None:
+    unlimited). ``fn`` is a remote function or a method of an actor."""
     if chunk_size < 1:
         raise ValueError(f"chunk_size is at least 1, not {chunk_size}")
     if backpressure_size is not None and backpressure_size < chunk_size:
@@ -50,7 +50,7 @@ def map_unordered(
 
 
 class FailureTuple(NamedTuple):
-    """An object that cannot be sent: the object, its name, and the object that it is a part of."""
+    """An object that cannot be sent, with its name and the object that contains it."""
 
     obj: Any
     name: str
@@ -60,8 +60,8 @@ class FailureTuple(NamedTuple):
 def inspect_serializability(
     base_obj: Any, name: str | None = None, depth: int = 3, print_file: Any = None
 ) -> tuple[bool, set[FailureTuple]]:
-    """Whether it can be sent, and if not which parts of it are why: variables around a function, attributes of an object, ``depth`` levels
-    down. Printed, to ``print_file`` or stdout, too."""
+    """Returns (True if the object can be sent, the parts that prevent it). Parts are variables of a function's closure or attributes of an
+    object, down to ``depth`` levels. The result is also printed, to ``print_file`` or stdout."""
     failures: set[FailureTuple] = set()
     good = _inspect(base_obj, name or getattr(base_obj, "__name__", repr(base_obj)), None, depth, failures)
     print(f"{name or base_obj!r} can {'' if good else 'not '}be sent", file=print_file)
@@ -85,7 +85,7 @@ def _inspect(obj: Any, name: str, parent: Any, depth: int, failures: set[Failure
 
 
 class _Failure(FailureTuple):
-    """Also of what cannot be hashed."""
+    """A FailureTuple with a hash, also for unhashable objects."""
 
     __slots__ = ()
 
@@ -108,7 +108,7 @@ def _parts(obj: Any) -> dict[str, Any]:
 
 
 def get_node_ip_address() -> str:
-    """Where others reach this node."""
+    """The address at which other hosts reach this node."""
     return session().host
 
 
@@ -117,13 +117,13 @@ _silent = False
 
 
 def log_once(key: str) -> bool:
-    """Whether this process asks with this key for the first time."""
+    """True at the first call with this key in this process."""
     first = not _silent and key not in _said
     _said.add(key)
     return first
 
 
 def disable_log_once_globally() -> None:
-    """From now on it is never the first time."""
+    """Makes all further calls of log_once return False."""
     global _silent
     _silent = True

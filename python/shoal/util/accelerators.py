@@ -1,4 +1,4 @@
-"""Types of GPUs for ``accelerator_type``, under Ray's names: the word of the name that the driver tells."""
+"""GPU types for ``accelerator_type``, under Ray's names. A value is one word of the device name that the driver reports."""
 
 NVIDIA_TESLA_V100 = "V100"
 NVIDIA_TESLA_P100 = "P100"

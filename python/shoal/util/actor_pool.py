@@ -15,31 +15,32 @@ __all__ = ["ActorPool"]
 
 
 class ActorPool:
-    """Gives each actor one call at a time. Calls beyond that wait until a result is taken. ``fn(actor, value)`` returns a reference. An
-    actor whose result says that it died gets no more calls; when none is left, what waits is not run."""
+    """Gives each actor one call at a time; further calls wait until a result is taken. ``fn(actor, value)`` returns a reference. An actor
+    whose result shows its death gets no more calls. If no actor is left, waiting calls do not run."""
 
     def __init__(self, actors: Iterable[Any]):
         self._idle = list(actors)
-        self._busy: dict[ObjectRef, tuple[int, Any, Any]] = {}  # number of the call, actor, what the call returned
-        self._refs: dict[int, ObjectRef] = {}  # by number, of those that were not taken
+        self._busy: dict[ObjectRef, tuple[int, Any, Any]] = {}  # number of the call, actor, result of fn
+        self._refs: dict[int, ObjectRef] = {}  # untaken results, by number
         self._waiting: deque[tuple[Callable, Any]] = deque()
-        self._begun = 0  # calls so far
+        self._begun = 0  # number of calls so far
         self._taken = 0  # the number of the next result in order
 
     def map(self, fn: Callable[[Any, Any], ObjectRef], values: Iterable[Any]) -> Iterator[Any]:
-        """Results in the order of the values. What was submitted before is dropped. Iterate, or not all of it runs."""
+        """Returns an iterator over results in the order of the values. Earlier submissions are dropped. Without iteration not all calls
+        run."""
         self._drop()
         return self._all(fn, values, self.get_next)
 
     def map_unordered(self, fn: Callable[[Any, Any], ObjectRef], values: Iterable[Any]) -> Iterator[Any]:
-        """Results as they come."""
+        """Returns an iterator over results in order of arrival. Otherwise the same as map."""
         self._drop()
         return self._all(fn, values, self.get_next_unordered)
 
     def _drop(self) -> None:
         while self.has_next():
-            with contextlib.suppress(Exception):  # a result that nobody asks for, or it was not there yet
-                self.get_next_unordered(timeout=0, ignore_if_timedout=True)  # in whatever order: get_next refuses those passed over
+            with contextlib.suppress(Exception):  # an unwanted or late result
+                self.get_next_unordered(timeout=0, ignore_if_timedout=True)  # in any order: get_next refuses skipped ones
 
     def _all(self, fn, values: Iterable[Any], take: Callable[[], Any]) -> Iterator[Any]:
         for value in values:
@@ -52,24 +53,24 @@ class ActorPool:
         return results()
 
     def submit(self, fn: Callable[[Any, Any], ObjectRef], value: Any) -> None:
-        """One call, on the next actor that is idle."""
+        """Makes a call on the next idle actor."""
         if not self._idle:
             self._waiting.append((fn, value))
             return
         actor = self._idle.pop()
         refs = fn(actor, value)
-        ref = refs[0] if isinstance(refs, list) else refs  # several results of one call are there together
+        ref = refs[0] if isinstance(refs, list) else refs  # several results of one call arrive together
         self._busy[ref] = (self._begun, actor, refs)
         self._refs[self._begun] = ref
         self._begun += 1
 
     def has_next(self) -> bool:
-        """Whether there are results to take."""
+        """True if there are results to take."""
         return bool(self._busy)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """The next result in the order of submission. TimeoutError when it is not there in time; with ``ignore_if_timedout`` it is passed
-        over, and its actor gets the next call. StopIteration when there is none, ValueError when get_next_unordered took a later one."""
+        """Returns the next result in the order of submission. TimeoutError when it is late; with ``ignore_if_timedout`` it is also skipped,
+        and its actor gets the next call. StopIteration when there is none, ValueError after get_next_unordered took a later one."""
         if not self.has_next():
             raise StopIteration("No more results to get")
         if self._taken >= self._begun:
@@ -79,7 +80,7 @@ class ActorPool:
         return self._take(ref, late, ignore_if_timedout)
 
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Any result. Otherwise as get_next."""
+        """Returns any result. Otherwise the same as get_next."""
         if not self.has_next():
             raise StopIteration("No more results to get")
         ready, _ = wait(list(self._busy), timeout=timeout)
@@ -110,15 +111,15 @@ class ActorPool:
             self.submit(*self._waiting.popleft())
 
     def has_free(self) -> bool:
-        """Whether an actor is idle and nothing waits."""
+        """True if an actor is idle and no call waits."""
         return bool(self._idle) and not self._waiting
 
     def pop_idle(self) -> Any | None:
-        """Takes an idle actor out of the pool; None when there is none."""
+        """Takes an idle actor out of the pool, or returns None."""
         return self._idle.pop() if self.has_free() else None
 
     def push(self, actor: Any) -> None:
-        """Adds an actor. ValueError for one that is in the pool."""
+        """Adds an actor. ValueError if it is in the pool already."""
         if actor in self._idle or any(actor == a for _, a, _ in self._busy.values()):
             raise ValueError("Actor already belongs to current ActorPool")
         self._return(actor)

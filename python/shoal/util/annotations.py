@@ -1,4 +1,4 @@
-"""``PublicAPI``, ``DeveloperAPI``, ``Deprecated``: decorators that mark what a library offers. Names are Ray's; they change nothing."""
+"""``PublicAPI``, ``DeveloperAPI``, ``Deprecated``: decorators that mark a library's API. Names are Ray's; the first two have no effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Deprecated", "DeveloperAPI", "PublicAPI", "RayDeprecationWarning"]
 
 
 class RayDeprecationWarning(DeprecationWarning):
-    """The warning for what ``Deprecated(warning=True)`` marks."""
+    """The warning for targets of ``Deprecated(warning=True)``."""
 
 
 def _plain(*args: Any, **_: Any):
@@ -22,7 +22,7 @@ PublicAPI = DeveloperAPI = _plain
 
 
 def Deprecated(*args: Any, message: str = "", warning: bool = False):
-    """With ``warning`` a use of it warns."""
+    """Marks a target; with ``warning`` each use warns."""
     if len(args) == 1 and callable(args[0]):
         return args[0]
 

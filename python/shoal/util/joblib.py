@@ -1,6 +1,6 @@
-"""``register_ray``: joblib, and with it scikit-learn, on actors of a cluster. Names are Ray's.
+"""``register_ray``: runs joblib, and with it scikit-learn, on actors of a cluster. Names are Ray's.
 
-``register_ray()`` once, then ``with joblib.parallel_backend("ray"): ...``.
+Call ``register_ray()`` once, then use ``with joblib.parallel_backend("ray"): ...``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["register_ray"]
 
 
 def register_ray() -> None:
-    """Makes the backend "ray" (and "shoal") known to joblib. ImportError where there is no joblib."""
+    """Registers the backends "ray" and "shoal" with joblib. ImportError without joblib."""
     from joblib.parallel import register_parallel_backend
 
     for name in ("ray", "shoal"):

@@ -1,16 +1,17 @@
-"""``Counter``, ``Gauge`` and ``Histogram``: what a program measures, for Prometheus. Names are Ray's.
+"""``Counter``, ``Gauge`` and ``Histogram``: a program's metrics, for Prometheus. Names are Ray's.
 
-Any process of a job may record: drivers, actors, functions. What is recorded stays in the process until somebody asks for it: ``shoal
-metrics``, or Prometheus at the head's HTTP interface (``GET /metrics``; ``shoal metrics --scrape-config`` prints what its configuration has
-to say). There a metric is called ``shoal_user_NAME``, a counter with ``_total`` at the end, with the labels ``node``, ``host``, ``job_id``
-and ``role`` ("driver", "actor CLASS"). Counters and histograms of all processes that have these in common are added up, also of those that
-have ended; a gauge is of one process, with its ``pid`` and ``worker``, and goes with it. A tag of one of these names is called
-``exported_..`` there.
+Any process of a job may record: drivers, actors, functions. Records stay in the process until they are requested by ``shoal metrics``, or
+by Prometheus at the head's HTTP interface (``GET /metrics``). ``shoal metrics --scrape-config`` prints the configuration for Prometheus.
 
-A process that ends in order (an actor that nothing refers to, an idle worker of functions, a driver that leaves) tells its node what it
-counted last. Of one that is killed, also by ``kill`` or the end of its job, what it counted since it was last asked is lost. Every
-process has room for %d series: each combination of tag values is one, of a histogram one for each bucket; what is beyond is not recorded,
-and a warning says so once. A combination of tags that is longer than 1024 bytes is not told.
+A metric is exported as ``shoal_user_NAME``, a counter with the suffix ``_total``, with the labels ``node``, ``host``, ``job_id`` and
+``role`` ("driver", "actor CLASS"). Counters and histograms are summed over all processes with equal labels, including ended ones. A gauge
+belongs to one process, has its ``pid`` and ``worker``, and disappears with it. A tag with the name of a label is exported as
+``exported_..``.
+
+A process that ends in order (an unreferenced actor, an idle worker of functions, a leaving driver) sends its last counts to its node. If a
+process is killed, also by ``kill`` or the end of its job, its counts since the last request are lost. Every process has room for %d series:
+one for each combination of tag values, and for each bucket of a histogram. Further series are not recorded, with one warning. Combinations
+of tags longer than 1024 bytes are not exported.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ def _full(name: str) -> None:
 
 
 class Metric:
-    """The base of the three kinds of metrics. Not to be made itself."""
+    """The base of the three kinds of metrics, which are the classes to use."""
 
     _kind = ""
 
     def __init__(self, name: str, description: str = "", tag_keys: tuple[str, ...] | None = None, *, _bounds: Sequence[float] = ()):
-        """``name`` and ``tag_keys``: letters, digits and ``_``, no digit first. The same name again is the same metric.
+        """``name`` and ``tag_keys``: letters, digits and ``_``, no digit first. Two objects with one name are the same metric.
 
-        TypeError for other types; ValueError for other names, and for a name that this process has with another kind or other boundaries.
+        TypeError for other types. ValueError for other names, and for a name that this process has with another kind or other boundaries.
         """
         if not isinstance(name, str):
             raise TypeError(f"name must be str, got {type(name)}.")
@@ -71,10 +72,10 @@ class Metric:
         self._name, self._description, self._tag_keys = name, description, tag_keys
         self._default_tags: dict[str, str] = {}
         self._metric = _native.Metric(self._kind, name, description, list(_bounds))
-        self._series: dict[Any, Any] = {}  # by the values of the tags, and by what stands for them in a call
+        self._series: dict[Any, Any] = {}  # by tag items of a call
 
     def set_default_tags(self, default_tags: dict[str, str]) -> Metric:
-        """Values of tags where a call gives none. ValueError for keys that are not ``tag_keys``, TypeError for values that are not str."""
+        """Sets tag values for calls that give none. ValueError for keys outside of ``tag_keys``, TypeError for values that are not str."""
         self._checked(default_tags)
         self._default_tags = dict(default_tags)
         self._series = {}
@@ -97,13 +98,13 @@ class Metric:
                 raise TypeError(f"Tag values must be str, got {type(value)}.")
 
     def _at(self, tags: dict[str, str] | None):
-        """The series, None when there are too many."""
+        """Returns the series, or None when there are too many."""
         key = tuple(tags.items()) if tags else None
         try:
             return self._series[key]
         except KeyError:
             pass
-        except TypeError:  # a value that cannot be hashed, and is no str
+        except TypeError:  # an unhashable value, which is no str
             self._checked(tags)
         if tags:
             self._checked(tags)
@@ -139,12 +140,12 @@ def _number(value) -> int | float:
 
 
 class Counter(Metric):
-    """Only grows: how often something happened, how much there was of it."""
+    """A value that only grows: a number of events, or an amount."""
 
     _kind = "counter"
 
     def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
-        """ValueError for a ``value`` that is not above 0 and finite, for a tag that is missing or unknown; TypeError for other types."""
+        """Adds ``value``. ValueError unless it is above 0 and finite, and for a missing or unknown tag; TypeError for other types."""
         value = _number(value)
         if not 0 < value < math.inf:
             raise ValueError(f"value must be >0, got {value}")
@@ -154,12 +155,12 @@ class Counter(Metric):
 
 
 class Gauge(Metric):
-    """A value that goes up and down; the last one counts."""
+    """A value that goes up and down; the last one is reported."""
 
     _kind = "gauge"
 
     def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
-        """None: nothing. ValueError for a tag that is missing or unknown; TypeError for other types."""
+        """Sets the value; None has no effect. ValueError for a missing or unknown tag; TypeError for other types."""
         if value is None:
             return
         value = _number(value)
@@ -169,7 +170,7 @@ class Gauge(Metric):
 
 
 class Histogram(Metric):
-    """How often values lay between ``boundaries``: positive, finite and ascending, each the greatest of its bucket."""
+    """Counts of values between ``boundaries``: positive, finite and ascending, each the upper limit of its bucket."""
 
     _kind = "histogram"
 
@@ -192,7 +193,7 @@ class Histogram(Metric):
         super().__init__(name, description, tag_keys, _bounds=[float(b) for b in boundaries])
 
     def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
-        """ValueError for NaN, for a tag that is missing or unknown; TypeError for other types."""
+        """Counts ``value``. ValueError for NaN, and for a missing or unknown tag; TypeError for other types."""
         value = _number(value)
         if math.isnan(value):
             raise ValueError(f"value must be a number, got {value}")

@@ -1,6 +1,6 @@
-"""``Pool``: the one of Python's ``multiprocessing``, whose processes are actors of a cluster. Names are Ray's.
+"""``Pool``: the interface of Python's ``multiprocessing.Pool`` over actors of a cluster. Names are Ray's.
 
-``from shoal.util.multiprocessing import Pool`` in place of ``from multiprocessing import Pool``.
+Import it by ``from shoal.util.multiprocessing import Pool`` in place of ``from multiprocessing import Pool``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Process:
             initializer(*initargs)
 
     def run(self, function: Callable, items: list[tuple[tuple, dict]]) -> list[tuple[bool, Any]]:
-        """(whether it raised, what it returned or raised) for each."""
+        """Returns (True if it raised, its result or exception) for each item."""
         out = []
         for args, kwargs in items:
             try:
@@ -40,7 +40,7 @@ class _Process:
 
 
 class AsyncResult:
-    """The result of calls that are under way."""
+    """The result of calls in flight."""
 
     def __init__(self, refs: list[ObjectRef], single: bool, callback: Callable | None = None, error_callback: Callable | None = None):
         self._refs, self._single, self._callbacks = refs, single, (callback, error_callback)
@@ -73,7 +73,7 @@ class AsyncResult:
         return all(ref._ref.ready for ref in self._refs)
 
     def successful(self) -> bool:
-        """ValueError before it is ready."""
+        """True if all calls succeeded. ValueError before it is ready."""
         if not self.ready():
             raise ValueError(f"{self!r} not ready")
         try:
@@ -83,7 +83,7 @@ class AsyncResult:
         return True
 
     def get(self, timeout: float | None = None) -> Any:
-        """The result, or what was raised first in the order of the calls. TimeoutError when it is not there in time."""
+        """Returns the result, or raises the first exception in the order of the calls. TimeoutError when it is not ready in time."""
         self.wait(timeout)
         if not self.ready():
             raise TimeoutError
@@ -92,7 +92,7 @@ class AsyncResult:
 
 
 def _left(refs: deque[ObjectRef]) -> deque[ObjectRef]:
-    """Without those at its beginning that are done: one look each, however many there are."""
+    """Removes the finished references at the start; each is inspected once."""
     while refs and refs[0]._ref.ready:
         refs.popleft()
     return refs
@@ -106,9 +106,9 @@ def _value(item: tuple[bool, Any]) -> Any:
 
 
 class Pool:
-    """``processes`` actors (default: one per CPU of the cluster) with ``ray_remote_args`` each (``{"num_cpus": 0}``, as in Ray: they wait
-    for nobody's CPUs). ``initializer`` runs first in each; after ``maxtasksperchild`` chunks of calls another takes its place.
-    ``ray_address``: as ``init`` has it, where nobody called that before. ValueError for more processes than CPUs."""
+    """A pool of ``processes`` actors (default: one per CPU of the cluster), made with ``ray_remote_args`` (default ``{"num_cpus": 0}``, as
+    in Ray: they request no CPU). ``initializer`` runs first in each. After ``maxtasksperchild`` chunks of calls a new actor replaces it.
+    ``ray_address``: the address for ``init``, if the process is not connected. ValueError for more processes than CPUs."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Pool:
         ray_address: str | None = None,
         ray_remote_args: dict[str, Any] | None = None,
     ):
-        del context  # Ray's, and unused there
+        del context  # Ray's argument, without effect there as well
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be callable")
         if not is_initialized():
@@ -135,17 +135,17 @@ class Pool:
         self._made_with = (initializer, tuple(initargs or ()))
         self._limit = maxtasksperchild
         self._actors: list[ActorHandle] = [self._process() for _ in range(processes)]
-        self._begun = [0] * processes  # chunks, of each
-        self._running: list[deque[ObjectRef]] = [deque() for _ in range(processes)]  # of each, which takes them in this order
-        self._retired: list[tuple[ActorHandle, deque[ObjectRef]]] = []  # until their chunks are done
-        self._submitting = threading.RLock()  # callbacks may submit, too
+        self._begun = [0] * processes  # number of chunks begun, per actor
+        self._running: list[deque[ObjectRef]] = [deque() for _ in range(processes)]  # chunks per actor, in its order of execution
+        self._retired: list[tuple[ActorHandle, deque[ObjectRef]]] = []  # replaced actors, until their chunks are done
+        self._submitting = threading.RLock()  # reentrant: callbacks may submit
         self._open = True
 
     def _process(self) -> ActorHandle:
         return self._actor_class.remote(*self._made_with)
 
     def _submit(self, function: Callable, items: list[tuple[tuple, dict]]) -> ObjectRef:
-        """To whoever has the least to do."""
+        """Submits a chunk to the actor with the fewest unfinished chunks."""
         with self._submitting:
             self._retired = [(actor, refs) for actor, refs in self._retired if _left(refs)]
             k = min(range(len(self._actors)), key=lambda k: len(_left(self._running[k])))
@@ -212,28 +212,28 @@ class Pool:
         return self._map(func, iterable, chunksize, True, callback, error_callback)
 
     def imap(self, func: Callable, iterable: Iterable, chunksize: int = 1) -> _Results:
-        """Results in order. What is iterated over is read as results are taken."""
+        """Returns an iterator over results in order. The iterable is read as results are taken."""
         self._check()
         return _Results(self, func, iterable, chunksize, ordered=True)
 
     def imap_unordered(self, func: Callable, iterable: Iterable, chunksize: int = 1) -> _Results:
-        """Results as they come."""
+        """Returns an iterator over results in order of arrival."""
         self._check()
         return _Results(self, func, iterable, chunksize, ordered=False)
 
     def close(self) -> None:
-        """Takes no more calls."""
+        """Refuses further calls."""
         self._open = False
 
     def terminate(self) -> None:
-        """Ends its processes at once."""
+        """Ends the actors at once."""
         self.close()
         for actor in (*self._actors, *(actor for actor, _ in self._retired)):
-            with contextlib.suppress(ActorHandleNotFoundError):  # after shutdown() it is gone already
+            with contextlib.suppress(ActorHandleNotFoundError):  # already ended by shutdown()
                 kill(actor)
 
     def join(self) -> None:
-        """After ``close``: waits until what was begun is done, and ends the processes."""
+        """Waits until all calls are done, then ends the actors; for use after ``close``."""
         if self._open:
             raise ValueError("Pool is still running")
         refs = [r for refs in (*self._running, *(refs for _, refs in self._retired)) for r in refs]
@@ -253,7 +253,7 @@ class Pool:
 
 
 class _Results:
-    """Iterates; ``next(timeout)`` raises TimeoutError when none comes in time."""
+    """An iterator over results; ``next(timeout)`` raises TimeoutError when none arrives in time."""
 
     def __init__(self, pool: Pool, function: Callable, iterable: Iterable, chunksize: int, ordered: bool):
         if chunksize < 1:

@@ -1,4 +1,4 @@
-"""Placement groups: resources that are reserved together, bundle by bundle, for actors and tasks to be placed in. Names are Ray's."""
+"""Placement groups: bundles of resources that are reserved together, for actors and tasks. Names are Ray's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 class PlacementGroup:
-    """Names a placement group; a value that may be passed on."""
+    """Refers to a placement group; a value that may be sent."""
 
     def __init__(self, id: str, bundles: list[dict[str, float]] | None = None):
         self.id, self._bundles = PlacementGroupID(id), bundles
@@ -43,7 +43,7 @@ class PlacementGroup:
 
     @property
     def bundle_specs(self) -> list[dict[str, float]]:
-        """The resources that each bundle reserves."""
+        """The resources of each bundle."""
         if self._bundles is None:
             self._bundles = session().group(self.id)["bundles"]
         return self._bundles
@@ -53,11 +53,11 @@ class PlacementGroup:
         return len(self.bundle_specs)
 
     def ready(self) -> ObjectRef:
-        """A reference that is ready once all bundles are reserved, with this group as its value."""
+        """Returns a reference that is ready once all bundles are reserved; its value is this group."""
         return ObjectRef(session().group_ready(self.id, _serialize.dumps(self)[0]), "placement group")
 
     def wait(self, timeout_seconds: float = 30) -> bool:
-        """Whether it is reserved within that time."""
+        """Returns True if the group is reserved within that time."""
         try:
             get(ObjectRef(session().group_ready(self.id, _READY), "placement group"), timeout=timeout_seconds)
         except GetTimeoutError:
@@ -86,12 +86,12 @@ def placement_group(
     bundle_label_selector: list[dict[str, str]] | None = None,
     topology_strategy: dict[str, str] | None = None,
 ) -> PlacementGroup:
-    """Reserves resources: all of ``bundles`` or none, each on one node. Returns at once; ``ready()`` and ``wait()`` tell when it is there.
+    """Reserves resources: all of ``bundles`` or none, each on one node. Returns at once; ``ready()`` and ``wait()`` report completion.
 
-    ``strategy``: PACK (on as few nodes as it fits on; the default), SPREAD (on as many as there are), STRICT_PACK (on one), STRICT_SPREAD
-    (each on another). ``bundle_label_selector``: of which nodes, for each bundle (``{}``: of all), as ``label_selector`` of an actor. What
-    no node can hold now waits for one that can. It ends with its job, or with ``lifetime="detached"`` by ``remove_placement_group`` alone.
-    Raises ValueError for what is no bundle, strategy or lifetime, and for a name that is taken; Unimplemented for the two that are left.
+    ``strategy``: PACK (the default: as few nodes as possible), SPREAD (as many as possible), STRICT_PACK (one node), STRICT_SPREAD (a
+    separate node for each). ``bundle_label_selector``: a selector of nodes for each bundle, as an actor's ``label_selector`` (``{}``: any
+    node). A group that fits no node now waits. It ends with its job, or with ``lifetime="detached"`` only by ``remove_placement_group``.
+    Raises ValueError for an invalid bundle, strategy or lifetime, and for a name in use; Unimplemented for the other two arguments.
     """
     if not isinstance(bundles, list) or not bundles or not all(isinstance(b, dict) and b for b in bundles):
         raise ValueError(f"bundles is a list, not empty, of dicts of amounts by resource, not {bundles!r}")
@@ -132,14 +132,14 @@ def placement_group(
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:
-    """Gives its resources back; actors and tasks in it are killed. Not waited for; a second time does nothing."""
+    """Releases the resources and kills the actors and tasks in the group. It does not wait, and may be repeated."""
     if not isinstance(placement_group, PlacementGroup):
         raise TypeError(f"remove_placement_group() takes a PlacementGroup, not {type(placement_group).__name__}")
     session().remove_group(placement_group.id)
 
 
 def get_placement_group(placement_group_name: str) -> PlacementGroup:
-    """The one of this name in this job's namespace. ValueError when there is none."""
+    """Returns the group of this name in this job's namespace. ValueError when there is none."""
     if not placement_group_name:
         raise ValueError("the name of a placement group is not empty")
     row = session().find_group(placement_group_name, state.namespace)
@@ -147,8 +147,8 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
 
 
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
-    """Describes one group, or all by id: name, bundles by index, the node of each, strategy and state (PENDING, CREATED, RESCHEDULING,
-    REMOVED)."""
+    """Describes one group, or all by id: name, bundles and their nodes by index, strategy and state. States are PENDING, CREATED,
+    RESCHEDULING and REMOVED."""
     if placement_group is not None:
         return _table_row(session().group(placement_group.id))
     return {row["id"]: _table_row(row) for row in session().list("groups")}
@@ -167,14 +167,14 @@ def _table_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def get_current_placement_group() -> PlacementGroup | None:
-    """The one that this actor or task is placed in."""
+    """Returns the group of this actor or task, or None."""
     group = os.environ.get("SHOAL_GROUP", "")
     return PlacementGroup(group) if group else None
 
 
 class _Callable(types.ModuleType):
-    """This module has the name of a function beside it: ``util.placement_group(...)`` works whichever of them the name means, as it means
-    the module where that was imported last."""
+    """Makes the module callable. ``util.placement_group`` is both a function and this module, depending on the last import; a call works
+    for both."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> PlacementGroup:
         return placement_group(*args, **kwargs)

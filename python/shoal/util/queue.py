@@ -1,4 +1,4 @@
-"""``Queue``: first in, first out, shared by whoever has it: it is a value and may be passed to actors and tasks. Names are Ray's."""
+"""``Queue``: a first-in, first-out queue that can be passed to actors and tasks. Names are Ray's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Full(queue.Full):
 
 
 class Queue:
-    """Holds at most ``maxsize`` items (0: any number) in an actor that is made with ``actor_options``.
+    """Holds at most ``maxsize`` items (0: unlimited) in an actor that is made with ``actor_options``.
 
-    ``put`` and ``get`` block unless told otherwise and raise Full and Empty; those that wait are served in the order in which they came.
+    By default ``put`` and ``get`` block; at a timeout they raise Full and Empty. Waiting calls are served in order of arrival.
     """
 
     def __init__(self, maxsize: int = 0, actor_options: dict[str, Any] | None = None):
@@ -51,7 +51,7 @@ class Queue:
         return get(self.actor.full.remote())
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Adds an item. Full when there is no room now (``block=False``) or within ``timeout`` seconds."""
+        """Adds an item. Raises Full without room now (``block=False``) or within ``timeout`` seconds."""
         get(self._put(item, block, timeout))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
@@ -61,7 +61,7 @@ class Queue:
         return self.actor.put.remote(item, _limit(timeout)) if block else self.actor.put_nowait.remote(item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Takes the oldest item. Empty when there is none now (``block=False``) or within ``timeout`` seconds."""
+        """Takes the oldest item. Raises Empty without one now (``block=False``) or within ``timeout`` seconds."""
         return get(self._get(block, timeout))
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -77,20 +77,20 @@ class Queue:
         return self.get(block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """Adds all of them, or none: Full."""
+        """Adds all items, or raises Full and adds none."""
         if not isinstance(items, Iterable):
             raise TypeError("Argument 'items' must be an Iterable")
         get(self.actor.put_nowait_batch.remote(list(items)))
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
-        """Takes so many, or none: Empty."""
+        """Takes ``num_items`` items, or raises Empty and takes none."""
         num_items = whole("num_items", num_items)
         if num_items < 0:
             raise ValueError("'num_items' must be nonnegative")
         return get(self.actor.get_nowait_batch.remote(num_items))
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
-        """Ends the actor: after the calls that it has, but within ``grace_period_s``, or at once (``force``)."""
+        """Ends the actor: after its pending calls, at most ``grace_period_s`` later, or at once (``force``)."""
         if self.actor is None:
             return
         if force or not wait([self.actor.__ray_terminate__.remote()], timeout=grace_period_s)[0]:

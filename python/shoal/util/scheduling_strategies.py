@@ -1,4 +1,4 @@
-"""Where actors and tasks are placed: values for the option ``scheduling_strategy``. Names are Ray's."""
+"""Placement of actors and tasks: values for the option ``scheduling_strategy``. Names are Ray's."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PlacementGroupSchedulingStrategy:
-    """In a placement group, out of its resources: in one bundle of it, or (-1) in any that has room. With
-    ``placement_group_capture_child_tasks`` what the actor or task creates is placed there, too."""
+    """Places it in a bundle of a placement group, with the group's resources; -1: in any bundle that has room.
+    ``placement_group_capture_child_tasks`` also places the actors and tasks that it creates."""
 
     placement_group: PlacementGroup
     placement_group_bundle_index: int = -1
@@ -30,7 +30,7 @@ class PlacementGroupSchedulingStrategy:
 
 @dataclass(frozen=True)
 class NodeAffinitySchedulingStrategy:
-    """On this node; with ``soft`` on another one when it is gone or could never hold it."""
+    """Places it on this node; with ``soft``, on another one if the node is gone or can never hold it."""
 
     node_id: str
     soft: bool
@@ -46,7 +46,7 @@ class NodeAffinitySchedulingStrategy:
 
 
 class In:
-    """A label's value is one of these."""
+    """The label's value is one of these."""
 
     negated = False
 
@@ -57,25 +57,25 @@ class In:
 
 
 class NotIn(In):
-    """A label is not there, or its value is none of these."""
+    """The label is missing, or its value is none of these."""
 
     negated = True
 
 
 class Exists:
-    """A label is there."""
+    """The label exists."""
 
     negated, values = False, ()
 
 
 class DoesNotExist:
-    """A label is not there."""
+    """The label does not exist."""
 
     negated, values = True, ()
 
 
 class NodeLabelSchedulingStrategy:
-    """On a node whose labels match all of ``hard``, and of these on one that matches all of ``soft``, too, if there is room on one."""
+    """Places it on a node whose labels match all of ``hard``. Among these, nodes with room that match all of ``soft`` are preferred."""
 
     def __init__(self, hard: dict, *, soft: dict | None = None):
         if not hard and not soft:

@@ -1,4 +1,4 @@
-"""``register_serializer``: how instances of a class travel, in place of their pickles. Names are Ray's."""
+"""``register_serializer``: custom pickling of a class's instances. Names are Ray's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["deregister_serializer", "register_serializer"]
 
 
 def register_serializer(cls: type, *, serializer: Callable[[Any], Any], deserializer: Callable[[Any], Any]) -> None:
-    """In this process: whoever sends some has to register it. ``deserializer`` travels along."""
+    """Registers functions for this process; each sending process must do so. ``deserializer`` is sent along."""
     copyreg.pickle(cls, lambda value: (deserializer, (serializer(value),)))
 
 
 def deregister_serializer(cls: type) -> None:
-    """Does nothing where there is none."""
+    """Removes the functions for ``cls``, if any."""
     copyreg.dispatch_table.pop(cls, None)

@@ -1,8 +1,8 @@
 """Queries of a cluster's state: ``list_actors``, ``get_node``, ``summarize_actors``, ``list_logs`` and others. Names and fields are Ray's.
 
-Each call asks the cluster of this process, or the one at ``address`` (``"auto"``, ``"HOST:PORT"``, or ``"http://HOST:PORT"``), and needs no
-``shoal.init``. A row is a dict whose fields are attributes as well. ``filters`` are ``(field, "=" or "!=", value)``, all of which hold;
-text is compared without regard to case. ``_explain`` changes nothing.
+A call asks the cluster of this process, or the one at ``address`` (``"auto"``, ``"HOST:PORT"``, ``"http://HOST:PORT"``), without
+``shoal.init``. A row is a dict with its fields as attributes. ``filters`` are ``(field, "=" or "!=", value)``; all must hold, and text is
+compared without regard to case. ``_explain`` has no effect.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class StateRow(dict):
 
 
 class ListApiOptions:
-    """``limit``, ``timeout``, ``detail`` and ``filters`` together, as Ray's StateApiClient takes them."""
+    """The arguments ``limit``, ``timeout``, ``detail`` and ``filters`` of Ray's StateApiClient."""
 
     def __init__(self, limit: int = 100, timeout: float = _TIMEOUT_S, detail: bool = False, filters: Any = None):
         self.limit, self.timeout, self.detail, self.filters = limit, timeout, detail, filters or []
 
 
-# ---- rows: from the cluster's own to Ray's. What stands after "detail" is there with detail=True.
+# ---- conversion of the cluster's rows to Ray's; fields under "detail" require detail=True
 
 
 def _death(row: dict[str, Any]) -> str | None:
@@ -185,7 +185,7 @@ def _object(r: dict[str, Any], detail: bool) -> StateRow:
         task_status=r["status"],
         attempt_number=0,
         reference_type=r["reference"],
-        call_site="disabled",  # as Ray has it where it records none
+        call_site="disabled",  # Ray's value where none is recorded
         type="DRIVER" if r["role"] == "driver" else "WORKER",
         pid=r["pid"],
         ip=r["host"],
@@ -202,7 +202,7 @@ def _runtime_env(r: dict[str, Any], detail: bool) -> StateRow:
     return row
 
 
-# ---- asking
+# ---- queries
 
 
 def _address(address: str | None) -> list[str]:
@@ -236,7 +236,7 @@ def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]
 
 
 def _told(what: str, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
-    """Returns what nodes and their processes report. For those that do not report it raises Unavailable, or warns."""
+    """Returns rows that nodes and their processes report. If some do not answer, it raises Unavailable or warns."""
     rows, missing = _asked(what, address, timeout)
     if missing and raise_on_missing_output:
         raise _incomplete(what, missing)
@@ -246,7 +246,7 @@ def _told(what: str, address: str | None, timeout: float, raise_on_missing_outpu
 
 
 def _asked(what: str, address: str | None, timeout: float) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows, and what is missing."""
+    """Returns (rows, descriptions of what is missing)."""
     if address is not None and "://" in address:
         raise Unimplemented(f"{what} over HTTP", hint="give the address of the cluster itself: HOST:PORT")
     said = _command("list", what, "--limit", "0", *_address(address), timeout=timeout)
@@ -280,7 +280,7 @@ def _lister(what: str, shape: Callable[[dict[str, Any], bool], StateRow], doc: s
         raise_on_missing_output: bool = True,
         _explain: bool = False,
     ) -> list[StateRow]:
-        del _explain  # Ray's
+        del _explain  # Ray's argument, without effect
         asked = what in ("objects", "runtime-envs", "tasks")
         raw = _told(what, address, timeout, raise_on_missing_output) if asked else _raw(what, address, timeout)
         return _kept([shape(r, detail) for r in raw], filters)[:limit]
@@ -317,7 +317,7 @@ def _one(what: str, shape: Callable, id: str, address: str | None, timeout: floa
 
 
 def get_actor(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | None:
-    """One actor with all its fields, None when there is none."""
+    """Returns an actor with all fields, or None."""
     return _one("actors", _actor, id, address, timeout)
 
 
@@ -330,7 +330,7 @@ def get_worker(id: str, address: str | None = None, timeout: float = _TIMEOUT_S,
 
 
 def get_job(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | None:
-    """By its id, or the one that it was submitted with."""
+    """Returns the job of an id or of a submission id, or None."""
     return _one("jobs", _job, id, address, timeout)
 
 
@@ -339,8 +339,8 @@ def get_placement_group(id: str, address: str | None = None, timeout: float = _T
 
 
 def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | list[StateRow] | None:
-    """One task with all its fields, a row per attempt when there were several; None when nobody knows it. Unavailable when somebody who
-    might know it told nothing, and nobody else does. ``id``: of the task, or a reference to what it comes to."""
+    """Returns a task with all fields, or a list with a row per attempt if there were several. None when no process has a record of it;
+    Unavailable if processes that may have one did not answer. ``id``: the task's id, or a reference to its result."""
     if isinstance(id, ObjectRef):
         if (ref := id).task_id().is_nil():
             raise ValueError(f"{ref!r} was put: no task returned it")
@@ -355,7 +355,7 @@ def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _
 def summarize_tasks(
     address: str | None = None, timeout: float = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
 ) -> dict[str, Any]:
-    """How many tasks of each function or method are in which state."""
+    """Counts tasks by function or method and by state."""
     del _explain
     rows = list_tasks(address, None, 1 << 30, timeout, False, raise_on_missing_output)
     summary: dict[str, dict[str, Any]] = {}
@@ -373,14 +373,14 @@ def summarize_tasks(
 
 
 def get_objects(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> list[StateRow]:
-    """A row per process that holds it; none when nobody does."""
+    """Returns a row per process that holds the object; an empty list if there is none."""
     return list_objects(address, [("object_id", "=", id)], limit=1 << 30, timeout=timeout, detail=True)
 
 
 def summarize_objects(
     address: str | None = None, timeout: float = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
 ) -> dict[str, Any]:
-    """How many objects there are, how large, and how they are referred to. By call site, of which there is one: none are recorded."""
+    """Counts objects, their sizes and kinds of references. There is one call site, because none are recorded."""
     del _explain
     rows = list_objects(address, None, 1 << 30, timeout, True, raise_on_missing_output)
     sizes = {(r.node_id, r.object_id or n): r.object_size for n, r in enumerate(rows)}
@@ -401,8 +401,8 @@ def summarize_objects(
 def summarize_actors(
     address: str | None = None, timeout: float = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
 ) -> dict[str, Any]:
-    """How many actors of each class are in which state."""
-    del raise_on_missing_output, _explain  # the head knows them all
+    """Counts actors by class and by state."""
+    del raise_on_missing_output, _explain  # the head has all actors
     rows = list_actors(address, limit=1 << 30, timeout=timeout)
     summary = {
         name: {"class_name": name, "state_counts": dict(Counter(r.state for r in rows if r.class_name == name))}
@@ -433,9 +433,10 @@ def list_logs(
     glob_filter: str | None = None,
     timeout: float = _TIMEOUT_S,
 ) -> dict[str, list[str]]:
-    """The session's log files by what wrote them: "head", "node", "local", "worker_out", "worker_err".
-    All nodes of a host share a folder: with ``node_id`` or ``node_ip`` those of workers are that node's. Those of another host come from a
-    node there: Unavailable when none lives. ValueError for a node that is not there."""
+    """The session's log files by writer: "head", "node", "local", "worker_out", "worker_err".
+
+    All nodes of a host share a folder; ``node_id`` or ``node_ip`` restricts workers' files to that node. Files of another host are fetched
+    from a living node there (Unavailable without one). ValueError for an unknown node."""
     glob_filter = "*" if glob_filter is None else glob_filter
     folder = _logs_folder(address)
     nodes, elsewhere = _nodes_named(folder, address, node_id, node_ip, timeout)
@@ -457,7 +458,7 @@ def list_logs(
 def _nodes_named(
     folder: Path, address: str | None, node_id: str | None, node_ip: str | None, timeout: float
 ) -> tuple[set[str] | None, str]:
-    """Their ids, None when none is named; and one of them when they are on another host, else ""."""
+    """Returns (ids of the named nodes, or None if none is named; one of these ids if they are on another host, else "")."""
     if node_id is None and node_ip is None:
         return None, ""
     rows = list_nodes(address, limit=1 << 30, timeout=timeout)
@@ -469,7 +470,7 @@ def _nodes_named(
 
 
 def _this_host(folder: Path) -> str:
-    """As nodes have it, of a cluster over several; "" where there is one."""
+    """This host's address in a cluster over several hosts, "" in a cluster on one host."""
     host = folder.parent / "tls" / "host"
     return host.read_text().strip() if host.exists() else ""
 
@@ -497,13 +498,15 @@ def get_log(
     _interval: float | None = None,
     filter_ansi_code: bool = False,
 ) -> Iterator[str]:
-    """A log, in pieces (of bytes with ``encoding=None``): of a file (``list_logs``), of an actor or a process (its stdout, or with
-    ``suffix="err"`` its stderr), of a submitted job, or what the last attempt of a task printed (all attempts of one process together,
-    whatever ``attempt_number``; Unimplemented where a process runs several at once, NotFound for a task that nobody knows). The last
-    ``tail`` lines, or all that is kept; ``follow``: and what is written from then on, looked for every ``_interval`` seconds, until its
-    process ends. ``filter_ansi_code``: without what colours it. A process is one of the node that ``node_id`` or ``node_ip`` names, where
-    one is named. What lies on another host comes from a node there, at most the last 16 MiB (Unavailable when none lives), and cannot be
-    followed (Unimplemented)."""
+    """Yields a log in pieces (of bytes with ``encoding=None``). The log is a file (``list_logs``), the output of an actor or a process, a
+    submitted job's, or a task's. ``suffix``: "out" for stdout, "err" for stderr.
+
+    A task's output is that of its last attempt. Attempts in one process are not separated, whatever ``attempt_number``. Unimplemented for
+    a process that runs several tasks at once, NotFound for an unknown task.
+
+    ``tail``: the number of last lines (-1: all that are kept). ``follow``: also yields later output, polled every ``_interval`` seconds,
+    until the process ends. ``filter_ansi_code``: removes colours. ``node_id`` or ``node_ip`` selects the node of a process. Logs on another
+    host come from a living node there (else Unavailable), at most the last 16 MiB, and cannot be followed (Unimplemented)."""
     del attempt_number
 
     def shown(pieces: Iterator[bytes]) -> Iterator[str]:
@@ -544,12 +547,12 @@ def _shown(pieces: Iterator[bytes], encoding: str | None, errors: str, plain: bo
     decode = codecs.getincrementaldecoder(encoding)(errors).decode if encoding else bytes
     for piece in pieces:
         yield decode(_COLOURS.sub(b"", piece) if plain else piece)
-    if encoding and (rest := decode(b"", True)):  # of a character that is cut off
+    if encoding and (rest := decode(b"", True)):  # of an incomplete character
         yield rest
 
 
 def _node_elsewhere(folder: Path, worker: str, address: str | None, timeout: float) -> str:
-    """Its node, if that is of another host."""
+    """Returns the worker's node if it is on another host, else ""."""
     here = _this_host(folder)
     row = get_worker(worker, address, timeout) if here else None
     node = get_node(row.node_id, address, timeout) if row is not None else None
@@ -593,7 +596,7 @@ def _pieces(path: Path, tail: int, follow: bool, over: Callable[[], bool], inter
         last = over()
         size = path.stat().st_size if path.exists() else 0
         if size < at:
-            at = 0  # it was full, and begins anew
+            at = 0  # the file was full and has been started anew
         if size > at:
             with path.open("rb") as file:
                 file.seek(at)
