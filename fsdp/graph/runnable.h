@@ -13,9 +13,8 @@ namespace shoal::fsdp {
 //   - A backward reads the gradient from the loss, or from the backward of the unit that read its output. A reduce_scatter follows a
 //     unit's last backward, and may follow earlier ones.
 //   - A recompute comes between its forward and backward.
-//   - An update comes after its unit's last reduce_scatter and after the commit. It may come before the commit (optimizer in
-//     backward) if no later node reads
-//     the unit. Every rank has then published its gradients and stopped reading the unit.
+//   - An update comes after its unit's last reduce_scatter and after the commit. It may come before the commit (optimizer in backward) if
+//     no later node reads the unit. Every rank has then published its gradients and stopped reading the unit.
 //   - A clip_norm comes after all reductions and before all updates.
 //   - A fetch comes before its unit's update, an offload after it.
 //   - There is at most one commit. It comes after all nodes except the updates that follow it, their fetches and their offloads.

@@ -90,7 +90,7 @@ class PySession {
   std::optional<Due> due;
   std::optional<actors::Incoming> taken;  // a call taken by a next_call that a signal handler ended; the next next_call returns it
   std::shared_ptr<Cancels> cancels = std::make_shared<Cancels>();
-  std::vector<std::shared_ptr<const void>> pinned;                   // objects of references that left for uncounted places
+  std::vector<std::shared_ptr<const void>> pinned;                   // objects whose references were passed on without counting
   bool stopped = false;                                              // next_call ends; loop only
   std::map<std::string, std::shared_ptr<actors::CallQueue>> queues;  // by actor id, for actors that a driver hosts
 

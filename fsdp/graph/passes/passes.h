@@ -27,7 +27,7 @@ struct Prefetch {
   std::vector<PrefetchList> lists = {};  // override `depth` for the listed units
   bool operator==(const Prefetch&) const = default;
 };
-// Moves unshards forward accordingly, but never before the reshard that ends the unit's previous lease.
+// Moves unshards to earlier places, but never before the reshard that ends the unit's previous lease.
 Result<Rewritten> prefetch(const StepGraph& graph, const Prefetch& how);
 
 // Per unit: true releases its lease between forward and backward and takes it again.
