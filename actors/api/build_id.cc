@@ -10,7 +10,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::size_t kMaxIdBytes = 64;  // the linker's are 16 or 20
+constexpr std::size_t kMaxIdBytes = 64;  // linkers make 16 or 20
 
 constexpr std::size_t padded(std::size_t n) { return (n + 3) / 4 * 4; }
 
@@ -52,7 +52,7 @@ std::string own_build_id() {
             break;
           }
         }
-        return 1;  // the program itself comes first; the others are its libraries
+        return 1;  // the program comes first, its libraries follow
       },
       &out);
   return out;

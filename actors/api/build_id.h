@@ -1,4 +1,4 @@
-// The build id of an ELF binary: its linker's hash of all it contains (-Wl,--build-id). Two builds of one program differ in it.
+// The build id of an ELF binary: its linker's hash of the contents (-Wl,--build-id), which differs between builds.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace shoal::actors::api {
 
-// In hexadecimal; "" when the running program was linked without one. Read from memory, so that it is the running program's even
-// after its file was replaced.
+// In hexadecimal; "" if the running program was linked without one. Read from memory, so that it is right even after the file was
+// replaced.
 std::string own_build_id();
 
-// Of the notes of one segment (ELF gABI, "Note Section"). Nothing when there is none, or when they make no sense.
+// The build id in a segment's notes (ELF gABI, "Note Section"). nullopt if there is none, or the notes are invalid.
 std::optional<std::string> build_id_in(std::span<const std::byte> notes);
 
 }  // namespace shoal::actors::api

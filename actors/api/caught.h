@@ -1,4 +1,5 @@
-// Exceptions of others end in this file: nlohmann::json's, those of a user's conversions, methods and coroutines. Nothing of ours throws.
+// Exceptions from nlohmann::json and from a user's conversions, methods and coroutines are caught in this file. Shoal itself never
+// throws.
 #pragma once
 
 #include <asio/error.hpp>
@@ -12,7 +13,7 @@
 
 namespace shoal::actors::api {
 
-// What was thrown, as the Error that `make` makes of its words. Asio's cancellation of a coroutine is Cancelled.
+// An exception as the Error that `make` creates from its text. Asio's cancellation of a coroutine is Cancelled.
 inline Error from_exception(const std::exception_ptr& thrown, Error (*make)(std::string), std::string_view doing) {
   const std::string what(doing);
   try {
@@ -27,7 +28,7 @@ inline Error from_exception(const std::exception_ptr& thrown, Error (*make)(std:
   }
 }
 
-// f(), which returns a Result; or what it threw.
+// The Result of f(), or its exception.
 template <class F>
 std::invoke_result_t<F> caught(Error (*make)(std::string), std::string_view doing, F&& f) {
   try {

@@ -88,7 +88,7 @@ bool CborReader::begin(Major major, std::uint64_t& n, const char* what) {
     at_ = from;
     return expected(what, h);
   }
-  // Each item takes a byte at least.
+  // Each item has at least one byte.
   if (h.n > left() || (major == Major::kMap && h.n > left() / 2)) return fail("a length beyond the end");
   n = h.n;
   return true;

@@ -1,7 +1,7 @@
-// CBOR (RFC 8949), as much of it as arguments and results are made of: written as fast as memory takes it, read without trust.
+// The part of CBOR (RFC 8949) for arguments and results: a fast writer, and a reader for untrusted bytes.
 //
-// The reader looks at each byte once and goes beyond none; lengths are counted against what is left before anything is allocated for them.
-// What it does not like it says once, with the byte where that stands. Neither throws.
+// The reader passes each byte once and never the end; lengths are checked against the remaining bytes before any allocation. It reports
+// its first error with the byte's position. Neither throws.
 #pragma once
 
 #include <array>
@@ -25,11 +25,11 @@ struct Hub;
 
 enum class Major : std::uint8_t { kUnsigned, kNegative, kBytes, kText, kArray, kMap, kTag, kOther };
 
-// Single bytes of the major kOther, and tags.
+// Single bytes of the major type kOther, and tags.
 inline constexpr std::uint8_t kFalse = 0xf4, kTrue = 0xf5, kNull = 0xf6, kUndefined = 0xf7, kFloat16 = 0xf9, kFloat32 = 0xfa,
                               kFloat64 = 0xfb;
-inline constexpr std::uint64_t kReferenceTag = 0x53484f41;  // ours ("SHOA"): the item is the number of a value that came beside the head
-inline constexpr std::uint64_t kFutureTag = 0x53484f42;     // likewise: [job, object, home, owner] of a value that stays where it is
+inline constexpr std::uint64_t kReferenceTag = 0x53484f41;  // Shoal's ("SHOA"): the item is the number of a value besides the head
+inline constexpr std::uint64_t kFutureTag = 0x53484f42;     // likewise: [job, object, home, owner] of a value that is not sent
 
 class CborWriter {
  public:
@@ -54,7 +54,7 @@ class CborWriter {
   void simple(std::uint8_t which) { byte(room(1), which); }
   void text(std::string_view t) { run(Major::kText, t.data(), t.size()); }
   void bytes(std::span<const std::byte> b) { run(Major::kBytes, b.data(), b.size()); }
-  // Items that something else has written.
+  // Items in encoded form.
   void raw(const void* data, std::size_t size) {
     if (size == 0) return;
     std::memcpy(room(size), data, size);
@@ -63,7 +63,7 @@ class CborWriter {
 
   std::span<const std::byte> written() const { return {begin(), size_}; }
 
-  // Among what was written is a reference to this object, which stays as long as `hold` does.
+  // Records that the written items refer to this object, which `hold` keeps.
   enum class Of { kValue, kActor };
   void refers_to(const ObjectKey& object, std::shared_ptr<const void> hold, Of of = Of::kValue) {
     if (refs_ == nullptr) refs_ = std::make_unique<Refs>();
@@ -74,9 +74,9 @@ class CborWriter {
   struct Refs {
     std::vector<ObjectKey> objects;
     std::vector<std::shared_ptr<const void>> holds;
-    bool to_values = false;  // some are
+    bool to_values = false;  // some are references to values
   };
-  const Refs* refs() const { return refs_.get(); }  // null: there are none
+  const Refs* refs() const { return refs_.get(); }  // null: none
 
  private:
   std::byte* begin() { return large_ ? large_.get() : small_.data(); }
@@ -101,13 +101,13 @@ class CborWriter {
     raw(data, size);
   }
 
-  std::array<std::byte, 512> small_;  // most calls need no more
+  std::array<std::byte, 512> small_;  // enough for most calls
   std::unique_ptr<std::byte[]> large_;
   std::unique_ptr<Refs> refs_;
   std::size_t size_ = 0, capacity_ = sizeof small_;
 };
 
-// The head of an item: what it is, and its number or length. Of kOther the byte itself, whose number is the bits of a float.
+// The head of an item: its type, and its number or length. For kOther `first` is the byte itself, and `n` a float's bits.
 struct CborHead {
   Major major = Major::kOther;
   std::uint8_t first = 0;
@@ -118,36 +118,36 @@ class CborReader {
  public:
   explicit CborReader(std::span<const std::byte> bytes) : begin_(bytes.data()), at_(bytes.data()), end_(bytes.data() + bytes.size()) {}
 
-  // Each is false when there is no such thing, and everything is from then on.
+  // All return false on failure, and on every later call.
   bool next(CborHead& out);
-  // An array, or a map, of `n` items or pairs; or text, or bytes, of so many: as many as may lie in what is left.
+  // begin: an array or map of `n` items or pairs, which must be possible in the remaining bytes. run: text or bytes.
   bool begin(Major major, std::uint64_t& n, const char* expected);
   bool run(Major major, std::string_view& out, const char* expected);
   bool integer(bool& negative, std::uint64_t& n);  // negative: the value is -1 - n
-  bool number(double& out);                        // of an integer, too
+  bool number(double& out);                        // also from an integer
   bool boolean(bool& out);
-  // The next item is this single byte, and is passed.
+  // True if the next item is this single byte, which is then passed.
   bool take_if(std::uint8_t first) {
     if (failed() || at_ == end_ || static_cast<std::uint8_t>(*at_) != first) return false;
     ++at_;
     return true;
   }
-  // As take_if, of the whole head of a tag.
+  // Like take_if, for the whole head of a tag.
   bool take_tag(std::uint64_t tag);
-  // One whole item, whatever it is: where it lies.
+  // One whole item of any kind, as its bytes.
   bool skip(std::span<const std::byte>& item);
 
-  // Around what lies in an array or a map: false beyond kMaxDepth.
+  // Around the items of an array or map: false beyond kMaxDepth.
   bool enter() { return ++depth_ <= kMaxDepth || fail("it nests too deep"); }
   void leave() { --depth_; }
 
-  // Why, once: the first reason counts. Always false.
+  // Records the first reason. Always false.
   bool fail(std::string why);
   bool failed() const { return !why_.empty(); }
   const std::string& why() const { return why_; }
   bool at_end() const { return at_ == end_; }
 
-  Hub* hub = nullptr;  // of the process that reads, for what is more than bytes; may be null
+  Hub* hub = nullptr;  // the reading process's, for handles and futures; may be null
 
  private:
   std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }

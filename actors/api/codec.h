@@ -1,13 +1,12 @@
 // Arguments and results, to Values and back.
 //
-// The head is a CBOR array with one item per parameter (items.h). Bytes and std::span<const std::byte> stay outside: their item is null,
-// and they are the buffers that follow the head, in order. An argument that is a future is a reference: its item says which of the
-// values that the call brings beside its arguments it is; where the parameter itself is a future, and inside of other values, it stays one
-// (future.h). A result is a list of one, of void an empty one; a tuple (with none in it) is several, each a value of its own
-// (Value::make_many).
+// The head is a CBOR array with one item per parameter (items.h). Bytes and std::span<const std::byte> have a null item, and are the
+// buffers after the head, in order. An argument that is a future is a reference: its item is the index of a value that the call carries
+// besides its arguments. Futures for parameters of type Future, and inside other values, stay references (future.h). A result is a list
+// of one, empty for void; a tuple (with no tuple in it) is several values (Value::make_many).
 //
-// What arrives is checked against the parameters' types; bytes that do not fit, or nest deeper than kMaxDepth, are InvalidArgument, with
-// the position of the argument and the name of the method.
+// Received bytes are checked against the parameters' types. Bytes that do not fit, or nest deeper than kMaxDepth, are InvalidArgument,
+// with the argument's position and the method's name.
 #pragma once
 
 #include <array>
@@ -33,7 +32,7 @@ template <class P>
 inline constexpr bool kIsBytes =
     std::is_same_v<std::remove_cvref_t<P>, Bytes> || std::is_same_v<std::remove_cvref_t<P>, std::span<const std::byte>>;
 
-// What a parameter's value is kept in while the method runs. A span is a view of the call itself.
+// The type that holds a parameter's value while the method runs. A span is a view into the call.
 template <class P>
 struct StoredType {
   using Type = std::remove_cvref_t<P>;
@@ -49,7 +48,7 @@ struct StoredType<P> {
 template <class P>
 using Stored = typename StoredType<P>::Type;
 
-// What the caller of a method that returns R gets: R, or what is in its Result; a view becomes an owner.
+// The caller's type for a method that returns R: R, or the type in its Result; a view becomes an owner.
 template <class R>
 struct ReturnedType {
   using Type = Stored<std::conditional_t<kIsBytes<R>, Bytes, std::remove_cvref_t<R>>>;
@@ -77,15 +76,15 @@ inline constexpr bool kIsTuple = false;
 template <class... T>
 inline constexpr bool kIsTuple<std::tuple<T...>> = true;
 
-// Of a method that returns several results; 0 of others. A tuple with one in it is a single value: who has a part alone could not tell
-// whether that is several, too.
+// The number of results of a method that returns several, else 0. A tuple with a tuple in it is a single value: a part alone would not
+// show that it is several values again.
 template <class T>
 inline constexpr std::size_t kNumResults = 0;
 template <class... T>
   requires(!kIsTuple<std::remove_cvref_t<T>> && ...)
 inline constexpr std::size_t kNumResults<std::tuple<T...>> = sizeof...(T);
 
-// An argument that is not there yet, or lies with others: Future<T> (future.h).
+// True for an argument whose value may not be here: Future<T> (future.h).
 template <class A>
 struct ReferenceTo {
   static constexpr bool kIs = false;
@@ -93,15 +92,15 @@ struct ReferenceTo {
 
 struct Encoded {
   Value value;
-  std::vector<runtime::Future<Value>> deps;  // of the arguments that are references, by number
-  bool has_futures = false;                  // inside of the others
+  std::vector<runtime::Future<Value>> deps;  // the references among the arguments, by number
+  bool has_futures = false;                  // in other arguments
 };
 
-// Whose values are read, for errors and for what is more than bytes.
+// The source of the values, for errors and for items that need a Context.
 struct Decoding {
-  std::string_view method = {};         // whose arguments they are; of a result: empty
-  const std::vector<Value>* deps = {};  // the values of its references
-  Hub* hub = {};                        // of this process; handles need it
+  std::string_view method = {};         // the arguments' method; empty for a result
+  const std::vector<Value>* deps = {};  // values of the references
+  Hub* hub = {};                        // this process's; handles need it
 };
 
 inline std::span<const std::byte> bytes_of(const Bytes& b) { return b.span(); }
@@ -110,7 +109,7 @@ inline std::span<const std::byte> bytes_of(std::span<const std::byte> b) { retur
 template <std::size_t N>
 struct Encoder {
   CborWriter head;
-  std::array<std::span<const std::byte>, N> pieces;  // the first is the head's
+  std::array<std::span<const std::byte>, N> pieces;  // the first is the head
   std::size_t num_pieces = 1;
   std::vector<runtime::Future<Value>> deps;
 
@@ -128,7 +127,7 @@ struct Encoder {
     } else if constexpr (std::is_same_v<Stored<P>, std::string> && std::is_convertible_v<const A&, std::string_view>) {
       head.text(arg);
     } else {
-      const std::remove_cvref_t<P> converted = arg;  // as a call would convert it
+      const std::remove_cvref_t<P> converted = arg;  // converted as a call would
       write_item<Stored<P>>(head, converted);
     }
   }
@@ -138,10 +137,10 @@ struct Encoder {
   }
 };
 
-// What references the heads contain is the value's.
+// Gives the value the references in the heads.
 void refer(Value& value, std::span<const CborWriter* const> heads);
 
-// The arguments `args` of a method with parameters P. `memory`: for what is large; null: one that is made for it.
+// The arguments of a method with parameters P. `memory`: for large values; null: a new memory.
 template <class... P, class... A>
 Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
   return caught(invalid_argument, "the values cannot be encoded", [&]() -> Result<Encoded> {
@@ -153,7 +152,7 @@ Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
     return Encoded{std::move(value), std::move(to.deps), to.head.refs() != nullptr && to.head.refs()->to_values};
   });
 }
-// Of values that are all there.
+// For values without references.
 template <class... P, class... A>
 Result<Value> encode(ValueMemory* memory, List<P...> params, const A&... args) {
   static_assert(((!ReferenceTo<A>::kIs || std::is_same_v<A, Stored<P>>) && ...), "a future is there already: it is an argument of calls");
@@ -165,7 +164,7 @@ Result<Value> encode(List<P...> params, const A&... args) {
   return encode(nullptr, params, args...);
 }
 
-// Several results, each of which can be passed on without the others.
+// Several results, each of which can be passed on alone.
 template <class... T>
 Result<Value> encode_many(ValueMemory* memory, const std::tuple<T...>& results) {
   return caught(invalid_argument, "the values cannot be encoded", [&]() -> Result<Value> {
@@ -183,7 +182,7 @@ Result<Value> encode_many(ValueMemory* memory, const std::tuple<T...>& results) 
     return value;
   });
 }
-// What a method that returns R, or a Result of it, has returned.
+// The result of a method that returns R, or a Result of it.
 template <class R, class A>
 Result<Value> encode_result(ValueMemory* memory, const A& result) {
   if constexpr (kNumResults<R> > 0) {
@@ -193,9 +192,9 @@ Result<Value> encode_result(ValueMemory* memory, const A& result) {
   }
 }
 
-// An error as a value that a call was answered with: what a remote function returned, which says nothing of the process that ran it.
+// An error as an answer's value: a remote function's own error, unlike that of its worker.
 Result<Value> raised_value(const Error& error);
-// Unimplemented for what was raised in another language.
+// Unimplemented for an exception of another language.
 Error raised_error(const Value& value);
 
 template <class T>
@@ -285,7 +284,7 @@ decltype(auto) pass(Stored<P>& stored) {
   }
 }
 
-// A method's result as its caller gets it.
+// A method's result for its caller.
 template <class T>
 Result<T> decode_result(const Value& value, Hub* hub) {
   const Decoding how{.hub = hub};

@@ -33,7 +33,7 @@ struct Layer {
   static constexpr auto fields = shoal::fields(&Layer::name, &Layer::weights, &Layer::epoch, &Layer::colour);
 };
 
-// The first of them, as a program of another day would have it.
+// Another version of the first class.
 struct Renamed {
   std::string name;
   int added = 7;
@@ -121,7 +121,7 @@ TEST(CodecTest, EveryIntegerOfATypeTravelsAndNoOther) {
   EXPECT_FALSE(fits(std::int8_t{}, -129) || fits(std::int8_t{}, 128) || fits(std::uint8_t{}, 256) || fits(std::uint8_t{}, -1));
   EXPECT_FALSE(fits(std::int64_t{}, ~0ull) || fits(int{}, 1.5) || fits(int{}, true));
   EXPECT_FALSE(fits(Colour{}, 256));
-  EXPECT_TRUE(fits(double{}, 3) && fits(double{}, -3) && fits(float{}, 0.5));  // a number is a number
+  EXPECT_TRUE(fits(double{}, 3) && fits(double{}, -3) && fits(float{}, 0.5));  // integers fit floats
 }
 
 TEST(CodecTest, AClassThatListsItsFieldsTravelsByTheirNames) {
@@ -132,7 +132,7 @@ TEST(CodecTest, AClassThatListsItsFieldsTravelsByTheirNames) {
       nlohmann::json::from_cbor(encode(List<Layer>(), layer).value().head(), true, true, nlohmann::json::cbor_tag_handler_t::ignore);
   EXPECT_EQ(read.at(0).at("name"), "l1");
   EXPECT_EQ(read.at(0).at("epoch"), 3);
-  // Fields that it does not know are passed over; one that is missing is said.
+  // Unknown fields are skipped; a missing one is an error.
   using nlohmann::json;
   const json known = {{"name", "n"}, {"later", {1, {2, 3}}}, {"added", 5}};
   EXPECT_EQ(std::get<0>(decode(List<Renamed>(), cbor(json::array({known}))).value()).added, 5);
@@ -147,7 +147,7 @@ TEST(CodecTest, NumbersTravelAsTheyLieInMemoryAndOneByOneAreReadToo) {
   EXPECT_LT(encode(List<std::vector<double>>(), many).value().total_bytes(), 8 * many.size() + 16);
   EXPECT_EQ(there_and_back<std::vector<std::int16_t>>(std::vector<std::int16_t>{-1, 300}), (std::vector<std::int16_t>{-1, 300}));
   EXPECT_EQ(std::get<0>(decode(List<std::vector<float>>(), cbor(nlohmann::json::array({{1, 0.5}}))).value()), (std::vector<float>{1, 0.5}));
-  EXPECT_FALSE(decode(List<std::vector<float>>(), raw({0x81, 0xd8, 85, 0x43, 1, 2, 3})));  // three bytes of floats
+  EXPECT_FALSE(decode(List<std::vector<float>>(), raw({0x81, 0xd8, 85, 0x43, 1, 2, 3})));  // not a multiple of four bytes
   EXPECT_FALSE(decode(List<std::vector<double>>(), encode(List<std::vector<float>>(), std::vector<float>{1}).value()));
 }
 
@@ -204,7 +204,7 @@ TEST(CodecTest, WhatDoesNotFitIsRefused) {
   EXPECT_EQ(code(decode(List<Bytes>(), cbor(json::array({nullptr})))), Code::kInvalidArgument);
   EXPECT_EQ(code(decode(List<Point>(), cbor(json::array({{{"x", 1}}})))), Code::kInvalidArgument);
   EXPECT_EQ(code(decode(One(), raw({}))), Code::kInvalidArgument);
-  EXPECT_EQ(code(decode(One(), raw({0x81, 0x05, 0x00}))), Code::kInvalidArgument);  // something behind the end
+  EXPECT_EQ(code(decode(One(), raw({0x81, 0x05, 0x00}))), Code::kInvalidArgument);  // a trailing byte
   EXPECT_EQ(code(decode(List<std::string>(), raw({0x81, 0x7b, 255, 255, 255, 255, 255, 255, 255, 255}))), Code::kInvalidArgument);
   EXPECT_EQ(code(decode(List<json>(), raw({0x9b, 255, 255, 255, 255, 255, 255, 255, 255}))), Code::kInvalidArgument);
   EXPECT_EQ(code(decode(List<json>(), raw({0xbb, 255, 255, 255, 255, 255, 255, 255, 255}))), Code::kInvalidArgument);
@@ -239,7 +239,7 @@ TEST(CodecTest, BrokenBytesAreRefusedOrDecodedNeverWorse) {
   ASSERT_TRUE(decode(Params(), good));
   int refused = 0;
   const auto attempt = [&](std::vector<std::byte> bytes) {
-    // In memory of just that size, so that a sanitizer sees a byte too far.
+    // A buffer of exactly that size, so that a sanitizer detects an overrun.
     const auto exact = std::make_unique<std::byte[]>(bytes.size());
     std::copy(bytes.begin(), bytes.end(), exact.get());
     const auto out = decode(Params(), Value::make({std::span(exact.get(), bytes.size()), good.pieces()[1]}).value());
@@ -250,7 +250,7 @@ TEST(CodecTest, BrokenBytesAreRefusedOrDecodedNeverWorse) {
   };
   const std::vector<std::byte> head(good.head().begin(), good.head().end());
   for (std::size_t cut = 0; cut < head.size(); ++cut) attempt({head.begin(), head.begin() + static_cast<std::ptrdiff_t>(cut)});
-  EXPECT_EQ(refused, static_cast<int>(head.size()));  // nothing is whole that was cut
+  EXPECT_EQ(refused, static_cast<int>(head.size()));  // every truncation is refused
   for (int i = 0; i < 20'000; ++i) {
     auto bytes = head;
     for (std::uint64_t n = 1 + random.below(4); n > 0; --n) bytes[random.below(bytes.size())] = static_cast<std::byte>(random.next());
@@ -263,7 +263,7 @@ TEST(CodecTest, BrokenBytesAreRefusedOrDecodedNeverWorse) {
 TEST(CodecTest, ATupleIsSeveralResults) {
   using Three = std::tuple<int, Bytes, std::vector<double>>;
   const Value value = encode_result<Three>(nullptr, Three(7, Bytes::copy_of("bytes"), std::vector<double>{1, 2})).value();
-  const auto parts = value.split(3).value();  // each a result of its own
+  const auto parts = value.split(3).value();  // separate results
   EXPECT_EQ(decode_result<int>(parts[0]).value(), 7);
   EXPECT_EQ(decode_result<Bytes>(parts[1]).value().view(), "bytes");
   EXPECT_EQ(decode_result<std::vector<double>>(parts[2]).value(), (std::vector<double>{1, 2}));
@@ -273,7 +273,7 @@ TEST(CodecTest, ATupleIsSeveralResults) {
   EXPECT_EQ((decode_result<std::tuple<int, int>>(value).error().code()), Code::kInvalidArgument);
   EXPECT_NE((decode_result<std::tuple<std::string, Bytes, int>>(value).error().message().find("text was expected")), std::string::npos);
   EXPECT_EQ((decode_result<std::tuple<int>>(encode(List<int>(), 7).value()).error().code()), Code::kInvalidArgument);
-  // As an argument, or inside of something else, it is one value.
+  // As an argument, or inside another type, a tuple is one value.
   EXPECT_EQ((there_and_back<std::tuple<int, bool>>(std::tuple(3, true))), std::tuple(3, true));
 }
 
@@ -307,7 +307,7 @@ TEST(CodecTest, WhatIsReferredToIsTheValues) {
   ASSERT_EQ(value.refs().size(), 2u);
   EXPECT_EQ(value.refs()[0].id, ObjectId{2});
   EXPECT_EQ(value.refs()[1].id, ObjectId{4});
-  EXPECT_EQ(hold.use_count(), 5);  // those of the writers and of the value
+  EXPECT_EQ(hold.use_count(), 5);  // the writers' and the value's
   value = Value();
   EXPECT_EQ(hold.use_count(), 3);
 }

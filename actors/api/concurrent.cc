@@ -13,7 +13,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-// Whatever a coroutine does between two of its awaits belongs to its call.
+// Runs a coroutine's steps as part of its call.
 class CallExecutor {
  public:
   CallExecutor(asio::io_context& loop, const RunningCall& call) : loop_(&loop), call_(call) {}
@@ -25,7 +25,7 @@ class CallExecutor {
       std::move(f)();
     });
   }
-  // Never within the caller: what runs next may be another call's.
+  // Never inline, since the current thread may be running another call.
   asio::io_context& query(asio::execution::context_t) const { return *loop_; }
   static constexpr asio::execution::blocking_t query(asio::execution::blocking_t) { return asio::execution::blocking.never; }
   CallExecutor require(asio::execution::blocking_t::never_t) const { return *this; }

@@ -1,5 +1,5 @@
-// An actor that runs several calls at once: which of them begin (Turns), and where: on threads (CallThreads) or, when it has methods that
-// are coroutines, on one loop of its own (CallLoop), as Python's async actors do.
+// An actor that runs several calls at once: Turns decides which of them begin. They run on threads (CallThreads) or, if methods are
+// coroutines, on the actor's own loop (CallLoop), like Python's async actors.
 #pragma once
 
 #include <asio/cancellation_signal.hpp>
@@ -28,22 +28,22 @@ struct Turn {
   Incoming incoming;
 };
 
-// Calls wait here until their group has room. Each group has its share of what may wait: one that is full has no others wait behind it, nor
-// fail. Only while the session's loop is owned.
+// Calls wait here until their group has room. A full group refuses its own calls and does not affect the others. Only while the session's
+// loop is owned.
 class Turns {
  public:
-  // How many of each group may be under way at once; the first is of methods that are in none. `all`: what may wait in all of them
-  // together, of which each has the same share; one call may, whatever its size.
+  // `sizes`: concurrent calls per group; the first is for methods without one. `all`: bounds of waiting calls, shared equally by the
+  // groups. One call may wait, whatever its size.
   explicit Turns(const std::vector<std::size_t>& sizes, CallQueue::Options all = {})
       : groups_(sizes.size()), max_waiting_(all.max_waiting / sizes.size()), max_bytes_(all.max_bytes / sizes.size()) {
     for (std::size_t i = 0; i < sizes.size(); ++i) groups_[i].free = sizes[i];
   }
-  // ResourceExhausted for a call for which its group has no room.
+  // Refuses a call with ResourceExhausted if its group is full.
   void add(Turn turn);
-  // One that begins now: of those that may, the one that was added first.
+  // The call that begins now: the first added among those allowed.
   std::optional<Turn> next();
   void done(std::size_t group) { ++groups_[group].free; }
-  // One that has not begun never will.
+  // Removes a call that has not begun.
   std::optional<Incoming> cancel(CallKey call);
 
  private:
@@ -54,14 +54,14 @@ class Turns {
   struct Group {
     std::size_t free = 0;
     std::deque<Waiting> waiting;
-    std::size_t bytes = 0;  // of their small arguments
+    std::size_t bytes = 0;  // total of small arguments
   };
   std::vector<Group> groups_;
   const std::size_t max_waiting_, max_bytes_;
   std::uint64_t next_ = 1;
 };
 
-// Who gives them calls gives as many as there are threads without one.
+// The caller begins at most as many calls as there are free threads.
 class CallThreads {
  public:
   CallThreads(std::size_t count, const std::function<void(Turn)>& run);
@@ -83,7 +83,7 @@ class CallLoop {
   ~CallLoop();
   // Any thread.
   void begin(Turn turn);
-  // A coroutine that runs ends where it awaits something. Any thread.
+  // A running coroutine ends at its await. Any thread.
   void cancel(CallKey call);
 
  private:
@@ -100,7 +100,7 @@ class CallLoop {
   const Done done_;
   asio::io_context loop_;
   const asio::executor_work_guard<asio::io_context::executor_type> work_;
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::shared_ptr<Running>> running_;  // by key; the loop's
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::shared_ptr<Running>> running_;  // by key; only on the loop
   std::thread thread_;
 };
 

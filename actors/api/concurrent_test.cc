@@ -32,7 +32,7 @@ class TurnsTest : public testing::Test {
   }
   ~TurnsTest() override { keeper_->kept.clear(); }
 
-  // A call that has come, with so many bytes.
+  // A received call with `bytes` of arguments.
   Turn call(std::size_t group, const std::string& method, std::size_t bytes = 1) {
     Call call;
     call.actor = kActor;
@@ -50,7 +50,7 @@ class TurnsTest : public testing::Test {
     const auto& answer = answers_.at(method);
     return answer.ready() ? code_name(answer.peek().error().code()) : "none";
   }
-  // Those that begin, until no more do.
+  // Begins calls until no more may begin, and returns their methods.
   static std::vector<std::string> begin(Turns& turns, std::vector<Turn>& begun) {
     std::vector<std::string> out;
     while (auto turn = turns.next()) {

@@ -75,7 +75,7 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
     out[0] = {exists->row.id, there.future(), {}};
     return out;
   }
-  // What handles among its arguments refer to stays as long as it may be made from them again.
+  // Keeps the objects that the arguments refer to, for restarts.
   const auto kept = makes_itself && !args.value.refs().empty() ? std::make_shared<const actors::Value>(args.value) : nullptr;
   for (std::size_t i = 0; i < count; ++i) {
     out[i].id = spec.actors[i].id;
@@ -84,7 +84,7 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
   }
   hub_.session.own([&] {
     actors::Handles& handles = hub_.session.handles();
-    if (options.detached && kept) handles.pin(kept);  // nobody here hears of its end
+    if (options.detached && kept) handles.pin(kept);  // this process gets no report of its end
     for (Created& c : out) {
       if (!options.detached) c.share = handles.made(c.id, {std::string(of.name), restarts, kept});
     }
@@ -136,7 +136,7 @@ Result<void> Context::drive(asio::io_context& here, asio::cancellation_signal& c
     here.poll();
     if (done()) return out;
     const auto woken = [&] { return hub_.wakeups != seen; };
-    // Once it is cancelled its end is waited for, whatever else.
+    // After the cancellation only the coroutine's end is awaited.
     const auto waited = out ? hub_.wait(woken, deadline) : session.wait(woken);
     if (!waited && out) {
       out = fail(Error(waited.error()).in("coroutine"));

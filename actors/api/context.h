@@ -1,6 +1,7 @@
-// A process's way to its cluster: spawns actors, kills them, runs coroutines. A driver gets one from shoal::main, an actor from its Place.
+// A process's access to its cluster: spawns actors, kills them, runs coroutines. A driver gets it from shoal::main, an actor from its
+// Place.
 //
-// Threads: any thread may call any member, and block in it. User code never runs on the loop.
+// Any thread may call any member, and block in it. User code never runs on the loop.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@
 
 namespace shoal {
 
-// Resources that are reserved together, bundle by bundle; Where places actors and functions in them. A value.
+// Resources reserved together, bundle by bundle, in which Where places actors and functions. A value.
 struct PlacementGroup {
   GroupId id;
   Future<void> ready;  // once all bundles are reserved
@@ -33,85 +34,85 @@ struct PlacementGroup {
 class Context {
  public:
   struct Options {
-    std::string program;                             // this binary: its workers are processes of it
-    std::string build_id;                            // and must be of this build
-    std::string caller = "driver";                   // this process, in its actors' eyes
-    std::set<std::string, std::less<>> class_names;  // full ones, that the program's workers know
-    std::set<std::string, std::less<>> functions;    // likewise
-    std::string name_space;                          // of names; empty: the job's own
-    std::uint32_t num_restarts = 0;                  // of this process's actor
-    std::map<std::string, std::string> env = {};     // of what it starts
+    std::string program;                             // this binary, which its workers run too
+    std::string build_id;                            // the build that workers must have
+    std::string caller = "driver";                   // this process, in its actors' errors
+    std::set<std::string, std::less<>> class_names;  // full names of the program's actors
+    std::set<std::string, std::less<>> functions;    // the program's remote functions
+    std::string name_space;                          // for names; empty: the job's own
+    std::uint32_t num_restarts = 0;                  // restarts of this process's actor
+    std::map<std::string, std::string> env = {};     // for the processes that it starts
     std::string working_dir = "";                    // likewise
-    std::chrono::milliseconds last_words{30'000};    // for a worker of functions that ends to say what actors it leaves,
-    std::chrono::milliseconds needed{5'000};         // or, when calls that it has made are open for so long, that it is needed
+    std::chrono::milliseconds last_words{30'000};    // for an ending worker of functions to report its actors
+    std::chrono::milliseconds needed{5'000};         // or, after this time with open calls, that it is needed
   };
   Context(std::unique_ptr<actors::Session> session, Options options);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Accepted by the head; the actor is constructed in a process of its own, with calls on it waiting. It ends with the last of its handles
-  // (handle.h), unless it is detached. InvalidArgument for a class that shoal::main was not told of; ResourceExhausted/Infeasible;
+  // Returns when the head accepts the actor, which is constructed in its own process; calls wait for it. It ends with its last handle
+  // (handle.h), unless detached. InvalidArgument for a class that is not in shoal::main; ResourceExhausted/Infeasible;
   // Unavailable/HeadGone.
   template <actors::api::Actor T, class... A>
   Result<Handle<T>> spawn(const ActorOptions& options, const A&... args) {
     SHOAL_TRY(auto handles, spawn_gang<T>(1, false, options, args...));
     return std::move(handles[0]);
   }
-  // `count` of them, placed together or not at all, each with the same arguments and its own Place.
+  // `count` actors, placed together or not at all, each with the same arguments and its own Place.
   template <actors::api::Actor T, class... A>
   Result<Mesh<T>> spawn_mesh(std::size_t count, const ActorOptions& options, const A&... args) {
     SHOAL_TRY(auto handles, spawn_gang<T>(count, true, options, args...));
     return Mesh<T>(hub_, std::move(handles));
   }
-  // An actor that another process has spawned. This handle does not count: it keeps nobody.
+  // An actor that another process spawned. This handle does not count.
   template <actors::api::Actor T>
   Result<Handle<T>> handle(ActorId id) {
     return Handle<T>::of(hub_, id);
   }
-  // The living actor of this name, whoever spawned it; this handle keeps it no longer than others do. NotFound/NoSuchName; InvalidArgument
-  // when it is of another class.
+  // The living actor of this name, in any job; this handle does not count. NotFound/NoSuchName; InvalidArgument for an actor of another
+  // class.
   template <actors::api::Actor T>
   Result<Handle<T>> get_actor(const std::string& name, const std::string& name_space = "") {
     SHOAL_TRY(const ActorId id, find(name, name_space, actors::api::full_class_name<T>()));
     return Handle<T>::of(hub_, id);
   }
-  // Ends an actor's process at once; pending and later calls on it fail with Unavailable/ActorDied. With no_restart = false one that has
-  // max_restarts left only loses its process.
+  // Ends an actor's process at once; open and later calls fail with Unavailable/ActorDied. With no_restart = false an actor with restarts
+  // left only loses its process.
   template <class T>
   Result<void> kill(const Handle<T>& handle, bool no_restart = true) {
     return hub_.session.kill(handle.id(), !no_restart);
   }
 
-  // A remote function, which shoal::main was told of: context.remote<&square>()(5).get(). It runs in one of the processes that this one
-  // keeps for functions with such options.
+  // A remote function listed in shoal::main: context.remote<&square>()(5).get(). It runs in a worker that this process keeps for
+  // functions with these options.
   template <auto function>
   actors::api::RemoteFunction<function> remote(FunctionOptions options = {}) {
     return {*functions_, std::move(options)};
   }
 
-  // A value that is there already, as an argument of several calls: encoded once, and, if it is large, once in memory.
+  // A ready value as an argument of several calls: encoded once, and in shared memory once if large.
   template <class T>
   Result<Future<actors::api::Returned<T>>> put(const T& value) {
     SHOAL_TRY(auto encoded, actors::api::encode_result<T>(&session_->memory(), value));
     return Future<actors::api::Returned<T>>(actors::api::ready_reply(hub_, {}, "put", std::move(encoded)));
   }
 
-  // Accepted by the head: `ready` tells when there is room. InvalidArgument/NameTaken.
+  // Returns when the head accepts the group; `ready` waits for its room. InvalidArgument/NameTaken.
   Result<PlacementGroup> placement_group(const std::vector<std::map<std::string, double>>& bundles, const GroupOptions& options = {});
-  // What is in it ends.
+  // Actors and functions in the group end.
   Result<void> remove(const PlacementGroup& group) { return hub_.session.remove_group(group.id); }
 
-  // Who and where this process is.
+  // Identity and location of this process.
   JobId job() const { return session_->job(); }
   NodeId node() const { return session_->node(); }
   WorkerId worker() const { return session_->worker(); }
-  ActorId actor() const { return actor_; }  // of this process; none in a driver, and where functions run
+  ActorId actor() const { return actor_; }  // this process's; none in a driver, and in a worker of functions
   const std::string& name_space() const { return options_.name_space; }
   std::uint32_t num_restarts() const { return options_.num_restarts; }
 
-  // Runs a coroutine in this thread until it ends; it awaits futures of this Context, and coroutines that do. When the time is over it is
-  // cancelled and the result is DeadlineExceeded; what it throws is Internal. Several threads may run one each.
+  // Runs a coroutine in this thread until it ends. It may await futures of this Context, and such coroutines. After `timeout` it is
+  // cancelled, and the result is DeadlineExceeded; an exception is Internal. Each thread may run one.
   template <class T>
   Result<T> run(Task<T> task, Duration timeout = kForever) {
     std::optional<Result<T>> result;
@@ -127,12 +128,12 @@ class Context {
     return *std::move(result);
   }
 
-  // What lies below: lists, status, and everything untyped.
+  // The layers below: lists, status, and untyped calls.
   actors::Session& session() { return *session_; }
   actors::api::Hub& hub() { return hub_; }
   const Options& options() const { return options_; }
   actors::api::FunctionPools& functions() { return *functions_; }
-  void is_of(ActorId actor) {  // by its worker, before anything else
+  void is_of(ActorId actor) {  // called by the worker before all else
     actor_ = actor;
     session_->own([&] { session_->handles().is_of(actor); });
   }
@@ -161,7 +162,7 @@ class Context {
   };
   struct Created {
     ActorId id;
-    actors::ValueFuture constructed;  // the answer of its constructor
+    actors::ValueFuture constructed;  // the constructor call's answer
     actors::Handles::Share share;     // null: its handle does not count
   };
   // The gang's actors, by rank.
@@ -170,7 +171,7 @@ class Context {
   static constexpr std::int32_t kMaxThreads = 1000, kMaxOnLoop = 1'000'000, kOnLoop = 1000;
   Result<void> check_class(const actors::FoundActor& found, std::string_view full_class_name) const;
   Result<ActorId> find(const std::string& name, const std::string& name_space, std::string_view full_class_name);
-  // Runs handlers of `here` until done(); cancels once when the time is over, and reports that after done().
+  // Runs handlers of `here` until done(). After `timeout` it cancels once, and returns the error after done().
   Result<void> drive(asio::io_context& here, asio::cancellation_signal& cancel, const std::function<bool()>& done, Duration timeout);
 
   const std::unique_ptr<actors::Session> session_;

@@ -14,9 +14,9 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::milliseconds kShort{1};  // between two looks at a pool that always wants something
+constexpr std::chrono::milliseconds kShort{1};  // between two visits to a pool that always wants something
 
-// What the workers of a pool are: two calls with the same may share one.
+// Identifies a kind of worker: calls with equal keys may share workers.
 std::string key_of(const Resources& resources, const FunctionOptions& o) {
   const shoal::Where& w = o.where;
   std::string out = fmt::format("{} {} {} {} {} {} {} {}", resources.all(), o.env, o.working_dir, w.group.value, w.bundle, w.node.value,
@@ -28,7 +28,7 @@ std::string key_of(const Resources& resources, const FunctionOptions& o) {
   return out;
 }
 
-// An actor that a process leaves to another.
+// An actor that a worker leaves to its keeper.
 struct LeftItem {
   ActorId actor;
   std::string class_name;
@@ -37,7 +37,7 @@ struct LeftItem {
   static constexpr auto fields = shoal::fields(&LeftItem::actor, &LeftItem::class_name, &LeftItem::restarts, &LeftItem::stand);
 };
 
-// Whether it has said all, and what it leaves.
+// False while the worker is needed, and the actors that it leaves.
 using Words = List<bool, std::vector<LeftItem>>;
 bool said_all(const Value& words) {
   const auto said = decode(Words(), words, {"last words"});
@@ -46,12 +46,12 @@ bool said_all(const Value& words) {
 
 bool is_over(const Result<void>& done) { return done || done.error().code() == Code::kNotFound; }
 
-constexpr std::chrono::seconds kAgain(1);        // before it is tried again to end those who are to
-constexpr std::chrono::seconds kLastMetrics(9);  // with `needed`, less than the keeper waits
+constexpr std::chrono::seconds kAgain(1);        // before another attempt to end workers
+constexpr std::chrono::seconds kLastMetrics(9);  // less than the keeper waits, including `needed`
 
 }  // namespace
 
-// Of the keeper: they are its own from then on, and taken out one by one. Fails while the head is away.
+// Called by the keeper: the actors are its own from now on, one by one. Fails while the head is away.
 Result<void> FunctionPools::adopt(Leaving& leaving) {
   const Value& words = *leaving.words.peek();
   SHOAL_TRY(const auto left, decode(Words(), words, {"last words"}));
@@ -69,7 +69,7 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
   return {};
 }
 
-// While calls are open that it has made it is needed: they would be lost with it.
+// A worker is needed while calls that it made are open, since they would be lost with it.
 Result<Value> FunctionPools::last_words(const Value& asked) {
   Session& session = hub_.session;
   SHOAL_TRY(const auto within, decode(List<std::int64_t>(), asked, {"last words"}));
@@ -78,8 +78,8 @@ Result<Value> FunctionPools::last_words(const Value& asked) {
   const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };
   if (!session.own(none_open)) lend();
   if (!session.wait(none_open, until) || !see_off_all(until)) return needed();
-  session.tell_last_metrics(kLastMetrics);       // and what it has put is its node's
-  if (!session.own(none_open)) return needed();  // threads may have made some meanwhile
+  session.tell_last_metrics(kLastMetrics);       // its objects are at the node already
+  if (!session.own(none_open)) return needed();  // threads may have made calls meanwhile
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
   auto holds = std::make_shared<std::vector<std::shared_ptr<const Value>>>();
@@ -95,7 +95,7 @@ Result<Value> FunctionPools::last_words(const Value& asked) {
   return words;
 }
 
-// For good: it runs nothing any more.
+// For good, since it runs no more functions.
 void FunctionPools::lend() {
   if (!std::exchange(lent_, true)) hub_.session.set_blocked(true);
 }
@@ -142,7 +142,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   const std::lock_guard lock(pools_mutex_);
   if (const auto it = pools_.find(key); it != pools_.end()) return it->second;
   auto pool = std::make_shared<Pool>(Pool{resources, options, {}});
-  // On the loop, which waits for nobody: so the lock is one that nobody holds while he waits for the loop.
+  // Runs on the loop, which must not block: no thread may hold this mutex while it waits for the loop.
   const auto wanted = [this] {
     {
       const std::lock_guard telling(mutex_);
@@ -150,12 +150,12 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
     }
     changed_.notify_all();
   };
-  // What else an idle worker holds is given back by its end alone: then others have to hear of it.
+  // Only CPUs are lent. Other resources are given back when the worker ends, for which it must be wanted.
   const auto& held = resources.all();
   const bool lends =
       resources.units("CPU") > 0 && std::all_of(held.begin(), held.end(), [](const auto& r) { return r.first == "CPU" || r.second == 0; });
   pool->tasks = hub_.session.make_task_pool(wanted, false, lends);
-  pools_[key] = pool;  // its first worker, too, is started by the thread: the head may be away
+  pools_[key] = pool;  // the thread starts all workers, since the head may be away
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   return pool;
 }
@@ -179,7 +179,7 @@ Result<void> FunctionPools::grow(Pool& pool) {
 }
 
 std::size_t FunctionPools::room_for(const Pool& pool, std::size_t workers, bool starting) {
-  if (pool.options.where.group) return starting ? 0 : 1;  // what is free in there only the head knows: one more may wait for it
+  if (pool.options.where.group) return starting ? 0 : 1;  // only the head has the free room of the group, so one more may wait for it
   const auto status = hub_.session.status();
   if (!status) return 0;
   std::size_t out = workers;
@@ -241,7 +241,7 @@ void FunctionPools::ask(Leaving& leaving) {
 void FunctionPools::see_off() {
   Session& session = hub_.session;
   using How = Leaving::How;
-  // Time in which this process stood still says nothing of those that it has asked.
+  // Time in which this process stood still does not count against the workers that it has asked.
   const auto looked_at = std::exchange(looked_at_, session.deadline_in({}));
   if (const auto still = looked_at_ - looked_at; still > options_.last_words / 2) {
     for (Leaving& leaving : leaving_) leaving.until += still;
@@ -257,7 +257,7 @@ void FunctionPools::see_off() {
       const auto adopted = heard ? adopt(leaving) : Result<void>();
       const bool retired = heard || leaving.how == How::kRetired;
       if (adopted && is_over(retired ? session.retire(leaving.worker) : session.kill(leaving.worker))) continue;
-      if (!adopted && adopted.error().code() == Code::kInvalidArgument) leaving.how = How::kKilled;  // those were no words
+      if (!adopted && adopted.error().code() == Code::kInvalidArgument) leaving.how = How::kKilled;  // an invalid answer
       again_at_ = session.deadline_in(kAgain);
     }
     stay.push_back(std::move(leaving));

@@ -1,12 +1,12 @@
-// Remote functions from the caller's side: ordinary functions that run in processes which this one keeps for them.
+// Remote functions on the caller's side: ordinary functions that run in worker processes of this one.
 //
 //   double mean(const std::vector<double>& xs);
 //   shoal::main<shoal::Functions<&mean>, Counter>(argc, argv, run);
 //   ...
 //   context.remote<&mean>({.num_cpus = 2})(numbers).get()
 //
-// Which worker runs what, and what is run again, is decided in actors/session/task_pool.h. Here are the workers, and a thread that starts
-// and ends them. Threads: any.
+// actors/session/task_pool.h assigns tasks to workers and retries them. This file starts and ends workers, in a thread of its own. Any
+// thread.
 #pragma once
 
 #include <chrono>
@@ -38,7 +38,7 @@ struct FunctionSignature<R (*)(P...)> {
 template <class R, class... P>
 struct FunctionSignature<R (*)(P...) noexcept> : FunctionSignature<R (*)(P...)> {};
 
-// With its namespaces: what a worker looks for.
+// With namespaces; identifies the function in workers.
 template <auto function>
 constexpr std::string_view function_name() {
   std::string_view name = argument_in(pretty_pointer<function>());
@@ -46,28 +46,28 @@ constexpr std::string_view function_name() {
   return name;
 }
 
-// The class of the actors that run functions, as a worker's first call names it.
+// The class of actors that run functions, in a worker's first call.
 inline constexpr std::string_view kFunctionClass = "shoal::functions";
 
 class FunctionPools {
  public:
   struct Options {
-    std::chrono::milliseconds idle{2000};  // then a worker gives its CPU back
-    std::chrono::milliseconds look{100};   // how often the cluster is asked for room while there is none
-    std::chrono::milliseconds last_words;  // for a worker that ends to say what it leaves,
-    std::chrono::milliseconds needed;      // or, when calls of its own are open for so long, that it is needed. It is asked again then
+    std::chrono::milliseconds idle{2000};  // after that a worker ends
+    std::chrono::milliseconds look{100};   // interval of checks for room in a full cluster
+    std::chrono::milliseconds last_words;  // for the answer of an ending worker: the actors that it leaves,
+    std::chrono::milliseconds needed;      // or, after this time with open calls, that it is needed and must be asked again
   };
   using Names = std::set<std::string, std::less<>>;
-  // `known`: to this program's workers.
+  // `known`: the functions of this program's workers.
   FunctionPools(Hub& hub, const Launcher& launcher, const Names& known, Options options)
       : hub_(hub), launcher_(launcher), known_(known), options_(options) {}
-  ~FunctionPools();  // what is not done fails as Cancelled
+  ~FunctionPools();  // open calls fail as Cancelled
 
   Hub& hub() { return hub_; }
-  // Queues a call. `name` lives for ever.
+  // Queues a call. `name` must outlive the process.
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
-  // What this process, a worker of functions itself, leaves to the one that keeps it, with what was left to it. `asked`: in how many ms
-  // that one wants to hear it. First whether that is all: calls that it has made may be open, and it is to be asked again.
+  // The answer of this worker of functions to kLastWords. `asked`: the time for it, in ms. It has a flag, false while its calls
+  // are open (it will be asked again), and the actors that it leaves, including those left to it.
   Result<Value> last_words(const Value& asked);
 
  private:
@@ -78,16 +78,16 @@ class FunctionPools {
   };
   Result<std::shared_ptr<Pool>> pool_for(const FunctionOptions& options);
   Result<void> grow(Pool& pool);
-  // Does what the pool wants. Whether some of that has to wait for room.
+  // Does what the pool wants; true if some of it waits for room.
   bool attend(Pool& pool);
   std::size_t room_for(const Pool& pool, std::size_t workers, bool starting);
-  // One that has nothing to do any more. One that was made says first what it leaves; nobody waits for that here.
+  // Ends an idle worker. A worker that was made is first asked what it leaves, without waiting here.
   void end(ActorId worker);
-  // Retires those that have said it: the actors that they made are this process's from then on. One that says nothing is killed, and what
-  // it made ends with it, as nobody would ever count who has that. Who cannot be ended, since the head is away, stays to be.
+  // Retires the workers that have answered, and adopts their actors. A worker without an answer is killed, and its actors with it, since
+  // their handles could not be counted. While the head is away, workers stay in leaving_.
   void see_off();
   void lend();
-  // Of all that have nothing to do: until then they may say theirs. Whether all have.
+  // Ends all idle workers, which may answer until then; true if all have ended.
   bool see_off_all(std::chrono::steady_clock::time_point until);
   void run();
 
@@ -96,28 +96,28 @@ class FunctionPools {
   const Names& known_;
   const Options options_;
   std::mutex pools_mutex_;
-  std::map<std::string, std::shared_ptr<Pool>> pools_;  // by what their workers are
-  std::mutex mutex_;                                    // of what follows; taken by handlers of the loop
+  std::map<std::string, std::shared_ptr<Pool>> pools_;  // by the properties of their workers
+  std::mutex mutex_;                                    // guards the next three; taken by handlers of the loop
   std::condition_variable changed_;
   bool wanted_ = false, ending_ = false;
-  std::mutex retiring_mutex_;  // of what follows: whether the workers were made, and those that were asked what they leave
+  std::mutex retiring_mutex_;  // guards the members from made_ to looked_at_
   struct Leaving {
     ActorId worker;
     ValueFuture words;
     std::chrono::steady_clock::time_point until;
     enum class How : std::uint8_t { kAsked, kRetired, kKilled } how = How::kAsked;
-    std::size_t adopted = 0;  // of those that it names
+    std::size_t adopted = 0;  // number of its actors adopted so far
   };
   void ask(Leaving& leaving);
   Result<void> adopt(Leaving& leaving);
   std::map<ActorId, ValueFuture> made_;
-  bool lent_ = false;  // its CPUs, to its end
+  bool lent_ = false;  // this process's CPUs, for good
   std::size_t sweep_at_ = 64;
   std::vector<Leaving> leaving_;
-  std::chrono::steady_clock::time_point again_at_;  // not before
+  std::chrono::steady_clock::time_point again_at_;  // no retry before
   std::chrono::steady_clock::time_point looked_at_ = std::chrono::steady_clock::now();
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // the loop's
-  std::thread thread_;                                                // once there is a pool
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // set on the loop
+  std::thread thread_;                                                // started with the first pool
 };
 
 template <auto function>
@@ -129,8 +129,7 @@ class RemoteFunction {
 
   RemoteFunction(FunctionPools& pools, FunctionOptions options) : pools_(&pools), options_(std::move(options)) {}
 
-  // Never blocks for what it calls and never fails at once: what is wrong, the future tells. (The first call of its kind has a process
-  // started.)
+  // Never blocks for the call, and errors are in the future. (The first call of a kind makes a pool.)
   template <class... A>
   Answer<Return> operator()(const A&... args) const {
     Streams::Id stream = 0;

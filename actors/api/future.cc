@@ -11,7 +11,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::milliseconds kShortWait{2};  // of which nobody is told
+constexpr std::chrono::milliseconds kShortWait{2};  // without lending CPUs
 
 }  // namespace
 
@@ -32,7 +32,7 @@ Result<void> Hub::wait(const std::function<bool()>& done, std::chrono::steady_cl
 
 struct Hub::Published {
   Name name;
-  ValueFuture future;  // nothing else is at its address as long as it has a name
+  ValueFuture future;  // keeps its address, and so its identity, while the name is in use
 };
 
 Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
@@ -40,12 +40,12 @@ Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
     const auto it = published_.find(future.identity());
     return it == published_.end() ? nullptr : it->second.lock();
   };
-  // An id that is held and let go of is, to the node, an object that was freed: it would remember it.
+  // The node treats an id that was held and released as a freed object, and remembers it. So look up first.
   if (const auto there = session.own(named)) return {there->name.object, there->name.owner, there};
   const ObjectKey object{session.job(), session.new_id<ObjectId>(), session.node()};
   auto fresh = std::make_shared<const Published>(Published{{object, session.worker(), session.references().hold({object})}, future});
   const auto known = session.own([&] {
-    if (auto there = named()) return there;  // another thread's, by now
+    if (auto there = named()) return there;  // another thread's
     if (published_.size() >= sweep_at_) {
       std::erase_if(published_, [](const auto& entry) { return entry.second.expired(); });
       sweep_at_ = std::max<std::size_t>(64, 2 * published_.size());
@@ -94,9 +94,9 @@ const ValueFuture& Reply::asked() const {
 }
 
 void Reply::stand_alone() const {
-  if (is_borrowed() || !ready()) return;  // what was fetched has one
+  if (is_borrowed() || !ready()) return;  // a fetched value has its own memory
   const auto& value = future_.peek();
-  // Where there is no room for it, the call makes a copy that is only counted.
+  // Without room the call copies it into memory outside the limit.
   if (value && value->shared() && !value->whole()) (void)value->own_memory(&hub_->session.memory());
 }
 
@@ -167,10 +167,10 @@ bool read_reply(CborReader& from, Reply& out) {
 }
 
 Error Reply::located(Error error) const {
-  if (!callee_.actor && method_.empty()) return error;  // what it was is not known here
+  if (!callee_.actor && method_.empty()) return error;  // its source is unknown here
   if (!callee_.actor) return std::move(error).in(fmt::format("function {}", method_));
   const std::string actor = fmt::format("actor {}({})", callee_.class_name, to_string(callee_.actor));
-  // The news of an actor's death says whose it is.
+  // The error of an actor's death names the actor already.
   const bool named = !error.context().empty() && error.context().back() == actor;
   Error out = std::move(error).in(fmt::format("method {}", method_));
   if (!named) out = std::move(out).in(actor);
@@ -187,7 +187,7 @@ Result<void> Reply::wait(Duration timeout) const {
 
 Task<void> Reply::until_ready(Reply reply) {
   if (reply.ready()) co_return Result<void>();
-  // A coroutine that is cancelled is gone before its future is ready: then nobody may be woken.
+  // A cancelled coroutine is destroyed before its future is ready, and must not be resumed then.
   struct Waiting {
     Session& session;
     std::shared_ptr<bool> here = std::make_shared<bool>(true);
@@ -218,7 +218,7 @@ Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration 
   };
   const auto tally = std::make_shared<Tally>(Tally{0, replies.size()});
   Session& session = replies[0]->hub_->session;
-  for (const Reply* r : replies) (void)r->future();  // asked for
+  for (const Reply* r : replies) (void)r->future();  // requests the values
   session.own([&] {
     for (std::size_t i = 0; i < replies.size(); ++i) {
       replies[i]->future().then([tally, i, all = replies.size()](const Result<Value>& value) {

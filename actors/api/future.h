@@ -1,11 +1,11 @@
-// The answer to a call: waited for by a thread, or awaited by a coroutine.
+// The answer to a call, for threads that wait and coroutines that await.
 //
-// A Future is a value (copies share the answer) and lives no longer than its Context. Errors come with their first cause and with where
-// they passed: "method add", "actor Counter(3f..)", "rank 1".
+// A Future is a value (copies share the answer) and must not outlive its Context. Errors keep their first cause and their path: "method
+// add", "actor Counter(3f..)", "rank 1".
 //
-// As an argument of a call it stands for its value, unless the parameter is a Future itself. There, and inside of other values (a vector of
-// them, a field of a class), it stays a reference: whoever gets it waits for the value, asks for it when he wants it, or passes it on. What
-// it refers to lives as long as somebody has a reference to it, and as the process whose call or put() it is.
+// As an argument of a call it stands for its value, unless the parameter is a Future. In that case, and inside other values (a vector, a
+// class's field), it is a reference: the receiver can wait for the value or pass the reference on. The object lives while any process
+// holds a reference, and the process of its call or put() lives.
 #pragma once
 
 #include <cstdint>
@@ -37,61 +37,61 @@ struct Waited;
 
 namespace shoal::actors::api {
 
-// What a value is called where other processes get it from, once a reference to it has left this one.
+// The name by which other processes get a value, once a reference to it has left this process.
 struct Name {
   ObjectKey object;
   WorkerId owner;
-  std::shared_ptr<const void> hold;  // as long as this lives, so does the object
+  std::shared_ptr<const void> hold;  // keeps the object
 };
 
-// What handles and futures share of their Context.
+// State of a Context that handles and futures share.
 struct Hub {
   Hub(Session& s, std::string who) : session(s), caller(std::move(who)) {}
 
   Session& session;
-  std::string caller;         // of its calls, for errors
-  std::uint64_t wakeups = 0;  // of coroutines whose future became ready; belongs to the loop's owner
-  // The thread that runs remote functions, in their workers: it lends its CPUs while it waits for long, and waits no longer when its call
-  // is cancelled.
+  std::string caller;         // the caller in errors
+  std::uint64_t wakeups = 0;  // coroutines whose future became ready; only while the loop is owned
+  // The thread that runs remote functions, in a worker. It lends its CPUs during long waits, and stops waiting when its call is
+  // cancelled.
   std::thread::id function_in;
   CancelledCalls cancelled = {};
 
-  // Session::wait for user code. In a remote function that is cancelled: Cancelled/TaskCancelled.
+  // Session::wait for user code. Cancelled/TaskCancelled in a cancelled remote function.
   Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline);
-  // Gives the node a value of this process, which may not be there yet; the same name again as long as somebody holds it. `call`: what is
-  // cancelled when nobody wants it any more.
+  // Publishes a value of this process, ready or not; the name is reused while it is held. `call`: what a cancellation of the object
+  // cancels.
   Name publish(const ValueFuture& future, const ValueFuture& call);
 
  private:
   struct Published;
-  std::map<const void*, std::weak_ptr<const Published>> published_ = {};  // by what their futures are; the loop's owner's
+  std::map<const void*, std::weak_ptr<const Published>> published_ = {};  // by the future's identity; only while the loop is owned
   std::size_t sweep_at_ = 64;
 };
 
-// Whose answer it is. No actor: a remote function's, or a value that was put.
+// The source of an answer. Without an actor: a remote function, or put().
 struct Callee {
   ActorId actor;
   std::string_view class_name;
-  std::int32_t rank = -1;  // in its mesh; -1 for one that was spawned alone
+  std::int32_t rank = -1;  // in its mesh; -1 for a single actor
 };
 
-// Of a future that is no answer to a call of this process.
+// For a future that is not the answer to a call of this process.
 struct Origin {
   Origin(ValueFuture c, Name n) : call(std::move(c)), name(std::move(n)) {}
-  const ValueFuture call;  // of one of several results: the answer that they are in
-  const Name name;         // of one that came from elsewhere; of several results, what that answer is called
-  // Of one that came from elsewhere: its value, once somebody has asked for it.
+  const ValueFuture call;  // a part's whole answer
+  const Name name;         // a borrowed future's name, or that of a part's whole answer
+  // A borrowed future's value, once it is requested.
   mutable std::once_flag asked = {};
   mutable ValueFuture value = {};
 };
 
-// A call under way, before its result has a type.
+// The untyped answer to a call.
 class Reply {
  public:
   Reply() = default;
   Reply(Hub& hub, Callee callee, std::string_view method, ValueFuture future)
       : hub_(&hub), callee_(callee), method_(method), future_(std::move(future)) {}
-  // One that another process has passed on. Its value is not asked for before somebody wants it: who only passes it on needs no copy.
+  // A future from another process. Its value is requested at first use, since a process that only passes it on needs no copy.
   static Reply borrowed(Hub& hub, const ObjectKey& object, WorkerId owner);
 
   bool valid() const { return future_.valid() || is_borrowed(); }
@@ -99,22 +99,22 @@ class Reply {
     SHOAL_CHECK(valid(), "a future of nothing is asked");
     return future().ready();
   }
-  // Serves the loop until the answer is there. DeadlineExceeded, or what Session::wait says.
+  // Runs the loop until the answer is ready. DeadlineExceeded, or an error of Session::wait.
   Result<void> wait(Duration timeout) const;
   // The same as a coroutine, in the thread that runs it (Context::run).
   static Task<void> until_ready(Reply reply);
-  // The first time not while the loop is owned: it may have to be asked for.
+  // At first not while the loop is owned, since it may request the value.
   const ValueFuture& future() const { return is_borrowed() ? asked() : future_; }
-  // The same for a call whose argument it is: what it refers to stays until it is there.
+  // The future for a call with this argument; it keeps the object until it is ready.
   ValueFuture as_argument() const;
-  // For others to refer to it.
+  // The name by which other processes refer to it.
   Name name() const;
   // Another value of the same call.
   Reply with(ValueFuture future) const { return Reply(*hub_, callee_, method_, std::move(future)); }
-  // The `count` results that the answer is to consist of.
+  // The answer's `count` results.
   std::vector<Reply> split(std::size_t count) const;
   Result<void> cancel(CancelHow how) const;
-  // Of one that is ready: its value, decoded by `decode`, or why there is none.
+  // A ready answer's decoded value, or its error.
   template <class T>
   Result<T> result() const {
     SHOAL_TRY(const Value* const value, good());
@@ -122,16 +122,16 @@ class Reply {
     if (!decoded) return fail(located(std::move(decoded).error()));
     return decoded;
   }
-  // Of Bytes.
+  // For Bytes.
   Result<BytesView> view() const;
-  // The error with where it passed.
+  // The error with its path.
   Error located(Error error) const;
 
  private:
   bool is_borrowed() const { return !future_.valid() && origin_ != nullptr; }
   const ValueFuture& asked() const;
   Result<const Value*> good() const;
-  // One of several results gets a memory of its own before it is passed on: here, where that may wait for room.
+  // Gives a part of several results its own memory before it is passed on. This may block for room.
   void stand_alone() const;
 
   friend Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
@@ -140,20 +140,20 @@ class Reply {
   Callee callee_;
   std::string_view method_;
   ValueFuture future_;
-  std::shared_ptr<const Origin> origin_;  // null of most
+  std::shared_ptr<const Origin> origin_;  // usually null
 };
 
-// Of the same call: it failed with this.
+// An answer of the same call that failed with `error`.
 Reply failed_reply(const Reply& of, const Error& error);
 
-// A future inside of a value; null when it is of nothing.
+// A future inside a value; null for an empty one.
 void write_reply(CborWriter& to, const Reply& reply);
 bool read_reply(CborReader& from, Reply& out);
 
-// Waits until all are ready or one has failed: the index of the one that failed first, else their number.
+// Waits until all are ready or one has failed. Returns the index of the first failure, else their number.
 Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
 
-// Of something that is there already.
+// A ready answer.
 Reply ready_reply(Hub& hub, const Callee& callee, std::string_view method, Result<Value> value);
 
 template <class T, class E>
@@ -181,8 +181,8 @@ Task<T> await(Reply reply) {
 
 namespace shoal {
 
-// Bytes in the memory in which they came, which other processes may read as well: large ones lie in a shared one. Valid as long as a copy
-// of this lives.
+// Bytes in the memory in which they arrived; large ones are in shared memory that other processes may read too. Valid while a copy of
+// this lives.
 class BytesView {
  public:
   BytesView(actors::Value value, std::span<const std::byte> bytes) : value_(std::move(value)), bytes_(bytes) {}
@@ -194,7 +194,7 @@ class BytesView {
   std::span<const std::byte> bytes_;
 };
 
-// Which of several futures are ready, and which are not, in the order in which they were given.
+// Indices of the futures that are ready, and of the rest, in the given order.
 struct Waited {
   std::vector<std::size_t> ready, rest;
 };
@@ -214,7 +214,7 @@ struct Results<std::tuple<T...>> {
   static Type of(const Reply& reply) {
     auto parts = reply.split(sizeof...(T));
     auto part = parts.begin();
-    return Type{Future<T>(std::move(*part++))...};  // in order, as braces are
+    return Type{Future<T>(std::move(*part++))...};  // braces evaluate in order
   }
 };
 
@@ -225,39 +225,38 @@ namespace shoal {
 template <class T>
 class Futures;
 
-// As an argument of a call it stands for its value: the call runs once that is there, and fails with the future's error.
+// As an argument of a call it stands for its value: the call runs once it is ready, and fails with its error.
 template <class T>
 class [[nodiscard]] Future {
  public:
   using Value = T;
 
-  Future() = default;  // of nothing: only to be assigned to
+  Future() = default;  // empty: only to be assigned to
   explicit Future(actors::api::Reply reply) : reply_(std::move(reply)) {}
 
-  bool valid() const { return reply_.valid(); }  // false of nothing
+  bool valid() const { return reply_.valid(); }  // false if empty
   bool ready() const { return reply_.ready(); }
-  // Blocks this thread, which serves the process's loop meanwhile. May be asked again. DeadlineExceeded when the time is over: the call
-  // goes on.
+  // Blocks this thread, which runs the process's loop meanwhile. May be called again. DeadlineExceeded does not stop the call.
   Result<T> get(Duration timeout = kForever) const {
     if (const auto waited = reply_.wait(timeout); !waited) return fail(waited.error());
     return reply_.template result<T>();
   }
-  // The same of Bytes, where they lie: nothing is copied.
+  // The same for Bytes, without a copy.
   Result<BytesView> view(Duration timeout = kForever) const
     requires std::is_same_v<T, Bytes>
   {
     if (const auto waited = reply_.wait(timeout); !waited) return fail(waited.error());
     return reply_.view();
   }
-  // Of a method that returns a tuple (with none in it): its results as futures of their own, each of which can be passed on without the
-  // others. Cancelling one cancels the call.
+  // For a method that returns a tuple (with no tuple in it): its results as separate futures, each of which can be passed on alone.
+  // Cancelling one cancels the call.
   //   const auto [q, r] = handle.call(&Divider::divide, 7, 2).results();
   auto results() const
     requires(actors::api::kNumResults<T> > 0)
   {
     return actors::api::Results<T>::of(reply_);
   }
-  // In a coroutine that Context::run runs: co_await future.async().
+  // For a coroutine in Context::run: co_await future.async().
   Task<T> async() const { return actors::api::await<T>(reply_); }
 
   const actors::api::Reply& reply() const { return reply_; }
@@ -278,7 +277,7 @@ class [[nodiscard]] Futures {
   auto begin() const { return futures_.begin(); }
   auto end() const { return futures_.end(); }
 
-  // All results by rank (of void: nothing), or the error of the first that failed, without waiting for the others.
+  // All results by rank (void: none), or the error of the first failure, without waiting for the others.
   Result<typename actors::api::Gathered<T>::Type> get(Duration timeout = kForever) const {
     std::vector<const actors::api::Reply*> replies;
     for (const auto& f : futures_) replies.push_back(&f.reply_);
@@ -311,15 +310,15 @@ struct ReferenceTo<Future<T>> {
   static ValueFuture future(const Future<T>& f) { return f.reply().as_argument(); }
 };
 
-// Until `count` are ready or the time is over, which is no error.
+// Waits until `count` are ready or the time is over, which is no error.
 Result<Waited> wait_some(const std::vector<const Reply*>& replies, std::size_t count, Duration timeout);
 
 }  // namespace shoal::actors::api
 
 namespace shoal {
 
-// Waits until `num_ready` of them are ready or the time is over: at most that many are in `ready`, those that failed among them.
-// InvalidArgument for a future that stands there twice, and for a number that is not between 1 and theirs.
+// Waits until `num_ready` are ready or the time is over. `ready` has at most that many, failed ones included. InvalidArgument for a
+// duplicate future, or a num_ready not between 1 and their number.
 template <class T>
 Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready = 1, Duration timeout = kForever) {
   std::vector<const actors::api::Reply*> replies;
@@ -328,14 +327,14 @@ Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready
 }
 
 struct CancelOptions {
-  bool force = false;     // a function that runs ends with its process. InvalidArgument of methods: actors end by Context::kill
-  bool recursive = true;  // the calls that it made, too
+  bool force = false;     // end the process of a running function. InvalidArgument for methods, whose actors end by Context::kill
+  bool recursive = true;  // its child calls too
 };
 
-// Nobody wants the result of this call any more: the future, and calls that have it as an argument, fail with Cancelled/TaskCancelled. What
-// has not begun never will. A method or a function that runs is told (is_cancelled()), and goes on to its end: what it returns is what the
-// call comes to; a coroutine ends where it awaits something, and a function where it waits for a future. Nothing happens to what is done,
-// or was put. A future of another process is cancelled by that one: this waits for it up to 30 seconds.
+// Cancels a call: its future, and calls with it as an argument, fail with Cancelled/TaskCancelled. A call that has not begun never
+// begins. A running method or function goes on unless it checks is_cancelled(), and its result counts. A coroutine ends at its next
+// await, a function when it waits for a future. No effect on finished calls and put(). For another process's future this waits up to 30
+// seconds for that process.
 template <class T>
 Result<void> cancel(const Future<T>& future, const CancelOptions& options = {}) {
   return future.reply().cancel({options.recursive, options.force});

@@ -1,12 +1,12 @@
-// What a method or a remote function is that has results one after the other: a coroutine that yields them.
+// The return type of a method or remote function with successive results: a coroutine that yields them.
 //
 //   shoal::Generator<int> count(int to) {
 //     for (int i = 0; i < to; ++i) co_yield i;
 //   }
 //
-// It runs in its call, and does not wait for who takes them, only for the room on their way (stream.h). `co_yield shoal::fail(..)` ends it
-// with that error. One that is cancelled, or whose caller is gone, is destroyed at its next item. What it gets by reference lives as long
-// as it does.
+// It runs in its call, and waits only for room on the connection (stream.h), not for the caller to take items. `co_yield shoal::fail(..)`
+// ends it with that error. If it is cancelled, or its caller is gone, it is destroyed at its next item. Its reference parameters live as
+// long as it does.
 #pragma once
 
 #include <coroutine>
@@ -27,7 +27,7 @@ class [[nodiscard]] Generator {
     Generator get_return_object() { return Generator(std::coroutine_handle<promise_type>::from_promise(*this)); }
     std::suspend_always initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
-    std::suspend_always yield_value(const T& value) {  // which lives until it goes on
+    std::suspend_always yield_value(const T& value) {  // lives until the next resume
       item = &value;
       return {};
     }
@@ -38,7 +38,7 @@ class [[nodiscard]] Generator {
     void unhandled_exception() { thrown = std::current_exception(); }
     void return_void() {}
     template <class A>
-    void await_transform(A&&) = delete;  // it yields, and waits by get(): nothing would resume it
+    void await_transform(A&&) = delete;  // it yields, and waits by get(): no awaited event would resume it
 
     const T* item = nullptr;
     std::optional<tl::unexpected<Error>> failed;
@@ -55,8 +55,8 @@ class [[nodiscard]] Generator {
     if (coroutine_) coroutine_.destroy();
   }
 
-  // Runs it up to its next item, which stays until the next one is asked for; null at the end, or why that came: an exception is what
-  // `thrown` makes of it. Not to be asked again after either.
+  // Runs it to its next item, which stays valid until the next call. Null at the end, or the error; `thrown` makes one of an exception.
+  // Not to be called after either.
   Result<const T*> next(Error (*thrown)(std::string)) {
     auto& promise = coroutine_.promise();
     promise.item = nullptr;

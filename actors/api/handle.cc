@@ -13,7 +13,7 @@ Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encod
   return Reply(hub, callee, method, hub.session.call(std::move(call), std::move(args->deps)));
 }
 
-// [class, actor], and of one that counts [.., job, object, home] of what stands for the actor.
+// [class, actor], and for a counting handle [.., job, object, home] of the object that stands for the actor.
 void write_handle(CborWriter& to, Hub* hub, std::string_view full_class_name, const HandleItem& handle) {
   if (hub == nullptr) return to.simple(kNull);
   auto stand = hub->session.own([&] { return hub->session.handles().leaves(handle.actor, handle.share); });

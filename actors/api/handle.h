@@ -1,12 +1,12 @@
-// Actors from the caller's side: one (Handle), or a gang of one class (Mesh).
+// Actors on the caller's side: one (Handle), or a gang of one class (Mesh).
 //
-// Both are values that know how to call. An actor ends with the last handle of it, in whatever process that is, on its way or in an object
-// (a future's value, say), after the calls that were made: its destructor runs, and its process ends. Not so with a detached one. What
-// get_actor() and get_if_exists find, handle(id), and what an actor has of itself keep nobody; handles that it gives away of itself do.
-// Before that it is ended by a kill, with the process that made it (a worker of functions that is idle or used up leaves what it made to
-// the process that keeps it), or with the driver's job. Handles in a circle keep each other until then.
+// Both are values. An actor ends when its last handle is gone in all processes, messages and objects, after the calls made before: its
+// destructor runs, and its process ends. Detached actors stay. Handles from get_actor(), get_if_exists or handle(id) do not keep an
+// actor, nor do its own handles of itself; those that it passes on do. Earlier it ends by a kill, with the driver's job, or with the
+// process that made it. A retired worker of functions leaves its actors to the process that keeps it. Handles in a cycle keep each other
+// until then.
 //
-// Calls that one process makes on one actor run in the order in which they were made.
+// Calls of one process on one actor run in the order in which they were made.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@
 
 namespace shoal::actors::api {
 
-// The call that constructs an actor: its arguments are the class's full name, rank, world_size, how many threads run its calls and whether
-// it is started again; the constructor's own are its first reference, which the members of a mesh share.
+// The call that constructs an actor. Its arguments are the class's full name, rank, world_size, number of threads, and the restart flag.
+// The constructor's arguments are its first reference, which the members of a mesh share.
 inline constexpr std::string_view kConstruct = "__init__";
 using ConstructHead = List<std::string_view, std::int32_t, std::int32_t, std::int32_t, bool>;
 
-// A handle inside of a value: its class, its actor, and what stands for that, if it counts; null when it is of nothing.
+// A handle inside a value: its actor, and its share if it counts. A null id for an empty handle.
 struct HandleItem {
   ActorId actor;
   Handles::Share share;
@@ -33,10 +33,10 @@ struct HandleItem {
 void write_handle(CborWriter& to, Hub* hub, std::string_view full_class_name, const HandleItem& handle);
 bool read_handle(CborReader& from, std::string_view full_class_name, std::string_view class_name, HandleItem& out);
 
-// Queues the call. `args` are encoded by now, or the reason why they cannot be.
+// Queues the call. `args` are the encoded arguments, or the encoding error.
 Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args);
 
-// A future stands for its value, which is of the parameter's type; or for itself, where that is a future.
+// A future stands for its value, of the parameter's type, or for itself if the parameter is a future.
 template <class P, class A>
 constexpr bool is_argument_for() {
   if constexpr (ReferenceTo<A>::kIs && !std::is_same_v<A, Stored<P>>) {
@@ -58,7 +58,7 @@ void check_arguments(List<P...>, List<A...>) {
 template <class Pointer>
 using ReturnOf = std::remove_cvref_t<typename Signature<Pointer>::Return>;
 
-// The arguments for parameters P of what returns R. A generator's are followed by its stream's number.
+// The encoded arguments for parameters P. A call of a generator also passes its stream's number.
 template <class R, class... P, class... A>
 Result<Encoded> encode_for(ValueMemory* memory, List<P...> params, Streams::Id stream, const A&... args) {
   check_arguments(params, List<A...>());
@@ -69,7 +69,7 @@ Result<Encoded> encode_for(ValueMemory* memory, List<P...> params, Streams::Id s
   }
 }
 
-// What the caller gets of a call that was made.
+// The caller's result of a call: a future or a stream.
 template <class R>
 Answer<R> answer_of(Hub& hub, Reply reply, Streams::Id stream) {
   if constexpr (kYields<R>) {
@@ -79,7 +79,7 @@ Answer<R> answer_of(Hub& hub, Reply reply, Streams::Id stream) {
   }
 }
 
-// The name and the encoded arguments of a call on a T. The name is "" when the method is not listed.
+// The name and the encoded arguments of a call on a T. The name is "" if the method is not listed.
 template <class T, class Pointer, class... A>
 std::pair<std::string_view, Result<Encoded>> prepare(Hub& hub, Pointer method, Streams::Id stream, const A&... args) {
   static_assert(std::is_member_function_pointer_v<Pointer>, "call takes a method: handle.call(&Counter::add, ..)");
@@ -99,30 +99,29 @@ namespace shoal {
 template <class T>
 class Handle {
  public:
-  Handle() = default;  // of nothing: only to be assigned to
-  // `share`: of those that count.
+  Handle() = default;  // empty: only to be assigned to
+  // `share`: null for a handle that does not count.
   Handle(actors::api::Hub& hub, actors::api::Callee callee, actors::api::Reply constructed, actors::Handles::Share share = {})
       : hub_(&hub), callee_(callee), constructed_(std::move(constructed)), share_(std::move(share)) {}
 
-  // Of an actor that is known here.
+  // For an actor that the session already knows.
   static Handle known(actors::api::Hub& hub, ActorId id, actors::Handles::Share share) {
     const actors::api::Callee callee{id, actors::api::class_name<T>()};
     const auto there = actors::api::ready_reply(hub, callee, actors::api::kConstruct, actors::api::encode(actors::api::List<>()));
     return Handle(hub, callee, there, std::move(share));
   }
-  // Of an actor that another process has spawned, or that was found by its name; it does not count. NotFound when the head does not know
-  // it.
+  // For an actor that another process spawned, or that was found by name; it does not count. NotFound when the head does not have it.
   static Result<Handle> of(actors::api::Hub& hub, ActorId id) {
     SHOAL_OK(hub.session.know(id, std::string(actors::api::class_name<T>())));
     return known(hub, id, {});
   }
 
   ActorId id() const { return callee_.actor; }
-  // In its mesh; -1 for one that was spawned alone.
+  // Its rank in its mesh; -1 for a single actor.
   std::int32_t rank() const { return callee_.rank; }
 
-  // Never blocks and never fails at once: what is wrong, the future tells. It may be dropped; the call runs nevertheless. Of a method that
-  // returns a Generator a Stream (stream.h).
+  // Never blocks; errors are in the future. The call runs even if the future is dropped. A method that returns a Generator gives a Stream
+  // (stream.h).
   template <class Pointer, class... A>
   actors::api::Answer<actors::api::ReturnOf<Pointer>> call(Pointer method, const A&... args) const {
     static_assert(actors::api::Actor<T>, "an actor lists its methods: static constexpr auto methods = shoal::methods(..)");
@@ -137,7 +136,7 @@ class Handle {
   void write(actors::api::CborWriter& to) const {
     actors::api::write_handle(to, hub_, actors::api::full_class_name<T>(), {callee_.actor, share_});
   }
-  // Ready once its constructor has returned, in its process. Calls need not wait for that.
+  // Ready once its constructor has returned. Calls need not wait for it.
   Future<void> constructed() const { return Future<void>(constructed_); }
 
  private:
@@ -147,7 +146,7 @@ class Handle {
   actors::Handles::Share share_;  // null: it does not count
 };
 
-// Handles are values that travel, as arguments, as results and inside of either.
+// Handles can be arguments and results, and parts of either.
 template <class T>
 struct Codec<Handle<T>> {
   static void write(actors::api::CborWriter& to, const Handle<T>& handle) { handle.write(to); }
@@ -172,14 +171,14 @@ class Mesh {
   }
   auto begin() const { return handles_.begin(); }
   auto end() const { return handles_.end(); }
-  // Ranks first to first + count - 1, which keep their ranks' names in errors.
+  // Ranks first to first + count - 1, which keep their ranks in errors.
   Mesh slice(std::size_t first, std::size_t count) const {
     SHOAL_CHECK(first <= size() && count <= size() - first, "a slice beyond the mesh");
     const auto from = handles_.begin() + static_cast<std::ptrdiff_t>(first);
     return Mesh(*hub_, {from, from + static_cast<std::ptrdiff_t>(count)});
   }
 
-  // The same call on each, encoded once.
+  // The same call on each actor, with arguments encoded once.
   template <class Pointer, class... A>
   Futures<actors::api::Returned<actors::api::ReturnOf<Pointer>>> call_all(Pointer method, const A&... args) const {
     using R = actors::api::ReturnOf<Pointer>;

@@ -1,14 +1,14 @@
 // C++ values as CBOR items, and back.
 //
-//   numbers, enums, bool, text         as themselves; what does not fit the type is refused, never cut
-//   std::optional                      null, or its value
-//   pair, tuple, array                 arrays of just that length; vector, deque, list, set: of any
-//   vectors of numbers                 one run of bytes under RFC 8746's tag, in the machine's order (little-endian)
-//   maps                               maps
-//   Bytes inside of something else     bytes (as arguments and results they travel outside: codec.h)
-//   a class that lists its fields      a map by their names: `static constexpr auto fields = shoal::fields(&Point::x, &Point::y);`
-//   what has to_json and from_json     as nlohmann::json writes it (found by ADL, or made by NLOHMANN_DEFINE_TYPE_*), and json itself
-//   a class with a Codec of its own    as that says
+//   numbers, enums, bool, text         as such; a value that does not fit its type is refused.
+//   std::optional                      null, or the value.
+//   pair, tuple, array                 an array of exactly that length; vector, deque, list, set: of any length.
+//   vectors of numbers                 one byte string with RFC 8746's tag, little-endian.
+//   maps                               maps.
+//   Bytes inside another type          a byte string (as arguments and results they are buffers: codec.h).
+//   a class that lists its fields      a map by field name: `static constexpr auto fields = shoal::fields(&Point::x, &Point::y);`.
+//   a type with to_json and from_json  nlohmann::json's form (found by ADL, or by NLOHMANN_DEFINE_TYPE_*); also json itself.
+//   a class with its own Codec         the Codec's form.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +40,7 @@ constexpr Fields<Pointers...> fields(Pointers... pointers) {
   return {{pointers...}};
 }
 
-// For a class of one's own: static void write(actors::api::CborWriter&, const T&), one item; static bool read(actors::api::CborReader&,
-// T&).
+// For a user's class: static void write(actors::api::CborWriter&, const T&), one item; static bool read(actors::api::CborReader&, T&).
 template <class T>
 struct Codec {};
 
@@ -98,7 +97,7 @@ inline constexpr std::uint64_t kArrayTag = 0;
 template <class T, class A>
 inline constexpr std::uint64_t kArrayTag<std::vector<T, A>> = std::endian::native == std::endian::little ? array_tag<T>() : 0;
 
-// What nlohmann::json makes of an item, and of a value. Throw what it throws.
+// Items by nlohmann::json, whose exceptions pass.
 nlohmann::json json_of(std::span<const std::byte> item);
 void write_json(CborWriter& to, const nlohmann::json& value);
 
@@ -180,7 +179,7 @@ void write_item(CborWriter& to, const T& value) {
   }
 }
 
-// ---- reading. False: the reader says why.
+// ---- reading. On false the reader has the reason.
 
 template <class T>
 bool read_item(CborReader& from, T& out);
@@ -209,7 +208,7 @@ bool read_fields(CborReader& from, T& out) {
     if (!from.run(Major::kText, name, "the name of a field")) return false;
     const auto field = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), name) - kNames.begin());
     bool good = true;
-    if (field == kCount) {  // of a newer program
+    if (field == kCount) {  // from a newer program
       std::span<const std::byte> unknown;
       good = from.skip(unknown);
     } else {
@@ -241,7 +240,7 @@ bool read_list(CborReader& from, T& out) {
   std::uint64_t n = 0;
   if (!from.begin(Major::kArray, n, "an array") || !from.enter()) return false;
   if constexpr (requires { out.reserve(n); })
-    out.reserve(static_cast<std::size_t>(std::min<std::uint64_t>(n, 4096)));  // it is only claimed
+    out.reserve(static_cast<std::size_t>(std::min<std::uint64_t>(n, 4096)));  // `n` is only a claim
   for (std::uint64_t i = 0; i < n; ++i) {
     typename T::value_type item{};
     if (!read_item(from, item)) return false;
@@ -251,7 +250,7 @@ bool read_list(CborReader& from, T& out) {
   return true;
 }
 
-// Of `n` items, each its own way.
+// An array of exactly `n` items, read by `read`.
 template <class Read>
 bool read_exactly(CborReader& from, std::uint64_t n, Read&& read) {
   std::uint64_t there = 0;

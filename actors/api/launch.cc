@@ -24,7 +24,7 @@ std::optional<std::string_view> class_of_found(std::string_view handle) {
   return handle;
 }
 
-// [class, rank, world_size, threads, whether it is started again, pieces of the arguments]
+// [class, rank, world_size, threads, restart flag, pieces of the arguments]
 Result<std::string> to_birth(const Making& making) {
   CborWriter to;
   to.head(Major::kArray, 6);
@@ -94,7 +94,7 @@ Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, 
   spec.launch.build_id = options_.build_id;
   spec.launch.cwd = folder;
   auto env = around.env;
-  env.insert(options_.env.begin(), options_.env.end());  // what is there already stays
+  env.insert(options_.env.begin(), options_.env.end());  // existing entries win
   std::string names;
   for (const auto& [name, value] : env) names += (names.empty() ? "" : ":") + name;
   spec.launch.env.assign(env.begin(), env.end());

@@ -1,4 +1,4 @@
-// How workers of this program are asked for: processes of the same binary, that host an actor or run functions.
+// Requests for workers of this program: processes of the same binary that host an actor or run functions.
 #pragma once
 
 #include <string>
@@ -11,20 +11,21 @@
 
 namespace shoal::actors::api {
 
-// What a worker makes its actor from: in the call that constructs it, and (the birth) with the head, for one that makes itself.
+// The data from which a worker makes its actor: sent in the construct call, or kept by the head (the birth) for actors that make
+// themselves.
 struct Making {
   std::string full_class_name;
   std::int32_t rank = 0, world_size = 1, max_concurrency = 1;
   Value args = {};
-  bool restarts = false;  // when its process ends unasked
+  bool restarts = false;  // if its process ends unrequested
 };
-// InvalidArgument for one whose arguments are too large to be kept.
+// InvalidArgument if the arguments are too large to be kept.
 Result<std::string> to_birth(const Making& making);
 Result<Making> from_birth(std::string_view birth);
 
-// What others find by an actor's name: the bytes say its class, and to Python, which reads them as a pickle, that it is of C++.
+// The handle bytes found by an actor's name: they contain its class. Python reads them as a pickle that marks a C++ actor.
 std::string to_found(std::string_view full_class_name);
-// Nothing for one of another language.
+// nullopt for an actor of another language.
 std::optional<std::string_view> class_of_found(std::string_view handle);
 
 Result<Resources> resources_of(double num_cpus, double num_gpus, double memory, std::map<std::string, double> others);
@@ -32,12 +33,12 @@ Result<Resources> resources_of(double num_cpus, double num_gpus, double memory, 
 class Launcher {
  public:
   struct Options {
-    std::string program;  // this binary,
+    std::string program;  // this binary
     std::string build_id;
     std::string name_space;
-    // What its processes get beside what theirs are told.
+    // Defaults for its processes.
     std::map<std::string, std::string> env = {};
-    std::string working_dir = "";  // none: where this process is
+    std::string working_dir = "";  // empty: this process's
   };
   Launcher(Hub& hub, Options options) : hub_(hub), options_(std::move(options)) {}
 
@@ -46,8 +47,7 @@ class Launcher {
     const std::map<std::string, std::string>& env;
     const std::string& working_dir;
   };
-  // A gang of `count`, with new ids; the rest of it is the caller's to fill in. InvalidArgument for a program without a build id, and for a
-  // folder that is none.
+  // A gang of `count` with new ids; the caller fills in the rest. InvalidArgument for a program without a build id, or an invalid folder.
   Result<GangSpec> gang(std::size_t count, std::string_view class_name, const Resources& each, const Surroundings& around) const;
   // The call that constructs the actor.
   Result<ValueFuture> construct(ActorId actor, const Making& making, std::vector<ValueFuture> deps) const;
@@ -59,8 +59,7 @@ class Launcher {
   const Options options_;
 };
 
-// Of the environment of a worker: which of its variables its launch had set, so that what it starts gets them, too (names, with ':'
-// between).
+// A worker's variable with the names of those that its launch set (separated by ':'), which its own processes inherit.
 inline constexpr const char* kEnvNames = "SHOAL_ENV_NAMES";
 
 }  // namespace shoal::actors::api

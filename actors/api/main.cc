@@ -25,18 +25,18 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::chrono::seconds kEndOfCluster{3};  // after which it is killed
+constexpr std::chrono::seconds kEndOfCluster{3};  // after that it is killed
 
-// Everything that this program reads of its environment.
+// All environment variables that this program reads.
 struct Environment {
   std::string address, home, binary;       // SHOAL_ADDRESS, SHOAL_HOME, SHOAL_BINARY
-  std::string session, node, worker, job;  // what a node gives to a process that it starts
-  std::string name_space;                  // SHOAL_NAMESPACE: of its names, for a worker
-  std::map<std::string, std::string> set;  // by what started a worker (kEnvNames)
-  std::uint32_t restarts = 0;              // SHOAL_RESTARTS: of its actor
+  std::string session, node, worker, job;  // set by a node for its processes
+  std::string name_space;                  // SHOAL_NAMESPACE: for a worker's names
+  std::map<std::string, std::string> set;  // set by a worker's launch (kEnvNames)
+  std::uint32_t restarts = 0;              // SHOAL_RESTARTS: the actor's
   std::string retry_delay_ms;              // SHOAL_TASK_RETRY_DELAY_MS
-  bool self_made = false;                  // SHOAL_SELF_MADE: the head keeps what it is made from
-  std::optional<std::string> build_id;     // what it gives to one that shall serve as a worker of this binary
+  bool self_made = false;                  // SHOAL_SELF_MADE: the head keeps the actor's birth
+  std::optional<std::string> build_id;     // SHOAL_BUILD_ID: the build that a worker of this binary must have
   bool from_node() const { return !node.empty() && !worker.empty(); }
   bool native_worker() const { return from_node() && build_id; }
 };
@@ -62,7 +62,7 @@ Environment read_environment() {
   e.retry_delay_ms = env("SHOAL_TASK_RETRY_DELAY_MS");
   std::istringstream names(env(kEnvNames));
   for (std::string name; std::getline(names, name, ':');) e.set[name] = env(name.c_str());
-  for (const char* name : {"SHOAL_BUILD_ID", "SHOAL_RESTARTS", "SHOAL_SELF_MADE"}) unsetenv(name);  // what this process starts is no worker
+  for (const char* name : {"SHOAL_BUILD_ID", "SHOAL_RESTARTS", "SHOAL_SELF_MADE"}) unsetenv(name);  // child processes are no workers
   return e;
 }
 
@@ -80,7 +80,7 @@ Result<std::unique_ptr<Session>> attach(const Environment& e) {
   o.worker = WorkerId{parse_hex(e.worker).value_or(0)};
   o.job = JobId{parse_hex(e.job).value_or(0)};
   o.role = "worker";
-  o.print_logs = !e.build_id;  // a job's own process says what the head warns of
+  o.print_logs = !e.build_id;  // not for workers, since the job's driver prints the head's warnings
   set_retry_delay(e, o);
   return Session::open(std::move(o));
 }
@@ -97,7 +97,7 @@ Result<std::unique_ptr<Session>> open_driver(const Environment& e, const Session
   return Session::open(std::move(o));
 }
 
-// The running cluster that $SHOAL_ADDRESS means.
+// Connects to the running cluster at $SHOAL_ADDRESS.
 Result<std::unique_ptr<Session>> connect(const Environment& e, const std::string& name, bool print_logs) {
   SHOAL_TRY(const std::string root, SessionFolder::root(e.home.c_str()));
   SHOAL_TRY(const auto folder, SessionFolder::at_address(root, e.address));
@@ -105,7 +105,7 @@ Result<std::unique_ptr<Session>> connect(const Environment& e, const std::string
   return open_driver(e, folder, info.way(), name, print_logs);
 }
 
-// ---- a cluster of its own ----
+// ---- a local cluster ----
 
 std::vector<std::string> resource_words(const MainOptions& o) {
   std::map<std::string, double> amounts = o.resources;
@@ -120,7 +120,7 @@ std::vector<std::string> resource_words(const MainOptions& o) {
   return out;
 }
 
-// The shoal command for a program without $SHOAL_BINARY: beside the program, in the tree of Bazel's outputs that it lies in, or on PATH.
+// The shoal command without $SHOAL_BINARY: beside the program, in the Bazel output tree around it, or on PATH.
 fs::path find_command(const fs::path& program) {
   const auto runs = [](const fs::path& file) { return access(file.c_str(), X_OK) == 0; };
   if (const auto beside = program.parent_path() / "shoal"; runs(beside)) return beside;
@@ -148,7 +148,7 @@ Result<StartedRole> start_local(const Environment& e, const fs::path& program, c
   return started;
 }
 
-// Ends with the driver: in order, or killed after a while. A driver that dies is noticed by the cluster itself.
+// Ends with the driver: in order, or killed after a while. The cluster itself detects a driver's death.
 class LocalCluster {
  public:
   explicit LocalCluster(StartedRole role) : role_(std::move(role)) {}
@@ -166,7 +166,7 @@ class LocalCluster {
   const StartedRole role_;
 };
 
-// ---- the two lives of the program ----
+// ---- worker and driver ----
 
 Context::Options context_options(const fs::path& path, const Program& program, const std::string& name_space) {
   Context::Options o;
@@ -179,7 +179,7 @@ Context::Options context_options(const fs::path& path, const Program& program, c
 }
 
 int run_worker(const Environment& e, const fs::path& path, const Program& program) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // the driver sees lines as they are printed, and what a killed worker said
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // so that the driver gets lines at once, even from a killed worker
   if (const auto refused = check_build_id(own_build_id(), *e.build_id, path); !refused) return print_error(refused.error());
   auto session = attach(e);
   if (!session) return print_error(session.error());
@@ -227,7 +227,7 @@ int run_main(int argc, char** argv, const Program& program, const std::function<
   auto driver = context_options(path, program, options.name_space);
   driver.env = options.env;
   driver.working_dir = options.working_dir;
-  if (e.from_node()) return run_driver(attach(e), driver, run, false);  // it was submitted
+  if (e.from_node()) return run_driver(attach(e), driver, run, false);  // submitted as a job
   if (!e.address.empty() && e.address != "local") return run_driver(connect(e, name, options.print_logs), driver, run, false);
 
   auto started = start_local(e, path, options);

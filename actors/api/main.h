@@ -1,12 +1,12 @@
-// The main of a C++ driver, and of its workers: they are processes of the same binary.
+// The main function of a C++ driver and of its workers, which are processes of the same binary.
 //
 //   int main(int argc, char** argv) {
 //     return shoal::main<Counter, shoal::Functions<&mean>>(argc, argv, [](shoal::Context& context) -> shoal::Result<void> { ... });
 //   }
 //
-// In a worker it serves the one actor of its process and never calls `run`. A driver connects to the cluster at $SHOAL_ADDRESS ("auto": the
-// latest of this user), or starts one of its own that ends with it: the shoal command's `role local`, at $SHOAL_BINARY, else beside the
-// program, else where this workspace's Bazel built both, else on PATH. The environment is read here and nowhere else.
+// In a worker it serves that process's actor and never calls `run`. A driver connects to the cluster at $SHOAL_ADDRESS ("auto": this
+// user's latest). Without it the driver starts its own cluster, which ends with the driver, by the shoal command's `role local`. The
+// command is $SHOAL_BINARY, or a file beside the program, in this workspace's Bazel outputs, or on PATH. Only main reads the environment.
 #pragma once
 
 #include <functional>
@@ -21,13 +21,13 @@ namespace shoal {
 
 // The cluster that a driver without $SHOAL_ADDRESS starts, and its job.
 struct MainOptions {
-  double num_cpus = -1;  // logical; negative: as many as this process may use
-  double num_gpus = -1;  // below 0: as many as CUDA_VISIBLE_DEVICES leaves of this host's
-  double memory = -1;    // bytes; negative: what the machine has
+  double num_cpus = -1;  // logical; negative: the CPUs that this process may use
+  double num_gpus = -1;  // negative: this host's GPUs within CUDA_VISIBLE_DEVICES
+  double memory = -1;    // bytes; negative: the machine's memory
   std::map<std::string, double> resources = {};
-  std::string name_space = "";  // of the names of actors and placement groups; empty: one of this job's own
-  bool print_logs = true;       // what actors print appears on this process's stdout and stderr
-  // Of all processes of this job, unless the options of an actor or a function say otherwise (options.h). On any cluster.
+  std::string name_space = "";  // for names of actors and placement groups; empty: the job's own
+  bool print_logs = true;       // print the actors' output on this process's stdout and stderr
+  // For all processes of this job, unless an actor's or function's options override it (options.h). On any cluster.
   std::map<std::string, std::string> env = {};
   std::string working_dir = "";
 };
@@ -38,18 +38,17 @@ namespace shoal::actors::api {
 
 int run_main(int argc, char** argv, const Program& program, const std::function<int(Context&)>& run, const MainOptions& options);
 
-// InvalidArgument/BuildMismatch when a worker's own build id is not the one that its driver wants.
+// InvalidArgument/BuildMismatch when a worker's build id differs from its driver's.
 Result<void> check_build_id(const std::string& own, const std::string& wanted, const std::string& program);
 
-// Prints an Error as the shoal command does; returns the exit code for it.
+// Prints an Error as the shoal command does; returns its exit code.
 int print_error(const Error& error);
 
 }  // namespace shoal::actors::api
 
 namespace shoal {
 
-// Returns the process's exit code: what `run` returns, which is an int, or a Result<void> whose error is printed. 1 when there is no
-// cluster to run on.
+// Returns the process's exit code. `run` returns it as an int, or returns a Result<void> whose error is printed. 1 without a cluster.
 template <class... Actors, class Run>
 int main(int argc, char** argv, Run&& run, const MainOptions& options = {}) {
   static_assert(sizeof...(Actors) > 0, "shoal::main is told actors and functions: shoal::main<Counter, Functions<&f>>(argc, argv, run)");

@@ -1,4 +1,4 @@
-// The table of an actor's methods, which its class lists once:
+// The table of an actor's methods, listed once in its class:
 //
 //   class Counter {
 //    public:
@@ -8,8 +8,8 @@
 //     static constexpr auto methods = shoal::methods(shoal::constructor<int>, &Counter::add, &Counter::value);
 //   };
 //
-// The constructor is listed when it takes something besides a Place, because a worker has to know what to decode. Everything here is
-// decided at compile time: names come from the member pointers themselves, nothing is registered anywhere.
+// A constructor with parameters besides a Place must be listed, so that the worker can decode them. Everything is decided at compile
+// time: names come from the member pointers, and there is no registry.
 #pragma once
 
 #include <algorithm>
@@ -27,11 +27,11 @@ namespace shoal {
 
 class Context;
 
-// Where an actor stands among those it was spawned with. A constructor may take it as its first parameter; it is never passed by hand.
+// An actor's position in its mesh. A constructor may take it as its first parameter; callers never pass it.
 struct Place {
   Rank rank;
   std::int32_t world_size = 1;
-  Context* context = nullptr;  // of the actor's process, for actors that call or spawn others; null only in tests of the class alone
+  Context* context = nullptr;  // the process's Context, to call or spawn other actors; null only in tests of the class alone
 };
 
 template <class... Params>
@@ -41,7 +41,7 @@ inline constexpr Constructor<Params...> constructor{};
 
 template <class Ctor, class... Pointers>
 struct Methods {
-  using Constructor = Ctor;  // void when it is not listed
+  using Constructor = Ctor;  // void if not listed
   std::tuple<Pointers...> pointers;
 };
 
@@ -55,7 +55,8 @@ constexpr Methods<void, Pointers...> methods(Pointers... pointers) {
   return {{pointers...}};
 }
 
-// Of an actor that runs several calls at once: these methods share so many places, beside those that `max_concurrency` gives to all others.
+// For an actor that runs several calls at once: these methods share `max_concurrency` places of their own, besides the actor's for all
+// other methods.
 //
 //   static constexpr auto concurrency_groups =
 //       shoal::concurrency_groups(shoal::concurrency_group(2, &Store::read, &Store::list), shoal::concurrency_group(1, &Store::write));
@@ -85,11 +86,11 @@ namespace shoal::actors::api {
 template <class... Types>
 struct List {};
 
-// What a method returns that is a coroutine: Task<T> (future.h).
+// True for a coroutine's return type: Task<T> (future.h).
 template <class R>
 inline constexpr bool kIsTask = false;
 
-// ---- what a member pointer says of itself ----
+// ---- signatures of member pointers ----
 template <class Pointer>
 struct Signature;
 template <class R, class C, class... P>
@@ -114,13 +115,13 @@ constexpr std::string_view pretty_type() {
   return __PRETTY_FUNCTION__;
 }
 
-// What stands between "= " and the end of the list of template arguments: "&Counter::add", "{anonymous}::Counter".
+// The template argument in a __PRETTY_FUNCTION__: "&Counter::add", "{anonymous}::Counter".
 constexpr std::string_view argument_in(std::string_view pretty) {
   pretty.remove_prefix(pretty.find("= ") + 2);
   return pretty.substr(0, std::min(pretty.find(';'), pretty.rfind(']')));
 }
 
-// Behind the last "::" that stands outside of angle brackets.
+// The name after the last "::" outside of angle brackets.
 constexpr std::string_view unqualified(std::string_view name) {
   std::size_t from = 0;
   int depth = 0;
@@ -132,12 +133,12 @@ constexpr std::string_view unqualified(std::string_view name) {
   return name.substr(from);
 }
 
-// With its namespaces: what a worker looks for.
+// With namespaces; identifies the class in workers.
 template <class T>
 constexpr std::string_view full_class_name() {
   return argument_in(pretty_type<T>());
 }
-// For people.
+// For messages.
 template <class T>
 constexpr std::string_view class_name() {
   return unqualified(full_class_name<T>());
@@ -158,7 +159,7 @@ struct ConstructorOf<void, T> {
   using Type = std::conditional_t<std::is_constructible_v<T, const Place&>, Constructor<Place>, Constructor<>>;
 };
 
-// Whether a constructor's list begins with the Place, and the parameters that travel.
+// A constructor's parameters without its Place, if it begins with one.
 template <class Ctor>
 struct ConstructorParams;
 template <class... P>
@@ -201,7 +202,7 @@ struct Table {
   }
   static_assert(names_differ(), "an actor lists each method once, and none that is overloaded twice");
 
-  // Some method is a coroutine: then all its calls run on one loop.
+  // True if a method is a coroutine: then all calls run on one loop.
   static constexpr bool kOnLoop = []<class... P>(const std::tuple<P...>*) {
     return (kIsTask<std::remove_cvref_t<typename Signature<P>::Return>> || ...);
   }(static_cast<const Pointers*>(nullptr));
@@ -213,7 +214,7 @@ struct Table {
       return std::size_t{0};
     }
   }();
-  // By method: its concurrency group, from 1 on; 0: none. And whether each that the groups name is listed, once.
+  // Each method's concurrency group, from 1 on; 0: none. `good`: each method in a group is listed, and in one group only.
   struct Grouped {
     std::array<std::size_t, kNumMethods> group{};
     std::array<std::int32_t, kNumGroups> sizes{};
@@ -244,7 +245,7 @@ struct Table {
   static_assert(grouped().good,
                 "a concurrency group has room for a call at least, and methods that `methods` lists and no other group has");
 
-  // Whether some method has this very signature: what can be said at compile time of a pointer that is a value.
+  // True if a method has this signature, which is all that compile time can check of a pointer value.
   template <class Pointer>
   static constexpr bool lists() {
     return []<std::size_t... I>(std::index_sequence<I...>) {
@@ -252,7 +253,7 @@ struct Table {
     }(std::make_index_sequence<kNumMethods>());
   }
 
-  // "" when it is not listed.
+  // "" if the method is not listed.
   template <class Pointer>
   static std::string_view name_of(Pointer wanted) {
     static constexpr auto kNames = names();

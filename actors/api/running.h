@@ -1,4 +1,4 @@
-// The call that a thread runs: whether anybody still wants its answer, and whose calls are made in it.
+// The call that a thread runs: its cancellation, and the parent of calls made in it.
 #pragma once
 
 #include <atomic>
@@ -14,28 +14,28 @@ namespace shoal {
 
 class Context;
 
-// Of a method or a remote function that runs in this thread: whether somebody cancelled its call (future.h: cancel). It goes on to its end,
-// so one that takes long looks now and then. False outside of calls. In a coroutine nothing has to be looked at: what it awaits ends.
+// For a method or remote function that runs in this thread: true once its call was cancelled (future.h: cancel). The call goes on to its
+// end, so long ones should check this. False outside of calls. Coroutines need no check, since their awaits end.
 bool is_cancelled();
 // The same as a Result, for SHOAL_OK: Cancelled/TaskCancelled.
 Result<void> check_cancelled();
-// The process that runs it, for functions that call others. Only in a call.
+// The Context of this process, for functions that call others. Only in a call.
 Context& context();
 
 }  // namespace shoal
 
 namespace shoal::actors::api {
 
-// Calls that this process has taken from its queue and not answered, and whose answer nobody wants any more.
+// Cancelled calls that this process has taken from its queue and not answered.
 class CancelledCalls {
  public:
-  static constexpr std::size_t kMax = 4096;  // then the oldest are told nothing
+  static constexpr std::size_t kMax = 4096;  // beyond that the oldest are forgotten
 
   // Only while the loop is owned.
   void note(CallKey call);
   bool has(CallKey call) const;
   void forget(CallKey call);
-  // Any thread: false as long as there is none.
+  // Any thread: false if there are none.
   bool any() const { return any_.load(std::memory_order_relaxed); }
 
  private:
@@ -44,14 +44,14 @@ class CancelledCalls {
 };
 
 struct RunningCall {
-  Context* context = nullptr;  // null: none
+  Context* context = nullptr;  // null: no call
   CallKey key = {};
-  std::string_view name = {};  // of the method or the function
+  std::string_view name = {};  // the method's or the function's
 };
 
 inline constinit thread_local RunningCall this_threads_call;
 
-// The thread runs this one, as long as this lives.
+// Marks the thread as running this call, while it lives.
 class RunsCall {
  public:
   explicit RunsCall(const RunningCall& call) : before_(std::exchange(this_threads_call, call)) {}

@@ -13,7 +13,7 @@ Result<void> Publisher::give(const Value& item) {
     given = hub_.session.actor_host().yields(incoming_, stream_, count_, item);
     return !given || *given != Yielded::kNoRoom || hub_.cancelled.has(incoming_.key());
   };
-  while (!hub_.session.wait(gives)) {  // interrupted, which is nothing to a worker
+  while (!hub_.session.wait(gives)) {  // an interruption, which a worker ignores
   }
   if (!given) return fail(given.error());
   if (*given == Yielded::kUnheard) return fail(caller_gone(incoming_.call.method));

@@ -1,7 +1,7 @@
-// The results of a call that has them one after the other (generator.h): futures, in order, each as soon as its value is there.
+// The results of a call that yields (generator.h): futures, in order, each available as soon as its value is there.
 //
-// As Python's streams (python/shoal/_stream.py): the worker sends each item to its caller, over the connection of the call and before its
-// answer, their number (actors/session/streams.h): who has the answer has all that there is. Then an item is a result like any other.
+// Python's streams work alike (python/shoal/_stream.py): the worker sends items over the call's connection, before the answer with their
+// number (actors/session/streams.h). So all items are here when the answer is. An item is then a result like any other.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ inline constexpr bool kYields = false;
 template <class T>
 inline constexpr bool kYields<Generator<T>> = true;
 
-// What the caller of a method that returns R gets.
+// The caller's type for a method that returns R.
 template <class R>
 struct AnswerType {
   using Type = Future<Returned<R>>;
@@ -41,14 +41,14 @@ struct AnswerType<Generator<T>> {
 template <class R>
 using Answer = typename AnswerType<R>::Type;
 
-// The caller's number for it, before the call is made; it is the call's last argument.
+// Opens a stream before the call is made; its number is the call's last argument.
 Streams::Id new_stream(Hub& hub);
 
-// The worker's side.
+// Sends items, in the worker.
 class Publisher {
  public:
   Publisher(Hub& hub, const Incoming& incoming, Streams::Id stream) : hub_(hub), incoming_(incoming), stream_(stream) {}
-  // Waits while the caller's socket takes nothing, unless the call is cancelled. Cancelled/CallerGone when nobody hears it.
+  // Waits for room in the caller's socket, unless the call is cancelled. Cancelled/CallerGone when the connection is gone.
   Result<void> give(const Value& item);
   std::uint64_t count() const { return count_; }
 
@@ -59,7 +59,7 @@ class Publisher {
   std::uint64_t count_ = 0;
 };
 
-// Runs it to its end: the number of its items.
+// Runs a generator to its end; returns the number of its items.
 template <class T>
 Result<std::uint64_t> publish(Hub& hub, const Incoming& incoming, Streams::Id stream, Generator<T> items, Error (*thrown)(std::string)) {
   Publisher to(hub, incoming, stream);
@@ -72,31 +72,31 @@ Result<std::uint64_t> publish(Hub& hub, const Incoming& incoming, Streams::Id st
   }
 }
 
-// The caller's side, before its items have a type. One thread at a time.
+// The caller's untyped items. One thread at a time.
 class Items {
  public:
-  // `done`: the call, which was made with that number.
+  // `done`: the answer of the call made with this stream.
   Items(Hub& hub, Reply done, Streams::Id stream);
-  ~Items();  // what nobody took is dropped
+  ~Items();  // drops untaken items
   Items(const Items&) = delete;
   Items& operator=(const Items&) = delete;
 
   using Next = std::optional<Reply>;
-  // The one after it; nothing after the last, which of a call that fails is its failure. DeadlineExceeded: it may be asked again.
+  // The next item; nothing after the last, or the call's failure. DeadlineExceeded: may be called again.
   Result<Next> next(Duration timeout);
   static Task<Next> next_async(std::shared_ptr<Items> self);
   const Reply& done() const { return done_; }
 
  private:
-  // The next one: ready when it is there, or the call is over and there is none.
+  // The next item's answer: ready when the item is here, or the call is over without one.
   const Reply& ahead();
-  // Of one that is ready.
+  // Takes a ready item.
   Next take();
 
   Hub& hub_;
   const Reply done_;
   const Streams::Id stream_;
-  Reply ahead_;  // the one that is waited for
+  Reply ahead_;  // the item that is awaited
   bool over_ = false;
 };
 
@@ -104,27 +104,27 @@ class Items {
 
 namespace shoal {
 
-// For one thread at a time. Items that nobody has taken are dropped with it; the call goes on (cancel() ends it at its next item).
+// One thread at a time. Its destructor drops untaken items, but the call goes on (cancel() ends it at its next item):
 //   for (const auto& row : handle.call(&Table::rows, name)) use(row.get());
 template <class T>
 class [[nodiscard]] Stream {
  public:
   using Value = T;
-  Stream() = default;  // of nothing: only to be assigned to
+  Stream() = default;  // empty: only to be assigned to
   Stream(actors::api::Hub& hub, actors::api::Reply done, actors::Streams::Id stream)
       : items_(std::make_shared<actors::api::Items>(hub, std::move(done), stream)) {}
   Stream(Stream&&) = default;
   Stream& operator=(Stream&&) = default;
 
-  // Blocks until the next item is there; nothing after the last. When the call fails, the last future is its failure. DeadlineExceeded when
-  // the time is over: it may be asked again.
+  // Blocks until the next item is here; nothing after the last. If the call fails, the last future is its failure. DeadlineExceeded after
+  // `timeout`: may be called again.
   Result<std::optional<Future<T>>> next(Duration timeout = kForever) {
     SHOAL_TRY(auto item, items_->next(timeout));
     return item ? std::optional<Future<T>>(Future<T>(*std::move(item))) : std::nullopt;
   }
   // The same in a coroutine: co_await stream.async().
   Task<std::optional<Future<T>>> async() { return typed(items_); }
-  // Ready when the call is: how many items there are, or its failure.
+  // The number of items, or the call's failure; ready with the call.
   Future<std::uint64_t> completed() const { return Future<std::uint64_t>(items_->done()); }
 
   class Iterator {
@@ -136,7 +136,7 @@ class [[nodiscard]] Stream {
     const Future<T>* operator->() const { return &*item_; }
     Iterator& operator++() {
       auto next = last_ ? Result<std::optional<Future<T>>>() : stream_->next();
-      last_ = !next;  // it cannot be waited for: that is the last
+      last_ = !next;  // a failed wait ends the iteration
       item_ = next ? *std::move(next) : Future<T>(actors::api::failed_reply(stream_->items_->done(), std::move(next).error()));
       return *this;
     }
@@ -161,7 +161,7 @@ class [[nodiscard]] Stream {
   std::shared_ptr<actors::api::Items> items_;
 };
 
-// The rest of it: a generator that runs ends at its next item.
+// Cancels the rest of the items: a running generator ends at its next one.
 template <class T>
 Result<void> cancel(const Stream<T>& stream, const CancelOptions& options = {}) {
   return cancel(stream.completed(), options);

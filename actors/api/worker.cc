@@ -14,10 +14,10 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::seconds kLastMetrics{30};  // for its node to take what it measured; that is up to its loop alone
-constexpr std::chrono::seconds kDrain{5};         // for answers that callers have not taken when a worker ends
+constexpr std::chrono::seconds kLastMetrics{30};  // for the node to take the last metrics
+constexpr std::chrono::seconds kDrain{5};         // for unsent answers when a worker ends
 
-constexpr std::chrono::seconds kAgain{1};  // before it is tried again to reach the head
+constexpr std::chrono::seconds kAgain{1};  // before the head is tried again
 
 struct Answer {
   Incoming incoming;
@@ -30,8 +30,8 @@ Result<std::unique_ptr<Instance>> make(Context& context, const Classes& classes,
   return it->second(Place{Rank{making.rank}, making.world_size, &context}, {making.args, &deps, &context.hub()});
 }
 
-// It printed why: its node tells whoever calls it from now on. At once: calls that wait here go unanswered, so that they fail with the
-// death that the node tells of. It is not started again: it would come to the same.
+// Ends the process, whose node reports its printed error as the cause of death. Waiting calls stay unanswered, so that they fail with
+// that cause. There is no restart, which would fail likewise.
 [[noreturn]] void end_unmade(Session& session, const Error& why) {
   std::fprintf(stderr, "%s\n", why.to_string().c_str());
   (void)session.leave();
@@ -79,12 +79,12 @@ class Server {
   }
 
  private:
-  // Sends what is due, then waits for the next call: one taking of the loop for both.
+  // Sends the answer that is due, then waits for the next call, in a single turn of the loop's ownership.
   std::optional<Turn> next(std::optional<Answer>& due) {
     std::optional<Turn> out;
     const auto turn = [&] {
       if (due) {
-        send(*due, !queue_->empty());  // answers to calls that arrived together go together
+        send(*due, !queue_->empty());  // answers to calls that arrived together are sent together
         due.reset();
       }
       const bool has_early = instance_ && !early_.empty();
@@ -101,11 +101,11 @@ class Server {
       now_ = out->incoming.key();
       return true;
     };
-    while (!session_.wait(turn)) {  // interrupted, which is nothing to a worker
+    while (!session_.wait(turn)) {  // an interruption, which a worker ignores
     }
     return out;
   }
-  // `more`: answers that go with it.
+  // `more`: further answers follow at once.
   void send(Answer& answer, bool more) {
     const CallKey key = answer.incoming.key();
     if (cancelled_.any()) cancelled_.forget(key);
@@ -123,19 +123,19 @@ class Server {
     return out;
   }
   void add(Incoming incoming) {
-    if (incoming.call.method == kRelease) return releases_.push_back(std::move(incoming));  // when all else is done
+    if (incoming.call.method == kRelease) return releases_.push_back(std::move(incoming));  // runs after all other calls
     const std::size_t group = instance_->group_of(incoming.call.method);
     turns_->add({group, std::move(incoming)});
   }
 
-  // By a handler of the loop.
+  // Called by a handler of the loop.
   void cancel(CallKey call, CancelHow how) {
-    if (how.force && context_.hub().function_in != std::thread::id()) std::_Exit(1);  // its caller knows already
+    if (how.force && context_.hub().function_in != std::thread::id()) std::_Exit(1);  // its caller has failed the call already
     if (turns_) {
       if (auto waits = turns_->cancel(call)) return waits->fail(call_cancelled(waits->call.method));
     }
     const auto is_early = [&] { return std::any_of(early_.begin(), early_.end(), [&](const Incoming& i) { return i.key() == call; }); };
-    if (call != now_ && !begun_.contains(of(call)) && !is_early()) return;  // it was answered: nobody would ever forget it
+    if (call != now_ && !begun_.contains(of(call)) && !is_early()) return;  // answered already, so its note would never be removed
     cancelled_.note(call);
     if (loop_) loop_->cancel(call);
   }
@@ -165,7 +165,7 @@ class Server {
       done(turn.group, {std::move(turn.incoming), std::move(result)});
     });
   }
-  // Of a call that ran beside others; any thread. Its arguments are let go of without the loop.
+  // For a call that ran beside others; any thread. Frees its arguments without owning the loop.
   void done(std::size_t group, Answer answer) {
     session_.own([&] {
       send(answer, false);
@@ -188,7 +188,7 @@ class Server {
   Answer construct(Turn turn) {
     Incoming& incoming = turn.incoming;
     const Call& call = incoming.call;
-    if (instance_) {  // it made itself before its creator's call came
+    if (instance_) {  // made from its birth, before its creator's call arrived
       if (turns_) session_.own([&] { turns_->done(turn.group); });
       return {std::move(incoming), encode(List<>())};
     }
@@ -207,8 +207,8 @@ class Server {
     return {std::move(incoming), encode(List<>())};
   }
 
-  // Nobody refers to it any more than those, if any, to whom it gave itself. One that was never made never will be: its constructor's call
-  // would have come before.
+  // No handle is left, except those of itself that the actor passed on. An actor that is not made yet never will be, since its
+  // constructor call would have come first.
   std::optional<Answer> release(Incoming incoming) {
     incoming.taken.began();
     if (instance_ && !session_.own([this] { return session_.handles().may_end(); })) {
@@ -216,11 +216,11 @@ class Server {
       stay(std::move(incoming));
       return std::nullopt;
     }
-    if (restarts_) (void)session_.leave();  // without a head nobody starts it again
+    if (restarts_) (void)session_.leave();  // without a head there is no restart
     {
       const RunsCall runs({&context_, incoming.key(), incoming.call.method});
       loop_.reset();
-      instance_.reset();  // what its destructor does is its last
+      instance_.reset();  // runs its destructor
     }
     session_.own([&] { incoming.fail(unavailable("nothing referred to it any more").with_reason("ActorDied")); });
     session_.tell_last_metrics(kLastMetrics);
@@ -229,8 +229,8 @@ class Server {
     std::_Exit(0);
   }
 
-  // Answers one that was told to end, and waits, when it would not be started again: nobody would tell its next life. If it dies before
-  // that, its creator hears of it and tells that one.
+  // Answers a release that the actor survives, once the head has confirmed that it will not restart, since a restarted actor would get no
+  // release. If it dies before, its creator sees the failure and releases the next one.
   void stay(Incoming incoming) {
     std::thread([this, waits = std::make_shared<Incoming>(std::move(incoming))] {
       while (!session_.leave()) std::this_thread::sleep_for(kAgain);
@@ -252,13 +252,13 @@ class Server {
   CancelledCalls& cancelled_;
   const Classes& classes_;
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
-  std::deque<Incoming> early_;                               // calls of others that came before the creator's, which makes the actor
-  CallKey now_;                                              // the one that was taken last, until its answer is sent
-  std::set<std::pair<std::uint64_t, std::uint64_t>> begun_;  // of those that run beside others, likewise
-  std::deque<Incoming> releases_;                            // of one that runs several at once
+  std::deque<Incoming> early_;                               // calls that arrived before the construct call
+  CallKey now_;                                              // the running call, until its answer is sent
+  std::set<std::pair<std::uint64_t, std::uint64_t>> begun_;  // calls running beside others, likewise
+  std::deque<Incoming> releases_;                            // for an actor that runs several calls at once
   std::unique_ptr<Instance> instance_;
   bool restarts_ = false;
-  std::optional<Turns> turns_;  // of an actor that runs several calls at once; belongs to the loop's owner
+  std::optional<Turns> turns_;  // set for an actor that runs several calls at once; only while the loop is owned
   std::optional<CallThreads> threads_;
   std::optional<CallLoop> loop_;
 };
@@ -269,8 +269,8 @@ void runs_functions_for(Context& context, WorkerId creator, NodeId node) {
   Session& session = context.session();
   context.is_of({});
   session.own([&] { context.hub().function_in = std::this_thread::get_id(); });
-  if (node != session.node()) return;  // of a process on another node nobody tells here
-  // The node says so of a value that only that process could have made.
+  if (node != session.node()) return;  // a keeper on another node is not reported here
+  // The node fails the fetch of an object that only the keeper could have made, when the keeper ends.
   const auto gone = session.fetch({session.job(), session.new_id<ObjectId>()}, creator);
   session.own([&] { gone.then([](const Result<Value>&) { std::_Exit(1); }); });
 }

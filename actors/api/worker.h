@@ -1,5 +1,5 @@
-// The worker's half: constructs the one actor of this process and runs the calls on it: one after the other on the main thread, which
-// serves the loop between them, or (max_concurrency) on threads to which that one hands them.
+// The worker's side: constructs this process's actor and runs calls on it. They run in turn on the main thread, which runs the loop
+// between them, or (max_concurrency) on threads to which it hands them.
 #pragma once
 
 #include <algorithm>
@@ -17,31 +17,31 @@
 
 namespace shoal::actors::api {
 
-// What came with a call, and whose process this is.
+// A call's values, and its process.
 struct Arguments {
   const Value& value;
   const std::vector<Value>* deps = nullptr;
   Hub* hub = nullptr;
-  const Incoming* incoming = nullptr;  // the call itself, for what is sent before its answer
+  const Incoming* incoming = nullptr;  // the call itself, for items sent before its answer
 };
 
-// How an actor wants its calls to be run.
+// How an actor's calls run.
 struct Concurrency {
-  bool on_loop = false;                   // coroutines among them
-  std::vector<std::int32_t> groups = {};  // the sizes of its concurrency groups
+  bool on_loop = false;                   // it has coroutines
+  std::vector<std::int32_t> groups = {};  // sizes of its concurrency groups
 };
 
-// An actor whose type is forgotten.
+// An actor without its type.
 class Instance {
  public:
   virtual ~Instance() = default;
-  // NotFound for a method that is not listed; InvalidArgument for arguments that are not the method's; what the method returns; Internal
-  // with the reason MethodThrew for what it throws.
+  // Returns the method's result. NotFound for a method that is not listed; InvalidArgument for wrong arguments; Internal/MethodThrew for
+  // an exception.
   virtual Result<Value> call(std::string_view method, const Arguments& args) = 0;
-  // The same of one that runs on a loop. What it is given lives until it ends; exceptions of a coroutine come through.
+  // The same for calls on a loop. The arguments must live until it ends; exceptions of a coroutine pass through.
   virtual Task<Value> start(std::string_view method, Arguments args) { return now(*this, method, args); }
   virtual Concurrency concurrency() const { return {}; }
-  // Of its groups, from 1 on; 0: none.
+  // A method's group, from 1 on; 0: none.
   virtual std::size_t group_of(std::string_view) const { return 0; }
 
  protected:
@@ -51,17 +51,17 @@ class Instance {
 using Factory = std::function<Result<std::unique_ptr<Instance>>(const Place& place, const Arguments& args)>;
 using Classes = std::map<std::string, Factory, std::less<>>;  // by full name
 
-// Takes calls until the process is killed; ends it when the actor cannot be constructed. Returns only when the node refuses it.
-// `makes_itself`: the actor is started again, or detached, and made from what the head keeps of it.
+// Takes calls until the process is killed, and ends the process if the actor cannot be constructed. Returns only when the node refuses
+// the worker. `makes_itself`: the actor is restarted or detached, and made from its birth at the head.
 int serve(Context& context, const Classes& classes, bool makes_itself);
 
-// This process ends with the one that keeps it, and lends its CPUs while a function waits.
+// Makes this process end with its keeper, and lend its CPUs while a function waits.
 void runs_functions_for(Context& context, WorkerId creator, NodeId node);
 
-// What a user's code threw.
+// The error for an exception of user code.
 inline Error method_threw(std::string what) { return internal(std::move(what)).with_reason("MethodThrew"); }
 
-// What run() returns, encoded.
+// The encoded result of run().
 template <class Run>
 Result<Value> answer(ValueMemory* memory, Run&& run) {
   using R = std::invoke_result_t<Run>;
@@ -82,7 +82,7 @@ Result<Value> answer(ValueMemory* memory, Run&& run) {
   }
 }
 
-// f(arguments..), a generator; the last argument is its stream's number. Returns how many there were.
+// Runs the generator f(arguments..); the last argument is its stream's number. Returns the number of items.
 template <class... P, class F>
 Result<Value> run_generator(std::string_view name, List<P...>, const Arguments& args, F&& f) {
   if (args.hub == nullptr || args.incoming == nullptr) return fail(invalid_argument("a generator runs where there is a Context"));
@@ -94,7 +94,7 @@ Result<Value> run_generator(std::string_view name, List<P...>, const Arguments& 
   return encode(List<std::uint64_t>(), count);
 }
 
-// f(arguments..), which are of the types P; it returns R.
+// Runs f(arguments..) with arguments of types P; f returns R.
 template <class R, class... P, class F>
 Result<Value> run_call(std::string_view name, List<P...> params, const Arguments& args, F&& f) {
   if constexpr (kYields<R>) {
@@ -108,10 +108,10 @@ Result<Value> run_call(std::string_view name, List<P...> params, const Arguments
   }
 }
 
-// GCC 12 takes the frame of a coroutine template for a type that others see, and warns of what it has of this file only.
+// GCC 12 treats a coroutine template's frame as visible to other files, and warns about its members that are not.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"
-// co_await f(arguments..), a coroutine: they live as long as it does.
+// co_await f(arguments..); the arguments live as long as the coroutine.
 template <class... P, class F>
 Task<Value> run_coroutine(std::string_view name, List<P...> params, Arguments args, F f) {
   auto stored = decode(params, args.value, {name, args.deps, args.hub});
@@ -191,7 +191,7 @@ class TypedInstance final : public Instance {
                          [&](auto&&... a) -> decltype(auto) { return (actor_.*kPointer)(std::forward<decltype(a)>(a)...); });
     }
   }
-  // Nothing for a method that is no coroutine.
+  // Leaves `out` empty for a method that is no coroutine.
   template <auto kPointer>
   void begin(std::optional<Task<Value>>& out, std::string_view method, const Arguments& args) {
     if constexpr (kIsTask<ReturnOf<decltype(kPointer)>>) {
@@ -203,14 +203,15 @@ class TypedInstance final : public Instance {
   T actor_;
 };
 
-// What a pool calls with the names of functions. What one returns as an error is a value: an error of the call says that its worker died.
+// The functions that a pool calls by name. An error that one returns is an answer's value, since an error of the call means that its
+// worker died.
 template <auto... functions>
 class FunctionTable final : public Instance {
   static_assert((!kIsTask<std::remove_cvref_t<typename FunctionSignature<decltype(functions)>::Return>> && ...),
                 "a remote function is no coroutine: it has a process to itself; methods of actors may be some");
 
  public:
-  // `creator`: the process that keeps it, and its node.
+  // `creator`: the keeper, and its node.
   static Result<std::unique_ptr<Instance>> make(const Place& place, const Arguments& args) {
     SHOAL_TRY(const auto creator, decode(List<WorkerId, NodeId>(), args.value, {"the constructor"}));
     if (place.context != nullptr) runs_functions_for(*place.context, std::get<0>(creator), std::get<1>(creator));
@@ -229,7 +230,7 @@ class FunctionTable final : public Instance {
   }
 };
 
-// What shoal::main is told.
+// The actors and functions listed in shoal::main.
 struct Program {
   Classes classes;
   std::set<std::string, std::less<>> functions;

@@ -134,7 +134,8 @@ TEST_F(WorkerTest, ABirthSaysWhatAnActorIsMadeFrom) {
 }
 
 TEST_F(WorkerTest, WhatIsFoundByNameSaysItsClassToBothLanguages) {
-  EXPECT_EQ(to_found("user::Counter"), "cshoal._handle\n_foreign\n(Vuser::Counter\ntR.");  // as tests/semantics/names_test.py has it
+  EXPECT_EQ(to_found("user::Counter"), "cshoal._handle\n_foreign\n(Vuser::Counter\ntR.");  // the same bytes as in
+                                                                                           // tests/semantics/names_test.py
   EXPECT_EQ(class_of_found(to_found("user::Counter")), "user::Counter");
   EXPECT_EQ(class_of_found("\x80\x05K\x01."), std::nullopt);
 }
@@ -191,7 +192,7 @@ TEST_F(WorkerTest, AClassSaysHowItsCallsRun) {
   EXPECT_EQ(mixed->group_of("two"), 0u);
   EXPECT_EQ(mixed->group_of("three"), 1u);
   EXPECT_EQ(mixed->group_of("nobody"), 0u);
-  EXPECT_EQ(mixed->call("one", {encode(List<>()).value()}).error().code(), Code::kUnimplemented);  // not without a loop
+  EXPECT_EQ(mixed->call("one", {encode(List<>()).value()}).error().code(), Code::kUnimplemented);  // coroutines need a loop
 }
 
 }  // namespace

@@ -90,8 +90,8 @@ struct GangSpec {
   std::string name, name_space, handle;
   bool get_if_exists = false;  // return the living actor of this name, if any
   bool detached = false;
-  // For a single actor: restarts after unrequested ends of its process (-1: unlimited), from `birth` (the client's own bytes), and
-  // resends of a call lost that way.
+  // For a single actor: restarts after unrequested ends of its process (-1: unlimited), and resends of a call lost that way. A restart
+  // uses `birth` (the client's own bytes).
   std::int32_t max_restarts = 0, max_task_retries = 0;
   std::string birth;
   static constexpr std::size_t kMaxActors = 4096;
@@ -125,7 +125,7 @@ struct JobSpec {
   std::string name;
   Launch launch;
   std::uint32_t num_workers = 0;
-  Resources resources;  // of each process
+  Resources resources;  // per process
   bool wait = false;    // for nodes that could hold it
   pid_t owner = 0;
   Submission submission;
@@ -162,10 +162,10 @@ struct ActorRow {
   bool detached = false;
   std::int32_t max_restarts = 0, max_task_retries = 0;
   std::uint32_t num_restarts = 0;
-  std::string endpoint;                           // of its process; empty until alive
+  std::string endpoint;                           // its process's; empty until alive
   std::string pending_reason;                     // why it is not placed yet
   std::map<std::string, std::string> attributes;  // set by the actor itself: rows, bytes
-  std::optional<Error> cause;                     // of its death
+  std::optional<Error> cause;                     // cause of death
 };
 
 struct NodeRow {
@@ -211,14 +211,14 @@ struct JobRow {
 
 struct GroupRow {
   GroupId id;
-  JobId job;  // none: detached
+  JobId job;  // 0: detached
   std::string name, name_space;
   Strategy strategy = Strategy::kPack;
   GroupState state = GroupState::kPending;
   std::vector<Resources> bundles;
-  std::vector<NodeId> nodes;  // of each bundle; empty while it waits
+  std::vector<NodeId> nodes;  // the bundles' nodes; empty while it waits
   std::string pending_reason;
-  std::optional<Error> cause;  // of its removal
+  std::optional<Error> cause;  // cause of removal
 };
 
 struct ClusterStatus {

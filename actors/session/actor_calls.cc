@@ -27,7 +27,7 @@ bool all_ready(const std::vector<ValueFuture>& deps) {
 
 ActorCalls::~ActorCalls() {
   *alive_ = false;
-  links_.clear();  // fails what was sent
+  links_.clear();  // fails the sent calls
   for (auto& [id, t] : targets_) {
     for (auto& q : t.queue) q.promise.set(fail(cancelled("this process left the cluster")));
     for (auto& [n, sent] : t.sent) sent.promise.set(fail(cancelled("this process left the cluster")));
@@ -121,7 +121,7 @@ void ActorCalls::hear(ActorId id, Target& t, std::function<void()> news) {
   if (t.news.empty()) {
     if (!connected(t)) return news();
     t.last_words = clock_.after(options_.cause_grace, [this, id] {
-      targets_.at(id).made = true;  // what is not read yet may tell so
+      targets_.at(id).made = true;  // kMade may be among the unread messages
       hear_waiting(id);
     });
   }
@@ -142,7 +142,7 @@ void ActorCalls::suspend(ActorId id, Target& t, const Error& cause) {
     if (head_here_) {
       lose_sent(id, target, away(id, target, cause), Lost::kProcess);
     } else {
-      die(id, target, lost(target.class_name, id, cause.message(), cause.reason(), cause.hint()));  // nobody starts it again
+      die(id, target, lost(target.class_name, id, cause.message(), cause.reason(), cause.hint()));  // no head restarts it
     }
   });
 }
@@ -157,7 +157,7 @@ void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause, Lost what)
   t.undecided = false;
   t.deciding = {};
   const bool begun = t.made || what == Lost::kConnection;
-  if (what == Lost::kProcess) t.made = false;  // its next one is not
+  if (what == Lost::kProcess) t.made = false;  // the next process has not made it
   std::vector<runtime::Promise<Value>> lost;
   bool again = false;
   auto sent = std::exchange(t.sent, {});
@@ -263,7 +263,7 @@ void ActorCalls::on_closed(runtime::Peer& peer, const Error& why) {
     std::vector<ActorId> told;
     for (auto& [id, t] : targets_) {
       if (t.endpoint != ended) continue;
-      if (!owned->identity().local) now_made(t);  // its end may have overtaken what it said
+      if (!owned->identity().local) now_made(t);  // its end may have overtaken kMade
       if (!t.news.empty()) told.push_back(id);
     }
     for (const ActorId id : told) {
@@ -287,7 +287,7 @@ void ActorCalls::on_drained(runtime::Peer& peer) {
   }
 }
 
-// The cause is on its way, unless nobody is left to tell it.
+// The cause is on its way, unless no reports come any more.
 void ActorCalls::link_broke(const std::string& endpoint, const Error& why) {
   bool wanted = false;
   for (auto& [id, t] : targets_) {
@@ -307,7 +307,7 @@ void ActorCalls::link_broke(const std::string& endpoint, const Error& why) {
   link.redial = clock_.after(options_.cause_grace, [this, endpoint, why] { redial(endpoint, why); });
 }
 
-// No cause came: the process lives, as far as anybody knows.
+// No cause came, so the process is taken to live.
 void ActorCalls::redial(const std::string& endpoint, const Error& why) {
   const bool unreachable = clock_.now() - *links_.at(endpoint).broken_since >= options_.unreachable_after;
   bool wanted = false;
@@ -347,7 +347,7 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
     return future;
   }
   Target& t = it->second;
-  if (t.dead) {  // not noted: a loop that goes on calling would drive out all else
+  if (t.dead) {  // not noted: a loop of such calls would displace all other failures
     promise.set(fail(*t.dead));
     return future;
   }
@@ -379,14 +379,14 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
       if (const auto target = targets_.find(id); target != targets_.end()) flush(id, target->second);
     });
   }
-  const bool waits = t.any_order && !queued.all_ready();  // and holds up nobody: nobody else can go because of it
+  const bool waits = t.any_order && !queued.all_ready();  // it holds up no call, so no flush is needed
   t.queued_bytes += queued.call.args.inline_bytes();
   t.queue.insert(place_of(t, queued.call), std::move(queued));
   if (!waits) flush(id, t);
   return future;
 }
 
-// Behind all others, but for one that is made once more: those that wait may do so for what it comes to.
+// At the end; a repeated call goes before those that may wait for its result.
 std::deque<ActorCalls::Queued>::iterator ActorCalls::place_of(Target& t, const Call& call) {
   const auto is_again = [](const Call& c) { return c.task >> 56 != 0; };
   if (!is_again(call)) return t.queue.end();
@@ -428,7 +428,7 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
   for (std::size_t at = 0; at < t.queue.size();) {
     Link* const link = open_link(t);
     if (link == nullptr) return;
-    if (at > 0 && t.queue[at].call.method == kRelease) return;  // behind all that were made
+    if (at > 0 && t.queue[at].call.method == kRelease) return;  // kRelease stays behind all earlier calls
     if ((t.delays && t.queue[at].tries > 0) || !t.queue[at].all_ready()) {
       if (!t.any_order) return;
       ++at;
@@ -484,7 +484,7 @@ bool ActorCalls::argument_failed(ActorId id, Queued& q) {
   return false;
 }
 
-// Nothing of it waits in this process: descriptors would be open for that.
+// Sends only while nothing is queued in the socket, since queued descriptors stay open.
 Result<bool> ActorCalls::send_before(ActorId id, Target& t, Link& link, std::size_t at) {
   if (at > 0) {
     Queued q = std::move(t.queue[at]);
@@ -493,7 +493,7 @@ Result<bool> ActorCalls::send_before(ActorId id, Target& t, Link& link, std::siz
   }
   Queued& q = t.queue.front();
   if (std::any_of(q.deps.begin(), q.deps.end(), [](const ValueFuture& d) { return !d.peek() || d.peek()->raised(); })) return true;
-  (void)argument_failed(id, q);  // none has, and they are in the call now
+  (void)argument_failed(id, q);  // moves the values into the call, as no argument failed
   runtime::Peer& peer = *link.peer;
   if (std::exchange(q.connection, link.connection) != link.connection) q.before = 0;
   const bool local = peer.identity().local;
@@ -513,13 +513,13 @@ Result<bool> ActorCalls::send_before(ActorId id, Target& t, Link& link, std::siz
       for (const Value& v : values) references_->sending(v, t.worker, t.node);
     }
     const auto sent = peer.notify(kArguments, std::move(message));
-    if (!sent && !peer.connected()) return false;  // on_closed sees to it
+    if (!sent && !peer.connected()) return false;  // on_closed handles it
     if (!sent) return fail(sent.error());
     q.before = end;
   }
 }
 
-// Parts of results: which counts what is made of them.
+// Parts of a result get memories of their own, counted in `memory_`.
 void ActorCalls::stand_alone(std::span<const Value> values, bool local) {
   if (!local || memory_ == nullptr) return;
   for (const Value& v : values) {
@@ -553,10 +553,10 @@ void ActorCalls::send(ActorId id, Target& t, Link& link, Queued&& q) {
   sent.unmade_only = retries >= 0 && q.tries >= retries;
   if ((!sent.unmade_only || (t.restarts && !t.made)) && q.call.method != "__init__") sent.again = std::make_unique<Call>(std::move(q.call));
   remember(t, number_sent, std::move(sent));
-  // The first of a batch goes at once, the others with what follows.
+  // The first call of a batch is flushed at once, the others together.
   const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
   peer.call(method, *std::move(message), {id.value, number_sent}, flush);
-  if (q.before > 0 && !t.sent.contains(number_sent)) forget_before(t, q);  // it was refused
+  if (q.before > 0 && !t.sent.contains(number_sent)) forget_before(t, q);  // refused at once
 }
 
 void ActorCalls::remember(Target& t, std::uint64_t number, Sent sent) {
@@ -576,12 +576,12 @@ void ActorCalls::on_answer(runtime::Peer&, runtime::CallTag tag, Result<runtime:
   const auto target = targets_.find(ActorId{tag.first});
   if (target == targets_.end()) return;
   if (!r) {
-    if (target->second.undecided) return;  // the head's word sees to it
+    if (target->second.undecided) return;  // the head's report decides
     const auto link = links_.find(target->second.endpoint);
-    if (link != links_.end() && link->second.peer && !link->second.peer->connected()) return;  // on_closed sees to it
+    if (link != links_.end() && link->second.peer && !link->second.peer->connected()) return;  // on_closed decides
   }
   auto node = target->second.sent.extract(tag.second);
-  if (node.empty()) return;  // it died before
+  if (node.empty()) return;  // failed already
   const auto promise = std::move(node.mapped().promise);
   const auto task = node.mapped().task;
   const auto name = node.mapped().name;
@@ -609,7 +609,7 @@ void ActorCalls::heard_made(const runtime::Peer& peer) {
 void ActorCalls::now_made(Target& t) {
   t.made = true;
   for (auto& [n, sent] : t.sent) {
-    if (sent.unmade_only) sent.again.reset();  // what came with it is its actor's now
+    if (sent.unmade_only) sent.again.reset();  // its actor owns the values now
   }
 }
 
@@ -648,7 +648,7 @@ void ActorCalls::keep_until_answered(ActorId actor, std::shared_ptr<const void> 
   if (it->second.unanswered == 0) keep_next(actor, it->second);
 }
 
-// One round after the other: so a call is counted once, however many are kept for it.
+// In rounds, so that a call is counted once for all that is kept.
 void ActorCalls::keep_next(ActorId id, Target& t) {
   t.kept = std::exchange(t.kept_next, {});
   if (t.kept.empty()) return;
@@ -656,7 +656,7 @@ void ActorCalls::keep_next(ActorId id, Target& t) {
     const auto it = *alive ? targets_.find(id) : targets_.end();
     if (it != targets_.end() && --it->second.unanswered == 0) keep_next(id, it->second);
   };
-  // The call that makes the actor, which may wait for room without end, is not among them: what ends the actor comes behind it.
+  // Without the constructor call, which may wait for resources forever: the actor's end is queued behind it.
   std::vector<ValueFuture> queued;
   for (const auto& q : t.queue) {
     if (q.call.method != "__init__") queued.push_back(q.promise.future());
@@ -687,20 +687,20 @@ void ActorCalls::cancel(const ValueFuture& result, CancelHow how) {
       const Error cause = call_cancelled(t.class_name + "." + q.call.method);
       note(id, q.call.task, name_of(q.call), cause);
       q.promise.set(fail(cause));
-      return flush(id, t);  // those behind it may have waited for its arguments
+      return flush(id, t);  // later calls may have waited for its arguments
     }
     for (auto& [n, sent] : t.sent) {
       if (!(sent.promise.future() == result)) continue;
       sent.again.reset();
       const auto link = links_.find(t.endpoint);
-      if (link == links_.end() || !link->second.peer) return;  // it is lost already
+      if (link == links_.end() || !link->second.peer) return;  // lost already
       (void)link->second.peer->notify(number(Method::kCancelCall), {to_bytes(CancelCall{id, sent.request, how}), {}, {}});
       return;
     }
   }
 }
 
-// What went before it is of no use.
+// Makes the receiver discard the portions sent for this call.
 void ActorCalls::forget_before(const Target& t, const Queued& q) {
   const auto link = links_.find(t.endpoint);
   if (q.before == 0 || link == links_.end() || !link->second.peer || link->second.connection != q.connection) return;
@@ -722,7 +722,7 @@ void ActorCalls::cancel_children(CallKey parent) {
   for (const auto& child : children) cancel(child, {});
 }
 
-// What was sent, and what waits if that is wanted, too.
+// Fails the sent calls, and if `queued` the queued ones.
 void ActorCalls::fail_calls(ActorId id, Target& t, const Error& cause, bool queued) {
   const auto sent = std::exchange(t.sent, {});
   std::deque<Queued> queue;

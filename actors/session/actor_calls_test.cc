@@ -25,7 +25,7 @@ std::string outcome(const ValueFuture& f) {
   return {reinterpret_cast<const char*>(head.data()), head.size()};
 }
 
-// An actor that answers at once: "boom" with an error, "hold" never, everything else with its method's name.
+// An actor that answers "boom" with an error, "hold" never, and other methods at once with their names.
 class Echo final : public Hosted {
  public:
   void on_call(Incoming incoming) override {
@@ -49,7 +49,7 @@ class Echo final : public Hosted {
   std::vector<Incoming> held;
 };
 
-// A process with an actor, and one that calls it.
+// A process with an actor, and its caller.
 class ActorCallsTest : public testing::Test {
  protected:
   static constexpr ActorId kActor{7}, kOther{8};
@@ -115,7 +115,7 @@ class ActorCallsTest : public testing::Test {
   ActorCalls calls_{world_.clock(), *caller_network_, calls_options_};
 };
 
-// Values of references among a call's arguments: more than a message holds go before it.
+// Calls with more references' values than one message holds.
 class ManyArgumentsTest : public ActorCallsTest {
  protected:
   static std::string nth(std::size_t n, const std::string& of) { return of + std::to_string(n) + std::string(1000, '.'); }
@@ -223,7 +223,7 @@ Value with_objects(Value value, std::vector<ObjectKey> contains) {
   return value;
 }
 
-// Each of them would go in a message, two do not.
+// Each value alone fits into a message, but two do not.
 TEST_F(ManyArgumentsTest, FewOnesWithManyReferencesInThemGoBeforeTheirCallToo) {
   now_alive();
   for (const std::size_t of_its_own : {0, 30'000}) {
@@ -241,7 +241,7 @@ TEST_F(ManyArgumentsTest, FewOnesWithManyReferencesInThemGoBeforeTheirCallToo) {
   }
 }
 
-// A socket that has room for twenty of them.
+// A socket with room for twenty values.
 class LargeArgumentsTest : public ActorCallsTest {
  protected:
   LargeArgumentsTest() : ActorCallsTest(20 << 20) {}
@@ -255,11 +255,11 @@ TEST_F(LargeArgumentsTest, ToAnotherHostTheyGoBeforeTheirCallAsFastAsTheSocketTa
   EXPECT_EQ(outcome(result), "40");
 }
 
-// What has come to a process and was not read there any more is taken off again: who sent it has counted it.
+// References in messages that the receiver did not read are uncounted there, since the sender has counted them.
 class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandler {
  protected:
   using Told = std::map<std::uint64_t, std::int64_t>;
-  // What the host tells of objects, by their numbers.
+  // The host's changes of counts, by object number.
   Told told() {
     world_.run_for(1s);
     references_.flush();
@@ -267,7 +267,7 @@ class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandl
   }
   static ObjectKey object(std::uint64_t number) { return {JobId{1}, ObjectId{number}}; }
   static Value small(std::uint64_t contains) { return with_objects(text_value("small"), {object(contains)}); }
-  // Where it comes to there is no memory for it.
+  // The receiver has no memory for it.
   static Value unreadable(std::uint64_t contains) {
     return with_objects(text_value(std::string(Value::kMaxInlineBytes + 1, 'x')), {object(contains)});
   }
@@ -386,7 +386,7 @@ TEST_F(ActorCallsTest, WhoYieldsToNobodyIsTold) {
   world_.fabric().disconnect("caller", "host");
   ASSERT_TRUE(run_until_ready(held));
   EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kUnheard);
-  const auto again = call(kActor, "next");  // of the same caller, over another connection
+  const auto again = call(kActor, "next");  // the same caller's, over another connection
   ASSERT_TRUE(run_until_ready(again));
   EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kUnheard);
 }
@@ -410,7 +410,7 @@ TEST_F(ActorCallsTest, OfThoseThatYieldToOneCallerNoTwoFindTheSameRoom) {
       ++sent;
       count += k % 2 == 0;
     }
-    EXPECT_EQ(sent, 2u);  // the second goes while no more than kAhead waits
+    EXPECT_EQ(sent, 2u);  // the second was sent while at most kAhead was queued
     EXPECT_LT(last, ActorHost::kAhead + 300'000);
     ASSERT_TRUE(world_.run_until([&] { return host_->queued_bytes() == 0; }, 30s));
   }
@@ -430,7 +430,7 @@ TEST_F(ActorCallsTest, AnItemThatIsADescriptorWaitsUntilNothingElseDoes) {
   const Value small = text_value("small"), large = text_value(std::string(200'000, 'x'));
   EXPECT_EQ(host_->yields(incoming, 1, 0, small), Yielded::kSent);
   ASSERT_GT(host_->queued_bytes(), 0u);
-  incoming.local = true;  // to such a caller it would go without its bytes
+  incoming.local = true;  // a local caller would get it without its bytes
   EXPECT_EQ(host_->yields(incoming, 1, 1, large), Yielded::kNoRoom);
   EXPECT_EQ(host_->yields(incoming, 1, 1, small), Yielded::kSent);
 }
@@ -444,7 +444,7 @@ TEST_F(ActorCallsTest, CallsMadeBeforeItLivesArriveInOrder) {
   EXPECT_EQ(outcome(first), "a");
 }
 
-// Each call's argument is the one before it, on either actor in turn: the first one's error is what all of them come to.
+// Each call's argument is the previous call's result, with alternating actors. All fail with the first call's error.
 TEST_F(ActorCallsTest, ALongChainWhoseFirstCallFailsEndsWithoutAStackOfItsLength) {
   constexpr int kLength = 100'000;
   for (const bool known : {false, true}) {
@@ -527,7 +527,7 @@ class StartedAgainTest : public ActorCallsTest {
     calls_.updated(told);
   }
   void starts_again() {
-    world_.run_for(1s);  // what its process said arrives: the fabric drops what is under way
+    world_.run_for(1s);  // lets its process's messages arrive, since the fabric drops messages under way
     host_.reset();
     tell(ActorState::kRestarting);
     world_.run_for(100ms);
@@ -546,9 +546,9 @@ class StartedAgainTest : public ActorCallsTest {
 TEST_F(StartedAgainTest, WhatWasSentToAProcessThatEndsWhileItMakesTheActorGoesToTheNext) {
   const auto first = held(2);
   starts_again();
-  const auto last = call(kActor, "last");  // behind them
+  const auto last = call(kActor, "last");  // behind the held calls
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 4; }, 30s));
-  starts_again();  // as often as it takes
+  starts_again();  // a second restart resends too
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 6; }, 30s));
   host_->made();
   for (std::size_t i : {4, 5}) actor_->held[i].reply(text_value(std::to_string(i)));
@@ -564,7 +564,7 @@ TEST_F(StartedAgainTest, WhatMayHaveBegunDoesNot) {
   ASSERT_TRUE(run_until_ready(before[0]) && run_until_ready(after[0]));
   EXPECT_EQ(outcome(before[0]), "Unavailable/ActorUnavailable");
   EXPECT_EQ(outcome(after[0]), "Unavailable/ActorUnavailable");
-  const auto next = held(1);  // nothing is known of the new process
+  const auto next = held(1);  // the new process has not sent kMade
   starts_again();
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 4; }, 30s));
   EXPECT_EQ(outcome(next[0]), "pending");
@@ -645,7 +645,7 @@ TEST_F(ActorCallsTest, OneThatWasNeverPlacedWaitsForNobodyUntilACallDoes) {
   EXPECT_FALSE(calls_.waits_for_nobody(kOther));
 }
 
-// What its process said may be lost with the connection.
+// Messages of the process may be lost with the connection.
 class StartedAgainElsewhereTest : public StartedAgainTest {
  protected:
   StartedAgainElsewhereTest() : StartedAgainTest(false) {}
@@ -686,7 +686,7 @@ TEST_F(ActorCallsTest, NewsOfADeathDoNotOvertakeTheLastAnswers) {
   ASSERT_TRUE(run_until_ready(next));
   EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
   EXPECT_EQ(outcome(next), "Unavailable/ActorDied");
-  EXPECT_EQ(actor_->heard.size(), 2u);  // the process that is gone was sent nothing
+  EXPECT_EQ(actor_->heard.size(), 2u);  // nothing was sent to the ended process
 }
 
 TEST_F(ActorCallsTest, NewsOfADeathWaitNoLongerThanAMomentForAConnectionThatDoesNotEnd) {
@@ -775,7 +775,7 @@ TEST_F(ActorCallsTest, OfThoseThatDiedOnlyTheLastAreRemembered) {
     calls_.expect(ActorId{n}, "Short");
     calls_.updated(row(ActorId{n}, ActorState::kDead));
   };
-  EXPECT_EQ(outcome(call(ActorId{99}, "next")), "NotFound/");  // nobody was forgotten
+  EXPECT_EQ(outcome(call(ActorId{99}, "next")), "NotFound/");  // no actor was forgotten
   for (std::uint64_t n = 100; n < 100 + 2 * calls_options_.max_dead; ++n) dies(n);
   calls_.expect(ActorId{50}, "Next");
   EXPECT_FALSE(calls_.knows(ActorId{100}));
@@ -834,7 +834,7 @@ TEST_F(ActorCallsTest, InAnyOrderTheWordThatNobodyRefersToItIsTheLastAllTheSame)
   now_alive();
   runtime::Promise<Value> first;
   const auto waits = call(kActor, "waits", {first.future()}), release = call(kActor, std::string(kRelease)), next = call(kActor, "next");
-  calls_.in_any_order(kActor, true);  // somebody has found it by its name
+  calls_.in_any_order(kActor, true);  // as if found by its name
   world_.run_for(1s);
   EXPECT_TRUE(actor_->heard.empty());
   first.set(text_value("now"));
@@ -854,7 +854,7 @@ TEST_F(ActorCallsTest, WhatIsKeptStaysUntilTheCallsOfThatMomentAreAnswered) {
   calls_.keep_until_answered(kActor, std::exchange(second, {}));
   later.set(text_value("x"));
   ASSERT_TRUE(run_until_ready(blocked));
-  EXPECT_FALSE(kept.expired());  // one that was sent is not answered
+  EXPECT_FALSE(kept.expired());  // a sent call is unanswered
   actor_->held[0].reply(text_value("done"));
   ASSERT_TRUE(run_until_ready(held));
   EXPECT_TRUE(kept.expired());

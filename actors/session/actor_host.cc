@@ -93,7 +93,7 @@ void ActorHost::on_arguments(const runtime::Peer& peer, runtime::Message message
   } else if (arguments->values->empty()) {
     return;
   }
-  if (before_.size() >= kMaxUnfinished && !before_.contains(key)) {  // its call will not find them
+  if (before_.size() >= kMaxUnfinished && !before_.contains(key)) {  // its call will be refused
     if (arguments->values) let_go(*std::move(arguments->values));
     return;
   }

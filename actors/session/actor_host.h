@@ -1,8 +1,7 @@
-// The actors that live in this process, and the calls that arrive for them.
+// The actors in this process, and the calls that arrive for them.
 //
-// Each has a mailbox: calls of one caller stay in order. An actor whose work belongs to the main thread (Python, C++
-// user code) lets its calls wait in a queue (CallQueue) that main drains; one whose methods are short (a ShardActor)
-// answers on the loop. Loop thread only.
+// Each has a mailbox that keeps a caller's calls in order. Actors on the main thread (Python, C++ user code) use a CallQueue, which that
+// thread drains. Actors with short methods (a ShardActor) answer on the loop. Loop thread only.
 #pragma once
 
 #include <deque>
@@ -24,12 +23,12 @@ namespace shoal::actors {
 struct Incoming {
   Call call;
   runtime::Responder responder;
-  std::uint64_t peer = 0;  // over which it came
+  std::uint64_t peer = 0;  // its connection
   bool local = true;       // from a process of this host
-  WorkerId from;           // the process of the caller, if it is known
-  NodeId from_node;        // its node
+  WorkerId from;           // the caller's process, if known
+  NodeId from_node;        // the caller's node
   References* references = nullptr;
-  CallBook::Taken taken{};  // once it was, from its queue
+  CallBook::Taken taken{};  // set once it leaves its queue
 
   CallKey key() const { return {peer, responder.number()}; }
 
@@ -50,18 +49,18 @@ class Hosted {
  public:
   virtual ~Hosted() = default;
   virtual void on_call(Incoming incoming) = 0;
-  // The last call: somebody ended the actor (the process lives on).
+  // The last call: the actor was killed, while its process lives on.
   virtual void on_kill(const Error& cause) = 0;
-  // Its caller does not want the answer of one any more, which may have been given already. One that has not begun is answered with
-  // call_cancelled; what becomes of one that runs is the actor's matter.
+  // The caller cancels a call, which may be answered already. A call that has not begun is answered with call_cancelled; the actor
+  // decides about a running one.
   virtual void on_cancel(CallKey, CancelHow) {}
 };
 
 class ActorHost final : public runtime::PeerHandler {
  public:
-  static constexpr std::size_t kMaxBefore = 1 << 30;       // bytes of small arguments of one call
-  static constexpr std::size_t kMaxUnfinished = 16 << 10;  // calls of which only arguments are here
-  static constexpr std::size_t kAhead = 256 << 10;         // bytes of items that wait for a caller's socket; none where one has descriptors
+  static constexpr std::size_t kMaxBefore = 1 << 30;       // bytes of small arguments per call
+  static constexpr std::size_t kMaxUnfinished = 16 << 10;  // calls whose arguments alone are here
+  static constexpr std::size_t kAhead = 256 << 10;  // bytes queued in a caller's socket before items wait; 0 for items with descriptors
 
   ActorHost(runtime::Clock& clock, runtime::Network& network) : clock_(clock), network_(network) {}
 
@@ -75,19 +74,18 @@ class ActorHost final : public runtime::PeerHandler {
 
   void add(ActorId id, std::string class_name, std::shared_ptr<Hosted> actor);
   void remove(ActorId id) { actors_.erase(id); }
-  // Ends it: later calls fail with the cause.
+  // Ends an actor: later calls fail with `cause`.
   void kill(ActorId id, const Error& cause);
-  // For calls on an actor that is not here by id: a worker hosts one actor and learns its id with the first call.
+  // The actor for unknown ids: a worker hosts one actor and gets its id with the first call.
   void set_default(std::shared_ptr<Hosted> actor) { default_ = std::move(actor); }
-  // The actor is made, and may begin with its calls: those that called it, or will, are told first. Once.
+  // To be called once, when the actor is made: present and future callers receive kMade first.
   void made();
-  // Told of each call that is cancelled with those that it made, whether it is here or not.
+  // `told` is called for each recursive cancellation of a call, even if the call is not here.
   void on_cancel_children(std::function<void(CallKey, CancelHow)> told) { cancel_children_ = std::move(told); }
-  // Of replies that the callers' sockets have not taken yet.
+  // Bytes of replies that the callers' sockets have not taken.
   std::size_t queued_bytes() const;
-  // What a call yields, before its answer, where its caller's socket has room for it: what waits is open in this process. Whoever finds
-  // room has used it, so that of many that yield to one caller no two find the same. kUnheard: the connection over which the call came is
-  // gone.
+  // Sends an item of a call before its answer, if the caller's socket has room, since queued descriptors stay open here. A sent item
+  // takes its room at once, so that no two calls use the same. kUnheard: the call's connection is gone.
   enum class Yielded { kSent, kNoRoom, kUnheard };
   Result<Yielded> yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value);
 
@@ -102,18 +100,18 @@ class ActorHost final : public runtime::PeerHandler {
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
   void on_arguments(const runtime::Peer& peer, runtime::Message message);
-  // Of what nobody here will read: its sender has counted that for this process.
+  // Uncounts objects in unread values, which the sender has counted for this process.
   void let_go(const std::vector<ObjectKey>& contains);
   void let_go(std::vector<Value> values);
 
   runtime::Clock& clock_;
   runtime::Network& network_;
   std::unique_ptr<runtime::Listener> listener_;
-  std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // in the order in which they came
+  std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // in the order of arrival
   std::uint64_t next_peer_ = 1;
   bool made_ = false;
-  std::map<std::uint64_t, std::pair<WorkerId, NodeId>> callers_;  // whose they are
-  // Arguments of calls that are to come, by connection and actor: all that came so far, or why they are of no use.
+  std::map<std::uint64_t, std::pair<WorkerId, NodeId>> callers_;  // by connection
+  // Arguments received before their call, by connection and actor, or the reason why they are unusable.
   struct Before {
     std::vector<Value> values;
     std::size_t inline_bytes = 0;
@@ -132,21 +130,21 @@ class CallQueue final : public Hosted {
  public:
   struct Options {
     std::size_t max_waiting = 1 << 20;
-    std::size_t max_bytes = 1 << 30;  // of their small arguments
+    std::size_t max_bytes = 1 << 30;  // total of small arguments
   };
   CallQueue() = default;
   explicit CallQueue(Options options) : options_(options) {}
 
-  // ResourceExhausted for a call that the queue has no room for.
+  // Refuses a call with ResourceExhausted when the queue is full.
   void on_call(Incoming incoming) override;
   void on_kill(const Error& cause) override { killed_ = cause; }
   void on_cancel(CallKey call, CancelHow how) override;
-  // What is cancelled after it was taken from here.
+  // `told` is called for calls cancelled after pop().
   void on_cancel_taken(std::function<void(CallKey, CancelHow)> told) { cancel_taken_ = std::move(told); }
 
-  // Calls that are taken from here are noted there. It outlives what is taken.
+  // Notes calls from pop() on. `book` outlives the calls.
   void note_in(CallBook& book) { book_ = &book; }
-  // Whoever takes them hands them on: they run when that one says so (CallBook::began).
+  // pop() does not start calls; they run from CallBook::began on.
   void hands_on() { hands_on_ = true; }
 
   bool empty() const { return calls_.empty(); }

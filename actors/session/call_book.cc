@@ -6,7 +6,7 @@
 namespace shoal::actors {
 
 namespace {
-constexpr std::uint32_t kFailed = 1;  // among the names
+constexpr std::uint32_t kFailed = 1;  // index in the names
 }
 
 CallBook::Entry CallBook::taken(const Call& call, WorkerId caller, bool waits) {

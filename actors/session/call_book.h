@@ -1,8 +1,7 @@
-// The calls that this process runs, and the last that it has run: for who looks at the cluster (telling.h), never for anything that has to
-// be right. What a process ran goes with it.
+// The calls that this process runs, and the last that it ran, for inspection only (telling.h). They are lost with the process.
 //
-// Written in the path of every call: an entry is a few words in a ring that is there already, a name is looked up by comparing it with the
-// last one. Loop thread only, but for began().
+// This is on the path of every call: an entry is a few words in an existing ring, and a name equal to the last one is found at once. Loop
+// thread only, except began().
 #pragma once
 
 #include <atomic>
@@ -22,34 +21,34 @@ namespace shoal::actors {
 
 class CallBook {
  public:
-  static constexpr std::size_t kMaxDone = 2048;   // calls that are over, of each kind (Ring); the oldest go first
-  static constexpr std::size_t kMaxNames = 1000;  // of methods and functions, of so many bytes; the others have none
+  static constexpr std::size_t kMaxDone = 2048;   // ended calls, per kind (Ring); the oldest are dropped
+  static constexpr std::size_t kMaxNames = 1000;  // methods and functions, up to kMaxNameBytes each; others are unnamed
   static constexpr std::size_t kMaxNameBytes = 1000;
 
   struct Running;
-  using Entry = Running*;  // of a call that was taken; null: none
+  using Entry = Running*;  // a call that was taken; null: none
 
   explicit CallBook(runtime::Clock& clock) : clock_(clock) {}
   CallBook(const CallBook&) = delete;
   CallBook& operator=(const CallBook&) = delete;
 
-  // It was taken from its queue. It runs from now on, or (`waits`) from began() on.
+  // The call was taken from its queue. It runs from now on, or (`waits`) from began() on.
   Entry taken(const Call& call, WorkerId caller, bool waits = false);
-  // Any thread, before it ended.
+  // Any thread, before ended().
   void began(Entry entry);
-  // With that failure, if any: its kind is kept.
+  // `failure`: the kind of failure, if any.
   void ended(Entry entry, std::string_view failure = {});
-  // One of this process that is over, whoever ran it.
+  // An ended call that this process made, wherever it ran.
   struct Over {
     std::uint64_t number = 0;
     WorkerId caller;
     ActorId actor;
     std::uint32_t name = 0;
-    runtime::TimePoint start, end;  // of the epoch: not known
+    runtime::TimePoint start, end;  // zero: unknown
     std::string_view failure;
   };
   void over(const Over& over);
-  // A call that was taken, whose place here is free again once this ends: with a bug of ours, if nobody said how it ended.
+  // The entry of a taken call, freed at destruction; without ended() the call counts as an internal failure.
   class Taken {
    public:
     Taken() = default;
@@ -67,7 +66,7 @@ class CallBook {
     void ended(std::string_view failure = {}) {
       if (book_ != nullptr) book_->ended(std::exchange(entry_, nullptr), failure);
     }
-    // The book is gone.
+    // For a destroyed book.
     void forget() { entry_ = nullptr; }
 
    private:
@@ -75,15 +74,15 @@ class CallBook {
     Entry entry_ = nullptr;
   };
 
-  // Of a method and a function; 0 when there are too many.
+  // The number of a method's and function's name; 0: too many names.
   std::uint32_t name(std::string_view method, std::string_view function);
   const std::pair<std::string, std::string>& named(std::uint32_t name) const { return names_[name]; }
 
-  // Those that run, until there are so many rows; returns how many were more.
+  // Appends running calls, up to `limit` rows in all; returns the number omitted.
   std::uint64_t tell_running(std::vector<ToldTask>& out, std::size_t limit) const;
-  // Of this many names each has its own in measurements; the others have one together.
+  // The first names have their own metrics; the others share one.
   static constexpr std::uint32_t kMaxMeasured = 100;
-  // How many calls are in which state: those that run or wait for their turn here, and those that others count with note().
+  // Numbers of calls by state: those here, and those added with note().
   class Counts {
    public:
     void note(TaskState state, const CallBook& book, std::uint32_t name, std::uint64_t calls = 1);
@@ -92,9 +91,9 @@ class CallBook {
     friend class CallBook;
     std::map<std::pair<TaskState, std::string>, std::uint64_t> calls_;
   };
-  // With `counts` of those that wait elsewhere, and all that ended here since the process began.
+  // Appends metrics of `counts`, of the calls here, and of all that ended here since the process began.
   void measure(Counts counts, std::vector<MetricFamily>& out) const;
-  // As many of those that are over as there is room for, what ended last first. More than are kept are never told: nobody misses them.
+  // Appends ended calls, latest first, up to `limit` rows in all. Dropped ones are not reported.
   void tell_over(std::vector<ToldTask>& out, std::size_t limit) const;
 
  private:
@@ -102,20 +101,20 @@ class CallBook {
     std::uint64_t number = 0;
     WorkerId caller;
     ActorId actor;
-    std::int64_t start = 0, end = 0;  // of the clock, ns; 0: not yet
+    std::int64_t start = 0, end = 0;  // clock time, ns; 0: not yet
     std::uint32_t name = 0, failure = 0;
   };
   static_assert(sizeof(Record) <= 64);
-  // The last of one kind: what comes often does not drive out the others.
+  // The last calls of one kind, so that frequent kinds do not displace others.
   class Ring {
    public:
     void keep(const Record& record);
-    // The one that ended last, the one before it, ..; null: there are no more.
+    // The i-th latest call; null: no more.
     const Record* newest(std::size_t i) const;
 
    private:
     std::vector<Record> records_;
-    std::size_t next_ = 0;  // once it is full
+    std::size_t next_ = 0;  // the oldest, once full
   };
   std::uint32_t name_of_failure(std::string_view failure);
   std::string measured(std::uint32_t name) const;
@@ -127,20 +126,20 @@ class CallBook {
   std::deque<std::pair<std::string, std::string>> names_{{"", ""}, {"FAILED", ""}};  // method and function, or a failure and ""
   std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> by_name_;   // texts are those of names_
   std::uint32_t last_name_ = 0;
-  std::deque<Running> running_;  // they stay where they are, and are used again
+  std::deque<Running> running_;  // stable addresses, reused
   Entry free_ = nullptr;
-  Ring ran_, functions_, failures_;                             // here; by workers of this process's pools; of what else it called
+  Ring ran_, functions_, failures_;                             // run here, run by this process's pools, other failures of its calls
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ended_;  // by name: finished, failed
 };
 
 struct CallBook::Running {
-  Record record;                       // but for its start
-  std::atomic<std::int64_t> start{0};  // ns; 0: it waits for its turn
+  Record record;                       // except the start
+  std::atomic<std::int64_t> start{0};  // ns; 0: not begun
   bool taken = false;
   Running* next_free = nullptr;
 };
 
-// What Ray calls the failure of a call.
+// Ray's names for failures of calls.
 inline constexpr std::string_view kRaisedFailure = "TASK_EXECUTION_EXCEPTION", kWorkerDied = "WORKER_DIED";
 std::string_view kind_of_failure(const Error& error);
 

@@ -1,4 +1,4 @@
-// What a process needs to be heard in its cluster, and to hear others.
+// The secrets and the address that a process needs for communication in its cluster.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@ namespace shoal::actors {
 
 struct Credentials {
   runtime::Token token;
-  std::shared_ptr<const runtime::Tls> tls;  // of a cluster over several hosts; none: it lives on this one
-  std::string host;                         // where others reach this host; empty: nothing on it listens to them
+  std::shared_ptr<const runtime::Tls> tls;  // for a cluster over several hosts; null: a single host
+  std::string host;                         // this host's address for other hosts; empty: no process here listens to them
 
-  // Where a process of this name listens.
+  // The endpoint on which a process of this name listens.
   runtime::Endpoint endpoint(std::string name) const { return {std::move(name), tls ? host : "", 0}; }
 };
 

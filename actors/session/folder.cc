@@ -37,7 +37,7 @@ Result<void> make_private_folder(const std::string& path) {
   return {};
 }
 
-// Whole or not at all, readable by this user only.
+// Written as a whole or not at all, readable by this user only.
 Result<void> write_file(const std::string& path, const std::string& text) {
   const std::string fresh = path + ".new";
   const Fd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
@@ -48,10 +48,10 @@ Result<void> write_file(const std::string& path, const std::string& text) {
   return {};
 }
 
-// One that we made: whoever sets SHOAL_HOME to a folder with other things in it shall find them there again.
+// A folder that create() made. $SHOAL_HOME may contain other things, which must not be removed.
 bool is_session(const fs::directory_entry& entry) {
   const std::string name = entry.path().filename();
-  static constexpr std::string_view kShape = "dddddddd-dddddd-xxxxxxxx";  // create() names them so
+  static constexpr std::string_view kShape = "dddddddd-dddddd-xxxxxxxx";  // the format of create()
   if (name.size() != kShape.size() || !entry.is_directory() || entry.is_symlink()) return false;
   for (std::size_t i = 0; i < name.size(); ++i) {
     const bool fits = kShape[i] == 'd'   ? std::isdigit(static_cast<unsigned char>(name[i])) != 0
@@ -68,7 +68,7 @@ Result<std::string> read_file(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// Where the pids of a folder mean the same processes: hosts and containers may share what lies above it.
+// Identifies the pid namespace: hosts and containers may share a root.
 std::string host_of_pids() {
   char host[256] = {};
   gethostname(host, sizeof host - 1);
@@ -76,7 +76,7 @@ std::string host_of_pids() {
   return fmt::format("{} {}\n", host, fs::read_symlink("/proc/self/ns/pid", ignored).string());
 }
 
-// One that does not say whose it is is ours; one that cannot be asked is not.
+// A folder without a host file is this host's; an unreadable one is not.
 bool is_of_this_host(const fs::path& folder) {
   std::error_code why;
   if (!fs::exists(folder / "host", why)) return !why;
@@ -106,7 +106,7 @@ Result<SessionFolder> SessionFolder::create(const std::string& root, const runti
   const std::time_t seconds = unix_ms / 1000;
   char when[32];
   std::strftime(when, sizeof when, "%Y%m%d-%H%M%S", std::gmtime(&seconds));
-  SessionFolder out(fmt::format("{}/{}-{:03x}{}", root, when, unix_ms % 1000, hex(unique).substr(11)));  // of two, the later is the last
+  SessionFolder out(fmt::format("{}/{}-{:03x}{}", root, when, unix_ms % 1000, hex(unique).substr(11)));  // the later of two sorts last
   SHOAL_OK(make_private_folder(out.path_));
   SHOAL_OK(make_private_folder(out.path_ + "/pids"));
   SHOAL_OK(make_private_folder(out.path_ + "/logs"));
@@ -139,7 +139,7 @@ std::vector<SessionFolder> SessionFolder::shared(const std::string& root) {
 
 namespace {
 
-// What to do where nothing of this user has that address.
+// A hint for an address that no session of this user has.
 std::string way_to(const std::string& root, const std::string& address) {
   std::string out;
   for (const auto& folder : SessionFolder::shared(root)) {
@@ -167,7 +167,7 @@ Result<SessionFolder> SessionFolder::at_address(const std::string& root, const s
     const auto info = folder.info();
     if (!info) continue;
     if (any) return folder;
-    // One of ours leads to the heads of others.
+    // A session here leads to heads on other hosts.
     for (std::size_t from = 0; !any && from <= address.size();) {
       const auto end = std::min(address.find(',', from), address.size());
       const std::string one = address.substr(from, end - from);
@@ -211,7 +211,7 @@ Result<void> SessionFolder::write_tls(const SessionTls& tls) const {
   if (!tls.authority.key.empty()) SHOAL_OK(write_file(folder + "ca.key", tls.authority.key));
   SHOAL_OK(write_file(folder + "node.pem", tls.own.certificate));
   SHOAL_OK(write_file(folder + "node.key", tls.own.key));
-  return write_file(folder + "host", tls.host);  // the last one: with it they are whole
+  return write_file(folder + "host", tls.host);  // last, since has_tls() looks for it
 }
 
 Result<runtime::KeyedCertificate> read_authority(const std::string& folder) {

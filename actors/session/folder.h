@@ -1,15 +1,15 @@
-// A cluster's session folder: its secret, its addresses, who belongs to it, and its logs. One per cluster; several live
-// side by side.
+// A cluster's session folder: its secret, addresses, processes and logs. One per cluster; several exist side by side.
 //
-//   ROOT/NAME/token          0600, the only place where the secret lies
-//   ROOT/NAME/http-token     0600, what HTTP requests carry, where the head answers them; of no use for anything else
-//   ROOT/NAME/info.json      addresses, for those who look for a running cluster
-//   ROOT/NAME/pids/ROLE.PID  one file per head and node; its content is the process's start time: a reused pid is no member
-//   ROOT/NAME/logs/          of head, node and workers
-//   ROOT/NAME/state.sqlite   what must survive the head
-//   ROOT/NAME/tls/           of a cluster over several hosts: ca.pem, node.pem, node.key, host, and where its head is, ca.key; all 0600
+//   ROOT/NAME/token          0600, the only place with the secret.
+//   ROOT/NAME/http-token     0600, only for HTTP requests to the head.
+//   ROOT/NAME/info.json      addresses, to find a running cluster.
+//   ROOT/NAME/pids/ROLE.PID  one file per head and node, with its start time, so that a reused pid does not count.
+//   ROOT/NAME/logs/          logs of head, node and workers.
+//   ROOT/NAME/state.sqlite   state that survives the head.
+//   ROOT/NAME/tls/           certificates of a cluster over several hosts, 0600: ca.pem, node.pem, node.key, host, and at the head
+//   ca.key.
 //
-// A host that joined a cluster from elsewhere has a folder of its own for it, without a head.
+// A host that joined a cluster has its own folder for it, without a head.
 #pragma once
 
 #include <sys/types.h>
@@ -26,21 +26,21 @@
 namespace shoal::actors {
 
 struct SessionInfo {
-  std::string head;        // HOST:PORT, empty for a cluster without one
+  std::string head;        // HOST:PORT, empty for a cluster without a port
   std::string head_local;  // unix:@NAME
   std::int64_t started_unix_ms = 0;
-  std::string http = "";  // http://HOST:PORT, empty for a cluster that is not asked so
-  std::string node = "";  // where this host's node listens, on a host that joined
-  // Of a cluster with several heads:
-  std::string store = "";               // which all of them share
-  std::vector<std::string> heads = {};  // HOST:PORT of each, the one that leads first
-  // From this host to the head: endpoints, as runtime::parse_endpoints reads them.
+  std::string http = "";  // http://HOST:PORT, empty without HTTP
+  std::string node = "";  // endpoint of this host's node, on a host that joined
+  // For a cluster with several heads:
+  std::string store = "";               // their shared store
+  std::vector<std::string> heads = {};  // HOST:PORT of each, the leader first
+  // Endpoints from this host to the head, for runtime::parse_endpoints.
   std::string way() const;
 };
 
-// What a host has of the cluster's certificates.
+// A host's certificates of the cluster.
 struct SessionTls {
-  runtime::KeyedCertificate authority;  // its key only where the head is
+  runtime::KeyedCertificate authority;  // with its key only at the head
   runtime::KeyedCertificate own;
   std::string host;
 };
@@ -55,17 +55,17 @@ Result<runtime::KeyedCertificate> read_authority(const std::string& folder);
 
 class SessionFolder {
  public:
-  // $SHOAL_HOME if set, else /tmp/shoal-UID. Made with mode 0700; InvalidArgument when it belongs to somebody else.
+  // $SHOAL_HOME if set, else /tmp/shoal-UID. Made with mode 0700; InvalidArgument when it belongs to another user.
   static Result<std::string> root(const char* shoal_home);
-  // A new one with a fresh token. Ended ones beyond kKeep are removed, the oldest first; never those of another host, or container, that
-  // has the same root: whether they have ended cannot be seen here.
+  // A new folder with a fresh token. Ended sessions beyond kKeep are removed, oldest first, but none of other hosts or containers with
+  // the same root, whose processes are not visible here.
   static Result<SessionFolder> create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms, std::uint64_t unique);
   static Result<SessionFolder> open(const std::string& path);
-  // Those with a living process, the latest first.
+  // Sessions with a living process, the latest first.
   static std::vector<SessionFolder> running(const std::string& root);
-  // Those of them that are no program's own, have an address and are not being stopped.
+  // The running ones that are not private, have an address and are not being stopped.
   static std::vector<SessionFolder> shared(const std::string& root);
-  // The running one that has this address (or one of several, comma-separated), of a head or local; "auto" is the latest shared one.
+  // The running session with this address (or one of several, comma-separated), of a head or local; "auto": the latest shared one.
   // Unavailable/NoCluster.
   static Result<SessionFolder> at_address(const std::string& root, const std::string& address);
 
@@ -77,27 +77,27 @@ class SessionFolder {
   Result<runtime::Token> token() const;
   Result<void> write_http_token(const std::string& token) const;
   std::string http_token_file() const { return path_ + "/http-token"; }
-  // Where Prometheus finds this cluster (its file_sd format): GET /metrics at this http://HOST:PORT.
+  // Writes the address for Prometheus (its file_sd format): GET /metrics at this http://HOST:PORT.
   Result<void> write_metrics_target(const std::string& http) const;
   std::string metrics_targets_file() const { return path_ + "/prom_metrics_service_discovery.json"; }
-  // The token, and the certificates if it has any.
+  // The token, and the certificates if any.
   Result<Credentials> credentials() const;
   Result<void> write_tls(const SessionTls& tls) const;
   bool has_tls() const;
-  // NotFound where the cluster's head is not.
+  // NotFound except at the cluster's head.
   Result<runtime::KeyedCertificate> authority() const;
   Result<void> write_info(const SessionInfo& info) const;
   Result<SessionInfo> info() const;
 
   Result<void> enter(const std::string& role, pid_t pid) const;
   void leave(const std::string& role, pid_t pid) const;
-  bool entered(const std::string& role, pid_t pid) const;  // and has not left, whether it lives or not
-  // Those that live.
+  bool entered(const std::string& role, pid_t pid) const;  // and has not left, alive or not
+  // The living processes.
   std::vector<SessionProcess> processes() const;
-  // It is being stopped: who enters now, because it was started again just before, leaves at once.
+  // Marks the session as being stopped: a process that enters now, restarted just before, leaves at once.
   Result<void> set_ending() const;
   bool ending() const;
-  // Whether it belongs to one program (or job) and ends with it: others join it only when they are told its address.
+  // A private session belongs to one program (or job) and ends with it; other processes join it only by its address.
   bool is_private() const;
   void remove() const;
 

@@ -1,4 +1,4 @@
-// Placement groups of which this process has heard, and who waits until one is there. Loop thread only.
+// Placement groups known to this process, and the futures that wait for them. Loop thread only.
 #pragma once
 
 #include <map>
@@ -12,14 +12,14 @@ namespace shoal::actors {
 
 class GroupWatch {
  public:
-  // `value` once the group has all its bundles; its removal's cause, or why nothing is known of it, otherwise. A group that is not known
-  // yet has to be asked for (knows).
+  // `value` once the group has all its bundles; otherwise the cause of its removal, or the error of its lookup. The caller asks the head
+  // about an unknown group (knows).
   ValueFuture ready(GroupId group, Value value);
   bool knows(GroupId group) const { return groups_.contains(group); }
   void expect(GroupId group) { groups_.try_emplace(group); }
   std::vector<GroupId> expected() const;
 
-  // News from the head.
+  // A report from the head.
   void updated(const GroupRow& row);
   void unknown(GroupId group, const Error& cause);
 
@@ -32,7 +32,7 @@ class GroupWatch {
     bool created = false;
     std::vector<Waiting> waiting;
   };
-  std::map<GroupId, Group> groups_;  // of which something is still to be told
+  std::map<GroupId, Group> groups_;  // reports are still to come
 };
 
 }  // namespace shoal::actors

@@ -35,7 +35,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
     return over;
   }
 
-  // ---- the loop's ----
+  // ---- loop only ----
   void attend() {
     std::vector<Gone> handles;
     {
@@ -45,7 +45,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
     }
     for (auto& h : handles) {
       if (h.stand) {
-        ways.keep_until_answered(h.actor, std::move(h.stand->hold));  // the calls that were made still need it
+        ways.keep_until_answered(h.actor, std::move(h.stand->hold));  // still needed by open calls
       } else {
         tell(h.actor);
       }
@@ -70,7 +70,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
       });
     });
   }
-  // The word did not arrive: the connection broke, or it was started again meanwhile, or it has more calls than it takes.
+  // The release was lost: the connection broke, the actor restarted, or its queue is full.
   static bool is_lost(const Error& error) { return error.reason() == "ActorUnavailable" || error.code() == Code::kResourceExhausted; }
   Stand stand() {
     const ObjectKey object = ways.new_object();
@@ -81,7 +81,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
       const auto self = weak.lock();
       if (!self || self->ended() || got) return;
       if (got.error().reason() == "ObjectFreed") self->tell(actor);
-      // This node has let go of it, not the one that counts; or that one is not reached.
+      // This node released the object, not its home, or the home is unreachable.
       if (got.error().reason() == "ObjectLetGo" || got.error().reason() == "ObjectLost") self->watch(actor, object);
     });
   }
@@ -92,7 +92,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
   ActorId own;
   std::optional<Stand> own_stand;
   std::map<ActorId, Made> made;
-  std::map<ActorId, std::shared_ptr<const Made>> told;  // that they end, and have not answered
+  std::map<ActorId, std::shared_ptr<const Made>> told;  // released, without an answer yet
   std::map<ActorId, runtime::Timer> again;
   std::vector<std::shared_ptr<const void>> pinned;
 
@@ -121,7 +121,7 @@ class Handles::Counted {
  private:
   const std::shared_ptr<State> state_;
   const ActorId actor_;
-  mutable std::optional<Stand> stand_;  // the loop's; none of what was made here and has not left
+  mutable std::optional<Stand> stand_;  // loop only; nullopt for an actor made here whose handles have not left
 };
 
 Handles::Handles(References& references, Ways ways) : state_(std::make_shared<State>(references, std::move(ways))) {}

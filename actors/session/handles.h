@@ -1,12 +1,11 @@
-// The handles of actors in this process that count: an actor that it has made is told to end when the last of them is gone, in whatever
-// process that was.
+// Counts handles of actors in this process: an actor made here ends when its last handle is gone, in any process.
 //
-// As long as no handle leaves this process, nobody is told anything. With the first that does, an object that nobody ever puts stands for
-// the actor: each handle holds a reference to it (references.h), whoever made the actor waits for it at the node, and hears that it was
-// freed. An actor counts the handles that it has of itself and gives away with an object of its own: told to end, it stays until nobody has
-// that, either. What tells it is a call like any other (kRelease), behind those that were made before.
+// No message is needed while no handle leaves this process. The first handle that leaves creates an object without a value, which stands
+// for the actor: each handle holds a reference to it (references.h). The actor's maker waits for it at the node, which reports when it is
+// freed. An actor counts the handles of itself that it passes on with an object of its own, and stays until that is free as well. The end
+// is a call (kRelease) behind all earlier calls.
 //
-// Python's handles do the same on the same wire (python/shoal/_handle.py), where they are garbage of Python's.
+// Python's handles use the same messages (python/shoal/_handle.py), where Python's garbage collector releases them.
 #pragma once
 
 #include <functional>
@@ -23,21 +22,21 @@
 
 namespace shoal::actors {
 
-// The method by which an actor is told that nobody refers to it.
+// The method that reports to an actor that no handle is left.
 inline constexpr std::string_view kRelease = "__shoal_release__";
-// And the one by which a worker of functions is asked what it leaves (Handles::left).
+// The method that asks a worker of functions for the actors it leaves (Handles::left).
 inline constexpr std::string_view kLastWords = "__shoal_last_words__";
 
 class Handles {
  public:
-  // What is asked of others: on the loop, but for `post`.
+  // Functions of the session, called on the loop except for `post`.
   struct Ways {
     std::function<void(std::function<void()>)> post;  // to the loop; any thread
-    std::function<ObjectKey()> new_object;            // a name
+    std::function<ObjectKey()> new_object;            // a new name
     std::function<ValueFuture(ActorId)> tell;         // calls kRelease
     std::function<ValueFuture(const ObjectKey&)> get;
     std::function<void(ActorId, std::shared_ptr<const void>)> keep_until_answered;
-    std::function<runtime::Timer(std::function<void()>)> later;  // in a while
+    std::function<runtime::Timer(std::function<void()>)> later;  // after a pause
   };
   Handles(References& references, Ways ways);
   ~Handles();
@@ -45,39 +44,39 @@ class Handles {
   Handles& operator=(const Handles&) = delete;
 
   class Counted;
-  // One that all copies of a handle have together. Where the last is gone does not matter: any thread, also after this.
+  // Shared by all copies of a handle. Any thread may release the last copy, also after this object.
   using Share = std::shared_ptr<const Counted>;
 
-  // This process's actor, if it is one: handles of itself do not keep it. Loop only, as is what follows.
+  // Sets this process's own actor, which handles of itself do not keep. Loop only, like all members below.
   void is_of(ActorId actor);
-  // An actor that this process makes. `kept`: what it is made from again, if it is (restarts).
+  // An actor that this process makes. `kept`: the value for its restarts, if any.
   struct Making {
     std::string class_name = {};
     bool restarts = false;
     std::shared_ptr<const Value> kept = {};
   };
   Share made(ActorId actor, Making making);
-  // What has come from elsewhere, with the name of what stands for the actor. Null of this process's own.
+  // A handle from another process, with the object that stands for the actor. Null for this process's own actor.
   Share borrowed(ActorId actor, const ObjectKey& stand);
-  // A reference to what stands for an actor, for a handle that leaves this process; nothing of one that does not count.
+  // A reference to the object that stands for an actor, for a handle that leaves this process; nullopt if it does not count.
   struct Stand {
     ObjectKey object;
     std::shared_ptr<const void> hold;
   };
   std::optional<Stand> leaves(ActorId actor, const Share& share);
-  // This process's actor was told to end. If it is not to: it is told again when those handles are gone that it has given away of itself.
+  // This process's actor was released. False: handles of itself that it has passed on remain, and another release follows.
   bool may_end();
-  // Of a process that leaves its actors to another, which counts them from then on: those that it has made or adopted. Also of one that was
-  // told to end and has not answered: this process's word may be lost. What they are made from again goes with the words.
+  // The actors that this process made or adopted, for another process to count from now on. Includes those whose release is unanswered,
+  // since it may be lost. The values for their restarts are included.
   struct Left {
     ActorId actor;
     Making making;
     std::optional<ObjectKey> stand;
   };
   std::vector<Left> left() const;
-  // They are this process's, as if it had made them. Of those that have not left the other one nobody has a handle any more: they end.
+  // Takes over these actors as if this process had made them. Those without an object have no handle left, and end.
   void adopt(Left left);
-  // As long as this.
+  // Keeps `what` as long as this object.
   void pin(std::shared_ptr<const void> what);
 
  private:

@@ -16,14 +16,14 @@ const ObjectKey kTheirs{JobId{1}, ObjectId{700}, NodeId{7}};
 
 class HandlesTest : public testing::Test {
  protected:
-  // What was posted; what the node was told of references besides.
+  // Runs posted functions and sends the changes of references.
   void serve() {
     while (!posted_.empty()) {
       for (const auto& fn : std::exchange(posted_, {})) fn();
     }
     references_.flush();
   }
-  // Those that were told to end since, in order.
+  // The actors released since the last call, in order.
   std::vector<ActorId> told() {
     serve();
     std::vector<ActorId> out;
@@ -38,22 +38,22 @@ class HandlesTest : public testing::Test {
     waits_.erase(object);
     promise.set(fail(unavailable("it is gone").with_reason(reason)));
   }
-  // Of this process, as the node has it.
+  // This process's count at the node.
   std::int64_t counted(const ObjectKey& object) {
     serve();
     return counts_[object];
   }
 
-  // What was to be done in a while.
+  // Runs the delayed functions.
   void pass() {
     for (const auto& fn : std::exchange(later_, {})) fn();
   }
 
   std::vector<std::function<void()>> posted_, later_;
   std::map<ObjectKey, std::int64_t> counts_;
-  std::map<ObjectKey, runtime::Promise<Value>> waits_;  // who hears of its end
+  std::map<ObjectKey, runtime::Promise<Value>> waits_;  // waits for the end of objects
   std::vector<std::pair<ActorId, runtime::Promise<Value>>> told_;
-  std::vector<runtime::Promise<Value>> answers_;  // of those
+  std::vector<runtime::Promise<Value>> answers_;  // to released actors
   std::vector<std::pair<ActorId, std::shared_ptr<const void>>> kept_;
   std::uint64_t next_ = 100;
   References references_{[] {},
@@ -82,7 +82,7 @@ TEST_F(HandlesTest, OneThatNeverLeftEndsItsActorOnce) {
   one.reset();
   EXPECT_TRUE(told().empty());
   copy.reset();
-  EXPECT_TRUE(told_.empty());  // not where it went, but on the loop
+  EXPECT_TRUE(told_.empty());  // only the loop releases
   EXPECT_EQ(told(), std::vector{kActor});
   other.reset();
   EXPECT_EQ(told(), std::vector{kOther});
@@ -94,14 +94,14 @@ TEST_F(HandlesTest, OneThatLeftEndsItWhenNobodyHasTheStand) {
   auto share = handles_->made(kActor, {});
   auto stand = handles_->leaves(kActor, share);
   ASSERT_TRUE(stand);
-  EXPECT_EQ(handles_->leaves(kActor, share)->object, stand->object);  // one for all
+  EXPECT_EQ(handles_->leaves(kActor, share)->object, stand->object);  // one object for all handles
   EXPECT_EQ(counted(stand->object), 1);
   stand->hold.reset();  // the value has been sent
   share.reset();
   EXPECT_TRUE(told().empty());
   ASSERT_EQ(kept_.size(), 1u);
   EXPECT_EQ(kept_[0].first, kActor);
-  EXPECT_EQ(counted(stand->object), 1);  // as long as its calls are under way
+  EXPECT_EQ(counted(stand->object), 1);  // while its calls are open
   kept_.clear();
   EXPECT_EQ(counted(stand->object), 0);
   EXPECT_TRUE(told().empty());
@@ -124,7 +124,7 @@ TEST_F(HandlesTest, OneThatCameFromElsewhereIsAReferenceAndTellsNobody) {
   auto share = handles_->borrowed(kActor, kTheirs);
   EXPECT_EQ(counted(kTheirs), 1);
   EXPECT_EQ(handles_->leaves(kActor, share)->object, kTheirs);  // passed on
-  EXPECT_TRUE(waits_.empty());                                  // whoever made it hears of its end
+  EXPECT_TRUE(waits_.empty());                                  // only its maker waits for its end
   share.reset();
   EXPECT_TRUE(told().empty());
   EXPECT_EQ(counted(kTheirs), 1);
@@ -146,11 +146,11 @@ TEST_F(HandlesTest, AnActorsOwnKeepItOnlyWhereItGaveThemAway) {
   ASSERT_TRUE(given);
   EXPECT_EQ(handles_->leaves(kSelf, nullptr)->object, given->object);
   EXPECT_FALSE(handles_->may_end());
-  EXPECT_FALSE(handles_->may_end());  // told twice
+  EXPECT_FALSE(handles_->may_end());  // a second release
   given->hold.reset();
   EXPECT_EQ(counted(given->object), 0);
   got(given->object, "ObjectFreed");
-  EXPECT_EQ(told(), std::vector{kSelf});  // itself
+  EXPECT_EQ(told(), std::vector{kSelf});  // it releases itself
   EXPECT_TRUE(handles_->may_end());
 }
 
@@ -172,7 +172,7 @@ TEST_F(HandlesTest, WhoHasNotHeardItIsToldAgain) {
   pass();
   EXPECT_TRUE(told().empty());
   EXPECT_TRUE(handles_->left().empty());
-  EXPECT_EQ(kept.use_count(), 1);  // nobody makes it from that any more
+  EXPECT_EQ(kept.use_count(), 1);  // no restart needs the value
 }
 
 TEST_F(HandlesTest, WhatIsToldAgainLaterIsNotWhenTheSessionIsOver) {
@@ -202,7 +202,7 @@ TEST_F(HandlesTest, WhatAProcessLeavesAnotherOneCounts) {
 
   waits_.clear();
   for (auto& one : all) handles_->adopt(std::move(one));  // as another process would
-  EXPECT_EQ(told(), (std::vector{kActor, kSelf}));        // nobody else has them
+  EXPECT_EQ(told(), (std::vector{kActor, kSelf}));        // no other handles
   got(stand, "ObjectFreed");
   EXPECT_EQ(told(), std::vector{kOther});
 }

@@ -1,5 +1,5 @@
-// What this process has asked the head to place in it, until the head has answered. A head that was away is asked again: the request names
-// the actor that it makes. Loop thread only.
+// Requests to the head to place actors in this process, until they are answered. They are repeated after the head was away, since each
+// names its actor. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,8 @@ class HostRequests {
   HostRequests(const HostRequests&) = delete;
   HostRequests& operator=(const HostRequests&) = delete;
 
-  // Asks through `head`, now and after each time that it was away (`ask_again`). `refused` is called before the future fails: with the
-  // head's word, with DeadlineExceeded after `timeout`, or as close() says.
+  // Asks `head`, and again after it was away (`ask_again`). `refused` runs before the future fails: with the head's error, with
+  // DeadlineExceeded after `timeout`, or with close()'s error.
   runtime::Future<HostedActor> add(runtime::Peer& head, const HostActor& actor, runtime::Duration timeout, std::function<void()> refused);
   void ask_again(runtime::Peer& head);
   void close(const Error& why);

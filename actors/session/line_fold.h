@@ -1,5 +1,4 @@
-// Lines of several processes, of which many say the same: the first is shown, those that repeat it are counted. For terminals, where
-// people read; whoever keeps the lines gets all of them. Pure.
+// Folds equal lines of several processes: the first is shown, repetitions are counted. Only for terminals; logs keep all lines. No I/O.
 #pragma once
 
 #include <deque>
@@ -16,24 +15,24 @@ namespace shoal::actors {
 class LineFold {
  public:
   struct Options {
-    runtime::Duration window = std::chrono::seconds(2);  // from the first
-    std::size_t max_lines = 256;                         // that are remembered
+    runtime::Duration window = std::chrono::seconds(2);  // from the first line
+    std::size_t max_lines = 256;                         // remembered lines
   };
   explicit LineFold(Options options) : options_(options) {}
 
-  // What to print now: "(who) line\n", or nothing when another process has said the same within the window.
+  // The text to print now: "(who) line\n", or nothing if another process printed the line within the window.
   std::string add(const std::string& who, std::string_view line, runtime::TimePoint now);
-  // What to say of lines whose window is over: "(who) line (and 7 more times, by 7 others)\n".
+  // The counts of lines whose window is over: "(who) line (×8; SHOAL_DEDUP_LOGS=0 shows each)\n".
   std::string over(runtime::TimePoint now);
-  // Of all of them, whatever the time.
+  // The counts of all lines, at any time.
   std::string rest();
-  // When to ask over() again, if there is anything to be said then.
+  // The time for the next over(), if it will return something.
   std::optional<runtime::TimePoint> next() const;
 
  private:
   struct Seen {
     runtime::TimePoint since;
-    std::string first;  // who said it
+    std::string first;  // the first process
     std::set<std::string> others;
     std::size_t repeats = 0;
   };

@@ -1,4 +1,4 @@
-// Puts what workers print on this process's stdout and stderr, each line with who said it; on a terminal folded (line_fold.h).
+// Prints workers' output on this process's stdout and stderr, each line with its source; folded on a terminal (line_fold.h).
 //
 // Loop thread only.
 #pragma once
@@ -12,11 +12,11 @@ namespace shoal::actors {
 
 class LinePrinter {
  public:
-  // The clock outlives it.
+  // `clock` outlives this.
   LinePrinter(runtime::Clock& clock, bool fold);
 
   void print(const std::string& who, bool to_stderr, std::string_view lines);
-  // Says what was counted so far.
+  // Prints the counts so far.
   void flush();
 
  private:

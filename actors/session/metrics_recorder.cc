@@ -75,7 +75,7 @@ std::vector<MetricFamily> MetricsRecorder::told(bool forget) {
 }
 
 void MetricsRecorder::forget_after_fork() {
-  if (!mutex_.try_lock()) return;  // a thread that is not here was adding a series: what lies there cannot be looked at
+  if (!mutex_.try_lock()) return;  // at the fork a thread was adding a series, which may be incomplete
   (void)take(true);
   mutex_.unlock();
 }

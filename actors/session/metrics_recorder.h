@@ -1,6 +1,6 @@
-// What a process's users measure: counters, gauges and histograms, until somebody asks for them. Nothing is sent from here.
+// Metrics of a process's users: counters, gauges and histograms, until they are collected. Nothing is sent from here.
 //
-// Recording is an atomic addition; any thread may record and ask. A series, once there, stays.
+// Recording is an atomic addition; any thread may record and collect. A series is never removed.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace shoal::actors {
 
 class MetricsRecorder {
  public:
-  static constexpr std::size_t kMaxSeries = 2000;  // a histogram is one for each of its buckets
+  static constexpr std::size_t kMaxSeries = 2000;  // a histogram has one per bucket
 
   class Series {
    public:
@@ -48,15 +48,15 @@ class MetricsRecorder {
     std::map<MetricSample::Labels, Series> series_;
   };
 
-  // The name is [a-zA-Z_][a-zA-Z0-9_]*. The same one again is the same metric: InvalidArgument when it was of another kind, or has other
-  // bounds (finite, ascending).
+  // The name is [a-zA-Z_][a-zA-Z0-9_]*. A known name returns its metric; InvalidArgument if its kind or bounds (finite, ascending)
+  // differ.
   Result<Metric*> metric(MetricKind kind, const std::string& name, const std::string& help, std::vector<double> bounds = {});
-  // Null when there are kMaxSeries already. Labels that Shoal itself gives are called exported_.. here, as Prometheus does it.
+  // Null beyond kMaxSeries. Labels that Shoal itself sets are renamed exported_.., as Prometheus does.
   Series* series(Metric& metric, MetricSample::Labels labels);
 
-  // Of the names that users see: shoal_user_NAME, of counters with _total at the end. `forget`: counters and histograms begin again.
+  // Metrics under their public names: shoal_user_NAME, counters with _total. `forget`: counters and histograms restart at zero.
   std::vector<MetricFamily> told(bool forget = false);
-  // In a forked child: what its parent counted is the parent's.
+  // In a forked child: discards the parent's counts.
   void forget_after_fork();
 
  private:
@@ -67,7 +67,7 @@ class MetricsRecorder {
   std::size_t size_ = 0;
 };
 
-// Whether samples may have a label of this name: Prometheus keeps __.. and a histogram's "le" for itself.
+// A valid name of a label. Prometheus reserves __.. and a histogram's "le".
 bool is_label(const std::string& name);
 
 }  // namespace shoal::actors

@@ -1,5 +1,5 @@
-// Memories of the node that one owner in this process has opened by name: each is given back when it is unmapped, or with the owner's
-// leave. For what ranks of one host share without an actor (a Communicator).
+// Named memories of the node that one owner in this process opened. A memory is given back when it is unmapped, or when this process
+// ends. For ranks of one host that share memory without an actor (a Communicator).
 #pragma once
 
 #include <sys/types.h>
@@ -15,13 +15,13 @@ namespace shoal::actors {
 
 class NodeMemory : public std::enable_shared_from_this<NodeMemory> {
  public:
-  // The session outlives it, or it is closed before.
+  // The session outlives it, or close() is called first.
   static std::shared_ptr<NodeMemory> of(Session& session) { return std::shared_ptr<NodeMemory>(new NodeMemory(session)); }
 
-  // The memory of this name, zeroed by whoever asks first. With `member` not negative the node writes that member's death on the board at
-  // its beginning. Not on the loop.
+  // The memory of this name, zeroed for the first process. With `member` >= 0 the node records that member's death on the board at the
+  // memory's start. Not on the loop.
   Result<std::shared_ptr<runtime::Mapping>> open(const std::string& name, std::size_t bytes, int member);
-  // The session is used no more. What is mapped stays so; the node takes it back with this process.
+  // Stops using the session. Mapped memories stay mapped, and the node takes them back when this process ends.
   void close();
 
  private:
@@ -29,7 +29,7 @@ class NodeMemory : public std::enable_shared_from_this<NodeMemory> {
   void drop(const std::string& name);
 
   std::mutex mutex_;
-  const pid_t pid_;  // a child that was forked gives nothing back
+  const pid_t pid_;  // a forked child gives nothing back
   Session* session_;
 };
 

@@ -12,9 +12,9 @@ namespace shoal::actors {
 namespace {
 constexpr std::uint64_t kMovedAtOnce = 64u << 20;
 constexpr auto kTended = std::chrono::seconds(1);
-constexpr auto kAskedAgain = std::chrono::milliseconds(100);  // what one let go of is another's to give back
-constexpr auto kLongLook = std::chrono::seconds(1);           // more than that between two looks is a machine that stood still
-constexpr auto kLooked = std::chrono::milliseconds(2);        // for room that others make
+constexpr auto kAskedAgain = std::chrono::milliseconds(100);  // time for others to give back memory that one released
+constexpr auto kLongLook = std::chrono::seconds(1);           // a longer interval between two looks means that the machine stood still
+constexpr auto kLooked = std::chrono::milliseconds(2);        // between looks for room that others make
 }  // namespace
 
 ObjectStore::~ObjectStore() {
@@ -110,7 +110,7 @@ void ObjectStore::keep() {
         return ending_;
       };
       if (trimmed < bytes) spill(bytes - trimmed, ends);
-      pool_.trim();  // what was filled here and is in a file now
+      pool_.trim();  // gives back memory that was filled here and is spilled now
       tell();
     }
     lock.lock();
@@ -134,7 +134,7 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
         .with_reason("ObjectStoreFull")
         .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory");
   };
-  std::optional<Error> ended;  // why there is to be no more waiting
+  std::optional<Error> ended;  // why the wait ends
   const auto ends = [&] {
     if (ended) return true;
     if (place_->interrupted && place_->interrupted()) {
@@ -144,12 +144,12 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
     }
     return ended.has_value();
   };
-  if (limit != 0 && pool_.full()) {  // though there may be room: it moves some
+  if (limit != 0 && pool_.full()) {  // even with room, so that the pool can keep more
     pool_.trim();
     if (pool_.full() && spill(kMovedAtOnce, ends) > 0) pool_.trim();
     tell();
     if (ended) return fail(*ended);
-    // If all of them are looked at, what is filled now is not kept, and not counted.
+    // If all its memories are in use, the new one is neither kept nor counted.
   }
   if (!over(bytes)) return {};
   if (bytes > limit) return fail(full("it is larger than all of that"));
@@ -159,8 +159,8 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
     if (const auto disk = runtime::room_on_disk(bytes, place_->folder); !disk) return disk.error().message();
     return "what is left is looked at by somebody";
   };
-  // What nobody reads any more is looked for each time, among all that the pool has: not after every single one that was moved, nor all
-  // the time.
+  // Unread memory is looked for after each step, since a search covers the whole pool. The pause between looks is four times its
+  // duration.
   const std::uint64_t step = std::max(bytes, std::min(limit / 64, kMovedAtOnce));
   steady_clock::duration pause = kLooked;
   const auto room = [&] {
@@ -171,13 +171,13 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
     pause = std::max<steady_clock::duration>(kLooked, 4 * (steady_clock::now() - begun));
     return !over(bytes);
   };
-  // What others have, too, makes room once they let go of it, and not at once.
+  // Memory that others hold as well is freed only when they release it.
   for (int in_vain = 0; in_vain < 2 && !room();) {
     const std::uint64_t before = board_->total().kept;
     if (ends() || spill(step, ends) == 0) break;
     in_vain = room() || board_->total().kept < before ? 0 : in_vain + 1;
   }
-  // Who was not run for a while has not waited for it.
+  // Counts only time in which this thread ran, not the gaps when the machine stood still.
   const auto others = [this] {
     auto out = board_->total();
     out.spilled -= std::min(out.spilled, board_->of(place_->member).spilled);
@@ -185,7 +185,7 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
   };
   auto looked = steady_clock::now(), asked = looked - kAskedAgain;
   steady_clock::duration waited{};
-  // What others hold, too, gives nothing back here: after two steps of such the next one comes later.
+  // Spilling memory that others hold frees nothing here: after two such steps the next one comes later.
   int in_vain = 0;
   auto moved = looked;
   for (auto before = others(); !ended && !room();) {
@@ -214,10 +214,10 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
   return {};
 }
 
-// Moves values into files, those that were used longest ago first, until `bytes` were moved, there are no more, or `stop` says so.
+// Spills values, least recently used first, until `bytes` were moved, none are left, or `stop` returns true.
 std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()>& stop) {
   const auto self = std::this_thread::get_id();
-  if (spills_ == self) return 0;  // a handler of a signal that `stop` has run
+  if (spills_ == self) return 0;  // called by a signal handler that `stop` ran
   std::unique_lock one(spilling_, std::defer_lock);
   while (!one.try_lock()) {
     if (stop()) return 0;
@@ -248,7 +248,7 @@ std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()
     if (!*moved) continue;
     out += memory->bytes();
     board_->add_spilled(place_->member, static_cast<std::int64_t>(memory->bytes()));
-    // Whoever lets go of it last may do so while this ends.
+    // The last holder may release it while this object is destroyed.
     memory->on_gone([words = words_, member = place_->member, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
       if (alive.lock()) runtime::UsageBoard(words->data()).add_spilled(member, -static_cast<std::int64_t>(bytes));
     });

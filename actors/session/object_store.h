@@ -1,9 +1,8 @@
-// The memory of the large values of this process: what it fills, what it got from others, and what of that lies in files because memory was
-// short. Any thread, unless said otherwise.
+// The large values of this process: those made here, those received, and those spilled to files. Any thread, unless noted.
 //
-// All processes of a node share one limit. Each writes on a board (runtime/shm/usage_board.h) what it has filled; who would go beyond the
-// limit makes room: gives back what nobody reads, moves its own values that nobody looks at into files, those used longest ago first, then
-// asks the others, through the node, to do the same. A thread does that for others; nothing of it happens on the loop.
+// All processes of a node share one limit and write their usage on a board (runtime/shm/usage_board.h). A process that would exceed the
+// limit gives back memory without readers, then spills its own unused values, least recently used first. Then it asks the others, through
+// the node, to do the same. A separate thread serves these requests, never the loop.
 #pragma once
 
 #include <atomic>
@@ -29,29 +28,29 @@ class ObjectStore final : public ValueMemory {
   struct Place {
     runtime::Mapping board;
     std::size_t member = 0;
-    std::string folder;                                                       // for files
+    std::string folder;                                                       // for spilled files
     std::function<void(std::uint64_t bytes)> ask_others;                      // to make room
-    std::function<void(const ObjectKey& object, Result<Fd> file)> moved;      // one that the node keeps, too
-    std::function<bool()> interrupted = {};                                   // whoever waits for room is to give up
-    std::chrono::steady_clock::duration patience = std::chrono::seconds(10);  // with others that give nothing back
-    std::chrono::steady_clock::duration longest = std::chrono::minutes(2);    // with others that do, and take it themselves
+    std::function<void(const ObjectKey& object, Result<Fd> file)> moved;      // a value that the node keeps too
+    std::function<bool()> interrupted = {};                                   // true: give up waiting for room
+    std::chrono::steady_clock::duration patience = std::chrono::seconds(10);  // with others that free nothing
+    std::chrono::steady_clock::duration longest = std::chrono::minutes(2);    // with others that free memory and take it again
   };
   ObjectStore() = default;
   explicit ObjectStore(runtime::SegmentPool::Options pool) : pool_(pool) {}
   ~ObjectStore() override;
 
-  // From now on there is a limit.
+  // Applies the node's limit from now on.
   void join(Place place);
-  // ResourceExhausted/ObjectStoreFull, Cancelled/Interrupted. Not on the loop: it may wait for room.
+  // ResourceExhausted/ObjectStoreFull, Cancelled/Interrupted. Not on the loop, since it may wait for room.
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override;
   void keeps(const std::shared_ptr<SharedMemory>& memory) override;
-  // The same for the loop: beyond the limit, rather than to wait for room.
+  // For the loop: exceeds the limit instead of waiting for room.
   ValueMemory& at_once() { return at_once_; }
-  // What this process has of large values.
+  // All large values of this process.
   std::vector<std::shared_ptr<SharedMemory>> all();
-  // In a process that was forked: it fills nothing of its parent's again, and tells nobody anything.
+  // In a forked child: does not reuse the parent's memory, and reports nothing.
   void abandon_after_fork();
-  // Another process of the node wants so many bytes.
+  // Another process of the node needs `bytes`.
   void wanted(std::uint64_t bytes);
 
  private:
@@ -72,19 +71,19 @@ class ObjectStore final : public ValueMemory {
   runtime::SegmentPool pool_;
   AtOnce at_once_{*this};
   std::optional<Place> place_;
-  std::shared_ptr<const runtime::Mapping> words_;  // of the board
+  std::shared_ptr<const runtime::Mapping> words_;  // the board's
   std::optional<runtime::UsageBoard> board_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::weak_ptr<SharedMemory>> kept_;
   std::size_t prune_at_ = 64;
-  std::optional<Error> no_file_;  // why one could not be moved, last
+  std::optional<Error> no_file_;  // why the last spill failed
   std::uint64_t wanted_ = 0;
   bool ending_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  std::mutex spilling_;                          // one thread at a time
-  std::atomic<std::thread::id> spills_ = {};     // this one
-  std::unique_ptr<runtime::SideThread> keeper_;  // from the first memory on that the pool keeps
+  std::mutex spilling_;                          // held by the spilling thread
+  std::atomic<std::thread::id> spills_ = {};     // the spilling thread
+  std::unique_ptr<runtime::SideThread> keeper_;  // started with the first memory that the pool keeps
 };
 
 }  // namespace shoal::actors

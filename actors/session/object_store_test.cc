@@ -21,7 +21,7 @@ constexpr std::size_t kMiB = 1 << 20;
 
 class ObjectStoreTest : public testing::Test {
  protected:
-  // `patience` with others: however slow they are, unless there is nothing to be had from them.
+  // `patience`: long enough for slow peers by default; short where peers free nothing.
   explicit ObjectStoreTest(std::chrono::steady_clock::duration patience = std::chrono::minutes(2)) : patience_(patience) {
     runtime::UsageBoard board(node_.data());
     board.set_limit(10 * kMiB);
@@ -183,11 +183,11 @@ TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
     in_files += value.memory()->spilled();
   }
   EXPECT_GE(in_files, 6u);
-  EXPECT_GE(total().kept, (10 - in_files) * kMiB / 4);  // the others are counted
+  EXPECT_GE(total().kept, (10 - in_files) * kMiB / 4);  // memory that is not spilled is counted
   std::vector<Value::Pinned> looked_at;
   for (const Value& value : values) looked_at.push_back(value.pin().value());
   for (int k = 0; k < 6; ++k) {
-    values.push_back(make('z', few, kMiB / 4).value());  // when there is nothing to be moved, too
+    values.push_back(make('z', few, kMiB / 4).value());  // also when nothing can be spilled
     looked_at.push_back(values.back().pin().value());
   }
 }
@@ -200,13 +200,13 @@ TEST_F(ObjectStoreTest, WhatTheLoopFillsWaitsForNothingAndCountsAsLongAsSomebody
   EXPECT_GE(total().kept, 15 * kMiB);  // beyond the limit
   std::optional<Fd> elsewhere = values[4].memory()->descriptor().value();
   values.pop_back();
-  values.push_back(make('b', here_).value());  // which makes room
+  values.push_back(make('b', here_).value());  // spills the others
   for (std::size_t k = 0; k < 4; ++k) EXPECT_EQ(look(values[k]), 'l');
   values.clear();
   EXPECT_EQ(total().spilled, 0u);
   here_.wanted(1);
   while (total().kept >= 4 * kMiB) std::this_thread::yield();
-  EXPECT_GE(total().kept, 3 * kMiB);  // which another process has
+  EXPECT_GE(total().kept, 3 * kMiB);  // held by another process
   elsewhere.reset();
   here_.wanted(1);
   while (total().kept != 0) std::this_thread::yield();
@@ -214,7 +214,7 @@ TEST_F(ObjectStoreTest, WhatTheLoopFillsWaitsForNothingAndCountsAsLongAsSomebody
 
 class ObjectStoreSharedTest : public ObjectStoreTest {
  protected:
-  // One more than there is room for, in a process whose values others have, too.
+  // One value more than fits, in a process whose values other processes hold too.
   Result<Value> one_more(std::function<void(ObjectStore::Place&)> change) {
     ObjectStore::Place place;
     place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
@@ -233,7 +233,7 @@ class ObjectStoreSharedTest : public ObjectStoreTest {
   }
   ObjectStore store_;
   std::vector<Value> values_;
-  std::vector<Fd> elsewhere_;  // descriptors that other processes have of them
+  std::vector<Fd> elsewhere_;  // other processes' descriptors of them
 };
 
 TEST_F(ObjectStoreSharedTest, WhatMakesNoRoomIsNotAllMovedBeforeOthersAreAsked) {
@@ -254,7 +254,7 @@ TEST_F(ObjectStoreSharedTest, WhoMovesValuesCanBeInterruptedToo) {
   const auto out = one_more([&](ObjectStore::Place& place) { place.interrupted = [&asked] { return ++asked == 2; }; });
   ASSERT_FALSE(out);
   EXPECT_EQ(out.error().reason(), "Interrupted");
-  EXPECT_EQ(asked, 2);  // who was is not asked again
+  EXPECT_EQ(asked, 2);  // not asked again after it was interrupted
   EXPECT_EQ(in_files(), 0);
 }
 
@@ -275,7 +275,7 @@ TEST_F(ObjectStoreSharedTest, WhatAHandlerOfASignalPutsMeanwhileIsNoDeadlock) {
 
 class ObjectStoreWaitTest : public ObjectStoreTest {
  protected:
-  // Of a third process, in a node that is full of what somebody looks at.
+  // A third process's value, on a node whose memory is full and in use.
   Result<Value> waits(std::function<void(ObjectStore::Place&)> change) {
     std::vector<Value> values;
     std::vector<Value::Pinned> looked_at;

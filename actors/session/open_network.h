@@ -1,4 +1,4 @@
-// The network of a process, as its credentials let it speak.
+// The network of a process, with the options of its credentials.
 #pragma once
 
 #include <memory>

@@ -42,7 +42,9 @@ struct References::Hold {
 
 void arrived(Value& value, References& references, ValueMemory& memory) {
   value.refer(value.refs(), references.received(value.refs()));
-  if (value.shared() && !value.memory()->referred) memory.keeps(value.memory());  // one that came as bytes was made here, and is kept
+  if (value.shared() && !value.memory()->referred)
+    memory.keeps(value.memory());  // one that came as bytes was made here and is kept
+                                   // already
 }
 
 References::References(std::function<void()> wake, std::function<void(std::vector<Change>)> tell)
@@ -68,7 +70,7 @@ std::shared_ptr<const void> References::taken(const std::vector<ObjectKey>& obje
     ++here.holds;
     here.counted += counted;
     if (here.counted > 0) continue;
-    here.counted = 1;  // nobody has counted it for this process: it made it, or got it in a way of its own
+    here.counted = 1;  // no sender counted it for this process
     state_->tell(o, {}, 1);
   }
   out->state = state_;

@@ -1,8 +1,8 @@
-// The references to objects of the node that this process has or gives away, told to the node in batches.
+// References to the node's objects that this process holds or passes on, reported to the node in batches.
 //
-// A reference counts from the first time it leaves the process it was made in (Session::publish): most never do, and cost nothing. Whoever
-// sends one on counts it for the receiver, before the message; what this process was given so (received) it takes off when the last of its
-// holds is gone. See storage/reference_table.h for the node's side. Any thread, but for what is said to be the loop's.
+// A reference counts from the first time that it leaves its process (Session::publish); most never do, and cost nothing. The sender
+// counts it for the receiver before the message. The receiver uncounts it when its last holder is gone. storage/reference_table.h is the
+// node's side. Any thread, unless noted.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@
 namespace shoal::actors {
 
 class References;
-// What is done with a value that has come from elsewhere.
+// Registers a value received from another process.
 void arrived(Value& value, References& references, ValueMemory& memory);
 
 class References {
@@ -25,19 +25,19 @@ class References {
     std::int64_t by = 0;
     NodeId holder_node = {};  // 0: this one
   };
-  // `wake` is called, in any thread, when there is something to tell: flush() is to be called on the loop then. `tell` sends it.
+  // `wake` is called, in any thread, when there are changes; flush() must then be called on the loop. `tell` sends them.
   References(std::function<void()> wake, std::function<void(std::vector<Change>)> tell);
   ~References();
   References(const References&) = delete;
   References& operator=(const References&) = delete;
 
-  // As long as it lives, so do these objects. It may outlive this, and be copied into a child that was forked: then it does nothing.
+  // Keeps these objects while it lives. It may outlive this object; in a forked child it does nothing.
   std::shared_ptr<const void> hold(const std::vector<ObjectKey>& objects);
-  // These came with something that was sent here: their sender has counted them for this process.
+  // The same for objects in a received message, whose sender counted them for this process.
   std::shared_ptr<const void> received(const std::vector<ObjectKey>& objects);
-  // A value goes to another process, of that node. Loop only, before it is sent.
+  // Counts a value's references for a process of that node. Loop only, before it is sent.
   void sending(const Value& value, WorkerId to, NodeId node);
-  // Tells what is to be told. Loop only, before anything is sent of which the node is to know this.
+  // Sends the changes. Loop only, before any message that depends on them.
   void flush();
 
  private:

@@ -16,7 +16,7 @@ constexpr WorkerId kOther{7};
 
 class ReferencesTest : public testing::Test {
  protected:
-  // What the node was told since, by object and holder.
+  // Changes sent to the node since the last call, by object and holder.
   std::map<std::pair<ObjectKey, WorkerId>, std::int64_t> told() {
     references_->flush();
     return std::exchange(told_, {});
@@ -71,7 +71,7 @@ TEST_F(ReferencesTest, WakesOncePerBatch) {
   EXPECT_EQ(wakes_, 1);
   told();
   references_->received({kOne});
-  EXPECT_EQ(wakes_, 1);  // it is held besides
+  EXPECT_EQ(wakes_, 1);  // held already
 }
 
 TEST_F(ReferencesTest, AHoldMayOutliveTheSession) {

@@ -47,7 +47,7 @@ bool RemoteLogs::syncing() const {
   return std::any_of(links_.begin(), links_.end(), [](const auto& l) { return l.second.asked > 0; });
 }
 
-// Links stay where they are.
+// The capture is safe, since links stay at their addresses.
 void RemoteLogs::ask(Link& link, std::uint16_t method, Bytes bytes) {
   ++link.asked;
   link.peer->call(method, {std::move(bytes), {}, {}}, kAnswerTimeout, [alive = alive_, &link](const Result<Message>&) {
@@ -75,9 +75,9 @@ void RemoteLogs::on_closed(Peer& peer, const Error& why) {
   }
 }
 
-// Whose end it is, if it is one, the head tells.
+// The head reports the node's end, if it ended.
 void RemoteLogs::lost(NodeId node, const Link& link, const Error& why) const {
-  if (sync_) return;  // this process leaves, and often the cluster with it
+  if (sync_) return;  // this process leaves, and often the cluster too
   lost_(node, fmt::format("what workers on {} print is shown here no more, `shoal logs` there has it: {}", link.host, why.message()));
 }
 

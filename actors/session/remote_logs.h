@@ -1,7 +1,7 @@
-// What workers of a driver's job print on nodes other than its own, and which of them end there: the head says on which nodes the job has
-// workers, and each of these is asked for it, as the own one is.
+// Output and ends of a driver's workers on other nodes. The head reports the nodes where the job has workers, and each is asked for them
+// like the driver's own.
 //
-// A connection that breaks is not made again: the node would tell all once more. Loop thread only.
+// A broken connection is not made again, since the node would repeat all lines. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -16,9 +16,9 @@ namespace shoal::actors {
 
 class RemoteLogs final : public runtime::PeerHandler {
  public:
-  // WorkerExited and LogLines, of workers on `host`.
+  // kWorkerExited and kLogLines notices of workers on `host`.
   using Notice = std::function<void(const std::string& host, runtime::Request notice)>;
-  // That nothing more comes from this node, as people are told; once.
+  // Called once when nothing more comes from a node, with a text for the user.
   using Lost = std::function<void(NodeId node, const std::string& text)>;
   RemoteLogs(runtime::Clock& clock, runtime::Network& network, JobId job, Notice notice, Lost lost)
       : clock_(clock), network_(network), job_(job), notice_(std::move(notice)), lost_(std::move(lost)) {}
@@ -26,17 +26,17 @@ class RemoteLogs final : public runtime::PeerHandler {
   RemoteLogs& operator=(const RemoteLogs&) = delete;
   ~RemoteLogs();
 
-  // Once for each node, however often it is said.
+  // No effect for a node that is followed already.
   void follow(const NodeRow& node);
-  // What has been printed by now is told before syncing() is false again. A node that falls silent keeps it true.
+  // All lines printed so far arrive before syncing() is false again. A node that does not answer keeps it true.
   void sync();
   bool syncing() const;
 
  private:
   struct Link {
     std::string host;
-    std::unique_ptr<runtime::Peer> peer;  // null while connecting, and once it broke
-    int asked = 1;                        // and not answered yet; that of the connection, too
+    std::unique_ptr<runtime::Peer> peer;  // null while connecting, and once broken
+    int asked = 1;                        // unanswered requests, with the connection attempt
   };
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
@@ -54,7 +54,7 @@ class RemoteLogs final : public runtime::PeerHandler {
   const Notice notice_;
   const Lost lost_;
   std::map<NodeId, Link> links_;
-  bool sync_ = false;  // also those that are not connected yet
+  bool sync_ = false;  // also for connections that are not made yet
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

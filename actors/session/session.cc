@@ -24,10 +24,10 @@ using runtime::Peer;
 
 namespace {
 
-constexpr runtime::Duration kTellAgain = std::chrono::seconds(1);  // an actor that it is to end
+constexpr runtime::Duration kTellAgain = std::chrono::seconds(1);  // before another kRelease
 constexpr runtime::Duration kHeadPause = std::chrono::milliseconds(50), kLeaveWithin = std::chrono::seconds(3);
 constexpr std::array<std::byte, 1> kNoArguments{std::byte{0x80}};  // an array of nothing, in CBOR
-constexpr std::size_t kMaxRemoved = 1000;                          // placement groups; a head keeps what it hears within milliseconds
+constexpr std::size_t kMaxRemoved = 1000;                          // placement groups; a head stores a removal within milliseconds
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -37,7 +37,7 @@ Error head_gone() {
   return unavailable("the head is gone").with_reason("HeadGone").with_hint("running actors go on; `shoal status` tells when it is back");
 }
 
-// What the node keeps of a result. An error is an object, too: whoever gets it shall hear of it.
+// The memory of a result, for the node. An error becomes an object too, so that those who get it receive the error.
 Result<std::shared_ptr<SharedMemory>> shared_memory(const Result<Value>& value, ValueMemory& memory) {
   if (value && value->shared()) return value->own_memory(&memory);
   SHOAL_TRY(const Value copy,
@@ -48,7 +48,7 @@ Result<std::shared_ptr<SharedMemory>> shared_memory(const Result<Value>& value, 
 
 }  // namespace
 
-// The connection to head or node. The head's, once it was there, is made again whenever it breaks. Loop thread only.
+// The connection to head or node. Once made, the head's is made again whenever it breaks. Loop thread only.
 class Session::Link final : public runtime::PeerHandler {
  public:
   struct Events {
@@ -63,13 +63,13 @@ class Session::Link final : public runtime::PeerHandler {
     peer_.reset();
   }
 
-  // Null from the moment the connection is gone.
+  // Null as soon as the connection is gone.
   Peer* peer() const { return peer_ && peer_->connected() ? peer_.get() : nullptr; }
   bool dialling() const { return dialling_; }
-  // Why there is none.
+  // The reason why there is no connection.
   const Error& failure() const { return failure_; }
 
-  // One after the other of these endpoints. At most one attempt at a time; nothing while there is a connection.
+  // Tries these endpoints in turn. At most one attempt at a time; no effect while connected.
   void dial(const std::string& endpoints) {
     if (dialling_ || peer()) return;
     endpoint_ = endpoints;
@@ -83,7 +83,7 @@ class Session::Link final : public runtime::PeerHandler {
     dial(*std::move(to), 0);
   }
 
-  // When another one leads, what is under way with the one before fails as if that were gone.
+  // When another head leads, open requests to the previous one fail as if it were gone.
   void heads_are(const std::string& endpoints, bool moved) {
     const bool there = endpoints.substr(0, endpoints.find(',')) == connected_to_;
     endpoint_ = endpoints;
@@ -139,7 +139,7 @@ class Session::Link final : public runtime::PeerHandler {
   const bool lasting_;
   const Events events_;
   std::string endpoint_;      // one or several
-  std::string connected_to_;  // the one of these
+  std::string connected_to_;  // one of `endpoint_`
   std::unique_ptr<Peer> peer_;
   bool dialling_ = false, was_open_ = false;
   Error failure_ = unavailable("it was never connected");
@@ -156,7 +156,7 @@ Session::Session(SessionOptions options)
       handles_(references_, {.post = [this](std::function<void()> fn) { loop_.post(std::move(fn)); },
                              .new_object = [this] { return ObjectKey{job_, random_->id<ObjectId>(), node_id_}; },
                              .tell = [this](ActorId actor) { return release(actor); },
-                             // Whose it was to be is not asked: that process may be gone.
+                             // Without the owner, whose process may be gone.
                              .get = [this](const ObjectKey& object) { return fetch_now(object, {}); },
                              .keep_until_answered =
                                  [this](ActorId actor, std::shared_ptr<const void> what) {
@@ -194,11 +194,11 @@ Session::~Session() {
   tell_last_metrics(kLeaveWithin);
   if (is_driver_) {
     options_.head_timeout = std::min(options_.head_timeout, kLeaveWithin);
-    if (own([this] { return head_->peer() == nullptr; })) (void)reach_head();  // or its job has failed
+    if (own([this] { return head_->peer() == nullptr; })) (void)reach_head();  // an unreported end fails the job
   }
   bool drained = false;
   own([this, &drained] {
-    // In one turn of the loop: what is open here is cancelled, and does not fail because the job's actors and nodes end.
+    // All in one turn of the loop, so that open calls are cancelled before the end of the job's actors and nodes can fail them.
     if (auto* peer = head_->peer(); is_driver_ && peer != nullptr) peer->notify(number(Method::kEndDriver), body(to_bytes(JobRef{job_})));
     for (const auto& pool : task_pools_) pool->close();
     for (const GroupId group : groups_.expected()) groups_.unknown(group, cancelled("this process left the cluster"));
@@ -288,7 +288,7 @@ Result<void> Session::connect_node(const std::string& endpoint) {
   return {};
 }
 
-// From now on this process keeps to the limit that all of the node share.
+// This process keeps to the node's shared limit from now on.
 Result<void> Session::share_memory(const Fd& board, std::int32_t member, const std::string& spill_folder) {
   using runtime::UsageBoard;
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(board));
@@ -307,7 +307,7 @@ Result<void> Session::share_memory(const Fd& board, std::int32_t member, const s
   };
   place.ask_others = [notify](std::uint64_t wanted) { notify(Method::kMakeRoom, body(to_bytes(MakeRoom{wanted}))); };
   place.moved = [notify](const ObjectKey& object, Result<Fd> file) {
-    if (!file) return;  // the node keeps what it has
+    if (!file) return;  // the node keeps its copy
     Message m = body(to_bytes(ObjectRef{object.id, object.job, 0, {}, {}, object.home}));
     m.fds.push_back(*std::move(file));
     notify(Method::kMoveObject, std::move(m));
@@ -370,7 +370,7 @@ Result<void> Session::with_head(const std::function<Result<void>()>& attempt) {
     if (done || done.error().reason() != "HeadGone" || clock_->now() >= end) return done;
     const auto alone = [this] { return node_->peer() == nullptr; };
     const auto waited = wait(alone, deadline_in(kHeadPause));
-    if (waited) return done;  // without a node nobody starts a head
+    if (waited) return done;  // without a node no head is restarted
     if (waited.error().code() != Code::kDeadlineExceeded) return waited;
   }
 }
@@ -401,8 +401,8 @@ std::string Session::endpoint() {
 // ------------------------------------------------------------------------------------------------------------------------
 
 Result<std::optional<FoundActor>> Session::create_gang(const GangSpec& spec) {
-  // Not before the request: a connection that is made for it asks the head about every actor that is expected; nor later, when the
-  // request is made again, because a head that was away may not know of it yet.
+  // Called once the connection exists, since a new connection asks the head about every expected actor. Actors in creating_ are not asked
+  // about, since a restarted head may lack them until the repeated request.
   const auto expect = [&] {
     for (const auto& a : spec.actors) {
       creating_.insert(a.id);
@@ -434,7 +434,7 @@ Result<std::optional<FoundActor>> Session::create_gang(const GangSpec& spec) {
   }
   forget(not_found("another actor has its name"));
   SHOAL_TRY(auto exists, from_bytes<FoundActor>(created->body));
-  SHOAL_OK(know(exists.row.id, exists.row.class_name));  // news of it may have passed by since
+  SHOAL_OK(know(exists.row.id, exists.row.class_name));  // a report on it may have come earlier
   return std::optional(std::move(exists));
 }
 
@@ -455,7 +455,7 @@ Result<FoundActor> Session::find_actor(const FindActor& request) {
   return out;
 }
 
-// Makes it known before any later news of it is looked at. Loop only.
+// Adds the actor before any later report on it is handled. Loop only.
 Result<FoundActor> Session::found(const Result<Message>& reply) {
   if (!reply) return fail(reply.error());
   SHOAL_TRY(auto out, from_bytes<FoundActor>(reply->body));
@@ -483,7 +483,7 @@ Result<void> Session::know(ActorId actor, const std::string& class_name) {
   return known;
 }
 
-// What becomes of an actor, from now on as long as this connection lasts. Loop only.
+// Asks the head for reports on an actor, for as long as this connection lasts. Loop only.
 void Session::watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done) {
   head_->peer()->call(number(Method::kWatchActor), body(to_bytes(ActorRef{actor})), timeout,
                       [this, actor, done = std::move(done)](Result<Message> reply) {
@@ -550,7 +550,7 @@ void Session::in_any_order(ActorId actor, bool any) {
   own([&] { calls_->in_any_order(actor, any); });
 }
 
-// Of what this process has made: nobody refers to it. Loop only.
+// No handle refers to this actor, which this process made. Loop only.
 ValueFuture Session::release(ActorId actor) {
   auto nothing = Value::make({kNoArguments});
   if (!calls_ || !nothing) {
@@ -566,7 +566,7 @@ ValueFuture Session::release(ActorId actor) {
   return calls_->call(std::move(call), {});
 }
 
-// As withdraw(); its release is refused then. Loop only.
+// Like withdraw(); its release then fails. Loop only.
 void Session::withdraw_soon(ActorId actor) {
   if (!head_->peer()) return;
   head_->peer()->call(number(Method::kWatchActor), body(to_bytes(ActorRef{actor})), options_.control_timeout,
@@ -594,15 +594,15 @@ Result<void> Session::cancel_now(const ToCancel& what, CancelHow how) {
     return fail(invalid_argument("force is for remote functions: a process that is an actor is not ended by a call that is cancelled")
                     .with_hint("cancel it without force, or kill() the actor"));
   }
-  what.done();  // first: what comes of it may look
+  what.done();  // first, since cancelling may run callbacks
   if (!result.ready()) calls_->cancel(result, how);
   return {};
 }
 
 Result<void> Session::cancel_published(const ObjectKey& object, CancelHow how) {
   const auto promised = promised_.find(object.id);
-  if (promised == promised_.end() || object.job != job_) return {};  // it is there
-  const ToCancel what = promised->second;                            // what it leads to may take it from there
+  if (promised == promised_.end() || object.job != job_) return {};  // ready already
+  const ToCancel what = promised->second;                            // a copy, since cancelling may erase the entry
   return cancel_now(what, how);
 }
 
@@ -633,13 +633,13 @@ std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted, 
   });
 }
 
-// Of a worker that has nothing to do: its CPUs are for others until it has. Loop only.
+// Lends an idle worker's CPUs to others until it has work. Loop only.
 void Session::lend(ActorId worker) {
   auto* head = head_->peer();
   if (head != nullptr) head->notify(number(Method::kWorkerBlocked), body(to_bytes(WorkerBlocked{calls_->worker(worker), true})));
 }
 
-// Without a head nobody else gets them. Loop only.
+// Without a head no others get them. Loop only.
 void Session::resume(ActorId worker, const std::function<void(bool)>& done) {
   auto* head = head_->peer();
   if (head == nullptr) return loop_.post([done] { done(true); });
@@ -666,7 +666,7 @@ Result<void> Session::create_group(const GroupSpec& spec) {
 }
 
 ValueFuture Session::group_ready(GroupId group, Value value) {
-  (void)reach_head();  // otherwise the future says so
+  (void)reach_head();  // otherwise the future fails
   return own([&] {
     const bool known = groups_.knows(group);
     auto out = groups_.ready(group, std::move(value));
@@ -795,11 +795,11 @@ void Session::put_when_ready(ObjectId id, const ValueFuture& future, ToCancel to
     if (done) return;
     Message m = body(to_bytes(ObjectRef{id, job_, 0, worker_, {}}));
     m.payload = runtime::encode_error(Error(done.error()).in("an object that was to be shared"));
-    (void)node->notify(number(Method::kPutObject), std::move(m));  // those who wait for it shall hear of that
+    (void)node->notify(number(Method::kPutObject), std::move(m));  // so that waiting processes fail
   });
 }
 
-// Loop only. Without a node there is nobody to count.
+// Loop only. Without a node nothing is counted.
 void Session::count(const std::vector<References::Change>& changes) {
   Peer* const node = node_ ? node_->peer() : nullptr;
   if (!node) return;
@@ -817,7 +817,7 @@ ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner) {
 }
 
 ValueFuture Session::fetch_now(const ObjectKey& object, WorkerId owner) {
-  references_.flush();  // what was let go before is not this
+  references_.flush();  // earlier releases must reach the node first
   const runtime::Promise<Value> promise;
   Peer* const node = node_ ? node_->peer() : nullptr;
   if (!node) {
@@ -890,7 +890,7 @@ Result<void> Session::leave() {
 }
 
 void Session::set_blocked(bool blocked) {
-  (void)reach_head_once();  // without it nobody places anything
+  (void)reach_head_once();  // without a head nothing is placed
   own([&] {
     blocked_ = blocked;
     if (auto* head = head_->peer()) head->notify(number(Method::kWorkerBlocked), body(to_bytes(WorkerBlocked{worker_, blocked})));
@@ -916,7 +916,7 @@ void Session::drop_arena(const std::string& key) {
 // ---- news
 // --------------------------------------------------------------------------------------------------------------------------
 
-// A head that was away knows nothing of who waits for what.
+// A restarted head has no watches.
 void Session::on_head_opened() {
   calls_->news_again();
   for (const ActorId actor : calls_->expected()) {
@@ -926,7 +926,7 @@ void Session::on_head_opened() {
     if (!creating_groups_.contains(group)) watch(group);
   }
   host_requests_->ask_again(*head_->peer());
-  // It may have ended before it had kept these.
+  // The head may have ended before it stored these.
   for (const GroupId group : removed_groups_) head_->peer()->notify(number(Method::kRemoveGroup), body(to_bytes(GroupRef{group})));
   if (blocked_) head_->peer()->notify(number(Method::kWorkerBlocked), body(to_bytes(WorkerBlocked{worker_, true})));
   if (job_) head_->peer()->call(number(Method::kWatchJob), body(to_bytes(JobRef{job_})), Peer::kNoTimeout, [](Result<Message>) {});
@@ -953,16 +953,16 @@ void Session::on_head_notice(runtime::Request notice) {
       }
       break;
     case Method::kWarning:
-      // Every process of the job hears it; what the others print comes to the driver, too.
+      // Every process of the job gets the warning, but workers' output reaches the driver anyway.
       if (!is_driver_ && !options_.print_logs) break;
       if (const auto w = from_bytes<Warning>(notice.message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
       break;
     default:
-      break;  // of a newer head
+      break;  // from a newer head
   }
 }
 
-// By the node, for others: who looks at the cluster, or cancels what this process called.
+// Requests from the node: inspection, or the cancellation of a call of this process.
 Result<Message> Session::asked(const runtime::Request& request) {
   const auto method = static_cast<Method>(request.method);
   if (method == kInspect) {
@@ -1067,7 +1067,7 @@ void Session::on_logs(const std::string& host, const runtime::Request& notice) {
   printer_->print(fmt::format("{}{} pid={}{}", m->label, rank, m->pid, at), m->stream == 2, notice.message.payload.view());
 }
 
-// Of a node that was told to leave nobody has to be warned.
+// A draining node needs no warning.
 void Session::no_more_logs(NodeId node, const std::string& text) {
   const auto warn = [this, node, text](const Result<Message>& reply) {
     if (!calls_) return;  // this process leaves

@@ -1,8 +1,7 @@
-// This process's place in a cluster: its connections to head and node, the actors it calls and those it hosts.
+// This process's membership in a cluster: connections to head and node, the actors it calls and those it hosts.
 //
-// A driver opens one with the head's address, a worker with what its node put into its environment. Threads: any thread
-// may call any member; a waiting thread serves the loop itself (LoopThread). Blocking members look at `interrupted` now
-// and then.
+// A driver opens a session with the head's address, a worker with its node's environment variables. Any thread may call any member; a
+// waiting thread runs the loop itself (LoopThread). Blocking members poll `interrupted`.
 #pragma once
 
 #include <deque>
@@ -36,29 +35,29 @@ namespace shoal::actors {
 struct SessionOptions {
   Credentials credentials;
   std::string head;      // endpoints, tried in turn; a driver needs it
-  std::string node;      // endpoint; a worker needs it, a driver is told by the head
-  std::string own_node;  // of a driver on a host that joined the head's from elsewhere
-  std::string name;      // of the driver, for people
+  std::string node;      // endpoint; required for a worker, while the head returns a driver's
+  std::string own_node;  // a driver's node, on a host that joined the cluster
+  std::string name;      // a driver's displayed name
   std::string role = "driver";
-  WorkerId worker;         // of a process that a node started
+  WorkerId worker;         // for a process that a node started
   JobId job;               // likewise
-  bool ends_job = true;    // a driver's job ends with it; not so under torchrun, where ranks are equals
-  bool print_logs = true;  // what the job's workers print appears on this process's stdout and stderr, and what the head warns of
-  bool fold_logs = false;  // lines that several of them print are shown once, where a terminal shows them
-  // What users of this process measured, for whoever looks at the cluster. `last`: it leaves, and counts anew from here. Any thread, never
-  // under the GIL of Python.
+  bool ends_job = true;    // a driver's job ends with it; false under torchrun, whose ranks are equals
+  bool print_logs = true;  // print the output of the job's workers, and the head's warnings, on stdout and stderr
+  bool fold_logs = false;  // on a terminal, show equal lines of several workers once
+  // Metrics of this process's users, for inspection. `last`: the process leaves, and counts restart at zero. Any thread, never with
+  // Python's GIL held.
   std::function<std::vector<MetricFamily>(bool last)> measured;
-  std::function<bool()> interrupted;                          // asked while waiting; true ends the wait with Cancelled/Interrupted
-  runtime::Duration head_timeout = std::chrono::seconds(60);  // for a head that died to be back, or another to lead
+  std::function<bool()> interrupted;                          // polled while waiting; true ends the wait with Cancelled/Interrupted
+  runtime::Duration head_timeout = std::chrono::seconds(60);  // for a dead head to restart, or another to lead
   runtime::Duration control_timeout = std::chrono::seconds(30);
   runtime::Duration connect_timeout = std::chrono::seconds(5);
-  runtime::Duration retry_delay = std::chrono::seconds(1);  // before a call is made again whose process died
+  runtime::Duration retry_delay = std::chrono::seconds(1);  // before a call lost with its process is sent again
 };
 
 class Session {
  public:
-  // A driver registers a job (or joins that of its process); a worker attaches to its node and can take calls. Raises this process's limit
-  // of descriptors.
+  // A driver registers a job (or joins `job`); a worker attaches to its node and can take calls. Raises this process's limit of
+  // descriptors.
   static Result<std::unique_ptr<Session>> open(SessionOptions options);
   // Leaves in order: a driver's job ends and its actors with it.
   ~Session();
@@ -68,9 +67,9 @@ class Session {
   JobId job() const { return job_; }
   WorkerId worker() const { return worker_; }
   NodeId node() const { return node_id_; }
-  const std::string& folder() const { return folder_; }   // of the cluster's session
-  const std::string& host() const { return host_name_; }  // where others reach this host
-  // As its node has it: endpoints, tried in turn.
+  const std::string& folder() const { return folder_; }   // the session's folder
+  const std::string& host() const { return host_name_; }  // this host's address for other hosts
+  // Endpoints of the head, tried in turn, as the node last reported them.
   std::string head_endpoint();
   const std::string& node_endpoint() const { return node_endpoint_; }
   std::string endpoint();  // where this process takes calls
@@ -80,70 +79,65 @@ class Session {
   IdType new_id() {
     return loop_thread_.own([this] { return random_->id<IdType>(); });
   }
-  // Begins with the time: rows of groups that come and go together lie together in the head's store. The rest is random.
+  // Begins with the time, so that groups that come and go together are adjacent in the head's store. The rest is random.
   GroupId new_group_id();
-  // Accepted by the head; calls may be made at once. If not, calls made meanwhile fail likewise; of one that could never be placed
-  // (Unschedulable) also those that come, and this is no failure. Ids, job and gang id are filled in by the
-  // caller (new_id), its creator here.
-  // With get_if_exists, who exists already, and is known here then; the ids in `spec` name nobody.
+  // Returns when the head accepts the gang; calls may be made at once. After a refusal such calls fail with its error. For a gang that
+  // can never be placed (Unschedulable) this succeeds, and all calls fail.
+  // The caller fills in ids, job and gang id (new_id). An existing actor (get_if_exists) is returned, and the ids in `spec` are unused.
   Result<std::optional<FoundActor>> create_gang(const GangSpec& spec);
-  // The living actor of this name, of whatever job; known here from now on. NotFound/NoSuchName.
+  // The living actor of this name, in any job; calls on it may be made from now on. NotFound/NoSuchName.
   Result<FoundActor> find_actor(const FindActor& request);
-  // Makes an actor of another process known here: handles are values. NotFound when the head does not know it.
+  // Allows calls on another process's actor, since handles are plain values. NotFound when the head does not have it.
   Result<void> know(ActorId actor, const std::string& class_name);
-  // `task`: gets the number of one that has none yet.
+  // `task`: receives the call's new task number.
   ValueFuture call(Call call, std::vector<ValueFuture> deps, std::uint64_t* task = nullptr);
-  // The `count` results of a call, each by itself.
+  // The `count` results of a call as separate futures.
   std::vector<ValueFuture> split(const ValueFuture& whole, std::size_t count);
   // See ActorCalls. Only while the loop is owned.
   std::uint64_t new_task() { return calls_->new_task(); }
   Streams& streams() { return calls_->streams(); }
-  // Calls made after this fail, whatever the actor's process still does. `restart`: it only loses its process, if it is one that is started
-  // again.
+  // Calls made after this fail. `restart`: a restartable actor only loses its process.
   Result<void> kill(ActorId actor, bool restart = false);
-  // Kills an actor that was never placed, or never had its arguments, if no call of a user's waits for it here. Whether it did.
+  // Kills an actor that was never placed or lacks its arguments, unless a user's call waits for it here. Returns true if it did.
   Result<bool> withdraw(ActorId actor);
-  // Of a worker of functions that is idle or used up: kills it, but what it made (a function returned a handle) lives on, as if this
-  // process had made it.
+  // Kills an idle or used-up worker of functions. Actors that it made (a function may return a handle) become this process's.
   Result<void> retire(ActorId worker);
-  // Of the actor that this process, a worker, is to make by itself: one that is started again. NotFound.
+  // The handle and birth of the restarted actor that this worker has to make. NotFound.
   Result<FoundActor> birth();
   // See ActorCalls.
   void in_any_order(ActorId actor, bool any);
   // Keeps `what` until every call on this actor that was made by now has its answer.
   void keep_until_answered(ActorId actor, std::shared_ptr<const void> what);
-  // What is to be cancelled when nobody wants a value any more, and who hears that it was. Both are called on the loop.
+  // An unwanted value's call, and a callback just before its cancellation. Both run on the loop.
   struct ToCancel {
     std::function<ValueFuture()> answer;
     std::function<void()> done;
   };
-  // Nobody wants this answer any more: one that is not there yet will be Cancelled/TaskCancelled, unless it comes first. Nothing for one
-  // that is there, or that no call of this process makes. InvalidArgument for force with a method of an actor: it goes on as if nobody had
-  // asked.
+  // Cancels a call: it fails as Cancelled/TaskCancelled, unless its answer comes first. No effect if it is answered, or not made by this
+  // process. InvalidArgument for `force` on an actor's method, which then goes on.
   Result<void> cancel(const ToCancel& what, CancelHow how);
-  // The same of what a process, this one or another, has published under this name. Returns once that one has cancelled it; nothing for one
-  // that is gone.
+  // The same for an object that any process published. Returns once that process has cancelled it. No effect if it is gone.
   Result<void> cancel_elsewhere(const ObjectKey& object, WorkerId owner, CancelHow how);
-  // As far as this process has heard.
+  // According to the reports received so far.
   bool dead(ActorId actor);
   Result<ListReply> list(ListRequest::What what, JobId job = {});
   Result<ClusterStatus> status();
-  Result<ClusterStatus> resources();  // of it what there is and what is free, and whether this job has what others wait for
-  // Folders that travel, kept by the head: leaves a part of one (without data: asks only); whether it has all of it. InvalidArgument/
-  // FromTheFirst when it has not what comes before. And the part that begins there.
+  Result<ClusterStatus> resources();  // only total, available and wanted_back
+  // Packages that the head keeps. put_package stores a part (without data: only asks) and returns true once all parts are there.
+  // InvalidArgument/FromTheFirst if earlier parts are missing. get_package returns the part at `offset`.
   Result<bool> put_package(const PackagePart& part);
   Result<PackagePart> get_package(const std::string& name, std::uint64_t offset);
   // ---- remote functions ----
-  // Its calls are this session's; it ends with it, if not before. `wanted` is called on the loop. Use it only while the loop is owned.
+  // A pool that makes calls through this session and closes with it. `wanted` is called on the loop. Use it only while the loop is owned.
   // `lends`: its workers hold CPUs.
   std::shared_ptr<TaskPool> make_task_pool(std::function<void()> wanted, bool spread, bool lends);
 
   // ---- placement groups ----
-  // Accepted by the head; whether there is room for it, now or later, group_ready tells.
+  // Returns when the head accepts the group; group_ready waits for its placement.
   Result<void> create_group(const GroupSpec& spec);
   // `value` once it has all its bundles. Cancelled/GroupRemoved, NotFound.
   ValueFuture group_ready(GroupId group, Value value);
-  // Not waited for: what is asked of the head after this finds it removed.
+  // Does not wait for the head. Later requests to the head find the group removed.
   Result<void> remove_group(GroupId group);
   Result<GroupRow> group(GroupId group);
   Result<GroupRow> find_group(const FindActor& request);
@@ -151,18 +145,18 @@ class Session {
   // Asks the head to end the whole cluster.
   Result<void> shutdown_cluster();
 
-  // Frames of all connections of this process, to whomever: head, node, actors and callers.
+  // Frames on all connections of this process: head, node, actors and callers.
   runtime::Traffic traffic();
 
-  // Tells the time also after the session is closed.
+  // Usable after the session is closed.
   std::shared_ptr<runtime::Clock> clock() const { return clock_; }
 
   // ---- waiting ----
-  // Until done() holds (asked while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
+  // Waits until done() holds (called while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
   Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline = runtime::LoopThread::kForever);
-  // `limit` from now, for wait(); Duration::max(): never.
+  // `limit` from now, for wait(); Duration::max(): no deadline.
   std::chrono::steady_clock::time_point deadline_in(runtime::Duration limit) const;
-  // For a thread that goes to sleep on a descriptor which a handler will set (LoopThread::hand_over).
+  // For a thread about to sleep on a descriptor that a handler sets (LoopThread::hand_over).
   void hand_over() { loop_thread_.hand_over(); }
   // Runs fn while this thread owns the loop.
   template <class F>
@@ -170,49 +164,49 @@ class Session {
     return loop_thread_.own(std::forward<F>(fn));
   }
 
-  // What workers of the job have printed by now has been printed here (print_logs). A driver does this before it leaves.
+  // Returns when all lines that the job's workers have printed so far are printed here (print_logs). A driver calls this before it
+  // leaves.
   Result<void> sync_logs();
 
   // ---- objects ----
-  // A value as a future: a reference to something that is there already.
+  // A ready future of a value.
   ValueFuture put(Value value);
-  // The memory of large values that this process makes. Any thread.
+  // The memory for large values of this process. Any thread.
   ValueMemory& memory() { return objects_; }
-  // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet. If it cannot be shared, they get
-  // that error. The node keeps it as long as somebody holds it: this process as long as it has what is returned. Without `to_cancel` the
-  // future itself is what is cancelled when nobody wants it any more.
+  // Publishes a value, ready or not, at the node under this id for other processes. A value that cannot be shared becomes an error. The
+  // node keeps it while any process holds it; the result is this process's hold. Without `to_cancel`, cancelling the object cancels the
+  // future itself.
   std::shared_ptr<const void> publish(ObjectId id, const ValueFuture& future, ToCancel to_cancel = {});
-  // The same, but the node keeps it until it is dropped, or the job ends.
+  // The same, but the node keeps it until it is dropped, or its job ends.
   void give(ObjectId id, const ValueFuture& future);
-  // What this process refers to, and gives away.
+  // References that this process holds and passes on.
   References& references() { return references_; }
-  // Which actors end with whose handles. Only while the loop is owned, but for what it gives out.
+  // Counts the handles that keep actors alive. Only while the loop is owned, except for a handle's share.
   Handles& handles() { return handles_; }
-  // One that a process of that job published, or will, at its node (`home`; none: this one). Unavailable/OwnerDied when that process or
-  // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached.
+  // An object that a process of its job published or will publish at `home` (none: this node). Errors are Unavailable: OwnerDied (process
+  // or node ended first), ObjectFreed (no holder left), ObjectLost (its node is unreachable).
   ValueFuture fetch(const ObjectKey& object, WorkerId owner);
-  // Kept for nobody from now on, also if it comes later.
+  // The node keeps it no longer, even if it is published later.
   void drop(ObjectId id);
 
   // ---- hosting ----
   // Only while the loop is owned.
   ActorHost& actor_host() { return *actor_host_; }
-  // For queues of calls that this process runs. Likewise.
+  // Records the calls that this process runs. Only while the loop is owned.
   CallBook& call_book() { return *book_; }
-  // Whether this process has made calls that have no answer yet: should it end, they are lost, and so is what they come to. Only while the
-  // loop is owned.
+  // True if calls made by this process are unanswered: their results would be lost with it. Only while the loop is owned.
   bool any_open_calls() const;
-  // Whether calls that this process has made on this actor have no answer yet. Only while the loop is owned.
+  // The same for calls on one actor.
   bool any_open_calls(ActorId actor) const;
-  // What is to come of several attempts, between which there may be none: open until it is ready. Loop only.
+  // Counts `whole`, the result of several attempts, as open until it is ready, even between attempts. Loop only.
   void note_open(const ValueFuture& whole);
-  // Of a worker whose actor is to end with it, even if it is one that is started again.
+  // For a worker whose actor ends with it, even a restartable one.
   Result<void> leave();
-  // Of a worker that waits for others: they may have its CPUs until it goes on.
+  // For a worker that blocks: others may use its CPUs meanwhile.
   void set_blocked(bool blocked);
-  // Tells the node that this process takes calls now.
+  // Reports to the node that this process takes calls.
   Result<void> ready();
-  // Places an actor in this process, as one of a gang whose members live in `world_size` processes. The future is ready when all are there.
+  // Places an actor in this process as a member of a gang over `world_size` processes. The future is ready when all are there.
   Result<runtime::Future<HostedActor>> host_actor(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout);
   void set_attributes(const SetAttributes& attributes);
 
@@ -220,11 +214,10 @@ class Session {
   Result<Fd> open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member = -1);
   void drop_arena(const std::string& key);
 
-  // Of a process that is about to end, or to be killed: its node has what it measured when this returns, unless that takes too long.
+  // For a process about to end: sends its metrics to the node and waits for the answer, at most `within`.
   void tell_last_metrics(runtime::Duration within);
 
-  // In a child that was forked: closes its copies of our descriptors. Nothing else may be called there any more, the
-  // destructor least of all.
+  // In a forked child: closes its copies of the descriptors. No other member may be called there, not even the destructor.
   void abandon_after_fork();
 
  private:
@@ -233,15 +226,16 @@ class Session {
   Result<void> connect();
   Result<void> connect_driver();
   Result<void> connect_node(const std::string& endpoint);
-  // Waits for the connection, which is dialled if nobody does so already.
+  // Waits for the connection, and dials it unless an attempt is under way.
   Result<void> reach(Link& link, const std::string& endpoint);
   Result<void> reach_head_once();
-  // The node of its host starts a head again that died: what fails for the lack of one waits for that, as long as there is a node.
+  // The head's node restarts a dead head. An attempt that fails for lack of a head is repeated until head_timeout, while this process has
+  // a node.
   Result<void> reach_head();
   Result<void> with_head(const std::function<Result<void>()>& attempt);
-  // `sending` runs with the request, if it can be sent at all.
+  // `sending` runs just before the request is sent, if there is a connection.
   Result<runtime::Message> ask(Link& link, Method method, Bytes body, runtime::Duration timeout, const std::function<void()>& sending = {});
-  // Asked again when the head died before it answered: each request names what it makes.
+  // Repeats a request whose head died before it answered. This is safe, since each request names what it makes.
   Result<runtime::Message> ask_head(Method method, const Bytes& body, const std::function<void()>& sending = {});
   Result<FoundActor> found(const Result<runtime::Message>& reply);
   void watch(GroupId group);
@@ -280,27 +274,27 @@ class Session {
   std::uint64_t next_pool_task_ = std::uint64_t{1} << kPoolTaskBits;
   std::unique_ptr<ActorCalls> calls_;
   GroupWatch groups_;
-  // What a head that is back is asked for, or told, anew.
+  // Requests and reports that a restarted head needs again.
   std::set<ActorId> creating_;
   std::set<GroupId> creating_groups_;
   std::deque<GroupId> removed_groups_;
   bool blocked_ = false;
   std::vector<std::shared_ptr<TaskPool>> task_pools_;
   std::shared_ptr<std::size_t> num_open_ = std::make_shared<std::size_t>(0);  // note_open
-  std::map<ObjectId, ToCancel> promised_;                                     // what was published before it was there
+  std::map<ObjectId, ToCancel> promised_;                                     // published before they were ready
   std::unique_ptr<ActorHost> actor_host_;
   std::unique_ptr<HostRequests> host_requests_;
   std::unique_ptr<Link> head_, node_;
   std::unique_ptr<LinePrinter> printer_;
-  std::unique_ptr<RemoteLogs> remote_logs_;  // of a driver that shows them
+  std::unique_ptr<RemoteLogs> remote_logs_;  // for a driver that prints logs
   JobId job_;
   WorkerId worker_;
   NodeId node_id_;
   std::string folder_, host_name_, head_endpoint_, node_endpoint_;
   bool is_driver_ = false;
-  std::optional<std::vector<MetricFamily>> last_metrics_;  // of one that leaves: the recording begins anew
+  std::optional<std::vector<MetricFamily>> last_metrics_;  // set when leaving; recording then starts anew
   ObjectStore objects_;
-  runtime::LoopThread loop_thread_;  // last: it serves the loop as soon as it is there
+  runtime::LoopThread loop_thread_;  // last, since it runs the loop as soon as it exists
 };
 
 }  // namespace shoal::actors

@@ -22,7 +22,7 @@ using runtime::Peer;
 constexpr ActorId kActor{7};
 constexpr JobId kJob{3};
 
-// A head and a node that say what a test tells them to, on a loop of their own.
+// A fake head and node, controlled by the test, on their own loop.
 class FakeCluster final : public runtime::PeerHandler {
  public:
   FakeCluster() {
@@ -66,24 +66,24 @@ class FakeCluster final : public runtime::PeerHandler {
   void stop_node() {
     loop_thread_.own([this] { stop(node_); });
   }
-  // Its connections break; it goes on.
+  // Breaks the head's connections, while it goes on.
   void drop_head_connections() {
     loop_thread_.own([this] { head_.peers.clear(); });
   }
   void host(ActorId id, std::shared_ptr<Hosted> actor) {
     loop_thread_.own([&] { host_->add(id, "Echo", std::move(actor)); });
   }
-  // The next object that is put.
+  // Waits for the next published object.
   Message object() {
     loop_thread_.wait([this] { return object_.has_value(); }, std::chrono::steady_clock::now() + 60s);
     return loop_thread_.own([this] { return std::exchange(object_, {}).value_or(Message()); });
   }
-  // Whether the node has heard of so many references, all in all.
+  // Waits until the node has counted `references` in all.
   bool has_counted(std::int64_t references) {
     return loop_thread_.wait([&] { return counted_ == references; }, std::chrono::steady_clock::now() + 60s) ==
            runtime::LoopThread::Woken::kDone;
   }
-  // What the head knows of an actor. It tells those who ask.
+  // Sets an actor's state at the head, which reports it only on request.
   void set(ActorId id, ActorState state) {
     loop_thread_.own([&] {
       ActorRow row;
@@ -202,7 +202,7 @@ TEST_F(SessionTest, AnActorIsWatchedAlsoAfterTheConnectionToTheHeadBroke) {
   const auto f = call();
   cluster_.host(kActor, std::make_shared<Echo>());
   cluster_.stop_head();
-  cluster_.set(kActor, ActorState::kAlive);  // which nobody tells
+  cluster_.set(kActor, ActorState::kAlive);  // without a notice
   cluster_.start_head();
   EXPECT_EQ(outcome(f), "ok");
 }
@@ -281,7 +281,7 @@ TEST_F(SessionTest, AnObjectThatCannotBeSharedIsPutAsItsError) {
   EXPECT_EQ(runtime::decode_error(failed.payload).code(), Code::kResourceExhausted);
 }
 
-// Each of them dials when it finds no connection; none ends the connection of another.
+// Each thread dials when it finds no connection, and ends no other thread's connection.
 TEST_F(SessionTest, ThreadsThatFindNoHeadMakeOneConnection) {
   for (int round = 0; round < 30; ++round) {
     cluster_.drop_head_connections();

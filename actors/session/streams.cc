@@ -24,7 +24,7 @@ void Streams::follow(Id id, const runtime::Future<Value>& done) {
     it->second.over = true;
     const auto asked = it->second.items.find(it->second.next);
     if (asked != it->second.items.end())
-      end(it->second, it->second.next, runtime::Promise<Value>(asked->second));  // one that is here stays
+      end(it->second, it->second.next, runtime::Promise<Value>(asked->second));  // no effect on a received one
   });
 }
 

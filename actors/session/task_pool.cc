@@ -11,7 +11,7 @@ namespace shoal::actors {
 
 namespace {
 
-constexpr std::size_t kMaxFunctions = 10'000;                         // of which it is known how long they take
+constexpr std::size_t kMaxFunctions = 10'000;                         // functions with known durations
 constexpr std::chrono::seconds kShortestPause(1), kLongestPause(30);  // after a worker that could not be made
 
 Error left() { return cancelled("this process left the cluster"); }
@@ -105,7 +105,7 @@ void TaskPool::add(ActorId id, const ValueFuture& made, NodeId node) {
   });
 }
 
-// What a handler of a result does may come back here: one after the other.
+// Handlers of results may call this again, so it loops instead of recursing.
 void TaskPool::dispatch() {
   again_ = true;
   if (std::exchange(dispatching_, true)) return;
@@ -122,7 +122,7 @@ void TaskPool::dispatch_now() {
       const auto asked = std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.cpus == Cpus::kAsked; });
       if (static_cast<std::size_t>(asked) >= waiting_.size()) break;
       resume(best->first, best->second);
-      if (node_) break;  // it is this node's turn
+      if (node_) break;  // the turn stays with this node
       continue;
     }
     if (node_) turns_[best->second.node] = next_turn_++;
@@ -240,7 +240,7 @@ void TaskPool::pause() {
   wants_after_ = clock_.now() + pause_;
 }
 
-// Where tasks are spread: one that can run them although another cannot be had.
+// When spreading: another worker can run the tasks, although one could not be made.
 bool TaskPool::has_another() const {
   return node_ &&
          std::any_of(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.made && !w.second.dead && !w.second.retired; });
@@ -249,7 +249,7 @@ bool TaskPool::has_another() const {
 std::size_t TaskPool::num_starting() const {
   return static_cast<std::size_t>(std::count_if(workers_.begin(), workers_.end(), [&](const auto& entry) {
     const Worker& w = entry.second;
-    const bool stuck = w.node && clock_.now() - w.idle_since > options_.turn_kept;  // there is no room there any more
+    const bool stuck = w.node && clock_.now() - w.idle_since > options_.turn_kept;  // its node has no room any more
     return !w.made && !stuck;
   }));
 }
@@ -267,7 +267,7 @@ std::vector<NodeId> TaskPool::next_nodes(std::vector<NodeId> roomy) const {
   return roomy;
 }
 
-// In seconds. What is not known is long.
+// In seconds. Unknown functions count as long.
 double TaskPool::expected(std::uint64_t function) const {
   const auto it = seconds_.find(function);
   return it == seconds_.end() ? 1e9 : it->second;
@@ -287,7 +287,7 @@ void TaskPool::start(ActorId id, Worker& worker, const ItemPtr& item) {
   item->worker = id;
   item->attempt = call_(std::move(call), item->task.deps);
   item->refused = item->attempt.ready();
-  // Not the item itself, which has the attempt.
+  // Captures the item weakly, since the item owns the attempt.
   item->attempt.then([this, alive = alive_, id, sent = std::weak_ptr<Item>(item)](const Result<Value>& result) {
     if (!*alive) return;
     if (const ItemPtr item = sent.lock()) done(id, item, result);
@@ -299,10 +299,10 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
   if (it == workers_.end()) return;
   Worker& w = it->second;
   const auto now = clock_.now();
-  if (std::erase(w.in_flight, item) == 0) return;  // it was cancelled by force
-  item->sent = std::max(item->sent, w.last_done);  // it began when the one before it was done
+  if (std::erase(w.in_flight, item) == 0) return;  // cancelled by force
+  item->sent = std::max(item->sent, w.last_done);  // it began when the one before it ended
   w.expected = w.in_flight.empty() ? 0 : w.expected - item->expected;
-  // What an argument came to is no failure of the function.
+  // A failed argument is no failure of the function.
   const bool argument_failed = std::any_of(item->task.deps.begin(), item->task.deps.end(), failed);
   if (!result && result.error().code() == Code::kUnavailable && !argument_failed && item->cancelled) {
     w.dead = true;
@@ -311,7 +311,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
     lost(w, item, result.error());
   } else {
     const double took = seconds(now - item->sent);
-    if (seconds_.size() > kMaxFunctions) seconds_.clear();  // learned again soon
+    if (seconds_.size() > kMaxFunctions) seconds_.clear();  // relearned quickly
     const auto [known, first] = seconds_.try_emplace(item->task.function, took);
     if (!first) known->second += 0.2 * (took - known->second);
     w.last_done = now;
@@ -339,8 +339,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
   dispatch();
 }
 
-// The first that a dead worker loses is the one that it ran; the others never began. Nor did one that came after it had died with nothing
-// to do.
+// The first task that a dead worker loses is the one that it ran. The others, and a task sent after an idle worker died, had not begun.
 void TaskPool::lost(Worker& w, const ItemPtr& item, const Error& how) {
   if (!std::exchange(w.dead, true) && !item->refused) {
     if (item->task.retries == 0) return crashed(item, how);
@@ -360,7 +359,7 @@ void TaskPool::delay(const ItemPtr& item) {
   if (delayed_.size() == 1) end_delays();
 }
 
-// All wait equally long: the first of them is the next.
+// All delays are equal, so the first in the queue ends first.
 void TaskPool::end_delays() {
   bool over = false;
   const auto now = clock_.now();
@@ -381,7 +380,7 @@ void TaskPool::crashed(const ItemPtr& item, const Error& cause) {
   const auto& message = cause.message();
   const auto colon = message.find("died: ");
   auto how = colon == std::string::npos ? message : message.substr(colon + 6);
-  // How a node names such a process: "remote functions: f (pid 7) was killed", with the function that it was started for, maybe another.
+  // A node reports such a process as "remote functions: f (pid 7) was killed", where f may be another function.
   const auto pid = how.find(" (pid ");
   if (how.starts_with(kFunctionWorker) && pid != std::string::npos) how.replace(0, pid, "its process");
   if (item->attempts > 0) how += fmt::format(" (tried {} time{})", item->attempts, item->attempts == 1 ? "" : "s");
@@ -483,13 +482,13 @@ bool TaskPool::cancel_unsent(const ValueFuture& result) {
   return found != nullptr;
 }
 
-// What a worker has in order runs in order: the first of it is the one that runs. Behind it nothing has begun.
+// A worker runs its tasks in order: the first one is running, and those behind it have not begun.
 void TaskPool::cancel_sent(ActorId id, Worker& w, const ItemPtr& item, CancelHow how) {
   item->cancelled = true;
   const auto attempt = item->attempt;
   how.force = how.force && w.in_flight.front() == item;
   if (how.force) {
-    w.dead = true;  // the others never began: they wait again when they hear of its end
+    w.dead = true;  // the others had not begun, and wait again after its end
     w.in_flight.pop_front();
     condemned_.push_back(id);
     if (w.in_flight.empty()) workers_.erase(id);

@@ -23,7 +23,7 @@ std::string outcome(const ValueFuture& f) {
   return (f.peek()->raised() ? "raised " : "") + std::string(reinterpret_cast<const char*>(head.data()), head.size());
 }
 
-// Workers that answer when they are told to.
+// Workers that answer on the test's command.
 class TaskPoolTest : public testing::Test {
  protected:
   static constexpr ActorId kA{1}, kB{2};
@@ -57,7 +57,7 @@ class TaskPoolTest : public testing::Test {
     made.set(text_value(""));
     pool_.add(id, made.future());
   }
-  // "1:a 2:b": what runs where, in the order in which it was sent.
+  // "1:a 2:b": running tasks by worker, in the order of sending.
   std::string running() const {
     std::string out;
     for (const auto& r : running_) out += (out.empty() ? "" : " ") + std::to_string(r.worker.value) + ":" + r.what;
@@ -95,7 +95,7 @@ class TaskPoolTest : public testing::Test {
     }
   }
   std::vector<std::string> cancelled_;
-  std::set<ActorId> gone_;  // of which the pool has not heard yet
+  std::set<ActorId> gone_;  // ends that the pool has not detected
   explicit TaskPoolTest(TaskPool::Options options = {})
       : pool_(
             world_.clock(), [this](Call call, std::vector<ValueFuture>) { return run(std::move(call)); },
@@ -140,7 +140,7 @@ class SpreadTest : public TaskPoolTest {
     pool_.add(id, made.future(), node_of(id));
     return made;
   }
-  // One after the other.
+  // Runs the tasks one after the other.
   std::string where(std::initializer_list<const char*> tasks) {
     std::string out;
     for (const std::string what : tasks) {
@@ -157,7 +157,7 @@ TEST_F(SpreadTest, NodesHaveTheirTurns) {
   worker(kA);
   worker(kB);
   EXPECT_EQ(where({"a", "b", "c", "d", "e"}), "1:a 2:b 1:c 2:d 1:e");
-  worker(ActorId{3});  // one more of the first node makes no difference
+  worker(ActorId{3});  // a second worker on node 1 makes no difference
   EXPECT_EQ(where({"f", "g", "h"}), "2:f 1:g 2:h");
 }
 
@@ -171,7 +171,7 @@ TEST_F(SpreadTest, OnlySoManyNodesGetWorkersAsThereAreTasksThatWaitAndOne) {
   EXPECT_EQ(pool_.next_nodes(roomy), (Nodes{NodeId{4}, NodeId{2}, NodeId{3}}));
   first.set(text_value(""));
   EXPECT_EQ(running(), "1:a");
-  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}}), Nodes{NodeId{2}});  // there are no more
+  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}}), Nodes{NodeId{2}});  // no further nodes
   worker(kB);
   EXPECT_EQ(pool_.next_nodes(roomy), (Nodes{NodeId{4}, NodeId{3}}));
 }
@@ -192,7 +192,7 @@ TEST_F(SpreadTest, OneWhoseNodeIsBusyGoesElsewhere) {
   const auto a = submit("a"), b = submit("b"), c = submit("c");
   EXPECT_EQ(running(), "1:a 2:b");
   returns("a");
-  EXPECT_EQ(running(), "2:b 1:c");  // though it would be node 1's turn after that
+  EXPECT_EQ(running(), "2:b 1:c");  // although node 1 would be next
 }
 
 TEST_F(SpreadTest, TheTurnOfANodeIsKeptWhileItsWorkerIsMade) {
@@ -220,7 +220,7 @@ TEST_F(SpreadTest, NorThatOfOneWhoseWorkerCannotBeMade) {
   worker(kA);
   const auto second = being_made(kB);
   EXPECT_EQ(where({"a"}), "1:a");
-  const auto b = pool_.submit(task("b"));  // which is run once at most, and was not
+  const auto b = pool_.submit(task("b"));  // allowed one run, which it has not had
   second.set(fail(unavailable("its node is gone")));
   EXPECT_EQ(running(), "1:b");
 }
@@ -248,13 +248,13 @@ TEST_F(SpreadTest, OneThatIsNotMadeForLongIsNoReasonToHaveNoOther) {
   EXPECT_EQ(running(), "1:a");
   EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // one is being made
   pass(10s);
-  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // its node may have no room for long
+  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // the first one's node may have no room
   EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}, NodeId{3}, NodeId{4}, NodeId{5}}).size(), 2u);
 }
 
 TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
   const auto a = submit("a"), b = submit("b"), c = submit("c");
-  EXPECT_EQ(told_, 1);  // once, until somebody looks
+  EXPECT_EQ(told_, 1);  // once, until take_wants
   EXPECT_EQ(pool_.take_wants(1h).workers, 3u);
   worker(kA);
   worker(kB);
@@ -269,7 +269,7 @@ TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
 TEST_F(TaskPoolTest, WhatComesToAWorkerThatDiedIdleBeganNowhere) {
   worker(kA);
   gone_.insert(kA);
-  const auto a = submit("a");  // which may be begun once
+  const auto a = submit("a");  // allowed one run
   EXPECT_EQ(outcome(a), "pending");
   EXPECT_EQ(pool_.take_wants(1h).workers, 1u);
   worker(kB);
@@ -285,14 +285,14 @@ TEST_F(TaskPoolTest, OfQuickFunctionsAWorkerGetsSeveral) {
   returns("a");
   for (const auto* name : {"b", "c", "d"}) submit(name);
   EXPECT_EQ(running(), "1:b 1:c 1:d");
-  pool_.submit(task("slow", 2));  // of which nothing is known
+  pool_.submit(task("slow", 2));  // duration unknown
   EXPECT_EQ(running(), "1:b 1:c 1:d");
   for (const auto* name : {"b", "c", "d"}) {
     pass(100us);
     returns(name);
   }
   EXPECT_EQ(running(), "1:slow");
-  submit("e");  // quick, but nobody knows how long it would wait
+  submit("e");  // quick, but behind a task of unknown length
   EXPECT_EQ(running(), "1:slow");
   worker(kB);
   EXPECT_EQ(running(), "1:slow 2:e");
@@ -327,7 +327,7 @@ TEST_F(TaskPoolTest, ADeathIsChargedToTheTaskThatRan) {
   EXPECT_EQ(running(), "");
   worker(kB);
   pass(100us);
-  EXPECT_EQ(running(), "2:once 2:never 2:third");  // in order, and the one without a retry had not begun
+  EXPECT_EQ(running(), "2:once 2:never 2:third");  // in order; the one without a retry had not begun
   dies(kB);
   EXPECT_EQ(outcome(first), "WorkerCrashed");
   EXPECT_EQ(first.peek().error().message(), "the worker that ran once died: was killed (tried 2 times)");
@@ -392,7 +392,7 @@ TEST_F(LendingTaskPoolTest, WhileOthersHaveThemItRunsNothingAndAnotherWorkerIsWa
   room_ = false;
   submit("a");
   EXPECT_EQ(running(), "");
-  EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // they may soon be its own again
+  EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // the CPUs may come back soon
   pass(70ms);
   EXPECT_EQ(asked_, 4);
   EXPECT_FALSE(pool_.take_wants(1h).alone);
@@ -427,7 +427,7 @@ TEST_F(TaskPoolTest, WhatRaisedIsJudgedIfThatIsWanted) {
   auto wants = pool_.take_wants(1h);
   ASSERT_EQ(wants.raised.size(), 1u);
   EXPECT_EQ(outcome(wants.raised[0].raised), "raised <judged>");
-  EXPECT_TRUE(pool_.take_wants(1h).raised.empty());  // told once
+  EXPECT_TRUE(pool_.take_wants(1h).raised.empty());  // reported once
   pool_.judged(wants.raised[0].id, true);
   pass(10ms);
   raises("plain");
@@ -460,14 +460,14 @@ TEST_F(TaskPoolTest, WhatOthersWaitForIsGivenBackByWhoIsIdleOrElseAfterWhatTheOl
   worker(kB);
   pass(200ms);
   pool_.give_back(1s);
-  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // they have not had them for that long
+  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // the lease is not over
   submit("a");
   submit("b");
   submit("c");
   EXPECT_EQ(running(), "1:a 2:b");
   pass(1s);
   pool_.give_back(1s);
-  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // what runs comes to its end
+  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // running tasks finish first
   returns("a");
   EXPECT_EQ(running(), "2:b");
   EXPECT_EQ(pool_.take_wants(1h).ended, std::vector<ActorId>{kA});
@@ -506,7 +506,7 @@ TEST_F(TaskPoolTest, ItsEndFailsWhatIsNotDone) {
   pool_.close();
   EXPECT_EQ(runs.peek().error().code(), Code::kCancelled);
   EXPECT_EQ(waits.peek().error().code(), Code::kCancelled);
-  returns("a");  // late, to nobody
+  returns("a");  // late and without effect
   EXPECT_EQ(submit("c").peek().error().code(), Code::kCancelled);
 }
 
@@ -559,15 +559,15 @@ TEST_F(TaskPoolTest, OneThatRunsIsInterruptedAndNotRunAgain) {
   const auto result = pool_.submit(std::move(runs)), next = submit("next");
   pool_.cancel(result, {});
   EXPECT_EQ(cancelled_, std::vector<std::string>{"runs"});
-  EXPECT_EQ(outcome(result), "pending");  // until it says so itself,
-  dies(kA);                               // or cannot any more
+  EXPECT_EQ(outcome(result), "pending");  // until its worker answers,
+  dies(kA);                               // or dies
   EXPECT_EQ(outcome(result), "TaskCancelled");
   EXPECT_EQ(outcome(next), "pending");
   worker(kB);
   EXPECT_EQ(running(), "2:next");
 }
 
-// The other never began, and its retries are not touched.
+// The other task never began, and keeps its retries.
 TEST_F(TaskPoolTest, ByForceTheWorkerEndsThatRunsIt) {
   worker(kA);
   for (const auto* name : {"x", "y"}) {  // quick ones
@@ -655,7 +655,7 @@ TEST_F(NotedTaskPoolTest, WhatNeverBeganIsNoAttempt) {
   submit("a");
   worker(kA);
   pass(500us);
-  returns("a");  // from now on it is known to be short
+  returns("a");  // its duration is known from now on
   const auto b = submit("b"), c = submit("c");
   EXPECT_EQ(running(), "1:b 1:c");
   dies(kA);

@@ -1,5 +1,4 @@
-// What a process tells of itself when somebody looks at the cluster (actors/wire/inspection.h). Made when it is asked for; nothing is kept
-// for it but what says so. Loop thread only.
+// A process's answers to inspection (actors/wire/inspection.h), made on request. Loop thread only.
 #pragma once
 
 #include <memory>
@@ -11,10 +10,10 @@
 
 namespace shoal::actors {
 
-// The memories of this process. One without a name gets it now, and is called so from then on.
+// This process's large values. Each gets an identifier at its first report, and keeps it.
 std::vector<ToldObject> tell_memories(const std::vector<std::shared_ptr<SharedMemory>>& memories, JobId job, runtime::Random& random);
 
-// Leaves so many, and returns how many were more.
+// Removes rows beyond `limit`, and returns their number.
 template <class Row>
 std::uint64_t cut(std::vector<Row>& rows, std::size_t limit) {
   const std::size_t more = rows.size() > limit ? rows.size() - limit : 0;

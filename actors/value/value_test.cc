@@ -57,7 +57,7 @@ TEST_F(ValueTest, SeveralValuesTravelAsOneAndAreTakenApart) {
   EXPECT_EQ(text(parts[1].pieces()[1]), large_);
   EXPECT_EQ(text(parts[1].pieces()[2]), head_);
   EXPECT_EQ(text(parts[2].for_user().value().pieces()[0]), large_);
-  // One that is passed on takes a memory of its own.
+  // A part that is sent gets a memory of its own.
   const auto again = value_from(to_message(parts[1], true).value()).value();
   EXPECT_TRUE(again.whole());
   EXPECT_EQ(text(again.pieces()[0]), head_);
@@ -135,7 +135,7 @@ TEST_F(ValueTest, WhatIsPlainNeedsNoDescription) {
         ASSERT_EQ(back.deps.size(), deps.size());
         for (std::size_t i = 0; i < deps.size(); ++i) expect_same(back.deps[i], deps[i]);
       }
-      const Call without = call_from(to_message(call, local, 1).value()).value();  // the reference's value went before
+      const Call without = call_from(to_message(call, local, 1).value()).value();  // the reference's value was sent before
       expect_same(without.args, call.args);
       EXPECT_TRUE(without.deps.empty());
     }
@@ -153,7 +153,7 @@ TEST_F(ValueTest, ToAnotherHostEverythingTravelsAsBytesAndIsSharedThere) {
   expect_same(back.args, call.args);
   ASSERT_EQ(back.deps.size(), 2u);
   for (std::size_t i = 0; i < 2; ++i) expect_same(back.deps[i], call.deps[i]);
-  EXPECT_TRUE(back.args.shared());  // to be passed on, here, by a descriptor
+  EXPECT_TRUE(back.args.shared());  // can be sent as a descriptor on this host
   EXPECT_FALSE(back.deps[0].shared());
   const Value many = Value::make_many({{bytes(head_), bytes(large_)}, {bytes(small_)}}).value();
   const auto parts = value_from(to_message(many, false).value()).value().split(2).value();
@@ -181,7 +181,7 @@ TEST_F(ValueTest, ArgumentsThatAreTooManyForACallGoBeforeItInPortionsThatAMessag
   EXPECT_EQ(end(0, small), 0u);
   const Value mebibyte = Value::make({bytes(std::string(1 << 20, 'x'))}).value();
   EXPECT_EQ(end(100, mebibyte), 16u);
-  EXPECT_EQ(end(2, Value::make({bytes(std::string(20 << 20, 'x'))}).value()), 1u);  // one at least
+  EXPECT_EQ(end(2, Value::make({bytes(std::string(20 << 20, 'x'))}).value()), 1u);  // at least one
   Value of_many = small;
   of_many.refer(std::vector<ObjectKey>(10'000), nullptr);
   EXPECT_EQ(end(10, of_many), 2u);
@@ -194,7 +194,7 @@ TEST_F(ValueTest, ArgumentsThatAreTooManyForACallGoBeforeItInPortionsThatAMessag
   EXPECT_TRUE(one_message(16, mebibyte));
   EXPECT_FALSE(one_message(17, mebibyte));
   EXPECT_TRUE(one_message(128, mebibyte, 0, true));
-  EXPECT_TRUE(one_message(1, Value::make({bytes(std::string(20 << 20, 'x'))}).value()));  // it is large wherever it goes
+  EXPECT_TRUE(one_message(1, Value::make({bytes(std::string(20 << 20, 'x'))}).value()));  // no other message has more room
   const Value small_parts = Value::make(std::vector<std::span<const std::byte>>(256, bytes(head_))).value();
   EXPECT_TRUE(Portion::is_small(small_parts, true));
   EXPECT_TRUE(one_message(128, small_parts));
@@ -222,7 +222,7 @@ TEST_F(ValueTest, ArgumentsThatAreTooManyForACallGoBeforeItInPortionsThatAMessag
   EXPECT_EQ(back.deps.size(), 72u);
   EXPECT_EQ(call.inline_bytes(), head_.size());
   auto lost = arguments_message(call, 0, 2, true).value();
-  lost.fds.clear();  // there was no room for them here
+  lost.fds.clear();  // the receiver had no room for them
   const auto arguments = arguments_from(std::move(lost)).value();
   EXPECT_EQ(arguments.actor, call.actor);
   EXPECT_FALSE(arguments.values);
@@ -254,7 +254,7 @@ TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
   message.payload = Bytes(2);
   EXPECT_FALSE(value_from(std::move(message)));
   runtime::Message references{runtime::write<wire::Call>([](wire::Call::Builder m) { m.initDeps(1).begin()->initBuffers(1); }), {}, {}};
-  EXPECT_FALSE(call_from(std::move(references)));  // without arguments in which they stand
+  EXPECT_FALSE(call_from(std::move(references)));  // references without arguments
   auto shared = to_message(Value::make({bytes(large_)}).value(), true).value();
   shared.fds.clear();
   EXPECT_FALSE(value_from(std::move(shared)));

@@ -16,7 +16,7 @@ struct PackagePart {
   std::string name;
   std::uint64_t total = 0, offset = 0;
   std::string data;
-  static constexpr std::size_t kMaxBytes = 512u << 10;                  // of data
+  static constexpr std::size_t kMaxBytes = 512u << 10;                  // bound of `data`
   static constexpr std::uint64_t kMaxTotal = std::uint64_t{520} << 20;  // a folder of 500 MiB, and the overhead of a zip file
 };
 struct HasPackage {
