@@ -11,7 +11,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr std::size_t kGatheredBytes = 8 << 10;  // an all_reduce up to here is one all_gather, and everybody reduces all
+constexpr std::size_t kGatheredBytes = 8 << 10;  // an all_reduce up to this size is one all_gather, and every rank reduces everything
 
 class DoneWork final : public Work {
  public:
@@ -27,7 +27,7 @@ std::vector<const std::byte*> pieces(const std::vector<std::byte>& all, std::siz
 
 }  // namespace
 
-// A message whose failure is the group's.
+// A message whose failure fails the group.
 class MovedCommunicator::Message final : public Work {
  public:
   Message(WorkPtr work, std::shared_ptr<Failure> failure) : work_(std::move(work)), failure_(std::move(failure)) {}

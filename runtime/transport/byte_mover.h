@@ -1,5 +1,5 @@
-// What a Communicator can be made of where others already move bytes: a process group, or whatever else has these few calls. It moves;
-// the reductions are made here, by each owner, in the order of ranks: the same bits as in shared memory.
+// A Communicator over another byte transport, such as a process group. The transport only moves bytes. Reductions happen here, on the rank
+// that owns the result, in rank order, with the same bits as in shared memory.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace shoal::runtime {
 
-// Blocking; one call at a time, but for messages that were sent and not waited for. Counts are bytes.
+// A blocking byte transport. One call at a time, apart from pending sends and receives. Counts are bytes.
 class ByteMover {
  public:
   virtual ~ByteMover() = default;
@@ -21,18 +21,18 @@ class ByteMover {
                                   Communicator::Counts receives, const Call& call) = 0;
   virtual Result<void> broadcast(std::span<std::byte> data, int root, const Call& call) = 0;
   virtual Result<void> barrier(const Call& call) = 0;
-  // Returns before the other one receives.
+  // Returns before the other rank receives.
   virtual WorkPtr send(std::span<const std::byte> data, int to, std::uint32_t tag, const Call& call) = 0;
   virtual WorkPtr receive(std::span<std::byte> data, int from, std::uint32_t tag, const Call& call) = 0;
-  // The group has failed on this rank: the others shall hear of it, if they can.
+  // Called after a failure on this rank, to report it to the other ranks if possible.
   virtual void abort(const Error& cause) = 0;
   virtual void leave() = 0;
 };
 
-// Every operation but send and receive is done when its call returns. It has no windows, and is not formed again.
+// All operations except send and receive are complete when the call returns. Windows and reform() are unimplemented.
 class MovedCommunicator final : public Communicator {
  public:
-  // `transport`: a name for people.
+  // `transport`: a name for messages.
   MovedCommunicator(int rank, int world_size, std::shared_ptr<ByteMover> mover, std::string transport);
   ~MovedCommunicator() override;
 
@@ -61,7 +61,7 @@ class MovedCommunicator final : public Communicator {
  private:
   Result<void> scatter_reduced(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, const Call& call);
   Result<void> reduce_everywhere(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, const Call& call);
-  // Does it, unless the group has failed; a failure is the group's.
+  // Runs the operation unless the group has failed; its failure fails the group.
   template <class F>
   WorkPtr run(const Call& call, F&& operation);
 

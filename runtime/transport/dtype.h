@@ -1,6 +1,6 @@
-// What the elements of a message are, and how a reduction joins them.
+// Element types of messages, and reduction operations.
 //
-// Bytes of every dtype are moved; those that gloo or NCCL reduce are reduced, others are refused by name.
+// All dtypes can be moved. Only those that gloo or NCCL reduce can be reduced; others are refused by name.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ enum class DType : std::uint8_t {
   kInt32,
   kInt64,
   kBool,
-  // only moved
+  // moved, not reduced
   kInt16,
   kUInt16,
   kUInt32,
@@ -34,18 +34,18 @@ enum class DType : std::uint8_t {
   kFloat8E5M2FNUZ,
 };
 
-// As torch names it, without "torch.". InvalidArgument names those there are.
+// Parses torch's name without "torch.". InvalidArgument lists the known names.
 Result<DType> parse_dtype(std::string_view name);
 const char* dtype_name(DType dtype);
 std::size_t dtype_bytes(DType dtype);
 
-// kAvg divides the sum by the number of ranks, integers towards zero. Of booleans, kSum and kMax are "or", kProduct and kMin are "and".
+// kAvg divides the sum by the number of ranks, integers towards zero. For booleans kSum and kMax are "or", kProduct and kMin "and".
 enum class ReduceOp : std::uint8_t { kSum, kAvg, kMin, kMax, kProduct };
 
 Result<ReduceOp> parse_reduce_op(std::string_view name);  // "sum", "avg", "min", "max", "product"
 const char* reduce_op_name(ReduceOp op);
 
-// Unimplemented, with the dtype's name, unless reduce() can do it.
+// Unimplemented, with the dtype's name, unless reduce() supports it.
 Result<void> check_reducible(DType dtype, ReduceOp op);
 
 }  // namespace shoal::runtime

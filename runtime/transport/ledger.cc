@@ -12,8 +12,8 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr int kPatience = 10'000;                 // looks at a cause of failure that is being written
-constexpr auto kProof = std::chrono::seconds(1);  // how long a circle must stand still
+constexpr int kPatience = 10'000;                 // checks of a failure that is being written
+constexpr auto kProof = std::chrono::seconds(1);  // time that a cycle must last unchanged
 
 const char* kind_name(Collective kind) {
   switch (kind) {
@@ -43,7 +43,7 @@ void copy_text(char* out, std::size_t size, std::string_view text) {
   out[cut.size()] = 0;
 }
 
-// A reader that sees one new word sees that the line is being written, too: releases and acquires keep that order.
+// Release and acquire on each word: a reader that sees one new word also sees that the line is being written.
 void store_line(std::atomic<std::uint64_t>* out, std::span<const std::uint64_t> words) {
   for (std::size_t i = 0; i < words.size(); ++i) out[i].store(words[i], std::memory_order_release);
 }
@@ -198,7 +198,7 @@ std::string Ledger::describe(int rank) const {
 Result<void> Ledger::check_circle(TimePoint now) {
   std::vector<Standing> all;
   for (int r = 0; r < world_size_; ++r) all.push_back(standing(r));
-  // What proves something is old enough and still the same, rank by rank.
+  // Only states older than kProof and unchanged since prove a cycle; younger ones are compared with themselves.
   before_.resize(all.size());
   since_.resize(all.size(), now);
   std::vector<Standing> old = before_;
@@ -233,7 +233,7 @@ void Ledger::fail(const Error& cause) {
 
 std::optional<Error> Ledger::failure() const {
   auto state = failure_->state.load(std::memory_order_acquire);
-  // Whoever writes the cause is about to be done, or died of something else meanwhile.
+  // The writer of the cause finishes soon, unless it died while writing.
   for (int i = 0; i < kPatience && state == 1; ++i) {
     std::this_thread::yield();
     state = failure_->state.load(std::memory_order_acquire);

@@ -1,8 +1,8 @@
-// The ledger of a group: which collective each rank has come to, for whom it waits, who has left, and why the group can go on no more.
+// The ledger of a group: each rank's latest collective, the rank that it waits for, the ranks that have left, and the group's failure.
 //
-// Every rank writes its own lines and reads all: whoever waits can say who has not come, and where that rank is instead. Ranks that
-// diverge are found out in two ways: entries of one number that differ, and a circle of ranks that wait for each other. The words lie in
-// memory that the ranks share, behind a Board that tells of deaths and wakes who sleeps: whoever stores something rings.
+// Every rank writes its own lines and reads all lines, so a waiting rank can report the missing rank and its position. Divergence is found
+// in two ways: entries of the same number differ, or ranks wait for each other in a cycle. The lines are in memory that the ranks share,
+// behind a Board that records deaths and wakes sleepers. Each rank rings the board after its stores.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace shoal::runtime {
 
-// A collective, as its rank describes it.
+// A rank's description of a collective.
 enum class Collective : std::uint8_t { kNone, kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier };
 struct Entry {
   std::uint64_t sequence = 0;  // counts a rank's collectives, from 1
@@ -27,24 +27,24 @@ struct Entry {
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
   std::int32_t root = -1;
-  std::uint64_t bytes = 0;   // of the whole, as all ranks must say it; 0 where they may differ
-  std::uint64_t counts = 0;  // of the ranks' parts, as a number
+  std::uint64_t bytes = 0;   // total size, equal on all ranks; 0 where sizes may differ
+  std::uint64_t counts = 0;  // hash of the ranks' counts
   std::uint64_t step = 0;
   std::string label;
 };
 // "all_reduce 12 (sum of 4096 bytes of float32) 'clip', step 3"
 std::string describe(const Entry& entry);
-// Whether two ranks' entries of one number belong together: labels and steps are for people, and may differ.
+// Returns true if two ranks' entries of the same number match. Labels and steps may differ.
 bool agree(const Entry& a, const Entry& b);
 
-// One rank, as the ledger has it.
+// A rank's state of waiting in the ledger.
 struct Standing {
-  std::uint64_t epoch = 0;  // of its waits; 0: its program does not wait
-  std::uint64_t beat = 0;   // counts the looks of a wait
+  std::uint64_t epoch = 0;  // number of the current wait; 0: the rank does not wait
+  std::uint64_t beat = 0;   // number of checks during waits
   int waits_for = -1;
 };
-// The ranks that wait for each other, seen from one of them: each has looked again, twice, since `before`, and nothing changed. Empty
-// when nothing is proven.
+// Returns the cycle of ranks that wait for each other, starting the search at `from`. Each rank in it has checked at least twice since
+// `before`, without change. Returns an empty vector if there is no proven cycle.
 std::vector<int> waiting_circle(std::span<const Standing> before, std::span<const Standing> now, int from);
 
 class Ledger {
@@ -53,26 +53,26 @@ class Ledger {
   static constexpr int kEntries = 4;  // a rank is at most two collectives ahead of another
 
   static std::size_t bytes(int world_size);
-  // `memory` is zeroed at first, of bytes(world_size), aligned to 64.
+  // `memory` has bytes(world_size) bytes, initially zeroed, aligned to 64.
   Ledger(std::byte* memory, Board board, int rank, int world_size);
 
-  // ---- this rank's lines ----
+  // ---- writes of this rank's lines ----
   void enter(const Entry& entry);
-  // Its program waits, for a rank (-1: unknown), in `what`. Called at every look of a wait that has become slow.
+  // Records that the program waits for a rank (-1: unknown) in `what`. Called at each check of a slow wait.
   void block(int waits_for, const std::string& what);
   void unblock();
   void leave();
 
-  // ---- everybody's ----
-  // Nothing when that rank is not there yet, or long past it.
+  // ---- reads of all lines ----
+  // Returns nullopt if that rank has not entered it yet, or is more than kEntries - 1 entries ahead.
   std::optional<Entry> entry(int rank, std::uint64_t sequence) const;
   bool has_left(int rank) const;
-  // Where a rank is, in words: "rank 1 waits for rank 0 in ...", "rank 1 is outside the communicator since ...".
+  // A rank's position, for messages: "rank 1 waits for rank 0 in ...", "rank 1 is outside the communicator since ...".
   std::string describe(int rank) const;
-  // Looks whether this rank waits in a circle. InvalidArgument/Diverged, naming all who wait, once that is proven.
+  // Checks whether this rank waits in a cycle. InvalidArgument/Diverged, with all waiting ranks, once that is proven.
   Result<void> check_circle(TimePoint now);
 
-  // The group ends: the first cause counts. Rings.
+  // Records the group's failure and rings. Later causes are ignored.
   void fail(const Error& cause);
   std::optional<Error> failure() const;
 
@@ -99,7 +99,7 @@ class Ledger {
   Board board_;
   const int rank_, world_size_;
   std::uint64_t epochs_ = 0;
-  std::vector<Standing> before_;  // as they were when they last changed, and when that was seen
+  std::vector<Standing> before_;  // each rank's state at its last change; since_ has the times
   std::vector<TimePoint> since_;
 };
 

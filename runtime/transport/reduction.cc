@@ -6,8 +6,8 @@
 #include <cstring>
 #include <type_traits>
 
-// This file is compiled once per instruction set: foreach_target.h includes it again by the name given here. The loops are plain, the
-// compiler vectorises them.
+// Highway compiles this file once per instruction set: foreach_target.h includes it again by the name given here. The compiler
+// vectorises the plain loops.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/transport/reduction.cc"
 #include <hwy/foreach_target.h>
@@ -16,9 +16,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace shoal::runtime::HWY_NAMESPACE {
 
-constexpr std::size_t kBlock = 1024;  // elements that are joined in cache
+constexpr std::size_t kBlock = 1024;  // elements reduced at a time, in cache
 
-// How an element is computed with: what memory has (T), what is summed in (Wide).
+// Representation of an element: T in memory, Wide for computation.
 template <class T, class W>
 struct Plain {
   using Memory = T;
@@ -135,7 +135,7 @@ void reduce_any(DType dtype, ReduceOp op, const std::byte* const* sources, std::
       return reduce_as<Plain<_Float16, float>>(op, sources, num_sources, out, numel);
     case DType::kBFloat16:
       return reduce_as<BFloat16>(op, sources, num_sources, out, numel);
-    case DType::kInt8:  // averages are of the exact sum
+    case DType::kInt8:  // kAvg divides the exact sum
       return op == ReduceOp::kAvg ? reduce_as<Plain<std::int8_t, std::int32_t>>(op, sources, num_sources, out, numel)
                                   : reduce_as<Plain<std::int8_t, std::int8_t>>(op, sources, num_sources, out, numel);
     case DType::kUInt8:

@@ -11,8 +11,8 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // how often a sleeping wait looks for what no bell tells
-constexpr auto kLastWords = std::chrono::seconds(1);   // from a rank's leaving to the word of how its process ended
+constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a sleeping wait calls look()
+constexpr auto kLastWords = std::chrono::seconds(1);   // wait for the cause of death of a rank that has left
 
 class ShmWindow final : public Window {
  public:
@@ -34,7 +34,7 @@ class ShmCommunicator::ShmWork final : public Work {
  public:
   ShmWork(std::shared_ptr<ShmCommunicator> communicator, OperationPtr operation)
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
-  // Of a failed group, too, nothing goes on in the memory of what is done.
+  // Also after a failure, done() implies that the operation uses its buffers no more.
   bool done() const override { return operation_->done() || (communicator_->failed() && communicator_->settle(operation_)); }
   Result<void> wait() override { return communicator_->wait(operation_); }
 
@@ -43,7 +43,7 @@ class ShmCommunicator::ShmWork final : public Work {
   const OperationPtr operation_;
 };
 
-// ---- coming and going --------------------------------------------------------------------------------------------------------------
+// ---- setup and leaving -------------------------------------------------------------------------------------------------------------
 
 Result<std::shared_ptr<ShmCommunicator>> ShmCommunicator::make(Options options, std::shared_ptr<Clock> clock) {
   return make_generation(std::move(options), std::move(clock), 1);
@@ -83,7 +83,7 @@ ShmCommunicator::ShmCommunicator(Options options, std::shared_ptr<Clock> clock, 
 
 ShmCommunicator::~ShmCommunicator() {
   if (forked()) {
-    (void)lane_.release();  // there is no such thread here, and this rank has not left
+    (void)lane_.release();  // the thread does not exist in the child; the parent is still a rank
     return;
   }
   {
@@ -173,7 +173,7 @@ WorkPtr ShmCommunicator::submitted(std::unique_lock<std::mutex> lock, OperationP
   const bool wake = driving_;
   lock.unlock();
   changed_.notify_all();
-  if (wake) board_.ring();  // whoever drives sleeps at the board
+  if (wake) board_.ring();  // wakes the driving thread
   return std::make_shared<ShmWork>(shared_from_this(), std::move(operation));
 }
 
@@ -233,7 +233,7 @@ WorkPtr ShmCommunicator::barrier(Call call) { return submit_collective({}, std::
 
 WorkPtr ShmCommunicator::send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call) {
   if (auto ok = check_peer(*this, to, "destination", false); !ok) return failed_work(ok.error());
-  // Only read: a message has one span for both directions.
+  // The const_cast is safe: a send only reads. ShmMessage has one span type for both directions.
   return submit_message(rank(), to, {const_cast<std::byte*>(data.data()), data.size()}, dtype, tag, std::move(call));
 }
 
@@ -247,7 +247,7 @@ Result<std::shared_ptr<Window>> ShmCommunicator::window(std::size_t bytes, Call 
   std::vector<std::size_t> begins(world), counts(world, sizeof(std::size_t));
   if (call.label.empty()) call.label = "window";
   std::string name;
-  // Own size, then everybody's: a wait that a signal ends leaves the operation under way, which needs this for as long as we live.
+  // Members hold the sizes, because an interrupted wait leaves the all_gather under way, which keeps using them.
   std::vector<std::size_t>* gathered = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -264,7 +264,7 @@ Result<std::shared_ptr<Window>> ShmCommunicator::window(std::size_t bytes, Call 
     total += (sizes[r] + 63) / 64 * 64;
   }
   SHOAL_TRY(auto mapping, options_.memory(name, std::max<std::size_t>(total, 64), -1));
-  SHOAL_OK(barrier(call)->wait());  // nobody drops it before all have it
+  SHOAL_OK(barrier(call)->wait());  // keeps the mapping until all ranks have mapped it
   return std::shared_ptr<Window>(std::make_shared<ShmWindow>(std::move(mapping), std::move(sizes), std::move(begins), rank()));
 }
 
@@ -393,7 +393,7 @@ bool ShmCommunicator::advance_all() {
       auto advanced = head->advance();
       if (!advanced) {
         ledger_.fail(advanced.error());
-        return false;  // told by trouble()
+        return false;  // reported by trouble()
       }
       moved |= *advanced;
       if (!head->complete()) continue;
@@ -426,7 +426,7 @@ Result<void> ShmCommunicator::drive(const OperationPtr& until, bool asking) {
     out = look(until, asking);
     if (!out) break;
   }
-  // What every rank has brought is there: the failure came later.
+  // Completes operations whose inputs were all there before the failure.
   if (out && ledger_.failure()) {
     while (!over() && advance_all()) board_.ring();
   }
@@ -435,7 +435,7 @@ Result<void> ShmCommunicator::drive(const OperationPtr& until, bool asking) {
   return out;
 }
 
-// ---- what may be wrong -------------------------------------------------------------------------------------------------------------
+// ---- failure detection -------------------------------------------------------------------------------------------------------------
 
 int ShmCommunicator::first_absent() const {
   for (int r = 0; r < world_size(); ++r) {
@@ -492,7 +492,7 @@ void ShmCommunicator::check_left(const ShmOperation& operation, int missing, Tim
     left_since_.reset();
     return;
   }
-  // Whoever has left did all it would ever do before it said so. How its process ended follows soon, if it does.
+  // A rank that has left has completed its part before. The cause of its process's end, if it ended, follows soon.
   if (!left_since_) left_since_ = now;
   const bool gone = board_.is_gone(static_cast<std::uint32_t>(missing));
   if (!gone && now - *left_since_ < kLastWords) return;
@@ -508,7 +508,7 @@ Result<void> ShmCommunicator::look(const OperationPtr& until, bool asking) {
   }
   collect_heads();
   if (heads_.empty()) return {};
-  // What the program waits for: that operation if it is its turn, otherwise the collective that comes before it.
+  // The operation that blocks the program: `until` if it is at the head of a queue, otherwise the collective ahead of it.
   OperationPtr at = heads_.front();
   if (until && std::find(heads_.begin(), heads_.end(), until) != heads_.end()) at = until;
   const int missing = !met_ ? first_absent() : at->missing();

@@ -1,8 +1,8 @@
-// The Communicator of ranks that share memory: one mapping, in which every rank writes what it brings and reads what the others bring.
+// The Communicator of ranks that share memory: in one mapping, every rank writes its inputs and reads those of the others.
 //
-// One copy in and one reduction (or copy) out, chunk by chunk (shm_operation.h). Whoever waits for an operation advances all that are
-// pending; a thread of its own does so for those that were started in the background, and exists from the first of them on. A sleeper is
-// woken by the board's bell, also when the node writes down a death.
+// Data goes chunk by chunk, with one copy in and one reduction or copy out (shm_operation.h). A thread that waits for an operation advances
+// all pending ones. The first background operation starts a thread that advances those started in the background. The board's
+// bell wakes sleepers, also when the node records a death.
 #pragma once
 
 #include <sys/types.h>
@@ -27,19 +27,19 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   struct Options {
     int rank = 0;
     int world_size = 1;
-    std::string name;                               // the same on every rank, and of no other group
-    Duration warn_after = std::chrono::seconds(5);  // a wait says for whom it waits
-    Duration timeout = std::chrono::seconds(600);   // an operation that takes longer fails
-    int spins = 300;                                // looks before a wait sleeps; 0 where ranks outnumber cores
-    std::size_t chunk_bytes = 256 << 10;            // of a rank's stream, at least 64 per rank
-    std::size_t channel_bytes = 64 << 10;           // of a message between two ranks
-    std::function<bool()> interrupted;              // asked by waits now and then; true ends the wait
+    std::string name;                               // equal on every rank, unique to the group
+    Duration warn_after = std::chrono::seconds(5);  // time before a wait logs the missing rank
+    Duration timeout = std::chrono::seconds(600);   // default time limit of an operation
+    int spins = 300;                                // checks before a wait sleeps; 0 where ranks outnumber cores
+    std::size_t chunk_bytes = 256 << 10;            // chunk of a rank's stream, at least 64 per rank
+    std::size_t channel_bytes = 64 << 10;           // piece of a message between two ranks
+    std::function<bool()> interrupted;              // polled by waits; true ends the wait
     std::function<void(const std::string&)> warn;
-    // Zeroed memory that all ranks share who ask for this name. With `member` not negative it begins with a Board, on which somebody
-    // writes that member's death.
+    // Returns initially zeroed memory, shared by all ranks that ask for this name. If `member` is not negative, the memory begins with a
+    // Board, on which the node records the death of that member.
     std::function<Result<std::shared_ptr<Mapping>>(const std::string& name, std::size_t bytes, int member)> memory;
   };
-  // Does not wait for the other ranks: the first operation does.
+  // Does not wait for the other ranks; the first operation does.
   static Result<std::shared_ptr<ShmCommunicator>> make(Options options, std::shared_ptr<Clock> clock);
   ~ShmCommunicator() override;
 
@@ -76,23 +76,23 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   WorkPtr submitted(std::unique_lock<std::mutex> lock, OperationPtr operation);
 
   Result<void> wait(const OperationPtr& operation);
-  // Of a failed group: ends what the operation still does. False when a signal came first.
+  // After the group's failure: ends the operation's use of its buffers. Returns false if a signal interrupted the wait.
   bool settle(const OperationPtr& operation);
-  // Advances what is pending until `until` is done or the group has failed. `asking` may be interrupted.
+  // Advances pending operations until `until` is done or the group has failed. `asking`: polls options_.interrupted.
   Result<void> drive(const OperationPtr& until, bool asking);
   bool advance_all();
   bool collect_heads();
   void start_collective(const OperationPtr& operation);
   void finish(const OperationPtr& operation);
-  // What a wait does when nothing has moved for a while: says where it waits, and finds out what is wrong.
+  // Called without progress for a while: records the wait in the ledger, and checks for divergence, lateness and lost ranks.
   Result<void> look(const OperationPtr& until, bool asking);
   void warn_if_late(const ShmOperation& operation, int missing, TimePoint now);
   void check_left(const ShmOperation& operation, int missing, TimePoint now);
-  bool forked() const;  // this process is a child of the rank
+  bool forked() const;  // true in a forked child of the rank
   std::optional<Error> unusable() const;
-  int first_absent() const;  // a rank that has never been there, or -1
-  int first_lost() const;    // a rank that is gone without having left, or -1
-  bool trouble();            // true when the group has failed; writes down who is lost
+  int first_absent() const;  // a rank that has not joined yet, or -1
+  int first_lost() const;    // a rank that died without leave(), or -1
+  bool trouble();            // true when the group has failed; fails it if a rank is lost
   Error cause_for(const ShmOperation& operation) const;
   void run_lane();
 
@@ -104,34 +104,34 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   const ShmMemory memory_;
   Board board_;
   mutable Ledger ledger_;
-  std::shared_ptr<Mapping> former_;  // the generation before, whose board tells of deaths until all have come to this one
+  std::shared_ptr<Mapping> former_;  // previous generation, whose board is checked for deaths until all ranks have joined
   std::vector<int> former_ranks_;
 
-  // Queues, for every thread.
+  // Queues and state, guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable changed_;
   bool driving_ = false;
   bool stopping_ = false;
-  int program_waits_ = 0;  // threads of the program that wait
+  int program_waits_ = 0;  // number of the program's threads in wait()
   std::thread::id submitter_;
-  bool several_submitters_ = false;  // then a wait of one proves nothing
+  bool several_submitters_ = false;  // if so, a waiting thread does not prove a cycle
   std::uint64_t sequence_ = 0;
   std::uint64_t num_windows_ = 0;
-  std::deque<std::vector<std::size_t>> window_sizes_;  // of every window: this rank's, then by rank
+  std::deque<std::vector<std::size_t>> window_sizes_;  // per window: this rank's size, then all sizes by rank
   std::deque<OperationPtr> collectives_;
   std::vector<std::deque<OperationPtr>> sends_, receives_;  // by peer
-  std::uint64_t num_background_ = 0;                        // of those pending
+  std::uint64_t num_background_ = 0;                        // pending background operations
   std::atomic<bool> queues_changed_{false};
   bool gone_ = false;
 
-  // Whoever drives.
+  // State of the driving thread.
   std::vector<OperationPtr> heads_;
-  bool met_ = false;         // every rank has been there
-  std::uint64_t round_ = 0;  // where the next collective begins
-  OperationPtr started_;     // the collective whose turn it is
+  bool met_ = false;         // every rank has joined
+  std::uint64_t round_ = 0;  // first round of the next collective
+  OperationPtr started_;     // the collective under way
   TimePoint warned_{};
   std::optional<TimePoint> left_since_;
-  const ShmOperation* late_ = nullptr;  // what was warned of last
+  const ShmOperation* late_ = nullptr;  // last operation of a warning
 
   std::unique_ptr<SideThread> lane_;
 };

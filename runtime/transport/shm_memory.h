@@ -1,7 +1,7 @@
 // The memory that the ranks of one host share for a ShmCommunicator: a board, a ledger, counters, chunks and channels.
 //
-// Each rank writes its own counters and its own chunks. Everybody's n-th round (a chunk of each rank's stream) lies in the chunks of
-// number n % kBuffers: a rank puts round n there once all have consumed round n - kBuffers. So memory does not grow with messages.
+// Each rank writes its own counters and chunks. A round is one chunk of each rank's stream. Round n uses the chunks n % kBuffers: a rank
+// writes its part of round n once all ranks have consumed round n - kBuffers. So the memory does not grow with messages.
 #pragma once
 
 #include <atomic>
@@ -18,25 +18,25 @@ class ShmMemory {
   static constexpr int kMaxRanks = static_cast<int>(Board::kMaxMembers);
   struct Shape {
     int world_size = 1;
-    std::size_t chunk_bytes = 256 << 10;   // a multiple of 64 per rank
-    std::size_t channel_bytes = 64 << 10;  // a piece of a message between two ranks
+    std::size_t chunk_bytes = 256 << 10;   // at least 64 per rank
+    std::size_t channel_bytes = 64 << 10;  // size of a piece of a message between two ranks
   };
   using Word = std::atomic<std::uint64_t>;
 
   struct RankWords {
-    alignas(64) Word published;               // rounds that it has put into its chunks
-    alignas(64) Word consumed;                // rounds of which it has read all that it needs
-    alignas(64) Word reduced;                 // rounds of which it has reduced its part, in place (all_reduce)
-    alignas(64) Word present;                 // it is there
-    Word sends[Ledger::kEntries][kMaxRanks];  // of an all_to_all, by its sequence: bytes for each rank
+    alignas(64) Word published;               // number of rounds put into its chunks
+    alignas(64) Word consumed;                // number of rounds fully read
+    alignas(64) Word reduced;                 // number of rounds whose part it has reduced in place (all_reduce)
+    alignas(64) Word present;                 // 1 once the rank has joined
+    Word sends[Ledger::kEntries][kMaxRanks];  // all_to_all: bytes for each rank, by sequence number
   };
-  // From one rank to another.
+  // Channel of messages from one rank to another.
   struct Channel {
     struct Head {
-      std::uint64_t bytes, tag, dtype;  // of the message that the piece belongs to
+      std::uint64_t bytes, tag, dtype;  // properties of the piece's message
     };
-    alignas(64) Word sent;      // pieces; `heads` are written before
-    alignas(64) Word received;  // pieces
+    alignas(64) Word sent;      // number of pieces; stored after `heads`
+    alignas(64) Word received;  // number of pieces
     Head heads[kBuffers];
   };
 
@@ -47,7 +47,7 @@ class ShmMemory {
 
   const Shape& shape() const { return shape_; }
   Board board() const { return Board(memory_); }
-  Word& survivors() const { return *reinterpret_cast<Word*>(memory_ + Board::kBytes); }  // a bit per rank, once somebody reforms
+  Word& survivors() const { return *reinterpret_cast<Word*>(memory_ + Board::kBytes); }  // a bit per rank, set by the first reform()
   std::byte* ledger() const { return memory_ + at_ledger(); }
   RankWords& rank(int r) const { return reinterpret_cast<RankWords*>(memory_ + at_ranks(shape_))[r]; }
   Channel& channel(int from, int to) const { return reinterpret_cast<Channel*>(memory_ + at_channels(shape_))[pair(from, to)]; }

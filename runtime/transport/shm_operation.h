@@ -1,8 +1,8 @@
-// One operation of a ShmCommunicator: a machine over shared words that goes as far as it can and never waits.
+// One operation of a ShmCommunicator: a state machine over shared words that advances as far as possible and never blocks.
 //
-// A collective is a stream of rounds (shm_memory.h): in each, every rank puts a chunk of what it brings, and reads what it needs of the
-// others' chunks. Two rounds are in flight, so that putting and reading overlap. A message between two ranks is a stream of pieces in a
-// channel of that pair. One thread at a time advances the operations of a communicator; the caller rings when something moved.
+// A collective is a stream of rounds (shm_memory.h). In each round every rank puts a chunk of its input, and reads its share of the others'
+// chunks. Two rounds are in flight, so that writing and reading overlap. A message between two ranks is a stream of pieces in the channel
+// of that pair. One thread at a time advances the operations of a communicator; the caller rings after progress.
 #pragma once
 
 #include <atomic>
@@ -20,10 +20,10 @@ class ShmOperation {
   explicit ShmOperation(Call call, TimePoint began) : call_(std::move(call)), began_(began) {}
   virtual ~ShmOperation() = default;
 
-  // Goes on; true when something moved. Errors: the ranks diverge.
+  // Advances; returns true after progress. InvalidArgument/Diverged if the ranks' calls differ.
   virtual Result<bool> advance() = 0;
   virtual bool complete() const = 0;
-  // A rank that it waits for, -1 when it waits for nobody.
+  // A rank that it waits for, or -1.
   virtual int missing() const = 0;
   virtual std::string what() const = 0;
 
@@ -31,7 +31,7 @@ class ShmOperation {
   TimePoint began() const { return began_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
   void set_done() { done_.store(true, std::memory_order_release); }
-  // Its failure was told: its memory may be somebody else's now. Guarded by its communicator's mutex.
+  // True once wait() has reported a failure: the caller may have freed the buffers. Guarded by the communicator's mutex.
   bool abandoned() const { return abandoned_; }
   void abandon() { abandoned_ = true; }
 
@@ -42,13 +42,13 @@ class ShmOperation {
   bool abandoned_ = false;
 };
 
-// What a collective moves. Spans and counts as in communicator.h.
+// Arguments of a collective, as in communicator.h.
 struct CollectiveSpec {
   Collective kind = Collective::kBarrier;
   std::span<const std::byte> input;
   std::span<std::byte> output;
-  std::vector<std::size_t> counts;   // of all_gather and reduce_scatter; what this rank sends in an all_to_all
-  std::vector<std::size_t> receive;  // of an all_to_all
+  std::vector<std::size_t> counts;   // all_gather, reduce_scatter; send_counts of an all_to_all
+  std::vector<std::size_t> receive;  // receive_counts of an all_to_all
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;
@@ -59,9 +59,9 @@ class ShmCollective final : public ShmOperation {
   // `sequence` counts the rank's collectives from 1.
   ShmCollective(ShmMemory memory, Ledger& ledger, int rank, std::uint64_t sequence, CollectiveSpec spec, Call call, TimePoint began);
 
-  // It is this one's turn: its rounds begin at `first`. The ledger has it from now on.
+  // Starts the collective, whose first round is `first`, and enters it into the ledger.
   void start(std::uint64_t first);
-  std::uint64_t end() const { return first_ + rounds_; }  // once complete
+  std::uint64_t end() const { return first_ + rounds_; }  // valid once complete
 
   Result<bool> advance() override;
   bool complete() const override { return rounds_ > 0 && put_ == rounds_ && read_ == rounds_; }
@@ -70,13 +70,13 @@ class ShmCollective final : public ShmOperation {
 
  private:
   enum class Words { kPublished, kConsumed, kReduced };
-  // The first rank, after this one, of which a counter is less than `needed`; -1 when none.
+  // Returns the first rank, counted from the next one, whose counter is below `needed`, or -1.
   int behind(Words words, std::uint64_t needed) const;
   bool has_put(int rank, std::uint64_t round) const;
   int missing_to_put() const;
   int missing_to_reduce() const;
   int missing_to_read() const;
-  bool two_phases() const;  // of an all_reduce
+  bool two_phases() const;  // all_reduce: every rank reduces one part
   std::uint64_t own_rounds() const;
   void count_rounds();
   Result<void> check_entries();
@@ -91,19 +91,19 @@ class ShmCollective final : public ShmOperation {
   const int rank_, world_size_;
   const CollectiveSpec spec_;
   Entry entry_;
-  std::size_t part_bytes_;           // of a chunk that is cut into one part per rank
-  std::size_t round_bytes_;          // of a stream that is not cut
-  std::vector<std::size_t> begins_;  // of each rank's part in input (reduce_scatter, all_to_all) or output (all_gather)
+  std::size_t part_bytes_;           // size of a part, in chunks with one part per rank
+  std::size_t round_bytes_;          // size of a round, in streams without parts
+  std::vector<std::size_t> begins_;  // offsets of the ranks' parts in input (reduce_scatter, all_to_all) or output (all_gather)
   std::vector<std::size_t> receive_begins_;
   std::uint64_t first_ = 0;
-  std::uint64_t rounds_ = 0;  // 0: not known yet
+  std::uint64_t rounds_ = 0;  // 0: unknown yet
   std::uint64_t put_ = 0, reduced_ = 0, read_ = 0;
   bool checked_ = false;
 };
 
 class ShmMessage final : public ShmOperation {
  public:
-  // From `from` to `to`, one of whom is this rank, which says where the data is.
+  // A message from `from` to `to`, one of which is this rank; `data` is this rank's buffer.
   ShmMessage(ShmMemory memory, int rank, int from, int to, std::span<std::byte> data, DType dtype, std::uint32_t tag, Call call,
              TimePoint began);
 

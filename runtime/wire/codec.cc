@@ -10,7 +10,7 @@ constexpr std::uint32_t kMaxSegments = 16;
 }  // namespace
 
 Bytes encode(capnp::MessageBuilder& message) {
-  // As messageToFlatArray does, straight to its place: how many segments follow the first, their sizes, the segments.
+  // The format of messageToFlatArray, without a second copy: number of segments after the first, their sizes, the segments.
   const auto segments = message.getSegmentsForOutput();
   const std::size_t table_bytes = (segments.size() + 2) / 2 * sizeof(capnp::word);
   std::size_t total = table_bytes;

@@ -1,8 +1,7 @@
-// Cap'n Proto bytes in and out, and the only place where a kj::Exception becomes an Error.
+// Encoding and decoding of Cap'n Proto messages, and the only place where a kj::Exception becomes an Error.
 //
-// A message is checked before it is read: whole words, at most 16 segments that fit the frame, a traversal limit in
-// proportion to its size, nesting of 16. Accessors still throw on hostile pointers, so everything is read inside
-// read<>(), never after it.
+// Checks before reading: whole words, at most 16 segments that fit the frame, a traversal limit in proportion to the size, nesting up
+// to 16. Accessors still throw on hostile pointers, so everything must be read inside read<>(), never after it.
 #pragma once
 
 #include <capnp/message.h>
@@ -37,8 +36,8 @@ template <class T>
 struct IsResult<Result<T>> : std::true_type {};
 }  // namespace detail
 
-// Reads a message: read<Schema>(bytes, [&](Schema::Reader m) { return ...; }). The function returns plain values
-// (nothing of it may point into the message) or a Result of one; InvalidArgument when the bytes are not a message.
+// Reads a message: read<Schema>(bytes, [&](Schema::Reader m) { return ...; }). The function returns plain values that do not
+// point into the message, or a Result of them. InvalidArgument when the bytes are not a message.
 template <class Schema, class Use>
 auto read(const Bytes& body, Use&& use) {
   using Raw = std::invoke_result_t<Use, typename Schema::Reader>;
@@ -60,8 +59,7 @@ auto read(const Bytes& body, Use&& use) {
 
 inline std::string text(capnp::Text::Reader t) { return {t.cStr(), t.size()}; }
 
-// An Error as a frame's body and back. Decoding never fails: bytes that make no sense are an Internal error that says
-// so.
+// Converts an Error to a frame's body and back. Decoding never fails: malformed bytes become an Internal error.
 Bytes encode_error(const Error& error);
 Error decode_error(const Bytes& body);
 

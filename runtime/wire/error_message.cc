@@ -6,10 +6,10 @@
 namespace shoal::runtime {
 
 namespace {
-// All of them together are well within a frame's body.
+// All texts together stay well below the limit of a frame's body.
 constexpr std::size_t kMaxText = 64 << 10, kMaxFrameText = 4 << 10;
 
-// What a process said last may be any bytes.
+// A message may contain a process's output, which can be arbitrary bytes.
 std::string clipped(const std::string& s, std::size_t limit = kMaxText) {
   return s.size() <= limit ? valid_utf8(s) : valid_utf8(utf8_prefix(s, limit)) + " [...]";
 }

@@ -6,7 +6,7 @@
 
 namespace shoal::runtime {
 
-// Texts are cut at 64 KiB each.
+// Cuts each text at 64 KiB, frames of the context at 4 KiB.
 void fill_error(wire::ErrorMessage::Builder message, const Error& error);
 // Inside read<>() only: the accessors may throw.
 Error read_error(wire::ErrorMessage::Reader message);
