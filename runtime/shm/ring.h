@@ -13,7 +13,7 @@
 // Every step is either seen by the check or wakes the sleeper; none is lost.
 //
 // Death. Records that a killed process had committed remain readable; uncommitted ones do not exist. A death wakes no waiter.
-// The process that observes it (the node, or the peer at the end of a socket) calls close() on its own mapping, which ends all waits.
+// Its observer (the node, or the peer at the end of a socket) calls close() on its own mapping, which ends all waits.
 // Otherwise waits have to be made in slices.
 //
 // Trust. The peer is one of Shoal's processes, but its bugs must not spread. Its positions and lengths are read once and checked; invalid

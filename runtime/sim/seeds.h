@@ -1,4 +1,4 @@
-// Which seeds a test of the simulated world runs.
+// Seeds for tests in the simulated world.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace shoal::runtime {
 
-// 1 to `count`, or as many as the environment's SHOAL_SEEDS says, or the only one that SHOAL_SEED names: how a failure is replayed.
+// Returns 1 to `count`. The environment overrides it: SHOAL_SEEDS sets the count, SHOAL_SEED a single seed, to replay a failure.
 std::vector<std::uint64_t> seeds(std::uint64_t count);
 
 }  // namespace shoal::runtime

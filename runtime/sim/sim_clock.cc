@@ -32,7 +32,7 @@ Timer SimClock::after(Duration delay, std::function<void()> fn) {
 
 void SimClock::fire_next() {
   SHOAL_CHECK(!timers_.empty(), "no timer to fire");
-  const auto node = timers_.extract(timers_.begin());  // what it calls may destroy its Timer
+  const auto node = timers_.extract(timers_.begin());  // the callback may destroy its Timer
   now_ = node.key().first;
   node.mapped()();
 }
@@ -61,7 +61,7 @@ Timer SimHostClock::after(Duration delay, std::function<void()> fn) {
   return Timer(std::make_unique<Entry>(*this, key));
 }
 
-// A timer of the world's for the first of ours; one that comes too early, because what it was for was cancelled, does nothing.
+// Sets a timer of the world's clock for the first timer here. If that one is cancelled, the world's timer fires early without effect.
 void SimHostClock::wait_for_next() {
   if (stands() || timers_.empty()) return;
   const TimePoint due = timers_.begin()->first.first;
@@ -75,7 +75,7 @@ void SimHostClock::fire_next() {
   waits_for_ = TimePoint::max();
   std::function<void()> fn;
   if (!timers_.empty() && timers_.begin()->first.first <= now()) fn = std::move(timers_.extract(timers_.begin()).mapped());
-  wait_for_next();  // what is called may destroy this
+  wait_for_next();  // before fn(), which may destroy this object
   if (fn) fn();
 }
 

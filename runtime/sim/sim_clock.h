@@ -1,6 +1,6 @@
-// Virtual time: it stands still while anything runs and jumps to the next timer when nothing does.
+// Virtual time: it stands still while handlers run, and jumps to the next timer when none is ready.
 //
-// Owned and moved by SimWorld alone. One thread.
+// SimWorld owns and advances it. One thread.
 #pragma once
 
 #include <map>
@@ -19,15 +19,15 @@ class SimClock final : public Clock {
 
   TimePoint now() const override { return now_; }
   std::int64_t unix_millis() const override;
-  // Timers that are due at the same time fire in the order in which they were made. The clock outlives them.
+  // Timers due at the same time fire in the order of creation. The clock outlives them.
   Timer after(Duration delay, std::function<void()> fn) override;
 
   std::size_t num_timers() const { return timers_.size(); }
-  // When the next timer is due; TimePoint::max() when there is none.
+  // Due time of the next timer; TimePoint::max() without timers.
   TimePoint next() const { return timers_.empty() ? TimePoint::max() : timers_.begin()->first.first; }
-  // Moves to the next timer, which must exist, and fires it.
+  // Advances to the next timer, which must exist, and fires it.
   void fire_next();
-  // Moves to `time`, which lies before no timer that is due.
+  // Advances to `time`, which must not pass the next timer.
   void advance_to(TimePoint time);
 
  private:
@@ -39,10 +39,10 @@ class SimClock final : public Clock {
   std::map<Key, std::function<void()>> timers_;
 };
 
-// What the processes of one host take for the time. It goes with the world's, until somebody jumps it: the wall clock anywhere, the steady
-// one forward; or it stands still, as of a machine that is suspended: nothing of that host is due then.
+// The clock of one host's processes. It runs with the world's clock, but tests can shift its wall clock, leap its steady clock forward, or
+// stop it like a suspended machine's. A stopped clock fires no timer.
 //
-// One thread. Outlived by the world's clock, outlives its timers.
+// One thread. The world's clock outlives it; it outlives its timers.
 class SimHostClock final : public Clock {
  public:
   explicit SimHostClock(SimClock& world) : world_(world) {}
@@ -53,11 +53,11 @@ class SimHostClock final : public Clock {
   std::int64_t unix_millis() const override { return world_.unix_millis() + wall_ahead_ms_; }
   Timer after(Duration delay, std::function<void()> fn) override;
 
-  // How far its wall clock is before the world's; below 0: behind.
+  // Offset of the wall clock from the world's; negative: behind.
   void set_wall_ahead(std::chrono::milliseconds by) { wall_ahead_ms_ = by.count(); }
-  // So much of its steady time has passed at once: what was to happen meanwhile is due now.
+  // Moves the steady clock forward at once; timers that were due in between are due now.
   void leap(Duration by);
-  // Until go_on(), from where it stood.
+  // Stops the clock until go_on(), which continues from the same time.
   void stand_still();
   void go_on();
   bool stands() const { return stood_at_.has_value(); }
@@ -74,7 +74,7 @@ class SimHostClock final : public Clock {
   std::optional<TimePoint> stood_at_;
   std::uint64_t next_serial_ = 0;
   std::map<Key, std::function<void()>> timers_;
-  TimePoint waits_for_ = TimePoint::max();  // when the world's timer below is due, by this clock
+  TimePoint waits_for_ = TimePoint::max();  // due time of next_, by this clock
   Timer next_;
 };
 

@@ -10,7 +10,7 @@ namespace shoal::runtime::sim {
 
 namespace {
 
-constexpr Duration kMostRetransmit = std::chrono::milliseconds(800);  // between a heal and the first frame that crosses
+constexpr Duration kMostRetransmit = std::chrono::milliseconds(800);  // longest time from a heal to the first frame
 
 class SimConnection final : public Connection {
  public:
@@ -53,14 +53,13 @@ Link::Link(SimFabric& fabric, std::uint64_t id, std::shared_ptr<Process> caller,
   ends_[0].process = std::move(caller);
 }
 
-// ---- parcels
-// -----------------------------------------------------------------------------------------------------------------------
+// ---- parcels ------------------------------------------------------------------------------------------------------------------------
 
 void Link::push(int to, Parcel parcel) {
   End& e = ends_[to];
   if (e.closed || e.closing) return;
   e.closing = parcel.kind == Kind::kClose;
-  parcel.due = fabric_.clock_.now() + fabric_.delay(ends_[1 - to].host, e.host);  // or when those before it are there
+  parcel.due = fabric_.clock_.now() + fabric_.delay(ends_[1 - to].host, e.host);  // or later, behind the parcels before it
   if (parcel.kind == Kind::kFrame) e.incoming_bytes += parcel.frame.wire_bytes();
   e.incoming.push_back(std::move(parcel));
   if (e.incoming.size() == 1) pump(to);
@@ -68,7 +67,7 @@ void Link::push(int to, Parcel parcel) {
 
 void Link::push_close(int to, Error why) { push(to, {Kind::kClose, {}, {}, {}, std::move(why)}); }
 
-// Sees to it that the first parcel arrives in time. Those for a connection that nobody has started yet wait.
+// Sets the timer of the first parcel's arrival. Parcels for a connection without a handler wait for start().
 void Link::pump(int to) {
   End& e = ends_[to];
   if (e.closed || e.held || e.incoming.empty() || (e.established && e.handler == nullptr)) return;
@@ -117,8 +116,7 @@ void Link::deliver(int to, Parcel parcel) {
   }
 }
 
-// ---- partitions
-// --------------------------------------------------------------------------------------------------------------------
+// ---- partitions ---------------------------------------------------------------------------------------------------------------------
 
 void Link::hold(int to) {
   End& e = ends_[to];
@@ -132,7 +130,7 @@ void Link::gave_up(int to) {
   e.incoming.clear();
   e.incoming_bytes = 0;
   e.closing = false;
-  push_close(to, broke());  // which it hears when the partition heals
+  push_close(to, broke());  // arrives once the partition heals
   close(1 - to, from_errno(ETIMEDOUT, "the connection broke"));
 }
 
@@ -152,12 +150,11 @@ void Link::resume() {
   if (resumed && happens(fabric_.random_, fabric_.options_.broken_by_partition_per_mille)) disconnect();
 }
 
-// ---- ends
-// --------------------------------------------------------------------------------------------------------------------------
+// ---- ends ---------------------------------------------------------------------------------------------------------------------------
 
 Error Link::broke() { return happens(fabric_.random_, 500) ? other_side_closed() : from_errno(ECONNRESET, "the connection broke"); }
 
-// Of what is on its way to an end, what comes after a drawn parcel.
+// Drops the parcels on their way to an end from a randomly drawn one on.
 void Link::lose_some(int to) {
   End& e = ends_[to];
   if (e.incoming.empty()) return;
@@ -175,7 +172,7 @@ void Link::disconnect() {
   }
 }
 
-// Hears nothing any more; what it sent is still on its way.
+// Stops deliveries to an end; parcels that it sent remain under way.
 void Link::silence(int end) {
   End& e = ends_[end];
   e.closed = true;
@@ -193,7 +190,7 @@ void Link::close(int end, const Error& why) {
   if (end == 0 && !ends_[0].established) return finish_connect(fail(why));
   ConnectionHandler* const handler = ends_[end].handler;
   silence(end);
-  if (!ends_[1 - end].closed) push_close(1 - end, broke());  // no news where the close came from there
+  if (!ends_[1 - end].closed) push_close(1 - end, broke());  // no effect if the close came from there
   if (handler != nullptr) handler->on_closed(why);
 }
 
@@ -237,12 +234,11 @@ bool Link::joins(const std::string& a, const std::string& b) const {
   return (ends_[0].host == a && ends_[1].host == b) || (ends_[0].host == b && ends_[1].host == a);
 }
 
-// ---- connections
-// -------------------------------------------------------------------------------------------------------------------
+// ---- connections --------------------------------------------------------------------------------------------------------------------
 
 void Link::start(int end, ConnectionHandler& handler) {
   End& e = ends_[end];
-  if (e.closed) return;  // of a process that crashed
+  if (e.closed) return;  // the process crashed
   SHOAL_CHECK(e.handler == nullptr, "a connection is started twice");
   e.handler = &handler;
   pump(end);
@@ -253,7 +249,7 @@ void Link::send(int end, Frame frame) {
   if (ends_[end].closed || other.closing) return;
   push(1 - end, {Kind::kFrame, {}, {}, std::move(frame), {}});
   if (other.incoming_bytes <= fabric_.options_.max_queued_bytes) return;
-  // Never from inside send(): its caller may be in the middle of something.
+  // Defers on_closed, which must not run inside send(): its caller may be in an intermediate state.
   other.closing = true;
   ends_[end].failing = fabric_.clock_.after({}, [this, end] {
     const auto self = shared_from_this();
@@ -263,7 +259,7 @@ void Link::send(int end, Frame frame) {
   });
 }
 
-// Within a host what was sent lies in the kernel at once; a close comes in its time.
+// Within a host, frames are in the kernel as soon as they are sent, so they arrive now. A close arrives at its due time.
 void Link::read_arrived(int end) {
   End& e = ends_[end];
   for (std::size_t left = e.incoming.size(); left > 0 && !e.closed && !e.held && e.handler != nullptr && !e.incoming.empty(); --left) {
@@ -282,8 +278,7 @@ std::unique_ptr<Connection> Link::establish(int end, Role role, std::uint16_t ve
                                          PeerIdentity{role, version, local, local ? ends_[1 - end].process->pid : 0});
 }
 
-// ---- the hello
-// ---------------------------------------------------------------------------------------------------------------------
+// ---- the hello ----------------------------------------------------------------------------------------------------------------------
 
 void Link::open(Duration timeout) {
   ends_[0].limit = fabric_.clock_.after(timeout, [this] {

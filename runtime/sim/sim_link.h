@@ -1,7 +1,7 @@
 // One simulated connection, from its first packet to its end: the hello, then frames. Private to runtime/sim.
 //
-// Kept by the fabric until neither end can hear anything of it any more. End 0 is the caller's, end 1 the listener's.
-// What is on its way to an end waits in that end's queue, in order; a partition holds the queue back.
+// The fabric keeps a link until nothing more can arrive at either end. End 0 is the caller's, end 1 the listener's. Parcels on their way to
+// an end wait in that end's queue, in order; a partition holds the queue back.
 #pragma once
 
 #include <array>
@@ -22,10 +22,10 @@ struct Process {
   const pid_t pid;
   const Token token;
   bool alive = true;
-  std::set<std::uint64_t> links{};  // those that it is an end of
+  std::set<std::uint64_t> links{};  // links with an end in this process
 };
 
-// What listens at an endpoint; its owner is the Listener.
+// A listening endpoint, owned by its Listener.
 struct Listening {
   const std::shared_ptr<Process> process;
   const Endpoint endpoint;
@@ -36,13 +36,13 @@ class Link final : public std::enable_shared_from_this<Link> {
  public:
   Link(SimFabric& fabric, std::uint64_t id, std::shared_ptr<Process> caller, const Endpoint& to, Role role, Network::Connected connected);
 
-  // Sends the first packet. `connected` is called once, unless the caller's process ends before.
+  // Sends the first packet. Calls `connected` once, unless the caller's process ends first.
   void open(Duration timeout);
 
   // ---- for the connections ----
   void start(int end, ConnectionHandler& handler);
   void send(int end, Frame frame);
-  void abandon(int end);  // its owner closed it
+  void abandon(int end);  // closed by its owner
   void read_arrived(int end);
   std::size_t queued_bytes(int end) const { return ends_[1 - end].incoming_bytes; }
   const FrameLimits& limits() const { return fabric_.options_.limits; }
@@ -51,13 +51,13 @@ class Link final : public std::enable_shared_from_this<Link> {
   bool joins(const std::string& a, const std::string& b) const;
   bool within_a_host() const { return ends_[0].host == ends_[1].host; }
   bool established() const { return ends_[0].established && ends_[1].established && !ends_[0].closed && !ends_[1].closed; }
-  // Each end gets a drawn part of what is on its way to it, then hears that the connection broke.
+  // Each end receives a randomly drawn part of its queue, and then the break of the connection.
   void disconnect();
-  // Neither the process nor anything of it is there any more. Abrupt: what it sent may be lost from some frame on.
+  // Closes the ends of a crashed process. Abrupt: its last frames under way may be lost.
   void process_crashed(const Process& process, bool abrupt);
-  // The process leaves in order: a hello under way ends unheard.
+  // The process ends in order: closes its hellos under way without a callback.
   void process_left(const Process& process);
-  // A partition may have healed.
+  // Called after a partition may have healed.
   void resume();
 
  private:
@@ -71,13 +71,13 @@ class Link final : public std::enable_shared_from_this<Link> {
   };
   struct End {
     std::string host;
-    std::shared_ptr<Process> process;  // null until the listener was found
+    std::shared_ptr<Process> process;  // null until the listener is found
     ConnectionHandler* handler = nullptr;
     bool established = false;
-    bool closed = false;          // hears nothing any more
-    bool closing = false;         // a close is on its way to it: nothing follows
-    bool held = false;            // the first parcel could not cross
-    std::deque<Parcel> incoming;  // on their way to this end
+    bool closed = false;          // nothing arrives any more
+    bool closing = false;         // a close is queued; nothing follows it
+    bool held = false;            // the first parcel waits for the end of a partition
+    std::deque<Parcel> incoming;  // parcels on their way to this end
     std::size_t incoming_bytes = 0;
     Timer arrival, give_up, failing, limit;
   };
@@ -90,11 +90,11 @@ class Link final : public std::enable_shared_from_this<Link> {
   void hold(int to);
   void gave_up(int to);
   void lose_some(int to);
-  // The end hears `why`, unless its process is gone.
+  // Reports `why` to the end, unless its process is gone.
   void close(int end, const Error& why);
   void silence(int end);
   void forget_if_over();
-  Error broke();  // as a read or a write of a socket says it, one way or the other
+  Error broke();  // drawn: end of stream or ECONNRESET
 
   void found(std::shared_ptr<Listening> listening);
   void greet_caller(const HelloMessage& answer);

@@ -38,8 +38,7 @@ std::unique_ptr<SimNetwork> SimFabric::attach(const std::string& host, pid_t pid
   return std::unique_ptr<SimNetwork>(new SimNetwork(*this, process));
 }
 
-// ---- faults
-// ------------------------------------------------------------------------------------------------------------------------
+// ---- faults -------------------------------------------------------------------------------------------------------------------------
 
 void SimFabric::cut(const std::string& from, const std::string& to) {
   SHOAL_CHECK(from != to, "nothing comes between a host and itself");
@@ -107,7 +106,7 @@ void SimFabric::leave(sim::Process& process) {
   for (const auto& link : links_of(process)) link->process_left(process);
 }
 
-// Held, since a link that is over leaves the map.
+// Returns owning pointers, because a link that ends leaves the map.
 std::vector<std::shared_ptr<sim::Link>> SimFabric::links_of(const sim::Process& process) const {
   std::vector<std::shared_ptr<sim::Link>> out;
   for (const std::uint64_t id : process.links) {
@@ -116,8 +115,7 @@ std::vector<std::shared_ptr<sim::Link>> SimFabric::links_of(const sim::Process& 
   return out;
 }
 
-// ---- what processes do
-// -------------------------------------------------------------------------------------------------------------
+// ---- operations of processes --------------------------------------------------------------------------------------------------------
 
 Duration SimFabric::delay(const std::string& from, const std::string& to) {
   const SimDelays& d = options_.delays;

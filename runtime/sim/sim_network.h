@@ -1,9 +1,9 @@
-// The simulated network: one fabric between many hosts, and the Network that each process on a host sees.
+// The simulated network: one fabric between many hosts, and a Network for each process on a host.
 //
-// Connections run the real hello and carry frames with drawn delays, in order; a connection delivers or disconnects, it
-// never skips, reorders or doubles a frame. Faults are those that TCP shows: delay, disconnect at any frame, one-way or
-// full partitions (silent: frames wait as if retransmitted, connects time out), crashes. Draws come from the world's
-// Random in the order of events. Loop thread only.
+// Connections run the real hello and carry frames with random delays. A connection delivers in order or disconnects; it never skips,
+// reorders or doubles a frame. Faults are those of TCP: delay, disconnect at any frame, crashes, one-way or full partitions. In a
+// partition frames wait as if retransmitted, and connects time out. Draws come from the world's Random in the order of events. Loop
+// thread only.
 #pragma once
 
 #include <map>
@@ -22,22 +22,22 @@ class SimClock;
 class Trace;
 
 struct SimDelays {
-  Duration least = std::chrono::microseconds(50);  // of a frame between hosts; inside a host a tenth
+  Duration least = std::chrono::microseconds(50);  // minimum for a frame between hosts; a tenth inside a host
   Duration most = std::chrono::milliseconds(2);
-  Duration slow = std::chrono::milliseconds(300);  // at most, of a frame that was lost and sent again
+  Duration slow = std::chrono::milliseconds(300);  // maximum for a frame that was lost and sent again
   std::uint32_t slow_per_mille = 0;
 };
 
 struct SimNetworkOptions {
   SimDelays delays{};
-  // A connection that held frames back when its partition heals: broken, or all of them arrive.
+  // Probability that a connection with waiting frames is broken when its partition heals; otherwise all frames arrive.
   std::uint32_t broken_by_partition_per_mille = 500;
-  // The sender of a frame that could not cross for so long is told that its connection broke.
+  // After this time with a waiting frame, the sender's connection breaks.
   Duration give_up = std::chrono::minutes(15);
   Duration hello_timeout = std::chrono::seconds(5);
   FrameLimits limits{};
   VersionRange versions{};
-  std::size_t max_queued_bytes = 256u << 20;  // on their way in one direction; more closes the connection
+  std::size_t max_queued_bytes = 256u << 20;  // limit under way per direction, beyond which the connection closes
 };
 
 namespace sim {
@@ -52,13 +52,13 @@ class SimNetwork;
 class SimFabric {
  public:
   SimFabric(SimClock& clock, Random& random, Trace& trace, const Token& token, SimNetworkOptions options);
-  ~SimFabric();  // CHECKs that no process is attached any more
+  ~SimFabric();  // CHECKs that no process is attached
   SimFabric(const SimFabric&) = delete;
   SimFabric& operator=(const SimFabric&) = delete;
 
-  // The network as a new process on `host` sees it. TCP endpoints name hosts; abstract unix names belong to their host.
+  // Returns the network of a new process on `host`. TCP endpoints name hosts; abstract unix names belong to their host.
   std::unique_ptr<SimNetwork> attach(const std::string& host, pid_t pid);
-  // The same for a process that knows another token.
+  // The same for a process with another token.
   std::unique_ptr<SimNetwork> attach(const std::string& host, pid_t pid, const Token& token);
 
   // ---- faults ----
@@ -67,19 +67,18 @@ class SimFabric {
     options_.broken_by_partition_per_mille = broken_per_mille;
     options_.give_up = give_up;
   }
-  // Nothing gets from one host to the other.
+  // Stops all traffic in one direction between two hosts.
   void cut(const std::string& from, const std::string& to);
   void partition(const std::string& a, const std::string& b);
   void heal(const std::string& a, const std::string& b);
   void heal();  // everywhere
-  // Both sides lose what is on its way from some frame on, and then hear of it.
-  std::size_t disconnect(const std::string& a, const std::string& b);  // all between two hosts; returns how many
-  bool disconnect_any();                                               // one between different hosts, drawn; false: there is none
-  // Every process of the host is gone at once (SimNetwork::crash), connections to it are not answered until a process
-  // is attached to it again.
+  // Breaks connections: both sides lose the last frames under way, and then get on_closed.
+  std::size_t disconnect(const std::string& a, const std::string& b);  // all between two hosts; returns their number
+  bool disconnect_any();                                               // a randomly drawn one between different hosts; false: none exists
+  // Crashes every process of the host at once (SimNetwork::crash). Connects to it get no answer until a process attaches there.
   void crash(const std::string& host);
 
-  // Connections that are open or on their way, at one end at least.
+  // Number of connections that are open or under way at one end at least.
   std::size_t num_links() const { return links_.size(); }
 
  private:
@@ -104,11 +103,11 @@ class SimFabric {
   Trace& trace_;
   const Token token_;
   SimNetworkOptions options_;
-  std::set<std::pair<std::string, std::string>> cuts_;  // from, to
+  std::set<std::pair<std::string, std::string>> cuts_;  // pairs (from, to)
   std::set<std::string> down_;                          // hosts that crashed
   std::map<std::uint64_t, std::shared_ptr<sim::Link>> links_;
-  std::map<std::pair<std::string, std::string>, std::weak_ptr<sim::Listening>> listening_;  // host, endpoint
-  std::size_t sweep_at_ = 16;  // entries, for those that listen no more to be taken out
+  std::map<std::pair<std::string, std::string>, std::weak_ptr<sim::Listening>> listening_;  // by host and endpoint
+  std::size_t sweep_at_ = 16;  // size of listening_ at which expired entries are removed
   std::map<std::uint64_t, std::shared_ptr<sim::Process>> processes_;
   std::uint64_t next_ = 1;
   std::uint16_t next_port_ = 20'000;
@@ -116,13 +115,13 @@ class SimFabric {
 
 class SimNetwork final : public Network {
  public:
-  ~SimNetwork() override;  // ends hellos under way; connections stay
+  ~SimNetwork() override;  // ends hellos under way; connections remain
 
   Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint, Accepted accepted) override;
   void connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) override;
 
-  // The process is gone, as by SIGKILL: what it sent before still arrives, its connections close at the other side (or
-  // hang while partitioned), and nothing that its objects do from now on, their destructors included, reaches anybody.
+  // Ends the process as by SIGKILL: frames that it sent before still arrive, and its connections close at the other side (or hang
+  // while partitioned). Later actions of its objects, their destructors included, have no effect on other processes.
   void crash();
 
   const std::string& host() const;

@@ -1,8 +1,7 @@
-// A simulated world: one thread, a virtual clock, a seeded Random and a network of hosts, for whole clusters of the real
-// code.
+// A simulated world: one thread, a virtual clock, a seeded Random and a network of hosts, for whole clusters of the real code.
 //
-// A seed gives the same run again: the same events at the same times, the same draws. Nothing in it may use Asio's
-// sockets or timers, threads, or the real clock. Owns all of them; whoever lives in it is destroyed before it.
+// The same seed gives the same run: the same events at the same times, the same draws. Code in it must not use Asio's sockets or timers,
+// threads, or the real clock. The world owns these parts and outlives all objects that use them.
 #pragma once
 
 #include <functional>
@@ -21,25 +20,25 @@ class SimWorld {
   struct Options {
     std::uint64_t seed = 1;
     SimNetworkOptions network{};
-    std::uint64_t max_events_at_once = 1 << 20;  // without time passing: more is an endless loop
+    std::uint64_t max_events_at_once = 1 << 20;  // without time passing; more count as an endless loop
   };
 
   explicit SimWorld(const Options& options);
   ~SimWorld();
 
-  // Runs until done() holds, asked after each event; false when `limit` passes first. Time advances only when nothing
-  // is ready.
+  // Runs until done(), checked after each event, returns true; returns false if `limit` passes first. Time advances only when no
+  // handler is ready.
   bool run_until(const std::function<bool()>& done, Duration limit);
   void run_for(Duration time);
 
   Loop& loop() { return loop_; }
   SimClock& clock() { return clock_; }
-  // Of a host's processes, apart from the world's own. It stays what it is when they end.
+  // The clock of a host's processes. It keeps its state when they end.
   SimHostClock& clock_of(const std::string& host) { return host_clocks_.try_emplace(host, clock_).first->second; }
   Random& random() { return random_; }
   SimFabric& fabric() { return fabric_; }
 
-  // Over every timer that fired and every frame that arrived: host, kind, method, contents, time.
+  // Hash over every timer that fired and every frame that arrived: host, kind, method, contents, time.
   std::uint64_t trace_hash() const { return trace_.hash(); }
   std::uint64_t num_events() const { return trace_.num_events(); }
   std::uint64_t last_draw() const { return random_.last(); }

@@ -1,4 +1,4 @@
-// What happened in a simulated world, as one number: two runs of a seed that differ anywhere differ here.
+// A hash over the events of a simulated world, to detect any difference between two runs of a seed.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class Trace {
   std::uint64_t num_events_ = 0;
 };
 
-// A seeded sequence that remembers its last number.
+// A seeded sequence that stores its last number.
 class TracedRandom final : public Random {
  public:
   explicit TracedRandom(std::uint64_t seed) : random_(seed) {}
@@ -43,7 +43,7 @@ class TracedRandom final : public Random {
 };
 
 inline bool happens(Random& random, std::uint32_t per_mille) { return random.below(1000) < per_mille; }
-// From `least` to `most`.
+// Returns a random duration from `least` to `most`.
 inline Duration between(Random& random, Duration least, Duration most) {
   if (most <= least) return least;
   return least + Duration(static_cast<Duration::rep>(random.below(static_cast<std::uint64_t>((most - least).count()) + 1)));
