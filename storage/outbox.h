@@ -1,5 +1,5 @@
-// What is told to another node in order, each thing once, although connections break: one message is under way at a time, with a number,
-// and is sent again, as it was, until it is acknowledged; the receiver passes over what it has had already. Pure.
+// Delivers items to another node in order and exactly once, across broken connections. One numbered message is under way at a time, and is
+// resent unchanged until it is acknowledged; the receiver skips numbers that it has seen. Pure.
 #pragma once
 
 #include <algorithm>
@@ -24,9 +24,9 @@ class Outbox {
 
   void add(Item item) { waiting_.push_back(std::move(item)); }
   std::size_t size() const { return waiting_.size() + parcel_.items.size(); }
-  // What no message has yet, to be said in fewer words.
+  // Items that are in no message yet, which the caller may merge.
   std::deque<Item>& waiting() { return waiting_; }
-  // What is to be sent now; nothing while one is under way, or there is nothing.
+  // Returns the message to send now, or nullptr while one is under way or no item waits.
   const Parcel* next() {
     if (under_way_) return nullptr;
     if (parcel_.items.empty()) {
@@ -42,20 +42,20 @@ class Outbox {
     under_way_ = false;
     parcel_.items.clear();
   }
-  // Nobody knows whether it arrived.
+  // The connection broke before the acknowledgement: next() returns the same message again.
   void lost() { under_way_ = false; }
 
  private:
-  const std::size_t max_items_;  // of a message
+  const std::size_t max_items_;  // limit per message
   std::deque<Item> waiting_;
   Parcel parcel_;
   bool under_way_ = false;
 };
 
-// The receiver's side, of all that tell it something.
+// The receiver's side, for all senders.
 class Inbox {
  public:
-  // Whether this is the first time that it comes.
+  // Returns true if the message arrives for the first time.
   bool take(NodeId from, std::uint64_t number) {
     std::uint64_t& last = last_[from];
     if (number <= last) return false;

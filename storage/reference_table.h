@@ -1,9 +1,9 @@
-// Who still refers to which object: processes, on any node, each with a count, and objects that contain references.
+// Reference counts of objects: one count per process, on any node, and one for the objects that contain references.
 //
-// Whoever gives a reference away counts for the one who gets it, before he sends it; the receiver only takes off, once, what was counted
-// for him. So nothing is freed that is on its way, and no answer is waited for. As the two speak over connections of their own, what is
-// taken off may come before what is counted: a count may be below zero for a moment, while the sender's own keeps the object. An object is
-// free when somebody had it and nobody has. Pure: no descriptor, no clock.
+// The sender of a reference increments the receiver's count before it sends; the receiver only decrements its count, once. So an object
+// under way is never freed, and no process waits for an answer. Sender and receiver use different connections, so a decrement may arrive
+// before its increment. The count is negative then for a moment, while the sender's own count keeps the object. An object is freed once it
+// had holders and has none left. Pure: no descriptor, no clock.
 #pragma once
 
 #include <cstdint>
@@ -20,26 +20,26 @@ class ReferenceTable {
   struct Object {
     JobId job;
     ObjectId id;
-    NodeId home = {};  // of one that another node counts: only objects of this one that contain it are known here
+    NodeId home = {};  // set for another node's object, of which only containing objects of this node are counted
     auto operator<=>(const Object&) const = default;
   };
-  using Freed = std::vector<Object>;  // also those that only freed ones contained
+  using Freed = std::vector<Object>;  // includes objects that only freed ones contained
 
   explicit ReferenceTable(std::size_t max_entries = 1 << 20) : max_entries_(max_entries) {}
 
-  // Beyond `max_entries` nothing new is counted: such an object stays until its job ends.
+  // Changes a process's count. Beyond `max_entries` new objects are not counted, and stay until their job ends.
   Freed count(Object object, WorkerId holder, std::int64_t change);
-  // References to these lie in that one, as long as it is there.
+  // Records that `outer` contains references to `inner`, as long as it exists.
   void contain(Object outer, const std::vector<Object>& inner);
   std::vector<Object> contained(Object outer) const;
-  // It is there no more, whoever counts it.
+  // Removes an object regardless of its counts.
   Freed drop(Object object);
   Freed worker_gone(WorkerId worker);
-  // Objects of other jobs that only its objects contained are freed.
+  // Removes the job's objects. Returns objects of other jobs that only they contained.
   Freed end_job(JobId job);
 
   std::vector<WorkerId> holders(Object object) const;
-  // Every object that is counted: for which processes, and in how many objects it is contained.
+  // Calls `see` for every counted object, with its counts per process and the number of objects that contain it.
   void each(const std::function<void(Object object, const std::map<WorkerId, std::int64_t>& processes, std::int64_t objects)>& see) const {
     for (const auto& [object, entry] : entries_) see(object, entry.processes, entry.objects);
   }

@@ -42,7 +42,7 @@ std::vector<ReplicaTable::Piece> ReplicaTable::next() {
   return out;
 }
 
-// Of a transfer that was given up only the room under way is given back.
+// For a transfer that was given up, only the bytes under way are released.
 bool ReplicaTable::arrived(const Piece& piece) {
   homes_[piece.object.home].under_way -= piece.bytes;
   forget_if_idle(piece.object.home);

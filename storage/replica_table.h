@@ -1,5 +1,5 @@
-// Objects of other nodes that are here, or on their way: which processes of this node want each, and which part of it is to be asked for
-// next. One transfer serves all who ask; a replica is dropped when no process here has a reference any more. Pure: no memory, no clock.
+// Replicas of other nodes' objects, complete or under way: the processes of this node that want each, and the parts to request next. One
+// transfer serves all of them; a replica is dropped when no process here has a reference. Pure: no memory, no clock.
 #pragma once
 
 #include <cstdint>
@@ -17,41 +17,41 @@ class ReplicaTable {
  public:
   using Object = ReferenceTable::Object;
   struct Options {
-    std::uint64_t first_bytes = 64 << 10;     // asked for with the question how large it is
-    std::uint64_t piece_bytes = 1 << 20;      // of what is asked for after that
-    std::uint64_t max_under_way = 32u << 20;  // of such pieces, from one home
+    std::uint64_t first_bytes = 64 << 10;     // requested together with the size
+    std::uint64_t piece_bytes = 1 << 20;      // size of later requests
+    std::uint64_t max_under_way = 32u << 20;  // limit of such pieces per home
   };
   ReplicaTable() = default;
   explicit ReplicaTable(Options options) : options_(options) {}
 
-  // Whether that is the first: then somebody is to ask for its first bytes, and tell how large it is.
+  // Records that `by` wants the object. Returns true for the first one: then the caller requests its first bytes and calls begun().
   bool wanted(Object object, WorkerId by);
-  // The numbers of the two transfers of one object, one after the other, differ. None: it is not, or no longer, wanted.
+  // Number of the object's transfer, which differs from that of any earlier transfer. nullopt: no process wants the object.
   std::optional<std::uint64_t> transfer(Object object) const;
-  // It has so many bytes, the first of which are here.
+  // The object has `bytes` bytes, of which the first `here` have arrived.
   void begun(Object object, std::uint64_t bytes, std::uint64_t here, std::vector<Object> contains);
   struct Piece {
     Object object;
     std::uint64_t transfer = 0;
     std::uint64_t offset = 0, bytes = 0;
   };
-  // Parts that are to be asked for now: from each home, of the transfer that began first. Each comes to arrived, also one of a transfer
-  // that was given up.
+  // Returns the parts to request now, per home those of the oldest transfer first. The caller passes each part to arrived(), also of a
+  // transfer that was given up.
   std::vector<Piece> next();
-  // Whether it is all there.
+  // Returns true if the object is complete now.
   bool arrived(const Piece& piece);
   bool complete(Object object) const;
   bool is_wanted(Object object, WorkerId by) const;
   std::vector<Object> contained(Object object) const;
 
-  // What is to be dropped, as nobody wants it any more.
+  // These remove replicas that no process wants any more; the caller drops their memory. let_go() returns true if it removed one.
   bool let_go(Object object, WorkerId by);
   std::vector<Object> worker_gone(WorkerId worker);
   std::vector<Object> node_gone(NodeId home);
   std::vector<Object> end_job(JobId job);
-  // It failed, or will not be.
+  // Removes a replica whose transfer failed or was cancelled.
   void drop(Object object);
-  // The one of this id, whatever its job.
+  // Finds a replica by id in any job.
   std::optional<Object> find(ObjectId id) const;
 
   std::optional<Object> first() const { return replicas_.empty() ? std::nullopt : std::optional(replicas_.begin()->first); }
@@ -63,7 +63,7 @@ class ReplicaTable {
   struct Replica {
     std::uint64_t transfer = 0;
     std::set<WorkerId> wanted_by;
-    std::optional<std::uint64_t> bytes;  // once that is known
+    std::optional<std::uint64_t> bytes;  // set by begun()
     std::uint64_t asked = 0, here = 0;
     std::vector<Object> contains;
   };
@@ -74,7 +74,7 @@ class ReplicaTable {
   const Options options_;
   std::map<Object, Replica> replicas_;
   struct Home {
-    std::map<std::uint64_t, Object> begun;  // transfers of which something is to be asked for, in order
+    std::map<std::uint64_t, Object> begun;  // transfers with parts to request, by number
     std::uint64_t under_way = 0;
   };
   std::map<NodeId, Home> homes_;
