@@ -1,7 +1,8 @@
 """A warm interpreter that forks workers. A node starts it as ``python -m shoal._zygote NODE_PID plain|torch``.
 
-Descriptor 3 is a socket of the node. The zygote has imported a worker's modules. It must have one thread and no CUDA context; otherwise a worker is a fresh interpreter. A worker is
-forked twice, so that it becomes a child of the node (a subreaper), which is notified of its death.
+Descriptor 3 is a socket of the node. The zygote has imported a worker's modules. It must have one thread and no CUDA context; otherwise a
+worker is a fresh interpreter. A worker is forked twice, so that it becomes a child of the node (a subreaper), which is notified of its
+death.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Static graphs over actors: bound once, executed many times (Ray's ``ray.dag``).
+"""Static graphs over actors, bound once and executed many times (Ray's ``ray.dag``).
 
 with InputNode() as inp:
     dag = b.g.bind(a.f.bind(inp))

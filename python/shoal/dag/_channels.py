@@ -1,5 +1,5 @@
-"""Values on their way through a graph: small ones lie in a channel (``native/channel.cc``), large ones in a shared memory of the node's,
-which the reader maps and gives back."""
+"""Values in transit through a graph. Small ones lie in a channel (``native/channel.cc``), large ones in separate shared memory of the node,
+which the reader maps and releases."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from shoal.exceptions import InvalidArgument, RayChannelTimeoutError, TaskError
 
 __all__ = ["Layout", "Outgoing", "Packed", "Raised"]
 
-_MAX_CAPACITY = 1 << 30  # of runtime/shm/ring.h
-_DEFAULT_LIMIT = 1_000_000  # Ray's
-_DEFAULT_MEMORY = 256 << 20  # bytes of all channels, about: the node sets it aside, though few pages are ever touched
-_OVERHEAD = 96  # of a record
+_MAX_CAPACITY = 1 << 30  # same as in runtime/shm/ring.h
+_DEFAULT_LIMIT = 1_000_000  # Ray's default
+_DEFAULT_MEMORY = 256 << 20  # approximate bytes of all channels, reserved by the node, though few pages are touched
+_OVERHEAD = 96  # bytes per record
 _PER_BUFFER = 72
-_LOOK_S = 0.05  # between looks whether the graph whose value is waited for has ended
-_SMALLEST = 256  # a limit below which not even the words that say where a value lies have room
+_LOOK_S = 0.05  # interval of the checks whether the graph has ended
+_SMALLEST = 256  # lowest limit, which fits a reference to a value in separate memory
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory of a graph's channels, as its processes open it."""
+    """The memory of a graph's channels, in the form that its processes open."""
 
     name: str
     count: int
@@ -42,8 +42,8 @@ class Layout:
 
     @staticmethod
     def of(name: str, count: int, limit: int, in_flight: int) -> Layout:
-        """Channels that have room for one more value at the limit than can be under way, wherever they begin, beside an eighth that may
-        still be taken by what was read: so nobody ever waits to write. Pages are touched as they are used."""
+        """Returns a layout in which writes never wait. A channel holds one more value at the limit than executions in flight, at any
+        offset, beside an eighth that read values may still occupy. Pages are allocated on use."""
         limit = max(limit, _SMALLEST)
         capacity = 1 << 16
         while capacity - capacity // 8 < (limit + _OVERHEAD) * (in_flight + 1):
@@ -60,7 +60,7 @@ class Layout:
 
 
 class Raised:
-    """The exception that a method raised, packed: it takes the place of its result, and of all that would follow from it."""
+    """A packed exception of a method, in place of its result and of all dependent results."""
 
     __slots__ = ("buffers", "head")
 
@@ -77,8 +77,7 @@ class Raised:
 
 
 class Packed:
-    """The form in which a channel gives a value that is not plain. One that lies elsewhere is given back when it was loaded, or when no
-    reader wants it any more."""
+    """A value from a channel that is not plain. A value in separate memory is released when it is loaded or no longer wanted."""
 
     __slots__ = ("_buffers", "_elsewhere", "_head", "_raised")
 
@@ -86,8 +85,8 @@ class Packed:
         self._head, self._buffers, self._raised, self._elsewhere = head, buffers, raised, elsewhere
 
     def load(self, ended: Callable[[], None], end: float | None = None) -> Any:
-        """The value; a Raised for what cannot be loaded here, too. ``ended`` raises once the graph has ended: whoever wrote a value that
-        lies elsewhere may have given it back by then. RayChannelTimeoutError at ``end`` (of time.monotonic)."""
+        """Returns the value, or a Raised if it cannot be loaded here. ``ended`` raises once the graph has ended, because the writer may
+        then have released a value in separate memory. RayChannelTimeoutError at ``end`` (time.monotonic)."""
         failure = self._fetch(ended, end) if self._elsewhere else None
         if failure is not None:
             return Raised.of(failure, "loading a value")
@@ -116,23 +115,23 @@ class Packed:
 
     def __del__(self):
         if self._elsewhere:
-            with contextlib.suppress(Exception):  # the session is closed, and gave all back
+            with contextlib.suppress(Exception):  # the session is closed and has released all
                 state.session.drop(self._head.decode().split()[0])
 
 
 class Outgoing:
-    """Writes values to channels, in the order in which it is asked to."""
+    """Writes values to channels, in the order of the calls."""
 
     def __init__(self, limit: int, in_flight: int):
         self._limit = limit
-        self._elsewhere: deque[str] = deque(maxlen=in_flight)  # ids of what may not have been read yet
+        self._elsewhere: deque[str] = deque(maxlen=in_flight)  # ids of values that may be unread
 
     def send(self, senders: list[_native.Sender], value: Any) -> None:
         for write in self.writes(senders, value):
             write()
 
     def writes(self, senders: list[_native.Sender], value: Any) -> list[Callable[[], Any]]:
-        """Returns the functions that write it to each of them. A value that cannot travel raises here, and nothing is written."""
+        """Returns the functions that write it to each channel. If the value cannot be pickled, this raises and nothing is written."""
         if type(value) is Raised:
             return self._packed(senders, value.head, value.buffers, True)
         if senders and senders[0].takes(value):
@@ -145,7 +144,7 @@ class Outgoing:
             return [partial(s.write_pickle, head, buffers, raised) for s in senders]
         session = state.session
         ref, out = session.put(head, buffers), []
-        for sender in senders:  # one memory: each reader has an id of its own to give back
+        for sender in senders:  # one memory, with an id for each reader to release
             object_id = new_object_id()
             session.give(ref, object_id)
             self._elsewhere.append(object_id)
@@ -153,7 +152,7 @@ class Outgoing:
         return out
 
     def end(self) -> None:
-        """Gives back the values that lie elsewhere: the readers are gone."""
+        """Releases the values in separate memory, because the readers are gone."""
         with contextlib.suppress(Exception):
             for object_id in self._elsewhere:
                 state.session.drop(object_id)

@@ -27,32 +27,32 @@ from shoal.exceptions import InvalidArgument, RayCgraphCapacityExceeded, RayChan
 
 __all__ = ["CompiledDAG", "CompiledDAGFuture", "CompiledDAGRef"]
 
-_IN_FLIGHT = 10  # Ray's
-_TEARDOWN_S = 30.0  # for methods that run when a graph ends
-_CAUSE_S = 5.0  # until it is known why an actor has left
+_IN_FLIGHT = 10  # Ray's default
+_TEARDOWN_S = 30.0  # for running methods to return at a graph's end
+_CAUSE_S = 5.0  # until the cause of an actor's exit is known
 
 
 class _Running:
-    """The channels of a graph and who runs it: what is there until the last actor has left, whoever refers to the graph. What of the
-    memory is mapped here goes with it, or before."""
+    """The channels and actors' parts of a graph. It exists until the last actor has left, even without references to the graph. The
+    channels are unmapped with it, or before."""
 
     def __init__(self, layout: Layout, channels: _native.Channels | None):
-        self.layout, self.channels = layout, channels  # None once they are given back
-        self.error: Exception | None = None  # why it has ended, the first cause
+        self.layout, self.channels = layout, channels  # None once released
+        self.error: Exception | None = None  # the first cause of the end
         self.ended, self.left = threading.Event(), threading.Event()
-        self.forked = False  # this is the copy of a child: the channels and the locks are its parent's
+        self.forked = False  # True in a forked child: the channels and locks are the parent's
         self._num_left, self._lock = 0, threading.Lock()
         self._parts: list[ObjectRef] = []
         _living.add(self)
 
     def begin(self, parts: list[ObjectRef]) -> None:
-        """``parts``: the calls by which actors run theirs."""
+        """``parts``: the calls in which the actors run their parts."""
         self._parts = parts
         for part in parts:
             when_ready(part, lambda part=part: self._on_left(part))
 
     def end(self, why: Exception) -> None:
-        """From any thread, and again: all that wait for this graph hear of it."""
+        """Ends the graph, from any thread and repeatedly; all that wait for it raise."""
         if self.forked:
             return
         with self._lock:
@@ -66,7 +66,7 @@ class _Running:
             raise self.cause(RayChannelError("this graph has ended"))
 
     def cause(self, heard: Exception) -> Exception:
-        """Why it ended, for who heard of it from a channel. Each time another exception: whoever raises it adds a traceback."""
+        """Returns the cause of the end for a thread whose channel was closed. It is a copy each time, because raising adds a traceback."""
         self.ended.wait(_CAUSE_S)
         return copy.copy(self.error or heard)
 
@@ -84,17 +84,17 @@ class _Running:
 
 
 class _Execution:
-    """One, for those who refer to its results."""
+    """One execution, shared by the references to its results."""
 
     __slots__ = ("__weakref__", "dag", "values")
 
     def __init__(self, dag: CompiledDAG):
         self.dag = dag
-        self.values: list[Any] = []  # one by one as they come
+        self.values: list[Any] = []  # appended as they arrive
 
 
 class _Result:
-    """The result of one execution, for ``get`` and ``await``: once."""
+    """The result of one execution, for a single ``get`` or ``await``."""
 
     __slots__ = ()
 
@@ -116,8 +116,8 @@ def _loaded(packed: Packed, running: _Running, end: float | None = None) -> Any:
 
 
 class CompiledDAGRef(_Result, ResultRef):
-    """A result of an execution: ``shoal.get(ref)`` or ``ref.get(timeout)``, once. It may be dropped unread. It cannot be copied or sent to
-    another process; ``wait`` does not take it."""
+    """A result of an execution, for a single ``shoal.get(ref)`` or ``ref.get(timeout)``. It may be dropped unread. It cannot be copied or
+    sent to another process; ``wait`` does not accept it."""
 
     __slots__ = ("_execution", "_index")
 
@@ -125,8 +125,8 @@ class CompiledDAGRef(_Result, ResultRef):
         self._execution, self._index = execution, index
 
     def get(self, timeout: float | None = None) -> Any:
-        """The value. Raises what the method raised, RayChannelTimeoutError after ``timeout`` seconds (None or -1: never), or why the graph
-        ended before."""
+        """Returns the value. Raises the method's exception, the cause if the graph has ended, or RayChannelTimeoutError after ``timeout``
+        seconds (None or -1: never)."""
         execution = self._execution
         if execution is None:
             raise ValueError("get() can only be called once on a CompiledDAGRef, and it was already called.")
@@ -168,7 +168,7 @@ class CompiledDAGFuture(_Result):
 
 
 class CompiledDAG:
-    """The graph that ``experimental_compile`` returns. It ends with ``teardown``, its last reference, or one of its actors."""
+    """The graph that ``experimental_compile`` returns. It ends with ``teardown``, with its last reference, or with one of its actors."""
 
     def __init__(self, output: DAGNode, buffer_bytes: int | None, enable_asyncio: bool, max_in_flight: int | None):
         for name, value in (("_buffer_size_bytes", buffer_bytes), ("_max_inflight_executions", max_in_flight)):
@@ -186,7 +186,7 @@ class CompiledDAG:
                 reason="Deadlock",
                 hint="compile it in another process, or give the actor max_concurrency",
             )
-        self._actors = graph.actors  # which would end with their last handles
+        self._actors = graph.actors  # keeps the actors alive
         self._picks, self._returns_list = graph.picks, isinstance(output, MultiOutputNode)
         self._num_outputs = len(graph.plan.outputs)
         self._positions, self._keywords = graph.positions, graph.keywords
@@ -194,7 +194,7 @@ class CompiledDAG:
         self._text = graph.text()
         self._open(graph, buffer_bytes)
         self._submitting, self._reading = threading.Lock(), threading.Lock()
-        self._submitted: deque[tuple[list, weakref.ref[_Execution]]] = deque()  # whose values are not all read, in order
+        self._submitted: deque[tuple[list, weakref.ref[_Execution]]] = deque()  # executions with unread values, in order
         self._awaited: SimpleQueue | None = None
         _compiled.add(self)
         weakref.finalize(self, self._running.end, RayChannelError("nothing refers to this graph any more"))
@@ -204,7 +204,7 @@ class CompiledDAG:
             weakref.finalize(self, self._awaited.put, None)
 
     def _open(self, graph: Graph, buffer_bytes: int | None) -> None:
-        """The channels, here and on all actors, which wait for executions when this returns."""
+        """Opens the channels here and on all actors, which wait for executions when this returns."""
         session, plan = _session(), graph.plan
         if _end_all not in state.ending:
             state.ending.append(_end_all)
@@ -228,7 +228,7 @@ class CompiledDAG:
                     )
         except BaseException:
             channels.close()
-            for actor in opened:  # those that did open their part give it back: it ends at once
+            for actor in opened:  # actors that opened their part run it to release it: it ends at once
                 with contextlib.suppress(Exception):
                     _call(session, graph.actors[actor], "run", layout.name)
             raise
@@ -236,21 +236,22 @@ class CompiledDAG:
         self._receivers = [_native.Receiver(channels, c, Packed) for c in plan.outputs.values()]
         self._outgoing = Outgoing(layout.limit, self._in_flight * max(1, sum(len(s) for _, s in self._senders)))
         whole = len(self._senders) == 1 and self._senders[0][0] == WHOLE and len(self._senders[0][1]) == 1
-        self._only = self._senders[0][1][0] if whole else None  # of a graph whose whole input goes to one actor
+        self._only = self._senders[0][1][0] if whole else None  # the sender of a whole input that goes to one actor only
         self._running.begin([_call(session, handle, "run", layout.name) for handle in graph.actors.values()])
 
     # ---- executions
 
     def execute(self, /, *args, **kwargs) -> CompiledDAGRef | list[CompiledDAGRef]:
-        """Submits an execution. RayCgraphCapacityExceeded when so many are under way or not fetched; those that nobody refers to are
-        waited for instead."""
+        """Submits an execution. RayCgraphCapacityExceeded when too many are in flight or not fetched; unreferenced ones are awaited
+        instead."""
         if self._asyncio:
             raise ValueError("Use execute_async if enable_asyncio=True")
         execution = self._submit(args, kwargs)
         return [CompiledDAGRef(execution, k) for k in self._picks] if self._returns_list else CompiledDAGRef(execution, 0)
 
     async def execute_async(self, /, *args, **kwargs) -> CompiledDAGFuture | list[CompiledDAGFuture]:
-        """The same for asyncio, of a graph compiled with ``enable_asyncio``. What has come is not under way any more, awaited or not."""
+        """The same for asyncio, on a graph compiled with ``enable_asyncio``. A result that has arrived counts as fetched, even if not
+        awaited."""
         if not self._asyncio:
             raise ValueError("Use execute if enable_asyncio=False")
         loop = asyncio.get_running_loop()
@@ -278,7 +279,7 @@ class CompiledDAG:
                     write()
             except RayChannelError as error:
                 raise self._running.cause(error) from None
-            except BaseException:  # a part of it may be on its way: nobody could tell whose results come next
+            except BaseException:  # a part may have been sent: later results could not be assigned
                 self._running.end(RayChannelError("the submission of an execution was interrupted"))
                 raise
         return execution
@@ -296,7 +297,7 @@ class CompiledDAG:
         return out
 
     def _make_room(self) -> None:
-        if self._reading.acquire(blocking=False):  # else somebody waits for a result
+        if self._reading.acquire(blocking=False):  # otherwise another thread waits for a result
             try:
                 while len(self._submitted) >= self._in_flight and self._submitted[0][1]() is None:
                     self._read(self._submitted[0][0], None)
@@ -310,7 +311,7 @@ class CompiledDAG:
             )
 
     def _read_until(self, values: list, end: float | None) -> None:
-        """Until an execution's values are there; those of the ones before come first."""
+        """Reads until an execution's values are present, after those of earlier executions."""
         if not self._reading.acquire(timeout=-1 if end is None else max(0.0, end - time.monotonic())):
             raise RayChannelTimeoutError("no result within the timeout: another thread waits for an earlier one")
         try:
@@ -320,7 +321,7 @@ class CompiledDAG:
             self._reading.release()
 
     def _read(self, values: list, end: float | None) -> None:
-        """All values of the first execution that was submitted. It may be interrupted anywhere, and goes on there when called again."""
+        """Reads all values of the oldest execution. After an interrupt the next call continues."""
         try:
             while len(values) < self._num_outputs:
                 left = None if end is None else max(0.0, end - time.monotonic())
@@ -337,12 +338,12 @@ class CompiledDAG:
     # ---- the end
 
     def teardown(self, kill_actors: bool = False) -> None:
-        """Ends the graph: results that were not fetched are lost, its memory is given back, and its actors are ordinary ones again, at the
-        latest when the methods that run have returned (this waits for that for 30 s). ``kill_actors``: they are ended, too."""
+        """Ends the graph: results not fetched are lost, and its memory is released. Its actors are ordinary ones again once running methods
+        have returned, which this awaits for up to 30 s. ``kill_actors``: also ends the actors."""
         self._running.end(RayChannelError("this graph was torn down", hint="compile it anew: bind its methods again"))
         if kill_actors:
             for handle in self._actors.values():
-                with contextlib.suppress(Exception):  # it is dead already
+                with contextlib.suppress(Exception):  # already dead
                     _client.kill(handle)
         self._running.left.wait(_TEARDOWN_S)
         with self._submitting, self._reading:
@@ -350,17 +351,17 @@ class CompiledDAG:
             self._outgoing.end()
 
     def visualize(self, *_, **__) -> str:
-        """The graph as text: who makes which calls in which order, and where values come from."""
+        """The graph as text: each actor's calls in order, with the sources of their arguments."""
         return self._text
 
 
 def _call(session: _native.Session, handle: ActorHandle, *args) -> ObjectRef:
-    """Never made again: an actor that was started again is in no graph."""
+    """Calls an actor without retries: a restarted actor is in no graph."""
     return ObjectRef(session.call(handle._shoal_actor.id, GRAPH, *_pack(args, {}), None, 0), repr(handle))
 
 
 def _settle_all(awaited: SimpleQueue) -> None:
-    """A thread of a graph that was compiled for asyncio: brings results to the loops that await them."""
+    """The thread of a graph compiled for asyncio, which delivers results to the awaiting loops."""
     while (item := awaited.get()) is not None:
         execution, futures, loop = item
         try:
@@ -368,9 +369,9 @@ def _settle_all(awaited: SimpleQueue) -> None:
             error = None
         except Exception as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
             loop.call_soon_threadsafe(_settle, futures, execution.values, error)
-        item = execution = futures = loop = None  # lest a graph outlive its last reference
+        item = execution = futures = loop = None  # so that no graph outlives its last reference
 
 
 def _settle(futures: list[tuple[asyncio.Future, int]], values: list, error: Exception | None) -> None:
@@ -381,7 +382,7 @@ def _settle(futures: list[tuple[asyncio.Future, int]], values: list, error: Exce
             future.set_result(values[pick])
         else:
             future.set_exception(copy.copy(error))
-            future.exception()  # whoever dropped it does not want to hear of it
+            future.exception()  # marked as retrieved, so that a dropped future logs nothing
 
 
 _living: weakref.WeakSet[_Running] = weakref.WeakSet()
@@ -407,7 +408,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _end_all() -> None:
-    """The session closes: whoever waits for a graph hears of it, and nothing is given back to the node any more."""
+    """Ends all graphs when the session closes: all that wait for one raise, and nothing is returned to the node any more."""
     for graph in tuple(_living):
         channels = graph.channels
         graph.end(RayChannelError("the session of this graph was closed"))

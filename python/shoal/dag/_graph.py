@@ -1,4 +1,4 @@
-"""A graph of nodes as something to be compiled: checked, and taken apart into its actors' parts."""
+"""A graph to compile: its nodes, checked and split into the actors' parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHOLE: _schedule.InputKey = ("input", None)
 
 
 class Graph:
-    """The nodes of a graph as the schedule's calls and values."""
+    """The nodes of a graph as calls and values of a schedule."""
 
     def __init__(self, output: DAGNode):
         nodes = output._graph()
@@ -75,7 +75,7 @@ class Graph:
 
 
 def _check_kinds(nodes: list[DAGNode], output: DAGNode, chosen: list[DAGNode]) -> None:
-    """ValueError, or Unimplemented, for what only an uncompiled graph may have."""
+    """Raises ValueError, or Unimplemented, for nodes that only uncompiled graphs may have."""
     if any(isinstance(n, FunctionNode) for n in nodes):
         raise Unimplemented("compiled graphs are of methods of actors; a function has no process that could wait for its next call")
     if sum(isinstance(n, InputNode) for n in nodes) != 1:

@@ -1,7 +1,7 @@
-"""An actor's part in a graph: a thread that waits for values, makes the calls of its schedule and writes what they return.
+"""An actor's part in a graph: a thread that waits for values, makes the calls of its schedule and writes their results.
 
-The thread waits without the actor; only for a call it takes the actor's turn, as ordinary calls do. So an actor whose calls run one at a
-time goes on doing so, whoever makes them, and takes ordinary calls while it is in graphs.
+The thread waits without the actor's turn and takes it only for a call, as ordinary calls do. An actor with one call at a time therefore
+still runs one at a time, and accepts ordinary calls while it is in graphs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Argument", "Part", "PlannedCall", "Turn", "graph_call"]
 
 @dataclass(frozen=True)
 class Argument:
-    """Stands in a call's arguments for a value of the execution."""
+    """Replaces a value of the execution in a call's arguments."""
 
     slot: int
 
@@ -39,7 +39,7 @@ class PlannedCall:
     kwargs: dict[str, Any]
     needs: tuple[int, ...]  # slots of the values among its arguments
     reads: tuple[tuple[int, int], ...]  # (slot, channel)
-    slot: int  # of its result
+    slot: int  # slot of its result
     writes: tuple[int, ...]  # channels
 
 
@@ -50,13 +50,13 @@ class Part:
     layout: Layout
     in_flight: int
     place: tuple[str, str]  # (job, node) of the memory
-    driver: str  # the process that executes the graph
+    driver: str  # the executing process
     calls: tuple[PlannedCall, ...]
     num_slots: int
 
 
 class Turn:
-    """The turn of an actor whose calls run one at a time: threads that wait for it get it in order."""
+    """The lock of an actor that runs one call at a time. Waiting threads get it in order."""
 
     def __init__(self, taken: bool):
         self._mine, self._waiting = threading.Lock(), deque()
@@ -69,22 +69,22 @@ class Turn:
         come = threading.Lock()
         come.acquire()
         self._waiting.append(come)
-        if self._mine.acquire(False):  # it was given back just before anybody could see who waits
+        if self._mine.acquire(False):  # released just before this thread became visible as waiting
             self.__exit__()
         come.acquire()
 
     def __exit__(self, *_) -> None:
         while True:
-            if self._waiting:  # only who has the turn takes somebody out
+            if self._waiting:  # only the holder removes a waiting thread
                 self._waiting.popleft().release()
                 return
             self._mine.release()
-            if not self._waiting or not self._mine.acquire(False):  # nobody came meanwhile, or somebody else sees to them
+            if not self._waiting or not self._mine.acquire(False):  # no new thread waits, or another one serves it
                 return
 
 
 def graph_call(_instance, what: str, *args):
-    """The method by which an actor is told of graphs: it opens its part, or runs it until the graph ends."""
+    """The built-in method for graphs: opens the actor's part, or runs it until the graph ends."""
     return _open(*args) if what == "open" else _run(*args)
 
 
@@ -93,12 +93,12 @@ _by_driver: dict[str, set[_Loop]] = {}
 
 
 def _open(part: Part) -> tuple[str, str] | None:
-    """Nothing; or where this actor is, if the graph's memory is not there."""
+    """Opens a part. Returns None, or (job, node) of this actor if the graph's memory is elsewhere."""
     here = (state.session.job, state.session.node)
     if here != part.place:
         return here
     if running.turn is None and running.runner is None:
-        running.turn = Turn(taken=True)  # by the call that is being served
+        running.turn = Turn(taken=True)  # taken by the call that is being served
     _opened[part.layout.name] = loop = _Loop(part)
     known = part.driver in _by_driver
     _by_driver.setdefault(part.driver, set()).add(loop)
@@ -109,14 +109,14 @@ def _open(part: Part) -> tuple[str, str] | None:
 
 def _run(name: str) -> Any:
     loop = _opened.pop(name, None)
-    if loop is None:  # it could not open its part, and its graph has ended
+    if loop is None:  # its part was not opened, or its graph has ended
         return None
     loop.begin(parent_call())
     return LATER
 
 
 class _Call:
-    """One of the schedule's, with all that it needs at hand."""
+    """A planned call with its receivers, senders and function."""
 
     __slots__ = ("args", "function", "info", "kwargs", "needs", "plain", "reads", "slot", "where", "writes")
 
@@ -125,7 +125,7 @@ class _Call:
         self.args = tuple(given(a) for a in planned.args)
         self.kwargs = {k: given(a) for k, a in planned.kwargs.items()}
         only = not self.kwargs and len(self.args) == 1 and type(self.args[0]) is Argument
-        self.plain = self.args[0].slot if only else -1  # the slot of the only argument
+        self.plain = self.args[0].slot if only else -1  # slot of the only argument, else -1
         self.needs, self.slot = planned.needs, planned.slot
         self.reads = [(slot, receivers[channel]) for slot, channel in planned.reads]
         self.writes = [senders[channel] for channel in planned.writes]
@@ -145,14 +145,14 @@ class _Loop:
         self._calls = [_Call(planned, receivers, senders) for planned in mine]
 
     def begin(self, incoming) -> None:
-        running.graphs[self] = incoming  # is answered when the loop ends, or the actor
+        running.graphs[self] = incoming  # answered at the end of the loop or of the actor
         threading.Thread(target=self._serve, daemon=True, name="shoal-graph").start()
 
     def close(self) -> None:
-        """From any thread: the driver is gone."""
+        """Ends the part because the driver is gone; from any thread."""
         if (channels := self._channels) is not None:
             channels.close()
-        if _opened.pop(self._part.layout.name, None) is not None:  # and never told it to run
+        if _opened.pop(self._part.layout.name, None) is not None:  # the driver never asked to run it
             self._forget()
 
     def _ended(self) -> None:
@@ -166,17 +166,17 @@ class _Loop:
         error = None
         try:
             self._execute()
-        except RayChannelError:  # the graph was ended
+        except RayChannelError:  # the graph has ended
             pass
         except BaseException as raised:
             error = raised
-        self._channels.close()  # nobody goes on without this one
+        self._channels.close()  # the graph cannot go on without this actor
         self._outgoing.end()
         _by_driver.get(self._part.driver, set()).discard(self)
         self._forget()
         if isinstance(error, SystemExit):
             leave(error)
-        elif (incoming := running.graphs.pop(self, None)) is None:  # the actor's end answers it
+        elif (incoming := running.graphs.pop(self, None)) is None:  # the actor's end answers the call
             pass
         elif error is not None:
             refuse(state.session, incoming, error, "a compiled graph")
@@ -193,7 +193,7 @@ class _Loop:
                     value = receiver.read()
                     slots[slot] = value.load(self._ended) if type(value) is Packed else value
                 result = _made(call, slots, turn)
-                if running.ending is not None:  # by this call, whether it let the exception pass or not, or by another
+                if running.ending is not None:  # by this call, even if it caught the exception, or by another
                     raise ActorExit(0)
                 slots[call.slot] = result
                 writes = call.writes
@@ -203,7 +203,7 @@ class _Loop:
                     outgoing.send(writes, result)
                 except RayChannelError:
                     raise
-                except Exception as error:  # it cannot travel
+                except Exception as error:  # the result cannot be pickled
                     slots[call.slot] = failed = Raised.of(error, call.where)
                     outgoing.send(writes, failed)
             value = result = None
@@ -211,7 +211,7 @@ class _Loop:
 
 
 def _made(call: _Call, slots: list[Any], turn) -> Any:
-    """Returns the call's result, or the exception that it, or one that it needs, raised."""
+    """Returns the call's result, or the exception of this call or of one that it needs."""
     for slot in call.needs:
         if type(slots[slot]) is Raised:
             return slots[slot]
@@ -232,7 +232,7 @@ def _made(call: _Call, slots: list[Any], turn) -> Any:
 
 
 def filled(value: Any, slots: list[Any]) -> Any:
-    """Arguments with values in the places of their slots, as deep as nodes are found (``_nodes.nodes_in``)."""
+    """Replaces slots in arguments by values, in the containers that ``_nodes.nodes_in`` searches."""
     kind = type(value)
     if kind is Argument:
         return slots[value.slot]
@@ -242,12 +242,12 @@ def filled(value: Any, slots: list[Any]) -> Any:
 
 
 def _on_actor(method: str):
-    """As the actor's own calls run: on the loop of its group, of one that has methods which are coroutines."""
+    """Returns the method as the actor's own calls run it: an async actor's on the loop of its group."""
     function, loop_of = method_of(running.instance, method), getattr(running.runner, "loop_of", None)
     if loop_of is None:
         return function
     loop = loop_of(method)
-    from shoal._concurrent import is_unfinished  # which such an actor has anyway
+    from shoal._concurrent import is_unfinished  # already imported by such an actor
 
     async def called(args, kwargs):
         result = function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Nodes of a graph: its input, calls that are bound and not made yet, its outputs. ``execute`` makes the calls, as ordinary ones."""
+"""Nodes of a graph: its input, bound calls that are not made yet, its outputs. ``execute`` makes the calls as ordinary ones."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ _numbers = itertools.count()
 
 
 class DAGNode:
-    """A value that an execution of its graph will have. Among the arguments of ``bind``, also in lists, tuples and dicts, it stands for
-    that value."""
+    """A value in each execution of its graph. ``bind`` accepts it as an argument, also in lists, tuples and dicts."""
 
     def __init__(self, args: tuple = (), kwargs: dict[str, Any] | None = None):
         self._args, self._kwargs = args, kwargs or {}
-        self._number = next(_numbers)  # in the order in which nodes were made
+        self._number = next(_numbers)  # in the order of creation
         self._compiled = False
         self._downstream: list[weakref.ref[DAGNode]] = []
         for node in self._needs():
             node._downstream.append(weakref.ref(self))
 
     def _needs(self) -> list[DAGNode]:
-        """The nodes among its arguments as they are now."""
+        """The nodes among its current arguments."""
         return list(nodes_in((self._args, self._kwargs)))
 
     def execute(self, /, *args, **kwargs) -> ObjectRef | list[ObjectRef]:
-        """Makes the calls of the graph, each an ordinary one on its actor or of its function. Returns a reference to the result; for a
-        MultiOutputNode a list of them."""
+        """Makes the calls of the graph as ordinary calls. Returns a reference to the result; for a MultiOutputNode a list of references."""
         return self._made({}, args, kwargs)
 
     def _made(self, made: dict[int, Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The value that stands for this node in the arguments of calls, in one execution."""
+        """Returns this node's value in one execution, for the arguments of calls."""
         if self._number not in made:
             for node in self._in_order():
                 if node._number not in made:
@@ -49,7 +47,7 @@ class DAGNode:
         raise NotImplementedError
 
     def _graph(self) -> list[DAGNode]:
-        """All that it needs, and itself, in the order in which they were made."""
+        """This node and all that it needs, in the order of creation."""
         found, more = {self}, [self]
         while more:
             new = set(more.pop()._needs()) - found
@@ -58,9 +56,9 @@ class DAGNode:
         return sorted(found, key=lambda node: node._number)
 
     def _in_order(self) -> list[DAGNode]:
-        """All that it needs, and itself at the end. ValueError when something needs itself."""
+        """All that this node needs, and the node itself last. ValueError for a cycle."""
         out: list[DAGNode] = []
-        state: dict[DAGNode, bool] = {}  # whether it is done
+        state: dict[DAGNode, bool] = {}  # True once its needs are done
         stack = [(self, iter(self._needs()))]
         state[self] = False
         while stack:
@@ -87,11 +85,11 @@ class DAGNode:
         _overlap_gpu_communication: bool | None = None,
         _default_communicator: Any = "create",
     ):
-        """A CompiledDAG: the actors of this graph wait for its executions, and values go from one to the next without a message.
+        """Returns a CompiledDAG: the actors of this graph wait for its executions, and values pass between them without messages.
 
-        ``_buffer_size_bytes`` (1,000,000, or what 256 MiB of channels allow): larger values lie in a shared memory of their own.
-        ``_max_inflight_executions`` (10): whose results are not fetched yet. ``_submit_timeout`` and ``_max_buffered_results`` bound
-        nothing here: an execution is submitted at once, and results belong to their references.
+        ``_buffer_size_bytes`` (1,000,000, or less with many channels, which share 256 MiB): larger values lie in separate shared memory.
+        ``_max_inflight_executions`` (10): the limit of executions whose results are not fetched. ``_submit_timeout`` and
+        ``_max_buffered_results`` have no effect: submission never waits, and results belong to their references.
         """
         from shoal.dag._compiled import CompiledDAG
 
@@ -148,7 +146,7 @@ class InputNode(DAGNode):
 
 
 class InputAttributeNode(DAGNode):
-    """One argument of ``execute``; or, not compiled, a part of the only one."""
+    """One argument of ``execute``; in an uncompiled graph with a single argument, a part of it."""
 
     def __init__(self, whole: InputNode, key: int | str, of_one: Callable[[Any, Any], Any]):
         self._key, self._of_one = key, of_one
@@ -192,7 +190,7 @@ class FunctionNode(DAGNode):
 
 
 class MultiOutputNode(DAGNode):
-    """Several results of one graph: ``execute`` returns a list of references, in this order."""
+    """Several results of one graph. ``execute`` returns a list of references in this order."""
 
     def __init__(self, outputs: list[DAGNode] | tuple[DAGNode, ...]):
         if not isinstance(outputs, (list, tuple)) or not outputs or not all(isinstance(o, DAGNode) for o in outputs):
@@ -218,7 +216,7 @@ def nodes_in(value: Any) -> Iterator[DAGNode]:
 
 
 def replaced(value: Any, by: Callable[[DAGNode], Any]) -> Any:
-    """The same with something else in place of nodes. What has none in it is the very same object."""
+    """Returns the value with replaced nodes. A value without nodes is returned unchanged."""
     if isinstance(value, DAGNode):
         return by(value)
     if type(value) in (list, tuple):

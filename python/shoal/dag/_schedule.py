@@ -1,9 +1,9 @@
-"""From a graph of calls to what each process does in one execution, and whether that can come to its end. Pure: no actor is touched.
+"""Schedules: the actions of each process in one execution of a graph, and a check that it terminates. Pure functions; no actor is involved.
 
-Each actor makes its calls in one order, the same in every execution: after what they need, and otherwise in the order in which they were
-bound. A value goes from the process that makes it to each other process that needs it over a channel of its own, once per execution; a call
-reads what it needs before it is made, and writes its result at once to all who want it. Writes never wait (``_channels.capacity``), so the
-only waits are for values, and a circle of those is a deadlock: ``find_deadlock`` looks for it in the very schedules that will be run.
+Each actor makes its calls in one order, equal in all executions: after their inputs, otherwise as bound. For each value and each other
+process that needs it there is one channel, used once per execution. A call first reads its inputs, and then writes its result to all
+readers. Writes never wait (``_channels.capacity``), so processes wait only for values. A cycle of such waits is a deadlock, and
+``find_deadlock`` searches the schedules that will run for one.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass, field
 
 __all__ = ["DRIVER", "Call", "Channel", "InputKey", "Plan", "Step", "Value", "find_deadlock", "order", "plan"]
 
-DRIVER = ""  # the process that executes the graph, among the actors' ids
+DRIVER = ""  # id of the executing process, among the actors' ids
 
-InputKey = tuple[str, int | str | None]  # ("input", position or keyword; None: all of it)
-Value = int | InputKey  # a call's result by the call's number, or a part of the input
+InputKey = tuple[str, int | str | None]  # ("input", position or keyword); None for the whole input
+Value = int | InputKey  # the number of a call, for its result, or a part of the input
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a method. Its number is its position among the graph's calls, which are listed as they were bound."""
+    """A call of a method. Its number is its position among the graph's calls, in the order of binding."""
 
     actor: str
-    label: str  # for people
-    reads: tuple[Value, ...]  # what its arguments are made of; each once
+    label: str  # for display
+    reads: tuple[Value, ...]  # the distinct values in its arguments
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One value's way from one process to another. Its number is its position in the plan."""
+    """The path of one value from one process to another. Its number is its position in the plan."""
 
     value: Value
     writer: str
@@ -40,7 +40,7 @@ class Channel:
 
 @dataclass
 class Step:
-    """A call as its actor makes it: what it reads first, by value and channel, and the channels to which its result goes."""
+    """A call in its actor's schedule: the (value, channel) pairs to read first, and the channels for its result."""
 
     call: int
     reads: list[tuple[Value, int]] = field(default_factory=list)
@@ -51,12 +51,12 @@ class Step:
 class Plan:
     channels: list[Channel]
     steps: dict[str, list[Step]]  # by actor
-    inputs: dict[InputKey, list[int]]  # what the driver writes, in order
-    outputs: dict[Value, int]  # what the driver reads, in order
+    inputs: dict[InputKey, list[int]]  # channels that the driver writes, in order
+    outputs: dict[Value, int]  # channels that the driver reads, in order
 
 
 def order(calls: list[Call]) -> list[int]:
-    """The numbers of all calls: each after what it reads, as far as that can be, and otherwise as they were bound."""
+    """Returns the numbers of all calls, each after the calls that it reads, if possible, and otherwise as bound."""
     missing = {n: sum(type(v) is int for v in call.reads) for n, call in enumerate(calls)}
     readers = defaultdict(list)
     for n, call in enumerate(calls):
@@ -71,17 +71,17 @@ def order(calls: list[Call]) -> list[int]:
             missing[reader] -= 1
             if not missing[reader]:
                 heapq.heappush(ready, reader)
-    return out + sorted(missing.keys() - set(out))  # the rest waits for itself: find_deadlock says how
+    return out + sorted(missing.keys() - set(out))  # a cycle, which find_deadlock describes
 
 
 def plan(calls: list[Call], outputs: list[Value]) -> Plan:
-    """Plans what each actor does in one execution."""
+    """Plans the actions of each actor in one execution."""
     out = Plan([], {}, {}, {})
     known: dict[tuple[Value, str], int] = {}
     writes = defaultdict(list)  # channels by value
 
     def channel(value: Value, reader: str) -> int:
-        """The number of the channel that brings it there."""
+        """Adds a channel for a value to a reader and returns its number."""
         number = known[value, reader] = len(out.channels)
         writer = calls[value].actor if type(value) is int else DRIVER
         out.channels.append(Channel(value, writer, reader))
@@ -108,12 +108,12 @@ def plan(calls: list[Call], outputs: list[Value]) -> Plan:
 
 
 def find_deadlock(calls: list[Call], orders: dict[str, list[int]]) -> str:
-    """Names the calls that would wait for each other without end if each actor made its calls in this order; empty if all end."""
+    """Names the calls that would wait for each other forever if each actor made its calls in this order; "" if there are none."""
     done: set[int] = set()
     at = dict.fromkeys(orders, 0)
 
     def missing(actor: str) -> int | None:
-        """A call whose result the actor's next call waits for."""
+        """An unfinished call whose result the actor's next call needs."""
         return next((v for v in calls[orders[actor][at[actor]]].reads if type(v) is int and v not in done), None)
 
     moved = True

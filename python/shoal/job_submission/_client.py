@@ -17,11 +17,12 @@ __all__ = ["JobSubmissionClient"]
 
 
 class JobSubmissionClient:
-    """``address``: ``"http://HOST:PORT"`` of a cluster's HTTP interface (``shoal start --head`` prints it), or None for this process's
-    cluster, else the one that runs. ``headers`` go with every request; the cluster's token for HTTP is found on its own host. Of another
-    host bring the port here (``ssh -L``), with that cluster's token in the file that ``$SHOAL_TOKEN_FILE`` names, or give
-    ``headers={"Authorization": "Bearer TOKEN"}``, its session's ``http-token``. Methods raise RuntimeError for what the cluster refuses,
-    Unavailable when it does not answer."""
+    """``address``: ``"http://HOST:PORT"`` of a cluster's HTTP interface (``shoal start --head`` prints it). The default is this process's
+    cluster, else the running one. ``headers`` are sent with every request.
+
+    The token is found only for a cluster on this host. For another host, forward the port (``ssh -L``), with the cluster's token in the
+    file that ``$SHOAL_TOKEN_FILE`` names. Or give ``headers={"Authorization": "Bearer TOKEN"}`` with its session's ``http-token``. Methods
+    raise RuntimeError for refused requests, and Unavailable without an answer."""
 
     def __init__(
         self,
@@ -33,10 +34,10 @@ class JobSubmissionClient:
         verify: str | bool | None = True,
         **kwargs: Any,
     ):
-        del create_cluster_if_needed, cookies, verify, kwargs  # Ray's; there are no cookies and no certificates here
+        del create_cluster_if_needed, cookies, verify, kwargs  # Ray's arguments, for cookies and certificates
         self._metadata = dict(metadata or {})
         self._http = Http(address, headers)
-        self._http.ask("GET", "/api/version")  # refused now rather than later
+        self._http.ask("GET", "/api/version")  # an early check of address and token
 
     def get_address(self) -> str:
         return self._http.address
@@ -58,9 +59,9 @@ class JobSubmissionClient:
         entrypoint_resources: dict[str, float] | None = None,
         entrypoint_label_selector: dict[str, str] | None = None,
     ) -> str:
-        """Starts a shell command line as a job; returns its submission id. ``runtime_env``: ``working_dir`` (a folder of the cluster's
-        host, used in place, or a .zip there), ``env_vars``, ``pip``, ``py_modules``, ``excludes``. The resources are those of the
-        entrypoint's own process; what no node could ever hold is refused."""
+        """Starts a shell command line as a job; returns its submission id. ``runtime_env``: ``working_dir`` (a folder or .zip on the
+        cluster's host; a folder is used in place), ``env_vars``, ``pip``, ``py_modules``, ``excludes``. The resources are those of the
+        entrypoint's own process. A job that no node can ever run is refused."""
         env = check(runtime_env)
         if "working_dir" in env and "://" not in str(env["working_dir"]):
             env = {**env, "working_dir": os.path.abspath(os.path.expanduser(env["working_dir"]))}
@@ -88,19 +89,19 @@ class JobSubmissionClient:
         return self.get_job_info(job_id).status
 
     def stop_job(self, job_id: str) -> bool:
-        """Asks it to end, with SIGTERM, then SIGKILL. False when it had ended already."""
+        """Ends a job, with SIGTERM, then SIGKILL. False if it had ended already."""
         return self._http.ask("POST", _path(job_id, "stop"))["stopped"]
 
     def delete_job(self, job_id: str) -> bool:
-        """Forgets a job that has ended."""
+        """Removes the record of an ended job."""
         return self._http.ask("DELETE", _path(job_id))["deleted"]
 
     def get_job_logs(self, job_id: str) -> str:
-        """The output of the entrypoint so far: at most the last 16 MiB of each of its processes."""
+        """The output of the entrypoint so far, at most the last 16 MiB of each of its processes."""
         return self._http.ask("GET", _path(job_id, "logs"))["logs"]
 
     async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
-        """Yields the output of the entrypoint, from its beginning, piece by piece, until it ends."""
+        """Yields the entrypoint's output in pieces, from the beginning until it ends."""
         loop = asyncio.get_running_loop()
         response = await loop.run_in_executor(None, lambda: self._http.open("GET", _path(job_id, "logs/tail"), patient=True))
         try:

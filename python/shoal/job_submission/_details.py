@@ -8,7 +8,7 @@ from typing import Any
 
 
 class JobStatus(str, enum.Enum):
-    """Where a job is in its life. Compares equal to its name."""
+    """The state of a job. Compares equal to its name."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -31,7 +31,7 @@ class JobType(str, enum.Enum):
 
 
 class JobErrorType(str, enum.Enum):
-    """Ray's kinds of failures. ``error_type`` of a job is a reason of Shoal's, which has no supervising actors."""
+    """Ray's kinds of failures. A job's ``error_type`` is a reason of Shoal, which has no supervising actors."""
 
     RUNTIME_ENV_SETUP_FAILURE = "RUNTIME_ENV_SETUP_FAILURE"
     JOB_SUPERVISOR_ACTOR_START_TIMEOUT = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
@@ -45,7 +45,7 @@ class JobErrorType(str, enum.Enum):
 
 @dataclass(frozen=True)
 class DriverInfo:
-    """``id`` is the job's, ``node_ip_address`` None: the cluster does not tell it here."""
+    """``id`` is the job's. ``node_ip_address`` is None, because the HTTP interface does not report it."""
 
     id: str
     node_ip_address: str | None
@@ -54,8 +54,8 @@ class DriverInfo:
 
 @dataclass(frozen=True)
 class JobDetails:
-    """Times are in milliseconds since 1970, None while they are still to come. ``message`` says why it waits, or how it ended.
-    The ``driver_`` fields that say where it runs are always None: the HTTP interface does not tell."""
+    """Times are in milliseconds since 1970, None before the event. ``message`` gives the reason for waiting, or the end's cause. The
+    ``driver_`` fields for the place are always None: the HTTP interface does not report it."""
 
     type: JobType
     job_id: str
@@ -75,7 +75,7 @@ class JobDetails:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> JobDetails:
-        """From the HTTP interface's answer."""
+        """Makes it from an answer of the HTTP interface."""
         driver = {"id": row["job_id"], "node_ip_address": None, **row["driver_info"]} if row["driver_info"] else None
         made = {"type": JobType(row["type"]), "status": JobStatus(row["status"]), "driver_info": DriverInfo(**driver) if driver else None}
         return cls(**{**{name: row.get(name) for name in cls.__dataclass_fields__}, **made})

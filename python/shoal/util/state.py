@@ -1,6 +1,6 @@
 """Queries of a cluster's state: ``list_actors``, ``get_node``, ``summarize_actors``, ``list_logs`` and others. Names and fields are Ray's.
 
-A call asks the cluster of this process, or the one at ``address`` (``"auto"``, ``"HOST:PORT"``, ``"http://HOST:PORT"``), without
+A call asks this process's cluster, or the one at ``address`` (``"auto"``, ``"HOST:PORT"``, ``"http://HOST:PORT"``). It needs no
 ``shoal.init``. A row is a dict with its fields as attributes. ``filters`` are ``(field, "=" or "!=", value)``; all must hold, and text is
 compared without regard to case. ``_explain`` has no effect.
 """
@@ -339,7 +339,7 @@ def get_placement_group(id: str, address: str | None = None, timeout: float = _T
 
 
 def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | list[StateRow] | None:
-    """Returns a task with all fields, or a list with a row per attempt if there were several. None when no process has a record of it;
+    """Returns a task with all fields, or a list with a row per attempt if there were several. An unknown task gives None;
     Unavailable if processes that may have one did not answer. ``id``: the task's id, or a reference to its result."""
     if isinstance(id, ObjectRef):
         if (ref := id).task_id().is_nil():
@@ -547,7 +547,7 @@ def _shown(pieces: Iterator[bytes], encoding: str | None, errors: str, plain: bo
     decode = codecs.getincrementaldecoder(encoding)(errors).decode if encoding else bytes
     for piece in pieces:
         yield decode(_COLOURS.sub(b"", piece) if plain else piece)
-    if encoding and (rest := decode(b"", True)):  # of an incomplete character
+    if encoding and (rest := decode(b"", True)):  # an incomplete last character
         yield rest
 
 
