@@ -1,19 +1,19 @@
-// With what heads speak to etcd.
+// Credentials with which heads connect to etcd.
 #pragma once
 
 #include <string>
 
 namespace shoal::scheduler::etcd {
 
-// Paths of files in PEM, read anew for each connection. etcd is believed when `authority` signed its certificate and that names its host;
-// it knows us by ours. The key has no pass phrase.
+// Paths of PEM files, read anew for each connection. The authority has to have signed etcd's certificate, which has to name its host. The
+// certificate here identifies the head to etcd. The key has no pass phrase.
 struct TlsFiles {
   std::string authority, certificate, key;
 };
 
 struct Access {
   TlsFiles tls;                // for etcds://
-  bool in_clear_text = false;  // etcd:// may name servers beyond loopback: whoever reaches them decides what runs in the cluster
+  bool in_clear_text = false;  // allows etcd:// beyond loopback: anyone who reaches etcd decides what runs
 };
 
 }  // namespace shoal::scheduler::etcd

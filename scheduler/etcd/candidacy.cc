@@ -21,9 +21,9 @@ namespace {
 
 constexpr const char* kSchema = "1";
 constexpr std::int64_t kEndedSeconds = 10;
-constexpr runtime::Duration kPatient = std::chrono::seconds(5), kHasty = std::chrono::seconds(1);  // the lease runs meanwhile
+constexpr runtime::Duration kPatient = std::chrono::seconds(5), kHasty = std::chrono::seconds(1);  // timeouts; the lease runs meanwhile
 
-// Where pids mean the same processes.
+// Identifies the host and pid namespace in which pids are valid.
 std::string host_of_pids() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot;
@@ -76,7 +76,7 @@ class EtcdCandidacy final : public Candidacy {
   bool leads() const override { return clock_.now().time_since_epoch().count() < leads_until_; }
 
   void end_cluster() override {
-    if (auto client = Client::open(address_, kHasty)) {  // its own: the other one is the thread's
+    if (auto client = Client::open(address_, kHasty)) {  // a client of its own, as client_ is the thread's
       if (const auto lease = (*client)->grant(kEndedSeconds)) {
         (void)(*client)->txn(json::array(), json::array({put(address_.key("ended"), id_, *lease)}));
       }
@@ -84,7 +84,7 @@ class EtcdCandidacy final : public Candidacy {
   }
 
  private:
-  // The first head says what all share.
+  // The first head stores what all heads share; later ones compare.
   Result<void> agree() {
     const std::string key = address_.key("about"), mine = json({{"schema", kSchema}, {"token", options_.fingerprint}}).dump();
     SHOAL_TRY(const TxnReply reply,
@@ -117,7 +117,7 @@ class EtcdCandidacy final : public Candidacy {
     }
   }
 
-  // Until when.
+  // Returns the time until the next round.
   runtime::Duration round() {
     const auto now = clock_.now();
     if (lease_ == 0) {
@@ -145,7 +145,7 @@ class EtcdCandidacy final : public Candidacy {
     }
   }
 
-  // A tenth less: clocks differ.
+  // The proof ends a tenth early, as clocks differ.
   void proven(runtime::TimePoint sent, std::int64_t ttl_s) {
     lease_until_ = (sent + std::chrono::milliseconds(ttl_s * 900)).time_since_epoch().count();
     if (leading_) leads_until_ = lease_until_;
@@ -160,7 +160,7 @@ class EtcdCandidacy final : public Candidacy {
     const auto& ended = seen->ranges[2];
     if (!leading_ && !ended.empty() && ended[0].mod_revision > since_) return post([this] { options_.ended(); });
     const auto is_mine = [&](const KeyValue& kv) { return kv.key == address_.key("heads/" + id_); };
-    if (!leading_ && std::none_of(heads.begin(), heads.end(), is_mine)) {  // its lease is over, or a put under a former one came late
+    if (!leading_ && std::none_of(heads.begin(), heads.end(), is_mine)) {  // its lease is over, or a late put replaced its key
       lease_ = 0;
       return;
     }
@@ -174,8 +174,8 @@ class EtcdCandidacy final : public Candidacy {
     tell(field("endpoint"), std::move(endpoints));
     if (leading_) return;
     if (leaders.empty()) return stand();
-    if (field("id") == id_ && field("lease") == std::to_string(lease_)) return won(leaders[0].create_revision);  // the answer was lost
-    // One of this host that is dead does nothing any more.
+    if (field("id") == id_ && field("lease") == std::to_string(lease_)) return won(leaders[0].create_revision);  // a lost answer
+    // A dead leader on this host writes no more: its lease can be revoked.
     const auto number = [&](const char* name) { return std::strtoll(field(name).c_str(), nullptr, 10); };
     if (field("host") != host_ || lives(static_cast<pid_t>(number("pid")), static_cast<std::uint64_t>(number("started")))) return;
     log_->info("the head that led is dead pid={}", number("pid"));
@@ -222,10 +222,10 @@ class EtcdCandidacy final : public Candidacy {
   const Address address_;
   const CandidacyOptions options_;
   const std::string id_;
-  // Of the thread, once it runs:
+  // Used by the thread only, once it runs:
   const std::unique_ptr<Client> client_;
   const std::string host_;
-  std::int64_t since_ = 0;  // etcd's revision when it came: an end that was told before is none of its cluster
+  std::int64_t since_ = 0;  // etcd's revision at the registration; an earlier `ended` concerns other heads
   std::int64_t lease_ = 0;
   runtime::TimePoint kept_{};
   bool last_kept_ = true;
@@ -234,11 +234,11 @@ class EtcdCandidacy final : public Candidacy {
   std::vector<std::string> heads_;
   std::int64_t lease_until_ = 0;
 
-  std::atomic<std::int64_t> leads_until_{0};  // 0 until it is elected
+  std::atomic<std::int64_t> leads_until_{0};  // 0 until elected
   std::mutex mutex_;
   std::condition_variable woken_;
   bool over_ = false;
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // of the loop's thread
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // loop thread only
   std::unique_ptr<runtime::SideThread> thread_;
 };
 

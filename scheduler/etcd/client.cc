@@ -15,7 +15,7 @@ using nlohmann::json;
 namespace {
 
 std::string to_base64(const std::string& bytes) {
-  std::string out(4 * ((bytes.size() + 2) / 3) + 1, 0);  // and a zero that OpenSSL writes
+  std::string out(4 * ((bytes.size() + 2) / 3) + 1, 0);  // with OpenSSL's final zero
   const int written = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()), reinterpret_cast<const unsigned char*>(bytes.data()),
                                       static_cast<int>(bytes.size()));
   out.resize(static_cast<std::size_t>(written));
@@ -32,7 +32,7 @@ std::string from_base64(const std::string& text) {
   return out;
 }
 
-// What the gateway leaves out is empty or 0; 64-bit numbers are text.
+// The gateway omits fields that are empty or 0, and writes 64-bit numbers as text.
 std::string text_in(const json& object, const char* name) {
   const auto at = object.is_object() ? object.find(name) : object.end();
   return at != object.end() && at->is_string() ? at->get<std::string>() : "";
@@ -55,7 +55,7 @@ Result<void> unless_gone(const Result<json>& reply) {
   return {};
 }
 
-// The one place where a status of etcd (gRPC's codes) becomes an Error.
+// The only conversion of etcd's statuses (gRPC codes) to errors.
 Error error_of(const std::string& server, const HttpPost::Reply& reply) {
   const json said = json::parse(reply.body, nullptr, false);
   if (!said.is_object() || !said.contains("code") || !said["code"].is_number_integer()) {
@@ -68,7 +68,7 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
     case 3:
       return internal(message);
     case 5:
-    case 11:  // a revision that was compacted
+    case 11:  // a compacted revision
       return not_found(message);
     case 7:
     case 16:
@@ -81,7 +81,7 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
   }
 }
 
-// As an address, or by the name that nobody is asked for.
+// Returns true for a loopback address, and for the one name that needs no resolver.
 bool is_here(std::string host) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   unsigned char bytes[16];
@@ -142,7 +142,7 @@ Result<Address> Address::parse(const std::string& text, const Access& access) {
 
 std::string end_of(const std::string& prefix) {
   std::string out = prefix;
-  ++out.back();  // prefixes are ours: they end with '/' or a digit
+  ++out.back();  // our prefixes end with '/' or a digit
   return out;
 }
 

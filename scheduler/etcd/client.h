@@ -15,16 +15,15 @@
 
 namespace shoal::scheduler::etcd {
 
-// etcds://HOST:PORT[,HOST:PORT]/NAME, in TLS, or etcd://.., in clear text: where etcd listens, and the name of the cluster whose keys begin
-// with shoal/NAME/.
+// etcds://HOST:PORT[,HOST:PORT]/NAME with TLS, or etcd://.. in clear text. NAME is the cluster, whose keys begin with shoal/NAME/.
 struct Address {
   std::vector<std::string> servers;  // HOST:PORT
   std::string cluster;
-  TlsFiles tls = {};  // of etcds://
+  TlsFiles tls = {};  // for etcds://
   bool in_tls() const { return !tls.authority.empty(); }
   std::string text() const;
   std::string key(const std::string& rest) const { return "shoal/" + cluster + "/" + rest; }
-  // Names have letters, digits, '.', '_' and '-', 100 at most. Reason "TlsRequired": a server beyond loopback, without TLS.
+  // A name has at most 100 letters, digits, '.', '_' and '-'. Reason "TlsRequired": a server beyond loopback without TLS.
   static Result<Address> parse(const std::string& text, const Access& access = {});
 };
 
@@ -33,46 +32,46 @@ struct KeyValue {
   std::int64_t create_revision = 0, mod_revision = 0;
 };
 
-// What a transaction is made of.
+// Operations and conditions of transactions.
 nlohmann::json put(const std::string& key, const std::string& value, std::int64_t lease = 0);
 nlohmann::json erase(const std::string& key);
 nlohmann::json erase_below(const std::string& prefix);
 nlohmann::json range(const std::string& key);
 nlohmann::json range_below(const std::string& prefix);
-nlohmann::json if_created_at(const std::string& key, std::int64_t revision);  // 0: if it does not exist
+nlohmann::json if_created_at(const std::string& key, std::int64_t revision);  // 0: the key does not exist
 nlohmann::json if_value(const std::string& key, const std::string& value);
 
-// The first key after all that begin with `prefix`.
+// The first key after all keys with `prefix`.
 std::string end_of(const std::string& prefix);
 
 struct TxnReply {
   bool succeeded = false;
-  std::int64_t revision = 0;                  // etcd's, as of then
-  std::vector<std::vector<KeyValue>> ranges;  // one for each operation of the branch that was taken; empty for one that is no range
+  std::int64_t revision = 0;                  // etcd's revision at that time
+  std::vector<std::vector<KeyValue>> ranges;  // one per operation of the branch taken; empty for other operations than ranges
 };
 
 class Client {
  public:
-  // The timeout is of a request to one server.
+  // `timeout`: for a request to one server.
   static Result<std::unique_ptr<Client>> open(const Address& address, runtime::Duration timeout);
   void set_timeout(runtime::Duration timeout) { timeout_ = timeout; }
 
-  // Errors: Unavailable, then nobody knows whether it happened (or will); ResourceExhausted when etcd has no space left.
+  // Unavailable: it may have happened, or may still happen. ResourceExhausted: etcd has no space left.
   Result<TxnReply> txn(const nlohmann::json& compare, const nlohmann::json& then,
                        const nlohmann::json& otherwise = nlohmann::json::array());
   // Keys from `from` up to `end`, at most `limit`.
   Result<std::vector<KeyValue>> range(const std::string& from, const std::string& end, std::int64_t limit);
   Result<std::int64_t> grant(std::int64_t ttl_s);
-  // Seconds left; nothing for a lease that is over.
+  // The seconds left; none if the lease is over.
   Result<std::optional<std::int64_t>> keep_alive(std::int64_t lease);
   Result<void> revoke(std::int64_t lease);
-  // Forgets what keys had before `revision`; also when that was done already.
+  // Discards values older than `revision`. Succeeds if that was done already.
   Result<void> compact(std::int64_t revision);
 
  private:
   Client(Address address, std::unique_ptr<HttpPost> http, runtime::Duration timeout)
       : address_(std::move(address)), http_(std::move(http)), timeout_(timeout) {}
-  // By whoever of the servers answers, beginning with the one that did last.
+  // Asks the servers in turn until one answers, beginning with the last that did.
   Result<nlohmann::json> ask(const std::string& path, const nlohmann::json& body);
 
   const Address address_;

@@ -11,7 +11,7 @@ Compactor::~Compactor() {
   woken_.notify_one();
 }
 
-// Who does not lead any more writes nothing, so that its revision stays where it is, and there is nothing to do.
+// A head that no longer leads writes nothing: its revision stays, and nothing is compacted.
 void Compactor::run() {
   for (std::int64_t next = written_(), done = 0;;) {
     {

@@ -1,8 +1,7 @@
-// Makes etcd forget former values of its keys: nobody here reads them, and an etcd that keeps all of them is full one day and takes no
-// write any more.
+// Makes etcd discard former values of its keys. No head reads them, and an etcd that keeps them all fills up and then refuses writes.
 //
-// Of whoever leads, in a thread of its own: nobody waits for it, and what goes wrong is logged and tried again at the next turn. It means
-// all keys of that etcd, also those of others.
+// The leader's store runs it in a thread of its own. Errors are logged, and the next turn tries again. Compaction concerns all keys of that
+// etcd, also those of other users.
 #pragma once
 
 #include <condition_variable>
@@ -18,9 +17,9 @@ namespace shoal::scheduler::etcd {
 
 class Compactor {
  public:
-  // `written`: the revision of the last write of this head, asked for from that thread. What is forgotten is as old as `every`, at least.
+  // `written`: returns the revision of this head's last write; called on this thread. Discarded values are at least `every` old.
   Compactor(runtime::Log log, std::unique_ptr<Client> client, runtime::Duration every, std::function<std::int64_t()> written);
-  // Waits for a request that is under way.
+  // Waits for a request under way.
   ~Compactor();
 
  private:
@@ -33,7 +32,7 @@ class Compactor {
   std::mutex mutex_;
   std::condition_variable woken_;
   bool over_ = false;
-  runtime::SideThread thread_;  // last: ends first
+  runtime::SideThread thread_;  // last member, so it ends first
 };
 
 }  // namespace shoal::scheduler::etcd

@@ -1,4 +1,4 @@
-// A real etcd for tests: on loopback, with a data folder of its own, gone with this object; and certificates, by openssl.
+// A real etcd for tests, on loopback, with a data folder that is removed with this object; and certificates made by openssl.
 #pragma once
 
 #include <arpa/inet.h>
@@ -31,7 +31,7 @@ inline std::uint16_t free_port() {
   return ntohs(at.sin_port);
 }
 
-// Of two authorities: `ca` signed those of etcd and of its client, `other` that of a stranger.
+// Certificates of two authorities: `ca` signed those of etcd and its client, `other` that of a stranger.
 class Certificates {
  public:
   Certificates() {
@@ -41,7 +41,7 @@ class Certificates {
       make(authority, {"-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"});
     }
     make("etcd", {"-CA", path("ca.pem"), "-CAkey", path("ca.key"), "-addext", "subjectAltName=IP:127.0.0.1", "-addext",
-                  "extendedKeyUsage=serverAuth,clientAuth"});  // its gateway is a client of its own
+                  "extendedKeyUsage=serverAuth,clientAuth"});  // etcd's gateway is a client of etcd
     make("client", {"-CA", path("ca.pem"), "-CAkey", path("ca.key"), "-addext", "extendedKeyUsage=clientAuth"});
     make("stranger", {"-CA", path("other.pem"), "-CAkey", path("other.key"), "-addext", "extendedKeyUsage=clientAuth"});
   }
@@ -84,12 +84,12 @@ class Certificates {
 
 class EtcdServer {
  public:
-  // With certificates: in TLS, for clients that `ca` has signed.
+  // With certificates: TLS, for clients with certificates of `ca`.
   explicit EtcdServer(const Certificates* certificates = nullptr) : certificates_(certificates) {
     if (certificates_ != nullptr) tls_ = certificates_->files("ca", "client");
     folder_ = "/tmp/shoal-etcd.XXXXXX";
     SHOAL_CHECK(mkdtemp(folder_.data()) != nullptr, "no folder");
-    for (int i = 0; i < 5 && pid_ == 0; ++i) {  // somebody may take a port in between
+    for (int i = 0; i < 5 && pid_ == 0; ++i) {  // another process may take a port meanwhile
       port_ = free_port();
       peer_port_ = free_port();
       start();

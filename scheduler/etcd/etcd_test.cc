@@ -1,4 +1,4 @@
-// Against a real etcd; what the network may do in between is done by a proxy.
+// Tests against a real etcd; a proxy plays the network's faults.
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 Record row(TableName table, std::uint64_t id, const std::string& text) { return {table, id, "a name", "ALIVE", Bytes::copy_of(text)}; }
 Record gone(TableName table, std::uint64_t id) { return {table, id, {}, {}, {}}; }
 
-// Forwards connections; one request may lose its answer, or be kept back and sent later.
+// Forwards connections. A request may lose its answer, be kept back and sent later, or be dropped.
 class Proxy {
  public:
   enum Fault { kNone, kLoseAnswer, kKeepBack, kDrop };
@@ -35,16 +35,16 @@ class Proxy {
     thread_.join();
     close(listener_);
   }
-  // Of the next requests that write.
+  // Applies `fault` to the next requests that write.
   void next(Fault fault, int count = 1, int after = 0) {
     left_ = count;
     pass_ = after;
     fault_ = fault;
   }
   int dropped_puts() const { return dropped_puts_; }
-  // Nothing arrives any more after so many writes.
+  // Drops everything after so many writes.
   void die_after(int writes) { next(kDrop, 1 << 30, writes); }
-  // What was kept back arrives now, and is answered.
+  // Sends what was kept back, and returns its answer.
   std::string release() {
     const int server = dial();
     send(server, kept_.data(), kept_.size(), MSG_NOSIGNAL);
@@ -68,7 +68,7 @@ class Proxy {
     SHOAL_CHECK(connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0, "the proxy finds no etcd");
     return fd;
   }
-  // Headers and what follows them; "" at the end of the connection.
+  // Reads headers and the body; "" at the end of the connection.
   static std::string read_message(int fd) {
     std::string out;
     char buffer[65536];
@@ -133,12 +133,11 @@ class Proxy {
   std::atomic<bool> over_ = false;
   std::atomic<Fault> fault_ = kNone;
   std::atomic<int> left_ = 0, pass_ = 0, dropped_puts_ = 0;
-  std::string kept_;  // while nobody sends
+  std::string kept_;  // accessed only while no request is under way
   std::thread thread_;
 };
 
-// The wall clock may be set while a head leads: nothing here may look at it. How long a lease lasts is etcd's to say, and until when it is
-// proven the steady clock's.
+// The wall clock may be set while a head leads, so this code must not read it. etcd measures leases, the steady clock their proof.
 class NoWallClock final : public runtime::Clock {
  public:
   explicit NoWallClock(runtime::Loop& loop) : real_(runtime::make_real_clock(loop)) {}
@@ -161,7 +160,7 @@ class EtcdTest : public testing::Test {
   std::string name() const { return testing::UnitTest::GetInstance()->current_test_info()->name(); }
   Address address() const { return server_->address(name()); }
 
-  // As a candidacy does, without a lease.
+  // Wins the leader's key as a candidacy does, without a lease.
   Leadership lead(const std::string& id) {
     auto client = Client::open(address(), 60s).value();
     const std::string leader = leader_key(address());
@@ -202,7 +201,7 @@ class EtcdTest : public testing::Test {
   std::size_t num_keys(const std::string& below) {
     return Client::open(address(), 60s).value()->range(address().key(below), end_of(address().key(below)), 100000).value().size();
   }
-  // What the client does not do.
+  // Sends a request that Client does not offer.
   nlohmann::json ask(const std::string& path, const nlohmann::json& body) {
     const auto reply = HttpPost::make(address().tls).value()->post(server_->url() + "/v3/" + path, body.dump(), 60s);
     return nlohmann::json::parse(reply.value().body);
@@ -212,7 +211,7 @@ class EtcdTest : public testing::Test {
     const auto reply = ask("kv/range", {{"key", "YQ=="}, {"revision", std::to_string(revision)}});
     return reply.value("error", "").find("has been compacted") != std::string::npos;
   }
-  // Done, or the test hangs and its time limit says so.
+  // Runs the loop until `done`; the test's time limit ends a hang.
   void until(const std::function<bool()>& done) {
     while (!done()) loop_.run_one(10ms);
   }
@@ -244,7 +243,7 @@ TEST_F(EtcdTest, ACommitOfAnySizeIsOne) {
   EXPECT_EQ(open("b")->load().value().size(), 451u);
   store = open("c");
   EXPECT_EQ(store->load().value().at(0).bytes.size(), 3'000'000u);
-  // A shorter one in its place, then none: nothing is left of its parts.
+  // A shorter row replaces it, then none: no part is left.
   ASSERT_TRUE(commit_rows(*store, row(TableName::kGangs, 1, "short")));
   EXPECT_EQ(store->load().value().at(0).bytes.view(), "short");
   std::vector<Record> none = {};
@@ -278,7 +277,7 @@ TEST_F(EtcdTest, AWriteThatArrivesLateChangesNothing) {
   Proxy proxy(server_->port());
   auto store = open(lead("a"), proxy.address(name()));
   proxy.next(Proxy::kKeepBack);
-  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "old")));  // sent again
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "old")));  // repeated by the client
   ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "new")));
   EXPECT_NE(proxy.release().find("200 OK"), std::string::npos);
   EXPECT_EQ(all(*store), "jobs/1=new ");
@@ -288,7 +287,7 @@ TEST_F(EtcdTest, ACommitThatWasGivenUpMayHaveHappenedAndTheNextOneGoesOn) {
   Proxy proxy(server_->port());
   auto store = open(lead("a"), proxy.address(name()), 0s);
   ASSERT_EQ(all(*store), "");
-  proxy.next(Proxy::kLoseAnswer, 2);  // libcurl sends again by itself what was sent over a connection that it had
+  proxy.next(Proxy::kLoseAnswer, 2);  // libcurl itself repeats what it sent over a reused connection
   EXPECT_EQ(commit_rows(*store, row(TableName::kJobs, 1, "maybe")).error().code(), Code::kUnavailable);
   ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "again"), row(TableName::kJobs, 2, "more")));
   EXPECT_EQ(all(*store), "jobs/1=again jobs/2=more ");
@@ -297,7 +296,7 @@ TEST_F(EtcdTest, ACommitThatWasGivenUpMayHaveHappenedAndTheNextOneGoesOn) {
 TEST_F(EtcdTest, AJournalThatWasMarkedIsFinishedAndOneThatWasNotIsNone) {
   std::vector<Record> many;
   for (std::uint64_t i = 0; i < 150; ++i) many.push_back(row(TableName::kActors, i, "actor"));
-  // Its head dies after each of its writes: two chunks, the mark, two chunks put in place, the end.
+  // The head dies after each number of writes: two chunks, the mark, two chunks put in place, the end.
   for (int writes = 0; writes <= 6; ++writes) {
     Proxy proxy(server_->port());
     auto store = open(lead("a"), proxy.address(name()), 0s);
@@ -315,7 +314,7 @@ TEST_F(EtcdTest, AJournalThatWasMarkedIsFinishedAndOneThatWasNotIsNone) {
   }
 }
 
-// Whatever became of it: the mark of a commit that was given up may have arrived.
+// The mark of a commit that was given up may or may not have arrived.
 TEST_F(EtcdTest, ACommitAfterOneThatWasGivenUpInItsJournalStandsAlone) {
   for (int writes = 0; writes <= 3; ++writes) {
     Proxy proxy(server_->port());
@@ -358,14 +357,14 @@ TEST_F(EtcdTest, NothingIsLostWhenEtcdDies) {
 TEST_F(EtcdTest, WhatRowsHadBeforeIsForgottenAndWhatTheyHaveIsNot) {
   auto store = open(lead("a"), address(), 60s, 60s, 10ms);
   std::vector<Record> many;
-  for (std::uint64_t i = 0; i < 150; ++i) many.push_back(row(TableName::kActors, i, "actor"));  // with a journal
+  for (std::uint64_t i = 0; i < 150; ++i) many.push_back(row(TableName::kActors, i, "actor"));  // large enough for a journal
   ASSERT_TRUE(commit(*store, std::move(many)));
   const auto before = revision();
   EXPECT_FALSE(is_forgotten(before));
   ASSERT_TRUE(commit_rows(*store, row(TableName::kActors, 1, "other"), row(TableName::kJobs, 1, "a")));
   until([&] { return is_forgotten(before); });
   EXPECT_EQ(store->load().value().size(), 151u);
-  // Also after etcd was gone for a while.
+  // Compaction goes on after an outage of etcd.
   server_->crash();
   server_->start();
   const auto later = revision();
@@ -455,7 +454,7 @@ TEST_F(CandidacyTest, OneFollowsAfterEtcdHasForgottenWhatWas) {
   EXPECT_TRUE(commit_rows(*next, row(TableName::kJobs, 1, "c")));
 }
 
-// A leads for as long as the test lasts. B loses its lease while etcd takes no puts from it: its registration fails once, at least.
+// A leads throughout the test. B loses its lease while etcd takes no puts from it, so its registration fails at least once.
 class RegistrationTest : public CandidacyTest {
  protected:
   void SetUp() override {
@@ -518,7 +517,7 @@ TEST_F(CandidacyTest, WhoCannotProveItsLeaseLeadsNoMore) {
   until([&] { return !a.candidacy->leads(); });
   server_->go_on();
   ASSERT_TRUE(stand(b, "h:2"));
-  until([&] { return a.candidacy->leads() || b.leadership.has_value(); });  // etcd had it still, or the next one leads
+  until([&] { return a.candidacy->leads() || b.leadership.has_value(); });  // the lease survived, or the next head leads
   EXPECT_NE(a.candidacy->leads(), b.leadership.has_value());
 }
 
@@ -535,7 +534,7 @@ TEST_F(CandidacyTest, AnotherTokenIsRefusedAndTheEndIsToldToAll) {
   EXPECT_FALSE(a.ended);
   a.candidacy.reset();
   b.candidacy.reset();
-  ASSERT_TRUE(stand(c, "h:3"));  // one that is started later is none of those
+  ASSERT_TRUE(stand(c, "h:3"));  // the end does not concern a later head
   until([&] { return c.leadership.has_value(); });
   EXPECT_FALSE(c.ended);
 }
@@ -578,7 +577,7 @@ TEST_F(EtcdTest, BeyondLoopbackThereIsTlsOrAnExplicitWord) {
     ASSERT_FALSE(refused);
     EXPECT_NE(refused.error().hint().find("--store-cert-file"), std::string::npos);
   }
-  EXPECT_FALSE(Address::parse("etcd://127.0.0.1:1/x", {.tls = {"ca", "cert", "key"}}));  // they would protect nothing
+  EXPECT_FALSE(Address::parse("etcd://127.0.0.1:1/x", {.tls = {"ca", "cert", "key"}}));  // certificates would protect nothing
 }
 
 TEST_F(EtcdTest, WhereNoEtcdIsIsSaid) {
@@ -586,7 +585,7 @@ TEST_F(EtcdTest, WhereNoEtcdIsIsSaid) {
   EXPECT_EQ(Client::open(nobody, 60s).value()->grant(3).error().code(), Code::kUnavailable);
 }
 
-// etcd as it is beyond loopback.
+// etcd with TLS, as beyond loopback.
 class TlsTest : public CandidacyTest {
  protected:
   static void SetUpTestSuite() {
@@ -638,7 +637,7 @@ TEST_F(TlsTest, ACertificateForAnotherHostIsNotBelieved) {
   EXPECT_EQ(refused(there).reason(), "CertificateRefused");
 }
 
-// What etcd says of it may be lost: in TLS 1.3 a request goes out before it does.
+// etcd's alert may be lost, as in TLS 1.3 a request is sent before it arrives.
 TEST_F(TlsTest, EtcdRefusesWhoHasNoCertificateThatItTrusts) {
   auto there = address();
   there.tls = certificates_->files("ca", "stranger");
@@ -671,7 +670,7 @@ TEST_F(TlsTest, FilesThatAreNoneAreNamed) {
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code(), Code::kNotFound);
   EXPECT_NE(missing.error().message().find(there.tls.key), std::string::npos);
-  for (const std::string wrong : {"config", "stranger.key"}) {  // no key; another's
+  for (const std::string wrong : {"config", "stranger.key"}) {  // no key; another certificate's key
     there.tls.key = certificates_->path(wrong);
     EXPECT_EQ(refused(there).reason(), "CertificateRefused") << wrong;
   }

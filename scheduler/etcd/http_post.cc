@@ -100,16 +100,16 @@ class CurlPost final : public HttpPost {
     curl_.easy_setopt(handle_, CURLOPT_SSL_VERIFYPEER, 1L);
     curl_.easy_setopt(handle_, CURLOPT_SSL_VERIFYHOST, 2L);
     curl_.easy_setopt(handle_, CURLOPT_CAINFO, tls.authority.c_str());
-    curl_.easy_setopt(handle_, CURLOPT_CA_CACHE_TIMEOUT, 0L);  // one that is withdrawn is not believed any more
-    curl_.easy_setopt(handle_, CURLOPT_CAPATH, nullptr);       // the system's authorities are none of ours
+    curl_.easy_setopt(handle_, CURLOPT_CA_CACHE_TIMEOUT, 0L);  // withdrawn authorities are not trusted any more
+    curl_.easy_setopt(handle_, CURLOPT_CAPATH, nullptr);       // the system's authorities are not trusted
     if (tls.certificate.empty()) return;
     curl_.easy_setopt(handle_, CURLOPT_SSLCERT, tls.certificate.c_str());
     curl_.easy_setopt(handle_, CURLOPT_SSLKEY, tls.key.c_str());
-    curl_.easy_setopt(handle_, CURLOPT_KEYPASSWD, "");  // nobody is asked for one
+    curl_.easy_setopt(handle_, CURLOPT_KEYPASSWD, "");  // no prompt for a pass phrase
   }
 
-  // The one place where libcurl's codes become an Error. In TLS 1.3 a client learns from what it reads, if at all, that its certificate was
-  // refused.
+  // The only conversion of libcurl's codes to errors. In TLS 1.3 a client learns only from what it reads, if at all, that its certificate
+  // was refused.
   Error error_of(const std::string& url, CURLcode code) const {
     auto e = unavailable(url + ": " + (detail_[0] != 0 ? detail_ : curl_.easy_strerror(code)));
     if (!secret_) return code == CURLE_GOT_NOTHING ? std::move(e).with_hint("it is etcds:// where etcd speaks TLS") : e;
@@ -149,7 +149,7 @@ class CurlPost final : public HttpPost {
 
 Result<std::unique_ptr<HttpPost>> HttpPost::make(const TlsFiles& tls) {
   for (const auto* path : {&tls.authority, &tls.certificate, &tls.key}) SHOAL_OK(readable(*path));
-  static const Result<Curl> curl = load();  // for good: other threads may be in it
+  static const Result<Curl> curl = load();  // never unloaded: other threads may be in it
   if (!curl) return fail(curl.error());
   CURL* const handle = curl->easy_init();
   if (handle == nullptr) return fail(resource_exhausted("no memory for an HTTP client"));

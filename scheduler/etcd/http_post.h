@@ -1,5 +1,5 @@
-// Requests over HTTP, one at a time: libcurl, which is loaded when the first one is wanted. Linked, it would cost every `shoal` process
-// milliseconds and megabytes, of which one in a hundred uses it.
+// HTTP requests, one at a time, through libcurl, which is loaded for the first one. Linked, it would cost every `shoal` process
+// milliseconds and megabytes, and few use it.
 //
 // Blocks its caller. One thread at a time.
 #pragma once
@@ -20,11 +20,11 @@ class HttpPost {
     long status = 0;
     std::string body;
   };
-  // With an authority it speaks https alone, TLS 1.2 or later; without one http alone. NotFound when this host has no libcurl, or not one
-  // of the files; InvalidArgument when one cannot be read.
+  // With an authority: https only, TLS 1.2 or later. Without: http only. NotFound if this host lacks libcurl or one of the files;
+  // InvalidArgument if one cannot be read.
   static Result<std::unique_ptr<HttpPost>> make(const TlsFiles& tls = {});
   virtual ~HttpPost() = default;
-  // Straight to the url's host, whatever proxy the environment names. Unavailable: it may have arrived, or not; with reason
+  // Connects directly to the url's host and ignores proxies in the environment. Unavailable: the request may have arrived; with reason
   // "CertificateRefused" nothing was sent.
   virtual Result<Reply> post(const std::string& url, const std::string& body, runtime::Duration timeout) = 0;
 };

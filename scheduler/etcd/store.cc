@@ -18,10 +18,10 @@ using nlohmann::json;
 
 namespace {
 
-// Of a transaction: less than what etcd takes (128 operations, 1.5 MB), because keys and the sequence come on top.
+// Limits of a transaction: less than etcd's (128 operations, 1.5 MB), as keys and the sequence come on top.
 constexpr std::size_t kMaxOps = 100, kMaxBytes = 1u << 20;
-constexpr std::size_t kPartBytes = 256u << 10;   // of a row; longer ones have several keys
-constexpr std::size_t kChunkBytes = 512u << 10;  // of a journal, which is text
+constexpr std::size_t kPartBytes = 256u << 10;   // largest value; longer rows have several keys
+constexpr std::size_t kChunkBytes = 512u << 10;  // largest chunk of a journal, which is text
 constexpr std::int64_t kPage = 100;              // keys
 constexpr runtime::Duration kPause = std::chrono::milliseconds(50);
 
@@ -30,7 +30,7 @@ struct Ops {
   std::size_t bytes = 0;
 };
 
-// How one row is kept: "NAME_BYTES STATE_BYTES ALL_BYTES " and these, then the record; cut into parts.
+// Encodes a row: "NAME_BYTES STATE_BYTES ALL_BYTES " and these, then the record. The caller cuts it into parts.
 std::string encode(const Record& r) {
   std::string out = fmt::format("{} {} {} ", r.name.size(), r.state.size(), r.name.size() + r.state.size() + r.bytes.size());
   out += r.name;
@@ -49,7 +49,7 @@ Result<Record> decode(TableName table, std::uint64_t id, const std::string& text
     at = end + 1;
   }
   const std::string_view rest = std::string_view(text).substr(static_cast<std::size_t>(at - text.c_str()));
-  // Parts of a longer row that was here before may follow.
+  // Parts of an earlier, longer row may follow.
   if (rest.size() < sizes[2] || sizes[0] > sizes[2] || sizes[1] > sizes[2] - sizes[0]) {
     return fail(data_loss(fmt::format("row {}/{:016x} in etcd is incomplete", to_string(table), id)));
   }
@@ -57,7 +57,7 @@ Result<Record> decode(TableName table, std::uint64_t id, const std::string& text
                 Bytes::copy_of(rest.substr(sizes[0] + sizes[1], sizes[2] - sizes[0] - sizes[1]))};
 }
 
-// In its thread: everything that blocks.
+// Everything that blocks, on the store's thread.
 class Writer {
  public:
   Writer(runtime::Clock& clock, const Address& address, const Leadership& leadership, const StoreOptions& options,
@@ -75,7 +75,7 @@ class Writer {
     if (cancel_journal_) SHOAL_OK(clear_journal());
     if (pieces.empty()) return {};
     if (pieces.size() == 1) return write(pieces.front().list);
-    cancel_journal_ = true;  // until it is known to be marked
+    cancel_journal_ = true;  // until the mark is confirmed
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       SHOAL_OK(write(json::array({put(journal(i), pieces[i].list.dump())})));
     }
@@ -83,12 +83,12 @@ class Writer {
     cancel_journal_ = false;
     marked_ = true;
     for (auto& piece : pieces) unapplied_.push_back(std::move(piece.list));
-    (void)finish_journal();  // it is kept; what is not in place now will be before the next commit
+    (void)finish_journal();  // the commit is kept; the rest is put in place before the next one
     return {};
   }
 
   Result<std::vector<Record>> load() {
-    SHOAL_OK(write(json::array()));  // still the one who leads
+    SHOAL_OK(write(json::array()));  // fails if this head does not lead any more
     SHOAL_OK(recover_journal());
     std::map<std::pair<TableName, std::uint64_t>, std::string> texts;
     const std::string rows = address_.key("rows/"), end = end_of(rows);
@@ -98,7 +98,7 @@ class Writer {
       if (page.size() < static_cast<std::size_t>(kPage)) break;
       from = page.back().key + '\0';
     }
-    SHOAL_OK(write(json::array()));  // and nobody else has written meanwhile
+    SHOAL_OK(write(json::array()));  // fails if another head wrote meanwhile
     std::vector<Record> out;
     for (const auto& [at, text] : texts) {
       SHOAL_TRY(auto record, decode(at.first, at.second, text));
@@ -107,8 +107,8 @@ class Writer {
     return out;
   }
 
-  std::int64_t written() const { return written_; }  // etcd's revision at the last write; any thread
-  // A write that is under way is given up soon.
+  std::int64_t written() const { return written_; }  // etcd's revision of the last write; any thread
+  // Makes a write under way give up soon.
   void stop() {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
@@ -118,7 +118,7 @@ class Writer {
  private:
   std::string journal(std::size_t i) const { return address_.key(fmt::format("journal/{:04}", i)); }
 
-  // TABLE/ID or TABLE/ID/PART, in the order of keys.
+  // Takes TABLE/ID or TABLE/ID/PART, called in the order of keys.
   static Result<void> take(const std::string& key, const std::string& value,
                            std::map<std::pair<TableName, std::uint64_t>, std::string>& texts) {
     const auto slash = key.find('/');
@@ -131,7 +131,8 @@ class Writer {
     return fail(data_loss("etcd has a row of a table that is unknown: " + key));
   }
 
-  // One transaction, by whose end this head still leads. Unavailable: it may have happened, and will not any more once the next one has.
+  // One transaction, which succeeds only while this head leads. Unavailable: it may have happened, and cannot happen any more once the next
+  // one has.
   Result<void> write(json ops) {
     const std::string mine = fmt::format("{}:{}", leadership_.id, ++num_writes_);
     const std::string leader = leader_key(address_), sequence = sequence_key(address_);
@@ -147,17 +148,17 @@ class Writer {
         return fail(unavailable("this head does not lead any more").with_reason("Fenced"));
       }
       const std::string there = reply.ranges[1].empty() ? "" : reply.ranges[1][0].value;
-      if (there == mine) break;  // its answer was lost, and it was sent again
+      if (there == mine) break;  // repeated after its answer was lost
       if (there == at_ || !there.starts_with(leadership_.id + ":")) {
         return fail(data_loss("somebody else writes to " + address_.text()));
       }
-      at_ = there;  // one that was given up happened after all
+      at_ = there;  // a write that was given up has happened
     }
     at_ = mine;
     return {};
   }
 
-  // Again while etcd does not answer, for a while.
+  // Repeats an attempt for `give_up` while etcd does not answer.
   template <class F>
   auto patiently(F&& attempt) -> decltype(attempt()) {
     const auto end = clock_.now() + options_.give_up;
@@ -212,10 +213,10 @@ class Writer {
   const Leadership leadership_;
   const StoreOptions options_;
   const std::unique_ptr<Client> client_;
-  std::string at_;  // of the sequence key, as far as is known
+  std::string at_;  // value of the sequence key, as far as known
   std::atomic<std::int64_t> written_;
   std::uint64_t num_writes_ = 0;
-  bool cancel_journal_ = false;  // of a commit that was given up: the next one has all that it had
+  bool cancel_journal_ = false;  // a commit was given up; the next one has all of its changes
   bool marked_ = false;
   std::deque<json> unapplied_;
   std::mutex mutex_;
@@ -249,7 +250,7 @@ class EtcdStore final : public Store {
       all.back().list.push_back(std::move(op));
       all.back().bytes += bytes;
     };
-    for (const std::size_t most : {kMaxBytes, kChunkBytes}) {  // chunks are smaller
+    for (const std::size_t most : {kMaxBytes, kChunkBytes}) {  // if one is not enough, smaller chunks
       all.assign(1, {});
       for (const auto& [at, record] : last) {
         const std::string key = address_.key(fmt::format("rows/{}/{:016x}", to_string(at.first), at.second));
@@ -274,10 +275,10 @@ class EtcdStore final : public Store {
     woken_.notify_one();
   }
 
-  Result<std::vector<Record>> load() override { return writer_.load(); }  // before the first commit: its thread sleeps
+  Result<std::vector<Record>> load() override { return writer_.load(); }  // before the first commit, while the thread sleeps
 
  private:
-  // Its parts, too.
+  // Erases the key and its parts.
   static json erase_below_and_at(const std::string& key) {
     json out = erase_below(key + "/");
     out["request_delete_range"]["key"] = erase(key)["request_delete_range"]["key"];
@@ -314,8 +315,8 @@ class EtcdStore final : public Store {
   bool work_ = false, over_ = false;
   std::deque<Ops> pieces_;
   std::function<void(Result<void>)> done_;
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // of the loop's thread
-  runtime::SideThread thread_;                                        // last: ends first
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // loop thread only
+  runtime::SideThread thread_;                                        // last member, so it ends first
 };
 
 }  // namespace

@@ -1,12 +1,12 @@
-// The head's rows in etcd, for clusters with several heads: whoever leads writes, and nobody else can.
+// The head's rows in etcd, for clusters with several heads: only the leader can write.
 //
-// Every write is one transaction that holds only while the leader's key is the one that was won (its create_revision: the fencing token)
-// and while the sequence key has the value that the write before left there. So a write whose answer was lost can be sent again, and one
-// that arrives late, after it was given up, changes nothing. What does not fit a transaction (etcd takes 128 operations and 1.5 MB) is
-// written to a journal first: a last write marks it, from then on it is kept, and whoever leads next finishes it.
+// Every write is one transaction with two conditions. The leader's key is still the one that was won (its create_revision is the fencing
+// token). The sequence key has the value that the previous write left. So a write whose answer was lost can be repeated, and one that
+// arrives late, after it was given up, changes nothing. A commit that exceeds a transaction (etcd takes 128 operations and 1.5 MB) first
+// goes to a journal. A last write marks the journal: from then on the commit is kept, and the next leader finishes it if needed.
 //
-// Keys below shoal/NAME/: `rows/TABLE/ID` (and `/PART` for what is long), `sequence`, `journal/NNNN`, `journal-marked`, and those of
-// candidacy.h. All are read as they are now, never as they were at some revision: compacting disturbs nobody.
+// Keys below shoal/NAME/: `rows/TABLE/ID` (and `/PART` for long rows), `sequence`, `journal/NNNN`, `journal-marked`, and those of
+// candidacy.h. Reads are of current values, never of a revision, so compaction disturbs none.
 #pragma once
 
 #include <memory>
@@ -20,22 +20,22 @@
 
 namespace shoal::scheduler::etcd {
 
-// What was won with the leader's key.
+// The proof of leadership: the leader's key that was won.
 struct Leadership {
-  std::string id;             // of the head
-  std::int64_t revision = 0;  // at which the leader's key was created
+  std::string id;             // the head's
+  std::int64_t revision = 0;  // creation of the leader's key
 };
 std::string leader_key(const Address& address);
 std::string sequence_key(const Address& address);
 std::string first_sequence(const std::string& id);
 
 struct StoreOptions {
-  runtime::Duration give_up = std::chrono::seconds(2);  // on a commit that etcd does not answer: Unavailable
+  runtime::Duration give_up = std::chrono::seconds(2);  // time for a commit that etcd does not answer: Unavailable
   runtime::Duration request_timeout = std::chrono::seconds(3);
   runtime::Duration compact_every = std::chrono::minutes(2);  // compactor.h
 };
 
-// Commits are answered on the loop. Reason "Fenced": another head leads, or nobody, and this one never will again.
+// Commits are answered on the loop. Reason "Fenced": this head does not lead, and never will again.
 Result<std::unique_ptr<Store>> open_store(runtime::Loop& loop, runtime::Clock& clock, runtime::Log log, const Address& address,
                                           const Leadership& leadership, const StoreOptions& options = {});
 

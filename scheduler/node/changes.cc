@@ -8,8 +8,8 @@ namespace shoal::scheduler {
 
 using Change = actors::CountObjects::Change;
 
-// An object that something else here needs, as to count what it contains, is held meanwhile by whoever held it before, or holds it in the
-// end: both are counted in the middle.
+// Additions come before all requests and removals after them. So an object that a request needs, as to count what it contains, is still
+// held then.
 std::deque<Change> merged(const std::deque<Change>& waiting) {
   std::map<std::tuple<actors::ObjectKey, WorkerId, NodeId>, std::int64_t> counts;
   std::set<WorkerId> watched, gone;

@@ -1,4 +1,4 @@
-// What waits to be told to a node that cannot be reached, in fewer words: otherwise it would grow with every reference that comes and goes.
+// Merges the changes that wait for a node that cannot be reached. Without that, the queue would grow with every reference made and dropped.
 #pragma once
 
 #include <deque>
@@ -7,8 +7,8 @@
 
 namespace shoal::scheduler {
 
-// Comes to the same counts, and on the way there frees nothing sooner. What is added comes first, then what is asked for, then what is
-// taken off, then deaths; each holder of an object is named once, and not at all when nothing remains. Pure.
+// Returns changes that lead to the same counts and free nothing sooner on the way. Additions come first, then requests, then removals, then
+// deaths. Each holder of an object occurs once, or not at all if nothing remains. Pure.
 std::deque<actors::CountObjects::Change> merged(const std::deque<actors::CountObjects::Change>& waiting);
 
 }  // namespace shoal::scheduler

@@ -44,7 +44,7 @@ TEST(DevicesTest, NobodyGetsMoreThanThereIsNorWhatItDidNotAskFor) {
   Devices devices({"0"});
   EXPECT_EQ(devices.take(kA, 0), Ids());
   EXPECT_EQ(devices.take(kB, 3 * kOne), (Ids{"0"}));
-  devices.give_back(kC);  // that has none
+  devices.give_back(kC);  // a worker without devices
 }
 
 TEST(DevicesTest, NamesComeFromTheEnvironment) {

@@ -8,8 +8,8 @@ namespace shoal::scheduler {
 
 namespace {
 
-// What of NVML's interface is used here (nvml.h, which is not packaged): its functions return 0 for success, and their names carry the
-// version of their arguments.
+// The part of NVML's interface used here (nvml.h is not packaged). Its functions return 0 for success, and their names carry the version of
+// their arguments.
 struct Nvml {
   using Device = struct nvmlDevice_st*;
   struct Memory {
@@ -55,7 +55,7 @@ std::vector<Gpu> look_at_gpus() {
     Nvml::Memory memory{};
     if (nvml->by_index(i, &device) != 0 || nvml->memory(device, &memory) != 0) continue;
     char uuid[96] = "", name[96] = "";
-    Nvml::Utilization busy{};  // not told by a part of a GPU (MIG)
+    Nvml::Utilization busy{};  // not available for a part of a GPU (MIG)
     if (nvml->utilization(device, &busy) != 0) busy = {};
     (void)nvml->uuid(device, uuid, sizeof uuid);
     (void)nvml->name(device, name, sizeof name);

@@ -7,8 +7,8 @@
 
 namespace shoal::scheduler {
 
-// By index. Empty without the library (libnvidia-ml.so.1), which is loaded by the first call and stays, or without a driver. One thread at
-// a time; waits for the driver.
+// GPUs by index. Empty without a driver, or without the library (libnvidia-ml.so.1), which the first call loads for good. One thread at a
+// time; blocks on the driver.
 std::vector<Gpu> look_at_gpus();
 
 }  // namespace shoal::scheduler

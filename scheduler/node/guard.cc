@@ -15,16 +15,16 @@ namespace shoal::scheduler {
 namespace {
 
 [[noreturn]] void stand_guard(int pipe) {
-  setsid();  // no signal of a terminal or to the node's group is for it
+  setsid();  // out of reach of signals of a terminal or to the node's group
   for (const int ignored : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(ignored, SIG_IGN);
   prctl(PR_SET_NAME, "shoal-guard");
-  constexpr int kPipe = 0;  // the rest is the node's: connections, logs
+  constexpr int kPipe = 0;  // other descriptors are the node's: connections, logs
   dup2(pipe, kPipe);
   syscall(SYS_close_range, 1u, ~0u, 0u);
   std::set<pid_t> groups;
   pid_t word = 0;
   while (true) {
-    const ssize_t n = read(kPipe, &word, sizeof word);  // words are written whole
+    const ssize_t n = read(kPipe, &word, sizeof word);  // words are written atomically
     if (n < 0 && errno == EINTR) continue;
     if (n != sizeof word) break;
     if (word > 0) {
@@ -59,7 +59,7 @@ Guard::~Guard() {
 
 void Guard::tell(pid_t word) {
   while (write(pipe_.get(), &word, sizeof word) < 0 && errno == EINTR) {
-  }  // without its guard (somebody killed it) a node still works
+  }  // no error: a node works without its guard as well
 }
 
 }  // namespace shoal::scheduler

@@ -1,8 +1,8 @@
-// A small process beside a node: when the node is killed, the guard ends all that the node had started, and what that had started in its
-// process group. A daemon that made a session of its own is its user's.
+// A small process beside a node. When the node is killed, the guard ends all that the node started, and what that started in its process
+// group. It spares daemons that made a session of their own.
 //
-// Workers die with their node by themselves (PR_SET_PDEATHSIG); their children, of which nobody here knows, do not. The guard knows the
-// process groups. It holds one end of a pipe and nothing else; the node's end, in whatever way, closes the other.
+// Workers die with their node by themselves (PR_SET_PDEATHSIG), their children do not. The guard has a list of the process groups. It holds
+// one end of a pipe and nothing else; the other end closes with the node's process, however that ends.
 #pragma once
 
 #include <sys/types.h>
@@ -18,11 +18,11 @@ class Guard {
  public:
   // Forks: to be called while this process has one thread.
   static Result<std::unique_ptr<Guard>> start();
-  ~Guard();  // its process ends, and with it every group that is still there
+  ~Guard();  // ends its process and every group still there
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  // From now on the group that `leader` leads ends with this process; until forget().
+  // The group of `leader` ends with this process, until forget().
   void watch(pid_t leader) { tell(leader); }
   void forget(pid_t leader) { tell(-leader); }
   pid_t pid() const { return pid_; }

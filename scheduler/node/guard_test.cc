@@ -10,7 +10,7 @@
 namespace shoal::scheduler {
 namespace {
 
-// A process that leads a group and has a child in it; both wait for ever. The child's end closes the pipe that is returned.
+// A process that leads a group, and its child in that group; both wait for ever. The child's end closes the pipe.
 struct Group {
   pid_t leader = 0;
   int open_while_alive = -1;
@@ -34,7 +34,7 @@ struct Group {
     EXPECT_EQ(read(ends[0], &c, 1), 1);
     return {pid, ends[0]};
   }
-  // Blocks until the child is gone.
+  // Blocks until the child has ended.
   void expect_gone() const {
     char c = 0;
     EXPECT_EQ(read(open_while_alive, &c, 1), 0);

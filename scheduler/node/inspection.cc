@@ -53,7 +53,7 @@ void join_objects(actors::ToldNode& node) {
     if (o.memory != 0) by_memory[o.memory] = i;
     by_name[{o.job, o.id}] = i;
   }
-  // Those that made theirs come first: the others only know the memory.
+  // Processes that made an object come first: the others only know its memory.
   for (const bool makers : {true, false}) {
     for (auto& process : node.processes) {
       for (auto& o : process.objects) {
@@ -100,7 +100,7 @@ void Inspection::heard(actors::ToldProcess who, Result<runtime::Message> answer)
   } else {
     who.silent = said.error();
   }
-  // One whose connection ended has ended, or is about to.
+  // A process whose connection broke has ended, or is about to: it gets no row.
   const bool gone = !said && said.error().reason() == "Disconnected";
   if (!gone) told_.processes.push_back(std::move(who));
   finish();
@@ -115,7 +115,7 @@ std::function<void()> Inspection::expect() {
 
 void Inspection::leave(actors::ToldProcess& process, std::size_t rows) {
   const auto over = [](const actors::ToldTask& t) { return t.state >= actors::TaskState::kFinished; };
-  while (process.tasks.size() > rows) {  // they come last
+  while (process.tasks.size() > rows) {  // ended ones are at the end
     process.left_out += !over(process.tasks.back());
     process.tasks.pop_back();
   }

@@ -1,5 +1,5 @@
-// What a node answers to somebody who looks at the cluster: what it knows itself, and what its processes tell within a deadline. Those that
-// do not are named. Nothing is kept. Loop thread only.
+// A node's answer to an inspection: its own data, and what its processes answer within a deadline. Those that do not answer are named.
+// Nothing is kept. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -15,35 +15,36 @@
 
 namespace shoal::scheduler {
 
-// The node's objects, and those that it only knows to be referred to. Pure but for a look at the descriptors.
+// The node's objects, and those that it knows from references only. Pure but for a look at the descriptors.
 std::vector<actors::ToldObject> tell_objects(const storage::MemoryTable& memory, const storage::ReferenceTable& references);
 
-// One row per memory: what its processes tell of theirs is joined to the node's, and to each other's. Pure.
+// Joins the rows of one memory, the node's and those of its processes, into one. Pure.
 void join_objects(actors::ToldNode& node);
 
 // Asks, waits and answers. It lives as long as an answer may come.
 class Inspection : public std::enable_shared_from_this<Inspection> {
  public:
-  static constexpr runtime::Duration kPatience = std::chrono::seconds(3);         // with a process
-  static constexpr runtime::Duration kMetricsPatience = std::chrono::seconds(2);  // scrapers wait for ten seconds in all
-  // Of all processes together; when they are more, who comes then has its share of so many, no more.
+  static constexpr runtime::Duration kPatience = std::chrono::seconds(3);         // for a process
+  static constexpr runtime::Duration kMetricsPatience = std::chrono::seconds(2);  // scrapers wait ten seconds in all
+  // Rows of all processes together. Beyond it, a process that answers is cut to an equal share of it.
   static constexpr std::size_t kMaxRows = 100'000;
 
   Inspection(actors::ToldNode begun, actors::Inspect asked, runtime::Responder responder)
       : told_(std::move(begun)), asked_(asked), responder_(std::move(responder)) {}
 
-  // Sees what a process tells as soon as it does, and may take it; and what all have told, before it is sent.
+  // `each` is called with each process's answer as it arrives, and may take it; `all` with all answers before they are sent.
   void pass_through(std::function<void(actors::ToldProcess&)> each, std::function<void(actors::ToldNode&)> all) {
     each_ = std::move(each);
     all_ = std::move(all);
   }
-  // `who`: all but what it tells.
+  // `who`: the row of the process, without its answer.
   void ask(runtime::Peer& peer, actors::ToldProcess who);
-  // Leaves as many rows. Of calls those that are over go first, and are not counted: of these a process tells what it has room for.
+  // Cuts tasks and objects to `rows` each. Ended calls go first and are not counted as left out, as a process keeps only the latest of
+  // them.
   static void leave(actors::ToldProcess& process, std::size_t rows);
-  // Something else is waited for, until what is returned was called.
+  // Makes the answer wait until the returned function is called.
   std::function<void()> expect();
-  // Everybody has been asked: it answers as soon as they have.
+  // All processes have been asked: the answer is sent once they have answered.
   void asked_all();
 
  private:
@@ -55,7 +56,7 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   std::optional<runtime::Responder> responder_;
   std::function<void(actors::ToldProcess&)> each_;
   std::function<void(actors::ToldNode&)> all_;
-  std::size_t waiting_ = 1;  // for answers, and for asked_all
+  std::size_t waiting_ = 1;  // answers, and asked_all()
   std::size_t asked_processes_ = 0;
   std::size_t rows_ = 0;
 };

@@ -37,7 +37,7 @@ TEST(InspectionTest, AMemoryThatTwoProcessesHaveIsOneObjectWithItsMakersName) {
 TEST(InspectionTest, WhatTheNodeHasIsNotCountedTwice) {
   ToldNode node;
   node.objects = {object(ObjectId{5}, 7, {{kMaker, 2}})};
-  node.processes = {process(kMaker, {object(ObjectId{5}, 8, {{{}, 1}})}),  // in a file by now, elsewhere
+  node.processes = {process(kMaker, {object(ObjectId{5}, 8, {{{}, 1}})}),  // in a file by now, which is another memory
                     process(kReader, {object({}, 7, {{{}, 0}})})};
   join_objects(node);
   ASSERT_EQ(node.objects.size(), 1u);

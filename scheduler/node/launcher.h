@@ -30,18 +30,17 @@ class Launcher {
 
   virtual ~Launcher() = default;
   virtual void set_events(Events* events) = 0;
-  // Answers with the pid once it runs, or why it cannot. `env` goes on top of the launch's own.
+  // Calls `started` with the pid once the process runs, or with an error. `env` goes on top of the launch's own.
   virtual void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) = 0;
   // Calls output() for all that workers have printed by now.
   virtual void drain_output() = 0;
-  // To the worker and all it started that stayed in its process group (not what made a session of its own: a daemon). Unknown or gone:
-  // nothing.
+  // Signals the worker and its process group, but no daemon with a session of its own. Does nothing if the worker is unknown or gone.
   virtual void signal(WorkerId worker, int signal) = 0;
-  // Calls back when a process that this launcher did not start is gone.
+  // Calls back when a process that this launcher did not start ends.
   virtual std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) = 0;
-  // No job wants torch any more: what is kept warm for it ends.
+  // Ends the warm processes with torch, which no job needs any more.
   virtual void retire_torch() = 0;
-  // A TCP port of this host that nobody listens on.
+  // An unused TCP port of this host.
   virtual Result<std::uint16_t> free_port() = 0;
 };
 

@@ -14,7 +14,7 @@ namespace shoal::scheduler {
 
 namespace {
 
-// What a file of spdlog's is called after it was full.
+// The name that spdlog gives a full file.
 std::string rotated(const std::string& file) { return spdlog::sinks::rotating_file_sink_mt::calc_filename(file, 1); }
 
 std::optional<std::string> last_bytes(const std::string& path, std::size_t bytes) {

@@ -71,7 +71,7 @@ TEST_F(LogBookTest, TheFilesOfEndedWorkersHaveABoundTogether) {
   EXPECT_FALSE(book.read(WorkerId{2}, Stream::kErr, 1000));
   EXPECT_TRUE(book.read(WorkerId{3}, Stream::kOut, 1000));
   EXPECT_TRUE(book.read(WorkerId{4}, Stream::kErr, 1000));
-  book.write(WorkerId{5}, Stream::kOut, std::string(1000, 'x'));  // more than all may have: the latest stays
+  book.write(WorkerId{5}, Stream::kOut, std::string(1000, 'x'));  // more than the limit for all: only the latest stays
   book.close(WorkerId{5});
   EXPECT_TRUE(book.read(WorkerId{5}, Stream::kOut, 2000));
   EXPECT_EQ(num_files(), 1u);
@@ -98,7 +98,7 @@ TEST_F(LogBookTest, WhatACallPrintedIsFoundByIt) {
     EXPECT_EQ(book.read(kFirst, Stream::kOut, 1000, b).value(), "three\n");
     EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, b).value(), "err\n");
     EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, a).value(), "");
-    EXPECT_EQ(book.read(kFirst, Stream::kOut, 13, a).value(), "o\nfour\n");  // what is kept
+    EXPECT_EQ(book.read(kFirst, Stream::kOut, 13, a).value(), "o\nfour\n");  // the kept part
     std::string pieces;
     book.pieces(kFirst, Stream::kOut, 1000, [&](auto function, auto text) { pieces += fmt::format("[{}:{}]", function, text); });
     EXPECT_EQ(pieces, "[:before\n][f:one\ntwo\n][:three\n][f:four\n]");
@@ -116,14 +116,14 @@ TEST_F(LogBookTest, AStreamWithoutMarksIsOfNoCallIfTheOtherHasThem) {
   const TaskRef call{WorkerId{5}, 1};
   LogBook book(options());
   book.write(kFirst, Stream::kErr, "a warning of C\n");
-  book.mark(kFirst, Stream::kOut, {});  // of no call: where it begins to serve
+  book.mark(kFirst, Stream::kOut, {});  // no call, as where it begins to serve
   book.write(kFirst, Stream::kOut, "of no call\n");
   for (int ended = 0; ended < 2; ++ended) {
     EXPECT_EQ(book.read(kFirst, Stream::kOut, 1000, call).value(), "");
     EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, call).value(), "");
     book.close(kFirst);
   }
-  book.mark(kSecond, Stream::kOut, {});  // it says what it prints, and prints nothing
+  book.mark(kSecond, Stream::kOut, {});  // a worker with marks and no output
   EXPECT_EQ(book.read(kSecond, Stream::kErr, 1000, call).value(), "");
 }
 

@@ -1,4 +1,4 @@
-// The files of a session's logs, as people read them: by their names, and never anything outside of that folder.
+// The log files of a session, by name, and nothing outside of their folder.
 #pragma once
 
 #include <sys/types.h>
@@ -11,15 +11,15 @@
 
 namespace shoal::scheduler {
 
-// Names of ordinary files, sorted; at most kMaxLogFiles of them.
+// Names of regular files, sorted; at most kMaxLogFiles.
 inline constexpr std::size_t kMaxLogFiles = 10'000;
 std::vector<std::string> log_files(const std::string& folder);
 
-// The last `bytes` of one. InvalidArgument for what is no name of a file there, NotFound.
+// The last `bytes` of a file. InvalidArgument for a text that is no file name; NotFound.
 Result<std::string> read_log_file(const std::string& folder, const std::string& name, std::size_t bytes);
 
-// Of what processes of a role have left (ROLE-PID.log), those beyond the last `keep` are removed, but for those of processes that live:
-// a head that is started again and again would fill the disk.
+// Removes the logs that a role's processes have left (ROLE-PID.log), except for the last `keep` and those of living processes. A head that
+// is started again and again would fill the disk.
 void forget_role_logs(const std::string& folder, const std::string& role, const std::set<pid_t>& living, std::size_t keep);
 
 }  // namespace shoal::scheduler

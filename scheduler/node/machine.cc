@@ -79,12 +79,12 @@ std::vector<MetricFamily> metrics_of(const Machine& m) {
 }
 
 std::vector<MetricFamily> process_metrics(const std::string& proc) {
-  // Behind the command, which may have spaces: state is the third field of the line.
+  // The fields are read behind the command, which may have spaces; the state is the third field.
   const std::string stat = whole(proc + "/self/stat");
   const auto behind = stat.rfind(')');
   if (behind == std::string::npos) return {};
   std::istringstream words(stat.substr(behind + 1));
-  std::array<double, 22> field{};  // from the fourth on
+  std::array<double, 22> field{};  // from the fourth field on
   std::string state;
   words >> state;
   for (double& f : field) words >> f;

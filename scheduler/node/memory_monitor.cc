@@ -13,9 +13,9 @@ namespace shoal::scheduler {
 
 namespace {
 
-constexpr double kFillsPerSecond = 4.0 * (1u << 30);  // bytes: a core's pace; several rarely do better than one's bus
+constexpr double kFillsPerSecond = 4.0 * (1u << 30);  // bytes; the pace of one core, close to that of a memory bus
 constexpr std::chrono::milliseconds kSoonest(100), kLatest(2000);
-constexpr std::uint64_t kWorthIt = 100, kFills = 20;  // shares of the limit
+constexpr std::uint64_t kWorthIt = 100, kFills = 20;  // divisors of the limit
 constexpr std::uint64_t kWorthItBytes = std::uint64_t{256} << 20;
 constexpr std::size_t kTopUsers = 5;
 
@@ -27,7 +27,7 @@ Error out_of_memory(std::string text) { return unavailable(std::move(text)).with
 
 std::string text_of(const MemoryUser& u) { return fmt::format("{} (pid {}) {}", u.who, u.pid, bytes_text(u.bytes)); }
 
-// Largest first.
+// The largest users, largest first.
 std::string top_of(std::vector<MemoryUser> users) {
   std::stable_sort(users.begin(), users.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   std::string out;
@@ -155,8 +155,8 @@ void MemoryMonitor::judge(std::uint64_t used, std::uint64_t limit, std::vector<M
   again(options_.at_end);
 }
 
-// The kernel counts before it kills, and we hear of the end later: so a new count waits for the end of one of our processes, and no longer
-// than such news may take. What it killed otherwise was somebody else's.
+// The kernel counts before it kills, and the node learns of the end later. So a new count waits for the end of a worker, `kernel_memory` at
+// most; then it was another process.
 void MemoryMonitor::forget_old_kills() {
   if (!options_.kernel_kills) return;
   const std::uint64_t now = options_.kernel_kills();
@@ -177,7 +177,7 @@ std::optional<Error> MemoryMonitor::cause_of_end(WorkerId worker, const std::str
     ending_.reset();
     if (awaited_) awaited_->until = clock_.now() + options_.coming_back;
     if (status.signal == SIGKILL) return out;
-    return std::nullopt;  // it was on its way out by itself
+    return std::nullopt;  // an end by itself meanwhile
   }
   if (asked || status.signal != SIGKILL || !options_.kernel_kills || options_.kernel_kills() <= kills_) return std::nullopt;
   ++kills_;

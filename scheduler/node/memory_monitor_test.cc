@@ -28,21 +28,21 @@ TEST(WhomToEndTest, WhoseWorkIsRunAgainBeforeOthers) {
 
 TEST(WhomToEndTest, OfTheJobThatHasMostOfThem) {
   EXPECT_EQ(whom_to_end({user(1, 1, true), user(2, 1, true), user(3, 2, true)}, kLimit), 1u);
-  // Those of another kind do not count.
+  // Workers of another class do not count.
   EXPECT_EQ(whom_to_end({user(1, 1, true), user(2, 1, false), user(3, 1, false), user(4, 2, true), user(5, 2, true)}, kLimit), 4u);
 }
 
 TEST(WhomToEndTest, WhoHasNextToNothingOnlyWhenNobodyHasMore) {
   EXPECT_EQ(whom_to_end({user(1, 1, false), user(2, 1, true, 20 * kMiB)}, kLimit), 0u);
   EXPECT_EQ(whom_to_end({user(1, 1, false, 10 * kMiB), user(2, 1, true, 20 * kMiB)}, kLimit), 1u);
-  EXPECT_EQ(whom_to_end({user(1, 1, false, 11 * kGiB), user(2, 1, true, 9 * kGiB)}, 1024 * kGiB), 1u);  // on a large machine, too
+  EXPECT_EQ(whom_to_end({user(1, 1, false, 11 * kGiB), user(2, 1, true, 9 * kGiB)}, 1024 * kGiB), 1u);  // on a large machine as well
 }
 
 TEST(WouldHelpTest, OnlyIfWorkersFillTheMemory) {
   const std::uint64_t threshold = kLimit / 100 * 95;
   EXPECT_TRUE(would_help({user(1, 1, true, 300 * kMiB), user(2, 1, true, 300 * kMiB)}, kLimit, threshold, kLimit));
   EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, kLimit, threshold, kLimit));         // too little for the threshold
-  EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, threshold + 1, threshold, kLimit));  // enough, but next to nothing
+  EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, threshold + 1, threshold, kLimit));  // enough, but below a twentieth
   EXPECT_FALSE(would_help({}, kLimit, threshold, kLimit));
 }
 
@@ -156,7 +156,7 @@ TEST_F(MemoryMonitorTest, WhatTheLastOneHadMayComeBackBeforeAnotherIsChosen) {
   used_ = kLimit;
   pass(std::chrono::seconds(3));
   ASSERT_EQ(killed_, (std::vector{WorkerId{3}}));
-  ends(3);  // its children live a little longer
+  ends(3);  // its children end a little later
   pass(std::chrono::seconds(1));
   EXPECT_EQ(killed_.size(), 1u);
   used_ -= 2 * kGiB;
@@ -165,7 +165,7 @@ TEST_F(MemoryMonitorTest, WhatTheLastOneHadMayComeBackBeforeAnotherIsChosen) {
   used_ = kLimit;
   pass(std::chrono::seconds(3));
   ASSERT_EQ(killed_.size(), 2u);
-  ends(2);  // and what it had does not come back
+  ends(2);  // its memory does not come back
   pass(std::chrono::seconds(3));
   EXPECT_EQ(killed_.size(), 3u);
 }
@@ -205,7 +205,7 @@ TEST_F(MemoryMonitorTest, AThresholdOfNoneOrAllKillsNobody) {
 }
 
 TEST_F(MemoryMonitorTest, ALimitOfItsOwnIsOfWhatWorkersHave) {
-  used_ = kLimit;  // by others
+  used_ = kLimit;  // used by other programs
   worker(1, true, 100 * kMiB);
   worker(2, true, 90 * kMiB);
   start(0.5, 400 * kMiB);
@@ -220,7 +220,7 @@ TEST_F(MemoryMonitorTest, ALimitOfItsOwnIsOfWhatWorkersHave) {
 
 TEST_F(MemoryMonitorTest, WhomTheKernelKilledForWantOfMemoryIsToldSo) {
   start(0);
-  EXPECT_EQ(ends(1), std::nullopt);  // by hand
+  EXPECT_EQ(ends(1), std::nullopt);  // killed by hand
   kernel_kills_ = 8;
   pass(std::chrono::seconds(3));
   EXPECT_EQ(ends(2, SIGTERM), std::nullopt);
@@ -229,7 +229,7 @@ TEST_F(MemoryMonitorTest, WhomTheKernelKilledForWantOfMemoryIsToldSo) {
   ASSERT_TRUE(cause);
   EXPECT_EQ(cause->reason(), actors::kOutOfMemory);
   EXPECT_NE(cause->message().find("by the kernel"), std::string::npos);
-  EXPECT_EQ(ends(5), std::nullopt);  // there was one
+  EXPECT_EQ(ends(5), std::nullopt);  // a single kernel kill
 }
 
 TEST_F(MemoryMonitorTest, KillsOfTheKernelThatWereOthersAreForgotten) {

@@ -53,7 +53,7 @@ void MetricsBook::forget_old() {
   };
   std::size_t all = 0;
   for (const JobId job : over_) all += series(job);
-  // One of which nothing is left, or never was, is of no use either.
+  // Jobs without series are bounded as well.
   while (over_.size() > 1 && (all > kMaxOverSeries || over_.size() > kMaxOverSeries)) {
     all -= series(over_.front());
     ended_.erase(over_.front());
@@ -62,7 +62,7 @@ void MetricsBook::forget_old() {
 }
 
 MetricSums MetricsBook::sums(const std::set<WorkerId>& silent) const {
-  // Those that live first: what does not go with them is left out.
+  // Living processes come first: what conflicts with them is left out.
   MetricSums out(kMaxSeries);
   for (const auto& [worker, told] : told_) {
     for (const MetricFamily& family : told.families) {

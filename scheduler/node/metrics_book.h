@@ -1,5 +1,4 @@
-// What the processes of a node have measured: the last that each told, and what those that have ended left behind. So what is counted never
-// falls when one ends. Pure.
+// The metrics of a node's processes: the latest of each, and the remains of those that have ended, so that counters never fall. Pure.
 #pragma once
 
 #include <deque>
@@ -15,30 +14,30 @@ namespace shoal::scheduler {
 
 class MetricsBook {
  public:
-  static constexpr std::size_t kMaxOverSeries = 2'000;    // of jobs that are over; beyond it those go that are so for longest
+  static constexpr std::size_t kMaxOverSeries = 2'000;    // total for ended jobs; the first ended go first
   static constexpr std::size_t kMaxEndedSeries = 10'000;  // of a job's processes that have ended; what comes then is left out
 
-  static constexpr std::size_t kMaxSeries = 10'000;  // of all processes together, of those that live first
+  static constexpr std::size_t kMaxSeries = 10'000;  // for all processes, living ones first
 
   struct Origin {
     JobId job;
     std::string role;
     pid_t pid = 0;
   };
-  // All that it measured since it began, instead of what it told before; but for what Prometheus could not read, or was not the process's
-  // to tell (told_metrics.h), which is counted.
+  // Replaces a process's metrics by all that it measured since it began. Samples that Prometheus could not read, or that a process may not
+  // report (told_metrics.h), are dropped and counted.
   void told(WorkerId worker, const Origin& origin, std::vector<actors::MetricFamily> families);
-  // It may live, but is no part of the cluster now: its gauges and levels are of nothing.
+  // The process may live, but has left the cluster: its gauges and levels are dropped.
   void left(WorkerId worker);
-  // What it told last is all there will be.
+  // The process ended: its last counters and histograms are final.
   void ended(WorkerId worker);
-  // The job is; its processes are about to be. Said again: nothing.
+  // The job ended; its processes are about to. Repeated calls do nothing.
   void over(JobId job);
 
-  // Counters and histograms of all processes, with job_id and role; gauges of those that are not `silent`, with pid and worker, too; levels
-  // of these with job_id and role.
+  // Counters and histograms of all processes, by job_id and role. Gauges of those that are not `silent` have pid and worker as well; their
+  // levels are by job_id and role.
   actors::MetricSums sums(const std::set<WorkerId>& silent) const;
-  // Samples that were told, and not taken, since the node began.
+  // Reported samples that were dropped since the node began.
   std::uint64_t left_out() const { return left_out_; }
 
  private:
@@ -53,7 +52,7 @@ class MetricsBook {
   std::map<WorkerId, Told> told_;
   std::map<JobId, actors::MetricSums> ended_;
   std::uint64_t left_out_ = 0;
-  std::deque<JobId> over_;  // the first that was comes first
+  std::deque<JobId> over_;  // in order of their ends
 };
 
 }  // namespace shoal::scheduler

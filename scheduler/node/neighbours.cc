@@ -84,7 +84,7 @@ void Neighbours::ask_head(NodeId node) {
     Link* const link = *alive ? find(node) : nullptr;
     if (link == nullptr) return;
     if (!r && r.error().code() == Code::kNotFound) return is_gone(node, r.error().message());
-    if (!r) {  // not again at once: a connection that is closing, or a head that refuses, would say the same
+    if (!r) {  // retried later: a closing connection or a refusing head would answer the same
       link->asked_head = false;
       link->asking = clock_.after(options_.reconnect, [this, node] { ask_head(node); });
       if (!link->peer && !link->dialling && !link->resting) broke(node, r.error());
@@ -124,7 +124,7 @@ void Neighbours::is_gone(NodeId node, const std::string& why) {
     gone_.erase(gone_order_.front());
     gone_order_.pop_front();
   }
-  events_.gone(node, lost);  // first: who asked asks for no more of it then
+  events_.gone(node, lost);  // first, so that callers make no further requests of it
   if (!link.empty()) fail_asked(std::move(link.mapped()), lost);
 }
 
@@ -138,7 +138,7 @@ void Neighbours::fail_asked(Link link, const Error& why) {
 void Neighbours::reach(NodeId node) {
   Link& link = links_.at(node);
   if (link.peer || link.dialling || link.resting) return;
-  if (link.outbox.size() == 0 && link.asked.empty()) return;  // nothing is wanted of it
+  if (link.outbox.size() == 0 && link.asked.empty()) return;  // nothing to send
   if (link.endpoint.empty()) {
     if (!link.asked_head && events_.head() == nullptr) return broke(node, unavailable("there is no head that says where it is"));
     return ask_head(node);
@@ -163,7 +163,7 @@ void Neighbours::meet(NodeId node, std::unique_ptr<runtime::Connection> connecti
   link.peer->call(number(Method::kMeetNode), body(to_bytes(actors::MeetNode{self_, node})), options_.connect_timeout,
                   [this, alive = alive_, node](Result<Message> r) {
                     Link* const link = *alive ? find(node) : nullptr;
-                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // on_closed sees to it
+                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // handled by on_closed()
                     if (!r && r.error().reason() == "AnotherNode") return is_gone(node, r.error().message());
                     if (!r) {
                       const auto owned = std::move(link->peer);
@@ -207,15 +207,15 @@ void Neighbours::on_request(Peer&, runtime::Request, runtime::Responder responde
 void Neighbours::on_closed(Peer& peer, const Error& why) {
   for (auto& [node, link] : links_) {
     if (link.peer.get() != &peer) continue;
-    const auto owned = std::move(link.peer);  // destroyed when this returns
+    const auto owned = std::move(link.peer);  // destroyed on return
     return broke(NodeId(node), why);
   }
 }
 
-// ---- what is said
+// ---- messages
 // ------------------------------------------------------------------------------------------------------------------
 
-// What is told in one turn of the loop goes in one message.
+// Changes of one turn of the loop go in one message.
 void Neighbours::flush_soon() {
   if (std::exchange(to_flush_, true)) return;
   flushing_ = clock_.after(runtime::Duration::zero(), [this] {
@@ -235,7 +235,7 @@ void Neighbours::flush(NodeId node, Link& link) {
   link.peer->call(number(Method::kCountObjects), body(to_bytes(actors::CountObjects{parcel->items, parcel->number})), Peer::kNoTimeout,
                   [this, alive = alive_, node](Result<Message> r) {
                     Link* const link = *alive ? find(node) : nullptr;
-                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // on_closed sees to it
+                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // handled by on_closed()
                     if (!r) log_->warn("neighbour={} did not take what it was told: {}", to_string(node), r.error().message());
                     link->outbox.acknowledged();
                     flush(node, *link);
@@ -246,7 +246,7 @@ void Neighbours::send(NodeId node, Link& link, std::uint64_t n) {
   const Asked& asked = link.asked.at(n);
   link.peer->call(number(asked.method), body(asked.body.clone()), Peer::kNoTimeout, [this, alive = alive_, node, n](Result<Message> r) {
     Link* const link = *alive ? find(node) : nullptr;
-    if (link == nullptr || (!r && (!link->peer || !link->peer->connected()))) return;  // it is asked again
+    if (link == nullptr || (!r && (!link->peer || !link->peer->connected()))) return;  // repeated over the next connection
     const auto over = link->asked.extract(n);
     if (!over.empty()) over.mapped().callback(std::move(r));
   });

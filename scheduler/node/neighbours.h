@@ -1,7 +1,7 @@
-// The other nodes that this one has to do with: where they are, a connection to each, and whether they are still there.
+// The other nodes that this one deals with: their addresses, a connection to each, and their ends.
 //
-// The head says where a node is, and when it was given up; a connection that breaks is made again. What is told arrives once and in order
-// (storage/outbox.h), what is asked is asked again until it is answered. Loop thread only.
+// The head reports where a node is and when it was given up; a broken connection is made again. Changes arrive once and in order
+// (storage/outbox.h); requests are repeated until they are answered. Loop thread only.
 #pragma once
 
 #include <deque>
@@ -25,9 +25,9 @@ class Neighbours final : public runtime::PeerHandler {
   struct Options {
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
-    runtime::Duration unreachable_after = std::chrono::seconds(30);  // of attempts: then what was asked fails, and the attempts go on
-    std::size_t max_gone = 10'000;                                   // that are remembered
-    std::size_t merge_beyond = 20'000;                               // of changes that one is not told yet (changes.h)
+    runtime::Duration unreachable_after = std::chrono::seconds(30);  // time of attempts until requests fail; the attempts go on
+    std::size_t max_gone = 10'000;                                   // gone nodes that are remembered
+    std::size_t merge_beyond = 20'000;                               // waiting changes for a node, from which they are merged (changes.h)
   };
   struct Events {
     std::function<runtime::Peer*()> head;  // null while there is none
@@ -36,17 +36,18 @@ class Neighbours final : public runtime::PeerHandler {
   Neighbours(runtime::Clock& clock, runtime::Network& network, runtime::Log log, Options options, Events events);
   ~Neighbours();
 
-  // This node has that name now. What it had to do with others under another one is over: what was asked fails.
+  // Sets this node's id. Its dealings with others under an earlier id are over: pending requests fail.
   void start_as(NodeId self);
-  // From now on its end is told (Events::gone).
+  // Events::gone reports the node's end from now on.
   void watch(NodeId node);
   void tell(NodeId node, const Item& item);
-  // Asked again over each new connection. Unavailable/OwnerDied when the node is gone, Unavailable/ObjectLost when it cannot be reached.
+  // The request is repeated over each new connection. Unavailable/OwnerDied when the node is gone, Unavailable/ObjectLost when it cannot be
+  // reached.
   void call(NodeId node, actors::Method method, Bytes body, Callback callback);
-  // Why a node is gone, if it is.
+  // The reason why a node is gone; null if it is not.
   const Error* gone(NodeId node) const;
 
-  // There is a head again, or for the first time.
+  // A head is connected, again or for the first time.
   void head_is_here();
   void head_said_gone(const actors::NodeGone& news);
 
@@ -57,18 +58,18 @@ class Neighbours final : public runtime::PeerHandler {
     Callback callback;
   };
   struct Link {
-    std::string host, endpoint;  // empty until the head has said so
+    std::string host, endpoint;  // empty until the head answers
     bool asked_head = false;
-    runtime::Timer asking;  // it again
+    runtime::Timer asking;  // retries the request to the head
     bool dialling = false;
     std::unique_ptr<runtime::Peer> peer;
-    bool met = false;  // it is the one that was meant
+    bool met = false;  // the peer has confirmed its id
     std::optional<runtime::TimePoint> broken_since;
     runtime::Timer redial;
-    bool resting = false;  // until then
+    bool resting = false;  // until `redial`
     storage::Outbox<Item> outbox{actors::CountObjects::kMaxChanges};
-    std::size_t merge_at = 0;              // what waits there, at the least
-    std::map<std::uint64_t, Asked> asked;  // in the order in which it was
+    std::size_t merge_at = 0;              // queue length for the next merge
+    std::map<std::uint64_t, Asked> asked;  // by number, in order
   };
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
@@ -98,7 +99,7 @@ class Neighbours final : public runtime::PeerHandler {
   runtime::Timer flushing_;
   std::map<NodeId, Error> gone_;
   std::deque<NodeId> gone_order_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // of what start_as began
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for callbacks since start_as()
 };
 
 }  // namespace shoal::scheduler

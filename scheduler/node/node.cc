@@ -23,8 +23,8 @@ using runtime::Peer;
 
 namespace {
 
-constexpr std::chrono::seconds kLate(1);          // of a heartbeat, to be worth a word
-constexpr std::size_t kMaxReadBytes = 32u << 20;  // of a log, at once
+constexpr std::chrono::seconds kLate(1);          // delay of a heartbeat that is logged
+constexpr std::size_t kMaxReadBytes = 32u << 20;  // per read of a log
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -62,7 +62,7 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
 
 Node::~Node() {
   *alive_ = false;
-  clients_.clear();  // before the answers that they wait for: clients see a broken connection
+  clients_.clear();  // before pending answers: clients see a broken connection
   launcher_.set_events(nullptr);
 }
 
@@ -87,7 +87,7 @@ Result<void> Node::start() {
 // ----------------------------------------------------------------------------------------------------------------------
 
 void Node::connect_head() {
-  // One that stands still is dialled, and says nothing.
+  // A head that stands still may accept a connection and not answer.
   const auto timeout = heads_.size() > 1 ? std::min(options_.connect_timeout, options_.head_silence) : options_.connect_timeout;
   network_.connect(heads_[at_head_], runtime::Role::kNode, timeout,
                    [this, alive = alive_](Result<std::unique_ptr<runtime::Connection>> connection) {
@@ -99,7 +99,7 @@ void Node::connect_head() {
                    });
 }
 
-// The next one, after a pause when all were tried.
+// Tries the next head, after a pause when all were tried.
 void Node::head_is_gone(const std::string& why) {
   log_->debug("no head at {}: {}", heads_[at_head_].to_string(), why);
   at_head_ = (at_head_ + 1) % heads_.size();
@@ -142,11 +142,10 @@ void Node::register_with_head() {
     if (!r) {
       log_->warn("not registered: {}", r.error().message());
       if (r.error().reason() == "Fenced") {
-        // We were given up and our workers declared dead: make that true before coming back as another
-        // node.
+        // This node was given up and its workers declared dead: it ends them before it comes back as another node.
         for (auto& [id, w] : workers_) {
           if (!w.launched) continue;
-          w.doomed = true;  // as soon as it has a pid
+          w.doomed = true;  // killed as soon as it has a pid
           launcher_.signal(id, SIGKILL);
         }
         become(random_.id<NodeId>());
@@ -162,7 +161,7 @@ void Node::register_with_head() {
       if (m->heartbeat_ms > 0) heartbeat_ms_ = m->heartbeat_ms;
       heads_are(heads_news_.value_or(m->heads));
     }
-    // A head that was away hears what it missed.
+    // Repeats what a head that was away has missed.
     for (const Bytes& exit : exits_) head_->notify(number(Method::kWorkerUpdate), body(exit.clone()));
     for (const auto& [id, w] : workers_) report(w);
     beat();
@@ -171,7 +170,7 @@ void Node::register_with_head() {
   });
 }
 
-// What other nodes knew of the one it was is lost; those who were connected to that one find out.
+// Takes a new id. Connections from other nodes were to the old one and are closed.
 void Node::become(NodeId id) {
   id_ = id;
   objects_.start_as(id);
@@ -186,7 +185,7 @@ void Node::beat() {
   if (!head_ || !registered_) return;
   if (heads_.size() == 1) {
     head_->notify(number(Method::kHeartbeat), {});
-  } else {  // one that stands still, or is cut off, keeps its connections, and another leads
+  } else {  // a head that stands still or is cut off keeps its connections, while another leads
     head_->call(number(Method::kHeartbeat), {}, options_.head_silence, [this, alive = alive_](Result<Message> r) {
       if (!*alive || r || r.error().code() != Code::kDeadlineExceeded) return;
       if (head_) head_->close(unavailable("the head is silent"));
@@ -200,7 +199,7 @@ void Node::beat() {
   });
 }
 
-// Now, and again to a head that was away.
+// Reports an exit now, and again to a head that was away.
 void Node::tell_exit(const Worker& w, std::int32_t shell_code, const Error& cause) {
   report(w, shell_code, cause);
   exits_.push_back(
@@ -347,7 +346,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
   }
 }
 
-// A process or node that is gone has no calls: there is nothing to cancel then.
+// A process or node that is gone has no calls to cancel.
 void Node::cancel_result(const actors::CancelResult& cancel, runtime::Responder responder) {
   const NodeId home = cancel.object.home;
   if (!home || home == id_) return cancel_here(cancel, std::move(responder));
@@ -479,9 +478,8 @@ void Node::on_closed(Peer& peer, const Error& why) {
     return;
   }
   const auto it = clients_.find(peer.number());
-  const auto owned = std::move(it->second);  // destroyed when this returns
-  // Not a death: the kernel tells of that (pidfd). A child that was forked may hold the socket open, or a user may have
-  // closed it.
+  const auto owned = std::move(it->second);  // destroyed on return
+  // A closed connection is no death; the pidfd reports that. A forked child may hold the socket open, or a user may have closed it.
   if (const auto w = workers_.find(owned.worker); w != workers_.end() && w->second.peer == &peer) {
     w->second.peer = nullptr;
     metrics_.left(owned.worker);
@@ -496,11 +494,11 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
   const pid_t pid = peer.identity().pid;
   WorkerId id = m.worker;
   auto it = workers_.find(id);
-  // A process that a worker started (a script run by a shell) is not that worker: its death is its own. A worker may attach before
-  // its launcher has told its pid.
+  // A process that a worker started (a script run by a shell) is a worker of its own, with its own death. A worker may attach before its
+  // launcher has reported its pid.
   if (it == workers_.end() || (it->second.launched && it->second.pid != 0 && peer.identity().local && it->second.pid != pid)) {
     if (m.worker && it == workers_.end()) return fail(not_found("no worker " + to_string(m.worker) + " on this node"));
-    if (!m.worker && !m.job) {  // a tool: it looks, and hosts nothing
+    if (!m.worker && !m.job) {  // a tool that only looks
       client.job = {};
       return body(to_bytes(actors::Attached{id_, {}, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, {}}));
     }
@@ -573,7 +571,7 @@ Result<Message> Node::open_arena(Peer& peer, const actors::OpenArena& m) {
 void Node::check_owner() {
   if (!options_.ends_with_owner || !owner_gone_ || ending_) return;
   for (const auto& [id, w] : workers_) {
-    if (!w.launched && !w.inside) return;  // another rank is still here
+    if (!w.launched && !w.inside) return;  // another rank still runs
   }
   end("the processes it was started for are gone");
 }
@@ -595,7 +593,7 @@ void Node::check_ended() {
   for (const auto& [id, w] : workers_) {
     if (w.launched) return;
   }
-  // After what was reported is on its way.
+  // Deferred until reports are on their way.
   killing_ = clock_.after(std::chrono::milliseconds(0), [this] {
     if (options_.on_end) options_.on_end(end_reason_);
   });

@@ -1,7 +1,6 @@
-// The node of a host: owns what its workers share, starts and ends them, hears of their deaths and tells everybody
-// concerned.
+// The node of a host: owns what its workers share, starts and ends them, and reports their deaths.
 //
-// Loop thread only. Everything it needs is passed in, so the simulated world runs this very class.
+// Loop thread only. Everything it needs is passed in, so the simulation runs this very class.
 #pragma once
 
 #include <deque>
@@ -32,10 +31,10 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   struct Options {
     actors::Resources resources;
     std::map<std::string, std::string> labels;
-    std::vector<std::string> gpus;   // what CUDA_VISIBLE_DEVICES calls them; none: workers see what the node sees
-    std::string host = "127.0.0.1";  // where others reach this host
+    std::vector<std::string> gpus;   // names for CUDA_VISIBLE_DEVICES; none: workers see what the node sees
+    std::string host = "127.0.0.1";  // address of this host for others
     pid_t pid = 0;
-    std::vector<runtime::Endpoint> heads;  // the ways to the head, tried in turn
+    std::vector<runtime::Endpoint> heads;  // endpoints of the head, tried in turn
     runtime::Endpoint listen;
     std::string session;  // folder
     LogBook::Options logs;
@@ -43,22 +42,22 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     MemoryMonitor::Options monitor;
     Objects::Options objects;
     Neighbours::Options neighbours;
-    std::uint64_t object_store_bytes = 0;  // that objects of all its processes may take; 0: any number
+    std::uint64_t object_store_bytes = 0;  // limit for the objects of all its processes; 0: none
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
-    runtime::Duration reconnect_several = std::chrono::milliseconds(100);  // where there are several heads
-    // Where there are several heads: one that does not answer a heartbeat for so long is given up.
+    runtime::Duration reconnect_several = std::chrono::milliseconds(100);  // with several heads
+    // With several heads: a head that does not answer a heartbeat for so long is given up.
     runtime::Duration head_silence = std::chrono::seconds(3);
-    std::size_t max_ended = 400;                             // workers whose logs a follower, and whose exit a head, still gets
+    std::size_t max_ended = 400;                             // ended workers whose logs followers, and whose exits heads, still get
     runtime::Duration stop_grace = std::chrono::seconds(2);  // between SIGTERM and SIGKILL when the node ends
-    // Ends when the last process that attached by itself (a driver, ranks under torchrun) is gone, after `owner` is.
+    // Ends when `owner` and the last process that attached by itself (a driver, ranks under torchrun) are gone.
     bool ends_with_owner = false;
     pid_t owner = 0;
-    // After every worker ended. The reason is for the log.
-    std::function<void()> on_ending;  // it begins to end
+    // on_end: every worker has ended; `why` is for the log.
+    std::function<void()> on_ending;  // the node begins to end
     std::function<void(const std::string& why)> on_end;
     std::function<void()> on_registered;
-    // What the machine has and uses, for whoever measures it: called back later, from the loop. Empty: that is not told.
+    // Measures the machine, and calls back later, from the loop. Empty: no such metrics.
     using Measured = std::function<void(std::vector<actors::MetricFamily>)>;
     std::function<void(Measured)> measure;
   };
@@ -66,7 +65,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log, Options options);
   ~Node();
 
-  // Listens, then finds the head; keeps trying.
+  // Listens, then connects to the head, and keeps trying.
   Result<void> start();
   // Ends all workers (SIGTERM, then SIGKILL) and calls on_end.
   void end(const std::string& why);
@@ -78,30 +77,30 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   struct Worker {
     actors::StartWorker spec;
     bool launched = false;  // by this node
-    bool inside = false;    // started by one that was launched: none that the node waits for
+    bool inside = false;    // started by a launched one; the node does not wait for it
     bool doomed = false;    // to be killed as soon as it has a pid
-    bool asked = false;     // to end
+    bool asked = false;     // its end was requested
     std::uint64_t order = 0;
     pid_t pid = 0;
     actors::WorkerState state = actors::WorkerState::kStarting;
     std::string endpoint;
     std::string role;
     runtime::Peer* peer = nullptr;
-    std::int32_t member = -1;     // of the board of objects' memory
-    std::shared_ptr<void> watch;  // of one that was not launched here
-    runtime::Timer kill;          // after its grace
+    std::int32_t member = -1;     // index on the board of object memory; -1: none
+    std::shared_ptr<void> watch;  // for a process not launched here
+    runtime::Timer kill;          // SIGKILL after the grace period
   };
   // A worker that ended: its logs stay readable.
   struct Ended {
     actors::StartWorker spec;
-    Bytes update;  // as told to those who listened
+    Bytes update;  // as sent to clients
     pid_t pid = 0;
   };
   struct Client {
     std::unique_ptr<runtime::Peer> peer;
     WorkerId worker;
     JobId job;
-    NodeId node;  // of another node
+    NodeId node;  // for connections of other nodes
   };
 
   // runtime::PeerHandler
@@ -115,9 +114,9 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
 
   void connect_head();
   void head_is_gone(const std::string& why);
-  // The ways to the head, the one in use first; other heads that it told of last.
+  // Endpoints of the heads: the one in use first, reported ones last.
   std::vector<std::string> ways() const;
-  // All that there are; clients hear of a change.
+  // Sets the list of all heads; clients are notified of a change.
   void heads_are(const std::vector<std::string>& told);
   void register_with_head();
   void beat();
@@ -127,7 +126,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
                                   bool& later);
   void inspect(const actors::Inspect& asked, runtime::Responder responder);
-  // Passes it on to the process that made the call, or to that one's node.
+  // Forwards to the process that made the call, or to its node.
   void cancel_result(const actors::CancelResult& cancel, runtime::Responder responder);
   void cancel_here(const actors::CancelResult& cancel, runtime::Responder responder);
   void measure(Inspection& inspection);
@@ -135,14 +134,14 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void start_worker(const actors::StartWorker& spec, runtime::Responder responder);
   Result<runtime::Message> attach(runtime::Peer& peer, const actors::Attach& attach);
   Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
-  // Sends what the job printed so far, and from now on.
+  // Sends the job's output so far, and from now on.
   void follow(runtime::Peer& peer, JobId job);
-  // `function`: that printed them, if it is a worker of such.
+  // `function`: the one that printed the lines, for a worker of remote functions.
   void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, std::string_view function, pid_t pid, Launcher::Stream stream,
                   std::string_view lines);
   void stop_worker(const actors::StopWorker& stop);
   void end_job(JobId job);
-  // A place on the board of objects' memory, and that board. None when it is full.
+  // Adds the board of object memory to `reply` and gives the worker a place on it; none if it is full.
   Result<void> share_board(Worker& worker, runtime::Message& reply);
   Result<runtime::Message> answer_node(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
                                        bool& later);
@@ -173,20 +172,20 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   std::unique_ptr<runtime::Listener> listener_;
   std::unique_ptr<runtime::Peer> head_;
   bool registered_ = false;
-  std::vector<runtime::Endpoint> heads_;  // as configured, then those it was told of
-  std::size_t at_head_ = 0;               // of these: the one in use, or tried next
-  std::size_t heads_tried_ = 0;           // since there was one
-  std::vector<std::string> told_;         // the ways that clients know
-  // Came while the head was still keeping that this node is there: newer than what its answer, written before, will say.
+  std::vector<runtime::Endpoint> heads_;  // configured ones, then reported ones
+  std::size_t at_head_ = 0;               // index of the one in use, or tried next
+  std::size_t heads_tried_ = 0;           // since the last registration
+  std::vector<std::string> told_;         // endpoints last sent to clients
+  // A list that arrived before the answer to the registration, and is newer than the one in that answer.
   std::optional<std::vector<std::string>> heads_news_;
   runtime::Timer reconnecting_, beating_, killing_;
   std::uint32_t heartbeat_ms_ = 500;
-  std::map<std::uint64_t, Client> clients_;  // in the order in which they came
+  std::map<std::uint64_t, Client> clients_;  // in order of arrival
   std::uint64_t next_client_ = 1, next_worker_ = 1;
   std::map<WorkerId, Worker> workers_;
   std::map<JobId, std::set<std::uint64_t>> followers_;
   std::deque<Ended> ended_;
-  std::deque<Bytes> exits_;  // told again to a head that comes back: it may have missed them
+  std::deque<Bytes> exits_;  // sent again to a head that reconnects
   std::set<JobId> torch_jobs_;
   std::shared_ptr<void> owner_watch_;
   bool owner_gone_ = false;

@@ -24,7 +24,7 @@ constexpr JobId kJob{1};
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
-// Starts nothing: the node's processes attach by themselves. They end when the test says so.
+// A launcher that starts nothing: the node's processes attach by themselves. The test decides when they end.
 class Watches final : public Launcher {
  public:
   void set_events(Events*) override {}
@@ -43,7 +43,7 @@ class Watches final : public Launcher {
   std::map<pid_t, std::function<void()>> watched;
 };
 
-// One of the node's host.
+// A process on the node's host.
 class Process final : public runtime::PeerHandler {
  public:
   Process(runtime::SimWorld& world, pid_t pid, const Endpoint& node) : pid(pid), network_(world.fabric().attach("host", pid)) {
@@ -79,7 +79,7 @@ class NodeTest : public testing::Test {
  protected:
   NodeTest() { EXPECT_TRUE(node_.start()); }
 
-  // "" if it got it.
+  // The reason of the error that get() returned, or "" on success.
   std::string get(Process& process, ObjectId object, WorkerId owner, const std::function<void()>& meanwhile = [] {}) {
     std::optional<std::string> said;
     process.peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{object, kJob, 0, owner, {}, {}})), Peer::kNoTimeout,
@@ -88,7 +88,7 @@ class NodeTest : public testing::Test {
     EXPECT_TRUE(world_.run_until([&] { return said.has_value(); }, 10s));
     return said.value_or("no answer");
   }
-  // All that it has told the node so far has been read.
+  // Waits until the node has read all that the process has sent.
   void heard(Process& process) {
     bool answered = false;
     process.peer->call(number(Method::kSyncLogs), {}, Peer::kNoTimeout, [&](Result<Message>) { answered = true; });
@@ -119,7 +119,7 @@ TEST_F(NodeTest, WhatAProcessSaidBeforeItsDeathCountsAlsoIfTheDeathIsHeardFirst)
   heard(dead);
   const auto dies = [&] { launcher_.watched.at(dead.pid)(); };
   const auto last_words = [&] {
-    world_.run_for(1s);  // who asks waits for what is not there yet
+    world_.run_for(1s);  // a get of an absent object waits
     dead.count(kGiven, other.id);
     dead.put(kAwaited);
     dead.count(kAwaited, other.id);

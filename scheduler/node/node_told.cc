@@ -1,4 +1,4 @@
-// What a node tells of itself and its processes when somebody looks (ARCHITECTURE.md, decisions 40 and 46).
+// A node's answers to inspections of itself and its processes (ARCHITECTURE.md, decisions 40 and 46).
 #include "scheduler/node/node.h"
 
 namespace shoal::scheduler {
@@ -38,7 +38,7 @@ void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
 
 void Node::measure(Inspection& inspection) {
   const auto heard = [this, alive = alive_](actors::ToldProcess& process) {
-    // One that has ended meanwhile left what it had told before.
+    // A process that has ended meanwhile keeps its earlier metrics.
     if (*alive && workers_.contains(process.worker)) {
       metrics_.told(process.worker, {process.job, process.role, process.pid}, std::move(process.metrics));
     }
@@ -71,7 +71,7 @@ void Node::measure(Inspection& inspection) {
   };
   inspection.pass_through(heard, all);
   if (!options_.measure) return;
-  // Whichever comes first.
+  // The measurement or its timeout, whichever comes first, ends the wait.
   const auto done = std::make_shared<std::function<void()>>(inspection.expect());
   const auto finish = [done] {
     if (const auto once = std::exchange(*done, {})) once();

@@ -1,4 +1,4 @@
-// A node's workers: their starts, what they print, and their ends.
+// A node's workers: their starts, output and ends.
 #include <algorithm>
 #include <csignal>
 
@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 
-// How a process ended, with what it said last: the first cause that everybody downstream reports.
+// The error for a process's end, with its last lines of stderr: the first cause, which later errors repeat.
 Error death(std::string text, const std::string& tail, const std::string& reason, const std::string& hint) {
   if (!tail.empty())
     text += "\nlast lines of its stderr:\n  " + [&] {
@@ -45,7 +45,7 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
   const bool is_rank = spec.rank >= 0 && spec.label.starts_with("rank");
   w.role = is_rank || spec.label == "driver" || actors::is_function_class(spec.label) ? spec.label : "actor " + spec.label;
   if (spec.launch.torch) torch_jobs_.insert(spec.job);
-  // The token is not here: it lies in the session's folder, readable by this user alone.
+  // The environment has no token: that lies in the session's folder, readable by this user alone.
   Launcher::Env env = {{"SHOAL_SESSION", options_.session},
                        {"SHOAL_NODE", listener_->endpoint().to_string()},
                        {"SHOAL_ADDRESS", fmt::format("{}", fmt::join(ways(), ","))},
@@ -66,15 +66,15 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
       log_->warn("worker={} not started: {}", to_string(id), pid.error().message());
       devices_.give_back(id);
       it->second.state = WorkerState::kExited;
-      // Also to a head that is not the one who asked.
-      tell_exit(it->second, pid.error().code() == Code::kNotFound ? 127 : 126, pid.error());  // as a shell has it
+      // Reported as well, for a head other than the one that asked.
+      tell_exit(it->second, pid.error().code() == Code::kNotFound ? 127 : 126, pid.error());  // a shell's exit codes
       workers_.erase(it);
       shared->fail(pid.error());
       return check_ended();
     }
     Worker& worker = it->second;
     worker.pid = *pid;
-    // A process that hosts actors says itself when it is ready.
+    // A process that hosts actors reports itself when it is ready.
     const auto kind = worker.spec.launch.kind;
     if (kind == Launch::Kind::kProgram || kind == Launch::Kind::kPythonScript) worker.state = WorkerState::kRunning;
     log_->info("worker={} started pid={} label='{}' job={}", to_string(id), *pid, worker.spec.label, to_string(worker.spec.job));
@@ -95,7 +95,7 @@ void Node::stop_worker(const actors::StopWorker& stop) {
     if (launched) {
       launcher_.signal(id, signal);
     } else if (pid > 1) {
-      ::kill(pid, signal);  // not ours: only itself, not what it started
+      ::kill(pid, signal);  // not launched here: the process alone, not its group
     }
   };
   send(stop.signal);
@@ -164,7 +164,7 @@ void Node::exited(WorkerId worker, runtime::ExitStatus status) {
                      : death(fmt::format("{} (pid {}) {}", w.role, w.pid, status.to_string()), tail, "WorkerDied", ""));
 }
 
-// Drivers, ranks of jobs and what attached by itself are not among them.
+// Workers that may be ended: no drivers, ranks of jobs or processes that attached by themselves.
 std::vector<MemoryUser> Node::memory_users() const {
   std::vector<MemoryUser> out;
   for (const auto& [id, w] : workers_) {
@@ -176,15 +176,15 @@ std::vector<MemoryUser> Node::memory_users() const {
 }
 
 void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause) {
-  // Its last words first: others may hold what it has told of. It counts as alive while they are heard, and may lose its connection by
-  // them.
+  // Reads first what the worker sent before its death: others may hold what it passed on. It counts as alive meanwhile, and may lose its
+  // connection by that.
   if (Peer* const peer = workers_.at(worker).peer; peer != nullptr) peer->read_arrived();
   const auto node = workers_.extract(worker);
   Worker& w = node.mapped();
   devices_.give_back(worker);
   w.state = WorkerState::kExited;
   log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
-  objects_.worker_gone(worker, cause.message());  // which counts what it leaves
+  objects_.worker_gone(worker, cause.message());  // counts what it leaves
   if (w.member >= 0) {
     runtime::UsageBoard(board_->data()).clear(static_cast<std::size_t>(w.member));
     board_members_.erase(w.member);

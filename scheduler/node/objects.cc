@@ -72,7 +72,7 @@ std::vector<ObjectKey> Objects::keys(const std::vector<Object>& objects) const {
   return out;
 }
 
-// ---- who refers to what
+// ---- references
 // ------------------------------------------------------------------------------------------------------------
 
 void Objects::count(WorkerId worker, const actors::CountObjects& count) {
@@ -111,12 +111,12 @@ void Objects::apply(const Change& change, NodeId from) {
 void Objects::count(const ObjectKey& object, WorkerId holder, NodeId node, std::int64_t by) {
   const Object o = own(object);
   if (o.home) {
-    // The last reference of that process, as far as it knows.
+    // The process dropped its last reference.
     if (by < 0 && node == self_ && replicas_.let_go(o, holder)) release(o, no_more());
     return neighbours_.tell(o.home, {object, holder, by, node, Change::Kind::kCount});
   }
   if (memory_.ended(object.job)) return;
-  // Who is gone holds nothing.
+  // A process that is gone holds nothing.
   if (by > 0 && (node == self_ ? !events_.has_worker(holder) : neighbours_.gone(node) != nullptr)) return;
   if (by > 0 && node != self_) watch(holder, node);
   free(references_.count(o, holder, by));
@@ -175,13 +175,13 @@ void Objects::node_gone(NodeId node, const Error& why) {
   for (const Object& object : replicas_.node_gone(node)) release(object, why);
 }
 
-// ---- of processes here
+// ---- for processes here
 // -------------------------------------------------------------------------------------------------------------
 
 void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd> memory) {
-  if (!memory_.ended(job) && !memory_.freed(job, object.id)) {  // or nobody would ever let go of what it contains
+  if (!memory_.ended(job) && !memory_.freed(job, object.id)) {  // otherwise its contents would never be released
     std::vector<Object> inner;
-    std::set<Object> others;  // whose homes do not know yet that this node holds them
+    std::set<Object> others;  // not counted yet for this node at their homes
     for (const ObjectKey& k : object.contains) {
       inner.push_back(own(k));
       if (inner.back().home && !references_.knows(inner.back())) others.insert(inner.back());
@@ -201,7 +201,7 @@ void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd
 
 Result<void> Objects::may_come(JobId job, const ObjectRef& object) const {
   if (!object.owner || events_.has_worker(object.owner) || memory_.has(job, object.id)) return {};
-  if (memory_.freed(job, object.id)) return {};  // which get() says
+  if (memory_.freed(job, object.id)) return {};  // reported by get()
   return fail(unavailable("the process that was to make this object is gone").with_reason("OwnerDied"));
 }
 
@@ -251,7 +251,7 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
 
 void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
   const Object object = own(key);
-  if (object.home && !replicas_.complete(object)) return;  // what comes now is another memory than the one that was moved
+  if (object.home && !replicas_.complete(object)) return;  // a new transfer, into other memory than the one that was moved
   const auto moved = [&]() -> Result<void> {
     const auto holders = object.home || object.job == job ? std::vector<WorkerId>() : references_.holders(object);
     const bool may =
@@ -265,7 +265,7 @@ void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
   tell_kept();
 }
 
-// ---- to other nodes
+// ---- for other nodes
 // ----------------------------------------------------------------------------------------------------------------
 
 Result<void> Objects::met(const actors::MeetNode& meeting) const {
@@ -304,7 +304,7 @@ void Objects::pull(const actors::PullObject& asked, const runtime::Peer& by, run
 Result<Parts::Part> Objects::part(const Object& object, std::uint64_t offset, std::uint64_t most) {
   if (!memory_.has(object.job, object.id)) return fail(freed_meanwhile());
   Result<Fd> memory = fail(freed_meanwhile());
-  memory_.get(object.job, object.id, {}, [&](Result<Fd> r) { memory = std::move(r); });  // at once: it is there
+  memory_.get(object.job, object.id, {}, [&](Result<Fd> r) { memory = std::move(r); });  // immediate, as the object is there
   if (!memory) return fail(memory.error());
   SHOAL_TRY(const std::size_t total, runtime::memory_bytes(*memory));
   if (offset > total) return fail(invalid_argument("a part behind the end of an object"));
@@ -335,7 +335,7 @@ void Objects::begun(const Object& object, Result<Message> answer) {
   if (!described) return fail_replica(object, described.error());
   std::vector<Object> contains;
   for (const ObjectKey& k : described->contains) contains.push_back(own(k));
-  if (answer->fds.size() == 1) {  // on this host it need not move
+  if (answer->fds.size() == 1) {  // same host: no copy
     const auto bytes = runtime::memory_bytes(answer->fds[0]);
     if (!bytes) return fail_replica(object, bytes.error());
     replicas_.begun(object, *bytes, *bytes, std::move(contains));
@@ -390,7 +390,7 @@ void Objects::finish(const Object& object, Result<Fd> memory) {
   if (!put) fail_replica(object, put.error());
 }
 
-// Those who wait hear of it; who asks again later, begins anew.
+// Fails the waiting gets; a later get begins a new transfer.
 void Objects::fail_replica(const Object& object, const Error& why) {
   replicas_.drop(object);
   release(object, why);
@@ -421,7 +421,7 @@ void Objects::with_room(Room room) {
 void Objects::look_for_room() {
   const auto now = clock_.now();
   if (const auto stood_still = now - looked_ - options_.look; stood_still > kStoodStill) {
-    for (Room& room : rooms_) room.since += stood_still;  // nobody has waited for it in that time
+    for (Room& room : rooms_) room.since += stood_still;  // time in which this process stood still
   }
   looked_ = now;
   while (!rooms_.empty()) {
@@ -435,7 +435,7 @@ void Objects::look_for_room() {
   if (!rooms_.empty()) looking_ = clock_.after(options_.look, [this] { look_for_room(); });
 }
 
-// Nothing while others are asked to make some.
+// Returns nothing while processes are asked to make room.
 std::optional<Result<void>> Objects::room_for(Room& room) {
   const auto board = events_.board();
   if (room.bytes <= options_.uncounted_bytes || !board || board->limit() == 0) return Result<void>();
@@ -472,7 +472,7 @@ void Objects::count_room(std::int64_t by) {
   tell_kept();
 }
 
-// What nobody else counts.
+// Reports to the board the bytes that no process counts.
 void Objects::tell_kept() {
   auto board = events_.board();
   if (!board) return;
@@ -486,7 +486,7 @@ void Objects::make_room(std::uint64_t bytes) {
   spill(bytes);
 }
 
-// More than is asked for: who makes one object wants to make others, and each time somebody waits for this.
+// Moves more than is asked for: a process that makes one object usually makes others, and would wait each time.
 void Objects::spill(std::uint64_t bytes) {
   const auto board = events_.board();
   if (!options_.write_aside || !board) return;
@@ -497,7 +497,7 @@ void Objects::spill(std::uint64_t bytes) {
   spill_next();
 }
 
-// One after the other: each is looked at when it is its turn, and again when its file is there.
+// Moves one object after the other. Each is checked to be idle at its turn, and again when its file is written.
 void Objects::spill_next() {
   auto object = to_spill_ > 0 ? memory_.next_idle(looks_) : std::nullopt;
   if (!object) {
@@ -521,7 +521,7 @@ void Objects::spill_next() {
         spilling_ = false;
         const auto& from = moved->from;
         to_spill_ -= std::min(to_spill_, from.bytes);
-        if (!moved->to) {  // nor will there be one for the next
+        if (!moved->to) {  // the next one would fail as well
           to_spill_ = 0;
           const std::string& why = moved->to.error().message();
           if (why != no_file_) log_->warn("object={} is not moved to a file: {}", to_string(from.id), why);
@@ -541,7 +541,7 @@ Result<Fd> Objects::for_readers(const Fd& memory) {
   return out;
 }
 
-// Whether that was enough.
+// Returns true if that was enough.
 bool Objects::evict(std::uint64_t bytes) {
   look_after_left();
   std::vector<std::pair<std::uint64_t, Object>> all;
@@ -554,7 +554,7 @@ bool Objects::evict(std::uint64_t bytes) {
     if (out >= bytes) break;
     const auto copy = copies_.find(object);
     memory_.drop(object.job, object.id);
-    if (flock(copy->second.memory.get(), LOCK_EX | LOCK_NB) != 0) {  // somebody reads
+    if (flock(copy->second.memory.get(), LOCK_EX | LOCK_NB) != 0) {  // a process reads it
       finish(object, for_readers(copy->second.memory));
       continue;
     }
@@ -567,12 +567,12 @@ bool Objects::evict(std::uint64_t bytes) {
 }
 
 bool Objects::given_back(const Copy& copy) {
-  if (copy.memory && flock(copy.memory.get(), LOCK_EX | LOCK_NB) != 0) return false;  // somebody reads
+  if (copy.memory && flock(copy.memory.get(), LOCK_EX | LOCK_NB) != 0) return false;  // a process reads it
   count_room(-static_cast<std::int64_t>(copy.counted));
   return true;
 }
 
-// Some of them, each in its turn: there may be very many.
+// Checks a limited number of them in turn, as there may be very many.
 void Objects::look_after_left() {
   for (std::size_t n = std::min(left_.size(), options_.left_at_once); n > 0; --n) {
     Copy copy = std::move(left_.front());

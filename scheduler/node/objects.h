@@ -1,8 +1,8 @@
-// The objects of a node and its share of those of others: puts and gets, who refers to them, and what comes from the nodes that have them.
+// The objects of a node and its replicas of other nodes' objects: puts and gets, reference counts, and transfers.
 //
-// An object lives at the node of the process that made it (its home), which counts who refers to it, on whatever node. Each node passes on
-// what its processes count to the homes, in order, and tells them when a process ends. What is got from another node comes over once, as
-// a replica that all processes here share, and is dropped with the last reference here. Loop thread only.
+// An object lives at its home, the node of the process that made it, which counts references from all nodes. Each node forwards the counts
+// of its processes to the homes, in order, and reports the ends of processes. An object of another node comes over once, as a replica that
+// all processes here share, and is dropped with the last reference here. Loop thread only.
 #pragma once
 
 #include <atomic>
@@ -33,50 +33,50 @@ class Objects {
   struct Options {
     storage::ReplicaTable::Options replicas;
     Parts::Options parts;
-    std::string spill_folder = {};  // for those that memory is short of
-    // Runs `work` in a thread for that alone, then `then` on the loop. Empty: what only the node has is never moved into files.
+    std::string spill_folder = {};  // for objects that are moved out of memory
+    // Runs `work` in a thread of its own, then `then` on the loop. Empty: objects that only the node has are never moved into files.
     std::function<void(std::function<void()> work, std::function<void()> then)> write_aside = {};
-    std::size_t looks = 4096;                              // for objects that may be moved, per time that somebody wants room
+    std::size_t looks = 4096;                              // objects that are examined per request for room
     std::uint64_t uncounted_bytes = 128 << 10;             // smaller replicas are not counted
-    runtime::Duration patience = std::chrono::seconds(5);  // with processes that make no room
+    runtime::Duration patience = std::chrono::seconds(5);  // wait for processes to make room
     runtime::Duration look = std::chrono::milliseconds(5);
     runtime::Duration asked_again = std::chrono::milliseconds(100);
     runtime::Duration left_again = std::chrono::milliseconds(500);
     std::size_t left_at_once = 500;
   };
   struct Events {
-    std::function<bool(WorkerId worker)> has_worker;  // of this node
+    std::function<bool(WorkerId worker)> has_worker;  // on this node
     std::function<std::optional<runtime::UsageBoard>()> board;
-    std::function<void(std::uint64_t bytes)> want_room;           // of all processes here
-    std::function<std::size_t(std::uint64_t connection)> queued;  // bytes that wait in it
+    std::function<void(std::uint64_t bytes)> want_room;           // asks all processes here
+    std::function<std::size_t(std::uint64_t connection)> queued;  // bytes queued in it
   };
   static constexpr std::size_t kMember = 0;  // this node's place on the board
 
   Objects(runtime::Clock& clock, runtime::Network& network, storage::MemoryTable& memory, const runtime::Log& log, Options options,
           Neighbours::Options neighbours, std::function<runtime::Peer*()> head, Events events);
-  // A file that is being written is given up.
+  // Gives up a file that is being written.
   ~Objects() { *over_ = true; }
 
-  // What other nodes knew under another name is lost.
+  // Sets this node's id. References of other nodes under an earlier id are lost.
   void start_as(NodeId self);
   Neighbours& neighbours() { return neighbours_; }
   const storage::ReferenceTable& references() const { return references_; }
 
-  // ---- of processes here; `worker` is whose, `job` its job ----
+  // ---- for processes here: `worker` of `job` ----
   void put(JobId job, WorkerId worker, const actors::ObjectRef& object, Result<Fd> memory);
   void get(JobId job, WorkerId worker, const actors::ObjectRef& object, runtime::Responder responder);
   void drop(JobId job, WorkerId worker, const actors::ObjectRef& object);
-  // A process that holds it, or whose job it is, has written it into a file. From others, and of other files, none is taken.
+  // Moves an object into a file of its size that a process has written. The process has to hold the object, or be of its job.
   void move(JobId job, WorkerId worker, const actors::ObjectKey& key, Fd file);
   void count(WorkerId worker, const actors::CountObjects& count);
-  // Gives back memory of replicas that nobody reads, those used longest ago first: they come again when somebody asks. Begins to move what
-  // only the node has into files.
+  // Frees replicas that no process reads, least recently used first; a later get fetches them again. Begins to move objects that only the
+  // node has into files.
   void make_room(std::uint64_t bytes);
   void worker_gone(WorkerId worker, const std::string& cause);
   void end_job(JobId job);
 
-  // ---- of other nodes ----
-  // False when this node has another name, or that one was given up.
+  // ---- for other nodes ----
+  // Fails when this node has another id, or the caller was given up.
   Result<void> met(const actors::MeetNode& meeting) const;
   void told(NodeId from, const actors::CountObjects& news);
   void pull(const actors::PullObject& asked, const runtime::Peer& by, runtime::Responder responder);
@@ -84,14 +84,14 @@ class Objects {
 
  private:
   using Object = storage::ReferenceTable::Object;
-  // The memory of a replica, writable. What is given away is another open file of it, with a shared lock: who gets an exclusive one knows
-  // that nobody reads.
+  // The memory of a replica, writable. Readers get another open file of it, with a shared lock, so an exclusive lock proves that none
+  // reads.
   struct Copy {
     Fd memory;
     std::uint64_t counted = 0;  // bytes
     std::uint64_t last_used = 0;
   };
-  // Waits for room.
+  // A transfer that waits for room.
   struct Room {
     Object object;
     std::uint64_t transfer = 0;
@@ -122,7 +122,7 @@ class Objects {
   void pulled(const storage::ReplicaTable::Piece& piece, Result<runtime::Message> answer);
   void finish(const Object& object, Result<Fd> memory);
   void fail_replica(const Object& object, const Error& why);
-  // It is in no table any more.
+  // Releases the memory of an object that is in no table any more.
   void release(const Object& object, const Error& why);
   void with_room(Room room);
   void look_for_room();
@@ -147,20 +147,20 @@ class Objects {
   Parts parts_;
   Neighbours neighbours_;
   storage::Inbox inbox_;
-  std::map<WorkerId, NodeId> elsewhere_;          // holders on other nodes that were counted here; a node holds under its own id
-  std::map<WorkerId, std::set<NodeId>> watched_;  // by nodes that are to hear of their end
+  std::map<WorkerId, NodeId> elsewhere_;          // nodes of holders elsewhere that are counted here; a node holds under its own id
+  std::map<WorkerId, std::set<NodeId>> watched_;  // nodes to notify of a worker's end
   std::map<Object, Copy> copies_;
-  std::deque<Copy> left_;  // of replicas that are no more, but that somebody may still read
+  std::deque<Copy> left_;  // dropped replicas that a process may still read
   std::uint64_t kept_bytes_ = 0, next_use_ = 1;
   std::deque<Room> rooms_;
   runtime::Timer looking_, looking_at_left_;
-  runtime::TimePoint looked_{};  // for room
-  // What is to be moved, and how many may be looked at for that; told: of what was moved.
+  runtime::TimePoint looked_{};  // last look for room
+  // Bytes to move, objects that may still be examined for that, and the reported bytes in files.
   std::uint64_t to_spill_ = 0, told_filed_ = 0;
   std::size_t looks_ = 0;
   bool spilling_ = false;
-  std::optional<runtime::TimePoint> in_vain_;  // when there was nothing, last
-  std::string no_file_;                        // why there was no file, last
+  std::optional<runtime::TimePoint> in_vain_;  // last time that nothing could be moved
+  std::string no_file_;                        // last error of a spill file
   std::shared_ptr<std::atomic<bool>> over_ = std::make_shared<std::atomic<bool>>(false);
 };
 

@@ -37,7 +37,7 @@ constexpr JobId kJob{1};
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
-// Says where nodes are, or says nothing.
+// A head that answers where nodes are, refuses to, or is silent.
 class Head final : public runtime::PeerHandler {
  public:
   explicit Head(runtime::SimWorld& world) : world_(world), network_(world.fabric().attach("head", 1)) {
@@ -69,7 +69,7 @@ class Head final : public runtime::PeerHandler {
   std::unique_ptr<runtime::Listener> listener_;
 };
 
-// What a node does for its objects.
+// The part of a node that deals with objects.
 class Side final : public runtime::PeerHandler {
   runtime::SimWorld& world_;
   Head& head_;
@@ -102,7 +102,7 @@ class Side final : public runtime::PeerHandler {
     head_.rows[id] = {id, host_, 1, actors::NodeState::kAlive, far_->endpoint().to_string(), {}, {}, {}};
   }
 
-  // ---- what its processes do
+  // ---- calls of its processes
   ObjectKey put(ObjectId id, std::uint64_t bytes, const std::vector<ObjectKey>& contains = {}) {
     auto memory = *runtime::make_memory("test", bytes);
     EXPECT_TRUE(runtime::write_at(memory, bytes - 1, Bytes::copy_of("x").span()));
@@ -127,7 +127,7 @@ class Side final : public runtime::PeerHandler {
     memory.get(object.job, object.id, {}, [&](Result<Fd> r) { out = std::move(r); });
     return runtime::is_memory(out.value());
   }
-  // Does the next of `writes`.
+  // Performs the next of `writes`.
   void write() {
     const auto [work, then] = std::move(writes.front());
     writes.pop_front();
@@ -137,14 +137,14 @@ class Side final : public runtime::PeerHandler {
 
   std::set<WorkerId> workers;
   NodeId self;
-  std::deque<std::pair<std::function<void()>, std::function<void()>>> writes;  // of objects into files, that are not done yet
+  std::deque<std::pair<std::function<void()>, std::function<void()>>> writes;  // pending writes of objects into files
   std::optional<runtime::UsageBoard> board;
   storage::MemoryTable memory{[] {
     storage::MemoryTable::Options o;
     o.spare_bytes = 0;
     return o;
   }()};
-  // As a node says it: until on_closed, also one that is closing.
+  // The head connection counts until on_closed(), even while it closes, as in a node.
   Objects objects{world_.clock(),
                   *network_,
                   memory,
@@ -211,7 +211,7 @@ class ObjectsTest : public testing::Test {
     b_.workers = {kTwo};
     EXPECT_TRUE(world_.run_until([this] { return a_.ready() && b_.ready(); }, 10s));
   }
-  // What process kOne of a gets of an object.
+  // Gets an object as process kOne of a.
   void get(const ObjectKey& object) {
     got_.reset();
     a_.get(kOne, object, [this](Result<Message> r) {
@@ -221,7 +221,7 @@ class ObjectsTest : public testing::Test {
   bool comes() {
     return world_.run_until([this] { return got_.has_value(); }, 60s) && *got_;
   }
-  // Of b, held by a process of a.
+  // An object of b, held by a process of a.
   ObjectKey of_b(ObjectId id, std::uint64_t bytes) {
     const auto key = b_.put(id, bytes);
     b_.count(kTwo, key, kOne, a_.self, 1);
@@ -318,7 +318,7 @@ TEST_F(ObjectsTest, WhoHoldsAnObjectMayMoveItAndOthersMayNot) {
   EXPECT_TRUE(b_.in_memory(key));
   b_.objects.move(kOther, stranger, key, file(kMiB));
   EXPECT_FALSE(b_.in_memory(key));
-  b_.objects.move(kJob, stranger, its, file(kMiB));  // of its own job
+  b_.objects.move(kJob, stranger, its, file(kMiB));  // a mover of the same job
   EXPECT_FALSE(b_.in_memory(its));
 }
 
@@ -342,7 +342,7 @@ TEST_F(ObjectsTest, WhatComesAnewIsNotWhatWasMoved) {
   get(key);
   world_.run_for(15ms);
   ASSERT_FALSE(got_);
-  a_.objects.move(kJob, kOne, key, file(kLarge));  // which had it before
+  a_.objects.move(kJob, kOne, key, file(kLarge));  // a file of the former replica
   a_.objects.move(kOther, WorkerId{13}, key, file(kLarge));
   ASSERT_TRUE(comes());
   EXPECT_EQ(**got_, kLarge);
@@ -374,21 +374,21 @@ class ObjectsRoomTest : public ObjectsTest {
 TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
   std::vector<ObjectKey> keys;
   for (std::uint64_t id = 1; id <= 4; ++id) keys.push_back(b_.put(ObjectId{id}, kMiB));
-  EXPECT_EQ(b_.board->total().kept, 4 * kMiB);  // whose maker is gone
+  EXPECT_EQ(b_.board->total().kept, 4 * kMiB);  // objects whose maker is gone
   b_.objects.make_room(100 * kMiB);
-  ASSERT_EQ(b_.writes.size(), 1u);  // of the first
+  ASSERT_EQ(b_.writes.size(), 1u);  // write of the first object
   b_.memory.free(kJob, ObjectId{1});
   std::optional<Fd> reader;
   b_.memory.get(kJob, ObjectId{2}, {}, [&](Result<Fd> r) { reader = *std::move(r); });
   b_.write();
-  ASSERT_EQ(b_.writes.size(), 1u);  // of the third, as somebody reads the second
+  ASSERT_EQ(b_.writes.size(), 1u);  // write of the third object, as the second is being read
   b_.write();
   EXPECT_FALSE(b_.in_memory(keys[2]));
   ASSERT_EQ(b_.writes.size(), 1u);
   std::optional<Fd> late;
   b_.memory.get(kJob, ObjectId{4}, {}, [&](Result<Fd> r) { late = *std::move(r); });
   b_.write();
-  EXPECT_TRUE(b_.in_memory(keys[3]));  // it would free nothing
+  EXPECT_TRUE(b_.in_memory(keys[3]));  // a move would free nothing
   EXPECT_TRUE(b_.writes.empty());
   EXPECT_TRUE(b_.in_memory(keys[1]));
   EXPECT_EQ(b_.board->total().kept, 2 * kMiB);
@@ -398,8 +398,8 @@ TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
   EXPECT_EQ(b_.board->total().spilled, 0u);
 }
 
-// Processes of three nodes put objects, pass references on, read, drop and die, over connections that break: whoever has a reference gets
-// the value, and in the end nothing is left.
+// Processes of three nodes put objects, pass references on, read, drop and die, over connections that break. Each holder of a reference
+// gets the value, and nothing is left in the end.
 TEST(ObjectsOfThreeNodes, AreThereForWhoHoldsThemAndAreFreedInTheEnd) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     runtime::SimWorld world{{.seed = seed}};

@@ -38,7 +38,7 @@ void Parts::drained(std::uint64_t connection) {
   next(connection);
 }
 
-// In a turn of the loop's own: who asked may be in the middle of something.
+// Deferred to a turn of the loop of its own, as the caller may be in the middle of a change.
 void Parts::next(std::uint64_t connection) {
   Connection& c = connections_.at(connection);
   if (c.reading || (c.soon.empty() && c.later.empty()) || queued_(connection) >= options_.high_water_bytes) return;

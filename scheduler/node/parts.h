@@ -1,5 +1,5 @@
-// Parts of this node's objects, for the nodes that read them: each is read beside the loop, one at a time for each connection, and only
-// while that one takes what was sent. So a node that sends much hears and answers everybody else as soon as ever. Loop thread only.
+// Reads parts of this node's objects for other nodes. Each is read beside the loop, one at a time for each connection, and only while the
+// connection takes what was sent. So a node that sends much stays responsive. Loop thread only.
 #pragma once
 
 #include <cstdint>
@@ -17,33 +17,33 @@ namespace shoal::scheduler {
 
 class Parts {
  public:
-  // Does `work`, on whatever thread, then `then` on the loop.
+  // Runs `work` on any thread, then `then` on the loop.
   using Aside = std::function<void(std::function<void()> work, std::function<void()> then)>;
   struct Options {
-    Aside aside;                             // empty: at once
-    std::size_t high_water_bytes = 4 << 20;  // in a connection's queue: what comes next waits until it is empty
-    std::uint64_t most_bytes = 8 << 20;      // of a part
+    Aside aside;                             // empty: on the loop, at once
+    std::size_t high_water_bytes = 4 << 20;  // in a connection's queue; beyond it, parts wait until it is empty
+    std::uint64_t most_bytes = 8 << 20;      // limit of one part
   };
-  // What is to be sent: `about`, with these bytes behind it.
+  // A message to send: `about`, with these bytes behind it.
   struct Part {
     Fd memory;
     std::uint64_t offset = 0, bytes = 0;
     Bytes about;
   };
   struct Asked {
-    std::function<Result<Part>()> part;  // once it is its turn
+    std::function<Result<Part>()> part;  // called at its turn
     runtime::Responder responder;
-    bool soon = false;  // before those that are not
+    bool soon = false;  // served before others
   };
-  // `queued`: the bytes that wait in the connection of that number.
+  // `queued`: the bytes queued in a connection.
   Parts(runtime::Clock& clock, Options options, std::function<std::size_t(std::uint64_t connection)> queued)
       : clock_(clock), options_(std::move(options)), queued_(std::move(queued)) {}
   ~Parts() { *alive_ = false; }
 
   void ask(std::uint64_t connection, Asked asked);
-  // Its queue is empty.
+  // The connection's queue is empty.
   void drained(std::uint64_t connection);
-  // What it asked for is given up.
+  // Drops the connection's requests.
   void closed(std::uint64_t connection) { connections_.erase(connection); }
 
  private:

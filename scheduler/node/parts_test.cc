@@ -22,7 +22,7 @@ using runtime::Peer;
 constexpr std::uint64_t kPart = 1000, kHighWater = 2000;
 constexpr std::uint16_t kSoon = 1, kLater = 2;
 
-// A process that sends parts of one memory, and two that ask it for some: the payload of a request is its offset.
+// A process that sends parts of one memory, and two that request some: the payload of a request is its offset.
 class PartsTest : public testing::Test, public runtime::PeerHandler {
  protected:
   PartsTest() {
@@ -72,7 +72,7 @@ class PartsTest : public testing::Test, public runtime::PeerHandler {
   runtime::SimWorld world_{{}};
   std::unique_ptr<runtime::SimNetwork> server_ = world_.fabric().attach("server", 1), network_ = world_.fabric().attach("client", 2);
   std::unique_ptr<runtime::Listener> listener_;
-  std::vector<std::function<void()>> beside_;  // what is to be done there, if anything is
+  std::vector<std::function<void()>> beside_;  // pending work for the other thread
   std::vector<std::unique_ptr<Peer>> clients_, callers_;
   Parts parts_{world_.clock(),
                {.aside = [this](auto work, auto then) { aside(std::move(work), std::move(then)); }, .high_water_bytes = kHighWater},
@@ -98,7 +98,7 @@ TEST_F(PartsTest, TheyComeInOrderAndNoMoreIsReadThanTheConnectionTakes) {
   for (std::uint64_t i = 0; i < 50; ++i) ask(0, i);
   ASSERT_TRUE(world_.run_until([this] { return looked_up_ > 0; }, 10s));
   world_.run_for(1us);
-  EXPECT_LE(looked_up_, 2);  // with which it has enough
+  EXPECT_LE(looked_up_, 2);  // enough to fill the queue
   EXPECT_TRUE(world_.run_until([this] { return came_.size() == 50; }, 60s));
   EXPECT_TRUE(std::is_sorted(came_.begin(), came_.end()));
 }
@@ -126,7 +126,7 @@ TEST_F(PartsTest, ASlowReadHoldsUpItsOwnConnectionAlone) {
   ask(1, 50);
   EXPECT_TRUE(world_.run_until([this] { return beside_.size() == 2; }, 10s));
   world_.run_for(1s);
-  EXPECT_EQ(looked_up_, 2);  // one of each
+  EXPECT_EQ(looked_up_, 2);  // one for each connection
   while (came_.size() < 4) {
     ASSERT_FALSE(beside_.empty());
     const auto then = std::move(beside_.back());

@@ -31,7 +31,7 @@ constexpr std::size_t kMaxLine = 4u << 20;  // bytes; a longer line becomes seve
 constexpr std::size_t kReadBytes = 16 << 10;
 constexpr int kReadsPerWake = 8;
 
-// How many of these bytes are whole characters of UTF-8: all but the beginning of one at the end.
+// Returns the length of the whole UTF-8 characters in `text`: all but an incomplete one at the end.
 std::size_t end_of_characters(std::string_view text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
@@ -55,8 +55,8 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
     });
   }
 
-  // Reads what is there, up to what a pipe holds: others have their turn even if somebody prints as fast as this reads. False at the end
-  // of the stream.
+  // Reads what is there, up to a pipe's capacity, so that a worker that prints fast does not starve others. Returns false at the end of the
+  // stream.
   bool drain() {
     for (int i = 0; i < kReadsPerWake && descriptor_.is_open(); ++i) {
       char text[kReadBytes];
@@ -83,7 +83,7 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
     return descriptor_.is_open();
   }
 
-  // A last line without its newline; then nothing more.
+  // Passes on a last line without its newline, and closes the stream.
   void finish() {
     if (!descriptor_.is_open()) return;
     std::error_code ignored;
@@ -182,7 +182,7 @@ class PosixLauncher final : public Launcher {
     std::erase_if(zygotes_, [](const auto& z) { return z.first.second; });
   }
 
-  // Outside the kernel's own range (32768 on), so that no outgoing connection takes it in between.
+  // The port is outside the kernel's ephemeral range (32768 on), so that no outgoing connection takes it meanwhile.
   Result<std::uint16_t> free_port() override {
     for (int i = 0; i < 200; ++i) {
       const auto port = static_cast<std::uint16_t>(20'000 + random_.below(12'000));
@@ -233,7 +233,7 @@ class PosixLauncher final : public Launcher {
   void ended(WorkerId id, ExitStatus status) {
     const auto node = workers_.extract(id);
     Worker& w = node.mapped();
-    runtime::signal_group(w.pid, SIGKILL);  // what it left behind: data loaders, shells
+    runtime::signal_group(w.pid, SIGKILL);  // remains of the worker: data loaders, shells
     if (guard_) guard_->forget(w.pid);
     for (const auto& pipe : {w.out, w.err}) {
       pipe->drain();
@@ -250,8 +250,8 @@ class PosixLauncher final : public Launcher {
     });
   }
 
-  // Processes that workers left behind became our children. Those that we started are reaped by who watches them, and a worker of which
-  // the zygote has not told yet shall be, too: then a little later.
+  // Reaps what workers left behind, which became children of this process. Workers and zygotes are reaped by their watches. While a zygote
+  // has not reported a worker's pid, this waits.
   void reap_orphans() {
     while (true) {
       siginfo_t info{};

@@ -16,7 +16,7 @@ struct PosixLauncherOptions {
   std::string python;  // interpreter of the zygote that is kept warm from the start; "" keeps none
 };
 
-// Makes this process a subreaper. All references outlive it. Destroyed: everything it started is killed.
+// Makes this process a subreaper. All references outlive the launcher, whose destructor kills everything it started.
 std::unique_ptr<Launcher> make_posix_launcher(runtime::Loop& loop, runtime::Random& random, runtime::Log log, PosixLauncherOptions options);
 
 }  // namespace shoal::scheduler

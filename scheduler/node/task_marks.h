@@ -1,6 +1,6 @@
-// Which call printed what. A worker that runs one Python call at a time says so in what it prints: before the first line of each call on
-// each stream stands a mark, a line of its own (python/shoal/_marks.py), and one of no call (zeros) where it begins to serve. Its node
-// takes the marks out again.
+// Marks that attribute a worker's output to its calls. A worker that runs one Python call at a time prints a mark before each call's first
+// line on each stream. The mark is a line of its own (python/shoal/_marks.py). A mark of no call (zeros) stands where the worker begins to
+// serve. The node removes the marks.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace shoal::scheduler {
 
-// A call: the process that made it, and the number there, without the attempt (actors/value/call.h).
+// A call: the process that made it, and its number there, without the attempt (actors/value/call.h).
 struct TaskRef {
   WorkerId caller;
   std::uint64_t number = 0;
@@ -22,21 +22,21 @@ struct TaskRef {
 
 struct TaskMark {
   TaskRef task;
-  std::string name;  // of a remote function, its beginning; "" of a method
+  std::string name;  // beginning of a remote function's name; "" for a method
 };
-inline constexpr std::size_t kMaxMarkName = 200;  // bytes: whoever prints may write marks, and they are kept
+inline constexpr std::size_t kMaxMarkName = 200;  // bytes; any program may print marks, and they are kept
 
-// 32 hexadecimal digits, 16 of each.
+// Parses 32 hexadecimal digits, 16 for each field.
 std::optional<TaskRef> parse_task(std::string_view text);
 inline constexpr std::string_view kMark = "\x01shoal task ";
-// Of a line without its newline; nothing for one that is none.
+// Parses a line without its newline; nothing for a line that is no mark.
 std::optional<TaskMark> parse_mark(std::string_view line);
 
-// Calls mark(TaskMark) and text(lines) for whole lines, in order. A mark may come behind a line without an end, which then ends there: what
-// others than Python's streams write to the same descriptor nobody who writes marks knows of.
+// Calls mark(TaskMark) and text(lines) for whole lines, in order. A mark may follow an unfinished line, which then ends there: not all
+// output passes through the streams that write marks.
 template <class Mark, class Text>
 void divide(std::string_view lines, Mark&& mark, Text&& text) {
-  std::size_t begin = 0;  // of what was not passed on
+  std::size_t begin = 0;  // start of what was not passed on
   for (std::size_t at = lines.find(kMark); at != std::string_view::npos; at = lines.find(kMark, at)) {
     const std::size_t end = std::min(lines.find('\n', at), lines.size());
     const auto found = parse_mark(lines.substr(at, end - at));

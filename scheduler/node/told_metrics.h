@@ -1,5 +1,5 @@
-// What a process may tell of its measurements. One sample that Prometheus cannot read costs it the whole cluster's, so whatever speaks to a
-// node is checked there. Pure.
+// Checks of the metrics that a process reports. One sample that Prometheus cannot read costs the whole cluster's scrape, so the node checks
+// them all. Pure.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@
 
 namespace shoal::scheduler {
 
-inline constexpr std::size_t kMaxToldSeries = 4'000;        // of a process; each bucket of a histogram is one
-inline constexpr std::size_t kMaxLabelBytes = 1024;         // of a sample's names and values together
-inline constexpr std::size_t kMaxToldLabelBytes = 1 << 20;  // of a process
+inline constexpr std::size_t kMaxToldSeries = 4'000;        // per process; each bucket of a histogram is one
+inline constexpr std::size_t kMaxLabelBytes = 1024;         // per sample, names and values together
+inline constexpr std::size_t kMaxToldLabelBytes = 1 << 20;  // per process
 
-// Leaves in `families` only metrics of users and those of tasks, with names, boundaries and labels as Prometheus reads them: each label
-// once, none that nodes and the head give, UTF-8. Labels are by name then. How many samples went.
+// Leaves in `families` only metrics of users and of tasks, with names, boundaries and labels that Prometheus reads. Each label occurs once,
+// is UTF-8, and is none that nodes or the head add. Sorts labels by name. Returns the number of samples removed.
 std::size_t leave_unreadable(std::vector<actors::MetricFamily>& families);
 
 }  // namespace shoal::scheduler

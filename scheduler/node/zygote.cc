@@ -27,7 +27,7 @@ std::vector<std::string> zygote_env(const std::string& python) {
   std::vector<std::string> out;
   for (char** e = environ; *e != nullptr; ++e) {
     const std::string_view entry(*e);
-    // numpy and torch alone start threads otherwise, and a process with threads cannot be forked.
+    // numpy and torch would start threads when imported, and a process with threads cannot be forked.
     if (!entry.starts_with("OPENBLAS_NUM_THREADS=") && !entry.starts_with("OMP_NUM_THREADS=")) out.emplace_back(entry);
   }
   out.push_back("OPENBLAS_NUM_THREADS=1");
@@ -65,7 +65,7 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
     Started started;
   };
 
-  // What the socket takes; the rest when there is room.
+  // Sends what the socket takes; the rest follows when it has room.
   void send() {
     while (ready && !unsent.empty()) {
       const std::string id = unsent.front();
@@ -162,8 +162,8 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
   std::function<void()> died;
   std::unique_ptr<runtime::ProcessWatch> watch;
   std::map<std::string, Waiting> waiting;  // by worker
-  std::deque<std::string> unsent;          // of these; first come first served
-  std::string tail;                        // of its stderr
+  std::deque<std::string> unsent;          // ids in `waiting` that are not sent yet, in order
+  std::string tail;                        // end of its stderr
   pid_t pid = 0;
   bool torch = false;
   bool ready = false;
@@ -205,7 +205,7 @@ Zygote::~Zygote() {
   impl_->watch.reset();
   if (!std::exchange(impl_->over, true)) runtime::signal_group(impl_->pid, SIGKILL);
   impl_->close();
-  // Later: whoever ends a zygote may be looking at the workers it was to fork.
+  // Deferred, as the caller may be iterating over the workers that wait for this zygote.
   impl_->loop.post([impl = impl_] { impl->fail_waiting(unavailable("the Python zygote was ended").with_reason("ZygoteDied")); });
 }
 

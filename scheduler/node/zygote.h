@@ -1,9 +1,7 @@
-// A warm Python process that forks workers: one per (interpreter, with or without torch). The node's end of the
-// conversation.
+// A warm Python process that forks workers: one per (interpreter, with or without torch). This class is the node's end.
 //
-// They speak JSON over a SOCK_SEQPACKET pair that nobody else holds; descriptors of a worker's stdout and stderr travel
-// with its request. A worker is forked twice, so that it becomes the node's own child (the node is a subreaper) and its
-// death is the node's to see.
+// They exchange JSON over a private SOCK_SEQPACKET pair; a request carries the descriptors of the worker's stdout and stderr. A worker is
+// forked twice, so that it becomes a child of the node (a subreaper), which then sees its death.
 #pragma once
 
 #include <functional>
@@ -23,14 +21,14 @@ class Zygote {
   using Env = std::vector<std::pair<std::string, std::string>>;
   using Started = std::function<void(Result<pid_t>)>;
 
-  // Starts it at once. Requests wait until it is ready and their turn comes; when it dies, or is destroyed, they fail.
+  // Starts the process at once. Requests wait until it is ready and their turn comes; they fail when it dies or is destroyed.
   static Result<std::unique_ptr<Zygote>> start(runtime::Loop& loop, runtime::Log log, const std::string& python, bool torch,
                                                std::function<void()> died);
   ~Zygote();
 
   void fork(const actors::StartWorker& spec, const Env& env, Fd out, Fd err, Started started);
   pid_t pid() const;
-  // Whether a worker may exist already of which it has not told yet.
+  // Returns true while a worker may exist whose pid it has not reported yet.
   bool busy() const;
 
  private:
