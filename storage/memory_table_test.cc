@@ -34,7 +34,7 @@ TEST_F(MemoryTableTest, TheFirstToOpenAnArenaMakesItAndTheOthersShareIt) {
   const auto y = runtime::map(b.memory, 4096, Access::kRead).value();
   x.data()[1] = std::byte{5};
   EXPECT_EQ(y.data()[1], std::byte{5});
-  EXPECT_TRUE(table_.open(kOther, "unit-0", 8192, kWorker).value().created);  // another job's
+  EXPECT_TRUE(table_.open(kOther, "unit-0", 8192, kWorker).value().created);  // for another job
   EXPECT_NE(table_.open(kJob, "unit-0", 64, kWorker).error().message().find("same model"), std::string::npos);
   EXPECT_EQ(table_.bytes(), 4096u + 8192u);
 }
@@ -52,7 +52,7 @@ TEST_F(MemoryTableTest, AnArenaIsForgottenWhenNobodyNeedsItAnyMore) {
   ASSERT_TRUE(table_.open(kJob, "a", 4096, kWorker));
   ASSERT_TRUE(table_.open(kJob, "a", 4096, other));
   table_.mark_gone(kWorker, "was killed by SIGKILL");
-  EXPECT_EQ(table_.num_entries(), 1u);  // the other still needs its rows
+  EXPECT_EQ(table_.num_entries(), 1u);  // still held by the other worker
   table_.mark_gone(other, "was killed by SIGKILL");
   EXPECT_EQ(table_.num_entries(), 0u);
 }
@@ -85,7 +85,7 @@ TEST_F(MemoryTableTest, WhoeverGetsAnObjectThatFailedHearsOfIt) {
   EXPECT_FALSE(table_.put(kJob, late, fail(resource_exhausted("none either"))));
   table_.get(kJob, late, kWorker, got);
   table_.get(kJob, refused, kWorker, got);
-  const auto put = table_.put(kJob, refused, Fd(open("/dev/null", O_RDONLY | O_CLOEXEC)));  // which is no memory
+  const auto put = table_.put(kJob, refused, Fd(open("/dev/null", O_RDONLY | O_CLOEXEC)));  // not a memory
   ASSERT_FALSE(put);
   EXPECT_EQ(heard, (std::vector<std::string>{"no descriptors", "none either", put.error().message()}));
   EXPECT_EQ(table_.bytes(), 0u);
@@ -118,7 +118,7 @@ TEST_F(MemoryTableTest, WhoeverWaitsForAnObjectOfADeadProcessIsTold) {
   table_.get(kJob, ObjectId{1}, kWorker, [&](Result<Fd> r) { reasons.push_back(r ? "" : r.error().reason()); });
   table_.get(kJob, ObjectId{2}, WorkerId{101}, [&](Result<Fd> r) { reasons.push_back(r ? "" : r.error().reason()); });
   table_.mark_gone(kWorker, "killed by SIGKILL");
-  EXPECT_EQ(reasons, std::vector<std::string>{"OwnerDied"});  // the other one's owner lives
+  EXPECT_EQ(reasons, std::vector<std::string>{"OwnerDied"});  // the other object's owner lives
 }
 
 TEST_F(MemoryTableTest, AJobsEndFreesAllOfItAndAnswersWhoeverWaits) {
@@ -135,7 +135,7 @@ TEST_F(MemoryTableTest, AJobsEndFreesAllOfItAndAnswersWhoeverWaits) {
 
 TEST_F(MemoryTableTest, WhatComesAfterAJobsEndIsRefused) {
   table_.end_job(kJob);
-  table_.end_job(kJob);  // a node that was away hears it again
+  table_.end_job(kJob);  // repeated after a reconnect
   EXPECT_EQ(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()).error().reason(), "JobEnded");
   EXPECT_EQ(table_.open(kJob, "a", 4096, kWorker).error().reason(), "JobEnded");
   std::string error;
@@ -148,7 +148,7 @@ TEST_F(MemoryTableTest, WhatComesAfterAJobsEndIsRefused) {
 class MovableTest : public testing::Test {
  protected:
   static constexpr std::size_t kLarge = 1 << 20;
-  // One after the other, as they come; none stays where it is.
+  // Moves all idle objects one by one, and returns their ids.
   std::vector<std::uint64_t> idle(std::size_t looks = 100) {
     std::vector<std::uint64_t> out;
     while (const auto object = table_.next_idle(looks)) {
@@ -158,7 +158,7 @@ class MovableTest : public testing::Test {
     }
     return out;
   }
-  // As a process puts one: with a file of it that is a reader's.
+  // Puts an object with a reader's file, as processes do.
   Fd put(std::uint64_t id, WorkerId maker = kWorker, std::size_t bytes = kLarge) {
     const Fd memory = runtime::make_memory("o", bytes).value();
     Fd reader = runtime::reader_of(memory).value();
@@ -217,7 +217,7 @@ TEST_F(MovableTest, SmallOnesAndThoseInFilesAreNotMoved) {
   put(2);
   EXPECT_TRUE(move(2, file()));
   EXPECT_FALSE(in_memory(2));
-  EXPECT_TRUE(move(3, file()));  // one that is not there
+  EXPECT_TRUE(move(3, file()));  // an absent object
   EXPECT_FALSE(table_.has(kJob, ObjectId{3}));
   EXPECT_TRUE(idle().empty());
 }
@@ -226,8 +226,8 @@ TEST_F(MovableTest, OnlyAFileLikeItTakesAnObjectsPlace) {
   put(1);
   EXPECT_FALSE(move(1, file(kLarge - 1)));
   EXPECT_FALSE(move(1, file(kLarge + 1)));
-  EXPECT_FALSE(move(1, file(kLarge, O_RDWR)));                       // who sent it could make it shorter
-  EXPECT_FALSE(move(1, runtime::make_memory("o", kLarge).value()));  // nothing would be gained
+  EXPECT_FALSE(move(1, file(kLarge, O_RDWR)));                       // writable, so the sender could truncate it
+  EXPECT_FALSE(move(1, runtime::make_memory("o", kLarge).value()));  // not a file
   EXPECT_FALSE(move(1, Fd(open("/tmp", O_RDONLY | O_CLOEXEC))));
   EXPECT_FALSE(move(1, Fd(open("/dev/zero", O_RDONLY | O_CLOEXEC))));
   EXPECT_TRUE(in_memory(1));
@@ -239,7 +239,7 @@ TEST_F(MovableTest, NotAllAreLookedAtEachTimeButAllInTurn) {
   std::vector<Fd> read;
   for (std::uint64_t id = 1; id <= 5; ++id) read.push_back(put(id));
   put(6);
-  EXPECT_TRUE(idle(3).empty());  // 1 to 3
+  EXPECT_TRUE(idle(3).empty());  // checks 1 to 3
   EXPECT_EQ(idle(3), std::vector<std::uint64_t>{6});
 }
 
@@ -265,7 +265,7 @@ TEST_F(MovableTest, WhatADeadProcessMadeIsCountedUntilItIsInAFileOrGone) {
   table_.drop(kJob, ObjectId{2});
   table_.free(kJob, ObjectId{3});
   EXPECT_EQ(table_.orphaned_bytes(), kLarge);
-  put(7, WorkerId());  // of one that was gone before
+  put(7, WorkerId());  // maker already gone
   EXPECT_EQ(table_.orphaned_bytes(), 2 * kLarge);
   table_.end_job(kJob);
   EXPECT_EQ(table_.orphaned_bytes(), 0u);
@@ -284,7 +284,7 @@ TEST_F(MemoryTableTest, WhatWasFreedIsNotTakenAgain) {
   std::string reason;
   table_.get(kJob, ObjectId{30}, kWorker, [&](Result<Fd> r) { reason = r ? "" : r.error().reason(); });
   ASSERT_TRUE(put(kJob, 10));
-  for (const std::uint64_t id : {10u, 11u, 30u}) table_.free(kJob, ObjectId{id});  // also those that are still to come
+  for (const std::uint64_t id : {10u, 11u, 30u}) table_.free(kJob, ObjectId{id});  // also before the put
   EXPECT_EQ(reason, "ObjectFreed");
   for (std::uint64_t id = 9; id < 13; ++id) ASSERT_TRUE(put(kJob, id));
   ASSERT_TRUE(put(kOther, 10));
@@ -297,7 +297,7 @@ TEST(MemoryTableBoundsTest, WhoeverGetsWhatThereWasNoPlaceForHearsSo) {
   MemoryTable table{{.spare_bytes = 0, .max_entries = 2, .available_bytes = {}}};
   const auto put = [&](JobId job, std::uint64_t id) { return table.put(job, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
   const auto get = [&](JobId job, std::uint64_t id) {
-    const auto said = std::make_shared<std::string>("nothing");  // who waits may hear later
+    const auto said = std::make_shared<std::string>("nothing");  // shared, because the answer may come later
     table.get(job, ObjectId{id}, kWorker, [said](Result<Fd> r) { *said = r ? "memory" : code_name(r.error().code()); });
     return *said;
   };
@@ -305,11 +305,11 @@ TEST(MemoryTableBoundsTest, WhoeverGetsWhatThereWasNoPlaceForHearsSo) {
   EXPECT_FALSE(put(kJob, 3));
   EXPECT_EQ(get(kJob, 3), "ResourceExhausted");
   table.free(kOther, ObjectId{2});
-  EXPECT_EQ(get(kJob, 3), "ResourceExhausted");  // it does not come any more
-  EXPECT_EQ(get(kJob, 4), "nothing");            // it may
+  EXPECT_EQ(get(kJob, 3), "ResourceExhausted");  // refused before
+  EXPECT_EQ(get(kJob, 4), "nothing");            // still possible
   EXPECT_TRUE(put(kOther, 4));
   EXPECT_FALSE(put(kOther, 5));
-  EXPECT_EQ(get(kOther, 6), "ResourceExhausted");  // no more are remembered
+  EXPECT_EQ(get(kOther, 6), "ResourceExhausted");  // the list of refused objects is full
   table.end_job(kJob);
   EXPECT_EQ(get(kOther, 6), "nothing");
   EXPECT_EQ(get(kOther, 5), "ResourceExhausted");

@@ -55,13 +55,13 @@ TEST(Inbox, TakesEachMessageOnceOfEachNode) {
   EXPECT_TRUE(inbox.take(kThis, 1));
 }
 
-// Processes of three nodes pass references on, tell their own node, which tells the object's home, over connections that break; processes
-// die, and their nodes say so in their turn. The object is freed when, and only when, nobody has a reference and none is on its way.
+// Processes of three nodes pass references on and report counts to their node, which forwards them to the home over breaking connections.
+// Processes die, and their nodes report that in order. The object is freed exactly when no reference is held or under way.
 TEST(CountsOverNodes, FreeWhatNobodyHasAndNothingElse) {
   constexpr std::size_t kNodes = 3, kProcesses = 6;
   struct Said {
     WorkerId holder;
-    std::int64_t change = 0;  // 0: it is gone
+    std::int64_t change = 0;  // 0: the holder is gone
   };
   struct Process {
     std::int64_t held = 0, counted = 0;
@@ -94,7 +94,7 @@ TEST(CountsOverNodes, FreeWhatNobodyHasAndNothingElse) {
       const std::size_t p = random() % kProcesses, q = random() % kProcesses;
       Process& one = all[p];
       switch (random() % 5) {
-        case 0:  // passes it on: the other has it at once
+        case 0:  // passes a reference on, which arrives at once
           if (one.held == 0 || all[q].dead) break;
           tell(p, {id(q), 1});
           ++all[q].held;
@@ -108,7 +108,7 @@ TEST(CountsOverNodes, FreeWhatNobodyHasAndNothingElse) {
         case 2:
           if (p == 0 || one.dead || random() % 4 != 0) break;
           one = {0, 0, true};
-          // Its node is asked for news of it once it was counted; until that is known a count for it may still come.
+          // The home asks for the holder's end after its first count, so counts may still arrive after the end.
           tell(p, {id(p), 0});
           break;
         default: {

@@ -32,7 +32,7 @@ TEST_F(ReferenceTableTest, IsFreedWithTheLastOfItsHolders) {
 }
 
 TEST_F(ReferenceTableTest, WhatIsTakenOffBeforeItWasCountedFreesNothing) {
-  EXPECT_EQ(table_.count(object(1), kBorrower, -1), Freed());  // it came over another connection, and sooner
+  EXPECT_EQ(table_.count(object(1), kBorrower, -1), Freed());  // sooner, over another connection
   EXPECT_EQ(table_.count(object(1), kOwner, 1), Freed());
   EXPECT_EQ(table_.count(object(1), kBorrower, 1), Freed());
   EXPECT_EQ(table_.count(object(1), kOwner, -1), Freed{object(1)});
@@ -93,8 +93,8 @@ TEST_F(ReferenceTableTest, BeyondItsBoundNothingIsCountedAndNothingFreed) {
   EXPECT_EQ(small.count(object(2), kOwner, -1), Freed());
 }
 
-// Processes that pass references on over connections of their own, in any interleaving, and die: an object is freed when, and only when,
-// nobody has a reference and none is on its way.
+// Processes pass references on over separate connections, in any interleaving, and die. An object is freed exactly when no reference is
+// held or under way.
 TEST(ReferenceTableModel, FreesWhatNobodyHasAndNothingElse) {
   constexpr std::size_t kProcesses = 4;
   for (unsigned seed = 0; seed < 300; ++seed) {
@@ -106,7 +106,7 @@ TEST(ReferenceTableModel, FreesWhatNobodyHasAndNothingElse) {
     };
     struct Process {
       std::int64_t held = 0, counted = 0;
-      std::vector<Said> unsent;  // to the table, in order
+      std::vector<Said> unsent;  // to the table, in the order of the calls
       bool dead = false;
     };
     std::vector<Process> all(kProcesses);
@@ -123,7 +123,7 @@ TEST(ReferenceTableModel, FreesWhatNobodyHasAndNothingElse) {
       const std::size_t p = random() % kProcesses, q = random() % kProcesses;
       Process& one = all[p];
       switch (random() % 4) {
-        case 0:  // passes it on: the other has it at once, whatever the table has heard
+        case 0:  // passes a reference on, which arrives before the table's counts
           if (one.held == 0 || all[q].dead) break;
           one.unsent.push_back({id(q), 1});
           ++all[q].held;

@@ -50,7 +50,7 @@ TEST_F(ReplicaTableTest, AHomeThatDoesNotAnswerHoldsUpNoOther) {
     EXPECT_EQ(table_.next().size(), 3u);
   }
   table_.node_gone(kHome);
-  EXPECT_EQ(table_.under_way(), 600u);  // until what was asked is answered
+  EXPECT_EQ(table_.under_way(), 600u);  // until the answers arrive
   EXPECT_TRUE(table_.next().empty());
 }
 
@@ -88,7 +88,7 @@ TEST_F(ReplicaTableTest, PartsOfATransferThatWasGivenUpCountForNothing) {
   const auto before = table_.next();
   ASSERT_EQ(before.size(), 2u);
   EXPECT_TRUE(table_.let_go(object(1), kOne));
-  EXPECT_TRUE(table_.wanted(object(1), kTwo));  // anew
+  EXPECT_TRUE(table_.wanted(object(1), kTwo));  // a new transfer
   table_.begun(object(1), 150, 0, {});
   for (const Piece& piece : before) EXPECT_FALSE(table_.arrived(piece));
   EXPECT_FALSE(table_.complete(object(1)));
@@ -109,8 +109,8 @@ TEST_F(ReplicaTableTest, ReplicasGoWithTheirProcessesHomesAndJobs) {
   EXPECT_EQ(table_.size(), 0u);
 }
 
-// Any sizes, answers in any order, transfers that are given up: each part is asked for once per transfer, and no more is under way than
-// the bound and a part.
+// Random sizes, orders of answers, and abandoned transfers. Each part is requested once per transfer, and at most the bound plus one part
+// is under way.
 TEST(ReplicaTableModel, AsksForEachByteOnce) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     std::mt19937 random(seed);

@@ -63,7 +63,7 @@ TEST(Bytes, MovesLeaveNothingBehind) {
   Bytes a = Bytes::copy_of("shoal");
   const Bytes b = std::move(a);
   EXPECT_EQ(b.view(), "shoal");
-  EXPECT_TRUE(a.empty());  // NOLINT: this is the claim
+  EXPECT_TRUE(a.empty());  // NOLINT: the moved-from state is under test
 }
 
 TEST(Utf8, WhatIsNoTextBecomesText) {
@@ -82,7 +82,7 @@ TEST(Utf8, TextIsCutBetweenCharacters) {
   EXPECT_EQ(utf8_prefix(text, 9), text);
   EXPECT_EQ(utf8_prefix(text, 4), text.substr(0, 4));
   for (const std::size_t bytes : {1, 2, 3}) EXPECT_EQ(utf8_prefix(text, bytes), "a");
-  EXPECT_EQ(utf8_prefix(std::string(9, '\x80'), 5).size(), 5u);  // no text: anywhere
+  EXPECT_EQ(utf8_prefix(std::string(9, '\x80'), 5).size(), 5u);  // invalid UTF-8: cut anywhere
 }
 
 }  // namespace

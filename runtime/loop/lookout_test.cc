@@ -65,17 +65,17 @@ TEST_F(LookoutTest, TheLoopSleepsOnlyAfterEachHasDozed) {
   loop_.lookout().look_at(b);
   a->waiting = 1;
   EXPECT_FALSE(loop_.lookout().doze());
-  loop_.run_one(1h);  // does not sleep
+  loop_.run_one(1h);  // returns without a sleep
   EXPECT_EQ(a->done, 1);
 }
 
 TEST_F(LookoutTest, WhatIsFoundWhileSpinningEndsTheSpin) {
   const auto a = add();
-  // Others may have the core meanwhile, which ends the looking, too, and keeps from it for a while.
+  // Other threads may take the core, which ends the spin and prevents the next ones for a while.
   constexpr int kTries = 10'000;
   for (int i = 0; i < kTries && a->done == 0; ++i, usleep(1000)) {
     loop_.lookout().look_long([&] {
-      a->waiting = 1;  // comes while we look
+      a->waiting = 1;  // work that arrives during the spin
       return false;
     });
   }
@@ -107,7 +107,7 @@ TEST_F(LookoutTest, WhatNeverPaysIsHardlyDoneAnyMore) {
     for (int i = 0; i < n; ++i) loop_.lookout().look_long([&] { return ++between == 0; });
     return between - before;
   };
-  runs(100);  // learns
+  runs(100);  // uses up the credit
   std::uint64_t asked = 0;
   for (int i = 0; i < 320; ++i) asked += runs(1) > 0;
   EXPECT_LE(asked, 40U);

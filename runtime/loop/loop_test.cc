@@ -51,7 +51,7 @@ TEST(Clock, ATimerThatIsDestroyedWhileItsCallIsQueuedNeverFires) {
   Timer a, b;
   a = clock->after(1ms, [&] { ++fired, b = Timer(); });
   b = clock->after(1ms, [&] { ++fired, a = Timer(); });
-  std::this_thread::sleep_for(5ms);  // both are due when the loop looks
+  std::this_thread::sleep_for(5ms);  // until both timers are due
   const auto end = clock->now() + 2s;
   while (fired == 0 && clock->now() < end) loop.run_one(10ms);
   loop.poll();
@@ -108,7 +108,7 @@ TEST(LoopThread, AWaitEndsAtItsDeadlineOrWhenInterrupted) {
   EXPECT_EQ(host.wait([] { return false; }, LoopThread::kForever, [] { return true; }), LoopThread::Woken::kInterrupted);
 }
 
-// Each handler posts the next one, so that one who runs a single handler now and then is not enough.
+// Each handler posts the next one, so a thread that runs single handlers now and then does not finish the chain.
 struct Chain {
   Loop& loop;
   std::atomic<int> left;
@@ -165,7 +165,7 @@ TEST(LoopThread, AThreadThatAsksWithoutWaitingStarvesNoHandler) {
   EXPECT_EQ(woken, LoopThread::Woken::kDone);
 }
 
-// Threads that wait, each for a flag of its own.
+// Threads that wait for one flag each.
 class Waiters {
  public:
   Waiters(LoopThread& host, std::size_t count) : host_(host), flags_(count) {
@@ -196,11 +196,11 @@ TEST(LoopThread, OfThreadsThatWaitOneServesForAllAndTheOthersSleep) {
   Loop loop;
   LoopThread host(loop);
   Waiters waiters(host, 4);
-  std::this_thread::sleep_for(100ms);  // most of them wait by now, and it is no matter if not
+  std::this_thread::sleep_for(100ms);  // time for most of them to start waiting
   const auto before = cpu_time();
   std::this_thread::sleep_for(500ms);
   EXPECT_LT(cpu_time() - before, 250ms);
-  for (const std::size_t k : {2, 0, 3, 1}) {  // whoever serves
+  for (const std::size_t k : {2, 0, 3, 1}) {  // any order of leaders and followers
     waiters.set_from(loop, k);
     waiters.join(k);
   }
@@ -238,7 +238,7 @@ TEST(LoopThread, WhoServesMayBeInterruptedAndWaitAgainInThere) {
 TEST(LoopThread, HandlersAndOwnersNeverOverlap) {
   Loop loop;
   LoopThread host(loop, {.grace = 50us, .interrupt_period = 1ms});
-  int shared = 0;  // no lock: ThreadSanitizer is the judge
+  int shared = 0;  // without a lock, for ThreadSanitizer
   std::atomic<int> finished{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -263,7 +263,7 @@ TEST(SideWork, IsDoneInOrderOnAnotherThreadAndFollowedUpOnTheLoop) {
   Loop loop;
   SideWork side(loop);
   const auto here = std::this_thread::get_id();
-  std::vector<int> done, followed;  // no lock: ThreadSanitizer is the judge
+  std::vector<int> done, followed;  // without a lock, for ThreadSanitizer
   for (int i = 0; i < 100; ++i) {
     side.run(
         [&done, here, i] {
@@ -275,7 +275,7 @@ TEST(SideWork, IsDoneInOrderOnAnotherThreadAndFollowedUpOnTheLoop) {
           followed.push_back(i);
         });
   }
-  EXPECT_TRUE(followed.empty());  // not from inside
+  EXPECT_TRUE(followed.empty());  // no call from inside run()
   while (followed.size() < 100) loop.run_one(60s);
   EXPECT_EQ(done, followed);
   EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));

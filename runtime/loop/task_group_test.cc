@@ -51,7 +51,7 @@ TEST_F(TaskGroupTest, StopCancelsAndDrains) {
   drain(group_);
   EXPECT_EQ(ended, 3);
   EXPECT_EQ(group_.size(), 0u);
-  EXPECT_EQ(errors_, "");  // cancelled by stop(): no failure
+  EXPECT_EQ(errors_, "");  // cancellation by stop() is no failure
 }
 
 TEST_F(TaskGroupTest, EveryFailureIsHeardAlsoAForeignException) {
@@ -67,7 +67,7 @@ TEST_F(TaskGroupTest, ATaskSpawnedAfterStopEndsAtOnce) {
   int ended = 0;
   group_.spawn("late", sleeper(*clock_, ended));
   run_until([&] { return group_.size() == 0; });
-  EXPECT_EQ(ended, 0);  // not even begun
+  EXPECT_EQ(ended, 0);  // never started
   EXPECT_EQ(errors_, "");
 }
 

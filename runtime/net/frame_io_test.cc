@@ -7,7 +7,7 @@
 namespace shoal::runtime {
 namespace {
 
-// No more than so many bytes can be mapped as long as this lives.
+// Limits this process's address space (RLIMIT_AS) for its lifetime.
 class LittleMemory {
  public:
   explicit LittleMemory(std::size_t bytes) {

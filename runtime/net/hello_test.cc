@@ -11,7 +11,7 @@ class HelloTest : public testing::Test {
     HelloListener::Verdict listener;
     Result<std::uint16_t> caller;
   };
-  // Both sides, with a chance to spoil the answer and the verdict on the way.
+  // Runs both sides; can flip a bit of the answer's or the verdict's given byte.
   Outcome greet(HelloListener& listener, HelloCaller& caller, int spoil_answer = -1, int spoil_verdict = -1) {
     auto answer = caller.answer(listener.challenge());
     if (!answer) return {{{}, fail(answer.error()), Role::kClient, 0}, fail(answer.error())};
@@ -63,7 +63,7 @@ TEST_F(HelloTest, AListenerWithoutTheTokenIsFoundOut) {
   auto answer = caller.answer(impostor.challenge());
   ASSERT_TRUE(answer);
   auto verdict = impostor.judge(*answer).message;
-  verdict[5] = 0;  // it says "accepted" without proof
+  verdict[5] = 0;  // "accepted" without proof
   EXPECT_EQ(caller.conclude(verdict).error().reason(), "TokenRefused");
 }
 
@@ -74,7 +74,7 @@ TEST_F(HelloTest, EveryAlteredByteThatMattersIsNoticed) {
     EXPECT_FALSE(greet(listener, caller, i).listener.accepted) << "answer byte " << i;
   }
   for (int i = 0; i < 64; ++i) {
-    HelloListener listener(token_, {1, 3}, random_);  // an altered version would be one that both speak
+    HelloListener listener(token_, {1, 3}, random_);  // both speak several versions, so an altered one stays valid
     HelloCaller caller(token_, {1, 3}, Role::kClient, random_);
     EXPECT_FALSE(greet(listener, caller, -1, i).caller) << "verdict byte " << i;
   }

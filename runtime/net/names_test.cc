@@ -1,4 +1,4 @@
-// What becomes of callers while a name server says nothing. It is this file's own.
+// Connecting while a name server, replaced by this file's getaddrinfo, does not answer.
 #include <dlfcn.h>
 #include <netdb.h>
 
@@ -19,7 +19,7 @@ bool answers = false;
 
 }  // namespace
 
-// "slow.example" is 127.0.0.2 and 127.0.0.1, for whoever waits until it answers.
+// Resolves "slow.example" to 127.0.0.2 and 127.0.0.1 once the test lets it answer.
 extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo* hints, addrinfo** found) {
   const auto real = reinterpret_cast<decltype(&getaddrinfo)>(dlsym(RTLD_NEXT, "getaddrinfo"));
   if (std::strcmp(host, "slow.example") != 0 || (hints->ai_flags & AI_NUMERICHOST) != 0) return real(host, service, hints, found);

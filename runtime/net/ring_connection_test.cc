@@ -26,10 +26,10 @@ using namespace std::chrono_literals;
 constexpr std::size_t kCapacity = 4096;
 constexpr std::uint16_t kOffer = 1, kAccept = 2, kRefuse = 3, kStart = 4, kBell = 5;
 
-// The socket under a connection, played by the test.
+// The fake socket under a connection.
 struct Wire {
   std::vector<Frame> sent;
-  std::vector<Frame> arrived;  // and not read yet
+  std::vector<Frame> arrived;  // unread frames
   ConnectionHandler* handler = nullptr;
   bool closed = false;
 
@@ -67,7 +67,7 @@ Frame notice(std::uint64_t id, std::size_t payload = 0) {
 
 Frame link(std::uint16_t method, std::vector<Fd> fds = {}) { return {FrameKind::kLink, method, 0, {}, {}, std::move(fds)}; }
 
-// A listener's connection, whose other end, socket and rings, is the test.
+// A listener's connection; the test plays the peer, with its socket and rings.
 class RingConnectionTest : public testing::Test, public ConnectionHandler {
  protected:
   RingConnectionTest() {
@@ -89,7 +89,7 @@ class RingConnectionTest : public testing::Test, public ConnectionHandler {
     wire_.handler->on_frame(link(kStart));
     ASSERT_EQ(wire_.count(kAccept), 1);
   }
-  // As the other end writes them.
+  // Writes a record as the peer does.
   Wake record(std::span<const std::byte> bytes) {
     const auto to = ours_.reserve(bytes.size()).value().value();
     if (!bytes.empty()) std::memcpy(to.data(), bytes.data(), bytes.size());
@@ -102,7 +102,7 @@ class RingConnectionTest : public testing::Test, public ConnectionHandler {
     if (!frame.payload.empty()) std::memcpy(bytes.data() + header.size(), frame.payload.data(), frame.payload.size());
     return record(bytes);
   }
-  // Ids of the frames that the connection has written into its ring since the last call; 0 for one in the socket.
+  // Returns the ids of frames that the connection has written into its ring since the last call; 0 for one in the socket.
   std::vector<std::uint64_t> written() {
     std::vector<std::uint64_t> out;
     while (const auto r = theirs_.peek().value()) {
@@ -114,7 +114,7 @@ class RingConnectionTest : public testing::Test, public ConnectionHandler {
     return out;
   }
   void poll() { loop_.poll(); }
-  // The loop finds nothing to do and sleeps.
+  // Makes the loop idle, so that it sleeps.
   void sleep() {
     loop_.run_one(1ms);
     loop_.run_one(1ms);
@@ -140,7 +140,7 @@ class RingConnectionTest : public testing::Test, public ConnectionHandler {
   const Mapping mapping_ = map(memory_, 2 * Ring::bytes(kCapacity), Access::kReadWrite).value();
   RingWriter ours_{mapping_.data(), kCapacity};
   RingReader theirs_{mapping_.data() + Ring::bytes(kCapacity), kCapacity};
-  int rung_ = 0;  // how often the connection slept for lack of room when written() made some
+  int rung_ = 0;  // bells from written(): the connection slept for lack of room
   Ids seen_;
   std::vector<std::string> closed_;
   int drained_ = 0;
@@ -153,12 +153,12 @@ TEST_F(RingConnectionTest, FramesBeforeTheSwitchGoThroughTheSocketAndLaterOnesDo
   connection_->send(notice(10), Flush::kNow);
   offer();
   connection_->send(notice(11), Flush::kNow);
-  wire_.handler->on_frame(notice(2));  // the other end has not started
+  wire_.handler->on_frame(notice(2));  // before the peer's kStart
   wire_.handler->on_frame(link(kStart));
   put(notice(3, 100));
   poll();
   EXPECT_EQ(seen_, (Ids{1, 2, 3}));
-  EXPECT_EQ(wire_.sent.size(), 2u);  // 10 and the accept
+  EXPECT_EQ(wire_.sent.size(), 2u);  // frame 10 and kAccept
   EXPECT_EQ(written(), (Ids{11}));
   EXPECT_EQ(traffic_->sent, 2u);
   EXPECT_EQ(traffic_->received, 3u);
@@ -201,7 +201,7 @@ TEST_F(RingConnectionTest, MemoryThatIsNotARingsIsRefused) {
   ASSERT_EQ(ftruncate(loose.get(), static_cast<off_t>(2 * Ring::bytes(kCapacity))), 0);
   EXPECT_TRUE(offered(std::move(loose)));
   make(false);
-  wire_.handler->on_frame(link(kOffer));  // this process had no room for the descriptor
+  wire_.handler->on_frame(link(kOffer));  // an offer whose descriptor was lost
   EXPECT_EQ(wire_.count(kRefuse), 1);
   EXPECT_TRUE(closed_.empty());
 }
@@ -213,14 +213,14 @@ TEST_F(RingConnectionTest, WhatTheRingDoesNotTakeKeepsItsPlaceInTheOrder) {
   put(notice(3));
   poll();
   EXPECT_EQ(seen_, (Ids{1}));
-  sleep();  // the socket wakes it
+  sleep();  // ended by the socket
   wire_.handler->on_frame(notice(2));
   poll();
   EXPECT_EQ(seen_, (Ids{1, 2, 3}));
   put(notice(4));
   record({});
   put(notice(6));
-  wire_.handler->on_frame(notice(5));  // before anybody has looked at the ring
+  wire_.handler->on_frame(notice(5));  // before the loop has polled the ring
   poll();
   EXPECT_EQ(seen_, (Ids{1, 2, 3, 4, 5, 6}));
 
@@ -272,7 +272,7 @@ TEST_F(RingConnectionTest, WhatDoesNotFitWaitsHereAndIsToldOf) {
   begin();
   std::uint64_t id = 0;
   while (connection_->queued_bytes() == 0) connection_->send(notice(++id, 500), Flush::kNow);
-  connection_->send(notice(++id, 10'000), Flush::kNow);  // behind it
+  connection_->send(notice(++id, 10'000), Flush::kNow);  // queued behind the frames
   connection_->send(notice(++id, 500), Flush::kNow);
   sleep();
   EXPECT_EQ(drained_, 0);
@@ -295,7 +295,7 @@ TEST_F(RingConnectionTest, APeerThatDoesNotReadIsDroppedAtTheBound) {
   make(false);
   begin();
   for (std::uint64_t i = 1; i <= 30; ++i) connection_->send(notice(i, 1000), Flush::kNow);
-  EXPECT_TRUE(closed_.empty());  // not from inside send
+  EXPECT_TRUE(closed_.empty());  // no on_closed inside send()
   poll();
   ASSERT_EQ(closed_.size(), 1u);
   EXPECT_NE(closed_[0].find("does not read"), std::string::npos);
@@ -305,7 +305,7 @@ TEST_F(RingConnectionTest, APeerThatDoesNotReadIsDroppedAtTheBound) {
 TEST_F(RingConnectionTest, WhatWasSentBeforeTheEndIsDelivered) {
   begin();
   for (std::uint64_t i = 1; i <= 50; ++i) put(notice(i));
-  ours_.reserve(100).value();  // killed in the middle of the next one
+  ours_.reserve(100).value();  // killed before its commit
   wire_.handler->on_closed(unavailable("gone"));
   EXPECT_EQ(seen_.size(), 50u);
   EXPECT_EQ(closed_, (std::vector<std::string>{unavailable("gone").to_string()}));

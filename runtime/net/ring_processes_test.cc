@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kRing = 64 << 10;
 
-// One process with one connection.
+// A process with one connection.
 class End final : public ConnectionHandler {
  public:
   explicit End(const Token& token) : network(loop, *clock, *random, token, options()) {}
@@ -74,7 +74,7 @@ class End final : public ConnectionHandler {
   std::unique_ptr<Connection> connection;
   std::function<void(const Frame&)> react;
   std::uint64_t received = 0;
-  bool intact = true;  // all of them, in order
+  bool intact = true;  // all frames in order
   std::optional<Error> closed;
 
  private:
@@ -89,7 +89,7 @@ class RingProcesses : public testing::Test {
   ~RingProcesses() override {
     if (child_ > 0) kill_it();
   }
-  // A process that listens and does this when it is called.
+  // Forks a process that listens, and runs `behaviour` for its connection.
   template <class Behaviour>
   void start(Behaviour&& behaviour) {
     int ready[2];
@@ -116,7 +116,7 @@ class RingProcesses : public testing::Test {
     end.react = [&end](const Frame& frame) { end.send(frame.id, frame.payload.size()); };
     end.run_until([&] { return end.closed.has_value(); });
   }
-  // Both ends have gone over to their rings.
+  // Exchanges frames until both ends use their rings.
   static void warm_up(End& end) {
     for (std::uint64_t id = 1; id <= 10; ++id) {
       end.send(id, 10);
@@ -163,13 +163,13 @@ TEST_F(RingProcesses, APeerThatIsKilledWhileBothSleepIsGone) {
   end.connect(at_);
   warm_up(end);
   end.run_until([&] { return end.loop.lookout().empty(); });
-  usleep(20'000);  // so that the other one sleeps, too
+  usleep(20'000);  // until the peer sleeps as well
   kill_it();
   end.run_until([&] { return end.closed.has_value(); });
   EXPECT_EQ(end.closed->reason(), "Disconnected");
 }
 
-// Of a sender that is killed at any moment a prefix arrives, whole.
+// A sender killed at any moment delivers a prefix of its frames, each complete.
 TEST_F(RingProcesses, WhatAKilledPeerHadSentArrivesAndNothingElse) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     start([](End& end) {
@@ -182,7 +182,7 @@ TEST_F(RingProcesses, WhatAKilledPeerHadSentArrivesAndNothingElse) {
     });
     End end(token_);
     end.connect(at_);
-    for (std::uint64_t id = 1; id <= 2; ++id) end.send(id, 0);  // the offer goes with the first
+    for (std::uint64_t id = 1; id <= 2; ++id) end.send(id, 0);  // the first one offers the rings
     end.run_until([&] { return end.received >= 200 * round; });
     kill_it();
     end.run_until([&] { return end.closed.has_value(); });
@@ -205,12 +205,12 @@ TEST_F(RingProcesses, AForkedChildKeepsNoConnectionOpen) {
       end.loop.close_tracked();
       close(hold[1]);
       char byte = 0;
-      (void)!read(hold[0], &byte, 1);  // until the parent is done
+      (void)!read(hold[0], &byte, 1);  // until the parent closes the pipe
       _exit(0);
     }
   }
   int status = 1;
-  waitpid(std::exchange(child_, 0), &status, 0);  // it sees the end and leaves, though the child still has the memory
+  waitpid(std::exchange(child_, 0), &status, 0);  // it exits on the socket's end, although its child still maps the rings
   EXPECT_EQ(status, 0);
   close(hold[1]);
   waitpid(forked, &status, 0);

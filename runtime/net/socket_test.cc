@@ -28,7 +28,7 @@ sockaddr_un address_of(const Endpoint& at) {
   return out;
 }
 
-// A caller that says nothing by itself.
+// Connects a raw socket that sends nothing by itself.
 Fd raw_connect(const Endpoint& at) {
   Fd out(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_un to = address_of(at);
@@ -37,7 +37,7 @@ Fd raw_connect(const Endpoint& at) {
   return out;
 }
 
-// No further descriptor can be opened, or received, as long as this lives.
+// Prevents this process from opening or receiving descriptors for its lifetime.
 class NoDescriptorsLeft {
  public:
   NoDescriptorsLeft() {
@@ -53,7 +53,7 @@ class NoDescriptorsLeft {
   rlimit before_{};
 };
 
-// One side: a loop, a network, and a handler that answers with what was asked.
+// One side: a loop, a network, and a handler that echoes requests.
 class Side : public PeerHandler {
  public:
   explicit Side(const Token& token, SocketOptions options = {}, Role role = Role::kClient)
@@ -112,7 +112,7 @@ class Side : public PeerHandler {
   std::vector<Responder> held;
   std::vector<std::string> closed;
   int requests = 0, notices = 0, drained = 0;
-  std::function<void()> react;  // to notices
+  std::function<void()> react;  // run for each notice
 };
 
 struct Kind {
@@ -127,7 +127,7 @@ SocketOptions options_of(const Kind& kind) {
   return out;
 }
 
-// Whatever a connection consists of, it behaves alike.
+// Tests that all kinds of connections share.
 class SocketTest : public testing::TestWithParam<Kind> {
  protected:
   SeededRandom seeded_{3};
@@ -135,7 +135,7 @@ class SocketTest : public testing::TestWithParam<Kind> {
   std::vector<Message> kept_;
   Side side_{token_, options_of(GetParam()), GetParam().role};  // both ends on one loop
 
-  // What a listener says first.
+  // Reads the listener's challenge.
   HelloMessage challenge_on(const Fd& caller) {
     HelloMessage out;
     bool come = false;
@@ -162,7 +162,7 @@ TEST_P(SocketTest, EchoesSmallAndLargeOverUnixAndTcp) {
       });
     }
     side_.run_until([&] { return back.size() == sizes.size(); });
-    EXPECT_EQ(back, sizes);  // in order
+    EXPECT_EQ(back, sizes);  // in the order of the calls
   }
 }
 
@@ -203,12 +203,12 @@ TEST_P(SocketTest, ALargeBodyNeedsNoPayload) {
 TEST_P(SocketTest, EveryFrameIsCounted) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
-  EXPECT_EQ(side_.network.traffic().sent, 0u);  // a hello is no frame
+  EXPECT_EQ(side_.network.traffic().sent, 0u);  // the hello is not counted as frames
   int answers = 0;
   caller->call(Side::kEcho, {}, 10s, [&](Result<Message>) { ++answers; });
   caller->notify(Side::kEcho, {});
   side_.run_until([&] { return answers == 1 && side_.notices == 1; });
-  EXPECT_EQ(side_.network.traffic().sent, 3u);  // both ends are this network's: the call, its answer, the notice
+  EXPECT_EQ(side_.network.traffic().sent, 3u);  // from both ends: the call, its answer, the notice
   EXPECT_EQ(side_.network.traffic().received, 3u);
 }
 
@@ -226,12 +226,12 @@ TEST_P(SocketTest, WhoeverSendsInBulkHearsWhenTheQueueIsEmpty) {
 TEST_P(SocketTest, WhatHasArrivedIsReadAtOnceAndWhatComesMeanwhileIsNot) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
-  const auto notify = [&](int i) {  // descriptors end a read of the socket; what has none may go through a ring
+  const auto notify = [&](int i) {  // mixed, because descriptors end a read and other frames may use a ring
     Message m;
     if (i % 3 != 0) m.fds.emplace_back(dup(0));
     ASSERT_TRUE(caller->notify(Side::kEcho, std::move(m)));
   };
-  for (int answers = 0, round = 1; round <= 2; ++round) {  // before there is a ring, and after
+  for (int answers = 0, round = 1; round <= 2; ++round) {  // before and after the rings exist
     Peer* const accepted = side_.peers.front().get();
     side_.notices = 0;
     for (int i = 0; i < 30; ++i) notify(i);
@@ -240,7 +240,7 @@ TEST_P(SocketTest, WhatHasArrivedIsReadAtOnceAndWhatComesMeanwhileIsNot) {
     for (int i = 0; i < 40; ++i) caller->call(Side::kEcho, {}, Peer::kNoTimeout, [&](Result<Message>) { ++answers; });
     side_.run_until([&] { return answers == 40 * round; });
   }
-  // Of a process that died, a child may hold the connection and write on for ever.
+  // The child of a dead peer may hold the connection open and keep writing.
   side_.notices = 0;
   side_.react = [&] {
     if (side_.notices < 1000) notify(1);
@@ -269,7 +269,7 @@ TEST_P(SocketTest, WhatWasSentBeforeTheEndIsHeardAlsoByWhoTriesToAnswer) {
     m.fds.emplace_back(dup(0));
     ASSERT_TRUE(caller->notify(Side::kEcho, std::move(m)));
   }
-  side_.peers.pop_back();  // it is gone: the answer finds nobody
+  side_.peers.pop_back();  // destroyed before the answer
   side_.run_until([&] { return !side_.closed.empty(); });
   EXPECT_EQ(side_.requests, 1);
   EXPECT_EQ(side_.notices, 30);
@@ -316,7 +316,8 @@ TEST_P(SocketTest, AMessageWhoseDescriptorsHaveNoRoomFailsAlone) {
     Message m;
     m.payload = Bytes(bytes);
     std::memset(m.payload.data(), 0, bytes);
-    for (std::size_t i = 0; i < num_fds; ++i) m.fds.emplace_back(fcntl(0, F_DUPFD_CLOEXEC, 500));  // closing them makes no room
+    for (std::size_t i = 0; i < num_fds; ++i)
+      m.fds.emplace_back(fcntl(0, F_DUPFD_CLOEXEC, 500));  // high numbers, so that closing them frees none below the limit
     caller->call(Side::kEcho, std::move(m), 10s, note, Flush::kLater);
   };
   send(3, 100);
@@ -343,7 +344,7 @@ TEST_P(SocketTest, ErrorsTimeoutsAndDroppedRequestsAllEndTheCall) {
   side_.run_until([&] { return errors.size() == 2; });
   caller->call(Side::kHold, {}, Peer::kNoTimeout, note);
   side_.run_until([&] { return side_.held.size() == 2; });
-  side_.held.clear();  // forgotten
+  side_.held.clear();  // dropped without an answer
   side_.run_until([&] { return errors.size() == 3; });
   EXPECT_EQ(errors, (std::vector<std::string>{"NotFound", "DeadlineExceeded", "Internal"}));
 }
@@ -394,7 +395,7 @@ TEST_P(SocketTest, AHelloThatEndsAfterItsListenerIsHeardByNobody) {
     if (n < 0) n = recv(caller.get(), &verdict, 1, MSG_DONTWAIT);
     return n >= 0 || errno == ECONNRESET;
   });
-  EXPECT_LE(n, 0);  // it closed without one
+  EXPECT_LE(n, 0);  // closed without a message
 }
 
 TEST_P(SocketTest, WithoutDescriptorsNobodyIsAcceptedAndNothingSpins) {
@@ -408,7 +409,7 @@ TEST_P(SocketTest, WithoutDescriptorsNobodyIsAcceptedAndNothingSpins) {
       side_.loop.run_one(10ms);
       ++handlers;
     }
-    EXPECT_LT(handlers, 500);  // idle turns, and a few attempts
+    EXPECT_LT(handlers, 500);  // idle turns and a few attempts
   }
   challenge_on(caller);
 }
@@ -420,7 +421,7 @@ TEST_P(SocketTest, AListenerThatIsBehindIsWaitedFor) {
   Fd busy(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   ASSERT_EQ(bind(busy.get(), reinterpret_cast<const sockaddr*>(&name), length), 0);
   ASSERT_EQ(listen(busy.get(), 0), 0);
-  const Fd first = raw_connect(at);  // all that its backlog holds
+  const Fd first = raw_connect(at);  // fills the backlog
   std::optional<Result<std::unique_ptr<Connection>>> out;
   side_.network.connect(at, Role::kClient, 10s, [&](Result<std::unique_ptr<Connection>> r) { out.emplace(std::move(r)); });
   const auto end = side_.clock->now() + 100ms;
@@ -431,14 +432,14 @@ TEST_P(SocketTest, AListenerThatIsBehindIsWaitedFor) {
     if (Fd next(accept4(busy.get(), nullptr, nullptr, SOCK_CLOEXEC)); next) accepted.push_back(std::move(next));
     return accepted.size() == 2;
   });
-  EXPECT_FALSE(out);  // it waits for the hello
+  EXPECT_FALSE(out);  // still waits for the hello
   accepted.clear();
   side_.run_until([&] { return out.has_value(); });
 }
 
 TEST_P(SocketTest, ManyWhoCallAtOnceAreAllLetIn) {
   SocketOptions options = options_of(GetParam());
-  options.hello_timeout = 1h;  // however slow this machine is
+  options.hello_timeout = 1h;  // long enough for slow machines
   options.max_hellos = 8;
   Side side(token_, options, GetParam().role);
   constexpr std::size_t kCallers = 50;
@@ -459,7 +460,7 @@ TEST_P(SocketTest, ManyWhoCallAtOnceAreAllLetIn) {
 
 TEST_P(SocketTest, ACrowdThatSaysNothingMakesRoom) {
   SocketOptions options = options_of(GetParam());
-  options.hello_timeout = 10s;  // half a second of patience
+  options.hello_timeout = 10s;  // a patience of 0.5 s
   options.max_hellos = 2;
   Side side(token_, options, GetParam().role);
   const Endpoint to = side.listen(Endpoint::unix_at(unique_name()));
@@ -529,7 +530,7 @@ INSTANTIATE_TEST_SUITE_P(Over, SocketTest,
                                          Kind{"small_rings", Role::kWorker, {4 << 10, 3}}),
                          [](const auto& info) { return info.param.name; });
 
-// The thin path of the house: two processes, Asio between them, a Cap'n Proto error in the answer.
+// The minimal path: two processes, a call over Asio, and a Cap'n Proto error in the answer.
 TEST(TwoProcesses, GreetEachOther) {
   SeededRandom seeded(3);
   const Token token = Token::random(seeded);

@@ -1,4 +1,4 @@
-// TLS between two networks of this process: what it carries, whom it refuses, and what others can read of it.
+// TLS between two networks of this process: transfer, refusals, and secrecy.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -30,7 +30,7 @@ constexpr char kHost[] = "127.0.0.1";
 constexpr std::int64_t kDay = 24 * 3600;
 constexpr std::uint16_t kEcho = 1;
 
-// A cluster's authority and what it signed. Made once: keys cost time under sanitizers.
+// A cluster's authority and its certificates, made once because keys are slow under sanitizers.
 struct Certificates {
   KeyedCertificate authority = make_authority("test", valid_from(std::time(nullptr), kDay)).value();
   KeyedCertificate node = make_certificate(authority, kHost, valid_from(std::time(nullptr), kDay)).value();
@@ -81,7 +81,7 @@ class Side : public PeerHandler {
   std::vector<std::string> closed;
 };
 
-// Carries bytes between a caller and `to`, in pieces of `piece` bytes, remembers them, and does to them what a test wants.
+// A proxy between a caller and `to`: forwards pieces of `piece` bytes, records them, and can alter them or close.
 class Between {
  public:
   explicit Between(const Endpoint& to, std::size_t piece = 64 << 10) : to_(to.port), piece_(piece) {
@@ -105,9 +105,9 @@ class Between {
   }
   Endpoint endpoint() const { return Endpoint::tcp(kHost, port_); }
 
-  std::string seen;                // once stopped
-  std::size_t spoil_at = 0;        // the byte at this place, of those to the listener, is altered; 0: none
-  std::size_t close_after = ~0ul;  // bytes to the listener: then both ends are closed
+  std::string seen;                // valid after the stop
+  std::size_t spoil_at = 0;        // offset of the byte to the listener that is altered; 0: none
+  std::size_t close_after = ~0ul;  // bytes to the listener after which both ends are closed
 
  private:
   static sockaddr_in address(std::uint16_t port) {
@@ -167,7 +167,7 @@ class TlsTest : public testing::Test {
   void run_until(const std::function<bool()>& done) {
     while (!done()) loop_.run_one(100ms);
   }
-  // What comes back.
+  // Sends a request and returns its answer.
   Result<Message> echo(Peer& peer, Message message) {
     std::optional<Result<Message>> out;
     peer.call(kEcho, std::move(message), Peer::kNoTimeout, [&](Result<Message> r) { out.emplace(std::move(r)); });
@@ -178,7 +178,7 @@ class TlsTest : public testing::Test {
     const auto connected = from.connect(to);
     return connected ? "none" : connected.error().reason();
   }
-  // Of somebody who speaks TLS 1.2 at most.
+  // Returns the outcome for a caller limited to TLS 1.2.
   static std::string outcome_of_tls12(const Endpoint& to) {
     const Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in at{};
@@ -220,7 +220,7 @@ TEST_F(TlsTest, WhatIsSentArrivesAndNobodyBetweenReadsIt) {
   between.stop();
   EXPECT_GT(between.seen.size(), 2 * text.size());
   EXPECT_EQ(between.seen.find(marker), std::string::npos);
-  EXPECT_EQ(between.seen.find("SHL1"), std::string::npos);  // nor a hello
+  EXPECT_EQ(between.seen.find("SHL1"), std::string::npos);  // no hello either
   EXPECT_EQ(between.seen.find(reinterpret_cast<const char*>(token_.bytes().data()), 0, Token::kBytes), std::string::npos);
 }
 
@@ -242,13 +242,13 @@ TEST_F(TlsTest, AnAnswerIsFoundByALookAtTheSocketAndWhatComesLaterByEpoll) {
   peer.call(kEcho, {}, Peer::kNoTimeout, note);
   while (!answered) {
     far_loop.run_one(1ms);
-    loop_.lookout().look_long([] { return false; });  // epoll is not asked
+    loop_.lookout().look_long([] { return false; });  // without epoll
   }
   while (!loop_.lookout().empty()) loop_.run_one(1ms);
   answered = false;
   there.peers.front()->call(kEcho, {}, Peer::kNoTimeout, note);
   while (!answered) {
-    loop_.run_one(1ms);  // which looks at no socket
+    loop_.run_one(1ms);  // without polling sockets
     far_loop.run_one(1ms);
   }
 }
@@ -349,7 +349,7 @@ TEST_F(TlsTest, CertificatesThatTheAuthorityDidNotSignOrThatAreOverAreRefused) {
   KeyedCertificate forged = signed_by(impostor, valid_from(now, kDay));
   forged.certificate =
       forged.certificate.substr(0, forged.certificate.size() - impostor.certificate.size()) + certificates_.authority.certificate;
-  // What signs itself.
+  // A self-signed certificate.
   KeyedCertificate own = impostor;
   own.certificate += certificates_.authority.certificate;
   for (const auto& bad : {signed_by(certificates_.authority, {now - 2 * kDay, now - kDay}),
@@ -369,7 +369,7 @@ TEST_F(TlsTest, AnotherTokenIsRefused) {
   EXPECT_TRUE(there->peers.empty());
 }
 
-// Even one who has a certificate of the cluster, but not its token, cannot pass another's proof on.
+// A process with a certificate of the cluster but without its token cannot forward another process's proof.
 TEST_F(TlsTest, AProofIsWorthNothingInAnotherSession) {
   const TlsBinding one{1}, other{2};
   HelloListener listener(token_, {}, *random_, one);
@@ -386,7 +386,7 @@ TEST_F(TlsTest, ClearTextIsRefusedOnBothSides) {
   const auto there = listener();
   const Endpoint at = there->listen();
   const auto plain = side({});
-  EXPECT_EQ(refusal(*plain, at), "HungUp");  // it waits for a hello in clear text, which does not come
+  EXPECT_EQ(refusal(*plain, at), "HungUp");  // no clear-text hello arrives
   EXPECT_EQ(refusal(*caller(), plain->listen()), "NotTls");
   EXPECT_TRUE(there->peers.empty());
 }
@@ -400,7 +400,7 @@ TEST_F(TlsTest, AddressesThatAreNotLoopbackAreRefusedWithoutTls) {
   EXPECT_EQ(only_calls->network.listen(Endpoint::tcp("0.0.0.0", 0), {}).error().reason(), "TlsRequired");
 }
 
-// As Debian has a host's own name in /etc/hosts.
+// Debian maps a host's own name to 127.0.1.1 in /etc/hosts.
 TEST_F(TlsTest, ANameThatLeadsBackToTheHostItselfIsRefused) {
   EXPECT_EQ(listener()->network.listen(Endpoint::tcp("0x7f.0.1.1", 0), {}).error().reason(), "Unreachable");
 }
@@ -420,7 +420,7 @@ TEST_F(TlsTest, OlderTlsIsRefused) {
   EXPECT_TRUE(there->peers.empty());
 }
 
-// A frame that came in one record with the end of the hello lies in OpenSSL, and the socket says nothing of it.
+// A frame in the same TLS record as the end of the hello is buffered in OpenSSL; the socket does not become readable for it.
 TEST_F(TlsTest, WhatLiesThereWhenAConnectionStartsIsRead) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);

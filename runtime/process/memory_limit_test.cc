@@ -86,7 +86,7 @@ TEST_F(MemoryLimitTest, OfAProcessItIsItsShareOrWhatItHas) {
   write("proc/7/smaps_rollup", "55c9-7ffc ---p 00000000 00:00 0      [rollup]\nRss:    1840 kB\nPss:     371 kB\nPss_Dirty:  1 kB\n");
   EXPECT_EQ(process_memory(7, root_), 371u << 10);
   EXPECT_EQ(process_memory(8, root_), 0u);
-  // With its children's, of any of its threads, and theirs.
+  // Includes the children of all its threads, and their children.
   write("proc/7/task/7/children", "9 10 \n");
   write("proc/7/task/8/children", "11 \n");
   write("proc/9/smaps_rollup", "Pss:     1 kB\n");

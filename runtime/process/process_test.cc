@@ -47,7 +47,7 @@ TEST_F(ProcessTest, ExitCodesAndSignalsComeFromTheKernel) {
 }
 
 TEST_F(ProcessTest, AProgramHasNoDescriptorButThoseItIsGiven) {
-  int careless[2];  // as some libraries open theirs
+  int careless[2];  // without O_CLOEXEC, as in some libraries
   ASSERT_EQ(pipe(careless), 0);
   const Fd reading(careless[0]);
   Fd writing(careless[1]);
@@ -55,7 +55,7 @@ TEST_F(ProcessTest, AProgramHasNoDescriptorButThoseItIsGiven) {
   writing.reset();
   char none;
   fcntl(reading.get(), F_SETFL, O_NONBLOCK);
-  EXPECT_EQ(read(reading.get(), &none, 1), 0);  // nobody else holds the other end
+  EXPECT_EQ(read(reading.get(), &none, 1), 0);  // end of file: no other process holds the other end
   signal_group(pid, SIGKILL);
   wait_for(pid);
 }
@@ -69,7 +69,7 @@ TEST_F(ProcessTest, WithoutALoopAnEndIsWaitedFor) {
 }
 
 TEST_F(ProcessTest, AProcessThatCannotBeWatchedForNowIsNotGone) {
-  wait_for(spawn(shell("exit 0")).value());  // the loop has the descriptors that it needs
+  wait_for(spawn(shell("exit 0")).value());  // so that the loop has all its descriptors
   const pid_t pid = spawn(shell("sleep 100")).value();
   rlimit before{};
   getrlimit(RLIMIT_NOFILE, &before);
@@ -162,12 +162,12 @@ TEST_F(ProcessTest, AGroupEndsWithAllItStarted) {
   ASSERT_GT(read(out[0], text, sizeof text), 0);
   signal_group(pid, SIGKILL);
   EXPECT_EQ(wait_for(pid).signal, SIGKILL);
-  EXPECT_EQ(read(out[0], text, sizeof text), 0);  // the grandchild held the pipe open
+  EXPECT_EQ(read(out[0], text, sizeof text), 0);  // end of file: the grandchild, which held the pipe, is dead
   close(out[0]);
 }
 
 TEST_F(ProcessTest, TheEndOfAForeignProcessIsSeenWithoutItsStatus) {
-  // A grandchild whose parent is not us.
+  // A grandchild, whose parent is another process.
   int out[2];
   ASSERT_EQ(pipe2(out, O_CLOEXEC), 0);
   SpawnSpec spec = shell("sleep 0.1 & echo $!; wait");
@@ -177,7 +177,7 @@ TEST_F(ProcessTest, TheEndOfAForeignProcessIsSeenWithoutItsStatus) {
   ASSERT_GT(read(out[0], text, sizeof text - 1), 0);
   EXPECT_EQ(wait_for(std::atoi(text)), (ExitStatus{.known = false}));
   wait_for(parent);
-  EXPECT_EQ(wait_for(parent), (ExitStatus{.known = false}));  // long gone
+  EXPECT_EQ(wait_for(parent), (ExitStatus{.known = false}));  // already reaped
   close(out[0]);
 }
 
@@ -187,7 +187,7 @@ TEST_F(ProcessTest, AWatchThatBeginsWhileAnotherEndsDoesNotInheritItsEvent) {
   std::optional<ExitStatus> status;
   std::unique_ptr<ProcessWatch> watches[2], fresh;
   for (std::size_t i = 0; i < 2; ++i) {
-    // Whichever is heard of first drops the other, whose event has come, too, and takes its place in the loop.
+    // The first event drops the other watch, whose event is pending as well, and makes a new watch in its place.
     watches[i] = std::make_unique<ProcessWatch>(loop_, dead[i], [&, i](ExitStatus) {
       watches[1 - i].reset();
       fresh = std::make_unique<ProcessWatch>(loop_, live, [&](ExitStatus s) { status = s; });

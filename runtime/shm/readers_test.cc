@@ -38,7 +38,7 @@ TEST(ReadersTest, AKeeperKeepsAndDoesNotRead) {
   EXPECT_FALSE(has_readers(memory));
   EXPECT_FALSE(has_readers(keeper));
   {
-    const Fd first = reader_of(keeper).value();  // made from it
+    const Fd first = reader_of(keeper).value();  // opened from the keeper
     EXPECT_TRUE(has_readers(keeper));
     const Fd second = keeper_of(first).value();
     EXPECT_TRUE(has_readers(second));
@@ -62,7 +62,7 @@ TEST(ReadersTest, AProcessThatIsGoneReadsNothing) {
     _exit(0);
   }
   reader.reset();
-  EXPECT_TRUE(has_readers(memory));  // the child's
+  EXPECT_TRUE(has_readers(memory));  // the child's copy
   close(hold[1]);
   waitpid(child, nullptr, 0);
   close(hold[0]);

@@ -44,7 +44,7 @@ class RingTest : public testing::Test {
     last_ = writer_.commit();
     return true;
   }
-  // Number of bytes of the next record, or -1.
+  // Reads the next record and returns its size, or -1.
   int read() {
     const auto record = reader_.peek().value();
     if (!record) return -1;
@@ -52,7 +52,7 @@ class RingTest : public testing::Test {
     last_ = reader_.pop();
     return bytes;
   }
-  // As the two positions lie in the memory.
+  // The positions in the shared memory.
   std::atomic<std::uint64_t>& written() { return *reinterpret_cast<std::atomic<std::uint64_t>*>(mapping_.data()); }
   std::atomic<std::uint64_t>& restarted() { return *reinterpret_cast<std::atomic<std::uint64_t>*>(mapping_.data() + 8); }
   std::atomic<std::uint64_t>& has_read() { return *reinterpret_cast<std::atomic<std::uint64_t>*>(mapping_.data() + 64); }
@@ -65,7 +65,7 @@ class RingTest : public testing::Test {
   Wake last_ = Wake::kNone;
 };
 
-// Writes and reads `count` records of all sizes, waiting as the ends do.
+// Writes `count` records of all sizes, with waits as in production.
 void write_all(RingWriter& writer, std::uint64_t count) {
   Spin spin;
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -146,7 +146,7 @@ TEST_F(RingTest, LittleTrafficStaysOnFewPages) {
   EXPECT_LE(info.st_blocks * 512, 24 << 10);
 }
 
-// In every ring that holds so many records and one more in seven eighths of itself, however it was used before.
+// If a number of records plus one fits into seven eighths of a ring, that number fits at any position.
 TEST_F(RingTest, ThereIsRoomForSoManyRecordsWhereverTheyBegin) {
   constexpr std::size_t kLarge = 1 << 18, kMany = 10;
   const Fd fd = make_memory("ring", Ring::bytes(kLarge)).value();
@@ -182,7 +182,7 @@ TEST_F(RingTest, ARestartThatIsNotCommittedDoesNotExist) {
   ASSERT_EQ(read(), kCapacity / 2 - 8);
   ASSERT_TRUE(write(8));
   ASSERT_EQ(read(), 8);
-  writer_.reserve(kCapacity / 2 - 8).value().value();  // from the start
+  writer_.reserve(kCapacity / 2 - 8).value().value();  // at the start of the ring
   ASSERT_TRUE(write(16));
   EXPECT_EQ(read(), 16);
   EXPECT_EQ(restarted(), 0u);
@@ -289,7 +289,7 @@ TEST_F(RingTest, OfAWriterThatIsKilledWhatItCommittedIsRead) {
   ASSERT_TRUE(WIFSIGNALED(status));
   EXPECT_EQ(read(), 8);
   EXPECT_EQ(reader_.wait(1ms, spin_), Waited::kTimeout);
-  reader_.close();  // by whoever hears of the death
+  reader_.close();  // by the observer of the death
   EXPECT_EQ(reader_.wait(60s, spin_), Waited::kClosed);
 }
 
@@ -316,7 +316,7 @@ TEST_F(RingTest, PositionsAndLengthsThatCannotBeAreRefused) {
   EXPECT_TRUE(refused(writer_.reserve(100)));
 }
 
-// Whatever the memory holds, nothing outside of it is touched (the sanitizers judge that) and every walk through it ends.
+// With arbitrary contents of the memory, no access goes beyond it (checked by sanitizers), and every loop ends.
 TEST(RingGarbage, StaysWithinTheRing) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 2000; ++round) {
@@ -326,7 +326,7 @@ TEST(RingGarbage, StaysWithinTheRing) {
     const auto memory = std::make_unique<Memory>();
     for (std::size_t i = 0; i < sizeof memory->bytes; i += 8) {
       std::uint64_t word = random();
-      if (i >= Ring::kHeaderBytes && word % 2 == 0) word = random() % 64;  // lengths that can be
+      if (i >= Ring::kHeaderBytes && word % 2 == 0) word = random() % 64;  // valid lengths
       if (i >= Ring::kHeaderBytes && word % 9 == 0) word = 0xffffffff;
       if (i < 128) word = random() % (kCapacity / 8 + 2) * 8;
       if (i == 8 && word % 16 == 0) word = kCapacity;
@@ -363,7 +363,7 @@ class SpinTest : public ::testing::Test {
   }
   static Spin::Options options() {
     Spin::Options out;
-    out.alone = 1h;  // nobody else counts
+    out.alone = 1h;  // no offers of the core
     out.limit = 20ms;
     return out;
   }
@@ -371,14 +371,14 @@ class SpinTest : public ::testing::Test {
 };
 
 TEST_F(SpinTest, BecomesRareWhenNothingComesAndCommonWhenItDoes) {
-  EXPECT_EQ(runs(4, false), 4);  // all its credit
+  EXPECT_EQ(runs(4, false), 4);  // uses up the credit
   EXPECT_EQ(runs(80, false), 10);
   EXPECT_EQ(runs(1000, true), 993);
   EXPECT_EQ(runs(4, false), 4);
   EXPECT_EQ(runs(80, false), 10);
 }
 
-// The core is away for 2 ms at each of the first so many offers.
+// The core is lost for 2 ms at each of the first `times` offers.
 int offers_taken = 0;
 Spin::Options taken(int times) {
   offers_taken = times;
@@ -400,7 +400,7 @@ TEST(Spin, LeavesTheCoreToWhoeverComputesThere) {
   EXPECT_EQ(offers_taken, 98);
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(spin.worth());
 
-  // The same when what was awaited is there by then, and when each run finds something after one offer.
+  // The same if the awaited data is there after the loss, and if each run finds something after one offer.
   const auto options = taken(100);
   Spin late(options);
   looks = 0;
@@ -424,7 +424,7 @@ TEST(Spin, LooksForAsLongAsMayBeWaited) {
   EXPECT_EQ(looks, options.looks + 1);
 }
 
-// Looks on, for as long as ever, after one long absence; and what a look does when it finds something counts for nothing.
+// One long absence does not end the spin, and time spent in look() itself is not a loss.
 TEST(Spin, GoesOnAfterAPauseOfTheMachineItself) {
   auto options = taken(1);
   options.limit = 20ms;

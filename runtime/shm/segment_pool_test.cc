@@ -105,7 +105,7 @@ TEST_F(SegmentPoolTest, AProcessThatDiesLetsGo) {
   if (child == 0) {
     close(ends[1]);
     char c = 0;
-    _exit(read(ends[0], &c, 1) == 0 ? 0 : 1);  // until the other end is closed
+    _exit(read(ends[0], &c, 1) == 0 ? 0 : 1);  // until the parent closes its end
   }
   close(ends[0]);
   fd.reset();
@@ -164,7 +164,7 @@ TEST_F(SegmentPoolTest, SmallOnesAndThoseBeyondTheBoundAreNotKept) {
   for (int k = 0; k < 20; ++k) EXPECT_EQ(first(held[static_cast<std::size_t>(k)]), 'a' + k);
 }
 
-// Whatever is filled, read and let go of: what somebody reads says what was written for him.
+// In any sequence of fills and releases, every reader sees the bytes that were written for it.
 TEST_F(SegmentPoolTest, ReadersSeeTheirOwnBytesAlways) {
   std::mt19937 random(7);
   std::map<int, std::pair<Mapping, char>> readers;
@@ -192,7 +192,7 @@ TEST_F(SegmentPoolTest, SaysWhenItIsFullAndCountsAllThatItKeeps) {
     before = pool_.bytes();
   }
   EXPECT_TRUE(pool_.full());
-  read.push_back(filled('b'));  // somebody who does not ask
+  read.push_back(filled('b'));  // one more fill, without a check of full()
   EXPECT_EQ(pool_.num_segments(), 10u);
   read.clear();
   pool_.trim();

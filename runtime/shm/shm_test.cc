@@ -75,7 +75,7 @@ TEST_F(BoardTest, ACauseIsTextWhateverItQuotes) {
   std::string euros;
   for (int i = 0; i < 200; ++i) euros += "\xe2\x82\xac";
   board_.mark_gone(1, euros);
-  EXPECT_EQ(board_.cause(1), euros.substr(0, 249));  // whole characters
+  EXPECT_EQ(board_.cause(1), euros.substr(0, 249));  // cut between characters
   board_.mark_gone(2, "bad \xff");
   EXPECT_EQ(board_.cause(2), "bad \xef\xbf\xbd");
 }

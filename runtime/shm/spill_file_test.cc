@@ -47,12 +47,12 @@ TEST_F(SpillFileTest, HoldsWhatTheMemoryHeldAndHasNoName) {
   if (is_memory(folder_.c_str())) GTEST_SKIP() << "tests have no disk here";
   const Fd file = spill_to_file(memory_, kBytes, folder_).value();
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
-  EXPECT_EQ(memory_bytes(file).value(), kBytes);  // as a memory that comes from elsewhere
+  EXPECT_EQ(memory_bytes(file).value(), kBytes);  // accepted like a memory from another process
   const Mapping there = map(file, kBytes, Access::kRead).value();
   for (std::size_t k = 0; k < kBytes; ++k) ASSERT_EQ(there.data()[k], static_cast<std::byte>(k % 251));
 }
 
-// Who dies in between leaves nothing behind.
+// A process killed during a spill leaves no file behind.
 TEST_F(SpillFileTest, HasNoNameAtAnyTimeWhereTheFileSystemCanDoWithout) {
   if (is_memory(folder_.c_str())) GTEST_SKIP() << "tests have no disk here";
   if (!Fd(open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600))) GTEST_SKIP() << "this file system cannot";
@@ -84,7 +84,7 @@ TEST_F(SpillFileTest, ADiskIsNotFilled) {
   struct statfs info {};
   ASSERT_EQ(statfs(folder_.c_str(), &info), 0);
   if (info.f_type == TMPFS_MAGIC) GTEST_SKIP() << "tests have no disk here";
-  // As much as is there: of which some is to stay. Nothing is written of so large a memory before that is known.
+  // As large as the free space, of which a part must stay free. The refusal comes before any write.
   const std::size_t all = info.f_bavail * static_cast<std::uint64_t>(info.f_bsize);
   const Fd large = make_memory("large", all).value();
   const auto refused = spill_to_file(large, all, folder_);

@@ -32,7 +32,7 @@ TEST(UsageBoard, AddsUpWhatItsMembersSay) {
 TEST(UsageBoard, HasRoomForItsLastMember) {
   std::vector<std::uint64_t> memory(UsageBoard::kBytes / 8);
   UsageBoard board(reinterpret_cast<std::byte*>(memory.data()));
-  board.set_members(UsageBoard::kMaxMembers + 10);  // whatever it says
+  board.set_members(UsageBoard::kMaxMembers + 10);  // more than there are
   board.set_kept(UsageBoard::kMaxMembers - 1, 5);
   EXPECT_EQ(board.total().kept, 5u);
 }

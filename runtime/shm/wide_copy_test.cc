@@ -17,7 +17,7 @@
 namespace shoal::runtime {
 namespace {
 
-// Random bytes that come again after a prime number of them: sanitizers are slow where a loop writes each byte of so many.
+// Random bytes with a prime period; the repetition is copied, because per-byte loops are slow under sanitizers.
 std::vector<std::byte> numbered(std::size_t bytes) {
   constexpr std::size_t kPeriod = 100'003;
   std::vector<std::byte> out(bytes);
@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, WideFill, testing::Values(0, 1, 4097, (std::size
 TEST(WideFillRefused, SaysThatThereIsNoMemory) {
   constexpr std::size_t kBytes = std::size_t{80} << 20;
   const Fd memory(memfd_create("shoal:test", MFD_CLOEXEC));
-  ASSERT_EQ(ftruncate(memory.get(), kBytes / 2), 0);  // what lies beyond has no pages
+  ASSERT_EQ(ftruncate(memory.get(), kBytes / 2), 0);  // no pages beyond
   void* const at = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   ASSERT_NE(at, MAP_FAILED);
   const std::vector<std::byte> from(kBytes);

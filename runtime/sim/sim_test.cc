@@ -27,7 +27,7 @@ Frame numbered(std::uint64_t n) {
   return f;
 }
 
-// One end of a connection: what it heard, in order.
+// One end of a connection, which records received frames in order.
 class End final : public ConnectionHandler {
  public:
   explicit End(std::unique_ptr<Connection> c) : connection(std::move(c)) { connection->start(*this); }
@@ -60,7 +60,7 @@ class End final : public ConnectionHandler {
   std::function<void()> on_heard;
 };
 
-// A process: listens, calls, and keeps its ends.
+// A process that listens, connects, and owns its ends.
 struct Process {
   explicit Process(std::unique_ptr<SimNetwork> n) : network(std::move(n)) {}
   Endpoint listen(const Endpoint& at) {
@@ -86,7 +86,7 @@ struct Process {
   std::unique_ptr<Listener> listener;
 };
 
-// Two hosts with a process each.
+// Two hosts with one process each.
 struct Pair {
   explicit Pair(std::uint64_t seed, SimNetworkOptions options = {}) : world({seed, options}) {}
   ~Pair() { EXPECT_EQ(leave(), "0 links, 0 timers"); }
@@ -141,7 +141,7 @@ TEST(SimHostClock, LeapsStandsStillAndGoesOnApartFromTheOthers) {
   const Timer others = other.after(3s, [&] { fired += "other "; });
   clock.leap(5s);
   world.run_for(0s);
-  EXPECT_EQ(fired, "1 2 ");  // in order, and at once
+  EXPECT_EQ(fired, "1 2 ");  // in order, without delay
   EXPECT_EQ(clock.now(), TimePoint(5s));
   clock.stand_still();
   EXPECT_TRUE(clock.stands());
@@ -180,7 +180,7 @@ TEST(SimHostClock, ADestroyedTimerNeverFiresAndLeavesNothing) {
   }
   self = clock.after(1s, [&] {
     later = {};
-    self = {};  // while it runs
+    self = {};  // destroyed during its callback
   });
   later = clock.after(1s, [&] { fired = true; });
   world.run_for(1min);
@@ -198,7 +198,7 @@ TEST(SimClock, ADestroyedTimerNeverFiresAndLeavesNothing) {
   }
   self = world.clock().after(1s, [&] {
     other = {};
-    self = {};  // while it runs
+    self = {};  // destroyed during its callback
   });
   other = world.clock().after(1s, [&] { fired = true; });
   world.run_for(1min);
@@ -241,7 +241,7 @@ TEST(SimNetwork, FramesArriveInOrderAndLater) {
     const TimePoint before = p.world.clock().now();
     p.caller().send(0, 100);
     p.listener().send(500, 100);
-    EXPECT_TRUE(p.listener().heard.empty());  // never from inside send()
+    EXPECT_TRUE(p.listener().heard.empty());  // no delivery inside send()
     ASSERT_TRUE(p.run_until([&] { return p.listener().heard.size() == 100 && p.caller().heard.size() == 100; }));
     EXPECT_TRUE(p.listener().heard_exactly(0, 100));
     EXPECT_TRUE(p.caller().heard_exactly(500, 100));
@@ -317,7 +317,7 @@ TEST(SimNetwork, AnEndThatClosesIsHeardAfterWhatItSent) {
   ASSERT_TRUE(p.run_until([&] { return p.listener().closed.has_value(); }));
   EXPECT_TRUE(p.listener().heard_exactly(0, 10));
   EXPECT_EQ(p.listener().closed->reason(), "Disconnected");
-  EXPECT_FALSE(p.caller().closed);  // its own doing
+  EXPECT_FALSE(p.caller().closed);  // no on_closed for its own close
 }
 
 TEST(SimNetwork, AHandlerMayCloseItsConnectionWhileAFrameArrives) {
@@ -338,7 +338,7 @@ TEST(SimNetwork, ADisconnectDeliversAPrefixAndBothSidesHear) {
     p.caller().send(0, 20);
     p.listener().send(0, 20);
     EXPECT_TRUE(p.world.fabric().disconnect_any());
-    p.caller().send(20, 20);  // before it hears: lost
+    p.caller().send(20, 20);  // lost: sent before on_closed
     ASSERT_TRUE(p.run_until([&] { return p.caller().closed && p.listener().closed; }));
     for (const End* e : {&p.caller(), &p.listener()}) {
       EXPECT_TRUE(e->heard_exactly(0, e->heard.size()));
@@ -358,7 +358,7 @@ TEST(SimNetwork, APartitionIsSilentAndItsHealDeliversEverythingOrDisconnects) {
     Pair p(seed);
     p.meet();
     p.caller().send(0, 5);
-    p.world.fabric().partition("a", "b");  // these five are on their way
+    p.world.fabric().partition("a", "b");  // with five frames under way
     p.caller().send(5, 5);
     p.listener().send(0, 5);
     p.world.run_for(1min);
@@ -487,7 +487,7 @@ TEST(SimNetwork, ACrashedHostAnswersNobodyUntilAProcessStartsThereAgain) {
   p.a->error.reset();
   p.a->connect(at, 2s);
   p.world.run_for(1s);
-  ASSERT_TRUE(p.a->error);  // nobody listens any more
+  ASSERT_TRUE(p.a->error);  // no listener any more
   EXPECT_EQ(p.a->error->code(), Code::kUnavailable);
   p.a->called.reset();
   p.a->connect(p.b->listen(at));
@@ -514,7 +514,7 @@ TEST(SimNetwork, APeerThatDoesNotReadIsDroppedAtTheBound) {
   p.meet();
   p.world.fabric().partition("a", "b");
   p.caller().send(0, 100);
-  EXPECT_FALSE(p.caller().closed);  // never from inside send()
+  EXPECT_FALSE(p.caller().closed);  // no on_closed inside send()
   p.world.run_for(1ms);
   ASSERT_TRUE(p.caller().closed);
   EXPECT_EQ(p.caller().closed->code(), Code::kResourceExhausted);
@@ -545,7 +545,7 @@ TEST(SimNetwork, NothingIsAcceptedOnceTheListenerIsGone) {
     p.b->listener.reset();
     p.world.run_for(10s);
     EXPECT_EQ(p.b->accepted.size(), before);
-    EXPECT_EQ(p.a->error || p.caller().closed, before == 0);  // the verdict may have been on its way
+    EXPECT_EQ(p.a->error || p.caller().closed, before == 0);  // the verdict may be under way
   }
 }
 
@@ -561,7 +561,7 @@ TEST(SimNetwork, FramesWaitForAConnectionThatIsStartedLater) {
   EXPECT_TRUE(p.caller().heard_exactly(0, 5));
 }
 
-// Three hosts that send, break, partition and crash as the seed says: safety on every connection, and the trace.
+// Three hosts send, disconnect, partition and crash, driven by the seed. Checks the safety of every connection, and the trace.
 struct Outcome {
   std::uint64_t hash = 0, draw = 0, events = 0;
   bool operator==(const Outcome&) const = default;

@@ -11,7 +11,7 @@
 namespace shoal::runtime {
 namespace {
 
-// Moves by another communicator: what a process group would do.
+// Moves bytes with another communicator, in place of a process group.
 class Mover final : public ByteMover {
  public:
   explicit Mover(std::shared_ptr<Communicator> under) : under_(std::move(under)) {}
@@ -77,7 +77,7 @@ TEST_P(MovedCommunicatorTest, ReducesInTheOrderOfRanksWhateverTheSize) {
         expected[i] = value(0, i);
         for (int r = 1; r < world; ++r) expected[i] += value(r, i);
       }
-      std::vector<std::size_t> counts(static_cast<std::size_t>(world));  // the last rank gets all but one element of each
+      std::vector<std::size_t> counts(static_cast<std::size_t>(world));  // one element per rank, the rest to the last rank
       for (auto& n : counts) n = numel > counts.size() ? 4 : 0;
       counts.back() = (numel - (numel > counts.size() ? counts.size() - 1 : 0)) * 4;
       std::vector<float> part(counts[static_cast<std::size_t>(c.rank())] / 4);

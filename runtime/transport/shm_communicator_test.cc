@@ -24,7 +24,7 @@ Call label(std::string text, std::uint64_t step = 0) {
   return c;
 }
 
-// Memories by name, as a node has them.
+// Memories by name, in place of a node.
 class Host {
  public:
   Result<std::shared_ptr<Mapping>> memory(const std::string& name, std::size_t bytes) {
@@ -34,7 +34,7 @@ class Host {
     SHOAL_TRY(Mapping mapping, map(it->second, bytes, Access::kReadWrite));
     return std::make_shared<Mapping>(std::move(mapping));
   }
-  // What a node does when a process ends.
+  // Records a process's end, as a node does.
   void bury(const std::string& name, int member, const std::string& cause) {
     const std::lock_guard lock(mutex_);
     const Mapping m = map(memories_.at(name), Board::kBytes, Access::kReadWrite).value();
@@ -50,7 +50,7 @@ class ShmCommunicatorTest : public testing::Test {
  protected:
   using Rank = std::function<void(ShmCommunicator&)>;
 
-  // Runs a program per rank, each in a thread of its own.
+  // Runs the program once per rank, each in its own thread.
   void run(int world, const Rank& program) {
     std::vector<std::thread> ranks;
     for (int r = 0; r < world; ++r) {
@@ -78,7 +78,7 @@ class ShmCommunicatorTest : public testing::Test {
     ShmCommunicator::Options o;
     o.spins = 0;
     o.timeout = 20s;
-    o.chunk_bytes = 1024;  // so that messages have many rounds
+    o.chunk_bytes = 1024;  // small, so that messages take many rounds
     o.channel_bytes = 256;
     return o;
   }();
@@ -184,7 +184,7 @@ TEST_P(Collectives, SendsMeetReceivesAroundARing) {
     const int to = (c.rank() + 1) % world_, from = (c.rank() + world_ - 1) % world_;
     const Floats mine = input_of(c.rank(), numel_);
     Floats got(numel_);
-    // Everybody sends first: with a plain order of operations nobody would receive.
+    // All ranks send first, which would deadlock if operations ran strictly in order.
     const auto sent = c.send(in(mine), to, DType::kFloat32, 7, {});
     const auto received = c.receive(out(got), from, DType::kFloat32, 7, {});
     ASSERT_TRUE(sent->wait());
@@ -224,7 +224,7 @@ TEST_F(ShmCommunicatorTest, OperationsRunInTheBackgroundAndAreAwaitedInAnyOrder)
       call.background = true;
       works.push_back(c.all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, call));
     }
-    while (!works.front()->done()) std::this_thread::yield();  // nobody waits, and still it ends
+    while (!works.front()->done()) std::this_thread::yield();  // progress without a waiting thread
     for (std::size_t i = works.size(); i-- > 0;) {
       ASSERT_TRUE(works[i]->wait());
       ASSERT_EQ(values[i], sum_of(3, 100 * i));
@@ -248,7 +248,7 @@ TEST_F(ShmCommunicatorTest, AWindowIsReadWithoutItsOwner) {
   });
 }
 
-// ---- what goes wrong ---------------------------------------------------------------------------------------------------------------
+// ---- failures ---------------------------------------------------------------------------------------------------------------
 
 void expect_text(const Result<void>& result, Code code, const std::vector<std::string>& texts) {
   ASSERT_FALSE(result);
@@ -263,7 +263,7 @@ TEST_F(ShmCommunicatorTest, DifferentCollectivesAreNamedOnEveryRank) {
     const auto work = c.rank() == 2 ? c.broadcast(out(v), 0, DType::kFloat32, label("embed", 4))
                                     : c.all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, label("clip", 3));
     auto ended = work->wait();
-    if (ended) ended = c.barrier({})->wait();  // a broadcast need not hear of it
+    if (ended) ended = c.barrier({})->wait();  // the broadcast itself may succeed
     expect_text(ended, Code::kInvalidArgument,
                 {"broadcast 2 (40 bytes of float32 from rank 0) 'embed', step 4", "'clip', step 3", "rank 2"});
     EXPECT_FALSE(c.barrier({})->wait());
@@ -278,7 +278,7 @@ TEST_F(ShmCommunicatorTest, DifferentSizesDTypesAndOperationsAreNamed) {
   };
   const std::vector<std::string> texts = {"20 bytes", "bfloat16", "max of"};
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    name_ = texts[i];  // a group of its own
+    name_ = texts[i];  // a separate group
     run(2, [&](ShmCommunicator& c) {
       Floats v(10);
       const auto work = c.rank() == 1 ? of_rank_one[i](c, v) : c.all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, {});
@@ -313,7 +313,7 @@ TEST_F(ShmCommunicatorTest, AMessageOfAnotherSizeOrTagIsNamed) {
     Floats v(4);
     const auto work = c.rank() == 0 ? c.receive(out(v), 1, DType::kFloat32, 3, {}) : c.send(in(v).first(8), 0, DType::kFloat32, 2, {});
     auto ended = work->wait();
-    if (ended) ended = c.barrier({})->wait();  // what fits a channel is sent before anybody receives
+    if (ended) ended = c.barrier({})->wait();  // a send that fits into the channel succeeds
     expect_text(ended, Code::kInvalidArgument, {"tag 3, 16 bytes of float32", "rank 1 sends 8 bytes of float32 with tag 2"});
   });
 }
@@ -350,7 +350,7 @@ TEST_F(ShmCommunicatorTest, ADeathWhileTheGroupIsFormedAgainIsHeard) {
   auto zero = make(0, 3), one = make(1, 3), two = make(2, 3);
   host_.bury("test/1", 2, "killed");
   const auto next = zero->reform().value();
-  host_.bury("test/1", 1, "killed as well");  // before it came to the next generation
+  host_.bury("test/1", 1, "killed as well");  // before it joined the next generation
   expect_text(next->barrier({})->wait(), Code::kUnavailable, {"killed as well"});
 }
 
@@ -382,7 +382,7 @@ TEST_F(ShmCommunicatorTest, WhatWasToldToHaveFailedIsLeftAlone) {
   zero->abort(cancelled("the job is over"));
   expect_text(failing->wait(), Code::kCancelled, {"the job is over"});
   EXPECT_TRUE(failing->done());
-  gathered = {-1, -1};  // its memory is the caller's again
+  gathered = {-1, -1};  // the caller may reuse the buffer
   (void)brought->wait();
   EXPECT_TRUE(later->done());
   expect_text(later->wait(), Code::kCancelled, {"the job is over"});
@@ -426,7 +426,7 @@ TEST_F(ShmCommunicatorTest, WhatCannotBeAskedIsRefused) {
     expect_text(c.all_gather(in(v), out(v), counts, DType::kFloat32, {})->wait(), Code::kInvalidArgument, {"16 bytes", "part 8"});
     expect_text(c.broadcast(out(v), 2, DType::kFloat32, {})->wait(), Code::kInvalidArgument, {"rank 2 of a group of 2"});
     expect_text(c.send(in(v), c.rank(), DType::kFloat32, 0, {})->wait(), Code::kInvalidArgument, {"itself"});
-    ASSERT_TRUE(c.barrier({})->wait());  // it is as if nobody had asked
+    ASSERT_TRUE(c.barrier({})->wait());  // refused calls have no effect
   });
   ShmCommunicator::Options options;
   options.world_size = 100;
