@@ -52,7 +52,7 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   // Returns when the head accepts the actor, which is constructed in its own process; calls wait for it. It ends with its last handle
-  // (handle.h), unless detached. InvalidArgument for a class that is not in shoal::main; ResourceExhausted/Infeasible;
+  // (handle.h), unless detached. InvalidArgument for a class that is not in shoal::main; also ResourceExhausted/Infeasible and
   // Unavailable/HeadGone.
   template <actors::api::Actor T, class... A>
   Result<Handle<T>> spawn(const ActorOptions& options, const A&... args) {

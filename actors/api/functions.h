@@ -66,8 +66,8 @@ class FunctionPools {
   Hub& hub() { return hub_; }
   // Queues a call. `name` must outlive the process.
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
-  // The answer of this worker of functions to kLastWords. `asked`: the time for it, in ms. It has a flag, false while its calls
-  // are open (it will be asked again), and the actors that it leaves, including those left to it.
+  // The answer of this worker of functions to kLastWords. `asked`: the time for it, in ms. It has a flag, false while its calls are open
+  // (so it is asked again), and the actors that it leaves or was left.
   Result<Value> last_words(const Value& asked);
 
  private:

@@ -3,9 +3,9 @@
 // A Future is a value (copies share the answer) and must not outlive its Context. Errors keep their first cause and their path: "method
 // add", "actor Counter(3f..)", "rank 1".
 //
-// As an argument of a call it stands for its value, unless the parameter is a Future. In that case, and inside other values (a vector, a
-// class's field), it is a reference: the receiver can wait for the value or pass the reference on. The object lives while any process
-// holds a reference, and the process of its call or put() lives.
+// As an argument of a call it stands for its value, unless the parameter is a Future. There, and inside other values (a vector, a class's
+// field), it is a reference: the receiver waits for the value or passes it on. The object lives while any process holds a reference, and
+// the process of its call or put() lives.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,9 @@
 // Actors on the caller's side: one (Handle), or a gang of one class (Mesh).
 //
-// Both are values. An actor ends when its last handle is gone in all processes, messages and objects, after the calls made before: its
-// destructor runs, and its process ends. Detached actors stay. Handles from get_actor(), get_if_exists or handle(id) do not keep an
-// actor, nor do its own handles of itself; those that it passes on do. Earlier it ends by a kill, with the driver's job, or with the
-// process that made it. A retired worker of functions leaves its actors to the process that keeps it. Handles in a cycle keep each other
-// until then.
+// Both are values. An actor ends after its open calls when no process, message or object has a handle: its destructor runs, and its
+// process ends. Detached actors stay. Handles from get_actor(), get_if_exists or handle(id) do not keep an actor, nor do its own handles
+// of itself; those that it passes on do. Earlier it ends by a kill, with the driver's job, or with the process that made it. A retired
+// worker of functions leaves its actors to the process that keeps it. Handles in a cycle keep each other until then.
 //
 // Calls of one process on one actor run in the order in which they were made.
 #pragma once

@@ -11,8 +11,8 @@
 
 namespace shoal::actors::api {
 
-// The data from which a worker makes its actor: sent in the construct call, or kept by the head (the birth) for actors that make
-// themselves.
+// The data of an actor's construction: sent in the construct call, or kept by the head (the birth) for restarts and detached
+// actors.
 struct Making {
   std::string full_class_name;
   std::int32_t rank = 0, world_size = 1, max_concurrency = 1;

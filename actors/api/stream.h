@@ -1,7 +1,7 @@
 // The results of a call that yields (generator.h): futures, in order, each available as soon as its value is there.
 //
-// Python's streams work alike (python/shoal/_stream.py): the worker sends items over the call's connection, before the answer with their
-// number (actors/session/streams.h). So all items are here when the answer is. An item is then a result like any other.
+// As in Python (python/shoal/_stream.py), the worker sends items over the call's connection, then the answer with their
+// number (actors/session/streams.h). All items are here when the answer is. An item is then a result like any other.
 #pragma once
 
 #include <cstdint>

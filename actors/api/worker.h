@@ -35,7 +35,7 @@ struct Concurrency {
 class Instance {
  public:
   virtual ~Instance() = default;
-  // Returns the method's result. NotFound for a method that is not listed; InvalidArgument for wrong arguments; Internal/MethodThrew for
+  // Returns the method's result. NotFound for a method that is not listed, InvalidArgument for wrong arguments, Internal/MethodThrew for
   // an exception.
   virtual Result<Value> call(std::string_view method, const Arguments& args) = 0;
   // The same for calls on a loop. The arguments must live until it ends; exceptions of a coroutine pass through.

@@ -1,6 +1,6 @@
 // The calls that this process runs, and the last that it ran, for inspection only (telling.h). They are lost with the process.
 //
-// This is on the path of every call: an entry is a few words in an existing ring, and a name equal to the last one is found at once. Loop
+// Every call passes here: an entry is a few words in an existing ring, and a repeated name is found at once. Loop
 // thread only, except began().
 #pragma once
 

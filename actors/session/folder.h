@@ -6,8 +6,7 @@
 //   ROOT/NAME/pids/ROLE.PID  one file per head and node, with its start time, so that a reused pid does not count.
 //   ROOT/NAME/logs/          logs of head, node and workers.
 //   ROOT/NAME/state.sqlite   state that survives the head.
-//   ROOT/NAME/tls/           certificates of a cluster over several hosts, 0600: ca.pem, node.pem, node.key, host, and at the head
-//   ca.key.
+//   ROOT/NAME/tls/           certificates of a multi-host cluster, 0600: ca.pem, node.pem, node.key, host, and at the head ca.key.
 //
 // A host that joined a cluster has its own folder for it, without a head.
 #pragma once
