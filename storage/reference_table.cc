@@ -32,7 +32,7 @@ std::vector<ReferenceTable::Object> ReferenceTable::contained(Object outer) cons
   return it == contained_.end() ? std::vector<Object>() : it->second;
 }
 
-// A chain of objects, however long, needs no stack: what is freed stands in the list and is looked at in its turn.
+// Iterates over `freed` instead of recursing, so that long chains of contained objects need no stack.
 void ReferenceTable::settle(Object object, Freed& freed) {
   std::size_t next = freed.size();
   const auto look = [&](Object at) {

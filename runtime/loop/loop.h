@@ -46,7 +46,7 @@ class Loop {
   Lookout& lookout();      // for connections through shared memory
 
   // The descriptors of this process's connections. A forked child closes its copies, which would otherwise keep a connection open
-  // after the parent has closed it (decision 20).
+  // after the parent has closed it.
   void track(int fd);
   void untrack(int fd);
   void close_tracked();

@@ -1,9 +1,10 @@
 // A loop for a process whose main thread belongs to the user.
 //
-// A background thread serves the loop while no other thread does. A thread without other work serves it itself: a caller blocked on a
-// future, a worker between calls. So a call and its answer need no hand-over between threads, unless user
-// code runs for longer than `grace`. (A hand-over takes about 36 us on a small virtual machine.) The background thread never takes the GIL
-// and blocks all signals. Threads that take the loop repeatedly without serving it (own(), or wait() past its deadline) run some handlers
+// A background thread serves the loop while no other thread does. A thread without other work serves it itself: a caller blocked on
+// a future, a worker between calls. So a call and its answer need no hand-over between threads, unless user code runs for longer than
+// `grace`. (A hand-over takes about 36 us on a small virtual machine.) The background thread never takes the GIL and blocks all signals.
+//
+// Threads that take the loop repeatedly without serving it (own(), or wait() past its deadline) run some handlers
 // whenever none have run for `grace`.
 //
 // If several threads wait, one leader serves the loop for all: after each handler it checks the others' conditions and wakes those that

@@ -38,7 +38,7 @@ class ConnectionHandler {
   ~ConnectionHandler() = default;
 };
 
-// Number of frames that a network's connections have carried, of any kind: for tests and claims about numbers of messages.
+// Number of frames that a network's connections have carried, of any kind.
 struct Traffic {
   std::uint64_t sent = 0;      // frames put into the send queue
   std::uint64_t received = 0;  // frames passed to the handler

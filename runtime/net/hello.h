@@ -34,7 +34,7 @@ class Token {
   std::array<std::uint8_t, kBytes> bytes_{};
 };
 
-// Wire versions that this build speaks, from oldest to newest.
+// Wire versions that this build speaks: the newest and its predecessor (N and N-1).
 struct VersionRange {
   std::uint16_t oldest = 1;
   std::uint16_t newest = 1;

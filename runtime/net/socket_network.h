@@ -24,7 +24,7 @@ struct SocketOptions {
   // The connection closes once more than this waits for a peer that does not read.
   std::size_t max_queued_bytes = 256u << 20;
   Duration hello_timeout = std::chrono::seconds(5);
-  // Hellos under way at once at one listener. Further callers wait in the backlog until a hello completes, or one that has sent nothing
+  // Limit of concurrent hellos per listener. Further callers wait in the backlog until a hello completes, or one that has sent nothing
   // for a twentieth of hello_timeout is closed. So silent callers block no others, and no caller of a burst is refused.
   std::size_t max_hellos = 64;
   RingOptions rings;

@@ -77,7 +77,7 @@ class Communicator {
 
   // Makes a window with `bytes` bytes on this rank. Every rank calls it, with its own size.
   virtual Result<std::shared_ptr<Window>> window(std::size_t bytes, Call call) = 0;
-  // Copies from a rank's part of a window, without that rank's participation. Callers have to avoid concurrent writes.
+  // Copies from a rank's part of a window, without that rank's participation. The callers have to prevent concurrent writes.
   virtual Result<void> read(Window& window, int from, std::size_t offset, MutableBytes out) = 0;
 
   // Fails all operations, on every rank.
