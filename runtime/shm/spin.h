@@ -6,8 +6,8 @@
 // communicate than there are cores. Runs become rare where most find nothing.
 //
 // If another thread computes on the yielded core, the core comes back only after milliseconds, while a sleeper is woken at once. After
-// two such losses in a row, no runs take place for thirty times as long. A single loss does not count: virtual machines pause on their own,
-// and with a rest after each pause most waits would end in a wake-up.
+// two such losses in a row, no runs take place for thirty times as long. A single loss does not count, because virtual machines
+// pause on their own: with a rest after each pause most waits would end in a wake-up.
 #pragma once
 
 #include <chrono>
