@@ -262,7 +262,7 @@ void FunctionPools::see_off() {
     }
     stay.push_back(std::move(leaving));
   }
-  if (!stay.empty()) std::rotate(stay.begin(), stay.begin() + 1, stay.end());  // others come first the next time
+  if (!stay.empty()) std::rotate(stay.begin(), stay.begin() + 1, stay.end());  // so that others come first next time
   leaving_ = std::move(stay);
 }
 

@@ -124,7 +124,7 @@ class CallBook {
 
   runtime::Clock& clock_;
   std::deque<std::pair<std::string, std::string>> names_{{"", ""}, {"FAILED", ""}};  // method and function, or a failure and ""
-  std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> by_name_;   // texts are those of names_
+  std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> by_name_;   // views of the texts in names_
   std::uint32_t last_name_ = 0;
   std::deque<Running> running_;  // stable addresses, reused
   Entry free_ = nullptr;

@@ -31,7 +31,7 @@ TEST_F(LineFoldTest, WhoRepeatsItselfIsNotFolded) {
   EXPECT_EQ(add("A", "tick"), "(A) tick\n");
   EXPECT_EQ(add("A", "tick"), "(A) tick\n");
   EXPECT_EQ(add("A", ""), "(A) \n");
-  EXPECT_EQ(add("B", ""), "(B) \n");  // an empty line says nothing
+  EXPECT_EQ(add("B", ""), "(B) \n");  // empty lines are not folded
 }
 
 TEST_F(LineFoldTest, OnlySoManyAreRemembered) {

@@ -79,7 +79,7 @@ TEST_F(ObjectStoreTest, MovesWhatWasUsedLongestAgoIntoFilesAndReadsItThere) {
   EXPECT_TRUE(values[0].memory()->spilled());
   EXPECT_FALSE(values[5].memory()->spilled());
   for (char c = 'a'; c < 'g'; ++c) EXPECT_EQ(look(values[static_cast<std::size_t>(c - 'a')]), c);
-  EXPECT_TRUE(std::filesystem::is_empty(folder_));  // they have no names
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));  // spilled files have no names
   EXPECT_GE(total().spilled, 9 * kMiB);
   values.clear();
   EXPECT_EQ(total().spilled, 0u);

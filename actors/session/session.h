@@ -59,7 +59,7 @@ class Session {
   // A driver registers a job (or joins `job`); a worker attaches to its node and can take calls. Raises this process's limit of
   // descriptors.
   static Result<std::unique_ptr<Session>> open(SessionOptions options);
-  // Leaves in order: a driver's job ends and its actors with it.
+  // Leaves the cluster in order: a driver's job and its actors end.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;

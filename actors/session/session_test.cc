@@ -180,7 +180,7 @@ class SessionTest : public testing::Test {
     call.args = Value::make({std::as_bytes(std::span(method))}).value();
     return session_->call(std::move(call), {});
   }
-  // Its error's code, "ok", or "pending" if it does not end.
+  // The result: its error's code, "ok", or "pending" after 10 s.
   std::string outcome(const ValueFuture& f) {
     if (!session_->wait([&] { return f.ready(); }, session_->deadline_in(10s))) return "pending";
     return f.peek() ? "ok" : code_name(f.peek().error().code());

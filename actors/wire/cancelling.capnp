@@ -1,6 +1,6 @@
 @0xb7f3d02c4e9a6815;
 
-# That nobody wants what a call of another process comes to (cancelling.h has the same as a plain value).
+# The request to cancel another process's call (cancelling.h has the same as a plain value).
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("shoal::actors::wire");

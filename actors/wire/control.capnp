@@ -1,9 +1,9 @@
 @0xb7f2d6a94c1e8035;
 
-# What head, nodes and clients say to each other (actors/cluster/cluster.h has the same as plain values).
+# Messages between head, nodes and clients (actors/cluster/cluster.h has the same as plain values).
 #
-# Evolution: fields are only added; a reader of version N understands N-1, whose absent fields read as their defaults. Enums travel as
-# UInt16 and are checked by the reader.
+# Evolution: fields are only added; a reader of version N understands N-1, whose absent fields read as their defaults. Enums are
+# UInt16, which the reader checks.
 
 using Cxx = import "/capnp/c++.capnp";
 using import "/runtime/wire/error.capnp".ErrorMessage;
@@ -74,7 +74,7 @@ struct ActorRow {
   maxRestarts @18 :Int32;
   maxTaskRetries @19 :Int32;
   numRestarts @20 :UInt32;
-  previous @21 :UInt64;  # the worker before the one that it has
+  previous @21 :UInt64;  # the worker before the last restart
 }
 
 struct NodeRow {
@@ -87,7 +87,7 @@ struct NodeRow {
   available @6 :List(Amount);
   labels @7 :List(Pair);
   cordoned @8 :Bool;
-  drainUntilUnixMs @9 :Int64;  # 0: it is not being drained
+  drainUntilUnixMs @9 :Int64;  # 0: no drain
 }
 
 struct GroupRow {
@@ -104,7 +104,7 @@ struct GroupRow {
 
 struct Bundle {
   resources @0 :List(Amount);
-  node @1 :UInt64;  # 0: it waits for one
+  node @1 :UInt64;  # 0: the bundle waits for a node
 }
 
 struct WorkerRow {
@@ -118,7 +118,7 @@ struct WorkerRow {
   cause @7 :ErrorMessage;
 }
 
-# What was asked for by whom in a job that was submitted, as it is shown again.
+# The arguments of a submitted job, as they are displayed.
 struct Submission {
   id @0 :Text;
   entrypoint @1 :Text;
@@ -176,7 +176,7 @@ struct WorkerUpdate {
 struct RegisterDriver {
   name @0 :Text;
   pid @1 :Int32;
-  job @2 :UInt64;  # 0: a new job; otherwise the job this process was started for
+  job @2 :UInt64;  # 0: a new job; otherwise this process's job
 }
 
 struct RegisteredDriver {
@@ -191,25 +191,25 @@ struct CreateGang {
   actors @2 :List(ActorSpec);
   launch @3 :Launch;
   refuseInfeasible @4 :Bool;
-  name @5 :Text;       # of a single actor
+  name @5 :Text;       # only for a single actor
   nameSpace @6 :Text;
-  handle @7 :Data;     # what those get who find it by name
+  handle @7 :Data;     # returned to processes that find it by name
   getIfExists @8 :Bool;
   detached @9 :Bool;
   where @10 :Where;
   maxRestarts @11 :Int32;
   maxTaskRetries @12 :Int32;
-  birth @13 :Data;     # what it is made from when it is started again
-  creator @14 :UInt64; # the worker that asks for it; 0: no worker does
+  birth @13 :Data;     # construction data for restarts
+  creator @14 :UInt64; # the worker that asked for it; 0: a driver
 }
 
 struct KillActor {
   actor @0 :UInt64;
-  restart @1 :Bool;    # as if its process had died
-  handOn @2 :Bool;     # a worker of functions that nobody needs any more: what it made is now of whoever made it
+  restart @1 :Bool;    # only ends its process, as if it had died
+  handOn @2 :Bool;     # retires a worker of functions, whose actors become its maker's
 }
 
-# From a worker that is to make its actor by itself; answered with FoundActor, whose handle is the birth.
+# From a worker that makes its actor from the birth; answered with FoundActor, whose handle is the birth.
 struct GetBirth {
   worker @0 :UInt64;
 }
@@ -221,11 +221,11 @@ struct CreateGroup {
   nameSpace @3 :Text;
   strategy @4 :UInt16;
   bundles @5 :List(Bundle);
-  labels @6 :List(List(LabelMatch));  # of each bundle's node, or empty
+  labels @6 :List(List(LabelMatch));  # required of each bundle's node, or empty
   detached @7 :Bool;
 }
 
-# From a worker whose task waits for others, or goes on: meanwhile they may have its CPUs.
+# A worker lends its CPUs while it waits or is idle, or needs them again.
 struct WorkerBlocked {
   worker @0 :UInt64;
   blocked @1 :Bool;
@@ -240,7 +240,7 @@ struct FindActor {
   nameSpace @1 :Text;
 }
 
-# Also the answer to CreateGang, empty there unless it found the one that exists.
+# Also the answer to CreateGang, which is empty unless get_if_exists found an actor.
 struct FoundActor {
   row @0 :ActorRow;
   handle @1 :Data;
@@ -261,7 +261,7 @@ struct StopJob {
   force @1 :Bool;
 }
 
-# Whether a node takes new work, or is to leave: 0 it does, 1 it does not, 2 it leaves once nothing runs there, or the time is over.
+# duty: 0 takes new work, 1 takes none (cordoned), 2 also leaves once it is idle or the deadline is over (drains).
 struct SetNodeDuty {
   node @0 :UInt64;
   duty @1 :UInt16;
@@ -276,7 +276,7 @@ struct ActorRef {
   actor @0 :UInt64;
 }
 
-# An actor inside a process that exists already: a ShardActor in its rank. The answer comes when the whole gang is there.
+# Places an actor in an existing process: a ShardActor in its rank. The answer comes when the gang is complete.
 struct HostActor {
   actor @0 :UInt64;
   className @1 :Text;
@@ -312,7 +312,7 @@ struct ListReply {
   nodes @1 :List(NodeRow);
   workers @2 :List(WorkerRow);
   jobs @3 :List(JobRow);
-  last @4 :UInt64;  # ask again after this one; 0: that was all
+  last @4 :UInt64;  # the id to ask again after; 0: complete
   groups @5 :List(GroupRow);
 }
 
@@ -342,9 +342,9 @@ struct StartWorker {
   job @1 :UInt64;
   launch @2 :Launch;
   rank @3 :Int32;     # -1: none
-  label @4 :Text;     # how its log lines are marked
-  gpuUnits @5 :Int64 = -1;  # of GPUs that it may use; below 0: the node has no say in that
-  runAgain @6 :Bool;  # what it runs is run again when it dies
+  label @4 :Text;     # prefix of its log lines
+  gpuUnits @5 :Int64 = -1;  # units of GPUs that it may use; below 0: the node does not restrict it
+  runAgain @6 :Bool;  # its function, or its restartable actor, runs again if it dies
 }
 
 struct StopWorker {
@@ -361,7 +361,7 @@ struct KillHosted {
 }
 
 struct Attach {
-  worker @0 :UInt64;  # 0: not started by this node, which gives it an id
+  worker @0 :UInt64;  # 0: not started by this node, which assigns an id
   job @1 :UInt64;
   role @2 :Text;      # "driver", "rank 1", ...
 }
@@ -373,15 +373,15 @@ struct Attached {
   session @3 :Text;
   host @4 :Text;
   worker @5 :UInt64;
-  member @6 :Int32 = -1;  # of the board of objects' memory, whose descriptor comes along; -1: there is no place on it
-  spill @7 :Text;         # the folder for objects that memory is short of
+  member @6 :Int32 = -1;  # on the board of objects' memory, whose descriptor is attached; -1: the board is full
+  spill @7 :Text;         # the folder for spilled objects
 }
 
 struct OpenArena {
   key @0 :Text;     # unique within the job
-  bytes @1 :UInt64; # the first to ask decides; others must agree
+  bytes @1 :UInt64; # set by the first request; others must be equal
   job @2 :UInt64;
-  member @3 :Int32; # >= 0: the memory starts with a board, and this process is that member of it
+  member @3 :Int32; # >= 0: this process's member on the board at the memory's start
 }
 
 struct OpenedArena {
@@ -398,43 +398,43 @@ struct ObjectRef {
   job @1 :UInt64;
   bytes @2 :UInt64;
   owner @3 :UInt64;
-  contains @4 :List(ObjectKey);  # what references among its bytes refer to
-  home @5 :UInt64;               # the node that has it, or will; 0: the one that is asked
+  contains @4 :List(ObjectKey);  # objects that it refers to
+  home @5 :UInt64;               # the node that has it, or will have it; 0: the receiver
 }
 
 struct ObjectKey {
   job @0 :UInt64;
   id @1 :UInt64;
-  home @2 :UInt64;  # the node that has it, or will
+  home @2 :UInt64;  # the node that has it, or will have it
 }
 
-# A part of an object, asked for by another node.
+# Another node's request for a part of an object.
 struct PullObject {
   object @0 :ObjectRef;
   offset @1 :UInt64;
-  bytes @2 :UInt64;  # at most; they are the answer's payload
+  bytes @2 :UInt64;  # maximum; the answer's payload has them
 }
 
-# Somebody has no room for an object of so many bytes.
+# A process has no memory for an object of so many bytes.
 struct MakeRoom {
   bytes @0 :UInt64;
 }
 
-# How many more references (or fewer) to an object a process has; and what else nodes tell each other of that.
+# Changes in processes' counts of references to objects, and further changes between nodes.
 struct CountObjects {
   changes @0 :List(Change);
   number @1 :UInt64;  # from node to node: counts these messages
 
   struct Change {
     object @0 :ObjectKey;
-    holder @1 :UInt64;      # 0: whoever says so
+    holder @1 :UInt64;      # 0: the sender
     by @2 :Int64;
-    holderNode @3 :UInt64;  # 0: of the one that is told
+    holderNode @3 :UInt64;  # 0: the receiving node
     kind @4 :UInt16;
   }
 }
 
-# Who calls another node, and whom it takes that for.
+# The calling node, and the node that it expects at this endpoint.
 struct MeetNode {
   caller @0 :UInt64;
   called @1 :UInt64;
@@ -469,8 +469,8 @@ struct ReadLog {
 
 # ---- to an actor -------------------------------------------------------------------------------------------------------------------
 
-# A serialized value (actors/value/value.h). Not shared: its bytes are the next of the frame's payload. Shared: they lie in a memory, the
-# next descriptor of the frame, which describes itself. An answer without a body, and a call without args and deps: a plain value of one
+# A serialized value (actors/value/value.h). If not shared, its bytes are the next in the frame's payload. If shared, they are in a memory
+# that describes itself, the frame's next descriptor. An answer without a body, and a call without args and deps, have a plain value: one
 # piece, which is the whole payload.
 struct Value {
   head @0 :UInt64;
@@ -478,7 +478,7 @@ struct Value {
   shared @2 :Bool;
   raised @3 :Bool;
   object @4 :UInt64;
-  contains @5 :List(ObjectKey);  # what references among its bytes refer to; counted for the receiver
+  contains @5 :List(ObjectKey);  # objects that it refers to; counted for the receiver
 }
 
 struct Call {
@@ -486,14 +486,14 @@ struct Call {
   method @1 :Text;
   caller @2 :Text;
   args @3 :Value;
-  deps @4 :List(Value);  # arguments that were references; args has placeholders for them
-  from @5 :UInt64;       # the process of the caller; in the first call over a connection, and good for all of it
-  fromNode @6 :UInt64;   # its node, likewise
-  task @7 :UInt64;       # which of its caller's it is
-  function @8 :Text;     # the name of the remote function that it runs
+  deps @4 :List(Value);  # values of the references in args, which has placeholders for them
+  from @5 :UInt64;       # the caller's process; only in the first call over a connection, for all calls
+  fromNode @6 :UInt64;   # the caller's node
+  task @7 :UInt64;       # its number among the caller's tasks
+  function @8 :Text;     # the name of the remote function; absent for a method
 }
 
-# Nobody wants the answer any more.
+# Cancels a call.
 struct CancelCall {
   actor @0 :UInt64;
   request @1 :UInt64;  # the call's number on this connection

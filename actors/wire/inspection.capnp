@@ -1,6 +1,6 @@
 @0xe5b07c1d92f84a36;
 
-# What nodes and their processes tell of themselves when somebody asks (inspection.h has the same as plain values).
+# Answers of nodes and their processes to inspection (inspection.h has the same as plain values).
 
 using Cxx = import "/capnp/c++.capnp";
 using import "/runtime/wire/error.capnp".ErrorMessage;
@@ -15,7 +15,7 @@ struct ToldTask {
   caller @1 :UInt64;
   actor @2 :UInt64;
   method @3 :Text;
-  function @4 :Text;  # of a remote function
+  function @4 :Text;  # a remote function's name
   state @5 :UInt16;
   startUnixUs @6 :Int64;
   endUnixUs @7 :Int64;
@@ -28,7 +28,7 @@ struct ToldObject {
   bytes @2 :UInt64;
   state @3 :UInt16;
   spilled @4 :Bool;
-  contained @5 :UInt32;  # in so many objects
+  contained @5 :UInt32;  # number of objects that contain it
   holders @6 :List(Holder);
   memory @7 :UInt64;
 
@@ -46,7 +46,7 @@ struct ToldProcess {
   tasks @4 :List(ToldTask);
   objects @5 :List(ToldObject);
   leftOut @6 :UInt64;
-  cause @7 :ErrorMessage;  # why it told nothing
+  cause @7 :ErrorMessage;  # why it did not answer
   metrics @8 :List(MetricFamily);
 }
 
@@ -86,7 +86,7 @@ struct ToldNode {
   metrics @9 :List(MetricFamily);
 }
 
-# What one call printed (task_log.h).
+# The output of one call (task_log.h).
 struct ReadTaskLog {
   worker @0 :UInt64;
   stream @1 :UInt16;

@@ -1,6 +1,6 @@
 @0x8e7f5b084c69d418;
 
-# Files of a session's logs on another host (log_files.h has the same as a plain value).
+# Log files of a session on another host (log_files.h has the same as a plain value).
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("shoal::actors::wire");

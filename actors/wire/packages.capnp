@@ -1,13 +1,13 @@
 @0xa6c0b6d1f2e97c43;
 
-# Folders that travel to hosts which lack them (packages.h has the same as plain values).
+# Folders sent to hosts that lack them (packages.h has the same as plain values).
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("shoal::actors::wire");
 
 struct PackagePart {
-  name @0 :Text;    # SHA-256 of the whole, in hexadecimal
-  total @1 :UInt64; # bytes of the whole
+  name @0 :Text;    # SHA-256 of the package, in hexadecimal
+  total @1 :UInt64; # bytes of the package
   offset @2 :UInt64;
   data @3 :Data;
 }

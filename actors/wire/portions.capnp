@@ -1,6 +1,6 @@
 @0xd4b1f60e83a7c259;
 
-# What does not fit into a call, or comes before its answer (actors/value/call.h).
+# Values that do not fit into a call, or precede its answer (actors/value/call.h).
 
 using Cxx = import "/capnp/c++.capnp";
 using Control = import "/actors/wire/control.capnp";
