@@ -1,10 +1,10 @@
-"""Checkpoints of sharded training: each rank writes its rows, and any number of ranks reads them back.
+"""Checkpoints of sharded training: each rank writes its rows, and any number of ranks can read them back.
 
     shoal.checkpoint.save("out/checkpoint", model, optimizer, state={"step": step})
     state = shoal.checkpoint.load("out/checkpoint", model, optimizer)
 
-A checkpoint is a folder: safetensors files (``model-...`` holds the parameters under their own names) and ``manifest.json``, which says
-what lies where. No pickle is written or read. README.md beside this file has the format.
+A checkpoint is a folder: safetensors files (``model-...`` holds the parameters under their own names) and ``manifest.json``, their index.
+No pickle is written or read. README.md beside this file describes the format.
 """
 
 from shoal.checkpoint._load import load

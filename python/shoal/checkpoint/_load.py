@@ -1,4 +1,4 @@
-"""Reading a checkpoint at any world size: each rank takes its rows from whichever pieces have them."""
+"""Reads a checkpoint at any world size: each rank takes its rows from the pieces that have them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shoal.exceptions import InvalidArgument
 
 
 def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
-    """Fills the model and, if given, the optimizer from the checkpoint in the folder ``path``; returns the ``state`` saved with it.
+    """Loads the model and, if given, the optimizer from the checkpoint in the folder ``path``. Returns the ``state`` saved with it.
 
-    Every rank of a sharded model must call it. The world size may be another than at ``save``, down to a plain model in one process; the
-    optimizer may be another class with the same state (``torch.optim.AdamW`` and ``shoal.optim.AdamW``). Options of parameter groups
-    (``lr`` and so on) come from the checkpoint. Checksums are verified, and nothing is changed unless every rank could read its part.
-    Raises NotFound, DataLoss, InvalidArgument (foreign, or of another model) or Unimplemented (a later format, or options that the
-    optimizer has not got); on every rank if on one.
+    Every rank of a sharded model must call it. The world size may differ from that of ``save``, down to a plain model in one process.
+    The optimizer's class may differ if its state is the same (``torch.optim.AdamW`` and ``shoal.optim.AdamW``). Options of parameter
+    groups (``lr`` and so on) come from the checkpoint. Checksums are verified, and nothing changes unless every rank has read its part.
+    Raises NotFound, DataLoss, InvalidArgument (a foreign folder or another model) or Unimplemented (a later format, or options that the
+    optimizer lacks). An error on one rank is raised on all.
     """
     tensors, tied = named_tensors(model)
     ranks = Ranks(tensors.values())
@@ -65,13 +65,13 @@ def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | 
 
 
 def _write_window(model: nn.Module):
-    from shoal import fsdp  # only when it is in use: a plain process loads without it
+    from shoal import fsdp  # here: a plain process loads without it
 
     return fsdp.write(model)
 
 
 def _like(value: Any, current: Any) -> Any:
-    """A saved option in the type of the present one."""
+    """Converts a saved option to the type of the current one."""
     if isinstance(current, torch.Tensor):
         return torch.full_like(current, value)
     return tuple(value) if isinstance(current, tuple) else value
@@ -108,7 +108,7 @@ def _of_another(path, what: str) -> InvalidArgument:
 
 
 def _moment(reader: _Reader, name: str, key: str, saved: Any, p: torch.Tensor) -> Any:
-    """One value of the optimizer's state. What has the parameter's shape is laid out as the parameter is."""
+    """Reads one value of the optimizer's state. A tensor of the parameter's shape is sharded as the parameter is."""
     if not isinstance(saved, Tensor):
         return saved
     tensor_name = f"{name}/{key}"
@@ -120,14 +120,14 @@ def _moment(reader: _Reader, name: str, key: str, saved: Any, p: torch.Tensor) -
 
 
 class _Reader:
-    """Rows of saved tensors, verified. Files are opened once, when they are needed."""
+    """Reads and verifies rows of saved tensors. Each file is opened once, when needed."""
 
     def __init__(self, path: Path, manifest: Manifest, ranks: Ranks, stack: ExitStack):
         self._path, self._folder, self._ranks, self._stack = path, path / manifest.folder, ranks, stack
         self._files: dict[str, Any] = {}
 
     def like(self, kind: str, name: str, saved: Tensor, t: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a tensor that is laid out as ``t``."""
+        """Reads this rank's part of a tensor sharded as ``t`` is."""
         begin, end = self._ranks.rows(saved.num_rows) if isinstance(t, DTensor) else (0, saved.num_rows)
         return self.rows(kind, name, saved, begin, end)
 

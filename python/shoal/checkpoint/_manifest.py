@@ -1,4 +1,4 @@
-"""The manifest: which tensors a checkpoint has, how they were sharded, and where each piece lies. Plain values, no torch."""
+"""The manifest: a checkpoint's tensors, their sharding, and the files of their pieces. Plain values, without torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unimplemented
 
 FORMAT, VERSION = "shoal.checkpoint", 1
 FILE = "manifest.json"
-MAX_BYTES = 256 << 20  # of a manifest: a million tensors of eight ranks
-# The folder of the shards is named by their checksums: equal contents have equal names.
+MAX_BYTES = 256 << 20  # limit for a manifest: a million tensors on eight ranks
+# The shards' folder is named by a hash of their checksums: equal contents have equal names.
 FOLDER = re.compile(r"[0-9a-f]{16}")
 _SHARD = re.compile(r"[A-Za-z0-9-]+\.safetensors")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``begin`` to ``end`` (of dim 0) of a tensor, in ``file``; ``sha256`` of their bytes."""
+    """Rows ``begin`` to ``end`` (of dim 0) of a tensor, in ``file``. ``sha256``: the checksum of their bytes."""
 
     file: str
     begin: int
@@ -32,7 +32,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Tensor:
-    """``sharding``: ``Shard(0)`` or ``Replicate()`` over the ranks that saved it. A tensor without dimensions has one row."""
+    """``sharding``: ``Shard(0)`` or ``Replicate()`` over the saving ranks. A tensor without dimensions has one row."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -46,7 +46,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Group:
-    """One of the optimizer's parameter groups: its options (``lr`` and so on) and the names of its parameters."""
+    """One of the optimizer's parameter groups: options (``lr`` and so on) and parameter names."""
 
     options: dict[str, Any]
     parameters: tuple[str, ...]
@@ -54,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Manifest:
-    """``tensors``: by name; ``tied``: further names of them; ``optimizer_state``: by parameter and key, a tensor or a plain value."""
+    """``tensors``: by name; ``tied``: further name -> name; ``optimizer_state``: by parameter and key, a Tensor or a plain value."""
 
     world_size: int
     folder: str
@@ -77,10 +77,10 @@ def _checksum(body: dict) -> str:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Reads what the checkpoint in the folder ``path`` holds; none of its tensors is read.
+    """Reads the manifest of the checkpoint in the folder ``path``, without its tensors.
 
-    Raises NotFound when there is none, InvalidArgument when it is not one of Shoal's, Unimplemented when a later release wrote it, DataLoss
-    when it is damaged.
+    Raises NotFound for a missing checkpoint, InvalidArgument for a foreign folder, Unimplemented for another format version, DataLoss for
+    damage.
     """
     file = Path(path) / FILE
     try:

@@ -1,4 +1,4 @@
-"""The knowledge that the ranks of a checkpoint share: who they are, which rows each has, and one opinion on whether it went well."""
+"""The ranks that save or load a checkpoint together: their rows, agreement on errors, and names of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks over which a model is sharded; one alone for a model that is not."""
+    """The ranks over which a model is sharded; a single rank for a plain model."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]):
         meshes = {t.device_mesh for t in tensors if isinstance(t, DTensor)}
@@ -30,12 +30,12 @@ class Ranks:
         self.size = dist.get_world_size(self.group) if self.group is not None else 1
 
     def rows(self, num_rows: int) -> tuple[int, int]:
-        """The rows that torch.chunk(dim=0) gives this rank."""
+        """This rank's rows (begin, end), as torch.chunk(dim=0) divides them."""
         piece = -(-num_rows // self.size)
         return min(self.rank * piece, num_rows), min((self.rank + 1) * piece, num_rows)
 
     def agree(self, action: Callable[[], T]) -> T:
-        """Runs ``action``. When it raised on one rank, it raises on all: nobody goes on alone."""
+        """Runs ``action`` and returns its result. Collective: a ShoalError on one rank is raised on all."""
         result, error = None, None
         try:
             result = action()
@@ -50,16 +50,16 @@ class Ranks:
         return result
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank."""
+        """Gathers every rank's value, by rank."""
         if self.group is None:
             return [value]
         values = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)  # between the ranks of one job; what is on disk is never a pickle
+        dist.all_gather_object(values, value, group=self.group)  # pickles between the ranks of one job, never on disk
         return values
 
 
 def local(t: torch.Tensor, name: str) -> tuple[torch.Tensor, bool]:
-    """(this rank's part of a tensor, whether it is sharded)."""
+    """Returns (this rank's part of a tensor, True if it is sharded). Raises Unimplemented for placements other than Shard(0)."""
     if not isinstance(t, DTensor):
         return t.detach(), False
     if tuple(t.placements) != (Shard(0),):
@@ -68,14 +68,14 @@ def local(t: torch.Tensor, name: str) -> tuple[torch.Tensor, bool]:
 
 
 def elsewhere(device: torch.device, move: str) -> str:
-    """The hint about a tensor that is not the CPU's. ``move``: how a model moves there."""
+    """The hint about a tensor that is not on the CPU. ``move``: the call that moves the model there."""
     if device.type == "xla":
         return "shoal.spmd.checkpoint saves and loads tensors of shoal.spmd's device: CheckpointManager, or its planners"
     return f"move the model to the CPU: {move}"
 
 
 def named_tensors(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Parameters and persistent buffers by name, the faces that the optimizer knows; and the further names of those that are tied."""
+    """Returns (parameters, as the optimizer holds them, and persistent buffers by name; further name -> name of tied tensors)."""
     tensors: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     names: dict[int, str] = {}
@@ -91,7 +91,7 @@ def named_tensors(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, 
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> list[list[str]]:
-    """By parameter group, the names of the optimizer's parameters in the model."""
+    """The model's names of the optimizer's parameters, by parameter group. Raises InvalidArgument for a foreign parameter."""
     names = {id(t): name for name, t in tensors.items()}
     try:
         return [[names[id(p)] for p in g["params"]] for g in optimizer.param_groups]
@@ -107,7 +107,7 @@ def checksum(t: torch.Tensor) -> str:
 
 @contextmanager
 def writing(path) -> Iterator[None]:
-    """Errors of the file system while a checkpoint is written to ``path``, as ours."""
+    """Converts OSError, while a checkpoint is written to ``path``, into ResourceExhausted or InvalidArgument."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Writing a checkpoint so that at any moment there is a whole one: the last, until the new one is complete on disk."""
+"""Writes a checkpoint atomically: the folder holds the previous one until the new one is complete on disk."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SAVING = ".saving"
 def save(
     path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None
 ) -> None:
-    """Writes the model's parameters and buffers, the optimizer's state and ``state`` into the folder ``path``, in place of what was there.
+    """Writes the model's parameters and buffers, the optimizer's state and ``state`` to the folder ``path``. Replaces a checkpoint there.
 
-    For models of ``shoal.fsdp.fully_shard``, where every rank must call it with the same arguments (each writes its rows; the folder must
-    be one that all of them see), and for plain ones. ``state``: what else resuming needs, of JSON's types, rank 0's counts. A process that
-    dies meanwhile, or a power cut, leaves the checkpoint of before. One job at a time may save to a path.
-    Raises InvalidArgument when ``path`` cannot be written or holds something else, ResourceExhausted when the disk is full, Unimplemented
-    for tensors and optimizer states it does not know; on every rank if on one.
+    The model is plain or sharded by ``shoal.fsdp.fully_shard``. Every rank of a sharded model must call it with the same arguments, and
+    see the same folder; each writes its rows. ``state``: further values for resuming, of JSON's types; rank 0's are saved.
+    After a crash or a power cut the previous checkpoint remains. Only one job at a time may save to a path.
+    Raises InvalidArgument if ``path`` cannot be written or holds other data, ResourceExhausted for a full disk, Unimplemented for
+    unsupported tensors and optimizer states. An error on one rank is raised on all.
     """
     path = Path(path)
     tensors, tied = named_tensors(model)
@@ -74,11 +74,11 @@ def _begin(path: Path, temporary: Path, state: dict | None) -> None:
         if path.exists() and not path.is_dir():
             raise InvalidArgument(f"{path} is a file; a checkpoint is a folder", reason="CheckpointUnwritable")
         try:
-            _manifest.read_manifest(path)  # raises when what lies there is somebody else's
+            _manifest.read_manifest(path)  # raises InvalidArgument for foreign data
         except (NotFound, DataLoss):
             pass
         path.mkdir(parents=True, exist_ok=True)
-        if temporary.exists():  # of a save that did not live to its end
+        if temporary.exists():  # remains of a save that did not finish
             shutil.rmtree(temporary)
         temporary.mkdir()
 
@@ -90,15 +90,15 @@ def _has_tuple_or_odd_key(value: Any) -> bool:
 
 
 class _Shards:
-    """The tensors that this rank writes: its rows of sharded tensors, and on rank 0 those that every rank has whole."""
+    """The tensors that this rank writes: its rows of sharded tensors, and on rank 0 also replicated tensors."""
 
     def __init__(self, ranks: Ranks, folder: Path):
         self._ranks, self._folder = ranks, folder
         self._contents: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}
-        self.pieces: dict[tuple[str, str], Piece] = {}  # by (file's kind, tensor's name)
+        self.pieces: dict[tuple[str, str], Piece] = {}  # by (kind of file, tensor name)
 
     def add(self, kind: str, name: str, t: torch.Tensor) -> Tensor:
-        """Notes a tensor to be written; returns its description, still without pieces."""
+        """Adds a tensor to be written. Returns its description, without pieces yet."""
         mine, sharded = local(t, name)
         shape = tuple(t.shape)
         if mine.device.type != "cpu":
@@ -132,12 +132,12 @@ class _Shards:
                     except SafetensorError as error:
                         kind_of = ResourceExhausted if "No space left" in str(error) else InvalidArgument
                         raise kind_of(f"the checkpoint cannot be written to {self._folder.parent}: {error}") from None
-                    file.chmod(self._folder.stat().st_mode & 0o666)  # as the umask says: safetensors leaves it to the owner alone
+                    file.chmod(self._folder.stat().st_mode & 0o666)  # umask's mode: safetensors sets owner-only
                     _fsync(file)
 
 
 def _apart(contents: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """safetensors refuses tensors that share memory: each after the first becomes a copy."""
+    """Copies tensors that share memory with an earlier one, because safetensors refuses them."""
     seen: set[int] = set()
     apart = {}
     for name, t in contents.items():
@@ -148,7 +148,7 @@ def _apart(contents: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _describe(shards: _Shards, tensors: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """The manifest's entries of the tensors and the optimizer; every tensor is noted in ``shards``."""
+    """Returns the manifest's entries of the tensors and the optimizer, and adds every tensor to ``shards``."""
     described: dict[str, Any] = {"tensors": {name: shards.add("model", name, t) for name, t in tensors.items()}}
     if optimizer is None:
         return described
@@ -177,7 +177,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _placed(described: dict[str, Any], pieces: list[dict[tuple[str, str], Piece]]) -> dict[str, Any]:
-    """The description with every rank's pieces, in order of rows."""
+    """Adds every rank's pieces to the description, in order of rows."""
 
     def place(kind: str, name: str, t: Any) -> Any:
         if not isinstance(t, Tensor):
@@ -199,11 +199,11 @@ def _folder(pieces: list[dict[tuple[str, str], Piece]]) -> str:
 
 
 def _commit(path: Path, temporary: Path, manifest: Manifest) -> None:
-    """The shards get their place first, then the manifest that names them replaces the one of before: that is the moment."""
+    """Moves the shards to their folder, then atomically replaces the manifest, then deletes unused files."""
     with writing(path):
         folder = path / manifest.folder
         folder.mkdir(exist_ok=True)
-        # File by file: a folder of this name holds the same bytes, perhaps those that the present manifest names.
+        # File by file, because the folder may exist, with the same bytes, and be in use by the present manifest.
         for file in sorted(temporary.iterdir()):
             os.replace(file, folder / file.name)
         _fsync(folder)
@@ -213,7 +213,7 @@ def _commit(path: Path, temporary: Path, manifest: Manifest) -> None:
         _fsync(path)
         os.replace(text, path / _manifest.FILE)
         _fsync(path)
-        # Files of ours that are not in use any more.
+        # Folders of previous checkpoints, and the temporary one.
         for old in path.iterdir():
             if old.name == _SAVING or (_manifest.FOLDER.fullmatch(old.name) and old.name != manifest.folder):
                 shutil.rmtree(old)

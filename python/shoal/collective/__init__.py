@@ -1,18 +1,19 @@
-"""Collectives over torch tensors, among the ranks of a mesh: in shared memory where they share a host.
+"""Collectives on torch tensors, over the ranks of a mesh; ranks of one host use shared memory.
 
 ``import shoal.collective as sc`` and, on every rank, ``sc.all_reduce(tensor)``. Every function takes
 
 - ``group``: a one-dimensional ``DeviceMesh``, a ``ProcessGroup``, a :class:`Group`, or None for the default process group, which is
-  initialised from the environment if need be. Ranks are counted within it.
-- ``async_op``: True returns a :class:`Work` at once, and the operation goes on while the caller computes; the tensors may be used again
+  initialised from the environment if needed. Rank arguments are positions in the group.
+- ``async_op``: True returns a :class:`Work` at once, and the operation continues in the background. The tensors may be used again
   after ``work.wait()``.
-- ``label`` and ``step``: what the operation is called in errors and warnings, for example a node of a step graph and its step.
+- ``label`` and ``step``: the name of the operation in errors and warnings, for example a node of a step graph and its step.
 - ``timeout``: seconds, by default ``SHOAL_TIMEOUT`` (600).
 
-Ranks make the same calls in the same order. Where they do not, every rank raises ``InvalidArgument`` that names both calls, or who waits
-for whom; a rank that died is named by ``ActorDiedError``. After such an error the group is at its end (``Group.reform`` goes on without the
-lost). Tensors are on the CPU, of any dtype but quantised ones; float32, float64, float16, bfloat16, int8, uint8, int32, int64 and bool are
-reduced, in the order of ranks and half precision in float32, others raise ``Unimplemented``.
+Ranks make the same calls in the same order. Otherwise every rank raises ``InvalidArgument`` that names both calls, or the waiting and the
+missing ranks. ``ActorDiedError`` names a rank that died. After such an error the group is unusable; ``Group.reform`` makes a group of the
+remaining ranks.
+Tensors are on the CPU, of any dtype except quantised ones. Reductions support float32, float64, float16, bfloat16, int8, uint8, int32,
+int64 and bool, and raise ``Unimplemented`` for others. They add in the order of ranks, half precision in float32.
 """
 
 from shoal.collective._functions import (

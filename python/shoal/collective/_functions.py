@@ -1,4 +1,4 @@
-"""The collectives, as functions of tensors. The arguments that all of them have are explained by the package."""
+"""The collectives, as functions of tensors. The package's docstring explains the common arguments."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def _memory(t: torch.Tensor) -> tuple[int, int]:
 
 
 def _dense(t: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy, whose memory is what it shows."""
+    """The tensor, or a contiguous copy without lazy conjugation or negation."""
     return t.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _in_place(t: torch.Tensor):
-    """(tensor to work on, what brings its values back into `t` or None)."""
+    """Returns (dense tensor to work on, function that copies its values back into `t`, or None)."""
     dense = _dense(t)
     if dense.data_ptr() == t.data_ptr():
         return dense, None
@@ -79,7 +79,7 @@ def _row_bytes(t: torch.Tensor) -> int:
 
 
 def _chunks(rows: int, world_size: int) -> list[int]:
-    """As ``torch.chunk`` divides them: equal pieces, the last ones smaller or empty."""
+    """Rows per rank, as ``torch.chunk`` divides them: equal pieces, the last ones smaller or empty."""
     piece = -(-rows // world_size)
     return [max(0, min(rows, (r + 1) * piece) - min(rows, r * piece)) for r in range(world_size)]
 
@@ -112,11 +112,11 @@ def all_gather(
     step: int = 0,
     timeout: float | None = None,
 ) -> torch.Tensor | Work:
-    """Every rank's tensor, one behind the other on dim 0, in the order of ranks.
+    """Concatenates every rank's tensor on dim 0, in the order of ranks.
 
-    ``tensor``: ``[rows, ...]``, of one dtype and one shape but for the rows. ``sizes``: the rows of each rank where they differ, the same
-    on every rank. ``output``: where it goes, ``[sum of rows, ...]``; a new tensor by default. Raises ``InvalidArgument`` when shapes and
-    sizes do not fit.
+    ``tensor``: ``[rows, ...]``, of one dtype, and of one shape except for the rows. ``sizes``: the rows of each rank where they differ, the
+    same list on every rank. ``output``: the destination, ``[sum of rows, ...]``; a new tensor by default. Raises ``InvalidArgument`` if
+    shapes and sizes do not fit.
     """
     _check(tensor)
     g = _group(group)
@@ -148,10 +148,10 @@ def reduce_scatter(
     step: int = 0,
     timeout: float | None = None,
 ) -> torch.Tensor | Work:
-    """The reduction of every rank's tensor, of which each rank gets its rows.
+    """Reduces the tensors of all ranks; each rank gets its rows of the result.
 
     ``tensor``: ``[rows, ...]``, the same shape and dtype on every rank. ``op``: "sum", "avg", "min", "max", "product" or torch's
-    ``ReduceOp``. ``sizes``: how many rows each rank gets, by default as ``torch.chunk`` divides them. ``output``: ``[own rows, ...]``, a
+    ``ReduceOp``. ``sizes``: the rows of each rank's result, by default as ``torch.chunk`` divides them. ``output``: ``[own rows, ...]``, a
     new tensor by default. Raises ``Unimplemented`` for dtypes that are not reduced.
     """
     _check(tensor)
@@ -182,7 +182,7 @@ def all_reduce(
     step: int = 0,
     timeout: float | None = None,
 ) -> torch.Tensor | Work:
-    """Reduces a tensor over all ranks, in place, to the same bits on every rank; returns it.
+    """Reduces a tensor over all ranks in place, with the same bits on every rank. Returns it.
 
     ``tensor``: any shape, the same on every rank. ``op``: as for :func:`reduce_scatter`. Complex tensors are summed and averaged.
     """
@@ -210,7 +210,7 @@ def broadcast(
     step: int = 0,
     timeout: float | None = None,
 ) -> torch.Tensor | Work:
-    """Rank ``src``'s tensor in everybody's, in place; returns it. Any shape and dtype, the same on every rank."""
+    """Copies rank ``src``'s tensor to all ranks, in place. Returns it. Any shape and dtype, the same on every rank."""
     _check(tensor)
     g = _group(group)
     dense, back = _in_place(tensor)
@@ -236,11 +236,11 @@ def all_to_all(
     step: int = 0,
     timeout: float | None = None,
 ) -> torch.Tensor | Work:
-    """Rows of every rank to every rank: the q-th piece of ``tensor`` goes to rank q, and the result has what each rank sent, in order.
+    """Sends rows of every rank to every rank: the q-th piece of ``tensor`` to rank q. The result has the received pieces in rank order.
 
-    ``tensor``: ``[rows, ...]``. ``send_sizes``: rows for each rank, by default equally many, which must divide. ``receive_sizes``: rows
-    of each rank, by default as many as are sent to it. What one sends and the other expects must be equal. ``output``: ``[sum of
-    receive_sizes, ...]``, a new tensor by default.
+    ``tensor``: ``[rows, ...]``. ``send_sizes``: rows for each rank; by default the rows are divided equally. ``receive_sizes``: rows from
+    each rank, by default ``send_sizes``. Both ranks of a transfer must give the same size. ``output``: ``[sum of receive_sizes, ...]``, a
+    new tensor by default. Raises ``InvalidArgument`` if sizes do not fit.
     """
     _check(tensor)
     g = _group(group)
@@ -267,7 +267,7 @@ def all_to_all(
 
 
 def barrier(*, group: AnyGroup = None, async_op: bool = False, label: str = "", step: int = 0, timeout: float | None = None) -> Work | None:
-    """Returns when every rank has called it."""
+    """Waits until every rank has called it."""
     g = _group(group)
     return g._run(g._native.barrier, (), None, (label, step, timeout), async_op)
 
@@ -283,8 +283,8 @@ def send(
     step: int = 0,
     timeout: float | None = None,
 ) -> Work | None:
-    """A tensor to rank ``dst``, which receives one of the same size, dtype and tag; messages of two ranks keep their order. Returns when
-    the tensor may be used again; that does not mean that it has arrived."""
+    """Sends a tensor to rank ``dst``, which calls :func:`recv` with the same size, dtype and tag. Messages between two ranks keep their
+    order. Returns when the tensor may be used again, perhaps before its arrival."""
     _check(tensor)
     g = _group(group)
     dense = _dense(tensor)
@@ -304,8 +304,8 @@ def recv(
     step: int = 0,
     timeout: float | None = None,
 ) -> torch.Tensor | Work:
-    """The next message of rank ``src`` into ``tensor``, which is returned. A message of another size, dtype or tag is an
-    ``InvalidArgument`` on both ranks; between hosts, where gloo moves it, sizes and dtypes are not compared."""
+    """Receives the next message of rank ``src`` into ``tensor``, which is returned. Another size, dtype or tag raises ``InvalidArgument``
+    on both ranks; between hosts, over gloo, sizes and dtypes are not compared."""
     _check(tensor)
     g = _group(group)
     dense, back = _in_place(tensor)
@@ -320,7 +320,7 @@ def recv(
 
 
 class Window:
-    """Memory of every rank that all of them may :func:`read`."""
+    """Memory of every rank, which all ranks may :func:`read`."""
 
     def __init__(self, group: Group, native, tensor: torch.Tensor):
         self.group, self._native, self.tensor = group, native, tensor
@@ -335,9 +335,9 @@ def window(
     step: int = 0,
     timeout: float | None = None,
 ) -> Window:
-    """Memory that the other ranks may read without this one's doing. Every rank calls it, each with a shape of its own.
+    """Allocates memory that other ranks may read without this rank's participation. Collective; shapes may differ between ranks.
 
-    ``window.tensor`` is this rank's part, zeroed: of this shape and dtype. It lives as long as somebody holds it or the window.
+    ``window.tensor`` is this rank's zeroed part, of this shape and dtype. It lives as long as the tensor or the window is referenced.
     """
     g = _group(group)
     numel = torch.Size(shape).numel()
@@ -347,10 +347,10 @@ def window(
 
 
 def read(window: Window, src: int, output: torch.Tensor, *, offset: int = 0) -> torch.Tensor:
-    """Copies from rank ``src``'s part of a window into ``output``, which is returned; that rank takes no part.
+    """Copies from rank ``src``'s part of a window into ``output``, which is returned. Rank ``src`` does not participate.
 
-    ``offset``: where to begin, in elements of ``output``'s dtype. What that rank writes meanwhile is read in part: agree by a
-    :func:`barrier`. Raises ``InvalidArgument`` for what lies outside.
+    ``offset``: the begin, in elements of ``output``'s dtype. A concurrent write by rank ``src`` may be read partially; synchronise with a
+    :func:`barrier`. Raises ``InvalidArgument`` for a range outside the window.
     """
     _check(output)
     if offset < 0:

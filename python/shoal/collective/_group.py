@@ -1,4 +1,4 @@
-"""A group of ranks with a Communicator among them: one per set of ranks and process, placed at its first use."""
+"""A group of ranks with a Communicator: one per sequence of ranks and process, placed at its first use."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from shoal._runtime import state
 from shoal.exceptions import InvalidArgument
 
 _groups: dict[tuple[int, ...], Group] = {}
-_all: weakref.WeakSet[Group] = weakref.WeakSet()  # those, and the generations after them
+_all: weakref.WeakSet[Group] = weakref.WeakSet()  # _groups and their later generations
 
 
 class Work:
-    """An operation under way (``async_op=True``)."""
+    """A running operation (``async_op=True``)."""
 
     def __init__(self, native: _native.Work, tensors: tuple[torch.Tensor, ...], result: torch.Tensor | None, finish: Callable | None):
         self._native, self._tensors, self._result, self._finish = native, tensors, result, finish
 
     def is_completed(self) -> bool:
-        """Whether ``wait`` would return, or raise, at once."""
+        """Returns True if ``wait`` would return or raise at once."""
         return self._native.done()
 
     def wait(self) -> torch.Tensor | None:
-        """Waits until it is done and returns what the function returns without ``async_op``; raises how it failed."""
+        """Waits for the end of the operation. Returns the function's result without ``async_op``; raises the operation's error."""
         self._native.wait()
         if self._finish is not None:
             finish, self._finish = self._finish, None
             finish()
         elif self._tensors and self._result is not None:
-            torch.autograd.graph.increment_version(self._result)  # written behind autograd's back
+            torch.autograd.graph.increment_version(self._result)  # written without autograd's notice
         self._tensors = ()
         return self._result
 
 
 class Group:
-    """The ranks that a :mod:`shoal.collective` function is called for."""
+    """A group of ranks for the functions of :mod:`shoal.collective`."""
 
     def __init__(self, native: _native.Communicator):
         self._native = native
         _all.add(self)
-        self._pending: list[Work] = []  # they keep what the communicator still reads and writes, whoever drops them
+        self._pending: list[Work] = []  # keep alive the tensors of running operations
 
     @property
     def rank(self) -> int:
@@ -59,36 +59,35 @@ class Group:
 
     @property
     def generation(self) -> int:
-        """1, and one more with every :meth:`reform`."""
+        """Begins at 1; every :meth:`reform` increments it."""
         return self._native.generation
 
     @property
     def transport(self) -> str:
-        """The carrier of its messages: ``"shm"``, or ``"gloo"`` where the ranks do not share memory."""
+        """The transport of messages: ``"shm"``, or ``"gloo"`` where the ranks share no memory."""
         return self._native.transport
 
     def abort(self, cause: str) -> None:
-        """Ends every operation that is pending and every later one, on every rank: they raise ``Cancelled`` with this cause, unless the
-        group has failed before."""
+        """Ends pending and later operations on every rank: they raise ``Cancelled`` with this cause, unless the group failed before."""
         self._native.abort(cause)
 
     @property
     def error(self) -> Exception | None:
-        """Why the group can do no more, or None."""
+        """The error that made the group unusable, or None."""
         return self._native.failed()
 
     @property
     def lost(self) -> list[int]:
-        """The ranks that are gone, as far as is known."""
+        """The ranks known to be lost."""
         return self._native.lost()
 
     def reform(self) -> Group:
-        """The next generation: a group of the ranks that are not lost, numbered again in their order. Every one of them calls it; this
-        group has failed then. Raises ``Unavailable`` on a rank without which the others have gone on."""
+        """Returns the next generation: a group of the ranks that are not lost, renumbered in order. All of them must call it; this group
+        fails then. Raises ``Unavailable`` on a rank that the new group excludes."""
         return Group(self._native.reform())
 
     def leave(self) -> None:
-        """This rank makes no more calls: whoever needs it still is told so."""
+        """Declares that this rank makes no more calls. A rank that still needs it gets an error."""
         self._native.leave()
 
     def _run(
@@ -100,7 +99,7 @@ class Group:
         async_op: bool,
         finish: Callable | None = None,
     ):
-        """Starts an operation; `finish` runs when it has been waited for."""
+        """Starts an operation. `finish` runs at the end of the first successful wait."""
         label, step, timeout = call
         self._pending = [w for w in self._pending if not w.is_completed()]
         work = Work(start((label, step, timeout or 0.0, async_op)), tensors, result, finish)
@@ -110,7 +109,7 @@ class Group:
         try:
             return work.wait()
         except BaseException:
-            self._pending.append(work)  # interrupted: it goes on with the next call
+            self._pending.append(work)  # interrupted: the operation continues during the next call
             raise
 
 
@@ -128,9 +127,9 @@ def _ranks_of(of: DeviceMesh | dist.ProcessGroup | None) -> tuple[int, ...]:
 
 
 def group(of: DeviceMesh | dist.ProcessGroup | Group | None = None) -> Group:
-    """The group of these ranks (see the package for what ``of`` may be). Every rank of it asks for it, as it calls any other collective.
+    """Returns the group of these ranks. ``of``: as ``group`` in the package's docstring. Collective over the group's ranks.
 
-    Raises ``InvalidArgument`` on a rank that is not in it.
+    Raises ``InvalidArgument`` on a rank outside the group.
     """
     if isinstance(of, Group):
         return of
@@ -159,7 +158,7 @@ def group(of: DeviceMesh | dist.ProcessGroup | Group | None = None) -> Group:
 
 
 def leave_all() -> None:
-    """This process makes no more calls in any group."""
+    """Leaves all groups: this process makes no more calls."""
     _groups.clear()
     for g in list(_all):
         g._native.close()

@@ -1,6 +1,7 @@
-"""FSDP1: ``from shoal.fsdp1 import FullyShardedDataParallel as FSDP`` in the place of ``torch.distributed.fsdp``.
+"""FSDP1: ``from shoal.fsdp1 import FullyShardedDataParallel as FSDP`` replaces the import from ``torch.distributed.fsdp``.
 
-A thin layer on ``shoal.fsdp``: the wrapper, auto-wrapping and state dicts; sharding, leases, reduction and write windows are the engine's.
+A thin layer on ``shoal.fsdp`` with the wrapper, auto-wrapping and state dicts. The engine does sharding, leases, reduction and write
+windows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arguments of the constructor: checked, and said in the words of ``fully_shard``."""
+"""Checks the constructor's arguments and translates them into those of ``fully_shard``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.fsdp1.api import BackwardPrefetch, MixedPrecision, ShardingStrategy
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 _KEEPS_PARAMETERS = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
-# Names that programs use and FSDP has not, or has no more, and what to write instead.
+# Argument names that programs use and FSDP lacks, each with its replacement.
 _UNKNOWN = {
     "flatten_parameters": "it was FairScale's: leave it out, parameters are never flattened",
     "reshard_after_forward": "say sharding_strategy=ShardingStrategy.FULL_SHARD (True) or SHARD_GRAD_OP (False)",
@@ -37,7 +37,7 @@ _UNKNOWN = {
 
 
 def renamed(others: dict[str, Any], auto_wrap_policy: Any) -> Any:
-    """The policy, after looking at arguments by names that the constructor has not: a former name is taken, others raise TypeError."""
+    """Returns the policy, also from its former argument name. Raises TypeError for other unknown arguments."""
     if "fsdp_auto_wrap_policy" in others:
         if auto_wrap_policy is not None:
             raise TypeError("fsdp_auto_wrap_policy is the former name of auto_wrap_policy: pass only the latter")
@@ -91,7 +91,8 @@ def check_all(
 
 
 def device_of(module: nn.Module, ignored: set[nn.Parameter], device_id: int | str | torch.device | None) -> torch.device:
-    """Where the unit computes: what ``device_id`` says, or where its parameters are; a number counts accelerators, if there are any."""
+    """The unit's device: ``device_id``, or its parameters' device. A number is an accelerator's index, or the CPU without accelerators.
+    Raises Unimplemented for a device other than the CPU."""
     device = _asked_device(module, ignored, device_id)
     if device.type != "cpu":
         raise Unimplemented(
@@ -117,7 +118,7 @@ def _asked_device(module: nn.Module, ignored: set[nn.Parameter], device_id: int 
     return torch.device("cpu")
 
 
-@cache  # each unit of a model has the same argument
+@cache  # once: each unit of a model has the same argument
 def _warn_of_no_accelerator(device_id: int) -> None:
     warnings.warn(
         f'device_id={device_id} counts accelerators, and there is none here: FSDP trains on the CPU, as device_id=torch.device("cpu") says',
@@ -128,7 +129,7 @@ def _warn_of_no_accelerator(device_id: int) -> None:
 def fully_shard_arguments(
     strategy: ShardingStrategy, mesh: DeviceMesh, mixed_precision: MixedPrecision | None, cpu_offload: _CPUOffload | None
 ) -> dict[str, Any]:
-    """FSDP1's arguments in FSDP2's names. Inputs are cast by the wrapper: only it knows ``cast_root_forward_inputs``."""
+    """Translates FSDP1's arguments into FSDP2's. The wrapper casts inputs itself, because FSDP2 has no ``cast_root_forward_inputs``."""
     arguments: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": False if strategy in _KEEPS_PARAMETERS else None}
     if mixed_precision is not None:
         arguments["mp_policy"] = MixedPrecisionPolicy(
@@ -142,7 +143,7 @@ def fully_shard_arguments(
 def ignored_of(
     module: nn.Module, ignored_modules: Iterable[nn.Module] | None, ignored_states: Iterable[nn.Parameter | nn.Module] | None
 ) -> tuple[set[nn.Module], set[nn.Parameter]]:
-    """(modules, parameters) that are left alone: those named, all below them, and those that units inside have left alone."""
+    """Returns the ignored (modules, parameters): those given, all below them, and those that inner units ignore."""
     if ignored_modules is not None and ignored_states is not None:
         raise InvalidArgument("Cannot pass both ignored_modules and ignored_states at the same time. Please just pass ignored_states.")
     name = "ignored_modules" if ignored_modules is not None else "ignored_states"

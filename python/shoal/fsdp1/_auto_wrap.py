@@ -1,4 +1,4 @@
-"""Auto-wrapping: the plan (which modules become units, with which arguments) and its execution, innermost first."""
+"""Auto-wrapping: the plan (the modules that become units, and their arguments) and its execution, innermost first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Plan = dict[nn.Module, dict[str, Any]]
 
 
 def check_mix(module: nn.Module, auto_wrap: bool) -> None:
-    """Raises InvalidArgument for a module that another data parallelism has, or that is a unit already."""
+    """Raises InvalidArgument for a module that DDP, ``fully_shard`` or torch's FSDP manages, or that is a unit already."""
     for name, m in module.named_modules():
         where = f"{name or 'the module'} ({m._get_name()})"
         if isinstance(m, DistributedDataParallel):
@@ -46,12 +46,12 @@ def check_mix(module: nn.Module, auto_wrap: bool) -> None:
 
 
 def plan(root: nn.Module, policy: Any, ignored_modules: set[nn.Module], ignored: set[nn.Parameter], arguments: dict[str, Any]) -> Plan:
-    """The modules below ``root`` that the policy wants as units, with the arguments of each. Touches nothing.
+    """Returns the modules below ``root`` that the policy makes units, with the arguments of each. Changes nothing.
 
-    What is used in two places (a tied embedding) stays in the unit around both: neither would find its parameters in the other's.
+    A module used in two places (a tied embedding) stays in the unit around both.
     """
     if policy is wrap.transformer_auto_wrap_policy or policy is wrap._transformer_auto_wrap_policy:
-        wrap.transformer_auto_wrap_policy()  # says what it lacks
+        wrap.transformer_auto_wrap_policy()  # raises TypeError: without its layer classes
     shared = _used_outside(root)
     if hasattr(policy, "_run_policy"):
         found = {m: kwargs for m, kwargs in policy._run_policy(root, ignored_modules, arguments).items() if m is not root}
@@ -76,7 +76,7 @@ def plan(root: nn.Module, policy: Any, ignored_modules: set[nn.Module], ignored:
 
 
 def _recurse(module, policy, ignored_modules, ignored, arguments, found: Plan, shared, is_root: bool = False) -> int:
-    """How many parameters below ``module`` will be in units of the plan; asks the policy as torch's function policies are asked."""
+    """Adds units below ``module`` to the plan. Returns the number of parameters in them. Calls the policy as torch does."""
     numel = sum(p.numel() for p in module.parameters() if p not in ignored)
     if not policy(module=module, recurse=True, nonwrapped_numel=numel):
         return 0
@@ -92,7 +92,7 @@ def _recurse(module, policy, ignored_modules, ignored, arguments, found: Plan, s
 
 
 def _used_outside(root: nn.Module) -> set[nn.Module]:
-    """Modules that have, or are, something used elsewhere, too: of two parents, or with a parameter that a module outside them has."""
+    """Modules that are also used elsewhere: with two parents, or with a parameter that a module outside them has."""
     parents: dict[nn.Module, int] = {}
     owners: dict[int, set[nn.Module]] = {}
     for m in root.modules():
@@ -111,7 +111,7 @@ def _used_outside(root: nn.Module) -> set[nn.Module]:
 
 
 def execute(root: nn.Module, units: Plan, make: Callable[..., nn.Module], lowered: bool) -> None:
-    """Puts a unit in the place of every module of the plan, innermost first. ``lowered``: the units around compute in a lower precision."""
+    """Replaces every module of the plan by a unit, innermost first. ``lowered``: the enclosing units compute in a lower precision."""
 
     def visit(module: nn.Module) -> None:
         for name, child in list(module._modules.items()):

@@ -11,7 +11,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 
 class HookedReduceScatter(ReduceScatter):
-    """Calls ``hook(state, gradients, rows)``: both flat, all parameters of a unit; the hook fills ``rows`` with this rank's mean."""
+    """Calls ``hook(state, gradients, rows)`` with flat tensors over all parameters of a unit. The hook fills ``rows`` with this rank's
+    part of the mean."""
 
     def __init__(self, state: object, hook: Callable):
         self._state, self._hook = state, hook

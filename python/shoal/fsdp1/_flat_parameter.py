@@ -1,4 +1,4 @@
-"""A unit's flat parameter, for programs that look at its dtype and widen it. There is none here: the unit's parameters stand for it."""
+"""An emulation of a unit's flat parameter, backed by the unit's parameters, for programs that read its dtype or convert it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 
 class FlatParameter:
-    """``unit._flat_param`` and ``unit._handle``: Accelerate asks for its dtype, device, ``requires_grad`` and names.
+    """``unit._flat_param`` and ``unit._handle``. Accelerate reads its dtype, device, ``requires_grad`` and names.
 
-    For mixed precision it writes ``flat.data = flat.data.to(torch.float32)``: that converts the unit's floating-point parameters.
+    For mixed precision Accelerate runs ``flat.data = flat.data.to(torch.float32)``, which converts the unit's floating-point parameters.
     """
 
     def __init__(self, unit: nn.Module):
@@ -27,7 +27,7 @@ class FlatParameter:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The narrowest of the unit's floating-point parameters that are trained, or else of all."""
+        """The narrowest dtype of the unit's trained floating-point parameters, or of all if none is trained."""
         floating = [p for p in self._parameters if p.is_floating_point()]
         return min((p.dtype for p in [p for p in floating if p.requires_grad] or floating), key=lambda d: d.itemsize, default=torch.float32)
 
@@ -51,5 +51,5 @@ class FlatParameter:
             self._unit._get_fsdp_state().door("_apply")
             for module in {m.module: None for m in self._unit._managed}:
                 module._apply(lambda t: t.to(value) if isinstance(t, nn.Parameter) and t.is_floating_point() else t, recurse=False)
-        elif name != "_orig_param_dtype":  # of what is gathered, which follows the parameters here
+        elif name != "_orig_param_dtype":  # ignored: the gathered dtype follows the parameters'
             raise AttributeError(f"a unit's flat parameter has no {name} to be set", name=name, obj=self)

@@ -1,4 +1,4 @@
-"""``summon_full_params``: whole parameters in the place of the sharded ones, for as long as a ``with`` lasts."""
+"""``summon_full_params``: replaces the sharded parameters by whole ones inside a ``with`` block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def units_of(module: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def unsharded(unit: nn.Module) -> Iterator[None]:
-    """Holds the lease on one unit: its modules have whole parameters. Every rank enters: who does not is waited for, by name."""
+    """Holds the lease on one unit, whose modules then have whole parameters. Every rank must enter; a timeout names the missing rank."""
     try:
         unit.unshard()
     except DeadlineExceeded as error:
@@ -37,11 +37,11 @@ def unsharded(unit: nn.Module) -> Iterator[None]:
 
 
 def whole_values(unit: nn.Module, keep: bool = True) -> dict[nn.Parameter, torch.Tensor]:
-    """Copies of the whole parameters of one unit, in their own dtype, by sharded one; none unless ``keep``. Every rank must call it."""
+    """Copies of one unit's whole parameters in their own dtype, by sharded parameter; empty unless ``keep``. Every rank must call it."""
     with unsharded(unit):
         shown = {m.parameter: m.module._parameters[m.attribute] for m in unit._managed}
         values = {p: t.detach().clone() for p, t in shown.items() if keep and t.dtype == p.dtype}
-    for p in (p for p, t in shown.items() if t.dtype != p.dtype):  # what is gathered for computing has a lower precision
+    for p in (p for p, t in shown.items() if t.dtype != p.dtype):  # the unsharded one has a lower precision
         whole = copied(p.detach())
         if keep:
             values[p] = whole
@@ -49,18 +49,18 @@ def whole_values(unit: nn.Module, keep: bool = True) -> dict[nn.Parameter, torch
 
 
 def copied(t: DTensor) -> torch.Tensor:
-    """A whole copy. Every rank must call it. (``full_tensor`` of what is replicated is the live tensor itself.)"""
+    """A whole copy of a DTensor; ``full_tensor`` of a replicated one would be the live tensor. Every rank must call it."""
     whole = t.full_tensor()
     return whole.clone() if whole.untyped_storage().data_ptr() == t.to_local().untyped_storage().data_ptr() else whole
 
 
 def rows_of(whole: torch.Tensor, like: DTensor) -> DTensor:
-    """A whole tensor, sharded as ``like`` is: every rank takes its rows of its own copy."""
+    """Shards a whole tensor as ``like`` is: every rank takes its rows of its own copy."""
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def first_rank(unit: nn.Module) -> bool:
-    """Whether this is the rank that ``rank0_only`` means: the first of the unit's mesh."""
+    """Returns True on the first rank of the unit's mesh, the rank of ``rank0_only``."""
     return not any(unit._mesh.get_coordinate() or ())
 
 
@@ -95,14 +95,14 @@ def summon_full_params(
     offload_to_cpu: bool = False,
     with_grads: bool = False,
 ) -> Iterator[None]:
-    """Inside, modules have whole parameters (plain tensors, copies on every rank); afterwards the sharded ones again.
+    """Gives modules whole parameters inside the block, as plain tensors, copied on every rank. The end restores the sharded ones.
 
-    ``recurse``: of all units below, not only of ``module`` itself. ``writeback``: what was written to them stays, every rank giving its
-    rows. ``rank0_only``: only the first rank sees them. ``with_grads``: with whole ``.grad``, too. ``offload_to_cpu``: the copies lie on
-    the host.
+    ``recurse``: include all units below ``module``. ``writeback``: keep writes to the copies; every rank stores its own rows.
+    ``rank0_only``: only the first rank gets whole parameters. ``with_grads``: include whole ``.grad``. ``offload_to_cpu``: the copies lie
+    in host memory.
     Every rank must enter and leave it, outside of forward and backward.
-    Raises AssertionError inside these, NotImplementedError for combinations that FSDP1 refuses (writeback with rank0_only, with_grads with
-    offload_to_cpu).
+    Raises AssertionError inside a forward or backward. Raises NotImplementedError for combinations that FSDP1 refuses (writeback with
+    rank0_only, with_grads with offload_to_cpu).
     """
     units = [u for u in (units_of(module) if recurse else [module] if is_unit(module) else []) if not u._summoned]
     _check(units, writeback, rank0_only, offload_to_cpu, with_grads)

@@ -1,4 +1,4 @@
-"""The mesh of a unit: from its process groups or mesh, and its sharding strategy."""
+"""The mesh of a unit, from process groups or a mesh, and the sharding strategy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _NAMES = ("replicate", "shard")
 
 
 def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: ShardingStrategy, auto_wrap: bool, device: str) -> DeviceMesh:
-    """1-D, or 2-D (replicate, shard) for a hybrid strategy. ``process_group``: a group, or for a hybrid strategy (shard, replicate).
+    """Returns a 1-D mesh, or a 2-D one (replicate, shard) for a hybrid strategy.
 
-    Without either: all ranks; a hybrid strategy shards over the ranks of a host and replicates over hosts.
+    ``process_group``: a group, or for a hybrid strategy a pair (shard, replicate). Without it and ``device_mesh`` all ranks take part; a
+    hybrid strategy then shards over the ranks of a host and replicates over hosts. Raises InvalidArgument for arguments that do not fit.
     """
     if process_group is not None and device_mesh is not None:
         raise InvalidArgument("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.")
@@ -62,7 +63,7 @@ def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: Shar
 
 
 def _from_groups(shard: dist.ProcessGroup, replicate: dist.ProcessGroup, device: str) -> DeviceMesh:
-    """The mesh whose rows are the shard groups: rows that other ranks know are told by them."""
+    """The mesh whose rows are the shard groups. Ranks exchange their groups, because each has only its own."""
     rows: list = [None] * dist.get_world_size()
     dist.all_gather_object(rows, dist.get_process_group_ranks(shard))
     replicas = dist.get_process_group_ranks(replicate)
@@ -71,12 +72,12 @@ def _from_groups(shard: dist.ProcessGroup, replicate: dist.ProcessGroup, device:
 
 
 def unit_mesh(base: DeviceMesh, strategy: ShardingStrategy) -> DeviceMesh:
-    """The mesh that ``fully_shard`` gets: for NO_SHARD every rank is a replica (of shards of one rank)."""
+    """The mesh for ``fully_shard``. NO_SHARD makes every rank a replica with a single shard."""
     if strategy is not ShardingStrategy.NO_SHARD:
         return base
     found = base.__dict__.get("_shoal_replicated")
     if found is None:
-        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)  # not all ranks need come here
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)  # only this rank takes part
         ranks = base.mesh.reshape(-1, 1)
         found = DeviceMesh.from_group([base.get_group(), alone], base.device_type, mesh=ranks, mesh_dim_names=_NAMES)
         base._shoal_replicated = found

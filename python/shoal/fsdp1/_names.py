@@ -1,4 +1,4 @@
-"""The units of a tree of modules, and the parameters of each."""
+"""Units in a tree of modules, and the modules of each unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_unit(module: nn.Module) -> bool:
 
 
 def modules_of(unit: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """(prefix, module) of all below ``unit`` that belong to no unit inside it, itself first; a module with two names comes twice."""
+    """Yields (prefix, module) for ``unit`` and all modules below it outside inner units; a module with two names comes twice."""
     yield prefix, unit
     for name, child in unit._modules.items():
         if child is not None and not is_unit(child):

@@ -1,4 +1,4 @@
-"""Optimizer states by parameter names: whole, sharded or local, as the state dict settings say; and back."""
+"""Conversion of optimizer states to and from parameter names: whole, sharded or local, by the state dict settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Given = Iterable[nn.Parameter] | list[dict[str, Any]] | None
 
 
 def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The clean name of every parameter, in the model's order: of units' the sharded one, which optimizers hold, whatever is shown now."""
+    """The clean name of every parameter, in the model's order. Keys are the sharded parameters, which optimizers hold."""
     managed: dict[str, nn.Parameter] = {}
     prefixes = {id(m): name for name, m in model.named_modules()}
     for unit in units_of(model):
@@ -35,7 +35,7 @@ def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
 
 
 def _ordered(model: nn.Module, optim: torch.optim.Optimizer | None, optim_input: Given) -> list[nn.Parameter]:
-    """Parameters in the order of an optimizer's numbers."""
+    """Parameters in the order of the optimizer's parameter numbers."""
     if optim is not None:
         groups = optim.param_groups
     else:
@@ -65,15 +65,15 @@ def saved(
     offload_to_cpu: bool,
     group: Any = None,
 ) -> dict[str, Any]:
-    """{"state": {name: {key: value}}, "param_groups": [... "params": names]}. Collective for whole values.
+    """Returns {"state": {name: {key: value}}, "param_groups": [... "params": names]}. Collective for whole values.
 
-    With ``rank0_only`` the others get {}.
+    With ``rank0_only`` the other ranks get {}.
     """
     names = names_of(model)
     by_id = [_name(names, p) for p in _ordered(model, optim, None)]
     here = not rank0_only or dist.get_rank(group) == 0
     state: dict[str, Any] = {}
-    for index, values in sorted(state_dict["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])):  # as on all ranks
+    for index, values in sorted(state_dict["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])):  # in one order
         name = index if isinstance(index, str) else by_id[index]
         shown = {key: _shown(value, kind, offload_to_cpu) for key, value in values.items()}
         if here:
@@ -85,15 +85,15 @@ def saved(
 
 
 def before_the_first_step(optim: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimizer without state, with what its first step would make. The optimizer stays as it is. Collective.
+    """The state dict of an optimizer without state, with the initial state of its first step. The optimizer does not change. Collective.
 
-    As torch.distributed.checkpoint does it: a step with gradients and a learning rate of zero. It is not counted here.
+    The state comes from a step with zero gradients and learning rate, as in torch.distributed.checkpoint. Step counts stay zero.
     """
-    from torch.distributed.checkpoint.state_dict import _init_optim_state  # it may be what imports us
+    from torch.distributed.checkpoint.state_dict import _init_optim_state  # here: it may import this module
 
-    while isinstance(getattr(optim, "optimizer", None), torch.optim.Optimizer):  # Accelerate's, around the user's
+    while isinstance(getattr(optim, "optimizer", None), torch.optim.Optimizer):  # Accelerate's wrapper
         optim = optim.optimizer
-    if isinstance(optim, torch.optim.LBFGS):  # it has no step without a closure
+    if isinstance(optim, torch.optim.LBFGS):  # no step without a closure
         return optim.state_dict()
     _init_optim_state(optim)
     for values in optim.state.values():
@@ -105,7 +105,7 @@ def before_the_first_step(optim: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _with_params(group: dict[str, Any], params: list) -> dict[str, Any]:
-    """A group's options, with other names for its parameters."""
+    """A copy of a group's options, with ``params`` as its parameters."""
     return {**copy.deepcopy({k: v for k, v in group.items() if k != "params"}), "params": params}
 
 
@@ -116,7 +116,7 @@ def _shown(value: Any, kind: StateDictType, offload_to_cpu: bool) -> Any:
         elif kind is StateDictType.LOCAL_STATE_DICT:
             value = value.to_local()
     if torch.is_tensor(value):
-        value = value.detach() if value.dim() else value.detach().clone()  # optimizers count steps in place
+        value = value.detach() if value.dim() else value.detach().clone()  # a copy: optimizers increment step counts in place
         return value.cpu() if offload_to_cpu else value
     return value
 
@@ -138,7 +138,7 @@ def to_load(
 ) -> dict[str, Any]:
     """The state dict for ``optim.load_state_dict`` on this rank: values sharded as their parameters are, by number (``named``: by name).
 
-    ``rank0_only``: only rank 0 has the state dict; the others get their rows from it.
+    ``rank0_only``: only rank 0 has the state dict, and broadcasts it. Raises InvalidArgument for a foreign state dict.
     """
     if rank0_only:
         state_dict = _broadcast(state_dict, group)
@@ -155,18 +155,18 @@ def to_load(
         if name not in parameters:
             raise InvalidArgument(f"the state dict has a state of {name}, which the model has not")
         if name not in numbers:
-            continue  # of a parameter that this optimizer does not train
+            continue  # this optimizer does not train the parameter
         loaded = {key: _sharded(value, parameters[name], kind) for key, value in values.items()}
         state[name if named else numbers[name]] = loaded
     groups = []
     for g in state_dict["param_groups"]:
-        params = sorted((name for name in g["params"] if name in numbers), key=numbers.__getitem__)  # an optimizer counts them off
+        params = sorted((name for name in g["params"] if name in numbers), key=numbers.__getitem__)  # in the optimizer's order
         groups.append(_with_params(g, params if named else [numbers[name] for name in params]))
     return {"state": state, "param_groups": groups}
 
 
 def _sharded(value: Any, p: nn.Parameter, kind: StateDictType) -> Any:
-    """A value as the optimizer will write to it: memory of its own."""
+    """A loaded value in private memory, sharded as its parameter."""
     if not torch.is_tensor(value):
         return value
     if isinstance(value, ShardedTensor):
@@ -182,8 +182,8 @@ def _sharded(value: Any, p: nn.Parameter, kind: StateDictType) -> Any:
 
 
 def _of_sharded_tensor(value: ShardedTensor, p: nn.Parameter) -> torch.Tensor:
-    """A ShardedTensor of torch.distributed.checkpoint's loader, sharded as the parameter is. Collective where it is sharded
-    in another way: then a whole tensor at a time is summed over the ranks that have it."""
+    """Converts a ShardedTensor from torch.distributed.checkpoint's loader to the parameter's sharding. If its own sharding differs, this
+    is collective: an all_reduce assembles the whole tensor."""
     metadata = value.metadata()
     bounds = {s.placement.rank(): (s.shard_offsets, s.shard_sizes) for s in metadata.shards_metadata if s.shard_sizes[0] > 0}
     if isinstance(p, DTensor) and p.placements == (Shard(0),) and value.size() == p.shape:
@@ -205,7 +205,7 @@ def _of_sharded_tensor(value: ShardedTensor, p: nn.Parameter) -> torch.Tensor:
 
 
 def _broadcast(state_dict: dict[str, Any] | None, group: Any) -> dict[str, Any]:
-    """Rank 0's state dict on every rank: tensors one by one."""
+    """Broadcasts rank 0's state dict, tensor by tensor."""
     first = dist.get_global_rank(group, 0) if group is not None else 0
     mine = dist.get_rank(group) == 0
     tensors: list[torch.Tensor] = []
@@ -235,7 +235,7 @@ def _broadcast(state_dict: dict[str, Any] | None, group: Any) -> dict[str, Any]:
 
 
 class _Outline:
-    """A tensor that comes later."""
+    """Stands for a tensor that is broadcast later."""
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype):
         self.shape, self.dtype = shape, dtype
@@ -247,7 +247,7 @@ class _Outline:
 def rekeyed(
     state_dict: dict[str, Any], key_type: OptimStateKeyType, model: nn.Module, optim: torch.optim.Optimizer | None, optim_input: Given
 ) -> dict[str, Any]:
-    """The same states, by names or by the optimizer's numbers. Raises ValueError when the keys are a mixture."""
+    """The same states, keyed by names or by the optimizer's numbers. Raises ValueError for a mixture of keys."""
     if key_type not in (OptimStateKeyType.PARAM_NAME, OptimStateKeyType.PARAM_ID):
         raise KeyTypeUnknown(f"Expected optim_state_key_type to be PARAM_NAME or PARAM_ID, got {key_type}")
     kinds = {type(key) for key in state_dict["state"]}

@@ -1,4 +1,4 @@
-"""The parts of ``MixedPrecision`` that ``fully_shard`` has no word for: inputs of the root, buffers, and classes that are left in fp32."""
+"""The parts of ``MixedPrecision`` that ``fully_shard`` lacks: inputs of the root, buffers, and classes that stay in fp32."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from shoal.fsdp1.api import MixedPrecision
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors of any nesting, in ``dtype``."""
+    """Casts floating-point tensors in any nesting to ``dtype``."""
     return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values)
 
 
 def input_dtype(policy: MixedPrecision | None, is_root: bool) -> torch.dtype | None:
-    """The dtype that a unit casts its inputs to: the root as ``cast_root_forward_inputs`` says, any as ``cast_forward_inputs`` says."""
+    """The dtype that a unit casts its inputs to, or None. ``cast_root_forward_inputs`` is for the root, ``cast_forward_inputs`` for all."""
     if policy is None or not (policy.cast_forward_inputs or (is_root and policy.cast_root_forward_inputs)):
         return None
     return policy.param_dtype
 
 
 def kept_gradient_dtype(policy: MixedPrecision | None) -> torch.dtype | None:
-    """The dtype that ``keep_low_precision_grads`` leaves gradients in: that of their reduction."""
+    """The dtype of gradients under ``keep_low_precision_grads``: the reduce dtype; None without it."""
     return (policy.reduce_dtype or policy.param_dtype) if policy is not None and policy.keep_low_precision_grads else None
 
 
 def keep_gradient_in(dtype: torch.dtype, p: nn.Parameter) -> None:
-    """From now on every backward leaves ``p.grad`` in this dtype."""
+    """Makes every backward leave ``p.grad`` in this dtype."""
 
     def lower(p: nn.Parameter) -> None:
         p.grad = p.grad.to(dtype)
 
-    p.grad_dtype = None  # any: it is reduced in another one first
+    p.grad_dtype = None  # any dtype: the reduced gradient has another one first
     p.register_post_accumulate_grad_hook(lower)
 
 
 class Buffers:
-    """The buffers of a unit: cast once to ``buffer_dtype``, saved in the dtype that they had."""
+    """The buffers of a unit: cast once to ``buffer_dtype``, saved in their original dtype."""
 
     def __init__(self, unit: nn.Module, ignored: set[nn.Module], policy: MixedPrecision | None):
         self._dtype = policy.buffer_dtype if policy is not None else None
@@ -56,14 +56,14 @@ class Buffers:
                     m._buffers[name] = b.to(self._dtype)
 
     def as_saved(self, module: nn.Module, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A buffer's value in its own dtype."""
+        """A buffer's value in its original dtype."""
         before = self._before.get((id(module), name), value.dtype)
         return value if self._dtype is None or value.dtype == before else value.to(before)
 
 
 def keep_in_fp32(module: nn.Module) -> None:
-    """A module in the midst of a lower precision computes in fp32: its inputs are cast up, its outputs back."""
-    seen: list[torch.dtype] = []  # of the inputs of the forward under way
+    """Makes a module inside units of lower precision compute in fp32: hooks cast its inputs up and its outputs back."""
+    seen: list[torch.dtype] = []  # input dtype of the running forward
 
     def up(module: nn.Module, args: tuple) -> tuple:
         seen[:] = [t.dtype for t in args if torch.is_tensor(t) and t.is_floating_point()][:1]

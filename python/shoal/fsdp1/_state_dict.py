@@ -1,4 +1,4 @@
-"""Parameters and buffers as ``state_dict`` shows them: whole, as DTensors, or this rank's rows; and back."""
+"""Conversion of parameters and buffers for ``state_dict`` and back: whole, as DTensors, or as this rank's rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CONFIGS = {
 def settings_for(
     state_dict_type: StateDictType, config: StateDictConfig | None = None, optim_config: OptimStateDictConfig | None = None
 ) -> StateDictSettings:
-    """Settings with the type's own configurations for those left out. Raises TypeError for a configuration of another type."""
+    """Settings with default configurations for those left out. Raises TypeError for a configuration of another type."""
     if not isinstance(state_dict_type, StateDictType):
         raise TypeError(f"state_dict_type should be a StateDictType, got {state_dict_type!r}")
     made = []
@@ -49,7 +49,7 @@ def settings_for(
 
 
 def settings_of(module: nn.Module) -> StateDictSettings | None:
-    """The settings of a tree; None when it has no unit. Raises InvalidArgument when its units differ."""
+    """The settings of a tree; None if it has no unit. Raises InvalidArgument if its units differ."""
     found = [u._settings for u in units_of(module)]
     if any(s != found[0] for s in found):
         other = next(s for s in found if s != found[0])
@@ -60,7 +60,7 @@ def settings_of(module: nn.Module) -> StateDictSettings | None:
 
 
 def set_settings(module: nn.Module, settings: StateDictSettings) -> StateDictSettings:
-    """Sets them in a tree; returns what was set before."""
+    """Sets them in a tree. Returns the previous settings."""
     units = units_of(module)
     if not units:
         raise InvalidArgument(f"{type(module).__name__} has no FSDP unit", hint="pass the model that FullyShardedDataParallel returned")
@@ -77,7 +77,7 @@ def set_settings(module: nn.Module, settings: StateDictSettings) -> StateDictSet
 
 @torch.no_grad()
 def to_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Behind a unit's part of ``state_dict()``: names without the wrapper, values as the settings say. Collective for whole values."""
+    """Post-hook of a unit's ``state_dict()``: removes the wrapper's names, converts values by the settings. Collective for whole values."""
     for key in [k for k in state_dict if k.startswith(prefix + PREFIX)]:
         state_dict[prefix + key[len(prefix) + len(PREFIX) :]] = state_dict.pop(key)
     if unit._keep_vars:
@@ -120,14 +120,14 @@ def to_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -
 
 @torch.no_grad()
 def from_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a unit's part of ``load_state_dict()``: the wrapper's names, and of whole or local values this rank's rows."""
+    """Pre-hook of a unit's ``load_state_dict()``: adds the wrapper's names, and shards whole or local values."""
     for key in [k for k in state_dict if k.startswith(prefix)]:
         state_dict[prefix + PREFIX + key[len(prefix) :]] = state_dict.pop(key)
     local = unit._settings.state_dict_type is StateDictType.LOCAL_STATE_DICT
     for m in unit._managed:
         key = prefix + PREFIX + m.name
         value = state_dict.get(key)
-        if not torch.is_tensor(value) and torch.overrides.is_tensor_like(value):  # a file's, which is read when an operator wants it
+        if not torch.is_tensor(value) and torch.overrides.is_tensor_like(value):  # a lazily read tensor of a file
             value = torch.empty(value.shape, dtype=value.dtype).copy_(value)
         if not torch.is_tensor(value) or isinstance(value, DTensor):
             continue

@@ -1,4 +1,4 @@
-"""The values that a unit begins with: made where the module is on the meta device, the same on every rank if asked."""
+"""A unit's initial values: materialised from the meta device, and broadcast from the first rank on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def _own(module: nn.Module, ignored: set[nn.Module]) -> Iterator[tuple[str, nn.M
 
 
 def materialize(module: nn.Module, ignored: set[nn.Module], param_init_fn: Callable | None, device: torch.device) -> None:
-    """Gives values to what is on the meta device, module by module: ``param_init_fn(m)``, or ``m.to_empty`` and ``m.reset_parameters``."""
+    """Initialises modules on the meta device, each by ``param_init_fn(m)``, or by ``m.to_empty`` and ``m.reset_parameters``.
+
+    Raises InvalidArgument for a module that stays on the meta device or has no ``reset_parameters``.
+    """
     for prefix, m in _own(module, ignored):
         if not _on_meta(m):
             continue
@@ -52,7 +55,7 @@ def _on_meta(m: nn.Module) -> bool:
 
 
 def prepare(module: nn.Module, ignored: set[nn.Module], ignored_parameters: set[nn.Parameter], device: torch.device) -> None:
-    """Moves what the unit will own to its device, and makes parameters contiguous: their rows are what is sharded."""
+    """Moves the unit's parameters and buffers to its device, and makes parameters contiguous for sharding by rows."""
     for _, m in _own(module, ignored):
         for p in m._parameters.values():
             if p is not None and p not in ignored_parameters and not isinstance(p, DTensor):
@@ -63,7 +66,7 @@ def prepare(module: nn.Module, ignored: set[nn.Module], ignored_parameters: set[
 
 
 def broadcast(module: nn.Module, ignored: set[nn.Module], ignored_parameters: set[nn.Parameter], mesh: DeviceMesh) -> None:
-    """Every rank of the mesh gets its first rank's parameters and buffers. Collective."""
+    """Broadcasts parameters and buffers from the mesh's first rank. Collective."""
     tensors: dict[torch.Tensor, None] = {}
     for _, m in _own(module, ignored):
         tensors.update(dict.fromkeys(p.data for p in m._parameters.values() if p is not None and p not in ignored_parameters))

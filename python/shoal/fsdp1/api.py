@@ -1,6 +1,6 @@
-"""FSDP1's enums and configurations: torch's own classes, so that a value made with either import is the other's, too.
+"""FSDP1's enums and configurations: torch's own classes, so that values of either import are interchangeable.
 
-Two of them explain arguments that are often asked for and never existed.
+Two subclasses raise a helpful error for arguments that are often passed and never existed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class CPUOffload(_CPUOffload):
-    """``CPUOffload(offload_params=True)``: parameters, and with them their gradients and the optimizer's step, live on the host."""
+    """``CPUOffload(offload_params=True)``: parameters, gradients and the optimizer's step stay on the host."""
 
     def __new__(cls, *args, **kwargs):
         if "offload_gradients" in kwargs:
@@ -52,7 +52,7 @@ class CPUOffload(_CPUOffload):
 
 
 class ShardedStateDictConfig(_ShardedStateDictConfig):
-    """``ShardedStateDictConfig(offload_to_cpu=True)``: every rank has its rows, as DTensors."""
+    """``ShardedStateDictConfig(offload_to_cpu=True)``: every rank keeps its rows, as DTensors."""
 
     def __new__(cls, *args, **kwargs):
         if "rank0_only" in kwargs:

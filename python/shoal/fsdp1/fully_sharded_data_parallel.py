@@ -1,4 +1,4 @@
-"""``FullyShardedDataParallel``: FSDP1's wrapper, on the engine of ``shoal.fsdp``."""
+"""``FullyShardedDataParallel``: FSDP1's wrapper on top of ``shoal.fsdp``."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ __all__ = [
 class _Managed:
     """A parameter of a unit, under one of its names."""
 
-    name: str  # clean, from the wrapped module on
+    name: str  # clean, relative to the wrapped module
     module: nn.Module
     attribute: str
-    parameter: nn.Parameter  # the sharded one
+    parameter: nn.Parameter  # the sharded parameter
 
 
 class _Elsewhere:
-    """A name that people look for in the class, and where it is."""
+    """A class attribute that raises AttributeError with the location of the wanted name."""
 
     def __init__(self, hint: str):
         self._hint = hint
@@ -85,27 +85,30 @@ class _Elsewhere:
 class FullyShardedDataParallel(FSDPModule, nn.Module):
     """Wraps a module as a unit of fully sharded training, with the interface of FSDP1 (torch.distributed.fsdp, torch 2.13).
 
-    Parameters stay themselves (FSDP1's ``use_orig_params=True``, whatever is given): ``DTensor``s over ``torch.chunk(dim=0)`` rows, in the
-    dtype that they had, gathered while the unit's forward and backward run. Gradients are the mean over ranks. Build the optimizer after
+    Parameters are ``DTensor``s over ``torch.chunk(dim=0)`` rows, in their original dtype, gathered while forward and backward run. They
+    are never flattened, as with FSDP1's ``use_orig_params=True``. Gradients are the mean over ranks. Build the optimizer after
     wrapping, and train as before. Every rank wraps the same modules in the same order.
 
-    ``process_group``: the ranks (default: all); for a hybrid strategy a pair (shard, replicate). ``device_mesh``: instead of it; 2-D
-    (replicate, shard) for a hybrid strategy. ``sharding_strategy``: FULL_SHARD; SHARD_GRAD_OP keeps parameters whole between forward and
-    backward; NO_SHARD replicates; HYBRID_SHARD and _HYBRID_SHARD_ZERO2 shard within and replicate across hosts.
-    ``cpu_offload``: parameters, gradients and the optimizer's step live on the host. ``auto_wrap_policy``: which inner modules become
-    units; modules with parameters that are used elsewhere, too, stay in the unit around. ``mixed_precision``: torch's ``MixedPrecision``.
-    ``ignored_modules`` or ``ignored_states``: left alone. ``param_init_fn``: gives a module on the meta device its values (default: its
-    ``reset_parameters``). ``device_id``: where the unit computes (a number counts accelerators; without any, it is the CPU).
-    ``sync_module_states``: all ranks begin with the first one's values. ``forward_prefetch``: from the second forward on each unit has the
-    one unsharded that followed it in the first (for static graphs). ``backward_prefetch``, ``limit_all_gathers``: checked; the step graph
-    prefetches backward and bounds what is under way by itself.
-    Raises TypeError and ValueError for arguments that do not fit, ValueError for modules that DDP, ``fully_shard`` or torch's FSDP has.
+    ``process_group``: the ranks (default: all); for a hybrid strategy a pair (shard, replicate).
+    ``device_mesh``: an alternative to ``process_group``; 2-D (replicate, shard) for a hybrid strategy.
+    ``sharding_strategy``: FULL_SHARD by default. SHARD_GRAD_OP keeps parameters unsharded between forward and backward. NO_SHARD
+    replicates. HYBRID_SHARD and _HYBRID_SHARD_ZERO2 shard within and replicate across hosts.
+    ``cpu_offload``: parameters, gradients and the optimizer's step stay on the host.
+    ``auto_wrap_policy``: selects inner modules that become units. Modules with shared parameters stay in the enclosing unit.
+    ``mixed_precision``: torch's ``MixedPrecision``.
+    ``ignored_modules`` or ``ignored_states``: modules or parameters that stay as they are.
+    ``param_init_fn``: initialises a module on the meta device (default: its ``reset_parameters``).
+    ``device_id``: the unit's device (a number is an accelerator's index; without accelerators, it means the CPU).
+    ``sync_module_states``: broadcasts the first rank's values.
+    ``forward_prefetch``: from the second forward on, each unit prefetches its successor in the first forward (for static graphs).
+    ``backward_prefetch``, ``limit_all_gathers``: checked and ignored; the step graph does both.
+    Raises TypeError and ValueError for unsuitable arguments, ValueError for modules managed by DDP, ``fully_shard`` or torch's FSDP.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> FullyShardedDataParallel:
-        return object.__new__(cls)  # it stays of this class when it is sharded: programs compare types
+        return object.__new__(cls)  # this very class, because programs compare types
 
-    _api_name = "FSDP"  # what messages call it
+    _api_name = "FSDP"  # the name in error messages
 
     StateDictType = _Elsewhere("there is no FullyShardedDataParallel.StateDictType: from shoal.fsdp1 import StateDictType")
 
@@ -163,10 +166,10 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         self._settings = _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
         self._is_root: bool | None = None
         self._comm_hook: HookedReduceScatter | None = None
-        self._not_synced = 0  # how many no_sync() it is inside
+        self._not_synced = 0  # nesting depth of no_sync()
         self._summoned = self._keep_vars = False
         self._forward_prefetch = forward_prefetch
-        self._order: list[FullyShardedDataParallel] | None = None  # in which units run, until it is known
+        self._order: list[FullyShardedDataParallel] | None = None  # order of units' forwards, while it is recorded
         _values.materialize(module, self._ignored_modules, param_init_fn, device)
         _values.prepare(module, self._ignored_modules, self._ignored_params, device)
         if sync_module_states:
@@ -182,7 +185,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
             if isinstance(p, DTensor)
         ]
         for m in self._managed:
-            m.parameter._fsdp_flattened = True  # Lightning asks whether an optimizer has parameters of FSDP
+            m.parameter._fsdp_flattened = True  # Lightning's check for FSDP parameters in an optimizer
         kept = _precision.kept_gradient_dtype(mixed_precision)
         for p in {m.parameter: None for m in self._managed} if kept is not None else ():
             _precision.keep_gradient_in(kept, p)
@@ -194,7 +197,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """The wrapped module (inside a ``checkpoint_wrapper``, if it has one)."""
+        """The wrapped module, without a ``checkpoint_wrapper`` around it."""
         inner = self._modules[WRAPPED]
         return inner._modules.get("_checkpoint_wrapped_module", inner)
 
@@ -212,7 +215,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """DistributedDataParallel looks for it, and nobody else."""
+        """Raises InvalidArgument, because only DistributedDataParallel reads this attribute."""
         raise InvalidArgument("DistributedDataParallel around an FSDP model", hint="leave DDP out: FSDP takes its place")
 
     def _get_name(self) -> str:
@@ -231,12 +234,12 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         return self._modules[WRAPPED][key]
 
     def _fqn_modifiers(self) -> dict[str, str]:
-        """For torch.distributed.checkpoint.state_dict: which part of a name in the tree the state dict's has not, by the one after it."""
+        """For torch.distributed.checkpoint.state_dict: name part -> wrapper prefix before it that state dicts omit."""
         inner = self._modules[WRAPPED]
         return dict.fromkeys([*inner._modules, *inner._parameters, *inner._buffers], WRAPPED)
 
     def forward(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Runs the wrapped module; the root casts its inputs to ``param_dtype``, others if ``cast_forward_inputs`` says so."""
+        """Runs the wrapped module. Inputs are cast to ``param_dtype`` by ``cast_root_forward_inputs`` and ``cast_forward_inputs``."""
         dtype = None if self._summoned else _precision.input_dtype(self.mixed_precision, self._is_root)
         if dtype is not None:
             args, kwargs = _precision.cast((args, kwargs), dtype)
@@ -255,7 +258,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
             self._follow_order()
 
     def _follow_order(self) -> None:
-        """``forward_prefetch``: in the first forward the units' order is seen; from the second on each asks for the next one."""
+        """Implements ``forward_prefetch``: records the units' order in the first forward, then sets each unit's successor."""
         order = self._order
         if self not in order:
             order.append(self)
@@ -268,7 +271,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
             unit._order = None
 
     def _lazy_init(self) -> None:
-        """At the first use: the outermost unit is the root of those inside."""
+        """Makes this unit the root of the units inside, at its first use."""
         if self._is_root is not None:
             return
         self._is_root = True
@@ -280,29 +283,29 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
             unit._buffers_of.cast()
 
     def _require_root(self, what: str, words: str, error: type[InvalidArgument] = NotTheRoot) -> None:
-        """``words``: torch's."""
+        """Raises ``error`` on an inner unit. ``words``: torch's message."""
         self._lazy_init()
         if not self._is_root:
             raise error(f"{words} {what} was called on an inner unit", hint="call it on the outermost FullyShardedDataParallel")
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As a module's, with the names that parameters had before they were wrapped."""
+        """As ``nn.Module.named_parameters``, with names as before wrapping."""
         for name, p in super().named_parameters(*args, **kwargs):
             yield clean(name), p
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """As a module's, with the names that buffers had before they were wrapped."""
+        """As ``nn.Module.named_buffers``, with names as before wrapping."""
         for name, b in super().named_buffers(*args, **kwargs):
             yield clean(name), b
 
     def check_is_root(self) -> bool:
-        """Whether this is the outermost unit. Asked before the first forward, it is the outermost one asked."""
+        """Returns True for the outermost unit. Before the first forward the unit on which it is called becomes the root."""
         self._lazy_init()
         return bool(self._is_root)
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
-        """The units in a tree, outermost first; ``root_only``: those that are in no other one of it."""
+        """The units in a tree, outermost first. ``root_only``: only those inside no other unit of the tree."""
         units = _full_parameters.units_of(module)
         if not root_only:
             return units
@@ -310,7 +313,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         return [u for u in units if id(u) not in inner]
 
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
-        """``fn`` on every module inside, with whole parameters; what it writes stays. Every rank must call it."""
+        """Calls ``fn`` on every module inside, with whole parameters, and keeps its writes. Every rank must call it."""
         with self.summon_full_params(self):
             return super().apply(fn)
 
@@ -320,7 +323,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward accumulates whole gradients and reduces nothing; the next backward outside reduces the sum. Root only."""
+        """Inside, backward accumulates whole gradients without reduction. The next backward outside reduces the sum. Root only."""
         self._require_root(
             "no_sync()", "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on root FSDP module."
         )
@@ -333,7 +336,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
             self.set_requires_gradient_sync(self._not_synced == 0)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scales all gradients so that their norm over all ranks is at most ``max_norm``; returns the norm before (a scalar tensor).
+        """Scales all gradients so that their norm over all ranks is at most ``max_norm``. Returns the norm before, a scalar tensor.
 
         Root only; every rank must call it.
         """
@@ -341,11 +344,12 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         return clip_grad_norm_(self.parameters(), float(max_norm), norm_type)
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
-        """Gradients of every unit are reduced by ``hook(state, gradients, rows)`` from now on: ``gradients`` is one flat tensor of the
-        unit's whole ones, in the reduce dtype, padded to as much for every rank; the hook fills ``rows`` with this rank's part of the mean.
+        """Reduces gradients of every unit by ``hook(state, gradients, rows)`` from now on.
 
-        As torch's ``default_hooks`` are written. Root only, once, before the first backward; every rank must do so. A world of one calls
-        nothing. Raises NotImplementedError where parameters are replicated (NO_SHARD, hybrid strategies).
+        ``gradients``: one flat tensor of the unit's whole gradients, in the reduce dtype, padded to equal parts per rank. The hook fills
+        ``rows`` with this rank's part of the mean, as torch's ``default_hooks`` do.
+        Call it on the root, once, before the first backward, on every rank. With one rank the hook is never called. Raises
+        NotImplementedError where parameters are replicated (NO_SHARD, hybrid strategies).
         """
         self._require_root("register_comm_hook()", "register_comm_hook can only be called on a root instance.", HookRefused)
         units = self.fsdp_modules(self)
@@ -363,15 +367,15 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
             unit._comm_hook = HookedReduceScatter(state, hook)
             unit.set_custom_reduce_scatter(unit._comm_hook)
             if unit.world_size > 1:
-                unit.set_gradient_divide_factor(1.0)  # the hook divides
+                unit.set_gradient_divide_factor(1.0)  # the hook divides instead
 
     # ---- state dicts ----
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Parameters and buffers by their clean names, as ``state_dict_type`` says: by default whole tensors on every rank.
+        """Parameters and buffers by their clean names, in the form of ``state_dict_type``: by default whole tensors on every rank.
 
-        Whole tensors are gathered: every rank must call it, also when only rank 0 keeps the result (``rank0_only``). With ``keep_vars`` the
-        values are the sharded parameters themselves, whatever is set.
+        Whole tensors are gathered, so every rank must call it, also if only rank 0 keeps the result (``rank0_only``). With ``keep_vars``
+        the values are always the sharded parameters themselves.
         """
         for name in ("state_dict_type", "fsdp_state_dict_config"):
             if name in kwargs:
@@ -380,7 +384,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
                     "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)): model.state_dict()"
                 )
         self._keep_vars = bool(kwargs.get("keep_vars"))
-        if self._is_root is None and kwargs.get("destination") is None:  # the outermost unit comes first: it is the root
+        if self._is_root is None and kwargs.get("destination") is None:  # makes the outermost unit the root
             with _full_parameters.unsharded(self):
                 pass
         return super().state_dict(*args, **kwargs)
@@ -392,13 +396,13 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         state_dict_config: StateDictConfig | None = None,
         optim_state_dict_config: OptimStateDictConfig | None = None,
     ) -> StateDictSettings:
-        """Sets what ``state_dict`` and ``optim_state_dict`` of all units in a tree return and take. Returns the settings before."""
+        """Sets the form of ``state_dict`` and ``optim_state_dict`` for all units in a tree. Returns the previous settings."""
         settings = _state_dict.settings_for(state_dict_type, state_dict_config, optim_state_dict_config)
         return _state_dict.set_settings(module, settings)
 
     @staticmethod
     def get_state_dict_type(module: nn.Module) -> StateDictSettings | None:
-        """The settings of a tree; None when it has no unit."""
+        """The settings of a tree; None if it has no unit."""
         return _state_dict.settings_of(module)
 
     @staticmethod
@@ -409,7 +413,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         state_dict_config: StateDictConfig | None = None,
         optim_state_dict_config: OptimStateDictConfig | None = None,
     ) -> Iterator[None]:
-        """``set_state_dict_type`` for as long as a ``with`` lasts."""
+        """Applies ``set_state_dict_type`` inside a ``with`` block."""
         settings = _state_dict.settings_for(state_dict_type, state_dict_config, optim_state_dict_config)
         before = _state_dict.set_settings(module, settings)
         try:
@@ -423,11 +427,11 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     def optim_state_dict(
         model: nn.Module, optim: torch.optim.Optimizer, optim_state_dict: dict[str, Any] | None = None, group: Any = None
     ) -> dict[str, Any]:
-        """The optimizer's state by parameter names, in the form that ``state_dict_type`` says. Every rank must call it.
+        """The optimizer's state by parameter names, in the form of ``state_dict_type``. Every rank must call it.
 
-        {"state": {name: {key: value}}, "param_groups": [{..., "params": [names]}]}; with ``rank0_only`` the others get {}. The sharded
-        state of an optimizer that has not stepped has the values that its first step begins with: torch.distributed.checkpoint loads into
-        them.
+        Returns {"state": {name: {key: value}}, "param_groups": [{..., "params": [names]}]}; with ``rank0_only`` the other ranks get {}.
+        The sharded state of an optimizer that has not stepped has the initial values of its first step, for torch.distributed.checkpoint
+        to load into.
         """
         settings = _state_dict.settings_of(model) or _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
         config = settings.optim_state_dict_config
@@ -454,9 +458,9 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         load_directly: bool = False,
         group: Any = None,
     ) -> dict[str, Any]:
-        """The state dict for ``optim.load_state_dict``, made of what ``optim_state_dict`` returned (of any number of ranks, if whole).
+        """Converts a result of ``optim_state_dict`` for ``optim.load_state_dict``. A whole state may come from any number of ranks.
 
-        ``load_directly``: loads it, too. With ``rank0_only`` the others' argument is not looked at: rank 0 sends them their part.
+        ``load_directly``: also loads it. With ``rank0_only`` rank 0 broadcasts its state; the argument of other ranks is ignored.
         """
         settings = _state_dict.settings_of(model) or _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
         result = _optimizer_state.to_load(
@@ -476,7 +480,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     def full_optim_state_dict(
         model: nn.Module, optim: torch.optim.Optimizer, optim_input: Any = None, rank0_only: bool = True, group: Any = None
     ) -> dict[str, Any]:
-        """The whole optimizer state by names, on the host; with ``rank0_only`` the others get {}. Every rank must call it."""
+        """The whole optimizer state by names, on the host; with ``rank0_only`` the other ranks get {}. Every rank must call it."""
         return _optimizer_state.saved(
             model, optim, optim.state_dict(), StateDictType.FULL_STATE_DICT, rank0_only=rank0_only, offload_to_cpu=True, group=group
         )
@@ -492,7 +496,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     def shard_full_optim_state_dict(
         full_optim_state_dict: dict[str, Any], model: nn.Module, optim_input: Any = None, optim: torch.optim.Optimizer | None = None
     ) -> dict[str, Any]:
-        """The state dict for ``optim.load_state_dict``, made of a whole state that every rank has."""
+        """Converts a whole state, which every rank has, for ``optim.load_state_dict``."""
         return _optimizer_state.to_load(model, optim, full_optim_state_dict, StateDictType.FULL_STATE_DICT, optim_input=optim_input)
 
     @staticmethod
@@ -503,7 +507,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         optim: torch.optim.Optimizer | None = None,
         group: Any = None,
     ) -> dict[str, Any]:
-        """The same of a whole state that only rank 0 has. Every rank must call it."""
+        """Converts a whole state, which only rank 0 has, for ``optim.load_state_dict``. Every rank must call it."""
         return _optimizer_state.to_load(
             model, optim, full_optim_state_dict, StateDictType.FULL_STATE_DICT, rank0_only=True, group=group, optim_input=optim_input
         )
@@ -512,7 +516,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     def flatten_sharded_optim_state_dict(
         sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
     ) -> dict[str, Any]:
-        """The state dict for ``optim.load_state_dict``, made of what ``sharded_optim_state_dict`` returned (nothing is flattened here)."""
+        """Converts a result of ``sharded_optim_state_dict`` for ``optim.load_state_dict``; nothing is flattened."""
         return _optimizer_state.to_load(model, optim, sharded_optim_state_dict, StateDictType.SHARDED_STATE_DICT)
 
     @staticmethod
@@ -523,5 +527,5 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         optim_input: Any = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> dict[str, Any]:
-        """A whole optimizer state by names, from one by numbers (of an unwrapped model's optimizer), or the other way round."""
+        """Converts a whole optimizer state from numbers (of an unwrapped model's optimizer) to names, or the reverse."""
         return _optimizer_state.rekeyed(optim_state_dict, optim_state_key_type, model, optim, optim_input)

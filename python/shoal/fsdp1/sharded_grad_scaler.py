@@ -1,4 +1,4 @@
-"""Loss scaling over ranks: all skip a step, or none does."""
+"""Loss scaling over ranks: all ranks skip a step together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["ShardedGradScaler"]
 class ShardedGradScaler(_ShardedGradScaler):
     """``torch.amp.GradScaler`` for sharded gradients: an infinite or NaN value on any rank of ``process_group`` skips the step on all.
 
-    ``device``: of the parameters; the others are ``torch.amp.GradScaler``'s. Semantics: torch.distributed.fsdp.sharded_grad_scaler.
+    ``device``: the parameters' device type. The other arguments are ``torch.amp.GradScaler``'s. Semantics:
+    torch.distributed.fsdp.sharded_grad_scaler.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class ShardedGradScaler(_ShardedGradScaler):
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool = True
     ) -> dict[torch.device, torch.Tensor]:
-        """Unscales this rank's rows in place. What was found is combined over ranks here: an optimizer that unscales by itself asks nobody
-        else."""
+        """Unscales this rank's rows in place and combines ``found_inf`` over ranks. An optimizer that unscales by itself does not
+        communicate, so that this must happen here."""
         with torch.no_grad():
             for group in optimizer.param_groups:
                 for p in group["params"]:

@@ -1,4 +1,4 @@
-"""Policies for which modules become units: torch's policies, and the names that older programs use."""
+"""Auto-wrap policies: torch's, and the names that older programs use."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _DEFAULT_MIN_NUM_PARAMS = 100_000
 def transformer_auto_wrap_policy(module=None, recurse=None, nonwrapped_numel=None, transformer_layer_cls=None):
     """Makes every module of ``transformer_layer_cls`` (a set of classes) a unit.
 
-    To be given as ``functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})``. Called with the classes alone it
-    returns the same policy, and says that ``ModuleWrapPolicy`` is its name.
+    Pass it as ``functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})``. A call with the classes alone returns
+    ``ModuleWrapPolicy`` and warns. Raises TypeError without the classes.
     """
     if module is None and transformer_layer_cls is not None:
         warnings.warn(

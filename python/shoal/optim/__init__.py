@@ -1,4 +1,4 @@
-"""Optimizers over shards: fused, in C++, with the widest vectors that the CPU has; and clipping by the norm of sharded gradients."""
+"""Optimizers for plain and sharded parameters, fused in C++ with the CPU's widest vectors; clipping by the norm of sharded gradients."""
 
 from shoal.optim._adam import Adam, AdamW
 from shoal.optim._clip import clip_grad_norm_

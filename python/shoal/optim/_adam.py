@@ -1,4 +1,4 @@
-"""Adam and AdamW, one pass over memory."""
+"""Adam and AdamW in one pass over memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shoal.optim._threads import num_threads
 
 
 class Adam(Fused, torch.optim.Adam):
-    """Adam (Kingma and Ba, 2015; AMSGrad: Reddi et al., 2018) as ``torch.optim.Adam`` computes it, fused: parameters, gradients and
-    moments are read once and written once, by up to ``torch.get_num_threads()`` threads.
+    """Adam (Kingma and Ba, 2015; AMSGrad: Reddi et al., 2018) as ``torch.optim.Adam`` computes it, fused. One pass reads and writes
+    parameters, gradients and moments once, with up to ``torch.get_num_threads()`` threads.
 
-    For CPU parameters of float32, float64, bfloat16 or float16, plain or sharded (``DTensor``: each rank updates its rows, nothing is
-    communicated); gradients may have another of these dtypes. Arithmetic is fp32 (fp64 for float64); subnormal values count as zero.
+    Parameters: on the CPU, float32, float64, bfloat16 or float16, plain or ``DTensor`` (each rank updates its rows, without communication).
+    Gradients may have another of these dtypes. Arithmetic is fp32 (fp64 for float64); subnormal values count as zero.
 
-    Arguments are torch's, ``lr`` a float or a tensor of one element. ``fused`` and ``foreach`` are accepted and change nothing;
-    ``capturable=True`` and ``differentiable=True`` raise Unimplemented. ``master_weights``: None keeps an fp32 copy of every bfloat16 and
-    float16 parameter, and its moments in fp32; True says the same; False does without, as torch does.
+    Arguments are torch's; ``lr`` is a float or a tensor of one element. ``fused`` and ``foreach`` are accepted and ignored;
+    ``capturable=True`` and ``differentiable=True`` raise Unimplemented. ``master_weights``: with None or True, bfloat16 and float16
+    parameters have an fp32 copy and fp32 moments. With False they have neither, as in torch.
 
-    State: ``step``, ``exp_avg``, ``exp_avg_sq``, with ``amsgrad`` ``max_exp_avg_sq``, with a master copy ``master_param``. State dicts go
-    to ``torch.optim.Adam`` and come from it. Raises ValueError for options out of range, Unimplemented for other dtypes and devices,
+    State: ``step``, ``exp_avg``, ``exp_avg_sq``, with ``amsgrad`` ``max_exp_avg_sq``, with a master copy ``master_param``. State dicts are
+    interchangeable with ``torch.optim.Adam``'s. Raises ValueError for options out of range, Unimplemented for other dtypes and devices,
     InvalidArgument for sparse gradients and parameters with gaps.
     """
 
@@ -48,7 +48,7 @@ class Adam(Fused, torch.optim.Adam):
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
-        batches: dict[tuple, list] = {}  # by dtypes
+        batches: dict[tuple, list] = {}  # rows by dtypes
         for p in self._with_gradients(group):
             state = self.state[p]
             for key in keys:
@@ -82,8 +82,8 @@ class Adam(Fused, torch.optim.Adam):
 
 
 class AdamW(Adam, torch.optim.AdamW):
-    """AdamW (Loshchilov and Hutter, 2019) as ``torch.optim.AdamW`` computes it: ``shoal.optim.Adam``, all that it says, with decoupled
-    weight decay. State dicts go to ``torch.optim.AdamW`` and come from it."""
+    """AdamW (Loshchilov and Hutter, 2019) as ``torch.optim.AdamW`` computes it: ``shoal.optim.Adam`` with decoupled weight decay. State
+    dicts are interchangeable with ``torch.optim.AdamW``'s."""
 
     def __init__(
         self,

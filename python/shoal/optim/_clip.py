@@ -17,7 +17,7 @@ from shoal.optim._threads import num_threads
 
 
 class NonFinite(InvalidArgument, RuntimeError):
-    """The norm is NaN or infinite. A RuntimeError, too: torch raises one."""
+    """The norm is NaN or infinite. Also a RuntimeError, as in torch."""
 
 
 @torch.no_grad()
@@ -28,17 +28,17 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Scales all gradients in place so that their norm together is at most ``max_norm``; returns the norm before, on every rank the same.
+    """Scales all gradients in place so that their joint norm is at most ``max_norm``. Returns the norm before, the same on every rank.
 
-    As ``torch.nn.utils.clip_grad_norm_`` on the gathered gradients (the factor is ``max_norm / (norm + 1e-6)``, at most 1), but parameters
-    may be any mix: plain, and ``DTensor``s of any placements and meshes, shards may be empty. A collective: every rank calls it with the
-    same parameters (a gradient may be missing here and there). Each rank sums over its shards in fp64; then comes one all_reduce for every
-    mesh axis that shards something, of a number per parameter. Plain and replicated gradients count once, as this rank has them.
-    ``norm_type``: any order, ``inf`` and ``-inf``. ``foreach`` is accepted and changes nothing.
+    The result is that of ``torch.nn.utils.clip_grad_norm_`` on the gathered gradients: the factor is ``max_norm / (norm + 1e-6)``, at most
+    1. Parameters may be any mix of plain tensors and ``DTensor``s of any placements and meshes; shards may be empty.
+    Collective: every rank calls it with the same parameters; gradients may be missing on some ranks. Each rank sums over its shards in
+    fp64. One all_reduce follows per mesh axis that shards a parameter, of one number per parameter. Plain and replicated gradients count
+    once, with this rank's values. ``norm_type``: any order, ``inf`` and ``-inf``. ``foreach`` is accepted and ignored.
 
-    Returns a plain 0-d tensor, fp32, or fp64 if a gradient is. Raises NonFinite (an InvalidArgument and a RuntimeError), on every rank, for
-    a norm that is NaN or infinite if ``error_if_nonfinite``; Unimplemented for gradients that are sparse, not on the CPU, or of another
-    type than float32, float64, bfloat16 and float16. Source: Pascanu et al., 2013.
+    Returns a plain 0-d tensor: fp64 if any gradient is, else fp32. With ``error_if_nonfinite`` a NaN or infinite norm raises NonFinite (an
+    InvalidArgument and a RuntimeError) on every rank. Raises Unimplemented for gradients that are sparse, not on the CPU, or of another
+    dtype than float32, float64, bfloat16 and float16. Source: Pascanu et al., 2013.
     """
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -57,7 +57,7 @@ def clip_grad_norm_(
             hint="look for an overflow in the loss, or set error_if_nonfinite=False to scale by it all the same",
         )
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).item()
-    if gradients and factor != 1:  # NaN is not, either
+    if gradients and factor != 1:  # true for NaN as well
         torch._foreach_mul_([local(g) for g in gradients], factor)
     return norm
 
@@ -72,10 +72,10 @@ def _check(g: torch.Tensor) -> None:
 
 
 def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
-    """fp64, of the norms of the single gradients, as torch has it."""
+    """The norm of the gradients' norms, in fp64, as torch defines it."""
     none = math.inf if order == -math.inf else 0.0
     sums = torch.tensor([none if p.grad is None else _power_sum(_laid_out(p), order) for p in parameters], dtype=torch.float64)
-    # By mesh and axis, in the order of the parameters, with a gradient here or not: the same on every rank.
+    # By mesh and axis, in order of the parameters, including those without a gradient here: the same on every rank.
     axes: dict[tuple, list[int]] = {}
     for i, p in enumerate(parameters):
         if isinstance(p, DTensor):
@@ -85,7 +85,7 @@ def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
     for (mesh, axis), which in axes.items():
         sums[which] = _over_ranks(sums[which], order, mesh.get_group(axis))
     if order == 0:
-        return (sums != 0).sum().double()  # torch counts the gradients that are not zero
+        return (sums != 0).sum().double()  # torch: the number of nonzero gradients
     if not math.isinf(order):
         sums = sums.sqrt() if order == 2 else sums.pow(1 / order)
     return torch.linalg.vector_norm(sums, order) if len(sums) > 0 else torch.zeros((), dtype=torch.float64)
@@ -95,7 +95,7 @@ def _over_ranks(sums: torch.Tensor, order: float, group: dist.ProcessGroup) -> t
     if not math.isinf(order):
         dist.all_reduce(sums, group=group)
         return sums
-    # The greatest, of the negative numbers for -inf. NaN would get lost on the way: it goes beside, as a number.
+    # A maximum, of negated values for -inf. MAX may drop NaN, so NaN flags are reduced alongside.
     sign, nan = math.copysign(1.0, order), sums.isnan()
     both = torch.cat([sign * sums.masked_fill(nan, 0.0), nan.double()])
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
@@ -104,7 +104,7 @@ def _over_ranks(sums: torch.Tensor, order: float, group: dist.ProcessGroup) -> t
 
 
 def _laid_out(p: torch.Tensor) -> torch.Tensor:
-    """This rank's part of the gradient, when it is laid out as its parameter: it may still be a sum to be taken over ranks."""
+    """This rank's part of the gradient, redistributed to the parameter's placements, because it may still be Partial."""
     g = p.grad
     if isinstance(g, DTensor) and g.placements != p.placements:
         g = g.redistribute(p.device_mesh, p.placements)

@@ -1,4 +1,4 @@
-"""The parts that the fused optimizers share: shards of parameters as the kernels want them, master weights, GradScaler, state dicts."""
+"""The base of the fused optimizers: kernel arguments, master weights, GradScaler, state dicts."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Fused:
-    """Comes before a class of ``torch.optim`` among the bases and replaces its ``step``; constructor, options and state keys are torch's.
+    """A mixin before a class of ``torch.optim``, whose ``step`` it replaces. Constructor, options and state keys are torch's.
 
-    A subclass has ``_update(group, grad_scale)`` and ``_keys(group)``: the names of the states that lie as the parameter does.
-    ``master_weights`` is an option of a parameter group: None means fp32 master weights under bf16 and fp16 parameters, False none. Thread
-    safety: as torch's, none.
+    A subclass defines ``_update(group, grad_scale)`` and ``_keys(group)``, the names of states with the parameter's layout.
+    ``master_weights`` is an option of a parameter group: None means fp32 master weights for bf16 and fp16 parameters, False none.
+    Not thread-safe, like torch's.
     """
 
-    # GradScaler hands over `grad_scale` and `found_inf` and looks at fp16 gradients, too, instead of unscaling in a pass of its own.
+    # Makes GradScaler pass `grad_scale` and `found_inf` and accept fp16 gradients, instead of unscaling in a separate pass.
     _step_supports_amp_scaling = True
 
     def _set_master_weights(self, master_weights: bool | None) -> None:
-        self._shards: dict[int, _Shard] = {}  # by id: a tensor's hash is slow, and a shard knows its tensors
+        self._shards: dict[int, _Shard] = {}  # by id, because hashing a tensor is slow
         self.defaults["master_weights"] = master_weights
         for group in self.param_groups:
             group.setdefault("master_weights", master_weights)
         self._reserve()
 
     def _reserve(self) -> None:
-        """Gets the memory that the training of sharded parameters will keep: else the first step would wait for the system to give it,
-        and find out that there is none."""
-        self._reserved: dict[int, list[torch.Tensor]] = {}  # zeros, by parameter: its first step takes them
+        """Allocates gradients and states of sharded parameters, so that a lack of memory shows now, and the first step has no page
+        faults."""
+        self._reserved: dict[int, list[torch.Tensor]] = {}  # zeros by parameter id, for its first step
         for group in self.param_groups:
             for p in group["params"]:
                 unit = getattr(p, "_shoal_state", None)
@@ -48,7 +48,7 @@ class Fused:
 
     @staticmethod
     def check_options(options: dict[str, Any]) -> None:
-        """Raises Unimplemented when a group with these options would be updated otherwise than they say."""
+        """Raises Unimplemented for options of a group that the update cannot honour."""
         for name, why in (("capturable", "nothing here runs in a CUDA graph"), ("differentiable", "the fused update has no backward")):
             if options.get(name):
                 raise Unimplemented(f"shoal.optim has no {name}=True: {why}", hint=f"leave {name} out, or use torch.optim")
@@ -67,12 +67,12 @@ class Fused:
             group.setdefault("master_weights", self.defaults.get("master_weights"))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, of torch's or our class. States beside master weights are fp32; what the state dict has in less is widened."""
+        """Loads a state dict of this class or torch's. With master weights, states are fp32; narrower values are widened."""
         for group in state_dict["param_groups"]:
             self.check_options(group)
         self._reserved.clear()
         super().load_state_dict(state_dict)
-        # torch casts every state to the dtype of its parameter.
+        # torch casts every state to its parameter's dtype.
         for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for index, p in zip(saved_group["params"], group["params"], strict=True):
                 if not self._has_master(p, group):
@@ -83,10 +83,10 @@ class Fused:
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One update, by ``torch.get_num_threads()`` threads at most. Tensors of ``shoal.spmd``'s device are updated by torch's fused
-        operator, and no state is kept beside torch's. ``closure``: computes the loss again, which is returned.
+        """Updates all parameters, with at most ``torch.get_num_threads()`` threads. ``closure``: recomputes the loss, which is returned.
 
-        With ``found_inf`` set by a GradScaler and not zero nothing is updated; with ``grad_scale`` gradients are divided by it first.
+        If a GradScaler's ``found_inf`` is not zero, nothing is updated; gradients are divided by its ``grad_scale``.
+        Tensors of ``shoal.spmd``'s device are updated by torch's fused operator, with torch's states only.
         """
         if any(p.device.type == "xla" for group in self.param_groups for p in group["params"]):
             return self._step_of_torch(closure)
@@ -99,12 +99,12 @@ class Fused:
             for group in self.param_groups:
                 self._update(group, 1.0 if grad_scale is None else float(grad_scale))
                 for p in group["params"]:
-                    if not p.requires_grad:  # frozen after it was built
+                    if not p.requires_grad:  # frozen after the constructor
                         self._reserved.pop(id(p), None)
         return loss
 
     def _step_of_torch(self, closure: Any) -> Any:
-        """Tensors of shoal.spmd's device: torch's fused operator gets all of them in one call, part by part."""
+        """Updates tensors of shoal.spmd's device by torch's fused operator, one call per group."""
         for group in self.param_groups:
             if any(self._has_master(p, group) for p in group["params"]):
                 raise Unimplemented(
@@ -119,10 +119,10 @@ class Fused:
         return p.dtype in LOW_PRECISION and group.get("master_weights") is not False
 
     def _new_state(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Zeros, laid out as `p`."""
+        """Zeros with the layout of `p`."""
         reserved, dtype = self._reserved.get(id(p)), self._state_dtype(p, group)
         zeros = reserved.pop() if reserved else self._zeros(p, group)
-        if zeros.dtype != dtype or zeros.stride() != local(p).stride() or zeros.shape != local(p).shape:  # it changed meanwhile
+        if zeros.dtype != dtype or zeros.stride() != local(p).stride() or zeros.shape != local(p).shape:  # changed since
             zeros = self._zeros(p, group)
         return dtensor(zeros, with_dtype(p._spec, dtype)) if isinstance(p, DTensor) else zeros
 
@@ -130,7 +130,7 @@ class Fused:
         return len(self._keys(group)) + self._has_master(p, group)
 
     def state_bytes(self, p: torch.Tensor, group: dict[str, Any]) -> int:
-        """Bytes that it keeps for each element of a parameter, from its first step on."""
+        """Bytes of state per element of a parameter, from its first step on."""
         return self._num_states(p, group) * self._state_dtype(p, group).itemsize
 
     def _state_dtype(self, p: torch.Tensor, group: dict[str, Any]) -> torch.dtype:
@@ -149,7 +149,7 @@ class Fused:
                 yield p
 
     def _values(self, p: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a parameter, in a form that the kernels take."""
+        """This rank's part of a parameter. Raises Unimplemented or InvalidArgument for a tensor that the kernels do not accept."""
         values = local(p)
         if values.device.type != "cpu" or values.dtype not in DTYPES:
             raise Unimplemented(
@@ -169,7 +169,7 @@ class Fused:
         return values
 
     def _shard(self, p: torch.Tensor, state: dict[str, Any], group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
-        """The kernel's arguments for `p` and its states `keys`; None where this rank has no rows of it."""
+        """The kernel's arguments for `p` and its states `keys`; None if this rank has no rows of `p`."""
         values = local(p)
         if values.numel() == 0:
             return None
@@ -194,48 +194,48 @@ class Fused:
         return _Shard(values, updated, states, [state[key] for key in keys], values if has_master else None)
 
     def _master(self, p: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The fp32 copy. Where somebody wrote the parameter since the last step, it is what they wrote."""
+        """The fp32 copy. Elements of the parameter that were written since the last step replace those of the copy."""
         state = self.state[p]
         if MASTER not in state:
             state[MASTER] = self._new_state(p, {"master_weights": True})
             local(state[MASTER]).copy_(values)
             return local(state[MASTER])
         master = state_of(state, MASTER, values)
-        lower = master.to(values.dtype)  # compared always: no version counter tells of p.data.mul_()
+        lower = master.to(values.dtype)  # always compared: p.data.mul_() changes no version counter
         if not torch.equal(lower, values):
             torch.where(lower == values, master, values.float(), out=master)
         return master
 
     def _written(self, shards: list[tuple[torch.Tensor, _Shard]], grad_scale: float) -> None:
-        """Autograd shall see that the parameters changed."""
+        """Bumps the parameters' version counters for autograd, writes back unscaled gradients, and drops references to gradients."""
         torch.autograd.graph.increment_version([shard.values for _, shard in shards])
         for _, shard in shards:
             if shard.gradient_from is not None and grad_scale != 1:
                 shard.gradient_from.copy_(shard.gradient)
-            shard.gradient = shard.gradient_from = None  # theirs to free
+            shard.gradient = shard.gradient_from = None  # lets their owners free them
 
 
 def _without_dynamo(method: Any) -> Any:
-    """A method of torch's optimizers, beneath the guard that imports torch._dynamo (half a second, 24 MiB) to keep it from being traced."""
+    """Unwraps torch._disable_dynamo from an optimizer's method, because that wrapper imports torch._dynamo (half a second, 24 MiB)."""
     return getattr(method.__func__, "__wrapped__", method.__func__)
 
 
 class _Shard:
-    """The tensors of one parameter's update, as they lie on this rank; kept from step to step as long as they are the same."""
+    """This rank's tensors of one parameter's update, cached from step to step while they stay the same."""
 
     __slots__ = ("_addresses", "_dtypes", "_faces", "copy", "gradient", "gradient_from", "numel", "states", "updated", "values")
 
     def __init__(
         self,
         values: torch.Tensor,
-        updated: torch.Tensor,  # the master copy, if there is one, otherwise `values`
+        updated: torch.Tensor,  # the master copy if there is one, else `values`
         states: list[torch.Tensor],
-        faces: list[torch.Tensor],  # `states` as they are in the optimizer's state: DTensors, perhaps
+        faces: list[torch.Tensor],  # the same states in the optimizer's state, perhaps DTensors
         copy: torch.Tensor | None,  # `values`, if there is a master copy
     ):
         self.numel, self.values, self.updated, self.states, self.copy = values.numel(), values, updated, states, copy
         self.gradient: torch.Tensor | None = None
-        self.gradient_from: torch.Tensor | None = None  # if it lies otherwise than the parameter, the original
+        self.gradient_from: torch.Tensor | None = None  # the original, if its strides differ from the parameter's
         self._faces = faces
         self._addresses = [t.data_ptr() for t in self._kept()]
         self._dtypes: dict[torch.dtype, tuple[str, ...]] = {}
@@ -244,7 +244,7 @@ class _Shard:
         return [self.values, self.updated, *self.states]
 
     def stale(self, values: torch.Tensor, state: dict[str, Any], keys: tuple[str, ...]) -> bool:
-        """Whether somebody has put another tensor, or other memory, in the place of one of these."""
+        """Returns True if one of the tensors, or its memory, was replaced."""
         if values is not self.values or len(keys) != len(self._faces):
             return True
         for key, face in zip(keys, self._faces, strict=True):
@@ -255,7 +255,7 @@ class _Shard:
         return [t.data_ptr() for t in self._kept()] != self._addresses
 
     def dtypes(self) -> tuple[str, ...]:
-        """Names of the dtypes of a row's arrays: parameter or master copy, gradient, three states, copy."""
+        """Dtype names of a row's arrays: parameter or master copy, gradient, three states, low-precision parameter; "" if absent."""
         known = self._dtypes.get(self.gradient.dtype)
         if known is None:
             names = [DTYPES[t.dtype] for t in (self.updated, self.gradient, *self.states)]
@@ -287,7 +287,8 @@ def gradient_of(p: torch.Tensor) -> torch.Tensor:
 
 
 def state_of(state: dict[str, Any], key: str, values: torch.Tensor) -> torch.Tensor:
-    """A state whose elements lie as the parameter's do: a loaded one may not."""
+    """The local tensor of a state, moved to the parameter's strides if a loaded state has others. Raises InvalidArgument for another
+    shape."""
     t = local(state[key])
     if t.shape != values.shape or t.dtype not in DTYPES:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Tensors as they lie on this rank."""
+"""Local tensors of DTensors, and the kernels' dtypes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-# The types that the kernels know, by their names there.
+# Dtypes that the kernels support, and their names there.
 DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def local(t: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor, without autograd; a plain tensor itself."""
+    """This rank's part of a DTensor, without autograd; a plain tensor is returned as it is."""
     if isinstance(t, DTensor):
         t = t._local_tensor
-        if isinstance(t, AsyncCollectiveTensor):  # the result of a collective that may still be under way
+        if isinstance(t, AsyncCollectiveTensor):  # the result of a collective, perhaps still running
             t = t.wait()
     return t

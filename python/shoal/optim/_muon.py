@@ -1,4 +1,4 @@
-"""Muon: momentum, made orthogonal."""
+"""Muon: updates by orthogonalised momentum."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shoal.optim._local import local
 class Muon(Fused, torch.optim.Muon):
     """Muon (Jordan et al., 2024; Liu et al., arXiv 2502.16982) as ``torch.optim.Muon`` computes it, also on sharded matrices.
 
-    For 2-D CPU parameters of float32, float64, bfloat16 or float16, plain or ``DTensor``s. Momentum and weight decay touch each rank's own
-    rows. Newton and Schulz's iteration needs the whole matrix: each is gathered in bfloat16, the type in which the iteration runs. Where
-    one mesh axis shards a matrix its ranks take turns: one of them runs the iteration and broadcasts the result; where several axes do,
-    each rank runs it. A collective, therefore: every rank has gradients for the same parameters. At most one whole matrix per rank of the
-    axis is held at a time, in bfloat16.
+    Parameters: 2-D, on the CPU, float32, float64, bfloat16 or float16, plain or ``DTensor``s. Momentum and weight decay use each rank's
+    rows. Newton and Schulz's iteration needs the whole matrix, which is gathered in bfloat16, the iteration's dtype.
+    If one mesh axis shards the matrices, its ranks take turns: one rank runs the iteration and broadcasts the result. If several axes do,
+    each rank runs it. ``step`` is therefore collective: every rank needs gradients for the same parameters. At most one whole matrix per
+    rank of the axis is held at a time, in bfloat16.
 
-    Arguments, state (``momentum_buffer``) and state dicts are torch's; ``master_weights`` as of ``shoal.optim.Adam``. Raises ValueError
+    Arguments, state (``momentum_buffer``) and state dicts are torch's; ``master_weights`` is ``shoal.optim.Adam``'s. Raises ValueError
     for options out of range, InvalidArgument for sparse gradients, Unimplemented for other dtypes and devices.
     """
 
@@ -35,7 +35,7 @@ class Muon(Fused, torch.optim.Muon):
         return ("momentum_buffer",)
 
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
-        together: list[torch.Tensor] = []  # one for each rank of the mesh axis
+        together: list[torch.Tensor] = []  # at most one per rank of the mesh axis
         for p in self._with_gradients(group):
             axis = _axis(p)
             if together and (axis != _axis(together[0]) or axis is None or len(together) == axis[0].size(axis[1])):
@@ -60,7 +60,7 @@ class Muon(Fused, torch.optim.Muon):
             self._apply(p, result, group)
 
     def _momentum(self, p: torch.Tensor, group: dict[str, Any], grad_scale: float) -> torch.Tensor:
-        """The update before it is made orthogonal: of this rank's rows."""
+        """Updates the momentum. Returns this rank's rows of the update before orthogonalisation, in bfloat16."""
         values, g, state = self._values(p), gradient_of(p), self.state[p]
         if grad_scale != 1:
             g.div_(grad_scale)
@@ -84,7 +84,7 @@ class Muon(Fused, torch.optim.Muon):
 
 
 def _axis(p: torch.Tensor) -> tuple[DeviceMesh, int] | None:
-    """The mesh axis that shards it, if there is one and no other."""
+    """The mesh axis that shards ``p``, if exactly one does, else None."""
     if not isinstance(p, DTensor):
         return None
     axes = [i for i, placement in enumerate(p.placements) if not isinstance(placement, Replicate) and p.device_mesh.size(i) > 1]
@@ -98,7 +98,7 @@ def _whole(p: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
 
 
 def _orthogonal(x: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> torch.Tensor:
-    """Newton and Schulz's quintic iteration, in bfloat16: brings the singular values of a matrix near 1."""
+    """Newton and Schulz's quintic iteration, in bfloat16, which brings the singular values of a matrix close to 1."""
     a, b, c = coefficients
     tall = x.size(0) > x.size(1)
     x = x.T if tall else x
@@ -110,5 +110,5 @@ def _orthogonal(x: torch.Tensor, coefficients: tuple[float, float, float], steps
 
 
 def _lr_ratio(adjust: str | None, rows: int, columns: int) -> float:
-    """By what the rate is multiplied, so that matrices of all shapes move alike: Jordan's rule or, "match_rms_adamw", Liu's."""
+    """The factor of the learning rate that equalises updates over shapes: Jordan's rule, or Liu's for "match_rms_adamw"."""
     return 0.2 * math.sqrt(max(rows, columns)) if adjust == "match_rms_adamw" else math.sqrt(max(1, rows / columns))

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, one pass over memory."""
+"""Stochastic gradient descent in one pass over memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoal.optim._threads import num_threads
 class SGD(Fused, torch.optim.SGD):
     """SGD with momentum, dampening and Nesterov's momentum (Sutskever et al., 2013) as ``torch.optim.SGD`` computes it, fused.
 
-    Parameters, gradients, arguments, ``master_weights``, threads and errors: as of ``shoal.optim.Adam``. State: ``momentum_buffer`` where
-    there is momentum, ``master_param`` with a master copy. State dicts go to ``torch.optim.SGD`` and come from it.
+    Parameters, gradients, arguments, ``master_weights``, threads and errors are as for ``shoal.optim.Adam``. State: ``momentum_buffer``
+    with momentum, ``master_param`` with a master copy. State dicts are interchangeable with ``torch.optim.SGD``'s.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class SGD(Fused, torch.optim.SGD):
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
-        batches: dict[tuple, list] = {}  # by whether the momentum begins with this step, and dtypes
+        batches: dict[tuple, list] = {}  # rows by (first step of the momentum, dtypes)
         for p in self._with_gradients(group):
             state = self.state[p] if keys else self.state.get(p, {})
             first = bool(keys) and state.get("momentum_buffer") is None

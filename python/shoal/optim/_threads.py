@@ -1,4 +1,4 @@
-"""How many threads an update may use."""
+"""The number of threads of an update."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-_several = False  # this process is a fork of one that had several threads
+_several = False  # True in a fork of a process with several threads
 
 
 def num_threads() -> int:
-    """``torch.get_num_threads()``; in a process forked off one with several threads 1, because the OpenMP runtime hangs there otherwise."""
+    """``torch.get_num_threads()``; 1 in a process forked from one with several threads, where the OpenMP runtime would hang."""
     return 1 if _several else torch.get_num_threads()
 
 

@@ -1,4 +1,4 @@
-"""Training on a cluster: a loop that runs on N workers, placed together, with a process group between them.
+"""Training on a cluster: a loop that runs on N workers, placed together, with a common process group.
 
 def loop(config): ...
 result = shoal.train.Trainer(loop, scaling_config=ScalingConfig(num_workers=2)).fit()

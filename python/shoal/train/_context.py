@@ -1,4 +1,4 @@
-"""Inside a training loop: who am I, and telling the driver how it goes."""
+"""Functions for training loops: this worker's rank, and metrics for the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.exceptions import InvalidArgument
 
 @dataclass(frozen=True)
 class TrainContext:
-    """This worker's place among the workers of its Trainer (or of torchrun, or ``shoal submit --num-workers``)."""
+    """This worker's ranks among the workers of its Trainer, of torchrun, or of ``shoal submit --num-workers``."""
 
     world_size: int
     world_rank: int
@@ -37,14 +37,14 @@ class TrainContext:
 
 
 class _Here:
-    """The context of a Trainer's worker; None in other processes."""
+    """Per-process state of a Trainer's worker; ``driver`` is None in other processes."""
 
     driver: ActorHandle | None = None
     reports = 0
 
 
 def get_context() -> TrainContext:
-    """From the environment variables that every launcher sets. Raises InvalidArgument outside a training loop."""
+    """Returns the context, from the environment variables that every launcher sets. Raises InvalidArgument outside a training loop."""
     if "RANK" not in os.environ:
         raise InvalidArgument(
             "there is no training context here", hint="call it in a Trainer's loop, or start with torchrun or shoal submit --num-workers"
@@ -60,9 +60,9 @@ def get_context() -> TrainContext:
 
 
 def report(metrics: dict[str, Any]) -> None:
-    """Hands this worker's metrics to the driver; rank 0's become the result's. A barrier: every rank reports equally often.
+    """Sends this worker's metrics to the driver; rank 0's go into the Result. A barrier: every rank must report equally often.
 
-    Outside a Trainer (torchrun, ``shoal submit``) it does nothing, so that a loop runs under each.
+    Outside a Trainer (torchrun, ``shoal submit``) it does nothing, so that a loop runs under any launcher.
     """
     if not isinstance(metrics, dict):
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")

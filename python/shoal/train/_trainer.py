@@ -18,13 +18,13 @@ from shoal._runtime import session, state
 from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented
 from shoal.train._worker import TrainWorker
 
-_SETTINGS = ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT")  # of this process's environment that its ranks read, too
-_NEWS_S = 2.0  # for the news of a death to come, of which another rank has told
+_SETTINGS = ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT")  # environment variables passed to the ranks
+_NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError
 
 
 @dataclass(frozen=True)
 class ScalingConfig:
-    """How many workers, and what each asks for (one CPU unless ``resources_per_worker`` says otherwise; CPUs are logical)."""
+    """The number of workers and the resources of each: by default one (logical) CPU."""
 
     num_workers: int = 1
     resources_per_worker: dict[str, float] | None = None
@@ -40,7 +40,7 @@ class ScalingConfig:
 
 @dataclass(frozen=True)
 class Result:
-    """``metrics``: what rank 0 reported last; ``metrics_history``: all of it, in order; ``returns``: what each rank's loop returned."""
+    """``metrics``: rank 0's last report; ``metrics_history``: all its reports in order; ``returns``: results of the loops, by rank."""
 
     metrics: dict[str, Any] = field(default_factory=dict)
     metrics_history: list[dict[str, Any]] = field(default_factory=list)
@@ -50,9 +50,9 @@ class Result:
 class Trainer:
     """Runs ``train_loop_per_worker`` on ``scaling_config.num_workers`` workers, placed together or not at all.
 
-    The loop gets ``train_loop_config`` if there is one. It finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in its
-    environment and a gloo process group initialised; ``shoal.fsdp.fully_shard`` works in it without further ado.
-    ``SHOAL_FSDP``, ``SHOAL_LEASE_GUARD`` and ``SHOAL_TIMEOUT`` are this process's, unless a ``runtime_env`` has them.
+    The loop gets ``train_loop_config`` if given. Its environment has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, and a gloo
+    process group is initialised, so that ``shoal.fsdp.fully_shard`` works at once.
+    Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_LEASE_GUARD`` and ``SHOAL_TIMEOUT``, unless a ``runtime_env`` sets them.
     ``on_report``: called in the driver with rank 0's metrics at each report.
     """
 
@@ -71,9 +71,11 @@ class Trainer:
         self._on_report = on_report
 
     def fit(self) -> Result:
-        """Runs to the end. Raises what the first failing worker raised (as its own class and as TaskError), ActorDiedError when one died,
-        ResourceExhausted when no present node could ever hold a worker, InvalidArgument in a process that is one of several ranks
-        already. Ctrl-C ends the workers."""
+        """Runs the loop to its end. Ctrl-C ends the workers.
+
+        Raises the error of the first failing worker (as its own class and as TaskError), or ActorDiedError if a worker died. Raises
+        ResourceExhausted if no present node could ever hold a worker, and InvalidArgument in a process that is one of several ranks.
+        """
         _refuse_ranks()
         count = self._scaling.num_workers
         resources = {"CPU": 1.0, **(self._scaling.resources_per_worker or {})}
@@ -83,7 +85,7 @@ class Trainer:
             settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ and name not in given}
             workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:
-            if state.cluster is not None:  # of this process's own: no node will join it
+            if state.cluster is not None:  # this process's own cluster, which no node will join
                 error.hint = (
                     f"CPUs are logical: begin with shoal.init(num_cpus={count * resources['CPU']:g}), or ask for less with "
                     "ScalingConfig(resources_per_worker=...)"
@@ -121,9 +123,9 @@ class Trainer:
         return Result(history[-1] if history else {}, history, [load(r) for r in runs])
 
     def _serve(self, s, queue: str, runs: list[ObjectRef]) -> list[dict[str, Any]]:
-        """Answers reports once every rank has made them, until all loops have returned."""
+        """Answers each report after every rank has made it, until all loops have returned. Returns rank 0's metrics."""
         history: list[dict[str, Any]] = []
-        waiting: dict[int, list] = {}  # number of the report -> calls that wait for the other ranks
+        waiting: dict[int, list] = {}  # report number -> calls that wait for other ranks
         refs, seen = [r._ref for r in runs], 0
         tally = s.tally(refs)
         while True:
@@ -150,8 +152,8 @@ class Trainer:
 
     @staticmethod
     def _first_cause(s, runs: list[ObjectRef]) -> BaseException:
-        """The first cause among ranks that have failed. A rank that saw another die may be quicker than the news of that death,
-        which is waited for."""
+        """Returns the original error among failed ranks. A rank's ActorDiedError about another rank may arrive before that rank's own
+        error, so this waits up to ``_NEWS_S`` seconds for the latter."""
         until = time.monotonic() + _NEWS_S
         while True:
             errors = [e for e in (_failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]
@@ -164,7 +166,7 @@ class Trainer:
 
     @staticmethod
     def _check_waiting(s, waiting: dict[int, list], runs: list[ObjectRef]) -> None:
-        """A rank that has returned will report no more: those who wait for it hear of it."""
+        """Fails reports that wait for a rank whose loop has ended."""
         done = [rank for rank, r in enumerate(runs) if r._ref.ready]
         for number, calls in list(waiting.items()):
             missing = [rank for rank in done if all(rank != r for r, _ in calls)]
@@ -187,7 +189,7 @@ def _failure(run: ObjectRef, where: str) -> BaseException | None:
 
 
 def _refuse_ranks() -> None:
-    """A Trainer in every rank of a gang would be as many trainings."""
+    """Raises InvalidArgument in a process that is one of several ranks, because each would start its own training."""
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
     if rank is not None and size != "1":
         script = os.path.basename(sys.argv[0]) or "SCRIPT"

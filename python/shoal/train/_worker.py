@@ -1,4 +1,4 @@
-"""The actor that a Trainer places on the cluster, one per rank, forked from a process that has imported torch."""
+"""The actor that a Trainer places, one per rank, forked from a process that has imported torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.train._context import _Here
 
 
 def free_port() -> int:
-    """A TCP port of this host, outside the range from which the kernel takes ports for others."""
+    """Returns a free TCP port of this host, outside the kernel's range of ephemeral ports. Raises OSError if there is none."""
     for _ in range(200):
         port = random.randrange(20_000, 32_000)
         with socket.socket() as s:
@@ -33,9 +33,9 @@ class TrainWorker:
         return free_port()
 
     def run(self, loop, config: dict[str, Any] | None, environment: dict[str, str], driver: ActorHandle) -> Any:
-        """Runs the loop of one rank, with a gloo process group unless the loop makes another."""
+        """Runs the loop of one rank, with a gloo process group unless the loop initialises another."""
         for name in [n for n in os.environ if n.startswith("TORCHELASTIC_")]:
-            del os.environ[name]  # of the torchrun that this driver may run under: its store is not theirs
+            del os.environ[name]  # from a torchrun around the driver, whose store is another
         os.environ.update(environment)
         _Here.driver, _Here.reports = driver, 0
         import torch.distributed as dist
@@ -45,9 +45,9 @@ class TrainWorker:
             result = loop(config) if config is not None else loop()
             for name in ("shoal.fsdp._bootstrap", "shoal.collective._group"):
                 if (module := sys.modules.get(name)) is not None:
-                    module.leave_all()  # not after an exception: that is for the driver to tell
+                    module.leave_all()  # not after an exception, which the driver reports
             return result
-        except SystemExit as error:  # of the loop: told with where it was, which the process's end would not
+        except SystemExit as error:  # a TaskError with traceback instead of a process exit
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             raise TaskError(error, text, "the training loop", os.getpid(), session().host) from None
         finally:
@@ -57,7 +57,7 @@ class TrainWorker:
 
 
 def _init_process_group(dist) -> None:
-    """gloo serves rendezvous and the user's own collectives. A loop written for torchrun initialises by itself: that is no second time."""
+    """Initialises gloo, for rendezvous and the user's collectives. Allows one further initialisation, by a loop written for torchrun."""
     dist.init_process_group("gloo")
     original = dist.init_process_group
 
