@@ -150,7 +150,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
     }
     changed_.notify_all();
   };
-  // Only CPUs are lent. Other resources are given back when the worker ends, for which it must be wanted.
+  // Only workers that hold CPUs alone lend them. Other resources become free only when a worker ends.
   const auto& held = resources.all();
   const bool lends =
       resources.units("CPU") > 0 && std::all_of(held.begin(), held.end(), [](const auto& r) { return r.first == "CPU" || r.second == 0; });

@@ -129,7 +129,7 @@ class RemoteFunction {
 
   RemoteFunction(FunctionPools& pools, FunctionOptions options) : pools_(&pools), options_(std::move(options)) {}
 
-  // Never blocks for the call, and errors are in the future. (The first call of a kind makes a pool.)
+  // Never blocks for the call, and errors are in the future. The first call of a kind has a worker started.
   template <class... A>
   Answer<Return> operator()(const A&... args) const {
     Streams::Id stream = 0;

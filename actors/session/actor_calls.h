@@ -160,7 +160,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::optional<Error> dead;
     bool restarts = false;   // the head may restart it
     bool undecided = false;  // its process is gone, and the head's report is awaited
-    bool made = false;       // its process has reported so; sent calls may have begun
+    bool made = false;       // kMade was received, or may be unread; sent calls may have begun
     runtime::Timer deciding;
     std::int32_t retries = 0;
     bool disowned = false;  // the head will not report its death

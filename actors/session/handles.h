@@ -1,4 +1,4 @@
-// Counts handles of actors in this process: an actor made here ends when its last handle is gone, in any process.
+// Counts handles of actors in this process: an actor made here ends when no process has a handle of it any more.
 //
 // No message is needed while no handle leaves this process. The first handle that leaves creates an object without a value, which stands
 // for the actor: each handle holds a reference to it (references.h). The actor's maker waits for it at the node, which reports when it is

@@ -51,7 +51,7 @@ class HandlesTest : public testing::Test {
 
   std::vector<std::function<void()>> posted_, later_;
   std::map<ObjectKey, std::int64_t> counts_;
-  std::map<ObjectKey, runtime::Promise<Value>> waits_;  // waits for the end of objects
+  std::map<ObjectKey, runtime::Promise<Value>> waits_;  // by object: waits for its end
   std::vector<std::pair<ActorId, runtime::Promise<Value>>> told_;
   std::vector<runtime::Promise<Value>> answers_;  // to released actors
   std::vector<std::pair<ActorId, std::shared_ptr<const void>>> kept_;

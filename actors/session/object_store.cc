@@ -159,8 +159,7 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
     if (const auto disk = runtime::room_on_disk(bytes, place_->folder); !disk) return disk.error().message();
     return "what is left is looked at by somebody";
   };
-  // Unread memory is looked for after each step, since a search covers the whole pool. The pause between looks is four times its
-  // duration.
+  // A search for unread memory covers the whole pool, so it runs once per step, and pauses last four times as long as it.
   const std::uint64_t step = std::max(bytes, std::min(limit / 64, kMovedAtOnce));
   steady_clock::duration pause = kLooked;
   const auto room = [&] {

@@ -69,7 +69,7 @@ class Session {
   NodeId node() const { return node_id_; }
   const std::string& folder() const { return folder_; }   // the session's folder
   const std::string& host() const { return host_name_; }  // this host's address for other hosts
-  // Endpoints of the head, tried in turn, as the node last reported them.
+  // Endpoints of the head, tried in turn; reports of the node update them.
   std::string head_endpoint();
   const std::string& node_endpoint() const { return node_endpoint_; }
   std::string endpoint();  // where this process takes calls

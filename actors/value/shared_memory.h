@@ -33,7 +33,7 @@ class SharedMemory {
   // A duplicate to send to another process.
   Result<Fd> descriptor() const;
 
-  // Moves the memory into a file in `folder` and returns true, unless it is mapped elsewhere or moved already. Slow, so never on a loop.
+  // Moves the memory into a file in `folder` and returns true, unless a mapping is in use or it is moved already. Slow, so never on a loop.
   // Cancelled when `stop` returns true.
   Result<bool> spill(const std::string& folder, const std::function<bool()>& stop = {});
   bool spilled() const;
