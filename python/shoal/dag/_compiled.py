@@ -37,7 +37,7 @@ class _Running:
     channels are unmapped with it, or before."""
 
     def __init__(self, layout: Layout, channels: _native.Channels | None):
-        self.layout, self.channels = layout, channels  # None once released
+        self.layout, self.channels = layout, channels  # channels: None after teardown
         self.error: Exception | None = None  # the first cause of the end
         self.ended, self.left = threading.Event(), threading.Event()
         self.forked = False  # True in a forked child: the channels and locks are the parent's

@@ -2,7 +2,7 @@
 
 Each actor makes its calls in one order, equal in all executions: after their inputs, otherwise as bound. For each value and each other
 process that needs it there is one channel, used once per execution. A call first reads its inputs, and then writes its result to all
-readers. Writes never wait (``_channels.capacity``), so processes wait only for values. A cycle of such waits is a deadlock, and
+readers. Writes never wait (``_channels.Layout``), so processes wait only for values. A cycle of such waits is a deadlock, and
 ``find_deadlock`` searches the schedules that will run for one.
 """
 

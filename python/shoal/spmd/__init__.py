@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal.spmd import _torch, runtime  # noqa: F401  _torch teaches torch's functions the device
+from shoal.spmd import _torch, runtime  # noqa: F401  _torch adds the device to torch's functions
 from shoal.spmd._auto import Machine, ShardingPlan, auto_shard
 from shoal.spmd._distribute import auto_policy, xla_distribute_module, xla_distribute_tensor
 from shoal.spmd._engine import replicated_ops
@@ -74,5 +74,5 @@ __all__ = [
     "xla_patched_nn_linear_forward",
 ]
 
-if os.environ.get("XLA_USE_SPMD", "").lower() in ("1", "true"):  # instead of use_spmd()
+if os.environ.get("XLA_USE_SPMD", "").lower() in ("1", "true"):  # in place of use_spmd()
     runtime.use_spmd()

@@ -15,9 +15,10 @@ from shoal.spmd._world import Piece, world
 
 
 class Array:
-    """``locals``: for each part that this process holds, by its position among all parts in row-major order, a tensor of this part's
-    ranges without padding. ``origin``: what laid it out so; None when it was made whole. ``yields``: operators lay it out as their other
-    arguments need it, whatever their sizes: a parameter of SpmdFullyShardedDataParallel, which is gathered for the rows of the batch."""
+    """``locals``: the local tensors of this process's parts, by position among all parts in row-major order. A local tensor has the part's
+    ranges without padding. ``origin``: the cause of this layout; None for a whole array. ``yields``: operators reshard it to fit their
+    other arguments, whatever the sizes. It is set on a parameter of SpmdFullyShardedDataParallel, which is gathered for the rows of the
+    batch."""
 
     __slots__ = ("dtype", "locals", "order", "origin", "shape", "sharding", "yields")
 
@@ -26,22 +27,23 @@ class Array:
         self.origin: _traffic.Origin | None = None
         self.yields = False
         self.order: tuple[int, ...] | None = (
-            None  # of dimensions in memory, outermost first, after a transposition; the same on all processes
+            None  # order of dimensions in memory, outermost first, after a transposition; the same on all processes
         )
 
     @classmethod
     def whole(cls, value: torch.Tensor, num_devices: int) -> Array:
-        """A replicated array of this memory."""
+        """Returns a replicated array with this memory."""
         return cls(value.shape, value.dtype, Sharding.replicated(value.dim(), num_devices), {0: value})
 
     def gathered(self, label: str = "read") -> torch.Tensor:
-        """The whole tensor; the local tensor itself when the array is replicated."""
+        """Returns the whole tensor; the local tensor itself if the array is replicated."""
         if self.sharding.is_replicated:
             return self.locals[0]
         return self.resharded(Sharding.replicated(len(self.shape), world().num_devices), label).locals[0]
 
     def resharded(self, sharding: Sharding, label: str = "mark_sharding") -> Array:
-        """Itself when it lies so already; otherwise of memory of its own. Processes communicate unless each has what it needs."""
+        """Returns itself if it has this layout, otherwise an array in new memory. Processes communicate unless each has all the data that
+        it needs."""
         if sharding == self.sharding:
             return self
         if not self.sharding.is_replicated:
@@ -49,7 +51,7 @@ class Array:
         plan = world().transfer(self.sharding, sharding, self.shape)
         received: list[list[torch.Tensor]] = [[] for _ in plan.receives]
         if plan.remote:
-            order = self.order or tuple(range(len(self.shape)))  # elements travel as they lie, so that they are copied in one stretch
+            order = self.order or tuple(range(len(self.shape)))  # elements travel in memory order, for contiguous copies
             back = [order.index(d) for d in range(len(order))]
             sent = [[self.locals[p.source][p.of].permute(order) for p in pieces] for pieces in plan.sends]
             expected = [[tuple(p.shape[d] for d in order) for p in pieces] for pieces in plan.receives]
@@ -68,7 +70,7 @@ class Array:
         return made
 
     def write(self, whole: torch.Tensor) -> None:
-        """Into the memory that is there."""
+        """Writes into the existing memory."""
         cuts = parts_of(self.shape, self.sharding)
         for position, local in self.locals.items():
             local.copy_(whole[cuts[position]])
@@ -79,7 +81,7 @@ _seen: list[str] | None = None
 
 @contextlib.contextmanager
 def observed() -> Iterator[list[str]]:
-    """Notes where operators move elements between devices, add up over them, or draw random numbers."""
+    """Collects notes where operators move elements between devices, sum over devices, or draw random numbers."""
     global _seen
     before, _seen = _seen, []
     try:
@@ -104,7 +106,7 @@ def note(what: str) -> None:
 
 
 def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]], dtype: torch.dtype, order: list[int]) -> torch.Tensor:
-    """A tensor whose dimensions lie in memory in this order, outermost first."""
+    """Returns a tensor whose dimensions lie in memory in this order, outermost first."""
     shape = tuple(c.stop - c.start for c in cut)
     made = torch.empty([shape[d] for d in order], dtype=dtype).permute([order.index(d) for d in range(len(order))])
     for piece, value in pieces:
@@ -113,12 +115,12 @@ def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]],
 
 
 def _order(local: torch.Tensor) -> list[int]:
-    """A tensor's dimensions in the order of memory. A matrix stays transposed when it is laid out anew: its products have the same bits."""
+    """Returns a tensor's dimensions in memory order. A transposed matrix stays so when resharded, for products with the same bits."""
     return sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))
 
 
 def parts_of(shape: Sequence[int], sharding: Sharding) -> tuple[tuple[slice, ...], ...]:
-    """Per part the ranges that it has of a tensor of this shape."""
+    """The ranges of each part of a tensor of this shape."""
     return _parts_of(tuple(shape), sharding)
 
 

@@ -1,10 +1,10 @@
-"""Automatic sharding: specs for the parameters and inputs of a module, chosen by what a training step costs the devices.
+"""Automatic sharding: specs for the parameters and inputs of a module, chosen by the costs of a training step.
 
-The module's forward and backward pass are recorded once, without memory. For a choice of specs the engine's own rules say how the tensors
-of each operator lie and what has to travel for it; the time of all operators and the peak of memory per device are the price of the choice.
-The search starts at the usual strategies (whole weights, FSDP, split layers), and changes one decision, or those of two weights used one
-after the other, as long as that helps. Parameters of repeated blocks share a decision. Nothing is random or measured: the same module,
-inputs and options give the same specs, on every process.
+Forward and backward of the module are recorded once, without memory. For a choice of specs the engine's own rules give the layouts of each
+operator's tensors and the communication. The price of a choice is the time of all operators and the peak memory per device. The search
+starts at the usual strategies (whole weights, FSDP, split layers). It changes one decision, or those of two consecutive weights, as long as
+that helps. Parameters of repeated blocks share a decision. The search is deterministic and measures nothing: equal modules, inputs and
+options give equal specs on every process.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from shoal.spmd._tensor import Tensor
 from shoal.spmd._trace import GRADIENT, MARK, Trace, Untraceable, input_name, record
 
 Axes = tuple[int, ...]
-Choice = tuple[int, ...]  # per decision, which of its candidates
-_ROUNDS = 8  # of the search: each changes every decision at most once
+Choice = tuple[int, ...]  # a candidate's index, per decision
+_ROUNDS = 8  # rounds of the search; each changes every decision at most once
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Decision:
 @dataclass(frozen=True)
 class Row:
     """One decision of a plan. ``device_bytes``: on each device, with gradient and optimizer state. ``collectives``: bytes that a device
-    receives per step for these tensors, by collective. ``reason``: what the next best spec would cost."""
+    receives per step for these tensors, by collective. ``reason``: the cost of the next best spec."""
 
     name: str
     members: tuple[str, ...]
@@ -74,9 +74,9 @@ class Row:
 
 @dataclass
 class ShardingPlan:
-    """The choice of ``auto_shard``. ``str(plan)`` is a table with reasons. ``specs`` and ``input_specs``: by name. ``seconds`` of a step by
-    the cost model and ``peak_bytes`` per device; ``whole_seconds`` and ``whole_bytes``: the same when nothing is split. ``activations``:
-    bytes that a device receives per step for tensors that are neither parameters, their gradients nor inputs, by collective."""
+    """The choice of ``auto_shard``. ``str(plan)`` is a table with reasons. ``specs`` and ``input_specs`` are by name. ``seconds`` of a step
+    and ``peak_bytes`` per device come from the cost model; ``whole_seconds`` and ``whole_bytes`` are the same without splits.
+    ``activations``: bytes that a device receives per step for other tensors than parameters, gradients and inputs, by collective."""
 
     mesh: Mesh
     rows: list[Row]
@@ -110,7 +110,7 @@ class ShardingPlan:
         )
 
     def apply(self, module: nn.Module) -> None:
-        """Moves the module to the device, marks its parameters, and from now on the inputs of its calls, and lays gradients out as their
+        """Moves the module to the device and marks its parameters. Marks the inputs of later calls, and shards gradients like their
         parameters."""
         module.to(DEVICE)
         for name, p in module.named_parameters():
@@ -121,7 +121,7 @@ class ShardingPlan:
         module.register_forward_pre_hook(lambda _, args, kwargs: self.mark_inputs(args, kwargs), with_kwargs=True)
 
     def mark_inputs(self, args: tuple, kwargs: dict) -> None:
-        """Tensors of the device that are not marked get the spec of the input at their place."""
+        """Marks unmarked device tensors with the spec of the input at their place."""
         for i, t in enumerate(tree_flatten((args, kwargs))[0]):
             if isinstance(t, Tensor) and t._box.mark is None:
                 spec = self.input_specs.get(input_name(args, kwargs, i))
@@ -145,18 +145,17 @@ def auto_shard(
     apply: bool = True,
     quiet: bool = False,
 ) -> ShardingPlan:
-    """Chooses specs for the parameters and inputs of ``module`` that nobody marked, marks them, and prints the table with its reasons on
-    stderr.
+    """Chooses and marks specs for the unmarked parameters and inputs of ``module``, and prints the table with its reasons on stderr.
 
     ``example_inputs``: a tensor, a tuple of positional arguments, or a dict of keyword arguments, of the sizes of a training step. Module
-    and inputs may lie on the host, the device, or (with ``apply=False``) on "meta": only sizes count, and forward runs once without values.
+    and inputs may lie on the host, the device, or (with ``apply=False``) on "meta". Only sizes matter; forward runs once without values.
     ``mesh``: default the global mesh, else XLA_AUTO_SPMD_MESH (sizes such as ``4,2``), else the best of all meshes of one and two axes.
-    ``memory_budget``: bytes per device, or text such as "4GiB", for parameters, gradients, ``optimizer_states`` tensors like each trainable
-    parameter (2 for Adam) and activations; None: as much as the fastest choice takes. ``machine``: speeds, see Machine. A module in eval
-    mode is planned for forward passes alone.
+    ``memory_budget``: bytes per device, or text such as "4GiB"; None: unlimited. It covers parameters, gradients, activations and
+    ``optimizer_states`` tensors per trainable parameter (2 for Adam). ``machine``: speeds, see Machine. A module in eval mode is planned
+    for forward passes only.
 
-    Raises MarkError when SPMD is off, and InvalidArgument for a budget that no choice keeps (it names the smallest one that can be kept)
-    and for a module whose forward reads values."""
+    Raises MarkError when SPMD is off, and InvalidArgument for a module whose forward reads values. It also raises InvalidArgument for a
+    budget that no choice keeps, and names the smallest possible one."""
     if apply and not runtime.is_spmd():
         raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin, or pass apply=False")
     args, kwargs = _arguments(example_inputs)
@@ -196,7 +195,7 @@ def _planned(
         least = min(least, problem.price(chosen)[1])
         if budget is not None and problem.price(chosen)[1] > budget:
             continue
-        if found is None or problem.price(chosen)[0] < 0.97 * found[0].price(found[1])[0]:  # fewer axes unless more help
+        if found is None or problem.price(chosen)[0] < 0.97 * found[0].price(found[1])[0]:  # prefers fewer axes unless more help
             found = problem, chosen
     if found is None:
         raise InvalidArgument(
@@ -234,7 +233,7 @@ def _meshes() -> list[Mesh]:
 
 
 class _Problem:
-    """The decisions for one mesh, and what each choice costs."""
+    """The decisions for one mesh, and the price of each choice."""
 
     def __init__(self, trace: Trace, mesh: Mesh, machine: Machine, optimizer_states: int, module: nn.Module):
         self.trace, self.mesh, self.machine, self.states = trace, mesh, machine, optimizer_states
@@ -250,7 +249,7 @@ class _Problem:
         self._steps = self._prepared()
 
     def _prepared(self) -> list[tuple]:
-        """Per operator: itself, its prices by how inputs lie, and the memory that ends with it. Views share memory."""
+        """Returns, per operator: the operator, its prices by layouts of the inputs, and the memory that it frees. Views share memory."""
         trace = self.trace
         root = list(range(len(trace.values)))
         made = set()
@@ -287,7 +286,7 @@ class _Problem:
         return state
 
     def price(self, choice: Choice) -> tuple[float, float]:
-        """Seconds of a step, and the peak of bytes per device."""
+        """Returns seconds of a step, and peak bytes per device."""
         found = self._cache.get(choice)
         if found is None:
             found = self._cache[choice] = self._priced(choice)
@@ -313,7 +312,7 @@ class _Problem:
                 p = memo[key] = self.prices.price(op, key)
             seconds += p.seconds
             if is_gradient and not p.collectives and p.outputs[0] == key[0]:
-                for v in ends:  # the same memory
+                for v in ends:  # the gradient keeps the same memory
                     live -= held[v]
                     held[v] = 0.0
             for (o, r, fresh), s, size in zip(outputs, p.outputs, p.made, strict=False):
@@ -337,7 +336,7 @@ class _Problem:
     # ---- search ----
 
     def search(self, budget: float, other: tuple[_Problem, Choice] | None) -> Choice:
-        """The fastest choice that keeps the budget; the smallest one when none is found that does. ``other``: a choice of another mesh."""
+        """Returns the fastest choice within the budget, or the smallest one found. ``other``: a choice of another mesh."""
 
         def within(c: Choice) -> tuple[float, float, float]:
             seconds, peak = self.price(c)
@@ -369,7 +368,7 @@ class _Problem:
                 yield [[(i, c)] for c in range(len(d.candidates))]
 
     def _double(self) -> Iterator[list[list[tuple[int, int]]]]:
-        """Two matrices that are used one after the other, over the same axes: the result of the one is split as the other needs it."""
+        """Pairs of consecutive matrices over the same axes, so that one's result is split as the other needs it."""
         matrices = [i for i, d in enumerate(self.decisions) if not d.is_input and len(d.shape) > 1 and len(d.candidates) > 1]
         for at, i in enumerate(matrices):
             for j in matrices[at + 1 : at + 3]:
@@ -382,8 +381,8 @@ class _Problem:
                 ] or [[(i, 0)]]
 
     def _starts(self) -> Iterator[Choice]:
-        """The usual strategies, over every set of axes: all whole; weights whole, split along their largest dimension (FSDP), or split in
-        turn by columns and rows, as layers that follow each other are; with a whole batch or one that is split."""
+        """Yields the usual strategies, over every set of axes. Weights are whole, split along their largest dimension (FSDP), or
+        alternately by columns and rows, as consecutive layers are. The batch is whole or split."""
         axes = [i for i, n in enumerate(self.mesh.mesh_shape) if n > 1]
         sets = [s for r in range(1, len(axes) + 1) for s in itertools.combinations(axes, r)]
         for batch in [(), *sets]:
@@ -410,7 +409,7 @@ class _Problem:
         return tuple(chosen)
 
     def _adopted(self, other: _Problem, choice: Choice) -> Choice:
-        """The choice that lies alike on this mesh, as far as there is one."""
+        """Returns the choice with equal layouts on this mesh, as far as possible."""
         chosen = []
         for d, o, c in zip(self.decisions, other.decisions, choice, strict=True):
             rank = len(d.shape)
@@ -466,7 +465,7 @@ class _Problem:
         return f"{text} takes {_time(more)} more" if more > 0 else f"{text} takes as long"
 
     def _collectives(self, choice: Choice) -> dict[int, Counter[str]]:
-        """Bytes received per collective, by the parameter or input for which they travel; -1: activations."""
+        """Bytes received per collective, by the parameter or input that causes them; -1: activations."""
         trace = self.trace
         origin = {v: v for v in (*trace.parameters.values(), *trace.inputs.values())}
         feeds: dict[int, int] = {}
@@ -504,8 +503,8 @@ def _with(choice: Choice, moves: Sequence[tuple[int, int]]) -> Choice:
 
 
 def _decisions(trace: Trace, mesh: Mesh, module: nn.Module) -> list[Decision]:
-    """In the order of first use. Indices of blocks (modules in a list that have modules of their own) are left out of names: parameters of
-    one name and shape share a decision, and so do inputs of one batch size."""
+    """Returns the decisions in the order of first use. Names omit the indices of blocks (modules in a list that have children). Parameters
+    of one name and shape share a decision, and so do inputs of one batch size."""
     used: dict[int, int] = {}
     for i, op in enumerate(trace.ops):
         for v in op.inputs:
@@ -549,7 +548,7 @@ def _parts(mesh: Mesh, axes: Axes) -> int:
 
 
 def _candidates(shape: tuple[int, ...], mesh: Mesh, axes: Sequence[int]) -> list[tuple[Axes, ...]]:
-    """Whole first; then one dimension split, over each set of axes; then two dimensions, each over axes of its own."""
+    """Whole first, then one dimension split over each set of axes, then two dimensions over separate axes."""
     rank = len(shape)
     found: list[tuple[Axes, ...]] = [((),) * rank]
     for chosen in _sets(axes):
@@ -569,7 +568,7 @@ def _candidates(shape: tuple[int, ...], mesh: Mesh, axes: Sequence[int]) -> list
 
 
 class _Choosing:
-    """While it is open, calls of modules choose nothing."""
+    """Prevents choices by module calls inside of it."""
 
     depth = 0
 
@@ -586,7 +585,7 @@ _known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def enable(memory_budget: int | str | None) -> None:
-    """From now on the first call of a module on the device, if no other module calls it, chooses specs for it."""
+    """Makes the first outermost call of each module on the device choose specs for it."""
     global _call, _memory_budget
     _memory_budget = memory_budget
     if _call is None:
@@ -611,7 +610,7 @@ def _outermost(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def choose_at_first_call(module: nn.Module, mesh: Mesh) -> None:
-    """Chooses specs on this mesh when ``module``, which is on the device, is called for the first time."""
+    """Chooses specs on this mesh at the first call of ``module``, which is on the device."""
 
     def first(module: nn.Module, args: tuple, kwargs: dict) -> None:
         handle.remove()
@@ -627,7 +626,7 @@ def _choose(module: nn.Module, args: tuple, kwargs: dict, mesh: Mesh | None, mem
     _known.add(module)
     if all(p._box.mark is not None for p in parameters):
         return
-    module = getattr(module, "_orig_mod", module)  # of torch.compile
+    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's wrapper
     try:
         plan = _planned(module, args, kwargs, mesh, memory_budget, 2, Machine())
     except Untraceable as error:

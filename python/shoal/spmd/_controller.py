@@ -1,7 +1,7 @@
 """One program that drives the processes of other devices: ``xr.use_spmd(workers=N)``.
 
-Items (see _replaying) are collected into batches, which go to every rank's actor and are run there while the program goes on. Whatever the
-program reads waits for its answer.
+Items (see _replaying) are collected into batches, which run on every rank's actor while the program goes on. A value that the program reads
+waits for its answer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from shoal.spmd._replaying import Failure, Rank
 from shoal.spmd._traffic import line_of
 from shoal.spmd._world import OneProcess
 
-Position = tuple[CodeType, int] | None  # code of the program and the instruction in it
-_ITEMS = 200  # of a batch, at least; idle ranks get one of _FEW
+Position = tuple[CodeType, int] | None  # code of the program, with an instruction in it
+_ITEMS = 200  # minimal size of a batch; idle ranks get one of _FEW
 _FEW = 32
-_UNDER_WAY = 8  # batches that are not answered yet
-_AGREE_S = 5.0  # for the other ranks to fail, too, where one has
+_UNDER_WAY = 8  # limit of unanswered batches
+_AGREE_S = 5.0  # after a rank's failure, for the other ranks to fail as well
 
 
 class _Batch:
@@ -45,17 +45,17 @@ class _Batch:
 
 
 class Controller:
-    """Batches on their way to ``ranks``, and what comes back."""
+    """Sends batches to ``ranks`` and handles their answers."""
 
     def __init__(self, ranks: list[ActorHandle]):
         self.lock = threading.RLock()
-        self.queue: deque[Any] = deque()  # (item, where the program stood), or the number of a tensor that nobody has any more
+        self.queue: deque[Any] = deque()  # (item, position in the program), or the number of a freed tensor
         self._ranks = ranks
-        self._beside: list[Any] = []  # large values of this batch
+        self._beside: list[Any] = []  # large values of the current batch
         self._under_way: deque[_Batch] = deque()
         self._cause: BaseException | None = None
-        self._operators: dict[int, str] = {}  # names by template, as long as the ranks know it
-        self._lines: list[str] | None = None  # of operators, while their times are taken
+        self._operators: dict[int, str] = {}  # names by template that the ranks have
+        self._lines: list[str] | None = None  # the operators' lines, while they are timed
         self._collected: list[tuple[float, float, int]] = []  # batches: begin, end, items
         self._since = 0.0
 
@@ -69,7 +69,7 @@ class Controller:
         return at
 
     def pace(self) -> None:
-        """Sends what has been collected if it is enough."""
+        """Sends the collected items if there are enough."""
         collected = len(self.queue)
         if collected >= _ITEMS or (collected >= _FEW and not self._busy()):
             self.flush()
@@ -82,7 +82,7 @@ class Controller:
         return len(self._beside) - 1
 
     def flush(self) -> None:
-        """Sends what has been collected."""
+        """Sends the collected items."""
         with self.lock:
             self._refuse_after_failure()
             if self.queue:
@@ -91,7 +91,7 @@ class Controller:
                 self._answered()
 
     def ask(self, item: tuple) -> Any:
-        """Rank 0's answer to a question, after all that was recorded."""
+        """Returns rank 0's answer to a question, after all recorded items."""
         with self.lock:
             self._refuse_after_failure()
             self._send(item)
@@ -100,15 +100,15 @@ class Controller:
             return answer
 
     def trace(self) -> None:
-        """From here on the ranks note when they run operators."""
+        """Makes the ranks record the times of operators from here on."""
         with self.lock:
             self.flush()
             self.add(("trace",))
             self._lines, self._collected, self._since = [], [], time.time()
 
     def traced(self) -> tuple[list[tuple[float, float, int]], list[list[tuple[str, float, float, str]]]]:
-        """Notes: per batch (begin, end, items), and per rank (name, begin, end, line of the program) of operators and what they
-        waited for."""
+        """Returns the times: per batch (begin, end, items), and per rank (name, begin, end, line of the program) of operators and their
+        waits."""
         with self.lock:
             self.ask(("idle",))
             lines, self._lines = self._lines or [], None
@@ -116,11 +116,11 @@ class Controller:
         return self._collected, [[(name, a, b, "" if i is None else lines[i]) for name, a, b, i in spans] for spans in found]
 
     def wait(self) -> None:
-        """Until all that was recorded has run."""
+        """Returns once all recorded items have run."""
         self.ask(("idle",))
 
     def _send(self, question: tuple | None = None) -> None:
-        """The batch that was collected. A question is its last item, whatever other threads and the garbage collector add meanwhile."""
+        """Sends the collected batch. A question is its last item, even if other threads or the garbage collector add items meanwhile."""
         items, positions, names = [], [], []
         entries = [self.queue.popleft() for _ in range(len(self.queue))]
         if question is not None:
@@ -154,15 +154,15 @@ class Controller:
         return self._operators[item[1]] if kind == "ask" else kind
 
     def _answered(self) -> Any:
-        """Waits for the oldest batch; Ctrl-C leaves it under way. Raises what went wrong in it: the first rank's that was not merely a
-        consequence."""
+        """Waits for the oldest batch; Ctrl-C leaves it in flight. Raises its error: that of the first rank whose failure is not a
+        consequence of another's."""
         batch = self._under_way[0]
         found: dict[int, Any] = {}
         said: dict[int, list] = {}
         failed: dict[int, Failure] = {}
         waiting, aborted = list(batch.refs), False
         while waiting:
-            # Ranks that one has left alone in an operator would wait for it.
+            # Ranks would wait for a failed one in an operator.
             ready, waiting = _client.wait(waiting, timeout=_AGREE_S if failed else None)
             if not ready:
                 rank, aborted = min(failed), True
@@ -191,7 +191,7 @@ class Controller:
         raise error
 
     def _explained(self, batch: _Batch, rank: int, failure: Failure) -> BaseException:
-        """The error with the operator, the program's line and the rank."""
+        """Returns the error with the operator, the program's line and the rank."""
         name = batch.names[failure.item]
         at = _line(batch.positions[failure.item])
         return located(failure.error, f"{name}{at and f', {at}'}, rank {rank} of {len(self._ranks)}")
@@ -208,15 +208,15 @@ class Controller:
             ) from self._cause
 
     def pids(self) -> list[int]:
-        """The processes of the ranks."""
+        """The process ids of the ranks."""
         return _client.get([rank.pid.remote() for rank in self._ranks])
 
     def end(self) -> None:
-        """Runs what was recorded, and ends the ranks. If that fails, the program's exit status is 1."""
+        """Runs the recorded items and ends the ranks. If that fails, the program's exit status is 1."""
         try:
             if self._cause is None:
                 self.wait()
-        except BaseException as error:  # the program's own end is near, and nobody else would say so
+        except BaseException as error:  # reported here, because the program is about to end
             print(f"shoal.spmd: the last operators failed: {error}", file=sys.stderr)
             state.failed = True
         for rank in self._ranks:
@@ -224,14 +224,14 @@ class Controller:
                 _client.kill(rank)
 
 
-# ---- where in the program an operator stands -------------------------------------------------------------------------------------------
+# ---- position of an operator in the program -------------------------------------------------------------------------------------------
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _is_library: dict[str, bool] = {}
 
 
 def called_from() -> Position:
-    """The line of the innermost frame that is neither torch's nor ours."""
+    """The position of the innermost frame outside of torch and shoal.spmd."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -253,7 +253,7 @@ def _line(at: Position) -> str:
 
 
 def begin(workers: int) -> None:
-    """Starts the ranks; from now on tensors of the device lie with them."""
+    """Starts the ranks, which hold the tensors of the device from now on."""
     from shoal.spmd._recording import Recorder
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -276,16 +276,16 @@ def begin(workers: int) -> None:
             hint="leave it unset for one device per worker, or give a multiple of their number",
         )
     if state.session is None:
-        # A cluster of this process's own has room for all ranks: CPUs are logical.
+        # A private cluster has room for all ranks: CPUs are logical.
         own = not started_by_node() and not _client.joined(None, os.environ.get("SHOAL_HOME", ""))
         _client.init(num_cpus=max(workers, len(os.sched_getaffinity(0))) if own else None)
-    # The ranks get the same by construction and need not compare it.
+    # The ranks get equal data by construction, so they need not compare it.
     env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": "", "SHOAL_SPMD_VERIFY": "0"}
     env |= {"SHOAL_TIMEOUT": os.environ["SHOAL_TIMEOUT"]} if "SHOAL_TIMEOUT" in os.environ else {}
     try:
         ranks = create_gang(Rank, workers, resources={"CPU": 1.0}, torch=True, refuse_infeasible=True, env=env, name="spmd")
     except ResourceExhausted as error:
-        if state.cluster is not None:  # of this process's own: no node will join it
+        if state.cluster is not None:  # no node will join a private cluster
             error.hint = f"CPUs are logical: begin with shoal.init(num_cpus={workers})"
         raise
     common = {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers), "MASTER_ADDR": session().host}

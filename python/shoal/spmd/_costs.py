@@ -1,4 +1,4 @@
-"""The cost of an operator to the devices, for each way in which its arguments lie: time, memory, and what has to travel."""
+"""The cost of an operator for each layout of its arguments: time, memory, and communication."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from shoal.spmd._traffic import move_of, summed
 
 @dataclass(frozen=True)
 class Machine:
-    """Figures of a device, and of the links between devices. A collective takes ``latency`` seconds for each of its steps, and each device
-    receives ``bandwidth`` bytes per second (the alpha-beta model). An operator takes the longer one of its additions and multiplications at
-    ``flops`` and its bytes at ``memory_bandwidth``. The defaults are those of CPU cores of one host; for accelerators pass theirs."""
+    """Figures of a device, and of the links between devices. A collective takes ``latency`` seconds per step, and each device receives
+    ``bandwidth`` bytes per second (the alpha-beta model). An operator takes the longer of its arithmetic at ``flops`` and its bytes at
+    ``memory_bandwidth``. The defaults suit CPU cores of one host; accelerators need other values."""
 
     latency: float = 30e-6  # seconds
     bandwidth: float = 5e9  # bytes per second
@@ -32,8 +32,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Collective:
-    """``received``: bytes by the device that receives most. ``argument``: which argument is laid out anew. ``result``: which result is
-    added up. Both are None of what an operator's steps move for each other."""
+    """``received``: bytes by the device that receives most. ``argument``: the index of the resharded argument. ``result``: the index of the
+    summed result. Both are None for communication between an operator's steps."""
 
     name: str
     received: float
@@ -44,8 +44,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class Price:
-    """The cost of one operator. ``made``: bytes per device of each result that has memory of its own. ``extra``: bytes per device of
-    arguments that are laid out anew for the operator's time. ``outputs``: how results lie."""
+    """The cost of one operator. ``made``: bytes per device of each result with its own memory. ``extra``: bytes per device of temporarily
+    resharded arguments. ``outputs``: the results' shardings, as numbers."""
 
     outputs: tuple[int, ...]
     seconds: float
@@ -55,12 +55,12 @@ class Price:
 
 
 def local_bytes(value: Value, sharding: Sharding) -> float:
-    """The size of the largest part."""
+    """The size of the largest part in bytes."""
     return math.prod(sharding.tile(value.shape)) * value.dtype.itemsize
 
 
 class Prices:
-    """Prices of a trace's operators. Shardings are numbers here: ``number`` gives them, ``shardings`` are behind them."""
+    """Prices of a trace's operators. Shardings are numbers here: ``number`` assigns them, ``shardings`` maps them back."""
 
     def __init__(self, trace: Trace, num_devices: int, machine: Machine):
         self.trace, self.num_devices, self.machine = trace, num_devices, machine
@@ -92,7 +92,7 @@ class Prices:
 
     def _price(self, kind: Kind, lying: list[Sharding]) -> Price:
         arrays = [Array(v.shape, v.dtype, s, {}) for v, s in zip(kind.inputs, lying, strict=True)]
-        if kind.func._schema.name == "aten::copy_":  # the engine lays the source out as the target
+        if kind.func._schema.name == "aten::copy_":  # the engine reshards the source like the target
             return self._alike(kind, arrays, arrays[0].sharding)
         if all(s.is_replicated for s in lying):
             return self._whole(kind, arrays, [])
@@ -139,7 +139,7 @@ class Prices:
             of = Kind(func, tuple(leaves), tree, tuple(places), inputs, tuple(values), written, is_view(func), 0.0)
             price = self._price(of, [a.sharding for a in given])
             prices.append(price)
-            for c in price.collectives:  # of an argument of the whole, or of what a step before gave
+            for c in price.collectives:  # for an argument of the whole operator, or a result of an earlier step
                 whose = next((k for k, a in enumerate(arrays) if c.argument is not None and a is given[c.argument]), None)
                 collectives.append(replace(c, argument=whose, result=None))
             outs = [
@@ -154,7 +154,7 @@ class Prices:
         return Price(numbers, sum(p.seconds for p in prices), tuple(collectives), made, max(p.extra for p in prices))
 
     def _alike(self, kind: Kind, arrays: list[Array], target: Sharding) -> Price:
-        """Pointwise into the first argument."""
+        """The price of a pointwise operator into the first argument."""
         rank = len(target.parts)
         inputs = [target, *(a.sharding for a in arrays[1:])]
         moved = []
@@ -198,7 +198,7 @@ class Prices:
         return [Collective(move.collective, size, seconds, argument)]
 
     def _summed(self, size: float, parts: int, result: int) -> Collective:
-        """all_reduce: each device receives what it sums, then the sums of the others."""
+        """The all_reduce of a sum: each device receives its share to sum, then the other sums."""
         got = summed(size, parts)
         seconds = 2 * math.ceil(math.log2(parts)) * self.machine.latency + got / self.machine.bandwidth
         return Collective("all_reduce", got, seconds, result=result)

@@ -1,4 +1,4 @@
-"""The logical device: torch's device type ``xla``, which is torch's slot for a backend in Python under that name."""
+"""The logical device: torch's device type ``xla``, the slot for a Python backend under another name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ torch.utils.rename_privateuse1_backend("xla")
 
 
 class _Stream:
-    """Operators run at once, so that there is nothing to wait for."""
+    """A stream without waits, because operators run at once."""
 
     device_type, device_index, stream_id = "xla", 0, 0
 
@@ -30,7 +30,7 @@ class _Stream:
 
 
 class _Module(backend._DummyBackendModule):
-    """``torch.xla``: what torch asks of a device module."""
+    """``torch.xla``: the functions that torch calls on a device module."""
 
     @staticmethod
     def is_available() -> bool:

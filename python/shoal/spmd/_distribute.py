@@ -1,4 +1,4 @@
-"""torch's DTensor functions on a mesh of device type ``xla``: placements are marks."""
+"""torch's DTensor functions on a mesh of device type ``xla``, with marks for placements."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shoal.spmd._tensor import Tensor
 
 
 class _DimError(InvalidArgument, IndexError):
-    """The placement names a dimension that the tensor has not got."""
+    """The placement names a dimension that the tensor does not have."""
 
 
 def convert_to_xla_mesh(mesh: DeviceMesh) -> Mesh:
-    """The same devices; its axes have names if the mesh's dimensions have."""
+    """Returns a Mesh of the same devices; its axes have names if the mesh's dimensions do."""
     return Mesh(mesh.mesh.flatten().tolist(), tuple(mesh.mesh.shape), mesh.mesh_dim_names)
 
 
 def convert_to_xla_partition_spec(rank: int, placements: Sequence[Placement]) -> tuple:
-    """Placement i says what axis i of the mesh does; entry d of a spec names the axes that split dimension d."""
+    """Returns a partition spec. Placement i is for axis i of the mesh; entry d of a spec names the axes that split dimension d."""
     axes: list[list[int]] = [[] for _ in range(rank)]
     for axis, p in enumerate(placements):
         if isinstance(p, Shard):
@@ -42,14 +42,14 @@ def convert_to_xla_partition_spec(rank: int, placements: Sequence[Placement]) ->
 
 
 def xla_distribute_tensor(t: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None = None) -> XLAShardedTensor:
-    """``torch.distributed.tensor.distribute_tensor``: a tensor of the device is marked in place, one of the host is copied."""
+    """``torch.distributed.tensor.distribute_tensor``: a device tensor is marked in place, a host tensor is copied."""
     placements = placements or [Replicate()] * device_mesh.ndim
     spec = convert_to_xla_partition_spec(t.dim(), placements)
     return mark_sharding(t if isinstance(t, Tensor) else t.to(DEVICE), convert_to_xla_mesh(device_mesh), spec)
 
 
 def auto_policy(name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
-    """As ``partition_fn`` of distribute_module: specs are chosen at the module's first call, see auto_shard."""
+    """As ``partition_fn`` of distribute_module, makes the module's first call choose specs (see auto_shard)."""
 
 
 def xla_distribute_module(
@@ -60,7 +60,7 @@ def xla_distribute_module(
     output_fn: Callable[..., Any] | None = None,
 ) -> nn.Module:
     """``torch.distributed.tensor.distribute_module``: ``partition_fn`` marks parameters of every module below; without one they are whole.
-    With ``auto_policy`` Shoal marks them."""
+    With ``auto_policy``, specs are chosen automatically."""
     module.to(DEVICE)
     if partition_fn is auto_policy:
         choose_at_first_call(module, convert_to_xla_mesh(device_mesh))
@@ -75,13 +75,13 @@ def xla_distribute_module(
 
 
 def placements_of(mesh: Mesh, spec: Spec) -> tuple[Placement, ...]:
-    """Per axis of the mesh."""
+    """Returns a placement per axis of the mesh."""
     dim_of = {axis: dim for dim, axes in enumerate(axes_of(mesh, spec)) for axis in axes}
     return tuple(Shard(dim_of[axis]) if axis in dim_of else Replicate() for axis in range(len(mesh.mesh_shape)))
 
 
 def redistributed(t: XLAShardedTensor, mesh: Mesh, placements: Sequence[Placement]) -> XLAShardedTensor:
-    """A copy that lies as the placements say."""
+    """Returns a copy with these placements."""
     if len(placements) != len(mesh.mesh_shape):
         raise InvalidArgument(f"{len(placements)} placements for a mesh of {len(mesh.mesh_shape)} axes", hint="give one per axis")
     if any(p.is_partial() for p in placements):

@@ -1,4 +1,4 @@
-"""Runs an operator on arrays: part by part where a rule allows it, otherwise on whole tensors."""
+"""Runs an operator on arrays: part by part if a rule allows it, otherwise on whole tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import world
 
 _replicated: Counter[str] = Counter()
-# Views whose meaning is a bit of the tensor, which operators below torch's dispatcher do not see.
+# Views that only set a bit of the tensor. Operators below torch's dispatcher ignore the bit, so their values are computed.
 RESOLVED = {
     torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
@@ -27,7 +27,7 @@ RESOLVED = {
 
 
 def replicated_ops() -> dict[str, int]:
-    """Operators that had no rule for sharded tensors, with how often they ran on whole tensors."""
+    """Counts of runs on whole tensors, by operator, for operators without a rule for sharded tensors."""
     if _world.controller is not None:
         return _world.controller.ask(("replicated",))
     return dict(_replicated)
@@ -40,9 +40,9 @@ def forget_replicated_ops() -> None:
 
 
 class Result:
-    """``values``: per result an Array, or what is no tensor. ``aliases``: local results are views of local arguments. ``origins``: by
-    position of a result's part the position of the first argument's part that it was computed from; None when arguments were laid out
-    anew, or are whole."""
+    """``values``: per result an Array, or another value. ``aliases``: local results are views of local arguments. ``origins``: for each
+    position of a result's part, the position of the first argument's part that it came from. It is None if arguments were resharded or are
+    whole."""
 
     def __init__(self, values: list[Any], aliases: bool, as_list: bool, origins: dict[int, int] | None = None):
         self.values, self.aliases, self.as_list, self.origins = values, aliases, as_list, origins
@@ -50,22 +50,22 @@ class Result:
 
 @dataclass
 class Cell:
-    """One part of an operator's work. Positions: of the parts that it reads and makes, per argument and result."""
+    """One part of an operator's work: positions of the parts that it reads and makes, per argument and result."""
 
     inputs: list[int]
     outputs: list[int | None]
-    size: list[int] | None  # of its result, for operators that are given it
+    size: list[int] | None  # local size of the result, for operators that take it as an argument
 
 
 @dataclass
 class Sum:
-    """How results of cells come together: by ``combine``. ``order``: per position that this process holds, its cells in order, each as
-    (process that sends it, its place among what that process sends; for our own cells the cell). ``sends``: per process, own cells."""
+    """The sum of cells' results by ``combine``. ``order``: per position that this process holds, its cells in order, each as (sending
+    process, index among what that process sends, or the own cell). ``sends``: own cells per process."""
 
     order: dict[int, list[tuple[int, int]]]
     sends: list[list[int]]
-    receives: list[list[int]]  # per process, positions
-    of_all: bool  # each process brings one cell, in the order of processes, and all get the sum
+    receives: list[list[int]]  # positions, per process
+    of_all: bool  # each process has one cell, in the order of processes, and all get the sum
     combine: str
 
 
@@ -79,7 +79,7 @@ class Output:
 
 @dataclass
 class Prepared:
-    """How an operator runs on arrays that lie in a certain way. None as ``cells``: on whole tensors, or as ``steps``."""
+    """The execution of an operator for given layouts. If ``cells`` is None it runs on whole tensors, or by ``steps``."""
 
     inputs: list[Sharding]
     cells: list[Cell] | None
@@ -89,12 +89,12 @@ class Prepared:
 
 
 def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> Result:
-    """``args`` and ``kwargs`` hold Arrays. Arrays in ``written`` are changed in place and stay split as they are."""
+    """Runs an operator on Arrays. Those in ``written`` are changed in place and keep their sharding."""
     return run_flat(func, *flatten(args, kwargs), written)
 
 
 def run_flat(func: Any, flat: list[Any], form: Form, written: Sequence[Array] = ()) -> Result:
-    """``run`` of arguments that ``flatten`` has made."""
+    """The same for arguments that ``flatten`` has made."""
     func = RESOLVED.get(func, func)
     op = operator_of(func)
     where = [i for i, a in enumerate(flat) if type(a) is Array]
@@ -105,7 +105,7 @@ def run_flat(func: Any, flat: list[Any], form: Form, written: Sequence[Array] = 
         return _annotated(_whole(func, op, flat, form, where, arrays), func, flat, arrays)
     targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)] if written else []
     if op.is_fused and unflatten(flat, form)[1].get("grad_scale") is None:
-        targets = [i for i in targets if i != 1]  # gradients are read only
+        targets = [i for i in targets if i != 1]  # gradients are only read
     prepared = _prepared(func, flat, form, arrays, targets)
     if prepared.steps is not None:
         moves: list[tuple[str, int]] = []
@@ -128,7 +128,7 @@ def run_flat(func: Any, flat: list[Any], form: Form, written: Sequence[Array] = 
 
 
 def _annotated(result: Result, func: Any, flat: list[Any], arrays: list[Array]) -> Result:
-    """Results of parameters alone (transposes, casts) yield as parameters do. Transposed views say in which order their dimensions lie."""
+    """Marks results of yielding arguments (transposes, casts) as yielding, and sets the memory order of transposed views."""
     if arrays and all(a.yields for a in arrays):
         for v in result.values:
             if isinstance(v, Array):
@@ -159,7 +159,7 @@ _MOST_KNOWN = 8192
 
 
 def _prepared(func: Any, flat: list[Any], form: Form, arrays: list[Array], targets: list[int]) -> Prepared:
-    """The plan of an operator. It depends on shapes, dtypes, shardings and constants other than floats: steps of a program repeat it."""
+    """Returns the plan of an operator. It depends on shapes, dtypes, shardings and constants except floats, and is cached across steps."""
     ignored = torch.Tensor if _rules.reads_floats(func) else (float, torch.Tensor)
     parts: list[Any] = [func, form, *targets]
     for a in flat:
@@ -173,7 +173,7 @@ def _prepared(func: Any, flat: list[Any], form: Form, arrays: list[Array], targe
     key = tuple(parts)
     try:
         found = _known.get(key)
-    except TypeError:  # a constant that cannot be hashed
+    except TypeError:  # an unhashable constant
         return _prepare(func, flat, form, arrays, targets)
     if found is None:
         found = _known[key] = _prepare(func, flat, form, arrays, targets)
@@ -183,12 +183,12 @@ def _prepared(func: Any, flat: list[Any], form: Form, arrays: list[Array], targe
 
 
 _WHOLE = Prepared([], None, [], None)
-_CHOSEN_WHOLE = Prepared([], None, [], 0)  # there is a rule, which does not fit what is written
+_CHOSEN_WHOLE = Prepared([], None, [], 0)  # a rule exists, but does not fit the written arrays
 
 
 def laid_out(func: Any, arrays: list[Array], args: tuple, kwargs: dict, targets: Sequence[int]) -> tuple[Plan | Steps | None, Grid | None]:
-    """The rule's plan, and how parts of arrays meet in it. ``targets``: positions of arrays that are written. Without a plan there is no
-    rule; without a grid the rule does not fit what is written, or has steps."""
+    """Returns the rule's plan and the grid of parts. ``targets``: positions of written arrays. Without a plan there is no rule. Without a
+    grid the rule does not fit the written arrays, or has steps."""
     found = _rules.find(func)
     plan = None if found is None else found(func, arrays, args, kwargs)
     if plan is None or isinstance(plan, Steps):
@@ -241,7 +241,7 @@ def _prepare(func: Any, flat: list[Any], form: Form, arrays: list[Array], target
 
 
 def _out_sizes(plan: Plan, k: int, arrays: Sequence[Array]) -> tuple[int | None, ...]:
-    """Sizes of a result's dimensions, as far as labels say them; None: that of the local result, which is whole there."""
+    """Sizes of a result's dimensions as the labels give them. A size of None is the local one, because the result is whole there."""
     labels = plan.outputs[k] or ()
     if k < len(plan.out_shapes):
         return tuple(plan.out_shapes[k])
@@ -276,9 +276,9 @@ def _count_replicated(func: Any) -> None:
         warnings.warn(f"shoal.spmd: {name} has no rule for sharded tensors and runs on whole ones", stacklevel=6)
 
 
-# A part need not have the memory for a view that the whole has.
+# Views that may be impossible in a part's memory, but possible in the whole tensor's.
 VIEWS = {"view", "_unsafe_view", "_reshape_alias"}
-# These read memory as it lies: torch makes their arguments contiguous where it calls them, as far as their tensors say that they are not.
+# Kernels that read memory in its layout: torch makes their arguments contiguous only if the tensors report other strides.
 CONTIGUOUS = {
     "native_group_norm", "native_group_norm_backward", "_scaled_dot_product_flash_attention_for_cpu", "_pdist_forward", "_pdist_backward",
     "_scaled_dot_product_flash_attention_for_cpu_backward", "_weight_norm_interface", "_weight_norm_interface_backward",
@@ -286,14 +286,14 @@ CONTIGUOUS = {
 }  # fmt: skip
 
 
-# What these give is of the transposed matrix if the matrix is contiguous. Their backward formulas ask the program's tensor whether it is.
+# Kernels that factor the transposed matrix of a contiguous one. Their backward formulas ask the program's tensor for that.
 FACTORED = {"_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"}
 _transposed = False
 
 
 @contextlib.contextmanager
 def transposed_matrices() -> Iterator[None]:
-    """Operators in FACTORED get matrices that are not contiguous."""
+    """Gives operators in FACTORED matrices that are not contiguous."""
     global _transposed
     _transposed = True
     try:
@@ -335,7 +335,7 @@ def _called(func: Any, op: Operator, flat: list[Any], form: Form) -> tuple[list[
 
 @contextlib.contextmanager
 def _with_conjugates():
-    """Lazy conjugates that an operator makes for itself are seen: below a subclass torch's dispatcher leaves out what resolves them."""
+    """Resolves lazy conjugates inside an operator: below a subclass, torch's dispatcher excludes the keys that do so."""
     keys = torch._C.DispatchKey
     with torch._C._SetExcludeDispatchKeyGuard(keys.Conjugate, False), torch._C._SetExcludeDispatchKeyGuard(keys.Negative, False):
         yield
@@ -435,11 +435,11 @@ def _joined(values: list[torch.Tensor], positions: list[int], output: Output, or
 
 
 def _summed(values: list[torch.Tensor], of: Sum, cuts: Sequence[tuple[slice, ...]], name: str) -> dict[int, torch.Tensor]:
-    """In the order of cells, so that the result does not depend on who computes them; half precision adds up in float32."""
+    """Adds in the order of cells, so that the result does not depend on the computing process; half precision adds in float32."""
     w = world()
     note(f"{name} adds up over the devices")
     if of.of_all:
-        return {0: w.all_reduce(values[0].contiguous(), name)}  # no tensor but this result has its memory
+        return {0: w.all_reduce(values[0].contiguous(), name)}  # only this result uses the memory
     received: list[list[torch.Tensor]] = [[] for _ in of.receives]
     if w.num_processes > 1:
         expected = [[tuple(c.stop - c.start for c in cuts[position]) for position in positions] for positions in of.receives]

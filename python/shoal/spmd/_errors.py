@@ -1,4 +1,4 @@
-"""Errors that are of torch_xla's class and of Shoal's: scripts that catch the one go on working."""
+"""Errors that are of torch_xla's class and of Shoal's, so that scripts that catch either work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DivergedError(InvalidArgument, RuntimeError):
 
 
 def located(error: BaseException, where: str) -> BaseException:
-    """The error itself, whose text now says where it was raised."""
+    """Returns the error itself, with the place where it was raised added to its text."""
     if isinstance(error, ShoalError):
         error.context = (*error.context, where)
     elif error.args and isinstance(error.args[0], str) and not isinstance(error, KeyError):

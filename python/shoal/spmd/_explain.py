@@ -1,4 +1,4 @@
-"""Where a tensor lies, what laid it out so, and what was communicated for it."""
+"""The layout of a tensor, the operator that made it, and the communication for it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shoal.spmd._tensor import Tensor
 
 @dataclass(frozen=True)
 class Explanation:
-    """``parts``: per part that is not empty the devices that hold it and its ranges. ``operator``: which laid the tensor out; None when it
-    was made so, from a value of the host, by operators on whole tensors, by a loader, or as a parameter of an FSDP unit. ``source``: file
-    and line of the program that called it. ``communicated``: (collective, bytes that all devices received together) for this call, to lay
-    arguments out and to add results up. ``is_view``: the tensor is a view of what the operator laid out, for which nothing moved."""
+    """``parts``: per nonempty part its devices and ranges. ``operator``: the operator that made the layout. It is None for a tensor from a
+    host value, from operators on whole tensors, from a loader, or for a parameter of an FSDP unit. ``source``: file and line of the
+    program's call. ``communicated``: (collective, bytes received by all devices) for this call, to reshard arguments and to sum results.
+    ``is_view``: the tensor is a view of the operator's result."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -55,7 +55,7 @@ class Explanation:
 
 
 def explain(t: torch.Tensor) -> Explanation:
-    """Explains a tensor of the device; ``print`` the result. Raises MarkError for a tensor of the host."""
+    """Explains a tensor of the device, for ``print``. Raises MarkError for a host tensor."""
     if not isinstance(t, Tensor):
         raise MarkError(f"explain gets a {type(t).__name__} of the host", hint="move it with .to(xm.xla_device())")
     array = t._box.array

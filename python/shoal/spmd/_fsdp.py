@@ -1,4 +1,4 @@
-"""FSDP by marking (``SpmdFullyShardedDataParallel``): parameters are split along the mesh's ``fsdp`` axis, outputs along the batch."""
+"""FSDP by marks (``SpmdFullyShardedDataParallel``): parameters are split along the mesh's ``fsdp`` axis, outputs along the batch."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class WrapError(ShoalError, RuntimeError):
 class SpmdFullyShardedDataParallel(nn.Module):
     """Splits the parameters of ``module`` in place and its outputs along the batch.
 
-    Every parameter is split along its largest dimension (the first of several) over the mesh's axis ``fsdp``; scalars, parameters that are
-    marked already and those of inner units are left alone. ``shard_output(output, mesh)`` marks the outputs; without it the output, or the
-    first of a tuple, is split along dimension 0. ``extra_data_axis``: outputs are split over this axis as well. Follows
+    Every parameter is split along its largest dimension (the first of several) over the mesh's axis ``fsdp``. Scalars, marked parameters
+    and those of inner units are left alone. ``shard_output(output, mesh)`` marks the outputs; without it the output, or the first of a
+    tuple, is split along dimension 0. ``extra_data_axis``: outputs are split over this axis as well. Follows
     torch_xla.experimental.spmd_fully_sharded_data_parallel. Raises ValueError for a wrong mesh and RuntimeError for a wrong module."""
 
     def __init__(
@@ -87,7 +87,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         else:
             output = self._unit.run(args, kwargs)
             if _units.on_rows() or _units.is_again(args, kwargs):
-                return output  # of a unit inside, an ordinary tensor
+                return output  # an ordinary tensor of a nested unit
         self._shard_output(output, self._mesh)
         return output
 
@@ -115,18 +115,18 @@ class SpmdFullyShardedDataParallel(nn.Module):
 
 
 def spec_of(shape: torch.Size) -> tuple[str | None, ...]:
-    """How a parameter of this shape is split: along its largest dimension, the first of several."""
+    """The spec of a parameter of this shape: split along its largest dimension, the first of several."""
     return tuple("fsdp" if d == largest_dim(shape) else None for d in range(len(shape)))
 
 
 def _split(sharding: Sharding, gradient: Tensor) -> Tensor:
-    """A parameter's gradient, split as the parameter is."""
+    """Shards a gradient like its parameter."""
     mark_freely(gradient, sharding)
     return gradient
 
 
 def _prepare_spmd_partition_spec(param: torch.Tensor, extra_data_axis: str | None = None, shard_maximal: bool = False) -> tuple:
-    """torch_xla's: dimension 0, or the largest one, over fsdp, and over ``extra_data_axis`` before it. Programs import it."""
+    """torch_xla's function, which programs import: dimension 0, or the largest, over fsdp, and before it over ``extra_data_axis``."""
     at = max(range(param.dim()), key=lambda d: param.shape[d], default=0) if shard_maximal else 0
     axes = "fsdp" if extra_data_axis is None else (extra_data_axis, "fsdp")
     return tuple(axes if d == at else None for d in range(param.dim()))
@@ -150,7 +150,7 @@ def _refuse_wrapped(module: nn.Module) -> None:
 
 
 def _wrap_children(module: nn.Module, policy: Callable[..., bool], make: Callable[[nn.Module], nn.Module], ignored: set) -> int:
-    """Wraps the modules below that the policy names, innermost first. Returns how many elements of parameters lie in them."""
+    """Wraps the modules below that the policy selects, innermost first. Returns the number of their parameters' elements."""
     wrapped = 0
     for name, child in list(module.named_children()):
         total = sum(p.numel() for p in child.parameters())
@@ -166,14 +166,14 @@ def _wrap_children(module: nn.Module, policy: Callable[..., bool], make: Callabl
 
 
 def _asked(policy: Callable[..., bool], module: nn.Module, recurse: bool, elements: int) -> bool:
-    """torch's policies call the number of elements nonwrapped_numel, torch_xla's unwrapped_params."""
+    """Calls a policy. The number of elements is nonwrapped_numel in torch's policies, unwrapped_params in torch_xla's."""
     names = inspect.signature(policy).parameters
     given = {n: elements for n in ("nonwrapped_numel", "unwrapped_params") if n in names}
     return bool(policy(module=module, recurse=recurse, **given))
 
 
 def checkpoint_module(module: nn.Module) -> nn.Module:
-    """The same module, whose forward is computed again in the backward pass instead of keeping what it needs."""
+    """Makes the module recompute its forward in the backward pass instead of keeping activations; returns the module."""
     forward = module.forward
 
     @functools.wraps(forward)

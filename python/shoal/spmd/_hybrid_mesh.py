@@ -15,8 +15,8 @@ from shoal.spmd._mesh import Mesh
 
 
 class HybridMesh(Mesh):
-    """``ici_mesh_shape``: the mesh within a slice. ``dcn_mesh_shape``: the mesh of slices, of as many axes. An axis of the whole mesh has
-    the product of both sizes. Follows torch_xla.distributed.spmd.HybridMesh. Raises InvalidArgument (a ValueError) or MeshError."""
+    """``ici_mesh_shape``: the mesh within a slice. ``dcn_mesh_shape``: the mesh of slices, with as many axes. The size of an axis is the
+    product of both. Follows torch_xla.distributed.spmd.HybridMesh. Raises InvalidArgument (a ValueError) or MeshError."""
 
     def __init__(self, ici_mesh_shape: Sequence[int], dcn_mesh_shape: Sequence[int] | None = None, axis_names: Sequence[str] | None = None):
         ici = tuple(ici_mesh_shape)
@@ -26,7 +26,7 @@ class HybridMesh(Mesh):
                 f"ici_mesh_shape {ici} and dcn_mesh_shape {dcn} have different numbers of axes",
                 hint="give both one size per axis, 1 for none",
             )
-        # A device's number is that in its name, whatever its place in the list.
+        # A device's number comes from its name, not from its position in the list.
         attributes = {int(str(a["name"]).rpartition(":")[2]): a for a in runtime.global_runtime_device_attributes()}
         slices: dict[int, list[int]] = {}
         for device, a in attributes.items():
@@ -51,14 +51,14 @@ class HybridMesh(Mesh):
 
 
 def _within(devices: list[int], attributes: dict[int, dict], shape: tuple[int, ...]) -> np.ndarray:
-    """The devices of one slice in this shape. The last axis, which communicates most, gets the first axes of the torus that fit."""
+    """Arranges the devices of one slice. The last axis, which communicates most, gets the first fitting axes of the torus."""
     if math.prod(shape) != len(devices):
         raise InvalidArgument(
             f"ici_mesh_shape {shape} has {math.prod(shape)} places, but a slice has {len(devices)} devices",
             hint=f"choose sizes whose product is {len(devices)}",
         )
     if xla_model.xla_device_hw(None) != "TPU" or "coords" not in attributes[devices[0]]:
-        return np.array(devices).reshape(shape)  # devices without a torus
+        return np.array(devices).reshape(shape)  # no torus
     places = np.array([(*attributes[d]["coords"], attributes[d].get("core_on_chip", 0)) for d in devices])
     low = places.min(0)
     torus = np.empty(places.max(0) - low + 1, dtype=int)

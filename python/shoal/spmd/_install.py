@@ -1,4 +1,4 @@
-"""``install()``: an unchanged script's ``import torch_xla...`` finds Shoal."""
+"""``install()``: makes an unchanged script's ``import torch_xla...`` find Shoal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from shoal.exceptions import InvalidArgument
 from shoal.spmd.torch_xla import __version__
 
-# torch_xla's module: ours, or what it consists of.
+# By torch_xla's module: the module of Shoal in its place, or its attributes' sources.
 MODULES: dict[str, str | dict[str, str]] = {
     "torch_xla": "shoal.spmd.torch_xla",
     "torch_xla.runtime": "shoal.spmd.runtime",
@@ -66,7 +66,7 @@ MODULES: dict[str, str | dict[str, str]] = {
     "torch_xla.version": {"__version__": "shoal.spmd.torch_xla"},
 }
 
-# Modules of torch_xla that are not there, with those beneath them: what a program does instead.
+# Unsupported modules of torch_xla, including those below them, with an alternative.
 ABSENT = {
     "torch_xla._dynamo": "Shoal compiles nothing: torch.compile runs functions as they are",
     "torch_xla._internal": "there is no PJRT beneath Shoal: torch_xla.runtime says which devices and processes there are",
@@ -77,7 +77,7 @@ ABSENT = {
 
 
 class Metadata(metadata.Distribution):
-    """Libraries ask importlib.metadata whether torch_xla is there, and which version of it."""
+    """Metadata for libraries that ask importlib.metadata for torch_xla and its version."""
 
     def read_text(self, filename: str) -> str | None:
         return f"Metadata-Version: 2.1\nName: torch_xla\nVersion: {__version__}\n" if filename == "METADATA" else None
@@ -88,8 +88,8 @@ class Metadata(metadata.Distribution):
 
 class _Finder(metadata.DistributionFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Raises for modules that are not there; install() has put the others in their places."""
-        name = name.removeprefix("shoal.spmd.")  # `from torch_xla import a` asks by the name of the module that is in its place
+        """Raises for unsupported modules; install() has registered the others."""
+        name = name.removeprefix("shoal.spmd.")  # `from torch_xla import a` uses the name of the replacing module
         if not name.startswith("torch_xla."):
             return
         words = name.split(".")
@@ -102,7 +102,7 @@ class _Finder(metadata.DistributionFinder):
 
 
 def install() -> None:
-    """Puts Shoal in the place of torch_xla in this process. Raises InvalidArgument when the real one was imported before."""
+    """Replaces torch_xla by Shoal in this process. Raises InvalidArgument if the real one was imported before."""
     real = sys.modules.get("torch_xla")
     if real is not None and not getattr(real, "__version__", "").endswith("+shoal"):
         raise InvalidArgument("torch_xla was imported already", hint="call shoal.spmd.install() before the first import of torch_xla")
@@ -115,10 +115,10 @@ def install() -> None:
             for attribute, source in of.items():
                 setattr(module, attribute, getattr(importlib.import_module(source), attribute))
         sys.modules[name] = module
-    for name in MODULES:  # `import a.b` finds b as an attribute of a, too
+    for name in MODULES:  # `import a.b` also finds b as an attribute of a
         parent, _, child = name.rpartition(".")
         if parent and not hasattr(sys.modules[parent], child):
             setattr(sys.modules[parent], child, sys.modules[name])
     sys.modules["torch_xla"].__path__ = []
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())  # before torch_xla's names are looked for in Shoal's folders
+        sys.meta_path.insert(0, _Finder())  # before a search for torch_xla's names in Shoal's folders

@@ -1,4 +1,4 @@
-"""Manual sharding: between enable_manual_sharding and disable_manual_sharding operators see one device's part, on every device."""
+"""Manual sharding: between enable_manual_sharding and disable_manual_sharding operators run on each device's part alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.spmd._world import world
 
 
 class ManualTensor(torch.Tensor):
-    """A local tensor per part, all of one shape. Operators run on each alone, without communication."""
+    """A local tensor per part, all of one shape. Operators run on each separately, without communication."""
 
     @staticmethod
     def __new__(cls, local_tensors: dict[int, torch.Tensor]):
@@ -37,7 +37,7 @@ class ManualTensor(torch.Tensor):
 
     @property
     def global_tensor(self) -> ManualTensor:
-        """The tensor itself, as an XLAShardedTensor has its own."""
+        """The tensor itself; the attribute exists as in XLAShardedTensor."""
         return self
 
     def __repr__(self, *, tensor_contents=None):
@@ -77,7 +77,7 @@ def _mesh(mesh: Mesh | None) -> Mesh:
 
 
 def enable_manual_sharding(t: torch.Tensor, partition_spec: Spec, *, mesh: Mesh | None = None) -> ManualTensor:
-    """Every device's part of ``t``, which has one shape: dimensions divide evenly."""
+    """Returns every device's part of ``t``, all of one shape: dimensions must divide evenly."""
     sharding = sharding_for(_mesh(mesh), partition_spec, t.dim())
     if not sharding.even(t.shape):
         raise MarkError(f"shape {tuple(t.shape)} does not divide evenly by {sharding.parts}", hint="pad the tensor")
@@ -85,7 +85,7 @@ def enable_manual_sharding(t: torch.Tensor, partition_spec: Spec, *, mesh: Mesh 
 
 
 def disable_manual_sharding(t: ManualTensor, partition_spec: Spec, full_shape: Any, *, mesh: Mesh | None = None) -> XLAShardedTensor:
-    """The tensor of shape ``full_shape`` whose parts these are."""
+    """Returns the tensor of shape ``full_shape`` with these parts."""
     mesh = _mesh(mesh)
     sharding = sharding_for(mesh, partition_spec, len(full_shape))
     tile = sharding.tile(full_shape)

@@ -1,4 +1,4 @@
-"""Marking: which axes of a mesh split which dimensions of a tensor."""
+"""Marking: an assignment of mesh axes to the dimensions of a tensor."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from shoal.spmd._world import world
 
 @dataclass
 class XLAShard:
-    """One device's part. ``data``: a copy on the host, padded with zeros to the size that all parts have. ``indices``: its ranges of the
-    whole tensor, ``...`` when it has all of it. ``replica_id``: its number among the devices that hold the same part."""
+    """One device's part. ``data``: a copy on the host, padded with zeros to the common size. ``indices``: its ranges in the whole tensor,
+    ``...`` for all of it. ``replica_id``: its number among the devices that hold the same part."""
 
     data: torch.Tensor
     indices: Any
@@ -38,10 +38,10 @@ class XLAShard:
 
 
 class XLAShardedTensor(Tensor):
-    """A marked tensor, seen with its sharding; operators on it give such tensors. ``global_tensor``: the tensor that was marked."""
+    """A marked tensor with its sharding; operators on it return such tensors. ``global_tensor``: the tensor that was marked."""
 
     def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
-        made = not isinstance(tensor, torch.Tensor)  # of a box
+        made = not isinstance(tensor, torch.Tensor)  # made from a box
         box = tensor if made else _tensor(tensor, "XLAShardedTensor")._box
         t = super().__new__(cls, box, requires_grad)
         t._global = None if made else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
@@ -71,7 +71,7 @@ class XLAShardedTensor(Tensor):
 
     @property
     def local_shards(self) -> list[XLAShard]:
-        """One per device of this process, in their order."""
+        """One per device of this process, in order."""
         array = _marked_array(self)
         sharding, tile = array.sharding, array.sharding.tile(array.shape)
         cuts = parts_of(array.shape, sharding)
@@ -94,14 +94,14 @@ class XLAShardedTensor(Tensor):
         return placements_of(self._mesh, self.partition_spec)
 
     def redistribute(self, mesh: Mesh, placements: Any) -> XLAShardedTensor:
-        """A copy that lies as the placements, one per axis of the mesh, say."""
+        """Returns a copy with these placements, one per axis of the mesh."""
         from shoal.spmd._distribute import redistributed
 
         return redistributed(self, mesh, placements)
 
     def load_local_shards_(self, shards: list[XLAShard]) -> None:
-        """Writes the shards of this process's devices, in their order, into the tensor. All processes call it. Raises MarkError on each of
-        them for shards that do not fit on one."""
+        """Writes the shards of this process's devices, in order, into the tensor. All processes must call it. Raises MarkError on all
+        processes for shards that do not fit on one of them."""
         array = _marked_array(self)
         if array.sharding.is_replicated:
             raise MarkError("load_local_shards_ of a replicated tensor", hint="write the tensor itself: tensor.copy_(value)")
@@ -113,14 +113,14 @@ class XLAShardedTensor(Tensor):
         written = set()
         for device, shard in zip(world().devices, shards, strict=True):
             at = array.sharding.position(device)
-            if at not in written:  # the first copy that this process has
+            if at not in written:  # only the first of this process's copies
                 written.add(at)
                 array.locals[at].copy_(shard.data[tuple(slice(0, n) for n in array.locals[at].shape)])
         self._box.wrote()
 
 
 def _misfit(array: Array, shards: list[XLAShard]) -> str | None:
-    """Why the array cannot take these shards of this process's devices."""
+    """The reason why the array cannot take these shards of this process's devices, or None."""
     devices, tile = world().devices, array.sharding.tile(array.shape)
     if len(shards) != len(devices):
         return f"{len(shards)} shards for {len(devices)} devices"
@@ -139,7 +139,7 @@ def _marked_array(t: Tensor) -> Array:
 
 
 def text_of(t: Any) -> str:
-    """The sharding as XLA prints it; "" for a tensor that is not marked and lies whole on every device."""
+    """The sharding in XLA's text form; "" for an unmarked tensor that is whole on every device."""
     sharding = t._box.array.sharding
     return "" if t._box.mark is None and sharding.is_replicated else str(sharding)
 
@@ -175,7 +175,7 @@ def sharding_for(mesh: Mesh, spec: Spec, rank: int) -> Sharding:
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
     """Splits ``t`` in place: entry i of the spec names the mesh axes (a name, an index, a tuple of them, or None) that split dimension i.
-    Returns ``t`` seen with its sharding. Follows torch_xla.distributed.spmd.mark_sharding; raises SpecError, ValueError or MarkError."""
+    Returns ``t`` as an XLAShardedTensor. Follows torch_xla.distributed.spmd.mark_sharding; raises SpecError, ValueError or MarkError."""
     _tensor(t, "mark_sharding")
     if not runtime.is_spmd():
         raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin")
@@ -223,22 +223,22 @@ def mark_freely(t: Tensor, sharding: Sharding) -> None:
 
 
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
-    """A copy of ``t`` with this sharding, whose gradient gets it, too. ``t`` stays as it is."""
+    """Returns a copy of ``t`` with this sharding, which its gradient gets as well. ``t`` is unchanged."""
     _tensor(t, "mark_sharding_with_gradients")
     sharding_for(mesh, partition_spec, t.dim())
     return _WithGradients.apply(t, mesh, partition_spec)
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
-    """Like mark_sharding, also over another mark."""
+    """Same as mark_sharding, but replaces an existing mark."""
     _tensor(t, "annotate_custom_sharding")
     mark_freely(t, sharding_for(mesh, partition_spec, t.dim()))
     return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh.mesh_shape, partition_spec)
 
 
 def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
-    """Copies of two structures of tensors, in which tensors of one place are split alike: as in ``a``, or as in ``b`` where ``a`` is whole.
-    Raises SpecError for structures or shapes that differ."""
+    """Copies two structures of tensors and shards tensors of one place alike: as in ``a``, or as in ``b`` where ``a`` is whole. Raises
+    SpecError for different structures or shapes."""
 
     def alike(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if x.shape != y.shape:
@@ -270,7 +270,7 @@ def unwrap_sharded_tensor(t: Any) -> Any:
 
 @dataclass
 class ShardingSpec:
-    """How a loader splits what it loads. ``minibatch``: each process loads only its part of the batch."""
+    """The sharding of loaded batches. ``minibatch``: each process loads only its part of the batch."""
 
     mesh: Mesh
     partition_spec: Spec

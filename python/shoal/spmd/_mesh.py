@@ -1,4 +1,4 @@
-"""Devices of a program as an array with named axes."""
+"""The devices of a program as an array with named axes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Mesh:
         if sorted(ids.tolist()) != list(range(devices)):
             raise MeshError(f"device ids {ids.tolist()} are not the numbers 0 to {devices - 1}, each once", hint=f"np.arange({devices})")
         self.device_ids, self.mesh_shape, self.axis_names = ids, shape, names
-        self.shardings: dict[tuple[str | None, ...], Sharding] = {}  # of specs that were used, if they consist of names only
+        self.shardings: dict[tuple[str | None, ...], Sharding] = {}  # cache for specs that consist of names only
 
     def size(self) -> int:
         """The number of devices."""
         return len(self.device_ids)
 
     def shape(self) -> OrderedDict[str | int, int]:
-        """Sizes by axis name, or by index when there are no names."""
+        """Sizes by axis name, or by index if there are no names."""
         return OrderedDict((self.axis_label(i), n) for i, n in enumerate(self.mesh_shape))
 
     def axis_label(self, axis: int) -> str | int:
@@ -58,11 +58,11 @@ class Mesh:
         return self.device_ids.reshape(self.mesh_shape)
 
     def get_axis_name_idx(self, name: str) -> int | None:
-        """None for an unknown name."""
+        """Returns the index of an axis, or None for an unknown name."""
         return self.axis_names.index(name) if self.axis_names is not None and name in self.axis_names else None
 
     def get_op_sharding(self, partition_spec: Spec) -> Sharding:
-        """The sharding of a tensor with this spec. ``str`` gives XLA's text; ``torch_xla._XLAC._xla_mark_sharding`` takes it."""
+        """The sharding of a tensor with this spec. ``str`` gives XLA's text; ``torch_xla._XLAC._xla_mark_sharding`` accepts it."""
         return Sharding.of(self, partition_spec)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Mesh:
 
     @classmethod
     def from_str(cls, text: str) -> Mesh | None:
-        """The mesh that ``str`` describes, None for other text."""
+        """Returns the mesh that ``str`` describes, or None for other text."""
         try:
             fields = ast.literal_eval(text)
             return cls(np.array(fields["device_ids"]), fields["mesh_shape"], fields["axis_names"])
@@ -82,7 +82,7 @@ _global: Mesh | None = None
 
 
 def set_global_mesh(mesh: Mesh | None) -> None:
-    """The mesh of calls that name none."""
+    """Sets the default mesh of calls without one."""
     global _global
     _global = mesh
 
@@ -92,6 +92,6 @@ def get_global_mesh() -> Mesh | None:
 
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:
-    """All devices along one axis."""
+    """Returns a mesh of all devices along one axis."""
     n = runtime.global_runtime_device_count()
     return Mesh(np.arange(n), (n,), None if axis_name is None else (axis_name,))

@@ -1,4 +1,4 @@
-"""The modules inside a module, and facts about them, walked again only when they have changed."""
+"""The modules inside a module, and facts about them; the tree is walked again only after a change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 _SWITCHES = {bool, str, FunctionType, BuiltinFunctionType, type, torch.dtype}
-_MOST_FACTS = 256  # that are kept, of each tree
+_MOST_FACTS = 256  # limit of cached facts per tree
 _number = count()
 
 
 class ModuleTree:
-    """``root`` and the modules inside. Replacing, adding or removing a module anywhere is noticed at the next call."""
+    """``root`` and the modules inside. The next call notices a replaced, added or removed module anywhere."""
 
     def __init__(self, root: nn.Module):
         self._root = root
@@ -28,7 +28,7 @@ class ModuleTree:
         self._numbers: dict[Any, int] = {}
 
     def modules(self) -> list[nn.Module]:
-        """As ``root.modules()`` gives them. The list is another one after a change."""
+        """Same as ``root.modules()``, as a list. After a change it is a new list."""
         if self._children is None or self._now() != self._children:
             self._modules = list(self._root.modules())
             self._children, self._facts = self._now(), None
@@ -38,8 +38,8 @@ class ModuleTree:
         return list(chain.from_iterable([m._modules.items() for m in self._modules]))
 
     def number(self) -> int:
-        """A number for what decides about a forward among classes and attributes. Equal facts have equal numbers, unless they are older
-        than the last 256 different ones."""
+        """Returns a number for the classes and attributes that decide about a forward. Equal facts have equal numbers, unless 256 others
+        came between."""
         modules = self.modules()
         if self._facts is None or not self._facts.hold(modules):
             self._facts = _Facts(modules)
@@ -54,8 +54,8 @@ class ModuleTree:
 
 
 class _Facts:
-    """``hold`` compares attributes by their types. Switches are compared by value and torch's hooks, which are OrderedDicts, by their
-    number. Numbers do not count: programs count in them."""
+    """``hold`` compares attributes by type, switches by value, and torch's hooks (OrderedDicts) by their number. Numeric attributes are
+    ignored, because programs count in them."""
 
     number: int
 
@@ -91,5 +91,5 @@ def _decides(kind: type) -> bool:
 
 
 def _code(v: Any) -> Any:
-    """What a decisive attribute says about the code that runs."""
+    """The part of a decisive attribute that identifies the code."""
     return v.__func__ if type(v) is MethodType else v.func if type(v) is functools.partial else v

@@ -1,4 +1,4 @@
-"""Facts of torch's operators, read from a schema once, and their arguments as flat lists."""
+"""Facts of torch's operators, read from each schema once, and arguments as flat lists."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-# The layout of arguments: per positional one None, or the length of a list; then the names of keyword arguments, and the same for them.
+# The form of arguments: None or the length of a list per positional argument, then names and the same for keyword arguments.
 Form = tuple[tuple[int | None, ...], tuple[str, ...], tuple[int | None, ...]]
 
 
 class Operator:
-    """Facts of one operator. ``name`` is without its namespace. ``written`` has a (position, name) per argument that the operator changes,
-    whose position is None if it is passed by keyword only. ``written_returns``: positions of results that are such an argument."""
+    """Facts of one operator. ``name`` has no namespace. ``written``: (position, name) of each argument that the operator changes; the
+    position is None for keyword-only ones. ``written_returns``: positions of results that are such arguments."""
 
     __slots__ = (
         "is_fused", "is_view", "name", "num_returns", "on_lists", "qualified_name", "random", "reshapes", "strided", "strides_given",
@@ -34,7 +34,7 @@ class Operator:
         self.written = [
             (None if a.kwarg_only else i, a.name) for i, a in enumerate(schema.arguments) if aliases[i] is not None and aliases[i].is_write
         ]
-        # Its schema does not say so.
+        # missing in the schema
         self.updates_statistics = func is torch.ops.aten.native_batch_norm.default
         results = [r.alias_info for r in schema.returns]
         self.num_returns = len(results)
@@ -42,7 +42,7 @@ class Operator:
         self.is_view = bool(results) and results[0] is not None and not results[0].is_write
 
     def written_by(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-        """The tensors that a call changes in place."""
+        """Returns the tensors that a call changes in place."""
         found: list[torch.Tensor] = []
         for i, name in self.written:
             value = args[i] if i is not None and i < len(args) else kwargs.get(name)
@@ -58,7 +58,7 @@ def operator_of(func: Any) -> Operator:
 
 
 def flatten(args: tuple, kwargs: dict) -> tuple[list[Any], Form]:
-    """Elements of lists are leaves. Schemas have no lists of lists."""
+    """Returns the leaves and the form. Elements of lists are leaves, because schemas have no lists of lists."""
     flat: list[Any] = []
     positional = tuple([_append(flat, a) for a in args])
     if not kwargs:
@@ -67,7 +67,7 @@ def flatten(args: tuple, kwargs: dict) -> tuple[list[Any], Form]:
 
 
 def unflatten(flat: list[Any], form: Form) -> tuple[tuple, dict]:
-    """Lists stay lists; a tuple among the arguments comes back as a list, which operators take as well."""
+    """Reverses ``flatten``. A tuple comes back as a list, which operators accept as well."""
     positional, names, named = form
     leaves = iter(flat)
     args = tuple([next(leaves) if n is None else [next(leaves) for _ in range(n)] for n in positional])

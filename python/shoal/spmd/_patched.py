@@ -1,4 +1,4 @@
-"""Functions of torch_xla.distributed.spmd that torch_xla needs for its compiler. Their results are those of the plain functions."""
+"""Functions of torch_xla.distributed.spmd for torch_xla's compiler. Their results are those of the plain functions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def xla_patched_nn_linear_forward(m: nn.Linear, input: torch.Tensor) -> torch.Te
 
 
 def apply_backward_optimization_barrier(m: nn.Module) -> None:
-    """Gradients stay what they are: there is no compiler to hold back."""
+    """Does nothing: there is no compiler that needs a barrier."""
 
 
 def apply_xla_patch_to_nn_linear(module: nn.Module, *args) -> nn.Module:
-    """The same module: a plain linear layer keeps the sharding of batches of more than two dimensions here."""
+    """Returns the module unchanged: plain linear layers keep the sharding of batches with more than two dimensions."""
     return module
 
 

@@ -1,4 +1,4 @@
-"""A sharding as an SVG: every part drawn to scale, with the ids of the devices that hold it. No scripts, no fonts to fetch."""
+"""A sharding as an SVG: every part to scale, with the ids of its devices. It has no scripts and no external fonts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from xml.sax.saxutils import escape, quoteattr
 from shoal.spmd._array import parts_of
 from shoal.spmd._sharding import Sharding
 
-LONG, SHORT = 400, 64  # px: the longer side of a panel, and the least length of the shorter one
-LEFT, TOP, GAP, ROW = 56, 66, 28, 1000  # px: margins, space between panels, width after which panels go to the next row
+LONG, SHORT = 400, 64  # px: the longer side of a panel, and the minimum of the shorter one
+LEFT, TOP, GAP, ROW = 56, 66, 28, 1000  # px: margins, space between panels, width of a row of panels
 FILLS = ("#cfe8ff", "#d8f3dc", "#ffe5b4", "#f6d6ff", "#d7f5f2", "#ffd9d4", "#e4e4f7", "#f3f0c2")
 STYLE = "text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#222}.head{font-weight:bold}.dim{fill:#777}.part{stroke:#555}"
 
 
 def picture(sharding: Sharding, shape: Sequence[int], title: str) -> str:
-    """A panel shows the last two dimensions of ``shape`` (one row for one dimension); there is a panel per part of the other dimensions.
-    Each ``<rect class="part">`` is a part that is not empty: its ``data-devices`` are the ids of all who hold it. Lengths along a dimension
-    are proportional to its ranges."""
+    """Returns the SVG. A panel shows the last two dimensions of ``shape`` (one row for one dimension), with a panel per part of the other
+    dimensions. Each ``<rect class="part">`` is a nonempty part; its ``data-devices`` are the ids of all its devices. Lengths are
+    proportional to ranges."""
     cuts = parts_of(shape, sharding)
     copies = sharding.copies
     holders = [sharding.devices[i * copies : (i + 1) * copies] for i in range(len(cuts))]
@@ -56,7 +56,7 @@ def picture(sharding: Sharding, shape: Sequence[int], title: str) -> str:
 
 
 def _size(shape: Sequence[int]) -> tuple[int, int]:
-    """Width and height of a panel: as the dimensions are to each other, unless one side would be too thin to read."""
+    """Width and height of a panel: proportional to the dimensions, unless one side would be too thin to read."""
     if not shape:
         return SHORT * 2, SHORT
     if len(shape) == 1:
@@ -70,7 +70,7 @@ def _panel(shape, outer, ranges, members, x0, y0, width, height) -> list[str]:
     inner = list(shape[outer:])
     rows, columns = (1, 1) if not inner else (1, inner[0]) if len(inner) == 1 else inner
     out = []
-    if outer:  # where this panel lies along the other dimensions: a bar for each, to scale
+    if outer:  # the panel's ranges in the other dimensions, as bars to scale
         label = ", ".join([*(f"{a}:{b}" for a, b in ranges), ":", ":"])
         out.append(f'<text x="{x0}" y="{y0 - 30}">[{label}]</text>')
         for k, (a, b) in enumerate(ranges):
@@ -108,7 +108,7 @@ def _panel(shape, outer, ranges, members, x0, y0, width, height) -> list[str]:
 
 
 def _spread(marks: set[int], size: int, start: float, length: int, least: int) -> list[tuple[int, str]]:
-    """Borders with their places, without those that would touch the one before or the last."""
+    """Borders with their coordinates, without those too close to the previous or the last one."""
     kept: list[int] = []
     for at in sorted(marks):
         if not kept or (at - kept[-1]) * length / size >= least:
@@ -119,7 +119,7 @@ def _spread(marks: set[int], size: int, start: float, length: int, least: int) -
 
 
 def _label(devices: Sequence[int], x: float, y: float, w: float, h: float) -> list[str]:
-    """The ids in the middle of a part, in as many lines as they need, smaller where there is little room."""
+    """The ids in the middle of a part, in as many lines as needed, smaller where there is little room."""
     texts = [str(d) for d in devices]
     for size in (13, 11, 9, 7, 5):
         per_line = max(1, int((w - 4) / (0.62 * size) // (max(map(len, texts)) + 1)))

@@ -1,4 +1,4 @@
-"""The process group of a program with one process per device, which Shoal makes of the launcher's environment."""
+"""The process group of a program with one process per device, made from the launcher's environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.exceptions import InvalidArgument
 
 def ensure() -> None:
     """Initialises the default process group unless the program did. A later ``init_process_group`` of the program (for
-    torch.distributed.checkpoint) finds it there and returns."""
+    torch.distributed.checkpoint) finds the group and returns."""
     if dist.is_initialized():
         _check(dist.get_backend())
         return

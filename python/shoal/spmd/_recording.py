@@ -1,8 +1,8 @@
-"""The operators of a program that controls ranks: what it records of them, and what it knows of their results.
+"""The operators of a program that controls ranks: their records, and the metadata of their results.
 
-A tensor here has a shape, a dtype and a number, by which the ranks name it. The first time that an operator comes with arguments of these
-shapes, dtypes and constants, the ranks say what its results look like (of rows and ranges this process knows). From then on it is
-recorded, and the program goes on at once. Ranks compare what an operator gives with what the program was promised.
+A tensor here has a shape, a dtype and a number, by which the ranks name it. The first time that an operator has arguments of these shapes,
+dtypes and constants, the ranks report the metadata of its results (for views by index this process computes them). Later calls are
+recorded, and the program continues at once. Ranks compare an operator's results with the metadata that the program has.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from shoal.spmd._traffic import Origin
 from shoal.spmd._world import world
 
 aten = torch.ops.aten
-_LARGE = 1 << 16  # bytes: a value of the host that travels beside the batch
-_PLANS = 1 << 14  # that are kept: programs whose shapes change at every step have ever new ones
+_LARGE = 1 << 16  # bytes from which a host value is sent beside the batch
+_PLANS = 1 << 14  # limit of cached plans, for programs with new shapes at every step
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _INDEXING = {"aten::select", "aten::slice", "aten::split", "aten::split_with_sizes", "aten::unbind"}
-# Random operators that take as many numbers as their tensors have elements: this process counts them by running them, too.
+# Random operators that draw one number per element: this process counts the draws by running them as well.
 _COUNTED = {"bernoulli", "bernoulli_", "native_dropout", "uniform_", "random_", "exponential_"}
 _ATTENTION = ("_scaled_dot_product_", "_fused_sdp_choice")
 
 
 class Meta:
-    """A shape with a dtype: one object for each."""
+    """A shape with a dtype, as one object for each combination."""
 
     __slots__ = ("dtype", "shape")
     _known: ClassVar[dict[tuple, Meta]] = {}
@@ -67,21 +67,21 @@ class Meta:
 
     @classmethod
     def forget(cls) -> None:
-        """Tensors that are there keep theirs: plans for these are made once more."""
+        """Clears the cache. Existing tensors keep their Metas, so plans for these are made once more."""
         cls._known.clear()
 
 
 class RemoteBox:
-    """A Tensor's end of a value that lies on the ranks."""
+    """A Tensor's handle of a value on the ranks."""
 
     __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "of", "recorder", "strides")
 
     def __init__(self, recorder: Recorder, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
         self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
         self._mark: Sharding | None = None
-        self._sharding = sharding  # if it is known; a view's changes with that of its base
-        self.at: Position = None  # where the program laid it out
-        self.of: tuple[Position, Any] | None = None  # the same of what a view was taken of
+        self._sharding = sharding  # if known; a view's changes with its base
+        self.at: Position = None  # position in the program of the operator that laid it out
+        self.of: tuple[Position, Any] | None = None  # the same for the base of a view
         self._held: tuple[Sharding, dict[int, weakref.ref]] | None = None
         self.strides: tuple[int, ...] | None = None
 
@@ -137,11 +137,11 @@ class RemoteBox:
         self._held = (sharding, {position: weakref.ref(p) for position, p in parts.items()})
 
     def before_write(self) -> None:
-        """The parts are copies."""
+        """Does nothing, because the parts are copies."""
 
     def wrote(self) -> None:
-        """The parts that the program has were written: they go back."""
-        assert self._held is not None  # who writes has asked for them
+        """Writes the program's copies of the parts back to the ranks."""
+        assert self._held is not None  # the writer has requested the parts
         whole = self.whole()
         cuts = parts_of(self._array.shape, self._held[0])
         for position, ref in self._held[1].items():
@@ -151,12 +151,12 @@ class RemoteBox:
 
 
 class RemoteArray(Array):
-    """A value on the ranks, of which the program has a copy as soon as it looks at its parts."""
+    """A value on the ranks, which the program copies when it reads the parts."""
 
     def __init__(self, box: RemoteBox):
         self._box, self.shape, self.dtype = box, box._array.shape, box._array.dtype
         self._locals: dict[int, torch.Tensor] | None = None
-        self.yields, self.order, self.origin = False, None, None  # the ranks know
+        self.yields, self.order, self.origin = False, None, None  # kept by the ranks
 
     @property
     def sharding(self) -> Sharding:
@@ -176,26 +176,26 @@ class RemoteArray(Array):
 
 
 class _Function(Operator):
-    """Facts of an operator that recording needs beside."""
+    """Further facts of an operator, for recording."""
 
     __slots__ = ("composite", "counted", "drawn_by_key", "dynamic", "func", "indexes", "keyword_scalars", "scalars")
 
     def __init__(self, func: Any):
         super().__init__(func)
         self.func = func
-        # A Scalar, several of them, or a tensor for which a number stands.
+        # True for a Scalar, a list of them, or a tensor that a number may replace.
         scalars = {a.name: any(word in str(a.type) for word in ("number", "Tensor")) for a in func._schema.arguments}
         self.scalars = tuple(scalars[a.name] for a in func._schema.arguments if not a.kwarg_only)
         self.keyword_scalars = scalars
         self.counted = self.name in _COUNTED
-        # Shapes and constants say whether it draws; of others, as poisson, values say how much.
+        # Shapes and constants decide whether it draws; for others, such as poisson, values decide how much.
         self.drawn_by_key = self.counted or self.name.startswith(_ATTENTION)
         self.dynamic = any(tag in func.tags for tag in _DYNAMIC)
         self.composite = consists_of_others(func)
         self.indexes = self.is_view and self.qualified_name in _INDEXING
 
     def depends_on_values(self, call: _Call) -> bool:
-        """Whether values of its arguments decide what shape the result has."""
+        """True if values of its arguments decide about the result's shape."""
         if self.func is not aten.index.Tensor:
             return self.dynamic
         masks = {torch.bool, torch.uint8}
@@ -203,7 +203,8 @@ class _Function(Operator):
 
 
 class _Plan:
-    """``results``: per result a Meta, the place of a tensor among the arguments, or None. None: the ranks are asked each time."""
+    """``results``: per result a Meta, the index of a tensor argument, or None. If it is None as a whole, the ranks are asked at each
+    call."""
 
     __slots__ = ("draws", "kind", "new", "results", "template")
 
@@ -212,11 +213,11 @@ class _Plan:
         self.results: list | None = None
         self.kind: type | None = None
         self.new = 0
-        self.draws = True  # numbers of the random stream
+        self.draws = True  # uses numbers of the random stream
 
 
 class _Call:
-    """The arguments of one call: its key among the plans, tensors, and values that are sent along."""
+    """The arguments of one call: its key among the plans, its tensors, and the values to send."""
 
     __slots__ = ("boxes", "cls", "generator", "host", "key", "repeated", "tensors", "values")
 
@@ -225,14 +226,14 @@ class _Call:
         self.tensors: list[Tensor] = []
         self.boxes: list[int] = []
         self.values: list[Any] = []
-        self.host = False  # whether a tensor of the host is among them
-        self.repeated = False  # whether one tensor is at several places
+        self.host = False  # has a tensor of the host
+        self.repeated = False  # has one tensor at several places
         self.cls: Any = Tensor
         self.generator: torch.Generator | None = None
 
 
 class Recorder(Controller):
-    """``dispatch`` for tensors of the ranks."""
+    """``dispatch`` for tensors on the ranks."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -240,7 +241,7 @@ class Recorder(Controller):
         self._plans: dict[tuple, _Plan] = {}
         self._templates = 0
         self._next = 0
-        self._modes = (torch.float32, "highest", False, False)  # of torch, as the ranks have them
+        self._modes = (torch.float32, "highest", False, False)  # torch's modes on the ranks
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         special = _SPECIAL.get(func)
@@ -258,7 +259,7 @@ class Recorder(Controller):
         if device is not None and torch.device(device).type != DEVICE.type:
             if not in_backward():
                 return func(*_on_host(args), **_on_host(kwargs))
-            kwargs = {**kwargs, "device": DEVICE}  # of autograd, which takes tensors of the device for the CPU's
+            kwargs = {**kwargs, "device": DEVICE}  # from autograd, which takes device tensors for CPU tensors
         with self.lock:
             call = _Call(func, self._told()[0])
             a = None
@@ -268,7 +269,7 @@ class Recorder(Controller):
                 call.key.append(name)
                 self._walk(call, a, f.keyword_scalars[name])
             if call.host:
-                del a  # check_devices counts references
+                del a  # because check_devices counts references
                 targets = f.written_by(args, kwargs)
                 if not in_backward():
                     check_devices(func, args, tree_leaves((args, kwargs)), targets)
@@ -300,7 +301,7 @@ class Recorder(Controller):
         return self._made(f, plan.kind, plan.results, call, first, at, args, kwargs)
 
     def _told(self) -> tuple[torch.dtype, str, bool, bool]:
-        """Torch's modes on which results of operators depend. The ranks have them, too, from here on."""
+        """Sends torch's modes to the ranks after a change, because results depend on them; returns the modes."""
         modes = _modes_of_torch()
         if modes != self._modes:
             self._modes = modes
@@ -348,7 +349,7 @@ class Recorder(Controller):
             call.values.append(a)
 
     def _tree(self, a: Any, scalar: bool) -> tuple:
-        """The place of an argument in a template; in step with _walk."""
+        """Returns the place of an argument in a template. It must match _walk."""
         kind = type(a)
         if isinstance(a, Tensor):
             return (TENSOR,)
@@ -363,7 +364,7 @@ class Recorder(Controller):
         return (VALUE,)
 
     def sent(self, value: torch.Tensor) -> Small | Large:
-        """A copy of a tensor of the host for the batch."""
+        """Returns a copy of a host tensor for the batch."""
         if value.numel() * value.element_size() < _LARGE:
             return Small.of(value)
         return Large(self.beside(value.detach()))
@@ -371,8 +372,8 @@ class Recorder(Controller):
     def _planned(self, f: _Function, call: _Call, args: tuple, kwargs: dict) -> _Plan:
         plan = _Plan(self._templates)
         self._templates += 1
-        if f.indexes:  # of indices there are many, and what such a view looks like is the same without values
-            with contextlib.suppress(Exception):  # the ranks say what is wrong
+        if f.indexes:  # there are many indices, and the view's metadata need no values
+            with contextlib.suppress(Exception):  # the ranks report the error
                 plan.kind, plan.results = self._viewed(f, args, kwargs)
                 plan.new = len(plan.results)
         positional = [self._tree(a, f.scalars[i]) for i, a in enumerate(args)]
@@ -387,7 +388,7 @@ class Recorder(Controller):
         return kind, [Meta.of(o.shape, o.dtype) for o in (out if kind else [out])]
 
     def _into_host(self, func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor]) -> Any:
-        """An operator that writes to a tensor of the host, which torch's own code made: it runs here."""
+        """Runs an operator here that writes to a host tensor, which torch's own code made."""
         if any(isinstance(t, Tensor) for t in targets):
             raise Unimplemented(f"{func} writes to a tensor of the host and to one of the device", hint="move both to the device")
         return func(*_on_host(args), **_on_host(kwargs))
@@ -425,17 +426,17 @@ class Recorder(Controller):
                 first += 1
             else:
                 out.append(r[0] if type(r) is tuple else call.tensors[r])
-        if call.repeated and f.written_returns:  # several tensors of the program may have the number
+        if call.repeated and f.written_returns:  # several tensors of the program may have one number
             targets = f.written_by(args, kwargs)
             for i in f.written_returns[: len(out)]:
                 out[i] = targets[i]
         return out[0] if kind is None else kind(out)
 
-    # ---- the random stream, which is this process's
+    # ---- the random stream, which belongs to this process
 
     def _random(self, f: _Function, plan: _Plan, call: _Call, args: tuple, kwargs: dict) -> tuple[bytes, int | None]:
-        """The state before the operator and, if this process knows it without asking, a checksum of the one behind it. Without a state the
-        operator is one that takes no numbers."""
+        """Returns the random state before the operator, and a checksum of the state after it if this process can compute it. An empty state
+        marks an operator that draws no numbers."""
         if not plan.draws:
             return b"", 0
         generator = torch.default_generator if call.generator is None else call.generator
@@ -449,7 +450,7 @@ class Recorder(Controller):
     # ---- values of the host
 
     def adopt(self, t: Tensor) -> RemoteBox:
-        """A tensor that lies in this process goes to the ranks."""
+        """Sends a tensor of this process to the ranks."""
         old: Box = t._box
         box = self._put(old.array.gathered(), pace=False)
         if len(old.array.sharding.devices) == world().num_devices:
@@ -468,7 +469,7 @@ class Recorder(Controller):
             number = self._next
             self._next += 1
             self.add(("put", number, self.sent(value)))
-            if pace:  # not amid the arguments of an operator
+            if pace:  # not between the arguments of an operator
                 self.pace()
         return self._fresh(number, Meta.of(value.shape, value.dtype))
 
@@ -476,7 +477,7 @@ class Recorder(Controller):
         return RemoteBox(self, number, meta, sharding=Sharding.replicated(len(meta.shape), world().num_devices))
 
     def make(self, overload: Any, args: tuple, kwargs: dict) -> Tensor:
-        """A factory function whose values do not depend on the random stream."""
+        """Runs a factory function whose values do not depend on the random stream."""
         like = overload(*args, **kwargs, device="meta")
         with self.lock:
             self._told()
@@ -520,7 +521,7 @@ _OURS = {Tensor, Parameter}
 def _copy(recorder: Recorder, func, args, kwargs):
     to, of = args[0], args[1]
     if isinstance(to, Tensor):
-        if not isinstance(of, Tensor) and of.dim() > 0:  # by the ranks from here, whatever its dtype
+        if not isinstance(of, Tensor) and of.dim() > 0:  # sent to the ranks first, with any dtype
             of = Tensor(recorder._put(of))
         return recorder.operator(func, (to, of, *args[2:]), kwargs)
     to.copy_(of._box.array.gathered())
@@ -534,7 +535,7 @@ def _to_copy(recorder: Recorder, func, args, kwargs):
 def _item(recorder: Recorder, func, args, kwargs):
     t = args[0]
     if t.numel() != 1:
-        return func(t._box.array.gathered())  # which says what is wrong
+        return func(t._box.array.gathered())  # raises torch's error
     return recorder.ask(("item", t._box.number if type(t._box) is RemoteBox else recorder.adopt(t).number))
 
 
@@ -543,6 +544,6 @@ _SPECIAL: dict[Any, Callable] = {
     aten._to_copy.default: _to_copy,
     aten._local_scalar_dense.default: _item,
 }
-for _func, _run in SPECIAL.items():  # those that are made of others
+for _func, _run in SPECIAL.items():  # operators that consist of others
     if _func not in _SPECIAL and _func is not aten.equal.default:
         _SPECIAL[_func] = lambda recorder, func, args, kwargs, run=_run: run(func, args, kwargs)

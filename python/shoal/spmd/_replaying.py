@@ -1,10 +1,9 @@
-"""The rank's side of a program that drives it: operators of batches, on tensors that have numbers.
+"""The rank's side of a controlling program: operators of batches, on numbered tensors.
 
 An item of a batch is
-
-- a number: nobody has that tensor any more;
-- ``(template, numbers, values, first, random)``: an operator. The template has its arguments but for tensors, given by their numbers, and
-  values that change from call to call. New tensors of its result get the numbers from ``first`` on;
+- a number: the tensor is freed;
+- ``(template, numbers, values, first, random)``: an operator. The template has the constant arguments; tensors are given by number, and
+  changing arguments by value. New result tensors are numbered from ``first``;
 - ``("template", number, operator, positional, keyword, results)``, once for each; ``("lay", number, parts, devices)``: another sharding;
   ``("mark", number, parts or None, devices)``; ``("yield", number)``; ``("put", number, value)``; ``("make", number, operator, arguments,
   keyword arguments)``; ``("modes", *modes of torch)``; ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;
@@ -34,12 +33,12 @@ from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import Processes, world
 from shoal.train._worker import free_port
 
-TENSOR, VALUE, CONSTANT, LIST = range(4)  # what a template has at a place
+TENSOR, VALUE, CONSTANT, LIST = range(4)  # kinds of places in a template
 QUESTIONS = {"ask", "whole", "item", "sharding", "origin", "communicated", "replicated", "idle"}
 
 
 class Large:
-    """Stands for a value of the host that lies beside the batch, in memory that all ranks read."""
+    """Replaces a host value that lies beside the batch, in memory that all ranks read."""
 
     __slots__ = ("index",)
 
@@ -51,7 +50,7 @@ class Large:
 
 
 class Small:
-    """A tensor of the host inside the batch."""
+    """A host tensor inside the batch."""
 
     __slots__ = ("dtype", "raw", "shape")
 
@@ -60,7 +59,7 @@ class Small:
 
     @classmethod
     def of(cls, t: torch.Tensor) -> Small:
-        dense = t.detach().resolve_conj().resolve_neg().contiguous().as_strided((t.numel(),), (1,))  # one element may have stride 0
+        dense = t.detach().resolve_conj().resolve_neg().contiguous().as_strided((t.numel(),), (1,))  # a single element may have stride 0
         return cls(t.dtype, tuple(t.shape), dense.view(torch.uint8).numpy().tobytes() if t.numel() else b"")
 
     def tensor(self) -> torch.Tensor:
@@ -73,7 +72,7 @@ class Small:
 
 
 class Stream:
-    """Stands for a torch.Generator in this state."""
+    """Replaces a torch.Generator in this state."""
 
     __slots__ = ("state",)
 
@@ -86,7 +85,7 @@ class Stream:
 
 @dataclass
 class Failure:
-    """An item that raised. ``stays``: it was a question, and the program can go on."""
+    """An item that raised. ``stays``: it was a question, so the program can continue."""
 
     item: int
     error: BaseException
@@ -101,7 +100,7 @@ class _Template:
         for part in name.split("."):
             func = getattr(func, part)
         self.name, self.func, self.positional, self.keyword = name, func, positional, keyword
-        self.results = results  # what every call has to give
+        self.results = results  # expected results of every call
 
 
 def state_bytes(state: torch.Tensor) -> bytes:
@@ -117,7 +116,7 @@ def state_tensor(state: bytes) -> torch.Tensor:
 
 
 class Replay:
-    """The tensors of a rank by number, and what is done to them."""
+    """The numbered tensors of a rank, and the execution of items."""
 
     def __init__(self) -> None:
         self.tensors: dict[int, _tensor.Tensor] = {}
@@ -128,7 +127,7 @@ class Replay:
         self._larges: list[torch.Tensor] = []
 
     def run(self, packed: bytes, larges: list) -> tuple[Any, list]:
-        """(the answer to the question, or a Failure; warnings, each with the item that gave it)"""
+        """Returns (the answer to the question, or a Failure; warnings with the index of their item)."""
         if self._stopped:
             raise Internal("a batch came after one that failed")
         items, said = pickle.loads(packed), []
@@ -178,7 +177,7 @@ class Replay:
         return place[1] if kind == CONSTANT else [self._fill(p, numbers, values) for p in place[1]]
 
     def _called(self, item: tuple) -> tuple[_Template, Any, list, bytes | None]:
-        """(the template, the result, the tensors among the arguments, the state of the random stream afterwards)"""
+        """Returns (template, result, tensor arguments, state of the random stream afterwards)."""
         number, numbers, values, _, random = item
         t = self._templates[number]
         tensors, rest = iter(numbers), iter(values)
@@ -201,7 +200,7 @@ class Replay:
         return t, out, [self.tensors[n] for n in numbers], after
 
     def _results(self, out: Any, given: list) -> list:
-        """Per result: (shape, dtype) of a new tensor, the place among the tensors that were given, or (value,)."""
+        """Per result: (shape, dtype) of a new tensor, the index of a tensor argument, or (value,)."""
         found: list[Any] = []
         for o in out if isinstance(out, (list, tuple)) else [out]:
             if isinstance(o, _tensor.Tensor):
@@ -225,7 +224,7 @@ class Replay:
         self._keep(out, found, item[3])
 
     def _ask(self, *item: Any) -> tuple:
-        """(as a list, a tuple or one; results; the state of the random stream)"""
+        """Returns (type of a list or tuple of results or None, results, state of the random stream)."""
         t, out, given, after = self._called(item)
         t.results = self._results(out, given)
         self._keep(out, t.results, item[3])
@@ -273,7 +272,7 @@ class Replay:
         return s.parts, s.devices
 
     def _origin(self, number: int) -> tuple | None:
-        """Which operator laid it out, what moved for it, and the number of views between. The program knows the line."""
+        """Returns the operator that laid it out, the communication for that, and the number of views since. The program has the line."""
         found, views = self.tensors[number]._box.laid
         return found and (found[0], found[2], views)
 
@@ -317,17 +316,17 @@ class Replay:
 
 
 def abort(cause: str) -> None:
-    """Ends what the other ranks wait for."""
+    """Ends the other ranks' waits."""
     if isinstance(world(), Processes):
         world().abort(cause)
 
 
-# Parameters of glibc's mallopt: freed memory at the heap's end that stays, and the size from which each allocation is a mapping of its own.
+# Parameters of glibc's mallopt: limit of freed memory kept at the heap's end, and size from which an allocation is a separate mapping.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def _keep_freed_memory() -> None:
-    """A step allocates what the step before freed. glibc keeps it, so that the kernel does not clear new pages for each result."""
+    """Makes glibc keep freed memory for the next step, so that the kernel does not clear new pages for each result."""
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, 1 << 30)
@@ -341,7 +340,7 @@ class Rank:
         return free_port()
 
     def begin(self, environment: dict[str, str]) -> None:
-        """Joins the other ranks; the environment is that of a launcher."""
+        """Joins the other ranks; the environment is a launcher's."""
         _keep_freed_memory()
         os.environ.update(environment)
         runtime.use_spmd()

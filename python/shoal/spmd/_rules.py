@@ -1,7 +1,7 @@
-"""How an operator's tensors may be split so that each device computes its part alone.
+"""Rules for splitting an operator's tensors so that each device computes its part alone.
 
-A rule gives every dimension of every tensor a label. Dimensions of one label are split alike; a dimension without a label stays whole. A
-label of inputs that no output has is summed over (or the maximum taken) behind the operator, where the rule allows it.
+A rule gives every dimension of every tensor a label. Dimensions of one label are split alike; a dimension without a label stays whole. If
+no output has a label of the inputs, results are summed (or their maximum taken) over it, if the rule allows that.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Labels = tuple[Label, ...]
 
 @dataclass
 class Plan:
-    """``inputs``: per tensor argument in order. ``outputs``: per result; results that are no tensors have None."""
+    """``inputs``: labels per tensor argument, in order. ``outputs``: labels per result; None for results that are no tensors."""
 
     inputs: list[Labels]
     outputs: list[Labels | None]
-    out_shapes: list[tuple[int, ...]] = field(default_factory=list)  # for operators that are given the size of their result
-    combine: str | None = None  # a name in COMBINED: what becomes of parts along labels that an output does not have
-    size_argument: int | None = None  # position of the result's size (or of its first dimension), which is the local one for a part
-    nonempty: bool = False  # a part without elements is an error
+    out_shapes: list[tuple[int, ...]] = field(default_factory=list)  # for operators that take the size of their result
+    combine: str | None = None  # a name in COMBINED, for parts along labels that an output lacks
+    size_argument: int | None = None  # position of the result's size (or of its first dimension), which becomes the part's
+    nonempty: bool = False  # parts without elements are errors
 
 
 class Steps:
     """An operator as a sequence of others. ``run`` gets a function that runs an operator on arrays, then ``given``, then the operator's
-    arguments, and returns the results as a list."""
+    arguments. It returns the results as a list."""
 
     def __init__(self, run: Callable[..., list[Any]], *given: Any):
         self.run, self.given = run, given
 
 
-# Two results of parts become one. Parts are taken in their order.
+# Functions that combine two parts' results, applied in the order of parts.
 COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum, "hypot": torch.hypot,
 }  # fmt: skip
@@ -50,7 +50,7 @@ COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Grid:
-    """Parts per label, and for each device the part that it computes."""
+    """Number of parts per label, and the part that each device computes."""
 
     parts: dict[Label, int]
     columns: dict[Label, tuple[int, ...]]
@@ -71,11 +71,11 @@ class Grid:
         return [dict(zip(names, c, strict=True)) for c in itertools.product(*(range(self.parts[n]) for n in names))]
 
     def devices(self, cell: dict[Label, int]) -> list[int]:
-        """Those that compute a cell."""
+        """The devices that compute a cell."""
         return [d for d in range(self.num_devices) if all(self.columns[label][d] == i for label, i in cell.items())]
 
     def position(self, labels: Labels, cell: dict[Label, int]) -> int:
-        """Which of the parts of ``sharding(labels)`` belongs to a cell."""
+        """The part of ``sharding(labels)`` that belongs to a cell."""
         flat = 0
         for label in labels:
             p = self.parts.get(label, 1) if label is not None else 1
@@ -86,8 +86,8 @@ class Grid:
 def grid_of(
     plan: Plan, arrays: Sequence[Array], num_devices: int, leaders: Sequence[int], allowed: Callable[[Label], bool], num_fixed: int
 ) -> Grid:
-    """Takes over how the arrays are split, the first ones first, as far as labels, sizes and other arrays allow. The first ``num_fixed``
-    leaders also decide what is not split."""
+    """Adopts the arrays' shardings in order, as far as labels, sizes and earlier arrays allow. The first ``num_fixed`` leaders also fix the
+    dimensions that are not split."""
     sizes: dict[Label, set[int]] = {}
     for labels, shape in [
         *((ls, a.shape) for ls, a in zip(plan.inputs, arrays, strict=True)),
@@ -110,12 +110,12 @@ def grid_of(
     return grid
 
 
-# ---- rules: each gets the arrays, the arguments, and the positions of the arrays among them -----------------------------------------
+# ---- rules: each gets the operator, the arrays, and the operator's arguments -----------------------------------------
 
 Rule = Callable[[Any, list[Array], tuple, dict], "Plan | Steps | None"]
 RULES: dict[str, Rule] = {}
-READ_FLOATS: set[str] = set()  # of these the values of floats decide; of all others a plan holds for any
-# Without a rule of their own these have none: the random stream is one, whatever lies where.
+READ_FLOATS: set[str] = set()  # operators whose plan depends on float values; other plans hold for any
+# Random operators without a rule run whole, because there is one random stream for all layouts.
 RANDOM = torch.Tag.nondeterministic_seeded
 
 
@@ -163,7 +163,7 @@ def argument(func: Any, args: tuple, kwargs: dict, name: str, default: Any = Non
 
 
 def changed(func: Any, args: tuple, kwargs: dict, **new: Any) -> tuple[tuple, dict]:
-    """The arguments of a call with others for some names."""
+    """Returns the arguments of a call, with some replaced by name."""
     names = [a.name for a in func._schema.arguments if not a.kwarg_only]
     by_position = {n: v for n, v in new.items() if n in names[: len(args)]}
     args = tuple(by_position.get(names[i], a) for i, a in enumerate(args))
@@ -218,7 +218,7 @@ def along_dims(func, arrays, args, kwargs):
     keepdim = bool(argument(func, args, kwargs, "keepdim", False))
     if name in MEANS and any(a.sharding.parts[d] > 1 for d in over) and not a.dtype.is_complex:
         if not (kwargs.get("dtype") or a.dtype).is_floating_point:
-            return None  # the operator itself says what is wrong
+            return None  # the operator raises the error
         return Steps(MEANS[name], over, keepdim)
     combine = COMBINE.get(name)
     if name in ("max", "min") and len(func._schema.returns) == 1:
@@ -235,7 +235,7 @@ def _reduced(func: Any, a: Array, over: Sequence[int], keepdim: bool, combine: s
 
 
 def wide(op, x):
-    """Half precision as float32: sums of many elements have room there."""
+    """Converts half precision to float32, for sums of many elements."""
     low = x.dtype in (torch.bfloat16, torch.float16)
     return op(aten._to_copy.default, x, dtype=torch.float32) if low else x
 
@@ -335,7 +335,7 @@ def _added_product(op, bias, a, b, *, beta=1, alpha=1):
 def addmm(func, arrays, args, kwargs):
     bias, a, b = arrays
     if func._schema.name == "aten::addmm" and a.sharding.parts[1] > 1 and a.sharding.columns[1] == b.sharding.columns[0]:
-        return Steps(_added_product)  # what is summed over is split alike: results are added up, nothing else moves
+        return Steps(_added_product)  # the summed dimension is split alike: only results are added
     labels = ("m", "n")[2 - len(bias.shape) :]
     out = (arrays[1].shape[0], arrays[2].shape[1])
     labels = tuple(None if n == 1 and o != 1 else label for label, n, o in zip(labels, bias.shape, out[2 - len(bias.shape) :], strict=True))
@@ -344,7 +344,7 @@ def addmm(func, arrays, args, kwargs):
 
 @rule("baddbmm", "addbmm", "addmv", "addr")
 def added(func, arrays, args, kwargs):
-    """The sum is not split: what is added is added once."""
+    """The summed dimension is not split, so that the bias is added once."""
     inputs, out = {
         "baddbmm": ([("b", "m", None), ("b", None, "n")], ("b", "m", "n")),
         "addbmm": ([(None, "m", None), (None, None, "n")], ("m", "n")),
@@ -367,7 +367,7 @@ def mv(func, arrays, args, kwargs):
     return Plan([("m", "k"), ("k",)], [("m",)], combine="sum")
 
 
-# Per result, how many dimensions belong to a matrix. Leading dimensions are a batch.
+# Number of matrix dimensions per result; leading dimensions are a batch.
 OF_MATRICES = {
     "triu": (2,), "tril": (2,), "linalg_qr": (2, 2), "linalg_inv_ex": (2, 0), "_linalg_det": (0, 2, 1), "_linalg_slogdet": (0, 0, 2, 1),
     "linalg_cholesky_ex": (2, 0), "cholesky": (2,), "linalg_lu_factor_ex": (2, 1, 0), "linalg_lu": (2, 2, 2), "linalg_matrix_exp": (2,),
@@ -400,7 +400,7 @@ def cross(func, arrays, args, kwargs):
 @rule("cat")
 def cat(func, arrays, args, kwargs):
     rank = max(len(a.shape) for a in arrays)
-    if any(len(a.shape) != rank for a in arrays):  # an empty one of torch's old kind
+    if any(len(a.shape) != rank for a in arrays):  # torch's legacy empty tensor
         return None
     dim = _dims(argument(func, args, kwargs, "dim", 0), rank)[0]
     labels = tuple(None if d == dim else d for d in range(rank))
@@ -453,7 +453,7 @@ def squeeze(func, arrays, args, kwargs):
     shape = arrays[0].shape
     over = set() if len(args) > 1 and args[1] == [] else set(_dims(args[1] if len(args) > 1 else None, len(shape)))
     gone = {d for d in over if shape[d] == 1}
-    labels = tuple(None if d in over else d for d in range(len(shape)))  # a part may be of size 1 where the whole is not
+    labels = tuple(None if d in over else d for d in range(len(shape)))  # a part may have size 1 where the whole does not
     return Plan([labels], [tuple(label for d, label in enumerate(labels) if d not in gone)])
 
 
@@ -515,7 +515,7 @@ def expand(func, arrays, args, kwargs):
 @rule("view", "_unsafe_view", "_reshape_alias")
 def view(func, arrays, args, kwargs):
     if not isinstance(args[1], (list, tuple)):
-        return None  # of another dtype
+        return None  # a view as another dtype
     shape, size = arrays[0].shape, list(args[1])
     total = math.prod(shape)
     if -1 in size:
@@ -524,7 +524,7 @@ def view(func, arrays, args, kwargs):
     inside: list[Label] = [None] * len(shape)
     out: list[Label] = [None] * len(size)
     i = j = 0
-    while i < len(shape) and j < len(size):  # groups of dimensions of the same number of elements
+    while i < len(shape) and j < len(size):  # groups of dimensions with equal numbers of elements
         if shape[i] == 1 or size[j] == 1:
             i, j = (i + 1, j) if shape[i] == 1 else (i, j + 1)
             continue

@@ -106,8 +106,8 @@ def _value(item: tuple[bool, Any]) -> Any:
 
 
 class Pool:
-    """A pool of ``processes`` actors (default: one per CPU of the cluster), made with ``ray_remote_args`` (default ``{"num_cpus": 0}``, as
-    in Ray: they request no CPU). ``initializer`` runs first in each. After ``maxtasksperchild`` chunks of calls a new actor replaces it.
+    """A pool of ``processes`` actors (default: one per CPU of the cluster), made with ``ray_remote_args``. By default they
+    request no CPU, as in Ray. ``initializer`` runs first in each. After ``maxtasksperchild`` chunks of calls a new actor replaces it.
     ``ray_address``: the address for ``init``, if the process is not connected. ValueError for more processes than CPUs."""
 
     def __init__(
