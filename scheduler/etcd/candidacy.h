@@ -25,7 +25,7 @@ struct CandidacyOptions {
   std::int64_t ttl_s = 3;   // duration of the lease; etcd's minimum is about 2
   runtime::Duration keep_every = std::chrono::seconds(1);
   runtime::Duration look_every = std::chrono::milliseconds(200);  // interval of checks while this head waits
-  // On the loop:
+  // Callbacks on the loop:
   std::function<void(Leadership)> elected;
   std::function<void(std::string leader, std::vector<std::string> heads)> heads;  // endpoints, whenever they change; leader "": none
   std::function<void()> ended;                                                    // the cluster ends

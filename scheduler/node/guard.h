@@ -16,7 +16,7 @@ namespace shoal::scheduler {
 
 class Guard {
  public:
-  // Forks: to be called while this process has one thread.
+  // Forks: the caller's process must have a single thread.
   static Result<std::unique_ptr<Guard>> start();
   ~Guard();  // ends its process and every group still there
   Guard(const Guard&) = delete;

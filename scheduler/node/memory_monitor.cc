@@ -51,7 +51,7 @@ std::string bytes_text(std::uint64_t bytes) {
 
 std::optional<std::size_t> whom_to_end(const std::vector<MemoryUser>& users, std::uint64_t limit) {
   const auto worth = [&](const MemoryUser& u) { return u.bytes >= std::min(limit / kWorthIt, kWorthItBytes); };
-  using Class = std::pair<bool, bool>;  // worth it, run again
+  using Class = std::pair<bool, bool>;  // (large enough, work is retried)
   std::map<std::pair<JobId, Class>, std::size_t> sizes;
   for (const auto& u : users) ++sizes[{u.job, {worth(u), u.run_again}}];
   const auto key = [&](const MemoryUser& u) {

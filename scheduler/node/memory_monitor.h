@@ -31,8 +31,8 @@ struct MemoryUser {
 };
 
 // Workers whose work is retried go first. Among them one of the job that has most of them here, and of those the one started last, which
-// loses least. A worker with less than a hundredth of `limit`, or than 256 MiB, goes only if all have less. (Like Ray, with jobs for its
-// owners.)
+// loses least. A worker with less than a hundredth of `limit`, and less than 256 MiB, goes only if all have so little. (Like Ray, with jobs
+// for its owners.)
 std::optional<std::size_t> whom_to_end(const std::vector<MemoryUser>& users, std::uint64_t limit);
 
 // Returns true if these workers fill the memory: to end them would bring it below the threshold, and they have a twentieth of `limit`.

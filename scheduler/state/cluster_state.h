@@ -172,8 +172,8 @@ class ClusterState {
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
   // ---- stored state ----
-  // take_changes() returns the rows changed since its last call, to be stored before the pending actions are performed. change_again()
-  // marks rows that could not be stored.
+  // take_changes() returns the rows changed since its last call, to be stored before the actions are performed. change_again() marks rows
+  // that could not be stored.
   bool changed() const;
   std::vector<Record> take_changes();
   void change_again(const std::vector<Record>& records);

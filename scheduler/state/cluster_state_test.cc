@@ -113,7 +113,7 @@ TEST_F(ClusterStateTest, WhatNoNodeCouldEverHoldIsRefusedOrPendsWithTheNearestFi
   EXPECT_EQ(warned[0].text, "actor A is pending: " + why);
   pass(1s);
   state_.tick();
-  EXPECT_TRUE(taken<Warn>().empty());  // once
+  EXPECT_TRUE(taken<Warn>().empty());  // a single warning
 }
 
 TEST_F(ClusterStateTest, ASilentNodeTakesItsActorsAlongAndTheirPlacesAreGivenAgain) {
