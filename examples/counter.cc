@@ -1,13 +1,13 @@
-// A mesh of four counters: call all of them, lose one, await the others.
+// A mesh of four counters: call all of them, kill one, await the others.
 //
-//   bazel run //examples:counter          on a cluster of its own, which ends with it
-//   SHOAL_ADDRESS=auto counter            on the one that runs (shoal start --head)
+//   bazel run //examples:counter          on a private cluster, which ends with it
+//   SHOAL_ADDRESS=auto counter            on the running one (shoal start --head)
 #include <cstdio>
 #include <string>
 
 #include "actors/api/shoal.h"
 
-// An actor is an ordinary class that lists its methods. Each lives in a process of its own.
+// An actor is an ordinary class that lists its methods. Each one runs in a separate process.
 class Counter {
  public:
   Counter(shoal::Place place, int start) : place_(place), value_(start) {}
@@ -26,7 +26,7 @@ class Counter {
   int value_;
 };
 
-// Awaits the counters one after the other; each answers while the coroutine waits for another.
+// Awaits the counters in turn; all of them answer meanwhile.
 shoal::Task<int> total(shoal::Mesh<Counter> counters) {
   int sum = 0;
   for (const auto& counter : counters) {
@@ -42,7 +42,7 @@ shoal::Result<void> run(shoal::Context& context) {
   SHOAL_TRY(const auto values, counters.call_all(&Counter::add, 5).get());
   for (std::size_t rank = 0; rank < values.size(); ++rank) std::printf("rank %zu counts %d\n", rank, values[rank]);
 
-  // An error is a value that says what happened and where.
+  // An error is a value with its cause and its origin.
   const auto refused = counters[1].call(&Counter::divide, 0).get();
   std::printf("%s\n", refused.error().to_string().c_str());
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the example as a user would, alone and on a cluster that runs already; what it prints is what its comments promise.
+# Runs the example as a user would, alone and on a running cluster. The output must be as its comments promise.
 set -uo pipefail
 SHOAL_HOME=$(mktemp -d /tmp/shoal-counter.XXXXXX)
 export SHOAL_HOME
@@ -18,7 +18,7 @@ check() {
 out=$("$COUNTER") || { echo "it failed: $out"; exit 1; }
 check "$out"
 
-# As `bazel run` starts it: the command is neither named nor on PATH, but built in the same tree.
+# Like `bazel run`: the command is neither named nor on PATH, but built in the same tree.
 out=$(env -u SHOAL_BINARY PATH=/usr/bin:/bin "$COUNTER" 2>&1) || { echo "it found no command: $out"; exit 1; }
 check "$out"
 
@@ -32,6 +32,6 @@ out=$("$SHOAL_BINARY" submit -- "$PWD/$COUNTER" 2>&1) || { echo "it failed as a 
 check "$out"
 "$SHOAL_BINARY" stop --all >/dev/null
 
-# Without the command there is no cluster, and that is said.
+# Without the command there is no cluster; an error must report that.
 out=$(SHOAL_BINARY=/nowhere/shoal "$COUNTER" 2>&1) && { echo "it ran without a cluster"; exit 1; }
 grep -q "set SHOAL_BINARY" <<<"$out" || { echo "no hint: $out"; exit 1; }

@@ -1,6 +1,6 @@
 """A ConvNet for handwritten digits, trained with FSDP1 on several processes: ``python examples/fsdp1_convnet.py``.
 
-The script of FSDP's getting-started tutorial; of its imports only FSDP's changed (and the data: scikit-learn's digits, which need no
+The script of FSDP's getting-started tutorial, with only FSDP's import changed (and the data: scikit-learn's digits, which need no
 download). It starts its ranks itself, as under ``srun -N 1``. ``--min-num-params 20000`` makes a unit of fc1, 100 one of every layer.
 """
 
@@ -54,7 +54,7 @@ class Net(nn.Module):
 
 
 def digits(limit):
-    """Images of 28 x 28, in [0, 1], and what they show: (train, test)."""
+    """Images of 28 x 28 in [0, 1] with their labels: (train, test)."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -129,7 +129,7 @@ def fsdp_main(rank, world_size, args):
         print(f"Elapsed time: {time.perf_counter() - began:.2f}sec")
         print(model)
     if args.save_model:
-        # Every rank takes part in gathering; the first one keeps the result.
+        # Every rank takes part in gathering; only the first one keeps the result.
         with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)):
             states = model.state_dict()
         if rank == 0:

@@ -1,7 +1,7 @@
 """Fine-tunes a T5 for summaries with FSDP1: ``torchrun --nproc-per-node 2 examples/fsdp1_t5.py``.
 
-The script of FSDP's advanced tutorial; of its imports only FSDP's changed. So that nothing is downloaded the T5 is a small random one, its
-tokenizer is trained here, and the texts are the standard library's docstrings: the body is summed up by the first line.
+The script of FSDP's advanced tutorial, with only FSDP's import changed. To avoid downloads the T5 is small and random, and its tokenizer
+is trained here. The texts are the standard library's docstrings: the first line is the summary of the body.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def setup():
 
 
 def docstrings(count):
-    """(body, first line) of as many docstrings of the standard library, in the order of its files."""
+    """(body, first line) of up to ``count`` docstrings of the standard library, in the order of its files."""
     found = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
@@ -103,14 +103,14 @@ def get_date_of_run():
 
 
 def memory_gb():
-    """(now, most so far) of this process, in GB: of a CPU's rank what the allocator's figures are of a GPU's."""
+    """(present, peak) memory of this process in GB, for a CPU's rank in place of a GPU allocator's figures."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     now, most = pages * resource.getpagesize(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return round(now / 2**30, 4), round(most / 2**30, 4)
 
 
 def batches(model, rank, loader, colour, says):
-    """(loss, done) of each batch: the sums over ranks of both are the epoch's."""
+    """Yields the loss of each batch."""
     bar = tqdm.tqdm(range(len(loader)), colour=colour, desc=says) if rank == 0 else None
     for batch in loader:
         output = model(input_ids=batch["source_ids"], attention_mask=batch["source_mask"], labels=batch["target_ids"])
@@ -154,7 +154,7 @@ def validation(model, rank, val_loader):
 def save_model(model, rank, out, name):
     save_policy = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
     with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, save_policy):
-        cpu_state = model.state_dict()  # on every rank: parameters are gathered
+        cpu_state = model.state_dict()  # on every rank, because parameters are gathered
     if rank == 0:
         print(f"--> saving as model name {name}")
         out.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def fsdp_main(args):
 
     t5_auto_wrap_policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={T5Block})
     bf16_ready = args.bf16 or (not args.no_cuda and torch.version.cuda and torch.cuda.is_available() and torch.cuda.is_bf16_supported())
-    # The model is on the CPU before; its embedding, which encoder, decoder and head share, is the outer unit's.
+    # The model starts on the CPU. The outer unit has its embedding, which encoder, decoder and head share.
     model = FSDP(
         setup_model(tokenizer.get_vocab_size(), args),
         auto_wrap_policy=t5_auto_wrap_policy,

@@ -1,7 +1,7 @@
 """The script of the FSDP2 guide: ``torchrun --nproc-per-node 2 examples/fsdp2_guide.py``.
 
-Of its imports only FSDP's changed. ``--explicit-prefetching``, ``--mixed-precision`` and ``--dcp-api`` (checkpoints by
-torch.distributed.checkpoint instead of DTensor by DTensor) are the guide's. A second run goes on from the checkpoint of the first.
+Only FSDP's import changed. ``--explicit-prefetching``, ``--mixed-precision`` and ``--dcp-api`` (checkpoints by
+torch.distributed.checkpoint instead of DTensor by DTensor) are the guide's. A second run continues from the checkpoint of the first.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def inspect_mixed_precision(model):
 
 
 def save(model, optimizer, folder, dcp_api):
-    """Whole tensors of model and optimizer, in rank 0's files. Every rank must call it."""
+    """Saves whole tensors of model and optimizer in rank 0's files. Every rank must call it."""
     first = torch.distributed.get_rank() == 0
     if dcp_api:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -94,7 +94,7 @@ def save(model, optimizer, folder, dcp_api):
         folder.mkdir(parents=True, exist_ok=True)
         for state, name in zip(states, ("model.pt", "optimizer.pt"), strict=True):
             torch.save(state, folder / "new")
-            (folder / "new").replace(folder / name)  # the old file may still be mapped: see load
+            (folder / "new").replace(folder / name)  # the old file may still be mapped by load
 
 
 def load(model, optimizer, folder, dcp_api):
@@ -147,7 +147,7 @@ def main(args):
     torch.manual_seed(1 + rank)
     for epoch in range(args.epochs):
         if args.explicit_prefetching:
-            model.unshard()  # the first gather is under way while the data is made
+            model.unshard()  # overlaps the first gather with the data's creation
         x = torch.randint(0, args.vocab_size, (args.batch_size, args.seq_len))
         loss = model(x).sum()
         loss.backward()

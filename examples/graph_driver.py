@@ -1,7 +1,7 @@
 """A driver that writes one FSDP step by hand, with futures: shoal submit examples/graph_driver.py, or python examples/graph_driver.py.
 
-A small GPT (two blocks of 64 features, 0.1 M parameters), no process group, no torchrun: two workers hold the shards, the graph is sent to
-them once, and only losses come back.
+A small GPT (two blocks of 64 features, 0.1 M parameters) without a process group or torchrun. Two workers hold the shards. The graph is
+sent to them once, and only losses come back.
 """
 
 import torch
@@ -44,7 +44,7 @@ def model():
 
 def batch(rank, step):
     start = torch.randint(0, VOCAB, (BATCH, 1), generator=torch.Generator().manual_seed(1000 * step + rank))
-    tokens = (start + 3 * torch.arange(SEQ + 1)) % VOCAB  # something to learn: count on in threes
+    tokens = (start + 3 * torch.arange(SEQ + 1)) % VOCAB  # a learnable pattern: count on in threes
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
@@ -59,7 +59,7 @@ def write_step():
         w, ahead = ahead, step.unshard(following, after=x) if following else None  # prefetched while u computes
         x = step.forward(u, x, after=w)
         if following:
-            step.reshard(u, after=x)  # the last unit's backward is next: it stays whole
+            step.reshard(u, after=x)  # the last unit stays whole, as its backward is next
     g, reduced = step.loss(x), []
     for u, following in zip(UNITS[::-1], [*UNITS[-2::-1], None], strict=True):
         w, ahead = ahead, step.unshard(following, after=g) if following else None
@@ -74,8 +74,8 @@ def write_step():
 
 if __name__ == "__main__":
     ranks = graph.place(model, batch, loss, num_workers=2, optimizer=graph.AdamW(lr=3e-3))
-    ranks.send(write_step())  # or .passes(micro_batches=2, recompute=["blocks.0"], optimizer_in_backward=True) of it
-    for i, losses in enumerate([ranks.step() for _ in range(STEPS)]):  # all steps are under way: nothing is awaited but losses
+    ranks.send(write_step())  # or with .passes(micro_batches=2, recompute=["blocks.0"], optimizer_in_backward=True)
+    for i, losses in enumerate([ranks.step() for _ in range(STEPS)]):  # all steps are in flight: only losses are awaited
         print(f"step {i:2}  loss {sum(shoal.get(losses)) / len(losses):.6f}")
     ranks.to_perfetto("out/graph_driver.json")
     print("out/graph_driver.json: open it at https://ui.perfetto.dev")

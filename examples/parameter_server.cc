@@ -1,8 +1,8 @@
-// A parameter server: an actor with a name holds the weights of a linear model, remote functions compute gradients on shards of the data.
-// The server is started again when its process dies, from where its last checkpoint was; the functions that asked it meanwhile ask again.
+// A parameter server: a named actor holds the weights of a linear model, and remote functions compute gradients on shards of the data.
+// When the server's process dies it is restarted from its last checkpoint, and functions repeat the calls that it did not answer.
 //
-//   bazel run //examples:parameter_server          on a cluster of its own, which ends with it
-//   SHOAL_ADDRESS=auto parameter_server            on the one that runs (shoal start --head)
+//   bazel run //examples:parameter_server          on a private cluster, which ends with it
+//   SHOAL_ADDRESS=auto parameter_server            on the running one (shoal start --head)
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -30,7 +30,7 @@ class ParameterServer {
   }
 
   Weights weights() const { return weights_; }
-  // One step of gradient descent, with what all shards found; returns its length.
+  // One step of gradient descent with the gradients of all shards; returns the gradient's length.
   double apply(const std::vector<Gradient>& gradients, double rate) {
     double length = 0;
     int num_rows = 0;
@@ -61,7 +61,7 @@ class ParameterServer {
   Weights weights_;
 };
 
-// A shard of made-up data: y = 3 a - 2 b + 0.5, at points that follow from the shard's number.
+// A shard of generated data: y = 3 a - 2 b + 0.5, at points that depend on the shard's number.
 Gradient gradient_of(int shard, int num_rows, const Weights& weights) {
   Gradient out{Weights(weights.size()), num_rows};
   for (int row = 0; row < num_rows; ++row) {
@@ -77,17 +77,17 @@ shoal::Result<void> run(shoal::Context& context) {
   const char* folder = std::getenv("TMPDIR");
   const std::string checkpoint = std::string(folder != nullptr ? folder : "/tmp") + "/weights-" + to_string(context.job());
   const shoal::ActorOptions lasting{.name = "weights", .max_restarts = 3, .max_task_retries = 1};
-  // It lives as long as this handle, or copies of it: a name keeps nobody.
+  // The actor lives as long as this handle or its copies: a name does not keep it.
   SHOAL_TRY(const auto kept, context.spawn<ParameterServer>(lasting, checkpoint, std::size_t{3}));
 
-  SHOAL_TRY(const auto server, context.get_actor<ParameterServer>("weights"));  // any process of this job could
+  SHOAL_TRY(const auto server, context.get_actor<ParameterServer>("weights"));  // possible in any process of this job
   for (int step = 0; step < 60; ++step) {
-    // The weights are a future: the functions begin when they are there, and this loop waits only for gradients.
+    // The weights are a future: the functions begin when it is ready, and this loop waits only for gradients.
     const auto weights = server.call(&ParameterServer::weights);
     std::vector<shoal::Future<Gradient>> under_way;
     for (int shard = 0; shard < 4; ++shard) under_way.push_back(context.remote<&gradient_of>()(shard, 100, weights));
     std::vector<Gradient> gradients;
-    while (!under_way.empty()) {  // in the order in which they come
+    while (!under_way.empty()) {  // in the order of arrival
       SHOAL_TRY(const auto some, shoal::wait(under_way, 1));
       SHOAL_TRY(auto gradient, under_way[some.ready[0]].get());
       gradients.push_back(std::move(gradient));

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the example as a user would, on a cluster of its own.
+# Runs the example as a user would, on a private cluster.
 set -uo pipefail
 SHOAL_HOME=$(mktemp -d /tmp/shoal-server.XXXXXX)
 export SHOAL_HOME TMPDIR=$SHOAL_HOME

@@ -1,8 +1,8 @@
-// Searches for numbers whose Collatz sequences are long, in several processes: each yields what it finds as a stream, and is cancelled when
-// there is enough of it. What is made of the finds has two results, of which one is passed on.
+// Searches for numbers with long Collatz sequences, in several processes. Each yields its finds as a stream, which is cancelled when there
+// are enough. The evaluation of the finds has two results, of which one is passed on.
 //
-//   bazel run //examples:search          on a cluster of its own, which ends with it
-//   SHOAL_ADDRESS=auto search            on the one that runs (shoal start --head)
+//   bazel run //examples:search          on a private cluster, which ends with it
+//   SHOAL_ADDRESS=auto search            on the running one (shoal start --head)
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -24,8 +24,8 @@ int steps_from(std::uint64_t n) {
   return steps;
 }
 
-// Each number with a longer sequence than all before it, of every stride-th from the first on. It has no end of its own: so it looks
-// whether anybody still wants more.
+// Yields each number with a longer sequence than all before it, among every stride-th from the first on. The loop is endless, so it polls
+// for cancellation.
 shoal::Generator<Find> records(std::uint64_t first, std::uint64_t stride) {
   int most = 0;
   for (std::uint64_t n = first; !shoal::is_cancelled(); n += stride) {
@@ -36,11 +36,11 @@ shoal::Generator<Find> records(std::uint64_t first, std::uint64_t stride) {
   }
 }
 
-// A tuple is several results: the longest of them, and how many steps all of them have together.
+// A tuple is several results: the longest find, and the steps of all finds in sum.
 std::tuple<Find, int> judged(const std::vector<shoal::Future<Find>>& finds) {
   Find longest;
   int all = 0;
-  for (const auto& future : finds) {  // references, until somebody asks
+  for (const auto& future : finds) {  // references, until get()
     const auto find = future.get();
     if (!find) continue;
     all += find->steps;
@@ -57,7 +57,7 @@ shoal::Result<void> run(shoal::Context& context) {
 
   std::vector<shoal::Future<Find>> finds;
   for (auto& search : searches) {
-    for (const auto& find : search) {  // as they come
+    for (const auto& find : search) {  // in order of arrival
       finds.push_back(find);
       if (finds.size() % 5 == 0) break;
     }

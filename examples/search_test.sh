@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the example as a user would: on a cluster of its own, and on one whose functions run on another node than the program.
+# Runs the example as a user would, on a private cluster and on one whose functions run on another node than the program.
 set -uo pipefail
 SHOAL_HOME=$(mktemp -d /tmp/shoal-search.XXXXXX)
 export SHOAL_HOME

@@ -2,8 +2,8 @@
 
     SHOAL_SPMD_DEVICES=8 python spmd_2d.py
 
-The first layer of a block makes columns, split over ``model``; the second one takes them, so that its product is a sum over ``model``.
-Both weights are split over ``fsdp``, too, as the batch is.
+The first layer of a block has columns split over ``model``. The second one consumes them, so its product is a sum over ``model``. Both
+weights are also split over ``fsdp``, as the batch is.
 """
 
 import numpy as np
@@ -62,7 +62,7 @@ def main():
 
     model = network(mark).to(device)
     for block in model:
-        mark(block.up.weight, ("model", "fsdp"))  # of shape (HIDDEN, WIDTH)
+        mark(block.up.weight, ("model", "fsdp"))  # shape (HIDDEN, WIDTH)
         mark(block.up.bias, ("model",))
         mark(block.down.weight, ("fsdp", "model"))
     first = xs.XLAShardedTensor(model[0].up.weight)

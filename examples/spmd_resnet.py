@@ -2,8 +2,8 @@
 
     SHOAL_SPMD_DEVICES=8 python spmd_resnet.py
 
-The model is not marked: it lies whole on every device. Statistics and gradients are those of the whole batch, as in plain torch, beside
-which it runs.
+The model is not marked, so it is whole on every device. Statistics and gradients are those of the whole batch, as in plain torch, with
+which it is compared.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ def network() -> nn.Module:
 
 
 def images(rows: int) -> TensorDataset:
-    """Noise in which the quarter that is brighter says the class."""
+    """Noise with one brighter quarter, which determines the class."""
     random = torch.Generator().manual_seed(1)
     classes = torch.randint(CLASSES, (rows,), generator=random)
     x = torch.randn(rows, 3, SIZE, SIZE, generator=random)
@@ -75,7 +75,7 @@ def main():
     device, num_devices = xm.xla_device(), xr.global_runtime_device_count()
     mesh = xs.Mesh(np.arange(num_devices), (num_devices,), ("data",))
     host_loader = DataLoader(images(STEPS * 2 * num_devices), batch_size=2 * num_devices, drop_last=True)
-    # Tensors of four dimensions are split along the first; others (the classes) lie whole on every device.
+    # Four-dimensional tensors are split along the first dimension; others (the classes) are whole on every device.
     loader = pl.MpDeviceLoader(host_loader, device, input_sharding=xs.ShardingSpec(mesh, ("data", None, None, None)))
 
     model, plain = network().to(device), network()

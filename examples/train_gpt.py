@@ -21,7 +21,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin for each other are slow where cores are shared
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads are slow on shared cores
 
 import torch
 import torch.distributed as dist
@@ -88,7 +88,7 @@ def read_stdlib() -> tuple[bytes, bytes]:
 
 
 class Windows(Dataset):
-    """The text, cut into pieces of ``context`` bytes; each predicts the byte after every one of its own."""
+    """The text in pieces of ``context`` bytes; each predicts the byte after every one of its own."""
 
     def __init__(self, text: bytes, context: int):
         self.bytes, self.context = torch.frombuffer(bytearray(text), dtype=torch.uint8), context
@@ -101,8 +101,8 @@ class Windows(Dataset):
 
 
 class RankSampler(Sampler):
-    """Which windows this rank reads at each step. Sample n of the run is the same one at every world size: epochs are shuffled by the seed,
-    a global batch takes the next ones, and each rank its part of them. So a position is one number."""
+    """The windows of this rank at each step. Sample n of the run is the same at every world size. The seed shuffles epochs, a global batch takes
+    the next samples, and each rank takes its part. A position is therefore one number."""
 
     def __init__(self, num_windows: int, c: dict, rank: int, world: int, start: int):
         self.num_windows, self.seed, self.batch = num_windows, c["seed"], c["batch"]
@@ -125,7 +125,7 @@ class RankSampler(Sampler):
 
 
 def train(c: dict) -> dict:
-    """Trains to step ``c["steps"]`` and returns what there is to show. ``c["sharded"]`` is all that tells Shoal from plain PyTorch."""
+    """Trains to step ``c["steps"]`` and returns the results. ``c["sharded"]`` alone distinguishes Shoal from plain PyTorch."""
     rank, world = (dist.get_rank(), dist.get_world_size()) if c["sharded"] else (0, 1)
     model = GPT(c)
     if c["sharded"]:
@@ -168,7 +168,7 @@ def train(c: dict) -> dict:
 
     clock, tokens = time.perf_counter(), c["batch"] * c["context"]
     for step, windows in enumerate(loader, first + 1):
-        for group in optimizer.param_groups:  # warm-up, then the inverse square root: it does not depend on where the run ends
+        for group in optimizer.param_groups:  # warm-up, then the inverse square root, independent of the run's end
             group["lr"] = c["lr"] * min(step / c["warmup"], math.sqrt(c["warmup"] / step))
         loss = loss_of(windows, c["batch"])
         (loss * world).backward()  # fully_shard takes the mean over the ranks
@@ -196,7 +196,7 @@ def train(c: dict) -> dict:
 
 @torch.no_grad()
 def sample(model: GPT, c: dict) -> str:
-    """Lets the model write. Every rank draws the same bytes: a forward of a sharded model is something all of them do together."""
+    """Samples text. Every rank draws the same bytes, because a sharded forward needs all ranks."""
     g = torch.Generator().manual_seed(c["seed"])
     text = list(b"def ")
     for _ in range(c["sample_bytes"]):
@@ -207,12 +207,12 @@ def sample(model: GPT, c: dict) -> str:
 
 # ---- the driver --------------------------------------------------------------------------------------------------------------------
 
-# A checkpoint goes on with these as they were.
+# Settings that a resumed run must keep.
 OF_THE_RUN = ("layers", "width", "heads", "context", "batch", "lr", "warmup", "seed", "validation_windows")
 
 
 class Progress:
-    """One line that is rewritten on a terminal, a line now and then elsewhere."""
+    """Shows progress: one rewritten line on a terminal, otherwise a line at intervals."""
 
     def __init__(self, name: str, steps: int):
         self.name, self.steps, self.live = name, steps, sys.stdout.isatty()
@@ -223,7 +223,7 @@ class Progress:
         if self.first is None:
             print(f"{self.name}: the first step was done after {now - self.began:.1f} s", flush=True)
             self.began, self.first = now, step
-        # The first step starts threads and loaders; it says nothing of the next.
+        # The first step starts threads and loaders, so its speed is not representative.
         self.speed = m["tokens_per_s"] if step <= self.first + 1 else 0.9 * self.speed + 0.1 * m["tokens_per_s"]
         left = (self.steps - step) * (now - self.began) / max(1, step - self.first)
         if "validation" in m:
@@ -267,15 +267,15 @@ def draw(path: Path, ours: dict, reference: dict | None, world: int) -> None:
 
 
 def largest_difference(ours: dict, reference: dict) -> float:
-    """Relative, over all training and held-out losses."""
+    """The largest relative difference, over all training and held-out losses."""
     pairs = [*zip(ours["loss"], reference["loss"], strict=True)]
-    theirs = dict(reference["validation"])  # a resumed run has one more, where it was cut
+    theirs = dict(reference["validation"])  # a resumed run has one more, where it was interrupted
     pairs += [(loss, theirs[step]) for step, loss in ours["validation"] if step in theirs]
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
 def arguments() -> tuple[argparse.Namespace, str]:
-    """The arguments, and those a run that goes on with this one must repeat."""
+    """Returns the arguments, and those that a resumed run must repeat."""
 
     class OneSentence(argparse.ArgumentParser):
         def error(self, message):
@@ -355,7 +355,7 @@ def main() -> None:
     try:
         try:
             shoal.init(address="auto")
-        except shoal.exceptions.Unavailable:  # none runs. CPUs are logical: more workers than cores are slow, not wrong
+        except shoal.exceptions.Unavailable:  # no cluster runs; CPUs are logical, so more workers than cores are slow but correct
             shoal.init(address="local", num_cpus=max(a.num_workers, len(os.sched_getaffinity(0))))
         ours = workers.fit().returns[0]
     except shoal.exceptions.ResourceExhausted as error:

@@ -186,8 +186,9 @@ class ActorDiedError(RayActorError):
 
 
 class ActorUnavailableError(RayActorError):
-    """The actor is not there now, but may be again: its process is started again, or the connection to it broke. The call may
-    have been executed."""
+    """The actor is not there now, but may be again: its process is started again, or the connection to it broke.
+
+    The call may have been executed."""
 
 
 class WorkerCrashedError(Unavailable):

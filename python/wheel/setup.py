@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the tag of a wheel whose extension Bazel has built, the command's script, and the .pth file."""
+"""Parts of the build that pyproject.toml cannot express: the tag of a wheel with a Bazel extension, the command's script, the .pth file."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ class Binary(Distribution):
 
 class Tagged(bdist_wheel):
     def finalize_options(self):
-        if list(Path("shoal").glob("_native.abi3.so")):  # the stable ABI: else the wheel is for the building interpreter alone
+        if list(Path("shoal").glob("_native.abi3.so")):  # the stable ABI; otherwise the wheel is for the building interpreter only
             self.py_limited_api = "cp310"
         super().finalize_options()
 
 
 class WithPth(build_py):
-    """``SHOAL_FSDP=1`` and ``SHOAL_SPMD=1``: Python runs the .pth files that lie beside the packages when it starts."""
+    """Adds the .pth file for ``SHOAL_FSDP=1`` and ``SHOAL_SPMD=1``: Python runs .pth files beside the packages when it starts."""
 
     def run(self):
         super().run()

@@ -1,6 +1,6 @@
-"""Installs a wheel into a fresh environment and uses it as a newcomer would: python smoke.py WHEEL
+"""Installs a wheel into a fresh environment and uses it like a new user: python smoke.py WHEEL
 
-Runs with the Python that the environment is made of; needs the package index for the wheel's three dependencies. Takes seconds.
+It runs with the Python of the environment, and needs the package index for the wheel's three dependencies. It takes seconds.
 """
 
 import os
@@ -55,7 +55,7 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
     run(environment / "bin" / "pip", "install", "-q", "--disable-pip-version-check", wheel, env=clean)
     command, python = environment / "bin" / "shoal", environment / "bin" / "python"
 
-    # Nothing of the build machine but its C library.
+    # The binaries use no library of the build machine other than the C and C++ runtimes.
     for binary in [*environment.rglob("site-packages/shoal/_native*.so"), *environment.rglob("site-packages/shoal/bin/shoal")]:
         outside = [
             line for line in run("ldd", binary, env=clean).splitlines() if "=>" in line and str(environment) not in line.split("=>")[1]
@@ -75,9 +75,9 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
             sys.exit(f"smoke: an interpreter that starts with SHOAL_{name}={value} has the switch and torch: {started}, expected {loaded}")
     script = folder / "job.py"
     script.write_text(SCRIPT.format(environment=str(environment)))
-    if "cpus" not in (out := run(command, "submit", script, env=clean, cwd=folder)):  # a gang would want torch
+    if "cpus" not in (out := run(command, "submit", script, env=clean, cwd=folder)):  # a gang would need torch
         sys.exit(f"smoke: submit did not show what its script printed:\n{out}")
-    limit = time.monotonic() + 5  # a cluster made for a job goes just after it
+    limit = time.monotonic() + 5  # a cluster made for a job ends just after it
     while left := [p for p in (folder / "sessions").glob("*/pids/*") if Path("/proc", p.name.partition(".")[2]).exists()]:
         if time.monotonic() > limit:
             sys.exit(f"smoke: still running: {left}")

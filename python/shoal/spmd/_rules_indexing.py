@@ -1,4 +1,4 @@
-"""Rules for indexing, scattering, and what pads or makes tensors."""
+"""Rules for indexing, scattering, padding, and factories."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ aten = torch.ops.aten
 
 
 def _but(rank: int, *dims: int) -> Labels:
-    """Every dimension may be split but these."""
+    """Labels of all dimensions except ``dims``."""
     gone = {d % max(rank, 1) for d in dims}
     return tuple(None if d in gone else d for d in range(rank))
 
 
 def _common(labels: Labels, shape, *others) -> Labels:
-    """Labels of dimensions whose size is the same in all shapes."""
+    """Keeps the labels of dimensions whose size is equal in all shapes."""
     return tuple(label if all(o[d] == shape[d] for o in others) else None for d, label in enumerate(labels))
 
 
@@ -61,7 +61,7 @@ def along_index(func, arrays, args, kwargs):
 
 
 def _indexed(a, indices) -> tuple[Labels, list[Labels], Labels] | None:
-    """Labels of the tensor, of its indices, and of what is taken. None for masks: how much they take depends on values."""
+    """Labels of the tensor, of its indices, and of the result. For masks it is None, because the result's size depends on values."""
     given = [i for i in indices if i is not None]
     if any(i.dtype in (torch.bool, torch.uint8) for i in given):
         return None
@@ -124,7 +124,7 @@ def slice_scatter(func, arrays, args, kwargs):
     return Plan([labels, labels], [labels])
 
 
-# ---- backward passes of views, which are given the size of their result ---------------------------------------------------------------
+# ---- backward passes of views, which take the size of their result as an argument --------------------------------------------------------
 
 
 @rule("slice_backward")
@@ -153,7 +153,8 @@ def unfold_backward(func, arrays, args, kwargs):
     return Plan([(*labels, None)], [labels], [tuple(args[1])], size_argument=1)
 
 
-# ---- what pads, and what makes --------------------------------------------------------------------------------------------------------
+# ---- padding and factories
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @rule("constant_pad_nd")
@@ -182,7 +183,7 @@ def new(func, arrays, args, kwargs):
 
 @rule("new_empty_strided")
 def new_strided(func, arrays, args, kwargs):
-    """How parts lie is not said: a tensor has the strides for the program."""
+    """The strides apply to the program's tensor only; the layout of parts is free."""
     return Steps(_new_strided)
 
 

@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def _leading(rank: int, whole: int) -> Labels:
-    """All dimensions may be split but the last ``whole`` ones."""
+    """Labels of all dimensions except the last ``whole`` ones."""
     return tuple(d if d < rank - whole else None for d in range(rank))
 
 
@@ -31,7 +31,7 @@ def embedding(func, arrays, args, kwargs):
 
 @rule("embedding_dense_backward")
 def embedding_backward(func, arrays, args, kwargs):
-    rank, counted = len(arrays[1].shape), args[4]  # frequencies are those in all indices
+    rank, counted = len(arrays[1].shape), args[4]  # frequencies count all indices
     places = (None,) * rank if counted else tuple(range(rank))
     return Plan([(*places, "w"), places], [(None, "w")], combine="sum")
 
@@ -95,7 +95,7 @@ def group_norm_backward(func, arrays, args, kwargs):
 
 
 def _of_channels(op, x, value):
-    """A vector of the channels in the shape that x * value needs."""
+    """Reshapes a vector of the channels for x * value."""
     return op(aten.view.default, value, [1, -1, *(1 for _ in x.shape[2:])])
 
 
@@ -105,10 +105,10 @@ def _over(x) -> list[int]:
 
 @rule("native_batch_norm", "_native_batch_norm_legit")
 def batch_norm(func, arrays, args, kwargs):
-    """Means over a split batch are sums of the parts' sums, in the order of the parts."""
+    """Means over a split batch are computed from the parts' sums, in the order of parts."""
     training = args[5] if len(args) == 8 else args[3]
     labels = (0, "c", *range(2, len(arrays[0].shape)))
-    if not training:  # statistics are given, and results that would hold those of the batch are empty
+    if not training:  # the results for batch statistics are empty
         return Plan([labels, *(("c",) for _ in arrays[1:])], [labels, (None,), (None,)], combine="sum")
     if len(args) != 8:
         return None
@@ -179,7 +179,7 @@ def convolution_backward(func, arrays, args, kwargs):
 
 
 def _spatial(name: str) -> int:
-    """From the operator's name: avg_pool2d has two dimensions of space."""
+    """The number of spatial dimensions in the operator's name: 2 for avg_pool2d."""
     return int(next(c for c in name if c.isdigit()))
 
 
@@ -238,7 +238,7 @@ def loss(func, arrays, args, kwargs):
 
 def _mean_of_sum(op, func, *args, **kwargs):
     shape, dtype = torch.broadcast_shapes(args[0].shape, args[1].shape), torch.promote_types(args[0].dtype, args[1].dtype)
-    if dtype in (torch.bfloat16, torch.float16):  # each element rounds as in the whole tensor, their sum has room
+    if dtype in (torch.bfloat16, torch.float16):  # elements round as in the whole tensor, their sum is in float32
         args, kwargs = changed(func, args, kwargs, reduction=NONE)
         total = op(aten.sum.dim_IntList, wide(op, op(func, *args, **kwargs)), list(range(len(shape))))
     else:
@@ -261,7 +261,7 @@ def _backward_of_sum(op, func, gradient, *args, **kwargs):
 
 
 def _classes(scores) -> tuple[Labels, Labels]:
-    """Labels of scores and of targets: the dimension of classes stays whole."""
+    """Labels of scores and of targets. The dimension of classes stays whole."""
     rank = len(scores.shape)
     scored = tuple(d if d != (1 if rank > 1 else 0) else None for d in range(rank))
     return scored, tuple(d for d in scored if d is not None)

@@ -1,7 +1,7 @@
-"""How a tensor lies on devices: parts per dimension, and copies of each part.
+"""The layout of a tensor on devices: parts per dimension, and copies of each part.
 
 The rule is XLA's. An entry of a partition spec names the mesh axes that split one dimension, most significant first. A dimension of size n
-in p parts has chunks of ceil(n / p): part i holds [min(i * chunk, n), min((i + 1) * chunk, n)), so trailing parts may be short or empty.
+in p parts has chunks of ceil(n / p): part i holds [min(i * chunk, n), min((i + 1) * chunk, n)). Trailing parts may be short or empty.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shoal.spmd._errors import SpecError
 if TYPE_CHECKING:
     from shoal.spmd._mesh import Mesh
 
-# An entry of a spec as axes of the mesh: a name, an index, several of them, or None.
+# An entry of a spec: a name or an index of a mesh axis, a tuple of them, or None.
 Entry = str | int | tuple["str | int", ...] | None
 Spec = Sequence[Entry]
 
 
 class ShardingType(IntEnum):
-    """torch_xla's names and numbers. Shoal makes REPLICATED, TILED and PARTIAL."""
+    """torch_xla's names and numbers. Shoal uses REPLICATED, TILED and PARTIAL."""
 
     REPLICATED = 0
     MAXIMAL = 1
@@ -40,7 +40,7 @@ class ShardingType(IntEnum):
 
 @dataclass(frozen=True)
 class Sharding:
-    """In normal form: two shardings are equal when every device holds the same ranges of every shape.
+    """A layout in normal form: two shardings are equal if every device holds the same ranges of every shape.
 
     ``parts``: per dimension of the tensor. ``devices``: ids, for parts in row-major order, and the copies of one part in ascending order.
     """
@@ -74,8 +74,8 @@ class Sharding:
 
     @classmethod
     def of_columns(cls, parts: Sequence[int], columns: Sequence[Sequence[int]], num_devices: int) -> Sharding | None:
-        """``columns``: per dimension, for each device the part that it holds. None unless every combination of parts has equally many
-        devices."""
+        """Makes a sharding from ``columns``: per dimension, the part that each device holds. Returns None unless every combination of parts
+        has equally many devices."""
         parts = tuple(parts)
         if all(p == 1 for p in parts):
             return cls.replicated(len(parts), num_devices)
@@ -88,7 +88,7 @@ class Sharding:
 
     @cached_property
     def columns(self) -> tuple[tuple[int, ...], ...]:
-        """Per dimension, for each device the part that it holds."""
+        """Per dimension, the part that each device holds."""
         held = [self.part(d) for d in range(len(self.devices))]
         return tuple(tuple(part[i] for part in held) for i in range(len(self.parts)))
 
@@ -107,7 +107,7 @@ class Sharding:
         return ShardingType.TILED if self.copies == 1 else ShardingType.PARTIAL
 
     def __str__(self) -> str:
-        """As XLA prints it."""
+        """XLA's text form."""
         if self.is_replicated:
             return "{replicated}"
         tiles = self.parts if self.copies == 1 else (*self.parts, self.copies)
@@ -128,11 +128,11 @@ class Sharding:
         return tuple(reversed(coordinate))
 
     def position(self, device: int) -> int:
-        """The place of a device's part among all parts in row-major order."""
+        """The index of a device's part among all parts in row-major order."""
         return self._position[device] // self.copies
 
     def holders(self, position: int) -> tuple[int, ...]:
-        """The devices that hold the part at this place."""
+        """The devices that hold the part of this index."""
         return self.devices[position * self.copies : (position + 1) * self.copies]
 
     def replica(self, device: int) -> int:
@@ -144,7 +144,7 @@ class Sharding:
         return tuple(-(-n // p) for n, p in zip(shape, self.parts, strict=True))
 
     def ranges(self, device: int, shape: Sequence[int]) -> tuple[slice, ...]:
-        """The ranges that a device holds of a tensor of this shape."""
+        """The ranges of a tensor of this shape that a device holds."""
         cuts = zip(shape, self.tile(shape), self.part(device), strict=True)
         return tuple(slice(min(i * chunk, n), min((i + 1) * chunk, n)) for n, chunk, i in cuts)
 
@@ -160,7 +160,7 @@ def _ravel(coordinate: tuple[int, ...], sizes: tuple[int, ...], axes: tuple[int,
 
 
 def axes_of(mesh: Mesh, spec: Spec) -> list[tuple[int, ...]]:
-    """Per entry of a spec the indices of the mesh's axes. An unknown name or type is an InvalidArgument, all else a SpecError."""
+    """Per entry of a spec, the indices of the mesh's axes. InvalidArgument for an unknown name or type, SpecError for other mistakes."""
     entries = [_axes_of(mesh, entry, spec) for entry in spec]
     seen: dict[int, int] = {}
     for dim, axes in enumerate(entries):

@@ -23,20 +23,20 @@ from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import world
 
 aten = torch.ops.aten
-# References in dispatch() to a tensor of the host that torch's C++ code made for this call. One that the program holds has more.
+# The reference count in dispatch() of a host tensor that torch's C++ code made for this call. A tensor of the program has more.
 REFERENCES = 5
-checks = True  # devices of arguments; for the ranks of a controller its process does
+checks = True  # check devices of arguments; off on a controller's ranks, whose program checks them
 
 
 class Box:
-    """The value that tensors of one memory share. A view has the box of its base and makes its array anew when the base was written."""
+    """The value shared by tensors of one memory. A view's box refers to its base, and recomputes its array after a write to the base."""
 
-    strides: tuple[int, ...] | None = None  # as of a plain tensor; None: those of a contiguous one
+    strides: tuple[int, ...] | None = None  # those of a plain tensor; None for a contiguous one
 
     def __init__(self, array: Array, base: Box | None = None, view: Any = None, aliases: bool = False, origins: dict | None = None):
         self._array, self.base, self._view, self._aliases, self._origins = array, base, view, aliases, origins
         self.mark: Sharding | None = None
-        self._written = 0  # times
+        self._written = 0  # number of writes
         self._seen = 0 if base is None else base.written
 
     @property
@@ -62,7 +62,7 @@ class Box:
 
     @property
     def laid(self) -> tuple[Any, int]:
-        """What laid the value out (Array.origin), and how many views were followed there: those that lie on what they are views of."""
+        """The origin of the layout (Array.origin), and the number of views on the way to it, which share memory with their bases."""
         box, views = self, 0
         array = box.array
         while box.base is not None and box._aliases and box.base.array.origin is not None:
@@ -71,28 +71,28 @@ class Box:
         return array.origin, views
 
     def lay(self, sharding: Sharding) -> None:
-        """The same value, split as the sharding says."""
+        """Reshards the value."""
         array = self.array
         if array.sharding != sharding:
             self.put(array.resharded(sharding))
 
     def let_yield(self) -> None:
-        """Operators lay the value out as their other arguments need it."""
+        """Lets operators reshard the value to fit their other arguments."""
         self.array.yields = True
 
     def put(self, array: Array) -> None:
-        """The same value in another layout: nothing was written."""
+        """Replaces the layout of the value, which is not a write."""
         array.yields = self._array.yields
         self._array, self._aliases, self._origins = array, False, None
-        self._written += 1  # views lie on the old memory
+        self._written += 1  # views refer to the old memory
 
     def before_write(self) -> None:
-        """An operator is about to change the local tensors in place."""
+        """Must be called before an operator changes the local tensors in place."""
         if self.base is not None:
             self.base.before_write()
 
     def wrote(self) -> None:
-        """The local tensors of the array were changed in place."""
+        """Must be called after the local tensors of the array were changed in place."""
         if self.base is None:
             self._written += 1
             return
@@ -100,7 +100,7 @@ class Box:
         self.touch()
 
     def touch(self) -> None:
-        """Views of this value are made anew when they are asked for."""
+        """Makes views of this value recompute their arrays at the next access."""
         if self.base is not None:
             self.base.touch()
             self._seen = self.base.written
@@ -108,11 +108,11 @@ class Box:
 
     @property
     def is_written_locally(self) -> bool:
-        """Whether a write reaches the memory that the value is a view of without communication."""
+        """True if a write reaches the base's memory without communication."""
         return self.base is None or (self._origins is not None and self.base.is_written_locally)
 
     def carry_over(self) -> None:
-        """Brings what was written to the memory that this is a view of, where that is another one."""
+        """Copies a write back to the base, where that has other memory."""
         if self.base is None:
             return
         if self._origins is not None:
@@ -132,8 +132,8 @@ class Box:
         self.base.carry_over()
 
     def _carry_over_by_parts(self, origins: dict[int, int]) -> None:
-        """A local result that is a copy, as reshape makes it of memory with gaps: its elements go back to where they came from. Processes
-        do not communicate, because memory may have gaps on some of them only."""
+        """Copies the elements of a local copy (which reshape makes of memory with gaps) back to their origin. Processes do not communicate,
+        because memory may have gaps on some of them only."""
         func, args, kwargs, index = self._view
         below = self.base.array
         if func in _engine.RESOLVED:  # its own inverse
@@ -150,8 +150,8 @@ class Box:
 
 
 class Tensor(torch.Tensor):
-    """A tensor of device ``xla:0``. For autograd's engine it lies on the CPU: backward passes run in the calling thread, as those of the
-    CPU do, and errors of user code in them reach the program."""
+    """A tensor of device ``xla:0``. For autograd's engine it lies on the CPU. Backward passes therefore run in the calling thread, and
+    errors of user code in them reach the program."""
 
     _box: Box
 
@@ -174,7 +174,7 @@ class Tensor(torch.Tensor):
     @_is_param.setter
     def _is_param(self, value: bool) -> None:
         if value and type(self) is Tensor:
-            self.__class__ = Parameter  # torch.nn.Parameter(t) asks for it
+            self.__class__ = Parameter  # for torch.nn.Parameter(t), which sets _is_param
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -262,19 +262,19 @@ class Tensor(torch.Tensor):
 
     @property
     def data(self):
-        """The same value, whose writes do not count as this tensor's for autograd."""
+        """The same value; for autograd, writes to it do not count as writes to this tensor."""
         return getattr(type(self), "result", Tensor)(self._box)
 
     @data.setter
     def data(self, value):
         self._check_alike(value)
         if value.dtype != self.dtype or value.stride() != self.stride():
-            with torch._C._DisableTorchDispatch():  # what this wrapper says of itself
+            with torch._C._DisableTorchDispatch():  # the metadata of this wrapper
                 torch.Tensor.data.__set__(self, value)
         self._box = value._box
 
     def _check_alike(self, value: torch.Tensor) -> None:
-        """Raises unless this tensor's data can be set to the value."""
+        """Raises unless this tensor's data can be set to ``value``."""
         if not isinstance(value, Tensor) or value.shape != self.shape:
             raise RuntimeError(
                 f"data of a tensor of the device (shape {tuple(self.shape)}, {self.dtype}) is set to a {type(value).__name__} of shape "
@@ -296,7 +296,7 @@ class Tensor(torch.Tensor):
         raise Unimplemented("share_memory_ of a tensor of the device: its parts are no memory of this kind", hint="share tensor.cpu()")
 
     def __dlpack__(self, **kwargs):
-        """The number of a copy on the host."""
+        """Exports a copy on the host."""
         return self.detach().cpu().__dlpack__(**kwargs)
 
     def __dlpack_device__(self):
@@ -320,7 +320,7 @@ class Parameter(Tensor):
         pass
 
 
-# torch's optimizers update all parameters by operators on lists, as on other devices than CPUs.
+# Lets torch's optimizers update all parameters by operators on lists, as on devices other than CPUs.
 _foreach_supported_types += [Tensor, Parameter]
 
 
@@ -337,7 +337,7 @@ class _ToHost(torch.autograd.Function):
 
 
 class _OfHost(torch.autograd.Function):
-    """The gradient of a copy on the host. It can be differentiated again."""
+    """The gradient of a copy on the host, which can be differentiated again."""
 
     @staticmethod
     def forward(ctx, gradient, dtype):
@@ -350,7 +350,7 @@ class _OfHost(torch.autograd.Function):
 
 
 def on_device(value: torch.Tensor) -> Tensor:
-    """Takes the memory over."""
+    """Returns a device tensor that takes over the memory."""
     if _world.controller is not None:
         return _world.controller.uploaded(value)
     return Tensor(_strided(Box(Array.whole(value, world().num_devices)), known_strides(value)))
@@ -360,11 +360,11 @@ _compatible = torch._has_compatible_shallow_copy_type
 
 
 def _may_share(input, from_):
-    """torch.nn.Module.to asks whether a parameter may take the memory of its copy over; otherwise it makes a new parameter."""
+    """The check of torch.nn.Module.to: may a parameter take over its copy's memory? Otherwise torch makes a new parameter."""
     return input is from_ or (isinstance(input, Tensor) == isinstance(from_, Tensor) and _compatible(input, from_))
 
 
-_may_share.__annotations__ = {"input": torch.Tensor, "from_": torch.Tensor, "return": bool}  # torch._dynamo compares signatures
+_may_share.__annotations__ = {"input": torch.Tensor, "from_": torch.Tensor, "return": bool}  # compared by torch._dynamo
 
 torch._has_compatible_shallow_copy_type = _may_share
 
@@ -374,13 +374,13 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 _strides: dict[tuple, list[tuple[int, ...] | None]] = {}
 _IN_KEY = {int, bool, str, torch.dtype, torch.layout, torch.memory_format}
-# Results of these are contiguous, whatever their arguments are.
+# Operators whose results are contiguous for any arguments.
 _CONTIGUOUS_RESULTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "embedding", "embedding_dense_backward", "nll_loss_forward"}
 
 
 def strides_of(func: Any, flat: list[Any], form: Form) -> list[tuple[int, ...] | None]:
-    """Strides of an operator's results, as plain tensors have them; None for what is laid out by its shape, or no tensor. By strides
-    torch decides whether reshape and contiguous copy, and autograd chooses formulas."""
+    """Strides of an operator's results, as plain tensors have them; None for contiguous results and other values. With strides torch
+    decides whether reshape and contiguous copy, and autograd chooses formulas."""
     key: list[Any] = [func, form]
     for a in flat:
         if isinstance(a, Tensor):
@@ -419,7 +419,7 @@ def _strides_without_values(func: Any, flat: list[Any], form: Form) -> list[tupl
     args, kwargs = unflatten([without_value(a) for a in flat], form)
     try:
         out = func(*args, **kwargs)
-    except Exception:  # the operator has no kernel without values, or asks for a view that plain memory does not have
+    except Exception:  # no kernel without values, or a view that plain memory does not allow
         return [None] * max(1, len(func._schema.returns))
     outs = out if isinstance(out, (list, tuple)) else [out]
     return [known_strides(o) if isinstance(o, torch.Tensor) else None for o in outs]
@@ -434,13 +434,13 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def known_strides(t: torch.Tensor) -> tuple[int, ...] | None:
-    """A box's strides for a plain tensor."""
+    """Returns a box's strides for a plain tensor."""
     strides = t.stride()
     return None if strides == contiguous_strides(t.shape) else strides
 
 
 def lies_by_shape(op: Operator, tensors: list[Tensor], kwargs: dict) -> bool:
-    """Whether results of an operator that is no view are contiguous for sure."""
+    """True if the results of an operator that is no view are certainly contiguous."""
     if kwargs.get("memory_format") is None:
         for t in tensors:
             if t._box.strides is not None:
@@ -450,14 +450,14 @@ def lies_by_shape(op: Operator, tensors: list[Tensor], kwargs: dict) -> bool:
 
 
 def _arrays(flat: list[Any], targets: list[torch.Tensor]) -> tuple[list[Any], list[Array]]:
-    """Arguments with arrays for tensors, those of the host whole, and the arrays of the targets."""
+    """Returns the arguments with arrays for tensors, whole ones for host tensors, and the arrays of the targets."""
     n = world().num_devices
     held = {id(a): a._box.array if isinstance(a, Tensor) else Array.whole(a, n) for a in flat if isinstance(a, torch.Tensor)}
     return [held.get(id(a), a) for a in flat], [held[id(t)] for t in targets]
 
 
 def _locate(error: Exception, func: Any) -> None:
-    """Adds the operator and the program's line to the text of its error, once; a controller has done so."""
+    """Adds the operator and the program's line to the text of an error, once. With a controller, that does it."""
     if _world.controller is not None or getattr(error, "_shoal_located", False):
         return
     error._shoal_located = True
@@ -547,7 +547,7 @@ def _strided(box: Box, strides: tuple[int, ...] | None) -> Box:
 
 
 def _check_memory(func: Any, box: Box) -> None:
-    """Raises unless the memory of the tensor is what it is for a plain one: all that its base has, in this order."""
+    """Raises unless the tensor's memory is that of a plain one: all elements of its base, in this order."""
     array, base = box.array, box
     while base.base is not None:
         base = base.base
@@ -556,7 +556,7 @@ def _check_memory(func: Any, box: Box) -> None:
         raise Unimplemented(f"{func} of a view of a tensor that is split", hint="clone() it first, or use the view's own operators")
 
 
-# Operators that take tensors of the host at this place, as those of CUDA do.
+# Argument positions that accept host tensors, as in CUDA.
 TAKES_HOST = {
     "index": 1, "_unsafe_index": 1, "index_put": 1, "index_put_": 1, "_index_put_impl_": 1, "_unsafe_index_put": 1,
     "_pack_padded_sequence": 1, "_ctc_loss": slice(1, 4),
@@ -564,8 +564,8 @@ TAKES_HOST = {
 
 
 def check_devices(func: Any, args: tuple, flat: list[Any], targets: list[torch.Tensor]) -> None:
-    """Raises for a tensor of the host that the program mixes with those of the device. As with CUDA, indices may lie on the host, and
-    numbers for operators that go by elements. torch's C++ code makes other ones for its own use. Processes compare all that passes."""
+    """Raises for a host tensor that the program mixes with device tensors. As with CUDA, indices may lie on the host, and zero-dimensional
+    tensors for pointwise operators. Tensors that torch's C++ code made are accepted. Processes compare all accepted ones."""
     for a in flat:
         if isinstance(a, Tensor) or not isinstance(a, torch.Tensor):
             continue
@@ -600,12 +600,13 @@ def _of_two_devices(func: Any, a: torch.Tensor) -> RuntimeError:
 
 @functools.cache
 def consists_of_others(func: Any) -> bool:
-    """Such an operator comes here in inference mode only; otherwise autograd has taken it apart."""
+    """True for an operator without a rule that consists of others. It arrives here only in inference mode; otherwise autograd decomposes
+    it."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and _rules.find(func) is None
 
 
 def reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The tensor becomes a view of what it was."""
+    """Makes the tensor a view of its former value."""
     t = args[0]
     if func is aten.detach_.default:
         return t
@@ -614,7 +615,7 @@ def reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
     if view is None or not operator_of(view).is_view or view is aten.as_strided.default or t._box.mark is not None:
         raise Unimplemented(f"{func} changes the shape of a tensor of the device in place", hint="use the operator without the underscore")
     t._box = dispatch(view, args, kwargs)._box
-    with torch._C._DisableTorchDispatch():  # shape and strides of the tensor itself
+    with torch._C._DisableTorchDispatch():  # shape and strides of the wrapper
         func(*args, **kwargs)
     return t
 
@@ -624,8 +625,8 @@ def _plain(value: Any) -> Any:
 
 
 def _together(func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor]) -> Any:
-    """An operator on lists of tensors in one call, where this process has one part of each and each place of the lists is split in one
-    way. Returns NotImplemented otherwise."""
+    """Runs an operator on lists of tensors in one call, if this process has one part of each tensor and each place of the lists has one
+    sharding. Returns NotImplemented otherwise."""
     if _rules.find(func) is not _rules.pointwise:
         return NotImplemented
     lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
@@ -657,7 +658,8 @@ def _together(func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor])
 
 
 def _locals(tensors: Sequence[torch.Tensor], shardings: list[Sharding]) -> list[torch.Tensor] | None:
-    """This process's parts, if it has one of each and they are split so. Numbers may be whole, and on the host."""
+    """Returns this process's parts, if it has one per tensor with these shardings. Zero-dimensional tensors may be whole, and on the
+    host."""
     found = []
     for t, sharding in zip(tensors, shardings, strict=True):
         if isinstance(t, Tensor):
@@ -673,7 +675,7 @@ def _locals(tensors: Sequence[torch.Tensor], shardings: list[Sharding]) -> list[
 
 
 def _share_memory(targets: list[torch.Tensor]) -> bool:
-    """Whether a write to one of them may change another."""
+    """True if a write to one of them may change another."""
     bases = []
     for t in targets:
         if isinstance(t, Tensor):
@@ -685,7 +687,7 @@ def _share_memory(targets: list[torch.Tensor]) -> bool:
 
 
 def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
-    """An operator on lists of tensors: for each of their places alone, so that every tensor stays split as it is."""
+    """Runs an operator on lists place by place, so that every tensor keeps its sharding."""
     places = max(len(a) for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)))
     outs = []
     for i in range(places):
@@ -740,7 +742,7 @@ def _copy(func, args, kwargs):
 
 
 def _to_copy(func, args, kwargs):
-    """Serves .float(), .type_as and autograd, which name the CPU as the device; ``Tensor.to`` is what copies to the host."""
+    """Serves .float(), .type_as and autograd, which name the CPU as the device; ``Tensor.to`` copies to the host."""
     (t,) = args
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking", "layout")}
     cls = getattr(type(t), "result", Tensor)
@@ -751,7 +753,7 @@ def _to_copy(func, args, kwargs):
 
 
 def _same(func, args, kwargs):
-    """The same value under another wrapper: marks and layouts are those of both. torch.nn.Parameter is made so."""
+    """Returns another wrapper of the same value, with the same mark and layout. torch.nn.Parameter calls it."""
     (t,) = args
     return getattr(type(t), "result", Tensor)(t._box)
 
@@ -762,7 +764,7 @@ def _item(func, args, kwargs):
 
 def _equal(func, args, kwargs):
     for x in args:
-        if not isinstance(x, Tensor) and x.dim():  # torch's C++ code compares with numbers
+        if not isinstance(x, Tensor) and x.dim():  # torch's C++ code compares with zero-dimensional tensors
             raise _of_two_devices(func, x)
     a, b = (x._box.array.gathered() if isinstance(x, Tensor) else x for x in args)
     return torch.equal(a, b)
@@ -788,7 +790,7 @@ def _made(overload: Any):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
         if operator_of(overload).random:
             world().verify_stream(str(overload), kwargs.get("generator"))
-        # torch.tensor and its like fill what they get without asking subclasses; _from_data wraps it.
+        # torch.tensor and its like fill the result without __torch_dispatch__; _from_data wraps it.
         excluded = torch._C._dispatch_tls_is_dispatch_key_excluded("Python")
         if _world.controller is not None and not excluded and not operator_of(overload).random:
             return _world.controller.make(overload, args, kwargs)
@@ -799,7 +801,7 @@ def _made(overload: Any):
 
 
 def _from_data(make: Any):
-    """torch.tensor, as_tensor: on the host first, then to the device."""
+    """Wraps torch.tensor and as_tensor: makes the value on the host, then moves it to the device."""
 
     @functools.wraps(make)
     def tensor(*args, **kwargs):

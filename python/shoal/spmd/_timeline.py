@@ -1,4 +1,4 @@
-"""When each rank ran which operator, for a program that drives ranks."""
+"""A trace of the ranks' operators, for a program that drives ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from shoal.spmd import _world
 
 @contextlib.contextmanager
 def timeline(path: str | os.PathLike) -> Iterator[None]:
-    """``with xs.timeline("step.json"):`` writes what the ranks run for the statements inside as a trace for Perfetto or chrome://tracing.
-
-    Each rank has a row with its operators, each with the script's line, and inside of them what the rank waited for from others. The row
-    of the controller shows when batches were collected. Times are those of the hosts' clocks. Leaving the block waits for the ranks.
-    Raises InvalidArgument in a program that drives no ranks."""
+    """``with xs.timeline("step.json"):`` writes a trace of the statements inside for Perfetto or chrome://tracing. Each rank has a row with
+    its operators and the script's lines, and inside of them its waits for other ranks. The controller's row shows the collection of
+    batches. Times are from the hosts' clocks. Leaving the block waits for the ranks. Raises InvalidArgument in a program that drives no
+    ranks."""
     controller = _world.controller
     if controller is None:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""One forward and backward pass, run on tensors without memory, as the list of operators that devices would run."""
+"""One forward and backward pass on tensors without memory, as the list of operators that devices would run."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Untraceable(InvalidArgument):
     """The module reads values: shard it by hand."""
 
 
-# These give what they get another shape: no memory of their own, as views, which say so themselves.
+# Operators that only change the shape, though their schemas do not mark them as views.
 _VIEWS = {"aten::_unsafe_view"}
 
 
 @dataclass
 class Value:
-    """A tensor of the step. ``sharding``: how it lies at the begin; None where the operator that makes it decides."""
+    """A tensor of the step. ``sharding``: its layout at the begin; None if the operator that makes it decides."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties that operators of one cost share. ``leaves``: arguments, with None for tensors, which are at ``places``."""
+    """The properties shared by operators of equal cost. ``leaves``: arguments, with None for the tensors at ``places``."""
 
     func: Any
     leaves: tuple[Any, ...]
@@ -48,20 +48,20 @@ class Kind:
     places: tuple[int, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value | None, ...]
-    written: tuple[int, ...]  # which of the inputs are changed in place
+    written: tuple[int, ...]  # indices of inputs that are changed in place
     is_view: bool
     flops: float
 
 
 @dataclass
 class Op:
-    """``kind`` numbers the trace's kinds; GRADIENT: the second input is the parameter, after which its gradient, the first, is laid out;
-    MARK: the program marks the input. ``outputs``: -1 for what is no tensor."""
+    """``kind``: an index of the trace's kinds, GRADIENT or MARK. After GRADIENT the first input, a gradient, is sharded like its parameter,
+    the second input. MARK: the program marks the input. ``outputs``: -1 for other values than tensors."""
 
     kind: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    sharding: Sharding | None = None  # of a MARK
+    sharding: Sharding | None = None  # for a MARK
 
 
 GRADIENT, MARK = -1, -2
@@ -69,7 +69,7 @@ GRADIENT, MARK = -1, -2
 
 @dataclass
 class Trace:
-    """Values and operators are in the order in which they came. ``parameters`` and ``inputs``: names and positions of values."""
+    """Values and operators, in the order of their appearance. ``parameters`` and ``inputs``: indices of values by name."""
 
     values: list[Value] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Trace:
 
 
 def _twin(t: torch.Tensor, requires_grad: bool = False) -> Tensor:
-    """A tensor of the device like ``t``, without memory."""
+    """Returns a tensor of the device like ``t``, without memory."""
     stored = torch.empty_strided(t.shape, _strides(t), dtype=t.dtype, device="meta")
     return Tensor(Box(Array.whole(stored, runtime.global_runtime_device_count())), requires_grad)
 
@@ -94,11 +94,11 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, trace: Trace):
         super().__init__()
         self.trace = trace
-        self._numbers: dict[int, int] = {}  # of boxes
+        self._numbers: dict[int, int] = {}  # by id of boxes
         self._marks: dict[int, Sharding] = {}
         self._twins: dict[int, Tensor] = {}
         self._kinds: dict[Any, int] = {}
-        self._kept: list[Any] = []  # what is known by its id
+        self._kept: list[Any] = []  # keeps the objects whose ids are used
 
     def number(self, t: Tensor, sharding: Sharding | None = None) -> int:
         found = self._numbers.get(id(t._box))
@@ -113,13 +113,13 @@ class _Recorder(TorchDispatchMode):
         return len(self.trace.values) - 1
 
     def gradient(self, p: Tensor) -> None:
-        """A gradient is complete: from here on it lies as its parameter does."""
+        """Records that a gradient is complete, and from here on sharded like its parameter."""
         made = self.number(p.grad)
         number = self._name(p.grad, Value(tuple(p.shape), p.dtype))
         self.trace.ops.append(Op(GRADIENT, (made, self.number(p)), (number,)))
 
     def _there(self, a: Any) -> Any:
-        """Arguments without memory. Tensors that the program has elsewhere are constants of the step."""
+        """Replaces arguments by ones without memory. Other tensors of the program are constants of the step."""
         if not isinstance(a, torch.Tensor):
             return a
         if isinstance(a, Tensor):
@@ -214,7 +214,7 @@ def is_view(func: Any) -> bool:
 
 
 def _flops(func: Any, args: tuple, kwargs: dict, out: Any) -> float:
-    """Additions and multiplications of operators that do more than one per element that they touch; 0 for others."""
+    """Arithmetic operations of operators that do more than one per element; 0 for others."""
     name = func._schema.name
     if name.startswith("aten::_scaled_dot_product"):
         backward = name.endswith("_backward")
@@ -225,9 +225,9 @@ def _flops(func: Any, args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def record(module: nn.Module, args: tuple, kwargs: dict, training: bool) -> Trace:
-    """The operators of ``module(*args, **kwargs)`` and, when ``training``, of the backward pass from its results: the scalars, if there
-    are any. Tensors in ``args`` and ``kwargs`` may lie anywhere: only their shapes count. The module and the random stream stay as they
-    are. Raises Untraceable when the program reads a value, which tensors without memory have not."""
+    """Records the operators of ``module(*args, **kwargs)``, and with ``training`` of the backward pass from its results (from the scalars,
+    if any). Tensors in ``args`` and ``kwargs`` may lie anywhere: only their shapes matter. The module and the random stream stay unchanged.
+    Raises Untraceable when the program reads a value."""
     trace = Trace()
     recorder = _Recorder(trace)
     parameters, buffers = {}, {}
@@ -277,7 +277,7 @@ def input_name(args: tuple, kwargs: dict, place: int) -> str:
 
 
 class _Step(nn.Module):
-    """Forward and backward in one call: a backward pass that computes activations again needs the same parameters."""
+    """Forward and backward in one call, because a backward pass that recomputes activations needs the same parameters."""
 
     def __init__(self, module: nn.Module, training: bool):
         super().__init__()
@@ -286,7 +286,7 @@ class _Step(nn.Module):
     def forward(self, args: tuple, kwargs: dict) -> list[Tensor]:
         results = [t for t in tree_flatten(self.module(*args, **kwargs))[0] if isinstance(t, Tensor)]
         with_gradients = [t for t in results if t.requires_grad]
-        with_gradients = [t for t in with_gradients if t.dim() == 0] or with_gradients  # beside a loss nothing else is trained
+        with_gradients = [t for t in with_gradients if t.dim() == 0] or with_gradients  # with a loss, other results are not trained
         if self._training and with_gradients:
             torch.autograd.backward(with_gradients, [torch.ones_like(t) for t in with_gradients])
         return results
@@ -294,10 +294,10 @@ class _Step(nn.Module):
 
 @contextlib.contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Puts back what a forward pass leaves in attributes of modules and takes from the random stream."""
+    """Restores modules' attributes and the random stream after a forward pass."""
     saved = [(m, dict(vars(m))) for m in module.modules()]
     state = torch.get_rng_state()
-    controller, _world.controller = _world.controller, None  # nothing of this is for its ranks
+    controller, _world.controller = _world.controller, None  # the ranks must not run this
     try:
         yield
     finally:

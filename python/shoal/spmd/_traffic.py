@@ -1,8 +1,8 @@
-"""Counts the bytes that travel between devices, where tensors are laid out anew and where results are sums over parts.
+"""Counts the bytes sent between devices, for resharding and for sums over parts.
 
-Bytes are those that all devices receive together, if each had its memory to itself, whichever processes play them. A device that needs
-ranges which it does not hold receives them once: an all_gather when they complete what it holds, otherwise an all_to_all. Sums over n
-devices are an all_reduce, which gives each of them 2 (n - 1) / n of the bytes of its result.
+Bytes are those that all devices receive, as if each had separate memory, whichever processes simulate them. A device receives each missing
+range once. It is an all_gather if the ranges complete what it holds, otherwise an all_to_all. A sum over n devices is an all_reduce, which
+gives each of them 2 (n - 1) / n of the bytes of its result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Moves = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Move:
-    """A change of layout: elements that all devices receive together, and that the one receives which gets most."""
+    """A reshard: elements that all devices receive in sum, and the maximum for one device."""
 
     collective: str
     total: int
@@ -37,7 +37,7 @@ class Move:
 
 @functools.lru_cache(maxsize=65536)
 def move_of(shape: tuple[int, ...], source: Sharding, target: Sharding) -> Move | None:
-    """None when every device has what it needs."""
+    """Returns None if every device has what it needs."""
     if source.is_replicated:
         return None
     received = []
@@ -54,11 +54,11 @@ def move_of(shape: tuple[int, ...], source: Sharding, target: Sharding) -> Move 
 
 
 def summed(elements: int, parts: int) -> float:
-    """Elements that each of ``parts`` devices receives when their results of this size are added up."""
+    """Elements that each of ``parts`` devices receives when their results of this size are summed."""
     return 2 * (parts - 1) / parts * elements
 
 
-# Which operator laid an array out: its name, where the program called it (a stack, or code and instruction), and what moved for it.
+# The operator that made a layout: its name, the program's call (a stack, or code and instruction), and the communication.
 Origin = tuple[str, Any, Moves]
 
 _bytes: Counter[tuple[str, str]] = Counter()  # by operator and collective
@@ -70,9 +70,9 @@ def count(operator: str, collective: str, num_bytes: int) -> Moves:
 
 
 def communicated(by: str = "collective", *, reset: bool = False) -> dict[str, int]:
-    """Bytes that all devices received from others since the program's start or the last ``reset``, ``by`` "collective" or "operator". In
-    one process that plays all devices they are those that the devices would receive. Not counted: what units of
-    SpmdFullyShardedDataParallel move on the engine of shoal.fsdp, see shoal.fsdp.step_graph."""
+    """Bytes that all devices received from others since the program's start or the last ``reset``, ``by`` "collective" or "operator". If
+    one process simulates all devices, they are the bytes that real ones would receive. Units of SpmdFullyShardedDataParallel on the engine
+    of shoal.fsdp are not counted; see shoal.fsdp.step_graph."""
     if by not in ("collective", "operator"):
         raise InvalidArgument(f"communicated(by={by!r})", hint='by is "collective" or "operator"')
     if _world.controller is not None:
@@ -89,12 +89,12 @@ _ROOTS = tuple(os.path.dirname(f) + os.sep for f in (torch.__file__, os.path.dir
 
 
 def origin(operator: str, moves: Moves) -> Origin:
-    """For every operator on split tensors: it costs less than a microsecond, because names and lines wait until somebody asks."""
+    """Called for every operator on split tensors. It takes less than a microsecond, because names and lines are resolved on request."""
     return operator, gather_traceback(True, False, False), moves
 
 
 def source(of: Origin) -> tuple[str, int] | None:
-    """File and line of the innermost frame that is neither torch's nor this package's."""
+    """File and line of the innermost frame outside of torch and this package."""
     if of[1] is None or isinstance(of[1], tuple):
         return of[1] and line_of(*of[1])
     for frame in symbolize_tracebacks([of[1]])[0]:
@@ -105,6 +105,6 @@ def source(of: Origin) -> tuple[str, int] | None:
 
 
 def line_of(code: CodeType, instruction: int) -> tuple[str, int]:
-    """File and line."""
+    """Returns file and line."""
     lines = (line for start, stop, line in code.co_lines() if start <= instruction < stop and line)
     return code.co_filename, next(lines, code.co_firstlineno)

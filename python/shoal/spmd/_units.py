@@ -1,11 +1,10 @@
 """Units of SpmdFullyShardedDataParallel on the engine of ``shoal.fsdp``, in programs with one process per device.
 
-A process runs the module on its rows of the batch, with ordinary tensors: no operator costs more than in any program, parameters are
-unsharded and dropped unit by unit, and gradients are reduced in their owners' memory. It is the global program only if rows do not meet:
-no operator may sum over the batch, lay it out anew or draw random numbers. A unit finds out at the first call with inputs of such shapes:
-it runs operator by operator, on whole parameters, and looks for operators that move anything. Then each process tries it on its rows, with
-ordinary tensors; outputs have to be those of the first run on all of them. Otherwise the unit runs operator by operator, on the same
-memory.
+A process runs the module on its rows of the batch with ordinary tensors. Operators have no extra cost, parameters are unsharded and dropped
+unit by unit, and gradients are reduced into their owners' memory. This equals the global program only if rows do not meet: no operator may
+sum over the batch, reshard it or draw random numbers. A unit tests that at the first call with inputs of new shapes. It runs operator by
+operator on whole parameters and notes operators that move data. Then each process tries its rows with ordinary tensors, and all outputs
+must match those of the first run. Otherwise the unit runs operator by operator, on the same memory.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
     from shoal.spmd._mesh import Mesh
 
 _log = logging.getLogger("shoal.spmd")
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of outputs, relative to the largest: the two runs may add up in other orders
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output: the two runs may sum in different orders
 
 
 class EngineBox(Box):
-    """The value of a parameter whose rows lie in the engine's memory. ``whole``: stands for it while a unit looks at itself."""
+    """The value of a parameter whose rows lie in the engine's memory. ``whole`` replaces it while a unit is tested."""
 
     def __init__(self, parameter: ShardedParameter, sharding: Sharding):
         self._parameter, self._sharding = parameter, sharding
@@ -72,7 +71,7 @@ class EngineBox(Box):
     def array(self) -> Array:
         if self.whole is not None:
             return self.whole
-        if next(iter(self._array.locals.values())) is not self._parameter.own:  # the unit was built anew
+        if next(iter(self._array.locals.values())) is not self._parameter.own:  # the unit was rebuilt
             self._array = self._made()
         return self._array
 
@@ -90,7 +89,7 @@ _gradient_of_operators = torch.Tensor.grad.__get__
 
 
 class EngineParameter(Parameter):
-    """A parameter of an engine's unit. Its gradient is that of the engine, and what operators on it gave."""
+    """A parameter of an engine's unit. Its gradient is the sum of the engine's gradient and of those from operators."""
 
     _engine: ShardedParameter
     _known: tuple | None = None
@@ -107,7 +106,7 @@ class EngineParameter(Parameter):
             array = box._made()
             array.locals = dict.fromkeys(array.locals, reduced._local_tensor)
             self._known = (reduced, Tensor(Box(array)))
-        if operators is not None:  # this parameter was used beside its unit, too
+        if operators is not None:  # this parameter was also used outside of its unit
             torch.Tensor.grad.__set__(self, None)
             with torch.no_grad():
                 self._known[1].add_(operators)
@@ -125,7 +124,7 @@ class EngineParameter(Parameter):
         self.grad = None
 
     def __deepcopy__(self, memo):
-        """A parameter that is marked as this one is split, outside of the engine."""
+        """Returns a parameter outside of the engine, with this one's sharding as its mark."""
         copied = super().__deepcopy__(memo)
         copied._box.let_yield()
         return copied
@@ -136,7 +135,7 @@ class EngineParameter(Parameter):
 
     @data.setter
     def data(self, value):
-        """The values go into the engine's memory, which stays where it is."""
+        """Copies the values into the engine's memory, which stays in place."""
         self._check_alike(value)
         if value.dtype != self.dtype:
             raise Unimplemented(
@@ -147,7 +146,7 @@ class EngineParameter(Parameter):
             self.copy_(value)
 
 
-EngineParameter.__name__ = EngineParameter.__qualname__ = "Parameter"  # as the program sees it
+EngineParameter.__name__ = EngineParameter.__qualname__ = "Parameter"  # the program's name of the class
 _foreach_supported_types.append(EngineParameter)
 
 
@@ -160,8 +159,8 @@ def _named_as(cls: type, sharded: type) -> type:
 
 
 def _copied(module: nn.Module, cls: type, memo: dict) -> nn.Module:
-    """A copy of a unit's module, which runs operator by operator on marked parameters."""
-    for m in reversed(list(module.modules())[1:]):  # inner ones first; those of the unit have hooks of the engine
+    """Copies a unit's module. The copy runs operator by operator on marked parameters."""
+    for m in reversed(list(module.modules())[1:]):  # inner ones first; modules of the unit have hooks of the engine
         if id(m) not in memo and not hasattr(type(m), "__deepcopy__"):
             _copied(m, type(m), memo)
     memo[id(module)] = made = cls.__new__(cls)
@@ -182,7 +181,7 @@ def _of_engine(hook: Any) -> bool:
 
 
 class _Once(torch.autograd.Function):
-    """``make(gradient)``, which cannot be differentiated again."""
+    """Runs ``make(gradient)``, which cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx, gradient, make):
@@ -197,7 +196,7 @@ class _Once(torch.autograd.Function):
 
 
 class _Enter(torch.autograd.Function):
-    """This process's rows of a tensor of the device that is split so."""
+    """Returns this process's rows of a device tensor."""
 
     @staticmethod
     def forward(ctx, t, sharding):
@@ -219,8 +218,8 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """The tensor of the device that has these rows on this process. ``leaf`` and parameters have no gradients here: they say what a
-    backward pass is for."""
+    """Makes a device tensor from each process's rows. ``leaf`` and the parameters get no gradients here: they show which gradients a
+    backward pass wants."""
 
     @staticmethod
     def forward(ctx, local, shape, sharding, make, leaf, *parameters):
@@ -245,10 +244,10 @@ class _Leave(torch.autograd.Function):
 
 
 def _is_wanted(node: Any) -> bool:
-    """Whether the backward pass that runs computes the gradient of a leaf."""
+    """True if the running backward pass computes the gradient of a leaf."""
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # so it answers about leaves that torch.autograd.grad was given
+    except RuntimeError:  # raised for leaves that were given to torch.autograd.grad
         return True
 
 
@@ -257,8 +256,8 @@ def _on_device(local: torch.Tensor, shape: tuple[int, ...], sharding: Sharding) 
 
 
 def allows(module: nn.Module, mesh: Mesh, inner: list[Unit]) -> bool:
-    """Whether this module can be a unit: each process has one device, all of them in order on the axis ``fsdp``, and every parameter is
-    a whole floating-point tensor that nothing else is made of."""
+    """True if this module can be a unit. Each process must have one device, all of them in order on the axis ``fsdp``. Every parameter must
+    be a whole floating-point tensor without views."""
     w = world()
     if not isinstance(w, Processes) or w.per_process != 1 or dict(mesh.shape())["fsdp"] != w.num_devices:
         return False
@@ -285,19 +284,19 @@ def largest_dim(shape: torch.Size) -> int:
 
 @dataclass
 class Way:
-    """How a kind of call runs on rows. ``entering``: how each input that is a tensor is split then. ``outputs``: shapes, shardings and what
-    makes tensors of them, wrappers if an input is one."""
+    """The execution of a kind of call on rows. ``entering``: the sharding of each tensor input. ``outputs``: shape, sharding and
+    constructor of each output; the constructor makes wrappers if an input is one."""
 
     entering: list[Sharding]
     outputs: list[tuple[tuple[int, ...], Sharding, Callable[[Box], Tensor]]]
 
 
 class _Stopped(Exception):
-    """Another process could not go on with a trial."""
+    """Another process could not continue a trial."""
 
 
 class _Otherwise(Exception):
-    """The module gave other outputs than the ones of its way: the program changed it."""
+    """The module's outputs do not fit its way, because the program has changed it."""
 
 
 class Unit:
@@ -309,12 +308,12 @@ class Unit:
 
         self.module = module
         self._tree = ModuleTree(module)
-        self._inside: tuple[list[nn.Module], list[Unit]] | None = None  # per list of modules
+        self._inside: tuple[list[nn.Module], list[Unit]] | None = None  # cached, for a list of modules
         self._ways: dict[Any, Way | None] = {}  # per kind of call; None: operator by operator
-        self._again: set[Any] = set()  # kinds of calls to look at once more
-        self._changed = False  # whether the last look changed attributes of modules
-        self._never = False  # its training forward is no program on rows: units inside may be
-        self.reason: str | None = None  # of the last kind of call that runs operator by operator
+        self._again: set[Any] = set()  # kinds of calls to test once more
+        self._changed = False  # the last test changed attributes of modules
+        self._never = False  # its training forward does not work by rows; nested units' may
+        self.reason: str | None = None  # why the last such kind of call runs operator by operator
         originals: dict[tuple[int, str], nn.Parameter] = {}
         plain: dict[int, nn.Parameter] = {}
         for m in module.modules():
@@ -352,14 +351,14 @@ class Unit:
         return [q.front for u in self.state.units for q in u.parameters]
 
     def _units(self) -> list[Unit]:
-        """This unit and those inside."""
+        """This unit and the nested ones."""
         modules = self._tree.modules()
         if self._inside is None or self._inside[0] is not modules:
             self._inside = modules, [self, *(u for m in modules if isinstance(u := vars(m).get("_unit"), Unit))]
         return self._inside[1]
 
     def run(self, args: tuple, kwargs: dict) -> Any:
-        """The module's outputs."""
+        """Runs the module and returns its outputs."""
         if _way is not None:
             return self._run_inside(args, kwargs)
         if is_again(args, kwargs):
@@ -370,7 +369,7 @@ class Unit:
         flat, tree = tree_flatten((args, kwargs))
         other = next((a for a in flat if not isinstance(a, (Tensor, *_CONSTANTS))), None)
         key = None
-        if other is not None:  # its value may change, and another one may lie where it was
+        if other is not None:  # its value may change, and its id may be reused
             way = self._because("an input is a " + ("tensor of the host" if isinstance(other, torch.Tensor) else type(other).__name__))
         else:
             key = self._key(flat, tree, units)
@@ -399,7 +398,7 @@ class Unit:
             return self._ways[key]
         self._changed = False
         way = None if self._never else self._look(flat, tree, units)
-        if way is None and self._changed and key not in self._again:  # modules make what they keep at their first call
+        if way is None and self._changed and key not in self._again:  # modules may make caches at their first call
             if len(self._again) > _MOST_WAYS:
                 self._again.clear()
             self._again.add(key)
@@ -445,7 +444,7 @@ class Unit:
         return inputs, str(tree), modes, self._tree.number(), wanted
 
     def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
-        """If the module is a program on rows, how it runs so."""
+        """Returns the way to run on rows, or None if the module does not work by rows."""
         inputs = [a for a in flat if isinstance(a, Tensor)]
         given = [t._box.array.sharding for t in inputs]
         if not any(map(_by_rows, given)):
@@ -484,11 +483,11 @@ class Unit:
                 _going("looking"), _loaders_waiting(), self._leaving_no_trace(units) as traces, torch.no_grad(), observed() as seen, made,
             ):  # fmt: skip
                 output = self._run_inside(*tree_unflatten(copies, tree))
-        except Exception as error:  # the run that follows raises it, if it is the program's
+        except Exception as error:  # if the program causes it, the actual run raises it again
             return self._because(f"its forward raised {type(error).__name__} without gradients")
         if seen:
             return self._because(seen[0])
-        said = [t for ts in world().passed(traces) for t in ts]  # a loader's thread may draw random numbers, too, on some of them
+        said = [t for ts in world().passed(traces) for t in ts]  # on some processes a loader's thread may draw random numbers
         if said:
             self._changed = any(again for _, again in said)
             return self._because(said[0][0])
@@ -509,12 +508,12 @@ class Unit:
         return Way(entering, [(tuple(o.shape), o._box.array.sharding, getattr(type(o), "result", Tensor)) for o in outputs])
 
     def _tried(self, local: list[Any], tree: Any, units: list[Unit], wanted: list[torch.Tensor]) -> bool:
-        """Whether the module gives these rows of outputs on these rows of inputs, on every process. One that fails says so where the others
-        begin their next unit."""
+        """Runs the module on rows of inputs; True if every process gets the wanted rows of outputs. A process that fails reports it where
+        the others begin their next unit."""
         made_inside = _Made(torch.Tensor)
         made_inside.note(local)
         try:
-            # A checkpoint around the module counts what its forward saves: this is none of it.
+            # A checkpoint around the module counts tensors that its forward saves; those of this trial must not count.
             unseen = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda t: t)
             args, kwargs = tree_unflatten([t.clone() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in local], tree)
             local.clear()
@@ -542,7 +541,7 @@ class Unit:
         return not self._is_any_kept([kept for _, kept in found]) and all(close for close, _ in found)
 
     def _is_any_kept(self, kept: list[bool]) -> bool:
-        """Whether a tensor that the forward made is still there, other than its outputs, on any process."""
+        """True if any process still has a tensor that the forward made, other than its outputs."""
         if any(kept):
             self._changed = True  # it may be a cache
             self._because("it keeps a tensor")
@@ -550,8 +549,8 @@ class Unit:
 
     @contextlib.contextmanager
     def _leaving_no_trace(self, units: list[Unit]) -> Iterator[list[tuple[str, bool]]]:
-        """The engine does not run; random streams, and attributes and buffers of modules are put back. Yields what changed, at the end, and
-        whether a second run may leave it as it is."""
+        """Pauses the engine, and afterwards restores random streams, attributes and buffers of modules. Yields a list that gets the changes
+        at the end, each with True if a second run may not repeat it."""
         held = [(b, b.detach().clone()) for b in self.module.buffers()]
         kept = [(m, of, copy.copy(of)) for m in self.module.modules() for of in _kept(m)]
         state, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
@@ -596,7 +595,7 @@ class Unit:
 
 
 _CONSTANTS = (int, float, complex, bool, str, bytes, torch.dtype, torch.device, Enum, type(None))
-_MOST_WAYS = 256  # that are kept, of each unit
+_MOST_WAYS = 256  # limit per unit
 
 
 def _have_hooks(units: list[Unit]) -> bool:
@@ -608,7 +607,7 @@ def _hooks_of(m: nn.Module) -> tuple[dict, ...]:
 
 
 def _hooks_of_all() -> tuple[dict, ...]:
-    """Hooks of every module."""
+    """The hooks of all modules."""
     m = modules_of_torch
     return m._global_forward_pre_hooks, m._global_forward_hooks, m._global_backward_pre_hooks, m._global_backward_hooks
 
@@ -619,7 +618,7 @@ def _of_program(function: Any) -> bool:
 
 
 def _kept(m: nn.Module) -> list[Any]:
-    """The places where a module keeps values: its attributes, and containers and objects of the program that these lead to."""
+    """The places where a module keeps values: its attributes, and the program's containers and objects reachable from them."""
     found: dict[int, Any] = {}
     waiting: list[Any] = [vars(m)]
     while waiting and len(found) < _MOST_PLACES:
@@ -649,7 +648,7 @@ def _is_object_of_program(v: Any) -> bool:
 
 
 def _put_back(of: Any, before: Any) -> str:
-    """Makes a container what it was. Returns what had changed, as text."""
+    """Restores a container. Returns the changes as text."""
     if not isinstance(of, dict):
         if len(of) == len(before) and all(map(operator.is_, of, before)):
             return ""
@@ -666,7 +665,7 @@ def _put_back(of: Any, before: Any) -> str:
 
 
 class _Made(TorchFunctionMode):
-    """The tensors of a class that come out of torch's functions."""
+    """Records the tensors of a class that torch's functions return."""
 
     def __init__(self, kind: type[torch.Tensor]):
         super().__init__()
@@ -687,7 +686,7 @@ class _Made(TorchFunctionMode):
         return out
 
     def kept(self, but: list[Any]) -> bool:
-        """Whether any is still there that is no parameter or buffer, nor one of these."""
+        """True if a recorded tensor still exists that is no parameter and not in ``but``."""
         others = {id(b) for b in but}
         for collected in (False, True):
             if collected:
@@ -704,7 +703,7 @@ def _is_there(ref: weakref.ref, others: set[int]) -> bool:
 
 @contextlib.contextmanager
 def _gradients_watched() -> Iterator[list[str]]:
-    """Notes where a forward decides what happens to gradients."""
+    """Collects the uses of tensor hooks and grad_fn in a forward."""
     said: list[str] = []
 
     def noting(name: str, found: Any) -> Any:
@@ -727,7 +726,7 @@ def _gradients_watched() -> Iterator[list[str]]:
 
 
 def _function_behind(outputs: list[torch.Tensor]) -> str | None:
-    """The name of a torch.autograd.Function that outputs come from: one of the program, or one that hides what it runs."""
+    """The name of a torch.autograd.Function behind the outputs, if it is the program's or hides the operators that it runs."""
     nodes, seen = [o.grad_fn for o in outputs], set()
     while nodes:
         node = nodes.pop()
@@ -762,12 +761,12 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True)
 
 
-# How the outermost unit that runs now runs: "rows", "operators", "looking", "trying"; None outside of units.
+# The way of the outermost running unit: "rows", "operators", "looking", "trying"; None outside of units.
 _way: str | None = None
 
 
 def on_rows() -> bool:
-    """Whether a unit runs on this process's rows, with ordinary tensors."""
+    """True while a unit runs on this process's rows, with ordinary tensors."""
     return _way in ("rows", "trying")
 
 
@@ -781,12 +780,12 @@ def _going(way: str | None) -> Iterator[None]:
         _way = before
 
 
-_PATIENCE_S = 5.0  # with the thread of a loader; one that waits for the program is left alone
+_PATIENCE_S = 5.0  # limit of the wait for a loader's thread, which may itself wait for the program
 
 
 @contextlib.contextmanager
 def _loaders_waiting() -> Iterator[None]:
-    """Threads of loaders draw no random numbers meanwhile."""
+    """Keeps loaders' threads from drawing random numbers meanwhile."""
     alone = loading.acquire(timeout=_PATIENCE_S)
     try:
         yield
@@ -800,7 +799,7 @@ _units_paused: list[Unit] = []
 
 @contextlib.contextmanager
 def _paused(units: list[Unit]) -> Iterator[None]:
-    """Modules run without the engine, on the parameters that the program sees."""
+    """Runs modules without the engine, on the program's parameters."""
     global _units_paused
     before, _units_paused = _units_paused, [*_units_paused, *units]
     for u in units:
@@ -814,14 +813,14 @@ def _paused(units: list[Unit]) -> Iterator[None]:
 
 
 def is_again(args: tuple, kwargs: dict) -> bool:
-    """Whether the backward pass computes a forward again that ran on rows: torch.utils.checkpoint has the ordinary tensors that came in."""
+    """True if the backward pass recomputes a forward that ran on rows: torch.utils.checkpoint then passes ordinary tensors."""
     if _way not in (None, "rows") or torch._C._current_graph_task_id() == -1:
         return False
     return any(isinstance(a, torch.Tensor) and not isinstance(a, Tensor) for a in tree_flatten((args, kwargs))[0])
 
 
 def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which runs later as it would now: the backward pass computes the forward of a checkpointed module again."""
+    """Wraps the function so that it runs later as it would now: the backward pass recomputes the forward of a checkpointed module."""
     way, units = _way, _units_paused
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -833,7 +832,7 @@ def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _local_buffers(modules: list[nn.Module]) -> Iterator[None]:
-    """These modules have ordinary tensors as buffers, in the same memory."""
+    """Gives these modules ordinary tensors as buffers, in the same memory."""
     held = [(m, name, b) for m in modules if m._buffers for name, b in m._buffers.items() if isinstance(b, Tensor)]
     for m, name, b in held:
         (m._buffers[name],) = b._box.array.locals.values()
@@ -848,7 +847,7 @@ _swapped: list[tuple[nn.Module, dict]] = []
 
 
 def _begin_again(m: nn.Module, args: tuple, kwargs: dict) -> None:
-    """torch.utils.checkpoint computes a forward on rows again, in the backward pass: with ordinary tensors as buffers, as it was."""
+    """Gives a module ordinary tensors as buffers while torch.utils.checkpoint recomputes a forward on rows."""
     if is_again(args, kwargs):
         _swapped.append((m, dict(m._buffers)))
         for name, b in m._buffers.items():

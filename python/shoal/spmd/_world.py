@@ -1,6 +1,6 @@
-"""Which process has which devices, and how parts of tensors travel between processes.
+"""The devices of each process, and the transport of parts of tensors between processes.
 
-``OneProcess`` has all devices. In ``Processes`` each process has as many, in the order of ranks, and all of them run the same program: they
+``OneProcess`` has all devices. In ``Processes`` each process has equally many, in the order of ranks. All of them run the same program and
 communicate at the same operators in the same order.
 """
 
@@ -33,7 +33,7 @@ Ranges = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements that travel: of part ``source`` at ``of`` to part ``target`` at ``to``, both relative to their part's begin."""
+    """Elements to copy: from ``of`` in part ``source`` to ``to`` in part ``target``, relative to the begin of each part."""
 
     source: int
     of: Ranges
@@ -44,16 +44,16 @@ class Piece:
 
 @dataclass
 class Transfer:
-    """One process's part when a tensor is laid out anew. ``sends`` and ``receives``: per process, in the same order on both sides."""
+    """One process's share of a reshard. ``sends`` and ``receives``: per process, in the same order on both sides."""
 
     own: list[Piece] = field(default_factory=list)
     sends: list[list[Piece]] = field(default_factory=list)
     receives: list[list[Piece]] = field(default_factory=list)
-    remote: bool = False  # whether any process sends anything
+    remote: bool = False  # True if any process sends data
 
 
 class World:
-    """``devices``: those of this process among the ``num_devices`` of the program."""
+    """``devices``: this process's devices among the ``num_devices`` of the program."""
 
     def __init__(self, num_devices: int, rank: int, num_processes: int):
         self.num_devices, self.rank, self.num_processes = num_devices, rank, num_processes
@@ -92,32 +92,32 @@ class World:
                         plan.sends[receiver].append(piece)
         return plan
 
-    # Processes do the following together. One process has nothing to do.
+    # Operations of all processes together; a single process has nothing to do.
 
     def travel(self, sent: list[list[torch.Tensor]], expected: list[list[tuple[int, ...]]], dtype: torch.dtype, label: str) -> list[list]:
         """Sends tensors to each process; returns the tensors of these shapes from each."""
         raise NotImplementedError
 
     def all_reduce(self, value: torch.Tensor, label: str) -> torch.Tensor:
-        """The sum of one contiguous tensor of each process, in their order. It may take the tensor's memory."""
+        """Returns the sum of one contiguous tensor of each process, in their order. It may reuse the tensor's memory."""
         raise NotImplementedError
 
     @property
     def verifies(self) -> bool:
-        """Whether processes compare what has to be equal on all of them. SHOAL_SPMD_VERIFY=0 leaves it out."""
+        """True if processes compare data that must be equal on all of them. SHOAL_SPMD_VERIFY=0 disables that."""
         return False
 
     def verify(self, what: Callable[[], str], digest: int) -> None:
-        """Raises DivergedError, which names ``what()``, when processes have different digests."""
+        """Raises DivergedError, which names ``what()``, if processes have different digests."""
 
     def verify_tensor(self, t: torch.Tensor) -> None:
-        """The same of a host tensor that the program takes for one global tensor."""
+        """Verifies a host tensor that the program uses as one global tensor."""
 
     def verify_stream(self, label: str, generator: torch.Generator | None = None) -> None:
-        """The same of the random stream, or of a generator, before an operator draws from it."""
+        """Verifies the random stream, or a generator, before an operator draws from it."""
 
     def passed(self, value: Any) -> list[Any]:
-        """The values that processes pass, in the order of ranks."""
+        """Returns the values of all processes, in the order of ranks."""
         return [value]
 
 
@@ -138,7 +138,7 @@ class Processes(World):
         super().__init__(num_devices, rank, num_processes)
 
     def begin(self) -> None:
-        """Forms the group, and takes rank 0's random states over: there is one stream."""
+        """Forms the group, and adopts rank 0's random states, because there is one stream."""
         from shoal import collective
 
         states = json.dumps([torch.get_rng_state().tolist(), _plain(np.random.get_state()), random.getstate()]).encode()
@@ -157,7 +157,7 @@ class Processes(World):
         return collective.group()
 
     def abort(self, cause: str) -> None:
-        """Ends what any process waits for, and all that follows."""
+        """Ends all waits of any process, present and future."""
         self._group.abort(cause)
 
     def travel(self, sent, expected, dtype, label):
@@ -222,7 +222,7 @@ class Processes(World):
 
 
 def digest(t: torch.Tensor) -> int:
-    """A number that two different tensors share by chance once in four billion times."""
+    """A 32-bit checksum: two different tensors share it by chance once in four billion times."""
     text = f"{t.dtype}{tuple(t.shape)}".encode()
     dense = t.detach().resolve_conj().resolve_neg().contiguous().as_strided((t.numel(),), (1,))
     return zlib.crc32(dense.view(torch.uint8).numpy() if dense.numel() else b"", zlib.crc32(text))
@@ -243,10 +243,10 @@ def _count(shape: Sequence[int]) -> int:
     return n
 
 
-# A loader's thread holds it while it loads a batch, for which it may draw random numbers.
+# Held by a loader's thread while it loads a batch, which may draw random numbers.
 loading = threading.Lock()
 _world: World | None = None
-controller: Any = None  # in a program that drives the processes of the devices
+controller: Any = None  # set in a program that drives the devices' processes
 
 
 def world() -> World:

@@ -1,4 +1,4 @@
-"""``torch_xla._XLAC``: what scripts print of it."""
+"""``torch_xla._XLAC``: the functions that scripts use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.spmd._sharding import Sharding, ShardingType
 
 
 def _get_xla_sharding_spec(t: torch.Tensor) -> str:
-    """The sharding as XLA prints it, "" for a tensor that is not marked."""
+    """The sharding in XLA's text form, "" for an unmarked tensor."""
     return text_of(t)
 
 
@@ -26,14 +26,14 @@ def _get_xla_sharding_type(t: torch.Tensor) -> ShardingType | None:
 
 
 def _xla_mark_sharding(t: torch.Tensor, sharding: Sharding) -> None:
-    """``sharding``: what Mesh.get_op_sharding gave."""
+    """``sharding``: a result of Mesh.get_op_sharding."""
     if len(sharding.parts) != t.dim():
         raise InvalidArgument(f"the sharding splits {len(sharding.parts)} dimensions, and the tensor has {t.dim()}")
     mark_freely(t, sharding)
 
 
 def _xla_get_tensor_id(t: torch.Tensor) -> int:
-    """A number that tensors of one memory share (a view under a controller has its own). Libraries find tied parameters by it."""
+    """A number shared by tensors of one memory (a view under a controller has its own). Libraries find tied parameters by it."""
     box = t._box
     while getattr(box, "base", None) is not None:
         box = box.base
@@ -49,7 +49,7 @@ class _Absent(Unimplemented, AttributeError):
 
 
 _EXPLAIN = "Shoal compiles no programs: print(shoal.spmd.explain(t)) says where a tensor lies, what laid it out, and what travelled"
-# By words in the name; the first that fits counts.
+# By words in the name; the first match counts.
 _INSTEAD = {
     "tensors_text": _EXPLAIN,
     "tensors_dump": _EXPLAIN,

@@ -10,7 +10,7 @@ from shoal.spmd._device import DEVICE
 
 
 class autocast(torch.autocast):
-    """``with autocast(xm.xla_device()):`` runs matrix products and convolutions in ``dtype``, bfloat16 unless it is given."""
+    """``with autocast(xm.xla_device()):`` runs matrix products and convolutions in ``dtype``, by default bfloat16."""
 
     def __init__(self, device: Any = None, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool | None = None):
         super().__init__(DEVICE.type, enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)

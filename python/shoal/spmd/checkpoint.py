@@ -34,7 +34,7 @@ class _StepError(InvalidArgument, AssertionError):
 
 
 def _chunks(array: Array) -> dict[torch.Size, tuple[ChunkStorageMetadata, torch.Tensor]]:
-    """The parts of this process that have elements, by where they begin."""
+    """The nonempty parts of this process, by their offsets."""
     found = {}
     cuts = parts_of(array.shape, array.sharding)
     for position, local in array.locals.items():
@@ -48,7 +48,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
     """Writes each part of a sharded tensor once, and one copy of a whole tensor."""
 
     def set_up_planner(self, state_dict: dict, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        if isinstance(storage_meta, bool):  # torch_xla's order
+        if isinstance(storage_meta, bool):  # torch_xla's order of arguments
             storage_meta, is_coordinator = None, storage_meta
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         there = {name: v for name, v in self.state_dict.items() if isinstance(v, Tensor)}
@@ -75,7 +75,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
 
 class SPMDLoadPlanner(DefaultLoadPlanner):
-    """Reads into the parts of the tensors as they lie. Raises a CheckpointException about a tensor of another shape."""
+    """Reads into the tensors' parts in their present sharding. Raises a CheckpointException for a tensor of another shape."""
 
     def create_local_plan(self) -> LoadPlan:
         there = {name: v for name, v in self.state_dict.items() if isinstance(v, Tensor)}
@@ -96,7 +96,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             if world().num_processes > 1:
                 if not t._box.is_written_locally:
                     raise InvalidArgument(f"{name} is a view that lies in another way than its base", hint="load into the base")
-                t._box.touch()  # on every process, also on those that read no element of it
+                t._box.touch()  # on every process, also without a read element
             items += create_read_items_for_chunk_list(name, saved, [chunk for chunk, _ in self._parts[name].values()])
         return dataclasses.replace(plan, items=items)
 
@@ -113,10 +113,10 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
 
 class CheckpointManager:
-    """Checkpoints of steps in the folder ``path``, one folder each. ``save_interval``: steps between two. ``max_to_keep``: the oldest
-    beyond that many are deleted (0: none). ``max_pending_async``: writes that ``save_async`` has under way at most.
-    ``chkpt_on_preemption``: after SIGTERM the next step is saved whatever its number. One process, and a controller, need no process
-    group; several processes have that of ``use_spmd``. Follows torch_xla.experimental.distributed_checkpoint.CheckpointManager. Raises
+    """Checkpoints of steps in the folder ``path``, one folder each. ``save_interval``: steps between two. ``max_to_keep``: the limit beyond
+    which the oldest are deleted (0: unlimited). ``max_pending_async``: the limit of ``save_async`` writes in progress.
+    ``chkpt_on_preemption``: after SIGTERM the next step is saved, whatever its number. One process or a controller needs no process group;
+    several processes use that of ``use_spmd``. Follows torch_xla.experimental.distributed_checkpoint.CheckpointManager. Raises
     AssertionErrors for wrong settings and unknown steps."""
 
     def __init__(
@@ -139,13 +139,13 @@ class CheckpointManager:
         if world().num_processes > 1:
             _process_group.ensure()
         several = dist.is_initialized() and dist.get_world_size() > 1
-        # The writing thread has groups of its own: the program may communicate at the same time.
+        # The writing thread has separate groups, because the program may communicate at the same time.
         self._group = process_group or (dist.new_group(backend="gloo") if several else None)
         self._votes = dist.new_group(backend="gloo") if several else None
-        if not dist.is_initialized():  # torch says so at each save and restore
+        if not dist.is_initialized():  # torch warns at each save and restore
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         self._slots = threading.Semaphore(max_pending_async or 1)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint")  # one: every process writes in the same order
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint")  # one thread: every process writes in the same order
         self._pending: list[Future] = []
         self._steps: list[int] = self._in_first(self._saved)
         self._preempted: threading.Event | None = None
@@ -186,7 +186,7 @@ class CheckpointManager:
         return step % self._interval == 0 or (self._preempted is not None and self._agreed(self._preempted.is_set()))
 
     def _agreed(self, flag: bool) -> bool:
-        """Whether it is set on any process: signals reach them at different steps."""
+        """True if the flag is set on any process: signals reach processes at different steps."""
         if self._votes is None:
             return flag
         votes = torch.tensor([int(flag)])
@@ -194,14 +194,14 @@ class CheckpointManager:
         return bool(votes.item())
 
     def save(self, step: int, state_dict: dict, force: bool = False) -> bool:
-        """Whether it was saved: every ``save_interval`` steps, or with ``force``."""
+        """Saves every ``save_interval`` steps, or with ``force``. Returns True if it saved."""
         if not (force or self.should_save(step)):
             return False
         self._writer.submit(self._write, step, state_dict).result()
         return True
 
     def save_async(self, step: int, state_dict: dict, force: bool = False) -> bool:
-        """The same, but a thread writes what the tensors hold now. ``join`` waits for it and raises its error."""
+        """The same, but a thread writes a copy of the tensors' present values. ``join`` waits for it and raises its error."""
         if not (force or self.should_save(step)):
             return False
         self._slots.acquire()
@@ -217,7 +217,7 @@ class CheckpointManager:
         return True
 
     def join(self) -> None:
-        """Returns when everything is written. Raises the error of the first write that failed."""
+        """Returns when everything is written. Raises the error of the first failed write."""
         waiting, self._pending = self._pending, []
         errors = [error for error in (f.exception() for f in waiting) if error is not None]
         if errors:
@@ -235,7 +235,7 @@ class CheckpointManager:
         return sorted(self._steps)
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether SIGTERM came."""
+        """True once SIGTERM was received, on any process."""
         if self._preempted is None:
             raise _StepError("preemption is not watched", hint="pass chkpt_on_preemption=True")
         return self._agreed(self._preempted.is_set())
@@ -244,7 +244,7 @@ class CheckpointManager:
         folder, fresh = self._path / str(step), self._path / f".{step}.new"
 
         def begin() -> None:
-            if fresh.exists():  # of a process that died while it wrote
+            if fresh.exists():  # left by a process that died while it wrote
                 shutil.rmtree(fresh)
 
         def end() -> None:
@@ -275,8 +275,8 @@ def _copy(value: Any) -> Any:
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Makes the optimizer's state, so that a checkpoint can be read into it: one step with gradients of zero. Parameters, their gradients
-    and state that is there already stay what they are. Optimizers that need closures (LBFGS) get none."""
+    """Makes the optimizer's state, so that a checkpoint can be read into it, by one step with zero gradients. Parameters, gradients and
+    existing state stay unchanged. Optimizers that need closures (LBFGS) are not supported."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if all(p in optimizer.state for p in parameters):
         return optimizer

@@ -25,7 +25,7 @@ _COLOURS = ("blue", "green", "magenta", "cyan", "yellow", "red", "bright_blue", 
 
 
 def visualize_tensor_sharding(t: torch.Tensor, **options) -> Table | str:
-    """Prints which devices hold which part of a tensor of the device. Options: those of visualize_sharding."""
+    """Prints the devices of each part of a tensor of the device. Options: those of visualize_sharding."""
     return visualize_sharding(text_of(t), **({"shape": tuple(t.shape)} | options))
 
 
@@ -39,12 +39,12 @@ def visualize_sharding(
     svg: str | os.PathLike | None = None,
     shape: Sequence[int] | None = None,
 ) -> Table | str:
-    """Prints a sharding, a text as ``XLAShardedTensor.sharding_spec`` has it, as a table of its first two dimensions, and returns the
-    table. Needs rich. Raises InvalidArgument, a ValueError, for another text.
+    """Prints a sharding, a text like ``XLAShardedTensor.sharding_spec``, as a table of its first two dimensions, and returns the table.
 
+    Needs rich. Raises InvalidArgument, a ValueError, for another text.
     ``svg``: a file that ends in .svg. The picture is written there and its text returned; nothing is printed, and rich is not needed. It
-    has all dimensions, parts to scale, copies as several ids in a cell. ``shape``: the tensor's sizes for the picture; without it all parts
-    are drawn equally large."""
+    has all dimensions, parts to scale, and copies as several ids in a cell. ``shape``: the tensor's sizes for the picture; without it all
+    parts have equal size."""
     if svg is not None:
         return _written(sharding, svg, shape)
     try:
@@ -89,7 +89,7 @@ def _written(text: str, path: str | os.PathLike, shape: Sequence[int] | None) ->
 
 
 def _parsed(sharding: str) -> tuple[list[int], list[int], bool]:
-    """Tiles, device ids, and whether the last tile is the number of copies."""
+    """Returns (tiles, device ids, True if the last tile is the number of copies)."""
     found = _TILED.fullmatch(sharding)
     if found is None:
         raise InvalidArgument(f"{sharding!r} is no sharding", hint="pass {replicated} or {devices=[..]..}, as sharding_spec has it")

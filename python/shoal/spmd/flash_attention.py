@@ -25,9 +25,9 @@ def flash_attention(
     partition_spec: Any = None,
     mesh: Mesh | None = None,
 ) -> torch.Tensor:
-    """softmax(q k^T * sm_scale + ab) v for q of shape (batch, heads, queries, size) and k, v of shape (batch, heads, keys, size). ``ab``:
-    (batch, heads, queries, keys). Segment ids, (batch, queries) and (batch, keys): a query sees keys of its segment alone. ``causal``: and
-    none behind it. ``partition_spec`` marks the result on ``mesh``, or on the global mesh."""
+    """Returns softmax(q k^T * sm_scale + ab) v, for q of shape (batch, heads, queries, size) and k, v of shape (batch, heads, keys, size).
+    ``ab``: (batch, heads, queries, keys). Segment ids, (batch, queries) and (batch, keys), restrict a query to keys of its segment.
+    ``causal`` excludes later keys. ``partition_spec`` marks the result on ``mesh``, or on the global mesh."""
     if (q_segment_ids is None) != (kv_segment_ids is None):
         raise InvalidArgument("one of q_segment_ids and kv_segment_ids is missing", hint="pass both, or none")
     seen = None

@@ -1,4 +1,4 @@
-"""``torch_xla.core.functions``: collectives that autograd follows. The program is their one participant, whose tensors have all rows."""
+"""``torch_xla.core.functions``: differentiable collectives. The program is their one participant, whose tensors have all rows."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from shoal.spmd import xla_model
 
 
 def all_reduce(reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Any = None) -> torch.Tensor:
-    """``value`` times ``scale``."""
+    """Returns ``value`` times ``scale``."""
     return xla_model.all_reduce(reduce_type, value, scale, groups)
 
 
 def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """The tensor itself."""
+    """Returns the tensor itself."""
     return xla_model.all_gather(value, dim)
 
 
 def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Tensor:
-    """``w @ x``: marks say how the product is split."""
+    """Returns ``w @ x``; marks define how the product is split."""
     return w @ x
 
 

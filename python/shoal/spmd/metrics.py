@@ -1,4 +1,4 @@
-"""Counters of the program so far (``torch_xla.debug.metrics``). A counter per operator that had no rule for sharded tensors."""
+"""Counters of the program so far (``torch_xla.debug.metrics``): one per operator without a rule for sharded tensors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from shoal.spmd import _engine
 
 
 def counter_names() -> list[str]:
-    """Operators without a rule, as ``aten.tril.default``."""
+    """Operators without a rule, such as ``aten.tril.default``."""
     return list(_engine.replicated_ops())
 
 
 def counter_value(name: str) -> int | None:
-    """How often the operator ran on whole tensors; None when it did not."""
+    """The number of runs of an operator on whole tensors, or None."""
     return _engine.replicated_ops().get(name)
 
 
@@ -28,7 +28,7 @@ def clear_all() -> None:
 
 
 def metric_names() -> list[str]:
-    """None: operators run at once, nothing is compiled."""
+    """An empty list: operators run at once, and nothing is compiled."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Batches on the device while the program computes (``torch_xla.distributed.parallel_loader``)."""
+"""Uploads batches to the device while the program computes (``torch_xla.distributed.parallel_loader``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.spmd._tensor import Box, Tensor, on_device
 from shoal.spmd._world import digest, loading, world
 
 InputSharding = ShardingSpec | dict[str, ShardingSpec | None] | None
-# Describes a tensor that a process loaded: dtype and shape, and a number for its values if all processes have to load the same ones.
+# A loaded tensor: dtype and shape, and a checksum if all processes must load the same values.
 Loaded = tuple[str, int | None]
 
 
@@ -41,7 +41,7 @@ def _check(sharding: Any) -> None:
 
 
 def upload(t: torch.Tensor, spec: ShardingSpec | None) -> Tensor:
-    """A copy of a host tensor on the device, split as the spec says if it has as many dimensions, else whole."""
+    """Returns a device copy of a host tensor, with the spec's sharding if the number of dimensions fits, else whole."""
     if spec is not None and spec.minibatch and spec.can_apply(t):
         return _joined(t, spec)
     made = on_device(t.detach().clone())
@@ -53,7 +53,7 @@ def upload(t: torch.Tensor, spec: ShardingSpec | None) -> Tensor:
 
 
 def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
-    """The global batch, of which this process has loaded its rows: those behind the rows of the processes before it."""
+    """Returns the global batch, of which this process has loaded its rows. They follow the rows of the processes before it."""
     w = world()
     rows = t.shape[0]
     if rows % len(w.devices):
@@ -78,7 +78,7 @@ def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
 
 
 def _placed(batch: Any, sharding: InputSharding, loaded: list[Loaded] | None = None) -> Any:
-    """``loaded``: gets an entry for each tensor."""
+    """Uploads a batch. ``loaded``: gets an entry for each tensor."""
     _check(sharding)
     if isinstance(sharding, dict):
         if not isinstance(batch, dict):
@@ -104,7 +104,8 @@ def _placed(batch: Any, sharding: InputSharding, loaded: list[Loaded] | None = N
 
 
 def verify(loaded: list[Loaded] | None, end: str | None = None) -> None:
-    """Every process calls it with what it loaded, or why it loaded nothing. Raises DivergedError on all of them if they differ."""
+    """Compares the loaded batch, or the reason for the lack of one; every process must call it. Raises DivergedError on all processes if
+    they differ."""
     if not world().verifies:
         return
     found = world().passed((end, loaded))
@@ -134,13 +135,13 @@ _END = object()
 
 class MpDeviceLoader:
     """Iterates over ``loader`` and yields its batches on the device. A thread uploads up to ``device_prefetch_size`` batches ahead.
-    ``input_sharding``: a ShardingSpec for all tensors (those of other rank stay whole), or one per key of batches that are dicts. Errors
-    of the loader and of the upload are raised where the batch would have come. Raises a TypeError for another ``input_sharding``."""
+    ``input_sharding``: a ShardingSpec for all tensors (those of other rank stay whole), or one per key of batches that are dicts. Errors of
+    the loader and of the upload are raised in place of the batch. Raises a TypeError for another ``input_sharding``."""
 
     def __init__(self, loader: Any, device: Any, input_sharding: InputSharding = None, device_prefetch_size: int = 8, **kwargs: Any):
         _check(input_sharding)
         self._loader, self._ahead = loader, max(1, device_prefetch_size)
-        self._parallel_loader_kwargs = {"input_sharding": input_sharding}  # libraries set it later
+        self._parallel_loader_kwargs = {"input_sharding": input_sharding}  # set later by some libraries
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -194,14 +195,14 @@ class MpDeviceLoader:
                     raise error
                 verify(loaded)
                 yield batch
-                xla_model.mark_step()  # asking for the next batch ends a step
+                xla_model.mark_step()  # the request for the next batch ends a step
         finally:
             left.set()
             thread.join()
 
 
 class ParallelLoader:
-    """The older way to write an MpDeviceLoader. ``devices``: the logical device."""
+    """The older interface of MpDeviceLoader. ``devices``: the logical device."""
 
     def __init__(self, cpu_loader: Any, devices: Any, input_sharding: InputSharding = None, device_prefetch_size: int = 8, **kwargs: Any):
         self._loader = MpDeviceLoader(cpu_loader, devices, input_sharding, device_prefetch_size)

@@ -1,4 +1,4 @@
-"""Named ranges of a profile (``torch_xla.debug.profiler``): torch.profiler shows them."""
+"""Named ranges of a profile (``torch_xla.debug.profiler``), for torch.profiler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start_server(port: int, only_on_master: bool = True) -> None:
 
 
 def trace_detached(*args: Any, **kwargs: Any) -> None:
-    """Warns as start_server does."""
+    """Warns like start_server."""
     start_server(0)
 
 

@@ -1,4 +1,4 @@
-"""Lines and summaries of a training loop (``torch_xla.test.test_utils``, which scripts import)."""
+"""Output and summaries of a training loop (``torch_xla.test.test_utils``, which scripts import)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def now(format: str = "%H:%M:%S") -> str:
 def print_training_update(
     device: Any, step: Any, loss: Any, rate: float, global_rate: float, epoch: Any = None, summary_writer: Any = None
 ) -> None:
-    """Prints one line, and writes loss and rate to ``summary_writer`` if there is one. ``rate``: examples per second."""
+    """Prints one line, and writes loss and rate to ``summary_writer``, if any. ``rate``: examples per second."""
     parts = [f"Training Device={device}", f"Step={step}", f"Loss={float(loss):.5f}", f"Rate={rate:.2f}", f"GlobalRate={global_rate:.2f}"]
     print(" ".join([*parts, *([f"Epoch={epoch}"] if epoch is not None else []), f"Time={now()}"]), flush=True)
     write_to_summary(summary_writer, dict_to_write={"loss": float(loss), "examples/sec": rate})
@@ -26,7 +26,7 @@ def print_test_update(device: Any, accuracy: float | None, epoch: Any = None, st
 
 
 def get_summary_writer(logdir: str | None) -> Any:
-    """A writer of TensorBoard's (which has to be installed), None without a folder."""
+    """Returns a writer of TensorBoard, which must be installed; None without a folder."""
     if not logdir:
         return None
     from torch.utils.tensorboard import SummaryWriter
@@ -37,7 +37,7 @@ def get_summary_writer(logdir: str | None) -> Any:
 def write_to_summary(
     summary_writer: Any, global_step: int | None = None, dict_to_write: dict | None = None, write_xla_metrics: bool = False
 ) -> None:
-    """Scalars by name; nothing without a writer."""
+    """Writes scalars by name; does nothing without a writer."""
     if summary_writer is not None:
         for name, value in (dict_to_write or {}).items():
             summary_writer.add_scalar(name, value, global_step)

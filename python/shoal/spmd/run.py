@@ -1,7 +1,7 @@
-"""``python -m shoal.spmd.run [-m] PROGRAM ...``: runs a script of torch_xla with Shoal in torch_xla's place.
+"""``python -m shoal.spmd.run [-m] PROGRAM ...``: runs a torch_xla script with Shoal in torch_xla's place.
 
-As ``python PROGRAM ...``, or ``python -m PROGRAM ...``. Under a launcher: ``torchrun --nproc-per-node 2 -m shoal.spmd.run train.py``.
-Processes that the program starts inherit ``SHOAL_SPMD=1``.
+It works like ``python PROGRAM ...`` or ``python -m PROGRAM ...``. Under a launcher: ``torchrun --nproc-per-node 2 -m shoal.spmd.run
+train.py``. Child processes of the program inherit ``SHOAL_SPMD=1``.
 """
 
 from __future__ import annotations

@@ -15,16 +15,18 @@ _spmd = False
 
 
 def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers: int | None = None) -> None:
-    """From now on the program sees its devices as one. In a program of several processes, each of which has its devices, rank 0's random
-    states are taken over by all. ``auto`` (or XLA_AUTO_SPMD=1): Shoal chooses specs for what nobody marks, under ``memory_budget`` per
-    device, at the first call of a module: see shoal.spmd.auto_shard. ``workers``: the devices are those of so many processes, which Shoal
-    places on its cluster and this program drives (default: ``SHOAL_SPMD_WORKERS``; without it, or 0: none)."""
+    """Makes the program see its devices as one.
+
+    If several processes run the program, all of them adopt rank 0's random states. ``auto`` (or XLA_AUTO_SPMD=1): the first call of a
+    module chooses specs for unmarked tensors, within ``memory_budget`` per device; see shoal.spmd.auto_shard. ``workers``:
+    the number of processes with the devices, which Shoal places on its cluster and this program drives. Its default is
+    ``SHOAL_SPMD_WORKERS``; 0 stands for no such processes."""
     global _spmd
     if workers is not None and _spmd:
         _check_same(workers)
     workers = _workers() if workers is None else workers
     if workers and not _spmd:
-        from shoal.spmd import _controller  # of Shoal's actors, for which others have no need
+        from shoal.spmd import _controller  # imports Shoal's actors, which other programs do not need
 
         _controller.begin(workers)
     elif not _spmd and isinstance(world(), Processes):
@@ -40,7 +42,7 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers
 
 
 def _check_same(workers: int) -> None:
-    """Raises unless the program has as many workers as this later call of use_spmd wants."""
+    """Raises unless a later call of use_spmd wants the same number of workers."""
     there = 0 if _world.controller is None else _world.controller.num_ranks
     if workers != there:
         raise InvalidArgument(
@@ -57,7 +59,7 @@ def _workers() -> int:
 
 
 def run_eagerly() -> None:
-    """Functions of torch.compile run as they are: dynamo would trace this package's Python instead of their operators."""
+    """Makes torch.compile run functions as they are: dynamo would trace this package's Python instead of their operators."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.set_stance("force_eager")
 
@@ -67,17 +69,17 @@ def is_spmd() -> bool:
 
 
 def global_runtime_device_count() -> int:
-    """Devices that shards are spread over."""
+    """The number of devices with shards."""
     return world().num_devices
 
 
 def addressable_runtime_device_count() -> int:
-    """Devices of this process."""
+    """The number of this process's devices."""
     return len(world().devices)
 
 
 def global_device_count() -> int:
-    """Devices that the program sees: one under SPMD."""
+    """The number of devices that the program sees: one under SPMD."""
     return 1 if _spmd else world().num_devices
 
 
@@ -102,7 +104,7 @@ def local_ordinal() -> int:
 
 
 def process_index() -> int:
-    """This process among those that run the program."""
+    """The rank of this process among those that run the program."""
     return world().rank
 
 
@@ -111,13 +113,13 @@ def process_count() -> int:
 
 
 def local_process_count() -> int:
-    """Processes of this host."""
+    """The number of processes on this host."""
     count = world().num_processes
     return int(os.environ.get("LOCAL_WORLD_SIZE", count)) if count > 1 else 1
 
 
 def global_runtime_device_attributes() -> list[dict[str, object]]:
-    """Per device its name."""
+    """The name of each device."""
     return [{"name": f"CPU:{i}"} for i in range(world().num_devices)]
 
 
@@ -134,4 +136,4 @@ def is_bf16_supported() -> bool:
 
 
 def initialize_cache(path: str, readonly: bool = False) -> None:
-    """Nothing: there are no compiled programs to keep."""
+    """Does nothing: there are no compiled programs to keep."""

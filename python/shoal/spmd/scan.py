@@ -1,4 +1,4 @@
-"""Loops that torch_xla compiles once (``torch_xla.experimental``'s ``scan`` and its kind), run turn by turn."""
+"""Loops that torch_xla compiles once (``torch_xla.experimental``'s ``scan`` and others), run step by step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partition_fn: Any = None, is_fn_pure: bool = False) -> tuple:
-    """``fn(carry, x) -> (carry, y)`` for each entry of the first dimension of ``xs``, a tensor or a structure of them. Returns the last
-    carry and all ``y``, stacked. Raises InvalidArgument (a ValueError) for tensors of unequal length, or of none."""
+    """Calls ``fn(carry, x) -> (carry, y)`` for each entry of the first dimension of ``xs``, a tensor or a structure of them. Returns the
+    last carry and all ``y``, stacked. Raises InvalidArgument (a ValueError) for tensors of unequal or zero length."""
     lengths = {len(x) for x in tree_flatten(xs)[0]}
     if len(lengths) != 1 or 0 in lengths:
         raise InvalidArgument(f"scan goes over tensors of lengths {sorted(lengths)}", hint="pass tensors of one length, 1 or more")
@@ -28,16 +28,16 @@ def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partitio
 
 
 def scan_layers(layers: Iterable[nn.Module], input_data: Any, partition_fn: Any = None, is_layer_pure: bool = False) -> Any:
-    """Each layer gets what the one before returned."""
+    """Calls each layer on the result of the previous one."""
     for layer in layers:
         input_data = layer(input_data)
     return input_data
 
 
 def gradient_accumulation(train_step: Callable[..., Any], iterable_tensors: Sequence[torch.Tensor], model: nn.Module, *carried: Any) -> Any:
-    """For each entry of the first dimension of the tensors: ``train_step(*entries, *carried)``, which returns a loss, or a tuple of a loss
-    and what the next turn is given. Parameters get the gradients of the mean loss. Returns it, or a tuple of it and what was carried.
-    Raises InvalidArgument (a ValueError) for no tensors, tensors of unequal length, or of none."""
+    """Calls ``train_step(*entries, *carried)`` for each entry of the tensors' first dimension. The step returns a loss, or a tuple of a
+    loss and the next carried values. Parameters get the gradients of the mean loss. Returns that loss, or a tuple of it and the carried
+    values. Raises InvalidArgument (a ValueError) for no tensors, and for tensors of unequal or zero length."""
     lengths = {len(t) for t in iterable_tensors}
     if len(lengths) != 1 or 0 in lengths:
         raise InvalidArgument(f"gradient_accumulation goes over tensors of lengths {sorted(lengths)}", hint="pass tensors of one length")
@@ -52,5 +52,5 @@ def gradient_accumulation(train_step: Callable[..., Any], iterable_tensors: Sequ
 
 
 def assume_pure(fn: F) -> F:
-    """The function itself: nothing is traced that could be kept."""
+    """Returns the function itself, because there are no traces to cache."""
     return fn

@@ -32,7 +32,7 @@ def real_devices() -> list[str]:
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
-    """The end of a step."""
+    """Ends a step."""
     _xm.mark_step(wait)
 
 
@@ -50,22 +50,23 @@ class _Step(contextlib.ContextDecorator):
 
 
 def compile(f: Callable[..., Any] | None = None, full_graph: bool = False, name: str | None = None, **options: Any) -> Any:
-    """The function itself: operators run at once. A call is a step. Without a function: a decorator, or a ``with`` block of one step."""
+    """Returns the function with each call as a step; operators run at once. Without a function it is a decorator or a ``with`` block of one
+    step."""
     return _Step() if f is None else _Step()(f)
 
 
 def eager_mode(enable: bool) -> None:
-    """Operators run at once either way."""
+    """Does nothing: operators always run at once."""
 
 
 def is_eager_mode() -> bool:
-    """Operators run at once."""
+    """True: operators run at once."""
     return True
 
 
 @contextlib.contextmanager
 def eager_mode_context(enable: bool) -> Iterator[None]:
-    """A ``with`` block, or a decorator: operators run at once either way."""
+    """A ``with`` block or a decorator without effect: operators always run at once."""
     yield
 
 
@@ -74,5 +75,5 @@ def manual_seed(seed: int, device: Any = None) -> None:
 
 
 def launch(fn: Callable[..., Any], args: tuple = (), start_method: str = "spawn", debug_single_process: bool = False) -> None:
-    """One process runs the program: ``fn(0, *args)``."""
+    """Calls ``fn(0, *args)``: one process runs the program."""
     fn(0, *args)

@@ -1,4 +1,4 @@
-"""``torch_xla.utils``: what scripts use of it."""
+"""``torch_xla.utils``: the parts that scripts use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SampleGenerator:
 
 
 def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
-    """The environment variable as a value of this type; "true" and numbers other than 0 are True. ``defval`` if it is not set."""
+    """Returns the environment variable as a value of this type; "true" and nonzero numbers are True. ``defval`` if it is not set."""
     text = os.environ.get(name)
     if text is None:
         return defval
@@ -32,15 +32,15 @@ def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
 
 
 def check_env_flag(name: str, default: str = "") -> bool:
-    """Whether the environment variable says yes."""
+    """True if the environment variable is ON, 1, YES, TRUE or Y."""
     return os.environ.get(name, default).upper() in ("ON", "1", "YES", "TRUE", "Y")
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
-    """torch.utils.checkpoint.checkpoint: the function is computed again in the backward pass."""
+    """torch.utils.checkpoint.checkpoint: the backward pass computes the function again."""
     return _torch.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
 
 
 def load(path: Any) -> Any:
-    """What ``xm.save`` or ``torch_xla.utils.serialization.save`` wrote, with its tensors on the host."""
+    """Loads a file of ``xm.save`` or ``torch_xla.utils.serialization.save``, with its tensors on the host."""
     return torch.load(path, map_location="cpu")

@@ -1,4 +1,4 @@
-"""``init_method="xla://"`` of torch.distributed (``torch_xla.distributed.xla_backend``): the program's processes find each other."""
+"""``init_method="xla://"`` of torch.distributed (``torch_xla.distributed.xla_backend``): a rendezvous of the program's processes."""
 
 from __future__ import annotations
 

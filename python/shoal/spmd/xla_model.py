@@ -1,4 +1,4 @@
-"""The logical device and what scripts do once per step (``torch_xla.core.xla_model``)."""
+"""The logical device, and functions that scripts call once per step (``torch_xla.core.xla_model``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def xla_device_hw(device: Any) -> str:
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    """Whether this is the process that prints and writes for all."""
+    """True in the process that prints and writes for all."""
     return runtime.process_index() == 0
 
 
@@ -52,8 +52,8 @@ _closures: list[tuple[Callable[..., Any], tuple]] = []
 
 
 def add_step_closure(closure: Callable[..., Any], args: tuple = (), run_async: bool = False) -> None:
-    """Runs it at the next step's end (``mark_step``, ``torch_xla.sync``, the next batch of an MpDeviceLoader), in the order of the calls;
-    what the last step added runs at the program's end."""
+    """Runs a closure at the next step's end (``mark_step``, ``torch_xla.sync``, the next batch of an MpDeviceLoader), in the order of the
+    calls. Closures of the last step run at the program's end."""
     if not _closures:
         atexit.unregister(mark_step)
         atexit.register(mark_step)
@@ -61,7 +61,7 @@ def add_step_closure(closure: Callable[..., Any], args: tuple = (), run_async: b
 
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
-    """The end of a step. Operators have run already, or are sent to the ranks now; closures run then."""
+    """Ends a step: operators have run or are sent to the ranks now, then closures run."""
     if _world.controller is not None:
         _world.controller.flush()
     waiting, _closures[:] = _closures[:], []
@@ -70,7 +70,7 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
 
 
 def wait_device_ops(devices: Any = ()) -> None:
-    """Until all that was recorded has run; closures run now. Without ranks of their own operators have run at once."""
+    """Waits until all recorded operators have run, and runs closures. Without ranks operators have run at once."""
     mark_step()
     if _world.controller is not None:
         _world.controller.wait()
@@ -87,17 +87,17 @@ def master_print(*args: Any, fd: Any = None, local: bool = False, flush: bool = 
 
 
 def set_rng_state(seed: int | torch.Tensor, device: Any = None) -> None:
-    """``seed``: a number, or what get_rng_state returned."""
+    """``seed``: a number, or a state from get_rng_state."""
     torch.set_rng_state(seed) if isinstance(seed, torch.Tensor) else torch.manual_seed(seed)
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """torch.get_rng_state(): the device's random numbers are those of the host's generator."""
+    """Same as torch.get_rng_state(): the device uses the host's generator."""
     return torch.get_rng_state()
 
 
 def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) -> Any:
-    """Copies of host tensors on the device, split as ``input_sharding`` (a ShardingSpec) says."""
+    """Copies host tensors to the device, with ``input_sharding`` (a ShardingSpec)."""
     from shoal.spmd.parallel_loader import Loaded, _placed, verify
 
     loaded: list[Loaded] | None = [] if world().verifies else None
@@ -107,7 +107,8 @@ def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) 
 
 
 def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
-    """torch.save of ``data`` with its tensors on the host, in the first process unless ``master_only`` is False. All processes call it."""
+    """Calls torch.save on ``data`` with its tensors on the host, in the first process unless ``master_only`` is False. All processes must
+    call it."""
     on_host = _maybe_convert_to_cpu(data)
     if not master_only or is_master_ordinal():
         torch.save(on_host, file_or_path)
@@ -115,17 +116,17 @@ def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: 
 
 
 def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
-    """The same structure with its tensors on the host; libraries call it."""
+    """Returns the same structure with its tensors on the host; libraries call it."""
     return tree_map(lambda a: a.detach().cpu() if convert and isinstance(a, torch.Tensor) else a, data)
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Any = ()) -> list[bytes]:
-    """Waits for all processes. Returns what each of them passed."""
+    """Waits for all processes and returns their payloads."""
     return world().passed(payload)
 
 
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
-    """``reduce_fn`` of what each process passes. A tensor of the device arrives on the host."""
+    """Applies ``reduce_fn`` to the data of all processes. Device tensors arrive on the host."""
     return reduce_fn(world().passed(_maybe_convert_to_cpu(data)))
 
 
@@ -133,7 +134,7 @@ REDUCE_SUM, REDUCE_MUL, REDUCE_AND, REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "sum", "
 
 
 def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True) -> Any:
-    """Tensors times ``scale``: the program is the one participant, whose tensors have all rows. A list is changed in place."""
+    """Multiplies tensors by ``scale``: the program is the one participant, whose tensors have all rows. A list is changed in place."""
     if isinstance(inputs, torch.Tensor):
         return inputs * scale
     for t in inputs:
@@ -142,12 +143,12 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
 
 
 def all_gather(value: torch.Tensor, dim: int = 0, groups: Any = None, output: Any = None, pin_layout: bool = True) -> torch.Tensor:
-    """The tensor itself, of the one participant."""
+    """Returns the tensor itself, because there is one participant."""
     return value if output is None else output.copy_(value)
 
 
 def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Any = None, pin_layout: bool = True) -> None:
-    """Nothing: gradients are those of the whole batch."""
+    """Does nothing: gradients are those of the whole batch."""
 
 
 def get_memory_info(device: Any = None) -> dict[str, int]:
@@ -158,11 +159,11 @@ def get_memory_info(device: Any = None) -> dict[str, int]:
 
 
 def set_replication(device: Any, devices: Any) -> None:
-    """Nothing: the program is the one participant of all_reduce."""
+    """Does nothing: the program is the one participant of all_reduce."""
 
 
 def collective_broadcast(tensors: list[torch.Tensor], root_ordinal: int = 0, groups: Any = None, pin_layout: bool = True) -> None:
-    """Nothing: the program has one copy of each tensor."""
+    """Does nothing: the program has one copy of each tensor."""
 
 
 def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -171,7 +172,7 @@ def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def broadcast_master_param(model: torch.nn.Module) -> None:
-    """Nothing: the program has one copy of each parameter."""
+    """Does nothing: the program has one copy of each parameter."""
 
 
 def xla_real_devices(devices: Any = None) -> list[str]:
@@ -180,7 +181,7 @@ def xla_real_devices(devices: Any = None) -> list[str]:
 
 
 class RateTracker:
-    """``add(n)`` counts; ``rate()`` is the count per second since the last call, smoothed; ``global_rate()`` that since the begin."""
+    """``add(n)`` counts. ``rate()`` is the count per second since its last call, smoothed; ``global_rate()`` is that since the begin."""
 
     def __init__(self, smooth_factor: float = 0.4):
         self._kept, self._begin = smooth_factor, time.monotonic()

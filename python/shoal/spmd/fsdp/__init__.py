@@ -8,7 +8,7 @@ from shoal.spmd.fsdp import wrap
 
 
 class XlaFullyShardedDataParallel:
-    """torch_xla's other FSDP, of one process per device and without SPMD, is not there."""
+    """torch_xla's other FSDP, with one process per device and without SPMD; not supported."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         raise Unimplemented(

@@ -22,7 +22,8 @@ def recursive_wrap(
     only_wrap_children: bool = False,
     **options: Any,
 ) -> tuple[nn.Module, int]:
-    """``wrapper_cls(m, **options)`` for the modules that the policy names. Returns the module and the number of wrapped elements."""
+    """Applies ``wrapper_cls(m, **options)`` to the modules that the policy selects. Returns the module and the number of wrapped
+    elements."""
     return _recursive_wrap(module, auto_wrap_policy, wrapper_cls, set(ignored_modules), set(ignored_params), only_wrap_children, **options)
 
 
