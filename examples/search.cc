@@ -36,7 +36,7 @@ shoal::Generator<Find> records(std::uint64_t first, std::uint64_t stride) {
   }
 }
 
-// A tuple is several results: the longest find, and the steps of all finds in sum.
+// A tuple is several results: the longest find, and the total steps of all finds.
 std::tuple<Find, int> judged(const std::vector<shoal::Future<Find>>& finds) {
   Find longest;
   int all = 0;

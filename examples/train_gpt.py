@@ -101,8 +101,8 @@ class Windows(Dataset):
 
 
 class RankSampler(Sampler):
-    """The windows of this rank at each step. Sample n of the run is the same at every world size. The seed shuffles epochs, a global batch takes
-    the next samples, and each rank takes its part. A position is therefore one number."""
+    """The windows of this rank at each step. Sample n of the run is the same at every world size. The seed shuffles epochs, a global batch
+    takes the next samples, and each rank takes its part. A position is therefore one number."""
 
     def __init__(self, num_windows: int, c: dict, rank: int, world: int, start: int):
         self.num_windows, self.seed, self.batch = num_windows, c["seed"], c["batch"]

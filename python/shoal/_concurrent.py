@@ -127,7 +127,7 @@ class _Runner:
             pass
 
     def take_back(self, incoming) -> None:
-        """Refuses a call whose begin was interrupted before another thread took it."""
+        """Refuses a call that was interrupted before another thread took it."""
         self.refuse_late(incoming)
 
     def too_late(self, incoming) -> bool:

@@ -31,7 +31,7 @@ def leave(error: SystemExit, incoming: Any = None) -> None:
 
 
 def own_call() -> CallInfo | None:
-    """The call that this thread or task runs, or that started it. In a thread of the user: None."""
+    """The call that this thread or task runs, or that started it. A thread of the user has none."""
     call = concurrent_call.get()
     if call is None and threading.current_thread() is threading.main_thread():
         return current_call()

@@ -141,7 +141,7 @@ def mark_output() -> None:
 
 
 def mark_beginning() -> None:
-    """Marks the begin of this process's calls: earlier output belongs to no call. It is written even if no call prints through Python."""
+    """Marks the start of this process's calls: earlier output belongs to no call. It is written even if no call prints through Python."""
     for stream in _streams:
         with contextlib.suppress(OSError, ValueError):  # the stream may be closed
             stream.begin()

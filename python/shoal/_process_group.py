@@ -67,8 +67,8 @@ def _where(rank: int, line: dict) -> str:
 
 
 class _Message:
-    """A message in flight, with its description and its memory. gloo aborts a message whose wait times out and offers no completion test,
-    so a separate thread waits."""
+    """A message in flight, with its description and its memory. gloo aborts a message whose wait times out and has no completion test.
+    A separate thread therefore waits."""
 
     def __init__(self, work: dist.Work, what: str, data: torch.Tensor, timeout: float):
         self.what, self.timeout, self._work, self._data = what, timeout, work, data

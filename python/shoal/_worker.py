@@ -441,7 +441,7 @@ def run_exit(code: int) -> NoReturn:
 
 
 def run() -> NoReturn:
-    """Runs a worker's process from its beginning to its end."""
+    """Runs a worker's process from start to end."""
     try:
         code = main()
     except SystemExit as error:  # raised by a signal handler between two calls

@@ -457,7 +457,7 @@ def _arrays(flat: list[Any], targets: list[torch.Tensor]) -> tuple[list[Any], li
 
 
 def _locate(error: Exception, func: Any) -> None:
-    """Adds the operator and the program's line to the text of an error, once. With a controller, that does it."""
+    """Adds the operator and the program's line to the text of an error, once. A controller does so itself."""
     if _world.controller is not None or getattr(error, "_shoal_located", False):
         return
     error._shoal_located = True

@@ -31,7 +31,7 @@ _VIEWS = {"aten::_unsafe_view"}
 
 @dataclass
 class Value:
-    """A tensor of the step. ``sharding``: its layout at the begin; None if the operator that makes it decides."""
+    """A tensor of the step. ``sharding``: its layout at the start; None if the operator that makes it decides."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -28,7 +28,7 @@ Moves = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Move:
-    """A reshard: elements that all devices receive in sum, and the maximum for one device."""
+    """A reshard: elements that all devices receive in total, and the maximum for one device."""
 
     collective: str
     total: int

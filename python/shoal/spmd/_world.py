@@ -33,7 +33,7 @@ Ranges = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements to copy: from ``of`` in part ``source`` to ``to`` in part ``target``, relative to the begin of each part."""
+    """Elements to copy: from ``of`` in part ``source`` to ``to`` in part ``target``, relative to the start of each part."""
 
     source: int
     of: Ranges
