@@ -72,7 +72,7 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-_ACCELERATOR_SHARE = 0.001  # of one unit per node, so that any number of actors fits
+_ACCELERATOR_SHARE = 0.001  # share of a node's one unit, so that any number of actors fits
 
 
 def _resources(options: dict[str, Any], default_cpus: float) -> dict[str, float]:
@@ -469,8 +469,8 @@ class RemoteFunction:
 def remote(*args, **options):
     """Decorator: ``@remote`` or ``@remote(num_cpus=1, num_gpus=0, memory=bytes, resources={...})`` on a class or a function.
 
-    Both take ``scheduling_strategy`` and ``label_selector``. By default an actor requests no CPU, but is placed on a node that has some,
-    preferably this one; a task requests one.
+    Both take ``scheduling_strategy`` and ``label_selector``. A task requests one CPU by default, an actor none. The actor is placed on
+    this node while that has fewer processes than CPUs, otherwise on the node with the fewest.
 
     An actor takes ``max_concurrency`` (threads, or concurrent calls of a class with ``async def`` methods, 1000 by default),
     ``concurrency_groups`` (further limits, by name), ``max_pending_calls``, ``name``, ``namespace``, ``get_if_exists``, ``lifetime``,

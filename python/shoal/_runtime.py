@@ -94,7 +94,7 @@ def start_local(
     timeout: float = 20,
 ):
     """Starts head and node in one process that ends with this one. ``home``: the parent folder of its session, "" for the user's.
-    ``http_port``: None for no HTTP interface, 0 for 8265 or any free one. Returns (process, its report when ready)."""
+    ``http_port`` is None for no HTTP interface, 0 for 8265 or any free one. Returns (process, its report when ready)."""
     _native.open_standard_streams()  # a pipe at 0, 1 or 2 would be replaced in the child
     reading, writing = os.pipe()
     command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]

@@ -56,8 +56,8 @@ def _tensor(memory, dtype: str, shape: tuple[int, ...]):
 
     if not memoryview(memory).nbytes:
         return torch.empty(shape, dtype=getattr(torch, dtype))
-    # # A tensor cannot be read-only, so its memory must not be shared. The session's view is read-only, but the memory behind it belongs to
-    # this value alone: the session makes a private copy for pickles that name this function (python/native/refs.cc).
+    # A tensor cannot be read-only, so its memory must not be shared. The session's view is read-only, but the memory behind it is
+    # private: the session copies it for pickles that name this function (python/native/refs.cc).
     view = memoryview(memory)
     if view.readonly:
         view = memoryview(view.obj)
@@ -316,7 +316,7 @@ def dump_exception(error: BaseException, where: str, host: str = "") -> tuple[by
 
 _HERE = os.path.dirname(__file__) + os.sep
 _GROUP = getattr(builtins, "BaseExceptionGroup", ())  # new in Python 3.11
-_MAX_TEXT = 1 << 16  # of a traceback, in characters
+_MAX_TEXT = 1 << 16  # limit for a traceback, in characters
 
 
 def _traceback_of(error: BaseException) -> str:

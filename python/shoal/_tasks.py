@@ -88,8 +88,7 @@ class _Pool:
     def __init__(self, owner: FunctionPool, number: int, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
         self.number, self.resources, self.placed = number, resources, placed
         self.spread = "spread" in placed[0]  # over nodes, each with a worker, which take turns
-        # An idle worker returns resources other than CPUs only by its end. Other processes' workers must then be asked to end
-        # (wanted_back).
+        # Idle workers lend only CPUs. They return other resources by ending, when other jobs wait for them (wanted_back).
         lends = {name for name, amount in resources.items() if amount} == {"CPU"}
         self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread, lends)
         self._look_at, self._called, self._roomy = 0.0, False, []  # time of the next search for nodes, a call since, nodes found

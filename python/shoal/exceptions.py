@@ -143,7 +143,7 @@ class Internal(ShoalError):
     code = "Internal"
 
 
-# # ---- Ray's names. The base class (the code) gives the reaction, the name gives the cause. Classes marked "For ``except`` alone" are
+# ---- Ray's names. The base class (the code) gives the reaction, the name gives the cause. Classes marked "For ``except`` alone" are
 # never raised.
 
 

@@ -1,7 +1,7 @@
 """The operators of a program that controls ranks: their records, and the metadata of their results.
 
 A tensor here has a shape, a dtype and a number, by which the ranks name it. The first time that an operator has arguments of these shapes,
-dtypes and constants, the ranks report the metadata of its results (for views by index this process computes them). Later calls are
+dtypes and constants, the ranks report the metadata of its results (this process computes those of views by index). Later calls are
 recorded, and the program continues at once. Ranks compare an operator's results with the metadata that the program has.
 """
 

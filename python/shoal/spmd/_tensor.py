@@ -625,8 +625,8 @@ def _plain(value: Any) -> Any:
 
 
 def _together(func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor]) -> Any:
-    """Runs an operator on lists of tensors in one call, if this process has one part of each tensor and each place of the lists has one
-    sharding. Returns NotImplemented otherwise."""
+    """Runs an operator on lists of tensors in one call. It requires one part of each tensor on this process, and one sharding per place of
+    the lists. Returns NotImplemented otherwise."""
     if _rules.find(func) is not _rules.pointwise:
         return NotImplemented
     lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
