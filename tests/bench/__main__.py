@@ -1,4 +1,4 @@
-"""./dev bench NAME [--json FILE]: ours beside its peer or its limit, measured in one run. Exit code 1: a goal is missed, 2: bad usage."""
+"""./dev bench NAME [--json FILE]: Shoal beside its peer or its limit, measured in one run. Exit code 1: a missed goal, 2: bad usage."""
 
 import argparse
 import importlib

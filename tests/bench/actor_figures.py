@@ -1,5 +1,5 @@
-"""Figures of a runtime with Ray's API on one host: python actor_figures.py ray|shoal [--reps N] [--only a,b]. A JSON line per figure;
-one that cannot be had is printed as failed, and the rest still runs."""
+"""Figures of a runtime with Ray's API on one host: python actor_figures.py ray|shoal [--reps N] [--only a,b]. A JSON line per figure; a
+figure that fails is printed as failed, and the rest still runs."""
 
 import argparse
 import collections
@@ -66,7 +66,7 @@ def command(*words):
 
 
 def memory_of(pids):
-    """MiB that these processes hold, a shared page once."""
+    """MiB that these processes hold; a shared page counts once."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
@@ -139,7 +139,7 @@ if not only or "cluster" in only:
                 held, count = idle_memory(8)
                 memory.append(held)
                 down.append(command(COMMAND, "stop")[0])
-        finally:  # what a half-started head, or `stop`, left
+        finally:  # leftovers of `stop`, or of a head that failed to start
             for pid in family(TAG):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -208,7 +208,7 @@ def create_first():
     ray.get(a.ping.remote())
     took = time.perf_counter() - begin
     ray.kill(a)
-    time.sleep(1)  # whoever keeps spare workers may fill up again
+    time.sleep(1)  # a runtime may refill its spare workers
     return took
 
 
@@ -241,7 +241,7 @@ def calls_n_n():
 
 
 def graph(length, under_way):
-    """Executions of a chain of actors as a compiled graph, so many at a time."""
+    """Executions per second of a chain of actors as a compiled graph, `under_way` at a time."""
     dag = importlib.import_module(options.module + ".dag")
     with dag.InputNode() as node:
         for x in "abc"[:length]:
@@ -265,7 +265,7 @@ def graph(length, under_way):
 
 
 def mesh(count, together):
-    """Calls of all of four actors, so many at a time."""
+    """Calls per second over four actors, `together` at a time on each."""
     four = [actor(x) for x in "abcd"]
     return rate(
         lambda: [ray.get([x.ping.remote() for _ in range(together) for x in four]) for _ in range(count // together)],
@@ -274,7 +274,7 @@ def mesh(count, together):
 
 
 def argument(value):
-    """GB/s of an argument that is handed over as it is."""
+    """GB/s of an argument that is passed as it is."""
     sink = actor("sink")
     begin = time.perf_counter()
     ray.get(sink.take.remote(value))
@@ -282,7 +282,7 @@ def argument(value):
 
 
 def death():
-    """From the end of a process to the failure of a call that it runs."""
+    """Seconds from the end of a process to the failure of its running call."""
     victim = remote_class().remote()
     pid = ray.get(victim.pid.remote())
     pending = victim.stall.remote()
@@ -395,7 +395,7 @@ def pass_big():
 
 
 def copy_big():
-    """What memory allows: a copy into memory that was touched before."""
+    """The memory bandwidth as a limit: a copy into pages that were touched before."""
     if "copy" not in held:
         held["copy"] = np.empty_like(big)
         np.copyto(held["copy"], big)

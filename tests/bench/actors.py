@@ -16,7 +16,7 @@ def _row(name, unit, figure, goal=None):
 
 
 def _best(name, unit, figure, goal=None, sign=">="):
-    """Beside Monarch's or xoscar's, whichever is better: `_rows` says which when both are there."""
+    """A row beside Monarch's or xoscar's figure, whichever is better (`beside_the_best`)."""
     better = RATE if unit in ("1/s", "GB/s") else FASTER
     if sign == "<=":
         better = {"ratio": "ours/peer"}
@@ -62,7 +62,7 @@ ROWS = [
     _best("SIGKILL to the failure of the pending call", "s", "death", 3, "<="),
     Row("  batches beside 1,000 calls in one message", "1/s", "shoal calls_batched", "xoscar calls_in_one_message"),
     Row("  20 actors beside one mesh of 20", "s", "shoal actors20", "monarch actors20_one_mesh", **FASTER),
-    # How far from what the machine allows: a round trip of a bare unix socket, a copy in memory.
+    # Limits of the machine: a round trip of a bare unix socket, a copy in memory.
     Row("  calls beside a bare ping-pong", "1/s", "shoal calls_sync", "ping-pong"),
     Row("  calls of four actors beside a bare ping-pong", "1/s", "shoal mesh_sync", "ping-pong"),
     Row("  argument of 100 MB beside a copy", "GB/s", "shoal argument", "shoal copy_big"),
@@ -84,12 +84,12 @@ PEER_MODULES = {
 }
 MODULES = {"shoal": (OURS, "actor_figures.py", ["shoal"]), **PEER_MODULES}
 PACKAGES = {"shoal": ["numpy"], "ray": ["ray", "numpy"], "monarch": ["torchmonarch", "numpy"], "xoscar": ["xoscar"]}
-_BESIDE = ["monarch", "xoscar"]  # of which the better one counts
+_BESIDE = ["monarch", "xoscar"]  # the better of the two counts
 _ALSO = {"argument": ["argument_bytes"]}
 
 
 def _asked_for(row, only: set[str], peers: set[str]) -> bool:
-    """Whether a row can be had of these figures and peers."""
+    """True if the selected figures and peers include this row."""
     owner, _, figure = row.peer.partition(" ")
     there = owner in {"shoal", "ping-pong", *peers} or (owner == _BEST and peers & set(_BESIDE))
     return bool(there) and (not only or (row.ours.split()[1] in only and (not figure or figure in only)))
@@ -118,7 +118,7 @@ def measure(options) -> Report:
 
 
 def beside_the_best(report, row) -> Row:
-    """A row of `_best` with the peer whose median is better; the others as they are. Without any figure it misses its goal."""
+    """Resolves a row of `_best` to the peer with the better median; other rows stay as they are. Without any figure it misses its goal."""
     owner, _, figure = row.peer.partition(" ")
     if owner != _BEST:
         return row

@@ -1,4 +1,4 @@
-"""Figures that scripts hand on: one JSON line each, the median over repetitions; and what the kernel knows of processes."""
+"""Figures of the bench scripts: one JSON line each, the median over repetitions; and readings of processes from the kernel."""
 
 import argparse
 import asyncio
@@ -38,7 +38,7 @@ def figure_options(description):
 
 
 class Figures:
-    """Emits each figure, or why it cannot be had; the rest is still measured."""
+    """Emits each figure, or the reason for its absence; the rest is still measured."""
 
     def __init__(self, options):
         self._options, self._only = options, set(filter(None, options.only.split(",")))
@@ -61,21 +61,21 @@ class Figures:
         return not self._only or name in self._only
 
 
-WARM = 7  # repetitions of what fills memory: the first ones touch it for the first time, and are not the median
+WARM = 7  # repetitions of what fills memory: the median then excludes the first touch of pages
 _MARK = "SHOAL_BENCH_ID"
 
 
 def tag_children():
-    """Marks what this process starts from now on; returns the tag that `family` asks for. A mark from outside stays beside it."""
+    """Marks the processes that this process starts from now on; returns the tag for `family`. It keeps a mark from outside."""
     tag = f"{os.getpid()}.{time.monotonic_ns()}"
     os.environ[_MARK] = ":".join(filter(None, [os.environ.get(_MARK), tag]))
     return tag
 
 
 def family(tag):
-    """Living processes that bear the tag, with the descendants of those and of this process, itself left out.
+    """Living processes with the tag, and the descendants of those and of this process, without this process.
 
-    A daemon keeps its environment when it loses its parent; a process that overwrites its environment with a title keeps its parent.
+    A daemon that loses its parent keeps its environment; a process that overwrites its environment with a title keeps its parent.
     """
     parent, found = {}, {os.getpid()}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):

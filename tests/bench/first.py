@@ -52,7 +52,7 @@ def measure(options) -> Report:
 
 
 def _in_turn(report, part, jobs, rounds):
-    """Every job once a round, each round in the other direction: what drifts on the machine meets all of them."""
+    """Runs every job once a round, in alternating order, so that drift of the machine affects all of them."""
     for r in range(rounds):
         for name, job in jobs if r % 2 == 0 else reversed(jobs):
             say(f"bench first: {part}, round {r + 1} of {rounds}: {name}")
@@ -73,7 +73,7 @@ def _series(part, name):
 
 
 def _with_file(argv_of, **how):
-    """Runs argv_of(FILE) and returns what it wrote there."""
+    """Runs argv_of(FILE) and returns the JSON that it wrote to FILE."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench.") as folder:
         out = Path(folder, "figures.json")
         run(argv_of(out), **how)

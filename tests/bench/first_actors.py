@@ -1,6 +1,6 @@
 """Actor figures of one module with Ray's API, in a fresh process: python first_actors.py ray|shoal --out FILE
 
-What a user waits for first (import, init, the first actor's first result), then actors created one after the other and calls per second.
+First the start-up (import, init, the first actor's first result), then actors created one after the other, and calls per second.
 """
 
 import argparse
@@ -56,7 +56,7 @@ figures = {
 }
 for _ in range(options.creations):
     api.kill(actor)
-    time.sleep(1)  # whoever keeps spare workers may fill up again
+    time.sleep(1)  # a runtime may refill its spare workers
     begin = time.perf_counter()
     actor = create()
     figures["actor"].append(time.perf_counter() - begin)
@@ -71,4 +71,4 @@ figures["shutdown"] = time.perf_counter() - begin
 with open(options.out, "w") as f:
     json.dump(figures, f)
 sys.stdout.flush()
-os._exit(0)  # exit handlers are no part of it
+os._exit(0)  # excludes exit handlers

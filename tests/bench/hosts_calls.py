@@ -1,4 +1,4 @@
-"""Calls on an actor of another host (network namespaces, TLS), beside a bare ping-pong over TCP between the same two (root).
+"""Calls on an actor of another host (network namespaces, TLS), beside a bare ping-pong over TCP between the same hosts. Needs root.
 
 The C++ program is that of `bench calls`, with jemalloc."""
 
@@ -57,7 +57,7 @@ def add_options(parser):
 
 @contextlib.contextmanager
 def _cluster():
-    """(hosts, address): the actors' host is the other one, whose node alone has CPUs."""
+    """Yields (hosts, address). Only the other host's node has CPUs, so actors run there."""
     sys.path.insert(0, str(ROOT / "tests" / "integration"))
     os.environ["PATH"] = f"{OURS}{os.pathsep}{os.environ['PATH']}"
     from hosts import A, Hosts, join, two_hosts
@@ -80,7 +80,7 @@ def _run(host, *argv, **env) -> str:
 
 
 def _tcp(hosts, name: str, ping: int, pong: int) -> str:
-    """ping, pong: core of each end, -1 for any."""
+    """`ping`, `pong`: core of each end, -1 for any."""
     answers = [*hosts.b.before, BUILT / "ping_pong", "echo", hosts.b.address, str(pong)]
     with subprocess.Popen(answers, stdout=subprocess.PIPE, text=True) as echo:
         try:

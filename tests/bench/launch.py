@@ -1,4 +1,4 @@
-"""Processes of a bench: each in a group of its own, with a limit, in an environment where only we say what is set."""
+"""Processes of a bench: each in a group of its own, with a time limit and a clean environment."""
 
 import contextlib
 import os
@@ -21,7 +21,8 @@ class Failed(Exception):
 
 
 def environment(session_root: str, threads: int) -> dict[str, str]:
-    """This one's, without what would send ours or a peer to some running cluster; at most `threads` threads compute in a process."""
+    """A copy of this environment without variables that select a running cluster, and with at most `threads` compute
+    threads per process."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHOAL_", "RAY_", "TORCHELASTIC_", "MASTER_"))}
     count = str(threads)
     kept |= {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
@@ -29,7 +30,7 @@ def environment(session_root: str, threads: int) -> dict[str, str]:
 
 
 def run(argv, *, threads: int = 1, limit: float = 180) -> str:
-    """stdout of a program that must succeed; raises Failed with its last words."""
+    """Returns stdout of a program that must succeed; raises Failed with the end of its output."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench.") as root:
         process = subprocess.Popen(
             [str(a) for a in argv],
@@ -55,7 +56,7 @@ def run(argv, *, threads: int = 1, limit: float = 180) -> str:
 
 
 def _end(process) -> None:
-    """In order where possible: a launcher has children in groups of their own."""
+    """Terminates before it kills, because a launcher has children in groups of their own."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sign)

@@ -1,6 +1,6 @@
 """Figures of Monarch's actors on one host, named as in actor_figures.py: python monarch_figures.py [--reps N] [--only a,b].
 
-A process per actor, as ours. Calls wait with ``.get()`` in the main thread; several processes of one kind are one mesh.
+A process per actor, as in Shoal. Calls wait with ``.get()`` in the main thread; several processes of one kind are one mesh.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Plain(Actor):
         return float(x[-1])
 
 
-class Sleeper(Actor):  # no class has both kinds of endpoints
+class Sleeper(Actor):  # a class has endpoints of one kind only
     @endpoint
     async def pid(self):
         return os.getpid()
@@ -95,7 +95,7 @@ def death():
     victim = mesh.spawn("victim", Sleeper)
     pid = victim.pid.call_one().get()
     pending = victim.stall.call_one()
-    time.sleep(random.uniform(0.5, 4))  # it looks at its children by a clock of its own
+    time.sleep(random.uniform(0.5, 4))  # it polls its children periodically
     begin = time.perf_counter()
     os.kill(pid, signal.SIGKILL)
     try:
@@ -146,7 +146,7 @@ def main():
     stop(mesh)
     figures.measure("death", death, "s")
     sys.stdout.flush()
-    os._exit(0)  # the end of its own threads is no part of it
+    os._exit(0)  # excludes the end of its own threads
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""shoal.optim's AdamW beside torch's fused one and what memory allows, with one and two threads; casts and sums of the engine (MB/s)."""
+"""shoal.optim's AdamW beside torch's fused one and the memory bandwidth, with one and two threads; casts and sums of the engine (MB/s)."""
 
 import json
 

@@ -24,7 +24,7 @@ class ParityReport(Report):
         if not ours or not plain or len(ours) != len(plain):
             return None
         each = [abs(a - b) / abs(b) for a, b in zip(ours, plain, strict=True)]
-        return max(each) if all(map(math.isfinite, each)) else math.inf  # max() may pass over a NaN
+        return max(each) if all(map(math.isfinite, each)) else math.inf  # max() may ignore a NaN
 
     def table(self):
         plain = self.samples.get("plain", [])

@@ -1,4 +1,4 @@
-"""What graph.peak_bytes() says before the first step, beside what the job takes then: six jobs, each process counted (about 5 minutes)."""
+"""graph.peak_bytes() before the first step beside the measured peak of the job: six jobs, all processes counted (about 5 minutes)."""
 
 import json
 import tempfile
@@ -53,7 +53,7 @@ def _planned(config, what) -> float:
 
 
 def _measured(config, what) -> float:
-    """Steady peak, less what the same job takes before its model is built."""
+    """Steady peak, minus the memory of the same job before its model is built."""
     figures = {}
     for marker, until in (("# before", "before"), ("# steady", "end")):
         argv = [OURS / "python", HERE / "peak_memory.py", "--after-marker", marker, "--", *_argv(config, what, "--until", until)]

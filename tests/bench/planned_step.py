@@ -39,7 +39,7 @@ def say_and_end(what):
     dist.barrier()
     if rank == 0:
         print(f"# {what}", flush=True)
-    time.sleep(0.5)  # looked at 50 times a second
+    time.sleep(0.5)  # longer than the sampling period of 20 ms
     dist.barrier()
     dist.destroy_process_group()
     raise SystemExit

@@ -1,4 +1,4 @@
-"""What a bench hands back: rows of ours beside a peer's, each with its goal, as a table and as JSON with every sample."""
+"""The result of a bench: rows of Shoal's figures beside a peer's, each with its goal, as a table and as JSON with every sample."""
 
 import datetime
 import json
@@ -21,8 +21,8 @@ class Row:
     ours: str
     peer: str
     ratio: str = "ours/peer"
-    goal: tuple[str, float] | None = None  # None: shown beside
-    paired: bool = False  # the n-th samples belong together: the median of their ratios counts, not the ratio of medians
+    goal: tuple[str, float] | None = None  # informative only without one
+    paired: bool = False  # pairs the n-th samples: the median of their ratios counts, not the ratio of medians
 
 
 @dataclass
@@ -30,8 +30,8 @@ class Report:
     bench: str
     rows: list[Row]
     samples: dict[str, list[float]] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)  # of a series: why it has no samples, or fewer
-    raw: list[dict] = field(default_factory=list)  # what each process measured
+    failures: dict[str, str] = field(default_factory=dict)  # by series: the reason for missing samples
+    raw: list[dict] = field(default_factory=list)  # the output of each process
     versions: dict[str, str] = field(default_factory=dict)
 
     def add(self, series: str, values) -> None:
@@ -47,12 +47,12 @@ class Report:
         return ours / peer if row.ratio == "ours/peer" else peer / ours
 
     def ratios(self, row: Row) -> list[float]:
-        """Of the pairs, in order."""
+        """The ratio of each pair of samples, in order."""
         pairs = zip(self.samples.get(row.ours, []), self.samples.get(row.peer, []), strict=False)
         return [o / p if row.ratio == "ours/peer" else p / o for o, p in pairs]
 
     def holds(self, row: Row) -> bool | None:
-        """None without a goal. A row that could not be measured misses its goal."""
+        """Returns None without a goal. A row without a figure misses its goal."""
         if row.goal is None:
             return None
         value, (sign, limit) = self.value(row), row.goal
@@ -128,7 +128,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def spread(values: list[float], unit: str) -> str:
-    """Least and greatest, in the unit of `quantity` without its name where both have it."""
+    """Minimum and maximum in the unit of `quantity`; a common unit is printed once."""
     low, high = quantity(min(values), unit), quantity(max(values), unit)
     if low.split(" ", 1)[1] == high.split(" ", 1)[1]:
         low, high = low.split(" ", 1)[0], high.split(" ", 1)[0]
@@ -152,7 +152,7 @@ def machine() -> dict:
 
 
 def commit() -> str:
-    """The commit measured; "-dirty" when files differ from it."""
+    """The measured commit; "-dirty" when files differ from it."""
     said = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], cwd=ROOT, capture_output=True, text=True
     )
@@ -160,5 +160,5 @@ def commit() -> str:
 
 
 def load() -> float:
-    """Processes that wanted to run, averaged over the last minute: what else this machine does."""
+    """Load average of the last minute: a sign of other work on this machine."""
     return os.getloadavg()[0]

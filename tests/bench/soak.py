@@ -1,4 +1,4 @@
-"""Churn on a small cluster whose memory, descriptors, threads, processes and disk have to stay bounded (30 minutes; not part of CI)."""
+"""Churn on a small cluster whose memory, descriptors, threads, processes and disk must stay bounded (30 minutes; not part of CI)."""
 
 import contextlib
 import json
@@ -18,14 +18,14 @@ from launch import HERE, Failed, say
 from report import Report, Row
 
 NEEDS_PEERS = False
-SETTLE_S = 60  # for what ends a while after it was dropped: spare workers, kept memory
-WAIT_S = 120  # for a step of the driver, a head that is back: hang guards
+SETTLE_S = 60  # time for spare workers and kept memory to go after they were dropped
+WAIT_S = 120  # hang guard for a step of the driver, or the return of a head
 
 
 @dataclass(frozen=True)
 class Measure:
-    """``noise``: what samples of a steady process differ by; growth beyond it is bounded by ``per_hour``. ``left``: what may be there in
-    the end more than when the cluster was warm: what is kept on purpose (1,000 rows of what has ended, 400 logs), and fragments."""
+    """``noise``: difference between samples of a steady process; ``per_hour`` bounds the growth beyond it. ``left``: allowed excess at the
+    end over the warm cluster, for records that are kept on purpose (1,000 rows of ended objects, 400 logs) and fragments."""
 
     name: str
     unit: str
@@ -96,7 +96,7 @@ def _soak(report, cluster, options) -> None:
 
 
 def _settled(sample, good) -> dict[str, float]:
-    """The first sample that is good beside the one before, or the last one."""
+    """Samples until `good` accepts a sample and the one before it, for at most SETTLE_S; returns the last sample."""
     end, before = time.monotonic() + SETTLE_S, sample()
     while time.monotonic() < end:
         time.sleep(0.5)
@@ -108,7 +108,7 @@ def _settled(sample, good) -> dict[str, float]:
 
 
 def growth_per_hour(samples: list[tuple[float, float]], noise: float) -> float:
-    """Slope of a line through (second, value), least squares, as far as it is more than noise within this time."""
+    """Slope of the least-squares line through (second, value), minus the part that noise explains within this time."""
     span = samples[-1][0] - samples[0][0] if samples else 0.0
     if len(samples) < 3 or span <= 0:
         return 0.0
@@ -122,7 +122,7 @@ _BELOW = {"ratio": "ours - bound", "goal": ("<=", 0)}
 
 
 class SoakReport(Report):
-    """Two rows for each measure, beside their bounds: what it grows by, and what is left when all was dropped."""
+    """Two rows for each measure, beside their bounds: its growth, and its excess after everything was dropped."""
 
     def value(self, row: Row) -> float | None:
         ours, bound = self.samples.get(row.ours), self.samples.get(row.peer)
@@ -196,11 +196,11 @@ class Cluster:
             out[f"{role}: threads"] = sum(_count(pid, "task") for pid in pids)
         files = _files(self.session)
         out["session: files"], out["session: bytes"] = len(files), sum(files.values()) / 2**20
-        out["/dev/shm: files"] = len([name for name in _files(Path("/dev/shm")) if "shoal" in name])  # others have theirs there
+        out["/dev/shm: files"] = len([name for name in _files(Path("/dev/shm")) if "shoal" in name])  # other clusters have files there, too
         return out
 
     def end(self) -> None:
-        """In order, and whatever is left by force."""
+        """Stops the cluster in order, then kills any process left."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run([self._binary, "stop"], env=self.env, stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
         for pid in family(self._tag):
@@ -209,7 +209,7 @@ class Cluster:
 
 
 def _pss(pid: int) -> float:
-    """MiB of a process, a shared page by the share of it."""
+    """PSS of a process, in MiB."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
         return sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1024
     return 0.0
@@ -222,7 +222,7 @@ def _count(pid: int, what: str) -> int:
 
 
 def _shared(pids: list[int]) -> float:
-    """MiB of memory files that these processes have a descriptor of, each once."""
+    """MiB of memory files that these processes have open, each counted once."""
     found = {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -235,7 +235,7 @@ def _shared(pids: list[int]) -> float:
 
 
 def _files(folder: Path) -> dict[str, int]:
-    """Bytes by name, of all files beneath it."""
+    """Sizes in bytes of all files beneath the folder, by name."""
     out = {}
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -245,7 +245,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 class Driver:
-    """soak_churn.py, and what it has said."""
+    """The process of soak_churn.py, and its output lines."""
 
     def __init__(self, cluster: Cluster, words: list):
         self._lines: deque[dict] = deque()
@@ -275,7 +275,7 @@ class Driver:
                 raise Failed(f"the driver is not {at} after {WAIT_S} s")
 
     def look(self, seconds: float) -> None:
-        """Waits for so long or until it says something. Raises Failed when it has ended."""
+        """Waits for so long or until the driver prints a line. Raises Failed when it has ended."""
         self._heard.wait(seconds)
         self._heard.clear()
         if self._process.poll() is not None:

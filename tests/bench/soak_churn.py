@@ -1,7 +1,7 @@
-"""The driver of `./dev bench soak`: makes and drops all that a cluster has, for --seconds, and checks that it is what it should be.
+"""The driver of `./dev bench soak`: creates and drops objects of every kind for --seconds, and checks their values.
 
-Prints a JSON line when it is warm ("at": "warm"; then it waits for a line), when it has churned, with how often it did what, and when it
-has dropped everything; then it stays until its stdin ends.
+It prints a JSON line when it is warm ("at": "warm"), and then waits for a line. It prints the count of each activity after the churn,
+and a line when it has dropped everything. Then it stays until its stdin ends.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from shoal.util import ActorPool, placement_group, remove_placement_group
 from shoal.util.queue import Queue
 from shoal.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-GUARD_S = 120  # nothing takes a tenth of it, but a machine may be busy
+GUARD_S = 120  # hang guard; an idle machine needs less than a tenth
 
 
 @shoal.remote
@@ -238,7 +238,7 @@ def submitted(client):
 
 
 def reached(ask):
-    """Asks until there is a head that answers."""
+    """Calls `ask` until a head answers."""
     end = time.monotonic() + GUARD_S
     while True:
         try:

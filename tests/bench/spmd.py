@@ -1,4 +1,4 @@
-"""shoal.spmd beside fully_shard: steps of FSDPv2, of marks, and under one controller; marks of 1 GB; automatic sharding (5 minutes)."""
+"""shoal.spmd beside fully_shard: steps of FSDPv2, of marks, and under one controller; marks of 1 GB, and automatic sharding (5 minutes)."""
 
 import json
 import tempfile

@@ -1,8 +1,8 @@
-"""Training steps of one GPT by FSDPv2 under one controller that drives two ranks, and what the controller spends.
+"""Training steps of one GPT by FSDPv2 under one controller that drives two ranks, and the CPU time of the controller.
 
   SHOAL_SPMD_WORKERS=2 python spmd_driven.py --config S --steps 9 --out FILE
 Writes {"step_s": seconds per step, "operator_s": CPU seconds of this process per recorded operator, by step, "losses": ..} to FILE. All
-steps begin with a batch on the host. An operator's share has autograd, the optimizer and the loop itself in it.
+steps begin with a batch on the host. An operator's share includes autograd, the optimizer and the loop itself.
 """
 
 import argparse
@@ -65,7 +65,7 @@ for step in range(options.steps):
     losses.append(loss.item())
     seconds.append(time.perf_counter() - start)
 
-with tempfile.NamedTemporaryFile("r", suffix=".json") as trace:  # of one step more: how many operators it has
+with tempfile.NamedTemporaryFile("r", suffix=".json") as trace:  # counts the operators of one more step
     with xs.timeline(trace.name):
         recorded(options.steps)
     events = json.load(trace)["traceEvents"]

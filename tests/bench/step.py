@@ -77,7 +77,7 @@ def _train(config, *args):
 
 
 def _argv(config) -> dict[str, list]:
-    """By series: the command of a job."""
+    """The command of each series' job."""
     single = [OURS / "python", *_train(config, "--mode", "single", "--threads", "2", "--optim", "fused")]
     return {
         f"{config} shoal": torchrun(OURS, *_train(config, "--mode", "shoal", "--optim", "shoal")),

@@ -1,7 +1,7 @@
-"""What a unit costs per step beside its own arithmetic: a chain of many tiny units, FSDP2's or ours (under torchrun).
+"""Cost of a unit per step beyond its own arithmetic: a chain of many tiny units of FSDP2 or Shoal (under torchrun).
 
   torchrun --nproc-per-node 2 tiny_units.py --mode shoal --out FILE      {"step_s": [...], "units": 200}
---mode plain: the same modules, not sharded: what is to be subtracted.
+--mode plain: the same modules, not sharded, as the time to subtract.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """AdamW on one large parameter, shoal.optim's and torch's fused in turn, and on many small ones. One JSON line with every sample.
 
-python update.py [--numel N]   with as many threads as OMP_NUM_THREADS says
+python update.py [--numel N]   with OMP_NUM_THREADS threads
 """
 
 import argparse
@@ -42,8 +42,8 @@ def made(count, numel, kinds, dtype=torch.float32):
     return optimizers
 
 
-# Of each element 28 bytes move: parameter, gradient and two moments are read, all but the gradient written. With master weights: gradient
-# and parameter of two bytes, the parameter only written, the master copy read and written.
+# An update moves 28 bytes per element: it reads parameter, gradient and two moments, and writes all but the gradient. With master weights,
+# gradient and parameter have two bytes; the parameter is written only, and the master copy is read and written.
 moved = 28 * options.numel / 1e6
 figures = {f"{name}'s AdamW": [moved / s for s in samples] for name, samples in timed(made(1, options.numel, KINDS)).items()}
 low = timed(made(1, options.numel, {"shoal": KINDS["shoal"]}, torch.bfloat16))

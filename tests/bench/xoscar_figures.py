@@ -19,7 +19,7 @@ N = options.batch
 
 
 class Plain(mo.StatelessActor):
-    @mo.extensible  # many calls may go in one message
+    @mo.extensible  # many calls may share one message
     def ping(self, x=None):
         return b"ok"
 

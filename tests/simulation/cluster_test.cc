@@ -1,4 +1,4 @@
-// Scenarios of a whole cluster: what a user may rely on when something breaks.
+// Scenarios of a whole cluster: the guarantees that hold for a user when something breaks.
 #include "tests/simulation/sim_cluster.h"
 
 #include <set>
@@ -24,7 +24,7 @@ class ClusterTest : public testing::Test {
     ASSERT_TRUE(cluster_.run_until([&] { return driver().joined(); }));
   }
   SimDriver& driver() { return cluster_.driver(); }
-  // Placed and answering.
+  // Creates a gang, placed and answering.
   std::vector<ActorId> gang(std::size_t count, double cpus = 1) {
     auto out = driver().create_gang(count, cpus);
     EXPECT_TRUE(cluster_.all_answer(out));
@@ -100,7 +100,7 @@ TEST_F(ClusterTest, AnActorThatEndsItsProcessIsDeadWithItsExitCode) {
   EXPECT_NE(answer.peek().error().message().find("exited with code 3"), std::string::npos) << answer.peek().error().to_string();
 }
 
-// A chain over all nodes; the head ends in between, and what it had not told yet is told by the next one.
+// A chain of actors over all nodes. The head crashes in between, and the next head sends the notices that the first had not sent yet.
 TEST_F(ClusterTest, WhatAnActorMadeEndsWithItOnWhateverNode) {
   join();
   std::vector<ActorId> others, chain;
@@ -181,9 +181,9 @@ TEST_F(ClusterTest, ANodeWhoseProcessDiesIsLostAsSoonAsItsHostSaysThatNobodyList
   expect_at_rest();
 }
 
-// ---- a node that is away for a moment ----
+// ---- a node that is away for a short time ----
 
-// Its connection broke, and it is too starved to make another: its host says that it listens, or nothing.
+// The node's connection breaks and its process is too starved to reconnect. Its host still accepts probes, or is cut off.
 TEST_F(ClusterTest, ANodeThatIsSlowToComeBackIsNotLost) {
   join();
   const auto actors = gang(12);
@@ -276,7 +276,7 @@ TEST_F(ClusterTest, AJobWhoseNodeIsCutOffWhileItStartsRunsWholeAllTheSame) {
   join();
   for (std::size_t i = 0; i < 60; ++i) {
     driver().submit(12, 1, 0, 0);
-    // Placed; the first node of three is asked for a port. The ranks of the second may not start then, until it is back.
+    // The job is placed, and the head asks the first node for a port. Meanwhile the second node is cut off, so its ranks start later.
     ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().status().available.empty(); }));
     cluster_.world().fabric().disconnect("head", cluster_.state().list({actors::ListRequest::What::kNodes, {}}).nodes[1].host);
     cluster_.run_for(40s);
@@ -294,7 +294,7 @@ TEST_F(ClusterTest, AJobWhoseNodeIsCutOffWhileItStartsRunsWholeAllTheSame) {
 
 class PartitionTest : public ClusterTest, public testing::WithParamInterface<int> {
  protected:
-  // The connections that held something back: broken by the heal, or as if nothing had been.
+  // Connections that held frames back either break at the heal or deliver them, depending on the parameter.
   PartitionTest() { cluster_.world().fabric().set_partitions(static_cast<std::uint32_t>(GetParam()), 15min); }
 };
 
@@ -306,7 +306,7 @@ TEST_P(PartitionTest, ANodeThatWasGivenUpComesBackAsANewOneWithoutItsWorkers) {
   cluster_.partition("head", "n1");
   ASSERT_TRUE(cluster_.run_until([&] { return heard_dead(there); }, 10s));
   EXPECT_NE(driver().cause(there[0])->message().find("stopped answering"), std::string::npos);
-  EXPECT_EQ(cluster_.launcher(1).running().size(), 4u);  // nobody could tell it
+  EXPECT_EQ(cluster_.launcher(1).running().size(), 4u);  // the partition kept the order to end them away
   EXPECT_TRUE(cluster_.all_answer(rest));
   cluster_.run_for(1min);
   cluster_.heal();
@@ -354,7 +354,7 @@ TEST_P(PartitionTest, WhatAGivenUpNodeWasStartingDoesNotRunOn) {
 INSTANTIATE_TEST_SUITE_P(HealBreaks, PartitionTest, testing::Values(0, 1000),
                          [](const auto& info) { return info.param == 0 ? "Nothing" : "Connections"; });
 
-// ---- clocks, where several heads share a store and a lease says who leads ----
+// ---- clocks, where several heads share a store and a lease elects the leader ----
 
 class HeadsTest : public testing::Test {
  protected:
@@ -373,7 +373,7 @@ TEST_F(HeadsTest, WallClocksThatJumpTakeNobodysLease) {
   EXPECT_EQ(cluster_.state().alive_nodes(), nodes);
 }
 
-// By its own clock, which stood, it still leads: what it then decides is not kept, and so nobody hears of it.
+// By its own clock, which stood still, the old head still leads. Its decisions are not committed, so they reach no node.
 TEST_F(HeadsTest, ALeaderThatWasSuspendedBeyondItsLeaseLeadsNoMore) {
   auto& driver = cluster_.new_driver_on_node(0);
   ASSERT_TRUE(cluster_.run_until([&] { return driver.joined(); }));
@@ -400,7 +400,7 @@ TEST_F(HeadsTest, ALeaderThatWasSuspendedBeyondItsLeaseLeadsNoMore) {
   }
 }
 
-// A driver's calls and crashes, as numbers that differ when anything does.
+// A hash of a driver's calls and crashes, and the number of events: two runs that differ have different values.
 std::pair<std::uint64_t, std::uint64_t> run_of(std::uint64_t seed) {
   SimCluster cluster({.seed = seed});
   for (int i = 0; i < 3; ++i) {

@@ -1,5 +1,5 @@
-// Looks for trouble: a seed draws how likely each fault is, then what happens; the books must add up after every step, and once
-// the faults end the cluster must come to rest, answer, and be empty when everybody has left.
+// Random faults from a seed: the seed draws the rate of each fault, then the events. Invariants must hold after every step. Once the faults
+// end, the cluster must come to rest, answer calls, and be empty when every driver has left.
 //
 // A failing seed is replayed by its number: bazel test --test_env=SHOAL_SEED=N //tests/simulation:explorer_test
 #include <algorithm>
@@ -47,7 +47,7 @@ class Exploration {
     }
   }
 
-  // Faults off: what is there comes to rest, everybody is answered, and there is room for a new gang over all nodes.
+  // Ends all faults. The cluster comes to rest, every call is answered, and a new gang over all nodes is placed.
   void settle() {
     cluster_.heal();
     clocks_go_on();
@@ -62,7 +62,7 @@ class Exploration {
     for (std::size_t i = 0; i < cluster_.num_nodes(); ++i) {
       if (!cluster_.node_runs(i)) cluster_.boot_node(i);
     }
-    cluster_.run_for(5s);  // what is broken already is heard of
+    cluster_.run_for(5s);  // time to notice what is broken already
     ASSERT_TRUE(soon([&] { return cluster_.head_runs(); })) << "nobody leads";
     ASSERT_TRUE(soon([&] { return cluster_.disagreement().empty(); })) << cluster_.disagreement();
     if (!cluster_.has_driver()) cluster_.new_driver();
@@ -80,7 +80,7 @@ class Exploration {
     ASSERT_TRUE(soon([&] { return all_free(); })) << "available: " << cluster_.state().status().available.to_string();
     ASSERT_TRUE(!several() || soon([&] { return cluster_.store_agrees(); })) << "the store has other rows than the head";
     ASSERT_TRUE(soon([&] { return cluster_.world().fabric().num_links() == cluster_.num_nodes(); }))
-        << cluster_.world().fabric().num_links() << " connections";  // each node's to the head
+        << cluster_.world().fabric().num_links() << " connections";  // one per node, to the head
   }
 
   Outcome outcome() { return {cluster_.world().trace_hash(), cluster_.world().last_draw(), cluster_.world().num_events()}; }
@@ -156,7 +156,8 @@ class Exploration {
   }
   bool several() const { return cluster_.num_heads() > 1; }
   std::size_t some_head() { return several() ? random_.below(cluster_.num_heads()) : 0; }
-  // By up to a day, forward or back, each host's, with every step. Out of draws of their own: nothing else may come out otherwise.
+  // Each step moves each host's wall clock by up to a day in either direction. The draws come from a generator of their own, so that they
+  // change nothing else.
   void jump_wall_clocks() {
     constexpr std::int64_t kDay = 86'400'000;
     for (const auto& host : cluster_.hosts()) {
@@ -164,7 +165,7 @@ class Exploration {
       if (wall_clocks_jump_) cluster_.clock_of(host).set_wall_ahead(std::chrono::milliseconds(by));
     }
   }
-  // A clock that stands while the process goes on; or the whole machine is suspended, and the network keeps what is sent to it.
+  // Either the clock stands while the process goes on, or the machine is suspended and the network keeps the frames sent to it.
   void stand_still(const std::string& host) {
     cluster_.clock_of(host).stand_still();
     if (happens(random_, 500)) return;
@@ -181,7 +182,7 @@ class Exploration {
     const std::size_t a = random_.below(hosts.size()), b = (a + 1 + random_.below(hosts.size() - 1)) % hosts.size();
     return {hosts[a], hosts[b]};
   }
-  // None when it has none, or the head is not there. It may be one that has ended.
+  // The process of a random actor, possibly one that has ended. Empty without actors or a head.
   WorkerId process_of_one() {
     if (actors_.empty() || !cluster_.head_runs()) return {};
     const auto* row = cluster_.state().actor(one_of(actors_));
@@ -205,7 +206,7 @@ class Exploration {
         actors_.insert(actors_.end(), made.begin(), made.end());
         return;
       }
-      case kActor: {  // that comes back; in a group, or made by another actor, now and then
+      case kActor: {  // restartable; sometimes in a group or created by another actor
         if (!driven()) return;
         const bool grouped = !groups_.empty() && happens(random_, 500);
         const WorkerId creator = happens(random_, 500) ? process_of_one() : WorkerId();
@@ -298,7 +299,7 @@ class Exploration {
   const bool wall_clocks_jump_;
   std::array<std::uint64_t, kKinds> weights_{};
   runtime::Duration pause_{};
-  std::vector<ActorId> actors_;  // of the driver
+  std::vector<ActorId> actors_;  // the driver's
   std::vector<GroupId> groups_;
 };
 
@@ -325,7 +326,7 @@ TEST_P(Explorer, TheClusterStaysSoundAndComesToRest) {
   EXPECT_EQ(first, explore()) << "the seed did not give the same run again";
 }
 
-// Two heads: the one that leads is cut off from the store, from nodes, or takes no notice that its lease is over.
+// Two heads. The leader is cut off from the store or from nodes, or does not notice that its lease is over.
 TEST_P(Explorer, TwoHeadsDecideAsOne) {
   const Outcome first = explore(2);
   EXPECT_GT(first.events, 500u);
@@ -333,7 +334,7 @@ TEST_P(Explorer, TwoHeadsDecideAsOne) {
   EXPECT_EQ(first, explore(2)) << "the seed did not give the same run again";
 }
 
-// What the wall clock says is for people: who lives, leads and runs what comes out the same, draw by draw, without its jumps.
+// The wall clock is for display only: liveness, leadership and placement come out the same, draw by draw, without its jumps.
 TEST_P(Explorer, TheWallClockDecidesNothing) {
   for (const std::size_t num_heads : {1u, 2u}) {
     const Outcome jumping = explore(num_heads, true), steady = explore(num_heads, false);

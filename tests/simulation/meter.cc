@@ -38,7 +38,7 @@ class MeteredConnection final : public Connection, private runtime::ConnectionHa
   const runtime::FrameLimits& limits() const override { return connection_->limits(); }
 
  private:
-  // The handler may destroy this: the meter is not of it.
+  // The handler may destroy this object, but not the meter.
   void on_frame(runtime::Frame frame) override {
     Meter& meter = meter_;
     meter.count([&] { handler_->on_frame(std::move(frame)); });

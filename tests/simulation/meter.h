@@ -1,5 +1,5 @@
-// The processor time that one inhabitant of a simulated world takes, apart from all the others' on the same thread: give it these for
-// its clock and its network. What its sends cost in the fabric is counted as its own.
+// CPU time of one participant of a simulated world, apart from the others on the same thread. The participant uses the metered clock and
+// network. The cost of its sends in the fabric is counted as its own.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace shoal::simulation {
 class Meter {
  public:
   double seconds() const { return seconds_; }
-  // Runs fn and counts what it takes; only the outermost of nested calls counts.
+  // Runs fn and counts its CPU time. Only the outermost of nested calls counts.
   template <class F>
   void count(F&& fn) {
     const Running running(*this);
@@ -38,13 +38,13 @@ class Meter {
     const bool outermost_;
     const double began_;
   };
-  static double cpu_seconds();  // of this thread
+  static double cpu_seconds();  // the calling thread's
 
   double seconds_ = 0;
   bool running_ = false;
 };
 
-// `meter` outlives what these make.
+// `meter` must outlive the returned objects.
 std::unique_ptr<runtime::Clock> metered(Meter& meter, runtime::Clock& clock);
 std::unique_ptr<runtime::Network> metered(Meter& meter, runtime::Network& network);
 

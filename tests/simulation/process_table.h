@@ -1,4 +1,4 @@
-// The processes of a simulated world: pids, and who is told when one ends.
+// The processes of a simulated world: their pids, and a callback when one ends.
 //
 // Owned by the cluster; outlives everything in it. Loop thread only.
 #pragma once
@@ -20,7 +20,7 @@ class ProcessTable {
 
   pid_t start();
   void ended(pid_t pid);
-  // Calls `gone` once, a moment after the process ended (it may have by now), unless what it returns is destroyed before.
+  // Calls `gone` once, a moment after the process ends, also if it has ended already. Destroying the returned object cancels that.
   std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone);
 
  private:

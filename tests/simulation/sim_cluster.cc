@@ -22,7 +22,7 @@ Endpoint head_at(std::size_t i) { return Endpoint::tcp(i == 0 ? "head" : "head" 
 
 }  // namespace
 
-// Keeps the last lines, with the world's time, and counts errors: each is a bug.
+// Keeps the last lines, with the world's time. Counts errors, each of which is a bug.
 class SimCluster::LogSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
  public:
   LogSink(runtime::Clock& clock, std::size_t kept) : clock_(clock), kept_(kept) {}
@@ -52,7 +52,7 @@ SimCluster::SimCluster(const Options& options)
   SHOAL_CHECK(run_until([this] { return head_runs(); }), "no head leads");
   for (std::size_t i = 0; i < hosts_.size(); ++i) boot_node(i);
   const auto joined = [this] { return state().alive_nodes().size() == hosts_.size(); };
-  for (int i = 0; i < 30'000 && !joined(); ++i) run_for(1ms);  // and not asked after every event, of which there may be very many
+  for (int i = 0; i < 30'000 && !joined(); ++i) run_for(1ms);  // checked once per ms, because a large cluster has very many events
   SHOAL_CHECK(joined(), "the nodes do not join");
 }
 
@@ -197,7 +197,7 @@ SimDriver& SimCluster::new_driver_on_node(std::size_t i) { return put_driver("n"
 
 void SimCluster::driver_leaves() {
   driver_->leave();
-  driver_.reset();  // what it sent still arrives
+  driver_.reset();  // frames that it sent still arrive
 }
 
 bool SimCluster::crash_worker_of(ActorId actor) {
@@ -262,7 +262,7 @@ std::string SimCluster::disagreement() const {
   const std::set<NodeId> known(nodes.begin(), nodes.end());
   std::map<NodeId, std::set<WorkerId>> workers;
   for (const auto& w : all(What::kWorkers).workers) {
-    const bool attached = driver_ && driver_->worker() == w.id;  // a process of its own
+    const bool attached = driver_ && driver_->worker() == w.id;  // the driver's own process
     if (w.state != WorkerState::kExited && !attached) workers[w.node].insert(w.id);
   }
   for (const auto& [id, host] : alive) {

@@ -1,7 +1,7 @@
 // A cluster of the real code in one simulated world: the head, nodes on hosts of their own, workers, drivers.
 //
-// Hosts are "head" (with several heads "head1", ... besides), "n0", "n1", ..., "driver". Everything is built here and destroyed here; a
-// test speaks of what happens to the cluster. Loop thread only.
+// Hosts are "head" ("head1", ... if there are several heads), "n0", "n1", ..., "driver". SimCluster creates and destroys everything; tests
+// inject events through it. Loop thread only.
 #pragma once
 
 #include <memory>
@@ -24,45 +24,45 @@ class SimCluster {
   struct Options {
     std::uint64_t seed = 1;
     std::size_t num_nodes = 3;
-    std::size_t num_heads = 1;  // several share a store, and one of them leads
-    double cpus = 4;            // of each node
+    std::size_t num_heads = 1;  // above 1, the heads share a store and one of them leads
+    double cpus = 4;            // per node
     runtime::SimNetworkOptions network{};
     std::size_t kept_log_lines = 200;
     std::uint32_t heartbeat_ms = 500;
-    Meter* head_meter = nullptr;  // counts what the head takes
+    Meter* head_meter = nullptr;  // measures the head's CPU time
   };
 
-  // Booted, and every node has joined.
+  // Boots the cluster; returns once every node has joined.
   explicit SimCluster(const Options& options);
   ~SimCluster();
 
-  // ---- what happens to it ----
-  void boot_head();  // where the one before ended; of several one that does not run, if there is any
+  // ---- events ----
+  void boot_head();  // restarts the ended head; of several, one that does not run, if any
   void crash_head(std::size_t i = 0);
-  // One does, and leads.
+  // True if a head runs and leads.
   bool head_runs() const { return leading() != nullptr; }
   bool leads(const std::string& host) const;
   std::size_t num_heads() const { return options_.num_heads; }
   void boot_node(std::size_t i);
-  void crash_node(std::size_t i);  // its host, with every process on it
-  void kill_node(std::size_t i);   // and its workers, which end with it; the host is there
+  void crash_node(std::size_t i);  // the host, with every process on it
+  void kill_node(std::size_t i);   // the node and with it its workers; the host stays up
   bool node_runs(std::size_t i) const { return hosts_.at(i).node != nullptr; }
-  // A new driver, in place of the one before, which crashes unless it has left. On the host of its own, or on a node's, attached
-  // to the node there.
+  // Replaces the driver, which crashes unless it has left. The new one runs on a host of its own, or on a node's host, attached to that
+  // node.
   SimDriver& new_driver();
   SimDriver& new_driver_on_node(std::size_t i);
-  // In order: its job ends.
+  // An orderly end, which ends its job.
   void driver_leaves();
-  // The process of an actor is killed. False when it has none.
+  // Kills the process of an actor. False when it has none.
   bool crash_worker_of(ActorId actor);
   void partition(const std::string& a, const std::string& b) { world_.fabric().partition(a, b); }
   void heal() { world_.fabric().heal(); }
   std::vector<std::string> hosts() const;
-  // The clocks of its processes, whatever they are; a process that boots finds them going.
+  // The clocks that all processes of this host use. A process that boots starts them again if they stand.
   runtime::SimHostClock& clock_of(const std::string& host) { return world_.clock_of(host); }
   SimStore& store() { return store_; }
   SimEtcd& etcd() { return etcd_; }
-  // Of every node, also of those that boot later.
+  // Applies to every node, also to those that boot later.
   void set_launch_faults(const SimLauncher::Faults& faults);
 
   bool run_until(const std::function<bool()>& done, runtime::Duration limit = std::chrono::seconds(30)) {
@@ -70,22 +70,21 @@ class SimCluster {
   }
   void run_for(runtime::Duration time) { world_.run_for(time); }
 
-  // ---- what one sees ----
+  // ---- state ----
   runtime::SimWorld& world() { return world_; }
-  const scheduler::ClusterState& state() const { return leading()->state(); }  // while the head runs
+  const scheduler::ClusterState& state() const { return leading()->state(); }  // only while a head leads
   SimDriver& driver() { return *driver_; }
   bool has_driver() const { return driver_ != nullptr; }
   SimLauncher& launcher(std::size_t i) { return *hosts_.at(i).launcher; }
   std::size_t num_nodes() const { return hosts_.size(); }
   NodeId node_id(std::size_t i) const { return hosts_.at(i).node->id(); }
   std::string host_of(ActorId actor) const;  // "" while it is not placed
-  // Every future of these has a value that is no error.
+  // True if each of these actors answers a call without an error.
   bool all_answer(const std::vector<ActorId>& actors);
   std::size_t num_workers_running() const;
-  // What the head believes against what runs: "" when the two agree, or the first thing that does not. For a cluster
-  // that has come to rest.
+  // Compares the head's state with the processes that run: "", or the first difference. For a cluster at rest.
   std::string disagreement() const;
-  // Of several heads: "" when all that was started is kept, and the rows in the store are those of the one that leads.
+  // For several heads. not_kept(): "" if every running worker was committed. store_agrees(): whether the store's rows are the leader's.
   std::string not_kept() const;
   bool store_agrees() const;
 
@@ -98,7 +97,7 @@ class SimCluster {
     std::unique_ptr<runtime::SimNetwork> network;
     std::unique_ptr<SimLauncher> launcher;
     std::unique_ptr<scheduler::Node> node;
-    runtime::Endpoint endpoint;  // of the node
+    runtime::Endpoint endpoint;  // the node's
   };
   const scheduler::Head* leading() const;
   std::vector<runtime::Endpoint> heads() const;
@@ -113,7 +112,7 @@ class SimCluster {
   SimStore store_{world_};
   SimEtcd etcd_{world_};
   std::unique_ptr<runtime::SimNetwork> head_network_;
-  std::unique_ptr<runtime::Clock> metered_clock_;  // when the head is metered
+  std::unique_ptr<runtime::Clock> metered_clock_;  // set if the head is metered
   std::unique_ptr<runtime::Network> metered_network_;
   std::unique_ptr<scheduler::Head> head_;
   std::vector<std::unique_ptr<SimHead>> several_;

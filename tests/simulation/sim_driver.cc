@@ -47,8 +47,7 @@ void SimDriver::leave() {
   if (head_) head_->notify(number(Method::kEndDriver), body(to_bytes(actors::JobRef{job_})));
 }
 
-// ---- head and node
-// -----------------------------------------------------------------------------------------------------------------
+// ---- head and node ----
 
 void SimDriver::connect_head() {
   network_->connect(heads_[at_head_], runtime::Role::kClient, kConnectTimeout, [this](Result<std::unique_ptr<runtime::Connection>> r) {
@@ -73,7 +72,7 @@ void SimDriver::retry_later() {
   retry_ = clock_.after(kReconnect, [this] { connect_head(); });
 }
 
-// What happened to its actors while nobody could tell?
+// Watches its actors again, because they may have changed without a connection.
 void SimDriver::joined_head() {
   if (node_ && !node_link_) connect_node();
   for (const auto& [actor, n] : next_) {
@@ -143,8 +142,7 @@ void SimDriver::on_closed(runtime::Peer& peer, const Error&) {
   calls_.no_more_news(unavailable("its node is gone"));
 }
 
-// ---- what a user does
-// --------------------------------------------------------------------------------------------------------------
+// ---- user's calls ----
 
 std::vector<ActorId> SimDriver::create_gang(std::size_t count, double cpus) { return create({}, count, cpus); }
 

@@ -1,5 +1,5 @@
-// A driver in the simulated world: the real ActorCalls, a connection to the head that is made again when it breaks, and
-// (if it is asked to) one to the node of its host.
+// A driver in the simulated world: the real ActorCalls, a connection to the head that reconnects, and optionally one to the node of its
+// host.
 //
 // Loop thread only. Owned by the cluster; its destruction without leave() or crash() is a crash.
 #pragma once
@@ -23,24 +23,23 @@ class SimDriver final : public runtime::PeerHandler {
             std::optional<runtime::Endpoint> node);
   ~SimDriver();
 
-  // The head knows its job (and the node, if there is one, knows its process), and the connection to the head is there.
+  // True once the head has registered its job, the node (if any) has registered its process, and the head is connected.
   bool joined() const { return bool(job_) && head_ && (!node_ || worker_); }
   JobId job() const { return job_; }
-  WorkerId worker() const { return worker_; }  // what the node calls its process; none when it is not attached
+  WorkerId worker() const { return worker_; }  // the id from the node; empty when it is not attached
   const std::string& host() const { return network_->host(); }
 
-  // A gang of `count` actors with `cpus` each. Before joined(): refused.
+  // A gang of `count` actors with `cpus` each. Refused before joined().
   std::vector<ActorId> create_gang(std::size_t count, double cpus);
-  // One with a CPU, out of `group` if one is given, started again after `restarts` deaths; its calls are made again as often. With a
-  // creator, as if that process had asked for it.
+  // An actor with one CPU, in `group` if given, restarted up to `restarts` times, with as many retries per call. With a creator, as if that
+  // process had created it.
   ActorId create_actor(int restarts, GroupId group = {}, WorkerId creator = {});
-  // A bundle of one CPU for each of `count`.
+  // A group of `count` bundles with one CPU each.
   GroupId create_group(std::size_t count, actors::Strategy strategy);
   void remove_group(GroupId group);
   actors::ValueFuture call(ActorId actor, const std::string& method, const std::string& text = {});
   void kill(ActorId actor);
-  // A job of `count` programs with `cpus` each that end by themselves after `ms` (0: never) with `code`. The head gives it an id
-  // of its own, told by submitted().
+  // A job of `count` programs with `cpus` each that exit after `ms` (0: never) with `code`. submitted() has the id that the head assigns.
   void submit(std::size_t count, double cpus, int ms, int code);
   const std::vector<JobId>& submitted() const { return submitted_; }
   void stop(JobId job, bool force);
@@ -50,7 +49,7 @@ class SimDriver final : public runtime::PeerHandler {
   // Futures that have no value yet.
   std::size_t num_unanswered() const;
 
-  // Ends its job in order. To be given a moment before it is destroyed.
+  // Ends its job in order. The driver must live a moment longer, so that its frames are sent.
   void leave();
   void crash();
 
@@ -68,7 +67,7 @@ class SimDriver final : public runtime::PeerHandler {
 
   runtime::SimWorld& world_;
   ProcessTable& processes_;
-  runtime::Clock& clock_;  // of its host
+  runtime::Clock& clock_;  // the host's
   const pid_t pid_;
   const std::vector<runtime::Endpoint> heads_;
   std::size_t at_head_ = 0;
@@ -79,7 +78,7 @@ class SimDriver final : public runtime::PeerHandler {
   bool gone_ = false;
   runtime::Timer retry_, retry_node_;
   std::map<ActorId, std::uint64_t> next_;  // number of the next call on each actor
-  std::set<ActorId> repeated_;             // calls on these are made again when they are lost
+  std::set<ActorId> repeated_;             // actors whose lost calls are made again
   std::vector<actors::ValueFuture> futures_;
   std::vector<JobId> submitted_;
   std::vector<GroupId> removed_groups_;

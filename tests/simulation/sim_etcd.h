@@ -1,7 +1,7 @@
-// A store that several heads share, on a host of its own: rows, and who leads. Requests and answers take their time, or are lost.
+// A store that several heads share, on a host of its own: rows, and the lease of the leader. Requests and answers are delayed or lost.
 //
-// It promises what scheduler/etcd promises on a real one: a commit is kept whole, only while its head leads, and one that was given up
-// happened before it was, or never.
+// Its guarantees are those of scheduler/etcd: a commit is atomic and succeeds only while its head leads. A commit without an answer was
+// applied before it timed out, or never.
 #pragma once
 
 #include <functional>
@@ -26,23 +26,24 @@ class SimEtcd {
   // ---- faults ----
   void cut(const std::string& host) { cut_.insert(host); }
   void heal() { cut_.clear(); }
-  // Of a thousand requests and of their answers, how many are lost, and how many are slow.
+  // Per mille of requests, and of answers, that are lost or slow.
   void set_faults(std::uint32_t lost_per_mille, std::uint32_t slow_per_mille) {
     lost_per_mille_ = lost_per_mille;
     slow_per_mille_ = slow_per_mille;
   }
 
-  // ---- what heads ask; `answered` comes later, with nothing when nobody knows what became of it ----
-  // Its epoch if `who` leads from now on, or still; 0 if not. One that leads says which epoch it has.
+  // ---- requests of heads; `answered` is called later, with nullopt when the outcome is unknown ----
+
+  // Answers with the epoch if `who` leads now or still, 0 if not. A leader passes its current epoch.
   void lead(const std::string& host, pid_t who, std::uint64_t epoch, std::function<void(std::optional<std::uint64_t>)> answered);
-  // Whether it is kept; false: another one leads, or nobody.
+  // Answers whether the rows were committed. False: this head does not lead.
   void commit(const std::string& host, std::uint64_t epoch, std::vector<scheduler::Record> records,
               std::function<void(std::optional<bool>)> answered);
   Result<std::vector<scheduler::Record>> load() const { return disk_->load(); }
 
-  // ---- what a test sees ----
+  // ---- state ----
   std::uint64_t epoch() const { return epoch_; }
-  // It was once.
+  // True if this row was ever committed.
   bool kept(scheduler::TableName table, std::uint64_t id) const { return kept_.contains({table, id}); }
 
  private:

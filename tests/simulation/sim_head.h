@@ -1,5 +1,6 @@
-// One of several heads: the real Head, made when its host is elected and gone when it leads no more. What scheduler/etcd/candidacy.h
-// and scheduler/roles do stands in: it asks the store again and again, and starts anew as one that waits.
+// One of several heads: the real Head, created when its host is elected and destroyed when it loses the lease. This class stands in for
+// scheduler/etcd/candidacy.h and scheduler/roles: it requests the lease periodically, and after a loss starts again as a
+// follower.
 //
 // Loop thread only. Owned by the cluster; its destruction is a crash.
 #pragma once
@@ -21,12 +22,12 @@ class SimHead {
   ~SimHead();
 
   const std::string& host() const { return at_.host; }
-  // Null while it waits. Not every one there is leads: the store knows.
+  // Null while it follows. A non-null head may have lost the lease already; the store decides.
   const scheduler::Head* head() const { return head_.get(); }
   std::uint64_t epoch() const { return epoch_; }
 
  private:
-  class Client;  // of the store
+  class Client;  // the store's client
   void begin();
   void end();
   void campaign();
@@ -39,14 +40,14 @@ class SimHead {
   const runtime::Endpoint at_;
   const std::vector<std::string> heads_;
   const runtime::Log log_;
-  runtime::Clock& clock_;  // of its host: while that stands still it keeps no lease, and takes itself for the one that leads all the same
+  runtime::Clock& clock_;  // the host's; while it stands, the head renews no lease but still believes that it leads
   std::unique_ptr<runtime::SimNetwork> network_;
   std::unique_ptr<scheduler::Store> store_;
   std::unique_ptr<scheduler::Head> head_;
   std::uint64_t epoch_ = 0;
   runtime::TimePoint leads_until_{};
   runtime::Timer again_, restarting_;
-  std::shared_ptr<bool> alive_;  // of this process
+  std::shared_ptr<bool> alive_;  // false once this process has ended
 };
 
 }  // namespace shoal::simulation

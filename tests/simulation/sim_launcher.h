@@ -1,7 +1,7 @@
 // Starts simulated workers for a real Node, and ends them.
 //
-// Behaves as scheduler/node/posix_launcher: a drawn time passes until a process runs, its pid is told some time after
-// that (it may have attached by then), a signal before that reaches nobody, and its exit is heard after that.
+// Behaves as scheduler/node/posix_launcher. A process starts after a random delay, and its pid is reported later still, possibly after it
+// has attached. A signal before that report is lost. The exit is reported after the pid.
 #pragma once
 
 #include <map>
@@ -33,14 +33,14 @@ class SimLauncher final : public scheduler::Launcher {
   void set_faults(const Faults& faults) { faults_ = faults; }
   // SIGKILL from outside. False when it does not run.
   bool crash(WorkerId worker);
-  // Processes that exist, known to the node or not.
+  // Processes that exist, whether or not the node has their pids.
   std::vector<WorkerId> running() const;
 
   // ---- scheduler::Launcher ----
   void set_events(Events* events) override { events_ = events; }
-  // A program is {"run", MILLISECONDS, EXIT CODE}: it ends by itself then, never with "0".
+  // The argv of a program is {"run", MILLISECONDS, EXIT CODE}. It exits with that code after that time; "0" runs until it is signalled.
   void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) override;
-  void drain_output() override {}  // what is printed is heard at once
+  void drain_output() override {}  // output is reported without delay
   void signal(WorkerId worker, int signal) override;
   std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) override { return processes_.watch(pid, std::move(gone)); }
   void retire_torch() override {}
@@ -49,7 +49,7 @@ class SimLauncher final : public scheduler::Launcher {
  private:
   struct Process {
     pid_t pid = 0;
-    bool known = false;  // the node was told the pid
+    bool known = false;  // the pid was reported to the node
     bool stubborn = false;
     std::unique_ptr<SimWorker> worker;  // null for a program, and once it has ended
     std::optional<runtime::ExitStatus> ended;
@@ -62,7 +62,7 @@ class SimLauncher final : public scheduler::Launcher {
   runtime::SimWorld& world_;
   ProcessTable& processes_;
   const std::string host_;
-  runtime::Clock& clock_;  // of the host
+  runtime::Clock& clock_;  // the host's
   Faults faults_;
   Events* events_ = nullptr;
   std::map<WorkerId, Process> workers_;

@@ -14,12 +14,12 @@ class SimStore final : public scheduler::Store {
   void commit(const std::vector<scheduler::Record>& records, std::function<void(Result<void>)> done) override;
   Result<std::vector<scheduler::Record>> load() override { return disk_->load(); }
 
-  // How many of a thousand commits are slow, and how slow at most.
+  // Per mille of commits that are slow, and their longest delay.
   void set_slow(std::uint32_t per_mille, runtime::Duration most) {
     slow_per_mille_ = per_mille;
     most_ = most;
   }
-  // Its process ends.
+  // The end of the store's process.
   void crash();
 
  private:

@@ -12,7 +12,7 @@ using runtime::Message;
 
 namespace {
 
-constexpr auto kConnectTimeout = 5s, kControlTimeout = 30s;  // those of actors::SessionOptions
+constexpr auto kConnectTimeout = 5s, kControlTimeout = 30s;  // as in actors::SessionOptions
 
 std::string variable(const scheduler::Launcher::Env& env, const std::string& name) {
   for (const auto& [n, value] : env) {
@@ -41,7 +41,7 @@ SimWorker::SimWorker(runtime::SimWorld& world, const std::string& host, pid_t pi
       job_{parse_hex(variable(env, "SHOAL_JOB_ID")).value_or(0)},
       network_(world.fabric().attach(host, pid)),
       actors_(std::make_unique<actors::ActorHost>(clock_, *network_)) {
-  // Nobody outlives it, so what follows needs no guard: its network goes with it.
+  // The callbacks need no guard: the network is destroyed with this worker.
   actors_->set_default(std::shared_ptr<actors::Hosted>(std::shared_ptr<void>(), this));
   network_->connect(runtime::parse_endpoint(node_).value(), runtime::Role::kClient, kConnectTimeout,
                     [this](Result<std::unique_ptr<runtime::Connection>> r) {
@@ -83,11 +83,11 @@ void SimWorker::on_request(runtime::Peer&, runtime::Request, runtime::Responder 
 
 void SimWorker::on_notice(runtime::Peer&, runtime::Request) {}
 
-// A worker ends with its node: the node's death is a signal to it (PR_SET_PDEATHSIG), not this.
+// A worker ends with its node, but by the signal for the node's death (PR_SET_PDEATHSIG), not by this event.
 void SimWorker::on_closed(runtime::Peer&, const Error&) { const auto owned = std::move(link_); }
 
-// Arguments are "NUMBER TEXT"; the number counts the caller's calls on this actor, so that order and single delivery
-// can be checked here. "NUMBERr TEXT" may be made again, by a caller who got no answer: but only what was here before comes late.
+// Arguments are "NUMBER TEXT". The number counts the caller's calls on this actor, which checks order and single delivery. "NUMBERr TEXT"
+// is a call that may be retried; only a number that arrived here before may come late.
 void SimWorker::on_call(actors::Incoming incoming) {
   ++num_calls_;
   const std::string text = text_of(incoming.call.args);

@@ -1,5 +1,5 @@
-// A worker process of the simulated world: the real ActorHost, and the conversation with its node that
-// actors/session has (attach, listen, ready). Its actor answers a few methods.
+// A worker process of the simulated world: the real ActorHost, and the protocol of actors/session with its node (attach, listen, ready).
+// Its actor answers a few methods.
 //
 // Owned by its SimLauncher, which destroys it when the process ends. Loop thread only.
 #pragma once
@@ -26,10 +26,10 @@ class SimWorker final : public runtime::PeerHandler, private actors::Hosted {
   SimWorker(runtime::SimWorld& world, const std::string& host, pid_t pid, const scheduler::Launcher::Env& env, Exit exit);
   ~SimWorker() override;
 
-  // Nothing of it reaches anybody any more.
+  // Cuts the network: no frame of this worker is delivered any more.
   void crash() { network_->crash(); }
 
-  // What the actor was asked, for tests: calls by caller, in their order.
+  // The number of calls that the actor received.
   std::uint64_t num_calls() const { return num_calls_; }
 
  private:
@@ -53,13 +53,13 @@ class SimWorker final : public runtime::PeerHandler, private actors::Hosted {
   JobId job_;
   std::unique_ptr<runtime::SimNetwork> network_;
   std::unique_ptr<actors::ActorHost> actors_;
-  std::unique_ptr<runtime::Peer> link_;  // to the node
+  std::unique_ptr<runtime::Peer> link_;  // the node's connection
   std::uint64_t num_calls_ = 0;
   std::map<std::string, std::set<std::uint64_t>> seen_;  // numbers of each caller's calls
   std::map<std::uint64_t, std::pair<actors::Incoming, runtime::Timer>> slow_;
 };
 
-// Values that hold a text.
+// Conversions between text and values.
 actors::Value text_value(const std::string& text);
 std::string text_of(const actors::Value& value);
 

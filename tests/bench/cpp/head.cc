@@ -1,5 +1,5 @@
-// What a head of 10,000 nodes costs: its machine, the codecs of what it hears and says, and the database that it keeps its decisions in.
-// Nodes and network are not there: only what they would send. One line of JSON per figure.
+// CPU time of a head of 10,000 nodes: its state machine, the codecs of its messages, and the database of its decisions. Nodes and network
+// are absent; only their messages are made. One line of JSON per figure.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ using actors::to_bytes;
 using actors::WorkerState;
 
 constexpr std::uint64_t kNodes = 10'000;
-constexpr int kSeconds = 20;  // of heartbeats
+constexpr int kSeconds = 20;  // heartbeats
 
 double cpu_seconds() {
   rusage r{};
@@ -63,7 +63,7 @@ class Bench {
           for (const auto& s : std::exchange(started_, {})) becomes_alive(s);
         }));
     say("heartbeats with 10,000 actors", timed([&] { beats(kSeconds); }) / kSeconds);
-    // Every node is full: gangs of four wait until nodes join.
+    // Every node is full, so gangs of four wait until nodes join.
     say("ask for 1,000 gangs that wait", timed([&] {
           for (int i = 0; i < 1000; ++i) ask(gang(job, 4, 4));
           SHOAL_CHECK(started_.empty(), "there was room");
@@ -85,7 +85,7 @@ class Bench {
     return cpu_seconds() - begin;
   }
 
-  // What the head does after each event; events that come together, here a hundred, share a commit.
+  // The head's work after each event. Events that arrive together, here a hundred, share a commit.
   void event() {
     if (++events_ % 100 == 0) settle();
   }

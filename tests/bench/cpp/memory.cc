@@ -1,5 +1,6 @@
-// What memory allows, and what the engine's kernels make of it: a += b, casts and sums, on arrays that no cache holds.
-//   memory THREADS [NUMEL]    one JSON line per figure: {"name", "mb_per_second": bytes read and written, one sample per repetition}
+// Memory bandwidth, and the throughput of the engine's kernels: a += b, casts and sums, on arrays larger than any cache.
+//
+// memory THREADS [NUMEL] prints one JSON line per figure: {"name", "mb_per_second": bytes read and written, one sample per repetition}.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -52,11 +53,11 @@ int main(int argc, char** argv) {
   auto* to = reinterpret_cast<std::byte*>(a.get());
   const auto* from = reinterpret_cast<const std::byte*>(b.get());
   figure("a += b", 12 * n, [&] { parallel([&](std::size_t i, std::size_t count) { accumulate(a.get() + i, b.get() + i, count); }); });
-  figure("cast of float32 to bfloat16", 8 * n, [&] {  // four read, two written, and their lines read before
+  figure("cast of float32 to bfloat16", 8 * n, [&] {  // reads 4 bytes, writes 2, and reads the 2 before
     parallel(
         [&](std::size_t i, std::size_t count) { shoal::fsdp::cast(DType::kFloat32, from + 4 * i, DType::kBFloat16, to + 2 * i, count); });
   });
-  figure("sum of bfloat16 in float32", 12 * n, [&] {  // added to what is there; two sources
+  figure("sum of bfloat16 in float32", 12 * n, [&] {  // two sources, added to the destination
     parallel([&](std::size_t i, std::size_t count) {
       const std::byte* sources[] = {from + 2 * i, from + 2 * (numel + i)};
       shoal::fsdp::reduce(DType::kBFloat16, sources, 0.5, true, DType::kFloat32, to + 4 * i, count);

@@ -1,5 +1,5 @@
-// What the machine allows: blocking ping-pong over a unix stream socket between two processes, nothing else. Where the two ends run decides
-// the rate, so it is measured as the scheduler places them, on one core, and on two. Output as calls.cc.
+// The machine's limit: blocking ping-pong over a unix stream socket between two processes. The cores of the two ends decide the rate, so it
+// is measured as the scheduler places them, on one core, and on two. Output as calls.cc.
 //
 // `ping_pong echo ADDRESS CORE` listens on TCP, prints its port and answers one caller; `ping_pong tcp ADDRESS PORT CORE NAME` is that
 // caller, whose figure is called NAME. CORE: -1 for any.
@@ -31,7 +31,7 @@ void transfer(ssize_t (*move)(int, char*, std::size_t), int fd, std::vector<char
 ssize_t receive(int fd, char* to, std::size_t bytes) { return read(fd, to, bytes); }
 ssize_t send_all(int fd, char* from, std::size_t bytes) { return write(fd, from, bytes); }
 
-// This process on the `index`-th core it may use; false where there are too few.
+// Pins this process to the `index`-th core of its affinity mask; false if there are too few.
 bool pin(int index) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
@@ -48,7 +48,7 @@ bool pin(int index) {
 void trips_per_second(const char* name, int fd, std::size_t message_bytes, int trips) {
   std::vector<char> bytes(message_bytes);
   std::printf("{\"name\": \"%s\", \"per_second\": [", name);
-  for (int round = -1; round < 7; ++round) {  // the first warms up
+  for (int round = -1; round < 7; ++round) {  // the first is the warm-up
     const auto start = Steady::now();
     for (int i = 0; i < trips; ++i) {
       transfer(send_all, fd, bytes);
@@ -93,7 +93,7 @@ int in_child(const char* name, std::size_t message_bytes, int trips, int ping, i
   return child > 0 && waitpid(child, &status, 0) == child && status == 0 ? 0 : 1;
 }
 
-constexpr std::size_t kSmall = 64;  // about what a small call takes
+constexpr std::size_t kSmall = 64;  // about the size of a small call
 
 sockaddr_in address_of(const char* host, int port) {
   sockaddr_in out{};

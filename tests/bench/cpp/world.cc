@@ -1,5 +1,5 @@
-// A head of 10,000 nodes in the simulated world: the real head and nodes, every frame of theirs, on one thread. The head's time is told
-// apart from that of nodes and network. One line of JSON per figure.
+// A head of 10,000 nodes in the simulated world: the real head and nodes with every frame, on one thread. The head's CPU time is separate
+// from that of nodes and network. One line of JSON per figure.
 #include <unistd.h>
 
 #include <cstdio>
@@ -15,7 +15,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t kNodes = 10'000, kActors = 10'000;
-constexpr int kSeconds = 10;  // of heartbeats
+constexpr int kSeconds = 10;  // heartbeats
 
 double cpu_seconds() {
   timespec now{};
@@ -35,7 +35,7 @@ void say(const std::string& name, double value) {
   std::fflush(stdout);
 }
 
-// What the head took, and what the world around it did.
+// Prints the CPU time of the head, and that of the rest of the world.
 template <class F>
 void tell(const Meter& meter, const std::string& name, double per, F&& fn) {
   const double head = meter.seconds(), all = cpu_seconds();
@@ -59,7 +59,7 @@ void run() {
   tell(meter, "world: 10,000 actors alive", 1, [&] {
     std::vector<ActorId> actors;
     for (std::size_t i = 0; i < kActors; ++i) actors.push_back(driver.create_actor(0));
-    std::size_t alive = 0;  // asked after every event: in order, each once
+    std::size_t alive = 0;  // checked after every event, so each actor is checked once, in order
     SHOAL_CHECK(cluster->run_until(
                     [&] {
                       while (alive < kActors && driver.alive(actors[alive])) ++alive;
