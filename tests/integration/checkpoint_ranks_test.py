@@ -1,4 +1,4 @@
-"""Checkpoints over ranks: saved by some, read by more or fewer; what fails on one fails on all."""
+"""Checkpoints over ranks: saved by some ranks, read by more or fewer; a failure on one rank is an error on all."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ def cluster(module_home):
 
 
 def build(seed=0):
-    """Rows that no world size divides, and fewer of them than ranks."""
+    """A model whose rows no world size divides, some with fewer rows than ranks."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(7, 13), nn.Sequential(nn.Tanh(), nn.Linear(13, 5)), nn.Linear(5, 1), nn.BatchNorm1d(1))
 
@@ -44,7 +44,7 @@ def step(model, optimizer):
 
 
 def whole(model, optimizer):
-    """Everything, gathered."""
+    """Gathers all parameters and optimizer state."""
     found = {n: getattr(t, "full_tensor", lambda t=t: t)().detach().clone() for n, t in model.state_dict().items()}
     for n, p in model.named_parameters():
         for key, t in optimizer.state[p].items():
@@ -56,7 +56,7 @@ def saving(config):
     model, optimizer = make(config)
     step(model, optimizer)
     step(model, optimizer)
-    with torch.no_grad():  # an evaluation in between: the root's parameters show their whole face
+    with torch.no_grad():  # an evaluation in between unshards the root's parameters
         model(torch.zeros(2, 7))
     checkpoint.save(config["path"], model, optimizer, state={"step": 2})
     return whole(model, optimizer)
@@ -64,7 +64,7 @@ def saving(config):
 
 def loading(config):
     model, optimizer = make(config, seed=1)
-    if config["late"]:  # after steps of its own: through the write window
+    if config["late"]:  # loads after steps of its own, which opens the write window
         step(model, optimizer)
         with torch.no_grad():
             model(torch.zeros(2, 7))
@@ -88,7 +88,7 @@ def expect_same(a, b):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """By optimizer: the path of a checkpoint of two ranks, and what it holds."""
+    """By optimizer: the path of a checkpoint of two ranks, and its whole content."""
     made = {}
     for optimizer in ("shoal", "torch"):
         path = str(tmp_path_factory.mktemp(optimizer) / "c")
@@ -150,7 +150,7 @@ def test_a_shard_that_one_rank_alone_reads_is_damaged_for_all(saved, tmp_path):
         with pytest.raises(DataLoss, match="is damaged"):
             checkpoint.load(config["path"], model, optimizer)
         after = whole(model, optimizer)
-        step(model, optimizer)  # all go on together
+        step(model, optimizer)  # all ranks continue
         return all(torch.equal(before[n], after[n]) for n in before)
 
     assert run(failing, 2, path=str(broken)) == [True, True]

@@ -1,4 +1,4 @@
-"""The command line: start, stop, status, list, logs, doctor; with and without --json; several clusters side by side."""
+"""The command line: start, stop, status, list, logs and doctor, with and without --json, and several clusters side by side."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def test_a_port_in_use_is_an_error_with_a_code_and_a_hint(shoal_command, cluster
     fails(shoal_command("start", "--head", "--port", port), 1, r"error\[ResourceExhausted/AddressInUse\]", "hint: .*--port")
     error = shoal_command.json("start", "--head", "--port", port, code=1)
     assert (error["schema"], error["code"], error["reason"]) == ("shoal.error/1", "ResourceExhausted", "AddressInUse")
-    assert shoal_command.json("status")["nodes"] == 1  # the first one lives on, and no second one is half there
+    assert shoal_command.json("status")["nodes"] == 1  # the first cluster runs on, and no second one is half started
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_node_that_cannot_start_takes_its_head_along(shoal_command):
     env = shoal_command.env(SHOAL_PYTHON="/nonexistent/python")
     done = shoal_command("start", "--head", "--port", "0", "--resource", "CPU=1", env=env)
     assert done.returncode in (0, 1), done
-    if done.returncode == 0:  # without Python it can still run programs
+    if done.returncode == 0:  # without Python, the cluster still runs programs
         done = shoal_command("submit", "--", "true")
         assert done.returncode == 0, done
         assert shoal_command("stop").returncode == 0

@@ -1,4 +1,4 @@
-"""The client's calls, against one embedded cluster: actors, references, waiting, functions, threads, forks."""
+"""The client's calls against one embedded cluster: actors, references, waiting, functions, threads, forks."""
 
 import multiprocessing
 import os
@@ -46,7 +46,7 @@ def other():
     shoal.kill(actor)
 
 
-LATE_S = 60  # a guard against a hang
+LATE_S = 60  # hang guard
 
 
 # ---- calls and their order
@@ -180,7 +180,7 @@ def test_get_of_a_list_with_something_else_is_a_type_error():
 
 
 def test_a_negative_timeout_is_refused(log):
-    for call, timeout in ((shoal.get, -2), (shoal.wait, -1)):  # -1 is Ray's word for a get without end
+    for call, timeout in ((shoal.get, -2), (shoal.wait, -1)):  # in Ray, -1 is a get without a timeout
         with pytest.raises(ValueError, match="negative"):
             call([log.echo.remote(1)], timeout=timeout)
 
@@ -234,7 +234,7 @@ def test_bytes_of_any_size_go_there_and_back(log, size):
 
 @pytest.mark.parametrize("count", [1, 100, 5000, 20_000, 6_000_000])
 def test_arrays_and_tensors_of_any_size_go_there_and_back(log, count):
-    import torch  # here: workers import this module
+    import torch  # imported here, because workers import this module
 
     for value in (np.arange(count, dtype=np.float64), torch.arange(count).to(torch.bfloat16)):
         for back in (shoal.get(shoal.put(value)), shoal.get(log.echo.remote(value)), shoal.get(log.echo.remote([value]))[0]):
@@ -248,7 +248,7 @@ def test_arrays_that_were_got_are_read_only_and_share_one_memory():
     first, second = shoal.get(ref), shoal.get(ref)
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1
-    # No copy: nothing of either lies in memory that was written by this process.
+    # Zero-copy: neither array lies in memory that this process wrote.
     address = first.ctypes.data
     ranges = {tuple(int(x, 16) for x in m.split()[0].split("-")): m for m in Path("/proc/self/maps").read_text().splitlines()}
     assert "memfd:shoal:" in next(m for (first_byte, end), m in ranges.items() if first_byte <= address < end)
@@ -257,7 +257,7 @@ def test_arrays_that_were_got_are_read_only_and_share_one_memory():
 
 @pytest.mark.parametrize("count", [3000, 1_000_000])
 def test_a_tensor_that_was_got_may_be_changed_and_nobody_else_sees_it(log, count):
-    import torch  # here: workers import this module
+    import torch  # imported here, because workers import this module
 
     ref = shoal.put(torch.zeros(count))
     mine = shoal.get(ref)
@@ -457,7 +457,7 @@ def test_an_object_whose_maker_died_first_is_not_waited_for(log, other):
 
 def test_an_object_that_was_made_outlives_its_maker(log, other):
     (ref,) = shoal.get(log.ref_of.remote(other, "echo", "made"))
-    assert shoal.get(ref) == "made"  # before `other` itself waits for what it makes: two callers' calls have no order
+    assert shoal.get(ref) == "made"  # called before `other` itself waits: calls of two callers have no order
     shoal.kill(log)
     assert shoal.get(other.get.remote([ref])) == ["made"]
 
@@ -485,7 +485,7 @@ def test_functions_run_at_the_same_time():
             time.sleep(0.01)
         return os.getpid()
 
-    # The pool grows while functions wait: the later ones of many find workers.
+    # The pool grows while functions wait, so later ones find workers.
     refs = [meet.remote(3)]
 
     def met():
@@ -528,7 +528,7 @@ def test_idle_functions_give_their_cpus_back():
     total = shoal.cluster_resources()["CPU"]
     assert total == 8
     wait_until(lambda: shoal.available_resources().get("CPU", 0) == total, 60, "every CPU free")
-    assert alive(first)  # the process is there for the next call
+    assert alive(first)  # the process waits for the next call
     assert shoal.get(pid.remote()) == first
 
 
@@ -536,12 +536,12 @@ def test_functions_never_hold_more_cpus_than_there_are(tmp_path):
     running = tmp_path / "running"
 
     def alone(other):
-        with open(running, "x"):  # raises where another one runs
+        with open(running, "x"):  # raises while another one runs
             pass
         running.unlink()
         return other
 
-    functions = [shoal.remote(num_cpus=cpus)(alone).remote for cpus in (8, 7.5, 5)]  # a pool of workers each
+    functions = [shoal.remote(num_cpus=cpus)(alone).remote for cpus in (8, 7.5, 5)]  # one worker pool each
     for _ in range(5):
         assert shoal.get([functions[k % 3](k) for k in range(9)], timeout=LATE_S) == list(range(9))
         assert shoal.get(functions[0](1), timeout=LATE_S) == 1
@@ -635,7 +635,7 @@ class Leaves:
         self.runs = runs
 
     def run(self):
-        """What scripts do: the context manager and ``shutdown`` at the end of what became a remote function."""
+        """As scripts do: the context manager and ``shutdown`` at the end of a script that became a remote function."""
         with open(self.runs, "a") as file:
             file.write("x")
         shoal.shutdown()
@@ -697,7 +697,7 @@ def test_four_threads_get_at_once(log, other):
 
 
 def in_fork(function) -> str:
-    """What `function` returns in a child that was forked here."""
+    """Returns the text that `function` returns in a forked child."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -793,7 +793,7 @@ def test_a_data_loader_with_workers_does_not_disturb_its_parent(log):
 
 
 def test_a_child_that_holds_everything_open_delays_nobody(log):
-    """Its copies of our sockets keep no connection alive (D20)."""
+    """The child's copies of our sockets keep no connection alive (D20)."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -804,7 +804,7 @@ def test_a_child_that_holds_everything_open_delays_nobody(log):
         worker = shoal.get(doomed.pid.remote())
         ref = doomed.sleep.remote(1000)
         os.kill(worker, signal.SIGKILL)
-        with pytest.raises(ActorDiedError, match="SIGKILL"):  # the kernel reports it: no connection has to end
+        with pytest.raises(ActorDiedError, match="SIGKILL"):  # from the pidfd, without the end of a connection
             shoal.get(ref, timeout=LATE_S)
     finally:
         os.write(writing, b"x")

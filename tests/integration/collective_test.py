@@ -1,4 +1,4 @@
-"""Collectives over tensors, between the processes of real ranks: right in every shape, and by name when they go wrong."""
+"""Collectives over tensors between processes of real ranks: results in every shape, and errors that name the mistake."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def every_collective(config):
     strided = torch.zeros(4, 6)[:, ::2]
     version = strided._version
     out["broadcast"] = sc.broadcast(strided.add_(rank), src=1)
-    assert strided._version > version + 1  # autograd knows that it was written
+    assert strided._version > version + 1  # autograd sees the write
     sends = [(rank + r) % 3 for r in range(world)]
     receives = [(r + rank) % 3 for r in range(world)]
     out["exchanged"] = sc.all_to_all(
@@ -113,7 +113,7 @@ def test_every_collective_gives_every_rank_what_torch_says():
 
 
 def caught(config):
-    """What a rank hears of a mistake, as text, and whether it came within 5 s of the group's last common call."""
+    """Returns a rank's error text for a mistake, and whether it came within 5 s of the group's last common call."""
     import torch.distributed as dist
 
     import shoal.collective as sc
@@ -224,7 +224,7 @@ os._exit(0)
 
 
 def test_the_ranks_that_are_left_go_on_in_a_new_generation(module_home):
-    """Without a launcher, which would end all."""
+    """Runs without a launcher, which would end all ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -268,7 +268,7 @@ def refused(config):
             out.append("")
         except (InvalidArgument, Unimplemented) as error:
             out.append(str(error))
-    sc.barrier()  # it is as if nobody had asked
+    sc.barrier()  # the refused calls have no effect on the group
     return out
 
 

@@ -18,12 +18,12 @@ from leftovers import wait_until
 from shoal._runtime import binary
 
 _WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False)"
-LIMIT_S = 240  # nothing here takes a tenth of it where nothing else runs
+LIMIT_S = 240  # hang guard; an idle machine needs less than a tenth
 
 
 @contextlib.contextmanager
 def printed(folder: Path):
-    """Gives what this process has written to descriptor 1 or 2 so far. (capfd cuts off what is written while it reads.)"""
+    """Yields the text that this process has written to descriptors 1 and 2 so far. (capfd loses output written while it reads.)"""
     paths, saved = {1: folder / "stdout", 2: folder / "stderr"}, {}
     try:
         for number, path in paths.items():
@@ -44,7 +44,7 @@ class Cluster:
 
     def pids(self, role: str) -> list[int]:
         names = (p.name.partition(".")[2] for p in (self.session / "pids").glob(role + ".*"))
-        return sorted(int(name) for name in names if name.isdigit())  # others are being written
+        return sorted(int(name) for name in names if name.isdigit())  # other files are half-written
 
     def pid(self, role: str) -> int:
         (pid,) = self.pids(role)
@@ -52,7 +52,7 @@ class Cluster:
 
 
 class Running:
-    """A process whose output is read as it comes."""
+    """A process whose output is read as it arrives."""
 
     def __init__(self, argv: list[str], env: dict[str, str], cwd: Path):
         self.process = subprocess.Popen(
@@ -81,7 +81,7 @@ class Running:
         return self._text["err"]
 
     def said(self, text: str, within: float = LIMIT_S) -> None:
-        """Waits until it has printed this."""
+        """Waits until the process has printed this."""
         try:
             wait_until(lambda: text in self.out + self.err or self.process.poll() is not None, within)
         except AssertionError:
@@ -99,7 +99,7 @@ class Running:
 
 
 class Command:
-    """Runs ``shoal`` in a SHOAL_HOME of its own. ``before``: words that come before each command line."""
+    """Runs ``shoal`` in a SHOAL_HOME of its own. ``before``: a prefix of each command line."""
 
     def __init__(self, home: Path, before: tuple[str, ...] = ()):
         self.home = home
@@ -134,7 +134,7 @@ class Command:
         return self._keep(Running([*self.before, binary(), *map(str, words)], self.env(), self.home))
 
     def program(self, argv: list[str], **env: str) -> Running:
-        """Any program, in this SHOAL_HOME."""
+        """Starts any program in this SHOAL_HOME."""
         return self._keep(Running([*self.before, *argv], self.env(**env), self.home))
 
     def script(self, text: str, name: str = "script.py") -> Path:
@@ -144,8 +144,8 @@ class Command:
         return path
 
     def driver(self, text: str, **env: str) -> Running:
-        """A Python program of its own process. It writes each line in one piece: an unbuffered print() writes the newline by itself, and a
-        line of a worker can come between."""
+        """A Python program of its own process. It writes each line at once: an unbuffered print() writes the newline separately, so a
+        worker's line could come between."""
         text = _WHOLE_LINES + ("" if text.startswith("\n") else "\n") + textwrap.dedent(text)
         path = self.script(text, f"driver{len(self._running)}.py")
         return self.program([sys.executable, str(path)], **env)
@@ -155,7 +155,7 @@ class Command:
         return running
 
     def end(self) -> None:
-        """What a failed test would leave behind."""
+        """Ends processes that a failed test left running."""
         for running in self._running:
             if running.process.poll() is None:
                 running.signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Actors that the tests share. In a module of its own: workers import it, and it imports next to nothing."""
+"""Actors that the tests share. Workers import this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import shoal
 
 @shoal.remote
 class Log:
-    """Remembers, in order, what it was called with."""
+    """Records the arguments of its calls, in order."""
 
     def __init__(self, *first):
         self.seen = list(first)
@@ -41,7 +41,7 @@ class Log:
         raise error
 
     def get(self, refs, timeout=None):
-        """Of references inside a list, which stay references on their way."""
+        """Gets references that come inside a list, because a direct argument would be resolved."""
         return shoal.get(refs, timeout=timeout)
 
     def call(self, handle, method, *args):
@@ -51,7 +51,7 @@ class Log:
         return [getattr(handle, method).remote(*args)]
 
     def make(self, *first):
-        """An actor of this actor's."""
+        """Creates an actor that this actor owns."""
         self.child = Log.remote(*first)
         return self.child
 
@@ -70,7 +70,7 @@ class Log:
             pass
 
     def fork_sleepers(self, count, apart=False):
-        """Children that wait for ever, as a DataLoader's workers wait for their next batch; `apart`: in sessions of their own."""
+        """Forks children that wait forever, as a DataLoader's workers wait for their next batch; `apart`: in sessions of their own."""
         pids = []
         for _ in range(count):
             ready, done = os.pipe()
@@ -95,7 +95,7 @@ class Log:
         return pids
 
     def fork_and_put(self):
-        """What a child of this worker hears when it uses Shoal."""
+        """Returns the error of a forked child of this worker that uses Shoal."""
         reading, writing = os.pipe()
         if os.fork() == 0:
             try:
@@ -121,7 +121,7 @@ class Broken:
 
 @shoal.remote
 class Meeting:
-    """Lets nobody go before `size` have come: what runs at once is seen without a clock."""
+    """Counts arrivals, so that tests detect concurrent calls without a clock."""
 
     def __init__(self):
         self.present = 0

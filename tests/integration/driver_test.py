@@ -1,4 +1,4 @@
-"""A driver's life: how it begins, how it ends, in order or not, and that nothing of its cluster outlives it."""
+"""A driver's life: its start, its end in order or by force, and no leftovers of its cluster."""
 
 import itertools
 import os
@@ -35,7 +35,7 @@ def session(home):
 
 
 def pids_in(running) -> list[int]:
-    """What a driver said with `pids`."""
+    """The numbers of the driver's line `pids ..`."""
     running.said("pids ")
     wait_until(lambda: any(line.startswith("pids ") and line.endswith("\n") for line in running.out.splitlines(True)), 5)
     return [int(p) for p in next(line for line in running.out.splitlines() if line.startswith("pids ")).split()[1:]]
@@ -54,7 +54,7 @@ def test_shutdown_and_init_again():
         shoal.shutdown()
         shoal.shutdown()
         assert not shoal.is_initialized()
-        assert shoal.get(ref) == [round]  # it is here
+        assert shoal.get(ref) == [round]  # the value is local
         assert shoal.wait([ref]) == ([ref], [])
         assert not shoal.is_initialized()
 
@@ -120,7 +120,7 @@ def test_whoever_waits_in_another_thread_hears_of_the_end():
         begun.release()
         try:
             session.wait_all([pending._ref])
-        except (shoal.exceptions.Cancelled, Unavailable) as error:  # the latter: it had not begun yet
+        except (shoal.exceptions.Cancelled, Unavailable) as error:  # Unavailable: it had not begun yet
             heard.append(error)
         else:
             heard.append(pending)
@@ -169,7 +169,7 @@ def test_memory_that_is_asked_for_is_reserved_and_what_asks_for_too_much_waits()
     shoal.kill(holds)
     assert shoal.get(actor.all.remote(), timeout=60) == []
     shoal.kill(actor)
-    assert shoal.get(ref, timeout=60) <= 398  # a worker that is idle may hold its 300 for a while
+    assert shoal.get(ref, timeout=60) <= 398  # an idle worker may hold its 300 for a while
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -257,7 +257,7 @@ class Mortal:
 
 
 def mortals():
-    """A function and a method that are made again twice, each."""
+    """Returns a function and a method with two retries each."""
     actor = shoal.remote(max_restarts=-1, max_task_retries=2)(Mortal).remote()
     return shoal.remote(max_retries=2)(lambda path: Mortal().die(path)).remote, actor.die.remote
 
@@ -404,14 +404,14 @@ shoal.get(a.sleep.remote())
 def test_a_second_ctrl_c_ends_even_a_cluster_that_answers_nothing(shoal_command):
     driver = shoal_command.driver(STUBBORN)
     pids = [*pids_in(driver), *descendants(driver.pid)]
-    stop_cluster_of(driver)  # so the first one alone takes long
+    stop_cluster_of(driver)  # so that the first signal alone takes long
     driver.signal(signal.SIGINT)
     driver.said("KeyboardInterrupt")
     time.sleep(0.3)
     assert driver.process.poll() is None
     driver.signal(signal.SIGINT)
     driver.code()
-    assert "atexit callback" in driver.err  # where the second one was met
+    assert "atexit callback" in driver.err  # the second signal arrived there
     gone(pids)
 
 
@@ -474,7 +474,7 @@ def test_sigkill_of_the_embedded_cluster_fails_what_waits():
     pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
     ref = actor.sleep.remote(1000)
     os.kill(cluster, signal.SIGKILL)
-    with pytest.raises(Unavailable, match="is gone"):  # its closed connections say so; silence would be another cause
+    with pytest.raises(Unavailable, match="is gone"):  # from the closed connections; silence is another cause
         shoal.get(ref, timeout=60)
     for call in (
         lambda: shoal.nodes(),
@@ -517,7 +517,7 @@ print("over")
 """
     )
     assert driver.code() == 0, driver.err
-    assert "over" in driver.out  # lines of the worker that were under way may come behind it
+    assert "over" in driver.out  # late lines of the worker may follow
     assert "shoal.kill" in driver.out
 
 
@@ -558,7 +558,9 @@ def jobs_of(shoal_command, address: str) -> list[str]:
 
 def test_init_joins_the_cluster_that_was_started_to_be_shared(shoal_command):
     cluster = shoal_command.start()
-    driver = shoal_command.driver("import shoal\n@shoal.remote\ndef f():\n    return 1\nprint(shoal.get(f.remote()))\n")  # the first use
+    driver = shoal_command.driver(
+        "import shoal\n@shoal.remote\ndef f():\n    return 1\nprint(shoal.get(f.remote()))\n"
+    )  # connects
     assert driver.code() == 0, driver.err
     for address in ("", "'auto'"):
         driver = shoal_command.driver(f"import shoal\nprint('at', shoal.init({address}).address_info['session_dir'])\n")
@@ -567,7 +569,7 @@ def test_init_joins_the_cluster_that_was_started_to_be_shared(shoal_command):
     assert jobs_of(shoal_command, cluster.address) == ["driver0.py", "driver1.py", "driver2.py"]
     assert shoal_command("stop").returncode == 0
     driver = shoal_command.driver("import shoal\nprint('at', shoal.init(num_cpus=1).address_info['session_dir'])\n")
-    assert driver.code() == 0, driver.err  # nothing runs any more: one of its own
+    assert driver.code() == 0, driver.err  # no shared cluster runs, so it starts its own
     assert str(cluster.session) not in driver.out
 
 
@@ -619,7 +621,7 @@ def test_a_worker_of_a_node_that_was_killed_dies_with_its_children(shoal_command
     pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
     ref = actor.sleep.remote(1000)
     os.kill(cluster.pid("node"), signal.SIGKILL)
-    with pytest.raises(ActorDiedError, match="its node's process ended"):  # one that is silent "stopped answering"
+    with pytest.raises(ActorDiedError, match="its node's process ended"):  # a silent node "stopped answering"
         shoal.get(ref, timeout=60)
     gone(pids)
     wait_until(lambda: shoal.nodes()[0]["state"] == "DEAD", 5, "the head to know")
@@ -632,11 +634,11 @@ def test_calls_between_live_actors_go_on_without_a_head(shoal_command, monkeypat
     cluster = shoal_command.start()
     shoal.init(cluster.address)
     actor, other = Log.remote(), Log.remote()
-    assert shoal.get(actor.call.remote(other, "add", 1)) == 1  # they know each other
-    os.kill(cluster.pid("head"), signal.SIGTERM)  # in order: nobody starts another
+    assert shoal.get(actor.call.remote(other, "add", 1)) == 1  # opens the connection between them
+    os.kill(cluster.pid("head"), signal.SIGTERM)  # an orderly end, after which no node starts another
     wait_until(lambda: not cluster.pids("head"), 30, "the head's end")
     with pytest.raises(Unavailable, match="head"):
-        shoal.nodes()  # once it was waited for
+        shoal.nodes()  # after the wait for a head
     assert shoal.get(actor.call.remote(other, "add", 2), timeout=60) == 2
     assert shoal.get(other.all.remote(), timeout=60) == [1, 2]
     done = shoal_command("status")

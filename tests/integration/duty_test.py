@@ -27,7 +27,7 @@ def moved(actor, away_from):
 
 @pytest.fixture
 def two_nodes(shoal_command):
-    """The ids of the head's node and of another one, a CPU each."""
+    """The ids of the head's node and of another node, with a CPU each."""
     cluster = shoal_command.start(cpus=1)
     first = shoal_command.json("list", "nodes")["rows"][0]["id"]
     second = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1")["node"]
@@ -40,13 +40,13 @@ def states(shoal_command):
 
 
 def in_status(shoal_command):
-    """The same as `status -v` shows it, and how many of each node's CPUs are used."""
+    """The nodes' states as `status -v` shows them, and the used CPUs of each node."""
     rows = {n["id"]: n["state"] for n in shoal_command.json("status", "-v")["node_rows"]}
     shown = {}
     for line in shoal_command("status", "-v").stdout.splitlines():
         node, *words = line.split() or [""]
         if node in rows:
-            shown[node] = words[0], words[2]  # between them is its address
+            shown[node] = words[0], words[2]  # the address is between them
     assert {node: state for node, (state, _) in shown.items()} == rows
     return shown
 
@@ -139,4 +139,4 @@ time.sleep(600)
     assert said["now"] == "draining"
     driver.process.kill()
     wait_until(lambda: states(shoal_command)[second] == "DEAD", 20, "the node's leaving")
-    assert shoal_command.json("drain-node", *idle)["node"] == first  # the only one
+    assert shoal_command.json("drain-node", *idle)["node"] == first  # the only node left

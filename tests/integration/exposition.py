@@ -1,4 +1,4 @@
-"""Prometheus' text format, version 0.0.4, read strictly: what its scrapers may refuse is an AssertionError here."""
+"""A strict parser of Prometheus' text format, version 0.0.4: an AssertionError wherever a scraper may refuse the text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Family:
     samples: list[tuple[str, dict[str, str], float]] = field(default_factory=list)  # with the name of the series
 
     def values(self, series: str = "", /, **labels: str) -> list[float]:
-        """Of the samples that have these labels; of a histogram those of ``series``."""
+        """Values of the samples with these labels; for a histogram, those of ``series``."""
         return [v for name, has, v in self.samples if name.endswith(series) and labels.items() <= has.items()]
 
 

@@ -1,4 +1,4 @@
-"""``Trainer.fit()`` when things go wrong: signals, loops that raise, ranks, drivers, nodes and heads that are killed."""
+"""``Trainer.fit()`` under faults: signals, loops that raise, and killed ranks, drivers, nodes and heads."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 import pytest
 from leftovers import alive, descendants, wait_until
 
-# A loop over a sharded model, step by step, each reported; `how` says what rank 1 does after step 3.
+# A training loop over a sharded model that reports each step. `how` is the fault of rank 1 after step 3.
 TRAIN = """
 import os, signal, sys, time
 import shoal
@@ -56,7 +56,7 @@ FOREVER = 1_000_000
 
 @pytest.fixture
 def fit(shoal_command):
-    """The program above as a driver of its own process. It has come through some steps when it is returned."""
+    """Starts the program above as a driver process. Returns after its first steps."""
 
     def start(how: str = "never", steps: int = FOREVER, *address: str, launcher=()):
         script = str(shoal_command.script(TRAIN, "fit.py"))

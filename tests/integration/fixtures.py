@@ -13,11 +13,11 @@ from warm import warm_site
 
 __all__ = ["home", "module_home", "shoal_command"]
 
-# Nothing of the developer's own environment decides what a test does.
+# Tests do not depend on the developer's own environment.
 for name in [n for n in os.environ if n.startswith("SHOAL_") and n != "SHOAL_PYTHON"]:
     del os.environ[name]
-os.environ["SHOAL_MEMORY_USAGE_THRESHOLD"] = "0"  # nor what else runs on its machine, which of its workers live
-os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # tests that look at the delay choose their own
+os.environ["SHOAL_MEMORY_USAGE_THRESHOLD"] = "0"  # nor on the memory use of other processes
+os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # tests of the delay set their own
 sys.dont_write_bytecode = True
 
 
@@ -41,13 +41,13 @@ def home_of_its_own(*warm):
 
 @pytest.fixture
 def home():
-    """A SHOAL_HOME of the test's own. Afterwards nothing may be left of what was started in it."""
+    """A SHOAL_HOME for one test. Processes and files that outlive the test are an error."""
     yield from home_of_its_own()
 
 
 @pytest.fixture(scope="module")
 def module_home(request):
-    """The same for a module whose tests share a cluster."""
+    """As `home`, for a module whose tests share a cluster."""
     yield from home_of_its_own("pytest", *(["numpy"] if hasattr(request.module, "np") else []))
 
 

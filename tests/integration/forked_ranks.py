@@ -1,12 +1,12 @@
 """Runs scripts on ranks with torchrun's variables, at the cost of one import of torch: ``python forked_ranks.py COUNT SCRIPT ARGS..``
 
-The ranks are forked from this process. It ends with 1 when a rank failed, which takes the others along. With a COUNT of 0 the script starts
-its ranks itself, by ``torch.multiprocessing.spawn``, which forks them then.
+The ranks are forked from this process. It exits with 1 when a rank fails, which ends the others. With a COUNT of 0 the script starts
+its ranks itself by ``torch.multiprocessing.spawn``, which then forks them.
 
 ``python forked_ranks.py torchrun OPTIONS.. SCRIPT ARGS..`` is torchrun, its agent and its report, with two ranks that were forked from it
 before it had threads.
 
-``Server`` runs several scripts, each in a fork of one process that imported torch and what else is asked for.
+``Server`` runs several scripts, each in a fork of one process that imported torch and the modules asked for.
 """
 
 import functools
@@ -22,8 +22,8 @@ import sys
 import time
 
 import torch
-import torch._dynamo  # an optimizer imports it
-import torch.distributed.fsdp  # the larger part of what each rank imports
+import torch._dynamo  # optimizers import it
+import torch.distributed.fsdp  # most of the import time of each rank
 import torch.multiprocessing
 
 
@@ -41,7 +41,7 @@ def run_script(argv: list[str]) -> None:
 
 
 def start(count: int, argv: list[str]) -> int:
-    """Returns the exit code, in the ranks as well."""
+    """Runs the script on `count` forked ranks. Returns the exit code, in the ranks as well."""
     if count == 0:
         torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
         run_script(argv)
@@ -69,7 +69,7 @@ def start(count: int, argv: list[str]) -> int:
 
 
 class Seed:
-    """A process that is forked now and becomes a rank later. It has what torchrun uses of a Popen."""
+    """A process that is forked now and becomes a rank later. It has the part of Popen's interface that torchrun uses."""
 
     def __init__(self):
         asked, self._ask = os.pipe()
@@ -118,23 +118,23 @@ def torchrun(options: list[str]) -> None:
     for _ in range(2):
         seeds.append(Seed())
         os.setpgid(seeds[-1].pid, seeds[-1].pid)  # torchrun signals the group
-    # (interpreter, -u, script, ..)
+    # The words of a command line are (interpreter, -u, script, ..).
     subprocess_handler.SubprocessHandler._popen = lambda _, words, env: seeds.pop(0).grow(words[2:], env)
     torchs.main(["--standalone", "--nproc-per-node", "2", *options])
 
 
 class Server:
-    """``modules``: what scripts import besides. One command line runs at a time."""
+    """Runs one command line at a time. ``modules``: imports of the scripts besides torch."""
 
     def __init__(self, modules: list[str], **env: str):
         words = [sys.executable, __file__, "serve", *modules]
-        one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # numpy starts the others when it is imported
+        one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # else numpy starts threads at its import
         self._process = subprocess.Popen(
             words, env={**os.environ, **one_thread, **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
         )
 
     def run(self, count: int, argv: list[str], env: dict[str, str], out: str, err: str, limit_s: int) -> int:
-        """Returns the exit code; -9 when the limit has passed. ``out``, ``err``: files for what is printed."""
+        """Returns the exit code; -9 after the limit. ``out``, ``err``: files for the output."""
         request = {"count": count, "argv": argv, "env": env, "out": out, "err": err, "limit_s": limit_s}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

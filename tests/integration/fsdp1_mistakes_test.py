@@ -1,9 +1,9 @@
-"""Mistakes that would be waited for: they end with a sentence that says what to do."""
+"""Mistakes that would otherwise wait forever: they end with an error that names the remedy."""
 
 import pytest
 from forked_ranks import Server
 
-LIMIT_S = 240  # a guard against a hang
+LIMIT_S = 240  # hang guard
 
 PROGRAM = """
 import torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The examples that are other people's scripts with FSDP's import changed: they run, and print the numbers that they print with torch's."""
+"""The examples that are other people's scripts with a changed FSDP import: they run, and print the same numbers as with torch's."""
 
 import re
 import socket
@@ -9,13 +9,13 @@ import torch
 from forked_ranks import Server
 
 EXAMPLES = Path("examples").absolute()
-LIMIT_S = 300  # none takes a tenth of it on an idle machine
+LIMIT_S = 300  # an idle machine needs less than a tenth
 IMPORTED = ["sklearn.datasets", "tokenizers", "torch.distributed.checkpoint.state_dict", "tqdm", "transformers.models.t5.modeling_t5"]
 
 
 @pytest.fixture(scope="module")
 def server():
-    """A process that has imported what the examples import besides Shoal. It is older than every test's own processes."""
+    """A process that has imported the examples' modules other than Shoal. It is older than every test's own processes."""
     server = Server(IMPORTED, OMP_NUM_THREADS="1", TQDM_DISABLE="1")
     yield server
     server.end()
@@ -23,7 +23,7 @@ def server():
 
 @pytest.fixture
 def run(server, shoal_command):
-    """Runs an example, ``theirs`` with torch's import, and gives what it said. ``ranks`` 0: it starts them itself."""
+    """Runs an example, ``theirs`` with torch's import, and returns its output. ``ranks`` 0: it starts its ranks itself."""
 
     def start(name, *options, ranks=2, theirs=False):
         script = EXAMPLES / name
@@ -89,7 +89,7 @@ def test_t5_trains_as_with_torchs_fsdp_and_keeps_the_best(run, tmp_path):
 
 def test_t5_in_bf16_without_validation(run, tmp_path):
     ours = run("fsdp1_t5.py", *T5, "--bf16", "--epochs", 1, "--no-run_validation", "--no-track_memory", "--out", tmp_path)
-    assert 5 < losses(ours)[0] < 10  # of about 700 tokens, nearly at random
+    assert 5 < losses(ours)[0] < 10  # near the loss of a random choice among about 700 tokens
     assert "memory" not in ours
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""Shared parameters are safe: whatever one rank does late, the others see what they would have seen, bit for bit."""
+"""Safety of shared parameters: a late access by one rank does not change the values that the others see, bit for bit."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def _plain(model, optimizer, state, step):
 def _clip_by_hand(model, optimizer, state, step):
     optimizer.step()
     for p in model.parameters():
-        p.data.to_local().clamp_(-0.2, 0.2)  # no version counter sees this
+        p.data.to_local().clamp_(-0.2, 0.2)  # bypasses the version counter
 
 
 def _ema_swap(model, optimizer, state, step):
@@ -80,7 +80,7 @@ def _late_load(model, optimizer, state, step):
 UPDATES = {"step": _plain, "clip_by_hand": _clip_by_hand, "ema_swap": _ema_swap, "sgd_by_hand": _sgd_by_hand, "late_load": _late_load}
 
 
-CASES = [(u, w) for u in UPDATES for w in ("forward", "step")] + [("late_load", "load")]  # an update, and where a rank sleeps
+CASES = [(u, w) for u in UPDATES for w in ("forward", "step")] + [("late_load", "load")]  # an update, and the place where a rank sleeps
 UNDISTURBED = [(u, "nowhere") for u in UPDATES]
 
 
@@ -122,7 +122,7 @@ def train_all(config):
 
 @pytest.fixture(scope="module")
 def trained():
-    """What each case gave on each rank, of one gang of ranks that goes through all of them."""
+    """The results of each case on each rank; one gang of ranks runs all cases."""
     return run(train_all)
 
 
@@ -159,7 +159,7 @@ def evaluate_then_write(config):
 
     with torch.no_grad():
         for write in (by_the_door, by_operators, by_foreach_operators, by_rows, lambda: None):
-            if late:  # the others want to write what this rank has not read yet
+            if late:  # the other ranks are about to write what this rank has not read yet
                 time.sleep(0.3)
             record.append(model(torch.ones(1, 17)).clone())
             model.reshard()
@@ -202,7 +202,7 @@ def stale_backward(config):
     model = sharded()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first, second = model(torch.ones(2, 17)).sum(), model(torch.ones(2, 17)).sum()
-    first.backward()  # the second still wants its own: parameters stay
+    first.backward()  # the second backward still needs the parameters
     second.backward()
     third = model(torch.ones(2, 17)).sum()
     optimizer.step()

@@ -1,4 +1,4 @@
-"""A step that a driver writes by hand: the example as it stands, its mathematics, its messages, and how it ends when a rank does."""
+"""A training step that a driver writes by hand: the example as it stands, its mathematics, its messages, and its end when a rank dies."""
 
 import functools
 import gc
@@ -44,7 +44,7 @@ def shared(module_home):
 
 @pytest.fixture
 def cluster(shared):
-    """The module's cluster, on which nothing runs."""
+    """The module's cluster without running actors."""
     yield
     while placed:
         placed.pop().close()
@@ -57,7 +57,7 @@ def cluster(shared):
 
 
 def plain_losses(steps, **adamw):
-    """The same model and data in one process, without Shoal."""
+    """Losses of the same model and data in one process, without Shoal."""
     torch.set_num_threads(1)
     units = nn.Sequential(*graph_driver.model().values())
     optimizer, losses = torch.optim.AdamW(units.parameters(), **{"lr": 3e-3, **adamw}), []
@@ -100,18 +100,18 @@ def test_the_example_prints_falling_losses_and_draws_its_step(module_home, tmp_p
         for u, following in itertools.pairwise(graph_driver.UNITS):
             (begin, end), (fetched, _) = spans[f"forward({u})"][0], spans[f"unshard({following})"][0]
             assert fetched < end, f"{name}: unshard({following}) began at {fetched}, after forward({u}) ended at {end}"
-            assert spans[f"unshard({u})"][0][1] <= begin  # nothing computes on what is not there
+            assert spans[f"unshard({u})"][0][1] <= begin  # a unit computes only after its unshard
 
 
 def test_a_step_is_one_message_per_rank(cluster):
     ranks = example_ranks()
-    shoal.get(ranks.step())  # the first one finds all connections open
+    shoal.get(ranks.step())  # the first step opens all connections
     steps, before, (sent, received) = 6, ranks.frames(), shoal._runtime.state.session.traffic()
     losses = [shoal.get(ranks.step()) for _ in range(steps)]
     now_sent, now_received = shoal._runtime.state.session.traffic()
     assert len(losses) == steps
     assert (now_sent - sent, now_received - received) == (2 * steps, 2 * steps)
-    # The rank's whole process, whomever it talks to: the step and its loss, and once the question itself and its answer.
+    # All frames of the rank's process: one per step, one per loss, and one for this request and its answer.
     for (s0, r0), (s1, r1) in zip(before, ranks.frames(), strict=True):
         assert (s1 - s0, r1 - r0) == (steps + 1, steps + 1)
 
@@ -136,7 +136,7 @@ def test_wrong_use_is_refused_in_the_driver(cluster):
 
 
 def test_losses_are_those_of_one_process_and_no_parameter_is_read_outside_its_lease(cluster):
-    # With an eps as large as the gradients AdamW sees their scale, too: a sum where the mean belongs would show.
+    # An eps as large as the gradients makes AdamW depend on their scale, which exposes a sum in place of a mean.
     adamw = {"lr": 2e-2, "betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1}
     ranks = example_ranks(optimizer=graph.AdamW(**adamw), lease_guard=True)
     assert_same([sum(shoal.get(ranks.step())) / 2 for _ in range(8)], **adamw)
@@ -156,7 +156,7 @@ def test_the_head_lists_the_gang_of_shard_actors(cluster):
 
 
 def hooked(config):
-    """The example's model under fully_shard: its losses on this rank."""
+    """The losses of this rank for the example's model under fully_shard."""
     import torch.distributed as dist
 
     from shoal.fsdp import fully_shard
@@ -256,7 +256,7 @@ def test_passes_say_what_does_not_fit():
 
 
 def arenas_of_the_node():
-    """Bytes that the cluster's node holds for graphs' ranks: its memories of theirs, as the system counts them."""
+    """Bytes that the cluster's node holds for ranks of graphs, as the kernel counts them."""
     held = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -332,14 +332,14 @@ def test_a_step_fits_into_a_budget_or_says_the_smallest():
     labels = [n.label for n in step.fit("2MiB", each).graph().nodes]
     assert labels.count("unshard(embed)") == 2
     with pytest.raises(ResourceExhausted, match="at least 2097152 bytes") as refused:
-        step.fit((2 << 20) - 1, each, fixed_bytes=1 << 20)  # a unit at a time, and what is fixed
+        step.fit((2 << 20) - 1, each, fixed_bytes=1 << 20)  # one unit at a time, plus fixed_bytes
     assert "memory_budget=2097152" in str(refused.value)
     with pytest.raises(InvalidArgument, match="no number of bytes"):
         step.fit("much", each)
 
 
 class Trap(nn.Module):
-    """Does something to its rank when it meets a batch that is not a number."""
+    """A module that calls `do` when its batch has a NaN."""
 
     def __init__(self, do):
         super().__init__()
@@ -376,7 +376,7 @@ def trapped(do):
 
 
 def plain_step(units):
-    """A step over units in a row, of which all stay unsharded."""
+    """A step over units in a row that all stay unsharded."""
     step = graph.Step(units)
     x, g = None, None
     for u in step.units:
@@ -397,7 +397,7 @@ def test_a_rank_that_is_killed_in_a_step_fails_its_loss_and_its_peers(cluster, t
     ranks = trapped(functools.partial(die_when, told))
     losses = [ranks.step() for _ in range(4)]
     assert all(len(shoal.get(step)) == 2 for step in losses[:2])
-    told.touch()  # a process that ends by force may take its last answers along
+    told.touch()  # a killed process may lose its last answers
     with pytest.raises(ActorDiedError, match="SIGKILL"):
         shoal.get(losses[2][1], timeout=60)
     with pytest.raises(ActorDiedError, match="SIGKILL") as died:
@@ -414,7 +414,7 @@ def test_a_rank_that_raises_in_a_step_says_why_to_all(cluster):
         shoal.get(losses[2][1], timeout=60)
     with pytest.raises(ActorDiedError, match="step 2 failed: ZeroDivisionError: a unit's own mistake"):
         shoal.get(losses[2][0], timeout=60)
-    with pytest.raises(Exception, match="own mistake"):  # it does not go on from half a step
+    with pytest.raises(Exception, match="own mistake"):  # it does not continue after half a step
         shoal.get(losses[3][1], timeout=60)
 
 
@@ -423,7 +423,7 @@ def test_a_killed_shard_actor_fails_the_next_step(cluster):
     shoal.get(ranks.step())
     shoal.kill(ranks.shard_actors[1])
 
-    def steps_for_ever():  # the word of its end may come a step later
+    def steps_for_ever():  # the error may arrive a step later
         while True:
             shoal.get(ranks.step(), timeout=60)
 

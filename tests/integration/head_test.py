@@ -1,4 +1,4 @@
-"""A head that is killed: what runs goes on, the head is back, and nothing that was decided is lost."""
+"""A killed head: running work goes on, the head comes back, and no decision is lost."""
 
 import os
 import random
@@ -10,7 +10,7 @@ import pytest
 
 
 def wait_for(what, limit=60):
-    """Hang guard, no measure."""
+    """Waits with a hang guard."""
     end = time.monotonic() + limit
     while time.monotonic() < end:
         found = what()
@@ -37,7 +37,7 @@ class Cluster:
         return self.started.pid("head")
 
     def kill_head(self) -> int:
-        """And waits until another one is there. Returns its pid."""
+        """Kills the head and waits for the next one. Returns the killed head's pid."""
         killed = self.head()
         os.kill(killed, signal.SIGKILL)
         return wait_for(lambda: next((p for p in self.started.pids("head") if p != killed), None))
@@ -165,7 +165,7 @@ def test_a_job_runs_on_and_its_end_is_known_although_it_ended_without_a_head(clu
     job.said("[rank1] up")
     ranks = [w["pid"] for w in cluster.rows("workers") if w["role"].startswith("rank")]
     assert len(ranks) == 2
-    # The node cannot start another head while it is stopped, and tells what it has seen when it goes on.
+    # The stopped node can start no other head; it reports its events when it continues.
     [node] = cluster.started.pids("node")
     os.kill(node, signal.SIGSTOP)
     os.kill(cluster.head(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Heads on two hosts over one etcd, with TLS between all of them: the one that leads is killed, and its host is cut off."""
+"""Heads on two hosts over one etcd, all with TLS: the leader is killed, and its host is cut off."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from etcd import Etcd
 from hosts import ACTORS, B, two_hosts
 from leftovers import wait_until
 
-LIMIT_S = 240  # hang guard, no measure
+LIMIT_S = 240  # hang guard
 
 DRIVER = (
     ACTORS
@@ -37,14 +37,14 @@ print("after", flush=True)
 
 
 class Heads:
-    """The one of host A leads; etcd is on B."""
+    """Two heads: the one on host A leads; etcd runs on host B."""
 
     def __init__(self, hosts, etcd):
         self.hosts, self.store = hosts, ["--store", etcd.store("train"), *etcd.store_files()]
         said = self.start(hosts.a, "a")
         self.session, self.leader = Path(said["session"]), said["address"]
         self.fingerprint = said["ca_fingerprint"]
-        copy = hosts.b.home / "copy"  # as one copies a private key
+        copy = hosts.b.home / "copy"  # a copy of the private key
         shutil.copytree(self.session / "tls", copy)
         self.second = self.start(hosts.b, "b", "--token-file", self.session / "token", "--authority", copy)
         assert self.second["ca_fingerprint"] == self.fingerprint

@@ -1,4 +1,4 @@
-"""Several heads over a real etcd: one leads, another follows it, and what runs goes on."""
+"""Several heads over a real etcd: one leads, another takes over, and running work goes on."""
 
 import json
 import os
@@ -9,18 +9,18 @@ import pytest
 from etcd import Etcd
 from leftovers import wait_until
 
-LIMIT_S = 240  # hang guard, no measure
+LIMIT_S = 240  # hang guard
 
 
 @pytest.fixture
-def etcd(home, request):  # gone before anybody looks for what is left of a test
+def etcd(home, request):  # ends before the check for leftovers
     server = Etcd(tls=getattr(request, "param", False))
     yield server
     server.remove()
 
 
 class Heads:
-    """Two of one cluster, each beside a node. The first leads."""
+    """Two heads of one cluster, each beside a node. The first leads."""
 
     def __init__(self, shoal, etcd, name):
         self.shoal, self.etcd, self.store = shoal, etcd, etcd.store(name)
@@ -28,7 +28,7 @@ class Heads:
         token.write_text(f"{17:064x}\n")
         token.chmod(0o600)
         self.token = token
-        # From where the command runs, which is not where heads do.
+        # Relative to the command's folder, which is not the heads' folder.
         self.files = [os.path.relpath(word, shoal.home) if word in etcd.files else word for word in etcd.store_files()]
         self.members = [self.start(), self.start()]
 
@@ -41,7 +41,7 @@ class Heads:
         return ",".join(m.address for m in self.members)
 
     def status(self) -> dict:
-        """Of whoever leads, as soon as somebody does and both are there."""
+        """The leader's status, once there are a leader, two heads and two nodes."""
         found = {}
 
         def asked() -> bool:
@@ -61,7 +61,7 @@ class Heads:
         return {row["id"]: row for row in self.shoal.json("list", what, "--address", self.address)["rows"]}
 
     def kept(self) -> tuple:
-        """The driver's first actor: which process it has."""
+        """The process of the driver's first actor."""
         [row] = [row for row in self.rows("actors").values() if row["name"] == "kept"]
         return row["id"], row["pid"], row["state"]
 
@@ -139,7 +139,7 @@ def test_over_tls_a_killed_head_is_followed_and_its_node_starts_another(heads):
     os.kill(killed, signal.SIGKILL)
     driver.go_on(0)
     wait_until(lambda: first.pids("head") not in ([killed], []), LIMIT_S, "its node starts another")
-    heads.status()  # which found etcd, too: there are two
+    heads.status()  # the new head found etcd, so both are listed
     assert heads.kept() == before
     assert driver.running.code(LIMIT_S) == 0, driver.running.err
 
@@ -160,11 +160,11 @@ def test_a_head_that_stood_still_for_longer_than_its_lease_decides_nothing_any_m
     first = heads.leader()
     pid = first.pid("head")
     os.kill(pid, signal.SIGSTOP)
-    driver.go_on(0)  # with the other one
+    driver.go_on(0)  # through the other head
     before = heads.rows("actors")
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: first.pids("head") not in ([pid], []), LIMIT_S, "it ends by itself, and its node starts another")
-    assert heads.status()["heads"][1] == first.address  # behind the one that leads now
+    assert heads.status()["heads"][1] == first.address  # after the current leader
     assert heads.rows("actors").keys() == before.keys()
     [log] = (first.session / "logs").glob(f"head-{pid}.log")
     assert "leads no more" in log.read_text()
@@ -173,10 +173,10 @@ def test_a_head_that_stood_still_for_longer_than_its_lease_decides_nothing_any_m
 
 def test_etcd_may_die_and_nothing_is_lost(heads, etcd):
     driver = Driver(heads, 1)
-    heads.status()  # each node knows of both heads
+    heads.status()  # each node has the addresses of both heads
     before = heads.kept()
     etcd.crash()
-    time.sleep(4)  # longer than the lease: nobody leads, and what runs goes on
+    time.sleep(4)  # longer than the lease: no head leads, and running work goes on
     etcd.start()
     driver.go_on(0)
     heads.status()
@@ -217,14 +217,14 @@ def test_a_store_beyond_loopback_needs_tls_or_an_explicit_word(shoal_command):
         done = shoal_command("start", "--head", "--port", "0", *words, env={**shoal_command.env(), **(env or {})})
         return done.returncode, done.stderr
 
-    there = ["--store", "etcd://0.0.0.0:1/x"]  # no address of loopback, though nothing leaves this host
+    there = ["--store", "etcd://0.0.0.0:1/x"]  # not a loopback address, though local
     code, said = start(*there)
     assert code == 4
     assert "no TLS" in said
     assert "--store-in-clear-text" in said
     for words, env in ((["--store-in-clear-text"], {}), ([], {"SHOAL_STORE_IN_CLEAR_TEXT": "1"})):
         code, said = start(*there, *words, env=env)
-        assert code == 5, said  # it is tried, and nobody listens there
+        assert code == 5, said  # nothing listens there
         assert "no TLS" not in said
 
     code, said = start("--store", "etcds://127.0.0.1:1/x")

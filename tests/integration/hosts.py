@@ -15,7 +15,7 @@ from fixtures import home_of_its_own
 
 A, B = "10.77.0.1", "10.77.0.2"
 
-# What drivers begin with.
+# The first lines of drivers.
 ACTORS = """
 import os, sys
 import numpy as np
@@ -43,7 +43,7 @@ def on(host):
     return Echo.options(label_selector={"host": host}).remote()
 """
 
-# Everything that passes a device, as it is on the wire.
+# Records the raw frames of a network device.
 _LISTEN = """
 import signal, socket, sys
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
@@ -58,7 +58,8 @@ with open(sys.argv[2], "wb", buffering=0) as file:
 
 
 def _within(namespace: str) -> tuple[str, ...]:
-    """What a command begins with. Not ``ip netns exec`` nor ``ip -n``: those mount a /sys of their own, which they cannot in a chroot."""
+    """A command prefix that enters the namespace. ``ip netns exec`` and ``ip -n`` would mount a /sys of their own, which a chroot
+    forbids."""
     return ("nsenter", f"--net=/run/netns/{namespace}")
 
 
@@ -70,14 +71,14 @@ def _ip(*words: str, namespace: str = "") -> None:
 
 
 class Host(Command):
-    """The ``shoal`` command on one of them, in a SHOAL_HOME of its own."""
+    """The ``shoal`` command on one of the hosts, in a SHOAL_HOME of its own."""
 
     def __init__(self, home: Path, namespace: str, address: str, device: str):
         super().__init__(home, before=_within(namespace))
         self.namespace, self.address, self.device = namespace, address, device
 
     def listen_to_wire(self, to: Path):
-        """A process that writes all that passes the cable to a file, until it is told to end."""
+        """Starts a process that writes all traffic of the cable to a file until it is ended."""
         running = self.program([sys.executable, "-c", _LISTEN, self.device, str(to)])
         running.said("listening")
         return running
@@ -104,7 +105,7 @@ class Hosts:
 
     @staticmethod
     def why_not() -> str:
-        """Why this machine cannot make them; "" when it can."""
+        """The reason why this machine cannot create the hosts, or ""."""
         if os.geteuid() != 0:
             return "network namespaces are made by root"
         if shutil.which("ip") is None:

@@ -1,4 +1,4 @@
-"""What is on the wire between two hosts, and a cable that is pulled: each with a cluster of its own."""
+"""The traffic between two hosts, and a cable that is pulled; each test has a cluster of its own."""
 
 import signal
 import sys
@@ -22,12 +22,12 @@ def test_nothing_is_read_on_the_wire(own, tmp_path):
     capture = tmp_path / "capture"
     wire = hosts.a.listen_to_wire(capture)
     text = f"{MARKER!r} * 2000"
-    join(hosts.b, cluster)  # a second node: a join is on the wire, too
+    join(hosts.b, cluster)  # a second node, so that the traffic includes a join
     drive(
         hosts.a,
         f"shoal.init(address={cluster.address!r})\nthere = on('b')\nassert shoal.get(there.echo.remote({text})) == {text}\n",
     )
-    # That it would be seen: the same text in the clear.
+    # A control: the same text in plain TCP is visible.
     serve = "import socket; s = socket.create_server(('', 7777)); print('ready', flush=True); c, _ = s.accept(); print(len(c.recv(99)))"
     server = hosts.b.program([sys.executable, "-c", serve])
     server.said("ready")
@@ -40,7 +40,7 @@ def test_nothing_is_read_on_the_wire(own, tmp_path):
     seen = capture.read_bytes()
     assert len(seen) > 2 * 2000 * len(MARKER)
     assert seen.count(MARKER.encode()) == 1
-    assert b"SHL1" not in seen  # no hello
+    assert b"SHL1" not in seen  # no plain-text hello
     assert cluster.token.read_text().strip().encode() not in seen
     assert bytes.fromhex(cluster.token.read_text().strip()) not in seen
     key = next(line for line in (cluster.session / "tls" / "node.key").read_text().splitlines() if not line.startswith("-"))

@@ -1,4 +1,4 @@
-"""A cluster over two hosts: joining, calls both ways, and what is refused."""
+"""A cluster over two hosts: joining, calls in both directions, and refusals."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from hosts import cluster_of, drive, two_hosts
 
 @pytest.fixture(scope="module")
 def both():
-    """(hosts, what the head said when it started): a cluster of both."""
+    """Yields the hosts and the head's start report."""
     for hosts in two_hosts():
         yield hosts, cluster_of(hosts)
 
@@ -68,7 +68,7 @@ def test_commands_from_a_host_that_joined_and_from_one_that_did_not(both, tmp_pa
     done = hosts.b("submit", "--address", cluster.address, script, "there", env=stranger)
     assert (done.returncode, done.stdout) == (0, "ran there\n"), done.stderr
     assert "ran there" in hosts.b("logs", "--address", cluster.address, env=stranger).stdout
-    assert not list(tmp_path.iterdir())  # it left nothing of the token behind
+    assert not list(tmp_path.iterdir())  # the token leaves no file behind
 
 
 def _refusal(host, cluster, *words, home):
@@ -111,7 +111,7 @@ print(said.hex())
     done = subprocess.run([*hosts.b.before, sys.executable, "-c", ask], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     said = bytes.fromhex(done.stdout)
-    assert said[:1] in (b"", b"\x15"), said  # a TLS alert at most
+    assert said[:1] in (b"", b"\x15"), said  # at most a TLS alert
     assert b"SHL1" not in said
 
 

@@ -26,7 +26,7 @@ def cluster(shoal_command):
 
 @pytest.fixture
 def actors(cluster):
-    """One that lives, one that was killed."""
+    """One actor that lives, one that was killed."""
     alive, dead = Log.options(name="alive", namespace="n").remote(), Log.remote()
     shoal.get([alive.all.remote(), dead.all.remote()])
     shoal.kill(dead)
@@ -88,7 +88,7 @@ def test_the_stacks_of_a_worker_that_hangs(shoal_command, cluster, tmp_path):
     pid, other = shoal.get([hangs.pid.remote(), idle.pid.remote()])
     hangs.stuck_here.remote(str(tmp_path / "there"))
     wait_until(lambda: (tmp_path / "there").exists(), 60, "the call")
-    for _ in range(2):  # what was said the time before is not said again
+    for _ in range(2):  # the second report repeats nothing of the first
         (row,) = shoal_command.json("stack", hangs._actor_id)["workers"]
         assert (row["pid"], row["role"]) == (pid, "Hangs")
         assert row["stacks"].count("in stuck_here\n") == row["stacks"].count("in beside_it\n") == 1
@@ -192,7 +192,7 @@ def test_memory_by_node_and_process(shoal_command, cluster):
 
 
 def test_tasks_and_their_timeline(shoal_command, cluster, tmp_path):
-    def told(*words):  # once all processes told what they know: a loaded machine may have let one of them wait
+    def told(*words):  # asks until all processes have reported; a loaded machine may delay one
         def said():
             out = shoal_command.json(*words)
             return out if not out["silent"] else None
@@ -209,7 +209,7 @@ def test_tasks_and_their_timeline(shoal_command, cluster, tmp_path):
         done = shoal_command("get", "task", rows[0]["id"], "--json")
         return json.loads(done.stdout)["rows"] if done.returncode == 0 else None
 
-    (row,) = wait_until(got, 60, "the task")  # one for its only attempt
+    (row,) = wait_until(got, 60, "the task")  # one row for its only attempt
     assert (row["id"], row["name"], row["attempt"]) == (rows[0]["id"], "Log.all", 0)
     refused = shoal_command("get", "task", rows[0]["id"][:16])
     assert (refused.returncode, "have an id that begins with" in refused.stderr) == (1, True), refused
@@ -253,6 +253,6 @@ def test_health(shoal_command):
     assert shoal_command.json("health-check")["nodes"] == 1
     os.kill(cluster.pid("node"), signal.SIGKILL)
     wait_until(lambda: shoal_command("health-check").returncode != 0, 20, "the node's death")
-    assert shoal_command.json("health-check", code=1)["nodes"] == 0  # the head lives
+    assert shoal_command.json("health-check", code=1)["nodes"] == 0  # the head runs on
     shoal_command.json("stop")
     assert shoal_command("health-check").returncode == 5

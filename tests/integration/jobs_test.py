@@ -1,4 +1,4 @@
-"""Jobs over HTTP and by `shoal job`: submit, status, logs, stop, list, delete; and who may ask."""
+"""Jobs over HTTP and by `shoal job`: submit, status, logs, stop, list and delete; access control."""
 
 import asyncio
 import contextlib
@@ -137,7 +137,7 @@ def test_a_running_job_is_followed_and_stopped(client):
     assert asyncio.run(first_lines(lambda: client.stop_job(job))) == "begun\n"
     assert ended(client, job) == JobStatus.STOPPED
     assert not client.stop_job(job)
-    assert asyncio.run(first_lines()) == "begun\n"  # kept
+    assert asyncio.run(first_lines()) == "begun\n"  # still available
     with pytest.raises(RuntimeError, match=r"400.*a job was submitted as"):
         client.submit_job(entrypoint="true", submission_id=job)
 
@@ -158,7 +158,7 @@ def test_following_a_job_that_says_nothing_can_be_given_up(client):
         with pytest.raises(asyncio.CancelledError):
             await following
 
-    asyncio.run(give_up())  # with the thread that was reading
+    asyncio.run(give_up())  # returns after the reading thread
     assert client.get_job_status(job) == JobStatus.RUNNING
     client.stop_job(job)
     assert ended(client, job) == JobStatus.STOPPED
@@ -174,7 +174,7 @@ def test_no_other_host_is_told_the_token(cluster, monkeypatch):
 
 
 class Squatter:
-    """Listens on loopback, as ``user`` if that is not None, and answers one request; keeps what it was told."""
+    """Listens on loopback, as ``user`` unless None, answers one request, and records it."""
 
     def __init__(self, user: int | None):
         here, there = os.pipe()
@@ -338,12 +338,12 @@ def test_a_hostile_client_costs_nothing_but_its_connection(cluster, client):
     assert say(head + b"Content-Length: 99999999\r\n\r\n").startswith(b"HTTP/1.1 413")
     assert say(head + b"Transfer-Encoding: chunked\r\n\r\n").startswith(b"HTTP/1.1 501")
     silent = [socket.create_connection((url.hostname, url.port)) for _ in range(200)]
-    assert client.list_jobs() == []  # they keep nobody out
+    assert client.list_jobs() == []  # silent connections do not block requests
     refused = [socket.create_connection((url.hostname, url.port)) for _ in range(200)]
     for s in refused:
-        with contextlib.suppress(ConnectionError):  # it had to make room already
+        with contextlib.suppress(ConnectionError):  # the server may have closed it to make room
             s.sendall(b"nonsense\r\n\r\n")
-    assert client.list_jobs() == []  # nor do those that were answered and stay
+    assert client.list_jobs() == []  # neither do answered connections that stay open
     for s in silent + refused:
         s.close()
 

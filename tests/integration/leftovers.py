@@ -1,8 +1,8 @@
-"""What a test leaves behind: processes, sockets, ports and shared memory that outlive it.
+"""Leftovers of a test: processes, sockets, ports and shared memory that outlive it.
 
-This process becomes the subreaper of all it starts, so that whatever is orphaned becomes its child instead of disappearing under init; a
-mark in the environment finds those that escape even that. Nobody reaps here until the check: as in a container without an init, what ended
-is a zombie meanwhile, and the code under test has to know a zombie for dead.
+This process becomes the subreaper of its descendants, so that an orphan becomes its child instead of init's. A mark in the
+environment finds the processes that escape even that. Orphans are not reaped before the check. As in a container without an init,
+they stay zombies, which the code under test must treat as dead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MARK = "SHOAL_TEST_MARK"
-_GUARD_S = 60  # a loaded machine has its time: these are guards against a hang, no measures
+_GUARD_S = 60  # hang guard for a loaded machine
 
 
 def wait_until(condition, within: float, what: str = "the condition"):
-    """The first true value of ``condition()``, asked again and again; AssertionError when there is none. ``within``: what it takes at
-    most where nothing else runs."""
+    """Polls ``condition()`` and returns its first true value; AssertionError if there is none. ``within``: the longest time it takes on
+    an idle machine."""
     end = time.monotonic() + max(within, _GUARD_S)
     while True:
         value = condition()
@@ -56,7 +56,7 @@ def command_of(pid: int) -> str:
 
 
 def stop_cluster_of(driver) -> None:
-    """Freezes the cluster that is embedded in a driver, head and node at once: from now on it answers nothing."""
+    """Freezes the cluster embedded in a driver, head and node at once: it stops answering."""
     (pid,) = (p for p in descendants(driver.pid) if stat_of(p)[1] == driver.pid)
     os.kill(pid, signal.SIGSTOP)
 
@@ -82,13 +82,13 @@ def _in_file(path: str, text: str) -> bool:
 
 
 class Leftovers:
-    """Of one test. ``home`` is its SHOAL_HOME."""
+    """Finds the leftovers of one test. ``home`` is its SHOAL_HOME."""
 
     def __init__(self, home: Path):
         assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
         if not gc.get_freeze_count():
             gc.collect()
-            gc.freeze()  # what the test's modules imported: it need not be gone through after every test
+            gc.freeze()  # excludes the test's imports from garbage collection after every test
         self._home = home
         self._mark = uuid.uuid4().hex
         self._before = descendants(os.getpid())
@@ -135,7 +135,7 @@ class Leftovers:
             began = time.process_time()
             if not (found := self._anything()) or time.monotonic() > end:
                 break
-            time.sleep(max(0.01, 5 * (time.process_time() - began)))  # what it waits for needs the processor
+            time.sleep(max(0.01, 5 * (time.process_time() - began)))  # leaves the CPU to the processes that it waits for
         found = self._all() if found else {}
         for pid in self.processes() if found else ():
             os.kill(pid, 9)

@@ -1,4 +1,4 @@
-"""What workers on other nodes than the driver's print, and how they end: with two nodes on one host, and on two."""
+"""Output of workers on other nodes than the driver's, and their end: with two nodes on one host, and on two hosts."""
 
 import pytest
 from two_nodes import DRIVER, KINDS, pid_of, two_nodes

@@ -1,4 +1,4 @@
-"""What workers print: of the process before, of a node that is gone, one stream, and folded on a terminal."""
+"""Output of workers: of an earlier process, of a lost node, as one stream, and folded on a terminal."""
 
 import os
 import pty
@@ -198,7 +198,7 @@ time.sleep(600)
 
 
 def test_whatever_writes_what_a_call_prints_is_its_own(shoal_command, cluster):
-    """Also loggers that were made before it, C and other processes, and what stands behind a line without an end."""
+    """Covers loggers created before the call, C code, other processes, and text after a line without a newline."""
     driver = shoal_command.driver(
         """
 import ctypes, logging, os, subprocess, sys, time
@@ -344,7 +344,7 @@ shoal.get([s.say.remote("the same") for s in speakers])
 
 
 def on_a_terminal(shoal_command, text: str, **env: str) -> str:
-    """What a driver prints on a terminal."""
+    """Returns the output of a driver on a terminal."""
     ours, theirs = pty.openpty()
     script = shoal_command.script(DRIVER + text, "terminal.py")
     pid = os.fork()

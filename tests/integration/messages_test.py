@@ -1,4 +1,4 @@
-"""What people are told when something is not as they thought, and what they are not told when all is well."""
+"""Error messages when an assumption of the user is wrong, and silence when all is well."""
 
 import pytest
 from leftovers import wait_until
@@ -77,7 +77,7 @@ def test_a_token_file_that_is_named_has_to_be_the_clusters(shoal_command, cluste
 def test_an_address_that_is_none_of_ours_says_what_there_is(shoal_command, cluster):
     here = shoal_command("status", "--address", "127.0.0.1:1")
     fails(here, 5, "127.0.0.1:1", f"there is {cluster.address}", "`token` in its session's folder", "SHOAL_HOME")
-    assert "ca-fingerprint" not in here.stderr  # nobody on loopback has one
+    assert "ca-fingerprint" not in here.stderr  # on loopback there is no fingerprint
     fails(shoal_command("status", "--address", "10.1.2.3:1"), 5, "10.1.2.3:1", "--ca-fingerprint", "`shoal start --address 10.1.2.3:1`")
     driver = shoal_command.driver("import shoal\nshoal.init(address='127.0.0.1:1')", SHOAL_TOKEN="5f" * 32)
     assert driver.code() == 1

@@ -1,4 +1,4 @@
-"""What users, nodes and the head measure, as Prometheus reads it."""
+"""Metrics of users, nodes and the head, as Prometheus reads them."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class Meter:
 
 @pytest.fixture
 def cluster(shoal_command):
-    """Two nodes, "a" and "b", and what can be read of them."""
+    """Two nodes, "a" and "b", with the command, the address and the session folder."""
     head = shoal_command.json("start", "--head", "--num-cpus", "4", "--port", "0", "--dashboard-port", "0", "--label", "host=a")
     joined = shoal_command.json("start", "--address", head["address"], "--num-cpus", "4", "--label", "host=b")
     shoal.init(address=head["address"])
@@ -46,7 +46,7 @@ def cluster(shoal_command):
 
 
 def get(cluster, path="/metrics", method="GET", token=None):
-    """(status, content type, text)"""
+    """Returns (status, content type, text)."""
     with open(f"{cluster.session}/info.json") as file:
         url = json.load(file)["http"]
     if token is None:
@@ -67,7 +67,7 @@ def scrape(cluster):
 
 
 def until(cluster, condition, what):
-    """The first scrape of which it holds: a process that gets no core for a moment is left out of one."""
+    """The first scrape for which the condition holds: a scrape lacks processes that got no CPU for a moment."""
 
     def holds():
         families = scrape(cluster)
@@ -148,7 +148,7 @@ def test_a_job_may_have_other_boundaries_than_one_before(cluster):
 
 
 def test_what_was_counted_stays_when_its_process_ends(cluster):
-    """Nobody has asked before: it tells its node as it ends."""
+    """Without an earlier scrape: a process reports its counters to its node when it ends."""
     meter = on("a")
     pid = shoal.get(meter.measure.remote(5, 1, [3]))
     del meter

@@ -1,4 +1,4 @@
-"""Objects between nodes when processes and nodes die, a cable is pulled, or memory is short: each with a cluster of its own."""
+"""Objects between nodes when processes or nodes die, a cable is pulled, or memory is short; each test has a cluster of its own."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""A runtime_env's folders on a host that lacks them: of drivers, of what they start there, and of submitted jobs; what is kept, and what
-goes."""
+"""Folders of a runtime_env on a host that lacks them: for drivers, their workers and submitted jobs; which copies are kept, and which
+are deleted."""
 
 import textwrap
 from pathlib import Path
@@ -42,7 +42,7 @@ def nodes():
 
 @pytest.fixture
 def work(tmp_path):
-    """A folder as users have one."""
+    """A typical user's folder."""
     folder = tmp_path / "work"
     (folder / "inner").mkdir(parents=True)
     (folder / "data.txt").write_text("of the driver\n")
@@ -125,7 +125,7 @@ def test_an_actor_that_is_started_again_finds_them(nodes, work):
 
 
 def test_a_folder_that_is_not_of_the_environment_is_not_missed(nodes):
-    """The driver's own, where the other host lacks it: it works in its session's folder, and says so."""
+    """The other host lacks the driver's own folder: the worker starts in its session's folder and logs that."""
     out = drive(
         nodes.a,
         nodes.address,
@@ -211,8 +211,8 @@ def test_a_jobs_folder_goes_along_to_the_host_that_runs_it(nodes, work, host):
     assert lines[0].split()[1:] == ["of", "the", "driver"], done
     assert lines[1:3] == ["all is well", "ran"], done
     if host == "a":
-        assert done.returncode == 1, done  # what .gitignore names was left there
+        assert done.returncode == 1, done  # files that .gitignore names were not shipped
         assert cwd.startswith(str(nodes.b.home)), done
     else:
         assert done.returncode == 0, done
-        assert cwd == str(work), done  # its own, as it is
+        assert cwd == str(work), done  # the original folder

@@ -1,4 +1,4 @@
-"""Gangs of ranks: torchrun's variables, prefixes, and what becomes of the others when one fails."""
+"""Gangs of ranks: torchrun's variables, output prefixes, and the end of a gang when one rank fails."""
 
 import os
 import re
@@ -13,7 +13,7 @@ WARM = "import time; print('warm'); time.sleep(1000)"
 
 @pytest.fixture(scope="module")
 def shoal_command(module_home):
-    """A cluster that keeps torch warm for all tests: another rank of another job waits in it."""
+    """A cluster that keeps torch imported for all tests: a rank of another job waits in it."""
     command = Command(module_home)
     cluster = command.start(cpus=9)
     keeper = command.popen("submit", "--num-workers", "1", command.script(WARM, "keeper.py"))

@@ -1,4 +1,4 @@
-"""Every snippet of README.md, run as it stands there. (Its ``./dev`` lines are run by ``.ci/run``.)"""
+"""Runs every snippet of README.md as it stands there. (``.ci/run`` runs its ``./dev`` lines.)"""
 
 import os
 import re
@@ -46,7 +46,7 @@ def test_it_has_what_is_run_here():
 
 
 def test_the_sharded_program_learns(run):
-    assert last_loss(run("python", "train.py")) < 2  # 16 to begin with: the variance of a sum of 16
+    assert last_loss(run("python", "train.py")) < 2  # at first 16, the variance of a sum of 16
 
 
 def test_its_loop_runs_under_torchrun(run, tmp_path):
@@ -68,5 +68,5 @@ def test_actors_answer_in_python(run, tmp_path):
 
 
 def test_actors_answer_in_cpp(run):
-    """Bazel compiled what stands in the README."""
+    """Bazel compiled the README's snippet."""
     assert run(os.path.abspath(os.environ["README_SNIPPET"])) == "[5, 5] 25\n"

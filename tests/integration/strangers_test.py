@@ -1,4 +1,4 @@
-"""What strangers send to a cluster's port: garbage, half a hello, another token, another version. It refuses them and lives on."""
+"""Hostile input at a cluster's port: garbage, half a hello, another token, another version. The cluster refuses it and runs on."""
 
 import hashlib
 import hmac
@@ -48,7 +48,7 @@ def read(connection, count: int) -> bytes:
 
 
 def is_dropped(connection) -> bool:
-    """Whether the other side ends the connection, whatever it may say before."""
+    """True if the other side ends the connection, possibly after sending data."""
     try:
         while connection.recv(65536):
             pass
@@ -64,7 +64,7 @@ def token_of(cluster) -> bytes:
 
 
 def greet(connection, token: bytes, newest=1, oldest=1, role=CLIENT) -> bytes:
-    """Our side of the hello; returns the verdict."""
+    """Sends the client's side of the hello; returns the verdict."""
     challenge = read(connection, 64)
     assert challenge[:5] == MAGIC + bytes([CHALLENGE])
     answer = MAGIC + struct.pack("<BBHH6x", ANSWER, role, newest, oldest) + os.urandom(16)
@@ -108,7 +108,7 @@ def test_another_token_is_refused_and_learns_nothing(shoal_command, cluster):
     with dial(cluster) as connection:
         verdict = greet(connection, os.urandom(32))
         assert verdict[4:6] == bytes([VERDICT, TOKEN_REFUSED])
-        assert verdict[32:] == bytes(32)  # no proof that could be tried on tokens
+        assert verdict[32:] == bytes(32)  # no proof for an offline attack on the token
         assert is_dropped(connection)
     lives(shoal_command, cluster)
 
@@ -150,7 +150,7 @@ def test_garbage_drops_the_connection_at_once(shoal_command, cluster, bytes_sent
 def test_a_caller_that_says_nothing_is_dropped_in_time(shoal_command, cluster):
     with dial(cluster) as connection:
         connection.sendall(b"half a hello")
-        assert is_dropped(connection)  # before this side gives up
+        assert is_dropped(connection)  # before this side times out
 
 
 FRAMES = [
@@ -201,10 +201,10 @@ def test_every_method_with_a_body_of_garbage_is_an_error_and_no_more(shoal_comma
 def test_a_crowd_of_idle_strangers_keeps_nobody_out(shoal_command, cluster):
     crowd = [dial(cluster) for _ in range(200)]
     try:
-        shoal.init(cluster.address)  # over the unix socket, as everybody on this host
+        shoal.init(cluster.address)  # over the unix socket, as all local clients
         actor = Log.remote()
         assert shoal.get(actor.echo.remote(1), timeout=60) == 1
-        for _ in range(5):  # over TCP, in the midst of the crowd
+        for _ in range(5):  # over TCP, beside the other connections
             lives(shoal_command, cluster)
     finally:
         shoal.shutdown()
@@ -229,7 +229,7 @@ def test_the_sockets_of_a_cluster_are_for_those_with_its_token(shoal_command, cl
 
 @pytest.fixture
 def impostor(home, request):
-    """Listens at the address of what looks like a running session, and answers a caller with `request.param(token, connection)`."""
+    """Listens at the address of what looks like a running session, and answers a client with `request.param(token, connection)`."""
     listener = socket.create_server(("127.0.0.1", 0))
     session = home / "20240101-000000-0000000a"
     (session / "pids").mkdir(parents=True)
@@ -310,4 +310,4 @@ def test_a_caller_is_not_taken_in_by(shoal_command, impostor, code, submit_code,
     with pytest.raises(shoal.exceptions.ShoalError, match=text):
         shoal.init(address)
     wait_until(lambda: len(heard) == 3, 5, "the end of all three")
-    assert set(heard) == {b""}  # it heard nothing that it could use
+    assert set(heard) == {b""}  # the client sent nothing secret

@@ -25,7 +25,7 @@ def cluster(shoal_command):
 
 @pytest.fixture(params=["its own cluster", "a running cluster"])
 def either(request, shoal_command):
-    """Whether a cluster runs already or not: a script notices no difference."""
+    """With and without a running cluster: the script runs the same way."""
     if request.param == "a running cluster":
         request.getfixturevalue("cluster")
     return request.param
@@ -182,7 +182,7 @@ def test_a_slow_reader_gets_every_line(shoal_command, cluster, actor):
         text = first
         while piece := os.read(job.stdout.fileno(), 1 << 16):
             text += piece
-            time.sleep(0.05)  # in all longer than anybody waits who does not look whether lines still come
+            time.sleep(0.05)  # in all longer than the timeout of a client that ignores new lines
     assert job.returncode == 0
     assert text.decode().splitlines() == [f"line {i}" for i in range(200_001)]
 
@@ -271,7 +271,7 @@ STUBBORN = "import signal\nfor n in (signal.SIGINT, signal.SIGTERM):\n    signal
 
 
 def started(shoal_command, text, *options, ranks=1):
-    # A gang of ordinary programs: nothing here needs torch.
+    # A gang of plain programs, because these tests do not need torch.
     options = options if "--detach-after" in options else ("--detach-after", "600", *options)  # time enough for a second Ctrl-C
     job = shoal_command.popen("submit", *options, "--", sys.executable, shoal_command.script(text))
     wait_until(lambda: job.out.count("pids ") == ranks or job.process.poll() is not None, 20, "its ranks")
@@ -285,7 +285,7 @@ def gone(pids, within=5.0):
 
 
 def interrupt(job, either):
-    """Ctrl-C, as often as it takes to stop a job."""
+    """Sends Ctrl-C as often as it takes to stop a job."""
     job.signal(signal.SIGINT)
     if either != "its own cluster":
         job.said("Ctrl-C again")
@@ -444,7 +444,7 @@ def test_another_programs_own_cluster_is_left_alone(shoal_command):
     assert shoal_command("stop").returncode == 3
     with pytest.raises(shoal.exceptions.Unavailable, match="no cluster is running"):
         shoal.init("auto")
-    assert shoal_command.json("status")["address"] == info["head_local"]  # it may be looked at
+    assert shoal_command.json("status")["address"] == info["head_local"]  # the cluster may be inspected
     named = shoal_command("submit", "--address", info["head_local"], "--", "sh", "-c", "echo $SHOAL_ADDRESS")
     assert named.stdout.strip() == info["head_local"], named
     assert shoal_command("stop", "--address", info["head_local"]).returncode == 0

@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts: a private node comes up for them, can be looked at, and ends with them, however they end."""
+"""Ranks that torchrun starts: they start a private node, which can be inspected and ends with them, however they end."""
 
 import importlib
 import json
@@ -52,7 +52,8 @@ LAUNCHER = str(Path(__file__).with_name("forked_ranks.py"))
 
 @pytest.fixture
 def torchrun(shoal_command):
-    """torchrun with 2 ranks of the program above: steps, the rank that fails, and how. ``fresh``: ranks are interpreters of their own."""
+    """Runs torchrun with 2 ranks of the program above: steps, the failing rank, and the kind of failure. ``fresh``: ranks are new
+    interpreters."""
 
     def start(steps: int, victim: int = -1, how: str = "never", fresh: bool = False):
         script = shoal_command.script(TRAIN, "train.py")
@@ -63,7 +64,7 @@ def torchrun(shoal_command):
 
 
 def session(home: Path) -> dict:
-    """The private node's own words."""
+    """The info file of the private node."""
     (info,) = home.glob("*/info.json")
     return json.loads(info.read_text())
 
@@ -73,11 +74,11 @@ def test_its_shard_actors_are_listed_at_the_private_nodes_address(shoal_command,
     for rank in range(2):
         job.said(f"rank {rank} trains")
     said = session(shoal_command.home)
-    assert said["head"] == ""  # no port: unix sockets only
+    assert said["head"] == ""  # no port, only unix sockets
     rows = shoal_command.json("list", "actors", "--address", said["head_local"])["rows"]
     rows.sort(key=lambda row: row["rank"])
     assert [(r["class"], r["state"], r["rank"], r["world_size"]) for r in rows] == [("ShardActor", "ALIVE", rank, 2) for rank in range(2)]
-    # 15 and 3 rows of weights and as many of biases, of which rank 0 holds the first halves, in fp32
+    # 15 and 3 rows of weights and as many of biases in fp32; rank 0 holds the first halves.
     assert [int(r["attributes"]["rows"]) for r in rows] == [8 + 8 + 2 + 2, 7 + 7 + 1 + 1]
     assert [int(r["attributes"]["bytes"]) for r in rows] == [4 * (8 * 8 + 8 + 2 * 15 + 2), 4 * (7 * 8 + 7 + 1 * 15 + 1)]
     assert all(r["generation"] == 1 for r in rows)
@@ -94,7 +95,7 @@ def test_a_run_that_ends_well_leaves_no_session_folder(shoal_command, torchrun):
 
 @pytest.mark.parametrize(("victim", "how"), [(0, "exit"), (0, "kill"), (1, "raise"), (1, "kill")])
 def test_a_rank_that_fails_is_named_and_nothing_stays(shoal_command, torchrun, victim, how):
-    """Rank 0 started the private node, rank 1 only joined it: neither keeps it, or the other rank, alive."""
+    """Rank 0 started the private node and rank 1 joined it. Neither keeps it or the other rank alive."""
     job = torchrun(100_000, victim, how)
     assert job.code() == 1, job.err
     assert f"rank      : {victim} " in job.err
@@ -128,7 +129,7 @@ print(f"rank {rank}: {y.sum().item()}", flush=True)
 
 
 def test_a_rank_that_has_done_its_part_may_end_before_the_others(shoal_command):
-    """Rank 1 ends while rank 0 still reads the rows it owned: they are the node's."""
+    """Rank 1 ends while rank 0 still reads the rows that rank 1 owned: the node keeps them."""
     script = shoal_command.script(EVALUATE, "evaluate.py")
     words = [sys.executable, LAUNCHER, "2", str(script)]
     job = shoal_command.program([*words, "done"])
@@ -136,7 +137,7 @@ def test_a_rank_that_has_done_its_part_may_end_before_the_others(shoal_command):
     said = sorted(job.out.splitlines())
     assert [line[:7] for line in said] == ["rank 0:", "rank 1:"]
     assert said[0][7:] == said[1][7:]
-    # Without its part, the wait for it ends with its name and not with the time limit.
+    # If rank 1 ends too early, the wait fails with its name, before the time limit.
     job = shoal_command.program([*words, "early"])
     assert job.code() == 1
     for text in ("ActorDiedError", "ShardActor rank 1", "waiting for the parameters"):
@@ -149,14 +150,14 @@ def test_torchrun_killed_outright_takes_all_along(shoal_command, torchrun):
         job.said(f"rank {rank} trains")
     said = session(shoal_command.home)
     ranks = [p for p in descendants(job.pid) if alive(p)]
-    for p in ranks:  # torchrun does not end its ranks when it is killed: whoever kills it does
+    for p in ranks:  # a killed torchrun leaves its ranks running
         os.kill(p, signal.SIGKILL)
     job.signal(signal.SIGKILL)
     job.code()
     wait_until(lambda: shoal_command("list", "actors", "--address", said["head_local"]).returncode == 5, 5, "the node's end")
 
 
-# Programs of torch's FSDP that name Shoal nowhere.
+# Programs with torch's FSDP that do not name Shoal.
 
 TORCHS = """
 import sys
@@ -175,7 +176,7 @@ print(f"{__name__} {sys.argv[1:]} {isinstance(model, FSDPModule)} {fully_shard._
 torch.distributed.destroy_process_group()
 """
 SHARDED_BY_SHOAL = "__main__ ['--lr', '1'] True shoal.fsdp._fully_shard shoal.fsdp1.fully_sharded_data_parallel"
-SAID_ONCE = [  # for each mesh
+SAID_ONCE = [  # once per mesh
     "shoal: Shoal shards this model over 2 ranks (cpu), in the place of torch's FSDP; first unit: Linear\n",
     "shoal: Shoal shards this model over 2 ranks (cpu, 2x1: replicas x shards), in the place of torch's FSDP; first unit: Sequential\n",
 ]
@@ -187,7 +188,7 @@ def test_a_program_that_names_only_torch_is_sharded_by_shoal(shoal_command, way)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = {}
     if way == "variable":
-        # What site does in an environment that has the wheel; here site's folders are the test's environment.
+        # As site runs in an environment that has the wheel; here site's folders are the test's environment.
         starter = shoal_command.script(
             f"import runpy, site, sys; site.addsitedir({str(PTH.parent)!r}); "
             "assert 'torch.distributed.fsdp' not in sys.modules; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')",
@@ -198,7 +199,7 @@ def test_a_program_that_names_only_torch_is_sharded_by_shoal(shoal_command, way)
         words += ["-m", "shoal.fsdp.run", str(script)]
     job = shoal_command.program([*words, "--lr", "1"], **env)
     assert job.code() == 0, job.err
-    assert job.out.count(SHARDED_BY_SHOAL) == 2, job.out  # of two processes: their lines may meet
+    assert job.out.count(SHARDED_BY_SHOAL) == 2, job.out  # lines of two processes may interleave
     assert job.err.count("Shoal shards this model") == len(SAID_ONCE), job.err
     assert [job.err.count(line) for line in SAID_ONCE] == [1, 1], job.err
 
@@ -223,7 +224,7 @@ def test_the_variable_loads_nothing_before_a_program_imports_torchs_fsdp(shoal_c
         "print('_shoal_switch' in new, 'torch' in new, 'shoal' in new)"
     )
     env = {k: v for k, v in os.environ.items() if k != "SHOAL_FSDP"} | ({} if value is None else {"SHOAL_FSDP": value})
-    words = [sys.executable, "-S", "-c", program]  # without what this environment's own site does
+    words = [sys.executable, "-S", "-c", program]  # without this environment's own site
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout == f"{value == '1'} False False\n", done.stderr
 

@@ -1,4 +1,4 @@
-"""The main job, small: its artefacts, its numbers beside one plain process, resuming, and its ways to end."""
+"""The main example, made small: its artefacts, its numbers beside one plain process, resuming, and its ways to end."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from shoal import checkpoint
 from shoal._runtime import binary
 
 SCRIPT = str(Path("examples/train_gpt.py").absolute())
-LIMIT_S = 240  # none takes a tenth of it on an idle machine
+LIMIT_S = 240  # an idle machine needs less than a tenth
 SMALL = ["--layers=2", "--width=32", "--heads=2", "--context=32", "--batch=12", "--warmup=4", "--lr=1e-2"]
 SMALL += ["--validate-every=4", "--validation-windows=8", "--sample-bytes=20"]
 
@@ -28,7 +28,7 @@ def command(out, *options):
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """Runs the example in a fork of a process that has imported torch, and gives what it said."""
+    """Runs the example in a fork of a process that has imported torch, and returns its output."""
     server, folder = Server(["matplotlib.pyplot"]), tmp_path_factory.mktemp("said")
 
     def start(out, *options):
@@ -45,7 +45,7 @@ def train(tmp_path_factory):
 
 @pytest.fixture
 def main(monkeypatch, capsys):
-    """Runs what ends before anything starts, here: (exit code, output, errors)."""
+    """Runs, in this process, a command line that ends before training: (exit code, output, errors)."""
 
     def run(out, *options):
         monkeypatch.setattr(sys, "argv", command(out, *options)[1:])
@@ -70,7 +70,7 @@ def files(folder):
 
 @pytest.fixture(scope="module")
 def run(train, module_home, tmp_path_factory):
-    """A run of 12 steps on two workers, and what it said."""
+    """A run of 12 steps on two workers, and its output."""
     out = tmp_path_factory.mktemp("run") / "out"
     return out, train(out, "--steps=12")
 
@@ -85,7 +85,7 @@ def test_it_says_how_it_goes_and_where_the_results_are(run):
     assert f"{out}/loss.png" in said
     assert "It wrote:" in said
     assert "--resume --steps 24 --num-workers 3" in said
-    assert "--width 32" in said  # the commands to try are whole
+    assert "--width 32" in said  # the suggested command lines are complete
 
 
 def test_the_losses_are_those_of_one_plain_process_and_fall(run):
@@ -185,4 +185,4 @@ def test_loaders_die_with_a_job_that_is_killed(run, tmp_path):
             assert process.poll() is None
         wait_until(lambda: len(descendants(process.pid)) >= 7, 10, "two workers with two loaders each, and their cluster")
         process.kill()
-    process.wait()  # module_home looks for what is left
+    process.wait()  # before module_home checks for leftovers

@@ -1,9 +1,9 @@
-"""Workers that need not import what their test's module imports."""
+"""Workers that start with their test module's imports already done."""
 
 from pathlib import Path
 
-# Workers import the module of a test for its actors' classes, and with it these modules: the interpreter that they are forked from has
-# done that, and has one thread.
+# Workers import a test's module for its actors' classes, and with it these modules. The interpreter that they are forked from imports them
+# first, with one thread.
 _SITE = """import contextlib, os, sys
 if "shoal._zygote" in sys.orig_argv:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"

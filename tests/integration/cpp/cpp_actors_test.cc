@@ -1,4 +1,4 @@
-// The C++ API on a real cluster: this program is driver and workers.
+// The C++ API on a real cluster. This program is the driver and its workers.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -70,7 +70,7 @@ class Recorder {
   std::vector<int> seen_;
 };
 
-// Knows where it stands, and calls others.
+// An actor with a rank that calls other actors.
 class Member {
  public:
   Member(shoal::Place place, int base) : place_(place), base_(base) {}
@@ -115,7 +115,7 @@ TEST_F(CppActorsTest, CallsOfOneCallerRunInTheOrderInWhichTheyWereMade) {
   const auto r = recorder();
   std::vector<int> expected;
   for (int i = 0; i < 1000; ++i) {
-    (void)r.call(&Recorder::note, i);  // the first ones before there is a process
+    (void)r.call(&Recorder::note, i);  // the first calls precede the process
     expected.push_back(i);
   }
   EXPECT_EQ(r.call(&Recorder::seen).get().value(), expected);
@@ -128,7 +128,7 @@ TEST_F(CppActorsTest, ArgumentsAndResultsTravel) {
   EXPECT_EQ(r.call(&Recorder::name).get().value(), "a name");
   EXPECT_EQ(r.call(&Recorder::divide, 7, 2).get().value(), 3);
   EXPECT_NE(r.call(&Recorder::pid).get().value(), getpid());
-  for (const std::size_t size : {0u, 5u, 1'000'000u}) {  // in the frame, and in a shared memory
+  for (const std::size_t size : {0u, 5u, 1'000'000u}) {  // in the frame, and in shared memory
     shoal::Bytes bytes(size);
     for (std::size_t i = 0; i < size; ++i) bytes.data()[i] = static_cast<std::byte>(i * 7);
     const auto back = r.call(&Recorder::reversed, bytes).get().value();
@@ -142,7 +142,7 @@ TEST_F(CppActorsTest, OptionsReachTheProcess) {
   options.env = {{"SHOAL_TEST_COLOUR", "green"}};
   const auto r = driver->spawn<Recorder>(options, "r").value();
   EXPECT_EQ(r.call(&Recorder::environment, "SHOAL_TEST_COLOUR").get().value(), "green");
-  // What it starts is no worker.
+  // A child process of an actor is no worker.
   EXPECT_EQ(r.call(&Recorder::environment, "SHOAL_BUILD_ID").get().value(), "(unset)");
 }
 
@@ -162,7 +162,7 @@ TEST_F(CppActorsTest, AnErrorArrivesWithItsCauseAndItsPath) {
   const Error e = r.call(&Recorder::divide, 1, 0).get().error();
   EXPECT_EQ(e.to_string(), "error[InvalidArgument/Zero]: division by zero\n  in: method divide, actor Recorder(" + to_string(r.id()) +
                                ")\n  hint: divide by something");
-  EXPECT_EQ(r.call(&Recorder::divide, 4, 2).get().value(), 2);  // it goes on
+  EXPECT_EQ(r.call(&Recorder::divide, 4, 2).get().value(), 2);  // the actor goes on
 }
 
 TEST_F(CppActorsTest, AnErrorOfAnActorCalledByAnActorKeepsTheFirstCauseFirst) {
@@ -185,13 +185,13 @@ TEST_F(CppActorsTest, WhatAMethodThrowsIsAnErrorAndTheActorLives) {
 
 TEST_F(CppActorsTest, CallsThatCannotBeMadeFailInTheFuture) {
   const auto r = recorder();
-  // Its signature is one of the list, itself it is not.
+  // The method has the signature of a listed one, but is not listed.
   const auto m = driver->spawn<Member>({}, 0).value();
   EXPECT_EQ(m.call(&Member::unlisted, 1).get().error().code(), Code::kInvalidArgument);
   EXPECT_EQ(driver->spawn<NeverListed>({}).error().code(), Code::kInvalidArgument);
   EXPECT_EQ(driver->spawn_mesh<Member>(0, {}, 0).error().code(), Code::kInvalidArgument);
   const auto foreign = driver->handle<Member>(r.id()).value();
-  EXPECT_EQ(foreign.call(&Member::world_size).get().error().code(), Code::kNotFound);  // it is a Recorder
+  EXPECT_EQ(foreign.call(&Member::world_size).get().error().code(), Code::kNotFound);  // the actor is a Recorder
 }
 
 // ---- deaths ----
@@ -209,7 +209,7 @@ TEST_F(CppActorsTest, AKilledProcessFailsPendingCallsInLessThanASecond) {
   EXPECT_EQ(e.code(), Code::kUnavailable);
   EXPECT_EQ(e.reason(), "ActorDied");
   EXPECT_NE(e.message().find("was killed by SIGKILL"), std::string::npos) << e.to_string();
-  EXPECT_NE(e.message().find("about to sleep"), std::string::npos) << e.to_string();  // its last lines
+  EXPECT_NE(e.message().find("about to sleep"), std::string::npos) << e.to_string();  // the last lines that it printed
   EXPECT_EQ(e.context(), (std::vector<std::string>{"actor Recorder(" + to_string(r.id()) + ")", "method sleep"}));
   EXPECT_EQ(queued.get(1s).error().reason(), "ActorDied");
   EXPECT_EQ(r.call(&Recorder::name).get(1s).error().reason(), "ActorDied");
@@ -280,7 +280,7 @@ TEST_F(CppActorsTest, AMeshThatDoesNotFitIsNotPlacedAtAll) {
   for (const auto& row : rows.actors) {
     for (const auto& m : waits) EXPECT_TRUE(row.id != m.id() || row.pid == 0) << "rank " << row.rank << " was placed alone";
   }
-  ASSERT_TRUE(driver->kill(waits[0]));  // ends the gang that waits
+  ASSERT_TRUE(driver->kill(waits[0]));  // ends the waiting gang
 }
 
 // ---- coroutines ----
@@ -304,7 +304,7 @@ shoal::Task<int> divide(Handle<Recorder> r, int a, int b) {
 shoal::Task<void> sleeps(Handle<Recorder> r, bool* went_on) {
   const auto slept = co_await r.call(&Recorder::sleep, 500).async();
   if (slept || slept.error().code() != Code::kCancelled) *went_on = true;
-  (void)co_await r.call(&Recorder::name).async();  // of a coroutine that is cancelled, no await comes back
+  (void)co_await r.call(&Recorder::name).async();  // no await of a cancelled coroutine returns
   *went_on = true;
   co_return slept;
 }
@@ -316,7 +316,7 @@ shoal::Task<void> throws(Handle<Recorder> r) {
 
 shoal::Task<std::string> blocks(Handle<Recorder> r) {
   const auto first = r.call(&Recorder::name);
-  SHOAL_CO_TRY(const std::string got, r.call(&Recorder::name).get());  // allowed: this is the user's thread, not the loop
+  SHOAL_CO_TRY(const std::string got, r.call(&Recorder::name).get());  // allowed on the user's thread, unlike the loop's
   SHOAL_CO_TRY(const std::string awaited, co_await first.async());     // ready by now
   co_return got + awaited;
 }
@@ -342,7 +342,7 @@ TEST_F(CppActorsTest, ACoroutineWhoseTimeIsOverIsCancelled) {
   EXPECT_EQ(driver->run(sleeps(r, &went_on), 100ms).error().code(), Code::kDeadlineExceeded);
   EXPECT_LT(std::chrono::steady_clock::now() - start, 400ms);
   EXPECT_FALSE(went_on);
-  EXPECT_EQ(r.call(&Recorder::name).get().value(), "r");  // the answer to the cancelled await finds nobody, and harms nobody
+  EXPECT_EQ(r.call(&Recorder::name).get().value(), "r");  // the answer to the cancelled await is dropped
 }
 
 TEST_F(CppActorsTest, SeveralThreadsCallAndAwait) {

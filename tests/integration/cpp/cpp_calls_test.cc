@@ -1,5 +1,5 @@
-// Calls that are cancelled, have several results or a stream of them, or run beside others, and references that travel inside of values: on
-// a real cluster of which this program is driver and workers.
+// Cancelled calls, calls with several results or a stream, concurrent calls, and references inside of values, on a real cluster. This
+// program is the driver and its workers.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -36,9 +36,9 @@ void await_file(const std::string& file) {
   while (access(file.c_str(), F_OK) != 0) std::this_thread::sleep_for(1ms);
 }
 
-// ---- what runs remotely ----
+// ---- remote functions and actors ----
 
-// Until it is cancelled.
+// Runs until it is cancelled.
 Result<int> looks(const std::string& began) {
   touch(began);
   while (true) {
@@ -46,7 +46,7 @@ Result<int> looks(const std::string& began) {
     std::this_thread::sleep_for(1ms);
   }
 }
-// Ends when it is cancelled, but as if nothing were.
+// Ends when it is cancelled, but returns a value.
 int does_not_care(const std::string& began) {
   touch(began);
   while (!shoal::is_cancelled()) std::this_thread::sleep_for(1ms);
@@ -61,9 +61,9 @@ bool waits_for(const std::string& file) {
   await_file(file);
   return true;
 }
-// It waits for one that another function runs; that one ends with it.
+// Waits for a function that another worker runs; cancelling this one cancels that one.
 Result<int> asks_another(const std::string& began) { return shoal::context().remote<&looks>({.num_cpus = 0})(began).get(); }
-// It waits for what nobody cancels.
+// Waits for a future that is not cancelled with it.
 Result<int> waits(const std::string& began, const Future<int>& other) {
   touch(began);
   return other.get();
@@ -83,7 +83,7 @@ shoal::Generator<Bytes> large(int count, const std::string& file) {
   for (int i = 0; i < count; ++i) co_yield Bytes(1 << 20);
   await_file(file);
 }
-// Ends at `fails` with an error, at `throws` by an exception.
+// Yields an error at item `fails`, throws at item `throws`.
 shoal::Generator<int> fails_at(int fails, int throws) {
   for (int i = 0;; ++i) {
     if (i == fails) co_yield shoal::fail(shoal::resource_exhausted("there are no more").with_reason("NoMore"));
@@ -128,7 +128,7 @@ class Counter {
     const int before = value_;
     return {before, value_ += n};
   }
-  // One, then nothing until there is a file, then one more.
+  // Yields one item, waits for the file, then yields one more.
   shoal::Generator<int> two(const std::string& file) {
     co_yield value_;
     await_file(file);
@@ -139,7 +139,7 @@ class Counter {
     while (!shoal::is_cancelled()) std::this_thread::sleep_for(1ms);
     for (int i = 1;; ++i) co_yield i;
   }
-  // Until nobody hears it.
+  // Runs until its stream is dropped.
   shoal::Generator<int> endless(const std::string& ended) {
     const struct Ends {
       std::string file;
@@ -150,13 +150,13 @@ class Counter {
       std::this_thread::sleep_for(1ms);
     }
   }
-  // Takes one, and nothing after it.
+  // Takes one item and drops the stream with this actor.
   Result<int> takes_one(const Handle<Counter>& other, const std::string& ended) {
     taken_.emplace(other.call(&Counter::endless, ended));
     SHOAL_TRY(const auto first, taken_->next());
     return first->get();
   }
-  // Where it is, and where what it starts is.
+  // The surroundings of this actor and of two that it spawns.
   Result<std::vector<std::string>> surroundings() const {
     SHOAL_TRY(const auto child, shoal::context().spawn<Counter>({}));
     SHOAL_TRY(const auto other, shoal::context().spawn<Counter>({.env = {{"OF_ONE", "other"}}}));
@@ -195,7 +195,7 @@ class Counter {
   std::vector<Future<Bytes>> kept_;
 };
 
-// With something to be made from.
+// An actor with a constructor argument.
 class Holder {
  public:
   explicit Holder(std::vector<Future<int>> given) : given_(std::move(given)) {}
@@ -206,7 +206,7 @@ class Holder {
   std::vector<Future<int>> given_;
 };
 
-// Its methods are coroutines: many are under way at once.
+// An actor whose methods are coroutines, so that many calls run at once.
 class Loop {
  public:
   Loop() : self_(shoal::context().actor()) {}
@@ -300,7 +300,7 @@ TEST_F(CppCallsTest, AMethodThatLooksEndsWhenItIsCancelled) {
   EXPECT_EQ(ended.reason(), "TaskCancelled") << ended.to_string();
   EXPECT_EQ(reason(depends), "TaskCancelled");
   EXPECT_EQ(counter.call(&Counter::add, 5).get().value(), 5);
-  ASSERT_TRUE(shoal::cancel(runs));  // done: nothing happens
+  ASSERT_TRUE(shoal::cancel(runs));  // no effect on a finished call
   ASSERT_TRUE(shoal::cancel(driver->put(3).value()));
   for (const auto& h : {counter, other}) ASSERT_TRUE(driver->kill(h));
 }
@@ -311,7 +311,7 @@ TEST_F(CppCallsTest, WhatAMethodReturnsThatGoesOnIsItsResult) {
   await_file(file("began"));
   ASSERT_TRUE(shoal::cancel(runs));
   EXPECT_EQ(runs.get().value(), 42);
-  const auto again = counter.call(&Counter::looks, file("again"));  // and the next call is not cancelled
+  const auto again = counter.call(&Counter::looks, file("again"));  // the next call is not cancelled
   await_file(file("again"));
   EXPECT_FALSE(again.ready());
   ASSERT_TRUE(shoal::cancel(again));
@@ -324,7 +324,7 @@ TEST_F(CppCallsTest, CallsThatWereMadeInOneAreCancelledWithIt) {
   const auto asks = counter.call(&Counter::asks, other, file("began"));
   await_file(file("began"));
   ASSERT_TRUE(shoal::cancel(asks));
-  EXPECT_EQ(reason(asks), "TaskCancelled");  // that of the one which it waits for
+  EXPECT_EQ(reason(asks), "TaskCancelled");  // the error of the call that it waits for
   EXPECT_EQ(other.call(&Counter::add, 1).get().value(), 1);
   const auto function = driver->remote<&asks_another>({.num_cpus = 0})(file("function"));
   await_file(file("function"));
@@ -388,7 +388,7 @@ TEST_F(CppCallsTest, AFunctionThatIsCancelledByForceEndsWithItsProcess) {
   std::ifstream(file("began.pid")) >> pid;
   ASSERT_GT(pid, 0);
   ASSERT_TRUE(shoal::cancel(runs, {.force = true}));
-  EXPECT_EQ(reason(runs), "TaskCancelled");  // and it is not run again
+  EXPECT_EQ(reason(runs), "TaskCancelled");  // not retried
   EXPECT_EQ(reason(depends), "TaskCancelled");
   while (kill(pid, 0) == 0) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(driver->remote<&plus>({.num_cpus = 0})(1, 2).get().value(), 3);
@@ -439,7 +439,7 @@ TEST_F(CppCallsTest, ACallThatFailsFailsAllItsResults) {
   const auto blocked = counter.call(&Counter::looks, file("began"));
   const auto [before, after] = counter.call(&Counter::before_and_after, 1).results();
   await_file(file("began"));
-  ASSERT_TRUE(shoal::cancel(after));  // the call, that is
+  ASSERT_TRUE(shoal::cancel(after));  // cancels the whole call
   EXPECT_EQ(reason(before), "TaskCancelled");
   EXPECT_EQ(reason(after), "TaskCancelled");
   ASSERT_TRUE(shoal::cancel(blocked));
@@ -463,7 +463,7 @@ TEST_F(CppCallsTest, FuturesInsideOfValuesStayReferences) {
   const auto fails = driver->remote<&sum>({.num_cpus = 0})(parts);
   await_file(file("began"));
   ASSERT_TRUE(shoal::cancel(parts.numbers.back()));
-  EXPECT_EQ(reason(fails), "TaskCancelled");  // whoever asks hears why there is none
+  EXPECT_EQ(reason(fails), "TaskCancelled");  // the reader gets the cause
   ASSERT_TRUE(driver->kill(counter));
 }
 
@@ -482,7 +482,7 @@ TEST_F(CppCallsTest, WhatAReferenceRefersToLivesAsLongAsIt) {
     {
       const auto bytes = driver->put(Bytes(size)).value();
       ASSERT_TRUE(counter.call(&Counter::keep, std::vector{bytes}).get());
-    }  // nobody else has it
+    }  // the actor's reference is the last one
     EXPECT_EQ(counter.call(&Counter::kept_bytes).get().value(), size);
   }
   ASSERT_TRUE(driver->kill(counter));
@@ -498,7 +498,7 @@ TEST_F(CppCallsTest, AReferenceIsFetchedWhenSomebodyAsksForIt) {
 
 TEST_F(CppCallsTest, AFutureIsAResultAndIsPassedOn) {
   const auto a = driver->spawn<Counter>({}).value(), b = driver->spawn<Counter>({}).value();
-  const auto begun = a.call(&Counter::begin, 5).get().value();  // of a process that is not this one
+  const auto begun = a.call(&Counter::begin, 5).get().value();  // the future belongs to another process
   EXPECT_EQ(begun.get().value(), 6);
   EXPECT_EQ(b.call(&Counter::add, begun).get().value(), 6);  // as an argument
   const auto added = a.call(&Counter::add_on, b, begun).get().value();
@@ -524,7 +524,7 @@ TEST_F(CppCallsTest, AStreamGivesWhatAGeneratorYieldsInOrder) {
     for (const auto& item : stream) EXPECT_EQ(item.get().value(), next++);
     EXPECT_EQ(next, count);
     EXPECT_EQ(stream.completed().get().value(), static_cast<std::uint64_t>(count));
-    EXPECT_FALSE(stream.next().value());  // it stays over
+    EXPECT_FALSE(stream.next().value());  // the end is permanent
   }
 }
 
@@ -568,7 +568,7 @@ TEST_F(CppCallsTest, TheLastOfAStreamThatFailsIsItsFailure) {
   ASSERT_TRUE(driver->kill(counter));
   const auto died = ends(std::move(stream));
   ASSERT_EQ(died.size(), 1u);
-  EXPECT_TRUE(died[0] == "ActorDied" || died[0] == "ActorUnavailable") << died[0];  // whatever is heard of first
+  EXPECT_TRUE(died[0] == "ActorDied" || died[0] == "ActorUnavailable") << died[0];  // depends on which report arrives first
 }
 
 TEST_F(CppCallsTest, AStreamThatIsCancelledEndsAtTheNextItem) {
@@ -579,7 +579,7 @@ TEST_F(CppCallsTest, AStreamThatIsCancelledEndsAtTheNextItem) {
   std::vector<std::string> rest;
   for (const auto& item : stream) rest.push_back(reason(item));
   ASSERT_FALSE(rest.empty());
-  EXPECT_LE(rest.size(), 2u);  // one more, unless it came to that before it went on
+  EXPECT_LE(rest.size(), 2u);  // one more item, unless the worker had it already
   EXPECT_EQ(rest.back(), "TaskCancelled");
   EXPECT_EQ(counter.call(&Counter::add, 1).get().value(), 1);
   { const auto nobody_takes_it = counter.call(&Counter::two, file("gate")); }
@@ -603,7 +603,7 @@ TEST_F(CppCallsTest, ACoroutineAwaitsAStream) {
   EXPECT_EQ(driver->run(total(driver->remote<&fails_at>({.num_cpus = 0})(3, -1))).error().reason(), "NoMore");
 }
 
-// The one that comes next is its worker's death.
+// Returns the reason of the item after the first, which is the death of the worker.
 shoal::Task<std::string> last_words(shoal::Stream<int> stream, Handle<Counter> counter) {
   SHOAL_CO_TRY(const auto first, co_await stream.async());
   if (!first) co_return "it yields nothing";
@@ -620,7 +620,7 @@ TEST_F(CppCallsTest, ACoroutineThatAwaitsAStreamHearsOfTheDeathOfItsWorker) {
     const auto counter = driver->spawn<Counter>({}).value();
     const auto heard = driver->run(last_words(counter.call(&Counter::two, file("never")), counter), 60s);
     ASSERT_TRUE(heard) << heard.error().to_string();
-    EXPECT_TRUE(*heard == "ActorDied" || *heard == "ActorUnavailable") << *heard;  // whatever is heard of first
+    EXPECT_TRUE(*heard == "ActorDied" || *heard == "ActorUnavailable") << *heard;  // depends on which report arrives first
   }
 }
 
@@ -681,7 +681,7 @@ TEST_F(CppCallsTest, MethodsThatAreCoroutinesRunAtOnceOnOneLoop) {
   const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
   std::vector<Future<int>> calls;
   for (int i = 0; i < 20; ++i) calls.push_back(loop.call(&Loop::after, gate, i));
-  EXPECT_EQ(loop.call(&Loop::begun).get().value(), 20);  // one caller's begin in order
+  EXPECT_EQ(loop.call(&Loop::begun).get().value(), 20);  // calls of one caller begin in order
   EXPECT_EQ(loop.call(&Loop::naps).get().value(), 20);
   touch(file("gate"));
   for (int i = 0; i < 20; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get().value(), i);
@@ -702,7 +702,7 @@ TEST_F(CppCallsTest, ACoroutineIsCancelledWhereItAwaits) {
   ASSERT_TRUE(shoal::cancel(one));
   EXPECT_EQ(reason(one), "TaskCancelled");
   EXPECT_FALSE(two.ready());
-  // And so is what it called.
+  // The nested call is cancelled as well.
   const auto asks = loop.call(&Loop::asks, counter, file("began"));
   await_file(file("began"));
   ASSERT_TRUE(shoal::cancel(asks));
@@ -719,7 +719,7 @@ TEST_F(CppCallsTest, OfCoroutinesNoMoreAreUnderWayThanThereIsRoomFor) {
   const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
   std::vector<Future<int>> calls;
   for (int i = 0; i < 4; ++i) calls.push_back(loop.call(&Loop::after, gate, i));
-  const auto begun = loop.call(&Loop::begun);  // it has to wait, too
+  const auto begun = loop.call(&Loop::begun);  // has to wait as well
   ASSERT_TRUE(shoal::cancel(calls[3]));
   EXPECT_EQ(reason(calls[3]), "TaskCancelled");  // it never began
   EXPECT_FALSE(begun.ready());

@@ -1,4 +1,4 @@
-// What Python's actors and functions promise, of C++'s: on a real cluster of which this program is driver and workers.
+// The guarantees of Python's actors and functions for those of C++, on a real cluster. This program is the driver and its workers.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ class Counter {
   pid_t pid() const { return getpid(); }
   std::uint32_t restarts() const { return place_.context->num_restarts(); }
   shoal::ActorId self() const { return place_.context->actor(); }
-  // Dies the first time that it is called: a file tells.
+  // Dies at its first call, which creates the folder `file`.
   int die_once(const std::string& file) {
     if (mkdir(file.c_str(), 0700) == 0) raise(SIGKILL);
     return value_;
@@ -55,7 +55,7 @@ class Counter {
   int value_;
 };
 
-// Its calls meet each other.
+// An actor whose calls wait for each other.
 class Meeting {
  public:
   void meet() { latch_.arrive_and_wait(); }
@@ -88,7 +88,7 @@ Result<int> divided(int a, int b) {
   if (b == 0) return shoal::fail(shoal::unavailable("nobody divides by zero").with_reason("Zero"));
   return a / b;
 }
-// Dies as often as there is no file.
+// Dies once per folder that does not exist yet, `times` at most.
 int survives(const std::string& folder, int times) {
   for (int i = 0; i < times; ++i) {
     if (mkdir((folder + "/" + std::to_string(i)).c_str(), 0700) == 0) raise(SIGKILL);
@@ -105,12 +105,12 @@ class CppGuaranteesTest : public testing::Test {
  protected:
   CppGuaranteesTest() { EXPECT_NE(mkdtemp(folder_.data()), nullptr); }
   ~CppGuaranteesTest() override { std::filesystem::remove_all(folder_); }
-  // Returns when it is gone.
+  // Returns when the process is gone.
   void end_process(pid_t pid) {
     ASSERT_EQ(kill(pid, SIGKILL), 0);
     while (kill(pid, 0) == 0) std::this_thread::sleep_for(5ms);
   }
-  // Returns when calls on it fail for that reason.
+  // Returns when a call on it fails with ActorDied.
   void dies(const Handle<Counter>& counter) {
     std::string reason;
     while (reason != "ActorDied") {
@@ -172,7 +172,7 @@ TEST_F(CppGuaranteesTest, AnActorIsStartedAgainFromItsArguments) {
   const auto c = driver->spawn<Counter>({.max_restarts = 1}, 10).value();
   EXPECT_EQ(c.call(&Counter::add, 5).get().value(), 15);
   end_process(c.call(&Counter::pid).get().value());
-  // A call that was not sent yet waits for it; one that was lost fails.
+  // A call that was not sent yet waits for the restart; a lost call fails.
   std::optional<int> after;
   while (!after) {
     const auto result = c.call(&Counter::add, 1).get();
@@ -227,16 +227,16 @@ TEST_F(CppGuaranteesTest, AFutureIsAnArgumentOnceItIsReady) {
   const auto b = driver->spawn<Counter>({}, 100).value();
   const auto first = a.call(&Counter::add, 2);
   const auto second = b.call(&Counter::add, first);
-  const auto third = b.call(&Counter::add, 1);  // behind it, though there is nothing to wait for
+  const auto third = b.call(&Counter::add, 1);  // queued behind the call with a pending argument
   EXPECT_EQ(third.get().value(), 104);
   EXPECT_EQ(second.get().value(), 103);
   const auto put = driver->put(std::vector<double>{1, 2, 6}).value();
   EXPECT_EQ(driver->remote<&mean>()(put).get().value(), 3);
-  // What it fails with, the call fails with.
+  // The error of an argument becomes the error of the call.
   const Error e = b.call(&Counter::add, driver->remote<&divided>()(1, 0)).get().error();
   EXPECT_EQ(e.reason(), "Zero");
   EXPECT_EQ(b.call(&Counter::add, 0).get().value(), 104);
-  const auto c = driver->spawn<Counter>({}, first).value();  // of a constructor, too
+  const auto c = driver->spawn<Counter>({}, first).value();  // an argument of a constructor
   EXPECT_EQ(c.call(&Counter::add, 0).get().value(), 3);
   for (const auto& h : {a, b, c}) ASSERT_TRUE(driver->kill(h));
 }
@@ -276,7 +276,7 @@ TEST_F(CppGuaranteesTest, FunctionsRunInOtherProcesses) {
   EXPECT_EQ(never.code(), Code::kDeadlineExceeded);
 }
 
-// The cluster of this test: its only child.
+// The cluster of this test: the only child process.
 pid_t cluster_process() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     if (std::isdigit(entry.path().filename().c_str()[0]) == 0) continue;
@@ -296,7 +296,7 @@ TEST_F(CppGuaranteesTest, NobodyWaitsForTheHeadToCallAFunction) {
   const pid_t cluster = cluster_process();
   ASSERT_GT(cluster, 0);
   ASSERT_EQ(kill(cluster, SIGSTOP), 0);
-  const auto squared = driver->remote<&square>({.num_cpus = 0.25})(3);  // the first of its kind
+  const auto squared = driver->remote<&square>({.num_cpus = 0.25})(3);  // the first call of this kind
   EXPECT_EQ(squared.get(1ms).error().code(), Code::kDeadlineExceeded);
   ASSERT_EQ(kill(cluster, SIGCONT), 0);
   EXPECT_EQ(squared.get().value(), 9);
@@ -316,12 +316,12 @@ TEST_F(CppGuaranteesTest, WaitSaysWhichAreReady) {
   const std::vector<Future<int>> calls = {quick.call(&Counter::add, 1), quick.call(&Counter::add, 2), quick.call(&Counter::add, 3)};
   const auto all = shoal::wait(calls, 3).value();
   EXPECT_EQ(all.ready, (std::vector<std::size_t>{0, 1, 2}));
-  const auto one = shoal::wait(calls, 1).value();  // at most so many
+  const auto one = shoal::wait(calls, 1).value();  // at most one
   EXPECT_EQ(one.ready, (std::vector<std::size_t>{0}));
   EXPECT_EQ(one.rest, (std::vector<std::size_t>{1, 2}));
   const std::vector<Future<bool>> slow = {driver->remote<&wait_for>({.num_cpus = 0})(folder_ + "/a"),
                                           driver->remote<&wait_for>({.num_cpus = 0})(folder_ + "/b")};
-  EXPECT_TRUE(shoal::wait(slow, 1, 20ms).value().ready.empty());  // the time is over, which is no error
+  EXPECT_TRUE(shoal::wait(slow, 1, 20ms).value().ready.empty());  // a timeout is no error
   touch("b");
   EXPECT_EQ(shoal::wait(slow, 1).value().ready, (std::vector<std::size_t>{1}));
   EXPECT_EQ(shoal::wait(slow, 2, 20ms).value().rest, (std::vector<std::size_t>{0}));

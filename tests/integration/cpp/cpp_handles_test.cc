@@ -1,5 +1,5 @@
-// An actor goes with the last handle that counts, wherever that is, after the calls that were made on it: on a real cluster of which this
-// program is driver and workers. Of Python's: tests/semantics/scope_test.py.
+// An actor ends with its last counted handle in any process, after the calls that were made on it, on a real cluster. This program is the
+// driver and its workers. For Python's handles see tests/semantics/scope_test.py.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ bool await_file(const std::string& file) {
   return true;
 }
 
-// ---- what runs remotely ----
+// ---- remote functions and actors ----
 
 class Holder;
 
@@ -56,7 +56,7 @@ class Counts {
     return ++calls_;
   }
   pid_t pid() const { return getpid(); }
-  // A handle of itself, which keeps nobody, and goes again.
+  // Makes and drops a handle of itself, which does not keep the actor.
   Result<int> touches_itself() const {
     SHOAL_TRY(const auto self, shoal::context().handle<Counts>(shoal::context().actor()));
     return self.rank();
@@ -70,7 +70,7 @@ class Counts {
   int calls_ = 0;
 };
 
-// The same, whose calls run on one loop.
+// An actor whose calls run on one loop.
 class OnLoop {
  public:
   shoal::Task<int> after(const Future<int>& gate) {
@@ -102,14 +102,14 @@ class Holder {
     return made;
   }
   Result<void> pass_on(const Handle<Holder>& to) const { return to.call(&Holder::keep, actors_).get(); }
-  // Makes calls that wait, and lets go of whom they are made on.
+  // Makes calls that wait, and drops the handle that they were made on.
   std::vector<Future<int>> begin(const std::string& file, const Future<int>& late) {
     std::vector<Future<int>> out = {actors_.at(0).call(&Counts::waits, file), actors_.at(0).call(&Counts::call),
                                     actors_.at(0).call(&Counts::add, late)};
     actors_.clear();
     return out;
   }
-  // Of what has a name: what finds it keeps nobody.
+  // Calls an actor by name. The handle from get_actor does not keep it.
   Result<int> call_of(const std::string& name) const {
     SHOAL_TRY(const auto found, shoal::context().get_actor<Counts>(name));
     return found.call(&Counts::call).get();
@@ -142,18 +142,18 @@ Result<int> uses_all(const Handles& handles) {
   return out;
 }
 Result<Handle<Counts>> makes() { return shoal::context().spawn<Counts>({}, ""); }
-// In a process that runs one such function, and whose end is the file's.
+// Creates an actor in a process that runs one function only. `file` receives its pid.
 Result<Handle<Holder>> makes_one_from(const std::string& file, bool again) {
   std::ofstream(file) << getpid();
   SHOAL_TRY(const auto inner, shoal::context().spawn<Counts>({}, ""));
   return shoal::context().spawn<Holder>({.max_restarts = again ? -1 : 0, .max_task_retries = -1}, std::vector{inner});
 }
-// Through a worker of its own.
+// Calls makes_one_from in a worker of its own.
 Result<Handle<Holder>> makes_by_another(const std::string& file) {
   std::ofstream(file + ".outer") << getpid();
   return shoal::context().remote<&makes_one_from>({.num_cpus = 0})(file, false).get();
 }
-// What it made stays with the process alone.
+// The only handle stays in a static variable of this process.
 Result<ActorId> keeps_one(const std::string& file) {
   std::ofstream(file) << getpid();
   static Handle<Counts> kept;
@@ -161,7 +161,7 @@ Result<ActorId> keeps_one(const std::string& file) {
   SHOAL_OK(kept.call(&Counts::call).get());
   return kept.id();
 }
-// Before what it is made from is there.
+// Creates an actor before its constructor argument is ready.
 Result<Handle<Counts>> makes_later(const std::string& file, const Future<std::string>& words) {
   std::ofstream(file) << getpid();
   return shoal::context().spawn<Counts>({}, words);
@@ -175,7 +175,7 @@ std::string touches(const std::string& gate, const std::string& file) {
   touch(file);
   return "";
 }
-// Calls: one that nobody waits for, and one of which it returns the future.
+// Makes two calls: it drops the future of the first and returns that of the second.
 std::vector<Future<std::string>> leaves_behind(const std::string& file) {
   std::ofstream(file + ".pid") << getpid();
   (void)shoal::context().remote<&touches>({.num_cpus = 0})(file + ".gate", file + ".done");
@@ -211,7 +211,7 @@ class CppHandlesTest : public testing::Test {
   static bool ends(ActorId id) {
     return until([&] { return row(id).state == ActorState::kDead; });
   }
-  // Another driver of this program, which waits for last words as long as it takes on a slow machine.
+  // Another driver of this program that waits very long for its actors' last calls, because the machine may be slow.
   static std::unique_ptr<shoal::Context> patient(std::chrono::milliseconds needed = 20min) {
     shoal::actors::SessionOptions session;
     std::ifstream token(driver->session().folder() + "/token");
@@ -225,23 +225,23 @@ class CppHandlesTest : public testing::Test {
     options.needed = needed;
     return std::make_unique<shoal::Context>(shoal::actors::Session::open(session).value(), options);
   }
-  // The process whose number is in that file.
+  // Waits for the end of the process whose pid is in the file.
   static bool exits(const std::string& file) {
     pid_t pid = 0;
     std::ifstream(file) >> pid;
     return pid > 0 && until([&] { return kill(pid, 0) != 0; });
   }
-  // Whatever was to end before has ended when this one has, whose handles go now.
+  // Creates an actor, drops its handles and waits for its end. Any earlier end has been reported by then.
   static bool another_ends() {
     ActorId other;
     {
       const auto actor = counts();
       other = actor.id();
-      const auto kept = driver->put(std::vector{actor}).value();  // as those of one that has left
+      const auto kept = driver->put(std::vector{actor}).value();  // as a handle of a process that has left
     }
     return ends(other);
   }
-  // An end that was wrong would have been told before these calls.
+  // Checks that the actor answers. A wrong end would have been reported before these calls.
   static void still_there(ActorId id, const std::function<Result<int>()>& call) {
     ASSERT_TRUE(another_ends());
     const auto first = call();
@@ -260,7 +260,7 @@ class CppHandlesTest : public testing::Test {
   std::string folder_ = "/tmp/shoal-cpp.XXXXXX";
 };
 
-// ---- of one process ----
+// ---- handles in one process ----
 
 TEST_F(CppHandlesTest, ItEndsWhenNothingRefersToIt) {
   auto actor = driver->spawn<Counts>({}, file("words")).value();
@@ -319,7 +319,7 @@ TEST_F(CppHandlesTest, CoroutinesThatRunComeToTheirEnd) {
 }
 
 TEST_F(CppHandlesTest, TheHandleOfAChainIsGoneBeforeTheResultIsThere) {
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(counts({.num_cpus = 4}).call(&Counts::call).get().value(), 1);  // there is room for one
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(counts({.num_cpus = 4}).call(&Counts::call).get().value(), 1);  // the CPUs suffice for one actor
 }
 
 TEST_F(CppHandlesTest, OfAMeshEachEndsWithItsOwn) {
@@ -362,7 +362,7 @@ TEST_F(CppHandlesTest, OneThatIsNeverMadeEnds) {
   EXPECT_TRUE(ends(id));
 }
 
-// ---- of several ----
+// ---- handles in several processes ----
 
 TEST_F(CppHandlesTest, OneThatAnotherProcessHasEndsWhenThatLetsGoOfIt) {
   const auto has = holder();
@@ -384,7 +384,7 @@ TEST_F(CppHandlesTest, ItEndsWithTheLastOfThoseThatHaveIt) {
   ASSERT_TRUE(has.call(&Holder::pass_on, other).get());
   ASSERT_TRUE(has.call(&Holder::drop).get());
   still_there(id, calls(other));
-  std::optional<Handle<Counts>> back = other.call(&Holder::first).get().value();  // where it was made
+  std::optional<Handle<Counts>> back = other.call(&Holder::first).get().value();  // in the process that created it
   ASSERT_TRUE(other.call(&Holder::drop).get());
   still_there(id, [&] { return back->call(&Counts::call).get(); });
   ASSERT_TRUE(has.call(&Holder::keep, std::vector{*back}).get());
@@ -450,7 +450,7 @@ TEST_F(CppHandlesTest, OneInAValueThatWasPutEndsWithIt) {
   const auto sum = driver->remote<&uses_all>({.num_cpus = 0})(*put).get();
   ASSERT_TRUE(sum) << sum.error().to_string();
   EXPECT_EQ(*sum, 10);
-  auto outer = std::make_optional(driver->put(std::vector{*put}).value());  // a reference to a value that has them
+  auto outer = std::make_optional(driver->put(std::vector{*put}).value());  // a reference to a value with handles
   put.reset();
   still_there(ids[0], [&] { return outer->get().value().at(0).get().value().actors.at(0).call(&Counts::call).get(); });
   outer.reset();
@@ -464,7 +464,7 @@ TEST_F(CppHandlesTest, AHandleOfNothingTravels) {
   EXPECT_FALSE(none->one);
 }
 
-// ---- itself ----
+// ---- handles of itself ----
 
 TEST_F(CppHandlesTest, AnActorsOwnHandlesOfItselfDoNotKeepIt) {
   std::optional<Handle<Counts>> actor = counts();
@@ -483,7 +483,7 @@ TEST_F(CppHandlesTest, OneThatGaveItselfAwayEndsWithThatHandle) {
     ASSERT_TRUE(actor->call(&Counts::introduces_itself, has).get());
     actor.reset();
     still_there(id, calls(has));
-    ASSERT_TRUE(has.call(&Holder::first).get().value().call(&Counts::introduces_itself, has).get());  // in place of the first
+    ASSERT_TRUE(has.call(&Holder::first).get().value().call(&Counts::introduces_itself, has).get());  // replaces the first handle
     still_there(id, calls(has));
     ASSERT_TRUE(has.call(&Holder::drop).get());
     EXPECT_TRUE(ends(id));
@@ -500,7 +500,7 @@ TEST_F(CppHandlesTest, ANameDoesNotKeepIt) {
   const auto again = counts({.name = "called", .get_if_exists = true});
   const auto by_id = driver->handle<Counts>(id).value();
   EXPECT_EQ(again.id(), id);
-  const auto kept = driver->put(std::vector{found, again, by_id}).value();  // wherever they are
+  const auto kept = driver->put(std::vector{found, again, by_id}).value();  // in any process
   ASSERT_TRUE(has.call(&Holder::keep, std::vector{found}).get());
   still_there(id, [&] { return has.call(&Holder::call_of, "called").get(); });
   actor.reset();
@@ -577,7 +577,7 @@ TEST_F(CppHandlesTest, OneThatAFunctionMadeEndsWithItsLastHandle) {
   EXPECT_TRUE(ends(id));
 }
 
-// ---- workers of functions that are used up leave theirs to who keeps them ----
+// ---- used-up workers of functions hand their actors on to the processes that keep them ----
 
 TEST_F(CppHandlesTest, OneThatAFunctionReturnedOutlivesItsWorkerAndEndsWithItsLastHandle) {
   const auto keeper = patient();
@@ -586,7 +586,7 @@ TEST_F(CppHandlesTest, OneThatAFunctionReturnedOutlivesItsWorkerAndEndsWithItsLa
     std::optional<Handle<Holder>> actor = keeper->remote<&makes_one_from>({.num_cpus = 0, .max_calls = 1})(pid, again).get().value();
     const ActorId id = actor->id(), inner = actor->call(&Holder::first).get().value().id();
     EXPECT_TRUE(exits(pid));
-    if (again) {  // what it is made from is still there
+    if (again) {  // the constructor's argument still exists
       ASSERT_TRUE(actor->call(&Holder::drop).get());
       ASSERT_EQ(kill(actor->call(&Holder::pid).get().value(), SIGKILL), 0);
       ASSERT_TRUE(until([&] { return row(id).num_restarts == 1; }));
@@ -632,7 +632,7 @@ TEST_F(CppHandlesTest, OneThatAFunctionReturnedBeforeItsArgumentsWereThereIsMade
 TEST_F(CppHandlesTest, CallsThatAFunctionLeftBehindAreRunHoweverLongThatTakes) {
   const auto keeper = patient(100ms);
   const auto left = keeper->remote<&leaves_behind>({.num_cpus = 0, .max_calls = 1})(file("left")).get().value();
-  (void)shoal::wait(left, 1, 3s);  // longer than it takes the worker to say that it is needed
+  (void)shoal::wait(left, 1, 3s);  // longer than `needed`, in which the worker reports that it is still in use
   EXPECT_FALSE(left.at(0).ready());
   touch(file("left.gate"));
   const auto words = left.at(0).get();

@@ -1,4 +1,4 @@
-// A test program is driver and workers of a cluster of its own, with a SHOAL_HOME that is gone afterwards.
+// Main function of a test program that is driver and workers of a cluster of its own, with a temporary SHOAL_HOME.
 #pragma once
 
 #include <cstdlib>
@@ -9,12 +9,12 @@
 
 #include "actors/api/shoal.h"
 
-inline shoal::Context* driver = nullptr;  // while the tests run
+inline shoal::Context* driver = nullptr;  // set while the tests run
 
 template <typename... Classes>
 int run_program(int argc, char** argv, shoal::MainOptions options = {}) {
   std::string home = "/tmp/shoal-cpp.XXXXXX";
-  const bool is_worker = std::getenv("SHOAL_NODE") != nullptr;  // which finds the same environment otherwise
+  const bool is_worker = std::getenv("SHOAL_NODE") != nullptr;  // a worker inherits the driver's environment
   if (!is_worker) {
     if (mkdtemp(home.data()) == nullptr) return 1;
     setenv("SHOAL_HOME", home.c_str(), 1);
