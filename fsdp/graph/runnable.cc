@@ -26,6 +26,11 @@ class Checker {
       if (u.unshard != kNone) return fail(wrong(node(u.unshard), "has no reshard: its lease would outlive the step"));
       if (u.unreduced != kNone) return fail(wrong(node(u.unreduced), "has no reduce_scatter: its gradients would be lost"));
       if (u.fetched != kNone && u.updated == kNone) return fail(wrong(node(u.fetched), "has no update after it"));
+      if (u.fetched != kNone && u.offloaded == kNone) {
+        return fail(
+            wrong(node(u.fetched), fmt::format("has no offload after {}: the next step would fetch older optimizer state", name(u.updated)))
+                .with_hint("add an offload of this unit after its update, or drop the fetch"));
+      }
     }
     for (std::int32_t micro = 0; micro < std::max(1, num_micro_batches(graph_)); ++micro) {
       if (losses_.count(micro) > 0) continue;

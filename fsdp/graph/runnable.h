@@ -16,7 +16,7 @@ namespace shoal::fsdp {
 //   - An update comes after its unit's last reduce_scatter and after the commit. It may come before the commit (optimizer in backward) if
 //     no later node reads the unit. Every rank has then published its gradients and stopped reading the unit.
 //   - A clip_norm comes after all reductions and before all updates.
-//   - A fetch comes before its unit's update, an offload after it.
+//   - A fetch comes before its unit's update, an offload after it. A unit has both or neither: its state lies in a file between steps.
 //   - There is at most one commit. It comes after all nodes except the updates that follow it, their fetches and their offloads.
 //   - A unit has at most one update, and per micro-batch one forward, recompute, backward and reduce_scatter.
 // StepGraph::add excludes cycles. InvalidArgument names the node and what it lacks; Unimplemented an op without an implementation.

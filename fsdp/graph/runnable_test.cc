@@ -150,6 +150,20 @@ TEST(CheckRunnable, GradientsAreClippedWhenAllAreThereAndNoneIsUsed) {
             "clip_norm() (node 14) comes after optimizer_update(b) (node 13): no unit can be updated before all are clipped");
 }
 
+TEST(CheckRunnable, FetchedStateIsUpdatedAndOffloadedInTheSameStep) {
+  Written fetched = backward();
+  fetched.add(Op::kCommit, -1, {data(7), data(11)}).add(Op::kFetch, 0, {order(13)});  // 13 14
+  EXPECT_EQ(Written(fetched).wrong(), "fetch(a) (node 14) has no update after it");
+  Written updated = fetched;
+  updated.add(Op::kOptimizerUpdate, 0, {order(13), data(14)});  // 15
+  EXPECT_EQ(updated.wrong(),
+            "fetch(a) (node 14) has no offload after optimizer_update(a) (node 15): the next step would fetch older optimizer state");
+  EXPECT_EQ(Written(updated).add(Op::kOffload, 1, {data(15)}).wrong(), "offload(b) (node 16) has no update before it");
+  EXPECT_EQ(Written(updated).add(Op::kOffload, 0).wrong(),
+            "offload(a) (node 16) does not wait for optimizer_update(a) (node 15): let it come after that");
+  EXPECT_EQ(updated.add(Op::kOffload, 0, {data(15)}).wrong(), "");
+}
+
 TEST(CheckRunnable, EveryMicroBatchHasItsLossAndTheLastGradientsAreReduced) {
   Written w = whole();
   Node extra;

@@ -123,7 +123,8 @@ class Step:
     # ---- host copies ----
 
     def fetch(self, unit: str, after: After = None) -> Handle:
-        """Reads a unit's optimizer state from a file (``place(offload_folder=)``) into memory, before its ``update``."""
+        """Reads a unit's optimizer state from a file (``place(offload_folder=)``) into memory, before its ``update``.
+        An ``offload`` writes it back after that: ``check`` refuses a unit with one of the two."""
         return self._add("fetch", unit, {"memory": self._of(after, "offload"), "order": self._but(after, "offload")})
 
     def offload(self, unit: str, after: After = None) -> Handle:
