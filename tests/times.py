@@ -1,8 +1,7 @@
 """Measures what building and testing cost from nothing, target by target: `./dev times`.
 
 Bazel builds and tests the workspace in an empty output base without a disk cache, once plainly and once under each sanitizer. Its profiles
-give the seconds of each action; this program adds them up by target. A second is wall time of one action: on a machine whose cores have
-other work the figures grow.
+have the wall time of each action, which this program adds up by target. The figures grow if the machine has other work.
 """
 
 from __future__ import annotations

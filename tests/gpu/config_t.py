@@ -1,7 +1,7 @@
-"""Config T at world 1 on a CUDA device, in every way that this release has: losses beside plain PyTorch's, and the device's peak memory.
+"""Config T at world 1 on a CUDA device, with every sharding API: losses beside plain PyTorch's, and the device's peak memory.
 
-With --device cpu the same ways on the CPU, with units in no arena as on a device: what can be checked without one. Prints a JSON line for
-each way, then `N passed, N failed`; exit code 2 and one sentence where there is no device.
+With --device cpu the same on the CPU, with units outside of an arena as on a device. Prints a JSON line for each way, then
+`N passed, N failed`; without a device, exit code 2 and one sentence.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def sharded(fully_shard, model, mesh, **policies):
 
 
 def train(device, make, optimizer_of):
-    """Losses of ten steps of one seed, and the most bytes that the device had."""
+    """Returns the losses of ten steps of one seed, and the device's peak memory in bytes."""
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -44,7 +44,7 @@ def train(device, make, optimizer_of):
 
 
 def ways(device, mesh):
-    """By name: how the model is made, its optimizer, and how near to plain PyTorch its losses must be."""
+    """By name: the model, its optimizer, and the tolerance of its losses beside plain PyTorch's."""
     from torch.distributed.fsdp import fully_shard as theirs
 
     from shoal.fsdp import fully_shard as ours
@@ -92,7 +92,7 @@ def main():
             expected = expected or losses
             off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
             figures |= {"first": losses[0], "last": losses[-1], "off_by": off, "device_peak_bytes": peak, "passed": off <= tolerance}
-        except Exception as error:  # the other ways are still tried
+        except Exception as error:  # the other ways still run
             figures |= {"error": f"{type(error).__name__}: {error}", "passed": False}
         failed += not figures["passed"]
         print(json.dumps(figures), flush=True)

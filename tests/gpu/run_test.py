@@ -1,4 +1,4 @@
-"""run.sh where there is no device: it says so, and what it tries on one works on the CPU."""
+"""run.sh without a device: it reports that, and its programs work on the CPU."""
 
 import os
 import subprocess

@@ -558,9 +558,7 @@ def jobs_of(shoal_command, address: str) -> list[str]:
 
 def test_init_joins_the_cluster_that_was_started_to_be_shared(shoal_command):
     cluster = shoal_command.start()
-    driver = shoal_command.driver(
-        "import shoal\n@shoal.remote\ndef f():\n    return 1\nprint(shoal.get(f.remote()))\n"
-    )  # connects
+    driver = shoal_command.driver("import shoal\n@shoal.remote\ndef f():\n    return 1\nprint(shoal.get(f.remote()))\n")  # connects
     assert driver.code() == 0, driver.err
     for address in ("", "'auto'"):
         driver = shoal_command.driver(f"import shoal\nprint('at', shoal.init({address}).address_info['session_dir'])\n")

@@ -1,4 +1,4 @@
-"""Training libraries shard with Shoal where SHOAL_FSDP=1 is all that says so, and train and resume with the losses they have without it.
+"""Training libraries shard with Shoal by SHOAL_FSDP=1 alone, and train and resume with the same losses as without it.
 
 Not part of ``bazel test //...``: it installs the libraries of requirements-libraries.txt, and starts two ranks about twenty times.
 """
@@ -28,11 +28,11 @@ PTH = next(p for p in (PACKAGE / "wheel" / "shoal-fsdp.pth", HERE.parents[1] / "
 @dataclass(frozen=True)
 class Case:
     name: str
-    beside: str = ""  # the program whose losses without Shoal are compared; by default the same
+    beside: str = ""  # program to compare with, run without Shoal; default: the same one
     rel: float = 1e-5
 
 
-# Accelerate and Trainer train with DDP on CPUs without Shoal, which has the same losses in fp32. Lightning has no FSDP1 there.
+# Without Shoal, Accelerate and Trainer train with DDP on CPUs, which gives the same losses in fp32. Lightning has no FSDP1 on CPUs.
 CASES = (
     Case("accelerate_fsdp2_sharded"),
     Case("accelerate_fsdp2_whole_in_bf16", rel=2e-2),
@@ -52,7 +52,7 @@ CASES = (
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory) -> str:
-    """An environment with the libraries, this one's packages, and the switch as the wheel brings it. $SHOAL_LIBRARIES: one that is kept."""
+    """An environment with the libraries, this one's packages, and the wheel's .pth file. $SHOAL_LIBRARIES: a folder in which to keep it."""
     kept = os.environ.get("SHOAL_LIBRARIES")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("libraries") / "venv"
     python = folder / "bin" / "python"

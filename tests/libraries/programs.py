@@ -1,6 +1,6 @@
 """Training programs of two ranks, as users of libraries write them; none names Shoal. python -m torch.distributed.run ... programs.py CASE
 
-Each trains a small model, saves it, trains on, loads what it saved into a new model, and trains that on. Rank 0 prints the losses.
+Each trains a small model, saves it, trains on, loads the checkpoint into a new model, and trains that on. Rank 0 prints the losses.
 """
 
 import json
@@ -21,7 +21,7 @@ def program(function):
 
 
 def folder() -> str:
-    """One for all ranks."""
+    """One folder for all ranks."""
     made = [tempfile.mkdtemp()]
     dist.broadcast_object_list(made)
     return made[0]
@@ -143,7 +143,7 @@ def trained(version: int, kind: str) -> list[float]:
             fsdp="full_shard auto_wrap",
             fsdp_config=config,
         )
-        if where == tempfile.gettempdir():  # the process group is there from now on
+        if where == tempfile.gettempdir():  # the process group exists from now on
             where = arguments.output_dir = folder()
         trainer = Trainer(llama(), arguments, train_dataset=data)
         trainer.train(resume_from_checkpoint=f"{where}/checkpoint-3" if resume else None)
@@ -277,7 +277,7 @@ def lightning_fsdp2_whole():
 def lit_fsdp1(kind: str) -> list[float]:
     from lightning.pytorch.strategies import FSDPStrategy
 
-    class OnCpus(FSDPStrategy):  # Lightning refuses the class itself without an accelerator
+    class OnCpus(FSDPStrategy):  # Lightning refuses its own class without an accelerator
         root_device = torch.device("cpu")
 
     return lit(lambda: OnCpus(state_dict_type=kind, auto_wrap_policy={Block}, process_group_backend="gloo"))
@@ -412,7 +412,7 @@ class Headless(Decoder):
 
 
 class _Backward(torch.autograd.Function):
-    """Goes on with a gradient that was computed before."""
+    """An identity whose backward returns a gradient computed before."""
 
     @staticmethod
     def forward(ctx, hidden, gradient, loss):
@@ -426,7 +426,7 @@ class _Backward(torch.autograd.Function):
 
 @program
 def a_loss_in_chunks_as_torchtitans():
-    """The head runs behind the forward, chunk by chunk, each with a backward pass of its own; only the last one reduces."""
+    """The head runs after the forward, chunk by chunk, each with a backward pass of its own; only the last one reduces."""
     dist.init_process_group("gloo")
     model, losses = Headless(), []
     model.init_weights()

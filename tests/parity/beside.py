@@ -1,4 +1,4 @@
-"""Runs a script with ours, with torch's FSDP2 over gloo, and on one plain process, and compares what they show.
+"""Runs a script with Shoal, with torch's FSDP2 over gloo, and in one plain process, and compares the results.
 
 A case is a function of an API: a namespace with ``fully_shard`` and its policies, or with stand-ins that do nothing (``plain``).
 """
@@ -18,7 +18,7 @@ CASES = {}
 
 
 def case(worlds=(1, 2, 3, 4), plain=True, rtol=1e-5, atol=1e-6, theirs=True):
-    """``plain``: one process must see the same; ``theirs``: FSDP2 runs it."""
+    """``plain``: compare with one plain process; ``theirs``: compare with FSDP2."""
 
     def keep(function):
         CASES[function.__name__] = SimpleNamespace(function=function, worlds=worlds, plain=plain, rtol=rtol, atol=atol, theirs=theirs)
@@ -62,7 +62,7 @@ def full(t):
 
 
 class Seen:
-    """What a run must show: losses, whole gradients and parameters."""
+    """The compared results of a run: losses, whole gradients and parameters."""
 
     def __init__(self):
         self.values = {}
@@ -82,7 +82,7 @@ class Seen:
 
 
 def loss_of(api, model, step, micro=0):
-    """This rank's loss; on one plain process the mean over all ranks' batches."""
+    """This rank's loss; in the plain process, the mean over all ranks' batches."""
     ranks = range(world()) if api.plain else [rank()]
     out = 0
     for r in ranks:
@@ -158,6 +158,6 @@ def try_case(spec, apis):
 
 
 def run_cases():
-    """On a rank: name and traceback of every case of this world size that failed."""
+    """Runs on a rank: returns name and traceback of every failed case of this world size."""
     apis = _apis()
     return run({name: functools.partial(try_case, spec, apis) for name, spec in CASES.items() if world() in spec.worlds})

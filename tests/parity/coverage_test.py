@@ -1,4 +1,4 @@
-"""COVERAGE.md names tests that are there."""
+"""The tests that COVERAGE.md names exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Faults that torch's FSDP1 names, and the words by which a program knows each: the same functions run on both implementations."""
+"""Faults for which torch's FSDP1 has errors. The same functions run on both implementations, whose messages match the same pattern."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ def fault(words):
 
 
 def try_fault(name):
-    """Raises AssertionError when ours is not caught where torch's is."""
+    """Raises AssertionError unless a handler of torch's error also catches ours."""
     from torch.distributed import fsdp as theirs
 
     from shoal import fsdp1 as ours

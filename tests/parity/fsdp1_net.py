@@ -1,4 +1,4 @@
-"""A small model in FSDP1's wrapper, and how the tests of it train it."""
+"""A small model in FSDP1's wrapper, and the training functions of its tests."""
 
 import torch
 import torch.distributed as dist
@@ -67,7 +67,7 @@ def trained(**arguments):
 
 
 def whole(model):
-    """Parameters, whole, without the code that is tested."""
+    """Whole parameters, without the code under test."""
     return {name: p.full_tensor().detach() for name, p in model.named_parameters()}
 
 

@@ -1,4 +1,4 @@
-"""FSDP1 as its users write it: losses and parameters are those of torch's own FSDP1 over gloo, and of one plain process."""
+"""FSDP1 as its users write it: losses and parameters equal those of torch's own FSDP1 over gloo, and of one plain process."""
 
 import functools
 import traceback
@@ -17,7 +17,7 @@ CASES = {}
 
 
 def case(function):
-    """A way to train: ``function(api)`` gives what FSDP is called with, and how a step goes."""
+    """Registers a way to train: ``function(api)`` returns its Way."""
     CASES[function.__name__] = function
     return function
 
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 class Tied(Net):
-    """The table of the input is the head's weight, too: it has to be in the unit around both."""
+    """A model whose input table is also the head's weight, so that it belongs to the unit around both."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ def batch(step, of_rank, tokens=False):
 
 
 def loss_of(model, step, of_rank):
-    tokens = isinstance(getattr(model, "inp", None), nn.Embedding)  # wrapped or not
+    tokens = isinstance(getattr(model, "inp", None), nn.Embedding)  # true with and without a wrapper
     return model(batch(step, of_rank, tokens)).float().square().mean()
 
 
@@ -83,7 +83,7 @@ def torch_api():
 
 
 class Way:
-    """What a case says: the model, the arguments of FSDP, the optimizer, and what happens beside forward and backward."""
+    """A way to train: the model, the arguments of FSDP, the optimizer, and hooks around forward and backward."""
 
     def __init__(
         self, model=Net, optimizer=None, clip=None, accumulate=1, wrap=None, plain=True, theirs=True, rtol=1e-4, atol=1e-6, **arguments
@@ -117,14 +117,14 @@ def replicated(fsdp, wrap):
 
 @case
 def hybrid(fsdp, wrap):
-    """Two replicas where the ranks can be halved, otherwise one."""
+    """Two replicas if the number of ranks is even, otherwise one."""
     from torch.distributed.device_mesh import init_device_mesh
 
     replicas = 2 if dist.get_world_size() % 2 == 0 else 1
     mesh = init_device_mesh("cpu", (replicas, dist.get_world_size() // replicas), mesh_dim_names=("replicate", "shard"))
     strategy = fsdp.ShardingStrategy.HYBRID_SHARD
     policy = wrap.ModuleWrapPolicy({Block})
-    # torch's does not average over replicas that shard nothing
+    # torch's FSDP1 does not average over replicas on one-rank shards
     return Way(auto_wrap_policy=policy, sharding_strategy=strategy, device_mesh=mesh, theirs=mesh.size(1) > 1 or replicas == 1)
 
 
@@ -139,7 +139,7 @@ def hybrid_zero_2_by_groups(fsdp, wrap):
 
 @case
 def hybrid_over_hosts(fsdp, wrap):
-    """All ranks are on one host: there is one replica. (torch's asks the accelerator how many ranks a host has.)"""
+    """All ranks are on one host, so there is one replica. (torch's FSDP1 asks the accelerator for the ranks per host.)"""
     strategy = fsdp.ShardingStrategy.HYBRID_SHARD
     return Way(auto_wrap_policy=wrap.ModuleWrapPolicy({Block}), sharding_strategy=strategy, theirs=False)
 
@@ -212,7 +212,7 @@ def with_ignored_modules(fsdp, wrap):
     def ignoring(module, cls):
         return cls(module, auto_wrap_policy=wrap.ModuleWrapPolicy({Block}), ignored_states=[module.head.weight, module.head.bias])
 
-    return Way(wrap=ignoring, plain=False)  # their gradients are the rank's own
+    return Way(wrap=ignoring, plain=False)  # gradients of ignored parameters are the rank's own
 
 
 @case
@@ -248,7 +248,7 @@ def batch_norm_stays_in_fp32(fsdp, wrap):
 
 @case
 def offloaded(fsdp, wrap):
-    # torch's pins memory, which it can only beside an accelerator
+    # torch's FSDP1 pins memory, which needs an accelerator
     return Way(auto_wrap_policy=wrap.ModuleWrapPolicy({Block}), cpu_offload=fsdp.CPUOffload(offload_params=True), theirs=False)
 
 
@@ -256,7 +256,7 @@ def offloaded(fsdp, wrap):
 
 
 def train(way, api, cls):
-    """Losses of this rank, norms, and the whole parameters at the end, of a sharded model."""
+    """Returns the losses of this rank, norms, and the whole final parameters of a sharded model."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = way.wrap(way.model(), cls)
@@ -283,7 +283,7 @@ def train(way, api, cls):
 
 
 def train_plain(way):
-    """The same of one process that has all ranks' data; losses by rank."""
+    """The same for one process with all ranks' data; losses by rank."""
     world = dist.get_world_size()
     torch.manual_seed(0)
     model = way.model()
@@ -324,7 +324,7 @@ def all_cases():
                 expect_same(got, train_plain(way), way, "one plain process")
             if way.theirs:
                 expect_same(got, train(function(theirs, their_wrap), theirs, their_cls), way, "torch's FSDP1")
-        except BaseException:  # whatever it is, the others shall still be tried
+        except BaseException:  # the other cases still run
             failed[name] = traceback.format_exc()
         dist.barrier()
     return failed

@@ -1,4 +1,4 @@
-"""What FSDP1 hands out and takes back: state dicts, whole parameters, optimizer states; in one run of two ranks."""
+"""State of FSDP1 models: state dicts, whole parameters, optimizer states; in one run of two ranks."""
 
 import copy
 import functools
@@ -53,7 +53,7 @@ def whole_state_dicts_are_those_of_the_module():
 
 @use
 def tensors_that_an_operator_reads_from_a_file_are_loaded():
-    """As Lightning has them: no tensors, but whatever torch calls with one finds its values."""
+    """As Lightning has them: objects that are no tensors, but load their values when a torch function uses them."""
 
     class Unread:
         def __init__(self, tensor):
@@ -211,7 +211,7 @@ def gradients_that_stay_in_the_dtype_of_their_reduction():
     low = {"reduce_dtype": torch.bfloat16, "_module_classes_to_ignore": ()}
     kept, upcast = (sharded(mixed_precision=MixedPrecision(**low, keep_low_precision_grads=keep)) for keep in (True, False))
     for model in (kept, upcast):
-        for step in range(3):  # the second and third are added to what is there
+        for step in range(3):  # the second and third steps accumulate
             model(batch(step, rank())).square().mean().backward()
     for p, q in zip(kept.parameters(), upcast.parameters(), strict=True):
         assert (p.grad.dtype, q.grad.dtype) == (torch.bfloat16, torch.float32)
@@ -237,7 +237,7 @@ def summon_full_params_shows_whole_parameters_and_takes_back_what_is_written():
         with pytest.raises(ValueError, match="forward inside summon_full_params that wants gradients"):
             model(batch(0, rank()))
     expect_equal(whole(model), wanted)
-    # Evaluations inside, as transformers' Seq2SeqTrainer generates, and of ranks that run differently often.
+    # Evaluations inside of summon_full_params, as transformers' Seq2SeqTrainer generates, differ in number between ranks.
     register_fsdp_forward_method(model, "predict")
     model.eval()
     with torch.no_grad():
@@ -265,7 +265,7 @@ def summon_full_params_shows_whole_parameters_and_takes_back_what_is_written():
         assert not isinstance(model.head.weight, DTensor)
         assert isinstance(model.blocks[0].lin.weight, DTensor)
         with torch.no_grad():
-            model.module.eval()(batch(0, rank()))  # as generate() does: the units inside gather as ever
+            model.module.eval()(batch(0, rank()))  # as generate() does; the inner units gather as usual
     with FSDP.summon_full_params(model, rank0_only=True, writeback=False, offload_to_cpu=True):
         assert isinstance(model.head.weight, DTensor) == (rank() != 0)
     model.train()
@@ -298,7 +298,7 @@ def _shared_folder():
 
 
 def _expect_optimizer_goes_on(model, optimizer, load):
-    """Saves with the model's optimizer, trains on, and trains a second model on from what ``load`` gave its optimizer: the same."""
+    """Saves the optimizer state, trains on, loads it by ``load`` into a second model, trains that on, and compares both."""
     other = sharded()
     other.load_state_dict(model.state_dict())
     second = adam(other)
@@ -340,7 +340,7 @@ def optimizer_states_of_every_kind_come_back():
 
 @use
 def optimizer_states_come_back_from_torchs_loader_of_sharded_ones():
-    """It returns ShardedTensors, cut over all ranks: as FULL_SHARD has them, and as NO_SHARD has not."""
+    """torch's loader returns ShardedTensors, cut over all ranks: as FULL_SHARD has them, unlike NO_SHARD."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed._shard.sharded_tensor import ShardedTensor
     from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
@@ -348,7 +348,7 @@ def optimizer_states_come_back_from_torchs_loader_of_sharded_ones():
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
     from shoal.fsdp1 import ShardingStrategy, StateDictType
 
-    def module():  # the last weight has no row for the second rank
+    def module():  # the second rank has no row of the last weight
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
 
@@ -372,7 +372,7 @@ def optimizer_states_come_back_from_torchs_loader_of_sharded_ones():
 
 @use
 def a_sharded_state_is_loaded_into_that_of_an_optimizer_that_has_not_stepped():
-    """As Accelerate resumes: what torch.distributed.checkpoint loads into has to be there."""
+    """As Accelerate resumes: torch.distributed.checkpoint loads into an existing state."""
     import torch.distributed.checkpoint as dcp
 
     import shoal.optim
@@ -418,7 +418,7 @@ def the_former_names_for_optimizer_states():
     everywhere = FSDP.full_optim_state_dict(model, optimizer, rank0_only=False)
     parts = FSDP.sharded_optim_state_dict(model, optimizer)
 
-    def renamed(state, model):  # to numbers and back, which sorts the names of a group; optimizers match their parameters by place
+    def renamed(state, model):  # the way to numbers and back sorts the names of a group; optimizers match parameters by position
         return FSDP.rekey_optim_state_dict(
             FSDP.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_ID, model), OptimStateKeyType.PARAM_NAME, model
         )
@@ -432,7 +432,7 @@ def the_former_names_for_optimizer_states():
     ):
         model, optimizer = trained()
         _expect_optimizer_goes_on(model, optimizer, lambda other, second, make=make: second.load_state_dict(make(other, second)))
-    # from and to an optimizer of the unwrapped module, which counts
+    # From and to an optimizer of the unwrapped module, whose keys are numbers.
     plain = Net()
     counted = FSDP.rekey_optim_state_dict(everywhere, OptimStateKeyType.PARAM_ID, plain)
     adam(plain).load_state_dict(counted)

@@ -1,4 +1,4 @@
-"""Ways to use a model that FSDP1's wrapper holds: the wrapper, loss scaling, hooks, beginnings, arguments; in one run of two ranks."""
+"""Uses of a model in FSDP1's wrapper: the wrapper, loss scaling, hooks, initialisation, arguments; in one run of two ranks."""
 
 import copy
 import functools
@@ -33,8 +33,8 @@ def its_class_stays_what_it_was():
     for cls in (FullyShardedDataParallel, Derived):
         model = cls(nn.Linear(4, 3))
         assert type(model) is cls
-        assert model.module._is_fsdp_managed_module  # transformers' generate asks for it
-        assert all(p._fsdp_flattened for p in model.parameters())  # Lightning asks for it
+        assert model.module._is_fsdp_managed_module  # read by transformers' generate
+        assert all(p._fsdp_flattened for p in model.parameters())  # read by Lightning
         assert isinstance(model, FSDPModule)
         with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):
             copy.deepcopy(model)
@@ -42,7 +42,7 @@ def its_class_stays_what_it_was():
 
 @use
 def a_flat_parameter_that_is_widened_widens_the_parameters():
-    """Accelerate does so for mixed precision with a model that was loaded in a lower one: it is to train in fp32."""
+    """Accelerate widens it for mixed precision if the model was loaded in a lower one: training uses fp32."""
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
     from shoal.fsdp1 import MixedPrecision
 
@@ -55,7 +55,7 @@ def a_flat_parameter_that_is_widened_widens_the_parameters():
     policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     wrap = lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, nn.Sequential)  # noqa: E731
     model, wide = (sharded(m, mixed_precision=policy, auto_wrap_policy=wrap) for m in (loaded(), loaded().float()))
-    optimizers = adam(model), adam(wide)  # it holds the parameters
+    optimizers = adam(model), adam(wide)  # references the parameters
     for unit in FSDP.fsdp_modules(model):
         assert unit._has_params
         flat = unit._flat_param
@@ -155,7 +155,7 @@ def a_step_is_skipped_by_all_when_one_rank_finds_an_overflow():
             for name, p in model.named_parameters():
                 unscaled[name] = p.grad.full_tensor() / 1024
         if step == 1 and rank() == 1:
-            model.head.bias.grad.to_local().fill_(float("inf"))  # only in this rank's rows
+            model.head.bias.grad.to_local().fill_(float("inf"))  # in the rows of this rank only
         scaler.unscale_(optimizer)
         if step == 0:
             expect_equal({n: p.grad.full_tensor() for n, p in model.named_parameters()}, unscaled)
@@ -181,7 +181,7 @@ def a_step_is_skipped_by_all_when_our_optimizer_unscales_by_itself():
         before = whole(model)
         scaler.scale(model(batch(step, rank())).square().mean()).backward()
         if step == 1 and rank() == 1:
-            model.head.bias.grad.to_local().fill_(float("inf"))  # only in this rank's rows
+            model.head.bias.grad.to_local().fill_(float("inf"))  # in the rows of this rank only
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -250,7 +250,7 @@ def describe_sharding_says_what_is_where():
         assert (head.shape, head.rank_shape, head.whole_bytes) == ((3, 7), ((2, 7), (1, 7))[rank()], 84)
         assert said.whole_bytes == 4 * sum(p.numel() for p in Net().parameters())
         assert "(root)" in next(line for line in str(said).splitlines() if line.startswith("head.weight "))
-        model.unshard()  # the same answer while whole ones are shown
+        model.unshard()  # the same answer while parameters are whole
     model.reshard()
     plain = describe_sharding(nn.Linear(2, 2)).parameters
     assert [(p.unit, p.placements) for p in plain] == [(None, "whole")] * 2
@@ -420,7 +420,7 @@ def former_names_work_and_say_so():
 
     with pytest.warns(FutureWarning, match="is now called auto_wrap_policy"):
         model = sharded(auto_wrap_policy=None, fsdp_auto_wrap_policy=wrap.default_auto_wrap_policy)
-    assert len(model.fsdp_modules(model)) == 1  # nothing in it has 100,000 parameters
+    assert len(model.fsdp_modules(model)) == 1  # no module has 100,000 parameters
     with pytest.warns(FutureWarning, match=r"is taken as ModuleWrapPolicy"):
         policy = wrap.transformer_auto_wrap_policy(transformer_layer_cls={Block})
     assert len(model.fsdp_modules(sharded(auto_wrap_policy=policy))) == 3
@@ -498,7 +498,7 @@ def a_number_for_a_device_means_the_cpu_where_there_is_no_accelerator_with_one_w
     from shoal.fsdp1 import _arguments
 
     if not torch.accelerator.is_available():
-        _arguments._warn_of_no_accelerator.cache_clear()  # of other uses in this process
+        _arguments._warn_of_no_accelerator.cache_clear()  # forgets other uses in this process
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             assert sharded(device_id=rank()).compute_device == torch.device("cpu")

@@ -1,7 +1,7 @@
-"""Faults that torch's fully_shard names, and the words by which a program knows each: the same functions run on both implementations.
+"""Faults for which torch's fully_shard has errors. The same functions run on both implementations, whose messages match the same pattern.
 
-A fault is a function of an API: a namespace with ``fully_shard`` and its companions, and ``name``, which is in no other API's meshes
-(DTensor's caches give an equal mesh for a mesh).
+A fault is a function of an API: a namespace with ``fully_shard`` and its companions, and ``name``. The meshes of an API use that name
+as a dim, because DTensor's caches would otherwise return an equal mesh of the other API.
 """
 
 import copy
@@ -250,7 +250,7 @@ def a_stream_for_the_hook_of_replicas(api):
 
 
 class Communication:
-    """Of the user's own."""
+    """A communication class of the user's."""
 
 
 @fault(r"cannot call set_symm_mem\(\) when all gather comm is custom: Communication")
@@ -327,7 +327,7 @@ def extensions_with_other_arguments(api):
 
 
 def try_fault(name):
-    """Raises AssertionError when ours is not caught where torch's is."""
+    """Raises AssertionError unless a handler of torch's error also catches ours."""
     from torch.distributed import fsdp as theirs
 
     import shoal.fsdp
@@ -339,7 +339,8 @@ def try_fault(name):
 
 
 def raise_alike(function, words, theirs, ours):
-    """``function`` raises on both APIs, with messages in which ``words`` are, and what catches torch's error catches ours."""
+    """Checks that ``function`` raises on both APIs with messages that match ``words``, and that a handler of torch's error also catches
+    ours."""
     errors = []
     for api in (theirs, ours):
         try:

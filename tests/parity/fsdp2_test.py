@@ -1,6 +1,6 @@
 """The same script with torch's FSDP2 over gloo, with ours, and on one plain process: losses, gradients and parameters after some steps.
 
-Each case is written once, for whichever ``fully_shard`` it is given. All cases of a world size share one run of ranks.
+Each case is written once and takes ``fully_shard`` as an argument. All cases of a world size share one run of ranks.
 """
 
 import functools
@@ -71,7 +71,7 @@ def sharded_unevenly_on_another_dim(api):
 
 
 class Routed(nn.Module):
-    """Experts that ranks with another place on the mesh's second dim have not."""
+    """A model whose experts differ between places on the mesh's second dim."""
 
     def __init__(self, place):
         super().__init__()
@@ -87,7 +87,7 @@ class Routed(nn.Module):
 
 @case(worlds=(4,), plain=False)
 def experts_on_a_mesh_of_their_own(api):
-    """In one unit with parameters on all ranks, as torchtitan shards a block with expert parallelism."""
+    """The experts share a unit with parameters on all ranks, as torchtitan shards a block with expert parallelism."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
     from torch.distributed.fsdp._fully_shard._fsdp_init import _get_mesh_info
 
@@ -168,7 +168,7 @@ def fp16_reduced_in_fp32(api):
 @case(worlds=(2,), plain=False, rtol=2e-3)
 def fp16_sums_of_large_gradients(api):
     model = sharded(api, Net(), mp_policy=api.MixedPrecisionPolicy(reduce_dtype=torch.float16))
-    (model(torch.ones(1, 8)).sum() * 40000).backward()  # each rank's fits into fp16, their sum does not
+    (model(torch.ones(1, 8)).sum() * 40000).backward()  # the gradient of a rank fits into fp16, the sum does not
     seen = Seen()
     seen.see("gradient of the head's bias", model.head.bias.grad)
     assert full(model.head.bias.grad).isfinite().all()
@@ -316,7 +316,7 @@ def hooks_on_reduced_gradients(api):
 
 @case(worlds=(4,))
 def hooks_that_communicate_between_replicas(api):
-    # Each replica is a mesh of its own; the hooks average over replicas. Ranks reach the end of a unit's backward at different times.
+    # Each replica has a mesh of its own; the hooks average over replicas. Ranks reach the end of a unit's backward at different times.
     model, replicas = Net(), None
     if not api.plain:
         replicas = api.mesh_2d["replicate"].get_group()
@@ -535,7 +535,7 @@ class Half(nn.Module):
 
 
 def pipelined(api, schedule, stages_per_rank):
-    """Stages over one dim of the mesh, each sharded over the other; gradients of four microbatches are reduced at the end of a step."""
+    """Pipeline stages over one mesh dim, each sharded over the other. Gradients of four microbatches are reduced at the end of a step."""
     from torch.distributed import pipelining
 
     stages, place = api.mesh_tp["tp"], api.mesh_tp.get_local_rank("tp")
@@ -581,7 +581,7 @@ def pipeline_stages_without_bubbles(api):
 
 
 class Halved(torch.Tensor):
-    """Travels in bf16, whatever the policy says: what fsdp_pre_all_gather is for."""
+    """A tensor that is gathered in bf16 whatever the policy's dtype, by fsdp_pre_all_gather."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -634,7 +634,7 @@ class Halved(torch.Tensor):
 
 
 class Pair(TwoTensor):
-    """Two inner tensors, gathered into the tensors that the first gather handed over: ``out=`` has them already."""
+    """Two inner tensors that are gathered into the outputs of the first gather: ``out=`` is set."""
 
     def fsdp_pre_all_gather(self, mesh):
         assert mesh.ndim == 1
@@ -674,7 +674,7 @@ def extensions_whose_outputs_are_the_gathered_tensors(api):
 
 @case(worlds=(2,), plain=False)
 def gradients_of_wrapper_tensors_are_added_up(api):
-    """Each inner tensor is a tensor of its own; what is reduced is what FSDP2 reduces."""
+    """Each inner tensor is reduced on its own, as in FSDP2."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 5))
     model[0].weight = nn.Parameter(Pair(model[0].weight.detach(), model[0].weight.detach() / 2))
@@ -688,7 +688,7 @@ def gradients_of_wrapper_tensors_are_added_up(api):
             for name, p in model.named_parameters():
                 assert type(p.grad._local_tensor) is torch.Tensor
                 seen.see(f"gradient {name} {step}", p.grad)
-    for p in model.parameters():  # a gradient that the user made is added to
+    for p in model.parameters():  # accumulates onto a gradient that the user made
         p.grad = torch.ones_like(p)
     model(batch(9, rank())[0]).square().mean().backward()
     for name, p in model.named_parameters():
@@ -707,7 +707,7 @@ def a_parameter_without_elements_has_a_gradient(api):
 
 
 def _in_bf16(model):
-    """Sets all-gather extensions on the local tensors of 2-D parameters, which may be plain."""
+    """Sets all-gather extensions on the local tensors of 2-D parameters."""
 
     def pre(self, mesh):
         padded = -(-self.shape_of_all[0] // world()) * self.shape_of_all[1]
@@ -793,7 +793,7 @@ def wrapper_tensors_without_extensions_stay_what_they_are(api):
 
 
 class CastPair(TwoTensor):
-    """Its inner tensors become what the policy's param_dtype says, behind the gather; the mesh is the shards' alone."""
+    """A tensor whose inner tensors are cast to the policy's param_dtype after the gather; the mesh is the shards' mesh only."""
 
     def fsdp_pre_all_gather(self, mesh):
         assert mesh.ndim == 1
@@ -832,7 +832,7 @@ def extensions_of_parameters_sharded_on_dim_1(api):
 
 
 class Eighth(TwoTensor):
-    """Travels in float8 and a row of scales."""
+    """A tensor that is gathered as float8 with a row of scales."""
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
         assert outer_stride == (outer_size[1], 1)
@@ -878,7 +878,7 @@ def a_tensor_that_gathers_itself(api):
     return seen
 
 
-@case(worlds=(2,), plain=False)  # FSDP2 forgets what forward wrote, and so do we
+@case(worlds=(2,), plain=False)  # FSDP2 drops writes of forward, and so does Shoal
 def embeddings_renormalised_in_forward(api):
     model = Net()
     torch.manual_seed(1)
@@ -919,7 +919,7 @@ def _show_both(g, d):
 
 
 def _fooled(api, d, fake):
-    """The loss of a generator, whose output ``fake(r)`` is."""
+    """The loss of a generator with the output ``fake(r)``."""
     return _over_ranks(api, lambda r: softplus(-d(fake(r))).mean())
 
 
@@ -949,7 +949,8 @@ def two_roots_in_turns_with_the_other_frozen(api):
 
 @case(worlds=(2,))
 def two_roots_in_turns_over_one_forward_of_the_generator(api):
-    # The discriminator's step comes between the generator's forward and its backward; what the generator's leaves on it is dropped late.
+    # The discriminator's step runs between the generator's forward and backward. Its gradients from the generator's backward are dropped
+    # late.
     g, d, g_opt, d_opt = _pair(api)
     for step in range(3):
         fakes = {r: g(_noise(step, r)) for r in (range(world()) if api.plain else [rank()])}
@@ -979,7 +980,7 @@ def two_roots_in_one_backward(api):
     return _show_both(g, d)
 
 
-@case(worlds=(2,), theirs=False)  # FSDP2 keeps the sharded gradients of the root, which shows whole parameters
+@case(worlds=(2,), theirs=False)  # FSDP2 keeps the sharded gradients of the unsharded root
 def gradients_dropped_between_forward_and_backward(api):
     model = sharded(api, Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -994,12 +995,12 @@ def gradients_dropped_between_forward_and_backward(api):
     return seen
 
 
-@case(worlds=(2,), theirs=False)  # FSDP2 overlooks what is frozen by the sharded faces while the whole ones are shown
+@case(worlds=(2,), theirs=False)  # FSDP2 ignores requires_grad of sharded parameters while the whole ones are shown
 def frozen_and_thawed_after_an_evaluation(api):
-    # The root is whole behind a forward without gradients: what is frozen and thawed there counts for the next step.
+    # The root stays unsharded after a forward without gradients. Parameters frozen and thawed then take effect in the next step.
     model = sharded(api, Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kept = list(model.parameters())  # as they are outside of forward
+    kept = list(model.parameters())  # the sharded parameters
     seen = Seen()
     for step, (frozen, where) in enumerate([("head", model), (None, ()), ("inp", model), ("blocks.1", kept), ("", kept), ("head", kept)]):
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What FSDP2 refuses or leaves to the user, and what replaces parameters under a sharded model: two ranks, one run."""
+"""Behaviour that FSDP2 refuses or leaves to the user, and parameters replaced in a sharded model: two ranks, one run."""
 
 import dataclasses
 import re
@@ -62,7 +62,7 @@ def full(t):
 
 
 def same_as_plain(model, plain, loss=lambda model, step, r: model(batch(step, r)).square().mean(), steps=2, rtol=1e-4, lr=0.1):
-    """Trains both: gradients and parameters are the same after each step. The plain one gets the mean over all ranks."""
+    """Trains both models, and compares gradients and parameters after each step. The plain model gets the mean over all ranks."""
     optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m in (model, plain)]
     for step in range(steps):
         loss(model, step, rank()).backward()
@@ -146,7 +146,7 @@ def _converted(before):
     model(x).square().mean().backward()
     plain = Net().double()
     sum(plain(batch(0, r).double()).square().mean() / WORLD for r in range(WORLD)).backward()
-    optimizer.step()  # built before, and still the one
+    optimizer.step()  # built before the conversion, and still valid
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert p.dtype == p.grad.dtype == torch.float64, name
@@ -175,7 +175,7 @@ def functional_call_with_other_weights_is_refused():
         lambda: {"head.weight": whole["head.weight"]},
         lambda: {"blocks.1.0.bias": nn.Parameter(whole["blocks.1.0.bias"])},
     ):
-        for evaluated in (False, True):  # the write window is open, or closed
+        for evaluated in (False, True):  # with the write window open, and closed
             with torch.no_grad():
                 if evaluated:
                     model(batch(0, 0))
@@ -506,7 +506,7 @@ def a_sharded_module_is_an_instance_of_torchs_class():
     assert type(model).__mro__[1] is shoal.fsdp.FSDPModule
     assert model._get_fsdp_state() is shoal.fsdp.fully_shard.state(model)
     assert type(model.blocks[0][:2]) is nn.Sequential
-    assert all(m._is_fsdp_managed_module and m._fsdp_use_orig_params for m in model.modules())  # transformers' generate asks for it
+    assert all(m._is_fsdp_managed_module and m._fsdp_use_orig_params for m in model.modules())  # read by transformers' generate
     with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):
         __import__("copy").deepcopy(model)
 
@@ -564,7 +564,7 @@ def names_imported_before_install_are_ours_after_it():
             register_fsdp_forward_method(sharded, "generate")
             sharded.generate(batch(0, rank()))
         assert early.shard is shoal.fsdp.fully_shard
-        wrapped = FullyShardedDataParallel(Net(), use_orig_params=True)  # of a name that install() cannot reach
+        wrapped = FullyShardedDataParallel(Net(), use_orig_params=True)  # imported by a path that install() cannot patch
         assert isinstance(wrapped, OurFSDP1)
         assert isinstance(wrapped, early.FSDP)
         with pytest.raises(InvalidArgument, match="Derived was derived from torch's FullyShardedDataParallel before"):
@@ -628,7 +628,7 @@ def a_scalers_overflow_on_one_rank_skips_the_step_on_all():
 
 
 def _joined(weight, batches, clip=False, epochs=1):
-    """Rank r has batches[r] batches, of r + 2 samples each. The plain model gets what the weights say."""
+    """Rank r has batches[r] batches, of r + 2 samples each. The plain model gets the mean with the weights of `weight`."""
     from shoal.fsdp import join
 
     model, plain = shard(Net()), Net()
@@ -658,7 +658,7 @@ def _joined(weight, batches, clip=False, epochs=1):
         plain_schedule.step()
     for (name, p), q in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         torch.testing.assert_close(full(p), q[1], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
-    same_as_plain(model, plain, lr=0.01)  # and all go on together
+    same_as_plain(model, plain, lr=0.01)  # then all ranks continue
 
 
 @use
@@ -680,7 +680,7 @@ def a_rank_without_a_single_batch_serves_the_others():
 
 @use
 def joins_one_after_the_other():
-    """The last one to come to an end finds that others have published of the next batches already."""
+    """The last rank to end finds that others have published for the next batches."""
     asked = _native.ShardedModel.asked
 
     def late(model):
@@ -750,7 +750,7 @@ def a_second_synchronised_backward_without_a_step_is_refused_inside_join():
 
 @use
 def ranks_that_wait_for_each_other_are_told_at_once():
-    """One rank is in its optimizer's step, the other one in the backward of a further batch."""
+    """One rank is in its optimizer's step, the other in the backward of a further batch."""
     model = shard(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(2):

@@ -1,4 +1,4 @@
-"""Units in no arena, as on CUDA meshes: fsdp2_test's cases on the CPU, with bytes that the mesh's process groups move."""
+"""Units outside of an arena, as on CUDA meshes: fsdp2_test's cases on the CPU, with data moved by the mesh's process groups."""
 
 import functools
 
@@ -16,7 +16,7 @@ WORLDS = (1, 2)
 
 
 def units_that_are_built_anew():
-    """Tied after they ran: the parameters have other memory then, and what is unsharded must be of that."""
+    """Ties parameters after a step: they then have other memory, which unshard must use."""
     from shoal.fsdp import fully_shard, write
 
     torch.manual_seed(0)

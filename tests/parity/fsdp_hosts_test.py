@@ -1,6 +1,6 @@
 """Ranks that share no memory train as one plain process does: parameters and gradients travel through a process group.
 
-``SHOAL_HOST`` makes ranks of this machine believe that they are on hosts of their own.
+``SHOAL_HOST`` makes ranks of this machine act as if on hosts of their own.
 """
 
 import os
@@ -17,7 +17,7 @@ import shoal
 from shoal.exceptions import InvalidArgument
 from shoal.train import ScalingConfig, Trainer
 
-LIMIT_S = 240  # a guard against a hang
+LIMIT_S = 240  # hang guard
 
 STEPS, GLOBAL_BATCH = 8, 12
 CFG = gpt.CONFIGS["T"]

@@ -1,4 +1,4 @@
-"""The mathematics of sharded training is that of one plain process: 20 losses of config T, and parameters and gradients besides."""
+"""Sharded training equals one plain process: 20 losses of config T, parameters and gradients."""
 
 import gpt
 import pytest
@@ -87,7 +87,7 @@ def expect_equal(returns, reference):
         worst = max(abs(a - b) / b for a, b in zip(rank_losses, losses, strict=True))
         assert worst <= 1e-5, f"loss differs by {worst:.2e}"
     for name, p in returns[0][1].items():
-        # AdamW moves an element whose gradient is rounding noise (a bias before a softmax) by up to lr a step: 20 steps are 6e-3.
+        # AdamW moves an element whose gradient is rounding noise (a bias before a softmax) by up to lr a step: 6e-3 in 20 steps.
         torch.testing.assert_close(p, parameters[name], rtol=1e-4, atol=5e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 

@@ -1,4 +1,4 @@
-"""How steps of a sharded model are planned: the optimizer in backward, prefetch lists, memory, and a graph before the first step."""
+"""Plans for steps of a sharded model: the optimizer in backward, prefetch lists, memory, and a graph before the first step."""
 
 import re
 
@@ -55,7 +55,7 @@ def batch(step, micro=0):
 
 
 def train(in_backward, optimizer="torch", micro=1, synced=False, checkpointed=False, steps=STEPS):
-    """Parameters after some steps, and how many gradients were there when backward returned."""
+    """Returns the parameters after some steps, and the number of gradients that existed when backward returned."""
     import shoal.fsdp
 
     model = sharded(checkpointed=checkpointed)
@@ -112,7 +112,7 @@ def the_optimizer_in_backward_after_synchronised_micro_batches():
 
 
 class _Communicating(torch.optim.SGD):
-    """Its step is a collective, as those of optimizers are that look at whole parameters."""
+    """An optimizer whose step is a collective, as for optimizers that read whole parameters."""
 
     def step(self, closure=None):
         ranks = torch.ones(())
@@ -127,7 +127,7 @@ def an_optimizer_in_backward_that_communicates():
         model = sharded()
         spin = torch.ones(100, 100)
 
-        def late(module, grad_input, grad_output):  # each rank in other units than its peer
+        def late(module, grad_input, grad_output):  # delays other units than on the peer
             for _ in range(300 * (list(model.blocks).index(module) % 2 == torch.distributed.get_rank())):
                 torch.mm(spin, spin)
 
@@ -162,7 +162,7 @@ def the_optimizer_in_backward_with_uneven_batches():
 
 
 class Keeping(torch.optim.SGD):
-    """Keeps what it was given, and counts in its groups."""
+    """Keeps its arguments, and counts steps in its groups."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -209,7 +209,7 @@ def the_graph_shows_updates_in_backward():
     assert update.measured
     assert graph.find("reduce_scatter(blocks.3)")[0].id in update.after
     assert "update blocks.3" in str(graph)
-    plan(model)  # as at first
+    plan(model)  # back to the default plan
     for step in range(2):
         model(batch(step)).square().mean().backward()
         assert all(p.grad is not None for p in model.parameters())
@@ -231,9 +231,9 @@ def a_unit_is_not_read_again_behind_its_update():
         second.backward()
     assert "set_is_last_backward(False)" in str(refused.value)
     del first, second
-    torch.distributed.barrier()  # the first backward is over everywhere: a step is started over by all or none
+    torch.distributed.barrier()  # waits until the first backward is over on all ranks, which must start over together
     model.reset_iter_state()
-    model(batch(1)).square().mean().backward()  # the next version
+    model(batch(1)).square().mean().backward()  # trains the next version
 
 
 @use
@@ -305,14 +305,14 @@ def plans_and_graphs_are_of_the_outermost_module():
             refused("FSDPSequential is a unit inside of FSDPNet", step_graph, unit, example_inputs=torch.ones(2, 8))
 
     model = sharded()
-    model.blocks[0].unshard()  # a root until a forward shows another one
+    model.blocks[0].unshard()  # a root until a forward runs another one
     inner_is_refused(model)
     plan(model, prefetch=2)
     inner_is_refused(model)
     model(batch(0)).sum().backward()
     inner_is_refused(model)
 
-    blocks = Net()  # of which only the blocks are sharded: each is a model
+    blocks = Net()  # only the blocks are sharded, so each is a model
     for block in blocks.blocks:
         plan(fully_shard(block), prefetch=0)
     for _ in range(2):
@@ -322,11 +322,11 @@ def plans_and_graphs_are_of_the_outermost_module():
     assert len(step_graph(blocks.blocks[1])) > 0
 
     model = sharded()
-    model.blocks[1](torch.ones(2, 8)).sum().backward()  # on its own: it is the root
+    model.blocks[1](torch.ones(2, 8)).sum().backward()  # on its own, so it is the root
     plan(model.blocks[1])
     model = sharded()
     block = model.blocks.pop(3)
-    plan(block)  # it is inside no more
+    plan(block)  # no longer inside of another unit
 
 
 @use
@@ -363,7 +363,7 @@ def units_are_prefetched_by_depth_or_by_their_own_lists():
 
 
 def mapped_by_the_engine():
-    """Bytes of the engine's memories that this process maps, as the system counts them."""
+    """Bytes of the engine's memories that this process maps, as the kernel counts them."""
     found = {}
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -411,7 +411,7 @@ def memory_of_a_whole_step_is_planned():
     rows = 4 * x.numel()
     planned = step_graph(model, example_inputs=x, optimizer=optimizer).memory
     assert planned.optimizer == 2 * 4 * unit
-    # One unit's whole gradient, the inputs of four layers but the first, and some of their gradients.
+    # One unit's whole gradient, the inputs of all layers but the first of four, and some of their gradients.
     assert unit + 3 * rows <= planned.activations <= unit + 8 * rows, planned
     assert planned.total == planned.node_bytes + planned.gradients + planned.optimizer + 2 * planned.activations
     model.set_requires_gradient_sync(False)
@@ -455,7 +455,7 @@ def a_planned_step_leaves_no_fake_tensor():
     model(batch(0)).sum().backward()
     assert not isinstance(model.table, FakeTensor)
     assert not isinstance(model.unregistered[0].grad, FakeTensor)
-    for shown in (False, True):  # whichever face the modules show
+    for shown in (False, True):  # with sharded and with whole parameters
         model = sharded()
         if shown:
             for module in (*model.blocks, model):
@@ -495,7 +495,7 @@ def the_graph_is_there_before_the_first_step():
     assert expected.find("unshard(blocks.1)")[0].planned is None
     assert not expected.find("forward(root#2)")
     saved = expected.memory.activations
-    # Of tanh its output, of each other linear its input, but the first one's; 4 rows of 4 bytes. Then the head's gradient.
+    # The output of tanh, and the inputs of all linears but the first: 4 rows of 4 bytes. Then the head's gradient.
     assert saved >= 4 * 4 * (4 * (8 + 16) + 8) + 4 * (5 * 8 + 5)
     kinds = (type(model.inp.weight), model.inp.weight.device.type)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

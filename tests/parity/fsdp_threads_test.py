@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, as torch's own tests have them."""
+"""Ranks that are threads of one process, as in torch's own tests."""
 
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
-"""Ways to use a sharded model, in one run of two ranks: each ends with what a plain process has, or says why not."""
+"""Uses of a sharded model, in one run of two ranks: each ends with the result of a plain process, or with an error that explains why
+not."""
 
 import copy
 import functools
@@ -70,7 +71,7 @@ def full(t):
 
 
 def expect_gradients(model, plain, loss):
-    """``loss(model, rank)``: what this rank's gradients are of. The plain model gets the mean over all ranks."""
+    """Compares gradients. ``loss(model, rank)`` is this rank's loss; the plain model gets the mean over all ranks."""
     for p in plain.parameters():
         p.grad = None
     (sum(loss(plain, r) for r in range(WORLD)) / WORLD).backward()
@@ -252,7 +253,7 @@ def writing_by_hand_without_saying_so_while_an_output_is_kept():
         loss_of(model, step).backward()
         _sgd_by_hand(model)
     torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
-    with pytest.raises(ValueError, match="needs parameters of version 1"):  # as torch does when a saved tensor was written
+    with pytest.raises(ValueError, match="needs parameters of version 1"):  # as torch does after a write to a saved tensor
         kept.sum().backward()
 
 
@@ -260,7 +261,7 @@ def local(t):
     return t.to_local() if isinstance(t, DTensor) else t
 
 
-WRITES = Uses()  # by hand, of parameters, or of what was kept of them before training
+WRITES = Uses()  # direct writes to parameters, or to references taken before training
 
 
 @WRITES
@@ -388,7 +389,7 @@ def _written_between_steps(model, write, ranks_of_loss, evaluations):
 @use
 def writing_by_hand_after_an_evaluation():
     for name, write in WRITES.items():
-        # One rank evaluates more often: it reads the old values while the other one wants to write.
+        # One rank evaluates more often: it reads the old values while the other is about to write.
         got = _written_between_steps(shard(Net()), write, [rank()], evaluations=1 + 4 * rank())
         want = _written_between_steps(Net(), write, range(WORLD), evaluations=1)
         for a, b in zip(got, want, strict=True):
@@ -428,7 +429,7 @@ def writing_by_hand_between_two_forwards():
 
 @use
 def writing_in_a_hook_behind_each_gradient():
-    # The window is closed there while the output of another forward is kept.
+    # The write window is closed in the hook while the output of another forward is kept.
     def train(model, ranks_of_loss):
         def step(p):
             p.data.add_(p.grad, alpha=-0.1)
@@ -458,7 +459,7 @@ def writing_in_place_from_a_checkpoint_after_an_evaluation():
     path = [tempfile.mkdtemp()] if rank() == 0 else [None]
     torch.distributed.broadcast_object_list(path, 0)
     checkpoint.save(saved.state_dict(), checkpoint_id=path[0])
-    checkpoint.load(model.state_dict(), checkpoint_id=path[0])  # into the tensors of the state dict, which are the parameters'
+    checkpoint.load(model.state_dict(), checkpoint_id=path[0])  # into the tensors of the state dict, which share the parameters' memory
     torch.testing.assert_close(model(batch(0, 0)), plain(batch(0, 0)))
     torch.distributed.barrier()
     if rank() == 0:
@@ -482,14 +483,14 @@ def writing_where_no_operator_sees_it_is_refused():
 
 
 def gather_by_extension(local):
-    """Of a parameter of seven elements on two ranks."""
+    """Sets a gather extension for a parameter of seven elements on two ranks."""
     local.fsdp_pre_all_gather = lambda mesh: ((nn.functional.pad(local.detach(), (0, 4 - len(local))),), None)
     local.fsdp_post_all_gather = lambda outputs, metadata, dtype, out=None: None if out is not None else (outputs[0], outputs)
 
 
 @use
 def writing_inside_a_forward_is_refused():
-    # Sharded rows of another unit, or whole parameters of this one; alone in their unit, or beside one with all-gather extensions.
+    # Sharded rows of another unit, or whole parameters of this one; alone in their unit, or beside a parameter with all-gather extensions.
     for of_a_shown_module, beside_an_extension in itertools.product((False, True), (False, True)):
         model = shard(Net())
         for block in model.blocks if beside_an_extension else ():
@@ -568,7 +569,7 @@ def writing_to_the_roots_whole_parameters_after_an_evaluation():
                 view.add_(whole.t()[1:], alpha=0.5)
                 m.inp.weight.data.copy_(m.inp.weight * 0.9)
                 whole[0] = 0.1 * i
-            if rank() == 0:  # the other one is late, and still has to see what was there when it wrote
+            if rank() == 0:  # the slower rank must still read the values from before this rank's writes
                 for _ in range(20):
                     before @ before.T
             torch.testing.assert_close(model(batch(i, 0)), plain(batch(i, 0)))
@@ -645,7 +646,7 @@ def reading_behind_a_forward_without_reshard_where_the_plan_had_one():
 
 
 def _arenas():
-    """Names of this mesh's shared memories that any process of the machine has open."""
+    """Names of this mesh's shared memories that any process of this machine has open."""
     gang = torch.distributed.distributed_c10d._get_default_store().get("shoal/mesh/0-1").decode()
     names = set()
     for fd in Path("/proc").glob("[0-9]*/fd/*"):
@@ -671,7 +672,7 @@ def a_model_that_is_dropped_gives_its_memory_back():
     torch.distributed.barrier()
     del model, optimizer
     gc.collect()
-    for _ in range(1000):  # the node hears of it a little later
+    for _ in range(1000):  # the node is notified a little later
         if not _arenas() - before:
             return
         time.sleep(0.01)
@@ -760,7 +761,7 @@ def a_gradients_memory_is_used_again_unless_somebody_holds_it():
     holders["another parameter"] = other.grad
     copies = {name: torch.as_tensor(full(h)).clone() for name, h in holders.items() if name != "another parameter"}
     copies["another parameter"] = full(other.grad).clone()
-    del holders["another parameter"]  # only the parameter has it now
+    del holders["another parameter"]  # the parameter has the only reference now
     for step in range(5, 8):
         gradient(step)
     for name, holder in holders.items():
@@ -772,7 +773,7 @@ def a_gradients_memory_is_used_again_unless_somebody_holds_it():
 
 
 class Doubling(nn.Linear):
-    """Changes its input in place, or a view of it, or hands it on."""
+    """A layer that changes its input in place, or a view of it, or returns it."""
 
     def __init__(self, how):
         super().__init__(7, 7)
@@ -832,11 +833,11 @@ def _halved(g):
 
 
 def _clipped(g):
-    g.mul_((0.01 / g.norm()).clamp(max=1))  # of all rows: a collective
+    g.mul_((0.01 / g.norm()).clamp(max=1))  # the norm over all rows is a collective
 
 
 def _hooked(register, hook):
-    """``register(model, hook)`` before and after fully_shard, on whatever the module shows."""
+    """Calls ``register(model, hook)`` before and after fully_shard, on sharded and on whole parameters."""
     for when in ("before", "after", "behind an evaluation", "behind a forward"):
         model, plain = Net(), Net()
         register(plain, hook)
@@ -850,7 +851,7 @@ def _hooked(register, hook):
             model(batch(7, 0))
         if when != "before":
             register(model, hook)
-        for step in range(2):  # the second adds up
+        for step in range(2):  # the second step accumulates
             loss_of(model, step).backward()
             (sum(loss_of(plain, step, r) for r in range(WORLD)) / WORLD).backward()
         for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
@@ -903,7 +904,8 @@ def a_hook_that_returns_a_plain_tensor_is_refused():
 
 
 def _in_one_autocast_region(run, reentrant=None):
-    """``run(model, losses)`` calls backward itself; ``losses(i)`` is the loss of the i-th batch. A plain model has no region around."""
+    """``run(model, losses)`` calls backward itself; ``losses(i)`` is the loss of the i-th batch. The plain model runs outside of the
+    region."""
 
     def autocast():
         return torch.autocast("cpu", torch.bfloat16)
@@ -1049,7 +1051,7 @@ def adapters_added_after_sharding():
                 _train_both(models, 0)
             for m in models:
                 m.requires_grad_(not frozen)
-            _adapt(models[0], 1, of_rank=rank())  # the first rank's count
+            _adapt(models[0], 1, of_rank=rank())  # the number of the first rank
             _adapt(models[1], 1)
             for step in range(3):
                 _train_both(models, 10 * step, backwards=1 + step)
@@ -1065,7 +1067,7 @@ def parameters_added_after_sharding_are_named():
     with pytest.warns(UserWarning, match=r"added after the model was sharded \(.*scale.*blocks\.0\.2\.down"):
         loss_of(model).backward()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # once
+        warnings.simplefilter("error")  # warns once
         loss_of(model).backward()
     model.set_gradient_divide_factor(1.0)
     with pytest.raises(NotImplementedError, match=r"set_gradient_divide_factor.*blocks\.0\.2\.down"):
@@ -1219,7 +1221,7 @@ def one_module_of_a_group_unsharded_before_the_first_forward():
     fully_shard([model.inp, model.head])
     for block in model.blocks:
         fully_shard(block)
-    for _ in range(2):  # the group has no root yet, then the whole model
+    for _ in range(2):  # first the group is the root, then the model
         model.head.unshard()
         torch.testing.assert_close(model.inp.weight, Net().inp.weight)
         model.inp.reshard()
@@ -1377,7 +1379,7 @@ def an_optimizer_that_has_trained_before_sharding_is_refused():
 
 
 class _Raise(torch.autograd.Function):
-    """The identity; its backward raises while there is something in ``why``."""
+    """The identity; its backward raises while ``why`` is not empty."""
 
     @staticmethod
     def forward(ctx, x, why):
@@ -1398,13 +1400,13 @@ def _left_by_an_exception(then, ranks=(0, 1), block=0):
         why.append("boom")
     loss = loss_of(model, 7)
     if rank() == 1:
-        time.sleep(0.2)  # the other rank has started over long before
+        time.sleep(0.2)  # the other rank starts over long before
     expected = pytest.raises(RuntimeError, match="boom") if rank() in ranks else pytest.raises(ValueError, match="started step 0 over")
     with expected:
         loss.backward()
     del loss
     then(model)
-    for step in range(2):  # the second one goes on where the first one left off
+    for step in range(2):  # the second step continues from the first
         loss_of(model, step).backward()
     expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
 

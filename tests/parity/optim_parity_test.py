@@ -1,8 +1,8 @@
-"""Optimizers and clipping over shards end with what torch has on whole tensors. All checks in one run of two ranks and one of four."""
+"""Optimizers and clipping over shards give torch's results on whole tensors. All checks run in one job of two ranks and one of four."""
 
 import os
 
-os.environ.setdefault("SHOAL_TIMEOUT", "100")  # a rank that is left alone says so
+os.environ.setdefault("SHOAL_TIMEOUT", "100")  # a rank that waits alone raises
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def mesh_of(*shape):
 
 
 def distributed(t, mesh, placements):
-    """A whole tensor, known to every rank, cut without communication: uneven rows, empty shards."""
+    """Cuts a whole tensor, equal on every rank, without communication: uneven rows, empty shards."""
     from torch.distributed.tensor import DTensor, Replicate
 
     whole = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -47,7 +47,7 @@ def noise(shape, seed, dtype=torch.float32):
 
 # ---- two ranks: updates --------------------------------------------------------------------------------------------------------------
 
-SHAPES = [(5, 3), (1, 7), (64, 9), (300, 1100)]  # one row: the second rank has none; the last one is worth a second thread
+SHAPES = [(5, 3), (1, 7), (64, 9), (300, 1100)]  # the second rank has no row of (1, 7); the last shape is large enough for a second thread
 CASES = [
     ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
     ("AdamW", {"maximize": True}),
@@ -196,7 +196,7 @@ def a_fully_sharded_model_trains_and_clips():
     for clip in clips:
         for order in (2.0, 1.0, float("inf")):
             if order == float("inf") and clip is torch.nn.utils.clip_grad_norm_:
-                continue  # torch has no maximum norm of the empty shard that the second rank has of out.weight
+                continue  # torch has no maximum norm of an empty shard, as the second rank has of out.weight
             plain, model = Net(), fully_sharded()
             reference, optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01), shoal.optim.AdamW(model.parameters(), lr=0.01)
             for step in range(4):
@@ -225,14 +225,14 @@ def a_fully_sharded_bf16_model_moves_by_less_than_bf16_can_say():
         optimizer.step()
         optimizer.zero_grad()
     moved = [(full(p) - q).abs().float().mean().item() for p, q in zip(model.parameters(), first, strict=True)]
-    assert moved[0] > 1e-3  # 40 steps of about 1e-4; a step alone is less than half of what tells two bf16 weights apart
+    assert moved[0] > 1e-3  # 40 steps of about 1e-4; a single step is less than half the spacing of bf16 weights
 
 
 # ---- four ranks: clipping over any placements ---------------------------------------------------------------------------------------
 
 
 def gradients(meshes):
-    """(whole gradient, placements, mesh) of a mix; None: plain."""
+    """(whole gradient, placements, mesh) of each in a mix; mesh None: a plain tensor"""
     from torch.distributed.tensor import Replicate, Shard
 
     line, grid = meshes
@@ -270,7 +270,7 @@ def any_mix_of_placements_and_meshes():
 
     meshes = mesh_of(4), mesh_of(2, 2)
     for order in (2.0, 1.0, 3.0, 0.0, float("inf"), float("-inf")):
-        for scale in (1.0, 1e-3, 1e25):  # to be scaled, to be left, and squares that fp32 has not got
+        for scale in (1.0, 1e-3, 1e25):  # clipped, not clipped, and squares beyond fp32
             if scale == 1e25 and order != float("inf"):
                 continue
             ours, whole = mixed(meshes, scale)
@@ -349,7 +349,7 @@ def muon_over_two_axes():
 
 @check(4)
 def torchs_muon_refuses_matrices_with_fewer_rows_than_ranks():
-    """What README says of it; ours takes them."""
+    """As documented in README; Shoal's Muon takes these matrices."""
     from torch.distributed.tensor import Shard
 
     import shoal.optim
@@ -377,7 +377,7 @@ def all_checks():
         try:
             function()
         except BaseException as error:
-            raise AssertionError(f"{name} failed, after {', '.join(done) or 'nothing'}") from error  # the others would wait for this rank
+            raise AssertionError(f"{name} failed, after {', '.join(done) or 'nothing'}") from error  # the other ranks would wait
         done.append(name)
         torch.distributed.barrier()
     return done

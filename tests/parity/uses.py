@@ -1,4 +1,4 @@
-"""Many uses in one run of ranks: each is tried on every rank, and what fails is told by its name."""
+"""Many uses in one run of ranks: each runs on every rank, and a failure is reported under its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-os.environ.setdefault("SHOAL_TIMEOUT", "100")  # a rank that is left alone says so
+os.environ.setdefault("SHOAL_TIMEOUT", "100")  # a rank that waits alone raises
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from shoal.train import ScalingConfig, Trainer
 
 
 class Uses(dict[str, Callable[[], None]]):
-    """Functions by name; a decorator that adds one."""
+    """Functions by name; calling it as a decorator adds one."""
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
         self[function.__name__] = function
@@ -25,21 +25,21 @@ class Uses(dict[str, Callable[[], None]]):
 
 
 def run(uses: dict[str, Callable[[], None]]) -> dict[str, str]:
-    """On a rank: name and traceback of every use that failed there."""
+    """Runs on a rank: returns name and traceback of every use that failed."""
     failed = {}
     for name, function in uses.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 function()
-        except BaseException:  # whatever it is, the others shall still be tried
+        except BaseException:  # the other uses still run
             failed[name] = traceback.format_exc()
         torch.distributed.barrier()
     return failed
 
 
 def ranks(on_a_rank: Callable[[], dict[str, str]], workers: int):
-    """A fixture of a test's module: what ``run`` returned, by rank. ``on_a_rank``: a function of that module, which ranks import."""
+    """A fixture of a test's module with the results of ``run`` by rank. ``on_a_rank``: a function of that module, which ranks import."""
 
     @pytest.fixture(scope="module")
     def failed():

@@ -57,7 +57,7 @@ def test_arguments_of_the_constructor_are_resolved():
 
 
 class Told:
-    """Writes to a file when it goes."""
+    """Writes to a file when it is destroyed."""
 
     def __init__(self, path):
         self.path = path
@@ -69,7 +69,7 @@ class Told:
 def test_arguments_and_results_are_given_back_when_the_call_is_over(recorder, tmp_path):
     name = str(tmp_path / "gone")
     ray.get(recorder.kind.remote(Told(name)))
-    wait_until(lambda: Path(name).exists(), GUARD_S, "the argument was given back")  # no other call comes
+    wait_until(lambda: Path(name).exists(), GUARD_S, "the argument was given back")  # without a further call
 
     @ray.remote
     def make():
@@ -77,7 +77,7 @@ def test_arguments_and_results_are_given_back_when_the_call_is_over(recorder, tm
 
     made = make.remote()
     ray.wait([made])
-    wait_until(lambda: Path(name + " result").exists(), GUARD_S, "the result was given back")  # the caller has a pickle of it
+    wait_until(lambda: Path(name + " result").exists(), GUARD_S, "the result was given back")  # although the caller has its pickle
 
 
 def test_an_actor_waits_for_pending_arguments_of_its_constructor(gate):
@@ -123,7 +123,7 @@ class Patient:
         return value
 
     def until(self, path):
-        """Makes no call of its own meanwhile."""
+        """Makes no calls of its own while it waits."""
         while not os.path.exists(path):
             time.sleep(0.01)
 
@@ -327,7 +327,7 @@ def test_options_of_a_call_that_make_no_sense(recorder, options, error):
 
 
 def test_the_method_decorator_takes_known_keywords_only():
-    assert ray.method(len) is len  # as it is, without parentheses
+    assert ray.method(len) is len  # returned unchanged without parentheses
     with pytest.raises(TypeError):
         ray.method()
     with pytest.raises(ValueError, match="colour"):
@@ -499,10 +499,10 @@ def test_the_actors_own_retries_are_those_of_methods_that_name_exceptions_only()
         with pytest.raises(KeyError, match="mine"):
             ray.get(call, timeout=GUARD_S)
     assert ray.get(actor.until.remote(6), timeout=GUARD_S) == 6
-    copy = ray.get(ray.put(actor))  # handles take it along
+    copy = ray.get(ray.put(actor))  # handles keep the retry options
     assert ray.get(copy.until.remote(8), timeout=GUARD_S) == 8
     assert ray.get(ray.get(actor.again.remote()).until.remote(10), timeout=GUARD_S) == 10
-    with pytest.raises(ActorDiedError):  # it is not started again
+    with pytest.raises(ActorDiedError):  # the actor has no restarts
         ray.get(actor.leave.remote(), timeout=GUARD_S)
 
 

@@ -1,4 +1,4 @@
-"""Rows A1 and A2, cancel: of what waits, of what runs, of what it called, and what becomes of those who depend on it."""
+"""Rows A1 and A2, cancellation: of waiting calls, running calls and their nested calls, and its effect on dependent calls."""
 
 import asyncio
 import copy
@@ -44,7 +44,7 @@ def stubborn(gate):
 
 @ray.remote(num_cpus=0)
 def tells(gate, name):
-    """Its end, one way or the other."""
+    """Notes at the gate whether it was cancelled or finished."""
     try:
         ray.get(gate.arrive.remote("begins", name))
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def plus_one(x):
 
 @pytest.fixture
 def workers_stay(monkeypatch):
-    """However slowly this goes: those of functions that this process calls do not end for having nothing to do."""
+    """Idle workers of functions stay for the whole test, even on a slow machine."""
     monkeypatch.setattr(_tasks.FunctionPool, "IDLE_S", GUARD_S)
 
 
@@ -154,7 +154,7 @@ def test_one_of_several_results_stands_for_all(gate):
 
 
 def test_whatever_state_they_are_in(gate):
-    """Also one that is about to begin, or to be done: the processes outlive the signals."""
+    """Covers calls that are about to begin or to end: the processes survive the signals."""
 
     @ray.remote(num_cpus=1)
     def brief(k):
@@ -206,7 +206,7 @@ def test_what_an_async_method_called_is_cancelled_with_it(gate):
     is_cancelled(ref)
     assert ray.get(gate.arrived.remote(3), timeout=GUARD_S)[2] == "cancelled"
     gate.open.remote("other")
-    assert ray.get(other, timeout=GUARD_S) == "other"  # another call's child
+    assert ray.get(other, timeout=GUARD_S) == "other"  # the child of another call
     ray.kill(caller)
 
 
@@ -342,7 +342,7 @@ def test_a_method_that_goes_on_may_look_whether_it_was_cancelled(gate):
             context = ray.get_runtime_context()
             assert not context.is_canceled()
             ray.get(gate.arrive.remote("here"))
-            end = time.monotonic() + GUARD_S  # the word comes over another connection than the gate's
+            end = time.monotonic() + GUARD_S  # the cancellation arrives over another connection than the gate's answer
             while not context.is_canceled() and time.monotonic() < end:
                 time.sleep(0.001)
             return context.is_canceled()
@@ -471,13 +471,13 @@ def test_what_is_no_call(recorder):
 
 @ray.remote(num_cpus=0)
 def cancels(refs, **how):
-    """They come in a list: as references, not as their values."""
+    """Cancels references in a list, because direct arguments would be resolved."""
     for ref in refs:
         ray.cancel(ref, **how)
 
 
 class Calls:
-    """Makes calls whose references others get."""
+    """Makes calls and returns their references."""
 
     def __init__(self):
         _tasks.FunctionPool.IDLE_S = GUARD_S  # see workers_stay
@@ -649,7 +649,7 @@ def test_who_is_gone_has_no_calls(gate):
     (ref,) = ray.get(actor.wait.remote(gate), timeout=GUARD_S)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.kill(actor)
-    ray.cancel(ref)  # while it dies: it may still hear of it
+    ray.cancel(ref)  # the dying process may still receive it
     with pytest.raises((OwnerDiedError, TaskCancelledError)):
         ray.get(ref, timeout=GUARD_S)
     wait_until(lambda: not alive(pid), GUARD_S, "the end of who made the call")

@@ -1,4 +1,4 @@
-"""Actors that the tests share. Workers import this module: it imports next to nothing."""
+"""Actors that the tests share. Workers import this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 
 import shoal as ray
 
-GUARD_S = 120  # nothing here takes a tenth of it where nothing else runs
+GUARD_S = 120  # hang guard; an idle machine needs less than a tenth
 
 
 @ray.remote
 class Gate:
-    """Lets calls through when it is told to: what happens before and after is known without a clock."""
+    """Holds calls until a test opens it, which orders events without a clock."""
 
     def __init__(self):
         self.events: dict[str, asyncio.Event] = {}
@@ -35,7 +35,7 @@ class Gate:
         self._event(name).set()
 
     async def arrive(self, who, name: str = ""):
-        """Notes who is there, then waits."""
+        """Notes the caller, then waits."""
         self._add(who)
         await self._event(name).wait()
 
@@ -43,7 +43,7 @@ class Gate:
         self._add(who)
 
     async def arrived(self, count: int) -> list:
-        """Who has come, once so many have."""
+        """Returns the callers noted, once there are `count` of them."""
         while len(self.come) < count:
             await self.comes.wait()
         return list(self.come)
@@ -54,7 +54,7 @@ class Gate:
 
 @ray.remote
 class Recorder:
-    """An ordinary actor: remembers, in order, what it was called with."""
+    """An ordinary actor that records the arguments of its calls, in order."""
 
     def __init__(self, *first):
         self.seen = list(first)
@@ -79,7 +79,7 @@ class Recorder:
         raise error
 
     def get(self, refs):
-        """Of references in a list."""
+        """Gets references that come in a list."""
         return ray.get(refs)
 
     def wait_at(self, gate, name="", then=None):

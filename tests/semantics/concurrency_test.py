@@ -1,4 +1,4 @@
-"""Row A2, concurrency: threads, async actors, groups; the order in which calls begin."""
+"""Row A2, concurrency: threads, async actors, concurrency groups, and the order in which calls begin."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from shoal.exceptions import ActorDiedError, GetTimeoutError, TaskCancelledError
 
 @ray.remote
 class Threaded:
-    """Says who is inside and lets them out together."""
+    """Counts the callers inside, and releases them together."""
 
     def __init__(self):
         self.lock, self.inside, self.most, self.begun = threading.Lock(), 0, 0, []
@@ -136,7 +136,7 @@ def test_what_a_thread_raises_is_its_calls_alone():
 
 
 def test_a_thread_may_call_its_own_actor():
-    """With one thread it would wait for itself for ever."""
+    """With one thread, the call would wait for itself forever."""
 
     @ray.remote(max_concurrency=2)
     class Recursive:
@@ -229,7 +229,7 @@ def test_a_signals_handler_may_end_it_too(concurrency):
 
 
 class Handled:
-    """Whoever unpickles it, which is a main thread's work, ends the actor on SIGUSR1."""
+    """An argument whose unpickling, on the main thread, installs a SIGUSR1 handler that ends the actor."""
 
     def __init__(self, *code):
         self.code = code
@@ -279,11 +279,11 @@ def test_a_signals_handler_may_end_an_async_actor_after_the_calls_that_run(gate)
 def test_a_call_that_a_signal_finds_between_two_threads_is_answered(kind):
     class Signals:
         def __init__(self, handled):
-            sys.setswitchinterval(GUARD_S)  # the main, which hands the call on, goes on once the call's own thread waits
+            sys.setswitchinterval(GUARD_S)  # the main thread, which passes the call on, continues only when the call's thread waits
 
         def run(self):
             os.kill(os.getpid(), signal.SIGUSR1)
-            time.sleep(0.05)  # for the main to have ended its part, in which it may have refused the call
+            time.sleep(0.05)  # time for the main thread, which could refuse the call
             return "ran"
 
     class SignalsAsync(Signals):
@@ -323,7 +323,7 @@ def test_what_comes_while_it_ends_comes_to_its_death():
             ray.exit_actor()
 
         def __ray_shutdown__(self):
-            threading.Event().wait(0.3)  # calls come meanwhile
+            threading.Event().wait(0.3)  # calls arrive in the meantime
 
     actor = Ends.remote()
     ray.get(actor.call.remote(), timeout=GUARD_S)
@@ -480,7 +480,7 @@ def test_a_reference_that_a_method_of_an_async_actor_returns_is_a_reference(acto
     ):
         assert isinstance(ref, ray.ObjectRef)
         assert ray.get(ref, timeout=GUARD_S) == 1
-    # The call neither waits for it nor fails with it.
+    # The call returns before the reference is ready, and does not fail with it.
     waits = ray.get(actor.submits.remote(gate, "wait", "", 2), timeout=GUARD_S)
     fails = ray.get(actor.submits.remote(recorder, "fail", KeyError("mine")), timeout=GUARD_S)
     gate.open.remote()
@@ -642,7 +642,7 @@ class Lanes:
         self.thread = threading.get_ident()
 
     async def block(self, path, gate):
-        """Holds up its loop."""
+        """Blocks its event loop."""
         ray.get(gate.note.remote("block"))
         while not os.path.exists(path):
             time.sleep(0.01)
@@ -674,7 +674,7 @@ def test_what_blocks_in_a_group_of_an_async_actor_holds_up_no_other(gate, tmp_pa
     assert ray.get(actor.thread_is_its_own.remote(), timeout=GUARD_S)
     assert [ray.get(item, timeout=GUARD_S) for item in actor.items.remote(3)] == [0, 1, 2]
     waits = [actor.wait.remote(gate, who) for who in range(3)]
-    assert len(ray.get(gate.arrived.remote(3), timeout=GUARD_S)) == 3  # two of them, as its size is
+    assert len(ray.get(gate.arrived.remote(3), timeout=GUARD_S)) == 3  # two of the three, because the group has two slots
     ray.cancel(waits[0])
     with pytest.raises(TaskCancelledError):
         ray.get(waits[0], timeout=GUARD_S)
@@ -691,7 +691,7 @@ def test_an_async_actor_ends_after_the_calls_of_all_its_groups(gate, tmp_path):
     waits = actor.wait.remote(gate, "wait")
     ray.get(gate.arrived.remote(2), timeout=GUARD_S)
     with pytest.raises(ActorDiedError):
-        ray.get(actor.leave.remote(), timeout=GUARD_S)  # now: others run
+        ray.get(actor.leave.remote(), timeout=GUARD_S)  # at once, although others run
     ray.get(gate.open.remote())
     assert ray.get(waits, timeout=GUARD_S) == "wait"
     (tmp_path / "open").touch()
@@ -754,7 +754,7 @@ def test_nor_before_a_call_on_itself_whose_argument_comes_later(gate, is_async):
     actor = Driven.options(max_concurrency=2).remote()
     step = ray.get(actor.drive.remote([gate.wait.remote("later", 7)]), timeout=GUARD_S)
     del actor
-    for k in range(100):  # the actor learns meanwhile that no handle is left
+    for k in range(100):  # until the actor has processed the release of its last handle
         ray.get(gate.note.remote(k), timeout=GUARD_S)
     ray.get(gate.open.remote("later"))
     assert ray.get(step, timeout=GUARD_S) == 7
@@ -787,7 +787,7 @@ def test_one_that_leaves_does_not_wait_for_a_call_on_itself_that_cannot_begin(ga
     pid = ray.get(actor.drive.remote(gate), timeout=GUARD_S)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     del actor
-    for k in range(100):  # the actor learns meanwhile that no handle is left
+    for k in range(100):  # until the actor has processed the release of its last handle
         ray.get(gate.note.remote(k), timeout=GUARD_S)
     ray.get(gate.open.remote("leave"))
     wait_until(lambda: not alive(pid), GUARD_S, "the end of the actor's process")
@@ -823,7 +823,7 @@ def test_groups_of_an_async_actor():
             return self.begun
 
         async def release(self):
-            self.loop.call_soon_threadsafe(self.event.set)  # each group has its own
+            self.loop.call_soon_threadsafe(self.event.set)  # each group has a loop of its own
 
         async def started(self, count):
             while len(self.begun) < count:

@@ -7,7 +7,7 @@ import shoal as ray
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(module_home):
-    """One for the module."""
+    """One cluster for the module."""
     ray.init(num_cpus=8)
     yield
     ray.shutdown()

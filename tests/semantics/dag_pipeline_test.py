@@ -1,4 +1,4 @@
-"""Executions of compiled graphs that are under way together, and what becomes of them when something ends."""
+"""Concurrent executions of compiled graphs, and their end when an actor, a driver or a graph ends."""
 
 import _thread
 import asyncio
@@ -30,15 +30,15 @@ def test_as_many_are_submitted_as_may_be_under_way_whatever_was_executed_before(
     values = [bytes([n]) * size for n in range(10)]
     for n in range(before):
         assert ray.get(graph.execute("open", values[n])) == values[n]
-    refs = [graph.execute(f"round {n % 2}", value) for n, value in enumerate(values)]  # all of them lie before the first actor
+    refs = [graph.execute(f"round {n % 2}", value) for n, value in enumerate(values)]  # all of them are before the first actor
     ray.get([gate.open.remote("round 0"), gate.open.remote("round 1")])
-    assert ray.get(refs[9]) == values[9]  # and now behind the last one
+    assert ray.get(refs[9]) == values[9]  # all of them are past the last actor
     assert ray.get(refs[:9]) == values[:9]
 
 
 @pytest.fixture
 def interrupts():
-    """Signals this thread again and again; whoever sets ``waits`` is interrupted once."""
+    """Signals this thread repeatedly; the handler raises once each time ``waits`` is set."""
     waits, over = threading.Event(), threading.Event()
 
     def interrupt(*_):
@@ -60,7 +60,7 @@ def interrupts():
 
 
 def test_a_wait_for_room_can_be_interrupted(interrupts):
-    """Nobody reads here: no graph writes more to a channel than it has room for."""
+    """The channel has no reader, so the writer waits for room."""
     channels = _native.Channels(state.session, "channels-that-nobody-reads", 1, 1 << 16)
     sender = _native.Sender(channels, 0, 30_000)
     for _ in range(2):
@@ -78,7 +78,7 @@ def test_a_wait_for_room_can_be_interrupted(interrupts):
 
 
 def large_results(stages, compiled):
-    """A graph, its actor, and two results of 1.6 MB that have come and were not looked at."""
+    """Returns a graph, its actor, and two results of 1.6 MB that have arrived unread."""
     (a,) = stages("a")
     graph = compiled(lambda inp: a.ones.bind(inp), _buffer_size_bytes=1000)
     refs = [graph.execute(200_000) for _ in range(3)]
@@ -171,7 +171,7 @@ def test_a_forked_child_leaves_its_parents_graph_alone(stages, compiled):
 
 @ray.remote
 class DiesBetween:
-    """Executes a graph: almost."""
+    """An actor that dies between compiling a graph and running it."""
 
     def compile(self, other):
         call = _compiled._call

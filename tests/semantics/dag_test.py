@@ -1,4 +1,4 @@
-"""Static graphs over actors: ``shoal.dag``, executed as they are and compiled."""
+"""Static graphs over actors (``shoal.dag``), executed directly and compiled."""
 
 import _thread
 import asyncio
@@ -183,7 +183,7 @@ def test_arguments_that_are_bound_travel_once(stages, compiled):
 def test_random_graphs_compute_what_their_calls_do(stages, compiled):
     choose, actors = random.Random(3), stages("a", "b", "c")
     for _ in range(6):
-        described = []  # (actor, two operands): -1 is the input
+        described = []  # (actor, two operands); -1 is the input
         for n in range(choose.randrange(3, 15)):
             described.append((choose.randrange(3), choose.randrange(-1, n), choose.randrange(-1, n)))
 
@@ -219,7 +219,7 @@ def test_an_exception_is_the_result_and_the_graph_goes_on(stages, compiled):
                 ray.get(failed)
         else:
             assert ray.get(failed) == n
-    assert ray.get(c.count.remote()) == 2  # it was not called for what failed
+    assert ray.get(c.count.remote()) == 2  # not called for the failed execution
 
 
 def test_a_result_that_cannot_travel_is_an_error(stages, compiled):
@@ -314,7 +314,7 @@ def test_a_wait_can_be_interrupted_and_goes_on(stages, compiled, gate):
         _thread.interrupt_main()
 
     def waits():
-        thread.start()  # waits for it, too: the interrupt may come there
+        thread.start()  # joins the thread, in which the interrupt may arrive
         ray.get(ref)
 
     thread = threading.Thread(target=interrupt)
@@ -417,7 +417,7 @@ def test_teardown_gives_back_the_actors_and_the_memory(stages, compiled, gate):
     waiting.start()
     with pytest.raises(RayChannelError, match="torn down"):
         ray.get(lost)
-    assert waiting.is_alive()  # for what runs
+    assert waiting.is_alive()  # the running call
     ray.get(gate.open.remote())
     waiting.join()
     graph.teardown()
@@ -535,7 +535,7 @@ print("pids", *shoal.get([first.pid.remote(), second.pid.remote()]))
 
 
 def test_a_driver_that_exits_without_teardown_leaves_nothing(tmp_path):
-    """The module's home looks for processes and memory that are left, too."""
+    """The module's home also checks for processes and memory left over."""
     import subprocess
     import sys
 

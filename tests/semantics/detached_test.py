@@ -1,4 +1,4 @@
-"""Detached actors: they outlive the job that made them, and what they make ends with them."""
+"""Detached actors: they outlive the job that created them, and the actors that they create end with them."""
 
 import pytest
 
@@ -29,12 +29,12 @@ shoal.init(address="auto", namespace="shared")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """Each test has its own, which stays when drivers go."""
+    """Empty, because each test starts its own cluster, which outlives drivers."""
 
 
 @pytest.fixture
 def run(shoal_command):
-    """Runs one driver after the other against one cluster that stays."""
+    """Runs drivers one after the other against one cluster."""
     shoal_command.json("start", "--head", "--num-cpus", "2", "--port", "0")
 
     def one(body: str) -> str:

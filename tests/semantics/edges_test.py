@@ -1,5 +1,4 @@
-"""What users of Ray write at the edges: methods with two underscores, the last method of an actor, what errors say of themselves, amounts
-and nodes that cannot be."""
+"""Edge cases of Ray's API: methods with two underscores, the last method of an actor, texts of errors, impossible amounts and nodes."""
 
 import gc
 import os
@@ -69,7 +68,7 @@ def test_a_handle_with_such_methods_is_still_a_handle():
 
 
 def _of_ours() -> list[str]:
-    """Names with one underscore that our classes, and what pickles handles, have or had."""
+    """Names with one underscore that our classes and handles have, or had in earlier versions."""
     had = ["_actor", "_own", "_count", "_created", "_sharing", "_in_any_order", "_actor_id", "_ray_actor_id", "_remote", "_shoal"]
     ours = [*dir(Table.remote()), *dir(Table), *dir(Table.remote().__call__), *ray.actor.ActorMethod.__slots__]
     return sorted({*had, *(n for n in ours if not n.startswith(("__", "_shoal_")) and n != "rows")})
@@ -89,7 +88,7 @@ def test_methods_have_whatever_names_the_user_gives_them():
     assert ray.get([getattr(service, name).remote() for name in names], timeout=GUARD_S) == names
     assert ray.get(through.remote(service), timeout=GUARD_S) == names
     del through
-    ray.kill(service)  # whose id has a method's name
+    ray.kill(service)  # although a method shadows `_actor_id` of the handle
 
 
 def test_a_class_keeps_its_own_attributes_when_it_is_decorated():
@@ -209,7 +208,7 @@ def test_an_actor_that_ends_in_order_has_a_last_method(kind, way, tmp_path):
 
 @KINDS
 def test_children_of_an_actor_end_with_it(kind, tmp_path):
-    """Those of multiprocessing, too, for which Python waits when a process ends; the actor's exit handlers have run."""
+    """Includes children of multiprocessing, which Python joins at exit; the actor's exit handlers have run."""
     actor = make(kind, tmp_path / "notes")
 
     def begin(_, notes):
@@ -244,7 +243,7 @@ def _queue(actor):
     import multiprocessing
 
     actor.queue = multiprocessing.get_context("fork").Queue()
-    actor.queue.put(bytes(1 << 20))  # more than a pipe holds
+    actor.queue.put(bytes(1 << 20))  # more than the capacity of a pipe
     return [os.getpid()]
 
 

@@ -1,4 +1,4 @@
-"""Row A2, the end that an actor asks for: ``exit_actor``, wherever it is called and whatever becomes of its exception."""
+"""Row A2, the end by ``exit_actor``, wherever it is called and even if its exception is caught."""
 
 import asyncio
 import atexit
@@ -16,7 +16,7 @@ from shoal.exceptions import ActorDiedError
 
 
 class Leaves:
-    """Its constructor calls the method ``how``. It writes to a file when its exit handlers run."""
+    """Its constructor calls the method ``how``. Its exit handlers write to a file."""
 
     def __init__(self, path, how="pid"):
         atexit.register(lambda: Path(path).write_text("exit handler"))
@@ -45,7 +45,7 @@ class Leaves:
         return self.caught(), 2
 
     def in_thread(self):
-        """And waits for it."""
+        """Calls exit_actor in a thread, and joins it."""
         thread = threading.Thread(target=ray.actor.exit_actor)
         thread.start()
         thread.join()
@@ -71,7 +71,7 @@ class Leaves:
 
 
 class LeavesAsync(Leaves):
-    """All of that on a loop."""
+    """The same methods on an event loop."""
 
     async def task(self):
         self.left = asyncio.create_task(self.leave_later())
@@ -89,7 +89,7 @@ class LeavesAsync(Leaves):
         raise SystemExit(0)
 
     def begin(self):
-        """What is no coroutine: the constructor's."""
+        """A plain method for the constructor, which cannot await."""
         self.left = asyncio.get_running_loop().create_task(self.leave_later())
 
     async def dropped(self):
@@ -111,7 +111,7 @@ EACH = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture
 def make(tmp_path):
-    """An actor of a kind that would be started again if its end were none in order; killed with the test."""
+    """An actor of a kind that restarts unless its end is orderly; killed with the test."""
     made = []
 
     def make(kind, *how, **more):

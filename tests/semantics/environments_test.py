@@ -213,7 +213,7 @@ def test_a_link_to_a_folder_stands_for_what_is_in_it(tmp_path):
         folder.mkdir(parents=True)
     (elsewhere / "deep" / "text").write_text("linked")
     (here / "linked").symlink_to(elsewhere)
-    (here / "inner" / "again").symlink_to(here)  # what leads back is left out
+    (here / "inner" / "again").symlink_to(here)  # links in a circle are left out
     (elsewhere / "deep" / "up").symlink_to(tmp_path)
     there = read.options(runtime_env={"working_dir": str(here)})
     assert shoal.get(there.remote("linked/deep/text")) == "linked"
@@ -221,7 +221,7 @@ def test_a_link_to_a_folder_stands_for_what_is_in_it(tmp_path):
 
 
 def test_the_import_path_of_a_process_is_its_drivers(tmp_path):
-    """The main module of ``python -m`` is no script; what is no str in ``sys.path`` counts for nothing; archives are imported from."""
+    """With ``python -m``, the main module is no script. Entries of ``sys.path`` other than str are ignored, and archives work."""
     package = tmp_path / "app"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -286,7 +286,7 @@ def test_variables_may_refer_to_those_that_are_there():
     path, new, home = shoal.get([looker.variable.remote(name) for name in env["env_vars"]])
     assert path == "/mine:" + shoal.get(variable.remote("PATH"))
     assert (new, home) == ("<>", os.environ.get("HOME", "$HOME"))
-    assert shoal.get(looker.childs.remote("PATH")) == path  # once
+    assert shoal.get(looker.childs.remote("PATH")) == path  # only once
 
 
 def test_gitignore_says_what_is_left_out(tmp_path, monkeypatch):
@@ -316,7 +316,7 @@ def test_py_modules_may_be_modules(tmp_path, monkeypatch):
     import given_file
     import given_package
 
-    monkeypatch.undo()  # workers do not find them by our path
+    monkeypatch.undo()  # so that workers cannot import them from our path
     env = {"py_modules": [given_package, given_file]}
     of = imported.options(runtime_env=env)
     assert shoal.get([of.remote("given_package"), of.remote("given_file")]) == ["package", "file"]
@@ -430,11 +430,11 @@ def test_a_config_that_limits_nothing_changes_nothing(tmp_path):
 
 
 def test_a_folder_that_this_host_does_not_have_is_replaced_by_the_sessions(monkeypatch):
-    @shoal.remote(num_cpus=0.5)  # of workers of its own
+    @shoal.remote(num_cpus=0.5)  # needs workers of its own
     def where():
         return os.getcwd()
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "getcwd", lambda: "/no/such/folder")  # as it is on another host
+        patch.setattr(os, "getcwd", lambda: "/no/such/folder")  # as on another host
         ref = where.remote()
     assert shoal.get(ref) == shoal.get_runtime_context().get_temp_dir()

@@ -1,4 +1,4 @@
-"""Row A3, errors: Ray's names, where they are raised, and that they travel."""
+"""Row A3, errors: Ray's names, the places where they are raised, and their way through processes."""
 
 import asyncio
 import os
@@ -99,7 +99,7 @@ def test_the_cause_is_there_under_both_spellings(recorder):
 
 
 def test_a_failure_says_where_it_passed_in_each_process(recorder):
-    """Outermost first, as Ray has it, and nothing of what lies between."""
+    """The text has the frames of each process, outermost first as in Ray, without frames of the runtime."""
     first, second = Recorder.remote(), Recorder.remote()
 
     def in_the_middle(self, first):
@@ -188,7 +188,7 @@ def test_all_of_pythons_own_are_caught_as_what_they_are(recorder):
     def fails(actor, cls):
         raise cls("x")
 
-    # They want other arguments, or come as a RuntimeError.
+    # These take other arguments, or arrive as a RuntimeError.
     special = {"ExceptionGroup", "UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError", "StopIteration"}
     own = [c for c in vars(builtins).values() if isinstance(c, type) and issubclass(c, Exception) and c.__name__ not in special]
     assert MemoryError in own
@@ -242,7 +242,7 @@ def test_an_exception_group_of_ones_own_class_keeps_its_attributes(recorder):
 
 
 class OwnBaseError(BaseException):
-    """As trio.Cancelled and what pytest.fail() raises: no Exception."""
+    """A BaseException that is no Exception, as trio.Cancelled and the error of pytest.fail()."""
 
 
 def test_a_function_that_raises_what_is_no_exception_is_run_once(recorder):
@@ -290,7 +290,7 @@ class Interrupted:
 
     def signalled(self):
         os.kill(os.getpid(), signal.SIGINT)
-        while True:  # Python answers a signal between two of its steps
+        while True:  # Python handles a signal between two bytecodes
             pass
 
     def pid(self):

@@ -17,7 +17,7 @@ __all__ = ["Stage", "compiled", "stages"]
 
 @ray.remote
 class Stage:
-    """Counts its calls."""
+    """An actor that counts its calls."""
 
     def __init__(self, name=""):
         self.name, self.calls = name, 0
@@ -86,7 +86,7 @@ class Stage:
         return [t.name for t in threading.enumerate()]
 
     def run_graph(self, other, value):
-        """Executes a graph over another actor, and itself if there is none."""
+        """Executes a graph over another actor, or over itself without one."""
         with InputNode() as inp:
             bound = (other or ray.get_runtime_context().current_actor).through.bind(inp)
         self.compiled = bound.experimental_compile()
@@ -95,7 +95,7 @@ class Stage:
 
 @pytest.fixture
 def stages():
-    """Makes stages, which end with the test."""
+    """Creates stages that end with the test."""
     made = []
 
     def make(*names):
@@ -109,7 +109,7 @@ def stages():
 
 @pytest.fixture
 def compiled():
-    """Compiles what a function makes of the input; torn down with the test."""
+    """Compiles the graph that a function builds from the input; torn down with the test."""
     made = []
 
     def make(bound, **options):

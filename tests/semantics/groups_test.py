@@ -53,7 +53,7 @@ def test_a_group_reserves_and_gives_back():
     assert group.bundle_count == 2
     remove_placement_group(group)
     assert free_cpus() == 4
-    remove_placement_group(group)  # a second time does nothing
+    remove_placement_group(group)  # idempotent
     assert placement_group_table(group)["state"] == "REMOVED"
 
 
@@ -87,7 +87,7 @@ def test_ready_of_one_that_is_removed_fails(group):
 
 
 def test_all_or_nothing(group):
-    waiting = placement_group([{"CPU": 1}, {"CPU": 1}])  # one CPU is free
+    waiting = placement_group([{"CPU": 1}, {"CPU": 1}])  # only one CPU is free
     assert not waiting.wait(0.05)
     assert free_cpus() == 1
     remove_placement_group(waiting)
@@ -96,7 +96,7 @@ def test_all_or_nothing(group):
 def test_actors_take_from_its_bundles(group):
     first = Log.options(num_cpus=2, scheduling_strategy=inside(group, 1)).remote()
     assert shoal.get(first.echo.remote(1)) == 1
-    assert free_cpus() == 1  # outside
+    assert free_cpus() == 1  # outside of the group
     second = Log.options(num_cpus=1, scheduling_strategy=inside(group, 1)).remote()
     answer = second.echo.remote(2)
     assert shoal.wait([answer], timeout=0.1) == ([], [answer])
@@ -120,7 +120,7 @@ def test_who_runs_in_it_knows_it(group):
 def test_removal_kills_its_actors(group):
     actor = Log.options(num_cpus=1, scheduling_strategy=inside(group)).remote()
     assert shoal.get(actor.echo.remote(1)) == 1
-    remove_placement_group(group)  # is not awaited: calls that were on their way before the kill are still answered
+    remove_placement_group(group)  # asynchronous: calls that were sent before the kill are still answered
 
     def died():
         try:
@@ -130,7 +130,7 @@ def test_removal_kills_its_actors(group):
         return False
 
     wait_until(died, 10)
-    wait_until(lambda: free_cpus() == 4, 10)  # when its process is gone
+    wait_until(lambda: free_cpus() == 4, 10)  # once the process has ended
 
 
 def test_tasks_run_in_it(group):

@@ -41,7 +41,7 @@ def echo(actor, value):
 
 def test_an_actor_that_died_gets_no_more_calls():
     mortal, other = Recorder.remote(), Recorder.remote()
-    pool = ActorPool([other, mortal])  # the last is taken first
+    pool = ActorPool([other, mortal])  # the pool takes the last actor first
     pool.submit(lambda actor, _: actor.__ray_terminate__.remote(), 0)
     for value in range(3):
         pool.submit(lambda actor, value: actor.echo.remote(value), value)

@@ -1,4 +1,4 @@
-"""Rows A1 to A3: calls with many arguments, or much in them, and many results. The counts are those at which messages end."""
+"""Rows A1 to A3: calls with many arguments, with large values in them, and with many results. The counts are at message boundaries."""
 
 import asyncio
 import os
@@ -11,13 +11,13 @@ import shoal as ray
 from shoal.exceptions import InvalidArgument
 
 AT_BORDERS = (127, 128, 129, 249, 250, 251, 999, 1000, 1001)
-LARGE = 160_000  # bytes: in a memory of their own
-SMALL = 95_000  # as many of these are in messages
+LARGE = 160_000  # bytes; each in a memory of its own
+SMALL = 95_000  # bytes; many share a message
 
 
 @ray.remote
 def total(*parts, **more):
-    """How many they are, and their sum."""
+    """Returns the number of arguments, and the sum of their last elements."""
     return len(parts) + len(more), sum(int(p[-1]) for p in (*parts, *more.values()))
 
 
@@ -163,7 +163,7 @@ def test_many_are_got_and_waited_for():
 
 def test_few_arguments_with_many_references_inside_of_them(adder):
     refs = puts(5000)
-    parts = [ray.put(refs) for _ in range(10)]  # eight of them go in one message
+    parts = [ray.put(refs) for _ in range(10)]  # eight of them fit into one message
 
     @ray.remote
     def lengths(*parts):

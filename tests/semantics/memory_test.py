@@ -1,5 +1,5 @@
-"""Row A3, errors: what is said when a node ends a worker because memory runs out. Its workers have a limit of their own here
-(SHOAL_MEMORY_LIMIT): what else the machine does decides nothing."""
+"""Row A3, errors: messages when a node ends a worker because memory runs out. Workers have a limit of their own here
+(SHOAL_MEMORY_LIMIT), so that other processes of the machine have no influence."""
 
 import json
 
@@ -51,7 +51,7 @@ class Actor:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """Each test has its own."""
+    """Empty, because each test starts its own cluster."""
 
 
 def drive(shoal_command, body, start="shoal.init(num_cpus=2)\n", **env):

@@ -1,4 +1,4 @@
-"""shoal.util.metrics as Ray's users know it. (How it is read: tests/integration/metrics_test.py.)"""
+"""shoal.util.metrics with Ray's API. (For reading metrics see tests/integration/metrics_test.py.)"""
 
 import json
 import pickle
@@ -16,7 +16,7 @@ GUARD_S = 90
 
 
 def told(name):
-    """Values by tags, of all processes together."""
+    """Values by tags, summed over all processes."""
     out = {}
     done = subprocess.run([binary(), "metrics", "--json"], capture_output=True, text=True, check=True, timeout=GUARD_S)
     for family in json.loads(done.stdout)["families"]:

@@ -1,4 +1,4 @@
-"""``shoal.util.multiprocessing.Pool``: what Python's own does, on actors; and joblib on it."""
+"""``shoal.util.multiprocessing.Pool``: the API of Python's Pool on actors, and joblib on it."""
 
 import os
 import pickle

@@ -86,7 +86,7 @@ def test_one_whose_end_waits_for_its_calls_goes_on_when_it_is_found():
     log = Log.options(name="busy").remote()
     actor_id, late = log._actor_id, log.echo.remote(gate.wait.remote(then="late"))
     del log
-    made_here.settle()  # it was told
+    made_here.settle()  # the actor has been asked to end
     found = Log.options(name="busy", get_if_exists=True).remote()
     assert found._actor_id == actor_id
     shoal.get(gate.open.remote())
@@ -101,7 +101,7 @@ def test_get_if_exists_by_many_at_once_makes_one():
     @shoal.remote(num_cpus=0)
     class Getter:
         def get(self):
-            self.actor = Log.options(name="one", get_if_exists=True).remote()  # it ends with who made it
+            self.actor = Log.options(name="one", get_if_exists=True).remote()  # it ends with its creator
             return shoal.get(self.actor.pid.remote())
 
     getters = [Getter.remote() for _ in range(4)]
@@ -159,7 +159,7 @@ def test_a_found_handle_hears_of_the_actors_death(named):
     holder = Holder.remote()
     assert shoal.get(holder.hold.remote()) == [1]
     shoal.kill(named)
-    assert any(_died(holder.ask.remote()) for _ in range(100_000))  # its process may answer others until it is gone
+    assert any(_died(holder.ask.remote()) for _ in range(100_000))  # its process may answer other callers until it ends
     shoal.kill(holder)
 
 
@@ -194,6 +194,6 @@ def test_calls_by_name_on_one_that_could_not_be_made_say_so():
 
 
 def test_an_actor_of_a_cpp_program_is_found_and_refused():
-    found = b"cshoal._handle\n_foreign\n(Vuser::Counter\ntR."  # as actors/api/worker_test.cc has it
+    found = b"cshoal._handle\n_foreign\n(Vuser::Counter\ntR."  # as in actors/api/worker_test.cc
     with pytest.raises(shoal.exceptions.Unimplemented, match=r"a user::Counter of a C\+\+ program"):
         pickle.loads(found)

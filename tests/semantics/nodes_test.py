@@ -1,4 +1,4 @@
-"""Placement over two nodes: labels, spreading, a node that is lost."""
+"""Placement over two nodes: labels, spreading, a lost node."""
 
 import pytest
 from leftovers import alive
@@ -33,7 +33,7 @@ def node_of(**options):
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """Each test has its own."""
+    """Empty, because each test starts its own cluster."""
 
 
 @pytest.fixture
@@ -693,4 +693,4 @@ def test_cluster_utils_starts_and_ends_nodes(shoal_command):
     driver = shoal_command.driver(CLUSTER)
     assert driver.code() == 0, driver.err
     (pid,) = (int(line.split()[1]) for line in driver.out.splitlines() if line.startswith("left "))
-    assert not alive(pid)  # it ended with its driver
+    assert not alive(pid)  # ended with its driver

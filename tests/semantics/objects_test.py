@@ -1,4 +1,4 @@
-"""Row A3: the memory of objects: what is read stays what it was, is used again, is read-only, and is freed with the last reference."""
+"""Row A3, memory of objects: values that were read stay unchanged and read-only; memory is reused, and freed with the last reference."""
 
 import contextlib
 import copy
@@ -16,12 +16,12 @@ import shoal as ray
 from shoal import ObjectRef
 from shoal.exceptions import ObjectFreedError
 
-LARGE = 1 << 18  # numbers of 8 bytes: beyond what travels in a frame, and what memory is kept for
+LARGE = 1 << 18  # numbers of 8 bytes: too large for a frame and for kept memory
 
 
 @ray.remote
 class Keeper:
-    """Keeps what it is given, and makes what it is asked for."""
+    """Keeps its arguments, and creates values on request."""
 
     def __init__(self):
         self.kept = {}
@@ -54,7 +54,7 @@ def address(array):
 
 
 def test_what_is_read_here_stays_while_others_are_put():
-    kept = {k: ray.get(ray.put(np.full(LARGE, float(k)))) for k in range(4)}  # the references are gone
+    kept = {k: ray.get(ray.put(np.full(LARGE, float(k)))) for k in range(4)}  # the references are dropped
     for k in range(20):
         ray.put(np.full(LARGE, -1.0 - k))
     assert {k: (v[0], v[-1]) for k, v in kept.items()} == {k: (k, k) for k in kept}
@@ -110,7 +110,7 @@ def test_an_array_cannot_be_written(numel):
 
 @pytest.mark.parametrize("numel", [2_000, LARGE])
 def test_what_is_written_to_a_tensor_is_seen_by_nobody_else(numel):
-    import torch  # here: workers import this module
+    import torch  # imported here, because workers import this module
 
     ref = ray.put({"tensor": torch.zeros(numel), "array": np.zeros(numel)})
     mine = ray.get(ref)
@@ -126,7 +126,7 @@ def test_what_is_written_to_a_tensor_is_seen_by_nobody_else(numel):
 
 @ray.remote
 class Holder:
-    """Has references, and gives them away."""
+    """Holds references, and passes them on."""
 
     def __init__(self):
         self.kept = {}
@@ -168,7 +168,7 @@ def other():
 
 
 def name_of(ref):
-    """What is left of a reference that is gone. Asking for it gives it to the node."""
+    """The id and owner of a reference, to keep after it is dropped. Publishing it registers the value with the node."""
     return ref._publish(), ref._owner
 
 
@@ -183,7 +183,7 @@ def there(name):
 
 
 def is_freed(name):
-    """Whether the node lets go of it, in the time that it takes to tell."""
+    """Returns whether the node frees the object within GUARD_S."""
     end = time.monotonic() + GUARD_S
     while there(name) and time.monotonic() < end:
         time.sleep(0.001)
@@ -191,7 +191,7 @@ def is_freed(name):
 
 
 def given(value, actor, name="it"):
-    """The name of a value to which only the actor has a reference."""
+    """The name of a value that only the actor refers to."""
     ref = ray.put(value)
     ray.get(actor.keep.remote(name, [ref]))
     return name_of(ref)
@@ -229,7 +229,7 @@ def test_a_copy_within_a_process_keeps_a_value_as_long_as_it_is_there_and_no_lon
     ray.get(holder.drop.remote("it"))
     name, made = name_of(ref), [copied(ref), copied(borrowed)]
     del ref, borrowed
-    other = given("other", holder)  # what is told in order has been told when this is freed
+    other = given("other", holder)  # freed after all earlier messages were processed
     ray.get(holder.drop.remote("it"))
     assert is_freed(other)
     assert there(name)
@@ -241,7 +241,7 @@ def test_one_that_its_maker_keeps_is_not_freed(holder):
     ref = ray.put("kept")
     ray.get(holder.keep.remote("it", [ref]))
     ray.get(holder.drop.remote("it"))
-    name = given("other", holder)  # what is told in order has been told when this is freed
+    name = given("other", holder)  # freed after all earlier messages were processed
     ray.get(holder.drop.remote("it"))
     assert is_freed(name)
     assert there(name_of(ref))
@@ -347,7 +347,7 @@ def test_what_came_with_a_call_is_given_back_before_the_next_one_comes(at_once):
     assert ray.get(reader.read.remote([ref])) == ["it"]
     name = name_of(ref)
     del ref
-    assert is_freed(name)  # nobody calls it again
+    assert is_freed(name)  # without a further call to the reader
     ray.kill(reader)
 
 
@@ -370,13 +370,13 @@ def test_memory_that_goes_round_stays_flat(holder):
         last = given(value, holder)
         for _ in range(5):
             ray.get(holder.keep.remote("it", [ray.put(value)]))
-        assert is_freed(last)  # also where the node has to wait for its turn
+        assert is_freed(last)  # also when the node is behind
     ray.get(holder.drop.remote("it"))
     assert shared_memory() - before < 50 * value.nbytes
 
 
 def shared_memory():
-    """Bytes of memory that this process has put values into."""
+    """Bytes of shared memory that this process wrote values into."""
     files = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Whole programs as users of Ray write them, each with nothing but its import changed."""
+"""Whole programs as users of Ray write them, with a changed import only."""
 
 import asyncio
 import collections
@@ -107,7 +107,7 @@ def test_a_batcher_in_front_of_a_pool_of_models_in_a_placement_group():
     @ray.remote(num_cpus=1)
     class Model:
         def __init__(self, scale):
-            self.scale = ray.get(scale[0])  # a reference in a list stays one
+            self.scale = ray.get(scale[0])  # a reference in a list stays a reference
 
         def predict(self, batch):
             return batch * self.scale

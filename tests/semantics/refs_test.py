@@ -207,13 +207,13 @@ def test_a_reference_names_the_call_that_it_is_of(recorder):
     assert names == ray.get(refs, timeout=GUARD_S)
     assert len(set(names)) == 5
     assert all(type(name) is ray.TaskID and not name.is_nil() for name in names)
-    assert ray.get(actor.whose.remote(refs), timeout=GUARD_S) == names  # in another process, too
+    assert ray.get(actor.whose.remote(refs), timeout=GUARD_S) == names  # the same in another process
     assert [r.task_id() for r in ray.get(recorder.echo.remote(refs), timeout=GUARD_S)] == names
     assert ray.put(1).task_id().is_nil()
 
 
 def test_threads_that_name_a_reference_at_once_give_it_one_name(gate, recorder, monkeypatch):
-    """The second is done while the first looks for a name."""
+    """The second thread finishes while the first creates an id."""
     ref, named = gate.wait.remote(then="there"), []
 
     def other():
@@ -258,7 +258,7 @@ def test_waiting_again_and_again_for_what_never_comes_keeps_nothing(recorder):
     before = resident()
     for k in range(1000):
         ray.wait([recorder.echo.remote(k), *never])
-    assert resident() - before < 20 << 20  # with something left behind per wait and reference: 60 MB
+    assert resident() - before < 20 << 20  # 60 MB if each wait left something behind per reference
 
 
 # ---- await

@@ -1,4 +1,4 @@
-"""Actors whose process is started again when it ends."""
+"""Actors whose process is restarted when it ends."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ class Mortal:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def die_once(self, path):
-        """Dies, unless it did before."""
+        """Dies at its first call."""
         if not os.path.exists(path):
             open(path, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -60,7 +60,7 @@ class Mortal:
 
 @shoal.remote(num_cpus=0)
 class Made:
-    """Its first life's constructor exits."""
+    """An actor whose first constructor call exits."""
 
     def __init__(self, path, code):
         if not os.path.exists(path):
@@ -210,7 +210,7 @@ def test_an_exit_with_any_other_code_is_undone(kind, code):
     with pytest.raises(ActorUnavailableError):
         shoal.get(actor.sys_exit.remote(code))
     assert shoal.get(actor.reconstructed.remote())
-    with pytest.raises(ActorDiedError):  # that was its only restart
+    with pytest.raises(ActorDiedError):  # it had one restart only
         shoal.get(actor.sys_exit.remote(code))
 
 
@@ -262,7 +262,7 @@ def test_one_that_cannot_be_made_is_not_tried_again(error):
 
 @shoal.remote(num_cpus=0)
 class Unlucky:
-    """Its process dies in its constructor, so many times."""
+    """An actor whose process dies in its constructor `times` times."""
 
     def __init__(self, folder, times):
         if len(os.listdir(folder)) < times:

@@ -1,4 +1,4 @@
-"""Row A2, the end: an actor goes with the last that refers to it, after the calls that were made on it."""
+"""Row A2, the end: an actor ends with its last handle, after the calls that were made on it."""
 
 import atexit
 import copy
@@ -59,7 +59,7 @@ class Counts:
         ray.get(holder.keep.remote(me))
 
     def has(self, holder):
-        """Who knows whose it is."""
+        """Keeps `holder`, which in turn keeps this actor's current_actor."""
         self.holder = holder
         ray.get(holder.keep.remote([ray.get_runtime_context().current_actor]))
 
@@ -88,7 +88,7 @@ class Holder:
         return ray.get(self.handles[0].call.remote())
 
     def begin(self, gate):
-        """Makes calls that wait, and lets go of whom they are made on."""
+        """Makes calls that wait, and drops the handle that they were made on."""
         (actor,) = self.handles
         refs = [actor.wait_at.remote(gate, "", 7), *(actor.echo.remote(k) for k in range(3))]
         refs.append(actor.echo.remote(gate.wait.remote("late", "x")))
@@ -175,7 +175,7 @@ def test_what_came_with_a_method_that_waited_is_gone_when_it_is_over():
         async def on(self, actor):
             import asyncio
 
-            asyncio.get_running_loop().create_task(asyncio.sleep(1000))  # in the context of this call, as what waits is
+            asyncio.get_running_loop().create_task(asyncio.sleep(1000))  # the task keeps the context of this call
             return await actor.all.remote()
 
     waits, recorder = Waits.remote(), Recorder.remote()
@@ -226,7 +226,7 @@ def test_one_that_may_be_started_again_is_not():
 
 
 def still_there(actor_id, call):
-    """A release that was wrong would have come before these calls: that of an actor whose handles go now does."""
+    """Checks that the actor answers. A wrong release would have arrived before these calls, because that of another actor has."""
     gc.collect()
     other = Counts.remote()
     other_id, kept = other._actor_id, ray.put([other])
@@ -291,7 +291,7 @@ def test_functions_may_have_one_after_the_other():
     def uses(actor):
         return ray.get(actor.call.remote())
 
-    for _ in range(6):  # there is room for one
+    for _ in range(6):  # the CPUs suffice for one actor
         actor = Counts.options(num_cpus=8).remote()
         assert ray.get(uses.remote(actor), timeout=GUARD_S) == 1
         del actor
@@ -349,7 +349,7 @@ def test_one_that_gave_itself_away_ends_with_that_handle(holder, concurrency):
     del actor
     still_there(actor_id, holder.call.remote)
     (back,) = ray.get(holder.__ray_call__.remote(lambda self: self.handles), timeout=GUARD_S)
-    ray.get(back.introduce.remote(holder, [back]), timeout=GUARD_S)  # once more, in place of the first
+    ray.get(back.introduce.remote(holder, [back]), timeout=GUARD_S)  # again, replacing the first handle
     del back
     still_there(actor_id, holder.call.remote)
     ray.get(holder.drop.remote(), timeout=GUARD_S)
@@ -361,7 +361,7 @@ def test_one_whose_actor_has_its_current_actor_ends_and_so_does_that_one(concurr
     actor, other = Counts.options(max_concurrency=concurrency).remote(), Holder.remote()
     ids = actor._actor_id, other._actor_id
     ray.get(actor.has.remote(other), timeout=GUARD_S)
-    assert ray.get(other.call.remote(), timeout=GUARD_S) == 1  # while somebody keeps it, it is called by that handle
+    assert ray.get(other.call.remote(), timeout=GUARD_S) == 1  # called by its current_actor, while a handle keeps it
     del other
     still_there(ids[1], actor.call.remote)
     del actor
@@ -375,7 +375,7 @@ def test_one_that_was_never_placed_is_withdrawn_with_its_last_handle(holder):
     ids, call = (actor._actor_id, waits._actor_id), waits.call.remote()
     del actor, waits
     ends(ids[0])
-    assert row(ids[1])["state"] == "PENDING"  # somebody waits for what is to come of it
+    assert row(ids[1])["state"] == "PENDING"  # a pending call keeps it
     assert ray.wait([call], timeout=0) == ([], [call])
 
 
@@ -409,13 +409,13 @@ def test_so_it_is_with_one_whose_handles_were_elsewhere(holder):
     ids = made_by_function._actor_id, made_here._actor_id
     del made_by_function, made_here
     ends(ids[0])
-    assert row(ids[1])["state"] == "PENDING"  # the holder has it
+    assert row(ids[1])["state"] == "PENDING"  # the holder has a handle
     ray.get(holder.drop.remote(), timeout=GUARD_S)
     ends(ids[1])
 
 
 def told_to_end(actor_id):
-    """Once it has answered: it waits for handles of itself."""
+    """Asks the actor to end. It answers, and waits for handles of itself."""
     ray.get(ray.ObjectRef(ray._runtime.session().call(actor_id, RELEASE, *_pack((), {}))), timeout=GUARD_S)
 
 
@@ -423,7 +423,7 @@ def test_one_that_gave_itself_away_may_be_told_twice_to_end(holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
     ray.get(actor.introduce.remote(holder, [actor]), timeout=GUARD_S)
-    for _ in range(2):  # as by one who made it, and by the one who has it from there
+    for _ in range(2):  # once by its creator, and once by the holder
         told_to_end(actor_id)
     del actor
     still_there(actor_id, holder.call.remote)
@@ -463,7 +463,7 @@ def test_one_whose_count_cannot_be_reached_for_long_ends_all_the_same(holder, mo
 
 
 def test_handles_that_leave_within_each_other_are_counted_together(monkeypatch):
-    """As when the GC runs code of a user's, while a handle leaves, through which the same one does."""
+    """As when the garbage collector runs user code that pickles a handle while the same handle is being pickled."""
     actors, stands, within = [Counts.remote()], [], []
     actor_id = actors[0]._actor_id
 
@@ -507,7 +507,7 @@ def test_one_that_only_waits_as_an_argument_stays(gate, holder):
 def test_a_name_does_not_keep_it():
     actor = Counts.options(name="called").remote()
     actor_id, found = actor._actor_id, ray.get_actor("called")
-    kept = ray.put([found])  # handles that were found do not count, wherever they are
+    kept = ray.put([found])  # handles from get_actor do not count, in any process
     still_there(actor_id, ray.get(kept)[0].call.remote)
     del actor
     ends(actor_id)
@@ -520,7 +520,7 @@ def test_a_name_does_not_keep_it():
 def test_where_it_was_made_get_if_exists_gives_one_more_handle(holder):
     actor = Counts.options(name="called").remote()
     actor_id = actor._actor_id
-    for _ in range(3):  # as in a loop that keeps its variable
+    for _ in range(3):  # as in a loop that reuses its variable
         actor = Counts.options(name="called", get_if_exists=True).remote()
         still_there(actor_id, actor.call.remote)
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
@@ -675,7 +675,7 @@ def test_an_actor_that_a_function_made():
 
 @ray.remote(num_cpus=0)
 class Parent:
-    """Makes children, of which each makes one more."""
+    """An actor that creates children, each of which creates one more."""
 
     def __init__(self, children=1, cpus=0):
         self.children = [Parent.options(num_cpus=cpus).remote(0) for _ in range(children)]
@@ -686,7 +686,7 @@ class Parent:
         return self.more
 
     def family(self):
-        """Handles, children first."""
+        """Returns the handles, children first."""
         return self.children + [ray.get(child.make.remote()) for child in self.children]
 
     def ids(self):
@@ -719,7 +719,7 @@ LEAVES = {
 @pytest.mark.parametrize("how", LEAVES)
 def test_an_actor_ends_with_the_one_that_made_it(how):
     parent = Parent.remote(2)
-    family = ray.get(parent.family.remote(), timeout=GUARD_S)  # handles here, too: they keep nobody
+    family = ray.get(parent.family.remote(), timeout=GUARD_S)  # these handles do not keep the actors
     names = [ray.get(f.id.remote(), timeout=GUARD_S) for f in (parent, *family)]
     LEAVES[how](parent)
     del parent
@@ -732,7 +732,7 @@ def test_an_actor_ends_with_the_one_that_made_it(how):
 
 
 def test_what_each_life_of_an_actor_made_ends_with_it():
-    parent = Parent.options(max_restarts=-1, max_task_retries=-1).remote(2, 3)  # there is no room for those of two lives
+    parent = Parent.options(max_restarts=-1, max_task_retries=-1).remote(2, 3)  # the CPUs suffice for the children of one life
     lives = [ray.get(parent.ids.remote(), timeout=GUARD_S)]
     for _ in range(2):
         os.kill(ray.get(parent.pid.remote(), timeout=GUARD_S), signal.SIGKILL)
@@ -781,7 +781,7 @@ def test_an_actor_that_a_function_returned_outlives_its_worker(calls):
     @ray.remote(num_cpus=0, max_calls=calls)
     def makes():
         child = Parent.remote(0)
-        ray.get(child.pid.remote())  # it is made: nobody else knows how
+        ray.get(child.pid.remote())  # creates it before this function returns
         return os.getpid(), child
 
     pid, child = ray.get(makes.remote(), timeout=GUARD_S)
@@ -826,7 +826,7 @@ def test_a_worker_that_the_head_does_not_hear_of_for_a_while_is_retired_then(mon
 
 
 def asked(pid):
-    """A worker of this process's functions is asked what it leaves, or has ended."""
+    """Waits until this process has asked a worker of its functions for its last words, or the worker has ended."""
     ids = [r["id"] for r in ray._runtime.session().list("actors") if r["pid"] == pid]
     wait_until(lambda: any(leaving.worker in ids for leaving in state.functions._leaving) or not alive(pid), GUARD_S, "its last call")
 
@@ -850,7 +850,7 @@ def test_an_actor_that_a_function_returned_before_its_arguments_were_there_is_ma
 
 
 def needed():
-    """Workers of this process's functions that have said that calls of theirs are open."""
+    """Workers of this process's functions that have reported open calls."""
     return [leaving for leaving in state.functions._leaving if leaving.needed]
 
 

@@ -1,4 +1,4 @@
-"""Row A3: objects beyond the limit of the store lie in files until somebody looks at them."""
+"""Row A3: objects beyond the limit of the store lie in files until they are read."""
 
 import gc
 import os
@@ -17,12 +17,12 @@ LIMIT = 64 * MIB
 SIZE = 8 * MIB
 
 
-spilled = {"folder": ""}  # files there have no names, or none that matters
+spilled = {"folder": ""}  # its files are unlinked
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(module_home):
-    """One for the module, with little room in memory."""
+    """One cluster for the module, with a small object store."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:
         ray.init(num_cpus=4, object_store_memory=LIMIT, object_spilling_directory=folder)
         spilled["folder"] = os.path.realpath(folder) + "/"
@@ -34,7 +34,7 @@ def cluster(module_home):
 @pytest.fixture(autouse=True)
 def nothing_left():
     yield
-    gc.collect()  # tracebacks that refer to each other
+    gc.collect()  # tracebacks in reference cycles
     assert files() == 0
 
 
@@ -60,7 +60,7 @@ def descriptors(of):
 
 
 def files():
-    """How many values lie in files, as this process sees it."""
+    """The number of values in files that this process has open."""
     return len(descriptors(spilled["folder"]))
 
 
@@ -96,7 +96,7 @@ def maker():
 
 
 def test_what_is_put_beyond_the_limit_comes_back_as_it_was():
-    refs = [ray.put(made(k)) for k in range(24)]  # three times as much as there is
+    refs = [ray.put(made(k)) for k in range(24)]  # three times the limit
     assert files() >= 15
     assert in_memory() <= LIMIT
     for _ in range(2):
@@ -175,7 +175,7 @@ def test_who_waits_for_room_can_be_interrupted():
 
 
 def ring_in(function):
-    """Once this thread is in that function of shoal's, a signal's handler raises there."""
+    """Installs a signal handler that raises once this thread runs that function of shoal's."""
 
     def ring(_, frame):
         if frame.f_code.co_name == function and frame.f_globals.get("__name__", "").startswith("shoal."):
@@ -201,7 +201,7 @@ def test_a_result_that_waits_for_room_can_be_interrupted():
     actor = Rung.remote()
     with pytest.raises(TimeoutError, match="rung"):
         ray.get(actor.result.remote(), timeout=GUARD_S)
-    assert ray.get(actor.plain.remote(), timeout=GUARD_S) == 1  # it lives
+    assert ray.get(actor.plain.remote(), timeout=GUARD_S) == 1  # the actor survives
     assert all(right(a, k) for k, a in enumerate(arrays))
     ray.kill(actor)
 
@@ -218,7 +218,7 @@ def test_a_result_there_is_no_room_for_is_the_failure_of_its_call(maker):
 
 
 def test_what_its_maker_let_go_of_makes_room_too(maker):
-    refs = ray.get(maker.put_all.remote(7))  # who made them has them no more
+    refs = ray.get(maker.put_all.remote(7))  # the creator has dropped them
     more = [ray.put(made(k)) for k in range(7)]
     assert all(right(ray.get(r), k) for k, r in enumerate(refs))
     assert all(right(ray.get(r), k) for k, r in enumerate(more))
@@ -235,7 +235,7 @@ def test_what_a_process_that_is_gone_has_made_is_counted_and_moved():
 
 
 def test_items_that_nobody_takes_do_not_stop_a_stream(maker):
-    items = maker.stream.options(num_returns="streaming").remote(20)  # more than there is room for
+    items = maker.stream.options(num_returns="streaming").remote(20)  # more than the limit
     ray.wait([items.completed()], timeout=GUARD_S)
     assert all(right(ray.get(item), k) for k, item in enumerate(items))
 

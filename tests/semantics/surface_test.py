@@ -1,4 +1,4 @@
-"""Names, options and values as programs for Ray use them, which no other test is about."""
+"""Names, options and values of Ray programs that no other test covers."""
 
 import importlib
 import pickle
@@ -334,7 +334,7 @@ def test_ids_are_objects_that_are_their_text():
 
 @ray.remote
 class Knows:
-    """What a class has."""
+    """A class with a constant and methods of several kinds."""
 
     SIZE = 3
 
@@ -525,7 +525,7 @@ def of_ours(kind, *parts):
 
 @pytest.mark.parametrize("made", ["ndarray", "large ndarray", "Tensor", "Parameter", "exception"])
 def test_a_serializer_may_be_of_a_class_that_travels_in_a_way_of_its_own(made):
-    import torch  # here alone: workers import this module
+    import torch  # imported here only, because workers import this module
 
     value = {
         "ndarray": np.arange(3),

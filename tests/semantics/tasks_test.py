@@ -20,7 +20,7 @@ from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
 
 @ray.remote
 class Tries:
-    """Counts attempts, and keeps who made them."""
+    """Counts attempts, and records their pids."""
 
     def __init__(self):
         self.pids = []
@@ -42,7 +42,7 @@ def tries():
 
 @ray.remote
 def dies_until(tries, good):
-    """Ends its process in each attempt before this one."""
+    """Ends its process in each attempt before number `good`."""
     n = ray.get(tries.add.remote(os.getpid()))
     if n < good:
         os._exit(7)
@@ -213,7 +213,7 @@ def test_calls_of_one_function_are_run_again_each_after_its_own_exceptions(tries
 
 
 def test_functions_that_waited_for_a_process_which_died_are_run_by_another(tries):
-    """They never began: it costs none of their retries."""
+    """They never began, so that no retry is used."""
     refs = [dies_until.options(max_retries=1, num_cpus=8).remote(tries, 2)]
     refs += [pid.options(max_retries=0, num_cpus=8).remote() for _ in range(20)]
     assert ray.get(refs, timeout=GUARD_S)[0] == 2
@@ -293,7 +293,7 @@ def test_processes_are_used_again_without_a_limit():
 
 
 class Counted:
-    """How often it was pickled here."""
+    """Counts how often it was pickled in this process."""
 
     times = 0
 
@@ -315,7 +315,7 @@ def test_a_function_is_sent_once_whatever_the_options_of_its_calls():
 
 
 def test_kinds_of_workers_of_which_there_are_none_are_left_alone(monkeypatch):
-    """They would take time at each turn, for ever: a program may ask for something else in each of its steps."""
+    """A pool without workers is not attended. Else a program with new resources in each step would slow down with every pool."""
     monkeypatch.setattr(FunctionPool, "IDLE_S", 0.1)
     mine, seen, attend = {"CPU": 2.5}, [], _tasks._Pool.attend
     monkeypatch.setattr(_tasks._Pool, "attend", lambda pool, owner: (seen.append(pool.resources), attend(pool, owner))[1])
@@ -326,7 +326,7 @@ def test_kinds_of_workers_of_which_there_are_none_are_left_alone(monkeypatch):
             ray.get(pid.options(num_cpus=2.5).remote(), timeout=GUARD_S)
         return all(each == mine for each in seen)
 
-    for _ in range(2):  # they are there again when they are asked for
+    for _ in range(2):  # a pool without workers works again
         assert ray.get([pid.options(num_cpus=k / 8).remote() for k in range(1, 9)], timeout=GUARD_S)
         wait_until(are_left_alone, GUARD_S, "the end of the others")
 
@@ -473,7 +473,7 @@ assert not ray.is_initialized()
 
 @ray.remote(num_cpus=0)
 class Meeting:
-    """Lets nobody go before all have come."""
+    """Holds each caller until `count` callers are there."""
 
     def __init__(self, count):
         import asyncio
@@ -509,7 +509,7 @@ def all_cpus(depth):
 
 
 def test_tasks_that_wait_for_others_lend_them_their_cpus():
-    """Each asks for all of them."""
+    """Each call asks for all CPUs."""
     assert ray.get(all_cpus.remote(3), timeout=GUARD_S) == 4
 
 
@@ -520,7 +520,7 @@ def patient(monkeypatch):
 
 @ray.remote(num_cpus=8)
 def leaves_behind(calls, gate, tries):
-    """Calls of all kinds, which nobody waits for; it ends with them open, and returns two."""
+    """Makes calls of all kinds, and returns with them open. It returns two of the references."""
     for k in range(calls):
         notes.remote(gate.wait.remote("", k), tries)
     return [passes_on.options(num_cpus=8).remote(gate.wait.remote("", "a")), gate.wait.remote("", "b")]
@@ -533,7 +533,7 @@ def notes(k, tries):
 
 @pytest.mark.parametrize("max_calls", [0, 1])
 def test_what_a_function_left_behind_is_run_and_its_worker_stays_as_long(gate, tries, max_calls, monkeypatch):
-    """As long as that takes: it says so, again and again. Its CPUs, all there are, are for others meanwhile."""
+    """The worker reports repeatedly that it is needed. Meanwhile other calls use its CPUs."""
     patient(monkeypatch)
     one, other = ray.get(leaves_behind.options(max_calls=max_calls).remote(5, gate, tries), timeout=GUARD_S)
     needed = lambda: [leaving for leaving in state.functions._leaving if leaving.needed]  # noqa: E731
@@ -547,7 +547,7 @@ def test_what_a_function_left_behind_is_run_and_its_worker_stays_as_long(gate, t
 
 @pytest.mark.parametrize("max_calls", [0, 1])
 def test_what_a_functions_function_left_behind_is_run_and_both_workers_stay(gate, tries, max_calls, monkeypatch):
-    """The first has no call open, and only one CPU is wanted of all that both have."""
+    """The first worker has no open call; of the CPUs of both, only one is wanted."""
     patient(monkeypatch)
     inner = leaves_behind.options(max_calls=max_calls, num_cpus=1)
 
@@ -645,7 +645,7 @@ def takes_a_while():
 
 @pytest.mark.parametrize("other", ["an actor", "a function"])
 def test_others_do_not_wait_until_a_queue_of_functions_is_empty(other):
-    """Its workers give their CPUs back, one by one."""
+    """The workers of the queue yield their CPUs one by one."""
     queue = [takes_a_while.remote() for _ in range(4000)]
     ray.get(queue[0], timeout=GUARD_S)
     if other == "an actor":
@@ -655,7 +655,7 @@ def test_others_do_not_wait_until_a_queue_of_functions_is_empty(other):
     else:
         ray.get(passes_on.options(num_cpus=8).remote(1), timeout=GUARD_S)
     rest = ray.wait(queue, num_returns=len(queue), timeout=0)[1]
-    for ref in rest:  # later tests have all CPUs for their own
+    for ref in rest:  # frees the CPUs for later tests
         ray.cancel(ref)
     assert rest != []
     for ref in queue:
@@ -663,7 +663,7 @@ def test_others_do_not_wait_until_a_queue_of_functions_is_empty(other):
 
 
 def test_arrays_that_code_refers_to_are_its_own():
-    """Unlike those that it is given, and large ones: these are read-only."""
+    """Arguments and large captured arrays are read-only; small captured ones are writable."""
     few, many = np.zeros(4), np.zeros(4000)
 
     @ray.remote
@@ -685,7 +685,7 @@ def test_arrays_that_code_refers_to_are_its_own():
 
 
 def _noting(large):
-    """A remote function with a list of its own in its closure; ``large``: with an array beside the pickle, too."""
+    """A remote function with a list in its closure; ``large``: and with an array outside of the pickle."""
     seen, around = [], np.zeros(large)
 
     @ray.remote
@@ -697,7 +697,7 @@ def _noting(large):
 
 
 def expect_one_closure_per_worker(calls):
-    """Results of ``note``, in their order, of one function: each saw what the calls before it in its worker noted, and nothing else."""
+    """Checks the results of ``note`` in order: each call saw the values noted by earlier calls of its worker, and no others."""
     before = {}
     for x, seen, pid, _ in calls:
         before.setdefault(pid, []).append(x)
@@ -712,7 +712,7 @@ def _notes(function, copies):
 @pytest.mark.parametrize("large", [0, 4000, 100_000])
 def test_functions_of_one_factory_share_nothing_although_their_pickles_are_alike(large):
     left, right = _noting(large), _noting(large)
-    named = left.options(name="named")  # the same function with other options has the same closure
+    named = left.options(name="named")  # the same closure with other options
     of_left, of_right = [], []
     for k in range(4):
         of_left.append(ray.get(left.remote(f"left {k}"), timeout=GUARD_S))
