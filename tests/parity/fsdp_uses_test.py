@@ -1,5 +1,4 @@
-"""Uses of a sharded model, in one run of two ranks: each ends with the result of a plain process, or with an error that explains why
-not."""
+"""Uses of a sharded model, in one run of two ranks: each gives the result of a plain process, or an error with the reason."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""Automatic sharding: what is chosen where the answer is plain, what a budget forces, and that results stay the same."""
+"""Automatic sharding: its choices where the best one is obvious, the effect of a memory budget, and unchanged results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def planned(model: nn.Module, *shape: int, **options) -> xs.ShardingPlan:
 
 def test_large_weights_with_a_tiny_batch_are_split_and_the_batch_is_not():
     plan = planned(mlp(4096, 16384), 8, 4096, mesh=LINE)
-    # The columns of the first layer and the rows of the second: one sum of small activations is all that travels.
+    # The first layer is split by columns, the second by rows, so that only one sum of small activations is communicated.
     assert plan.specs == {"0.weight": ("d", None), "2.weight": (None, "d")}
     assert plan.input_specs == {"0": (None, None)}
     assert plan.peak_bytes < plan.whole_bytes / 7
@@ -116,7 +116,7 @@ def test_config_m_is_planned_with_one_decision_for_its_blocks():
 
 
 class Attention(nn.Module):
-    """Has what makes a module hard to look at: shared parameters, a mask made at the first call, dropout, keyword inputs, a buffer."""
+    """A module that is hard to trace: shared parameters, a mask made at the first call, dropout, keyword inputs, a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +159,7 @@ MODELS = {
 
 def trained(model: nn.Module, inputs, device: torch.device | str) -> list[torch.Tensor]:
     torch.manual_seed(7)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # no Adam: it makes steps of gradients that are noise
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # Adam would amplify gradients that are rounding noise
     losses = []
     for i in range(3):
         optimizer.zero_grad()
@@ -218,7 +218,7 @@ def test_what_is_planned_per_device_is_what_lies_there(automatic):
     model = mlp(64, 128, "cpu")
     x = torch.randn(2048, 64).to(DEVICE)
     plan = xs.auto_shard(model, x, LINE, memory_budget="480KiB", quiet=True)
-    # Gradients are sums over the batch, whole on every device, until they are laid out as their parameters.
+    # Gradients are sums over the batch, replicated until they are resharded like their parameters.
     assert all("all_reduce" in r.collectives for r in plan.rows if not r.name.startswith("input"))
     assert all(s != (None, None) for s in plan.specs.values())
     optimizer = torch.optim.Adam(model.parameters())

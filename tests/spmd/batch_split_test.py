@@ -1,4 +1,4 @@
-"""Training with the batch split over devices: each device computes its part, and only sums over the batch cross devices."""
+"""Training with the batch split over devices: each device computes its part, and devices communicate only for sums over the batch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from shoal.spmd._array import Array
 xr.use_spmd()
 DEVICE = xm.xla_device()
 MESH = xs.Mesh(range(8), (8,), ("data",))
-# Operators that run on whole tensors, each with its reason.
+# Operators that run on replicated tensors, each with its reason.
 EXCEPTIONS = {"aten.bernoulli_.float": "the random stream is one: dropout equals that of the unsharded program"}
 
 
 class Convolutions(nn.Module):
-    """As in a ResNet: a stem with pooling, a block with a shortcut, and a head with dropout."""
+    """The layers of a ResNet: a stem with pooling, a block with a shortcut, and a head with dropout."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ OPTIMIZERS = {
 
 
 def trained(model: str, optimizer: str, size: int, on_device) -> tuple[list[float], list[torch.Tensor]]:
-    """Losses and norms of gradients; the final parameters and statistics."""
+    """Returns losses and gradient norms, and the final parameters and statistics."""
     make, batch = MODELS[model]
     torch.manual_seed(0)
     module = make()
@@ -101,7 +101,7 @@ def split(t: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Operators that ran on whole tensors, and those that laid out anew what was split."""
+    """Operators that ran on replicated tensors, and those that resharded split ones."""
     found = {"whole": Counter(), "moved": Counter()}
     replicate, resharded = _engine._replicate, Array.resharded
 
@@ -141,6 +141,6 @@ def test_split_parameters_need_whole_weights_only(name, seen):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_batches_that_do_not_divide_evenly_give_the_same(model):
-    for size in (15, 11):  # a short part; empty parts
+    for size in (15, 11):  # a short part, and empty parts
         expected, ours = (trained(model, "sgd", size, place)[0] for place in (None, split))
         torch.testing.assert_close(ours, expected, rtol=2e-6, atol=0)

@@ -21,7 +21,7 @@ def run(program: list[str], *, workers: int, devices: int, folder: Path | None =
     return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
 
 
-# The others take longer; README.md says how to run them all.
+# The other sections take longer; README.md has the command for all of them.
 SECTIONS = {"autograd", "loader", "marking", "ops", "returned-value", "shards", "dynamo", "distributed-tensor"}
 FACTS = f"""
 import json, walk
@@ -149,7 +149,7 @@ print("done")
 """
 
 
-# What decides about a result beside shapes, dtypes and constants.
+# Other properties of a call than shapes, dtypes and constants that its cached result depends on.
 FACTS_OF_CALLS = """
 import torch
 import shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm

@@ -1,4 +1,4 @@
-"""The examples of shoal.spmd, and its README's program. Each example compares its losses with plain torch and fails where they differ."""
+"""The examples of shoal.spmd, and its README's program. Each example compares its losses with plain torch and fails if they differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import shoal.spmd
 
 EXAMPLES = [Path("examples", f"spmd_{name}.py").absolute() for name in ("guide", "fsdp", "resnet", "2d")]
 README = next(p for p in (Path("python/shoal/spmd/README.md"), Path(shoal.spmd.__file__).with_name("README.md")) if p.exists())
-# Each as `python EXAMPLE` would run it; torch is imported once for all.
+# Runs each as `python EXAMPLE` would, but imports torch once for all.
 RUNNER = """
 import runpy, sys
 import shoal.spmd.xla_model as xm
@@ -44,7 +44,7 @@ def printed(programs, processes=0, **more):
 
 
 def losses(text):
-    """Per example its losses."""
+    """The losses of each example."""
     found = [float(loss) for loss in re.findall(r"^step \d+ loss (\d+\.\d{6})$", text, re.MULTILINE)]
     assert len(found) == 10 * len(EXAMPLES), text
     return [found[i : i + 10] for i in range(0, len(found), 10)]
@@ -52,7 +52,7 @@ def losses(text):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """The program that runs them all, and their paths."""
+    """The program that runs all examples, and their paths."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "runner.py").write_text(RUNNER)
     (folder / "readme.py").write_text(re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1])
@@ -61,7 +61,7 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(programs):
-    """Their output in one process that plays four devices."""
+    """The output of one process with four devices."""
     return printed(programs)
 
 
@@ -76,7 +76,7 @@ def test_in_one_process_that_plays_four_devices(alone):
 
 def expect_same_losses(said, alone):
     for example, ours, others in zip(EXAMPLES, losses(said), losses(alone), strict=True):
-        # The engine of shoal.fsdp, which runs units where each rank is a process, adds up in another order.
+        # On one process per rank, units run on the engine of shoal.fsdp, which sums in another order.
         assert ours == (pytest.approx(others, rel=1e-5) if example.stem == "spmd_fsdp" else others), example
 
 
@@ -108,7 +108,7 @@ def test_only_imports_differ_from_a_script_of_torch_xla(example):
 # ---- a script of torch_xla, unchanged -------------------------------------------------------------------------------------------------
 
 PTH = next(p for p in (Path(m) / "wheel" / "shoal-fsdp.pth" for m in (Path(shoal.spmd.__file__).parents[2], "python")) if p.exists())
-# What site does in an environment that has the wheel.
+# The work of site in an environment that has the wheel.
 STARTER = f"""
 import runpy, site, sys
 site.addsitedir({str(PTH.parent)!r})
@@ -120,7 +120,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """The README's script of torch_xla, and what starts it with the .pth file."""
+    """The README's script of torch_xla, and a starter with the .pth file."""
     folder = tmp_path_factory.mktemp("theirs")
     program = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
     assert "shoal" not in program
@@ -138,7 +138,7 @@ def losses_of(text):
 
 @pytest.fixture(scope="module")
 def their_losses(theirs):
-    """In one process, by ``python -m shoal.spmd.run``."""
+    """Losses in one process, by ``python -m shoal.spmd.run``."""
     return losses_of(printed(["-m", "shoal.spmd.run", str(theirs / "train.py")], fresh=True))
 
 

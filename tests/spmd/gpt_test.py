@@ -1,4 +1,4 @@
-"""A GPT under SpmdFullyShardedDataParallel has plain torch's losses, and in all ways of running the same bits."""
+"""A GPT under SpmdFullyShardedDataParallel has plain torch's losses, bit for bit the same in every way of running."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ model = FSDPv2(checkpoint_module(my_module), mesh)
 }
 IDS = ",".join(map(str, range(NUM_DEVICES)))
 ROWS, VECTOR = f"{{devices=[{NUM_DEVICES},1]{IDS}}}", f"{{devices=[{NUM_DEVICES}]{IDS}}}"
-# Where these blocks fail in torch_xla: its arguments are keyword-only, and what mark_sharding returns cannot be computed with unless
-# functionalization is off. The guides' users expect the answers below, which are those that torch_xla gives with neither.
+# Blocks that fail in torch_xla: its arguments are keyword-only, and the result of mark_sharding cannot be computed with unless
+# functionalization is off. The answers below are those of torch_xla without these limits.
 MENDED = {
     "fsdp-guide 1: with names, mesh positional": 1,
     "fsdp-guide 1: with names, mesh=mesh": [ROWS, ROWS, VECTOR, ROWS, True],
@@ -153,7 +153,7 @@ class Block(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """Layers draw their random numbers in torchvision's order, so that the last one begins as there."""
+    """Layers draw random numbers in torchvision's order, so that the last layer has the same initial values."""
     stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
     blocks = [Block(*pair) for pair in itertools.pairwise(widths)]
@@ -161,7 +161,7 @@ def resnet18() -> nn.Module:
 
 
 def example(f: dict) -> None:
-    """The scripts' batches are zeros, two rows per device; each model has seed 42."""
+    """Checks an example's losses. The scripts' batches are zeros, two rows per device; each model has seed 42."""
     torch.manual_seed(42)
     mesh = xs.Mesh(np.arange(NUM_DEVICES), (NUM_DEVICES, 1), ("fsdp", "model"))
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Layer})

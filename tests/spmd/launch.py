@@ -11,17 +11,17 @@ from pathlib import Path
 
 from forked_ranks import Server
 
-_LIMIT_S = 600  # none takes a tenth of it on an idle machine
+_LIMIT_S = 600  # hang guard; an idle machine needs less than a tenth
 _PATHS = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-# Programs are forked from it. It starts before the first test and is no test's to leave behind.
+# Programs are forked from this process. It starts before the first test, so it is no leftover of a test.
 _server = Server(["shoal.spmd", "shoal.spmd.xla_model", "shoal.spmd.fsdp", "torch.distributed.checkpoint"], **_PATHS)
 atexit.register(_server.end)
 
 
 def run(program: list[str], processes: int = 0, *, fresh: bool = False, **env: str) -> subprocess.CompletedProcess:
-    """A script and its arguments as one process, or as several, which end soon after they do not make the same calls.
+    """Runs a script and its arguments as one process, or as several, which end soon after their calls diverge.
 
-    ``fresh``: in interpreters of their own, several under torchrun; then the program may be options of Python.
+    ``fresh``: in new interpreters, several under torchrun; then the program may be options of Python.
     """
     full = {**os.environ, **_PATHS, "SHOAL_TIMEOUT": "120", **env}
     if fresh:

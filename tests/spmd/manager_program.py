@@ -43,7 +43,7 @@ def values() -> list:
 
 
 def train() -> None:
-    # Ones: sums are the same in any order.
+    # Inputs of ones make sums independent of their order.
     model(torch.ones(8, 8, device=xm.xla_device())).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -57,7 +57,7 @@ if what == "save":
     train()
     manager.save_async(2, state())
     found = values()
-    train()  # meanwhile
+    train()  # while the save runs
     manager.join()
 else:
     xc.prime_optimizer(optimizer)

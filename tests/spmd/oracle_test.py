@@ -1,4 +1,4 @@
-"""Shoal beside torch_xla's SPMD, case by case: each number of devices in a process of its own."""
+"""Shoal beside torch_xla's SPMD, fact by fact: each number of devices in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process per device beside one process that plays all devices: the same program prints the same bits."""
+"""One process per device beside one process with all devices: the same program prints the same bits."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ with open(f"{sys.argv[1]}/{xr.process_index()}", "w") as out:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Output of one process that plays four devices."""
+    """Output of one process with four devices."""
     done = run([str(HERE / "same_program.py"), str(tmp_path_factory.mktemp("checkpoints"))], SHOAL_SPMD_DEVICES="4")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("processes", [4, 2])  # with one device each, with two
+@pytest.mark.parametrize("processes", [4, 2])  # with one device each, and with two
 def test_several_processes_compute_the_bits_of_one(processes, alone, tmp_path):
     done = run([str(HERE / "same_program.py"), str(tmp_path)], processes, SHOAL_SPMD_DEVICES="4")
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_one_controller_of_two_ranks_computes_the_bits_of_one_process(alone, hom
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Per rank what the program above found."""
+    """The results of the program above, by rank."""
     folder = tmp_path_factory.mktemp("program")
     (folder / "program.py").write_text(PROGRAM)
     done = run([str(folder / "program.py"), str(folder)], 4, SHOAL_SPMD_DEVICES="4")

@@ -1,4 +1,4 @@
-"""A program that prints what it computes, bit by bit: in one process that plays all devices, or in one process per device.
+"""A program that prints its results, bit by bit: in one process with all devices, or in one process per device.
 
 Arguments: an empty folder for checkpoints.
 """
@@ -30,12 +30,12 @@ warnings.filterwarnings("ignore", message="shoal.spmd")
 xr.use_spmd()
 N, DEVICE = xr.global_runtime_device_count(), xm.xla_device()
 LINE = xs.Mesh(np.arange(N), (N, 1), ("fsdp", "model"))
-SQUARE = xs.Mesh(np.arange(N)[::-1], (N // 2, 2), ("x", "y"))  # of devices in another order
+SQUARE = xs.Mesh(np.arange(N)[::-1], (N // 2, 2), ("x", "y"))  # devices in reverse order
 SPECS = [("x", "y"), ("y", "x"), (("y", "x"), None), (None, ("y", "x")), ("y", None), (None, None)]
 
 
 def show(name: str, *tensors: torch.Tensor) -> None:
-    """Every process computes it, the first one prints."""
+    """All processes compute the whole tensors; the first one prints them."""
     whole = [t.detach().cpu() for t in tensors]
     if xr.process_index() == 0:
         bits = hashlib.sha256(b"".join(t.contiguous().flatten().view(torch.uint8).numpy().tobytes() for t in whole)).hexdigest()[:16]
@@ -74,7 +74,7 @@ def gradients() -> None:
 
 
 def layers() -> None:
-    """Operators that consist of others where a dimension is split, and results of parts that come together otherwise than as sums."""
+    """Composite operators along a split dimension, and partial results that are combined by other operators than a sum."""
     for axes in ("x", ("y", "x")):
         parts = (nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 8), nn.Flatten())
         net = nn.Sequential(*parts).to(DEVICE)
@@ -144,7 +144,7 @@ def checkpoint(folder: Path, net: nn.Module, mesh: xs.Mesh) -> None:
 
 
 def decided_by_values() -> None:
-    """Shapes and random numbers that depend on what tensors hold, and streams of their own."""
+    """Shapes and random numbers that depend on the values of tensors, and generators of the program's own."""
     own = torch.Generator().manual_seed(7)
     for spec in SPECS:
         t = marked((torch.randn(6, 8) * 2).round(), SQUARE, spec)

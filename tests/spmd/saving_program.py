@@ -1,7 +1,7 @@
-"""Loaders and checkpoints of several processes, whose ranks do not always do the same.
+"""Loaders and checkpoints of several processes, whose ranks differ in their events.
 
-Arguments: a folder, in which each rank writes what it found, and a part of the program. The part ``first`` ends with the death of its last
-rank while a checkpoint is written. ``then``, which may have another number of devices, finds what is there and goes on.
+Arguments: a folder, in which each rank writes its results, and a part of the program. The part ``first`` ends with the death of its last
+rank while a checkpoint is written. ``then``, which may have another number of devices, continues from the checkpoints.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LINE = xs.Mesh(np.arange(N)[::-1], (N,), ("x",))
 
 
 def error(action) -> list[str] | None:
-    """Class and words of what it raises."""
+    """Class and message of the error that it raises."""
     try:
         action()
     except BaseException as e:  # CheckpointException is no Exception
@@ -85,7 +85,7 @@ def values(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
 
 
 def failing_writes(happens) -> None:
-    """The last rank's next write of a checkpoint's data ends so."""
+    """Makes the last rank's next write of a checkpoint's data end by ``happens``."""
     write = dcp.FileSystemWriter.write_data
 
     def written(self, plan, planner):

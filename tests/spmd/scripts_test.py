@@ -1,4 +1,4 @@
-"""Scripts of PyTorch/XLA beyond marking: compiled models, mixed precision, saving, hooks, recomputation, loaders of dicts."""
+"""Features of PyTorch/XLA scripts beyond marking: compiled models, mixed precision, saving, hooks, recomputation, loaders of dicts."""
 # ruff: noqa: E402  imports of torch_xla come after install()
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_compiled_models_and_steps_run_as_they_are():
         (sharded, torch_xla.step()),
     ]:
         assert trained(model, batch(), step) == pytest.approx(want, rel=1e-6)
-    assert not torch._dynamo.utils.counters["frames"]  # nothing was traced
+    assert not torch._dynamo.utils.counters["frames"]  # dynamo traced nothing
     before = []
     xm.add_step_closure(before.append, (1,))
     with torch_xla.compile():
@@ -570,7 +570,7 @@ def test_modules_of_torch_xla_with_a_meaning_here(tmp_path):
         ("torch_xla.stablehlo", "Shoal makes no StableHLO: export the model on the host"),
         ("torch_xla._internal.pjrt", "There is no PJRT beneath Shoal: torch_xla.runtime"),
         ("torch_xla.core.xla_builder", "Shoal builds no XLA computations"),
-        ("torch_xla.distributed.spmd._mesh", "README of shoal.spmd lists"),  # of Shoal's own folder
+        ("torch_xla.distributed.spmd._mesh", "README of shoal.spmd lists"),  # a file in Shoal's own folder
         ("torch_xla.nowhere", "README of shoal.spmd lists"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tools that show where tensors lie and what travels: pictures of shardings, explanations, counted bytes."""
+"""Tools that show layouts and communication: pictures of shardings, explanations, counted bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MESH = xs.Mesh([3, 1, 2, 0, 4, 6, 5, 7], (2, 4), ("x", "y"))
 
 
 def parts_of(svg: str) -> list[tuple[list[int], dict[str, float], str]]:
-    """Devices, rectangle and title of every part that is drawn."""
+    """Devices, rectangle and title of every drawn part."""
     found = []
     for e in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect"):
         if e.get("class") == "part":
@@ -109,7 +109,7 @@ def marked(spec, *shape, mesh=LINE):
 
 
 def source_of(explanation) -> str:
-    """The line of this file that it names."""
+    """The line of this file that the explanation names."""
     file, line = explanation.source
     assert file == __file__
     return inspect.getsource(inspect.getmodule(marked)).splitlines()[line - 1].strip()
@@ -119,7 +119,7 @@ def test_a_marked_tensor_is_explained_by_its_mark():
     t = marked((None, ("y",)), 6, 5, mesh=MESH)
     found = xs.explain(t)
     assert (found.operator, source_of(found)) == ("mark_sharding", "xs.mark_sharding(t, mesh, spec)")
-    assert found.communicated == ()  # each device had it whole
+    assert found.communicated == ()  # each device had the whole tensor
     shards = xs.XLAShardedTensor(t).local_shards
     held = {d: [(r.start, r.stop) for r in ranges] for devices, ranges in found.parts for d in devices}
     assert held == {d: [(i.start, i.stop) for i in s.indices] for d, s in enumerate(shards) if s.unpadded_data.numel()}
@@ -133,12 +133,12 @@ def test_operators_are_explained_with_their_line_and_the_bytes_that_travelled():
     xs.communicated(reset=True)
     rows, columns = marked(("d", None), 16, 16), marked((None, "d"), 16, 16)
     assert xs.communicated() == {}
-    product = rows.t() @ rows  # each device adds the products of two rows up
+    product = rows.t() @ rows  # each device sums the products of two rows
     total = rows + columns
     summed, added = xs.explain(product), xs.explain(total)
     assert (summed.operator, source_of(summed)) == ("aten::mm", "product = rows.t() @ rows  # each device adds the products of two rows up")
     assert summed.communicated == (("all_reduce", 8 * 2 * 7 * 16 * 16 * 4 // 8),)
-    # A device needs two rows and holds two columns: 4 of 32 elements are there.
+    # A device needs two rows and holds two columns: it has 4 of 32 elements.
     assert (added.operator, added.communicated) == ("aten::add", (("all_to_all", 8 * 28 * 4),))
     same = (rows * 2).exp()
     assert xs.explain(same).communicated == ()

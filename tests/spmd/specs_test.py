@@ -1,4 +1,4 @@
-"""Every partition spec of tensors of rank 0 to 4 on every mesh of 8 devices with 1 to 3 axes, beside index arithmetic.
+"""Every partition spec of tensors of rank 0 to 4 on every mesh of 8 devices with 1 to 3 axes, compared with index arithmetic.
 
 The reference is the rule of PyTorch/XLA: a dimension of n elements in p parts has chunks of ceil(n / p). The device at mesh coordinate c
 holds the part that c names along the dimension's axes, the first axis most significant. Devices of one part are its replicas, by id.
@@ -32,7 +32,7 @@ AXES = ("x", "y", "z")
 
 
 def specs(num_axes: int, rank: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Per dimension the axes that split it: every choice of axes, in every order, each axis once."""
+    """For each dimension, the axes that split it: every choice of axes, in every order, each axis once."""
     found = [((),) * rank]
     for axis in range(num_axes):
         found += [
@@ -45,7 +45,7 @@ def specs(num_axes: int, rank: int) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def written(spec: tuple[tuple[int, ...], ...], draw: random.Random) -> tuple:
-    """The spec as a program may write it: names or indices; a single axis alone or as a tuple; None or () for none."""
+    """The spec in a random notation: names or indices, a single axis alone or as a tuple, None or () for none."""
 
     def entry(axes):
         axes = tuple(draw.choice((a, AXES[a])) for a in axes)
@@ -57,7 +57,7 @@ def written(spec: tuple[tuple[int, ...], ...], draw: random.Random) -> tuple:
 
 
 class Reference:
-    """The ranges that each device holds. ``parts``: per dimension. ``held``: devices x dimensions, the part's coordinate."""
+    """The ranges that each device holds. ``parts``: number per dimension. ``held``: devices x dimensions, the part's coordinate."""
 
     def __init__(self, mesh: tuple[int, ...], ids: np.ndarray, spec: tuple[tuple[int, ...], ...]):
         coordinates = np.empty((8, len(mesh)), dtype=int)
@@ -91,7 +91,7 @@ class Reference:
         return np.minimum(self.held * tile, shape), np.minimum((self.held + 1) * tile, shape)
 
     def padded(self, whole: np.ndarray) -> list[np.ndarray]:
-        """Per device its part, with zeros up to the tile."""
+        """The part of each device, padded with zeros up to the tile."""
         shape = np.array(whole.shape, dtype=int)
         tile = self.tile(shape)
         full = np.zeros(self.parts * tile, whole.dtype)
@@ -110,7 +110,7 @@ def checked():
 def test_there_are_as_many_meshes_and_specs_as_there_can_be():
     assert len(MESHES) == 1 + 4 + 10
     for num_axes, rank in itertools.product((1, 2, 3), range(5)):
-        # k of the axes, in a row of lists, one per dimension: r (r + 1) .. (r + k - 1) ways
+        # k axes in r ordered lists, one per dimension: r (r + 1) .. (r + k - 1) ways
         ways = sum(math.comb(num_axes, k) * math.prod(range(rank, rank + k)) for k in range(num_axes + 1))
         assert len(set(specs(num_axes, rank))) == len(specs(num_axes, rank)) == ways
 

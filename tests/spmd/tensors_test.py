@@ -1,4 +1,4 @@
-"""Tensors of the logical device beside plain ones: views, writes, errors in backward passes, and what is refused."""
+"""Tensors of the logical device beside plain ones: views, writes, errors in backward passes, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEVICE = xm.xla_device()
 MESH = xs.Mesh(range(8), (2, 4), ("x", "y"))
 SPECS = [("x", "y"), ("y", "x"), (None, "x"), (("y", "x"), None), (None, None)]
 
-# Each changes what it gets in place through a view, or reads a view that was taken before.
+# Each writes to its argument in place through a view, or reads a view that was taken before the write.
 WRITES = {
     "rows": lambda t: t[2:5].fill_(-1),
     "columns": lambda t: t[:, 1:3].mul_(2),
@@ -61,7 +61,7 @@ def test_writes_through_views_reach_the_tensor_and_its_other_views(shape, spec):
         assert torch.equal(before.cpu(), plain[1:6].t()), name
 
 
-# Tensors whose memory has gaps, another order, or elements that several places share.
+# Tensors with gaps in memory, another order, or elements that several indices share.
 GAPS = {
     "rows": lambda t: t[1:3],
     "columns": lambda t: t[:, 1:3],
@@ -326,7 +326,7 @@ def test_mixing_devices_is_refused_but_tensors_that_torch_makes_for_itself_are_n
         assert torch.equal(allowed(t).cpu(), allowed(held))
     q = torch.randn(3, 5, 8, dtype=torch.float64)
     ours, plain = q.to(DEVICE).requires_grad_(), q.requires_grad_()
-    attend = nn.functional.scaled_dot_product_attention  # its mask is of the host, as are zeros in the backward of indexing
+    attend = nn.functional.scaled_dot_product_attention  # its mask is on the host, as are zeros in the backward of indexing
     for x in (ours, plain):
         attend(x, x, x, is_causal=True)[[2, 0, 2]].sum().backward()
     torch.testing.assert_close(ours.grad.cpu(), plain.grad, rtol=1e-12, atol=1e-12)

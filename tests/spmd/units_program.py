@@ -1,7 +1,7 @@
 """Models under SpmdFullyShardedDataParallel with one process per device, beside the same models in plain torch.
 
-Argument: a folder, in which each rank writes what it found, by case: the largest difference of losses, gradients and parameters, and why
-the outermost unit ran operator by operator (null: it ran on its rows).
+Argument: a folder, in which each rank writes its results by case: the largest difference of losses, gradients and parameters, and the
+reason why the outermost unit ran operator by operator (null: it ran on its rows).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def loss_of(model, x):
 
 
 def train(model, put, *, optimizer=None, loss=loss_of, batches=None, steps=4, parts=1, clip=False):
-    """Losses and last gradients."""
+    """Returns losses and the last gradients."""
     made = (optimizer or (lambda ps: torch.optim.AdamW(ps, lr=0.05)))([p for p in model.parameters() if p.requires_grad])
     found = []
     for s in range(steps):
@@ -150,7 +150,7 @@ def differentiable_input(model, x):
 
 
 class Scaled(Net):
-    """``scale``: how a second input comes to the output."""
+    """``scale``: the function that applies a second input to the output."""
 
     def __init__(self, scale):
         super().__init__()
@@ -161,7 +161,7 @@ class Scaled(Net):
 
 
 def with_scale(shape):
-    """The second input is whole on all devices and wants a gradient."""
+    """The second input is replicated on all devices and requires a gradient."""
 
     def loss(model, x):
         y = torch.linspace(-1, 1, shape[0] * shape[1], dtype=x.dtype, device=x.device).view(shape).requires_grad_()
@@ -173,7 +173,7 @@ def with_scale(shape):
 
 
 class Keeping(Net):
-    """Its forward depends on what it keeps: a buffer that is assigned, a count, a gate that opens later."""
+    """Its forward depends on its state: a buffer that is assigned, a count, a gate that opens later."""
 
     def __init__(self):
         super().__init__(buffer=True)
@@ -206,7 +206,7 @@ class Scale(nn.Module):
 
 
 class Again(nn.Module):
-    """The program checkpoints what has a buffer."""
+    """A program that checkpoints a module with a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -217,7 +217,7 @@ class Again(nn.Module):
 
 
 class NetAgain(Net):
-    """The program checkpoints its blocks, which may be wrapped."""
+    """A program that checkpoints its blocks, which may be wrapped."""
 
     def forward(self, x):
         x = self.first(x)
@@ -228,7 +228,7 @@ class NetAgain(Net):
 
 
 class Normalised(torch.autograd.Function):
-    """Its backward looks at gradients of the whole batch."""
+    """Its backward reads gradients of the whole batch."""
 
     @staticmethod
     def forward(ctx, x):
@@ -287,7 +287,7 @@ def many(x):
 
 
 def saving():
-    """A state dict loads after training, into the same memory, and training goes on."""
+    """A state dict loads after training into the same memory, and training goes on."""
     torch.manual_seed(3)
     plain = Net()
     ours = wrapped(copy.deepcopy(plain))
@@ -319,7 +319,7 @@ def built_before():
 
 
 def assigned():
-    """Parameters are assigned, and loaded by shards behind an evaluation. The engine uses those values."""
+    """Parameters are assigned, and loaded by shards after an evaluation. The engine uses those values."""
     torch.manual_seed(3)
     plain = Net()
     ours = wrapped(copy.deepcopy(plain))
@@ -339,7 +339,7 @@ def assigned():
 
 
 def twice_differentiated():
-    """A penalty on the gradient of the input. The engine cannot, and says so; operator by operator it is that of plain torch."""
+    """A penalty on the gradient of the input. The engine refuses it; operator by operator it equals that of plain torch."""
     torch.manual_seed(3)
     plain = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 3))
     engine, operators = (copy.deepcopy(plain).to(DEVICE) for _ in range(2))
@@ -357,7 +357,7 @@ def twice_differentiated():
 
 
 def loaded():
-    """The thread of a loader draws random numbers while the unit looks at its module."""
+    """The thread of a loader draws random numbers while the unit inspects its module."""
     torch.manual_seed(3)
     plain = Net()
     ours = wrapped(copy.deepcopy(plain))
@@ -374,7 +374,7 @@ def loaded():
 
 
 def asked_for():
-    """Gradients of parameters that a program asks for, which are the engine's, are refused in both forms. Training goes on."""
+    """A program requests gradients of the engine's parameters, which is refused in both forms. Training goes on."""
     refused = []
 
     def loss(model, x):
@@ -408,7 +408,7 @@ def checkpointed(model) -> None:
 
 
 class Hooked(Net):
-    """A hook of a tensor looks at gradients of the whole batch."""
+    """A hook of a tensor reads gradients of the whole batch."""
 
     def forward(self, x):
         y = super().forward(x)
@@ -418,7 +418,7 @@ class Hooked(Net):
 
 
 class Below(Net):
-    """A reentrant checkpoint hides the backward of what it runs."""
+    """A reentrant checkpoint hides the backward of its region."""
 
     def forward(self, x):
         return checkpoint(Normalised.apply, super().forward(x), use_reentrant=True)
@@ -428,7 +428,7 @@ KEPT: list[torch.Tensor] = []
 
 
 class Remembering(Net):
-    """``places``: what it keeps tensors in, given the module."""
+    """``places``: returns the containers in which it keeps tensors, given the module."""
 
     def __init__(self, places):
         super().__init__()
@@ -523,7 +523,7 @@ def copied():
     return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True)), reason
 
 
-def plain_descent(ps):  # a bias in front of a mean that is taken away has no gradient but rounding, which Adam makes large
+def plain_descent(ps):  # a bias before a subtracted mean has only rounding as its gradient, which Adam would amplify
     return torch.optim.SGD(ps, lr=0.1)
 
 
@@ -588,7 +588,7 @@ def main() -> None:
             found[name] = case()
         except Exception:
             found[name] = traceback.format_exc()
-            break  # ranks may not be at the same operator any more
+            break  # ranks may be at different operators now
     Path(sys.argv[1], str(xr.process_index())).write_text(json.dumps(found))
 
 

@@ -1,4 +1,4 @@
-"""Units of SpmdFullyShardedDataParallel with one process per device: on the engine of shoal.fsdp where rows do not meet."""
+"""Units of SpmdFullyShardedDataParallel with one process per device: on the engine of shoal.fsdp if rows are independent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from launch import run
 
 HERE = Path(__file__).parent
-OPERATORS = {  # cases in which rows meet, and what is said about them
+OPERATORS = {  # cases with dependent rows, and the logged reason
     "all checkpointed, whole inputs": "no input is split over the batch",
     "checkpointed, whole inputs": "no input is split over the batch",
     "dropout": "needs it laid out in another way",
