@@ -45,7 +45,7 @@ def free():
     all_free()
 
 
-def test_whole_devices_are_of_one_worker_until_it_ends():
+def test_a_whole_device_belongs_to_one_worker_until_it_ends():
     first, second = (Device.options(num_gpus=1).remote() for _ in range(2))
     assert sorted(ids_of([first, second])) == [[0], [1]]
     (freed,) = ids_of([first])
@@ -58,11 +58,11 @@ def test_a_worker_sees_its_devices_only():
     assert ray.get(Device.options(num_gpus=2).remote().seen.remote(), timeout=GUARD_S) == ("0,1", {"GPU": ["0", "1"]})
 
 
-def test_a_worker_that_asked_for_none_sees_none():
+def test_a_worker_without_gpus_sees_none():
     assert ray.get(Device.remote().seen.remote(), timeout=GUARD_S) == ("", {"GPU": []})
 
 
-def test_shares_are_of_one_device():
+def test_a_share_belongs_to_one_device():
     actors = [Device.options(num_gpus=0.5).remote() for _ in range(4)]
     assert sorted(ids_of(actors)) == [[0], [0], [1], [1]]
 
@@ -75,7 +75,7 @@ def test_a_function_has_its_device():
     assert ray.get(device.remote(), timeout=GUARD_S) in ([0], [1])
 
 
-def test_one_that_is_started_again_has_a_device_again():
+def test_a_restarted_actor_has_a_device_again():
     other = Device.options(num_gpus=1).remote()
     (taken,) = ids_of([other])
     actor = Device.options(num_gpus=1, max_restarts=1, max_task_retries=-1).remote()
@@ -84,7 +84,7 @@ def test_one_that_is_started_again_has_a_device_again():
     assert ids_of([actor]) == before != [taken]
 
 
-def test_who_sets_the_variable_himself_is_left_alone():
+def test_a_variable_set_by_the_user_is_kept():
     actor = Device.options(num_gpus=1, runtime_env={"env_vars": {"CUDA_VISIBLE_DEVICES": "7"}}).remote()
     assert ids_of([actor]) == [[7]]
 
@@ -94,7 +94,7 @@ def test_a_share_of_several_devices_is_refused():
         Device.options(num_gpus=1.5)
 
 
-def test_a_type_of_accelerator_is_where_a_node_has_it():
+def test_accelerator_type_selects_a_node_that_has_it():
     assert ids_of([Device.options(num_gpus=1, accelerator_type="A100").remote()]) in ([[0]], [[1]])
 
     @ray.remote(accelerator_type="A100")
@@ -120,7 +120,7 @@ def test_the_node_has_the_labels_that_init_was_given():
     assert ids_of([Device.options(label_selector={"zone": "a", "disk": "!slow"}).remote()]) == [[]]
 
 
-def test_labels_are_for_a_cluster_of_ones_own():
+def test_init_labels_need_a_new_cluster():
     with pytest.raises(TypeError, match="labels is a dict"):
         ray.init(labels={"zone": 5}, ignore_reinit_error=True)
     ray.shutdown()

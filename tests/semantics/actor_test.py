@@ -66,7 +66,7 @@ class Told:
         Path(self.path).touch()
 
 
-def test_arguments_and_results_are_given_back_when_the_call_is_over(recorder, tmp_path):
+def test_arguments_and_results_are_released_when_the_call_ends(recorder, tmp_path):
     name = str(tmp_path / "gone")
     ray.get(recorder.kind.remote(Told(name)))
     wait_until(lambda: Path(name).exists(), GUARD_S, "the argument was given back")  # without a further call
@@ -95,7 +95,7 @@ def test_an_actor_whose_constructors_argument_failed_is_dead(recorder):
         ray.get(made.all.remote(), timeout=GUARD_S)
 
 
-def test_a_constructor_that_raises_is_told_by_every_call():
+def test_every_call_reports_a_constructor_error():
     @ray.remote
     class Broken:
         def __init__(self):
@@ -110,7 +110,7 @@ def test_a_constructor_that_raises_is_told_by_every_call():
             ray.get(broken.method.remote(), timeout=GUARD_S)
 
 
-def test_calls_of_one_caller_stay_in_order_behind_a_pending_argument(recorder, gate):
+def test_calls_of_one_caller_stay_in_order_after_a_pending_argument(recorder, gate):
     recorder.add.remote(gate.wait.remote(then="first"))
     recorder.add.remote("second")
     gate.open.remote()
@@ -129,7 +129,7 @@ class Patient:
 
 
 @pytest.mark.parametrize("calls", [1, 40], ids=["through the socket", "through rings"])
-def test_an_answer_does_not_wait_for_the_call_behind_it(tmp_path, calls):
+def test_an_answer_does_not_wait_for_the_next_call(tmp_path, calls):
     actor = Patient.remote()
     answers, late = [actor.echo.remote(i) for i in range(calls)], actor.until.remote(str(tmp_path / "open"))
     try:
@@ -139,7 +139,7 @@ def test_an_answer_does_not_wait_for_the_call_behind_it(tmp_path, calls):
     ray.get(late, timeout=GUARD_S)
 
 
-def test_out_of_order_a_pending_argument_holds_up_nobody(gate):
+def test_out_of_order_calls_do_not_wait_for_a_pending_argument(gate):
     actor = Recorder.options(allow_out_of_order_execution=True).remote()
     copy = pickle.loads(pickle.dumps(actor))
     blocked = [actor.add.remote(gate.wait.remote("", "late")), copy.add.remote(gate.wait.remote("", "late"))]
@@ -164,7 +164,7 @@ class Coroutines:
 
 
 @pytest.mark.parametrize("cls", [Threads.options(max_concurrency=2), Threads.options(max_concurrency=2, name="in any order"), Coroutines])
-def test_nor_does_it_where_calls_have_no_order_anyway(gate, cls):
+def test_concurrent_calls_do_not_wait_for_a_pending_argument(gate, cls):
     actor = cls.remote()
     blocked = actor.echo.remote(gate.wait.remote("", "late"))
     assert ray.get(actor.echo.remote(1), timeout=GUARD_S) == 1
@@ -175,7 +175,7 @@ def test_nor_does_it_where_calls_have_no_order_anyway(gate, cls):
     ray.kill(actor)
 
 
-def test_a_call_that_is_made_once_more_is_before_those_that_wait_for_it():
+def test_a_retried_call_runs_before_its_dependants():
     @ray.remote
     class Fails:
         tries = 0
@@ -210,7 +210,7 @@ class Goes:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("way", ["leave", "__ray_terminate__", "out of scope"])
-def test_an_instance_whose_actor_ends_in_order_is_deleted(tmp_path, way, threads):
+def test_an_orderly_end_deletes_the_instance(tmp_path, way, threads):
     path = tmp_path / "said"
     actor = Goes.options(max_concurrency=threads).remote(str(path))
     if way == "out of scope":
@@ -231,16 +231,16 @@ def test_a_method_is_a_value(recorder):
     assert ray.get(ray.get(ray.put(recorder.echo)).remote(4)) == 4
 
 
-def test_its_methods_are_listed(recorder):
+def test_a_handle_lists_its_methods(recorder):
     assert {"add", "all"} <= set(dir(recorder))
 
 
-def test_the_built_in_methods(recorder):
+def test_a_handle_has_rays_built_in_methods(recorder):
     assert ray.get(recorder.__ray_ready__.remote()) is True
     assert ray.get(recorder.__ray_call__.remote(lambda self, x: (type(self).__name__, x), 5)) == ("Recorder", 5)
 
 
-def test_a_method_that_is_not_there(recorder):
+def test_an_unknown_method_is_an_attribute_error(recorder):
     with pytest.raises(AttributeError, match="nothing"):
         recorder.nothing  # noqa: B018
     with pytest.raises(AttributeError):
@@ -261,7 +261,7 @@ def test_options_of_one_call_win_over_the_decorators(recorder):
 
 
 @pytest.mark.parametrize("value", [[1, 2, 3], (1, 2, 3), "abc", range(3), {1: "a", 2: "b", 3: "c"}], ids=repr)
-def test_any_iterable_is_taken_apart(recorder, value):
+def test_num_returns_unpacks_any_iterable(recorder, value):
     assert ray.get(recorder.echo.options(num_returns=3).remote(value)) == list(value)
 
 
@@ -273,7 +273,7 @@ def test_a_wrong_number_of_results_is_an_error_of_each(recorder, value):
             ray.get(ref)
 
 
-def test_what_cannot_be_taken_apart_is_an_error_of_each(recorder):
+def test_a_non_iterable_result_is_an_error_of_each(recorder):
     for ref in recorder.echo.options(num_returns=2).remote(5):
         with pytest.raises(TypeError, match="int"):
             ray.get(ref)
@@ -285,12 +285,12 @@ def test_a_failure_is_that_of_each_result(recorder):
             ray.get(ref)
 
 
-def test_no_result_at_all(recorder):
+def test_num_returns_may_be_zero(recorder):
     assert recorder.add.options(num_returns=0).remote("x") is None
     assert ray.get(recorder.all.remote()) == ["x"]
 
 
-def test_large_results_are_taken_apart_and_passed_on(recorder):
+def test_large_results_are_unpacked_and_passed_on(recorder):
     first, second, small = recorder.echo.options(num_returns=3).remote([np.arange(100_000), np.ones(200_000), 3])
     assert ray.get(first)[-1] == 99_999
     assert ray.get(second).sum() == 200_000
@@ -301,7 +301,7 @@ def test_large_results_are_taken_apart_and_passed_on(recorder):
         ray.get(first)[0] = 1
 
 
-def test_results_of_a_dead_actor(gate):
+def test_all_results_of_a_dead_actor_raise(gate):
     refs = gate.wait.options(num_returns=2).remote()
     ray.kill(gate)
     for ref in refs:
@@ -321,7 +321,7 @@ def test_results_of_a_dead_actor(gate):
     ],
     ids=repr,
 )
-def test_options_of_a_call_that_make_no_sense(recorder, options, error):
+def test_invalid_options_of_a_call_are_refused(recorder, options, error):
     with pytest.raises(error):
         recorder.echo.options(**options)
 
@@ -389,7 +389,7 @@ def taker():
         ("pair", (), {}, "is missing 'a'"),
     ],
 )
-def test_arguments_that_a_method_cannot_take_are_a_type_error_where_it_is_called(taker, method, args, kwargs, why):
+def test_wrong_arguments_of_a_method_are_a_type_error_at_the_call(taker, method, args, kwargs, why):
     for handle in (taker, ray.get_actor("taker"), ray.get(ray.put(taker))):
         with pytest.raises(TypeError, match=why):
             getattr(handle, method).remote(*args, **kwargs)
@@ -397,7 +397,7 @@ def test_arguments_that_a_method_cannot_take_are_a_type_error_where_it_is_called
         getattr(taker, method).options(name="other").remote(*args, **kwargs)
 
 
-def test_arguments_that_a_method_takes_are_taken(taker):
+def test_arguments_that_fit_a_method_are_accepted(taker):
     calls = [taker.two.remote(1), taker.two.remote(b=1, a=2), taker.named.remote(1, b=2), taker.any.remote(1, x=2), taker.any.remote()]
     assert ray.get(calls) == [(1, 5), (2, 1), (1, 2), ((1,), {"x": 2}), ((), {})]
     assert ray.get([taker.static.remote(1), taker.of_class.remote(1)]) == [1, ("Taker", 1)]
@@ -405,7 +405,7 @@ def test_arguments_that_a_method_takes_are_taken(taker):
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((1, 2), {}), ((), {"third": 3}), ((1,), {"first": 1})])
-def test_arguments_that_a_constructor_cannot_take_are_a_type_error_and_make_no_actor(args, kwargs):
+def test_arguments_that_do_not_fit_a_constructor_create_no_actor(args, kwargs):
     with pytest.raises(TypeError, match="Taker"):
         Taker.options(name="never").remote(*args, **kwargs)
     with pytest.raises(ValueError, match="never"):
@@ -449,17 +449,17 @@ def fails():
     ray.kill(actor)
 
 
-def test_a_method_is_called_again_after_the_exceptions_it_names(fails):
+def test_a_method_is_retried_after_its_named_exceptions(fails):
     assert ray.get(fails.until.remote(3, KeyError("mine")), timeout=GUARD_S) == 3
 
 
-def test_a_method_is_called_again_so_often_and_no_more(fails):
+def test_retries_of_a_method_are_bounded(fails):
     with pytest.raises(KeyError, match="mine"):
         ray.get(fails.until.remote(100, KeyError("mine")), timeout=GUARD_S)
     assert ray.get(fails.count.remote()) == 3
 
 
-def test_a_method_is_not_called_again_after_other_exceptions_or_without_retries(fails):
+def test_a_method_is_not_retried_after_other_exceptions_or_without_retries(fails):
     with pytest.raises(ValueError, match="mine"):
         ray.get(fails.until.remote(100, ValueError("mine")), timeout=GUARD_S)
     with pytest.raises(KeyError, match="mine"):
@@ -492,7 +492,7 @@ class FailsByDefault:
         os._exit(7)
 
 
-def test_the_actors_own_retries_are_those_of_methods_that_name_exceptions_only():
+def test_an_actors_max_task_retries_covers_methods_with_retry_exceptions_only():
     actor = FailsByDefault.remote()
     assert ray.get(actor.until.remote(3), timeout=GUARD_S) == 3
     for call in (actor.plain.remote(), actor.until.options(max_task_retries=0).remote(100)):
@@ -506,7 +506,7 @@ def test_the_actors_own_retries_are_those_of_methods_that_name_exceptions_only()
         ray.get(actor.leave.remote(), timeout=GUARD_S)
 
 
-def test_a_method_whose_actor_died_is_not_called_again(fails):
+def test_a_method_is_not_retried_after_the_actors_death(fails):
     with pytest.raises(ActorDiedError, match="exited with code 7"):
         ray.get(fails.leave.remote(), timeout=GUARD_S)
 
@@ -514,7 +514,7 @@ def test_a_method_whose_actor_died_is_not_called_again(fails):
 # ---- handles as values
 
 
-def test_a_handle_keeps_its_methods_options_where_it_goes(recorder, gate):
+def test_a_pickled_handle_keeps_its_methods_options(recorder, gate):
     (handle,) = ray.get(gate.wait.remote("x", then=[recorder]) if gate.open.remote("x") else None)
     assert handle == recorder
     assert ray.get(handle.pair.remote()) == [1, 2]
@@ -541,7 +541,7 @@ def test_an_actor_has_a_handle_of_itself():
 
 
 @pytest.mark.parametrize("how", ["actor.exit_actor", "exit_actor"])
-def test_exit_actor_runs_exit_handlers_and_fails_what_waits(mortal, tmp_path, how):
+def test_exit_actor_runs_exit_handlers_and_fails_waiting_calls(mortal, tmp_path, how):
     pid = ray.get(mortal.pid.remote())
     leaving, waiting = mortal.leave.remote(how), mortal.pid.remote()
     with pytest.raises(ActorDiedError, match="exit_actor"):
@@ -554,7 +554,7 @@ def test_exit_actor_runs_exit_handlers_and_fails_what_waits(mortal, tmp_path, ho
     assert (tmp_path / "said").read_text() == "exit handler"
 
 
-def test_terminate_comes_after_the_calls_before_it(mortal, tmp_path):
+def test_terminate_runs_after_earlier_calls(mortal, tmp_path):
     before = [mortal.pid.remote() for _ in range(20)]
     terminated, after = mortal.__ray_terminate__.remote(), mortal.pid.remote()
     assert len(set(ray.get(before, timeout=GUARD_S))) == 1
@@ -614,7 +614,7 @@ def test_exit_actor_outside_of_an_actor_is_an_error():
 # ---- bounds
 
 
-def test_max_pending_calls_refuses_what_is_too_much_and_counts_again(gate):
+def test_max_pending_calls_refuses_excess_calls_and_recovers(gate):
     recorder = Recorder.options(max_pending_calls=3).remote()
     waiting = [recorder.wait_at.remote(gate) for _ in range(3)]
     with pytest.raises(PendingCallsLimitExceeded):
@@ -625,7 +625,7 @@ def test_max_pending_calls_refuses_what_is_too_much_and_counts_again(gate):
     ray.kill(recorder)
 
 
-def test_without_a_bound_any_number_of_calls_waits(recorder, gate):
+def test_any_number_of_calls_waits_without_a_bound(recorder, gate):
     waiting = [recorder.wait_at.remote(gate) for _ in range(1000)]
     gate.open.remote()
     assert len(ray.get(waiting, timeout=GUARD_S)) == 1000
@@ -646,7 +646,7 @@ def test_without_a_bound_any_number_of_calls_waits(recorder, gate):
     ],
     ids=repr,
 )
-def test_options_of_an_actor_that_make_no_sense(options, error):
+def test_invalid_options_of_an_actor_are_refused(options, error):
     with pytest.raises(error):
         Recorder.options(**options)
 
@@ -674,7 +674,7 @@ class Knows:
         }
 
 
-def test_an_actor_knows_who_and_where_it_is():
+def test_the_context_of_an_actor_has_its_ids_and_node():
     actor, driver = Knows.options(num_cpus=0.5).remote(), ray.get_runtime_context()
     first, second = ray.get([actor.what.remote(), actor.what.remote()])
     assert first["job"] == driver.get_job_id()
@@ -692,20 +692,20 @@ def test_an_actor_knows_who_and_where_it_is():
 
 
 @pytest.mark.parametrize("more", [{}, {"max_restarts": 1}, {"lifetime": "detached"}], ids=repr)
-def test_an_actor_knows_its_name(more):
+def test_the_context_of_an_actor_has_its_name(more):
     actor = Knows.options(name=f"known {more}", **more).remote()
     assert ray.get(actor.what.remote())["name"] == f"known {more}"
     ray.kill(actor)
 
 
-def test_a_call_is_named_by_its_options_and_an_actor_asks_for_nothing_by_default():
+def test_the_name_option_names_a_call_and_an_actor_needs_no_resources():
     actor = Knows.remote()
     known = ray.get(actor.what.options(name="mine").remote())
     assert (known["task_name"], known["resources"]) == ("mine", {})
     ray.kill(actor)
 
 
-def test_a_function_knows_its_task_and_is_no_actor():
+def test_the_context_of_a_function_has_a_task_and_no_actor():
     @ray.remote
     def what():
         c = ray.get_runtime_context()
@@ -717,7 +717,7 @@ def test_a_function_knows_its_task_and_is_no_actor():
     assert second[1:] == ("mine", None, None, {"CPU": 2.0})
 
 
-def test_a_driver_has_no_task_and_is_told_so():
+def test_the_context_of_a_driver_has_no_task():
     context = ray.get_runtime_context()
     with pytest.warns(UserWarning, match="get_task_id"):
         assert context.get_task_id() is None
@@ -737,7 +737,7 @@ def test_get_gpu_ids_in_a_driver_follows_the_environment(monkeypatch):
 # ---- what cannot be sent
 
 
-def test_what_cannot_be_sent_is_named():
+def test_an_unserializable_argument_is_named():
     import threading
 
     @ray.remote

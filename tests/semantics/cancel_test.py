@@ -67,7 +67,7 @@ def workers_stay(monkeypatch):
 # ---- functions
 
 
-def test_a_function_that_waits_for_a_worker():
+def test_cancel_drops_a_function_that_waits_for_a_worker():
     ref = plus_one.options(resources={"unobtainium": 1}).remote(1)
     assert ray.wait([ref], timeout=0)[0] == []
     ray.cancel(ref)
@@ -79,7 +79,7 @@ def test_a_function_that_waits_for_a_worker():
     wait_until(lambda: not pending(), GUARD_S, "the end of the wait for a worker that nobody needs")
 
 
-def test_a_function_that_waits_for_its_arguments_and_those_that_wait_for_it(gate):
+def test_cancel_fails_a_function_with_pending_arguments_and_its_dependants(gate):
     argument = gate.wait.remote("", 1)
     first, other = plus_one.remote(argument), plus_one.remote(argument)
     dependant = plus_one.remote(first)
@@ -99,7 +99,7 @@ def test_a_method_whose_argument_was_cancelled_fails_likewise(gate, recorder):
 
 
 @pytest.mark.usefixtures("workers_stay")
-def test_a_function_that_waits_is_interrupted_and_its_process_goes_on(gate):
+def test_a_waiting_function_is_interrupted_and_its_process_goes_on(gate):
     ref = waits.remote(gate)
     (pid,) = ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.cancel(ref)
@@ -110,21 +110,21 @@ def test_a_function_that_waits_is_interrupted_and_its_process_goes_on(gate):
     is_cancelled(again)
 
 
-def test_a_function_that_sleeps_is_interrupted(gate):
+def test_a_sleeping_function_is_interrupted(gate):
     ref = sleeps.remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.cancel(ref)
     is_cancelled(ref)
 
 
-def test_a_function_that_catches_the_interrupt_decides_itself(gate):
+def test_a_function_that_catches_the_interrupt_keeps_its_result(gate):
     ref = stubborn.remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.cancel(ref)
     assert ray.get(ref, timeout=GUARD_S) == "as it likes"
 
 
-def test_by_force_its_process_ends_and_no_attempt_follows(gate):
+def test_force_ends_the_process_without_a_retry(gate):
     ref = stubborn.options(max_retries=-1).remote(gate)
     running = waits.remote(gate)
     come = ray.get(gate.arrived.remote(2), timeout=GUARD_S)
@@ -137,7 +137,7 @@ def test_by_force_its_process_ends_and_no_attempt_follows(gate):
     assert len(ray.get(gate.seen.remote())) == 2
 
 
-def test_of_a_function_that_is_done_nothing_becomes():
+def test_cancel_of_a_finished_function_has_no_effect():
     ref = plus_one.remote(1)
     assert ray.get(ref, timeout=GUARD_S) == 2
     ray.cancel(ref)
@@ -145,7 +145,7 @@ def test_of_a_function_that_is_done_nothing_becomes():
     assert ray.get(ref) == 2
 
 
-def test_one_of_several_results_stands_for_all(gate):
+def test_cancel_of_one_result_cancels_the_whole_call(gate):
     first, second = waits.options(num_returns=2).remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.cancel(second)
@@ -153,7 +153,7 @@ def test_one_of_several_results_stands_for_all(gate):
     is_cancelled(second)
 
 
-def test_whatever_state_they_are_in(gate):
+def test_cancel_works_in_every_state_of_a_call(gate):
     """Covers calls that are about to begin or to end: the processes survive the signals."""
 
     @ray.remote(num_cpus=1)
@@ -177,7 +177,7 @@ def test_whatever_state_they_are_in(gate):
 
 @pytest.mark.usefixtures("workers_stay")
 @pytest.mark.parametrize("recursive", [True, False])
-def test_what_a_function_called_is_cancelled_with_it(gate, recursive):
+def test_nested_calls_of_a_function_are_cancelled_with_it(gate, recursive):
     @ray.remote(num_cpus=0)
     def parent(gate):
         ray.get(tells.remote(gate, "child"))
@@ -190,7 +190,7 @@ def test_what_a_function_called_is_cancelled_with_it(gate, recursive):
     assert ray.get(gate.arrived.remote(2), timeout=GUARD_S) == ["begins", "cancelled" if recursive else "done"]
 
 
-def test_what_an_async_method_called_is_cancelled_with_it(gate):
+def test_nested_calls_of_an_async_method_are_cancelled_with_it(gate):
     @ray.remote
     class Caller:
         async def call(self, gate):
@@ -230,7 +230,7 @@ class Busy:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_an_actor_drops_what_waits_and_ends_what_runs(gate, threads):
+def test_an_actor_drops_waiting_calls_and_interrupts_running_ones(gate, threads):
     actor = ray.remote(max_concurrency=threads)(Busy).remote()
     running = [actor.arrive.remote(gate, k) for k in range(threads)]
     ray.get(gate.arrived.remote(threads), timeout=GUARD_S)
@@ -245,7 +245,7 @@ def test_an_actor_drops_what_waits_and_ends_what_runs(gate, threads):
     ray.kill(actor)
 
 
-def test_what_a_method_called_is_cancelled_although_it_goes_on_itself(gate):
+def test_nested_calls_are_cancelled_although_the_method_goes_on(gate):
     actor = ray.remote(Busy).remote()
     ref = actor.arrive.remote(gate, 0)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -255,7 +255,7 @@ def test_what_a_method_called_is_cancelled_although_it_goes_on_itself(gate):
     ray.kill(actor)
 
 
-def test_a_call_that_waits_for_an_argument_holds_up_nobody_any_more(gate, recorder):
+def test_a_cancelled_call_with_a_pending_argument_blocks_no_other(gate, recorder):
     blocked, behind = recorder.add.remote(gate.wait.remote()), recorder.add.remote("behind")
     assert ray.wait([behind], timeout=0.05)[0] == []
     ray.cancel(blocked)
@@ -263,7 +263,7 @@ def test_a_call_that_waits_for_an_argument_holds_up_nobody_any_more(gate, record
     assert ray.get(behind, timeout=GUARD_S) == 1
 
 
-def test_calls_of_an_actor_that_is_not_made_yet():
+def test_calls_on_a_pending_actor_are_cancelled():
     actor = Recorder.options(resources={"unobtainium": 1}).remote()
     ref = actor.all.remote()
     ray.cancel(ref)
@@ -271,7 +271,7 @@ def test_calls_of_an_actor_that_is_not_made_yet():
     ray.kill(actor)
 
 
-def test_an_async_method_is_cancelled_where_it_waits():
+def test_an_async_method_is_cancelled_at_its_await():
     @ray.remote
     class Sees:
         async def forever(self):
@@ -295,7 +295,7 @@ def test_an_async_method_is_cancelled_where_it_waits():
     ray.kill(actor)
 
 
-def test_an_async_method_that_waits_for_its_turn():
+def test_a_queued_async_method_is_cancelled():
     gate = Gate.options(max_concurrency=1).remote()
     ray.get(gate.seen.remote(), timeout=GUARD_S)
     running, waiting = gate.wait.remote(), gate.note.remote("never")
@@ -307,7 +307,7 @@ def test_an_async_method_that_waits_for_its_turn():
     ray.kill(gate)
 
 
-def test_an_async_method_that_was_not_cancelled_by_its_caller_raises():
+def test_an_async_methods_own_cancelled_error_is_a_task_error():
     @ray.remote
     class Cancels:
         async def itself(self):
@@ -319,7 +319,7 @@ def test_an_async_method_that_was_not_cancelled_by_its_caller_raises():
     ray.kill(actor)
 
 
-def test_a_method_that_is_made_again_is_not_any_more(gate):
+def test_a_cancelled_method_is_not_retried(gate):
     @ray.remote
     class Tries:
         @ray.method(max_task_retries=-1, retry_exceptions=True)
@@ -335,7 +335,7 @@ def test_a_method_that_is_made_again_is_not_any_more(gate):
     ray.kill(actor)
 
 
-def test_a_method_that_goes_on_may_look_whether_it_was_cancelled(gate):
+def test_a_running_method_can_check_is_canceled(gate):
     @ray.remote
     class Looks:
         def run(self, gate):
@@ -356,7 +356,7 @@ def test_a_method_that_goes_on_may_look_whether_it_was_cancelled(gate):
     ray.kill(actor)
 
 
-def test_where_nothing_goes_on_nothing_looks():
+def test_is_canceled_raises_in_async_methods_and_drivers():
     @ray.remote
     class Async:
         async def look(self):
@@ -368,7 +368,7 @@ def test_where_nothing_goes_on_nothing_looks():
         ray.get_runtime_context().is_canceled()
 
 
-def test_force_is_not_for_methods(gate, recorder):
+def test_force_is_refused_for_methods(gate, recorder):
     ref = recorder.wait_at.remote(gate)
     with pytest.raises(ValueError, match="force is for remote functions"):
         ray.cancel(ref, force=True)
@@ -377,7 +377,7 @@ def test_force_is_not_for_methods(gate, recorder):
 
 
 @pytest.mark.parametrize("by_others", [False, True])
-def test_a_method_that_may_not_be_forced_is_made_again_as_ever(gate, by_others):
+def test_a_method_is_retried_after_a_refused_force(gate, by_others):
     @ray.remote
     class Tries:
         tries = 0
@@ -421,7 +421,7 @@ def test_a_generator_ends_with_its_cancellation(gate):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_one_of_an_actor_does_at_its_next_item(gate, concurrency):
+def test_a_methods_generator_ends_at_its_next_item(gate, concurrency):
     @ray.remote(max_concurrency=concurrency)
     class Numbers:
         def endless(self, gate):
@@ -458,7 +458,7 @@ def test_an_async_generator_ends_with_its_cancellation():
 # ---- what cannot be cancelled
 
 
-def test_what_is_no_call(recorder):
+def test_cancel_refuses_a_non_call(recorder):
     with pytest.raises(TypeError, match="kill"):
         ray.cancel(recorder)
     put = ray.put(1)
@@ -492,7 +492,7 @@ class Calls:
         return os.getpid()
 
 
-def test_others_cancel_what_waits():
+def test_another_process_cancels_a_waiting_call():
     actor = Recorder.options(resources={"unobtainium": 1}).remote()
     refs = [plus_one.options(resources={"unobtainium": 1}).remote(1), actor.all.remote()]
     ray.get(cancels.remote(refs), timeout=GUARD_S)
@@ -501,14 +501,14 @@ def test_others_cancel_what_waits():
     ray.kill(actor)
 
 
-def test_others_cancel_what_runs(gate):
+def test_another_process_cancels_a_running_call(gate):
     ref = waits.remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.get(cancels.remote([ref]), timeout=GUARD_S)
     is_cancelled(ref)
 
 
-def test_others_cancel_by_force(gate):
+def test_another_process_cancels_by_force(gate):
     ref = stubborn.options(max_retries=-1).remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.get(cancels.remote([ref], force=True), timeout=GUARD_S)
@@ -516,7 +516,7 @@ def test_others_cancel_by_force(gate):
     assert ray.get(gate.seen.remote()) == ["stubborn"]
 
 
-def test_to_others_too_force_is_not_for_methods(gate, recorder):
+def test_force_from_another_process_is_refused_for_methods(gate, recorder):
     ref = recorder.wait_at.remote(gate)
     with pytest.raises(ValueError, match="force is for remote functions"):
         ray.get(cancels.remote([ref], force=True), timeout=GUARD_S)
@@ -526,7 +526,7 @@ def test_to_others_too_force_is_not_for_methods(gate, recorder):
 
 @pytest.mark.usefixtures("workers_stay")
 @pytest.mark.parametrize("recursive", [True, False])
-def test_others_say_whether_what_it_called_is_cancelled_with_it(gate, recursive):
+def test_recursive_decides_about_nested_calls_from_another_process(gate, recursive):
     @ray.remote(num_cpus=0)
     def parent(gate):
         ray.get(tells.remote(gate, "child"))
@@ -539,7 +539,7 @@ def test_others_say_whether_what_it_called_is_cancelled_with_it(gate, recursive)
     assert ray.get(gate.arrived.remote(2), timeout=GUARD_S) == ["begins", "cancelled" if recursive else "done"]
 
 
-def test_to_others_too_one_of_several_results_stands_for_all(gate):
+def test_another_process_cancels_the_whole_call_by_one_result(gate):
     first, second = waits.options(num_returns=2).remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.get(cancels.remote([second]), timeout=GUARD_S)
@@ -547,7 +547,7 @@ def test_to_others_too_one_of_several_results_stands_for_all(gate):
     is_cancelled(second)
 
 
-def test_a_method_that_is_made_again_is_not_once_others_cancel_it(gate):
+def test_a_method_cancelled_by_another_process_is_not_retried(gate):
     @ray.remote
     class Tries:
         @ray.method(max_task_retries=-1, retry_exceptions=True)
@@ -563,7 +563,7 @@ def test_a_method_that_is_made_again_is_not_once_others_cancel_it(gate):
     ray.kill(actor)
 
 
-def test_what_others_called_is_cancelled(gate):
+def test_calls_made_by_another_process_are_cancelled(gate):
     actor = ray.remote(Calls).remote()
     (running,), (waiting,) = ray.get([actor.wait.remote(gate), actor.wait_in_vain.remote()], timeout=GUARD_S)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -577,7 +577,7 @@ def test_what_others_called_is_cancelled(gate):
     ray.kill(actor)
 
 
-def test_a_third_process_cancels_what_others_called(gate):
+def test_a_third_process_cancels_calls_of_another(gate):
     actor = ray.remote(Calls).remote()
     refs = ray.get(actor.wait.remote(gate), timeout=GUARD_S)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -595,7 +595,7 @@ ray.cancel(ref)
 """
 
 
-def test_another_job_that_has_the_reference_cancels_it(gate):
+def test_another_job_with_the_reference_cancels_the_call(gate):
     registry = Recorder.options(name="of all jobs", namespace="cancel").remote()
     ref = waits.remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -614,7 +614,7 @@ def came_back(how, ref, recorder):
 
 
 @pytest.mark.parametrize("how", ["from an actor", "copied", "pickled"])
-def test_ones_own_call_is_cancelled_through_a_reference_that_came_back(gate, recorder, how):
+def test_a_call_is_cancelled_through_a_returned_reference(gate, recorder, how):
     running, waiting = waits.remote(gate), plus_one.options(resources={"unobtainium": 1}).remote(1)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     for ref in running, waiting:
@@ -624,7 +624,7 @@ def test_ones_own_call_is_cancelled_through_a_reference_that_came_back(gate, rec
         is_cancelled(back)
 
 
-def test_what_came_back_may_be_forced_or_not_as_the_original(gate, recorder):
+def test_a_returned_reference_follows_the_same_force_rules(gate, recorder):
     function, method = stubborn.options(max_retries=-1).remote(gate), gate.wait.remote("method", 1)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     with pytest.raises(ValueError, match="force is for remote functions"):
@@ -635,7 +635,7 @@ def test_what_came_back_may_be_forced_or_not_as_the_original(gate, recorder):
     assert ray.get(method, timeout=GUARD_S) == 1
 
 
-def test_of_what_is_done_others_make_nothing():
+def test_cancel_by_another_process_after_the_end_has_no_effect():
     done, put = plus_one.remote(1), ray.put(3)
     assert ray.get(done, timeout=GUARD_S) == 2
     ray.get(cancels.remote([done, put]), timeout=GUARD_S)
@@ -643,7 +643,7 @@ def test_of_what_is_done_others_make_nothing():
     assert ray.get([done, put], timeout=GUARD_S) == [2, 3]
 
 
-def test_who_is_gone_has_no_calls(gate):
+def test_cancel_after_the_callers_death_has_no_effect(gate):
     actor = ray.remote(Calls).remote()
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     (ref,) = ray.get(actor.wait.remote(gate), timeout=GUARD_S)

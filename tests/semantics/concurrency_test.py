@@ -85,7 +85,7 @@ def test_a_constructor_may_be_a_coroutine():
         ray.get(slow.remote(3, fails=True).get.remote(), timeout=GUARD_S)
 
 
-def test_as_many_calls_run_at_once_as_there_are_threads(gate):
+def test_max_concurrency_calls_run_on_threads_at_once(gate):
     actor = Threaded.options(max_concurrency=3).remote()
     refs = [actor.enter.remote(i, gate) for i in range(7)]
     assert len(ray.get(gate.arrived.remote(3), timeout=GUARD_S)) == 3
@@ -107,7 +107,7 @@ def test_an_ordinary_actor_runs_one_call_at_a_time(gate):
     ended(actor)
 
 
-def test_calls_of_a_group_begin_in_the_order_in_which_they_were_made():
+def test_calls_of_a_group_begin_in_submission_order():
 
     @ray.remote
     class One:
@@ -127,7 +127,7 @@ def test_calls_of_a_group_begin_in_the_order_in_which_they_were_made():
     ended(actor)
 
 
-def test_what_a_thread_raises_is_its_calls_alone():
+def test_an_exception_on_a_thread_fails_its_call_only():
     actor = Threaded.options(max_concurrency=2).remote()
     with pytest.raises(KeyError, match="mine"):
         ray.get(actor.fail.remote())
@@ -160,7 +160,7 @@ def test_threads_have_contexts_of_their_own(gate):
 
 
 @pytest.mark.parametrize("way", ["leave", "__ray_terminate__"])
-def test_what_runs_on_other_threads_comes_to_its_end_before_the_actor(gate, way):
+def test_running_threads_finish_before_the_actor_ends(gate, way):
     actor = Threaded.options(max_concurrency=2).remote()
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     inside = actor.enter.remote("a", gate)
@@ -174,7 +174,7 @@ def test_what_runs_on_other_threads_comes_to_its_end_before_the_actor(gate, way)
     wait_until(lambda: not alive(pid), GUARD_S, "its end")
 
 
-def test_what_waits_for_a_thread_never_runs_when_the_actor_is_to_end(gate):
+def test_queued_calls_of_an_ending_threaded_actor_never_run(gate):
     actor = Threaded.options(max_concurrency=2).remote()
     inside = actor.enter.remote("a", gate)
     left = actor.leave_when_open.remote(gate)
@@ -189,7 +189,7 @@ def test_what_waits_for_a_thread_never_runs_when_the_actor_is_to_end(gate):
     assert ray.get(inside, timeout=GUARD_S) == "a"
 
 
-def test_so_it_is_with_sys_exit(gate):
+def test_sys_exit_lets_running_threads_finish(gate):
     actor = Threaded.options(max_concurrency=2).remote()
     inside = actor.enter.remote("a", gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -202,7 +202,7 @@ def test_so_it_is_with_sys_exit(gate):
 
 
 @pytest.mark.parametrize("cls", ["Threaded", "Async"])
-def test_with_another_code_it_is_a_crash_that_waits_for_nobody(gate, cls):
+def test_sys_exit_with_another_code_crashes_at_once(gate, cls):
     actor = globals()[cls].options(max_concurrency=2).remote()
     never = actor.enter.remote("a", gate) if cls == "Threaded" else actor.through.remote(gate, "arrive", "a")
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -213,7 +213,7 @@ def test_with_another_code_it_is_a_crash_that_waits_for_nobody(gate, cls):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_signals_handler_may_end_it_too(concurrency):
+def test_a_signal_handler_can_end_a_threaded_actor(concurrency):
     @ray.remote
     class Signalled:
         def __init__(self):
@@ -257,7 +257,7 @@ class SignalledAsync(Signalled):
         return who
 
 
-def test_a_signals_handler_may_end_an_async_actor_after_the_calls_that_run(gate):
+def test_a_signal_handler_ends_an_async_actor_after_running_calls(gate):
     actor = SignalledAsync.options(max_restarts=-1).remote(Handled())
     pid, runs = ray.get(actor.pid.remote(), timeout=GUARD_S), actor.waits.remote(gate, "runs")
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -276,7 +276,7 @@ def test_a_signals_handler_may_end_an_async_actor_after_the_calls_that_run(gate)
 
 
 @pytest.mark.parametrize("kind", ["async", "async with groups", "threads"])
-def test_a_call_that_a_signal_finds_between_two_threads_is_answered(kind):
+def test_a_signal_during_a_thread_handover_loses_no_call(kind):
     class Signals:
         def __init__(self, handled):
             sys.setswitchinterval(GUARD_S)  # the main thread, which passes the call on, continues only when the call's thread waits
@@ -299,7 +299,7 @@ def test_a_call_that_a_signal_finds_between_two_threads_is_answered(kind):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_call_that_comes_with_the_signal_goes_to_the_next_life(concurrency):
+def test_a_call_during_the_signal_goes_to_the_next_life(concurrency):
     actor = ray.remote(Signalled).options(max_restarts=-1, max_task_retries=-1, max_concurrency=concurrency).remote(Handled(3))
     for _ in range(10):
         pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
@@ -313,7 +313,7 @@ def row_of(actor):
     return row
 
 
-def test_what_comes_while_it_ends_comes_to_its_death():
+def test_calls_during_an_actors_end_fail():
     @ray.remote
     class Ends:
         async def call(self):
@@ -334,7 +334,7 @@ def test_what_comes_while_it_ends_comes_to_its_death():
 
 
 @pytest.mark.parametrize("cls", ["Threaded", "Async"])
-def test_a_call_that_does_not_end_keeps_its_actor_until_that_is_killed(cls, gate):
+def test_an_endless_call_keeps_its_actor_until_kill(cls, gate):
     actor = globals()[cls].options(max_concurrency=2).remote()
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     never = actor.enter.remote("a", gate) if cls == "Threaded" else actor.through.remote(gate, "arrive", "a")
@@ -349,7 +349,7 @@ def test_a_call_that_does_not_end_keeps_its_actor_until_that_is_killed(cls, gate
     wait_until(lambda: not alive(pid), GUARD_S, "its end")
 
 
-def test_a_thousand_calls_on_threads_come_back():
+def test_a_thousand_calls_on_threads_return():
     actor = Recorder.options(max_concurrency=4).remote()
     assert ray.get([actor.echo.remote(i) for i in range(1000)], timeout=GUARD_S) == list(range(1000))
     assert ray.get(actor.pair.remote()) == [1, 2]
@@ -449,7 +449,7 @@ def test_max_concurrency_bounds_async_calls(gate):
     del refs
 
 
-def test_by_default_a_thousand_async_calls_are_let_in(actor):
+def test_a_thousand_async_calls_run_at_once_by_default(actor):
     refs = [actor.enter.remote(i) for i in range(999)]
     actor.release.remote()
     ray.get(refs, timeout=GUARD_S)
@@ -460,7 +460,7 @@ def test_all_methods_and_the_constructor_run_on_one_loop(actor):
     assert ray.get([actor.one_thread.remote(), actor.sync_one_thread.remote()]) == [True, True]
 
 
-def test_async_failures_are_their_calls_alone(actor):
+def test_an_async_failure_fails_its_call_only(actor):
     with pytest.raises(KeyError, match="mine"):
         ray.get(actor.fail.remote())
     with pytest.raises(ray.exceptions.RayTaskError, match="CancelledError"):
@@ -473,7 +473,7 @@ def test_an_async_method_awaits_references(actor, recorder):
     assert ray.get([actor.through.remote(recorder, "echo", i) for i in range(100)], timeout=GUARD_S) == list(range(100))
 
 
-def test_a_reference_that_a_method_of_an_async_actor_returns_is_a_reference(actor, recorder, gate):
+def test_an_async_method_can_return_a_reference(actor, recorder, gate):
     for ref in (
         ray.get(actor.submits.remote(recorder, "echo", 1), timeout=GUARD_S),
         ray.get(actor.__ray_call__.remote(lambda _, handle: handle.echo.remote(1), recorder), timeout=GUARD_S),
@@ -489,7 +489,7 @@ def test_a_reference_that_a_method_of_an_async_actor_returns_is_a_reference(acto
         ray.get(fails, timeout=GUARD_S)
 
 
-def test_coroutines_and_futures_that_a_method_returns_are_awaited(actor):
+def test_returned_coroutines_and_futures_are_awaited(actor):
     assert ray.get([actor.passes.remote(True), actor.passes.remote(False)], timeout=GUARD_S) == [5, 6]
 
 
@@ -513,7 +513,7 @@ def test_async_calls_have_contexts_of_their_own(actor):
 
 
 @pytest.mark.parametrize("way", ["leave", "__ray_terminate__"])
-def test_what_an_async_actor_runs_comes_to_its_end_before_it(actor, gate, way):
+def test_running_async_calls_finish_before_the_actor_ends(actor, gate, way):
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     inside = actor.through.remote(gate, "wait", "", 5)
     with pytest.raises(ActorDiedError, match="exit_actor"):
@@ -525,7 +525,7 @@ def test_what_an_async_actor_runs_comes_to_its_end_before_it(actor, gate, way):
     wait_until(lambda: not alive(pid), GUARD_S, "its end")
 
 
-def test_what_waits_in_an_async_actor_never_runs_when_that_is_to_end(gate):
+def test_queued_calls_of_an_ending_async_actor_never_run(gate):
     actor = Async.options(max_concurrency=2).remote()
     inside, left = actor.through.remote(gate, "wait", "", 5), actor.leave_when_open.remote(gate)
     waits = [actor.through.remote(gate, "note", i) for i in range(3)]
@@ -538,7 +538,7 @@ def test_what_waits_in_an_async_actor_never_runs_when_that_is_to_end(gate):
     assert ray.get(gate.seen.remote(), timeout=GUARD_S) == ["leave"]
 
 
-def test_what_runs_while_the_actor_is_to_end_can_be_cancelled(actor, gate):
+def test_running_calls_of_an_ending_actor_can_be_cancelled(actor, gate):
     inside = actor.through.remote(gate, "arrive", "a")
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     with pytest.raises(ActorDiedError, match="exit_actor"):
@@ -548,13 +548,13 @@ def test_what_runs_while_the_actor_is_to_end_can_be_cancelled(actor, gate):
         ray.get(inside, timeout=GUARD_S)
 
 
-def test_one_that_waits_for_the_end_of_its_own_actor(actor):
+def test_a_call_that_waits_for_its_own_actors_exit_fails(actor):
     with pytest.raises(ActorDiedError):
         ray.get(actor.through.remote(actor, "leave"), timeout=GUARD_S)
 
 
 @pytest.mark.parametrize("cls", [Async, Threaded.options(max_concurrency=2)], ids=["async", "threads"])
-def test_nothing_runs_after_the_end_was_told(cls):
+def test_no_call_runs_after_the_end_was_reported(cls):
     for actor in [cls.remote() for _ in range(10)]:
         with pytest.raises(ActorDiedError):
             ray.get(actor.leave.remote(), timeout=GUARD_S)
@@ -562,7 +562,7 @@ def test_nothing_runs_after_the_end_was_told(cls):
             ray.get(actor.__ray_ready__.remote(), timeout=GUARD_S)
 
 
-def test_an_async_constructor_that_raises():
+def test_an_async_constructor_error_fails_the_actor():
     @ray.remote
     class Broken:
         def __init__(self):
@@ -618,14 +618,14 @@ def test_options_put_a_call_into_another_group(gate):
     ended(actor)
 
 
-def test_a_group_that_is_not_there_is_an_error():
+def test_an_unknown_group_is_an_error():
     actor = Grouped.remote()
     with pytest.raises(ValueError, match="no concurrency group gpu"):
         ray.get(actor.plain.options(concurrency_group="gpu").remote(), timeout=GUARD_S)
     ended(actor)
 
 
-def test_a_method_in_a_group_that_is_not_declared_leaves_no_actor():
+def test_a_method_in_an_undeclared_group_creates_no_actor():
     @ray.remote
     class Undeclared:
         @ray.method(concurrency_group="gpu")
@@ -667,7 +667,7 @@ class Lanes:
         ray.exit_actor()
 
 
-def test_what_blocks_in_a_group_of_an_async_actor_holds_up_no_other(gate, tmp_path):
+def test_a_blocked_group_of_an_async_actor_blocks_no_other(gate, tmp_path):
     actor = Lanes.remote()
     blocks = actor.block.remote(str(tmp_path / "open"), gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -700,7 +700,7 @@ def test_an_async_actor_ends_after_the_calls_of_all_its_groups(gate, tmp_path):
         ray.get(actor.thread_is_its_own.remote(), timeout=GUARD_S)
 
 
-def test_one_that_goes_out_of_scope_does_so_too(gate, tmp_path):
+def test_an_async_actor_out_of_scope_ends_after_all_its_groups(gate, tmp_path):
     actor = Lanes.remote()
     blocks, waits = actor.block.remote(str(tmp_path / "open"), gate), actor.wait.remote(gate, "wait")
     ray.get(gate.arrived.remote(2), timeout=GUARD_S)
@@ -711,7 +711,7 @@ def test_one_that_goes_out_of_scope_does_so_too(gate, tmp_path):
     assert ray.get(blocks, timeout=GUARD_S)
 
 
-def test_nor_before_what_a_call_of_another_group_has_begun(gate):
+def test_an_async_actor_ends_after_tasks_begun_in_another_group(gate):
     @ray.remote(concurrency_groups={"io": 1}, max_concurrency=1)
     class Drives:
         async def step(self, gate, k):
@@ -737,7 +737,7 @@ def test_nor_before_what_a_call_of_another_group_has_begun(gate):
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_nor_before_a_call_on_itself_whose_argument_comes_later(gate, is_async):
+def test_an_async_actor_ends_after_its_own_calls_with_pending_arguments(gate, is_async):
     @ray.remote
     class Driven:
         def step(self, value):
@@ -782,7 +782,7 @@ class AsyncLeaving(Leaving):
 
 
 @pytest.mark.parametrize("cls", [Leaving, AsyncLeaving])
-def test_one_that_leaves_does_not_wait_for_a_call_on_itself_that_cannot_begin(gate, cls):
+def test_exit_actor_does_not_wait_for_own_calls_that_cannot_begin(gate, cls):
     actor = ray.remote(cls).options(max_concurrency=2).remote()
     pid = ray.get(actor.drive.remote(gate), timeout=GUARD_S)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -793,7 +793,7 @@ def test_one_that_leaves_does_not_wait_for_a_call_on_itself_that_cannot_begin(ga
     wait_until(lambda: not alive(pid), GUARD_S, "the end of the actor's process")
 
 
-def test_one_whose_loop_ends_while_it_is_made_was_not_made():
+def test_an_actor_whose_loop_ends_in_its_constructor_fails():
     @ray.remote
     class Interrupts:
         async def __init__(self):

@@ -23,7 +23,7 @@ from shoal.exceptions import ActorDiedError, RayChannelError, Unavailable
 
 @pytest.mark.parametrize("size", [4_000, 16_352, 100_000, 999_000])
 @pytest.mark.parametrize("before", [1, 3])
-def test_as_many_are_submitted_as_may_be_under_way_whatever_was_executed_before(stages, compiled, gate, size, before):
+def test_the_maximum_of_executions_is_submitted_whatever_ran_before(stages, compiled, gate, size, before):
     a, b = stages("a", "b")
     graph = compiled(lambda inp: b.through.bind(a.second_when_open.bind(gate, inp[0], inp[1])))
     ray.get(gate.open.remote("open"))
@@ -86,7 +86,7 @@ def large_results(stages, compiled):
     return graph, a, refs
 
 
-def test_a_large_result_that_was_not_loaded_is_lost_with_its_graph(stages, compiled):
+def test_an_unread_large_result_is_lost_with_its_graph(stages, compiled):
     graph, _, (first, second) = large_results(stages, compiled)
     assert first.get(timeout=GUARD_S).sum() == 200_000
     graph.teardown()
@@ -94,7 +94,7 @@ def test_a_large_result_that_was_not_loaded_is_lost_with_its_graph(stages, compi
         second.get(timeout=GUARD_S)
 
 
-def test_a_large_result_that_was_not_loaded_is_lost_with_an_actor(stages, compiled):
+def test_an_unread_large_result_is_lost_with_an_actor(stages, compiled):
     graph, a, (first, second) = large_results(stages, compiled)
     os.kill(ray.get(a.pid.remote()), signal.SIGKILL)
     with pytest.raises(ActorDiedError):
@@ -105,7 +105,7 @@ def test_a_large_result_that_was_not_loaded_is_lost_with_an_actor(stages, compil
         assert raised.value.actor_id == a._actor_id
 
 
-def test_an_actor_does_not_wait_for_a_value_that_was_given_back(stages, gate):
+def test_an_actor_does_not_wait_for_a_released_value(stages, gate):
     a, b = stages("a", "b")
     with InputNode() as inp:
         graph = b.add.bind(b.arrive.bind(gate, inp), a.ones.bind(200_000, inp)).experimental_compile(_buffer_size_bytes=1000)
@@ -123,7 +123,7 @@ def test_an_actor_does_not_wait_for_a_value_that_was_given_back(stages, gate):
 # ---- ends that come at a bad time
 
 
-def test_an_execution_that_is_torn_down_while_it_is_submitted_ends(stages, compiled):
+def test_teardown_ends_an_execution_during_its_submission(stages, compiled):
     (a,) = stages("a")
     graph = compiled(lambda inp: a.through.bind(inp), enable_asyncio=True)
 

@@ -99,7 +99,7 @@ def test_an_input_has_parts(stages):
     assert ray.get(node.execute({"one": 1, "two": 2})) == ((1, 2), {})
 
 
-def test_a_graph_that_needs_itself_is_not_executed(stages):
+def test_a_graph_that_contains_itself_is_not_executed(stages):
     (a,) = stages("a")
     with InputNode() as inp:
         given = [inp]
@@ -121,20 +121,20 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: repr(v)[:20])
-def test_values_come_back_as_they_went(stages, compiled, value):
+def test_values_round_trip_unchanged(stages, compiled, value):
     (a,) = stages("a")
     got = ray.get(compiled(lambda inp: a.through.bind(inp)).execute(value))
     assert got == value
     assert type(got) is type(value)
 
 
-def test_a_chain_is_executed_again_and_again(stages, compiled):
+def test_a_chain_is_executed_repeatedly(stages, compiled):
     a, b, c = stages("a", "b", "c")
     graph = compiled(lambda inp: c.tag.bind(b.tag.bind(a.tag.bind(inp))))
     assert [ray.get(graph.execute(i)) for i in range(200)] == [f"{i}abc" for i in range(200)]
 
 
-def test_calls_on_one_actor_run_in_the_order_in_which_they_were_bound(stages, compiled):
+def test_calls_on_one_actor_run_in_binding_order(stages, compiled):
     a, b = stages("a", "b")
 
     def bound(inp):
@@ -147,7 +147,7 @@ def test_calls_on_one_actor_run_in_the_order_in_which_they_were_bound(stages, co
         assert (first[1], second[1], third[1]) == (3 * n + 1, 3 * n + 2, 3 * n + 3)
 
 
-def test_several_outputs_one_of_them_twice(stages, compiled):
+def test_a_graph_has_several_outputs_one_of_them_twice(stages, compiled):
     a, b = stages("a", "b")
 
     def bound(inp):
@@ -159,7 +159,7 @@ def test_several_outputs_one_of_them_twice(stages, compiled):
     assert [refs[2].get(), refs[0].get()] == [11, 11]
 
 
-def test_parts_of_the_input_go_where_they_are_needed(stages, compiled):
+def test_parts_of_the_input_reach_their_readers(stages, compiled):
     a, b = stages("a", "b")
     graph = compiled(lambda inp: MultiOutputNode([a.add.bind(inp[0], inp.x), b.pack.bind([inp[1], {"k": inp.x}], inp[0])]))
     assert ray.get(graph.execute(1, 2, x=3)) == [4, (([2, {"k": 3}], 1), {})]
@@ -170,7 +170,7 @@ def test_parts_of_the_input_go_where_they_are_needed(stages, compiled):
     assert ray.get(graph.execute(5, 6, x=7))[0] == 12
 
 
-def test_arguments_that_are_bound_travel_once(stages, compiled):
+def test_bound_arguments_are_sent_once(stages, compiled):
     a, _ = stages("a", "b")
     ref, table = ray.put(5), np.arange(100_000)
     graph = compiled(lambda inp: a.pack.bind(inp, ref, table, k=[1]))
@@ -180,7 +180,7 @@ def test_arguments_that_are_bound_travel_once(stages, compiled):
         assert (same == table).all()
 
 
-def test_random_graphs_compute_what_their_calls_do(stages, compiled):
+def test_random_graphs_compute_the_result_of_their_calls(stages, compiled):
     choose, actors = random.Random(3), stages("a", "b", "c")
     for _ in range(6):
         described = []  # (actor, two operands); -1 is the input
@@ -203,7 +203,7 @@ def test_random_graphs_compute_what_their_calls_do(stages, compiled):
         graph.teardown()
 
 
-def test_an_exception_is_the_result_and_the_graph_goes_on(stages, compiled):
+def test_an_exception_is_one_result_and_the_graph_goes_on(stages, compiled):
     a, b, c = stages("a", "b", "c")
 
     def bound(inp):
@@ -222,7 +222,7 @@ def test_an_exception_is_the_result_and_the_graph_goes_on(stages, compiled):
     assert ray.get(c.count.remote()) == 2  # not called for the failed execution
 
 
-def test_a_result_that_cannot_travel_is_an_error(stages, compiled):
+def test_an_unserializable_result_is_an_error(stages, compiled):
     (a,) = stages("a")
     graph = compiled(lambda inp: a.lock_of.bind(inp))
     with pytest.raises(TypeError, match="lock"):
@@ -230,7 +230,7 @@ def test_a_result_that_cannot_travel_is_an_error(stages, compiled):
     assert ray.get(graph.execute(0)) is None
 
 
-def test_an_input_that_cannot_travel_is_refused_before_anything_is_sent(stages, compiled):
+def test_an_unserializable_input_is_refused_before_any_message(stages, compiled):
     a, b = stages("a", "b")
     graph = compiled(lambda inp: MultiOutputNode([a.through.bind(inp[0]), b.through.bind(inp[1])]))
     with pytest.raises(TypeError, match="lock"):
@@ -238,7 +238,7 @@ def test_an_input_that_cannot_travel_is_refused_before_anything_is_sent(stages, 
     assert ray.get(graph.execute(2, 3)) == [2, 3]
 
 
-def test_a_result_is_fetched_once_by_the_process_that_asked_for_it(stages, compiled):
+def test_only_the_executing_process_fetches_a_result_and_only_once(stages, compiled):
     (a,) = stages("a")
     ref = compiled(lambda inp: a.through.bind(inp)).execute(1)
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
@@ -260,7 +260,7 @@ def test_results_are_fetched_in_any_order_or_not_at_all(stages, compiled):
     assert ray.get(graph.execute("next")) == "next"
 
 
-def test_more_than_may_be_under_way_is_refused(stages, compiled, gate):
+def test_executions_beyond_the_maximum_are_refused(stages, compiled, gate):
     (a,) = stages("a")
     graph = compiled(lambda inp: a.wait_at.bind(gate, inp[0], inp[1]), _max_inflight_executions=2)
     first, second = graph.execute("one", 1), graph.execute("one", 2)
@@ -274,7 +274,7 @@ def test_more_than_may_be_under_way_is_refused(stages, compiled, gate):
     assert [ray.get(second), ray.get(third)] == [2, 3]
 
 
-def test_results_that_nobody_wants_make_room(stages, compiled):
+def test_dropped_results_make_room(stages, compiled):
     (a,) = stages("a")
     graph = compiled(lambda inp: a.numbered.bind(inp), _max_inflight_executions=3)
     for _ in range(50):
@@ -282,7 +282,7 @@ def test_results_that_nobody_wants_make_room(stages, compiled):
     assert ray.get(graph.execute("x")) == ("x", 51)
 
 
-def test_thousands_may_be_under_way(stages, compiled):
+def test_thousands_of_executions_run_concurrently(stages, compiled):
     (a,) = stages("a")
     graph = compiled(lambda inp: a.through.bind(inp), _max_inflight_executions=3000)
     refs = [graph.execute(n) for n in range(3000)]
@@ -336,7 +336,7 @@ def test_an_actor_is_in_several_graphs_and_takes_ordinary_calls(stages, compiled
     assert ray.get(two.execute("still")) == ("still", 61)
 
 
-def test_calls_on_an_ordinary_actor_run_one_at_a_time_whoever_makes_them(stages, compiled, gate):
+def test_calls_of_all_callers_on_an_ordinary_actor_run_one_at_a_time(stages, compiled, gate):
     (a,) = stages("a")
     graph = compiled(lambda inp: a.through.bind(inp))
     held = a.arrive.remote(gate, "call")
@@ -349,13 +349,13 @@ def test_calls_on_an_ordinary_actor_run_one_at_a_time_whoever_makes_them(stages,
     assert ray.get(held) == "call"
 
 
-def test_concurrent_actors_are_in_graphs(compiled):
+def test_graphs_contain_concurrent_actors(compiled):
     threaded, asynchronous = Threaded.remote(), Async.remote()
     graph = compiled(lambda inp: asynchronous.loop_is_mine.bind(asynchronous.double.bind(threaded.double.bind(inp))))
     assert [ray.get(graph.execute(n)) for n in range(5)] == [(4 * n, True) for n in range(5)]
 
 
-def test_a_reference_that_a_method_of_an_async_actor_returns_passes_as_one(compiled):
+def test_a_reference_returned_by_an_async_method_stays_a_reference(compiled):
     actor = Async.remote()
     graph = compiled(lambda inp: actor.put.bind(inp))
     ref = ray.get(graph.execute(5))
@@ -374,7 +374,7 @@ def test_arrays_of_any_size_pass(stages, compiled, count):
         assert count < 1000 or not got.flags.writeable
 
 
-def test_tensors_belong_to_who_gets_them(stages, compiled):
+def test_tensors_are_writable_by_their_receiver(stages, compiled):
     import torch
 
     (a,) = stages("a")
@@ -387,7 +387,7 @@ def test_tensors_belong_to_who_gets_them(stages, compiled):
         got += 1
 
 
-def test_large_values_are_given_back_read_or_not(stages, compiled):
+def test_large_values_are_freed_read_or_unread(stages, compiled):
     (a,) = stages("a")
     before = memories_of_the_node()
     graph = compiled(lambda inp: a.ones.bind(inp), _buffer_size_bytes=1000)
@@ -407,7 +407,7 @@ def test_large_values_are_given_back_read_or_not(stages, compiled):
 # ---- the end
 
 
-def test_teardown_gives_back_the_actors_and_the_memory(stages, compiled, gate):
+def test_teardown_releases_the_actors_and_the_memory(stages, compiled, gate):
     a, b = stages("a", "b")
     before = memories_of_the_node()
     graph = compiled(lambda inp: b.through.bind(a.arrive.bind(gate, inp)))
@@ -443,7 +443,7 @@ def test_a_graph_ends_with_its_last_reference(stages):
     wait_until(lambda: graph_threads(a) == 0, GUARD_S, "the graph's end")
 
 
-def test_the_death_of_an_actor_fails_what_is_under_way_and_names_it(stages, compiled, gate):
+def test_an_actors_death_fails_open_executions_and_is_named(stages, compiled, gate):
     a, b, c = stages("a", "b", "c")
     graph = compiled(lambda inp: c.through.bind(b.arrive.bind(gate, a.through.bind(inp))))
     pid = ray.get(b.pid.remote())
@@ -464,7 +464,7 @@ def test_the_death_of_an_actor_fails_what_is_under_way_and_names_it(stages, comp
 
 
 @pytest.mark.parametrize("how", ["leave", "leave_quietly"])
-def test_an_actor_that_leaves_from_a_graph_is_dead(stages, compiled, how):
+def test_exit_actor_in_a_graph_ends_the_actor(stages, compiled, how):
     (a,) = stages("a")
     graph = compiled(lambda inp: getattr(a, how).bind(inp))
     with pytest.raises(ActorDiedError, match="exit_actor"):
@@ -475,7 +475,7 @@ def test_an_actor_that_leaves_from_a_graph_is_dead(stages, compiled, how):
 
 @pytest.mark.parametrize("how", ["leave", "leave_quietly"])
 @pytest.mark.parametrize("kind", ["threads", "async"])
-def test_so_is_one_that_runs_several_calls(compiled, kind, how):
+def test_exit_actor_in_a_graph_ends_a_concurrent_actor(compiled, kind, how):
     actor = Threaded.remote() if kind == "threads" else Async.remote()
     graph = compiled(lambda inp: getattr(actor, how).bind(inp))
     with pytest.raises(ActorDiedError, match="exit_actor"):
@@ -484,7 +484,7 @@ def test_so_is_one_that_runs_several_calls(compiled, kind, how):
         ray.get(actor.__ray_ready__.remote(), timeout=GUARD_S)
 
 
-def test_an_actor_that_leaves_in_a_call_ends_its_graph(stages, compiled):
+def test_exit_actor_in_an_ordinary_call_ends_the_graph(stages, compiled):
     a, b = stages("a", "b")
     graph = compiled(lambda inp: b.through.bind(a.through.bind(inp)))
     assert ray.get(graph.execute(1)) == 1
@@ -503,7 +503,7 @@ def test_teardown_may_end_the_actors(stages, compiled):
         ray.get(a.count.remote())
 
 
-def test_a_dead_actor_is_no_part_of_a_graph(stages, compiled):
+def test_a_graph_over_a_dead_actor_is_refused(stages, compiled):
     a, b = stages("a", "b")
     ray.kill(a)
     with pytest.raises(ActorDiedError):
@@ -511,7 +511,7 @@ def test_a_dead_actor_is_no_part_of_a_graph(stages, compiled):
     assert ray.get(compiled(lambda inp: b.through.bind(inp)).execute(1)) == 1
 
 
-def test_a_graph_ends_with_the_process_that_executes_it(stages):
+def test_a_graph_ends_with_its_executing_process(stages):
     a, b = stages("a", "b")
     assert ray.get(a.run_graph.remote(b, 5)) == 5
     assert graph_threads(b) == 1
@@ -553,7 +553,7 @@ def test_a_driver_that_exits_without_teardown_leaves_nothing(tmp_path):
 # ---- what is refused
 
 
-def test_a_circle_is_found_when_the_graph_is_compiled(stages, compiled):
+def test_a_cycle_is_found_at_compile_time(stages, compiled):
     a, b = stages("a", "b")
 
     def bound(inp):
@@ -568,14 +568,14 @@ def test_a_circle_is_found_when_the_graph_is_compiled(stages, compiled):
     assert e.value.reason == "Deadlock"
 
 
-def test_an_actor_that_would_wait_for_itself_is_told(stages):
+def test_an_actor_that_would_wait_for_itself_gets_an_error(stages):
     (a,) = stages("a")
     with pytest.raises(InvalidArgument, match="is a part of it"):
         ray.get(a.run_graph.remote(None, 1))
     assert ray.get(a.count.remote()) == 0
 
 
-def test_what_is_no_graph_of_methods_is_refused(stages, compiled):
+def test_only_graphs_of_methods_are_compiled(stages, compiled):
     a, b = stages("a", "b")
 
     @ray.remote
@@ -619,7 +619,7 @@ def test_a_graph_is_compiled_once(stages, compiled):
     graph.teardown()
 
 
-def test_an_actor_of_another_job_is_refused_in_a_sentence(compiled):
+def test_an_actor_of_another_job_is_refused_with_a_message(compiled):
     other = Recorder.options(name="other", lifetime="detached").remote()
     try:
         with pytest.raises(Unimplemented, match="is of another job"):
@@ -654,7 +654,7 @@ def test_results_are_awaited(stages, compiled):
         graph.execute(1)
 
 
-def test_awaited_graphs_have_several_outputs_bounds_and_deaths(stages, compiled, gate):
+def test_awaited_graphs_support_several_outputs_bounds_and_deaths(stages, compiled, gate):
     a, b = stages("a", "b")
     options = {"enable_asyncio": True, "_max_inflight_executions": 1}
     graph = compiled(lambda inp: MultiOutputNode([a.arrive.bind(gate, inp), b.through.bind(inp)]), **options)

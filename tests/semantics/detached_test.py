@@ -46,17 +46,17 @@ def run(shoal_command):
     shoal_command.json("stop")
 
 
-def test_it_outlives_its_driver_and_is_found_by_the_next(run):
+def test_a_detached_actor_outlives_its_driver_and_is_found_by_name(run):
     assert run('c = Counter.options(name="c", lifetime="detached").remote()\nprint(shoal.get(c.add.remote()))\n') == "1\n"
     assert run('print(shoal.get(shoal.get_actor("c").add.remote()))\n') == "2\n"
 
 
-def test_it_is_made_even_if_its_driver_ends_at_once(run):
+def test_a_detached_actor_is_created_although_its_driver_ends_at_once(run):
     run('Counter.options(name="c", lifetime="detached").remote(41)\n')
     assert run('print(shoal.get(shoal.get_actor("c").add.remote()))\n') == "42\n"
 
 
-def test_a_task_makes_one_and_is_gone(run):
+def test_a_task_creates_a_detached_actor_and_ends(run):
     run(
         """
 @shoal.remote
@@ -69,19 +69,19 @@ shoal.get(make.remote())
     assert run('print(shoal.get(shoal.get_actor("c").add.remote()))\n') == "42\n"
 
 
-def test_it_is_made_when_there_is_room_although_its_driver_left_long_ago(run):
+def test_a_pending_detached_actor_is_placed_after_its_driver_left(run):
     run('Counter.options(name="c", lifetime="detached", num_cpus=2, resources={"later": 1}).remote(41)\n')
     out = run('try:\n    shoal.get(shoal.get_actor("c").add.remote(), timeout=0.2)\nexcept TimeoutError:\n    print("waits")\n')
     assert out == "waits\n"
 
 
-def test_one_that_is_not_detached_ends_with_its_driver(run):
+def test_an_actor_that_is_not_detached_ends_with_its_driver(run):
     run('c = Counter.options(name="c").remote()\nshoal.get(c.add.remote())\n')
     out = run('try:\n    shoal.get_actor("c")\nexcept ValueError as e:\n    print("gone")\n')
     assert out == "gone\n"
 
 
-def test_what_it_made_and_put_lives_as_long_as_it(run):
+def test_actors_and_objects_of_a_detached_actor_live_as_long_as_it(run):
     run('c = Counter.options(name="c", lifetime="detached").remote()\nprint(shoal.get(c.child.remote()))\n')
     out = run(
         """
@@ -99,7 +99,7 @@ except ActorDiedError:
     assert out == "102\n499500\nthe child is gone\n"
 
 
-def test_its_job_is_listed_and_can_be_stopped(run, shoal_command):
+def test_the_job_of_a_detached_actor_is_listed_and_can_be_stopped(run, shoal_command):
     run('c = Counter.options(name="c", lifetime="detached").remote()\nshoal.get(c.add.remote())\n')
     (job,) = (j for j in shoal_command.json("list", "jobs")["rows"] if j["state"] == "RUNNING")
     assert job["name"] == "detached c"
@@ -136,7 +136,7 @@ print(placement_group([{"CPU": 2}]).wait(60))
     assert out == "gone 1.0\n1\nTrue\n"
 
 
-def test_a_generator_ends_with_the_driver_that_takes_its_items_and_its_actor_lives_on(run):
+def test_a_generator_ends_with_its_driver_and_the_detached_actor_lives_on(run):
     body = """
 import itertools, time
 

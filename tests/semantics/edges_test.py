@@ -32,12 +32,12 @@ class Table:
         return len(self.rows)
 
 
-def test_methods_of_the_users_own_with_two_underscores_are_called_as_others():
+def test_user_defined_dunder_methods_are_callable():
     table = Table.remote()
     assert ray.get([table.__call__.remote(3, plus=1), table.__getitem__.remote("a"), table.__len__.remote()]) == [{"a": 4}, 1, 1]
 
 
-def test_they_are_called_through_a_handle_that_travelled():
+def test_dunder_methods_are_callable_through_a_pickled_handle():
     @ray.remote
     def ask(table):
         return ray.get(table.__call__.remote(2))
@@ -45,13 +45,13 @@ def test_they_are_called_through_a_handle_that_travelled():
     assert ray.get(ask.remote(Table.remote())) == {"a": 2}
 
 
-def test_arguments_that_they_cannot_take_are_a_type_error_where_they_are_called():
+def test_wrong_arguments_of_dunder_methods_are_a_type_error():
     with pytest.raises(TypeError, match=r"Table\.__getitem__"):
         Table.remote().__getitem__.remote()
 
 
 @pytest.mark.parametrize("name", ["__enter__", "__missing__", "__array_interface__"])
-def test_what_the_class_has_not_is_an_attribute_error(name):
+def test_undefined_dunder_methods_are_an_attribute_error(name):
     with pytest.raises(AttributeError, match=name):
         getattr(Table.remote(), name)
 
@@ -77,7 +77,7 @@ def _of_ours() -> list[str]:
 NAMES = ["remote", "options", "bind", "count", "get", "kill", "method", "items", "_cls", "_method", "_options", "_name", "_check"]
 
 
-def test_methods_have_whatever_names_the_user_gives_them():
+def test_methods_may_have_any_name():
     names = [*NAMES, *_of_ours()]
     service = ray.remote(type("Service", (), {name: (lambda self, name=name: name) for name in names})).remote()
 
@@ -115,7 +115,7 @@ WORDS = {"self": 1, "cls": 2, "args": 3, "kwargs": 4, "instance": 5, "function":
 
 
 @pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}, {"max_restarts": 1}, {"name": "keywords", "lifetime": "detached"}])
-def test_keywords_have_whatever_names_the_user_gives_them(options):
+def test_keyword_arguments_of_methods_may_have_any_name(options):
     actor = ray.remote(Keywords).options(**options).remote(**WORDS)
     calls = [actor.both.remote(**WORDS), actor.both.options(name="named").remote(**WORDS), actor.both.bind(**WORDS).execute()]
     assert ray.get(calls, timeout=GUARD_S) == [(WORDS, WORDS)] * 3
@@ -124,7 +124,7 @@ def test_keywords_have_whatever_names_the_user_gives_them(options):
     ray.kill(actor)
 
 
-def test_so_have_keywords_of_functions():
+def test_keyword_arguments_of_functions_may_have_any_name():
     @ray.remote
     def both(**words):
         return words
@@ -198,7 +198,7 @@ def make(kind, notes):
 
 @KINDS
 @pytest.mark.parametrize("way", ["leave", "__ray_terminate__"])
-def test_an_actor_that_ends_in_order_has_a_last_method(kind, way, tmp_path):
+def test_an_orderly_end_calls_ray_shutdown(kind, way, tmp_path):
     actor = make(kind, tmp_path / "notes")
     ray.get(actor.pid.remote())
     with pytest.raises(ActorDiedError):
@@ -248,7 +248,7 @@ def _queue(actor):
 
 
 @pytest.mark.parametrize("begin", [_pool, _queue])
-def test_what_a_pool_or_a_queue_still_has_to_do_does_not_keep_an_actor(begin, tmp_path):
+def test_pending_work_of_a_pool_or_queue_does_not_keep_an_actor(begin, tmp_path):
     actor = make(Leaves, tmp_path / "notes")
     pids = ray.get(actor.__ray_call__.remote(begin), timeout=GUARD_S)
     del actor
@@ -257,7 +257,7 @@ def test_what_a_pool_or_a_queue_still_has_to_do_does_not_keep_an_actor(begin, tm
 
 
 @KINDS
-def test_so_does_one_that_nobody_refers_to(kind, tmp_path):
+def test_an_actor_out_of_scope_calls_ray_shutdown(kind, tmp_path):
     actor = make(kind, tmp_path / "notes")
     ray.get(actor.pid.remote())
     del actor
@@ -265,7 +265,7 @@ def test_so_does_one_that_nobody_refers_to(kind, tmp_path):
     wait_until((tmp_path / "notes").exists, GUARD_S, "the last method")
 
 
-def test_a_last_method_that_raises_changes_nothing_of_the_end():
+def test_an_error_in_ray_shutdown_does_not_change_the_end():
     @ray.remote
     class Stumbles:
         def leave(self):
@@ -278,7 +278,7 @@ def test_a_last_method_that_raises_changes_nothing_of_the_end():
         ray.get(Stumbles.remote().leave.remote(), timeout=GUARD_S)
 
 
-def test_an_actor_that_is_killed_has_no_last_method(tmp_path):
+def test_kill_does_not_call_ray_shutdown(tmp_path):
     actor = make(Leaves, tmp_path / "notes")
     ray.get(actor.pid.remote())
     ray.kill(actor)
@@ -299,7 +299,7 @@ class Fails:
         raise KeyError("nothing there")
 
 
-def test_an_error_says_where_it_was_raised_under_rays_names():
+def test_an_error_has_its_origin_in_rays_attributes():
     actor = Fails.remote()
     with pytest.raises(RayTaskError) as info:
         ray.get(actor.fail.remote())
@@ -312,7 +312,7 @@ def test_an_error_says_where_it_was_raised_under_rays_names():
         assert error.proctitle == "ray::Fails.fail"
 
 
-def test_an_error_that_passed_another_process_is_of_the_one_that_raised_it():
+def test_a_forwarded_error_keeps_its_origin():
     @ray.remote
     def ask(actor):
         return ray.get(actor.fail.remote())
@@ -344,7 +344,7 @@ def test_attributes_of_the_users_own_exception_are_its_own():
         assert (info.value.pid, info.value.ip) == ({"of": "theirs"}, 7)
 
 
-def test_the_end_of_an_actor_says_what_happened_and_whether_its_node_was_drained():
+def test_an_actors_death_has_its_cause_and_the_preempted_flag():
     actor = Fails.remote()
     ray.kill(actor)
     with pytest.raises(ActorDiedError) as info:
@@ -353,7 +353,7 @@ def test_the_end_of_an_actor_says_what_happened_and_whether_its_node_was_drained
     assert info.value.preempted is False
 
 
-def test_of_a_drained_node_an_error_says_so():
+def test_an_error_from_a_drained_node_is_preempted():
     assert ActorDiedError("actor A died: its node was drained").preempted is True
 
 
@@ -362,7 +362,7 @@ def test_of_a_drained_node_an_error_says_so():
 
 @pytest.mark.parametrize(("name", "hint"), [("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory="), ("object_store_memory", "")])
 @pytest.mark.parametrize("decorated", [Fails, ray.remote(lambda: 1)], ids=["actor", "function"])
-def test_resources_are_not_what_has_an_option_of_its_own(name, hint, decorated):
+def test_resources_refuse_names_with_their_own_option(name, hint, decorated):
     with pytest.raises(ValueError, match=f"'{name}'.*{hint}"):
         decorated.options(resources={name: 1})
     with pytest.raises(ValueError, match=f"'{name}'.*{hint}"):
@@ -370,7 +370,7 @@ def test_resources_are_not_what_has_an_option_of_its_own(name, hint, decorated):
 
 
 @pytest.mark.parametrize("node", ["5f" * 28, "0" * 56, "0"])
-def test_a_node_by_an_id_as_ray_has_them_is_one_that_is_not_there(node):
+def test_an_id_in_rays_format_is_an_absent_node(node):
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     with pytest.raises(ActorUnschedulableError, match="not there"):
         ray.get(Fails.options(scheduling_strategy=there).remote().pid.remote(), timeout=GUARD_S)
@@ -378,6 +378,6 @@ def test_a_node_by_an_id_as_ray_has_them_is_one_that_is_not_there(node):
     assert ray.get(Fails.options(scheduling_strategy=soft).remote().pid.remote(), timeout=GUARD_S) > 0
 
 
-def test_a_node_by_what_is_no_id_is_a_value_error():
+def test_an_invalid_node_id_is_a_value_error():
     with pytest.raises(ValueError, match="hexadecimal"):
         Fails.options(scheduling_strategy=NodeAffinitySchedulingStrategy("here", soft=True)).remote()

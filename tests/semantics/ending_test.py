@@ -139,7 +139,7 @@ def is_over(actor, pid, tmp_path):
 
 @EACH
 @pytest.mark.parametrize("method", ["leave", "caught", "raises_another", "pair"])
-def test_the_call_that_ends_an_actor_comes_to_its_death_whatever_it_makes_of_the_exception(kind, method, make, tmp_path):
+def test_a_call_of_exit_actor_fails_even_if_its_exception_is_caught(kind, method, make, tmp_path):
     actor = make(kind)
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     with pytest.raises(ActorDiedError, match="exit_actor"):
@@ -148,7 +148,7 @@ def test_the_call_that_ends_an_actor_comes_to_its_death_whatever_it_makes_of_the
 
 
 @EACH
-def test_a_generator_that_ends_its_actor(kind, make, tmp_path):
+def test_a_generator_can_end_its_actor(kind, make, tmp_path):
     actor = make(kind)
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     *items, failure = actor.some.options(num_returns="streaming").remote()
@@ -160,7 +160,7 @@ def test_a_generator_that_ends_its_actor(kind, make, tmp_path):
 
 @EACH
 @pytest.mark.parametrize("method", ["in_thread", "in_executor"])
-def test_a_thread_ends_an_actor_after_the_call_that_runs(kind, method, make, tmp_path):
+def test_a_thread_ends_an_actor_after_the_running_call(kind, method, make, tmp_path):
     actor = make(kind)
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     assert ray.get(getattr(actor, method).remote(), timeout=GUARD_S) == "returned"
@@ -168,7 +168,7 @@ def test_a_thread_ends_an_actor_after_the_call_that_runs(kind, method, make, tmp
 
 
 @EACH
-def test_a_thread_ends_an_actor_that_does_nothing(kind, make, tmp_path, gate):
+def test_a_thread_ends_an_idle_actor(kind, make, tmp_path, gate):
     actor = make(kind)
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     assert ray.get(actor.later.remote(gate), timeout=GUARD_S) == "returned"
@@ -178,7 +178,7 @@ def test_a_thread_ends_an_actor_that_does_nothing(kind, make, tmp_path, gate):
 
 
 @pytest.mark.parametrize("method", ["task", "exits_in_task", "dropped"])
-def test_a_task_that_nobody_awaits_ends_an_async_actor_after_what_runs(method, make, tmp_path, gate):
+def test_an_unawaited_task_ends_an_async_actor_after_the_running_calls(method, make, tmp_path, gate):
     actor = make("async")
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     inside = actor.waits.remote(gate, "then")
@@ -190,7 +190,7 @@ def test_a_task_that_nobody_awaits_ends_an_async_actor_after_what_runs(method, m
     is_over(actor, pid, tmp_path)
 
 
-def test_a_call_that_ends_its_actor_from_a_thread_that_it_awaits(make, tmp_path):
+def test_an_awaited_thread_can_end_an_async_actor(make, tmp_path):
     actor = make("async")
     pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     with pytest.raises(ActorDiedError, match="exit_actor"):
@@ -200,7 +200,7 @@ def test_a_call_that_ends_its_actor_from_a_thread_that_it_awaits(make, tmp_path)
 
 @EACH
 @pytest.mark.parametrize("how", ["leave", "caught", "in_thread"])
-def test_a_constructor_that_ends_its_actor(kind, how, make, tmp_path):
+def test_a_constructor_can_end_its_actor(kind, how, make, tmp_path):
     actor = make(kind, how)
     with pytest.raises(ActorDiedError):
         ray.get(actor.pid.remote(), timeout=GUARD_S)
@@ -208,7 +208,7 @@ def test_a_constructor_that_ends_its_actor(kind, how, make, tmp_path):
     assert row_of(actor)["num_restarts"] == 0
 
 
-def test_a_task_that_the_constructor_began_ends_its_actor(make, tmp_path):
+def test_a_task_of_the_constructor_can_end_its_actor(make, tmp_path):
     actor = make("async", "begin")
     wait_until(lambda: row_of(actor)["state"] == "DEAD", GUARD_S, "its end")
     assert (tmp_path / "said").read_text() == "exit handler"
@@ -216,7 +216,7 @@ def test_a_task_that_the_constructor_began_ends_its_actor(make, tmp_path):
 
 
 @EACH
-def test_the_name_of_a_detached_one_is_free_then(kind, make):
+def test_exit_actor_frees_a_detached_actors_name(kind, make):
     for _ in range(2):
         actor = make(kind, name="leaves", lifetime="detached")
         with pytest.raises(ActorDiedError, match="exit_actor"):

@@ -54,13 +54,13 @@ class Looker:
         return os.getcwd()
 
 
-def test_a_jobs_variables_are_there_in_actors_and_functions():
+def test_a_jobs_variables_reach_actors_and_functions():
     assert shoal.get(variable.remote("COLOUR")) == "blue"
     assert shoal.get(Looker.remote().variable.remote("COLOUR")) == "blue"
     assert "COLOUR" not in os.environ
 
 
-def test_an_actors_own_variables_win_each_by_itself():
+def test_an_actors_variables_override_the_jobs_one_by_one():
     looker = Looker.options(runtime_env={"env_vars": {"COLOUR": "red"}}).remote()
     assert shoal.get([looker.variable.remote("COLOUR"), looker.variable.remote("SIZE")]) == ["red", "small"]
 
@@ -83,7 +83,7 @@ def test_a_process_computes_with_as_many_threads_as_it_has_cpus(cpus, variables,
     assert shoal.get(shoal.remote(said).options(runtime_env={"env_vars": variables}, **options).remote()) == threads
 
 
-def test_children_inherit():
+def test_child_processes_inherit_the_variables():
     looker = Looker.options(runtime_env={"env_vars": {"COLOUR": "red"}}).remote()
     assert shoal.get([looker.childs.remote("COLOUR"), looker.childs.remote("SIZE")]) == ["red", "small"]
 
@@ -93,7 +93,7 @@ def test_functions_of_different_environments_do_not_share_processes():
     assert shoal.get([f.remote("COLOUR") for f in (red, blue, red, blue)]) == ["red", "blue", "red", "blue"]
 
 
-def test_a_working_dir_is_a_copy_that_later_changes_do_not_reach(tmp_path):
+def test_a_working_dir_is_a_snapshot(tmp_path):
     (tmp_path / "data.txt").write_text("one")
     (tmp_path / "own_module.py").write_text("VALUE = 7\n")
     env = {"working_dir": str(tmp_path)}
@@ -107,7 +107,7 @@ def test_a_working_dir_is_a_copy_that_later_changes_do_not_reach(tmp_path):
     assert shoal.get(read.options(runtime_env={**env, "env_vars": {"A": "b"}}).remote("data.txt")) == "two!"
 
 
-def test_what_is_excluded_is_not_there(tmp_path):
+def test_excluded_files_are_not_shipped(tmp_path):
     (tmp_path / "kept.txt").write_text("k")
     (tmp_path / "left.log").write_text("l")
     (tmp_path / "cache").mkdir()
@@ -141,7 +141,7 @@ def test_packages_are_installed_from_a_folder(tmp_path):
     assert shoal.get(imported.options(runtime_env=env).remote("own_wheel")) == "installed"
 
 
-def test_packages_that_cannot_be_installed_say_why():
+def test_a_failed_installation_has_its_reason():
     with pytest.raises(RuntimeEnvSetupError, match="no-such-package-of-anybody"):
         variable.options(runtime_env={"pip": ["--no-index", "no-such-package-of-anybody"]}).remote("A")
 
@@ -153,7 +153,7 @@ def test_a_folder_that_is_too_large_is_refused(tmp_path):
         Looker.options(runtime_env={"working_dir": tmp_path}).remote()
 
 
-def test_an_environment_may_be_an_object_and_is_told_to_what_runs_in_it():
+def test_the_context_returns_the_runtime_env_object():
     @shoal.remote(runtime_env=RuntimeEnv(env_vars={"COLOUR": "red"}))
     def seen():
         context = shoal.get_runtime_context()
@@ -187,17 +187,17 @@ def test_an_environment_may_be_an_object_and_is_told_to_what_runs_in_it():
     ],
     ids=lambda v: json.dumps(v) if not isinstance(v, type) else v.__name__,
 )
-def test_what_makes_no_sense_is_refused_at_once(env, error):
+def test_invalid_environments_are_refused_at_once(env, error):
     with pytest.raises(error):
         Log.options(runtime_env=env)
 
 
-def test_a_folder_that_is_not_there_is_a_value_error():
+def test_a_missing_folder_is_a_value_error():
     with pytest.raises(ValueError, match="there is none at"):
         Looker.options(runtime_env={"working_dir": "/no/such/folder"}).remote()
 
 
-def test_what_is_no_file_is_left_out_of_a_working_dir(tmp_path):
+def test_special_files_are_left_out_of_a_working_dir(tmp_path):
     (tmp_path / "text").write_text("here")
     (tmp_path / ".#text").symlink_to("user@host.1:2")
     (tmp_path / "there").symlink_to("back")
@@ -207,7 +207,7 @@ def test_what_is_no_file_is_left_out_of_a_working_dir(tmp_path):
     assert shoal.get(there.remote("text")) == "here"
 
 
-def test_a_link_to_a_folder_stands_for_what_is_in_it(tmp_path):
+def test_a_link_to_a_folder_ships_its_content(tmp_path):
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     for folder in (here / "inner", elsewhere / "deep"):
         folder.mkdir(parents=True)
@@ -220,7 +220,7 @@ def test_a_link_to_a_folder_stands_for_what_is_in_it(tmp_path):
     assert [name for _, name in _ignore.files(here, [], from_folders=True)] == ["linked/deep/text"]
 
 
-def test_the_import_path_of_a_process_is_its_drivers(tmp_path):
+def test_workers_have_their_drivers_import_path(tmp_path):
     """With ``python -m``, the main module is no script. Entries of ``sys.path`` other than str are ignored, and archives work."""
     package = tmp_path / "app"
     package.mkdir()
@@ -251,7 +251,7 @@ assert shoal.get(look.remote()) == (False, False, 5), shoal.get(look.remote())
 
 
 @pytest.mark.parametrize("options", [{"max_restarts": 1}, {"lifetime": "detached", "name": "large"}])
-def test_a_class_of_any_size_can_be_started_again(options):
+def test_an_actor_with_a_class_of_any_size_can_restart(options):
     text = "x" * (1 << 20)
 
     @shoal.remote(**options)
@@ -280,7 +280,7 @@ def _answers(method):
 # ---- as Ray documents it
 
 
-def test_variables_may_refer_to_those_that_are_there():
+def test_variables_may_refer_to_existing_ones():
     env = {"env_vars": {"PATH": "/mine:${PATH}", "NEW": "<${NO_SUCH_VARIABLE}>", "HOME_TOO": "$HOME"}}
     looker = Looker.options(runtime_env=env).remote()
     path, new, home = shoal.get([looker.variable.remote(name) for name in env["env_vars"]])
@@ -289,7 +289,7 @@ def test_variables_may_refer_to_those_that_are_there():
     assert shoal.get(looker.childs.remote("PATH")) == path  # only once
 
 
-def test_gitignore_says_what_is_left_out(tmp_path, monkeypatch):
+def test_gitignore_excludes_files(tmp_path, monkeypatch):
     for name in ("kept.txt", "left.log", "kept.log", "cache/x.txt", "inner/own.txt", "inner/deep/own.txt", "inner/kept.log", "left.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -335,7 +335,7 @@ def wheel_of(folder, name: str, value: str, needs: str = ""):
     return path
 
 
-def test_py_modules_may_be_wheels_and_children_have_them(tmp_path):
+def test_py_modules_may_be_wheels_and_children_inherit_them(tmp_path):
     env = {"py_modules": [str(wheel_of(tmp_path, "given_wheel", "wheel"))]}
     assert shoal.get(imported.options(runtime_env=env).remote("given_wheel")) == "wheel"
 
@@ -346,7 +346,7 @@ def test_py_modules_may_be_wheels_and_children_have_them(tmp_path):
     assert shoal.get(childs.remote()) == "wheel"
 
 
-def test_a_file_of_requirements_may_name_options_and_other_files(tmp_path):
+def test_a_requirements_file_may_have_options_and_includes(tmp_path):
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     wheel_of(wheels, "first_of_two", "first")
@@ -361,7 +361,7 @@ def test_a_file_of_requirements_may_name_options_and_other_files(tmp_path):
     assert shoal.get([of.remote("first_of_two"), of.remote("second_of_two")]) == ["first", "second"]
 
 
-def test_pips_options_count(tmp_path):
+def test_pips_options_apply(tmp_path):
     wheel_of(tmp_path, "with_options", "options")
     pip = {"packages": ["with_options"], "pip_install_options": ["--no-index", "--find-links", str(tmp_path)]}
     assert shoal.get(imported.options(runtime_env={"pip": pip}).remote("with_options")) == "options"
@@ -396,7 +396,7 @@ pathlib.Path(target, "by_uv.py").write_text("VALUE = " + repr(asked))
 """
 
 
-def test_uv_installs_where_it_is_there_and_says_so_where_it_is_not(tmp_path, monkeypatch):
+def test_uv_installs_packages_and_its_absence_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RuntimeEnvSetupError, match="there is no uv here"):
         variable.options(runtime_env={"uv": ["x"]}).remote("A")
@@ -412,7 +412,7 @@ def test_uv_installs_where_it_is_there_and_says_so_where_it_is_not(tmp_path, mon
         RuntimeEnv(uv=["x"], pip=["x"])
 
 
-def test_what_takes_longer_than_its_config_allows_is_an_error(tmp_path, monkeypatch):
+def test_an_installation_beyond_its_time_limit_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "uv").write_text("#!/bin/sh\nexec sleep 20\n")
     (tmp_path / "uv").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -420,7 +420,7 @@ def test_what_takes_longer_than_its_config_allows_is_an_error(tmp_path, monkeypa
         variable.options(runtime_env={"uv": ["x"], "config": {"setup_timeout_seconds": 1}}).remote("A")
 
 
-def test_a_config_that_limits_nothing_changes_nothing(tmp_path):
+def test_a_config_without_a_limit_has_no_effect(tmp_path):
     pip = ["--no-index", str(wheel_of(tmp_path, "unlimited", "there"))]
     config = RuntimeEnvConfig(setup_timeout_seconds=-1, eager_install=False, log_files=["a.log"])
     assert shoal.get(imported.options(runtime_env=RuntimeEnv(pip=pip, config=config)).remote("unlimited")) == "there"
@@ -429,7 +429,7 @@ def test_a_config_that_limits_nothing_changes_nothing(tmp_path):
         RuntimeEnvConfig(setup_timeout_seconds=0)
 
 
-def test_a_folder_that_this_host_does_not_have_is_replaced_by_the_sessions(monkeypatch):
+def test_a_folder_absent_on_this_host_is_replaced_by_the_sessions(monkeypatch):
     @shoal.remote(num_cpus=0.5)  # needs workers of its own
     def where():
         return os.getcwd()

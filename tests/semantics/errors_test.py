@@ -40,7 +40,7 @@ def test_rays_names_are_exceptions_of_one_family(name):
         ("TaskCancelledError", "Cancelled"),
     ],
 )
-def test_what_is_caught_with_what(child, parent):
+def test_errors_are_caught_by_rays_and_pythons_classes(child, parent):
     assert issubclass(getattr(exceptions, child), getattr(exceptions, parent))
 
 
@@ -55,7 +55,7 @@ def test_what_is_caught_with_what(child, parent):
         ("HeadGone", "RpcError"),
     ],
 )
-def test_errors_of_the_engine_become_them(reason, cls):
+def test_engine_errors_become_rays_errors(reason, cls):
     error = from_error(UNAVAILABLE, reason, "gone", "wait", ["actor A(5f)"])
     assert type(error) is getattr(exceptions, cls)
     again = pickle.loads(pickle.dumps(error))
@@ -72,7 +72,7 @@ def test_a_killed_actor_is_a_ray_actor_error_with_its_id(recorder):
     assert info.value.actor_id == actor._actor_id
 
 
-def test_a_value_whose_maker_is_gone_is_an_owner_died_error(recorder, gate):
+def test_a_value_of_a_dead_owner_is_an_owner_died_error(recorder, gate):
     maker = Recorder.remote()
     (ref,) = ray.get(maker.__ray_call__.remote(lambda self, gate: [gate.wait.remote()], gate))
     waiting = recorder.get.remote([ref])
@@ -83,7 +83,7 @@ def test_a_value_whose_maker_is_gone_is_an_owner_died_error(recorder, gate):
         ray.get(waiting, timeout=GUARD_S)
 
 
-def test_an_actors_death_two_calls_away_is_still_one(recorder):
+def test_an_actors_death_two_calls_away_keeps_its_class(recorder):
     actor = Recorder.remote()
     ray.kill(actor)
     with pytest.raises(exceptions.RayActorError) as info:
@@ -92,13 +92,13 @@ def test_an_actors_death_two_calls_away_is_still_one(recorder):
     assert isinstance(info.value.cause, exceptions.ActorDiedError)
 
 
-def test_the_cause_is_there_under_both_spellings(recorder):
+def test_the_cause_has_both_of_rays_names(recorder):
     with pytest.raises(exceptions.RayTaskError) as info:
         ray.get(recorder.fail.remote(KeyError("mine")))
     assert isinstance(info.value.as_instanceof_cause(), KeyError)
 
 
-def test_a_failure_says_where_it_passed_in_each_process(recorder):
+def test_a_failure_has_a_traceback_of_each_process(recorder):
     """The text has the frames of each process, outermost first as in Ray, without frames of the runtime."""
     first, second = Recorder.remote(), Recorder.remote()
 
@@ -130,7 +130,7 @@ class OfItsMethodError(Exception):
         return self.args[0]
 
 
-def test_an_attribute_called_code_is_the_causes(recorder):
+def test_the_attribute_code_is_the_causes(recorder):
     with pytest.raises(OfItsClassError) as info:
         ray.get(recorder.fail.remote(OfItsClassError()))
     assert info.value.code == 404
@@ -149,7 +149,7 @@ class AllFailedError(Exception):
 
 
 @pytest.mark.parametrize("exceptions", [None, 5, [ValueError()]])
-def test_so_is_one_called_exceptions(recorder, exceptions):
+def test_the_attribute_exceptions_is_the_causes(recorder, exceptions):
     with pytest.raises(AllFailedError) as info:
         ray.get(recorder.fail.remote(AllFailedError("no", exceptions)))
     assert repr(info.value.exceptions) == repr(exceptions)
@@ -157,7 +157,7 @@ def test_so_is_one_called_exceptions(recorder, exceptions):
 
 
 @pytest.mark.parametrize("name", ["reason", "message", "hint", "context"])
-def test_so_are_the_others_that_its_class_has(recorder, name):
+def test_other_attributes_are_the_causes(recorder, name):
     cls = type("Own", (Exception,), {name: "of the class"})
 
     def fails(actor):
@@ -172,7 +172,7 @@ def test_so_are_the_others_that_its_class_has(recorder, name):
 @pytest.mark.parametrize(
     "error", [TimeoutError("late"), ConnectionError("gone"), OSError("bad"), OSError(2, "not there", "/path"), OSError(5, "io")], ids=repr
 )
-def test_the_cause_says_what_it_said_there(recorder, error):
+def test_the_cause_keeps_its_text(recorder, error):
     def fails(actor):
         raise error
 
@@ -182,7 +182,7 @@ def test_the_cause_says_what_it_said_there(recorder, error):
     assert (caught.value.errno, caught.value.filename) == (error.errno, error.filename)
 
 
-def test_all_of_pythons_own_are_caught_as_what_they_are(recorder):
+def test_built_in_exceptions_are_caught_by_their_class(recorder):
     import builtins
 
     def fails(actor, cls):
@@ -204,7 +204,7 @@ class WithCauseError(Exception):
 
 
 @pytest.mark.parametrize("cause", [None, ValueError("theirs"), "text"], ids=["none", "exception", "text"])
-def test_an_attribute_called_cause_is_no_reason_to_be_another_error_two_calls_away(recorder, cause):
+def test_an_attribute_named_cause_does_not_change_the_error(recorder, cause):
     failing = Recorder.remote()
 
     def passes_on(self, failing):
@@ -218,7 +218,7 @@ def test_an_attribute_called_cause_is_no_reason_to_be_another_error_two_calls_aw
     assert repr(info.value.cause.cause) == repr(cause)
 
 
-def test_a_failure_with_an_attribute_called_cause_is_worth_another_attempt_two_calls_away(recorder):
+def test_a_failure_with_an_attribute_named_cause_is_retried(recorder):
     tried = Recorder.remote()
 
     @ray.remote(max_retries=1, retry_exceptions=[WithCauseError], num_cpus=0)
@@ -230,7 +230,7 @@ def test_a_failure_with_an_attribute_called_cause_is_worth_another_attempt_two_c
     assert ray.get(passes_on.remote(recorder, tried), timeout=GUARD_S) == "done"
 
 
-def test_an_exception_group_of_ones_own_class_keeps_its_attributes(recorder):
+def test_a_user_defined_exception_group_keeps_its_attributes(recorder):
     class MyError(Exception):
         def __init__(self, code):
             super().__init__(code)
@@ -245,7 +245,7 @@ class OwnBaseError(BaseException):
     """A BaseException that is no Exception, as trio.Cancelled and the error of pytest.fail()."""
 
 
-def test_a_function_that_raises_what_is_no_exception_is_run_once(recorder):
+def test_a_base_exception_of_a_function_is_not_retried(recorder):
     @ray.remote
     def fail():
         ray.get(recorder.add.remote("run"))
@@ -257,7 +257,7 @@ def test_a_function_that_raises_what_is_no_exception_is_run_once(recorder):
     assert ray.get(recorder.all.remote()) == ["run"]
 
 
-def test_a_function_whose_own_loop_was_cancelled():
+def test_a_cancelled_loop_of_a_function_raises_cancelled_error():
     @ray.remote
     def cancels():
         async def main():
@@ -272,7 +272,7 @@ def test_a_function_whose_own_loop_was_cancelled():
 
 
 @pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}], ids=["ordinary", "threads"])
-def test_an_actor_that_raises_what_is_no_exception_lives_on(options):
+def test_an_actor_survives_a_base_exception(options):
     recorder = Recorder.options(**options).remote("state")
     for error in (OwnBaseError("mine"), asyncio.CancelledError()):
         with pytest.raises(type(error)) as info:
@@ -330,7 +330,7 @@ def test_a_keyboard_interrupt_in_a_method_is_its_calls_cancellation(kind):
     ray.kill(actor)
 
 
-def test_a_generator_that_raises_what_is_no_exception():
+def test_a_generators_base_exception_is_its_last_item():
     @ray.remote
     def some():
         yield 1

@@ -44,7 +44,7 @@ def free_cpus():
     return shoal.available_resources().get("CPU", 0)
 
 
-def test_a_group_reserves_and_gives_back():
+def test_a_group_reserves_and_releases_resources():
     assert free_cpus() == 4
     group = placement_group([{"CPU": 1}, {"CPU": 2}], strategy="SPREAD")
     assert shoal.get(group.ready()) == group
@@ -57,7 +57,7 @@ def test_a_group_reserves_and_gives_back():
     assert placement_group_table(group)["state"] == "REMOVED"
 
 
-def test_the_table_says_where_its_bundles_are(group):
+def test_the_table_has_the_nodes_of_the_bundles(group):
     row = placement_group_table(group)
     (node,) = shoal.nodes()
     assert row["state"] == "CREATED"
@@ -66,7 +66,7 @@ def test_the_table_says_where_its_bundles_are(group):
     assert placement_group_table()[group.id] == row
 
 
-def test_what_does_not_fit_waits(group):
+def test_a_group_that_does_not_fit_waits(group):
     waiting = placement_group([{"CPU": 2}])
     assert not waiting.wait(0.05)
     with pytest.raises(GetTimeoutError):
@@ -78,7 +78,7 @@ def test_what_does_not_fit_waits(group):
     remove_placement_group(waiting)
 
 
-def test_ready_of_one_that_is_removed_fails(group):
+def test_ready_of_a_removed_group_fails(group):
     waiting = placement_group([{"CPU": 2}])
     ready = waiting.ready()
     remove_placement_group(waiting)
@@ -86,14 +86,14 @@ def test_ready_of_one_that_is_removed_fails(group):
         shoal.get(ready)
 
 
-def test_all_or_nothing(group):
+def test_a_group_is_placed_completely_or_not_at_all(group):
     waiting = placement_group([{"CPU": 1}, {"CPU": 1}])  # only one CPU is free
     assert not waiting.wait(0.05)
     assert free_cpus() == 1
     remove_placement_group(waiting)
 
 
-def test_actors_take_from_its_bundles(group):
+def test_actors_use_the_resources_of_their_bundle(group):
     first = Log.options(num_cpus=2, scheduling_strategy=inside(group, 1)).remote()
     assert shoal.get(first.echo.remote(1)) == 1
     assert free_cpus() == 1  # outside of the group
@@ -106,7 +106,7 @@ def test_actors_take_from_its_bundles(group):
     assert shoal.get(answer) == 2
 
 
-def test_who_runs_in_it_knows_it(group):
+def test_an_actor_in_a_group_sees_its_group(group):
     @shoal.remote
     def where():
         context = shoal.get_runtime_context()
@@ -117,7 +117,7 @@ def test_who_runs_in_it_knows_it(group):
     assert shoal.get_runtime_context().get_placement_group_id() is None
 
 
-def test_removal_kills_its_actors(group):
+def test_removal_of_a_group_kills_its_actors(group):
     actor = Log.options(num_cpus=1, scheduling_strategy=inside(group)).remote()
     assert shoal.get(actor.echo.remote(1)) == 1
     remove_placement_group(group)  # asynchronous: calls that were sent before the kill are still answered
@@ -133,7 +133,7 @@ def test_removal_kills_its_actors(group):
     wait_until(lambda: free_cpus() == 4, 10)  # once the process has ended
 
 
-def test_tasks_run_in_it(group):
+def test_tasks_run_in_a_group(group):
     @shoal.remote(num_cpus=1)
     def where():
         return shoal.util.get_current_placement_group()
@@ -142,7 +142,7 @@ def test_tasks_run_in_it(group):
     assert shoal.get([where.options(scheduling_strategy=inside(group)).remote() for _ in range(3)]) == [group] * 3
 
 
-def test_children_are_captured_when_asked_for(group):
+def test_children_are_captured_on_request(group):
     @shoal.remote(num_cpus=0)
     class Parent:
         def grandchild(self):
@@ -189,7 +189,7 @@ def test_a_named_group_is_found():
 
 
 @pytest.mark.parametrize("bundles", [[], [{}], None, [{"CPU": -1}], [{"CPU": 0}], {"CPU": 1}, [{"CPU": "1"}]], ids=repr)
-def test_what_is_no_bundle_is_a_value_error(bundles):
+def test_an_invalid_bundle_is_a_value_error(bundles):
     with pytest.raises(ValueError, match="bundle"):
         placement_group(bundles)
 
@@ -205,7 +205,7 @@ def test_unknown_strategies_and_lifetimes_are_value_errors():
         Log.options(scheduling_strategy="NEAR").remote()
 
 
-def test_rays_arguments_have_their_order_and_what_is_not_here_is_refused():
+def test_arguments_have_rays_order_and_unsupported_ones_are_refused():
     group = placement_group([{"CPU": 1}], None, "by order", None, None, [{}], None)
     row = placement_group_table(group)
     assert (row["name"], row["strategy"]) == ("by order", "PACK")
@@ -221,7 +221,7 @@ def test_rays_arguments_have_their_order_and_what_is_not_here_is_refused():
         placement_group([{"CPU": 1}], "PACK", topology_strategy={"ray.io/node-id": "PACK"})
 
 
-def test_a_bundle_that_could_never_hold_it_is_a_value_error(group):
+def test_a_request_larger_than_its_bundle_is_a_value_error(group):
     with pytest.raises(ValueError, match="cannot fit into any bundle"):
         Log.options(num_cpus=3, scheduling_strategy=inside(group)).remote()
     with pytest.raises(ValueError, match="cannot fit into bundle 0"):
@@ -237,7 +237,7 @@ def test_a_bundles_index_needs_a_group(target, options):
         target.options(placement_group_bundle_index=0, **options).remote()
 
 
-def test_an_actor_that_says_nothing_of_cpus_needs_a_group_with_some():
+def test_an_actor_without_num_cpus_needs_a_group_with_cpus():
     group = placement_group([{"memory": 1}])
     with pytest.raises(ValueError, match=r"Cannot schedule Log .* requires 1 CPU for creation.*Say num_cpus=0"):
         Log.options(scheduling_strategy=inside(group)).remote()
@@ -246,7 +246,7 @@ def test_an_actor_that_says_nothing_of_cpus_needs_a_group_with_some():
     remove_placement_group(group)
 
 
-def test_no_group_is_not_the_makers_group(group):
+def test_a_none_group_is_not_the_creators_group(group):
     @shoal.remote(num_cpus=0)
     def group_of(options):
         return shoal.get(inner.options(**options).remote())
@@ -262,12 +262,12 @@ def test_no_group_is_not_the_makers_group(group):
 
 
 @pytest.mark.parametrize("other", [None, "group", 3])
-def test_what_is_no_group_is_a_type_error(other):
+def test_a_non_group_is_a_type_error(other):
     with pytest.raises(TypeError, match="a placement group is what"):
         shoal.remote(scheduling_strategy=PlacementGroupSchedulingStrategy(other))(lambda: 1).remote()
 
 
-def test_bundle_is_a_name_of_ours():
+def test_bundle_is_a_reserved_resource_name():
     with pytest.raises(ValueError, match="should not include `bundle`"):
         placement_group([{"bundle": 1}])
     with pytest.raises(ValueError, match="should not include `bundle`"):
@@ -287,7 +287,7 @@ def test_a_strict_spread_needs_nodes():
     remove_placement_group(group)
 
 
-def test_a_node_of_choice():
+def test_node_affinity_places_an_actor_on_its_node():
     (node,) = shoal.nodes()
     actor = Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["id"], soft=False)).remote()
     assert shoal.get(actor.echo.remote(1)) == 1
@@ -299,7 +299,7 @@ def test_a_node_of_choice():
     assert shoal.get(elsewhere.echo.remote(1)) == 1
 
 
-def test_a_function_that_no_node_could_ever_run():
+def test_a_function_that_no_node_can_run_is_unschedulable():
     @shoal.remote(num_cpus=0)
     def one():
         return 1
@@ -317,7 +317,7 @@ def test_a_function_that_no_node_could_ever_run():
         shoal.get(too_much.remote())
 
 
-def test_labels_that_no_node_has_are_waited_for():
+def test_a_request_with_absent_labels_waits():
     hopeless = [
         {"label_selector": {"zone": "a"}},
         {"scheduling_strategy": NodeLabelSchedulingStrategy({"zone": Exists()})},

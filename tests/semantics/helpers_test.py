@@ -53,7 +53,7 @@ def test_an_actor_that_died_gets_no_more_calls():
     ray.kill(other)
 
 
-def test_the_modules_are_where_rays_are():
+def test_the_modules_have_rays_import_paths():
     from shoal.util.actor_pool import ActorPool as Same
 
     assert Same is ActorPool is ray.util.ActorPool
@@ -67,7 +67,7 @@ def test_map_unordered_gives_every_result(actors):
     assert sorted(ActorPool(actors).map_unordered(echo, range(10))) == list(range(10))
 
 
-def test_map_unordered_gives_what_is_ready_first(actors, gate):
+def test_map_unordered_yields_results_as_they_become_ready(actors, gate):
     results = ActorPool(actors).map_unordered(lambda a, v: a.wait_at.remote(gate, v, v), ["slow", "fast"])
     gate.open.remote("fast")
     assert next(results) == "fast"
@@ -114,7 +114,7 @@ def test_get_next_after_get_next_unordered(actors, gate):
 
 
 @pytest.mark.parametrize("take", ["get_next", "get_next_unordered"])
-def test_a_timeout_leaves_the_result_to_be_taken(actors, gate, take):
+def test_a_timeout_keeps_the_result(actors, gate, take):
     pool = ActorPool(actors)
     pool.submit(lambda a, v: a.wait_at.remote(gate, "", v), "late")
     with pytest.raises(TimeoutError):
@@ -124,7 +124,7 @@ def test_a_timeout_leaves_the_result_to_be_taken(actors, gate, take):
 
 
 @pytest.mark.parametrize("take", ["get_next", "get_next_unordered"])
-def test_an_ignored_timeout_passes_over_the_result(actors, gate, take):
+def test_an_ignored_timeout_skips_the_result(actors, gate, take):
     pool = ActorPool(actors)
     pool.submit(lambda a, v: a.wait_at.remote(gate, "", v), "never taken")
     with pytest.raises(TimeoutError, match="ignored"):
@@ -135,7 +135,7 @@ def test_an_ignored_timeout_passes_over_the_result(actors, gate, take):
     assert getattr(pool, take)(timeout=GUARD_S) == "next"
 
 
-def test_map_drops_what_was_submitted_before(actors, gate):
+def test_map_drops_earlier_submissions(actors, gate):
     pool = ActorPool(actors)
     pool.submit(lambda a, v: a.wait_at.remote(gate, "", v), "dropped")
     pool.submit(lambda a, v: a.fail.remote(KeyError(v)), "dropped")
@@ -144,7 +144,7 @@ def test_map_drops_what_was_submitted_before(actors, gate):
     assert list(results) == [0, 1, 2]
 
 
-def test_map_drops_what_was_passed_over_by_an_unordered_take(actors, gate):
+def test_map_drops_results_skipped_by_an_unordered_get(actors, gate):
     pool = ActorPool(actors)
     for name in ("passed over", "taken"):
         pool.submit(lambda a, v: a.wait_at.remote(gate, v, v), name)
@@ -155,7 +155,7 @@ def test_map_drops_what_was_passed_over_by_an_unordered_take(actors, gate):
     assert list(results) == [0, 1, 2]
 
 
-def test_a_failure_is_raised_where_it_is_taken_and_the_actor_is_used_again(actors):
+def test_a_failure_is_raised_by_get_next_and_the_actor_is_reused(actors):
     pool = ActorPool(actors[:1])
     pool.submit(lambda a, v: a.fail.remote(KeyError(v)), "mine")
     pool.submit(echo, 1)
@@ -194,7 +194,7 @@ def test_a_call_of_a_pool_may_have_several_results(actors):
     assert [pool.get_next() for _ in range(4)] == [[n, n + 1] for n in range(4)]
 
 
-def test_a_queues_errors_are_those_of_all_queues():
+def test_queue_errors_derive_from_pythons_queue_errors():
     import queue as standard
 
     empty = Queue()
@@ -234,7 +234,7 @@ def test_a_negative_timeout_of_a_queue(queue, call):
         call(queue())
 
 
-def test_batches_go_in_and_out_whole_or_not_at_all(queue):
+def test_batches_are_put_and_taken_atomically(queue):
     q = queue(3)
     q.put_nowait_batch([1, 2])
     with pytest.raises(Full):

@@ -76,12 +76,12 @@ def test_text():
 
 
 @pytest.mark.parametrize("wrong", [{"encoding": "XML"}, {"log_level": "LOUD"}, {"additional_log_standard_attrs": ["colour"]}])
-def test_a_config_that_makes_no_sense_is_refused(wrong):
+def test_an_invalid_config_is_refused(wrong):
     with pytest.raises(ValueError, match=r"XML|LOUD|colour"):
         ray.LoggingConfig(**wrong)
 
 
-def test_another_thing_than_a_config_is_refused():
+def test_a_value_of_another_type_is_refused():
     with pytest.raises(TypeError, match="LoggingConfig"):
         ray.init(logging_config={"encoding": "JSON"})
 

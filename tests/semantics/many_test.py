@@ -82,14 +82,14 @@ def test_a_method_takes_any_number_of_references_in_their_order(adder, count):
 
 
 @pytest.mark.parametrize("count", [249, 250, 251])
-def test_large_arguments(adder, count):
+def test_a_call_takes_many_large_arguments(adder, count):
     refs = puts(count, LARGE)
     assert ray.get(total.remote(*refs), timeout=GUARD_S) == (count, count * (count - 1) // 2)
     assert ray.get(adder.of.remote(*refs), timeout=GUARD_S) == list(range(count))
 
 
 @pytest.mark.parametrize("mebibytes", [63, 65])
-def test_small_arguments_that_are_much_together(adder, mebibytes):
+def test_a_call_takes_many_small_arguments_with_a_large_sum(adder, mebibytes):
     count = mebibytes * 2**20 // SMALL + 1
     refs = puts(count, SMALL)
     assert ray.get(total.remote(*refs), timeout=GUARD_S) == (count, count * (count - 1) // 2)
@@ -97,7 +97,7 @@ def test_small_arguments_that_are_much_together(adder, mebibytes):
 
 
 @pytest.mark.parametrize("size", [LARGE, SMALL])
-def test_a_reduce_over_results_that_are_not_there_yet(size):
+def test_a_reduce_takes_many_pending_results(size):
     count = 800
     assert ray.get(total.remote(*[part.remote(k, size) for k in range(count)]), timeout=GUARD_S) == (count, count * (count - 1) // 2)
 
@@ -107,7 +107,7 @@ def test_keywords_are_arguments_like_others():
     assert ray.get(total.remote(*puts(300), **named), timeout=GUARD_S) == (600, 300 * 299)
 
 
-def test_one_that_failed_is_what_the_call_comes_to(adder):
+def test_a_failed_argument_among_many_fails_the_call(adder):
     refs = puts(300)
     refs[150] = fails.remote()
     for result in (total.remote(*refs), adder.of.remote(*refs)):
@@ -116,13 +116,13 @@ def test_one_that_failed_is_what_the_call_comes_to(adder):
     assert ray.get(adder.of.remote(*puts(3)), timeout=GUARD_S) == [0, 1, 2]
 
 
-def test_an_actor_is_made_with_many_and_large_ones():
+def test_a_constructor_takes_many_large_arguments():
     refs = [r for pair in zip(puts(150), puts(150, LARGE), strict=True) for r in pair]
     for actor in ended(Total.remote(*refs)):
         assert ray.get(actor.of_its_own.remote(), timeout=GUARD_S) == [k for k in range(150) for _ in range(2)]
 
 
-def test_methods_of_an_async_actor_take_them_and_calls_stay_in_order(adder):
+def test_async_methods_take_many_arguments_and_calls_stay_in_order(adder):
     for actor in ended(AsyncTotal.remote()):
         results = [actor.of.remote(*puts(n)) for n in (300, 1, 200, 2)]
         assert [len(r) for r in ray.get(results, timeout=GUARD_S)] == [300, 1, 200, 2]
@@ -130,7 +130,7 @@ def test_methods_of_an_async_actor_take_them_and_calls_stay_in_order(adder):
     assert [len(r) for r in ray.get(results, timeout=GUARD_S)] == [300, 1, 200, 2]
 
 
-def test_a_function_whose_worker_dies_gets_all_of_them_again(tmp_path):
+def test_a_retried_function_gets_all_its_arguments_again(tmp_path):
     @ray.remote
     def dies_once(path, *parts):
         if not os.path.exists(path):
@@ -152,7 +152,7 @@ def test_the_references_themselves_stay_references_inside_a_list(adder):
     assert ray.get(resolved.remote(refs, *refs), timeout=GUARD_S) == 599
 
 
-def test_many_are_got_and_waited_for():
+def test_get_and_wait_take_many_references():
     refs = puts(5000)
     assert [int(v[0]) for v in ray.get(refs, timeout=GUARD_S)] == list(range(5000))
     assert len(ray.wait(refs, num_returns=5000, timeout=GUARD_S)[0]) == 5000
@@ -161,7 +161,7 @@ def test_many_are_got_and_waited_for():
     assert ray.get(ray.get(ray.put(refs))[4999])[0] == 4999
 
 
-def test_few_arguments_with_many_references_inside_of_them(adder):
+def test_few_arguments_may_contain_many_references(adder):
     refs = puts(5000)
     parts = [ray.put(refs) for _ in range(10)]  # eight of them fit into one message
 
@@ -174,7 +174,7 @@ def test_few_arguments_with_many_references_inside_of_them(adder):
 
 
 @pytest.mark.parametrize("count", [999, 1000, 1001, 3000])
-def test_a_function_with_many_results(adder, count):
+def test_a_function_has_many_results(adder, count):
     @ray.remote(num_returns=count)
     def several():
         return [made(k, 8) for k in range(count)]
@@ -191,7 +191,7 @@ def test_large_results_of_one_call_are_arguments_too(adder):
     assert ray.get(adder.of.remote(*several.remote()), timeout=GUARD_S) == list(range(300))
 
 
-def test_more_pieces_than_a_result_has_are_named():
+def test_too_many_pieces_in_a_result_are_an_error():
     @ray.remote(num_returns=20_000)
     def several():
         return list(range(20_000))

@@ -60,7 +60,7 @@ def drive(shoal_command, body, start="shoal.init(num_cpus=2)\n", **env):
     return driver
 
 
-def test_a_function_is_run_again_and_then_fails(shoal_command):
+def test_a_function_out_of_memory_is_retried_and_then_fails(shoal_command):
     drive(
         shoal_command,
         """
@@ -76,7 +76,7 @@ assert {t.error_type for t in list_tasks(filters=[("state", "=", "FAILED")])} ==
     )
 
 
-def test_an_actor_dies_and_others_and_the_driver_stay(shoal_command):
+def test_an_actor_out_of_memory_dies_alone(shoal_command):
     drive(
         shoal_command,
         """
@@ -96,7 +96,7 @@ assert shoal.get([a.pid.remote() for a in others], timeout=GUARD_S) == pids
     )
 
 
-def test_an_actor_that_may_is_started_again(shoal_command):
+def test_an_actor_out_of_memory_restarts_within_max_restarts(shoal_command):
     drive(
         shoal_command,
         """
@@ -110,7 +110,7 @@ assert begun() == 1
     )
 
 
-def test_the_threshold_of_a_node_is_said_to_start_and_the_cause_is_in_lists(shoal_command):
+def test_start_sets_the_memory_threshold_and_lists_show_the_cause(shoal_command):
     env = shoal_command.env(SHOAL_MEMORY_LIMIT=str(LIMIT))
     shoal_command.json("start", "--head", "--num-cpus", "2", "--port", "0", "--memory-usage-threshold", "0.9", env=env)
     driver = drive(
@@ -132,7 +132,7 @@ print(actor._actor_id)
     ("env", "text"),
     [({"SHOAL_MEMORY_USAGE_THRESHOLD": "95"}, "0 to 1"), ({"SHOAL_MEMORY_LIMIT": "a lot"}, "a number of bytes")],
 )
-def test_a_rule_that_is_none_is_refused(shoal_command, env, text):
+def test_an_invalid_threshold_is_refused(shoal_command, env, text):
     done = shoal_command("start", "--head", "--port", "0", env=shoal_command.env(**env))
     assert done.returncode != 0
     assert text in done.stderr

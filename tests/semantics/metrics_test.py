@@ -32,7 +32,7 @@ def arrives(name, values):
     wait_until(lambda: told(name) == values, GUARD_S, f"{name} {values}")
 
 
-def test_a_counter_grows_by_what_it_is_given():
+def test_a_counter_adds_its_increments():
     counter = Counter("words", description="Words that were read.", tag_keys=("lang", "kind"))
     assert counter.set_default_tags({"kind": "noun"}) is counter
     counter.inc(tags={"lang": "de"})
@@ -47,7 +47,7 @@ def test_a_counter_grows_by_what_it_is_given():
     }
 
 
-def test_of_a_gauge_the_last_value_counts():
+def test_a_gauge_has_its_last_value():
     gauge = Gauge("depth")
     for value in (3, -1.5, None):
         gauge.set(value)
@@ -62,7 +62,7 @@ def test_a_histogram_counts_observations():
     assert histogram.info["boundaries"] == [1.0, 10.0]
 
 
-def test_actors_and_functions_are_added_up():
+def test_counts_of_actors_and_functions_are_summed():
     @ray.remote
     class Worker:
         def __init__(self, counter):
@@ -93,7 +93,7 @@ def test_a_metric_is_a_value():
     assert (histogram.boundaries, histogram.info["tag_keys"]) == ([1, 2], ("k",))
 
 
-def test_tags_that_shoal_gives_itself_are_kept_apart():
+def test_user_tags_do_not_clash_with_shoals_tags():
     Gauge("where", tag_keys=("node",)).set(1, {"node": "mine"})
     arrives("where", {(("exported_node", "mine"),): 1})
     Gauge("where_both", tag_keys=("node", "exported_node")).set(1, {"node": "a", "exported_node": "b"})
@@ -101,7 +101,7 @@ def test_tags_that_shoal_gives_itself_are_kept_apart():
 
 
 @pytest.mark.parametrize("name", ["", "1st", "a-b", "a b", "ä"])
-def test_names_that_prometheus_could_not_read_are_refused(name):
+def test_names_invalid_in_prometheus_are_refused(name):
     for make in (Counter, Gauge, lambda n: Histogram(n, boundaries=[1])):
         with pytest.raises(ValueError, match="name"):
             make(name)
@@ -129,7 +129,7 @@ def test_definitions_are_checked():
         Histogram("h", boundaries=["1"])
 
 
-def test_one_name_is_one_metric():
+def test_metrics_of_one_name_are_one_metric():
     Counter("one").inc()
     Counter("one").inc()
     arrives("one_total", {(): 2})
@@ -171,7 +171,7 @@ def test_values_and_tags_are_checked():
     arrives("checked_total", {(("a", "x"),): 1})
 
 
-def test_series_beyond_the_bound_are_not_recorded_and_a_warning_says_so_once():
+def test_series_beyond_the_bound_are_dropped_with_one_warning():
     @ray.remote
     class Careless:
         def count(self, n):

@@ -70,7 +70,7 @@ def test_results_may_be_taken_one_by_one(pool):
         next(results)
 
 
-def test_what_iterates_without_end_is_read_as_results_are_taken(pool):
+def test_an_endless_iterable_is_read_as_results_are_taken(pool):
     read = []
 
     def numbers():
@@ -83,7 +83,7 @@ def test_what_iterates_without_end_is_read_as_results_are_taken(pool):
     assert len(read) < 20
 
 
-def test_who_has_the_least_to_do_gets_the_next_call(pool):
+def test_the_least_loaded_actor_gets_the_next_call(pool):
     gate = Gate.remote()
     slow = pool.apply_async(through, (gate, "slow"))
     assert pool.map(square, range(10), chunksize=10) == [x * x for x in range(10)]  # in the other process
@@ -99,7 +99,7 @@ def test_who_has_the_least_to_do_gets_the_next_call(pool):
     ray.kill(gate)
 
 
-def test_what_runs_is_not_looked_through_for_each_call(pool, monkeypatch):
+def test_submission_does_not_scan_running_calls(pool, monkeypatch):
     class Running:
         looks = 0
 
@@ -124,7 +124,7 @@ def test_an_exception_is_raised_where_the_result_is_taken(pool):
     assert not result.successful()
 
 
-def test_callbacks_are_called_once_with_all_of_it(pool):
+def test_callbacks_are_called_once_with_the_whole_result(pool):
     there, said = threading.Event(), []
 
     def call(what):
@@ -152,7 +152,7 @@ class Flaky:
         return self.calls
 
 
-def test_a_callback_may_wait_for_what_this_process_sees_to(pool):
+def test_a_callback_may_wait_for_other_results(pool):
     flaky, there, said = ray.remote(Flaky).remote(), threading.Event(), []
     retried = flaky.second_time.options(max_task_retries=3, retry_exceptions=True)
 
@@ -189,7 +189,7 @@ def test_a_pool_that_was_closed_takes_no_calls_and_ends_with_join():
         pass
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     for wrong, error in (({"processes": 0}, ValueError), ({"processes": 9}, ValueError), ({"initializer": 5}, TypeError)):
         with pytest.raises(error):
             Pool(**wrong)
@@ -200,7 +200,7 @@ def test_what_makes_no_sense_is_refused():
 # ---- joblib
 
 
-def test_joblib_runs_on_it():
+def test_joblib_runs_on_the_pool():
     import joblib
 
     from shoal.util.joblib import register_ray

@@ -42,12 +42,12 @@ def test_an_actor_finds_another_by_name_in_its_jobs_namespace(named):
     assert shoal.get(look.remote()) == [1]
 
 
-def test_a_name_that_nobody_has_is_a_value_error():
+def test_an_unused_name_is_a_value_error():
     with pytest.raises(ValueError, match="no living actor is named 'nobody' in namespace 'ours'"):
         shoal.get_actor("nobody")
 
 
-def test_a_name_is_free_again_when_its_actor_is_dead():
+def test_a_dead_actors_name_is_free_again():
     first = Log.options(name="again").remote()
     shoal.kill(first)
     with pytest.raises(ValueError, match="no living actor"):
@@ -62,7 +62,7 @@ def test_a_second_actor_of_one_name_is_a_value_error(named):
         Log.options(name="log").remote()
 
 
-def test_get_if_exists_gets_the_one_that_exists_and_makes_it_otherwise(named):
+def test_get_if_exists_returns_the_existing_actor_or_creates_one(named):
     same = Log.options(name="log", get_if_exists=True).remote(9)
     assert same == named
     assert shoal.get(same.all.remote()) == [1]
@@ -71,7 +71,7 @@ def test_get_if_exists_gets_the_one_that_exists_and_makes_it_otherwise(named):
     shoal.kill(fresh)
 
 
-def test_get_if_exists_in_a_loop_never_gets_one_that_is_about_to_end():
+def test_get_if_exists_never_returns_an_ending_actor():
     def once():
         log = Log.options(name="again", get_if_exists=True).remote()
         return shoal.get([log.add.remote(1), log.all.remote()], timeout=60)
@@ -81,7 +81,7 @@ def test_get_if_exists_in_a_loop_never_gets_one_that_is_about_to_end():
     wait_until(lambda: "again" not in list_named_actors(), 60, "the end of the last")
 
 
-def test_one_whose_end_waits_for_its_calls_goes_on_when_it_is_found():
+def test_an_actor_that_waits_to_end_goes_on_when_found():
     gate = Gate.remote()
     log = Log.options(name="busy").remote()
     actor_id, late = log._actor_id, log.echo.remote(gate.wait.remote(then="late"))
@@ -97,7 +97,7 @@ def test_one_whose_end_waits_for_its_calls_goes_on_when_it_is_found():
     wait_until(lambda: "busy" not in list_named_actors(), 60, "its end")
 
 
-def test_get_if_exists_by_many_at_once_makes_one():
+def test_concurrent_get_if_exists_creates_one_actor():
     @shoal.remote(num_cpus=0)
     class Getter:
         def get(self):
@@ -146,7 +146,7 @@ def test_namespaces_are_apart(named):
     shoal.kill(other)
 
 
-def test_a_found_handle_hears_of_the_actors_death(named):
+def test_calls_on_a_found_handle_fail_after_the_actors_death(named):
     @shoal.remote(num_cpus=0)
     class Holder:
         def hold(self):
@@ -171,7 +171,7 @@ def _died(ref) -> bool:
     return False
 
 
-def test_calls_by_name_on_one_that_could_not_be_made_say_so():
+def test_calls_by_name_on_an_actor_with_a_failed_constructor_raise():
     @shoal.remote(num_cpus=0)
     class Slow:
         def __init__(self):

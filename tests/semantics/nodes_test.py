@@ -50,7 +50,7 @@ def run(shoal_command):
     shoal_command.json("stop")
 
 
-def test_labels_and_nodes_of_choice(run, shoal_command):
+def test_actors_are_placed_by_labels_and_node_ids(run, shoal_command):
     out = run(
         """
 assert len(zones) == 2, zones
@@ -114,7 +114,7 @@ print("done")
     assert out == "done\n"
 
 
-def test_labels_that_are_preferred_and_those_that_have_to_be(run):
+def test_preferred_and_required_labels_decide_the_placement(run):
     out = run(
         """
 from shoal.util.scheduling_strategies import Exists, In, NodeLabelSchedulingStrategy, NotIn
@@ -204,7 +204,7 @@ print("done")
     assert out == "done\n"
 
 
-def test_a_compiled_graph_is_of_one_node_and_one_that_is_not_compiled_of_any(run):
+def test_only_an_uncompiled_graph_spans_several_nodes(run):
     out = run(
         """
 from shoal.dag import InputNode
@@ -245,7 +245,7 @@ print("done")
 """
 
 
-def test_a_lost_node_takes_bundles_along_and_their_actors_wait_for_another(run, shoal_command):
+def test_actors_of_bundles_on_a_lost_node_wait_for_another_node(run, shoal_command):
     driver = shoal_command.driver(DRIVER + LOST)
     driver.said("lost")
     address = shoal_command.json("status")["address"]
@@ -333,7 +333,7 @@ except shoal.exceptions.ActorDiedError:
 """
 
 
-def test_what_an_actor_has_on_another_node_ends_with_it(run):
+def test_actors_created_on_another_node_end_with_their_creator(run):
     assert run(FAR) == "gone\n"
 
 
@@ -387,7 +387,7 @@ near, far = Holder.options(**at(here)).remote(), Holder.options(**at(there)).rem
 
 
 @pytest.mark.parametrize("node", ["here", "there"])
-def test_an_actor_ends_with_its_last_handle_on_whatever_node(run, node):
+def test_an_actor_ends_with_its_last_handle_on_any_node(run, node):
     assert (
         run(
             HELD
@@ -416,7 +416,7 @@ print("done")
     )
 
 
-def test_one_that_a_function_on_another_node_made_ends_with_its_last_handle(run):
+def test_an_actor_from_another_nodes_function_ends_with_its_last_handle(run):
     assert (
         run(
             HELD
@@ -442,7 +442,7 @@ print("done")
     )
 
 
-def test_what_had_to_be_on_a_node_that_is_lost_is_unschedulable(run):
+def test_an_actor_bound_to_a_lost_node_is_unschedulable(run):
     assert run(GONE) == "done\n"
 
 
@@ -508,7 +508,7 @@ def fails(ref, how):
 """
 
 
-def test_streams_of_another_node(run):
+def test_streams_arrive_from_another_node(run):
     out = run(
         STREAMS
         + """
@@ -540,7 +540,7 @@ print("done")
     assert out == "done\n"
 
 
-def test_streams_whose_worker_or_node_dies_keep_what_came_before(run):
+def test_a_stream_keeps_earlier_items_when_its_worker_or_node_dies(run):
     out = run(
         STREAMS
         + """
@@ -568,7 +568,7 @@ print("done")
     assert out == "done\n"
 
 
-def test_a_stream_goes_on_on_another_node_when_its_own_is_lost(run):
+def test_a_stream_continues_on_another_node_after_its_own_is_lost(run):
     out = run(
         STREAMS
         + """
@@ -591,7 +591,7 @@ print("done")
     assert out == "done\n"
 
 
-def test_a_reduce_of_many_arguments_on_another_node(run):
+def test_a_reduce_on_another_node_takes_many_arguments(run):
     out = run(
         STREAMS
         + """
@@ -614,7 +614,7 @@ print("done")
     assert out == "done\n"
 
 
-def test_functions_that_are_spread_take_turns_on_the_nodes(run):
+def test_functions_with_spread_take_turns_on_the_nodes(run):
     out = run(
         """
 @shoal.remote(num_cpus=1, scheduling_strategy="SPREAD")

@@ -53,14 +53,14 @@ def address(array):
 # ---- memory that is used again
 
 
-def test_what_is_read_here_stays_while_others_are_put():
+def test_values_read_here_stay_unchanged_during_further_puts():
     kept = {k: ray.get(ray.put(np.full(LARGE, float(k)))) for k in range(4)}  # the references are dropped
     for k in range(20):
         ray.put(np.full(LARGE, -1.0 - k))
     assert {k: (v[0], v[-1]) for k, v in kept.items()} == {k: (k, k) for k in kept}
 
 
-def test_what_an_actor_keeps_stays_while_others_are_put(keeper):
+def test_values_kept_by_an_actor_stay_unchanged_during_further_puts(keeper):
     for k in range(4):
         ray.get(keeper.keep.remote(k, np.full(LARGE, float(k))))
     for k in range(20):
@@ -68,14 +68,14 @@ def test_what_an_actor_keeps_stays_while_others_are_put(keeper):
     assert ray.get([keeper.first.remote(k) for k in range(4)]) == [0, 1, 2, 3]
 
 
-def test_results_that_are_kept_stay_while_others_are_made(keeper):
+def test_kept_results_stay_unchanged_during_further_calls(keeper):
     kept = [ray.get(keeper.make.remote(k)) for k in range(4)]
     for k in range(10):
         ray.get(keeper.make.remote(-1 - k))
     assert [v[-1] for v in kept] == [0, 1, 2, 3]
 
 
-def test_an_argument_under_way_keeps_its_memory(keeper):
+def test_an_argument_in_flight_keeps_its_memory(keeper):
     calls = [keeper.keep.remote(k, np.full(LARGE, float(k))) for k in range(20)]
     ray.get(calls)
     assert ray.get([keeper.first.remote(k) for k in range(20)]) == list(range(20))
@@ -85,7 +85,7 @@ def test_an_argument_under_way_keeps_its_memory(keeper):
 
 
 @pytest.mark.parametrize("count", [2_000, 200_000])
-def test_arrays_lie_where_arrays_may_begin(count):
+def test_arrays_are_aligned(count):
     array = np.arange(count, dtype="f4")
     got = ray.get(ray.put({"name": "x" * 7, "two": [array, array + 1]}))
     for i, a in enumerate(got["two"]):
@@ -109,7 +109,7 @@ def test_an_array_cannot_be_written(numel):
 
 
 @pytest.mark.parametrize("numel", [2_000, LARGE])
-def test_what_is_written_to_a_tensor_is_seen_by_nobody_else(numel):
+def test_writes_to_a_tensor_stay_private(numel):
     import torch  # imported here, because workers import this module
 
     ref = ray.put({"tensor": torch.zeros(numel), "array": np.zeros(numel)})
@@ -197,7 +197,7 @@ def given(value, actor, name="it"):
     return name_of(ref)
 
 
-def test_a_value_that_was_sent_away_is_freed_with_the_last_reference(holder):
+def test_a_borrowed_value_is_freed_with_its_last_reference(holder):
     name = given("kept", holder)
     assert there(name)
     assert ray.get(holder.value.remote("it")) == ["kept"]
@@ -222,7 +222,7 @@ class Part:
     ],
     ids=["copy", "deepcopy", "deepcopy of a dict", "asdict", "replace"],
 )
-def test_a_copy_within_a_process_keeps_a_value_as_long_as_it_is_there_and_no_longer(holder, copied):
+def test_a_copied_reference_keeps_a_value_until_it_is_dropped(holder, copied):
     ref = ray.put("kept")
     ray.get(holder.keep.remote("it", [ref]))
     [borrowed] = ray.get(holder.give.remote("it"))
@@ -237,7 +237,7 @@ def test_a_copy_within_a_process_keeps_a_value_as_long_as_it_is_there_and_no_lon
     assert is_freed(name)
 
 
-def test_one_that_its_maker_keeps_is_not_freed(holder):
+def test_a_value_that_its_creator_keeps_is_not_freed(holder):
     ref = ray.put("kept")
     ray.get(holder.keep.remote("it", [ref]))
     ray.get(holder.drop.remote("it"))
@@ -247,7 +247,7 @@ def test_one_that_its_maker_keeps_is_not_freed(holder):
     assert there(name_of(ref))
 
 
-def test_a_reference_among_arguments_that_are_not_kept_is_given_back(holder):
+def test_references_in_dropped_arguments_are_released(holder):
     ref = ray.put("kept")
     ray.get([holder.keep.remote("it", [ref]) for _ in range(3)])
     name = name_of(ref)
@@ -256,7 +256,7 @@ def test_a_reference_among_arguments_that_are_not_kept_is_given_back(holder):
     assert is_freed(name)
 
 
-def test_a_result_gives_its_references_to_the_caller(holder):
+def test_references_in_a_result_pass_to_the_caller(holder):
     [ref] = ray.get(holder.put.remote("made"))
     name = name_of(ref)
     assert ray.get(ref) == "made"
@@ -265,7 +265,7 @@ def test_a_result_gives_its_references_to_the_caller(holder):
     assert is_freed(name)
 
 
-def test_a_result_that_nobody_has_read_keeps_its_references(holder):
+def test_an_unread_result_keeps_its_references(holder):
     result = holder.put.remote("made")
     ray.wait([result])
     other = given("other", holder)
@@ -274,7 +274,7 @@ def test_a_result_that_nobody_has_read_keeps_its_references(holder):
     assert ray.get(ray.get(result)[0]) == "made"
 
 
-def test_a_borrower_passes_it_on_and_lets_go(holder, other):
+def test_a_borrower_passes_a_reference_on_and_drops_it(holder, other):
     name = given("kept", holder)
     ray.get(holder.pass_on.remote("it", other))
     ray.get(holder.drop.remote("it"))
@@ -284,7 +284,7 @@ def test_a_borrower_passes_it_on_and_lets_go(holder, other):
     assert is_freed(name)
 
 
-def test_what_an_object_contains_stays_with_it(holder):
+def test_objects_inside_of_an_object_live_as_long_as_it(holder):
     inner = ray.put("inner")
     outer = ray.put([inner])
     names = name_of(inner), name_of(outer)
@@ -298,13 +298,13 @@ def test_what_an_object_contains_stays_with_it(holder):
     assert all(map(is_freed, names))
 
 
-def test_a_borrower_that_dies_holds_nothing(holder):
+def test_a_dead_borrower_keeps_nothing(holder):
     name = given("kept", holder)
     os.kill(ray.get(holder.pid.remote()), signal.SIGKILL)
     assert is_freed(name)
 
 
-def test_a_value_that_is_not_there_yet_is_freed_likewise(holder, gate):
+def test_a_pending_value_is_freed_with_its_last_reference(holder, gate):
     ref = gate.wait.remote(then="late")
     ray.get(holder.keep.remote("it", [ref]))
     name = name_of(ref)
@@ -314,7 +314,7 @@ def test_a_value_that_is_not_there_yet_is_freed_likewise(holder, gate):
     gate.open.remote()
 
 
-def test_one_of_several_results_keeps_what_it_refers_to(holder):
+def test_one_of_several_results_keeps_its_references(holder):
     @ray.remote(num_returns=2)
     def make():
         return [ray.put("first")], [ray.put("second")]
@@ -327,7 +327,7 @@ def test_one_of_several_results_keeps_what_it_refers_to(holder):
     assert is_freed(name)
 
 
-def test_a_reference_that_is_pickled_by_hand_stays():
+def test_a_reference_pickled_by_hand_keeps_its_value():
     ref = ray.put("kept")
     pickled, name = pickle.dumps(ref), name_of(ref)
     del ref
@@ -341,7 +341,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_what_came_with_a_call_is_given_back_before_the_next_one_comes(at_once):
+def test_arguments_are_released_before_the_next_call(at_once):
     reader = ray.remote(Reader).options(max_concurrency=at_once).remote()
     ref = ray.put("it")
     assert ray.get(reader.read.remote([ref])) == ["it"]
@@ -351,7 +351,7 @@ def test_what_came_with_a_call_is_given_back_before_the_next_one_comes(at_once):
     ray.kill(reader)
 
 
-def test_getting_what_was_freed_raises_and_does_not_wait(holder):
+def test_get_of_a_freed_value_raises_at_once(holder):
     name = given("kept", holder)
     ray.get(holder.drop.remote("it"))
     assert is_freed(name)
@@ -361,7 +361,7 @@ def test_getting_what_was_freed_raises_and_does_not_wait(holder):
         ray.get(_refs._fetch(name[0], "", name[1]), timeout=GUARD_S)
 
 
-def test_memory_that_goes_round_stays_flat(holder):
+def test_reused_memory_does_not_grow(holder):
     value = np.zeros(LARGE)  # 2 MiB
     for _ in range(3):
         ray.get(holder.keep.remote("it", [ray.put(value)]))

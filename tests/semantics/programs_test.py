@@ -13,7 +13,7 @@ from shoal.util.queue import Empty, Queue
 from shoal.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 
-def test_an_estimate_with_an_actor_that_hears_of_progress():
+def test_tasks_report_progress_to_an_actor():
     @ray.remote
     class Progress:
         def __init__(self, total):
@@ -42,7 +42,7 @@ def test_an_estimate_with_an_actor_that_hears_of_progress():
         time.sleep(0.01)
 
 
-def test_a_parameter_server_whose_workers_are_served_as_they_come():
+def test_a_parameter_server_serves_workers_as_they_become_ready():
     @ray.remote(num_cpus=1)
     class ParameterServer:
         def __init__(self, size):
@@ -80,7 +80,7 @@ def test_a_parameter_server_whose_workers_are_served_as_they_come():
     assert np.allclose(ray.get(server.get.remote()), np.arange(1000), atol=1e-2)
 
 
-def test_words_counted_by_maps_and_reduces():
+def test_maps_and_reduces_count_words():
     texts = ["the quick fox", "the lazy dog", "the fox"]
 
     @ray.remote
@@ -157,7 +157,7 @@ def test_producers_and_consumers_around_a_queue():
     queue.shutdown()
 
 
-def test_a_service_that_everybody_finds_by_name_and_that_comes_back():
+def test_a_named_service_restarts():
     @ray.remote(max_restarts=2, max_task_retries=-1)
     class Cache:
         def __init__(self):
@@ -190,7 +190,7 @@ def test_a_service_that_everybody_finds_by_name_and_that_comes_back():
     ray.kill(cache)
 
 
-def test_a_tree_of_actors_on_nodes_of_choice_that_reports_its_errors():
+def test_a_tree_of_actors_on_chosen_nodes_reports_its_errors():
     @ray.remote
     class Supervisor:
         def __init__(self, node):

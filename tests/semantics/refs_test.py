@@ -49,7 +49,7 @@ def test_put_refuses_a_reference():
         ray.put(ray.put(1))
 
 
-def test_get_with_a_timeout_raises_what_is_a_timeout_error(gate):
+def test_get_timeout_error_is_a_timeout_error(gate):
     ref = gate.wait.remote()
     with pytest.raises(GetTimeoutError) as info:
         ray.get(ref, timeout=0)
@@ -72,7 +72,7 @@ def test_a_user_exception_is_raised_as_its_own_class_and_as_ray_task_error(recor
     assert isinstance(info.value.cause, ZeroDivisionError)
 
 
-def test_get_of_a_list_raises_at_the_first_failure_although_earlier_ones_are_pending(gate, recorder):
+def test_get_of_a_list_raises_the_first_failure_despite_pending_ones(gate, recorder):
     pending = gate.wait.remote()
     with pytest.raises(KeyError, match="mine"):
         ray.get([pending, recorder.fail.remote(KeyError("mine"))], timeout=GUARD_S)
@@ -83,11 +83,11 @@ def test_get_of_a_list_raises_at_the_first_failure_although_earlier_ones_are_pen
 # ---- wait
 
 
-def test_wait_of_nothing():
+def test_wait_of_an_empty_list():
     assert ray.wait([]) == ([], [])
 
 
-def test_wait_returns_at_most_num_returns_although_more_are_ready():
+def test_wait_returns_at_most_num_returns():
     refs = [ray.put(i) for i in range(4)]
     assert ray.wait(refs, num_returns=2) == (refs[:2], refs[2:])
 
@@ -97,7 +97,7 @@ def test_wait_keeps_the_given_order(gate):
     assert ray.wait([ready[2], slow, ready[0]], num_returns=2) == ([ready[2], ready[0]], [slow])
 
 
-def test_wait_with_a_timeout_returns_what_there_is(gate):
+def test_wait_with_a_timeout_returns_the_ready_ones(gate):
     slow, ready = gate.wait.remote(), ray.put(1)
     assert ray.wait([slow, ready], num_returns=2, timeout=0) == ([ready], [slow])
     assert ray.wait([slow], timeout=0) == ([], [slow])
@@ -122,7 +122,7 @@ def test_wait_does_not_take_a_reference_alone():
 
 
 @pytest.mark.parametrize("count", [0, -1, 2])
-def test_wait_refuses_counts_that_cannot_be(count):
+def test_wait_refuses_impossible_counts(count):
     with pytest.raises(ValueError, match="num_returns"):
         ray.wait([ray.put(1)], num_returns=count)
 
@@ -198,7 +198,7 @@ class Tasks:
         return [ref.task_id() for ref in refs]
 
 
-def test_a_reference_names_the_call_that_it_is_of(recorder):
+def test_a_reference_has_its_calls_task_id(recorder):
     actor = Tasks.remote()
     ref, function = actor.one.remote(), ray.remote(this_task).remote()
     refs = [ref, function, *actor.two.options(num_returns=2).remote(), *actor.items.options(num_returns="streaming").remote()]
@@ -248,7 +248,7 @@ def test_naming_a_pending_reference_does_not_wait_for_it(gate):
     assert table[ref] == 1
 
 
-def test_waiting_again_and_again_for_what_never_comes_keeps_nothing(recorder):
+def test_repeated_waits_for_a_pending_call_leak_nothing(recorder):
     def resident():
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -279,7 +279,7 @@ def test_a_reference_that_is_ready_is_awaited_too():
     assert asyncio.run(main()) == [1, 1]
 
 
-def test_gather_keeps_the_order_whatever_is_ready_first(gate):
+def test_gather_keeps_the_given_order(gate):
     async def main():
         refs = [gate.wait.remote(name, name) for name in "abc"]
         for name in "cba":
@@ -289,7 +289,7 @@ def test_gather_keeps_the_order_whatever_is_ready_first(gate):
     assert asyncio.run(main()) == ["a", "b", "c"]
 
 
-def test_asyncio_wait_tells_which_is_first(gate):
+def test_asyncio_wait_returns_the_first_completed(gate):
     async def main():
         first, second = (gate.wait.remote(name).as_future() for name in "ab")
         await gate.open.remote("b")
@@ -302,7 +302,7 @@ def test_asyncio_wait_tells_which_is_first(gate):
     assert asyncio.run(main()) == (True, True)
 
 
-def test_asyncio_wait_for_gives_up_and_the_reference_stays_good(gate):
+def test_asyncio_wait_for_times_out_and_the_reference_stays_valid(gate):
     async def main():
         ref = gate.wait.remote(then="late")
         with pytest.raises(asyncio.TimeoutError):
@@ -313,7 +313,7 @@ def test_asyncio_wait_for_gives_up_and_the_reference_stays_good(gate):
     assert asyncio.run(main()) == "late"
 
 
-def test_giving_up_again_and_again_keeps_nothing(gate):
+def test_repeated_timeouts_leak_nothing(gate):
     async def main():
         ref, given_up = gate.wait.remote(then="late"), []
         for _ in range(1000):
@@ -379,14 +379,14 @@ def test_the_loop_goes_on_while_a_reference_is_awaited(gate):
     assert asyncio.run(main()) >= 100
 
 
-def test_a_second_loop_awaits_as_the_first_did(recorder):
+def test_a_second_event_loop_awaits_references(recorder):
     async def main(x):
         return await recorder.echo.remote(x)
 
     assert [asyncio.run(main(i)) for i in range(3)] == [0, 1, 2]
 
 
-def test_a_loop_that_ends_before_its_references_disturbs_nobody(gate):
+def test_a_closed_loop_with_pending_references_causes_no_error(gate):
     async def main():
         gate.wait.remote().as_future()
 
@@ -421,7 +421,7 @@ def test_many_futures_are_done_in_any_order(gate):
         assert future.result() == futures[future]
 
 
-def test_the_callback_of_a_future_runs_although_nobody_waits(recorder):
+def test_a_futures_callback_runs_without_a_waiter(recorder):
     called = threading.Event()
     recorder.echo.remote(1).future().add_done_callback(lambda _: called.set())
     assert called.wait(GUARD_S)
@@ -471,7 +471,7 @@ def test_threads_await_and_get_at_once(recorder):
     assert failures == []
 
 
-def test_what_a_function_comes_to_is_awaited():
+def test_a_functions_result_is_awaited():
     async def main():
         return await asyncio.gather(*[double.remote(i) for i in range(4)])
 

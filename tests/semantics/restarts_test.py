@@ -91,7 +91,7 @@ def row_of(actor):
     return row
 
 
-def test_it_is_made_again_from_the_same_arguments():
+def test_an_actor_restarts_with_the_same_arguments():
     actor = Mortal.options(max_restarts=1).remote(10)
     assert shoal.get([actor.add.remote(), actor.add.remote(), actor.reconstructed.remote()]) == [11, 12, False]
     first = shoal.get(actor.pid.remote())
@@ -102,7 +102,7 @@ def test_it_is_made_again_from_the_same_arguments():
     assert row_of(actor)["num_restarts"] == 1
 
 
-def test_it_dies_for_good_when_its_restarts_are_used_up():
+def test_an_actor_dies_for_good_after_its_last_restart():
     actor = Mortal.options(max_restarts=1).remote()
     with pytest.raises(ActorUnavailableError):
         shoal.get(actor.die.remote())
@@ -112,13 +112,13 @@ def test_it_dies_for_good_when_its_restarts_are_used_up():
         shoal.get(actor.add.remote())
 
 
-def test_one_without_restarts_dies_at_once():
+def test_an_actor_without_restarts_dies_at_once():
     actor = Mortal.remote()
     with pytest.raises(ActorDiedError):
         shoal.get(actor.die.remote())
 
 
-def test_calls_made_while_it_is_away_wait_for_it():
+def test_calls_during_a_restart_wait():
     actor = Mortal.options(max_restarts=-1, max_task_retries=-1).remote()
     shoal.get(actor.add.remote())
     for _ in range(3):
@@ -127,13 +127,13 @@ def test_calls_made_while_it_is_away_wait_for_it():
     assert shoal.get(actor.add.remote()) >= 1
 
 
-def test_lost_calls_are_made_again_in_order_if_that_is_wanted(tmp_path):
+def test_lost_calls_are_retried_in_order_with_max_task_retries(tmp_path):
     actor = Mortal.options(max_restarts=1, max_task_retries=1).remote(5)
     refs = [actor.die_once.remote(str(tmp_path / "died")), actor.add.remote(), actor.add.remote()]
     assert shoal.get(refs) == [6, 7, 8]
 
 
-def test_a_call_is_not_made_again_more_often_than_wanted():
+def test_retries_of_a_lost_call_are_bounded():
     actor = Mortal.options(max_restarts=3, max_task_retries=1).remote()
     with pytest.raises(ActorUnavailableError):
         shoal.get(actor.die.remote())
@@ -141,7 +141,7 @@ def test_a_call_is_not_made_again_more_often_than_wanted():
     assert shoal.get(actor.add.remote()) == 1
 
 
-def test_a_call_has_a_number_of_its_own():
+def test_a_call_has_its_own_retry_count():
     actor = Mortal.options(max_restarts=-1, max_task_retries=-1).remote()
     with pytest.raises(ActorUnavailableError):
         shoal.get(actor.die.options(max_task_retries=0).remote())
@@ -152,7 +152,7 @@ def test_a_call_has_a_number_of_its_own():
     assert shoal.get(actor.add.remote()) == 1
 
 
-def test_a_decorated_method_has_one_too(tmp_path):
+def test_a_decorated_method_has_its_own_retry_count(tmp_path):
     @shoal.remote(num_cpus=0, max_restarts=-1)
     class Decorated:
         @shoal.method(max_task_retries=-1)
@@ -177,7 +177,7 @@ def test_arguments_may_be_references_and_large(tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 1, 99, 127])
-def test_an_end_that_nobody_announced_is_undone(code):
+def test_an_unannounced_exit_causes_a_restart(code):
     actor = Mortal.options(max_restarts=1).remote()
     with pytest.raises(ActorUnavailableError):
         shoal.get(actor.leave.remote(code))
@@ -185,7 +185,7 @@ def test_an_end_that_nobody_announced_is_undone(code):
 
 
 @pytest.mark.parametrize("way", ["exit_actor", "sys_exit", "terminate"])
-def test_an_end_in_order_is_not_undone(way):
+def test_an_orderly_end_causes_no_restart(way):
     actor = Mortal.options(max_restarts=-1, max_task_retries=-1).remote()
     with pytest.raises(ActorDiedError):
         shoal.get(actor.__ray_terminate__.remote() if way == "terminate" else getattr(actor, way).remote())
@@ -195,7 +195,7 @@ def test_an_end_in_order_is_not_undone(way):
 
 
 @KINDS
-def test_an_exit_with_code_0_is_one_in_order_on_threads_and_loops_too(kind):
+def test_exit_code_0_is_orderly_on_threads_and_loops_too(kind):
     actor = kind.options(max_restarts=-1, max_task_retries=-1).remote()
     for _ in range(2):
         with pytest.raises(ActorDiedError):
@@ -205,7 +205,7 @@ def test_an_exit_with_code_0_is_one_in_order_on_threads_and_loops_too(kind):
 
 @KINDS
 @pytest.mark.parametrize("code", [1, 99, None, "a message"], ids=repr)
-def test_an_exit_with_any_other_code_is_undone(kind, code):
+def test_any_other_exit_code_causes_a_restart(kind, code):
     actor = kind.options(max_restarts=1).remote()
     with pytest.raises(ActorUnavailableError):
         shoal.get(actor.sys_exit.remote(code))
@@ -215,13 +215,13 @@ def test_an_exit_with_any_other_code_is_undone(kind, code):
 
 
 @pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}], ids=["ordinary", "threads"])
-def test_a_constructor_that_exits_is_run_again(options, tmp_path):
+def test_an_exit_in_the_constructor_causes_a_restart(options, tmp_path):
     actor = Made.options(max_restarts=1, max_task_retries=-1, **options).remote(str(tmp_path / "made"), 1)
     assert shoal.get(actor.ping.remote()) == "pong"
     assert row_of(actor)["num_restarts"] == 1
 
 
-def test_unless_its_code_is_0_or_its_restarts_are_used_up(tmp_path):
+def test_an_exit_in_the_constructor_is_final_with_code_0_or_no_restarts(tmp_path):
     for name, code, restarts in (("first", 0, -1), ("second", 4, 0)):
         actor = Made.options(max_restarts=restarts).remote(str(tmp_path / name), code)
         with pytest.raises(ActorDiedError, match=f"exited with code {code}"):
@@ -229,7 +229,7 @@ def test_unless_its_code_is_0_or_its_restarts_are_used_up(tmp_path):
         assert row_of(actor)["num_restarts"] == 0
 
 
-def test_kill_is_for_good_unless_a_restart_is_wanted():
+def test_kill_is_final_unless_no_restart_is_false():
     actor = Mortal.options(max_restarts=1).remote()
     shoal.get(actor.add.remote())
     shoal.kill(actor, no_restart=False)
@@ -245,7 +245,7 @@ class OwnBaseError(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError, OwnBaseError, KeyboardInterrupt])
-def test_one_that_cannot_be_made_is_not_tried_again(error):
+def test_a_constructor_error_causes_no_restart(error):
     @shoal.remote(num_cpus=0, max_restarts=-1)
     class Broken:
         def __init__(self):
@@ -275,12 +275,12 @@ class Unlucky:
         return self.calls
 
 
-def test_calls_behind_a_constructor_that_its_process_did_not_survive_wait_for_the_next(tmp_path):
+def test_calls_wait_for_the_next_life_after_a_crashed_constructor(tmp_path):
     actor = Unlucky.options(max_restarts=2).remote(str(tmp_path), 2)
     assert shoal.get([actor.count.remote() for _ in range(3)]) == [1, 2, 3]
 
 
-def test_those_of_others_do_as_well(tmp_path):
+def test_calls_of_other_processes_wait_after_a_crashed_constructor(tmp_path):
     @shoal.remote(num_cpus=0)
     class Holder:
         def call(self, actor):
@@ -291,21 +291,21 @@ def test_those_of_others_do_as_well(tmp_path):
     assert sorted(shoal.get([holder.call.remote(actor) for holder in holders])) == [1, 2]
 
 
-def test_but_not_for_ever(tmp_path):
+def test_calls_after_crashed_constructors_fail_at_last(tmp_path):
     actor = Unlucky.options(max_restarts=1).remote(str(tmp_path), 9)
     with pytest.raises(ActorDiedError):
         shoal.get(actor.count.remote())
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_a_name_stays_with_it():
+def test_a_restarted_actor_keeps_its_name():
     actor = Mortal.options(name="phoenix", max_restarts=1).remote(1)
     with pytest.raises(ActorUnavailableError):
         shoal.get(actor.die.remote())
     assert shoal.get(shoal.get_actor("phoenix").add.remote()) == 2
 
 
-def test_other_holders_of_its_handle_hear_of_it():
+def test_other_holders_of_the_handle_see_the_restart():
     @shoal.remote(num_cpus=0)
     class Holder:
         def call(self, actor):
@@ -321,6 +321,6 @@ def test_other_holders_of_its_handle_hear_of_it():
 
 
 @pytest.mark.parametrize("options", [{"max_restarts": -2}, {"max_task_retries": -2}], ids=repr)
-def test_what_makes_no_sense_is_a_value_error(options):
+def test_invalid_restart_options_are_a_value_error(options):
     with pytest.raises(ValueError, match="max_"):
         Mortal.options(**options).remote()

@@ -112,7 +112,7 @@ def holder():
     ray.kill(actor)
 
 
-def test_it_ends_when_nothing_refers_to_it(tmp_path):
+def test_an_actor_ends_when_nothing_refers_to_it(tmp_path):
     actor = Counts.remote(str(tmp_path / "words"))
     actor_id, pid = actor._actor_id, ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
     del actor
@@ -123,7 +123,7 @@ def test_it_ends_when_nothing_refers_to_it(tmp_path):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_calls_that_were_made_before_are_run(gate, threads):
+def test_calls_made_before_the_last_handle_went_are_run(gate, threads):
     actor = Recorder.options(max_concurrency=threads).remote()
     actor_id = actor._actor_id
     refs = [actor.wait_at.remote(gate, "", 7), *(actor.echo.remote(k) for k in range(5)), actor.echo.remote(gate.wait.remote("late", "x"))]
@@ -135,7 +135,7 @@ def test_calls_that_were_made_before_are_run(gate, threads):
     ends(actor_id)
 
 
-def test_nor_do_calls_in_any_order_wait_for_each_other_then(gate):
+def test_unordered_calls_do_not_wait_for_each_other_at_the_end(gate):
     actor = Recorder.options(max_concurrency=2).remote()
     actor_id = actor._actor_id
     first, second = (actor.echo.remote(gate.wait.remote(which, which)) for which in ("first", "second"))
@@ -148,7 +148,7 @@ def test_nor_do_calls_in_any_order_wait_for_each_other_then(gate):
     ends(actor_id)
 
 
-def test_calls_that_wait_for_arguments_are_run_although_their_order_is_free(gate):
+def test_unordered_calls_with_pending_arguments_are_run_at_the_end(gate):
     actor = Recorder.options(allow_out_of_order_execution=True).remote()
     actor_id, late = actor._actor_id, actor.echo.remote(gate.wait.remote("", "late"))
     assert ray.get(actor.echo.remote("early"), timeout=GUARD_S) == "early"
@@ -159,7 +159,7 @@ def test_calls_that_wait_for_arguments_are_run_although_their_order_is_free(gate
     ends(actor_id)
 
 
-def test_async_methods_that_run_come_to_their_end():
+def test_running_async_methods_finish_before_the_actor_ends():
     gate = Gate.remote()
     actor_id, waiting = gate._actor_id, [gate.wait.remote("", k) for k in range(3)]
     gate.open.remote("unrelated")
@@ -169,7 +169,7 @@ def test_async_methods_that_run_come_to_their_end():
     ends(actor_id)
 
 
-def test_what_came_with_a_method_that_waited_is_gone_when_it_is_over():
+def test_a_handle_argument_of_an_async_method_is_released_after_it():
     @ray.remote
     class Waits:
         async def on(self, actor):
@@ -186,7 +186,7 @@ def test_what_came_with_a_method_that_waited_is_gone_when_it_is_over():
     ray.kill(waits)
 
 
-def test_the_handle_of_a_chain_is_gone_before_the_result_is_there():
+def test_a_chained_calls_handle_is_released_before_its_result():
     assert ray.get([Counts.remote().call.remote() for _ in range(3)], timeout=GUARD_S) == [1, 1, 1]
     assert [ray.get(r, timeout=GUARD_S) for r in Counts.remote().numbers.remote(4)] == [0, 1, 2, 3]
 
@@ -203,17 +203,17 @@ def test_a_method_refers_to_its_actor():
     ends(actor_id)
 
 
-def test_a_call_that_is_made_again_finds_it():
+def test_a_retried_call_finds_its_actor():
     ref = Counts.remote().fails_until.options(max_task_retries=-1, retry_exceptions=True).remote(3)
     assert ray.get(ref, timeout=GUARD_S) == 3
 
 
-def test_its_resources_are_free_again():
+def test_an_ended_actors_resources_are_free_again():
     for _ in range(3):
         assert ray.get(Counts.options(num_cpus=8).remote().call.remote(), timeout=GUARD_S) == 1
 
 
-def test_one_that_may_be_started_again_is_not():
+def test_an_actor_without_handles_is_not_restarted():
     actor = Counts.options(max_restarts=-1).remote()
     actor_id = actor._actor_id
     assert ray.get(actor.call.remote(), timeout=GUARD_S) == 1
@@ -237,7 +237,7 @@ def still_there(actor_id, call):
     assert row(actor_id)["state"] == "ALIVE"
 
 
-def test_one_that_another_process_has_ends_when_that_lets_go_of_it(holder):
+def test_an_actor_ends_when_another_process_drops_its_handle(holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
@@ -247,7 +247,7 @@ def test_one_that_another_process_has_ends_when_that_lets_go_of_it(holder):
     ends(actor_id)
 
 
-def test_it_ends_with_the_last_of_those_that_have_it(holder):
+def test_an_actor_ends_with_the_last_of_several_holders(holder):
     other, actor = Holder.remote(), Counts.remote()
     actor_id = actor._actor_id
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
@@ -263,7 +263,7 @@ def test_it_ends_with_the_last_of_those_that_have_it(holder):
     ray.kill(other)
 
 
-def test_it_ends_with_the_process_that_has_it():
+def test_an_actor_ends_with_the_process_that_holds_its_handle():
     holder, actor = Holder.remote(), Counts.remote()
     actor_id = actor._actor_id
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
@@ -274,7 +274,7 @@ def test_it_ends_with_the_process_that_has_it():
     assert "exited with code 0" in row(actor_id)["cause"]
 
 
-def test_calls_that_another_process_has_made_are_run(gate, holder):
+def test_calls_made_by_another_process_are_run(gate, holder):
     actor = Recorder.remote()
     actor_id = actor._actor_id
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
@@ -286,7 +286,7 @@ def test_calls_that_another_process_has_made_are_run(gate, holder):
     ends(actor_id)
 
 
-def test_functions_may_have_one_after_the_other():
+def test_functions_may_receive_a_handle_one_after_the_other():
     @ray.remote(num_cpus=0)
     def uses(actor):
         return ray.get(actor.call.remote())
@@ -297,7 +297,7 @@ def test_functions_may_have_one_after_the_other():
         del actor
 
 
-def test_one_in_a_value_that_was_put_ends_with_it():
+def test_an_actor_in_a_put_value_ends_with_the_value():
     actor = Counts.remote()
     actor_id, values = actor._actor_id, [ray.put({"it": [actor]})]
     del actor
@@ -308,7 +308,7 @@ def test_one_in_a_value_that_was_put_ends_with_it():
     ends(actor_id)
 
 
-def test_one_that_comes_back_to_who_made_it_is_the_same(holder):
+def test_a_handle_that_returns_to_its_creator_still_counts(holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
@@ -320,7 +320,7 @@ def test_one_that_comes_back_to_who_made_it_is_the_same(holder):
     ends(actor_id)
 
 
-def test_one_that_has_its_own_handle_ends():
+def test_an_actor_with_its_own_handle_ends():
     actor = Holder.remote()
     actor_id = actor._actor_id
     ray.get(actor.keep.remote([actor]), timeout=GUARD_S)
@@ -329,7 +329,7 @@ def test_one_that_has_its_own_handle_ends():
     ends(actor_id)
 
 
-def test_one_that_may_be_started_again_is_told_although_it_dies(holder):
+def test_a_restartable_actor_that_dies_still_ends_for_good(holder):
     actor = Counts.options(max_restarts=-1).remote()
     actor_id = actor._actor_id
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
@@ -342,7 +342,7 @@ def test_one_that_may_be_started_again_is_told_although_it_dies(holder):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_one_that_gave_itself_away_ends_with_that_handle(holder, concurrency):
+def test_an_actor_that_passed_on_its_handle_ends_with_that_handle(holder, concurrency):
     actor = Counts.options(max_concurrency=concurrency).remote()
     actor_id = actor._actor_id
     ray.get(actor.introduce.remote(holder, [actor]), timeout=GUARD_S)
@@ -357,7 +357,7 @@ def test_one_that_gave_itself_away_ends_with_that_handle(holder, concurrency):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_one_whose_actor_has_its_current_actor_ends_and_so_does_that_one(concurrency):
+def test_an_actor_ends_with_the_actor_that_holds_its_current_actor(concurrency):
     actor, other = Counts.options(max_concurrency=concurrency).remote(), Holder.remote()
     ids = actor._actor_id, other._actor_id
     ray.get(actor.has.remote(other), timeout=GUARD_S)
@@ -369,7 +369,7 @@ def test_one_whose_actor_has_its_current_actor_ends_and_so_does_that_one(concurr
         ends(actor_id)
 
 
-def test_one_that_was_never_placed_is_withdrawn_with_its_last_handle(holder):
+def test_an_unplaced_actor_is_withdrawn_with_its_last_handle(holder):
     actor = Counts.options(resources={"nowhere": 1}).remote()
     waits = Counts.options(resources={"nowhere": 1}).remote()
     ids, call = (actor._actor_id, waits._actor_id), waits.call.remote()
@@ -379,7 +379,7 @@ def test_one_that_was_never_placed_is_withdrawn_with_its_last_handle(holder):
     assert ray.wait([call], timeout=0) == ([], [call])
 
 
-def test_so_it_is_with_one_that_waits_for_arguments(holder):
+def test_an_actor_with_pending_arguments_is_withdrawn_with_its_last_handle(holder):
     @ray.remote(resources={"nowhere": 1})
     def never():
         pass
@@ -399,7 +399,7 @@ def test_so_it_is_with_one_that_waits_for_arguments(holder):
     wait_until(lambda: name not in {o["object_id"] for o in list_objects()}, GUARD_S, "the end of what the arguments refer to")
 
 
-def test_so_it_is_with_one_whose_handles_were_elsewhere(holder):
+def test_an_unplaced_actor_is_withdrawn_when_another_process_drops_it(holder):
     @ray.remote(num_cpus=0)
     def makes():
         return [Counts.options(resources={"nowhere": 1}).remote()]
@@ -419,7 +419,7 @@ def told_to_end(actor_id):
     ray.get(ray.ObjectRef(ray._runtime.session().call(actor_id, RELEASE, *_pack((), {}))), timeout=GUARD_S)
 
 
-def test_one_that_gave_itself_away_may_be_told_twice_to_end(holder):
+def test_an_actor_that_passed_on_its_handle_survives_two_end_requests(holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
     ray.get(actor.introduce.remote(holder, [actor]), timeout=GUARD_S)
@@ -432,7 +432,7 @@ def test_one_that_gave_itself_away_may_be_told_twice_to_end(holder):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_one_that_waits_for_handles_of_itself_and_crashes_is_not_started_again(holder, concurrency):
+def test_an_actor_kept_only_by_its_own_handles_does_not_restart(holder, concurrency):
     actor = Counts.options(max_restarts=-1, max_concurrency=concurrency).remote()
     actor_id, pid = actor._actor_id, ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=GUARD_S)
     ray.get(actor.introduce.remote(holder, [actor]), timeout=GUARD_S)
@@ -444,7 +444,7 @@ def test_one_that_waits_for_handles_of_itself_and_crashes_is_not_started_again(h
     assert row(actor_id)["num_restarts"] == 0
 
 
-def test_one_whose_count_cannot_be_reached_for_long_ends_all_the_same(holder, monkeypatch):
+def test_an_actor_ends_although_its_handle_count_was_long_unreachable(holder, monkeypatch):
     actor = Counts.remote()
     actor_id = actor._actor_id
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
@@ -462,7 +462,7 @@ def test_one_whose_count_cannot_be_reached_for_long_ends_all_the_same(holder, mo
     ends(actor_id)
 
 
-def test_handles_that_leave_within_each_other_are_counted_together(monkeypatch):
+def test_handles_pickled_within_each_other_are_counted_together(monkeypatch):
     """As when the garbage collector runs user code that pickles a handle while the same handle is being pickled."""
     actors, stands, within = [Counts.remote()], [], []
     actor_id = actors[0]._actor_id
@@ -487,7 +487,7 @@ def test_handles_that_leave_within_each_other_are_counted_together(monkeypatch):
     ends(actor_id)
 
 
-def test_one_that_only_waits_as_an_argument_stays(gate, holder):
+def test_an_actor_that_is_only_a_pending_argument_stays(gate, holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
     ready = gate.wait.remote()
@@ -504,7 +504,7 @@ def test_one_that_only_waits_as_an_argument_stays(gate, holder):
     ends(actor_id)
 
 
-def test_a_name_does_not_keep_it():
+def test_a_name_does_not_keep_an_actor():
     actor = Counts.options(name="called").remote()
     actor_id, found = actor._actor_id, ray.get_actor("called")
     kept = ray.put([found])  # handles from get_actor do not count, in any process
@@ -517,7 +517,7 @@ def test_a_name_does_not_keep_it():
         ray.get_actor("called")
 
 
-def test_where_it_was_made_get_if_exists_gives_one_more_handle(holder):
+def test_get_if_exists_by_the_creator_returns_a_counted_handle(holder):
     actor = Counts.options(name="called").remote()
     actor_id = actor._actor_id
     for _ in range(3):  # as in a loop that reuses its variable
@@ -531,7 +531,7 @@ def test_where_it_was_made_get_if_exists_gives_one_more_handle(holder):
 
 
 @pytest.mark.parametrize("way", ["get_actor", "came back"])
-def test_an_actor_that_found_itself_ends_with_those_that_it_gave_that_to(way):
+def test_an_actor_whose_child_holds_its_found_handle_ends(way):
     @ray.remote(num_cpus=0)
     class Parent:
         def have(self, way, name):
@@ -549,7 +549,7 @@ def test_an_actor_that_found_itself_ends_with_those_that_it_gave_that_to(way):
         ends(actor_id)
 
 
-def test_one_with_a_name_stays_as_long_as_somebody_has_it(holder):
+def test_a_named_actor_stays_while_a_process_holds_its_handle(holder):
     actor = Counts.options(name="held", max_restarts=1).remote()
     actor_id = actor._actor_id
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
@@ -559,7 +559,7 @@ def test_one_with_a_name_stays_as_long_as_somebody_has_it(holder):
     ends(actor_id)
 
 
-def test_a_detached_one_needs_no_handle():
+def test_a_detached_actor_needs_no_handle():
     actor = Counts.options(name="detached", lifetime="detached").remote()
     actor_id, kept = actor._actor_id, ray.put([actor])
     assert ray.get(actor.call.remote(), timeout=GUARD_S) == 1
@@ -568,13 +568,13 @@ def test_a_detached_one_needs_no_handle():
     ray.kill(ray.get_actor("detached"))
 
 
-def test_its_own_handles_of_itself_do_not_count():
+def test_an_actors_own_handles_of_itself_do_not_count():
     actor = Counts.remote()
     ray.get(actor.touch_itself.remote(), timeout=GUARD_S)
     still_there(actor._actor_id, actor.call.remote)
 
 
-def test_one_that_was_pickled_by_hand_stays_as_long_as_that_process():
+def test_a_hand_pickled_handle_keeps_its_actor_until_its_process_ends():
     actor, holder = Counts.remote(), Holder.remote()
     actor_id = actor._actor_id
     other = pickle.loads(pickle.dumps(actor))
@@ -593,7 +593,7 @@ def _pickles_by_hand(_):
     return actor._actor_id, pickle.dumps(actor)
 
 
-def test_copies_are_the_same_handle():
+def test_copies_of_a_handle_count_as_one():
     actor = Counts.remote()
     actor_id, copies = actor._actor_id, [copy.copy(actor), copy.deepcopy({"it": actor})]
     del actor
@@ -602,7 +602,7 @@ def test_copies_are_the_same_handle():
     ends(actor_id)
 
 
-def test_one_that_another_is_made_from_stays_as_long_as_that_may_be_made_again():
+def test_a_constructor_argument_actor_stays_while_its_actor_may_restart():
     actor = Counts.remote()
     actor_id, maker = actor._actor_id, Holder.options(max_restarts=-1).remote([actor])
     maker_id = maker._actor_id
@@ -615,7 +615,7 @@ def test_one_that_another_is_made_from_stays_as_long_as_that_may_be_made_again()
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_one_that_another_was_made_with_ends_when_that_lets_go_of_it(concurrency):
+def test_a_constructor_argument_actor_ends_when_its_actor_drops_it(concurrency):
     actor = Counts.remote()
     actor_id, maker = actor._actor_id, Holder.options(max_concurrency=concurrency).remote([actor])
     del actor
@@ -624,7 +624,7 @@ def test_one_that_another_was_made_with_ends_when_that_lets_go_of_it(concurrency
     ends(actor_id)
 
 
-def test_a_forked_child_ends_nobody():
+def test_a_forked_child_ends_no_actor():
     actor = Counts.remote()
     assert ray.get(actor.call.remote(), timeout=GUARD_S) == 1
     child = os.fork()
@@ -654,7 +654,7 @@ def test_the_end_of_a_program_is_quiet(tmp_path):
 # ---- who made it
 
 
-def test_an_actor_that_an_actor_made(holder):
+def test_an_actor_created_by_an_actor_ends_with_its_last_handle(holder):
     actor_id, first = ray.get(holder.make.remote(), timeout=GUARD_S)
     assert first == 1
     still_there(actor_id, holder.call.remote)
@@ -662,7 +662,7 @@ def test_an_actor_that_an_actor_made(holder):
     ends(actor_id)
 
 
-def test_an_actor_that_a_function_made():
+def test_an_actor_created_by_a_function_ends_with_its_last_handle():
     @ray.remote(num_cpus=0)
     def makes():
         actor = Counts.remote()
@@ -717,7 +717,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("how", LEAVES)
-def test_an_actor_ends_with_the_one_that_made_it(how):
+def test_an_actor_ends_with_its_creator(how):
     parent = Parent.remote(2)
     family = ray.get(parent.family.remote(), timeout=GUARD_S)  # these handles do not keep the actors
     names = [ray.get(f.id.remote(), timeout=GUARD_S) for f in (parent, *family)]
@@ -731,7 +731,7 @@ def test_an_actor_ends_with_the_one_that_made_it(how):
             ray.get(actor.pid.remote(), timeout=GUARD_S)
 
 
-def test_what_each_life_of_an_actor_made_ends_with_it():
+def test_actors_created_by_each_life_of_an_actor_end_with_it():
     parent = Parent.options(max_restarts=-1, max_task_retries=-1).remote(2, 3)  # the CPUs suffice for the children of one life
     lives = [ray.get(parent.ids.remote(), timeout=GUARD_S)]
     for _ in range(2):
@@ -749,7 +749,7 @@ def test_what_each_life_of_an_actor_made_ends_with_it():
         ends(child)
 
 
-def test_one_with_a_name_ends_with_its_creator_and_a_detached_one_does_not():
+def test_a_named_actor_but_no_detached_one_ends_with_its_creator():
     parent = Parent.remote(0)
     ray.get(ray.get(parent.make.remote(name="detached", lifetime="detached"), timeout=GUARD_S).pid.remote(), timeout=GUARD_S)
     ray.get(ray.get(parent.make.remote(name="named"), timeout=GUARD_S).pid.remote(), timeout=GUARD_S)
@@ -762,7 +762,7 @@ def test_one_with_a_name_ends_with_its_creator_and_a_detached_one_does_not():
     ray.kill(detached)
 
 
-def test_an_actor_ends_with_the_worker_of_the_function_that_made_it(recorder):
+def test_an_actor_ends_with_the_worker_whose_function_created_it(recorder):
     @ray.remote(num_cpus=0, max_retries=0)
     def makes_and_dies(recorder):
         child = Parent.remote(0)
@@ -792,7 +792,7 @@ def test_an_actor_that_a_function_returned_outlives_its_worker(calls):
     ends(child_id)
 
 
-def test_a_worker_that_the_head_does_not_hear_of_for_a_while_is_retired_then(monkeypatch):
+def test_a_worker_is_retired_once_the_head_is_back(monkeypatch):
     asked = {"retire": 0, "know": 0}
 
     def while_it_is_away(what):
@@ -831,7 +831,7 @@ def asked(pid):
     wait_until(lambda: any(leaving.worker in ids for leaving in state.functions._leaving) or not alive(pid), GUARD_S, "its last call")
 
 
-def test_an_actor_that_a_function_returned_before_its_arguments_were_there_is_made(gate, monkeypatch):
+def test_an_actor_returned_with_pending_arguments_is_created(gate, monkeypatch):
     monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
 
     @ray.remote(num_cpus=0, max_calls=1)
@@ -854,7 +854,7 @@ def needed():
     return [leaving for leaving in state.functions._leaving if leaving.needed]
 
 
-def test_nor_does_it_end_when_they_are_long_in_coming(gate, monkeypatch):
+def test_an_actor_returned_with_long_pending_arguments_is_created(gate, monkeypatch):
     monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
     monkeypatch.setattr(FunctionPool, "NEEDED_S", 0.1)
 
@@ -869,7 +869,7 @@ def test_nor_does_it_end_when_they_are_long_in_coming(gate, monkeypatch):
     exits(pid)
 
 
-def test_what_an_actor_that_a_function_returned_is_made_from_stays_as_long_as_that_may_be_made_again():
+def test_a_returned_actors_constructor_arguments_stay_while_it_may_restart():
     @ray.remote(num_cpus=0, max_calls=1)
     def makes():
         inner = Counts.remote()
@@ -886,7 +886,7 @@ def test_what_an_actor_that_a_function_returned_is_made_from_stays_as_long_as_th
     ends(inner_id)
 
 
-def test_a_worker_that_does_not_say_what_it_leaves_holds_up_nobody(monkeypatch):
+def test_a_worker_without_last_words_blocks_no_other(monkeypatch):
     monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
     pid = ray.get(ray.remote(num_cpus=0)(os.getpid).remote(), timeout=GUARD_S)
     os.kill(pid, signal.SIGSTOP)
@@ -936,7 +936,7 @@ def test_an_actor_that_came_through_two_functions_ends_with_its_last_handle():
     ends(child_id)
 
 
-def test_what_a_function_left_behind_counts_what_it_makes(gate, holder, monkeypatch):
+def test_open_calls_of_a_returned_function_own_their_actors(gate, holder, monkeypatch):
     monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
     monkeypatch.setattr(FunctionPool, "NEEDED_S", 0.1)
 
@@ -960,7 +960,7 @@ def test_what_a_function_left_behind_counts_what_it_makes(gate, holder, monkeypa
     ends(child_id)
 
 
-def test_an_actor_that_only_a_functions_worker_had_ends_with_it():
+def test_an_actor_held_only_by_a_functions_worker_ends_with_it():
     @ray.remote(num_cpus=0, max_calls=1)
     def makes():
         os.kept = Parent.remote(0)
@@ -971,7 +971,7 @@ def test_an_actor_that_only_a_functions_worker_had_ends_with_it():
     assert "exited with code 0" in row(child_id)["cause"]
 
 
-def test_pools_and_queues_hold_theirs():
+def test_pools_and_queues_keep_their_actors():
     pool = ActorPool([Counts.remote() for _ in range(2)])
     assert len(list(pool.map_unordered(lambda actor, _: actor.call.remote(), range(4)))) == 4
     queue = Queue()

@@ -95,7 +95,7 @@ def maker():
     ray.kill(actor)
 
 
-def test_what_is_put_beyond_the_limit_comes_back_as_it_was():
+def test_values_beyond_the_limit_are_restored_unchanged():
     refs = [ray.put(made(k)) for k in range(24)]  # three times the limit
     assert files() >= 15
     assert in_memory() <= LIMIT
@@ -104,7 +104,7 @@ def test_what_is_put_beyond_the_limit_comes_back_as_it_was():
             assert right(ray.get(ref), k)
 
 
-def test_those_used_longest_ago_go_first():
+def test_the_least_recently_used_values_are_spilled_first():
     refs = [ray.put(made(k)) for k in range(6)]
     ray.get(refs[0])
     more = [ray.put(made(k)) for k in range(4)]
@@ -114,26 +114,26 @@ def test_those_used_longest_ago_go_first():
     del more
 
 
-def test_what_somebody_looks_at_stays():
+def test_values_in_use_are_not_spilled():
     arrays = [ray.get(ray.put(made(k))) for k in range(5)]
     refs = [ray.put(made(k)) for k in range(10)]
     assert all(right(a, k) for k, a in enumerate(arrays))
     assert all(right(ray.get(r), k) for k, r in enumerate(refs))
 
 
-def test_results_are_moved_by_who_holds_them(maker):
+def test_results_are_spilled_by_their_holder(maker):
     refs = [maker.make.remote(k) for k in range(16)]
     assert all(right(ray.get(r), k) for k, r in enumerate(refs))
     assert files() >= 8
 
 
-def test_a_value_in_a_file_is_an_argument_like_any_other(maker):
+def test_a_spilled_value_can_be_an_argument(maker):
     refs = [ray.put(made(k)) for k in range(16)]
     assert ray.get([maker.look.remote(r, k) for k, r in enumerate(refs)], timeout=GUARD_S) == [True] * 16
     assert ray.get(maker.look_within.remote(refs), timeout=GUARD_S) == [True] * 16
 
 
-def test_a_tensor_in_a_file_may_be_written_and_nobody_sees_it():
+def test_writes_to_a_spilled_tensor_stay_private():
     torch = pytest.importorskip("torch")
     first = ray.put(torch.zeros(SIZE // 8, dtype=torch.float64))
     rest = [ray.put(made(k)) for k in range(10)]
@@ -142,12 +142,12 @@ def test_a_tensor_in_a_file_may_be_written_and_nobody_sees_it():
     del rest
 
 
-def test_one_that_is_larger_than_the_store_is_refused_with_the_numbers():
+def test_a_value_larger_than_the_store_is_refused_with_the_sizes():
     with pytest.raises(ObjectStoreFullError, match=str(LIMIT)):
         ray.put(np.zeros(LIMIT // 8 + 1))
 
 
-def test_a_store_full_of_what_is_looked_at_refuses_and_recovers():
+def test_a_store_full_of_values_in_use_refuses_and_recovers():
     arrays = [ray.get(ray.put(made(k))) for k in range(7)]
     with pytest.raises(ObjectStoreFullError, match="looked at"):
         ray.put(np.zeros(2 * SIZE // 8))
@@ -156,7 +156,7 @@ def test_a_store_full_of_what_is_looked_at_refuses_and_recovers():
     assert right(ray.get(ray.put(made(3))), 3)
 
 
-def test_who_waits_for_room_can_be_interrupted():
+def test_a_put_that_waits_for_room_can_be_interrupted():
     arrays = [ray.get(ray.put(made(k))) for k in range(7)]
     more = np.zeros(2 * SIZE // 8)
 
@@ -206,7 +206,7 @@ def test_a_result_that_waits_for_room_can_be_interrupted():
     ray.kill(actor)
 
 
-def test_a_result_there_is_no_room_for_is_the_failure_of_its_call(maker):
+def test_a_result_without_room_fails_its_call(maker):
     arrays = [ray.get(ray.put(made(k))) for k in range(7)]
     with pytest.raises(ObjectStoreFullError):
         ray.get(maker.make.remote(1), timeout=GUARD_S)
@@ -217,14 +217,14 @@ def test_a_result_there_is_no_room_for_is_the_failure_of_its_call(maker):
 # ---- what only the node has
 
 
-def test_what_its_maker_let_go_of_makes_room_too(maker):
+def test_values_dropped_by_their_creator_are_spilled(maker):
     refs = ray.get(maker.put_all.remote(7))  # the creator has dropped them
     more = [ray.put(made(k)) for k in range(7)]
     assert all(right(ray.get(r), k) for k, r in enumerate(refs))
     assert all(right(ray.get(r), k) for k, r in enumerate(more))
 
 
-def test_what_a_process_that_is_gone_has_made_is_counted_and_moved():
+def test_values_of_an_ended_process_are_counted_and_spilled():
     maker = Maker.remote()
     refs = ray.get(maker.put_all.remote(7))
     ray.kill(maker)
@@ -234,13 +234,13 @@ def test_what_a_process_that_is_gone_has_made_is_counted_and_moved():
     assert all(right(ray.get(r), k) for k, r in enumerate(more))
 
 
-def test_items_that_nobody_takes_do_not_stop_a_stream(maker):
+def test_unread_items_do_not_stop_a_stream(maker):
     items = maker.stream.options(num_returns="streaming").remote(20)  # more than the limit
     ray.wait([items.completed()], timeout=GUARD_S)
     assert all(right(ray.get(item), k) for k, item in enumerate(items))
 
 
-def test_what_only_an_object_refers_to_makes_room_too():
+def test_values_referenced_only_by_an_object_are_spilled():
     outer = ray.put([ray.put(made(k)) for k in range(7)])
     more = [ray.put(made(k)) for k in range(7)]
     assert all(right(ray.get(r), k) for k, r in enumerate(ray.get(outer)))
@@ -248,7 +248,7 @@ def test_what_only_an_object_refers_to_makes_room_too():
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_a_part_of_a_result_is_passed_on_though_memory_is_short(maker, ready):
+def test_a_part_of_a_result_is_passed_on_with_a_full_store(maker, ready):
     @ray.remote(num_returns=3)
     def parts():
         return made(0), made(1), made(2)

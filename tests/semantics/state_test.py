@@ -21,7 +21,7 @@ def recorder():
     ray.kill(actor)
 
 
-def test_actors_are_listed_filtered_and_got(recorder):
+def test_actors_are_listed_filtered_and_fetched(recorder):
     (row,) = state.list_actors(filters=[("name", "=", "state-recorder"), ("state", "=", "alive")])
     assert (row.class_name, row["state"], row.ray_namespace) == ("Recorder", "ALIVE", "states")
     assert row.job_id == ray.get_runtime_context().get_job_id()
@@ -67,7 +67,7 @@ def test_nodes_workers_jobs_and_groups(recorder):
     remove_placement_group(group)
 
 
-def test_logs_are_of_the_node_that_is_named(recorder):
+def test_logs_come_from_the_named_node(recorder):
     ray.get(recorder.__ray_call__.remote(lambda _: print("said", flush=True)))
     row = state.get_actor(recorder._actor_id)
     (node,) = state.list_nodes()
@@ -109,7 +109,7 @@ def test_logs_are_found_by_actor_process_and_file(recorder):
             state.get_log(filename=bad)
 
 
-def test_logs_are_shown_as_they_are_asked_for(recorder):
+def test_get_log_filters_decodes_and_follows_lines(recorder):
     ray.get(recorder.__ray_call__.remote(lambda _: print("\x1b[1;31mr\u00f6t\x1b[0m\nplain", flush=True)))
     who = {"actor_id": recorder._actor_id}
     whole = "\x1b[1;31mr\u00f6t\x1b[0m\nplain\n"
@@ -125,7 +125,7 @@ def test_logs_are_shown_as_they_are_asked_for(recorder):
     assert "".join(follow) == ""
 
 
-def test_what_is_asked_with_rays_arguments_is_answered(recorder):
+def test_the_state_api_accepts_rays_arguments(recorder):
     ray.get(recorder.all.remote())
     assert state.list_logs(glob_filter=None) == state.list_logs(glob_filter="*")
     assert state.get_actor(recorder._actor_id, None, 30, True).class_name == "Recorder"
@@ -160,7 +160,7 @@ def test_an_object_has_a_row_for_each_process_that_holds_it(recorder):
     assert state.get_objects("0" * 32) == []
 
 
-def test_an_object_in_which_another_is_kept(recorder):
+def test_an_object_that_contains_another_has_a_row(recorder):
     inner = ray.put(bytes(1 << 20))
     name, outer = inner.hex(), ray.put([inner])
     ray.get(recorder.add.remote([outer]))
@@ -169,7 +169,7 @@ def test_an_object_in_which_another_is_kept(recorder):
     assert "CAPTURED_IN_OBJECT" in kinds
 
 
-def test_a_result_is_known_by_its_reference(recorder):
+def test_a_result_is_listed_by_its_reference(recorder):
     ref = recorder.echo.remote(bytes(1 << 20))
     ray.wait([ref])
     name = ref.hex()
@@ -180,7 +180,7 @@ def test_a_result_is_known_by_its_reference(recorder):
     wait_until(mine, 60, "that only the driver has it")
 
 
-def test_who_tells_nothing_is_named(recorder):
+def test_a_process_without_an_answer_is_named(recorder):
     ref, pid = ray.put(bytes(1 << 20)), ray.get(recorder.pid.remote())
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -194,7 +194,7 @@ def test_who_tells_nothing_is_named(recorder):
     assert state.list_objects(limit=1000)
 
 
-def test_runtime_envs_of_processes_that_live():
+def test_runtime_envs_of_living_processes_are_listed():
     actor = Recorder.options(runtime_env={"env_vars": {"COLOUR": "blue"}}).remote()
     ray.get(actor.pid.remote())
     rows = [r for r in state.list_runtime_envs(detail=True) if r.runtime_env["env_vars"] == {"COLOUR": "blue"}]
@@ -238,7 +238,7 @@ def _states(*filters) -> list[str]:
     return sorted(r.state for r in _tasks(*filters))
 
 
-def test_a_function_that_ran_is_listed_also_when_its_worker_is_gone():
+def test_a_finished_function_is_listed_after_its_worker_ended():
     first, second = ray.get([_whose_task.remote() for _ in range(2)])
     ref = _whose_task.remote()
     assert _known(lambda: state.get_task(ref)).task_id == ray.get(ref)
@@ -332,7 +332,7 @@ def test_attempts_after_deaths_and_after_exceptions_are_counted_together(gate):
     ray.kill(actor)
 
 
-def test_a_call_that_nobody_answers_has_failed_where_it_ran():
+def test_a_call_without_an_answer_has_failed_on_its_worker():
     @ray.remote(max_concurrency=2)
     class Loses:
         def lose(self):
@@ -365,7 +365,7 @@ def test_workers_of_functions_are_no_actors():
     assert "remote functions" not in state.summarize_actors()["cluster"]["summary"]
 
 
-def test_one_that_fails_says_of_what_kind():
+def test_a_failed_task_has_an_error_type():
     with pytest.raises(ValueError, match="no"):
         ray.get(_raises.remote())
     (row,) = _tasks(("name", "=", "_raises"))
@@ -373,7 +373,7 @@ def test_one_that_fails_says_of_what_kind():
     assert _tasks(("name", "=", "_raises"), ("state", "=", "FINISHED")) == []
 
 
-def test_what_waits_says_for_what(gate):
+def test_a_waiting_task_has_its_reason(gate):
     mine = ("name", "=", "_comes_after")
     held = gate.wait.remote("held")
     after = _comes_after.remote(held)
@@ -428,7 +428,7 @@ def test_calls_beyond_an_actors_concurrency_wait_for_their_turn(gate):
     ray.kill(narrow)
 
 
-def test_a_call_that_its_actor_did_not_live_to_answer(gate):
+def test_a_call_whose_actor_died_before_the_answer_has_failed(gate):
     victim = Recorder.remote()
     lost = victim.wait_at.remote(gate, "never")
     ray.kill(victim)
@@ -438,7 +438,7 @@ def test_a_call_that_its_actor_did_not_live_to_answer(gate):
     assert (row.state, row.error_type) == ("FAILED", "ACTOR_DIED")
 
 
-def test_a_timeline_has_what_ran(recorder, tmp_path):
+def test_a_timeline_contains_the_calls_that_ran(recorder, tmp_path):
     ray.get(recorder.echo.remote(1))
     pid, file = ray.get(recorder.pid.remote()), tmp_path / "trace.json"
 
@@ -458,7 +458,7 @@ def test_a_timeline_has_what_ran(recorder, tmp_path):
     wait_until(lambda: echo_of(ray.timeline()), 60, "the call")
 
 
-def test_what_is_not_known_over_http_says_so():
+def test_queries_unavailable_over_http_are_an_error():
     for call in (state.list_tasks, state.list_objects, state.list_runtime_envs):
         with pytest.raises(Unimplemented, match="over HTTP"):
             call(address="http://127.0.0.1:1")

@@ -132,12 +132,12 @@ def test_a_failure_is_the_last_reference(streams):
         ray.get(generator.completed())
 
 
-def test_a_failure_of_a_function(streams):
+def test_a_functions_failure_is_its_last_item(streams):
     with pytest.raises(KeyError, match="mine"):
         items(numbers.remote(3, fails_at=0))
 
 
-def test_an_actor_that_dies_while_it_streams(streams):
+def test_an_actors_death_ends_its_stream_with_an_error(streams):
     generator = streams.dies.remote(2)
     refs = list(generator)
     with pytest.raises(ActorDiedError, match="exited with code 7"):
@@ -146,7 +146,7 @@ def test_an_actor_that_dies_while_it_streams(streams):
     assert list(generator) == []
 
 
-def test_a_function_that_dies_while_it_streams_is_run_again(tmp_path):
+def test_a_streaming_function_that_dies_is_retried(tmp_path):
     @ray.remote
     def dies_once(path):
         yield 1
@@ -166,13 +166,13 @@ def test_a_function_that_dies_while_it_streams_is_run_again(tmp_path):
         items(dies.remote())
 
 
-def test_what_is_no_generator(streams):
+def test_streaming_a_non_generator_is_an_error(streams):
     (ref,) = streams.no_generator.options(num_returns="streaming").remote()
     with pytest.raises(TypeError, match="list"):
         ray.get(ref)
 
 
-def test_an_argument_that_failed(streams):
+def test_a_failed_argument_is_the_only_item(streams):
     (ref,) = streams.numbers.remote(numbers.options(num_returns=1).remote(1))
     with pytest.raises(TypeError):
         ray.get(ref)
@@ -216,12 +216,12 @@ def test_two_streams_of_an_async_actor_at_once(async_streams):
     assert pairs == [(i, i) for i in range(50)]
 
 
-def test_a_stream_stays_where_it_is(streams):
+def test_a_generator_cannot_be_pickled(streams):
     with pytest.raises(TypeError, match="stays"):
         pickle.dumps(streams.numbers.remote(1))
 
 
-def test_items_that_contain_references_keep_what_they_refer_to(streams):
+def test_items_keep_the_references_inside_of_them(streams):
     generator = streams.refs.remote(3)
     ray.get(generator.completed())
     lists = [ray.get(ref) for ref in generator]
@@ -243,7 +243,7 @@ def test_wait_takes_generators(streams, gate):
         ray.wait([generator, generator])
 
 
-def test_a_generator_says_whether_next_would_wait(streams, gate):
+def test_next_ready_tells_if_next_would_wait(streams, gate):
     generator = streams.gated.remote(gate, 1)
     assert (generator.next_ready(), generator.is_finished()) == (False, False)
     gate.open.remote("0")
@@ -264,7 +264,7 @@ def test_a_generator_whose_call_failed_is_ready(streams):
         items(generator)
 
 
-def test_what_nobody_takes_is_dropped(streams):
+def test_dropped_streams_free_their_items(streams):
     before = held()
     generator = streams.arrays.remote(5)
     taken = ray.get(next(generator))
@@ -276,7 +276,7 @@ def test_what_nobody_takes_is_dropped(streams):
     assert taken[0] == 0
 
 
-def test_a_generator_that_nobody_takes_runs_to_its_end(streams, gate):
+def test_an_unread_generator_runs_to_its_end(streams, gate):
     generator = streams.gated.remote(gate, 3)
     gate.open.remote("0")
     assert ray.get(next(generator), timeout=GUARD_S) == 0
@@ -287,7 +287,7 @@ def test_a_generator_that_nobody_takes_runs_to_its_end(streams, gate):
     assert ray.get(done, timeout=GUARD_S) == 3
 
 
-def test_a_stream_that_is_run_again_yields_nothing_twice(tmp_path):
+def test_a_retried_stream_yields_no_item_twice(tmp_path):
     @ray.remote
     def dies_once(folder):
         yield 1
@@ -305,13 +305,13 @@ def test_a_stream_that_is_run_again_yields_nothing_twice(tmp_path):
     assert items(generator) == [2, 3]
 
 
-def test_a_caller_that_takes_nothing_yet_gets_all_of_it_later(streams):
+def test_a_late_reader_gets_all_items(streams):
     generator = numbers.remote(3000)
     ray.wait([generator.completed()], timeout=GUARD_S)
     assert items(generator) == list(range(3000))
 
 
-def test_threads_that_take_from_one_stream_have_each_item_once(streams):
+def test_threads_that_share_a_stream_get_each_item_once(streams):
     count, taken = 2000, []
     generator = streams.numbers.remote(count)
 
@@ -415,7 +415,7 @@ class Caller:
     ],
     ids=["one at a time", "threads", "async", "in the loop", "kept", "kept by an async one"],
 )
-def test_a_generator_ends_with_the_process_that_takes_its_items(cls, method, options):
+def test_a_generator_ends_with_its_readers_process(cls, method, options):
     actor, caller = ray.remote(cls).options(**options).remote(), Caller.remote()
     assert ray.get(caller.take_one.remote(actor, method), timeout=GUARD_S) == 0
     ray.kill(caller)
@@ -423,7 +423,7 @@ def test_a_generator_ends_with_the_process_that_takes_its_items(cls, method, opt
     ray.kill(actor)
 
 
-def test_a_generator_that_is_cancelled_between_two_items_is_closed():
+def test_a_generator_cancelled_between_two_items_is_closed():
     actor = ray.remote(AsyncEndless).remote()
     generator = actor.numbers.remote()
     assert ray.get(next(generator), timeout=GUARD_S) == 0
@@ -432,7 +432,7 @@ def test_a_generator_that_is_cancelled_between_two_items_is_closed():
     ray.kill(actor)
 
 
-def test_a_caller_that_takes_nothing_holds_up_nobody_else_of_an_async_actor():
+def test_a_stopped_reader_blocks_no_other_caller_of_an_async_actor():
     @ray.remote
     class Plain:
         def __init__(self):

@@ -39,7 +39,7 @@ def labelled(module_home):
     ],
     ids=repr,
 )
-def test_amounts_that_make_no_sense_are_refused_where_they_are_said(options, error):
+def test_invalid_amounts_are_refused_at_the_call(options, error):
     with pytest.raises(error, match=next(iter(options))):
         Recorder.options(**options)
     with pytest.raises(error, match=next(iter(options))):
@@ -51,7 +51,7 @@ WHOLE = [n for n in NUMBERS if hasattr(n, "__index__") and not isinstance(n, flo
 
 
 @pytest.mark.parametrize("two", NUMBERS, ids=lambda n: type(n).__name__)
-def test_amounts_and_timeouts_may_be_numbers_of_numpy(two):
+def test_amounts_and_timeouts_may_be_numpy_numbers(two):
     f = ray.remote(num_cpus=two, resources={})(lambda: 1)
     assert f._options["num_cpus"] == 2
     assert type(f._options["num_cpus"]) in (int, float)
@@ -68,7 +68,7 @@ def test_amounts_and_timeouts_may_be_numbers_of_numpy(two):
 
 
 @pytest.mark.parametrize("two", WHOLE, ids=lambda n: type(n).__name__)
-def test_counts_may_be_numbers_of_numpy(two):
+def test_counts_may_be_numpy_numbers(two):
     pair = ray.remote(num_returns=two, max_retries=two, max_calls=two)(lambda: (1, 2))
     refs = pair.remote()
     assert ray.wait(refs, num_returns=two, timeout=GUARD_S) == (refs, [])
@@ -78,7 +78,7 @@ def test_counts_may_be_numbers_of_numpy(two):
     ray.kill(actor)
 
 
-def test_flags_may_be_of_numpy():
+def test_flags_may_be_numpy_bools():
     yes, no = np.bool_(True), np.bool_(False)
     actor = Recorder.options(name="flagged", get_if_exists=yes, allow_out_of_order_execution=no, enable_task_events=no).remote()
     assert ray.get(actor.echo.options(retry_exceptions=yes, max_task_retries=1).remote(2), timeout=GUARD_S) == 2
@@ -91,7 +91,7 @@ def test_flags_may_be_of_numpy():
 
 
 @pytest.mark.parametrize("wrong", ["2", True, np.bool_(True), [2], 1 + 2j], ids=repr)
-def test_what_is_no_number_is_a_type_error(wrong):
+def test_a_non_number_is_a_type_error(wrong):
     for use in (
         lambda: ray.wait([ray.put(1)], num_returns=wrong),
         lambda: ray.remote(num_cpus=wrong),
@@ -118,7 +118,7 @@ def test_what_is_no_number_is_a_type_error(wrong):
         "util.serialization",
     ],
 )
-def test_modules_have_what_they_say(name):
+def test_modules_define_every_name_in_all(name):
     module = importlib.import_module(f"shoal.{name}")
     assert all(hasattr(module, n) for n in module.__all__)
 
@@ -165,14 +165,14 @@ def test_arguments_have_rays_names():
     ],
     ids=lambda given: next(iter(given)),
 )
-def test_arguments_of_rays_init_that_are_not_here_are_refused_with_a_hint(given):
+def test_unsupported_init_arguments_are_refused_with_a_hint(given):
     with pytest.raises(NotImplementedError, match=f"{next(iter(given))} of init") as refused:
         ray.init(ignore_reinit_error=True, **given)
     assert refused.value.hint
     ray.init(ignore_reinit_error=True, **dict.fromkeys(given, None))
 
 
-def test_arguments_that_change_nothing_in_ray_either_are_taken_and_what_nobody_has_is_a_type_error():
+def test_arguments_without_effect_are_accepted_and_unknown_ones_are_type_errors():
     ray.init(ignore_reinit_error=True, enable_resource_isolation=False, _redis_password="", _skip_env_hook=True)
     ray.init(ignore_reinit_error=True, _driver_object_store_memory=1 << 30)
     with pytest.raises(TypeError, match="unexpected keyword argument 'num_cpu'"):
@@ -187,7 +187,7 @@ def test_shutdown_takes_rays_arguments(labelled):
     assert not ray.is_initialized()
 
 
-def test_put_has_no_owner_any_more_and_no_transport_yet(recorder):
+def test_put_refuses_owner_and_transport(recorder):
     with pytest.raises(ValueError, match="_owner"):
         ray.put(1, _owner=recorder)
     with pytest.raises(NotImplementedError, match="_tensor_transport"):
@@ -207,7 +207,7 @@ def test_put_has_no_owner_any_more_and_no_transport_yet(recorder):
     ],
     ids=str,
 )
-def test_options_of_rays_that_are_not_here_are_refused_with_a_hint(recorder, of, options):
+def test_unsupported_options_are_refused_with_a_hint(recorder, of, options):
     what = {"actor": Recorder, "function": one, "method": recorder.echo}[of]
     with pytest.raises(NotImplementedError) as refused:
         what.options(**options)
@@ -215,7 +215,7 @@ def test_options_of_rays_that_are_not_here_are_refused_with_a_hint(recorder, of,
     what.options(**dict.fromkeys(options, None))
 
 
-def test_defaults_of_such_options_are_taken():
+def test_defaults_of_unsupported_options_are_accepted():
     assert ray.get(one.options(object_store_memory=None, _num_objects_per_yield=1).remote()) == 1
     actor = Recorder.options(enable_tensor_transport=False, _actor_generator_backpressure_num_objects=-1).remote()
     assert ray.get(actor.echo.options(_num_objects_per_yield=1, tensor_transport=None).remote(2)) == 2
@@ -266,7 +266,7 @@ def test_an_affinity_that_does_not_wait_is_refused(name):
         ("UserCodeException", RayError),
     ],
 )
-def test_exceptions_are_where_ray_has_them(name, base):
+def test_exceptions_have_rays_import_paths(name, base):
     cls = getattr(ray.exceptions, name)
     assert issubclass(cls, base)
     assert issubclass(cls, RayError)
@@ -296,7 +296,7 @@ def test_a_name_that_is_taken_is_an_actor_already_exists_error():
     ray.kill(first)
 
 
-def test_what_is_no_reference_or_handle_is_a_value_error_as_in_ray():
+def test_a_non_reference_or_non_handle_is_a_value_error():
     for wrong in (5, "ref", None, {ray.put(1)}):
         with pytest.raises(ValueError, match=r"get\(\) takes"):
             ray.get(wrong)
@@ -316,7 +316,7 @@ def test_types_can_be_subscripted():
     assert ray.actor.ActorClass[int].__origin__ is ray.actor.ActorClass
 
 
-def test_ids_are_objects_that_are_their_text():
+def test_ids_are_objects_with_their_text():
     actor = Recorder.remote()
     assert actor._actor_id.hex() == actor._actor_id == ray.ActorID.from_hex(actor._actor_id.hex())
     assert ray.ActorID.from_binary(actor._actor_id.binary()) == actor._actor_id
@@ -349,7 +349,7 @@ class Knows:
         return c.actor_id, c.get_actor_id(), c.task_id.is_nil(), c.node_id, same_worker, no_group
 
 
-def test_ids_of_the_context_are_ids():
+def test_the_context_returns_id_objects():
     @ray.remote
     def ids():
         context = ray.get_runtime_context()
@@ -376,7 +376,7 @@ def test_calls_may_be_written_with_underscore_remote():
         ray.get(made.echo.remote(1), timeout=GUARD_S)
 
 
-def test_the_name_of_a_function_has_its_module():
+def test_a_functions_name_includes_its_module():
     @ray.remote
     def name():
         return ray.get_runtime_context().get_task_function_name()
@@ -394,7 +394,7 @@ def test_the_name_of_a_function_has_its_module():
     assert ray.get(calls, timeout=GUARD_S) == [f"{__name__}.name", f"{__name__}.Named.name", f"{__name__}.Named.soon"]
 
 
-def test_a_class_is_seen_through_its_decorator():
+def test_a_decorated_class_shows_its_attributes():
     assert (Knows.SIZE, Knows.twice(4), Knows.__ray_actor_class__.SIZE) == (3, 8, 3)
     assert not hasattr(Knows, "nothing")
     with pytest.raises(TypeError):
@@ -416,7 +416,7 @@ def one():
     return 1
 
 
-def test_options_that_change_nothing_are_taken():
+def test_options_without_effect_are_accepted():
     assert ray.get(one.options(enable_task_events=False, _labels={"a": "b"}).remote()) == 1
     actor = Recorder.options(enable_task_events=False).remote()
     assert ray.get(actor.echo.options(enable_task_events=True).remote(2)) == 2
@@ -446,7 +446,7 @@ def test_children_are_captured_by_the_option_too():
     ray.util.remove_placement_group(group)
 
 
-def test_a_fallback_is_taken_when_no_node_has_the_labels(labelled):
+def test_the_fallback_strategy_applies_when_no_node_has_the_labels(labelled):
     nowhere, here = {"label_selector": {"zone": "b"}}, {"label_selector": {"zone": "a"}}
     assert ray.get(one.options(**nowhere, fallback_strategy=[nowhere, here]).remote(), timeout=GUARD_S) == 1
     actor = Recorder.options(**nowhere, fallback_strategy=[here]).remote()
@@ -464,7 +464,7 @@ def same(value):
     return value
 
 
-def test_results_come_as_they_are_ready():
+def test_results_arrive_as_they_become_ready():
     refs = [same.remote(i) for i in range(7)]
     assert sorted(ray.util.as_completed(refs, chunk_size=3)) == list(range(7))
     assert set(ray.util.as_completed(refs, yield_obj_refs=True)) == set(refs)
@@ -478,7 +478,7 @@ def test_results_come_as_they_are_ready():
         next(ray.util.map_unordered(same, [1], backpressure_size=1, chunk_size=2))
 
 
-def test_what_cannot_be_sent_is_found(capsys):
+def test_inspect_serializability_finds_the_unserializable_part(capsys):
     lock = threading.Lock()
 
     def holds():
@@ -501,7 +501,7 @@ def name_in(value):
     return value["in"][0].name
 
 
-def test_a_serializer_may_be_registered_and_taken_back():
+def test_a_serializer_can_be_registered_and_removed():
     with pytest.raises(TypeError):
         ray.put(Handle("first"))
     ray.util.register_serializer(Handle, serializer=lambda h: h.name, deserializer=Handle)
@@ -524,7 +524,7 @@ def of_ours(kind, *parts):
 
 
 @pytest.mark.parametrize("made", ["ndarray", "large ndarray", "Tensor", "Parameter", "exception"])
-def test_a_serializer_may_be_of_a_class_that_travels_in_a_way_of_its_own(made):
+def test_a_serializer_overrides_a_built_in_serialization(made):
     import torch  # imported here only, because workers import this module
 
     value = {

@@ -78,7 +78,7 @@ def test_a_function_without_a_result(tries):
     assert dies_until.options(num_returns=0).remote(tries, 1) is None
 
 
-def test_of_a_generator_that_yields_more_the_first_are_taken():
+def test_num_returns_takes_the_first_items_of_a_longer_generator():
     @ray.remote(num_returns=2)
     def endless():
         n = 0
@@ -127,7 +127,7 @@ def test_a_function_calls_functions():
     assert ray.get(fibonacci.options(num_cpus=0).remote(4), timeout=GUARD_S) == 3
 
 
-def test_processes_of_functions_that_an_actor_called_end_with_it():
+def test_workers_of_an_actors_functions_end_with_the_actor():
     actor = ray.remote(_Caller).remote()
     called = ray.get(actor.call.remote())
     assert alive(called)
@@ -143,12 +143,12 @@ class _Caller:
 # ---- retries
 
 
-def test_a_function_whose_process_died_is_run_again(tries):
+def test_a_function_whose_process_died_is_retried(tries):
     assert ray.get(dies_until.remote(tries, 3), timeout=GUARD_S) == 3
     assert len(set(ray.get(tries.all.remote()))) == 3
 
 
-def test_by_default_three_times(tries):
+def test_max_retries_is_three_by_default(tries):
     with pytest.raises(WorkerCrashedError, match="dies_until died"):
         ray.get(dies_until.remote(tries, 100), timeout=GUARD_S)
     assert len(ray.get(tries.all.remote())) == 4
@@ -165,7 +165,7 @@ def test_minus_one_is_any_number_of_retries(tries):
     assert ray.get(dies_until.options(max_retries=-1).remote(tries, 7), timeout=GUARD_S) == 7
 
 
-def test_each_result_of_a_function_that_was_run_again(tries):
+def test_a_retried_function_has_all_its_results(tries):
     @ray.remote(num_returns=2)
     def pair(tries):
         if ray.get(tries.add.remote(0)) < 2:
@@ -175,33 +175,33 @@ def test_each_result_of_a_function_that_was_run_again(tries):
     assert ray.get(pair.remote(tries), timeout=GUARD_S) == ["a", "b"]
 
 
-def test_a_function_that_raises_is_not_run_again_unless_told_so(tries):
+def test_a_function_that_raises_is_not_retried_by_default(tries):
     with pytest.raises(ValueError, match="mine"):
         ray.get(raises_until.remote(tries, 100, ValueError("mine")))
     assert len(ray.get(tries.all.remote())) == 1
 
 
 @pytest.mark.parametrize("wanted", [True, [ValueError], (KeyError, Exception)], ids=repr)
-def test_retry_exceptions_runs_again_what_raised(tries, wanted):
+def test_retry_exceptions_retries_a_function_that_raised(tries, wanted):
     again = raises_until.options(retry_exceptions=wanted)
     assert ray.get(again.remote(tries, 3, ValueError("mine")), timeout=GUARD_S) == 3
 
 
-def test_retry_exceptions_of_other_classes_are_not_meant(tries):
+def test_retry_exceptions_ignores_other_classes(tries):
     with pytest.raises(ValueError, match="mine") as info:
         ray.get(raises_until.options(retry_exceptions=[KeyError]).remote(tries, 3, ValueError("mine")), timeout=GUARD_S)
     assert isinstance(info.value, RayTaskError)
     assert len(ray.get(tries.all.remote())) == 1
 
 
-def test_retries_of_exceptions_end_too(tries):
+def test_retries_of_exceptions_are_bounded(tries):
     again = raises_until.options(retry_exceptions=True, max_retries=2)
     with pytest.raises(ValueError, match="mine"):
         ray.get(again.remote(tries, 100, ValueError("mine")), timeout=GUARD_S)
     assert len(ray.get(tries.all.remote())) == 3
 
 
-def test_calls_of_one_function_are_run_again_each_after_its_own_exceptions(tries):
+def test_retry_exceptions_belong_to_the_call_not_the_function(tries):
     wanted = ([KeyError], [OSError, ValueError], True)
     for k, exceptions in enumerate(wanted):
         with pytest.raises(ValueError, match="mine"):
@@ -212,14 +212,14 @@ def test_calls_of_one_function_are_run_again_each_after_its_own_exceptions(tries
         assert len(ray.get(tries.all.remote())) == (2, 5, 8)[k]
 
 
-def test_functions_that_waited_for_a_process_which_died_are_run_by_another(tries):
+def test_functions_queued_on_a_dead_worker_run_on_another(tries):
     """They never began, so that no retry is used."""
     refs = [dies_until.options(max_retries=1, num_cpus=8).remote(tries, 2)]
     refs += [pid.options(max_retries=0, num_cpus=8).remote() for _ in range(20)]
     assert ray.get(refs, timeout=GUARD_S)[0] == 2
 
 
-def test_arguments_of_a_second_attempt_are_those_of_the_first(tries):
+def test_a_retry_has_the_arguments_of_the_first_attempt(tries):
     import numpy as np
 
     @ray.remote
@@ -234,7 +234,7 @@ def test_arguments_of_a_second_attempt_are_those_of_the_first(tries):
     assert ray.get(result, timeout=GUARD_S) == 100_005
 
 
-def test_what_an_argument_came_to_is_no_reason_to_try_again(recorder, gate):
+def test_a_failed_argument_causes_no_retry(recorder, gate):
     dead = gate.wait.remote()
     ray.kill(gate)
 
@@ -270,7 +270,7 @@ def test_a_process_runs_at_most_max_calls(max_calls):
     assert max(pids.count(p) for p in pids) == max_calls
 
 
-def test_calls_with_options_of_their_own_are_counted_too():
+def test_max_calls_counts_calls_with_other_options():
     @ray.remote(max_calls=2)
     def limited():
         return os.getpid()
@@ -279,7 +279,7 @@ def test_calls_with_options_of_their_own_are_counted_too():
     assert max(pids.count(p) for p in pids) == 2
 
 
-def test_calls_at_once_are_counted_too():
+def test_max_calls_counts_concurrent_calls():
     @ray.remote(max_calls=3, num_cpus=8)
     def limited():
         return os.getpid()
@@ -288,7 +288,7 @@ def test_calls_at_once_are_counted_too():
     assert sorted(pids.count(p) for p in set(pids)) == [1, 3, 3]
 
 
-def test_processes_are_used_again_without_a_limit():
+def test_workers_are_reused_without_a_limit():
     assert len({ray.get(pid.remote()) for _ in range(10)}) == 1
 
 
@@ -302,7 +302,7 @@ class Counted:
         return Counted, ()
 
 
-def test_a_function_is_sent_once_whatever_the_options_of_its_calls():
+def test_a_function_is_sent_once_for_any_options():
     counted = Counted()
 
     @ray.remote
@@ -314,7 +314,7 @@ def test_a_function_is_sent_once_whatever_the_options_of_its_calls():
     assert Counted.times == 1
 
 
-def test_kinds_of_workers_of_which_there_are_none_are_left_alone(monkeypatch):
+def test_pools_without_workers_are_not_attended(monkeypatch):
     """A pool without workers is not attended. Else a program with new resources in each step would slow down with every pool."""
     monkeypatch.setattr(FunctionPool, "IDLE_S", 0.1)
     mine, seen, attend = {"CPU": 2.5}, [], _tasks._Pool.attend
@@ -350,7 +350,7 @@ def test_a_dynamic_number_of_results_is_one_reference_to_their_references():
     assert ray.get(pid_of) > 0
 
 
-def test_a_dynamic_number_of_results_of_a_failure():
+def test_a_dynamic_number_of_results_raises_the_failure():
     @ray.remote(num_returns="dynamic", max_retries=0)
     def split():
         yield 1
@@ -372,7 +372,7 @@ async def yields():
 
 
 @pytest.mark.parametrize("function", [coroutine, yields])
-def test_a_function_with_async_is_refused_where_it_is_made_remote(function):
+def test_an_async_function_is_refused_by_the_decorator(function):
     with pytest.raises(ValueError, match=r"async def.*asyncio\.run\(\)"):
         ray.remote(function)
 
@@ -381,7 +381,7 @@ def test_a_function_with_async_is_refused_where_it_is_made_remote(function):
     ("args", "kwargs", "why"),
     [((), {}, "is missing 'a'"), ((1, 2, 3), {}, "but 3 were given"), ((1,), {"c": 1}, "unexpected"), ((1,), {"a": 1}, "multiple values")],
 )
-def test_arguments_that_a_function_cannot_take_are_a_type_error_where_it_is_called(args, kwargs, why):
+def test_wrong_arguments_of_a_function_are_a_type_error_at_the_call(args, kwargs, why):
     @ray.remote
     def function(a, b=2):
         return a, b
@@ -408,7 +408,7 @@ def test_arguments_that_a_function_cannot_take_are_a_type_error_where_it_is_call
     ],
     ids=repr,
 )
-def test_options_of_a_function_that_make_no_sense(options, error):
+def test_invalid_options_of_a_function_are_refused(options, error):
     with pytest.raises(error):
         pid.options(**options)
     with pytest.raises(error):
@@ -493,7 +493,7 @@ def meet(meeting):
     return os.getpid()
 
 
-def test_tasks_that_are_there_at_once_run_at_once():
+def test_tasks_submitted_together_run_concurrently():
     meeting = Meeting.remote(4)
     assert len(set(ray.get([meet.remote(meeting) for _ in range(4)], timeout=GUARD_S))) == 4
 
@@ -508,7 +508,7 @@ def all_cpus(depth):
     return 1 + ray.get(all_cpus.remote(depth - 1)) if depth else 1
 
 
-def test_tasks_that_wait_for_others_lend_them_their_cpus():
+def test_waiting_tasks_lend_their_cpus():
     """Each call asks for all CPUs."""
     assert ray.get(all_cpus.remote(3), timeout=GUARD_S) == 4
 
@@ -532,7 +532,7 @@ def notes(k, tries):
 
 
 @pytest.mark.parametrize("max_calls", [0, 1])
-def test_what_a_function_left_behind_is_run_and_its_worker_stays_as_long(gate, tries, max_calls, monkeypatch):
+def test_open_calls_of_a_returned_function_run_and_its_worker_stays(gate, tries, max_calls, monkeypatch):
     """The worker reports repeatedly that it is needed. Meanwhile other calls use its CPUs."""
     patient(monkeypatch)
     one, other = ray.get(leaves_behind.options(max_calls=max_calls).remote(5, gate, tries), timeout=GUARD_S)
@@ -546,7 +546,7 @@ def test_what_a_function_left_behind_is_run_and_its_worker_stays_as_long(gate, t
 
 
 @pytest.mark.parametrize("max_calls", [0, 1])
-def test_what_a_functions_function_left_behind_is_run_and_both_workers_stay(gate, tries, max_calls, monkeypatch):
+def test_open_calls_of_a_nested_function_run_and_both_workers_stay(gate, tries, max_calls, monkeypatch):
     """The first worker has no open call; of the CPUs of both, only one is wanted."""
     patient(monkeypatch)
     inner = leaves_behind.options(max_calls=max_calls, num_cpus=1)
@@ -579,7 +579,7 @@ class Fails:
         return self.calls
 
 
-def test_nor_does_it_end_between_attempts():
+def test_a_worker_with_an_open_call_stays_between_retries():
     @ray.remote(num_cpus=0, max_calls=1)
     def begins(actor):
         return [actor.until_the_third.options(max_task_retries=2, retry_exceptions=True).remote()]
@@ -591,7 +591,7 @@ def test_nor_does_it_end_between_attempts():
 
 
 @pytest.mark.parametrize("kind", ["a list", "a generator", "an object", "a chain"])
-def test_a_reference_that_a_function_gives_away_before_it_is_ready_becomes_so(gate, kind):
+def test_a_pending_reference_that_a_function_returned_becomes_ready(gate, kind):
     @ray.remote(num_cpus=0, max_calls=1)
     def as_list(gate):
         return [passes_on.options(num_cpus=0).remote(gate.wait.remote("", 7))]
@@ -622,7 +622,7 @@ def test_a_reference_that_a_function_gives_away_before_it_is_ready_becomes_so(ga
     assert value == 7
 
 
-def test_trees_of_tasks_come_to_an_end():
+def test_trees_of_tasks_finish():
     assert ray.get(tree.remote(3), timeout=GUARD_S) == 15
 
 
@@ -644,7 +644,7 @@ def takes_a_while():
 
 
 @pytest.mark.parametrize("other", ["an actor", "a function"])
-def test_others_do_not_wait_until_a_queue_of_functions_is_empty(other):
+def test_a_long_queue_of_functions_does_not_block_other_requests(other):
     """The workers of the queue yield their CPUs one by one."""
     queue = [takes_a_while.remote() for _ in range(4000)]
     ray.get(queue[0], timeout=GUARD_S)
@@ -662,7 +662,7 @@ def test_others_do_not_wait_until_a_queue_of_functions_is_empty(other):
         ray.cancel(ref)
 
 
-def test_arrays_that_code_refers_to_are_its_own():
+def test_small_captured_arrays_are_writable():
     """Arguments and large captured arrays are read-only; small captured ones are writable."""
     few, many = np.zeros(4), np.zeros(4000)
 
@@ -710,7 +710,7 @@ def _notes(function, copies):
 
 
 @pytest.mark.parametrize("large", [0, 4000, 100_000])
-def test_functions_of_one_factory_share_nothing_although_their_pickles_are_alike(large):
+def test_functions_of_one_factory_share_nothing_with_equal_pickles(large):
     left, right = _noting(large), _noting(large)
     named = left.options(name="named")  # the same closure with other options
     of_left, of_right = [], []
@@ -724,7 +724,7 @@ def test_functions_of_one_factory_share_nothing_although_their_pickles_are_alike
     assert len({pid for _, _, pid, _ in of_left}) < len(of_left)
 
 
-def test_a_function_that_is_defined_again_begins_anew():
+def test_a_redefined_function_starts_with_a_new_closure():
     notes = []
     for k in range(3):
         note = _noting(0)
@@ -761,6 +761,6 @@ def test_a_quick_task_does_not_wait_behind_a_long_one(tries):
     ray.get([gate.come.remote(), long], timeout=GUARD_S)
 
 
-def test_what_is_no_function_is_refused_with_a_word():
+def test_remote_refuses_a_non_function_with_a_message():
     with pytest.raises(TypeError, match=r"a remote function is a function, not functools\.partial"):
         ray.remote(functools.partial(max, 1))
