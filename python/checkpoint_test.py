@@ -56,7 +56,7 @@ def shards(path, kind="model"):
 
 @pytest.mark.parametrize("loaded", [AdamW, torch.optim.AdamW])
 @pytest.mark.parametrize("saved", [AdamW, torch.optim.AdamW])
-def test_training_goes_on_as_if_nothing_had_happened(tmp_path, saved, loaded):
+def test_training_resumes_bit_for_bit(tmp_path, saved, loaded):
     model, optimizer = trained(saved, betas=(0.8, 0.99))
     checkpoint.save(tmp_path / "c", model, optimizer, state={"step": 2, "loss": [0.1, None], "nan": float("inf")})
     other = build(seed=1)
@@ -72,7 +72,7 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, saved, loaded):
 
 
 @pytest.mark.parametrize("options", [{"amsgrad": True}, {"fused": True}, {"lr": torch.tensor(0.1)}])
-def test_the_options_of_torchs_adamw_come_back(tmp_path, options):
+def test_the_options_of_torchs_adamw_are_restored(tmp_path, options):
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 0.1, **options})
     step(model, optimizer, 2)
@@ -87,7 +87,7 @@ def test_the_options_of_torchs_adamw_come_back(tmp_path, options):
     expect_same(model, other)
 
 
-def test_what_shoals_adamw_has_not_got_is_refused(tmp_path):
+def test_options_unknown_to_shoals_adamw_are_refused(tmp_path):
     model, optimizer = trained(torch.optim.AdamW)
     optimizer.param_groups[0]["differentiable"] = True
     checkpoint.save(tmp_path / "c", model, optimizer)
@@ -102,7 +102,7 @@ def test_what_shoals_adamw_has_not_got_is_refused(tmp_path):
     ("kind", "options"),
     [(torch.optim.AdamW, {"maximize": True}), (torch.optim.AdamW, {"amsgrad": True}), (torch.optim.Adam, {"weight_decay": 0.1})],
 )
-def test_the_options_of_torchs_go_on_in_shoals_adamw(tmp_path, kind, options):
+def test_shoals_adamw_loads_the_options_of_torchs(tmp_path, kind, options):
     model, optimizer = trained(kind, **options)
     checkpoint.save(tmp_path / "c", model, optimizer)
     other, its = trained()
@@ -114,7 +114,7 @@ def test_the_options_of_torchs_go_on_in_shoals_adamw(tmp_path, kind, options):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_master_weights_come_back(tmp_path):
+def test_master_weights_are_restored(tmp_path):
     model = nn.Linear(7, 3, dtype=torch.bfloat16)
     optimizer = AdamW(model.parameters(), lr=1e-3)
 
@@ -135,7 +135,7 @@ def test_master_weights_come_back(tmp_path):
     expect_same(model, other)
 
 
-def test_momentum_and_several_groups_come_back(tmp_path):
+def test_momentum_and_several_groups_are_restored(tmp_path):
     def make(model):
         return torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}], momentum=0.9)
 
@@ -151,7 +151,7 @@ def test_momentum_and_several_groups_come_back(tmp_path):
     expect_same(model, other)
 
 
-def test_an_optimizer_that_has_not_stepped_forgets_what_it_had(tmp_path):
+def test_loading_an_unstepped_optimizer_clears_the_state(tmp_path):
     model, optimizer = trained(times=0)
     checkpoint.save(tmp_path / "c", model, optimizer)
     other, its = trained(times=3)
@@ -161,7 +161,7 @@ def test_an_optimizer_that_has_not_stepped_forgets_what_it_had(tmp_path):
     expect_same(model, other)
 
 
-def test_tied_parameters_lie_once_and_come_back_tied(tmp_path):
+def test_tied_parameters_are_saved_once_and_stay_tied(tmp_path):
     def make():
         model = build()
         model.again = nn.Linear(5, 3)
@@ -190,7 +190,7 @@ class Odd(nn.Module):
         self.register_buffer("not_saved", torch.ones(1), persistent=False)
 
 
-def test_other_dtypes_empty_tensors_scalars_and_views_come_back(tmp_path):
+def test_other_dtypes_empty_tensors_scalars_and_views_are_restored(tmp_path):
     model, other = Odd(), Odd()
     checkpoint.save(tmp_path / "c", model)
     with torch.no_grad():
@@ -207,7 +207,7 @@ def test_the_safetensors_library_reads_the_shards(tmp_path):
     expect_same(model, other)
 
 
-def test_equal_contents_are_equal_bytes_and_an_old_checkpoint_goes(tmp_path):
+def test_equal_contents_are_equal_bytes_and_old_checkpoints_are_deleted(tmp_path):
     model, optimizer = trained()
     checkpoint.save(tmp_path / "a", model, optimizer, state={"step": 2})
     checkpoint.save(tmp_path / "b", build(), None, state={"step": 0})
@@ -285,7 +285,7 @@ def test_a_foreign_manifest_is_refused_and_never_overwritten(tmp_path, text):
     assert files(tmp_path) == {"manifest.json": text}
 
 
-def test_a_later_format_is_named(tmp_path):
+def test_a_later_format_is_an_error(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"format": "shoal.checkpoint", "version": 2}))
     with pytest.raises(Unimplemented, match="version 2"):
         checkpoint.load(tmp_path, build())
@@ -349,7 +349,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_and_changes_nothing(tmp_path, damage):
+def test_damage_is_an_error_and_changes_nothing(tmp_path, damage):
     path = tmp_path / "c"
     checkpoint.save(path, *trained())
     DAMAGES[damage](path)
@@ -384,7 +384,7 @@ def test_another_models_checkpoint_is_refused_by_name(tmp_path):
         checkpoint.load(tmp_path / "c", model, AdamW(model.parameters()))
 
 
-def test_what_would_not_come_back_is_not_saved(tmp_path):
+def test_values_that_cannot_be_restored_are_refused(tmp_path):
     for state in ({"x": torch.ones(1)}, {"x": (1, 2)}, {1: 2}, [1], {"x": [{2: 1}]}):
         with pytest.raises(InvalidArgument, match="state"):
             checkpoint.save(tmp_path / "c", build(), state=state)
@@ -400,7 +400,7 @@ def test_what_would_not_come_back_is_not_saved(tmp_path):
         checkpoint.save(tmp_path / "c", model)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_an_unwritable_folder_is_an_error(tmp_path):
     file = tmp_path / "file"
     file.touch()
     for path in (file, file / "below"):
@@ -409,7 +409,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         assert e.value.reason == "CheckpointUnwritable"
 
 
-def test_a_full_disk_leaves_the_checkpoint_of_before(tmp_path):
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
     import resource
 
     checkpoint.save(tmp_path / "c", build(), state={"which": "old"})

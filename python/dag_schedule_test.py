@@ -30,12 +30,12 @@ def test_a_chain_has_a_channel_for_each_hop():
     assert [(s.call, s.reads, s.writes) for s in made.steps["b"]] == [(1, [(0, 1)], [2])]
 
 
-def test_what_stays_on_an_actor_needs_no_channel():
+def test_a_value_that_stays_on_its_actor_needs_no_channel():
     made = plan(calls(("a", X), ("a", 0)), [1])
     assert [(c.writer, c.reader) for c in made.channels] == [(DRIVER, "a"), ("a", DRIVER)]
 
 
-def test_a_value_goes_to_an_actor_once_however_many_calls_read_it():
+def test_a_value_is_sent_once_per_reading_actor():
     made = plan(calls(("a", X), ("b", 0, X), ("b", 0, 1, X)), [2, 0, 2])
     assert len(made.channels) == len({(c.value, c.reader) for c in made.channels})
     first, second = made.steps["b"]
@@ -44,18 +44,18 @@ def test_a_value_goes_to_an_actor_once_however_many_calls_read_it():
     assert list(made.outputs) == [2, 0]
 
 
-def test_calls_on_an_actor_run_as_they_were_bound():
+def test_calls_on_an_actor_run_in_binding_order():
     made = plan(calls(("a", X), ("b", X), ("a", X), ("a", 1)), [0, 2, 3])
     assert orders_of(made)["a"] == [0, 2, 3]
 
 
-def test_a_call_comes_after_what_it_reads_whenever_that_was_bound():
+def test_a_call_runs_after_its_inputs_for_any_binding_order():
     graph = calls(("a", 1), ("b", 2), ("a", X))
     assert order(graph) == [2, 1, 0]
     assert find_deadlock(graph, orders_of(plan(graph, [0]))) == ""
 
 
-def test_random_graphs_come_to_their_end():
+def test_random_graphs_finish():
     choose = random.Random(7)
     for _ in range(300):
         graph = []
@@ -76,12 +76,12 @@ def test_random_graphs_come_to_their_end():
             assert all(made.channels[c].value == s.call for s in steps for c in s.writes)
 
 
-def test_a_circle_is_named():
+def test_a_cycle_is_an_error_that_names_it():
     graph = calls(("a", 1), ("b", 0))
     assert find_deadlock(graph, orders_of(plan(graph, [1]))) == "a0 waits for b1; b1 waits for a0"
 
 
-def test_a_call_that_needs_itself_is_named():
+def test_a_call_that_needs_itself_is_an_error():
     graph = calls(("c", X), ("a", 0, 1))
     assert find_deadlock(graph, orders_of(plan(graph, [1]))) == "a1 waits for a1"
 
@@ -93,14 +93,14 @@ def test_orders_that_contradict_each_other_are_a_deadlock():
     assert said == "a2 waits for b1, which comes after b3; b3 waits for a0, which comes after a2"
 
 
-def test_only_the_circle_is_named_not_who_waits_for_it():
+def test_the_error_names_only_the_cycle():
     graph = calls(("d", 1), ("a", 2), ("b", 1))
     said = find_deadlock(graph, {"d": [0], "a": [1], "b": [2]})
     assert said == "a1 waits for b2; b2 waits for a1"
 
 
 @pytest.mark.parametrize(("limit", "in_flight"), [(1, 1), (1_000_000, 1), (1_000_000, 10), (100, 1000), (65_000, 3)])
-def test_channels_have_room_for_all_that_is_under_way(limit, in_flight):
+def test_channels_have_room_for_all_open_executions(limit, in_flight):
     layout = Layout.of("x", 1, limit, in_flight)
     assert layout.capacity & (layout.capacity - 1) == 0
     assert layout.limit >= limit
@@ -110,7 +110,7 @@ def test_channels_have_room_for_all_that_is_under_way(limit, in_flight):
 
 
 @pytest.mark.parametrize(("count", "in_flight"), [(1, 1), (2, 10), (128, 10), (2, 5000), (4000, 10)])
-def test_channels_that_nobody_chose_the_size_of_take_no_more_than_a_node_has(count, in_flight):
+def test_default_channel_sizes_fit_the_nodes_memory(count, in_flight):
     layout = Layout.of("x", count, Layout.default_limit(count, in_flight), in_flight)
     assert layout.limit >= 256
     assert layout.limit == 1_000_000 or count * in_flight > 20
@@ -122,7 +122,7 @@ def test_channels_beyond_the_largest_are_refused():
         Layout.of("x", 1, 1 << 29, 10)
 
 
-def test_arguments_are_filled_as_deep_as_nodes_are_found():
+def test_nested_nodes_in_arguments_are_filled():
     class Node(DAGNode):
         pass
 
@@ -135,7 +135,7 @@ def test_arguments_are_filled_as_deep_as_nodes_are_found():
     assert replaced(untouched, lambda n: None) is untouched
 
 
-def test_turns_are_taken_in_the_order_in_which_they_were_asked_for():
+def test_turns_are_taken_in_request_order():
     turn, said = Turn(taken=True), []
 
     def take(n):

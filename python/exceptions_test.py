@@ -92,7 +92,7 @@ def slotted():
     ],
     ids=lambda e: type(e).__name__,
 )
-def test_what_user_code_raises_is_caught_by_its_class_and_as_task_error(error):
+def test_user_exceptions_are_caught_by_class_and_as_task_error(error):
     back = raised(error, "Counter.add")
     assert isinstance(back, type(error))
     assert isinstance(back, TaskError)
@@ -102,7 +102,7 @@ def test_what_user_code_raises_is_caught_by_its_class_and_as_task_error(error):
     assert type(error).__name__ in str(back)
 
 
-def test_attributes_of_the_cause_are_there():
+def test_a_task_error_has_the_attributes_of_its_cause():
     gone = raised(OSError(2, "gone", "/tmp/x"))
     assert (gone.errno, gone.strerror, gone.filename) == (2, "gone", "/tmp/x")
     assert raised(StopIteration(5)).value == 5
@@ -133,7 +133,7 @@ def test_a_remote_exit_does_not_end_the_caller(error):
     assert isinstance(back.cause, type(error))
 
 
-def test_a_chain_of_causes_is_told_from_the_first():
+def test_a_chain_of_causes_is_printed_from_the_first():
     def fails():
         try:
             {}["first"]
@@ -162,7 +162,7 @@ def test_a_failure_that_passes_through_two_actors_keeps_its_class_and_both_place
     assert text.endswith(" (7)")
 
 
-def test_a_failure_that_passes_through_very_many_actors_tells_the_first_and_the_last():
+def test_a_failure_through_many_actors_shows_the_first_and_the_last():
     error = raised(NeedsTwoError(7, "seven"), "Inner.fail")
     for k in range(1000):
         error = raised(error, f"Outer{k}.call")
@@ -188,7 +188,7 @@ def test_raising_from_a_task_error_keeps_both():
     assert "KeyError: 'first'" in str(back)
 
 
-def test_what_get_raises_can_be_pickled_again():
+def test_errors_raised_by_get_can_be_pickled_again():
     back = pickle.loads(pickle.dumps(raised(NeedsTwoError(7, "seven"))))
     assert isinstance(back, NeedsTwoError)
     assert isinstance(back, TaskError)
@@ -196,7 +196,7 @@ def test_what_get_raises_can_be_pickled_again():
 
 
 @pytest.mark.skipif(not hasattr(builtins, "ExceptionGroup"), reason="Python 3.11")
-def test_groups_come_back_as_groups():
+def test_exception_groups_stay_groups():
     back = raised(ExceptionGroup("several", [ValueError(1), KeyError(2)]))  # noqa: F821
     assert isinstance(back, ExceptionGroup)  # noqa: F821
     assert [type(e) for e in back.exceptions] == [ValueError, KeyError]
@@ -220,7 +220,7 @@ def test_errors_survive_pickling_with_their_parts():
     assert str(back) == "m\n  in: a, b\n  hint: h"
 
 
-def test_everything_public_is_an_error_of_ours():
+def test_every_public_class_is_a_shoal_error():
     for name in exceptions.__all__:
         assert issubclass(getattr(exceptions, name), exceptions.ShoalError)
     assert issubclass(NotFound, LookupError)

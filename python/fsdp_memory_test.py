@@ -26,7 +26,7 @@ def test_the_optimizers_states_count(optimizer, states):
     assert estimate_memory(1000, 4, optimizer=optimizer).optimizer == states * 250 * 4
 
 
-def test_rows_are_cut_as_chunk_cuts_them_and_the_first_rank_has_most():
+def test_rows_are_cut_as_by_chunk_and_the_first_rank_has_most():
     e = estimate_memory(nn.Linear(3, 5), 2, optimizer="sgd")
     assert e.weights == 4 * (3 * 3 + 3)
     assert estimate_memory(nn.Linear(3, 1), 4).weights == 4 * (3 + 1)  # one row cannot be shared
@@ -51,7 +51,7 @@ def test_the_peak_is_a_ranks_part_and_the_largest_unit_in_the_dtypes_of_computin
     assert (half.weights, half.unit_weights) == (320 // 4 * 2, 256 * 2)
 
 
-def test_what_it_does_not_know_is_refused():
+def test_unknown_options_are_refused():
     with pytest.raises(ValueError, match=r"there is no optimizer 'lion' here\n  hint: pass sgd,"):
         estimate_memory(10, 2, optimizer="lion")
     with pytest.raises(ValueError, match="world_size is a number from 1 on, not 0"):

@@ -75,7 +75,7 @@ def leaves(pools, worker, *made, within=1000.0):
     return words
 
 
-def test_who_is_to_be_killed_is_killed_though_the_head_is_away_for_a_while(pools):
+def test_a_kill_is_repeated_until_the_head_is_back(pools):
     pools.session.away = True
     pools.condemn(["a", "b"])
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_who_is_to_be_killed_is_killed_though_the_head_is_away_for_a_while(pools
     assert len(pools.session.done) == 2
 
 
-def test_a_head_that_is_away_is_asked_with_pauses(pools, monkeypatch):
+def test_requests_to_an_absent_head_are_spaced_out(pools, monkeypatch):
     monkeypatch.setattr(FunctionPool, "AGAIN_S", 1e6)
     pools.session.away = True
     pools.condemn(["a", "b"])
@@ -97,7 +97,7 @@ def test_a_head_that_is_away_is_asked_with_pauses(pools, monkeypatch):
     assert pools.session.asked == 1
 
 
-def test_those_that_the_head_has_forgotten_are_over(pools):
+def test_workers_unknown_to_the_head_are_finished(pools):
     pools.session.unknown = {"a"}
     pools.condemn(["a", "b"])
     pools.see_off()
@@ -105,7 +105,7 @@ def test_those_that_the_head_has_forgotten_are_over(pools):
     assert pools._leaving == []
 
 
-def test_one_that_cannot_be_ended_does_not_hold_up_the_others(pools, monkeypatch):
+def test_a_worker_that_cannot_be_ended_does_not_block_others(pools, monkeypatch):
     def kill(worker):
         if worker == "a":
             raise Unavailable("of this one it hears nothing", reason="DeadlineExceeded")
@@ -119,7 +119,7 @@ def test_one_that_cannot_be_ended_does_not_hold_up_the_others(pools, monkeypatch
     assert [leaving.worker for leaving in pools._leaving] == ["a"]
 
 
-def test_what_a_worker_leaves_is_taken_over_once_though_the_head_is_away_in_between(pools, made_here):
+def test_a_workers_actors_are_taken_over_once_despite_an_absent_head(pools, made_here):
     words = leaves(pools, "w", _Made("a", "A", False), _Made("b", "B", True, ("object", "place")), _Made("gone", "C", False))
     pools.session.unknown = {"gone"}
     pools.see_off()
@@ -148,7 +148,7 @@ def test_what_a_worker_leaves_is_taken_over_once_though_the_head_is_away_in_betw
     assert pools._leaving == []
 
 
-def test_one_that_says_nothing_in_its_time_is_killed_and_nothing_is_taken_over(pools, made_here):
+def test_a_silent_worker_is_killed_without_takeover(pools, made_here):
     leaves(pools, "w", _Made("a", "A", False), within=0.0)
     pools.see_off()
     assert pools.session.done == ["kill w"]
@@ -181,7 +181,7 @@ def test_last_words_lose_nothing_that_a_pool_wanted_meanwhile(pools):
     assert sorted(pools.session.done) == ["kill forced", "kill unmade"]
 
 
-def test_as_long_as_a_worker_has_not_said_what_it_leaves_this_process_is_needed(pools, monkeypatch):
+def test_this_process_is_needed_until_a_worker_sent_its_last_words(pools, monkeypatch):
     words = leaves(pools, "w")
     pools.session.wait_some = lambda *_: None
     monkeypatch.setattr(_tasks, "_wait", lambda *_: None)
@@ -192,7 +192,7 @@ def test_as_long_as_a_worker_has_not_said_what_it_leaves_this_process_is_needed(
     assert pools.idle()
 
 
-def test_one_that_is_needed_is_asked_again(pools, monkeypatch):
+def test_a_needed_worker_is_asked_again(pools, monkeypatch):
     words, again = leaves(pools, "w"), []
     words.made, words._ref.ready = None, True
     monkeypatch.setattr(_tasks, "load", lambda words: words.made if words.made is None else (words.made, ()))
@@ -204,14 +204,14 @@ def test_one_that_is_needed_is_asked_again(pools, monkeypatch):
     assert pools.session.done == []
 
 
-def test_time_in_which_this_process_stood_still_is_nobodys(pools):
+def test_suspended_time_does_not_count(pools):
     leaves(pools, "w", within=0.0)
     pools._looked_at -= 100.0
     pools.see_off()
     assert pools.session.done == []
 
 
-def test_a_function_may_be_called_while_its_pool_begins(pools, monkeypatch):
+def test_a_function_can_be_called_while_its_pool_starts(pools, monkeypatch):
     """As when the GC runs code of a user's in between."""
     function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.of(0, False), pool=None)
     found = []
@@ -234,7 +234,7 @@ def test_a_function_may_be_called_while_its_pool_begins(pools, monkeypatch):
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_pool_whose_beginning_is_interrupted_is_seen_to_if_it_has_workers(pools, monkeypatch, begun):
+def test_an_interrupted_pool_with_workers_is_attended(pools, monkeypatch, begun):
     class Interrupted:
         def __init__(self, _, number, *__):
             self.number, self.workers, self.judges, self.native = number, {}, {}, None
@@ -253,7 +253,7 @@ def test_a_pool_whose_beginning_is_interrupted_is_seen_to_if_it_has_workers(pool
         assert pools._pool_of(function).workers == {"w": None}
 
 
-def test_last_words_wait_for_a_head_that_is_away(pools):
+def test_last_words_wait_for_an_absent_head(pools):
     pools.condemn(["w"])
     asked = []
 

@@ -91,7 +91,7 @@ def expect_close(ours, theirs):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_every_option_is_torchs(name, options, dtype):
+def test_every_option_equals_torchs_result(name, options, dtype):
     ours, our_optimizer, theirs, their_optimizer = both(name, dtype, **options)
     train(ours, our_optimizer, 0, 6)
     train(theirs, their_optimizer, 0, 6)
@@ -163,7 +163,7 @@ def test_a_closure_is_run_with_gradients_and_its_loss_returned(name):
 
 @pytest.mark.parametrize("layout", ["transposed", "channels_last", "gradient transposed"])
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
-def test_any_dense_layout(name, layout):
+def test_any_dense_memory_layout_works(name, layout):
     results = []
     for kind in (shoal.optim, torch.optim):
         values = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
@@ -181,7 +181,7 @@ def test_any_dense_layout(name, layout):
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_a_state_laid_out_otherwise_is_moved():
+def test_a_state_with_another_memory_layout_is_converted():
     p = nn.Parameter(torch.randn(4, 6).T)
     optimizer = shoal.optim.AdamW([p])
     gradients([p], 0)
@@ -217,7 +217,7 @@ def test_master_weights_are_fp32_training_rounded_once(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
-def test_without_master_weights_it_is_torchs(name):
+def test_training_without_master_weights_equals_torch(name):
     # torch's fused Adam computes in fp32, as ours; its fused SGD is far off in bfloat16 (2.13).
     ours, our_optimizer, theirs, their_optimizer = both(name, torch.bfloat16, master_weights=False, fused=name != "SGD")
     train(ours, our_optimizer, 0, 4)
@@ -251,7 +251,7 @@ def test_the_master_copy_survives_a_state_dict():
     assert all(torch.equal(a, b) for a, b in zip(low, others, strict=True))
 
 
-def test_a_low_precision_state_of_torchs_is_widened():
+def test_a_low_precision_state_from_torch_is_widened():
     _, _, theirs, their_optimizer = both("AdamW", torch.bfloat16)
     train(theirs, their_optimizer, 0, 3)
     others = [nn.Parameter(p.detach().clone()) for p in theirs]
@@ -276,7 +276,7 @@ def test_weights_written_between_steps_reach_the_master_copy(counted):
     torch.testing.assert_close(optimizer.state[p]["master_param"], torch.tensor([0.998] * 3 + [4.999] * 7))
 
 
-def test_a_copied_optimizer_goes_on():
+def test_a_copied_optimizer_trains_on():
     low, optimizer, _, _ = both("AdamW", torch.bfloat16)
     train(low, optimizer, 0, 2)
     others, other = copy.deepcopy((low, optimizer))
@@ -320,7 +320,7 @@ def test_a_grad_scaler_takes_fp16_parameters_with_master_weights():
 
 
 @pytest.mark.parametrize("option", ["capturable", "differentiable"])
-def test_what_it_has_not_got_is_refused_by_name(option):
+def test_unsupported_options_are_refused_by_name(option):
     (p,) = parameters(shapes=[(2,)])
     with pytest.raises(Unimplemented, match=f"no {option}=True"):
         shoal.optim.AdamW([p], **{option: True})
@@ -333,7 +333,7 @@ def test_what_it_has_not_got_is_refused_by_name(option):
         optimizer.load_state_dict(saved)
 
 
-def test_bad_options_are_torchs_errors():
+def test_invalid_options_raise_torchs_errors():
     for options in ({"lr": -1.0}, {"betas": (1.0, 0.9)}, {"eps": -1.0}, {"weight_decay": -1.0}):
         with pytest.raises(ValueError, match="Invalid"):
             shoal.optim.AdamW(parameters(), **options)
@@ -365,7 +365,7 @@ def test_bad_tensors_are_refused():
         shoal.optim.SGD([on_meta]).step()
 
 
-def test_gradients_whose_elements_lie_in_other_tensors_count():
+def test_gradients_that_are_wrapper_tensors_work():
     p = nn.Parameter(torch.zeros(3))
     p.grad = TwoTensor(torch.ones(3), torch.full((3,), 2.0))
     assert shoal.optim.clip_grad_norm_([p], 100.0) == pytest.approx(12**0.5)
@@ -444,7 +444,7 @@ def test_clipping_is_torchs(order):
             torch.testing.assert_close(a.grad, b.grad, **close)
 
 
-def test_a_norm_that_is_not_finite():
+def test_clipping_handles_a_norm_that_is_not_finite():
     (p,) = parameters(shapes=[(4,)])
     for bad in (float("nan"), float("inf")):
         p.grad = torch.tensor([1.0, bad, 2.0, 3.0])
@@ -462,7 +462,7 @@ def test_a_norm_that_is_not_finite():
         p.grad = torch.tensor([1.0, float("nan")] * 2)
 
 
-def test_nothing_to_clip():
+def test_clipping_without_gradients_works():
     assert shoal.optim.clip_grad_norm_([], 1.0) == 0
     assert shoal.optim.clip_grad_norm_(parameters(), 1.0) == 0
     with pytest.raises(InvalidArgument, match="max_norm"):

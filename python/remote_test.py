@@ -9,7 +9,7 @@ from shoal import _remote
 from shoal._remote import launch, remote
 
 
-def test_workers_import_from_where_their_driver_does(monkeypatch, tmp_path):
+def test_workers_have_the_drivers_import_path(monkeypatch, tmp_path):
     """Also from a folder beside the interpreter's own: /usr/src/app is where many a container has its program."""
     beside = os.path.join(sys.base_prefix, "src", "app")
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), beside, *sys.path])
@@ -22,12 +22,12 @@ def test_workers_import_from_where_their_driver_does(monkeypatch, tmp_path):
     assert not any(p.endswith("lib-dynload") for p in path)
 
 
-def test_shoal_itself_is_found_where_it_was_found_here():
+def test_workers_import_shoal_from_the_same_place():
     path = launch()["python_path"]
     assert os.path.dirname(os.path.dirname(_remote.__file__)) in path
 
 
-def test_a_decorated_class_or_function_is_not_called_by_accident():
+def test_a_direct_call_of_a_decorated_class_or_function_is_an_error():
     @remote
     class Counter:
         """Counts."""

@@ -7,7 +7,7 @@ from shoal import _retry
 from shoal._retry import MethodAttempts, Retries
 
 
-def test_an_attempt_that_is_over_before_its_caller_goes_on_is_judged(monkeypatch):
+def test_an_attempt_that_ends_before_its_caller_continues_is_judged(monkeypatch):
     judging, settled = [], []
 
     class Attempts:

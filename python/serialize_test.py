@@ -24,14 +24,14 @@ PLAIN = [None, True, -(2**70), 1.5, complex(1, 2), "", "grüß", b"", b"\0" * 50
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
-def test_plain_values_come_back_as_they_were(value):
+def test_plain_values_round_trip(value):
     assert there_and_back(value) == value
     head, buffers, refs = _serialize.pack(value)
     assert (loads(head, buffers), refs) == (value, [])
 
 
 @pytest.mark.parametrize("size", [0, (1 << 16) - 1, 1 << 16])
-def test_large_bytes_lie_beside_the_pickle_however_they_are_packed(size):
+def test_large_bytes_are_outside_of_the_pickle_in_any_container(size):
     value = b"x" * size
     head, buffers, _ = _serialize.pack(value)
     assert loads(head, buffers) == value
@@ -57,7 +57,7 @@ def test_large_bytes_lie_beside_the_pickle_however_they_are_packed(size):
     ],
     ids=lambda a: f"{a.dtype}{a.shape}",
 )
-def test_arrays_come_back_with_dtype_shape_and_values(array):
+def test_arrays_round_trip_with_dtype_shape_and_values(array):
     back = there_and_back({"a": [array]})["a"][0]
     assert back.flags.writeable == array.dtype.hasobject
     assert array.flags.writeable  # the sender's own stays as it was
@@ -67,7 +67,7 @@ def test_arrays_come_back_with_dtype_shape_and_values(array):
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
-def test_large_bytes_travel_beside_the_pickle(kind):
+def test_large_bytes_are_outside_of_the_pickle(kind):
     value = kind(os.urandom(1 << 16))
     head, buffers = dumps(value)
     assert [b.nbytes for b in buffers] == [len(value)]
@@ -82,7 +82,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7,), (64, 129)])
-def test_tensors_come_back_bit_by_bit(dtype, shape):
+def test_tensors_round_trip_bit_for_bit(dtype, shape):
     tensor = (torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape) % 100).to(dtype)
     back = there_and_back(tensor)
     assert back.dtype == dtype
@@ -112,7 +112,7 @@ def special_tensors(numel=12):
 
 
 @pytest.mark.parametrize("name", special_tensors())
-def test_tensors_that_are_not_plain_memory_come_back_too(name):
+def test_tensors_without_plain_memory_round_trip(name):
     tensor = special_tensors()[name]
     tensor.note = "kept"
     back = there_and_back(tensor)
@@ -164,13 +164,13 @@ def test_a_slice_carries_its_own_bytes_only():
 
 
 @pytest.mark.parametrize("value", [np.zeros(100_000), torch.zeros(100_000)], ids=["array", "tensor"])
-def test_a_large_buffer_is_handed_over_where_it_lies(value):
+def test_a_large_buffer_is_passed_without_a_copy(value):
     _, buffers = dumps(["before", value, "after"])
     address = value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr()
     assert [np.frombuffer(b, np.uint8).ctypes.data for b in buffers] == [address]
 
 
-def test_an_array_is_read_where_it_lies_and_cannot_be_written():
+def test_an_array_is_loaded_in_place_and_read_only():
     head, buffers = dumps(np.arange(100_000))
     memory = memoryview(bytes(buffers[0]))
     back = loads(head, [memory])
@@ -198,7 +198,7 @@ def test_arrays_of_one_shape_each_have_their_own_values(dtype, order):
         assert (head in _serialize._known) == (array.dtype.names is None)
 
 
-def test_nobody_may_write_to_the_second_array_of_a_shape_either():
+def test_the_second_array_of_a_shape_is_read_only_too():
     head, buffers = dumps(np.ones(1000))
     for _ in range(2):
         array = loads(head, [memoryview(bytearray(buffers[0])).toreadonly()])
@@ -236,14 +236,14 @@ class _Made:
     ],
     ids=["tuple", "subclass", "made of arrays", "slice", "transposed", "transposed, by numpy's own pickle", "with metadata"],
 )
-def test_what_is_more_than_one_array_is_made_by_its_pickle_each_time(value):
+def test_values_of_several_arrays_are_unpickled_each_time(value):
     before = dict(_serialize._known)
     head, buffers = dumps(value)
     loads(head, [memoryview(bytes(b)).toreadonly() for b in buffers])
     assert _serialize._known == before
 
 
-def test_arrays_for_writing_are_not_taken_for_those_for_reading():
+def test_writable_arrays_are_not_mistaken_for_read_only_ones():
     for _ in range(2):
         held = []
         head = pickle.dumps(np.ones(1000), protocol=5, buffer_callback=held.append)
@@ -252,7 +252,7 @@ def test_arrays_for_writing_are_not_taken_for_those_for_reading():
         assert array[0] == 7
 
 
-def test_the_shapes_that_are_known_are_bounded():
+def test_the_number_of_cached_shapes_is_bounded():
     for n in range(1000, 2100):
         head, buffers = dumps(np.zeros(n))
         assert len(loads(head, buffers)) == n
@@ -290,14 +290,14 @@ def test_a_value_keeps_its_memory_alive():
     assert gone() is None
 
 
-def test_many_arrays_are_no_problem():
+def test_a_value_may_contain_many_arrays():
     arrays = [np.full(1024, i) for i in range(20_000)]
     head, buffers = dumps(arrays)
     assert len(buffers) < 16_384  # what one value may have
     assert [a[0] for a in loads(head, buffers)] == list(range(20_000))
 
 
-def test_a_value_that_contains_itself_comes_back():
+def test_a_recursive_value_round_trips():
     loop = [1]
     loop.append(loop)
     back = there_and_back(loop)
@@ -307,7 +307,7 @@ def test_a_value_that_contains_itself_comes_back():
     assert isinstance(there_and_back(ring)["self"][0]["self"], tuple)
 
 
-def test_one_object_that_is_there_twice_stays_one():
+def test_an_object_that_occurs_twice_stays_one():
     array = np.zeros(10_000)
     a, b = there_and_back((array, array))
     assert a is b
@@ -325,7 +325,7 @@ def test_closures_lambdas_and_classes_of_a_function_travel_by_value():
     assert instance.times(2) == 6
 
 
-def test_what_cannot_be_pickled_says_so():
+def test_an_unpicklable_value_is_an_error():
     with pytest.raises(TypeError, match="lock"):
         dumps(threading.Lock())
 
@@ -350,7 +350,7 @@ def raised(error, where="A.m"):
     return value.as_instance_of_cause()
 
 
-def test_an_exception_with_what_cannot_travel_is_still_of_its_class():
+def test_an_exception_with_unpicklable_attributes_keeps_its_class():
     class HoldsLockError(Exception):
         def __init__(self, text):
             super().__init__(text, threading.Lock())
@@ -365,13 +365,13 @@ def test_an_exception_with_what_cannot_travel_is_still_of_its_class():
     assert "held" in str(error)
 
 
-def test_an_exception_that_cannot_be_loaded_comes_as_text():
+def test_an_exception_that_cannot_be_loaded_becomes_text():
     error = raised(_Unloadable("what it said"))
     assert isinstance(error, TaskError)
     assert "what it said" in str(error)
 
 
-def test_an_exception_whose_module_only_the_other_side_has_comes_as_text():
+def test_an_exception_of_an_absent_module_becomes_text():
     head, buffers = dump_exception(ValueError("theirs"), "A.m")
     import builtins
 
@@ -388,7 +388,7 @@ def test_an_exception_whose_module_only_the_other_side_has_comes_as_text():
     assert "OnlyThereError: theirs" in str(error)
 
 
-def test_a_hostile_str_is_no_problem():
+def test_an_exception_whose_str_raises_is_serialized():
     class RudeError(Exception):
         def __str__(self):
             raise RuntimeError("no")
@@ -398,7 +398,7 @@ def test_a_hostile_str_is_no_problem():
     assert "RudeError" in str(raised(RudeError()))
 
 
-def test_a_large_array_in_an_exception_travels_beside_it():
+def test_a_large_array_in_an_exception_is_outside_of_the_pickle():
     error = ValueError("big", np.zeros(100_000))
     assert raised(error).args[1].shape == (100_000,)
 

@@ -27,7 +27,7 @@ def packed(folder):
     return _shipping.pack(_shipping.files_in(folder), file), file.getvalue()
 
 
-def test_the_same_files_are_the_same_package_whenever_they_were_written(folder):
+def test_equal_files_are_one_package_for_any_mtime(folder):
     before = packed(folder)
     (folder / "deep" / "a.txt").write_text("a")
     assert packed(folder) == before
@@ -35,14 +35,14 @@ def test_the_same_files_are_the_same_package_whenever_they_were_written(folder):
     assert packed(folder)[0] != before[0]
 
 
-def test_what_was_packed_is_unpacked(folder, tmp_path):
+def test_a_package_round_trips(folder, tmp_path):
     _, data = packed(folder)
     assert _shipping.unpack(io.BytesIO(data), tmp_path / "out") == len("a#!/bin/sh")
     assert (tmp_path / "out" / "deep" / "a.txt").read_text() == "a"
     assert stat.S_IMODE((tmp_path / "out" / "run.sh").stat().st_mode) == 0o755
 
 
-def test_an_empty_folder_is_one(tmp_path):
+def test_an_empty_folder_is_a_package(tmp_path):
     _, data = packed(tmp_path)
     assert _shipping.unpack(io.BytesIO(data), tmp_path / "out") == 0
     assert list((tmp_path / "out").iterdir()) == []
@@ -68,13 +68,13 @@ def zip_with(name, text="x", mode=stat.S_IFREG | 0o644):
         zip_with("pipe", "", stat.S_IFIFO | 0o644),
     ],
 )
-def test_what_would_lie_elsewhere_is_refused_and_nothing_is_written(file, tmp_path):
+def test_paths_outside_of_the_target_are_refused_before_any_write(file, tmp_path):
     with pytest.raises(RuntimeEnvSetupError, match="must not have"):
         _shipping.unpack(file, tmp_path / "in" / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+def test_a_package_that_unpacks_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(_shipping, "MAX_BYTES", 1000 << 10)
     with pytest.raises(RuntimeEnvSetupError, match="unpacks to 1 MiB"):
         _shipping.unpack(zip_with("large", "0" * (1 << 20)), tmp_path / "out")
@@ -107,7 +107,7 @@ def told(monkeypatch, of, env):
     monkeypatch.setenv("SHOAL_RUNTIME_ENV", json.dumps(env))
 
 
-def test_paths_are_those_of_this_host_and_each_package_comes_once(host, tmp_path, monkeypatch):
+def test_paths_are_local_and_each_package_is_fetched_once(host, tmp_path, monkeypatch):
     import os
 
     given = {"working_dir": "/far/files/1", "py_modules": ["/far/files/1/deep"]}
@@ -123,7 +123,7 @@ def test_paths_are_those_of_this_host_and_each_package_comes_once(host, tmp_path
     assert sorted(p.name for p in (tmp_path / "session" / "files").iterdir()) == [host.name[:24] + end for end in ("", ".bringing", ".use")]
 
 
-def test_what_a_killed_process_left_half_is_made_again(host, tmp_path, monkeypatch):
+def test_a_half_unpacked_package_is_unpacked_again(host, tmp_path, monkeypatch):
     half = tmp_path / "session" / "files" / (host.name[:24] + ".making")
     half.mkdir(parents=True)
     (half / "rubbish").write_text("")
@@ -133,7 +133,7 @@ def test_what_a_killed_process_left_half_is_made_again(host, tmp_path, monkeypat
     assert not half.exists()
 
 
-def test_what_is_not_what_its_name_says_is_refused(host, tmp_path, monkeypatch):
+def test_a_package_with_a_wrong_hash_is_refused(host, tmp_path, monkeypatch):
     host.packages["0" * 64] = host.packages[host.name]
     told(monkeypatch, {"/far/files/1": "0" * 64}, {})
     with pytest.raises(DataLoss, match="other content"):
@@ -141,7 +141,7 @@ def test_what_is_not_what_its_name_says_is_refused(host, tmp_path, monkeypatch):
     assert not (tmp_path / "session" / "files" / ("0" * 24)).exists()
 
 
-def test_without_packages_of_others_nothing_happens(tmp_path, monkeypatch):
+def test_an_environment_without_packages_is_unchanged(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_SESSION", str(tmp_path))
     monkeypatch.delenv("SHOAL_PACKAGES", raising=False)
     assert _shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
@@ -149,7 +149,7 @@ def test_without_packages_of_others_nothing_happens(tmp_path, monkeypatch):
     assert _shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
 
 
-def test_who_waits_for_one_that_fails_brings_it_itself(tmp_path, monkeypatch):
+def test_a_waiter_fetches_a_package_whose_first_fetch_failed(tmp_path, monkeypatch):
     begun, go, brought = threading.Event(), threading.Event(), []
 
     def bring(package, target):
@@ -172,7 +172,7 @@ def test_who_waits_for_one_that_fails_brings_it_itself(tmp_path, monkeypatch):
     assert len(brought) == 2  # all hold it now, and none waits for another
 
 
-def test_what_is_sent_is_what_was_there_before_anybody_worked_in_it(folder, tmp_path):
+def test_a_package_is_sent_as_it_was_before_any_use(folder, tmp_path):
     _shipping.keep_packed(folder, tmp_path / "kept.zip")
     before = packed(folder)
     (folder / "written.by.a.worker").write_text("x")

@@ -49,7 +49,7 @@ def test_a_row_without_a_goal_is_only_shown():
     assert made.good()
 
 
-def test_a_series_that_failed_once_is_a_miss_and_says_why():
+def test_a_series_with_one_failure_is_a_miss_with_the_reason():
     made = report(SLOWER, ours=[1.0], peer=[10.0])
     made.failures["ours"] = "exit code 3: no memory"
     assert made.holds(SLOWER) is False
@@ -57,7 +57,7 @@ def test_a_series_that_failed_once_is_a_miss_and_says_why():
     assert "no memory" in made.table()
 
 
-def test_a_bench_with_a_failed_process_is_not_good_even_if_no_goal_needs_it():
+def test_a_failed_process_fails_the_bench_without_a_goal():
     made = report(SHOWN, ours=[1.0], peer=[1.0])
     made.failures["calls"] = "it died"
     assert not made.good()
@@ -73,7 +73,7 @@ def test_json_has_every_sample_and_the_machine():
 
 
 @pytest.mark.parametrize(("loss", "holds"), [(2.0, True), (2.00003, False), (math.nan, False)])
-def test_parity_looks_at_every_step(loss, holds):
+def test_parity_compares_every_step(loss, holds):
     row = Row("ours", "", "ours", "plain", goal=("<=", 1e-5))
     made = parity.ParityReport("parity", [row])
     made.add("plain", [3.0, 2.0, 1.0])
@@ -124,7 +124,7 @@ def test_the_better_peer_of_a_figure_counts(unit, figure, samples, peer):
         assert made.holds(chosen) is False
 
 
-def test_rows_are_those_of_the_peers_and_figures_that_were_asked_for():
+def test_rows_match_the_selected_peers_and_figures():
     wanted = [r for r in actors.ROWS if actors._asked_for(r, {"calls_sync"}, {"xoscar"})]
     assert {r.peer for r in wanted} == {"best calls_sync", "ping-pong"}
     assert any(r.peer == "ray init_first" for r in actors.ROWS if actors._asked_for(r, set(), {"ray"}))

@@ -44,23 +44,23 @@ def test_a_steady_cluster_holds():
     assert "MISS" not in made.table()
 
 
-def test_what_grows_is_a_miss_although_it_is_all_gone_in_the_end():
+def test_growth_is_a_miss_even_without_leftovers():
     made = report(values=[50.0 + i for i in range(200)])
     assert [r.ours for r in made.rows if not made.holds(r)] == ["node: descriptors growth"]
     assert "MISS" in made.table()
 
 
-def test_what_grew_at_first_only_is_none():
+def test_growth_at_the_start_only_is_ignored():
     assert report(values=[0.0 + min(i, 90) for i in range(200)]).good()
 
 
-def test_what_is_left_in_the_end_is_a_miss():
+def test_leftovers_at_the_end_are_a_miss():
     made = report(left=59.0)
     assert [r.ours for r in made.rows if not made.holds(r)] == ["node: descriptors left"]
     assert not report(name="/dev/shm: files", left=51.0).good()
 
 
-def test_a_cluster_that_churns_for_some_seconds_is_bounded():
+def test_a_few_seconds_of_churn_stay_bounded():
     parser = argparse.ArgumentParser()
     soak.add_options(parser)
     quick = ",".join(a.__name__ for a in soak_churn.ACTIVITIES if a is not soak_churn.objects_put)

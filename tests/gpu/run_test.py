@@ -18,7 +18,7 @@ def run(*args):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_without_a_device_it_says_so():
+def test_run_reports_a_missing_device():
     code, said = run()
     assert code == 2
     assert "there is no CUDA device" in said, said

@@ -97,7 +97,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("optimizer", "world"), [("shoal", 1), ("shoal", 2), ("shoal", 3), ("shoal", 4), ("torch", 3), ("torch", 1)])
-def test_what_two_ranks_saved_is_read_by_any_number(saved, optimizer, world):
+def test_a_checkpoint_of_two_ranks_loads_on_any_number(saved, optimizer, world):
     path, contents = saved[optimizer]
     assert checkpoint.read_manifest(path).world_size == 2
     for rank, (state, loaded, _) in enumerate(run(loading, world, path=path, optimizer=optimizer, late=rank_is_late(world))):
@@ -109,7 +109,7 @@ def rank_is_late(world):
     return world in (2, 3)
 
 
-def test_a_plain_process_reads_it_and_a_sharded_model_reads_a_plain_ones(saved, tmp_path):
+def test_plain_and_sharded_models_load_each_others_checkpoints(saved, tmp_path):
     path, contents = saved["torch"]
     model = build(seed=1)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -123,7 +123,7 @@ def test_a_plain_process_reads_it_and_a_sharded_model_reads_a_plain_ones(saved, 
         torch.testing.assert_close(output, expected)
 
 
-def test_four_ranks_save_what_two_saved_with_the_same_values(saved, tmp_path):
+def test_four_ranks_save_the_same_values_as_two(saved, tmp_path):
     def again(config):
         model, optimizer = make(config, seed=1)
         checkpoint.load(config["path"], model, optimizer)
@@ -134,7 +134,7 @@ def test_four_ranks_save_what_two_saved_with_the_same_values(saved, tmp_path):
     expect_same(run(loading, 2, path=str(tmp_path / "four"))[0][1], contents)
 
 
-def test_a_shard_that_one_rank_alone_reads_is_damaged_for_all(saved, tmp_path):
+def test_a_shard_damaged_for_one_rank_fails_on_all(saved, tmp_path):
     import shutil
 
     path, _ = saved["shoal"]
@@ -156,7 +156,7 @@ def test_a_shard_that_one_rank_alone_reads_is_damaged_for_all(saved, tmp_path):
     assert run(failing, 2, path=str(broken)) == [True, True]
 
 
-def test_a_place_that_rank_0_cannot_write_is_an_error_on_every_rank(tmp_path):
+def test_an_unwritable_folder_on_rank_0_fails_on_all(tmp_path):
     (tmp_path / "file").touch()
 
     def failing(config):
@@ -172,7 +172,7 @@ def test_a_place_that_rank_0_cannot_write_is_an_error_on_every_rank(tmp_path):
     assert answers[1][1] == ["rank 0"]
 
 
-def test_a_rank_that_dies_while_saving_leaves_the_checkpoint_of_before(saved, tmp_path):
+def test_a_death_while_saving_keeps_the_previous_checkpoint(saved, tmp_path):
     path = str(tmp_path / "c")
 
     def dying(config):

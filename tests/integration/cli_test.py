@@ -38,7 +38,7 @@ def fails(done, code, *texts):
 # ---- start and stop
 
 
-def test_start_says_where_it_runs_and_what_comes_next(shoal_command):
+def test_start_prints_its_address_and_next_steps(shoal_command):
     done = shoal_command("start", "--head", "--port", "0", "--num-cpus", "2", "--resource", "slot=3")
     assert done.returncode == 0, done
     address = re.search(r"127\.0\.0\.1:\d+", done.stdout)[0]
@@ -50,7 +50,7 @@ def test_start_says_where_it_runs_and_what_comes_next(shoal_command):
     fails(shoal_command("stop"), 3, "no cluster is running", "hint")
 
 
-def test_start_and_stop_speak_json(shoal_command):
+def test_start_and_stop_print_json(shoal_command):
     said = shoal_command.json("start", "--head", "--port", "0", "--num-cpus", "2", "--num-gpus", "1", "--memory", "1000")
     assert said["schema"] == "shoal.start/1"
     assert said["resources"] == {"CPU": 2, "GPU": 1, "memory": 1000}
@@ -59,7 +59,7 @@ def test_start_and_stop_speak_json(shoal_command):
     assert stopped == {"schema": "shoal.stop/1", "stopped": [{"session": said["session"], "killed": 0}]}
 
 
-def test_clusters_live_side_by_side_and_stop_ends_the_one_that_was_named(shoal_command):
+def test_stop_ends_only_the_named_one_of_several_clusters(shoal_command):
     one, two, three = shoal_command.start(), shoal_command.start(), shoal_command.start()
     done = shoal_command("stop")
     fails(done, 2, "3 clusters are running")
@@ -73,7 +73,7 @@ def test_clusters_live_side_by_side_and_stop_ends_the_one_that_was_named(shoal_c
     assert shoal_command.json("stop", "--all")["stopped"] == []
 
 
-def test_start_takes_resources_and_labels_as_ray_writes_them(shoal_command):
+def test_start_accepts_rays_notation_of_resources_and_labels(shoal_command):
     words = ["--resources", '{"slot": 2, "token": 0.5}', "--labels", "zone=a,disk=fast", "--label", "rack=1"]
     shoal_command.start(*words)
     total = shoal_command.json("status")["total"]
@@ -89,7 +89,7 @@ def test_start_takes_resources_and_labels_as_ray_writes_them(shoal_command):
     assert shoal_command("status").returncode == 5
 
 
-def test_start_with_block_stays_until_a_signal_or_the_end_of_the_cluster(shoal_command):
+def test_start_with_block_stays_until_a_signal_or_the_clusters_end(shoal_command):
     words = ("start", "--head", "--port", "0", "--num-cpus", "1", "--block")
     for number in (signal.SIGTERM, signal.SIGINT, None):
         one = shoal_command.popen(*words)
@@ -110,7 +110,7 @@ def test_start_with_block_stays_until_a_signal_or_the_end_of_the_cluster(shoal_c
     assert shoal_command("status").returncode == 5
 
 
-def test_a_node_that_joins_with_block_is_all_that_ends_with_it(shoal_command, cluster):
+def test_ending_a_blocking_start_ends_only_its_node(shoal_command, cluster):
     one = shoal_command.popen("start", "--address", cluster.address, "--num-cpus", "1", "--block")
     one.said("It ends with this command")
     assert shoal_command.json("status")["nodes"] == 2
@@ -166,12 +166,12 @@ def test_a_head_for_the_whole_network_is_refused(shoal_command, option):
     fails(shoal_command("start", "--head", "--port", "0", option, "0.0.0.0"), 1, "every address")
 
 
-def test_joining_what_is_not_there_is_refused(shoal_command):
+def test_joining_an_absent_cluster_is_refused(shoal_command):
     fails(shoal_command("start", "--address", "127.0.0.1:1"), 5, "no running cluster", "hint")
     fails(shoal_command("status", "--address", "nonsense"), 1, "HOST:PORT")
 
 
-def test_a_node_that_cannot_start_takes_its_head_along(shoal_command):
+def test_a_failing_node_ends_the_head_that_started_with_it(shoal_command):
     env = shoal_command.env(SHOAL_PYTHON="/nonexistent/python")
     done = shoal_command("start", "--head", "--port", "0", "--resource", "CPU=1", env=env)
     assert done.returncode in (0, 1), done
@@ -181,7 +181,7 @@ def test_a_node_that_cannot_start_takes_its_head_along(shoal_command):
         assert shoal_command("stop").returncode == 0
 
 
-def test_nodes_join_and_bring_what_is_missing(shoal_command, cluster, driver, tmp_path):
+def test_joining_nodes_bring_the_missing_resources(shoal_command, cluster, driver, tmp_path):
     with printed(tmp_path) as so_far:
         actor = Log.options(resources={"slot": 1}).remote()
         ref = actor.echo.remote("placed")
@@ -194,7 +194,7 @@ def test_nodes_join_and_bring_what_is_missing(shoal_command, cluster, driver, tm
     assert shoal_command.json("status")["pending"] == []
 
 
-def test_stop_kills_what_does_not_end(shoal_command):
+def test_stop_kills_processes_that_do_not_end(shoal_command):
     cluster = shoal_command.start()
     os.kill(cluster.pid("node"), signal.SIGSTOP)
     stopped = shoal_command.json("stop", "--grace", "0.2")["stopped"]
@@ -213,7 +213,7 @@ ROWS = {
 }
 
 
-def test_status_counts_what_is_there(shoal_command, cluster, driver):
+def test_status_counts_nodes_and_actors(shoal_command, cluster, driver):
     actor = Log.options(num_cpus=1).remote()
     shoal.get(actor.pid.remote())
     status = shoal_command.json("status")
@@ -228,7 +228,7 @@ def test_status_counts_what_is_there(shoal_command, cluster, driver):
 
 
 @pytest.mark.parametrize("what", list(ROWS))
-def test_list_has_a_row_each(shoal_command, cluster, driver, what):
+def test_list_has_a_row_per_object(shoal_command, cluster, driver, what):
     actor = Log.remote()
     pid = shoal.get(actor.pid.remote())
     said = shoal_command.json("list", what)
@@ -243,7 +243,7 @@ def test_list_has_a_row_each(shoal_command, cluster, driver, what):
         assert str(pid) in "".join(table)
 
 
-def test_list_tells_why_an_actor_died(shoal_command, cluster, driver):
+def test_list_shows_why_an_actor_died(shoal_command, cluster, driver):
     actor = Log.remote()
     os.kill(shoal.get(actor.pid.remote()), signal.SIGKILL)
     wait_until(lambda: shoal_command.json("list", "actors")["rows"][0]["state"] == "DEAD", 5)
@@ -254,7 +254,7 @@ def test_list_tells_why_an_actor_died(shoal_command, cluster, driver):
 
 
 @pytest.mark.parametrize("words", [["status"], ["list", "nodes"], ["logs"]], ids=" ".join)
-def test_looking_where_nothing_runs_is_5(shoal_command, words):
+def test_commands_without_a_cluster_exit_with_5(shoal_command, words):
     fails(shoal_command(*words), 5, "no cluster is running", "hint: .*shoal start")
     assert shoal_command.json(*words, code=5)["reason"] == "NoCluster"
 
@@ -291,7 +291,7 @@ def test_logs_follow_a_job_to_its_end(shoal_command, cluster):
     assert shoal_command("logs", "-f").stdout == "(driver) first\n(driver) last\n"
 
 
-def test_doctor_says_what_is_there_and_what_to_do(shoal_command):
+def test_doctor_reports_findings_and_remedies(shoal_command):
     done = shoal_command("doctor")
     said = shoal_command.json("doctor", code=done.returncode)
     assert said["schema"] == "shoal.doctor/1"
@@ -320,7 +320,7 @@ def test_a_driver_killed_before_it_reached_its_node_leaves_no_running_job(shoal_
 # ---- secrets and addresses
 
 
-def test_a_token_that_is_not_the_clusters_is_refused_with_4(shoal_command, cluster):
+def test_a_wrong_token_exits_with_4(shoal_command, cluster):
     token = cluster.session / "token"
     right = token.read_text()
     try:
@@ -350,14 +350,14 @@ def test_a_cluster_of_another_home_is_not_found(shoal_command, cluster, tmp_path
     fails(shoal_command("submit", "--address", cluster.address, "--", "true", env=env), 124, "no running cluster")
 
 
-def test_a_home_that_others_may_enter_is_refused(shoal_command, tmp_path):
+def test_a_home_accessible_to_others_is_refused(shoal_command, tmp_path):
     open_to_all = tmp_path / "open"
     open_to_all.mkdir(mode=0o755)
     open_to_all.chmod(0o755)
     fails(shoal_command("status", env=shoal_command.env(SHOAL_HOME=str(open_to_all))), 1, "private", "SHOAL_HOME")
 
 
-def test_the_token_is_nowhere_but_in_its_file(shoal_command, cluster):
+def test_the_token_is_only_in_its_file(shoal_command, cluster):
     token = (cluster.session / "token").read_text().strip()
     assert (cluster.session / "token").stat().st_mode & 0o777 == 0o600
     script = shoal_command.script("import time\nprint('up')\ntime.sleep(1000)\n")
@@ -377,7 +377,7 @@ def test_the_token_is_nowhere_but_in_its_file(shoal_command, cluster):
     assert job.code() == 130
 
 
-def test_a_head_that_nobody_can_start_again_is_unreachable_and_stop_ends_the_rest(shoal_command):
+def test_stop_ends_a_cluster_whose_head_cannot_restart(shoal_command):
     cluster = shoal_command.start()
     os.kill(cluster.pid("node"), signal.SIGSTOP)
     os.kill(cluster.pid("head"), signal.SIGKILL)
@@ -401,7 +401,7 @@ KINDS = "actors, nodes, workers, jobs, groups, tasks, objects or runtime-envs"
         ("drain-node", "--reason", "DRAIN_NODE_REASON_PREEMPTION"),
     ],
 )
-def test_a_command_without_its_argument_says_what_there_is(shoal_command, words, lacks, hint):
+def test_a_command_without_its_argument_lists_the_choices(shoal_command, words, lacks, hint):
     done = shoal_command(*words.split())
     assert done.returncode == 2, done
     said, hinted = done.stderr.splitlines()
@@ -413,11 +413,11 @@ def test_a_command_without_its_argument_says_what_there_is(shoal_command, words,
 
 
 @pytest.mark.parametrize("words", ["drain", "job submit", "job stop"])
-def test_help_shows_no_wait_as_it_is_typed(shoal_command, words):
+def test_help_shows_the_no_wait_option(shoal_command, words):
     assert re.search(r"--no-wait +Do not wait", shoal_command(*words.split(), "--help").stdout)
 
 
-def test_version_and_help_are_0(shoal_command):
+def test_version_and_help_exit_with_0(shoal_command):
     assert shoal_command("--version").stdout.startswith("shoal ")
     for words in ([], ["start"], ["submit"], ["logs"]):
         done = shoal_command(*words, "--help")

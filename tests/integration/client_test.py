@@ -59,7 +59,7 @@ def test_calls_of_one_caller_run_in_order(log):
     assert shoal.get(log.all.remote()) == list(range(200))
 
 
-def test_a_call_waits_for_its_pending_argument_and_those_behind_it_wait_too(log, other):
+def test_a_pending_argument_delays_its_call_and_later_ones(log, other):
     log.add.remote(other.sleep.remote(0.3, then="slow"))
     log.add.remote("after")
     assert shoal.get(log.all.remote()) == ["slow", "after"]
@@ -81,18 +81,18 @@ def test_references_inside_an_argument_stay_references(log, other):
     assert shoal.get(log.echo.remote({"deep": [(ready,)]}))["deep"][0][0].hex() == ready.hex()
 
 
-def test_a_reference_made_by_an_actor_can_be_got_by_its_caller(log, other):
+def test_a_caller_gets_a_reference_created_by_an_actor(log, other):
     (ref,) = shoal.get(log.ref_of.remote(other, "sleep", 0.2, "made"))
     assert shoal.get(ref) == "made"
 
 
-def test_a_failure_behind_a_nested_reference_arrives_where_it_is_got(log, other):
+def test_get_of_a_nested_reference_raises_its_failure(log, other):
     failing = other.fail.remote(KeyError("nested"))
     with pytest.raises(KeyError, match="nested"):
         shoal.get(log.get.remote([failing]))
 
 
-def test_a_failed_argument_is_what_the_call_comes_to(log, other):
+def test_a_failed_argument_fails_the_call(log, other):
     failing = other.fail.remote(ValueError("argument"))
     with pytest.raises(ValueError, match="argument"):
         shoal.get(log.add.remote(failing))
@@ -106,7 +106,7 @@ def test_handles_are_values(log, other):
     assert shoal.get(other.all.remote()) == ["by another"]
 
 
-def test_an_actor_makes_actors_of_its_own(log):
+def test_an_actor_creates_actors(log):
     child = shoal.get(log.make.remote("first"))
     assert shoal.get(child.all.remote()) == ["first"]
     assert shoal.get(child.pid.remote()) != shoal.get(log.pid.remote())
@@ -127,7 +127,7 @@ def test_many_large_arguments_fit_a_call(log):
     assert len(shoal.get(log.all.remote())) == 400
 
 
-def test_what_a_handle_does_not_have_is_an_error_here(log):
+def test_an_unknown_method_is_an_error_at_the_caller(log):
     with pytest.raises(AttributeError, match="no method nothing"):
         log.nothing  # noqa: B018
     with pytest.raises(TypeError, match=r"add\.remote"):
@@ -167,7 +167,7 @@ def test_get_gives_up_at_its_timeout(log):
 
 
 @pytest.mark.parametrize("wrong", [None, 1, "abc", {}, b""], ids=repr)
-def test_get_of_what_is_no_reference_is_a_value_error(wrong):
+def test_get_of_a_non_reference_is_a_value_error(wrong):
     if wrong == {}:
         wrong = {shoal.put(1): 2}
     with pytest.raises(ValueError, match="ObjectRef"):
@@ -185,7 +185,7 @@ def test_a_negative_timeout_is_refused(log):
             call([log.echo.remote(1)], timeout=timeout)
 
 
-def test_wait_returns_at_most_as_many_as_were_asked_for(log, other):
+def test_wait_returns_at_most_num_returns(log, other):
     ready = [shoal.put(i) for i in range(3)]
     slow = log.sleep.remote(1000)
     assert shoal.wait([slow, *ready]) == ([ready[0]], [slow, *ready[1:]])
@@ -224,7 +224,7 @@ def test_references_of_failed_and_dead_actors_are_ready(log, other):
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 102_399, 102_400, 102_401, 50_000_000])
-def test_bytes_of_any_size_go_there_and_back(log, size):
+def test_bytes_of_any_size_round_trip(log, size):
     value = os.urandom(min(size, 1000)) * (size // 1000) + b"x" * (size % 1000 if size > 1000 else size - min(size, 1000))
     value = (value + b"y" * size)[:size]
     assert shoal.get(shoal.put(value)) == value
@@ -233,7 +233,7 @@ def test_bytes_of_any_size_go_there_and_back(log, size):
 
 
 @pytest.mark.parametrize("count", [1, 100, 5000, 20_000, 6_000_000])
-def test_arrays_and_tensors_of_any_size_go_there_and_back(log, count):
+def test_arrays_and_tensors_of_any_size_round_trip(log, count):
     import torch  # imported here, because workers import this module
 
     for value in (np.arange(count, dtype=np.float64), torch.arange(count).to(torch.bfloat16)):
@@ -243,7 +243,7 @@ def test_arrays_and_tensors_of_any_size_go_there_and_back(log, count):
             assert (back == value).all()
 
 
-def test_arrays_that_were_got_are_read_only_and_share_one_memory():
+def test_received_arrays_are_read_only_and_share_memory():
     ref = shoal.put(np.zeros(1_000_000))
     first, second = shoal.get(ref), shoal.get(ref)
     with pytest.raises(ValueError, match="read-only"):
@@ -256,7 +256,7 @@ def test_arrays_that_were_got_are_read_only_and_share_one_memory():
 
 
 @pytest.mark.parametrize("count", [3000, 1_000_000])
-def test_a_tensor_that_was_got_may_be_changed_and_nobody_else_sees_it(log, count):
+def test_writes_to_a_received_tensor_stay_private(log, count):
     import torch  # imported here, because workers import this module
 
     ref = shoal.put(torch.zeros(count))
@@ -272,7 +272,7 @@ def test_putting_a_reference_is_refused():
         shoal.put(shoal.put(1))
 
 
-def test_a_value_changed_after_it_was_put_stays_what_it_was(log):
+def test_a_put_value_is_a_snapshot(log):
     value = np.zeros(1_000_000)
     ref = shoal.put(value)
     value[:] = 1
@@ -282,7 +282,7 @@ def test_a_value_changed_after_it_was_put_stays_what_it_was(log):
 # ---- failures of user code and deaths
 
 
-def test_what_a_method_raises_arrives_with_its_class_and_the_actor_lives_on(log):
+def test_a_methods_exception_keeps_its_class_and_the_actor_lives(log):
     with pytest.raises(ZeroDivisionError) as info:
         shoal.get(log.fail.remote(ZeroDivisionError("mine")))
     assert isinstance(info.value, TaskError)
@@ -305,7 +305,7 @@ def test_constructor_arguments_that_cannot_be_pickled_leave_no_actor():
     assert shoal.available_resources() == shoal.cluster_resources()
 
 
-def test_a_result_that_cannot_be_pickled_is_an_error_of_the_call_that_says_so(log):
+def test_an_unpicklable_result_fails_its_call(log):
     make_lock = shoal.remote(lambda: threading.Lock())
     for of_one_value in (make_lock.remote(), log.__ray_call__.remote(lambda _: threading.Lock())):
         with pytest.raises(TypeError, match=r"the value that it returned, of type lock, cannot be sent.*inspect_serializability"):
@@ -322,7 +322,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_the_call_that_says_so(lo
         shoal.get(list(yields_lock.remote()))
 
 
-def test_a_class_that_refers_to_what_cannot_be_pickled_says_so():
+def test_a_class_with_unpicklable_globals_is_an_error():
     lock = threading.Lock()
 
     class Holds:
@@ -334,12 +334,12 @@ def test_a_class_that_refers_to_what_cannot_be_pickled_says_so():
             shoal.remote(Holds).options(**options).remote()
 
 
-def test_a_value_that_cannot_be_put_says_so():
+def test_put_of_an_unpicklable_value_is_an_error():
     with pytest.raises(TypeError, match=r"the value that was put, of type lock, cannot be sent.*inspect_serializability"):
         shoal.put(threading.Lock())
 
 
-def test_an_actor_whose_init_raises_is_dead_and_says_why():
+def test_an_actor_whose_init_raises_is_dead_with_the_cause():
     broken = Broken.remote("no such luck")
     for _ in range(2):
         with pytest.raises(ActorDiedError, match="no such luck") as info:
@@ -347,7 +347,7 @@ def test_an_actor_whose_init_raises_is_dead_and_says_why():
         assert "ValueError" in str(info.value)
 
 
-def test_a_killed_actor_fails_its_calls_and_those_to_come(log):
+def test_a_killed_actor_fails_pending_and_later_calls(log):
     pid = shoal.get(log.pid.remote())
     running, queued = log.sleep.remote(1000), log.echo.remote(1)
     shoal.kill(log)
@@ -367,12 +367,12 @@ def test_an_actor_that_never_listens_can_be_killed(log):
     wait_until(lambda: not alive(pid), 5, "the end of its process")
 
 
-def test_kill_takes_a_handle_only():
+def test_kill_accepts_only_a_handle():
     with pytest.raises(ValueError, match="handle"):
         shoal.kill(5)
 
 
-def test_sigkill_of_a_worker_fails_its_call_with_its_last_words(log):
+def test_sigkill_of_a_worker_fails_its_call_with_its_last_lines(log):
     pid = shoal.get(log.pid.remote())
     shoal.get(log.say.remote("last words"))
     ref = log.sleep.remote(1000)
@@ -397,12 +397,12 @@ class Mumbler:
         os._exit(3)
 
 
-def test_last_words_that_are_no_text_are_told_as_far_as_they_can_be():
+def test_last_lines_replace_undecodable_bytes():
     with pytest.raises(ActorDiedError, match="last \ufffd\ufffd words"):
         shoal.get(Mumbler.remote().end.remote(), timeout=60)
 
 
-def test_of_many_last_words_the_latest_are_told_in_their_order():
+def test_the_latest_of_many_last_lines_are_reported_in_order():
     with pytest.raises(ActorDiedError) as info:
         shoal.get(Mumbler.remote().end_after.remote(100), timeout=60)
     told = [line.strip() for line in str(info.value).splitlines() if line.strip().startswith("line ")]
@@ -410,7 +410,7 @@ def test_of_many_last_words_the_latest_are_told_in_their_order():
     assert told == [f"line {i}" for i in range(100 - len(told), 100)]
 
 
-def test_the_exit_code_of_a_worker_is_told(log, other):
+def test_the_exit_code_of_a_worker_is_reported(log, other):
     with pytest.raises(ActorDiedError, match="exited with code 3"):
         shoal.get(log.exit.remote(3), timeout=60)
     for ref in (other.sys_exit.remote(4), other.echo.remote(1)):
@@ -418,7 +418,7 @@ def test_the_exit_code_of_a_worker_is_told(log, other):
             shoal.get(ref, timeout=60)
 
 
-def test_a_child_of_a_worker_has_no_place_in_the_cluster(log):
+def test_a_child_of_a_worker_cannot_use_the_cluster(log):
     assert "forked" in shoal.get(log.fork_and_put.remote())
     assert shoal.get(log.echo.remote(1)) == 1
 
@@ -438,7 +438,7 @@ def test_children_of_a_worker_die_with_it(log, apart):
     wait_until(lambda: not any(alive(p) for p in children), 5, "the end of its children")
 
 
-def test_an_object_whose_maker_died_first_is_not_waited_for(log, other):
+def test_an_object_of_a_dead_owner_fails_at_once(log, other):
     (ref,) = shoal.get(log.ref_of.remote(other, "sleep", 1000))
     waiting = Log.remote()
     got = waiting.get.remote([ref])
@@ -455,7 +455,7 @@ def test_an_object_whose_maker_died_first_is_not_waited_for(log, other):
     shoal.kill(waiting)
 
 
-def test_an_object_that_was_made_outlives_its_maker(log, other):
+def test_a_ready_object_outlives_its_creator(log, other):
     (ref,) = shoal.get(log.ref_of.remote(other, "echo", "made"))
     assert shoal.get(ref) == "made"  # called before `other` itself waits: calls of two callers have no order
     shoal.kill(log)
@@ -470,12 +470,12 @@ def square(x):
     return x * x
 
 
-def test_functions_run_with_values_references_and_keywords():
+def test_functions_take_values_references_and_keywords():
     assert shoal.get([square.remote(i) for i in range(50)]) == [i * i for i in range(50)]
     assert shoal.get(square.remote(square.remote(x=shoal.put(3)))) == 81
 
 
-def test_functions_run_at_the_same_time():
+def test_functions_run_concurrently():
     meeting = Meeting.remote()
 
     @shoal.remote
@@ -497,7 +497,7 @@ def test_functions_run_at_the_same_time():
     shoal.kill(meeting)
 
 
-def test_what_a_function_raises_arrives_with_its_class():
+def test_a_functions_exception_keeps_its_class():
     @shoal.remote
     def fails():
         raise LookupError("there is none")
@@ -519,7 +519,7 @@ def test_a_function_that_ends_its_process_fails_and_the_next_one_runs():
     assert shoal.get(square.remote(3), timeout=60) == 9
 
 
-def test_idle_functions_give_their_cpus_back():
+def test_idle_workers_of_functions_release_their_cpus():
     @shoal.remote(num_cpus=1.5)  # a pool of its own
     def pid():
         return os.getpid()
@@ -532,7 +532,7 @@ def test_idle_functions_give_their_cpus_back():
     assert shoal.get(pid.remote()) == first
 
 
-def test_functions_never_hold_more_cpus_than_there_are(tmp_path):
+def test_functions_never_hold_more_cpus_than_the_total(tmp_path):
     running = tmp_path / "running"
 
     def alone(other):
@@ -551,7 +551,7 @@ def test_functions_never_hold_more_cpus_than_there_are(tmp_path):
 # ---- options
 
 
-def test_unknown_options_and_those_of_a_later_release_are_told_apart():
+def test_unknown_and_unsupported_options_have_different_errors():
     meant = r"num_cpu\b.* did you mean num_cpus\?$"
     for misspelt in (shoal.remote, Log.options, square.options):
         with pytest.raises(ValueError, match=meant):
@@ -574,7 +574,7 @@ def test_unknown_options_and_those_of_a_later_release_are_told_apart():
 @pytest.mark.parametrize(
     "wrong", [{"num_cpus": -1}, {"num_cpus": "two"}, {"resources": {"": 1}}, {"resources": 5}, {"memory": float("nan")}]
 )
-def test_amounts_that_make_no_sense_are_refused_where_they_are_written(wrong):
+def test_invalid_amounts_are_refused_at_the_call(wrong):
     with pytest.raises((InvalidArgument, TypeError, ValueError)):
         Log.options(**wrong).remote()
 
@@ -587,7 +587,7 @@ def test_async_functions_are_refused():
         shoal.remote(function)
 
 
-def test_an_infeasible_actor_waits_and_the_driver_is_told_what_is_missing(tmp_path):
+def test_an_infeasible_actor_waits_and_the_driver_prints_the_shortage(tmp_path):
     with printed(tmp_path) as so_far:
         greedy = Log.options(num_gpus=3).remote()
         ref = greedy.echo.remote(1)
@@ -602,7 +602,7 @@ def test_an_infeasible_actor_waits_and_the_driver_is_told_what_is_missing(tmp_pa
         shoal.get(ref, timeout=60)
 
 
-def test_an_actor_holds_what_it_asked_for_until_it_ends():
+def test_an_actor_holds_its_resources_until_it_ends():
     free = shoal.cluster_resources()["CPU"]
     wait_until(lambda: shoal.available_resources().get("CPU", 0) == free, 60, "the end of what ran before")
     actor = Log.options(num_cpus=0.5).remote()
@@ -612,7 +612,7 @@ def test_an_actor_holds_what_it_asked_for_until_it_ends():
     wait_until(lambda: shoal.available_resources().get("CPU", 0) >= free, 60, "it given back")
 
 
-def test_twenty_actors_at_once():
+def test_twenty_actors_run_at_once():
     actors = [Log.remote(i) for i in range(20)]
     assert [v for (v,) in shoal.get([a.all.remote() for a in actors], timeout=60)] == list(range(20))
     assert len(set(shoal.get([a.pid.remote() for a in actors]))) == 20
@@ -623,7 +623,7 @@ def test_twenty_actors_at_once():
 # ---- the driver
 
 
-def test_init_twice_is_an_error_unless_it_is_asked_for():
+def test_init_twice_is_an_error_unless_ignored():
     with pytest.raises(RuntimeError, match="twice"):
         shoal.init()
     shoal.init(ignore_reinit_error=True)
@@ -667,14 +667,14 @@ def test_shutdown_and_init_in_a_worker_leave_its_cluster_alone(kind, tmp_path):
     assert shoal.get(square.remote(4), timeout=LATE_S) == 16
 
 
-def test_what_workers_print_appears_here_with_who_said_it(log, tmp_path):
+def test_output_of_workers_appears_with_a_prefix(log, tmp_path):
     with printed(tmp_path) as so_far:
         shoal.get(log.say.remote("for everybody\ntwo lines"))
         who = f"(Log pid={shoal.get(log.pid.remote())})"
         wait_until(lambda: all(f"{who} for everybody\n{who} two lines\n" in so_far(number) for number in (1, 2)), 5, "the lines")
 
 
-def test_four_threads_get_at_once(log, other):
+def test_four_threads_call_get_at_once(log, other):
     failures = []
 
     def work(actor, k):
@@ -760,7 +760,7 @@ def test_a_forked_child_may_start_a_cluster_of_its_own(log):
     assert shoal.get(log.echo.remote(1)) == 1
 
 
-def test_values_that_are_here_already_can_be_read_in_a_forked_child():
+def test_a_forked_child_reads_local_values():
     ref = shoal.put(np.arange(1_000_000))
     assert in_fork(lambda: str(shoal.get(ref)[-1])) == "999999"
 
@@ -792,7 +792,7 @@ def test_a_data_loader_with_workers_does_not_disturb_its_parent(log):
     assert shoal.get(ref) == 1
 
 
-def test_a_child_that_holds_everything_open_delays_nobody(log):
+def test_a_child_that_inherits_all_descriptors_delays_no_error(log):
     """The child's copies of our sockets keep no connection alive (D20)."""
     reading, writing = os.pipe()
     pid = os.fork()

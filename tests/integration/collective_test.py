@@ -80,7 +80,7 @@ def every_collective(config):
     return out
 
 
-def test_every_collective_gives_every_rank_what_torch_says():
+def test_every_collective_equals_torchs_on_every_rank():
     returns = run(every_collective)
     for dtype in REDUCED:
         inputs = torch.stack([values(r, 700, 3, dtype=getattr(torch, dtype)) for r in range(WORLD)])
@@ -174,7 +174,7 @@ MISTAKES = {f.__name__[1:]: f for f in (_other_order, _other_dtype, _mutual, _le
         ("aborts", ["Cancelled", "enough"]),
     ],
 )
-def test_what_goes_wrong_is_named_on_every_rank(mistake, texts):
+def test_every_rank_gets_an_error_that_names_the_mistake(mistake, texts):
     for rank, (said, soon) in enumerate(run(caught, mistake=mistake)):
         if mistake == "leaves" and rank == 2:
             continue
@@ -192,7 +192,7 @@ def test_what_goes_wrong_is_named_on_every_rank(mistake, texts):
         ("aborts", ["Cancelled", "enough"]),
     ],
 )
-def test_it_is_named_between_hosts_too(mistake, texts):
+def test_ranks_on_several_hosts_get_the_same_errors(mistake, texts):
     for rank, (said, soon) in enumerate(run(caught, mistake=mistake, apart=True)):
         if mistake == "leaves" and rank == 2:
             continue
@@ -223,7 +223,7 @@ os._exit(0)
 """
 
 
-def test_the_ranks_that_are_left_go_on_in_a_new_generation(module_home):
+def test_remaining_ranks_go_on_in_a_new_generation(module_home):
     """Runs without a launcher, which would end all ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -272,7 +272,7 @@ def refused(config):
     return out
 
 
-def test_what_cannot_be_done_is_refused_by_name():
+def test_unsupported_arguments_are_refused_by_name():
     texts = ["int16", "meta", "TwoTensor", "4 rows", "[5]", "rank 3", "bxor", "str"]
     for said in run(refused):
         assert all(t in s for t, s in zip(texts, said, strict=True)), said

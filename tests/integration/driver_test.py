@@ -59,7 +59,7 @@ def test_shutdown_and_init_again():
         assert not shoal.is_initialized()
 
 
-def test_init_says_where_the_cluster_is_and_ends_it_as_a_context():
+def test_init_returns_the_address_and_is_a_context_manager():
     with shoal.init(num_cpus=1, include_dashboard=True) as context:
         assert shoal.init(ignore_reinit_error=True).address_info == context.address_info
         assert context.address_info["node_id"] == context["node_id"] == shoal.nodes()[0]["NodeID"]
@@ -82,7 +82,7 @@ def test_nodes_have_rays_names_too():
     assert shoal.get_runtime_context().get_node_labels() == {"zone": "a"}
 
 
-def test_handles_and_references_of_a_cluster_that_is_gone_say_so():
+def test_handles_and_references_of_an_ended_cluster_raise():
     shoal.init(num_cpus=2)
     actor = Log.remote()
     pending = actor.sleep.remote(100)
@@ -94,7 +94,7 @@ def test_handles_and_references_of_a_cluster_that_is_gone_say_so():
         shoal.get(pending, timeout=60)
 
 
-def test_to_kill_an_actor_of_a_cluster_that_was_left_starts_none():
+def test_kill_of_an_actor_of_an_ended_cluster_starts_none():
     shoal.init(num_cpus=1)
     actor = Log.remote()
     shoal.shutdown()
@@ -103,7 +103,7 @@ def test_to_kill_an_actor_of_a_cluster_that_was_left_starts_none():
     assert not shoal.is_initialized()
 
 
-def test_a_session_that_is_closed_says_so():
+def test_a_closed_session_raises():
     shoal.init(num_cpus=2)
     closed = state.session
     shoal.shutdown()
@@ -112,7 +112,7 @@ def test_a_session_that_is_closed_says_so():
             call()
 
 
-def test_whoever_waits_in_another_thread_hears_of_the_end():
+def test_shutdown_wakes_waiting_threads_with_an_error():
     shoal.init(num_cpus=2)
     session, pending, heard, begun = state.session, Log.remote().sleep.remote(100), [], threading.Semaphore(0)
 
@@ -143,7 +143,7 @@ def test_the_first_use_starts_a_cluster():
     assert shoal.is_initialized()
 
 
-def test_offers_of_an_embedded_cluster_are_what_was_said():
+def test_an_embedded_cluster_offers_the_given_resources():
     shoal.init(num_cpus=3, num_gpus=2, resources={"slot": 1.5}, memory=1000)
     (node,) = shoal.nodes()
     itself = {"node:127.0.0.1": 1, "node:__internal_head__": 1}
@@ -151,7 +151,7 @@ def test_offers_of_an_embedded_cluster_are_what_was_said():
     assert node["state"] == "ALIVE"
 
 
-def test_memory_that_is_asked_for_is_reserved_and_what_asks_for_too_much_waits():
+def test_memory_is_reserved_and_excessive_requests_wait():
     shoal.init(num_cpus=4, memory=1000)
 
     @shoal.remote(memory=300)
@@ -173,7 +173,7 @@ def test_memory_that_is_asked_for_is_reserved_and_what_asks_for_too_much_waits()
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_what_workers_print_is_shown_unless_log_to_driver_is_false(shoal_command, shown):
+def test_output_of_workers_is_shown_unless_log_to_driver_is_false(shoal_command, shown):
     driver = shoal_command.driver(
         BEGIN
         + f"""
@@ -203,7 +203,7 @@ def test_init_offers_the_gpus_that_the_environment_shows(home, monkeypatch):
         assert "GPU" not in shoal.cluster_resources()
 
 
-def test_init_takes_rays_other_options(home, tmp_path):
+def test_init_accepts_rays_other_options(home, tmp_path):
     unused = {"configure_logging": False, "logging_format": "%(message)s", "_system_config": {"max_io_workers": 1}, "log_to_driver": None}
     with shoal.init(num_cpus=1, _memory=1 << 30, **unused):
         assert shoal.cluster_resources()["memory"] == 1 << 30
@@ -227,7 +227,7 @@ def test_init_takes_rays_other_options(home, tmp_path):
     assert not shoal.is_initialized()
 
 
-def test_addresses_where_nobody_listens_are_unavailable(tmp_path):
+def test_addresses_without_a_listener_are_unavailable(tmp_path):
     for address in ("auto", "127.0.0.1:1", "unix:@nobody"):
         with pytest.raises(Unavailable) as info:
             shoal.init(address)
@@ -237,7 +237,7 @@ def test_addresses_where_nobody_listens_are_unavailable(tmp_path):
         shoal.init("127.0.0.1:1", num_cpus=1)
 
 
-def test_sessions_that_another_user_could_have_put_there_are_not_looked_at(home):
+def test_sessions_writable_by_another_user_are_ignored(home):
     home.chmod(0o755)
     for address in ("auto", "127.0.0.1:1"):
         with pytest.raises(InvalidArgument, match="private folder"):
@@ -270,7 +270,7 @@ def by_value():
     cloudpickle.unregister_pickle_by_value(module)
 
 
-def test_a_call_whose_process_died_is_made_again_after_a_delay(by_value, tmp_path):
+def test_a_call_whose_process_died_is_retried_after_a_delay(by_value, tmp_path):
     delay_s = 0.3
     shoal.init(num_cpus=2, _system_config={"task_retry_delay_ms": int(1000 * delay_s)})
     for k, call in enumerate(mortals()):
@@ -282,7 +282,7 @@ def test_a_call_whose_process_died_is_made_again_after_a_delay(by_value, tmp_pat
         assert all(b - a >= delay_s for a, b in itertools.pairwise(times))
 
 
-def test_during_that_delay_others_run_and_cancel_and_shutdown_are_immediate(by_value, tmp_path):
+def test_other_calls_cancel_and_shutdown_do_not_wait_for_the_delay(by_value, tmp_path):
     shoal.init(num_cpus=1, _system_config={"task_retry_delay_ms": 3_600_000})
     paths = [str(tmp_path / str(k)) for k in range(4)]
     die, actor_dies = mortals()
@@ -300,13 +300,13 @@ def test_during_that_delay_others_run_and_cancel_and_shutdown_are_immediate(by_v
             shoal.get(ref, timeout=60)
 
 
-def test_a_delay_that_is_none_is_a_value_error():
+def test_an_invalid_retry_delay_is_a_value_error():
     with pytest.raises(ValueError, match="task_retry_delay_ms"):
         shoal.init(num_cpus=1, _system_config={"task_retry_delay_ms": -1})
 
 
 @pytest.mark.parametrize("closed", ["0", "12", "012"])
-def test_a_driver_without_standard_streams_has_a_cluster_and_its_results(shoal_command, tmp_path, closed):
+def test_a_driver_without_standard_streams_works(shoal_command, tmp_path, closed):
     out = tmp_path / "out"
     driver = shoal_command.driver(
         BEGIN
@@ -327,7 +327,7 @@ except BaseException as error:
     assert (driver.code(), out.read_text()) == (0, "a value")
 
 
-def test_a_driver_that_ends_leaves_nothing_and_loses_no_line(shoal_command):
+def test_an_ended_driver_leaves_nothing_and_loses_no_line(shoal_command):
     driver = shoal_command.driver(
         BEGIN
         + """
@@ -348,7 +348,7 @@ def test_a_driver_that_ends_leaves_nothing_and_loses_no_line(shoal_command):
     ("last_line", "code"),
     [("raise ValueError('mine')", 1), ("sys.exit(5)", 5), ("os._exit(6)", 6), ("os.kill(os.getpid(), signal.SIGSEGV)", -11)],
 )
-def test_however_a_driver_ends_its_code_is_its_own(shoal_command, last_line, code):
+def test_a_driver_keeps_its_exit_code_for_every_kind_of_end(shoal_command, last_line, code):
     driver = shoal_command.driver(
         BEGIN + f"shoal.init(num_cpus=2)\na = Log.remote()\nprint('pids', shoal.get(a.pid.remote()))\n{last_line}\n"
     )
@@ -369,7 +369,7 @@ shoal.get(a.sleep.remote(1000))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
-def test_a_driver_that_waits_ends_by_a_signal_with_all_of_its_cluster(shoal_command, number):
+def test_a_signal_ends_a_waiting_driver_and_its_cluster(shoal_command, number):
     driver = shoal_command.driver(BLOCKED)
     pids = [*pids_in(driver), *descendants(driver.pid)]
     driver.signal(number)
@@ -401,7 +401,7 @@ shoal.get(a.sleep.remote())
 )
 
 
-def test_a_second_ctrl_c_ends_even_a_cluster_that_answers_nothing(shoal_command):
+def test_a_second_ctrl_c_ends_a_frozen_cluster(shoal_command):
     driver = shoal_command.driver(STUBBORN)
     pids = [*pids_in(driver), *descendants(driver.pid)]
     stop_cluster_of(driver)  # so that the first signal alone takes long
@@ -423,7 +423,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(shoal_command):
     gone(pids)
 
 
-def test_children_that_a_driver_forks_exit_as_they_like(shoal_command):
+def test_forked_children_of_a_driver_exit_freely(shoal_command):
     driver = shoal_command.driver(
         BEGIN
         + """
@@ -446,7 +446,7 @@ print("the parent goes on")
     assert driver.out.endswith("the parent goes on\n")
 
 
-def test_a_child_that_outlives_its_driver_keeps_no_cluster(shoal_command):
+def test_a_child_that_outlives_its_driver_keeps_no_cluster_alive(shoal_command):
     driver = shoal_command.driver(
         BEGIN
         + """
@@ -467,7 +467,7 @@ print("pids", worker, shoal._runtime.state.cluster.pid, child)
     os.kill(child, signal.SIGKILL)
 
 
-def test_sigkill_of_the_embedded_cluster_fails_what_waits():
+def test_sigkill_of_the_embedded_cluster_fails_waiting_calls():
     shoal.init(num_cpus=2)
     cluster = shoal._runtime.state.cluster.pid
     actor = Log.remote()
@@ -490,7 +490,7 @@ def test_sigkill_of_the_embedded_cluster_fails_what_waits():
     assert shoal.get(Log.remote().echo.remote(1)) == 1
 
 
-def test_a_worker_that_prints_without_end_stops_nobody(shoal_command):
+def test_an_endlessly_printing_worker_blocks_no_other(shoal_command):
     driver = shoal_command.driver(
         BEGIN
         + """
@@ -540,7 +540,7 @@ def test_two_drivers_of_one_cluster_have_actors_of_their_own(shoal_command):
     assert shoal_command("stop", "--address", cluster.address).returncode == 0
 
 
-def test_shoal_address_says_where_to_connect(shoal_command, monkeypatch):
+def test_shoal_address_selects_the_cluster(shoal_command, monkeypatch):
     one, two = shoal_command.start(), shoal_command.start()
     monkeypatch.setenv("SHOAL_ADDRESS", one.address)
     shoal.init()
@@ -556,7 +556,7 @@ def jobs_of(shoal_command, address: str) -> list[str]:
     return [job["name"] for job in shoal_command.json("list", "jobs", "--address", address)["rows"]]
 
 
-def test_init_joins_the_cluster_that_was_started_to_be_shared(shoal_command):
+def test_init_joins_a_running_shared_cluster(shoal_command):
     cluster = shoal_command.start()
     driver = shoal_command.driver("import shoal\n@shoal.remote\ndef f():\n    return 1\nprint(shoal.get(f.remote()))\n")  # connects
     assert driver.code() == 0, driver.err
@@ -571,7 +571,7 @@ def test_init_joins_the_cluster_that_was_started_to_be_shared(shoal_command):
     assert str(cluster.session) not in driver.out
 
 
-def test_a_cluster_that_runs_offers_what_it_has(shoal_command, monkeypatch):
+def test_init_refuses_resources_for_a_running_cluster(shoal_command, monkeypatch):
     cluster = shoal_command.start()
     for option in (
         {"num_cpus": 1},
@@ -597,7 +597,7 @@ def test_a_cluster_that_runs_offers_what_it_has(shoal_command, monkeypatch):
     assert shoal_command("stop").returncode == 0
 
 
-def test_of_two_clusters_of_this_host_the_latest_is_joined_and_a_warning_names_both(shoal_command, monkeypatch):
+def test_init_joins_the_latest_cluster_and_warns_of_several(shoal_command, monkeypatch):
     one, two = shoal_command.start(), shoal_command.start()
     with pytest.warns(UserWarning, match=f"2 clusters run here: {two.address}, {one.address}"), shoal.init() as context:
         assert context["session_dir"] == str(two.session)
@@ -612,7 +612,7 @@ def test_of_two_clusters_of_this_host_the_latest_is_joined_and_a_warning_names_b
     assert shoal_command("stop", "--all").returncode == 0
 
 
-def test_a_worker_of_a_node_that_was_killed_dies_with_its_children(shoal_command):
+def test_workers_and_children_end_with_a_killed_node(shoal_command):
     cluster = shoal_command.start()
     shoal.init(cluster.address)
     actor = Log.remote()
@@ -650,7 +650,7 @@ def test_calls_between_live_actors_go_on_without_a_head(shoal_command, monkeypat
         shoal.get(ref, timeout=60)
 
 
-def test_a_node_buries_what_its_workers_leave(shoal_command):
+def test_a_node_reaps_orphans_of_its_workers(shoal_command):
     cluster = shoal_command.start()
     shoal.init(cluster.address)
     actor = Log.remote()

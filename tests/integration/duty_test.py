@@ -75,7 +75,7 @@ assert shoal.get(late, timeout=60) == {second!r}
     assert "no living node nonsense" in done.stderr
 
 
-def test_a_drained_nodes_actors_move_and_it_leaves(shoal_command, two_nodes):
+def test_actors_move_away_from_a_drained_node_which_leaves(shoal_command, two_nodes):
     first, second = two_nodes
     shoal_command.json("cordon", first)
     driver = shoal_command.driver(
@@ -98,7 +98,7 @@ assert (nodes[{first!r}]["Alive"], nodes[{second!r}]["Alive"]) == (True, False)
     assert driver.code() == 0, driver.err
 
 
-def test_what_cannot_move_has_until_the_deadline(shoal_command, two_nodes):
+def test_immovable_actors_stay_until_the_deadline(shoal_command, two_nodes):
     first, second = two_nodes
     shoal_command.json("cordon", first)
     job = shoal_command.popen("submit", "--num-cpus", "1", "--", "sh", "-c", "echo begun; exec sleep 600")
@@ -112,7 +112,7 @@ def test_what_cannot_move_has_until_the_deadline(shoal_command, two_nodes):
     assert shoal_command.json("list", "jobs")["rows"][0]["state"] == "FAILED"
 
 
-def test_drain_node_takes_rays_options(shoal_command, two_nodes):
+def test_drain_node_accepts_rays_options(shoal_command, two_nodes):
     first, second = two_nodes
     why = ("--reason-message", "why not")
     idle, preempted = ("--reason", "DRAIN_NODE_REASON_IDLE_TERMINATION", *why), ("--reason", "DRAIN_NODE_REASON_PREEMPTION", *why)

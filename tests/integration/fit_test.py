@@ -76,7 +76,7 @@ def gone(pids, within: float = 5.0) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_the_driver_ends_all(fit, number):
+def test_a_signal_to_the_driver_ends_the_whole_job(fit, number):
     driver = fit()
     pids = everything(driver)
     assert len(pids) >= 4  # head and node, zygote, two ranks
@@ -87,7 +87,7 @@ def test_a_signal_to_the_driver_ends_all(fit, number):
         assert driver.err.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_a_second_ctrl_c_leaves_nothing_either(fit):
+def test_a_second_ctrl_c_leaves_nothing_behind(fit):
     driver = fit("stubborn")
     pids = everything(driver)
     driver.signal(signal.SIGINT)
@@ -123,7 +123,7 @@ def test_one_ctrl_c_ends_stubborn_ranks(fit):
         ),
     ],
 )
-def test_what_ends_a_rank_is_what_fit_raises(fit, how, texts):
+def test_fit_raises_the_error_that_ended_a_rank(fit, how, texts):
     driver = fit(how)
     pids = everything(driver)
     assert driver.code() == 1, driver.err
@@ -132,7 +132,7 @@ def test_what_ends_a_rank_is_what_fit_raises(fit, how, texts):
     gone(pids)
 
 
-def test_a_worker_that_no_node_could_hold_is_refused_and_nothing_starts(shoal_command):
+def test_an_infeasible_worker_is_refused_before_any_start(shoal_command):
     driver = shoal_command.driver("""
         import shoal
         from shoal.train import ScalingConfig, Trainer
@@ -146,13 +146,13 @@ def test_a_worker_that_no_node_could_hold_is_refused_and_nothing_starts(shoal_co
 
 
 @pytest.mark.parametrize("environment", [{"TORCHELASTIC_USE_AGENT_STORE": "True"}, {"RANK": "0", "WORLD_SIZE": "1"}])
-def test_a_driver_may_itself_be_a_single_rank_of_torchruns(shoal_command, environment):
+def test_a_driver_may_be_a_single_torchrun_rank(shoal_command, environment):
     driver = shoal_command.program([sys.executable, str(shoal_command.script(TRAIN, "fit.py")), "never", "3"], **environment)
     assert driver.code() == 0, driver.err
     assert driver.out.endswith("last 2\n")
 
 
-def test_ranks_have_the_drivers_settings_of_shoal_but_for_what_a_runtime_env_has(shoal_command):
+def test_ranks_inherit_shoals_settings_unless_a_runtime_env_overrides(shoal_command):
     shoal_command.start(cpus=4)
     script = shoal_command.script("""
         import shoal
@@ -179,7 +179,7 @@ def test_a_trainer_in_every_rank_of_a_gang_is_refused(shoal_command):
         assert text in done.stderr, done
 
 
-def test_a_running_step_goes_on_without_a_head(shoal_command, fit):
+def test_running_steps_go_on_without_a_head(shoal_command, fit):
     cluster = shoal_command.start()
     driver = fit("never", 400, cluster.address)
     os.kill(cluster.pid("head"), signal.SIGKILL)
@@ -206,7 +206,7 @@ def everything_of(cluster) -> set[int]:
     return {p for p in descendants(node) | {node} if alive(p)}
 
 
-def test_a_node_that_is_killed_fails_fit_and_takes_its_ranks_along(shoal_command, fit):
+def test_a_killed_node_fails_fit_and_ends_its_ranks(shoal_command, fit):
     cluster = shoal_command.start()
     driver = fit("never", FOREVER, cluster.address)
     pids = everything_of(cluster)

@@ -45,7 +45,7 @@ def server():
     ],
     ids=["state_dict", "rank0_only", "summon_full_params"],
 )
-def test_what_is_gathered_on_one_rank_only_names_the_others_and_says_so(server, shoal_command, what):
+def test_a_gather_on_one_rank_only_is_an_error_naming_the_others(server, shoal_command, what):
     script = shoal_command.script(PROGRAM.replace("WHAT", what), "train.py")
     out, err = shoal_command.script("", "out"), shoal_command.script("", "err")
     env = shoal_command.env(SHOAL_TIMEOUT="2", OMP_NUM_THREADS="1")

@@ -87,7 +87,7 @@ def test_t5_trains_as_with_torchs_fsdp_and_keeps_the_best(run, tmp_path):
     assert states["shared.weight"].shape == states["lm_head.weight"].shape
 
 
-def test_t5_in_bf16_without_validation(run, tmp_path):
+def test_t5_trains_in_bf16_without_validation(run, tmp_path):
     ours = run("fsdp1_t5.py", *T5, "--bf16", "--epochs", 1, "--no-run_validation", "--no-track_memory", "--out", tmp_path)
     assert 5 < losses(ours)[0] < 10  # near the loss of a random choice among about 700 tokens
     assert "memory" not in ours
@@ -97,7 +97,7 @@ def test_t5_in_bf16_without_validation(run, tmp_path):
 GUIDE = ["--epochs", 3, "--dim", 16, "--vocab-size", 60, "--seq-len", 8, "--batch-size", 2, "--layers", 3]
 
 
-def test_the_guide_goes_on_from_either_checkpoint(run, tmp_path):
+def test_the_guide_resumes_from_either_checkpoint(run, tmp_path):
     first = run("fsdp2_guide.py", *GUIDE, "--out", tmp_path)
     assert first.startswith("FSDPTransformer(\n")
     assert first == run("fsdp2_guide.py", *GUIDE, "--out", tmp_path, "--dcp-api")
@@ -107,7 +107,7 @@ def test_the_guide_goes_on_from_either_checkpoint(run, tmp_path):
     assert losses(again[0])[0] < losses(first)[-1]
 
 
-def test_the_guide_with_prefetching_and_mixed_precision(run, tmp_path):
+def test_the_guide_trains_with_prefetching_and_mixed_precision(run, tmp_path):
     options = [*GUIDE, "--explicit-prefetching", "--mixed-precision"]
     ours = run("fsdp2_guide.py", *options, "--out", tmp_path)
     expect_same_losses(ours, run("fsdp2_guide.py", *options, "--out", tmp_path / "theirs", theirs=True), 3, rel=1e-2)

@@ -127,7 +127,7 @@ def trained():
 
 
 @pytest.mark.parametrize(("update", "where"), CASES)
-def test_a_rank_that_sleeps_changes_no_bit(trained, update, where):
+def test_a_late_rank_changes_no_bit(trained, update, where):
     for of_rank in trained:
         for got, expected in zip(of_rank[update, where], of_rank[update, "nowhere"], strict=True):
             assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
@@ -169,7 +169,7 @@ def evaluate_then_write(config):
     return record
 
 
-def test_writing_after_an_evaluation_waits_until_every_rank_has_read():
+def test_a_write_after_an_evaluation_waits_for_all_readers():
     calm, late = run(evaluate_then_write, sleeps=False), run(evaluate_then_write, sleeps=True)
     assert all(torch.equal(a, b) for of_calm, of_late in zip(calm, late, strict=True) for a, b in zip(of_calm, of_late, strict=True))
     plain, expected = build(), []
@@ -193,7 +193,7 @@ def write_on_one_rank(config):
     model(torch.ones(1, 17)).sum().backward()
 
 
-def test_a_write_of_one_rank_only_raises():
+def test_a_write_on_one_rank_only_raises():
     with pytest.raises(shoal.exceptions.InvalidArgument, match="all ranks wait for each other"):
         run(write_on_one_rank)
 
@@ -209,7 +209,7 @@ def stale_backward(config):
     third.backward()
 
 
-def test_a_backward_whose_parameters_are_gone_raises():
+def test_a_backward_after_its_parameters_changed_raises():
     with pytest.raises(shoal.exceptions.InvalidArgument, match="needs parameters of version"):
         run(stale_backward)
 
@@ -230,7 +230,7 @@ def test_reading_without_a_lease_gives_the_committed_value():
     assert run(read_without_a_lease, guard=False) == [True] * WORLD
 
 
-def test_under_lease_guard_it_ends_the_process_naming_unit_and_rank():
+def test_lease_guard_ends_a_reading_process_naming_unit_and_rank():
     with pytest.raises(ActorDiedError) as raised:
         run(read_without_a_lease, world=2, guard=True)
     text = str(raised.value)
@@ -284,7 +284,7 @@ def test_killing_a_shard_actor_by_its_handle_fails_the_step_on_every_rank_with_i
         assert "killed by shoal.kill" in text
 
 
-def test_a_rank_that_is_killed_is_named_to_all():
+def test_a_killed_rank_is_named_on_all_ranks():
     with pytest.raises(ActorDiedError, match="SIGKILL"):
         run(train_until_killed, how="sigkill")
 
@@ -299,7 +299,7 @@ def different_models(config):
     model(torch.ones(1, 4))
 
 
-def test_ranks_that_build_different_models_are_told_so():
+def test_ranks_with_different_models_get_an_error():
     with pytest.raises(shoal.exceptions.InvalidArgument, match="same model"):
         run(different_models, world=2)
 
@@ -326,7 +326,7 @@ def uses_some_on_some_ranks(config):
     return {n: None if g is None else g.tolist() for n, g in full.items()}
 
 
-def test_a_parameter_that_some_ranks_do_not_use_counts_as_zero_there_and_one_that_nobody_uses_has_no_gradient():
+def test_unused_parameters_count_as_zero_or_have_no_gradient():
     for grads in run(uses_some_on_some_ranks, world=2):
         assert grads["a.bias"] == [1, 1]
         assert grads["b.bias"] == [0.5, 0.5]

@@ -135,7 +135,7 @@ def test_wrong_use_is_refused_in_the_driver(cluster):
         place(graph_driver.model, graph_driver.batch, MSE, num_workers=0)
 
 
-def test_losses_are_those_of_one_process_and_no_parameter_is_read_outside_its_lease(cluster):
+def test_losses_equal_one_process_and_parameters_are_read_under_leases(cluster):
     # An eps as large as the gradients makes AdamW depend on their scale, which exposes a sum in place of a mean.
     adamw = {"lr": 2e-2, "betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1}
     ranks = example_ranks(optimizer=graph.AdamW(**adamw), lease_guard=True)
@@ -199,7 +199,7 @@ PASSES = {
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_losses_are_bitwise_those_of_fully_shard(cluster, name, tmp_path):
+def test_losses_equal_fully_shard_bit_for_bit(cluster, name, tmp_path):
     ranks = place(graph_driver.model, graph_driver.batch, LOSS, num_workers=2, optimizer=graph.AdamW(lr=3e-3), offload_folder=tmp_path)
     passes = dict(PASSES[name])
     if "bucket_bytes" in passes:
@@ -210,7 +210,7 @@ def test_losses_are_bitwise_those_of_fully_shard(cluster, name, tmp_path):
     assert [list(losses) for losses in zip(*by_step, strict=True)] == hooked_losses(6)
 
 
-def test_micro_batches_and_clipping_are_those_of_fully_shard(cluster):
+def test_micro_batches_and_clipping_equal_fully_shard(cluster):
     step = graph_driver.write_step().passes(micro_batches=2, max_norm=0.5)
     ranks = example_ranks(step)
     by_step = [shoal.get(ranks.step()) for _ in range(6)]
@@ -232,7 +232,7 @@ def seeded_batch(rank, step):
     return torch.randn(4, 8), torch.randn(4, 8)
 
 
-def test_a_recomputed_unit_drops_what_it_dropped_before(cluster):
+def test_a_recomputed_unit_repeats_its_dropout(cluster):
     def losses(recompute):
         ranks = place(dropping, seeded_batch, MSE, num_workers=2, optimizer=graph.AdamW(lr=1e-2))
         ranks.send(plain_step(["a", "b", "c"]).passes(recompute=recompute))
@@ -243,7 +243,7 @@ def test_a_recomputed_unit_drops_what_it_dropped_before(cluster):
     assert losses(["a", "b", "c"]) == losses([])
 
 
-def test_passes_say_what_does_not_fit():
+def test_incompatible_passes_are_an_error():
     step = graph_driver.write_step()
     with pytest.raises(InvalidArgument, match="global norm"):
         step.passes(max_norm=1.0, optimizer_in_backward=True)
@@ -294,7 +294,7 @@ def test_the_memory_of_a_step_is_known_before_it_runs(cluster, passes, tmp_path)
     assert "activations are missing" in str(before)
 
 
-def test_a_step_is_drawn_and_printed_in_the_order_in_which_it_ran(cluster, tmp_path):
+def test_a_step_is_drawn_and_printed_in_execution_order(cluster, tmp_path):
     step = graph_driver.write_step().passes(micro_batches=2, max_norm=1.0)
     step.graph().draw(tmp_path / "written.svg")
     ranks = example_ranks(step)
@@ -325,7 +325,7 @@ def test_a_step_is_drawn_and_printed_in_the_order_in_which_it_ran(cluster, tmp_p
     assert order.index("clip") < order.index("update embed")
 
 
-def test_a_step_fits_into_a_budget_or_says_the_smallest():
+def test_fit_finds_a_plan_or_names_the_smallest_budget():
     step, each = graph_driver.write_step(), dict.fromkeys(graph_driver.UNITS, 1 << 20)
     labels = [n.label for n in step.fit("4MiB", each).graph().nodes]
     assert labels.count("unshard(embed)") == 1
@@ -392,7 +392,7 @@ def plain_step(units):
     return step
 
 
-def test_a_rank_that_is_killed_in_a_step_fails_its_loss_and_its_peers(cluster, tmp_path):
+def test_a_rank_killed_in_a_step_fails_the_step_on_all(cluster, tmp_path):
     told = tmp_path / "told"
     ranks = trapped(functools.partial(die_when, told))
     losses = [ranks.step() for _ in range(4)]
@@ -407,7 +407,7 @@ def test_a_rank_that_is_killed_in_a_step_fails_its_loss_and_its_peers(cluster, t
         shoal.get(losses[3], timeout=60)
 
 
-def test_a_rank_that_raises_in_a_step_says_why_to_all(cluster):
+def test_a_ranks_exception_in_a_step_reaches_all(cluster):
     ranks = trapped(stumble)
     losses = [ranks.step() for _ in range(4)]
     with pytest.raises(ZeroDivisionError, match="own mistake"):
@@ -440,7 +440,7 @@ def doubles():
     return {u: m.double() for u, m in graph_driver.model().items()}
 
 
-def test_a_model_that_cannot_be_placed_or_run_says_so(cluster):
+def test_a_model_that_cannot_be_placed_or_run_is_an_error(cluster):
     with pytest.raises(InvalidArgument, match="units a and b share a parameter"):
         place(tied, graph_driver.batch, LOSS, num_workers=2)
     ranks = place(doubles, graph_driver.batch, LOSS, num_workers=2)

@@ -150,7 +150,7 @@ print("done", flush=True)
     assert driver.code() == 0, driver.err
 
 
-def test_a_job_runs_on_and_its_end_is_known_although_it_ended_without_a_head(cluster, shoal_command):
+def test_a_job_that_ends_without_a_head_is_reported_later(cluster, shoal_command):
     script = shoal_command.script(
         """
         import os, sys, time
@@ -177,7 +177,7 @@ def test_a_job_runs_on_and_its_end_is_known_although_it_ended_without_a_head(clu
     assert row["exit_code"] == 7
 
 
-def test_a_head_that_is_killed_again_and_again_loses_no_row(cluster, shoal_command):
+def test_repeated_kills_of_the_head_lose_no_row(cluster, shoal_command):
     driver = shoal_command.driver(
         """
 import shoal
@@ -219,7 +219,7 @@ print("done", flush=True)
     assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_head_that_ends_in_order_stays_away(cluster, shoal_command):
+def test_an_orderly_ended_head_is_not_restarted(cluster, shoal_command):
     os.kill(cluster.head(), signal.SIGTERM)
     wait_for(lambda: not cluster.started.pids("head"))
     time.sleep(0.5)

@@ -83,7 +83,7 @@ def heads():
             etcd.remove()
 
 
-def test_a_head_that_is_killed_is_followed_and_nobody_notices(heads):
+def test_a_killed_leader_on_another_host_is_replaced(heads):
     driver = heads.driver(lost=False)
     killed = heads.status()["head_pid"]
     os.kill(killed, signal.SIGKILL)
@@ -92,7 +92,7 @@ def test_a_head_that_is_killed_is_followed_and_nobody_notices(heads):
     assert heads.status()["head_pid"] != killed
 
 
-def test_a_host_that_is_cut_off_takes_its_head_with_it_and_nothing_else(heads):
+def test_a_cut_off_host_loses_only_its_own_head(heads):
     driver = heads.driver(lost=True)
     heads.hosts.pull_cable()
     heads.go_on()
@@ -101,7 +101,7 @@ def test_a_host_that_is_cut_off_takes_its_head_with_it_and_nothing_else(heads):
     assert heads.status()["heads"][0] == heads.second["address"]
 
 
-def test_a_head_with_an_authority_of_its_own_is_refused(heads):
+def test_a_head_with_another_certificate_authority_is_refused(heads):
     refused = heads.hosts.b(
         "start", "--head", "--host", B, "--port", "0", *heads.store, "--token-file", heads.session / "token",
         "--include-dashboard", "false",

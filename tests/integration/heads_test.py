@@ -117,7 +117,7 @@ class Driver:
         self.running.said(f"did {step}", LIMIT_S)
 
 
-def test_the_head_that_leads_is_killed_and_another_goes_on(heads):
+def test_another_head_takes_over_from_a_killed_leader(heads):
     driver = Driver(heads, 3)
     for step in range(3):
         before = heads.kept()
@@ -130,7 +130,7 @@ def test_the_head_that_leads_is_killed_and_another_goes_on(heads):
 
 
 @pytest.mark.parametrize("etcd", [True], indirect=True, ids=["tls"])
-def test_over_tls_a_killed_head_is_followed_and_its_node_starts_another(heads):
+def test_a_killed_leader_is_replaced_and_restarted_over_tls(heads):
     driver = Driver(heads, 1)
     assert heads.status()["store"] == heads.store
     assert heads.store.startswith("etcds://")
@@ -144,7 +144,7 @@ def test_over_tls_a_killed_head_is_followed_and_its_node_starts_another(heads):
     assert driver.running.code(LIMIT_S) == 0, driver.running.err
 
 
-def test_a_head_that_ends_in_order_is_followed_at_once_and_stays_away(heads):
+def test_an_orderly_ended_leader_is_replaced_at_once_and_not_restarted(heads):
     driver = Driver(heads, 1)
     first = heads.leader()
     os.kill(first.pid("head"), signal.SIGTERM)
@@ -155,7 +155,7 @@ def test_a_head_that_ends_in_order_is_followed_at_once_and_stays_away(heads):
     assert not first.pids("head")
 
 
-def test_a_head_that_stood_still_for_longer_than_its_lease_decides_nothing_any_more(heads):
+def test_a_head_suspended_beyond_its_lease_decides_nothing(heads):
     driver = Driver(heads, 1)
     first = heads.leader()
     pid = first.pid("head")
@@ -171,7 +171,7 @@ def test_a_head_that_stood_still_for_longer_than_its_lease_decides_nothing_any_m
     assert driver.running.code(LIMIT_S) == 0, driver.running.err
 
 
-def test_etcd_may_die_and_nothing_is_lost(heads, etcd):
+def test_a_restart_of_etcd_loses_nothing(heads, etcd):
     driver = Driver(heads, 1)
     heads.status()  # each node has the addresses of both heads
     before = heads.kept()
@@ -184,7 +184,7 @@ def test_etcd_may_die_and_nothing_is_lost(heads, etcd):
     assert driver.running.code(LIMIT_S) == 0, driver.running.err
 
 
-def test_status_tells_store_and_standby_and_another_token_is_refused(heads, shoal_command):
+def test_status_shows_store_and_standby_and_refuses_another_token(heads, shoal_command):
     status = heads.status()
     assert status["store"] == heads.store
     assert sorted(status["heads"]) == sorted(m.address for m in heads.members)
@@ -202,7 +202,7 @@ def test_stop_ends_every_head_and_node(heads, shoal_command):
     wait_until(lambda: not any(m.pids(role) for m in heads.members for role in ("head", "node")), LIMIT_S, "nothing runs")
 
 
-def test_mistakes_are_named(shoal_command):
+def test_wrong_options_are_errors_that_name_them(shoal_command):
     for store, text in (("etcd://127.0.0.1:1", "names no cluster"), ("redis://x", "none that Shoal knows")):
         refused = shoal_command("start", "--head", "--port", "0", "--store", store)
         assert refused.returncode != 0
@@ -212,7 +212,7 @@ def test_mistakes_are_named(shoal_command):
     assert "127.0.0.1:1" in refused.stderr
 
 
-def test_a_store_beyond_loopback_needs_tls_or_an_explicit_word(shoal_command):
+def test_a_store_beyond_loopback_needs_tls_or_an_explicit_option(shoal_command):
     def start(*words, env=None):
         done = shoal_command("start", "--head", "--port", "0", *words, env={**shoal_command.env(), **(env or {})})
         return done.returncode, done.stderr
@@ -239,7 +239,7 @@ def test_a_store_beyond_loopback_needs_tls_or_an_explicit_word(shoal_command):
     assert "say --store" in said
 
 
-def test_durability_is_a_choice(shoal_command):
+def test_durability_is_an_option(shoal_command):
     shoal_command.start("--durability", "fsync", "--include-dashboard", "false")
     assert shoal_command.json("status")["store"] == "sqlite, durability fsync"
     shoal_command.json("stop")

@@ -17,7 +17,7 @@ def own():
         yield hosts, cluster_of(hosts)
 
 
-def test_nothing_is_read_on_the_wire(own, tmp_path):
+def test_traffic_between_hosts_is_encrypted(own, tmp_path):
     hosts, cluster = own
     capture = tmp_path / "capture"
     wire = hosts.a.listen_to_wire(capture)
@@ -47,7 +47,7 @@ def test_nothing_is_read_on_the_wire(own, tmp_path):
     assert key.encode() not in seen
 
 
-def test_a_pulled_cable_is_the_death_of_the_node_behind_it(own):
+def test_a_pulled_cable_ends_the_node_behind_it(own):
     hosts, cluster = own
     driver = hosts.a.driver(
         ACTORS
@@ -75,7 +75,7 @@ assert shoal.get(here.echo.remote(2)) == 2
     assert states == {"a": "ALIVE", "b": "DEAD"}
 
 
-def test_heads_that_others_could_not_reach_are_refused(shoal_command):
+def test_heads_unreachable_for_others_are_refused(shoal_command):
     done = shoal_command("start", "--head", "--host", "0.0.0.0")
     assert done.returncode != 0
     assert "every address" in done.stderr

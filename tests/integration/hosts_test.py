@@ -50,12 +50,12 @@ def test_actors_of_both_hosts_call_each_other(both):
     assert "all is well" in drive(hosts.a, CALLS, HEAD=cluster.address, HERE="a", THERE="b")
 
 
-def test_a_driver_of_the_host_that_joined(both):
+def test_a_driver_on_the_joined_host_uses_the_cluster(both):
     hosts, cluster = both
     assert "all is well" in drive(hosts.b, CALLS, HEAD=cluster.address, HERE="b", THERE="a")
 
 
-def test_commands_from_a_host_that_joined_and_from_one_that_did_not(both, tmp_path):
+def test_commands_work_on_joined_and_other_hosts(both, tmp_path):
     hosts, cluster = both
     assert hosts.b.json("status")["nodes"] == 2
     stranger = {**hosts.b.env(), "SHOAL_HOME": str(tmp_path)}
@@ -78,7 +78,7 @@ def _refusal(host, cluster, *words, home):
     return done.stderr + done.stdout
 
 
-def test_what_is_refused(both, tmp_path):
+def test_wrong_tokens_and_fingerprints_are_refused(both, tmp_path):
     hosts, cluster = both
     tmp_path.chmod(0o700)
     wrong = hosts.b.home.parent / "wrong-token"
@@ -96,7 +96,7 @@ def test_what_is_refused(both, tmp_path):
     assert hosts.b.json("status")["nodes"] == 2
 
 
-def test_clear_text_to_the_head_is_answered_with_nothing_of_ours(both):
+def test_the_head_sends_nothing_to_clear_text_clients(both):
     hosts, cluster = both
     host, _, port = cluster.address.partition(":")
     ask = f"""
@@ -115,7 +115,7 @@ print(said.hex())
     assert b"SHL1" not in said
 
 
-def test_private_keys_are_their_owners(both):
+def test_private_keys_are_readable_by_their_owner_only(both):
     _, cluster = both
     joined = Path(cluster.joined["session"])
     for folder in (cluster.session / "tls", joined / "tls"):

@@ -33,7 +33,7 @@ def actors(cluster):
     return alive, dead
 
 
-def test_rows_are_filtered_limited_and_shown_as_wished(shoal_command, actors):
+def test_rows_are_filtered_limited_and_formatted(shoal_command, actors):
     def ids(*words):
         return [r["id"] for r in shoal_command.json("list", "actors", *words)["rows"]]
 
@@ -56,7 +56,7 @@ def test_rows_are_filtered_limited_and_shown_as_wished(shoal_command, actors):
     assert shoal_command.json("list", "placement-groups") == {"schema": "shoal.list/1", "what": "groups", "rows": []}
 
 
-def test_one_is_got_and_described(shoal_command, actors):
+def test_get_and_describe_show_one_object(shoal_command, actors):
     alive, dead = (a._actor_id for a in actors)
     assert shoal_command.json("get", "actors", alive)["state"] == "ALIVE"
     assert shoal_command.json("get", "actor", "alive")["id"] == alive  # by its name
@@ -70,7 +70,7 @@ def test_one_is_got_and_described(shoal_command, actors):
     assert f"shoal drain {node}" in shoal_command("describe", "node", node).stdout
 
 
-def test_the_stacks_of_a_worker_that_hangs(shoal_command, cluster, tmp_path):
+def test_stack_shows_the_frames_of_a_hanging_worker(shoal_command, cluster, tmp_path):
     @shoal.remote
     class Hangs:
         def pid(self):
@@ -104,7 +104,7 @@ def test_the_stacks_of_a_worker_that_hangs(shoal_command, cluster, tmp_path):
     assert shoal_command("stack", "ffff").returncode == 3
 
 
-def test_why_something_waits(shoal_command, cluster):
+def test_lists_show_why_a_request_waits(shoal_command, cluster):
     waiting = Log.options(num_cpus=5).remote()
     wait_until(lambda: "nearest fit" in shoal_command("describe", "actor", waiting._actor_id).stdout, 20, "why it waits")
     text = shoal_command("status", "-v").stdout
@@ -116,7 +116,7 @@ def test_why_something_waits(shoal_command, cluster):
     assert [n["state"] for n in said["node_rows"]] == ["ALIVE"]
 
 
-def test_functions_that_wait_are_counted(shoal_command, cluster, tmp_path):
+def test_waiting_functions_are_counted(shoal_command, cluster, tmp_path):
     @shoal.remote
     def waits(path):
         while not os.path.exists(path):
@@ -130,7 +130,7 @@ def test_functions_that_wait_are_counted(shoal_command, cluster, tmp_path):
     shoal.get(refs)
 
 
-def test_a_summary_counts(shoal_command, actors):
+def test_summaries_count_by_class_and_state(shoal_command, actors):
     assert shoal_command.json("summary", "actors")["summary"] == {"Log": {"ALIVE": 1, "DEAD": 1}}
     assert "ALIVE" in shoal_command("summary", "nodes").stdout
 
@@ -149,13 +149,13 @@ def test_a_summary_counts(shoal_command, actors):
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
-def test_what_is_not_there_says_so(shoal_command, cluster, words, code, text):
+def test_absent_objects_are_an_error(shoal_command, cluster, words, code, text):
     done = shoal_command(*words)
     assert (done.returncode, done.stdout) == (code, ""), done
     assert text in done.stderr
 
 
-def test_objects_and_who_holds_them(shoal_command, cluster):
+def test_objects_are_listed_with_their_holders(shoal_command, cluster):
     big, small = shoal.put(bytes(3 << 20)), shoal.put(bytes(1 << 20))
     rows = shoal_command.json("list", "objects", "--filter", f"pid={os.getpid()}")["rows"]
     assert [r["reference"] for r in rows] == ["LOCAL_REFERENCE"] * 2
@@ -171,7 +171,7 @@ def test_objects_and_who_holds_them(shoal_command, cluster):
     assert shoal_command.json("summary", "objects")["summary"] == {"objects": {"LOCAL_REFERENCE": 2}}
 
 
-def test_memory_by_node_and_process(shoal_command, cluster):
+def test_memory_is_grouped_by_node_and_process(shoal_command, cluster):
     big, small = shoal.put(bytes(3 << 20)), shoal.put(bytes(1 << 20))
     said = shoal_command.json("memory")
     (group,) = said["groups"]
@@ -191,7 +191,7 @@ def test_memory_by_node_and_process(shoal_command, cluster):
     assert "of memory kept for large values" in text
 
 
-def test_tasks_and_their_timeline(shoal_command, cluster, tmp_path):
+def test_tasks_are_listed_and_have_a_timeline(shoal_command, cluster, tmp_path):
     def told(*words):  # asks until all processes have reported; a loaded machine may delay one
         def said():
             out = shoal_command.json(*words)
@@ -230,7 +230,7 @@ def test_tasks_and_their_timeline(shoal_command, cluster, tmp_path):
     assert shoal_command("timeline", "-o", str(tmp_path / "no" / "such")).returncode == 3
 
 
-def test_runtime_envs(shoal_command, cluster):
+def test_runtime_envs_are_listed(shoal_command, cluster):
     actor = Log.options(runtime_env={"env_vars": {"COLOUR": "blue"}}).remote()
     shoal.get(actor.all.remote())
     (row,) = shoal_command.json("list", "runtime-envs")["rows"]
@@ -238,7 +238,7 @@ def test_runtime_envs(shoal_command, cluster):
     assert "COLOUR" in shoal_command("list", "runtime-envs").stdout
 
 
-def test_figures_of_this_machine(shoal_command):
+def test_microbenchmark_prints_figures(shoal_command):
     said = shoal_command.json("microbenchmark", "--filter", "1:1 actor calls sync", "--seconds", "0.01")
     (row,) = said["results"]
     assert (row["name"], row["per_second"] > 0) == ("1:1 actor calls sync", True)
@@ -247,7 +247,7 @@ def test_figures_of_this_machine(shoal_command):
     assert shoal_command("microbenchmark", "--filter", "no such", "--seconds", "0.01").returncode == 2
 
 
-def test_health(shoal_command):
+def test_health_check_reports_the_head_and_nodes(shoal_command):
     assert shoal_command("health-check").returncode == 5
     cluster = shoal_command.start(cpus=1)
     assert shoal_command.json("health-check")["nodes"] == 1

@@ -40,7 +40,7 @@ def ended(client, job) -> JobStatus:
 # ---- the client
 
 
-def test_a_job_is_submitted_followed_and_known_afterwards(client, tmp_path):
+def test_a_job_is_submitted_followed_and_listed_afterwards(client, tmp_path):
     lines = ["import os, sys", "print('to out', os.environ['COLOUR'], flush=True)", "print('to err', file=sys.stderr)"]
     (tmp_path / "hello.py").write_text("\n".join(lines))
     job = client.submit_job(
@@ -89,7 +89,7 @@ def test_a_job_is_a_driver_of_the_cluster(client, shoal_command):
     assert "(Speaker) from the actor" in text
 
 
-def test_a_jobs_variables_refer_to_those_that_are_there(client):
+def test_a_jobs_variables_may_refer_to_existing_ones(client):
     variables = {"PATH": "/mine:${PATH}", "NEW": "<${NO_SUCH_VARIABLE}>"}
     job = client.submit_job(entrypoint='echo "$NEW" "$PATH"', runtime_env={"env_vars": variables})
     assert ended(client, job) == JobStatus.SUCCEEDED
@@ -100,7 +100,7 @@ def test_a_jobs_variables_refer_to_those_that_are_there(client):
     assert "$" not in path
 
 
-def test_the_command_takes_the_http_address_as_well(shoal_command, cluster):
+def test_the_command_accepts_the_http_address(shoal_command, cluster):
     url = url_of(cluster)
     other = shoal_command.start()
     for address in (url.geturl(), f"http://localhost:{url.port}/"):
@@ -115,7 +115,7 @@ def test_the_command_takes_the_http_address_as_well(shoal_command, cluster):
     assert JobSubmissionClient(url.geturl(), verify=False).list_jobs()
 
 
-def test_a_failure_says_how_it_ended(client):
+def test_a_failed_job_has_its_exit_code(client):
     job = client.submit_job(entrypoint="echo sorry; exit 3")
     assert ended(client, job) == JobStatus.FAILED
     info = client.get_job_info(job)
@@ -142,7 +142,7 @@ def test_a_running_job_is_followed_and_stopped(client):
         client.submit_job(entrypoint="true", submission_id=job)
 
 
-def test_following_a_job_that_says_nothing_can_be_given_up(client):
+def test_following_a_silent_job_can_be_cancelled(client):
     job = client.submit_job(entrypoint="echo begun; exec sleep 600")
 
     async def give_up():
@@ -164,7 +164,7 @@ def test_following_a_job_that_says_nothing_can_be_given_up(client):
     assert ended(client, job) == JobStatus.STOPPED
 
 
-def test_no_other_host_is_told_the_token(cluster, monkeypatch):
+def test_the_token_is_sent_to_no_other_host(cluster, monkeypatch):
     port = url_of(cluster).port
     for _ in range(2):
         with pytest.raises(InvalidArgument, match=r"another host's.*not sent there"):
@@ -202,7 +202,7 @@ class Squatter:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_another_user_who_has_taken_the_port_is_told_nothing(cluster, monkeypatch):
+def test_a_port_taken_by_another_user_receives_nothing(cluster, monkeypatch):
     monkeypatch.setenv("SHOAL_TOKEN_FILE", str(cluster.session / "token"))
     squatter = Squatter(65534)
     with pytest.raises(InvalidArgument, match=r"is user 65534: the cluster's token is not sent"):
@@ -210,7 +210,7 @@ def test_another_user_who_has_taken_the_port_is_told_nothing(cluster, monkeypatc
     assert squatter.heard() == b""
 
 
-def test_requests_carry_no_token_that_opens_anything_else(cluster, monkeypatch):
+def test_requests_carry_the_http_token_and_not_the_clusters(cluster, monkeypatch):
     monkeypatch.setenv("SHOAL_TOKEN_FILE", str(cluster.session / "token"))
     squatter = Squatter(None)
     JobSubmissionClient(squatter.address)
@@ -220,7 +220,7 @@ def test_requests_carry_no_token_that_opens_anything_else(cluster, monkeypatch):
     assert (cluster.session / "http-token").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_cannot_be_is_refused(client, tmp_path):
+def test_invalid_submissions_are_refused(client, tmp_path):
     def refused(match, **how):
         with pytest.raises(RuntimeError, match=match):
             client.submit_job(**{"entrypoint": "true", **how})
@@ -252,7 +252,7 @@ def test_a_runtime_env_is_prepared_before_the_entrypoint(client, tmp_path):
     assert client.get_job_logs(job) == "hello from a module\n"
 
 
-def test_an_embedded_cluster_has_the_interface_when_it_is_asked_for(home):
+def test_an_embedded_cluster_serves_http_on_request(home):
     shoal.init(num_cpus=1, include_dashboard=True)
     try:
         client = JobSubmissionClient()
@@ -289,7 +289,7 @@ PATHS = [
 ]
 
 
-def test_every_path_needs_the_token_a_host_of_ours_and_no_foreign_origin(cluster):
+def test_every_path_needs_token_known_host_and_same_origin(cluster):
     url = url_of(cluster)
     token = (cluster.session / "http-token").read_text().strip()
     secret = (cluster.session / "token").read_text().strip()
@@ -317,7 +317,7 @@ def test_every_path_needs_the_token_a_host_of_ours_and_no_foreign_origin(cluster
     assert url.hostname == "127.0.0.1"
 
 
-def test_a_hostile_client_costs_nothing_but_its_connection(cluster, client):
+def test_a_hostile_client_loses_only_its_connection(cluster, client):
     url = url_of(cluster)
 
     def say(*pieces: bytes) -> bytes:
@@ -348,13 +348,13 @@ def test_a_hostile_client_costs_nothing_but_its_connection(cluster, client):
         s.close()
 
 
-def test_the_interface_can_be_left_out(shoal_command):
+def test_the_http_interface_is_optional(shoal_command):
     said = shoal_command.json("start", "--head", "--port", "0", "--include-dashboard=false")
     assert said["http"] == ""
     shoal_command.json("stop")
 
 
-def test_a_port_of_choice_that_is_taken_is_an_error(shoal_command):
+def test_a_taken_dashboard_port_is_an_error(shoal_command):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -366,7 +366,7 @@ def test_a_port_of_choice_that_is_taken_is_an_error(shoal_command):
 # ---- the command
 
 
-def test_the_command_follows_a_job_and_says_how_it_went(shoal_command, cluster):
+def test_the_command_follows_a_job_and_prints_its_result(shoal_command, cluster):
     (shoal_command.home / "work").mkdir()
     done = shoal_command("job", "submit", "--submission-id", "first", "--working-dir", "work", "--", "sh", "-c", "echo it is; pwd")
     assert done.returncode == 0, done
@@ -411,7 +411,7 @@ def test_the_command_reads_an_environment_as_yaml_or_json(shoal_command, cluster
         (None, "no file env"),
     ],
 )
-def test_an_environment_that_is_none_is_refused_with_its_line(shoal_command, text, said):
+def test_an_invalid_environment_file_is_refused_with_its_line(shoal_command, text, said):
     if text is not None:
         (shoal_command.home / "env").write_text(text)
     done = shoal_command("job", "submit", "--runtime-env", "env", "--", "true")
@@ -432,7 +432,7 @@ def test_the_command_stops_a_job_and_detaches(shoal_command, cluster):
     assert shoal_command("job", "status", "long").returncode == 1
 
 
-def test_a_script_that_is_submitted_is_a_job_like_any_other(shoal_command, cluster, client):
+def test_a_submitted_script_is_listed_as_a_job(shoal_command, cluster, client):
     assert shoal_command("submit", "--", "echo", "hello").returncode == 0
     (job,) = client.list_jobs()
     assert job.entrypoint == "echo hello"

@@ -32,7 +32,7 @@ def run(nodes, body):
     return driver.out, driver.err
 
 
-def test_a_driver_shows_what_its_workers_print_wherever_they_are(nodes):
+def test_a_driver_shows_its_workers_output_from_all_nodes(nodes):
     out, err = run(
         nodes,
         """
@@ -49,7 +49,7 @@ print("expected", ip, *shoal.get([here.say.remote("from here"), there.say.remote
         assert text.count("from there") == 1
 
 
-def test_nothing_of_another_job_is_shown(nodes):
+def test_a_driver_shows_no_output_of_other_jobs(nodes):
     for text, other in (("from one job", "from another"), ("from another", "from one job")):
         said = "".join(run(nodes, f"shoal.get(speaker('b').say.remote({text!r}))"))
         assert text in said
@@ -83,7 +83,7 @@ while "".join(state.get_log(filename=mine, node_id=node["id"])) != "to be read\\
 """
 
 
-def test_files_of_a_node_are_listed_and_read_wherever_it_is(nodes):
+def test_log_files_are_listed_and_read_on_every_node(nodes):
     run(
         nodes,
         "import time\n"
@@ -110,7 +110,7 @@ for bad in ("../token", "/etc/hostname", ".."):
     )
 
 
-def test_the_command_lists_and_reads_them_too(nodes):
+def test_the_command_lists_and_reads_log_files_of_every_node(nodes):
     names = nodes.a.json("logs", "cluster", "--node-id", nodes.node)["files"]
     (log,) = [n for n in names if n == f"node-{pid_of(nodes, nodes.node)}.log"]
     done = nodes.a("logs", log, "--node-id", nodes.node[:12], "--tail", "1")
@@ -119,7 +119,7 @@ def test_the_command_lists_and_reads_them_too(nodes):
     assert nodes.a("logs", "cluster", "../token", "--node-id", nodes.node).stdout == ""
 
 
-def test_what_is_on_another_host_is_not_followed(nodes):
+def test_logs_of_another_host_are_not_followed(nodes):
     if not nodes.hosts:
         pytest.skip("all nodes are here")
     run(

@@ -28,7 +28,7 @@ def cluster(shoal_command):
     shoal_command.json("stop")
 
 
-def test_the_process_before_is_kept(shoal_command, cluster):
+def test_logs_of_the_previous_process_are_kept(shoal_command, cluster):
     driver = shoal_command.driver(
         DRIVER
         + """
@@ -62,7 +62,7 @@ time.sleep(600)
     assert "--previous" in done.stderr
 
 
-def test_logs_takes_ids_and_processes_as_ray_writes_them(shoal_command, cluster):
+def test_logs_accepts_rays_notation_of_ids_and_pids(shoal_command, cluster):
     driver = shoal_command.driver(
         DRIVER
         + """
@@ -128,7 +128,7 @@ time.sleep(600)
     driver.signal(signal.SIGKILL)
 
 
-def test_what_one_call_printed(shoal_command, cluster):
+def test_logs_shows_the_output_of_one_call(shoal_command, cluster):
     driver = shoal_command.driver(
         """
 import os, signal, sys, tempfile, time
@@ -197,7 +197,7 @@ time.sleep(600)
     driver.signal(signal.SIGKILL)
 
 
-def test_whatever_writes_what_a_call_prints_is_its_own(shoal_command, cluster):
+def test_output_from_every_writer_belongs_to_its_call(shoal_command, cluster):
     """Covers loggers created before the call, C code, other processes, and text after a line without a newline."""
     driver = shoal_command.driver(
         """
@@ -324,7 +324,7 @@ def test_logs_shows_files_of_the_session(shoal_command, cluster):
     assert shoal_command.json("logs", "cluster", "no-such*")["files"] == []
 
 
-def test_what_was_printed_outlives_its_node(shoal_command, cluster):
+def test_output_outlives_its_node(shoal_command, cluster):
     first = shoal_command.json("list", "nodes")["rows"][0]["id"]
     second = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1")["node"]
     shoal_command.json("cordon", first)
@@ -367,7 +367,7 @@ def on_a_terminal(shoal_command, text: str, **env: str) -> str:
     return said.decode().replace("\r\n", "\n")
 
 
-def test_lines_that_several_print_are_folded_on_a_terminal(shoal_command, cluster):
+def test_equal_lines_of_several_processes_are_folded_on_a_terminal(shoal_command, cluster):
     text = on_a_terminal(shoal_command, FOLDED)
     lines = [line for line in text.splitlines() if line.startswith("(Speaker pid=") and ") the same" in line]
     assert len(lines) == 2, text
@@ -376,7 +376,7 @@ def test_lines_that_several_print_are_folded_on_a_terminal(shoal_command, cluste
     assert len([line for line in each.splitlines() if line.endswith(") the same")]) == 3, each
 
 
-def test_lines_are_never_folded_where_nobody_reads(shoal_command, cluster):
+def test_lines_are_never_folded_without_a_terminal(shoal_command, cluster):
     driver = shoal_command.driver(DRIVER + FOLDED)
     assert driver.code() == 0, driver.err
     assert driver.out.count(") the same\n") == 3

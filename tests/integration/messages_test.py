@@ -54,7 +54,7 @@ def fails(done, code, *texts):
         ((), ("A subcommand is required",)),
     ],
 )
-def test_a_command_that_is_none_is_told_from_the_one_that_was_meant(shoal_command, words, texts):
+def test_an_unknown_command_suggests_a_similar_one(shoal_command, words, texts):
     fails(shoal_command(*words), 2, *texts)
 
 
@@ -62,7 +62,7 @@ def test_a_command_that_is_none_is_told_from_the_one_that_was_meant(shoal_comman
 
 
 @pytest.mark.parametrize("words", [("status",), ("list", "jobs"), ("stop",)])
-def test_a_token_file_that_is_named_has_to_be_the_clusters(shoal_command, cluster, tmp_path, words):
+def test_a_token_file_of_another_cluster_is_an_error(shoal_command, cluster, tmp_path, words):
     other, none, right = tmp_path / "other", tmp_path / "none", tmp_path / "right"
     other.write_text("5f" * 32)
     none.write_text("no token")
@@ -74,7 +74,7 @@ def test_a_token_file_that_is_named_has_to_be_the_clusters(shoal_command, cluste
     assert shoal_command(*words, "--token-file", right).returncode == 0
 
 
-def test_an_address_that_is_none_of_ours_says_what_there_is(shoal_command, cluster):
+def test_a_wrong_address_names_the_running_cluster(shoal_command, cluster):
     here = shoal_command("status", "--address", "127.0.0.1:1")
     fails(here, 5, "127.0.0.1:1", f"there is {cluster.address}", "`token` in its session's folder", "SHOAL_HOME")
     assert "ca-fingerprint" not in here.stderr  # on loopback there is no fingerprint
@@ -84,13 +84,13 @@ def test_an_address_that_is_none_of_ours_says_what_there_is(shoal_command, clust
     assert f"there is {cluster.address}" in driver.err
 
 
-def test_an_address_of_rays_client_is_told_what_there_is_instead(home):
+def test_an_address_of_rays_client_names_the_alternative(home):
     with pytest.raises(shoal.exceptions.Unimplemented, match="submit it as a job"):
         shoal.init(address="ray://127.0.0.1:10001")
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1", "127.0.0.1:1,there", "http://127.0.0.1:8265"])
-def test_what_is_no_address_says_what_is_expected(home, monkeypatch, address):
+def test_an_invalid_address_names_the_expected_form(home, monkeypatch, address):
     for given in ({"address": address}, {}):
         monkeypatch.setenv("SHOAL_ADDRESS", address)
         with pytest.raises(shoal.exceptions.InvalidArgument, match=f"'{address}' is no address of a cluster\n.*HOST:PORT.*auto.*local"):
@@ -108,12 +108,12 @@ def test_what_is_no_address_says_what_is_expected(home, monkeypatch, address):
         ({"resources": 5}, TypeError, "resources is a dict of amounts by name, not int"),
     ],
 )
-def test_amounts_of_init_that_make_no_sense_name_the_argument(home, wrong, error, says):
+def test_an_invalid_amount_of_init_names_the_argument(home, wrong, error, says):
     with pytest.raises(error, match=says):
         shoal.init(address="local", **wrong)
 
 
-def test_a_cluster_of_this_host_is_joined_from_another_home_and_left_alone_by_its_stop(shoal_command, cluster, tmp_path):
+def test_stop_in_another_home_leaves_the_joined_cluster_alone(shoal_command, cluster, tmp_path):
     (tmp_path / "other").mkdir(mode=0o700)
     elsewhere = shoal_command.env(SHOAL_HOME=str(tmp_path / "other"))
     token = cluster.session / "token"
@@ -148,7 +148,7 @@ def states(shoal_command):
 # ---- what waits
 
 
-def test_the_driver_alone_warns_of_what_waits_and_calls_functions_by_their_names(shoal_command, cluster):
+def test_only_the_driver_warns_of_waiting_calls_by_function_name(shoal_command, cluster):
     err = shoal_command.home.parent / "err"
     driver = shoal_command.driver(
         """
@@ -171,7 +171,7 @@ shoal.get(speaker.nodes.remote())  # the head's answer comes behind what it told
     assert "function too_large is pending: can never start on the nodes that there are: needs CPU 64" in err.read_text()
 
 
-def test_a_planned_drain_is_no_warning(shoal_command, cluster):
+def test_a_planned_drain_causes_no_warning(shoal_command, cluster):
     node = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1", "--label", "home=other")["node"]
     driver = shoal_command.driver(
         DRIVER
@@ -193,7 +193,7 @@ shoal.nodes()
 # ---- what was printed, and what is gone
 
 
-def test_logs_are_found_by_an_actors_name_and_by_its_class(shoal_command, cluster):
+def test_logs_are_found_by_an_actors_name_or_class(shoal_command, cluster):
     driver = shoal_command.driver(
         DRIVER
         + """
@@ -217,7 +217,7 @@ time.sleep(600)
     wait_until(lambda: printed("first") == "(Speaker) from first\n", GUARD_S, "the same after its end")
 
 
-def test_what_detached_actors_print_is_where_the_driver_says(shoal_command, cluster):
+def test_the_driver_names_the_command_for_logs_of_detached_actors(shoal_command, cluster):
     driver = shoal_command.driver(
         DRIVER
         + """
@@ -236,14 +236,14 @@ Speaker.options(name="three", lifetime="detached", num_cpus=0).remote()
     wait_until(lambda: "from one" in shoal_command("logs", "one").stdout, GUARD_S, "what it printed")
 
 
-def test_a_list_of_tasks_without_any_says_where_they_went(shoal_command, cluster):
+def test_an_empty_list_of_tasks_explains_itself(shoal_command, cluster):
     done = shoal_command("list", "tasks")
     assert (done.returncode, "no process knows of a call" in done.stderr) == (0, True), done
     assert "job that has ended" in done.stderr
     assert shoal_command.json("list", "tasks")["rows"] == []
 
 
-def test_the_end_of_a_job_that_went_well_looks_like_one(shoal_command, cluster):
+def test_a_successful_job_ends_without_warnings(shoal_command, cluster):
     script = shoal_command.script(DRIVER + 'speaker = Speaker.remote()\nshoal.get(speaker.say.remote("hello"))\n')
     done = shoal_command("submit", script)
     assert done.returncode == 0, done

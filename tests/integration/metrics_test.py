@@ -92,7 +92,7 @@ def gone(pid):
     return lambda: not os.path.exists(f"/proc/{pid}")
 
 
-def test_what_users_measure_arrives_with_its_labels(cluster):
+def test_user_metrics_arrive_with_their_labels(cluster):
     meters = [on("a"), on("a"), on("b")]
     pids = shoal.get([m.measure.remote(i + 1, 10 * i, [0.1, 0.5 + i, 7]) for i, m in enumerate(meters)])
     families = until(cluster, lambda f: len(values(f, "shoal_user_loss")) == 3, "three gauges")
@@ -115,7 +115,7 @@ def test_what_users_measure_arrives_with_its_labels(cluster):
     assert sum(values(families, "shoal_tasks_ended_total", name="measure", state="FAILED")) == 0
 
 
-def test_a_driver_measures_as_its_actors_do(cluster):
+def test_a_driver_exports_metrics_as_its_actors_do(cluster):
     counter = Counter("of_the_driver")
     counter.inc(2.5)
     Gauge("now_of_the_driver").set(7)
@@ -128,7 +128,7 @@ def test_a_driver_measures_as_its_actors_do(cluster):
     assert values(families, "shoal_user_of_the_driver_total", role="driver") == [3.5]
 
 
-def test_a_job_may_have_other_boundaries_than_one_before(cluster):
+def test_a_job_may_change_the_boundaries_of_an_earlier_one(cluster):
     @shoal.remote
     class Lap:
         def observe(self, boundaries, value):
@@ -147,7 +147,7 @@ def test_a_job_may_have_other_boundaries_than_one_before(cluster):
     assert values(families, "shoal_user_lap", "_bucket", job_id=jobs[1], le="3") == [1]
 
 
-def test_what_was_counted_stays_when_its_process_ends(cluster):
+def test_counts_survive_the_end_of_their_process(cluster):
     """Without an earlier scrape: a process reports its counters to its node when it ends."""
     meter = on("a")
     pid = shoal.get(meter.measure.remote(5, 1, [3]))
@@ -166,7 +166,7 @@ def test_what_was_counted_stays_when_its_process_ends(cluster):
     assert values(families, "shoal_user_steps_total") == [7]
 
 
-def test_what_functions_counted_stays_when_their_idle_workers_end(cluster, monkeypatch):
+def test_counts_of_functions_survive_the_end_of_idle_workers(cluster, monkeypatch):
     monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", float(GUARD_S))
 
     @shoal.remote
@@ -180,7 +180,7 @@ def test_what_functions_counted_stays_when_their_idle_workers_end(cluster, monke
     assert values(families, "shoal_user_units_total") == [4]
 
 
-def test_who_does_not_answer_is_left_out_and_counted(cluster):
+def test_processes_without_an_answer_are_left_out_and_counted(cluster):
     meters = {host: on(host) for host in "ab"}
     pids = {host: shoal.get(m.measure.remote(1, 1)) for host, m in meters.items()}
     until(cluster, lambda f: len(values(f, "shoal_user_loss")) == 2, "both gauges")
@@ -199,7 +199,7 @@ def test_who_does_not_answer_is_left_out_and_counted(cluster):
     until(cluster, lambda f: values(f, "shoal_user_loss", node=cluster.b) == [1], "b's gauge again")
 
 
-def test_head_and_nodes_say_what_there_is(cluster):
+def test_head_and_nodes_export_their_metrics(cluster):
     meter = on("b")
     shoal.get(meter.measure.remote(1, 1))
     waits = Meter.options(num_cpus=3, label_selector={"host": "none"}).remote()
@@ -234,13 +234,13 @@ def test_head_and_nodes_say_what_there_is(cluster):
     shoal.kill(waits)
 
 
-def test_only_who_has_the_token_may_read(cluster):
+def test_reading_metrics_needs_the_token(cluster):
     assert get(cluster, token="")[0] == 401
     assert get(cluster, token="0" * 64)[0] == 401
     assert get(cluster, method="POST")[0] == 405
 
 
-def test_the_command_prints_them_and_what_prometheus_has_to_know(cluster):
+def test_the_command_prints_metrics_and_the_discovery_file(cluster):
     meter = on("a")
     shoal.get(meter.measure.remote(1, 1))
 

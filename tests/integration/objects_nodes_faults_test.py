@@ -23,7 +23,7 @@ def narrow():
     yield from two_nodes("two hosts", "--object-store-memory", str(64 << 20))
 
 
-def test_processes_and_nodes_that_die_hold_nothing(nodes):
+def test_dead_processes_and_nodes_keep_no_objects(nodes):
     driver = nodes.a.driver(
         DRIVER
         + """
@@ -48,7 +48,7 @@ assert soon(lambda: not exists(names[1]))
     assert driver.code() == 0, driver.err
 
 
-def test_what_a_node_had_is_lost_with_it(nodes):
+def test_objects_are_lost_with_their_node(nodes):
     driver = nodes.a.driver(
         DRIVER
         + """
@@ -84,7 +84,7 @@ assert soon(lambda: lost(here.value.remote("it")))
     assert driver.code() == 0, driver.err
 
 
-def test_a_node_that_dies_in_the_middle_of_a_transfer(hosts):
+def test_a_node_that_dies_in_a_transfer_fails_the_get(hosts):
     driver = hosts.a.driver(
         DRIVER
         + """
@@ -125,7 +125,7 @@ assert soon(lambda: not memories("a") - before)
     assert driver.code() == 0, driver.err
 
 
-def test_a_cable_that_is_pulled(hosts, tmp_path):
+def test_a_pulled_cable_fails_the_get(hosts, tmp_path):
     pulled = tmp_path / "pulled"
     body = """
 here, there = holder(os.environ["HERE"]), holder(os.environ["THERE"])
@@ -152,7 +152,7 @@ except ObjectLostError as error:
         assert driver.code() == 0, driver.err
 
 
-def test_replicas_keep_to_the_limit_of_their_node(narrow):
+def test_replicas_respect_the_limit_of_their_node(narrow):
     run(
         narrow,
         """

@@ -9,7 +9,7 @@ def nodes(request):
     yield from two_nodes(request.param)
 
 
-def test_a_reference_in_a_value_is_got_where_it_arrives(nodes):
+def test_a_reference_in_a_value_resolves_on_the_receiving_node(nodes):
     run(
         nodes,
         """
@@ -29,7 +29,7 @@ assert shoal.get(list(back.values())) == ["made", "small"]
     )
 
 
-def test_what_another_node_made_is_got_waited_for_awaited_and_passed_on(nodes):
+def test_an_object_of_another_node_supports_get_wait_and_await(nodes):
     run(
         nodes,
         """
@@ -54,7 +54,7 @@ assert shoal.get(awaits.value.remote([ref]))[0][0] == 7
     )
 
 
-def test_one_that_its_caller_lets_go_at_once_is_held_until_it_came(nodes):
+def test_a_reference_dropped_by_its_caller_is_held_in_flight(nodes):
     run(
         nodes,
         """
@@ -68,7 +68,7 @@ for size in (1, 8 << 20):
     )
 
 
-def test_threads_that_use_one_first_at_the_same_time(nodes):
+def test_threads_may_fetch_one_object_at_the_same_time(nodes):
     run(
         nodes,
         """
@@ -80,7 +80,7 @@ for i in range(30):
     )
 
 
-def test_one_that_is_not_ready_yet(nodes):
+def test_a_pending_object_of_another_node_is_awaited(nodes):
     run(
         nodes,
         """
@@ -115,7 +115,7 @@ except KeyError as error:
     )
 
 
-def test_an_object_is_freed_when_nobody_on_any_node_has_it(nodes):
+def test_an_object_is_freed_after_the_last_reference_on_any_node(nodes):
     run(
         nodes,
         """
@@ -151,7 +151,7 @@ assert soon(lambda: not exists(name))
     )
 
 
-def test_many_small_ones_in_one_list(nodes):
+def test_a_list_of_many_small_objects_resolves(nodes):
     run(
         nodes,
         """
@@ -168,7 +168,7 @@ assert soon(lambda: not any(map(exists, names)))
     )
 
 
-def test_a_large_one_lies_once_in_the_memory_of_the_node_that_reads_it(nodes):
+def test_a_large_object_is_fetched_once_per_node(nodes):
     run(
         nodes,
         """

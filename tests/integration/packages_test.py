@@ -67,7 +67,7 @@ def env_of(work):
     return f"""{{"working_dir": {str(work)!r}, "py_modules": [{str(work.parent / "given")!r}], "env_vars": {{"COLOUR": "blue"}}}}"""
 
 
-def test_folders_come_to_the_other_host_once_and_what_starts_there_has_them_too(nodes, work):
+def test_folders_are_shipped_once_to_another_host_and_inherited(nodes, work):
     out = drive(
         nodes.a,
         nodes.address,
@@ -94,7 +94,7 @@ def test_folders_come_to_the_other_host_once_and_what_starts_there_has_them_too(
     assert out == "deep\n"
 
 
-def test_the_other_way_and_what_was_changed(nodes, work):
+def test_changed_folders_are_shipped_again_in_both_directions(nodes, work):
     body = f"""
     shoal.init(address=os.environ["HEAD"], runtime_env={env_of(work)})
     seen = shoal.get(looker("a").look.remote(), timeout=GUARD_S)
@@ -109,7 +109,7 @@ def test_the_other_way_and_what_was_changed(nodes, work):
     assert (Path(first[0]) / "data.txt").read_text() == "of the driver\n"
 
 
-def test_an_actor_that_is_started_again_finds_them(nodes, work):
+def test_a_restarted_actor_finds_its_folders(nodes, work):
     drive(
         nodes.a,
         nodes.address,
@@ -124,7 +124,7 @@ def test_an_actor_that_is_started_again_finds_them(nodes, work):
     )
 
 
-def test_a_folder_that_is_not_of_the_environment_is_not_missed(nodes):
+def test_an_absent_folder_outside_of_the_environment_is_no_error(nodes):
     """The other host lacks the driver's own folder: the worker starts in its session's folder and logs that."""
     out = drive(
         nodes.a,
@@ -138,7 +138,7 @@ def test_a_folder_that_is_not_of_the_environment_is_not_missed(nodes):
     assert out.startswith(str(nodes.b.home)), out
 
 
-def test_what_is_too_large_is_refused_where_it_is_asked_for(nodes, work):
+def test_a_too_large_folder_is_refused_at_the_call(nodes, work):
     with open(work / "large.dat", "wb") as file:
         file.truncate(501 << 20)
     drive(
@@ -155,7 +155,7 @@ def test_what_is_too_large_is_refused_where_it_is_asked_for(nodes, work):
     )
 
 
-def test_beyond_a_bound_what_nobody_uses_goes(nodes, work):
+def test_unused_packages_beyond_the_bound_are_deleted(nodes, work):
     drive(
         nodes.a,
         nodes.address,
@@ -201,7 +201,7 @@ print("all is well")
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
-def test_a_jobs_folder_goes_along_to_the_host_that_runs_it(nodes, work, host):
+def test_a_jobs_folder_is_shipped_to_its_host(nodes, work, host):
     (work / "main.py").write_text(MAIN)
     done = getattr(nodes, host)(
         "job", "submit", "--working-dir", work, "--entrypoint-resources", '{"only_b": 1}', "--", "python main.py && ./run.sh && ls *.bin"

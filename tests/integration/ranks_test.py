@@ -41,7 +41,7 @@ def submit(shoal_command, text, *options, arguments=()):
         ("raise KeyboardInterrupt", 130),
     ],
 )
-def test_the_exit_code_is_the_ranks(shoal_command, text, code):
+def test_submit_exits_with_the_ranks_code(shoal_command, text, code):
     done = submit(shoal_command, text, "--num-workers", "1")
     assert done.returncode == code, done
 
@@ -95,7 +95,7 @@ print(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], os.environ["TORCHELA
 """
 
 
-def test_ranks_have_torchruns_variables_and_say_who_they_are(shoal_command):
+def test_ranks_have_torchruns_variables_and_output_prefixes(shoal_command):
     done = submit(shoal_command, TORCHRUN, "--num-workers", "2")
     assert done.returncode == 0, done
     lines = sorted(done.stdout.splitlines())
@@ -140,7 +140,7 @@ finally:
 """
 
 
-def test_a_rank_that_fails_ends_the_others_and_is_named(shoal_command, tmp_path):
+def test_a_failing_rank_is_named_and_ends_the_others(shoal_command, tmp_path):
     done = submit(shoal_command, FAILING, "--num-workers", "3", arguments=[tmp_path])
     assert done.returncode == 1, done
     last = done.stderr.rstrip().splitlines()
@@ -152,7 +152,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(shoal_command, tmp_path)
     wait_until(lambda: not any(alive(p) for p in pids), 5, "the end of all ranks and their children")
 
 
-def test_a_rank_that_is_killed_ends_the_others_and_is_named(shoal_command):
+def test_a_killed_rank_is_named_and_ends_the_others(shoal_command):
     job = shoal_command.popen(
         "submit",
         "--num-workers",
@@ -183,7 +183,7 @@ def test_a_stubborn_rank_is_killed_when_another_fails(shoal_command):
     assert done.returncode == 9, done
 
 
-def test_gangs_are_placed_whole_or_not_at_all(shoal_command):
+def test_gangs_are_placed_completely_or_not_at_all(shoal_command):
     first = shoal_command.popen("submit", "--num-workers", "6", "--", "sh", "-c", "echo up; sleep 1000")
     wait_until(lambda: first.out.count("up") == 6, 20)
     second = shoal_command.popen("submit", "--num-workers", "4", "--", "echo", "second")

@@ -41,7 +41,7 @@ def last_loss(out: str) -> float:
     return float(re.search(r"'step': 39, 'loss': ([0-9.]+)", out)[1])
 
 
-def test_it_has_what_is_run_here():
+def test_the_readme_has_every_snippet_of_this_test():
     assert [language for language, _ in SNIPPETS] == ["python", "sh", "python", "cpp"]
 
 
@@ -49,13 +49,13 @@ def test_the_sharded_program_learns(run):
     assert last_loss(run("python", "train.py")) < 2  # at first 16, the variance of a sum of 16
 
 
-def test_its_loop_runs_under_torchrun(run, tmp_path):
+def test_the_training_loop_runs_under_torchrun(run, tmp_path):
     text = snippets("python")[0]
     (tmp_path / "ranks.py").write_text(text.partition("if __name__")[0] + "loop()\n")
     run("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ranks.py")
 
 
-def test_the_command_lines_do_what_they_say(run):
+def test_the_command_lines_work(run):
     out = run("bash", "-ec", *snippets("sh"))
     assert last_loss(out) < 2
     assert "SUCCEEDED" in out

@@ -88,7 +88,7 @@ def test_the_right_hello_is_accepted_and_a_request_answered(shoal_command, clust
 
 
 @pytest.mark.parametrize(("newest", "oldest"), [(0, 0), (9, 8), (65535, 2), (2, 2)])
-def test_another_wire_version_is_refused_and_told_ours(shoal_command, cluster, newest, oldest):
+def test_another_wire_version_is_refused_with_our_version(shoal_command, cluster, newest, oldest):
     with dial(cluster) as connection:
         verdict = greet(connection, token_of(cluster), newest, oldest)
         assert verdict[4:6] == bytes([VERDICT, VERSION_REFUSED])
@@ -97,14 +97,14 @@ def test_another_wire_version_is_refused_and_told_ours(shoal_command, cluster, n
     lives(shoal_command, cluster)
 
 
-def test_a_newer_side_that_still_speaks_our_version_is_welcome(shoal_command, cluster):
+def test_a_newer_client_with_a_common_version_is_accepted(shoal_command, cluster):
     with dial(cluster) as connection:
         verdict = greet(connection, token_of(cluster), newest=2, oldest=1)
         assert verdict[5] == ACCEPTED
         assert struct.unpack("<H", verdict[8:10]) == (1,)
 
 
-def test_another_token_is_refused_and_learns_nothing(shoal_command, cluster):
+def test_another_token_is_refused_without_a_proof(shoal_command, cluster):
     with dial(cluster) as connection:
         verdict = greet(connection, os.urandom(32))
         assert verdict[4:6] == bytes([VERDICT, TOKEN_REFUSED])
@@ -113,7 +113,7 @@ def test_another_token_is_refused_and_learns_nothing(shoal_command, cluster):
     lives(shoal_command, cluster)
 
 
-def test_an_answer_of_before_does_not_open_the_door_again(shoal_command, cluster):
+def test_a_replayed_hello_is_refused(shoal_command, cluster):
     token = token_of(cluster)
     with dial(cluster) as connection:
         challenge = read(connection, 64)
@@ -140,14 +140,14 @@ GARBAGE = [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(64, b" "), bytes(64), b"\x
 
 
 @pytest.mark.parametrize("bytes_sent", GARBAGE, ids=["http", "zeros", "ones", "magic"])
-def test_garbage_drops_the_connection_at_once(shoal_command, cluster, bytes_sent):
+def test_garbage_closes_the_connection_at_once(shoal_command, cluster, bytes_sent):
     with dial(cluster) as connection:
         connection.sendall(bytes_sent)
         assert is_dropped(connection)
     lives(shoal_command, cluster)
 
 
-def test_a_caller_that_says_nothing_is_dropped_in_time(shoal_command, cluster):
+def test_a_silent_client_is_dropped_after_a_timeout(shoal_command, cluster):
     with dial(cluster) as connection:
         connection.sendall(b"half a hello")
         assert is_dropped(connection)  # before this side times out
@@ -166,7 +166,7 @@ FRAMES = [
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=["body", "payload", "word", "kind 0", "kind 99", "zero", "descriptors", "255 descriptors"])
-def test_a_frame_beyond_the_limits_drops_its_connection_only(shoal_command, cluster, frame):
+def test_a_too_large_frame_closes_its_connection_only(shoal_command, cluster, frame):
     with dial(cluster) as other, dial(cluster) as connection:
         for c in (other, connection):
             assert greet(c, token_of(cluster))[5] == ACCEPTED
@@ -177,7 +177,7 @@ def test_a_frame_beyond_the_limits_drops_its_connection_only(shoal_command, clus
     lives(shoal_command, cluster)
 
 
-def test_every_method_with_a_body_of_garbage_is_an_error_and_no_more(shoal_command, cluster):
+def test_a_garbage_body_is_an_error_for_every_method(shoal_command, cluster):
     chance = random.Random(7)
     shutdown = 14
     with dial(cluster) as connection:
@@ -198,7 +198,7 @@ def test_every_method_with_a_body_of_garbage_is_an_error_and_no_more(shoal_comma
     assert shoal_command.json("list", "nodes")["rows"][0]["state"] == "ALIVE"
 
 
-def test_a_crowd_of_idle_strangers_keeps_nobody_out(shoal_command, cluster):
+def test_many_idle_connections_block_no_client(shoal_command, cluster):
     crowd = [dial(cluster) for _ in range(200)]
     try:
         shoal.init(cluster.address)  # over the unix socket, as all local clients
@@ -212,7 +212,7 @@ def test_a_crowd_of_idle_strangers_keeps_nobody_out(shoal_command, cluster):
             connection.close()
 
 
-def test_the_sockets_of_a_cluster_are_for_those_with_its_token(shoal_command, cluster):
+def test_every_socket_of_a_cluster_needs_its_token(shoal_command, cluster):
     names = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if cluster.session.name in line}
     assert len(names) == 2
     for name in names:
@@ -300,7 +300,7 @@ def that_hangs_up(token, connection):
     indirect=["impostor"],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_a_caller_is_not_taken_in_by(shoal_command, impostor, code, submit_code, text):
+def test_a_client_refuses_an_impostor(shoal_command, impostor, code, submit_code, text):
     address, heard = impostor
     done = shoal_command("status", "--address", address)
     assert done.returncode == code, done

@@ -80,7 +80,7 @@ def test_an_exception_ends_with_its_traceback_last(shoal_command, either):
     assert not any("_zygote" in line for line in lines)
 
 
-def test_tracebacks_of_functions_and_actors_name_the_script_and_its_lines(shoal_command, cluster):
+def test_tracebacks_of_functions_and_actors_name_script_lines(shoal_command, cluster):
     script = shoal_command.script(
         """
         import shoal
@@ -106,7 +106,7 @@ def test_tracebacks_of_functions_and_actors_name_the_script_and_its_lines(shoal_
     assert "<dynamic-code>" not in done.stdout, done
 
 
-def test_a_command_of_any_kind_is_a_job_too(shoal_command, either):
+def test_any_command_can_be_a_job(shoal_command, either):
     done = shoal_command("submit", "--", "sh", "-c", "echo $0 $1; exit 4", "a b", "--json")
     assert (done.returncode, done.stdout) == (4, "a b --json\n"), done
 
@@ -118,7 +118,7 @@ def test_a_script_sees_the_submitters_folder_and_environment(shoal_command, eith
 
 
 @pytest.mark.parametrize("options", [(), ("--num-workers", "1")], ids=["a script", "a gang"])
-def test_a_job_has_the_submitters_settings_of_shoal_but_not_its_place(shoal_command, cluster, options):
+def test_a_job_inherits_shoals_settings_except_the_place(shoal_command, cluster, options):
     text = """
         import os
         names = ("FSDP", "TIMEOUT", "TASK_RETRY_DELAY_MS", "SPMD_DEVICES")
@@ -187,7 +187,7 @@ def test_a_slow_reader_gets_every_line(shoal_command, cluster, actor):
     assert text.decode().splitlines() == [f"line {i}" for i in range(200_001)]
 
 
-def test_submit_speaks_json(shoal_command, cluster):
+def test_submit_prints_json(shoal_command, cluster):
     script = shoal_command.script("print('talk'); raise SystemExit(3)")
     done = shoal_command("submit", "--json", "--name", "mine", script)
     assert done.returncode == 3
@@ -214,7 +214,7 @@ def test_submit_speaks_json(shoal_command, cluster):
     ],
     ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else str(x),
 )
-def test_what_cannot_run_is_refused_with_a_code_of_its_own(shoal_command, either, words, code, texts):
+def test_a_program_that_cannot_run_has_its_own_exit_code(shoal_command, either, words, code, texts):
     done = shoal_command("submit", *words)
     assert done.returncode == code, done
     for text in texts:
@@ -222,7 +222,7 @@ def test_what_cannot_run_is_refused_with_a_code_of_its_own(shoal_command, either
     assert done.stdout == ""
 
 
-def test_a_job_may_wait_for_nodes_that_are_to_come(shoal_command, cluster):
+def test_a_job_may_wait_for_future_nodes(shoal_command, cluster):
     job = shoal_command.popen("submit", "--wait", "--resource", "slot=1", "--", "echo", "placed")
     job.said("pending")
     assert "slot" in job.err
@@ -296,7 +296,7 @@ def interrupt(job, either):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_a_signal_to_submit_ends_the_job_and_all_it_started(shoal_command, either, number, ranks):
+def test_a_signal_to_submit_ends_the_job_with_its_processes(shoal_command, either, number, ranks):
     job, pids = started(shoal_command, SLEEPER, *(["--num-workers", str(ranks)] if ranks else []), ranks=max(1, ranks))
     if either == "its own cluster":
         pids += descendants(job.pid)
@@ -309,7 +309,7 @@ def test_a_signal_to_submit_ends_the_job_and_all_it_started(shoal_command, eithe
     assert "stopping the job" in job.err
 
 
-def test_the_first_ctrl_c_ends_the_watching_and_not_the_job(shoal_command, cluster):
+def test_the_first_ctrl_c_detaches_from_the_job(shoal_command, cluster):
     job, pids = started(shoal_command, SLEEPER, "--detach-after", "0")
     job.signal(signal.SIGINT)
     assert job.code() == 130
@@ -321,7 +321,7 @@ def test_the_first_ctrl_c_ends_the_watching_and_not_the_job(shoal_command, clust
     gone(pids)
 
 
-def test_a_killed_submit_takes_a_driver_inside_a_shell_along(shoal_command):
+def test_a_killed_submit_ends_a_driver_inside_a_shell(shoal_command):
     script = shoal_command.script(
         """
         import os, time
@@ -349,14 +349,14 @@ def test_a_second_ctrl_c_kills_a_stubborn_job(shoal_command, either):
     gone(pids)
 
 
-def test_a_stubborn_job_is_gone_when_it_was_stopped_once(shoal_command, either):
+def test_one_stop_ends_a_stubborn_job(shoal_command, either):
     job, pids = started(shoal_command, STUBBORN)
     interrupt(job, either)
     assert job.code() == 130
     gone(pids)
 
 
-def test_a_job_that_ends_by_itself_upon_a_signal_has_its_time(shoal_command, cluster):
+def test_a_job_that_handles_a_signal_gets_time_to_end(shoal_command, cluster):
     script = """
         import signal, sys, time
         def end(*_):
@@ -373,7 +373,7 @@ def test_a_job_that_ends_by_itself_upon_a_signal_has_its_time(shoal_command, clu
     assert "saved" in job.out
 
 
-def test_sigkill_of_a_submit_with_a_cluster_of_its_own_leaves_nothing(shoal_command):
+def test_sigkill_of_a_submit_with_its_own_cluster_leaves_nothing(shoal_command):
     job, pids = started(shoal_command, SLEEPER, "--num-workers", "2", ranks=2)
     pids += descendants(job.pid)
     job.signal(signal.SIGKILL)
@@ -389,7 +389,7 @@ def test_sigkill_of_the_node_ends_the_job(shoal_command, cluster):
     gone(pids)
 
 
-def test_sigkill_of_the_head_does_not_concern_the_job_nor_who_follows_it(shoal_command, cluster):
+def test_sigkill_of_the_head_affects_neither_job_nor_follower(shoal_command, cluster):
     job, pids = started(shoal_command, SLEEPER)
     head = cluster.pid("head")
     os.kill(head, signal.SIGKILL)
@@ -425,7 +425,7 @@ def test_a_submit_that_starts_a_cluster_leaves_nothing_running(shoal_command):
     assert not shoal.is_initialized()
 
 
-def test_another_programs_own_cluster_is_left_alone(shoal_command):
+def test_submit_leaves_another_programs_embedded_cluster_alone(shoal_command):
     driver = shoal_command.driver(
         """
         import time

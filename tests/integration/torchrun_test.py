@@ -94,7 +94,7 @@ def test_a_run_that_ends_well_leaves_no_session_folder(shoal_command, torchrun):
 
 
 @pytest.mark.parametrize(("victim", "how"), [(0, "exit"), (0, "kill"), (1, "raise"), (1, "kill")])
-def test_a_rank_that_fails_is_named_and_nothing_stays(shoal_command, torchrun, victim, how):
+def test_a_failing_rank_is_named_and_nothing_is_left(shoal_command, torchrun, victim, how):
     """Rank 0 started the private node and rank 1 joined it. Neither keeps it or the other rank alive."""
     job = torchrun(100_000, victim, how)
     assert job.code() == 1, job.err
@@ -128,7 +128,7 @@ print(f"rank {rank}: {y.sum().item()}", flush=True)
 """
 
 
-def test_a_rank_that_has_done_its_part_may_end_before_the_others(shoal_command):
+def test_a_finished_rank_may_end_before_the_others(shoal_command):
     """Rank 1 ends while rank 0 still reads the rows that rank 1 owned: the node keeps them."""
     script = shoal_command.script(EVALUATE, "evaluate.py")
     words = [sys.executable, LAUNCHER, "2", str(script)]
@@ -144,7 +144,7 @@ def test_a_rank_that_has_done_its_part_may_end_before_the_others(shoal_command):
         assert text in job.err, job.err
 
 
-def test_torchrun_killed_outright_takes_all_along(shoal_command, torchrun):
+def test_a_killed_torchrun_leaves_nothing_of_shoal(shoal_command, torchrun):
     job = torchrun(100_000)
     for rank in range(2):
         job.said(f"rank {rank} trains")
@@ -205,7 +205,7 @@ def test_a_program_that_names_only_torch_is_sharded_by_shoal(shoal_command, way)
 
 
 @pytest.mark.parametrize("api", ["shoal.fsdp.fully_shard", "shoal.fsdp1.FullyShardedDataParallel"])
-def test_a_program_that_no_launcher_started_learns_how_to_start_it(monkeypatch, api):
+def test_a_program_without_a_launcher_gets_a_hint(monkeypatch, api):
     module, _, name = api.rpartition(".")
     for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(variable, raising=False)
@@ -230,7 +230,7 @@ def test_the_variable_loads_nothing_before_a_program_imports_torchs_fsdp(shoal_c
 
 
 @pytest.mark.parametrize("first", ["shoal.fsdp", "shoal.fsdp1", "torch._dynamo", "torch.distributed.checkpoint.state_dict"])
-def test_the_variable_is_read_whatever_is_imported_first(shoal_command, first):
+def test_the_variable_works_for_any_import_order(shoal_command, first):
     program = (
         f"import site; site.addsitedir({str(PTH.parent)!r}); import {first}; "
         "import shoal.fsdp, torch.distributed.fsdp as fsdp, torch.distributed.checkpoint.state_dict as dcp; "
@@ -250,7 +250,7 @@ def test_the_variable_is_on_or_off_in_words(monkeypatch, value, on):
 
 
 @pytest.mark.parametrize(("value", "said"), [("off", "torch.distributed.fsdp"), ("2", "SHOAL_FSDP is 1, true, on or yes, or 0")])
-def test_torchs_fsdp_stays_when_the_variable_is_off_and_is_refused_when_it_is_neither(value, said):
+def test_the_variable_off_keeps_torchs_fsdp_and_other_values_are_refused(value, said):
     program = f"import site; site.addsitedir({str(PTH.parent)!r}); import torch.distributed.fsdp as f; print(f.fully_shard.__module__)"
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "SHOAL_FSDP": value}, capture_output=True, text=True, timeout=LIMIT_S
@@ -259,7 +259,7 @@ def test_torchs_fsdp_stays_when_the_variable_is_off_and_is_refused_when_it_is_ne
     assert done.returncode == (0 if value == "off" else 1), done
 
 
-def test_run_takes_a_module_as_python_does(tmp_path):
+def test_run_accepts_a_module_as_python_does(tmp_path):
     (tmp_path / "named.py").write_text("import sys, torch.distributed.fsdp as f; print(__name__, sys.argv[1:], f.fully_shard.__module__)\n")
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
     words = [sys.executable, "-m", "shoal.fsdp.run", "-m", "named", "-m", "7"]
@@ -276,7 +276,7 @@ def test_run_takes_a_module_as_python_does(tmp_path):
         (["--lr", "1"], 1, "--lr is no option of it"),
     ],
 )
-def test_what_run_cannot_start_is_said(monkeypatch, capsys, words, code, said):
+def test_run_reports_programs_that_it_cannot_start(monkeypatch, capsys, words, code, said):
     monkeypatch.setattr(sys, "argv", ["run", *words])
     with pytest.raises(SystemExit) as end:
         runpy.run_module("shoal.fsdp.run", run_name="__main__")

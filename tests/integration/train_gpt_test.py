@@ -75,7 +75,7 @@ def run(train, module_home, tmp_path_factory):
     return out, train(out, "--steps=12")
 
 
-def test_it_says_how_it_goes_and_where_the_results_are(run):
+def test_the_example_prints_progress_and_result_paths(run):
     out, said = run
     assert "2 workers: the first step was done after" in said
     line = next(line for line in said.splitlines() if "2 workers: step 8/12" in line)
@@ -88,7 +88,7 @@ def test_it_says_how_it_goes_and_where_the_results_are(run):
     assert "--width 32" in said  # the suggested command lines are complete
 
 
-def test_the_losses_are_those_of_one_plain_process_and_fall(run):
+def test_the_losses_fall_and_equal_one_plain_process(run):
     out, said = run
     ours, reference = losses(out), losses(out, "reference")
     assert len(ours["loss"]) == 12
@@ -101,7 +101,7 @@ def test_the_losses_are_those_of_one_plain_process_and_fall(run):
     assert ours["validation"][-1][1] < ours["validation"][0][1]
 
 
-def test_the_picture_and_the_timeline_are_what_they_say(run):
+def test_the_picture_and_the_timeline_are_valid_files(run):
     out, _ = run
     picture = (out / "loss.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
@@ -114,7 +114,7 @@ def test_the_picture_and_the_timeline_are_what_they_say(run):
         assert {"forward(blocks.0)", "backward(blocks.1)"} <= spans, name
 
 
-def test_the_checkpoint_is_readable_and_knows_where_the_data_was(run):
+def test_the_checkpoint_is_readable_and_has_the_data_position(run):
     out, _ = run
     manifest = checkpoint.read_manifest(out / "checkpoint")
     assert manifest.world_size == 2
@@ -138,7 +138,7 @@ def test_a_second_run_is_bitwise_equal_also_as_a_job(run, tmp_path):
     assert (tmp_path / "sample.txt").read_bytes() == (out / "sample.txt").read_bytes()
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit_and_goes_on_with_more_workers(run, train, tmp_path):
+def test_a_resumed_run_is_bitwise_equal_and_accepts_more_workers(run, train, tmp_path):
     out, _ = run
     train(tmp_path, "--steps=8", "--no-reference", "--loaders=2")
     assert losses(tmp_path)["loss"] == losses(out)["loss"][:8]
@@ -165,7 +165,7 @@ def test_a_wrong_argument_gives_one_sentence(tmp_path, main, options, said):
     assert main(tmp_path, *options) == (2, "", f"train_gpt.py: {said}; see --help\n")
 
 
-def test_what_cannot_be_resumed_gives_one_sentence(run, tmp_path, main):
+def test_a_run_that_cannot_resume_gives_one_sentence(run, tmp_path, main):
     out, _ = run
     code, _, said = main(tmp_path, "--resume")
     assert code == 1
@@ -176,7 +176,7 @@ def test_what_cannot_be_resumed_gives_one_sentence(run, tmp_path, main):
     assert "below cannot be written: Not a directory" in main(tmp_path / "file" / "below")[2]
 
 
-def test_loaders_die_with_a_job_that_is_killed(run, tmp_path):
+def test_loaders_end_with_a_killed_job(run, tmp_path):
     process = subprocess.Popen(
         command(tmp_path, "--steps=1000000", "--loaders=2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -10,5 +10,5 @@ NAMED = sorted(set(re.findall(r"`(\w+)::(\w+)`", (HERE / "COVERAGE.md").read_tex
 
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
-def test_is_there(file, name):
+def test_every_named_test_exists(file, name):
     assert re.search(rf"^def {name}\(", (HERE / f"{file}.py").read_text(), re.MULTILINE), f"{file}.py has no {name}"

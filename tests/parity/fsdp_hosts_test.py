@@ -126,7 +126,7 @@ def other_modules(config):
 
 
 @pytest.mark.parametrize("width", [4, 9])
-def test_ranks_that_run_other_modules_are_told_so(width):
+def test_ranks_that_run_different_modules_get_an_error(width):
     for said in run(other_modules, 2, width=width):
         assert "differ" in said
         assert "unshard" in said
@@ -162,7 +162,7 @@ def collectives(config):
     return [t.tolist() for t in out], said
 
 
-def test_collectives_are_the_same_and_divergence_is_named():
+def test_collectives_agree_and_divergence_is_an_error():
     rows = [4, 4, 2]
     for rank, (out, said) in enumerate(run(collectives, 3)):
         total = [3.0 * i + 3 for i in range(10)]

@@ -101,12 +101,12 @@ def test_every_optimizer_trains_the_same(optimizer, reference):
     expect_equal(run(2, optimizer=optimizer), reference)
 
 
-def test_without_reshard_after_forward(reference):
+def test_training_without_reshard_after_forward_is_the_same(reference):
     expect_equal(run(2, reshard=False), reference)
 
 
 @pytest.mark.parametrize("no_sync", [False, True])
-def test_accumulating_over_microbatches(no_sync, reference):
+def test_accumulation_over_microbatches_is_the_same(no_sync, reference):
     expect_equal(run(2, micro=3, no_sync=no_sync), reference)
 
 

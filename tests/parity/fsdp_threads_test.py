@@ -27,7 +27,7 @@ class Threads(MultiThreadedTestCase):
         super().setUp()
         self._spawn_threads()
 
-    def test_training_is_that_of_one_plain_process(self):
+    def test_training_equals_one_plain_process(self):
         from shoal.fsdp import fully_shard
 
         mesh = init_device_mesh("cpu", (3,))

@@ -39,7 +39,7 @@ def planned(model: nn.Module, *shape: int, **options) -> xs.ShardingPlan:
     return xs.auto_shard(model, torch.empty(shape, device="meta"), apply=False, quiet=True, **options)
 
 
-def test_large_weights_with_a_tiny_batch_are_split_and_the_batch_is_not():
+def test_large_weights_are_split_with_a_tiny_batch():
     plan = planned(mlp(4096, 16384), 8, 4096, mesh=LINE)
     # The first layer is split by columns, the second by rows, so that only one sum of small activations is communicated.
     assert plan.specs == {"0.weight": ("d", None), "2.weight": (None, "d")}
@@ -49,7 +49,7 @@ def test_large_weights_with_a_tiny_batch_are_split_and_the_batch_is_not():
     assert plan.activations.keys() == {"all_reduce"}
 
 
-def test_tiny_weights_with_a_large_batch_stay_whole_and_the_batch_is_split():
+def test_a_large_batch_is_split_with_tiny_weights():
     plan = planned(mlp(64, 64), 65536, 64, mesh=LINE)
     assert plan.specs == {"0.weight": (None, None), "2.weight": (None, None)}
     assert plan.input_specs == {"0": ("d", None)}
@@ -58,7 +58,7 @@ def test_tiny_weights_with_a_large_batch_stay_whole_and_the_batch_is_split():
     assert not plan.activations
 
 
-def test_a_budget_forces_splitting_and_one_too_small_names_the_smallest():
+def test_a_budget_forces_splitting_or_names_the_smallest_budget():
     model, shape, options = mlp(2048, 2048), (65536, 2048), {"mesh": LINE, "machine": ACCELERATOR}
     free = planned(model, *shape, **options)
     assert set(free.specs.values()) == {(None, None)}
@@ -75,7 +75,7 @@ def test_a_budget_forces_splitting_and_one_too_small_names_the_smallest():
         planned(model, *shape, memory_budget=least - 1, **options)
 
 
-def test_plans_are_the_same_each_time_and_say_why():
+def test_plans_are_deterministic_and_have_reasons():
     texts = [str(planned(mlp(512, 2048), 256, 512)) for _ in range(2)]
     assert texts[0] == texts[1]
     lines = texts[0].splitlines()
@@ -83,7 +83,7 @@ def test_plans_are_the_same_each_time_and_say_why():
     assert all("take" in line for line in lines[2:-2])
 
 
-def test_of_a_module_that_returns_its_loss_only_the_loss_is_trained():
+def test_a_module_that_returns_its_loss_trains_the_loss_only():
     class WithLoss(nn.Module):
         def __init__(self, both: bool):
             super().__init__()
@@ -184,7 +184,7 @@ def automatic():
 
 @pytest.mark.filterwarnings("ignore:shoal.spmd")
 @pytest.mark.parametrize("name", MODELS)
-def test_results_are_those_of_the_unsharded_program_whatever_is_chosen(name, automatic, capfd):
+def test_results_equal_the_unsharded_program_for_every_choice(name, automatic, capfd):
     make, inputs = MODELS[name]
     torch.manual_seed(1)
     first = make()
@@ -214,7 +214,7 @@ def test_results_are_those_of_the_unsharded_program_whatever_is_chosen(name, aut
     assert len(chosen) > 1
 
 
-def test_what_is_planned_per_device_is_what_lies_there(automatic):
+def test_planned_bytes_per_device_equal_the_actual_ones(automatic):
     model = mlp(64, 128, "cpu")
     x = torch.randn(2048, 64).to(DEVICE)
     plan = xs.auto_shard(model, x, LINE, memory_budget="480KiB", quiet=True)
@@ -238,7 +238,7 @@ def test_what_is_planned_per_device_is_what_lies_there(automatic):
     assert xs.XLAShardedTensor(x).sharding_spec == str(xs._auto.Sharding.of(LINE, plan.input_specs["0"]))
 
 
-def test_marks_of_the_program_stay_and_other_calls_are_marked_alike(automatic):
+def test_marks_of_the_program_are_kept(automatic):
     automatic()
     model = mlp(64, 64, "cpu").to(DEVICE)
     xs.mark_sharding(model[2].weight, LINE, (None, "d"))
@@ -251,7 +251,7 @@ def test_marks_of_the_program_stay_and_other_calls_are_marked_alike(automatic):
     assert xs.XLAShardedTensor(marked).sharding_spec.startswith("{devices=[1,8]")
 
 
-def test_modules_that_read_values_are_left_whole_with_a_warning(automatic):
+def test_modules_that_read_values_stay_replicated_with_a_warning(automatic):
     class Reads(nn.Module):
         def __init__(self):
             super().__init__()
@@ -283,7 +283,7 @@ def test_distribute_module_with_auto_policy_chooses_at_the_first_call(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_the_mesh_is_that_of_the_program(monkeypatch):
+def test_the_programs_mesh_is_used(monkeypatch):
     monkeypatch.setenv("XLA_AUTO_SPMD_MESH", "2,4")
     assert planned(mlp(64, 64), 8, 64).mesh.mesh_shape == (2, 4)
     monkeypatch.setenv("XLA_AUTO_SPMD_MESH", "2,3")

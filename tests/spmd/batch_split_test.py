@@ -134,13 +134,13 @@ def test_no_operator_needs_whole_tensors(model, optimizer, seen):
 
 
 @pytest.mark.parametrize("name", ["decoder-adam-1e-2", "fsdpv2-sgd-clip", "data-2-tensor-2-fsdp-2"])
-def test_split_parameters_need_whole_weights_only(name, seen):
+def test_split_parameters_gather_weights_only(name, seen):
     run(name, 2)
     assert not seen["whole"]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_batches_that_do_not_divide_evenly_give_the_same(model):
+def test_uneven_batches_give_the_same_losses(model):
     for size in (15, 11):  # a short part, and empty parts
         expected, ours = (trained(model, "sgd", size, place)[0] for place in (None, split))
         torch.testing.assert_close(ours, expected, rtol=2e-6, atol=0)

@@ -239,7 +239,7 @@ print("done")
 """
 
 
-def test_ranks_compute_as_the_program_would(home):
+def test_ranks_compute_the_same_as_the_program(home):
     done = run(["-c", FACTS_OF_CALLS], workers=2, devices=2)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
@@ -259,7 +259,7 @@ for _ in range(2):
 """
 
 
-def test_workers_come_before_anything_else(home):
+def test_workers_must_be_configured_before_other_calls(home):
     done = run(["-c", LATE], workers=0, devices=3)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
@@ -288,7 +288,7 @@ def test_errors_of_ranks_reach_the_program(home, tmp_path, then):
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
-def test_what_nobody_reads_is_reported_at_the_end_of_a_job(shoal_command):
+def test_unread_errors_are_reported_at_the_end_of_a_job(shoal_command):
     cluster = shoal_command.start(cpus=3)
     script = shoal_command.script(ERRORS + "table(bad).sum()\n")
     done = shoal_command("submit", script, env=shoal_command.env(SHOAL_SPMD_WORKERS="2"))

@@ -65,7 +65,7 @@ def alone(programs):
     return printed(programs)
 
 
-def test_in_one_process_that_plays_four_devices(alone):
+def test_examples_run_in_one_process_with_four_devices(alone):
     assert alone.count("as plain torch") == len(EXAMPLES)
     assert alone.endswith("end\nof the last step\n")  # at exit
     assert all(of[-1] < 0.8 * of[0] for of in losses(alone))
@@ -80,13 +80,13 @@ def expect_same_losses(said, alone):
         assert ours == (pytest.approx(others, rel=1e-5) if example.stem == "spmd_fsdp" else others), example
 
 
-def test_in_two_processes_of_two_devices(programs, alone):
+def test_examples_run_in_two_processes_of_two_devices(programs, alone):
     said = printed(programs, processes=2)
     assert said.count("as plain torch") == len(EXAMPLES)
     expect_same_losses(said, alone)
 
 
-def test_under_one_controller_of_two_ranks(programs, alone, home):
+def test_examples_run_under_a_controller_of_two_ranks(programs, alone, home):
     expect_same_losses(printed(programs, SHOAL_SPMD_WORKERS="2"), alone)
 
 
@@ -173,7 +173,7 @@ def test_the_variable_is_on_or_off(value, said):
     assert said in (done.stdout if value == "on" else done.stderr.splitlines()[-1]), done
 
 
-def test_run_says_how_it_is_used(theirs):
+def test_run_prints_its_usage(theirs):
     for words, text in (
         ([], "usage: python -m shoal.spmd.run"),
         (["--lr"], "--lr is no option of it"),

@@ -26,7 +26,7 @@ def plain():
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_losses_are_those_of_plain_torch_and_the_same_in_all_ways_of_running(devices, plain, home):
+def test_losses_equal_plain_torch_in_all_ways_of_running(devices, plain, home):
     one = losses(SHOAL_SPMD_DEVICES=str(devices))
     assert len(one) == len(plain) == 20
     assert max(abs(a - b) for a, b in zip(one, plain, strict=True)) <= 1e-5

@@ -285,7 +285,7 @@ def _round(name: str, seed: int, watch: Watch, checked: dict) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("initial", sorted({name[0] for name in OPERATORS}))
-def test_operators_equal_those_of_plain_tensors(initial, watch, checked):
+def test_operators_equal_plain_torch(initial, watch, checked):
     failed = []
     for name in OPERATORS:
         if name[0] == initial and OPERATORS[name].name not in UNDETERMINED and name not in NOT_THERE:
@@ -350,7 +350,7 @@ def _written(x, y):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_directed_cases_equal_those_of_plain_tensors(watch):
+def test_directed_cases_equal_plain_torch(watch):
     for name, f in DIRECTED.items():
         for seed in range(4 * ROUNDS):
             draw, generator = random.Random(f"{name} {seed}"), torch.Generator().manual_seed(seed)

@@ -67,7 +67,7 @@ def test_several_processes_compute_the_bits_of_one(processes, alone, tmp_path):
     assert len(alone.splitlines()) > 80
 
 
-def test_one_controller_of_two_ranks_computes_the_bits_of_one_process(alone, home, tmp_path):
+def test_a_controller_of_two_ranks_computes_the_bits_of_one_process(alone, home, tmp_path):
     done = run([str(HERE / "same_program.py"), str(tmp_path)], SHOAL_SPMD_DEVICES="4", SHOAL_SPMD_WORKERS="2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == alone.splitlines()
@@ -95,7 +95,7 @@ def found(tmp_path_factory):
         "generator: random generator before aten.bernoulli_",
     ],
 )
-def test_every_process_names_the_rank_with_another_global_input(what, found):
+def test_every_process_names_the_rank_with_a_different_input(what, found):
     key, text = what.split(": ")
     for f in found:
         assert text in f[key]

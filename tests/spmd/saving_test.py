@@ -47,17 +47,17 @@ def then(folder, first):
         ("shards", "on rank 1: 1 shards for 2 devices", None),
     ],
 )
-def test_what_one_ranks_loader_meets_all_ranks_raise(first, what, text, of_the_last):
+def test_a_loader_error_on_one_rank_is_raised_on_all(first, what, text, of_the_last):
     errors = [f["loaders"][what] for f in first]
     assert text in errors[0][1]
     assert (of_the_last or text) in errors[1][1]
 
 
-def test_loaders_go_on_after_errors(first):
+def test_loaders_continue_after_errors(first):
     assert [f["loaders"]["afterwards"] for f in first] == [None, None]
 
 
-def test_a_checkpoint_has_what_tensors_held_when_it_was_asked_for(first):
+def test_a_checkpoint_has_the_values_at_the_time_of_the_call(first):
     for f in first:
         assert f["saved"] == [True, False, True, False, True, False, True]
         assert f["steps"] == [4, 6]  # the two latest steps
@@ -73,7 +73,7 @@ def test_a_signal_to_one_rank_saves_on_all(first):
         assert f["steps after a signal"] == [6, 9]
 
 
-def test_a_failed_write_of_one_rank_is_raised_on_all_and_keeps_what_is_there(first):
+def test_a_failed_write_is_raised_on_all_and_keeps_earlier_checkpoints(first):
     for f in first:
         for failed in ("a write failed", "another one"):
             assert f[failed][0] == "CheckpointException"
@@ -81,13 +81,13 @@ def test_a_failed_write_of_one_rank_is_raised_on_all_and_keeps_what_is_there(fir
         assert f["steps after failures"] == [6, 9]
 
 
-def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoints_before(first, then):
+def test_a_death_while_saving_keeps_the_earlier_checkpoints(first, then):
     for t in then:
         assert t["steps"] == [6, 9]
         assert t["restored"] == first[0]["restored"]  # step 9 saved these values
 
 
-def test_other_processes_go_on_where_these_ended(then, folder):
+def test_another_number_of_processes_resumes(then, folder):
     for t in then:
         assert t["steps afterwards"] == [9, 10]
         assert t["folders"] == ["10", "9"]
@@ -124,7 +124,7 @@ def test_a_manager_needs_no_process_group(group, tmp_path):
 
 
 @pytest.mark.parametrize(("of", "to"), [("one process", "two processes"), ("two processes", "more devices")])
-def test_a_manager_restores_what_other_processes_saved(of, to, tmp_path):
+def test_a_manager_restores_a_checkpoint_of_other_processes(of, to, tmp_path):
     saved = manage(of, str(tmp_path), "save", "none")
     assert manage(to, str(tmp_path), "restore", "none") == ["[1, 2] [1, 2, 3]", *saved[1:]]
 

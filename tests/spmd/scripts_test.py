@@ -90,7 +90,7 @@ def trained(model, x, step=lambda f: f, context=lambda: torch.autocast("cpu", en
 
 
 @pytest.mark.filterwarnings("error")
-def test_compiled_models_and_steps_run_as_they_are():
+def test_compiled_models_and_steps_run_uncompiled():
     want = trained(net(), X)
     sharded = FSDPv2(net(), mesh=MESH)
     for model, step in [
@@ -332,7 +332,7 @@ def test_loaders_of_dicts():
 
 
 @pytest.mark.filterwarnings("error:shoal.spmd")
-def test_without_gradients():
+def test_evaluation_without_gradients_works():
     model = FSDPv2(net(), mesh=MESH).eval()
     with torch.no_grad():
         assert not model(batch()).requires_grad
@@ -395,7 +395,7 @@ def test_the_rate_is_counts_per_second():
     assert tracker.rate() == pytest.approx(0.4 * first)
 
 
-def test_scan_stacks_what_a_function_makes_of_each_row():
+def test_scan_stacks_the_results_of_each_row():
     def total(carry, x):
         carry += x  # in place
         return carry, {"sum": carry}
@@ -411,7 +411,7 @@ def test_scan_stacks_what_a_function_makes_of_each_row():
     assert torch.equal(scan_layers(model, batch()).cpu(), assume_pure(model)(batch()).cpu())
 
 
-def test_accumulated_gradients_are_those_of_the_mean_loss():
+def test_accumulated_gradients_equal_the_mean_loss_gradients():
     model, plain = FSDPv2(net(), mesh=MESH), net()
     parts = X.view(2, 4, 16).to(DEVICE)
 
@@ -574,7 +574,7 @@ def test_modules_of_torch_xla_with_a_meaning_here(tmp_path):
         ("torch_xla.nowhere", "README of shoal.spmd lists"),
     ],
 )
-def test_modules_that_are_not_there_say_what_to_do_instead(name, text):
+def test_absent_modules_name_their_replacement(name, text):
     above, _, last = name.rpartition(".")
     with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'.*{text}|No module named '{above}'.*{text}"):
         importlib.import_module(name)
@@ -619,7 +619,7 @@ def test_loaders_refuse_other_types_of_specs():
 # ---- facts about modules --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_decides_about_a_forward_among_attributes_has_another_number():
+def test_attributes_that_decide_a_forward_change_its_key():
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(), torch.nn.ReLU()))
     net.steps, net.kind, net.own = 0, "first", net.forward
     tree = ModuleTree(net)

@@ -129,7 +129,7 @@ def test_a_marked_tensor_is_explained_by_its_mark():
         xs.explain(torch.ones(4))
 
 
-def test_operators_are_explained_with_their_line_and_the_bytes_that_travelled():
+def test_operators_are_explained_with_line_and_communicated_bytes():
     xs.communicated(reset=True)
     rows, columns = marked(("d", None), 16, 16), marked((None, "d"), 16, 16)
     assert xs.communicated() == {}
@@ -161,7 +161,7 @@ def test_operators_of_several_steps_and_without_a_rule_are_explained_as_one():
     assert (found.operator, found.communicated) == ("aten.trace.default", (("all_gather", 8 * 14 * 4 * 4),))
 
 
-def test_lines_are_those_of_the_program_above_modules_and_backward_passes():
+def test_explanations_name_lines_of_the_program():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -209,7 +209,7 @@ def test_layers_split_by_columns_and_rows_add_up_once():
 
 
 @pytest.mark.filterwarnings("ignore:shoal.spmd")
-def test_a_step_moves_what_automatic_sharding_planned():
+def test_a_step_communicates_the_planned_bytes():
     for batch, budget in ((8, None), (512, None), (512, 300_000)):
         model = nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 64))
         x = torch.randn(batch, 64).to(xm.xla_device())
@@ -226,7 +226,7 @@ def test_a_step_moves_what_automatic_sharding_planned():
         assert xs.communicated() == {name: 8 * n for name, n in planned.items()}
 
 
-def test_views_are_explained_by_what_they_were_taken_of():
+def test_views_are_explained_by_their_base():
     layer = nn.Linear(16, 4, bias=False).to(xm.xla_device())
     x = marked(("d", None), 16, 16)
     layer(x).sum().backward()  # the gradient

@@ -107,7 +107,7 @@ def checked():
     print("\nmesh and spec pairs: {specs}, with shapes: {shapes}, tensors: {tensors}".format(**counts))
 
 
-def test_there_are_as_many_meshes_and_specs_as_there_can_be():
+def test_the_numbers_of_meshes_and_specs_are_complete():
     assert len(MESHES) == 1 + 4 + 10
     for num_axes, rank in itertools.product((1, 2, 3), range(5)):
         # k axes in r ordered lists, one per dimension: r (r + 1) .. (r + k - 1) ways
@@ -117,7 +117,7 @@ def test_there_are_as_many_meshes_and_specs_as_there_can_be():
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "permuted"])
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_devices_hold_what_index_arithmetic_says(sizes, shuffled, checked):
+def test_shards_equal_index_arithmetic(sizes, shuffled, checked):
     draw = random.Random(f"{sizes} {shuffled}")
     ids = np.arange(8)
     while shuffled and (ids == np.arange(8)).all():

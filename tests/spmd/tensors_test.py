@@ -94,7 +94,7 @@ ALONG = {
 @pytest.mark.parametrize("inference", [False, True], ids=["", "inference"])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.filterwarnings("ignore:shoal.spmd")
-def test_what_copies_for_plain_tensors_copies(spec, inference):
+def test_operators_that_copy_plain_tensors_copy(spec, inference):
     for (gap, of), (name, along) in itertools.product(GAPS.items(), ALONG.items()):
         found = []
         with torch.inference_mode(inference):
@@ -113,7 +113,7 @@ def test_what_copies_for_plain_tensors_copies(spec, inference):
 
 
 @pytest.mark.filterwarnings("ignore:shoal.spmd")
-def test_random_programs_give_what_plain_tensors_give():
+def test_random_programs_equal_plain_torch():
     steps = [
         lambda a, b: a + b,
         lambda a, b: a * b.mean(0),
@@ -146,7 +146,7 @@ def test_random_programs_give_what_plain_tensors_give():
         torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9, msg=lambda m, s=seed: f"seed {s}: {m}")
 
 
-def test_a_view_of_a_view_that_is_laid_out_anew_writes_to_both():
+def test_a_resharded_view_of_a_view_writes_to_both():
     base = torch.zeros(6, 4).to(DEVICE)
     middle = base[0:4]
     nested = middle[0]
@@ -156,7 +156,7 @@ def test_a_view_of_a_view_that_is_laid_out_anew_writes_to_both():
 
 
 @pytest.mark.parametrize("spec", [None, ("x", None)], ids=str)
-def test_lists_of_views_that_overlap_are_written_one_by_one(spec):
+def test_overlapping_views_in_lists_are_written_one_by_one(spec):
     base = torch.zeros(6, 2).to(DEVICE)
     if spec:
         xs.mark_sharding(base, MESH, spec)
@@ -174,7 +174,7 @@ def test_writes_to_data_are_not_seen_by_autograd():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_adds_up_in_float32(dtype):
+def test_half_precision_sums_accumulate_in_float32(dtype):
     plain = torch.cat([torch.full((2000,), 100.0), torch.full((2000,), -60.0)]).to(dtype)
     t = plain.to(DEVICE)
     xs.mark_sharding(t, MESH, (("x", "y"),))
@@ -211,7 +211,7 @@ def test_errors_in_backward_reach_the_program():
             y.sum().backward(retain_graph=True)
 
 
-def test_dropout_is_that_of_the_unsharded_program():
+def test_dropout_equals_the_unsharded_program():
     t = torch.ones(64, 8).to(DEVICE)
     xs.mark_sharding(t, MESH, ("y", "x"))
     torch.manual_seed(3)
@@ -232,7 +232,7 @@ def test_dropout_is_that_of_the_unsharded_program():
     ],
     ids=["loop", "foreach", "fused", "shoal.optim.AdamW", "shoal.optim.SGD"],
 )
-def test_optimizers_give_what_they_give_for_plain_parameters(make_optimizer):
+def test_optimizers_equal_plain_torch(make_optimizer):
     plain, model = (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(2))
     model.load_state_dict(plain.state_dict())
     model.to(DEVICE)
@@ -279,7 +279,7 @@ def test_in_place_changes_of_the_shape_leave_a_view(spec):
 
 
 @pytest.mark.parametrize("spec", [None, ("x",), (("y", "x"),)], ids=str)
-def test_conjugates_are_conjugate(spec):
+def test_conjugate_views_have_conjugate_values(spec):
     plain = torch.complex(values(7), values(7) - 3)
     t = plain.to(DEVICE)
     if spec:
@@ -291,7 +291,7 @@ def test_conjugates_are_conjugate(spec):
     assert torch.equal(t.cpu(), plain)
 
 
-def test_mixing_devices_is_refused_but_tensors_that_torch_makes_for_itself_are_not_seen():
+def test_mixing_devices_is_refused_except_for_torchs_own_tensors():
     t, held, layer = torch.ones(4, 4).to(DEVICE), torch.ones(4, 4), nn.Linear(4, 4, bias=False)
     for mix in (
         lambda: t + torch.ones(4, 4),
@@ -332,7 +332,7 @@ def test_mixing_devices_is_refused_but_tensors_that_torch_makes_for_itself_are_n
     torch.testing.assert_close(ours.grad.cpu(), plain.grad, rtol=1e-12, atol=1e-12)
 
 
-def test_views_of_running_statistics_see_what_batch_norm_writes():
+def test_views_of_running_statistics_see_batch_norm_updates():
     mean, x = torch.zeros(4).to(DEVICE), torch.randn(8, 4).to(DEVICE)
     xs.mark_sharding(x, MESH, ("x", None))
     xs.mark_sharding(mean, MESH, ("y",))
@@ -343,7 +343,7 @@ def test_views_of_running_statistics_see_what_batch_norm_writes():
     assert not torch.equal(seen.cpu(), before.cpu())
 
 
-def test_what_is_not_there_says_so():
+def test_unsupported_operations_are_an_error():
     split = torch.ones(4, 8).to(DEVICE)
     xs.mark_sharding(split, MESH, ("x", None))
     with pytest.raises(Unimplemented, match="of a view of a tensor that is split"):
@@ -409,7 +409,7 @@ def test_errors_in_functions_of_the_program_name_their_line_in_the_backward_pass
         loss.backward()
 
 
-def test_a_tensor_becomes_like_another_on_the_others_device():
+def test_type_as_and_to_move_to_the_others_device():
     x, host = torch.arange(4.0).to(DEVICE), torch.ones(4, dtype=torch.float64)
     assert x.to(x) is x
     assert x.type_as(x) is x
@@ -418,7 +418,7 @@ def test_a_tensor_becomes_like_another_on_the_others_device():
 
 
 @pytest.mark.parametrize("mark", [("x",), (None,)])
-def test_writes_reach_transposed_memory_through_views_that_lie_in_another_way(mark):
+def test_writes_through_views_reach_transposed_memory(mark):
     x = torch.arange(8.0).view(2, 4)
     there = x.to(DEVICE)
     xs.mark_sharding(there, MESH, (None, "y"))

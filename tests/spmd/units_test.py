@@ -42,7 +42,7 @@ def found(request, tmp_path_factory):
     return [json.loads((folder / str(rank)).read_text()) for rank in range(request.param)]
 
 
-def test_training_is_that_of_plain_torch(found):
+def test_training_equals_plain_torch(found):
     for rank in found:
         errors = {name: what for name, what in rank.items() if isinstance(what, str)}
         assert not errors, "\n".join(errors.values())
@@ -50,7 +50,7 @@ def test_training_is_that_of_plain_torch(found):
         assert "batch norm" in rank  # the last case
 
 
-def test_units_run_on_rows_unless_rows_meet(found):
+def test_units_run_on_rows_unless_rows_depend_on_each_other(found):
     for rank in found:
         for name, (_, reason) in rank.items():
             assert (OPERATORS[name] in reason) if name in OPERATORS else reason is None, f"{name}: {reason}"
