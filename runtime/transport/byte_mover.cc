@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -27,6 +28,29 @@ std::vector<const std::byte*> pieces(const std::vector<std::byte>& all, std::siz
 
 }  // namespace
 
+class MovedCommunicator::Failure {
+ public:
+  explicit Failure(std::shared_ptr<ByteMover> mover) : mover_(std::move(mover)) {}
+  // Keeps the first cause, and reports it to the other ranks.
+  void set(const Error& cause) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (cause_) return;
+      cause_ = cause;
+    }
+    mover_->abort(cause);
+  }
+  std::optional<Error> cause() const {
+    const std::lock_guard lock(mutex_);
+    return cause_;
+  }
+
+ private:
+  const std::shared_ptr<ByteMover> mover_;
+  mutable std::mutex mutex_;
+  std::optional<Error> cause_;
+};
+
 // A message whose failure fails the group.
 class MovedCommunicator::Message final : public Work {
  public:
@@ -34,10 +58,7 @@ class MovedCommunicator::Message final : public Work {
   bool done() const override { return work_->done(); }
   Result<void> wait() override {
     auto ended = work_->wait();
-    if (!ended && ended.error().reason() != "Interrupted") {
-      const std::lock_guard lock(failure_->mutex);
-      if (!failure_->cause) failure_->cause = ended.error();
-    }
+    if (!ended && ended.error().reason() != "Interrupted") failure_->set(ended.error());
     return ended;
   }
 
@@ -47,14 +68,23 @@ class MovedCommunicator::Message final : public Work {
 };
 
 MovedCommunicator::MovedCommunicator(int rank, int world_size, std::shared_ptr<ByteMover> mover, std::string transport)
-    : rank_(rank), world_size_(world_size), mover_(std::move(mover)), transport_(std::move(transport)) {}
+    : rank_(rank),
+      world_size_(world_size),
+      mover_(std::move(mover)),
+      transport_(std::move(transport)),
+      failure_(std::make_shared<Failure>(mover_)) {}
 
 MovedCommunicator::~MovedCommunicator() { leave(); }
 
+std::optional<Error> MovedCommunicator::unusable(const Call& call) const {
+  if (left_) return unavailable("this communicator was left").with_reason("Closed");
+  if (auto error = failed()) return std::move(*error).in(fmt::format("'{}', step {}", call.label, call.step));
+  return std::nullopt;
+}
+
 template <class F>
 WorkPtr MovedCommunicator::run(const Call& call, F&& operation) {
-  if (left_) return failed_work(unavailable("this communicator was left").with_reason("Closed"));
-  if (auto error = failed()) return failed_work(std::move(*error).in(fmt::format("'{}', step {}", call.label, call.step)));
+  if (auto error = unusable(call)) return failed_work(*std::move(error));
   Result<void> done = operation();
   if (done) return std::make_shared<DoneWork>();
   if (done.error().reason() != "Interrupted") abort(done.error());
@@ -126,13 +156,13 @@ WorkPtr MovedCommunicator::barrier(Call call) {
 
 WorkPtr MovedCommunicator::send(ConstBytes data, int to, DType, std::uint32_t tag, Call call) {
   if (auto ok = check_peer(*this, to, "destination", false); !ok) return failed_work(ok.error());
-  if (auto error = failed()) return failed_work(*std::move(error));
+  if (auto error = unusable(call)) return failed_work(*std::move(error));
   return std::make_shared<Message>(mover_->send(data, to, tag, call), failure_);
 }
 
 WorkPtr MovedCommunicator::receive(MutableBytes data, int from, DType, std::uint32_t tag, Call call) {
   if (auto ok = check_peer(*this, from, "source", false); !ok) return failed_work(ok.error());
-  if (auto error = failed()) return failed_work(*std::move(error));
+  if (auto error = unusable(call)) return failed_work(*std::move(error));
   return std::make_shared<Message>(mover_->receive(data, from, tag, call), failure_);
 }
 
@@ -144,19 +174,9 @@ Result<void> MovedCommunicator::read(Window&, int, std::size_t, MutableBytes) {
   return fail(unimplemented("ranks that share no memory cannot read each other's").with_hint("send and receive instead"));
 }
 
-void MovedCommunicator::abort(const Error& cause) {
-  {
-    const std::lock_guard lock(failure_->mutex);
-    if (failure_->cause) return;
-    failure_->cause = cause;
-  }
-  mover_->abort(cause);
-}
+void MovedCommunicator::abort(const Error& cause) { failure_->set(cause); }
 
-std::optional<Error> MovedCommunicator::failed() const {
-  const std::lock_guard lock(failure_->mutex);
-  return failure_->cause;
-}
+std::optional<Error> MovedCommunicator::failed() const { return failure_->cause(); }
 
 Result<std::shared_ptr<Communicator>> MovedCommunicator::reform() {
   return fail(

@@ -4,7 +4,7 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 
 #include "runtime/transport/communicator.h"
@@ -61,19 +61,19 @@ class MovedCommunicator final : public Communicator {
  private:
   Result<void> scatter_reduced(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, const Call& call);
   Result<void> reduce_everywhere(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, const Call& call);
-  // Runs the operation unless the group has failed; its failure fails the group.
+  // The reason why this rank may make no call any more: it has left, or the group has failed.
+  std::optional<Error> unusable(const Call& call) const;
+  // Runs the operation unless unusable(); its failure fails the group.
   template <class F>
   WorkPtr run(const Call& call, F&& operation);
 
   const int rank_, world_size_;
   const std::shared_ptr<ByteMover> mover_;
   const std::string transport_;
-  struct Failure {
-    std::mutex mutex;
-    std::optional<Error> cause;
-  };
+  // The group's failure. Messages share it, because they may outlive the communicator.
+  class Failure;
   class Message;
-  const std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
+  const std::shared_ptr<Failure> failure_;
   std::atomic<bool> left_{false};
 };
 

@@ -11,6 +11,10 @@
 namespace shoal::runtime {
 namespace {
 
+constexpr std::uint32_t kLostTag = 7;  // messages with this tag fail
+
+WorkPtr lost_message() { return failed_work(data_loss("the message was lost").with_reason("Cut")); }
+
 // Moves bytes with another communicator, in place of a process group.
 class Mover final : public ByteMover {
  public:
@@ -28,10 +32,10 @@ class Mover final : public ByteMover {
   }
   Result<void> barrier(const Call& call) override { return under_->barrier(call)->wait(); }
   WorkPtr send(std::span<const std::byte> data, int to, std::uint32_t tag, const Call& call) override {
-    return under_->send(data, to, DType::kUInt8, tag, call);
+    return tag == kLostTag ? lost_message() : under_->send(data, to, DType::kUInt8, tag, call);
   }
   WorkPtr receive(std::span<std::byte> data, int from, std::uint32_t tag, const Call& call) override {
-    return under_->receive(data, from, DType::kUInt8, tag, call);
+    return tag == kLostTag ? lost_message() : under_->receive(data, from, DType::kUInt8, tag, call);
   }
   void abort(const Error& cause) override { under_->abort(cause); }
   void leave() override { under_->leave(); }
@@ -105,6 +109,37 @@ TEST_F(MovedCommunicatorTest, AFailureIsTheGroupsAndTheFirstCauseCounts) {
     EXPECT_EQ(later.error().message(), ended.error().message());
     EXPECT_EQ(c.window(1, {}).error().code(), Code::kUnimplemented);
     EXPECT_EQ(c.reform().error().code(), Code::kUnimplemented);
+  });
+}
+
+TEST_F(MovedCommunicatorTest, AFailedMessageFailsTheOtherRanksWithItsCause) {
+  for (const bool sends : {true, false}) {
+    run(2, [&](MovedCommunicator& c) {
+      std::vector<std::byte> v(8);
+      if (c.rank() == 0) {
+        const auto message = sends ? c.send(v, 1, DType::kUInt8, kLostTag, {}) : c.receive(v, 1, DType::kUInt8, kLostTag, {});
+        EXPECT_EQ(message->wait().error().reason(), "Cut");
+        EXPECT_EQ(c.barrier({})->wait().error().reason(), "Cut");
+      } else {
+        const auto ended = c.barrier({})->wait();
+        ASSERT_FALSE(ended);
+        EXPECT_EQ(ended.error().reason(), "Cut") << ended.error().to_string();
+      }
+    });
+  }
+}
+
+TEST_F(MovedCommunicatorTest, ARankThatHasLeftMakesNoCalls) {
+  run(2, [&](MovedCommunicator& c) {
+    c.leave();
+    std::vector<std::byte> v(8);
+    const int other = 1 - c.rank();
+    for (const auto& work :
+         {c.send(v, other, DType::kUInt8, kLostTag, {}), c.receive(v, other, DType::kUInt8, kLostTag, {}), c.barrier({})}) {
+      const auto ended = work->wait();
+      ASSERT_FALSE(ended);
+      EXPECT_EQ(ended.error().reason(), "Closed");
+    }
   });
 }
 
