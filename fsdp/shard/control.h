@@ -36,7 +36,7 @@ class Control {
     std::atomic<std::uint64_t> stuck;        // set by a rank that has proven this one's wait endless
     std::atomic<std::uint64_t> joined;       // number of joins: it ran out of batches and serves the others
     std::atomic<std::uint64_t> place;        // position of its program, for ranks that wait for it (encode_place)
-    std::atomic<std::uint64_t> summed;       // number of sums over ranks to which it has contributed
+    std::atomic<std::uint64_t> summed;       // number of sums over ranks with its part, above its attempt's first number
     std::atomic<std::uint64_t> parts[2];     // its parts of the last two sums, as bits of a double; written before `summed`
     Slot slots[kMaxSlots];
   };

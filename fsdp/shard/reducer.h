@@ -72,6 +72,9 @@ class Reducer {
   // A unit that another rank has published and this one has not; -1: none.
   int awaited_unit() const;
 
+  std::uint64_t first_number() const { return first_; }  // this attempt's first number, where other counts may begin, too
+  int ahead() const;                                     // first rank at a later attempt, or -1
+
   std::size_t num_pending() const { return pending_.size(); }
   std::uint64_t last_published() const { return next_ - 1; }  // its number
   // Description and gradients of a rank's publication.
@@ -103,7 +106,6 @@ class Reducer {
   void finish_oldest();
   // True when every rank has published it and none has started over.
   bool all_published(std::uint64_t sequence) const;
-  int ahead() const;  // first rank at a later attempt, or -1
   Result<void> check_units(const Pending& pending) const;
 
   Control& control_;

@@ -424,9 +424,11 @@ Result<double> ShardedModel::sum_over_ranks(double part) {
     }
     return -1;
   };
-  SHOAL_OK(wait([&] { return missing() < 0; }, {fmt::format("a sum over ranks (step {})", step()), missing}));
+  // A rank that has started over may have written parts of later sums.
+  SHOAL_OK(wait([&] { return missing() < 0 || reducer_.ahead() >= 0; }, {fmt::format("a sum over ranks (step {})", step()), missing}));
   double out = 0;
   for (int r = 0; r < world_size_; ++r) out += std::bit_cast<double>(control_.rank(r).parts[place].load(std::memory_order_relaxed));
+  if (const int rank = reducer_.ahead(); rank >= 0) return fail(started_over(rank));
   return out;
 }
 
@@ -444,9 +446,13 @@ Result<void> ShardedModel::await_reductions() {
   SHOAL_OK(wait([this] { return reducer_.num_pending() == 0; },
                 {fmt::format("the gradients of step {}", step()), [this] { return reducer_.missing_publication(); }}));
   if (reducer_.overtaken_by() < 0) return {};
-  return fail(invalid_argument(fmt::format("rank {} has started step {} over, rank {} has not", reducer_.overtaken_by(), step(), rank_))
-                  .with_reason("Diverged")
-                  .with_hint("an exception in backward on one rank: call reset_iter_state() on every rank, and repeat the step"));
+  return fail(started_over(reducer_.overtaken_by()));
+}
+
+Error ShardedModel::started_over(int rank) const {
+  return invalid_argument(fmt::format("rank {} has started step {} over, rank {} has not", rank, step(), rank_))
+      .with_reason("Diverged")
+      .with_hint("an exception in backward on one rank: call reset_iter_state() on every rank, and repeat the step");
 }
 
 Result<void> ShardedModel::finish_backward(bool leave) {
@@ -542,6 +548,7 @@ void ShardedModel::reset() {
   published_any_ = false;
   control_.rank(rank_).stuck.store(0, std::memory_order_release);
   reducer_.start_over();
+  num_sums_ = reducer_.first_number();
   if (exchange_) exchange_->follow_reducer();
   control_.board().ring();
 }

@@ -83,6 +83,7 @@ class ShardedModel {
   // Sends a unit's gradients to their owners; they may be freed on return. await_reductions() waits for this rank's rows of the mean.
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
   // The sum of every rank's part, added in the order of ranks: the same bits on each. Every rank requests the same sums in the same order.
+  // InvalidArgument/Diverged when another rank has started over and this one has not (reset).
   Result<double> sum_over_ranks(double part);
   // Sets the predicate that can interrupt waits, polled now and then; empty: Options::interrupted again.
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
@@ -140,6 +141,7 @@ class ShardedModel {
   int first_lost() const;         // first rank that is gone without having left, or -1
   bool has_left(int rank) const;
   Error lost(int rank) const;
+  Error started_over(int rank) const;
   Result<void> check_peers() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
   Result<void> check_fingerprints();
   Result<void> check_given_up(std::size_t unit) const;
@@ -168,7 +170,7 @@ class ShardedModel {
   bool stepping_ = false;       // the stepper has begun this version's step
   bool published_any_ = false;  // during this backward pass
   std::uint64_t waits_ = 0;
-  std::uint64_t num_sums_ = 0;
+  std::uint64_t num_sums_ = 0;           // above the attempt's first number (reducer.h)
   std::vector<std::uint64_t> given_up_;  // by unit: the version in which it was given up; 0: never
   runtime::TimePoint optimizer_began_{};
 };

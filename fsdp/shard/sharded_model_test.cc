@@ -99,6 +99,33 @@ TEST_F(ShardedModelTest, AUnitThatWasGivenUpIsReadAgainInTheNextVersionOnly) {
   EXPECT_TRUE(model.unshard(1));
 }
 
+TEST_F(ShardedModelTest, RanksThatStartedOverSumTheirNewPartsOnly) {
+  place(2);
+  auto& first = *models_[0];
+  auto& second = *models_[1];
+  ASSERT_FALSE(first.sum_over_ranks(1));  // the other rank never came to this sum
+  first.reset();
+  second.reset();
+  ASSERT_FALSE(first.sum_over_ranks(2));  // it has contributed, and a signal ends its wait
+  const auto sum = second.sum_over_ranks(3);
+  ASSERT_TRUE(sum) << sum.error().to_string();
+  EXPECT_EQ(*sum, 5);
+}
+
+TEST_F(ShardedModelTest, ASumWithARankThatStartedOverIsRefused) {
+  place(2);
+  auto& first = *models_[0];
+  auto& second = *models_[1];
+  first.reset();
+  ASSERT_FALSE(first.sum_over_ranks(2));
+  const auto sum = second.sum_over_ranks(3);
+  ASSERT_FALSE(sum);
+  EXPECT_EQ(sum.error().reason(), "Diverged");
+  EXPECT_EQ(sum.error().message(), "rank 0 has started step 0 over, rank 1 has not");
+  second.reset();
+  EXPECT_EQ(second.sum_over_ranks(3).value(), 5);
+}
+
 TEST_F(ShardedModelTest, MemoryIsThatOfItsMappings) {
   place(2);
   const auto memory = models_[0]->memory();
