@@ -165,7 +165,7 @@ def shoals_own_checkpoints():
 
 
 @use
-def torchs_distributed_state_dicts_have_the_modules_names():
+def torchs_distributed_state_dicts_use_the_modules_names():
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
@@ -185,7 +185,7 @@ def torchs_distributed_state_dicts_have_the_modules_names():
 
 
 @use
-def what_is_computed_in_bf16_is_saved_and_summoned_in_fp32():
+def parameters_computed_in_bf16_are_saved_and_summoned_in_fp32():
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
     from shoal.fsdp1 import MixedPrecision
 
@@ -224,7 +224,7 @@ def gradients_that_stay_in_the_dtype_of_their_reduction():
 
 
 @use
-def summon_full_params_shows_whole_parameters_and_takes_back_what_is_written():
+def summon_full_params_shows_whole_parameters_and_writes_them_back():
     from shoal.fsdp import register_fsdp_forward_method
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
 
@@ -309,7 +309,7 @@ def _expect_optimizer_goes_on(model, optimizer, load):
 
 
 @use
-def optimizer_states_of_every_kind_come_back():
+def optimizer_states_of_every_kind_are_restored():
     from shoal.fsdp1 import FullOptimStateDictConfig, StateDictType
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
 
@@ -339,7 +339,7 @@ def optimizer_states_of_every_kind_come_back():
 
 
 @use
-def optimizer_states_come_back_from_torchs_loader_of_sharded_ones():
+def optimizer_states_are_restored_by_torchs_sharded_loader():
     """torch's loader returns ShardedTensors, cut over all ranks: as FULL_SHARD has them, unlike NO_SHARD."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed._shard.sharded_tensor import ShardedTensor
@@ -371,7 +371,7 @@ def optimizer_states_come_back_from_torchs_loader_of_sharded_ones():
 
 
 @use
-def a_sharded_state_is_loaded_into_that_of_an_optimizer_that_has_not_stepped():
+def a_sharded_state_loads_into_an_unstepped_optimizer():
     """As Accelerate resumes: torch.distributed.checkpoint loads into an existing state."""
     import torch.distributed.checkpoint as dcp
 
@@ -408,7 +408,7 @@ def a_sharded_state_is_loaded_into_that_of_an_optimizer_that_has_not_stepped():
 
 
 @use
-def the_former_names_for_optimizer_states():
+def the_deprecated_names_for_optimizer_states_work():
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
     from shoal.fsdp1 import OptimStateKeyType
 

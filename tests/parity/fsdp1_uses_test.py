@@ -21,7 +21,7 @@ use = Uses()
 
 
 @use
-def its_class_stays_what_it_was():
+def the_type_of_a_wrapped_module_is_the_wrapper_class():
     """Libraries compare types (Accelerate: ``type(model) is not FSDP``)."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -74,7 +74,7 @@ def a_flat_parameter_that_is_widened_widens_the_parameters():
 
 
 @use
-def it_prints_as_torchs():
+def a_wrapped_module_prints_as_torchs():
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -83,7 +83,7 @@ def it_prints_as_torchs():
 
 
 @use
-def it_is_its_class_and_passes_on_what_the_module_has():
+def the_wrapper_is_an_fsdp_instance_and_forwards_attributes():
     from shoal.fsdp import FSDPModule
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
 
@@ -111,7 +111,7 @@ def it_is_its_class_and_passes_on_what_the_module_has():
 
 
 @use
-def apply_sees_whole_parameters_and_keeps_what_it_writes():
+def apply_sees_whole_parameters_and_keeps_its_writes():
     model, shapes = sharded(), []
 
     def fill(module):
@@ -126,7 +126,7 @@ def apply_sees_whole_parameters_and_keeps_what_it_writes():
 
 
 @use
-def units_that_have_no_parameters_of_their_own():
+def units_without_parameters_of_their_own_work():
     model = sharded(nn.Sequential(Block(), Block()))
     optimizer = adam(model)
     for step in range(2):
@@ -220,7 +220,7 @@ def gradients_through_a_communication_hook():
 
 
 @use
-def each_unit_asks_for_the_next_one():
+def each_unit_prefetches_the_next_one():
     import shoal.fsdp
 
     model = sharded(forward_prefetch=True)
@@ -237,7 +237,7 @@ def each_unit_asks_for_the_next_one():
 
 
 @use
-def describe_sharding_says_what_is_where():
+def describe_sharding_lists_units_and_parameters():
     from shoal.fsdp import describe_sharding
 
     model, _ = trained(ignored_modules=[])
@@ -286,7 +286,7 @@ def values_are_made_from_the_meta_device():
 
 
 @use
-def all_ranks_begin_with_the_first_ones_values():
+def all_ranks_start_with_rank_0s_values():
     module = Net()
     with torch.no_grad():
         for p in module.parameters():
@@ -298,7 +298,7 @@ def all_ranks_begin_with_the_first_ones_values():
 
 
 @use
-def what_is_ignored_is_left_alone():
+def ignored_modules_are_not_changed():
     module = Net()
     kept = module.head.weight
     model = sharded(module, ignored_modules=[module.head, module.blocks[1]])
@@ -391,7 +391,7 @@ def hooks_on_gradients_and_adapters_added_after_sharding():
 
 
 @use
-def every_name_of_fsdp1_is_there():
+def every_name_of_fsdp1_exists():
     import inspect
 
     from torch.distributed import fsdp as theirs
@@ -414,7 +414,7 @@ def every_name_of_fsdp1_is_there():
 
 
 @use
-def former_names_work_and_say_so():
+def deprecated_names_work_with_a_warning():
     from shoal import fsdp1
     from shoal.fsdp1 import wrap
 
@@ -431,7 +431,7 @@ def former_names_work_and_say_so():
 
 
 @use
-def names_that_never_were_are_explained():
+def nonexistent_names_are_errors_with_a_hint():
     from shoal import fsdp1
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
     from shoal.fsdp1 import wrap
@@ -471,7 +471,7 @@ def names_that_never_were_are_explained():
 
 
 @use
-def other_wrappers_inside_are_named():
+def inner_wrappers_of_other_kinds_are_an_error():
     from torch.distributed import fsdp as theirs
     from torch.nn.parallel import DistributedDataParallel
 
@@ -494,7 +494,7 @@ def other_wrappers_inside_are_named():
 
 
 @use
-def a_number_for_a_device_means_the_cpu_where_there_is_no_accelerator_with_one_warning():
+def a_device_number_without_an_accelerator_means_the_cpu():
     from shoal.fsdp1 import _arguments
 
     if not torch.accelerator.is_available():

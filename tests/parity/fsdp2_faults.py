@@ -254,14 +254,14 @@ class Communication:
 
 
 @fault(r"cannot call set_symm_mem\(\) when all gather comm is custom: Communication")
-def symmetric_memory_beside_communication_of_the_users(api):
+def symmetric_memory_with_custom_communication(api):
     model = api.fully_shard(Two())
     model.set_custom_all_gather(Communication())
     model.set_symm_mem_for_comm()
 
 
 @fault(r"cannot call set_allocate_memory_from_process_group\(\) when reduce scatter comm is custom: Communication")
-def memory_of_the_group_beside_communication_of_the_users(api):
+def memory_of_the_group_with_custom_communication(api):
     model = api.fully_shard(Two())
     model.set_custom_reduce_scatter(Communication())
     model.set_allocate_memory_from_process_group_for_comm(True)

@@ -397,7 +397,7 @@ def gradients_of_unused_parameters(api):
 
 
 @case(worlds=(2,), plain=False)
-def communication_that_the_user_brings(api):
+def communication_by_user_classes(api):
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
     calls = []
@@ -784,7 +784,7 @@ def a_wrapper_tensor_with_extensions_initialised_on_the_meta_device(api):
 
 
 @case(worlds=(2,), plain=False)
-def wrapper_tensors_without_extensions_stay_what_they_are(api):
+def wrapper_tensors_without_extensions_keep_their_class(api):
     model = sharded(api, _pairs(api, TwoTensor))
     assert type(model.blocks[0][0].weight._local_tensor) is TwoTensor
     seen = train(api, model)

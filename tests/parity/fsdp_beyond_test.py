@@ -94,7 +94,7 @@ def to_empty_and_initialised():
 
 
 @use
-def to_empty_and_forgotten_is_named():
+def uninitialised_parameters_after_to_empty_are_an_error():
     with torch.device("meta"):
         model = shard(Net())
     model.to_empty(device="cpu")
@@ -106,7 +106,7 @@ def to_empty_and_forgotten_is_named():
 
 
 @use
-def still_on_the_meta_device_is_named():
+def parameters_left_on_the_meta_device_are_an_error():
     with torch.device("meta"):
         model = shard(Net())
     with pytest.raises(ValueError, match=r"on meta device: \['inp\.weight'.*'head\.bias'.*'blocks\.2\.2\.bias'\]"):
@@ -213,7 +213,7 @@ def parametrized_after_sharding_is_refused():
 
 
 @use
-def replaced_by_another_shape_is_refused_by_name():
+def a_replacement_of_another_shape_is_refused_by_name():
     model = shard(Net())
     model.head.weight = nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(NotImplementedError, match=r"parameter head.weight was replaced by a Tensor of shape \(2, 2\)"):
@@ -221,7 +221,7 @@ def replaced_by_another_shape_is_refused_by_name():
 
 
 @use
-def one_new_tensor_in_two_places_ties_them():
+def one_assigned_tensor_in_two_places_ties_them():
     from shoal.fsdp import fully_shard
 
     def tied(model):
@@ -341,7 +341,7 @@ def an_exception_in_a_registered_method_ends_its_forward():
 
 
 @use
-def a_method_beside_forward_says_what_to_register():
+def an_unregistered_forward_method_is_an_error_with_a_hint():
     from shoal.fsdp import register_fsdp_forward_method
 
     class Two(Net):
@@ -377,7 +377,7 @@ class Overridden(nn.Module):
 
 
 @use
-def members_beside_forward_stay_what_they_are():
+def other_members_of_a_module_are_not_changed():
     import inspect
 
     class Model(Overridden, Net):
@@ -400,7 +400,7 @@ def members_beside_forward_stay_what_they_are():
 
 
 @use
-def a_failed_all_gather_is_made_again():
+def a_failed_all_gather_is_repeated():
     class Flaky:
         fails = False
 
@@ -440,7 +440,7 @@ def an_optimizer_built_under_another_default_device():
 
 
 @use
-def what_is_reserved_for_frozen_parameters_is_given_back():
+def memory_reserved_for_frozen_parameters_is_released():
     import shoal.optim
 
     model = shard(Net())
@@ -512,7 +512,7 @@ def a_sharded_module_is_an_instance_of_torchs_class():
 
 
 @use
-def an_unchanged_import_is_ours_after_install():
+def torchs_import_path_is_shoals_after_install():
     import shoal.fsdp
 
     shoal.fsdp.install()
@@ -531,7 +531,7 @@ def an_unchanged_import_is_ours_after_install():
 
 
 @use
-def names_imported_before_install_are_ours_after_it():
+def names_imported_before_install_are_shoals_after_it():
     from types import ModuleType
 
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard, register_fsdp_forward_method
@@ -679,7 +679,7 @@ def a_rank_without_a_single_batch_serves_the_others():
 
 
 @use
-def joins_one_after_the_other():
+def join_works_when_ranks_end_one_after_the_other():
     """The last rank to end finds that others have published for the next batches."""
     asked = _native.ShardedModel.asked
 
@@ -696,7 +696,7 @@ def joins_one_after_the_other():
 
 
 @use
-def join_of_units_that_collectives_bring_is_refused():
+def join_is_refused_for_units_gathered_by_collectives():
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     from shoal.exceptions import Unimplemented
@@ -749,7 +749,7 @@ def a_second_synchronised_backward_without_a_step_is_refused_inside_join():
 
 
 @use
-def ranks_that_wait_for_each_other_are_told_at_once():
+def ranks_that_wait_for_each_other_get_an_error_at_once():
     """One rank is in its optimizer's step, the other in the backward of a further batch."""
     model = shard(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -179,7 +179,7 @@ class Keeping(torch.optim.SGD):
 
 
 @use
-def what_an_optimizer_in_backward_keeps_stays():
+def the_state_of_an_optimizer_in_backward_is_kept():
     from shoal.fsdp import plan
 
     model = sharded()
@@ -219,7 +219,7 @@ def the_graph_shows_updates_in_backward():
 
 
 @use
-def a_unit_is_not_read_again_behind_its_update():
+def reading_a_unit_after_its_update_in_backward_is_refused():
     from shoal.exceptions import InvalidArgument
     from shoal.fsdp import plan
 
@@ -262,7 +262,7 @@ def a_step_after_an_exception_in_backward():
 
 
 @use
-def what_a_plan_refuses():
+def a_plan_refuses_invalid_arguments():
     from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
     from shoal.fsdp import plan
 
@@ -289,7 +289,7 @@ def what_a_plan_refuses():
 
 
 @use
-def plans_and_graphs_are_of_the_outermost_module():
+def plans_and_graphs_need_the_outermost_module():
     from shoal.exceptions import InvalidArgument
     from shoal.fsdp import fully_shard, plan, step_graph
 
@@ -375,7 +375,7 @@ def mapped_by_the_engine():
 
 
 @use
-def the_optimizer_in_backward_behind_communication_of_the_users():
+def the_optimizer_in_backward_works_with_custom_communication():
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     def run(custom, in_backward):
@@ -465,7 +465,7 @@ def a_planned_step_leaves_no_fake_tensor():
 
 
 @use
-def memory_is_what_the_system_counts():
+def planned_memory_equals_the_kernels_count():
     import gc
 
     from shoal.fsdp import fully_shard, step_graph
@@ -484,7 +484,7 @@ def memory_is_what_the_system_counts():
 
 
 @use
-def the_graph_is_there_before_the_first_step():
+def the_graph_exists_before_the_first_step():
     from shoal.exceptions import InvalidArgument
     from shoal.fsdp import step_graph
 

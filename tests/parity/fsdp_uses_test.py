@@ -183,7 +183,7 @@ def one_backward_over_two_versions_is_refused():
 
 
 @use
-def a_second_backward_says_how_the_graph_is_kept():
+def a_second_backward_is_an_error_that_names_retain_graph():
     from shoal.fsdp import fully_shard
 
     model = Net()
@@ -202,7 +202,7 @@ def a_second_backward_says_how_the_graph_is_kept():
 
 
 @use
-def an_optimizer_built_too_early_says_when_to_build_it():
+def an_optimizer_built_too_early_causes_a_warning():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of(shard(model)).backward()
@@ -245,7 +245,7 @@ def writing_by_hand_while_an_output_is_kept():
 
 
 @use
-def writing_by_hand_without_saying_so_while_an_output_is_kept():
+def unannounced_writing_by_hand_while_an_output_is_kept():
     model = shard(Net())
     kept = model(batch(9, rank()))
     for step in range(2):
@@ -344,7 +344,7 @@ def by_an_optimizer_of_the_users(parameters, kept, model):
 
 
 @WRITES
-def through_what_was_kept_from_before(parameters, kept, model):
+def through_references_kept_from_before(parameters, kept, model):
     for of_each in kept:
         for t in of_each:
             t.mul_(1.1)
@@ -525,7 +525,7 @@ def rows_in_a_loss_have_gradients():
 
 
 @use
-def rows_are_plain_where_they_are_copied():
+def copies_of_rows_are_plain_tensors():
     weight = shard(Net()).blocks[1][0].weight.detach()
     rows = weight.to_local()
     for copied in (copy.deepcopy(rows), pickle.loads(pickle.dumps(rows)), rows.clone(), rows + 0, copy.deepcopy(weight)._local_tensor):
@@ -704,7 +704,7 @@ def arguments_of_another_type_are_refused():
 
 
 @use
-def every_name_of_fsdp2_is_there():
+def every_name_of_fsdp2_exists():
     import inspect
 
     from torch.distributed import fsdp as fsdp2
@@ -739,7 +739,7 @@ def inputs_are_cast_to_param_dtype():
 
 
 @use
-def a_gradients_memory_is_used_again_unless_somebody_holds_it():
+def a_gradients_memory_is_reused_unless_referenced():
     model = shard(Net())
     weight = model.inp.weight
 
@@ -786,7 +786,7 @@ class Doubling(nn.Linear):
 
 
 @use
-def an_input_that_is_changed_in_place_is_named():
+def an_input_changed_in_place_is_an_error():
     for how in ("all of it", "a view of it", "hands it on"):
         model = Net()
         model.blocks[1] = Doubling(how)
@@ -982,7 +982,7 @@ def an_optimizers_step_inside_an_autocast_region():
 
 
 @use
-def a_gradient_that_comes_behind_its_units_backward_is_named():
+def a_gradient_after_its_units_backward_is_an_error():
     class Late(nn.Linear):
         early = None
 
@@ -1060,7 +1060,7 @@ def adapters_added_after_sharding():
 
 
 @use
-def parameters_added_after_sharding_are_named():
+def parameters_added_after_sharding_cause_a_warning():
     model = shard(Net())
     _adapt(model, 1)
     with pytest.warns(UserWarning, match=r"added after the model was sharded \(.*scale.*blocks\.0\.2\.down"):
@@ -1311,7 +1311,7 @@ def a_parameter_tied_inside_a_unit():
 
 
 @use
-def a_parameter_tied_across_units_lies_in_the_one_around_both():
+def a_parameter_tied_across_units_belongs_to_the_outer_unit():
     from shoal.fsdp import fully_shard
 
     for inner in (("head",), ("emb",), ("emb", "mid", "head")):
@@ -1325,7 +1325,7 @@ def a_parameter_tied_across_units_lies_in_the_one_around_both():
 
 
 @use
-def a_parameter_tied_to_a_module_that_no_unit_is_around_is_named():
+def a_parameter_tied_outside_of_every_unit_is_an_error():
     from shoal.fsdp import fully_shard
 
     model = Tied()

@@ -72,7 +72,7 @@ TEST_F(ClusterTest, AGangIsPlacedOverThreeNodesAndAnswers) {
   EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 0; }));
 }
 
-TEST_F(ClusterTest, WhenAWorkerCrashesItsCallersHearTheCauseAndTheOthersLive) {
+TEST_F(ClusterTest, AWorkerCrashFailsItsCallsWithTheCauseAndNoOthers) {
   join();
   auto actors = gang(6);
   const ActorId victim = actors.back();
@@ -101,7 +101,7 @@ TEST_F(ClusterTest, AnActorThatEndsItsProcessIsDeadWithItsExitCode) {
 }
 
 // A chain of actors over all nodes. The head crashes in between, and the next head sends the notices that the first had not sent yet.
-TEST_F(ClusterTest, WhatAnActorMadeEndsWithItOnWhateverNode) {
+TEST_F(ClusterTest, ActorsOnAnyNodeEndWithTheirCreator) {
   join();
   std::vector<ActorId> others, chain;
   for (int i = 0; i < 3; ++i) {
@@ -125,7 +125,7 @@ TEST_F(ClusterTest, WhatAnActorMadeEndsWithItOnWhateverNode) {
   expect_at_rest();
 }
 
-TEST_F(ClusterTest, WhenANodeCrashesItsActorsDieAndTheRestGoOn) {
+TEST_F(ClusterTest, ANodeCrashEndsOnlyItsActors) {
   join();
   const auto actors = gang(12);
   const auto gone = on("n1", actors), rest = on("n1", actors, false);
@@ -154,7 +154,7 @@ TEST_F(ClusterTest, AKilledActorLeavesNothingBehind) {
   expect_at_rest();
 }
 
-TEST_F(ClusterTest, ADriverThatCrashesTakesItsActorsAlong) {
+TEST_F(ClusterTest, ADriversCrashEndsItsActors) {
   cluster_.new_driver_on_node(2);
   join();
   gang(12);
@@ -167,7 +167,7 @@ TEST_F(ClusterTest, ADriverThatCrashesTakesItsActorsAlong) {
   expect_at_rest();
 }
 
-TEST_F(ClusterTest, ANodeWhoseProcessDiesIsLostAsSoonAsItsHostSaysThatNobodyListens) {
+TEST_F(ClusterTest, ANodeIsLostOnceItsHostRefusesConnections) {
   join();
   const auto actors = gang(12);
   const auto gone = on("n1", actors), rest = on("n1", actors, false);
@@ -204,7 +204,7 @@ TEST_F(ClusterTest, ANodeThatIsSlowToComeBackIsNotLost) {
   expect_at_rest();
 }
 
-TEST_F(ClusterTest, AWorkerThatDiesWhileItsNodeIsAwayIsHeardOfWithItsCause) {
+TEST_F(ClusterTest, ADeathOnADisconnectedNodeIsReportedWithItsCause) {
   join();
   const auto actors = gang(12);
   const auto there = on("n1", actors);
@@ -217,7 +217,7 @@ TEST_F(ClusterTest, AWorkerThatDiesWhileItsNodeIsAwayIsHeardOfWithItsCause) {
   EXPECT_TRUE(cluster_.all_answer(on("n1", {there.begin() + 1, there.end()})));
 }
 
-TEST_F(ClusterTest, NewsThatWereOnTheirWayWhenTheNodeWasCutOffAreTold) {
+TEST_F(ClusterTest, NewsInFlightAtADisconnectAreDelivered) {
   for (int i = 0; i < 30; ++i) {
     cluster_.new_driver();
     join();
@@ -231,7 +231,7 @@ TEST_F(ClusterTest, NewsThatWereOnTheirWayWhenTheNodeWasCutOffAreTold) {
   }
 }
 
-TEST_F(ClusterTest, AWorkerWhoseStartWasCutOffDoesNotRunOn) {
+TEST_F(ClusterTest, AWorkerWhoseStartWasCutOffIsEnded) {
   for (int i = 0; i < 60; ++i) {
     cluster_.new_driver();
     join();
@@ -244,7 +244,7 @@ TEST_F(ClusterTest, AWorkerWhoseStartWasCutOffDoesNotRunOn) {
   }
 }
 
-TEST_F(ClusterTest, AGangThatIsAskedForWhileANodeIsAwayWaitsForIt) {
+TEST_F(ClusterTest, AGangWaitsForADisconnectedNode) {
   join();
   cluster_.world().fabric().disconnect("head", "n1");
   cluster_.run_for(50ms);
@@ -252,7 +252,7 @@ TEST_F(ClusterTest, AGangThatIsAskedForWhileANodeIsAwayWaitsForIt) {
   expect_at_rest();
 }
 
-TEST_F(ClusterTest, AnActorThatIsKilledWhileItsNodeIsAwayEndsWhenItIsBack) {
+TEST_F(ClusterTest, AnActorKilledOnADisconnectedNodeEndsAfterItsReturn) {
   join();
   const auto actors = gang(3);
   cluster_.world().fabric().disconnect("head", cluster_.host_of(actors[0]));
@@ -262,7 +262,7 @@ TEST_F(ClusterTest, AnActorThatIsKilledWhileItsNodeIsAwayEndsWhenItIsBack) {
   EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 2; }));
 }
 
-TEST_F(ClusterTest, AJobThatEndsWhileANodeIsAwayEndsThereWhenItIsBack) {
+TEST_F(ClusterTest, AJobsEndReachesADisconnectedNodeAfterItsReturn) {
   join();
   gang(12);
   cluster_.world().fabric().disconnect("head", "n1");
@@ -272,7 +272,7 @@ TEST_F(ClusterTest, AJobThatEndsWhileANodeIsAwayEndsThereWhenItIsBack) {
   expect_at_rest();
 }
 
-TEST_F(ClusterTest, AJobWhoseNodeIsCutOffWhileItStartsRunsWholeAllTheSame) {
+TEST_F(ClusterTest, AJobStartsCompletelyDespiteADisconnect) {
   join();
   for (std::size_t i = 0; i < 60; ++i) {
     driver().submit(12, 1, 0, 0);
@@ -298,7 +298,7 @@ class PartitionTest : public ClusterTest, public testing::WithParamInterface<int
   PartitionTest() { cluster_.world().fabric().set_partitions(static_cast<std::uint32_t>(GetParam()), 15min); }
 };
 
-TEST_P(PartitionTest, ANodeThatWasGivenUpComesBackAsANewOneWithoutItsWorkers) {
+TEST_P(PartitionTest, ALostNodeReturnsAsANewNodeWithoutWorkers) {
   join();
   const auto actors = gang(12);
   const auto there = on("n1", actors), rest = on("n1", actors, false);
@@ -335,7 +335,7 @@ TEST_P(PartitionTest, AShortPartitionChangesNothing) {
   expect_at_rest();
 }
 
-TEST_P(PartitionTest, WhatAGivenUpNodeWasStartingDoesNotRunOn) {
+TEST_P(PartitionTest, WorkersStartingOnALostNodeAreEnded) {
   join();
   for (int i = 0; i < 10; ++i) {
     cluster_.set_launch_faults({.most_start = 20s});
@@ -361,7 +361,7 @@ class HeadsTest : public testing::Test {
   SimCluster cluster_{SimCluster::Options{.num_heads = 2}};
 };
 
-TEST_F(HeadsTest, WallClocksThatJumpTakeNobodysLease) {
+TEST_F(HeadsTest, WallClockJumpsExpireNoLease) {
   const auto epoch = cluster_.etcd().epoch();
   const auto nodes = cluster_.state().alive_nodes();
   for (int i = 0; i < 100; ++i) {
@@ -374,7 +374,7 @@ TEST_F(HeadsTest, WallClocksThatJumpTakeNobodysLease) {
 }
 
 // By its own clock, which stood still, the old head still leads. Its decisions are not committed, so they reach no node.
-TEST_F(HeadsTest, ALeaderThatWasSuspendedBeyondItsLeaseLeadsNoMore) {
+TEST_F(HeadsTest, ALeaderSuspendedBeyondItsLeaseStopsLeading) {
   auto& driver = cluster_.new_driver_on_node(0);
   ASSERT_TRUE(cluster_.run_until([&] { return driver.joined(); }));
   for (int i = 0; i < 5; ++i) {
@@ -417,7 +417,7 @@ std::pair<std::uint64_t, std::uint64_t> run_of(std::uint64_t seed) {
   return {cluster.world().trace_hash(), cluster.world().last_draw()};
 }
 
-TEST(Cluster, ASeedGivesTheSameRunAgain) {
+TEST(Cluster, ASeedReplaysTheSameRun) {
   for (std::uint64_t seed = 1; seed <= 5; ++seed) EXPECT_EQ(run_of(seed), run_of(seed)) << seed;
   EXPECT_NE(run_of(1).first, run_of(2).first);
 }

@@ -319,7 +319,7 @@ class Explorer : public testing::TestWithParam<std::uint64_t> {
   }
 };
 
-TEST_P(Explorer, TheClusterStaysSoundAndComesToRest) {
+TEST_P(Explorer, InvariantsHoldAndTheClusterComesToRest) {
   const Outcome first = explore();
   EXPECT_GT(first.events, 500u);
   if (HasFailure() || GetParam() % 5 != 0) return;

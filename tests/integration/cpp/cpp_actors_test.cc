@@ -111,7 +111,7 @@ class CppActorsTest : public testing::Test {
 
 // ---- calls ----
 
-TEST_F(CppActorsTest, CallsOfOneCallerRunInTheOrderInWhichTheyWereMade) {
+TEST_F(CppActorsTest, CallsOfOneCallerRunInOrder) {
   const auto r = recorder();
   std::vector<int> expected;
   for (int i = 0; i < 1000; ++i) {
@@ -122,7 +122,7 @@ TEST_F(CppActorsTest, CallsOfOneCallerRunInTheOrderInWhichTheyWereMade) {
   EXPECT_TRUE(r.call(&Recorder::main_thread).get().value());
 }
 
-TEST_F(CppActorsTest, ArgumentsAndResultsTravel) {
+TEST_F(CppActorsTest, ArgumentsAndResultsRoundTrip) {
   const auto r = recorder("a name");
   EXPECT_TRUE(r.constructed().get());
   EXPECT_EQ(r.call(&Recorder::name).get().value(), "a name");
@@ -157,7 +157,7 @@ TEST_F(CppActorsTest, ATimeoutLeavesTheCallAlone) {
 
 // ---- errors ----
 
-TEST_F(CppActorsTest, AnErrorArrivesWithItsCauseAndItsPath) {
+TEST_F(CppActorsTest, AnErrorHasItsCauseAndItsContext) {
   const auto r = recorder();
   const Error e = r.call(&Recorder::divide, 1, 0).get().error();
   EXPECT_EQ(e.to_string(), "error[InvalidArgument/Zero]: division by zero\n  in: method divide, actor Recorder(" + to_string(r.id()) +
@@ -175,7 +175,7 @@ TEST_F(CppActorsTest, AnErrorOfAnActorCalledByAnActorKeepsTheFirstCauseFirst) {
                                                    "actor Member(" + to_string(m.id()) + ")"}));
 }
 
-TEST_F(CppActorsTest, WhatAMethodThrowsIsAnErrorAndTheActorLives) {
+TEST_F(CppActorsTest, AThrownExceptionIsAnErrorAndTheActorLives) {
   const auto r = recorder();
   const Error e = r.call(&Recorder::throws).get().error();
   EXPECT_EQ(e.reason(), "MethodThrew");
@@ -183,7 +183,7 @@ TEST_F(CppActorsTest, WhatAMethodThrowsIsAnErrorAndTheActorLives) {
   EXPECT_EQ(r.call(&Recorder::name).get().value(), "r");
 }
 
-TEST_F(CppActorsTest, CallsThatCannotBeMadeFailInTheFuture) {
+TEST_F(CppActorsTest, InvalidCallsFailInTheirFuture) {
   const auto r = recorder();
   // The method has the signature of a listed one, but is not listed.
   const auto m = driver->spawn<Member>({}, 0).value();
@@ -215,7 +215,7 @@ TEST_F(CppActorsTest, AKilledProcessFailsPendingCallsInLessThanASecond) {
   EXPECT_EQ(r.call(&Recorder::name).get(1s).error().reason(), "ActorDied");
 }
 
-TEST_F(CppActorsTest, AnExitTellsItsCodeAndItsLastLines) {
+TEST_F(CppActorsTest, AnExitHasItsCodeAndItsLastLines) {
   const auto r = recorder();
   const Error e = r.call(&Recorder::exit_with, 7).get(10s).error();
   EXPECT_EQ(e.reason(), "ActorDied");
@@ -233,7 +233,7 @@ TEST_F(CppActorsTest, KillEndsAnActor) {
   EXPECT_NE(kill(pid, 0), 0);
 }
 
-TEST_F(CppActorsTest, AConstructorThatThrowsLeavesADeadActorThatSaysWhy) {
+TEST_F(CppActorsTest, AThrowingConstructorLeavesADeadActorWithTheCause) {
   const auto r = recorder("refused");
   const auto call = r.call(&Recorder::name);
   const Error e = r.constructed().get(10s).error();
@@ -271,7 +271,7 @@ TEST_F(CppActorsTest, AFailingRankIsNamedWithoutWaitingForTheOthers) {
   for (const auto& m : mesh) ASSERT_TRUE(driver->kill(m));
 }
 
-TEST_F(CppActorsTest, AMeshThatDoesNotFitIsNotPlacedAtAll) {
+TEST_F(CppActorsTest, AMeshIsPlacedCompletelyOrNotAtAll) {
   const Error e = driver->spawn_mesh<Member>(5, {.num_cpus = 1, .refuse_infeasible = true}, 0).error();
   EXPECT_EQ(e.code(), Code::kResourceExhausted) << e.to_string();
   const auto waits = driver->spawn_mesh<Member>(5, {.num_cpus = 1}, 0).value();
@@ -335,7 +335,7 @@ TEST_F(CppActorsTest, ACoroutineGetsErrorsAsValues) {
   EXPECT_EQ(driver->run(blocks(r)).value(), "rr");
 }
 
-TEST_F(CppActorsTest, ACoroutineWhoseTimeIsOverIsCancelled) {
+TEST_F(CppActorsTest, ATimeoutCancelsACoroutine) {
   const auto r = recorder();
   bool went_on = false;
   const auto start = std::chrono::steady_clock::now();

@@ -283,7 +283,7 @@ class CppCallsTest : public testing::Test {
 
 // ---- cancel ----
 
-TEST_F(CppCallsTest, AMethodThatLooksEndsWhenItIsCancelled) {
+TEST_F(CppCallsTest, APollingMethodEndsWhenItIsCancelled) {
   const auto counter = driver->spawn<Counter>({}).value(), other = driver->spawn<Counter>({}).value();
   const auto runs = counter.call(&Counter::looks, file("began"));
   const auto waits = counter.call(&Counter::add, 1);
@@ -305,7 +305,7 @@ TEST_F(CppCallsTest, AMethodThatLooksEndsWhenItIsCancelled) {
   for (const auto& h : {counter, other}) ASSERT_TRUE(driver->kill(h));
 }
 
-TEST_F(CppCallsTest, WhatAMethodReturnsThatGoesOnIsItsResult) {
+TEST_F(CppCallsTest, ACancelledMethodThatIgnoresItKeepsItsResult) {
   const auto counter = driver->spawn<Counter>({}).value();
   const auto runs = counter.call(&Counter::does_not_care, file("began"));
   await_file(file("began"));
@@ -319,7 +319,7 @@ TEST_F(CppCallsTest, WhatAMethodReturnsThatGoesOnIsItsResult) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, CallsThatWereMadeInOneAreCancelledWithIt) {
+TEST_F(CppCallsTest, NestedCallsAreCancelledWithTheirCall) {
   const auto counter = driver->spawn<Counter>({}).value(), other = driver->spawn<Counter>({}).value();
   const auto asks = counter.call(&Counter::asks, other, file("began"));
   await_file(file("began"));
@@ -333,7 +333,7 @@ TEST_F(CppCallsTest, CallsThatWereMadeInOneAreCancelledWithIt) {
   for (const auto& h : {counter, other}) ASSERT_TRUE(driver->kill(h));
 }
 
-TEST_F(CppCallsTest, CallsOfThreadsAreCancelledOneByOne) {
+TEST_F(CppCallsTest, CallsOnThreadsAreCancelledIndependently) {
   const auto counter = driver->spawn<Counter>({.max_concurrency = 2}).value();
   const auto one = counter.call(&Counter::looks, file("one")), two = counter.call(&Counter::looks, file("two"));
   const auto waits = counter.call(&Counter::add, 1);
@@ -348,7 +348,7 @@ TEST_F(CppCallsTest, CallsOfThreadsAreCancelledOneByOne) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, AFunctionIsCancelledBeforeItBeginsAndWhileItLooks) {
+TEST_F(CppCallsTest, AFunctionIsCancelledBeforeItBeginsAndWhileItPolls) {
   const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("never"));
   const auto kept = driver->remote<&looks>({.num_cpus = 0})(file("began"));
   const auto waits = driver->remote<&plus>({.num_cpus = 0})(1, kept);
@@ -367,7 +367,7 @@ TEST_F(CppCallsTest, AFunctionIsCancelledBeforeItBeginsAndWhileItLooks) {
   EXPECT_TRUE(gate.get().value());
 }
 
-TEST_F(CppCallsTest, AFunctionThatWaitsForAFutureWaitsNoLonger) {
+TEST_F(CppCallsTest, CancelWakesAFunctionThatWaitsForAFuture) {
   const auto counter = driver->spawn<Counter>({}).value();
   const auto other = counter.call(&Counter::looks, file("other"));
   const auto runs = driver->remote<&waits>({.num_cpus = 0})(file("began"), other);
@@ -380,7 +380,7 @@ TEST_F(CppCallsTest, AFunctionThatWaitsForAFutureWaitsNoLonger) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, AFunctionThatIsCancelledByForceEndsWithItsProcess) {
+TEST_F(CppCallsTest, CancelByForceEndsTheProcessOfAFunction) {
   const auto runs = driver->remote<&never_ends>({.num_cpus = 0})(file("began"));
   const auto depends = driver->remote<&plus>({.num_cpus = 0})(1, runs);
   await_file(file("began"));
@@ -394,7 +394,7 @@ TEST_F(CppCallsTest, AFunctionThatIsCancelledByForceEndsWithItsProcess) {
   EXPECT_EQ(driver->remote<&plus>({.num_cpus = 0})(1, 2).get().value(), 3);
 }
 
-TEST_F(CppCallsTest, AnotherProcessCancelsACallOfThisOne) {
+TEST_F(CppCallsTest, AnotherProcessCancelsACall) {
   const auto counter = driver->spawn<Counter>({}).value(), other = driver->spawn<Counter>({}).value();
   const auto runs = counter.call(&Counter::looks, file("began"));
   await_file(file("began"));
@@ -405,7 +405,7 @@ TEST_F(CppCallsTest, AnotherProcessCancelsACallOfThisOne) {
 
 // ---- several results ----
 
-TEST_F(CppCallsTest, SeveralResultsAreFuturesOfTheirOwn) {
+TEST_F(CppCallsTest, EachOfSeveralResultsIsAFuture) {
   const auto counter = driver->spawn<Counter>({}).value();
   const auto call = counter.call(&Counter::before_and_after, 5);
   const auto [before, after] = call.results();
@@ -419,7 +419,7 @@ TEST_F(CppCallsTest, SeveralResultsAreFuturesOfTheirOwn) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, ALargeResultIsPassedOnWithoutTheOthers) {
+TEST_F(CppCallsTest, ALargeResultIsPassedOnByItself) {
   const auto [name, bytes] = driver->remote<&named>({.num_cpus = 0})("name", 1 << 20).results();
   EXPECT_EQ(driver->remote<&length>({.num_cpus = 0})(bytes).get().value(), 1u << 20);
   EXPECT_EQ(bytes.view().value().size(), 1u << 20);
@@ -430,7 +430,7 @@ TEST_F(CppCallsTest, ALargeResultIsPassedOnWithoutTheOthers) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, ACallThatFailsFailsAllItsResults) {
+TEST_F(CppCallsTest, AFailedCallFailsAllItsResults) {
   const auto [name, bytes] = driver->remote<&named>({.num_cpus = 0})("", 1).results();
   EXPECT_EQ(reason(name), "NoName");
   EXPECT_EQ(reason(bytes), "NoName");
@@ -476,7 +476,7 @@ TEST_F(CppCallsTest, AParameterThatIsAFutureIsNotWaitedFor) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, WhatAReferenceRefersToLivesAsLongAsIt) {
+TEST_F(CppCallsTest, AValueLivesAsLongAsItsReference) {
   const auto counter = driver->spawn<Counter>({}).value();
   for (const std::size_t size : {10u, 1u << 20}) {
     {
@@ -488,7 +488,7 @@ TEST_F(CppCallsTest, WhatAReferenceRefersToLivesAsLongAsIt) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, AReferenceIsFetchedWhenSomebodyAsksForIt) {
+TEST_F(CppCallsTest, AReferenceIsFetchedOnDemand) {
   const auto counter = driver->spawn<Counter>({}).value();
   std::vector<Future<Bytes>> futures;
   for (int i = 0; i < 200; ++i) futures.push_back(driver->put(Bytes(1000)).value());
@@ -507,7 +507,7 @@ TEST_F(CppCallsTest, AFutureIsAResultAndIsPassedOn) {
   for (const auto& h : {a, b}) ASSERT_TRUE(driver->kill(h));
 }
 
-TEST_F(CppCallsTest, AnActorIsMadeFromReferencesUnlessItIsMadeAgain) {
+TEST_F(CppCallsTest, ARestartableActorRefusesReferencesInItsArguments) {
   const std::vector<Future<int>> given = {driver->put(7).value()};
   const auto holder = driver->spawn<Holder>({}, given).value();
   EXPECT_EQ(holder.call(&Holder::first).get().value(), 7);
@@ -517,7 +517,7 @@ TEST_F(CppCallsTest, AnActorIsMadeFromReferencesUnlessItIsMadeAgain) {
 
 // ---- streams ----
 
-TEST_F(CppCallsTest, AStreamGivesWhatAGeneratorYieldsInOrder) {
+TEST_F(CppCallsTest, AStreamHasTheItemsOfAGeneratorInOrder) {
   for (const int count : {0, 1, 50}) {
     auto stream = driver->remote<&counts>({.num_cpus = 0})(count);
     int next = 0;
@@ -528,7 +528,7 @@ TEST_F(CppCallsTest, AStreamGivesWhatAGeneratorYieldsInOrder) {
   }
 }
 
-TEST_F(CppCallsTest, AnItemIsThereBeforeTheNextOneIs) {
+TEST_F(CppCallsTest, AnItemArrivesBeforeTheNextIsReady) {
   const auto counter = driver->spawn<Counter>({}).value();
   auto stream = counter.call(&Counter::two, file("gate"));
   const auto first = stream.next().value();
@@ -541,7 +541,7 @@ TEST_F(CppCallsTest, AnItemIsThereBeforeTheNextOneIs) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, ItemsArePassedOnAndLarge) {
+TEST_F(CppCallsTest, LargeItemsArePassedOn) {
   auto stream = driver->remote<&large>({.num_cpus = 0})(3, file("gate"));
   std::size_t all = 0;
   for (int i = 0; i < 3; ++i) {
@@ -554,7 +554,7 @@ TEST_F(CppCallsTest, ItemsArePassedOnAndLarge) {
   EXPECT_FALSE(stream.next().value());
 }
 
-TEST_F(CppCallsTest, TheLastOfAStreamThatFailsIsItsFailure) {
+TEST_F(CppCallsTest, TheLastItemOfAFailedStreamIsTheError) {
   const auto ends = [](shoal::Stream<int> stream) {
     std::vector<std::string> out;
     for (const auto& item : stream) out.push_back(item.get() ? std::to_string(item.get().value()) : item.get().error().reason());
@@ -571,7 +571,7 @@ TEST_F(CppCallsTest, TheLastOfAStreamThatFailsIsItsFailure) {
   EXPECT_TRUE(died[0] == "ActorDied" || died[0] == "ActorUnavailable") << died[0];  // depends on which report arrives first
 }
 
-TEST_F(CppCallsTest, AStreamThatIsCancelledEndsAtTheNextItem) {
+TEST_F(CppCallsTest, ACancelledStreamEndsAtTheNextItem) {
   const auto counter = driver->spawn<Counter>({}).value();
   auto stream = counter.call(&Counter::until_cancelled);
   EXPECT_EQ(stream.next().value()->get().value(), 0);
@@ -615,7 +615,7 @@ shoal::Task<std::string> last_words(shoal::Stream<int> stream, Handle<Counter> c
   co_return last->get() ? "it is an item" : last->get().error().reason();
 }
 
-TEST_F(CppCallsTest, ACoroutineThatAwaitsAStreamHearsOfTheDeathOfItsWorker) {
+TEST_F(CppCallsTest, AnAwaitedStreamReportsTheDeathOfItsWorker) {
   for (int i = 0; i < 5; ++i) {
     const auto counter = driver->spawn<Counter>({}).value();
     const auto heard = driver->run(last_words(counter.call(&Counter::two, file("never")), counter), 60s);
@@ -624,7 +624,7 @@ TEST_F(CppCallsTest, ACoroutineThatAwaitsAStreamHearsOfTheDeathOfItsWorker) {
   }
 }
 
-TEST_F(CppCallsTest, AStreamOfAnActorOfAnotherJobIsLikeAnyOther) {
+TEST_F(CppCallsTest, AStreamOfAnotherJobsActorWorks) {
   const auto counter = driver->spawn<Counter>({.name = "yields", .detached = true}).value();
   auto stream = driver->get_actor<Counter>("yields").value().call(&Counter::two, file("gate"));
   touch(file("gate"));
@@ -638,7 +638,7 @@ TEST_F(CppCallsTest, AStreamOfAnActorOfAnotherJobIsLikeAnyOther) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, AGeneratorEndsWithTheProcessThatTakesItsItemsAndItsActorGoesOn) {
+TEST_F(CppCallsTest, AGeneratorEndsWithItsReaderAndItsActorGoesOn) {
   for (const int threads : {1, 2}) {
     const auto counter = driver->spawn<Counter>({.max_concurrency = threads}).value(), caller = driver->spawn<Counter>({}).value();
     const std::string ended = file("ended" + std::to_string(threads));
@@ -658,7 +658,7 @@ TEST_F(CppCallsTest, AGeneratorEndsWithTheProcessThatTakesItsItemsAndItsActorGoe
 
 // ---- environments ----
 
-TEST_F(CppCallsTest, AProcessBeginsInItsFolderWithItsVariables) {
+TEST_F(CppCallsTest, AProcessStartsInItsFolderWithItsVariables) {
   const std::string here = std::filesystem::current_path();
   const auto plain = driver->spawn<Counter>({}).value();
   EXPECT_EQ(plain.call(&Counter::here).get().value(), here + " job -");
@@ -676,7 +676,7 @@ TEST_F(CppCallsTest, AProcessBeginsInItsFolderWithItsVariables) {
 
 // ---- coroutines and concurrency groups ----
 
-TEST_F(CppCallsTest, MethodsThatAreCoroutinesRunAtOnceOnOneLoop) {
+TEST_F(CppCallsTest, CoroutineMethodsRunConcurrentlyOnOneLoop) {
   const auto loop = driver->spawn<Loop>({}).value();
   const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
   std::vector<Future<int>> calls;
@@ -693,7 +693,7 @@ TEST_F(CppCallsTest, MethodsThatAreCoroutinesRunAtOnceOnOneLoop) {
   ASSERT_TRUE(driver->kill(loop));
 }
 
-TEST_F(CppCallsTest, ACoroutineIsCancelledWhereItAwaits) {
+TEST_F(CppCallsTest, ACoroutineIsCancelledAtItsAwait) {
   const auto loop = driver->spawn<Loop>({}).value();
   const auto counter = driver->spawn<Counter>({}).value();
   const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
@@ -714,7 +714,7 @@ TEST_F(CppCallsTest, ACoroutineIsCancelledWhereItAwaits) {
   EXPECT_TRUE(driver->kill(counter));
 }
 
-TEST_F(CppCallsTest, OfCoroutinesNoMoreAreUnderWayThanThereIsRoomFor) {
+TEST_F(CppCallsTest, MaxConcurrencyBoundsRunningCoroutines) {
   const auto loop = driver->spawn<Loop>({.max_concurrency = 2}).value();
   const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
   std::vector<Future<int>> calls;
@@ -730,7 +730,7 @@ TEST_F(CppCallsTest, OfCoroutinesNoMoreAreUnderWayThanThereIsRoomFor) {
   EXPECT_EQ(driver->spawn<Loop>({.max_concurrency = 0}).error().code(), Code::kInvalidArgument);
 }
 
-TEST_F(CppCallsTest, AnActorWithALoopIsStartedAgain) {
+TEST_F(CppCallsTest, AnActorWithALoopRestarts) {
   const auto loop = driver->spawn<Loop>({.max_restarts = 1, .max_task_retries = -1}).value();
   const pid_t before = loop.call(&Loop::pid).get().value();
   EXPECT_EQ(loop.call(&Loop::naps).get().value(), 0);
@@ -742,7 +742,7 @@ TEST_F(CppCallsTest, AnActorWithALoopIsStartedAgain) {
   ASSERT_TRUE(driver->kill(loop));
 }
 
-TEST_F(CppCallsTest, AConcurrencyGroupHasPlacesOfItsOwn) {
+TEST_F(CppCallsTest, AConcurrencyGroupHasItsOwnSlots) {
   const auto grouped = driver->spawn<Grouped>({}).value();
   touch(file("there"));
   const auto neither = grouped.call(&Grouped::neither, file("1")), writes = grouped.call(&Grouped::writes, file("2"));

@@ -141,7 +141,7 @@ TEST_F(CppGuaranteesTest, AnActorIsFoundByItsName) {
   ASSERT_TRUE(driver->kill(driver->spawn<Counter>({.name = "found", .name_space = "elsewhere"}, 5).value()));
 }
 
-TEST_F(CppGuaranteesTest, WhatCannotBeIsRefused) {
+TEST_F(CppGuaranteesTest, InvalidOptionsAreRefused) {
   const auto refused = [](const shoal::ActorOptions& o) { return driver->spawn<Counter>(o, 1).error().code() == Code::kInvalidArgument; };
   EXPECT_TRUE(refused({.get_if_exists = true}));
   EXPECT_TRUE(refused({.max_concurrency = 0}));
@@ -150,7 +150,7 @@ TEST_F(CppGuaranteesTest, WhatCannotBeIsRefused) {
   EXPECT_EQ(driver->spawn<Counter>({.max_restarts = 1}, start).error().code(), Code::kInvalidArgument);
 }
 
-TEST_F(CppGuaranteesTest, ADetachedActorOutlivesWhoAskedForIt) {
+TEST_F(CppGuaranteesTest, ADetachedActorOutlivesItsCreator) {
   const auto maker = driver->spawn<Counter>({}, 0).value();
   const auto made = maker.call(&Counter::make, "stays", true).get().value();  // a handle as a result
   EXPECT_EQ(made.call(&Counter::add, 1).get().value(), 8);
@@ -168,7 +168,7 @@ TEST_F(CppGuaranteesTest, ADetachedActorOutlivesWhoAskedForIt) {
 
 // ---- restarts ----
 
-TEST_F(CppGuaranteesTest, AnActorIsStartedAgainFromItsArguments) {
+TEST_F(CppGuaranteesTest, AnActorRestartsWithItsArguments) {
   const auto c = driver->spawn<Counter>({.max_restarts = 1}, 10).value();
   EXPECT_EQ(c.call(&Counter::add, 5).get().value(), 15);
   end_process(c.call(&Counter::pid).get().value());
@@ -189,13 +189,13 @@ TEST_F(CppGuaranteesTest, AnActorIsStartedAgainFromItsArguments) {
   dies(c);
 }
 
-TEST_F(CppGuaranteesTest, ALostCallIsMadeAgain) {
+TEST_F(CppGuaranteesTest, ALostCallIsRetried) {
   const auto c = driver->spawn<Counter>({.max_restarts = -1, .max_task_retries = 1}, 10).value();
   EXPECT_EQ(c.call(&Counter::die_once, folder_ + "/once").get().value(), 10);
   ASSERT_TRUE(driver->kill(c));
 }
 
-TEST_F(CppGuaranteesTest, KillWithRestartOnlyTakesTheProcess) {
+TEST_F(CppGuaranteesTest, KillWithRestartEndsOnlyTheProcess) {
   const auto c = driver->spawn<Counter>({.max_restarts = 1, .max_task_retries = -1}, 10).value();
   const pid_t before = c.call(&Counter::pid).get().value();
   ASSERT_TRUE(driver->kill(c, false));
@@ -205,7 +205,7 @@ TEST_F(CppGuaranteesTest, KillWithRestartOnlyTakesTheProcess) {
   EXPECT_EQ(c.call(&Counter::pid).get().error().reason(), "ActorDied");
 }
 
-TEST_F(CppGuaranteesTest, AnActorThatCannotBeMadeIsNotStartedAgain) {
+TEST_F(CppGuaranteesTest, AConstructorErrorCausesNoRestart) {
   const auto c = driver->spawn<Counter>({.max_restarts = -1}, -1).value();
   EXPECT_NE(c.constructed().get().error().message().find("it starts below zero"), std::string::npos);
   EXPECT_EQ(c.call(&Counter::pid).get().error().reason(), "ActorDied");
@@ -213,7 +213,7 @@ TEST_F(CppGuaranteesTest, AnActorThatCannotBeMadeIsNotStartedAgain) {
 
 // ---- threads ----
 
-TEST_F(CppGuaranteesTest, CallsOfAnActorWithThreadsMeet) {
+TEST_F(CppGuaranteesTest, CallsOfAnActorWithThreadsRunConcurrently) {
   const auto m = driver->spawn<Meeting>({.max_concurrency = 3}).value();
   const std::vector<Future<void>> calls = {m.call(&Meeting::meet), m.call(&Meeting::meet), m.call(&Meeting::meet)};
   for (const auto& c : calls) EXPECT_TRUE(c.get());
@@ -222,7 +222,7 @@ TEST_F(CppGuaranteesTest, CallsOfAnActorWithThreadsMeet) {
 
 // ---- futures and handles as arguments; large values ----
 
-TEST_F(CppGuaranteesTest, AFutureIsAnArgumentOnceItIsReady) {
+TEST_F(CppGuaranteesTest, AFutureArgumentIsResolved) {
   const auto a = driver->spawn<Counter>({}, 1).value();
   const auto b = driver->spawn<Counter>({}, 100).value();
   const auto first = a.call(&Counter::add, 2);
@@ -250,7 +250,7 @@ TEST_F(CppGuaranteesTest, AHandleIsAnArgument) {
   for (const auto& h : {a, b}) ASSERT_TRUE(driver->kill(h));
 }
 
-TEST_F(CppGuaranteesTest, LargeBytesAreReadWhereTheyLie) {
+TEST_F(CppGuaranteesTest, LargeBytesAreReadWithoutACopy) {
   const auto large = driver->remote<&filled>()(10'000'000, 7);
   const auto view = large.view().value();
   ASSERT_EQ(view.size(), 10'000'000u);
@@ -292,7 +292,7 @@ pid_t cluster_process() {
   return 0;
 }
 
-TEST_F(CppGuaranteesTest, NobodyWaitsForTheHeadToCallAFunction) {
+TEST_F(CppGuaranteesTest, AFunctionCallDoesNotWaitForTheHead) {
   const pid_t cluster = cluster_process();
   ASSERT_GT(cluster, 0);
   ASSERT_EQ(kill(cluster, SIGSTOP), 0);
@@ -302,7 +302,7 @@ TEST_F(CppGuaranteesTest, NobodyWaitsForTheHeadToCallAFunction) {
   EXPECT_EQ(squared.get().value(), 9);
 }
 
-TEST_F(CppGuaranteesTest, AFunctionWhoseWorkerDiesRunsAgain) {
+TEST_F(CppGuaranteesTest, AFunctionWhoseWorkerDiesIsRetried) {
   EXPECT_EQ(driver->remote<&survives>()(folder_, 3).get().value(), 3);
   std::filesystem::remove_all(folder_);
   ASSERT_EQ(mkdir(folder_.c_str(), 0700), 0);
@@ -311,7 +311,7 @@ TEST_F(CppGuaranteesTest, AFunctionWhoseWorkerDiesRunsAgain) {
   EXPECT_NE(e.message().find("was killed by SIGKILL"), std::string::npos) << e.to_string();
 }
 
-TEST_F(CppGuaranteesTest, WaitSaysWhichAreReady) {
+TEST_F(CppGuaranteesTest, WaitReturnsTheReadyFutures) {
   const auto quick = driver->spawn<Counter>({}, 1).value();
   const std::vector<Future<int>> calls = {quick.call(&Counter::add, 1), quick.call(&Counter::add, 2), quick.call(&Counter::add, 3)};
   const auto all = shoal::wait(calls, 3).value();
@@ -334,7 +334,7 @@ TEST_F(CppGuaranteesTest, WaitSaysWhichAreReady) {
 
 // ---- places ----
 
-TEST_F(CppGuaranteesTest, APlacementGroupHoldsWhatIsPlacedInIt) {
+TEST_F(CppGuaranteesTest, APlacementGroupHoldsItsActors) {
   const auto group = driver->placement_group({{{"CPU", 1}}, {{"CPU", 1}}}).value();
   ASSERT_TRUE(group.ready.get());
   const auto c = driver->spawn<Counter>({.num_cpus = 1, .where = {.group = group.id, .bundle = 1}}, 1).value();
@@ -353,7 +353,7 @@ TEST_F(CppGuaranteesTest, APlacementGroupHoldsWhatIsPlacedInIt) {
   ASSERT_TRUE(driver->remove(never));
 }
 
-TEST_F(CppGuaranteesTest, AnActorIsPlacedOnTheNodeThatItIsToBeOn) {
+TEST_F(CppGuaranteesTest, NodeAffinityPlacesAnActorOnItsNode) {
   const auto c = driver->spawn<Counter>({.where = {.node = driver->node()}}, 1).value();
   EXPECT_EQ(c.call(&Counter::add, 1).get().value(), 2);
   const auto nowhere = driver->spawn<Counter>({.where = {.node = shoal::NodeId{1}, .soft = true}}, 1).value();

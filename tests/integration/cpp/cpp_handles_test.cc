@@ -262,7 +262,7 @@ class CppHandlesTest : public testing::Test {
 
 // ---- handles in one process ----
 
-TEST_F(CppHandlesTest, ItEndsWhenNothingRefersToIt) {
+TEST_F(CppHandlesTest, AnActorEndsWhenNothingRefersToIt) {
   auto actor = driver->spawn<Counts>({}, file("words")).value();
   const ActorId id = actor.id();
   const pid_t pid = actor.call(&Counts::pid).get().value();
@@ -279,7 +279,7 @@ TEST_F(CppHandlesTest, ItEndsWhenNothingRefersToIt) {
   EXPECT_NE(cause->message().find("exited with code 0"), std::string::npos) << cause->to_string();
 }
 
-TEST_F(CppHandlesTest, CallsThatWereMadeBeforeAreRun) {
+TEST_F(CppHandlesTest, EarlierCallsAreRunBeforeTheEnd) {
   for (const int threads : {1, 2}) {
     const std::string gate = file("gate" + std::to_string(threads));
     const auto late = driver->remote<&after>({.num_cpus = 0})(gate, 10);
@@ -294,7 +294,7 @@ TEST_F(CppHandlesTest, CallsThatWereMadeBeforeAreRun) {
   }
 }
 
-TEST_F(CppHandlesTest, CallsThatRunOnThreadsComeToTheirEnd) {
+TEST_F(CppHandlesTest, RunningCallsOnThreadsFinish) {
   std::optional<Handle<Counts>> actor = counts({.max_concurrency = 2});
   const ActorId id = actor->id();
   const std::vector<Future<int>> calls = {actor->call(&Counts::waits, file("gate")), actor->call(&Counts::waits, file("gate")),
@@ -306,7 +306,7 @@ TEST_F(CppHandlesTest, CallsThatRunOnThreadsComeToTheirEnd) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, CoroutinesThatRunComeToTheirEnd) {
+TEST_F(CppHandlesTest, RunningCoroutinesFinish) {
   const auto late = driver->remote<&after>({.num_cpus = 0})(file("gate"), 10);
   std::optional<Handle<OnLoop>> actor = driver->spawn<OnLoop>({}).value();
   const ActorId id = actor->id();
@@ -318,11 +318,11 @@ TEST_F(CppHandlesTest, CoroutinesThatRunComeToTheirEnd) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, TheHandleOfAChainIsGoneBeforeTheResultIsThere) {
+TEST_F(CppHandlesTest, AChainedCallsHandleIsReleasedBeforeItsResult) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(counts({.num_cpus = 4}).call(&Counts::call).get().value(), 1);  // the CPUs suffice for one actor
 }
 
-TEST_F(CppHandlesTest, OfAMeshEachEndsWithItsOwn) {
+TEST_F(CppHandlesTest, EachActorOfAMeshEndsWithItsOwnHandle) {
   auto mesh = std::make_optional(driver->spawn_mesh<Counts>(3, {}, "").value());
   const std::vector<ActorId> ids = {(*mesh)[0].id(), (*mesh)[1].id(), (*mesh)[2].id()};
   EXPECT_EQ(mesh->call_all(&Counts::call).get().value(), (std::vector<int>{1, 1, 1}));
@@ -335,7 +335,7 @@ TEST_F(CppHandlesTest, OfAMeshEachEndsWithItsOwn) {
   EXPECT_TRUE(ends(ids[1]));
 }
 
-TEST_F(CppHandlesTest, OneThatMayBeStartedAgainIsNot) {
+TEST_F(CppHandlesTest, AnActorWithoutHandlesIsNotRestarted) {
   std::optional<Handle<Counts>> actor = counts({.max_restarts = -1});
   const ActorId id = actor->id();
   EXPECT_EQ(actor->call(&Counts::call).get().value(), 1);
@@ -344,7 +344,7 @@ TEST_F(CppHandlesTest, OneThatMayBeStartedAgainIsNot) {
   EXPECT_EQ(row(id).num_restarts, 0u);
 }
 
-TEST_F(CppHandlesTest, OneThatWasNeverPlacedIsWithdrawnUnlessACallWaits) {
+TEST_F(CppHandlesTest, AnUnplacedActorIsWithdrawnUnlessACallWaits) {
   std::optional<Handle<Counts>> actor = counts({.resources = {{"nowhere", 1}}}), called = counts({.resources = {{"nowhere", 1}}});
   const ActorId id = actor->id(), waits = called->id();
   const auto call = called->call(&Counts::call);
@@ -354,7 +354,7 @@ TEST_F(CppHandlesTest, OneThatWasNeverPlacedIsWithdrawnUnlessACallWaits) {
   EXPECT_EQ(row(waits).state, shoal::actors::ActorState::kPending);
 }
 
-TEST_F(CppHandlesTest, OneThatIsNeverMadeEnds) {
+TEST_F(CppHandlesTest, AnActorThatIsNeverCreatedEnds) {
   std::optional<Handle<Holder>> actor = driver->spawn<Holder>({}, driver->remote<&makes_none>({.num_cpus = 0})()).value();
   const ActorId id = actor->id();
   EXPECT_FALSE(actor->constructed().get());
@@ -364,7 +364,7 @@ TEST_F(CppHandlesTest, OneThatIsNeverMadeEnds) {
 
 // ---- handles in several processes ----
 
-TEST_F(CppHandlesTest, OneThatAnotherProcessHasEndsWhenThatLetsGoOfIt) {
+TEST_F(CppHandlesTest, AnActorEndsWhenAnotherProcessDropsItsHandle) {
   const auto has = holder();
   std::optional<Handle<Counts>> actor = counts();
   const ActorId id = actor->id();
@@ -375,7 +375,7 @@ TEST_F(CppHandlesTest, OneThatAnotherProcessHasEndsWhenThatLetsGoOfIt) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, ItEndsWithTheLastOfThoseThatHaveIt) {
+TEST_F(CppHandlesTest, AnActorEndsWithTheLastOfSeveralHolders) {
   const auto has = holder(), other = holder();
   std::optional<Handle<Counts>> actor = counts();
   const ActorId id = actor->id();
@@ -396,7 +396,7 @@ TEST_F(CppHandlesTest, ItEndsWithTheLastOfThoseThatHaveIt) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, ItEndsWithTheProcessThatHasIt) {
+TEST_F(CppHandlesTest, AnActorEndsWithTheProcessThatHoldsIt) {
   const auto has = holder();
   std::optional<Handle<Counts>> actor = counts();
   const ActorId id = actor->id();
@@ -409,7 +409,7 @@ TEST_F(CppHandlesTest, ItEndsWithTheProcessThatHasIt) {
   EXPECT_NE(row(id).cause->message().find("exited with code 0"), std::string::npos) << row(id).cause->to_string();
 }
 
-TEST_F(CppHandlesTest, CallsThatAnotherProcessHasMadeAreRun) {
+TEST_F(CppHandlesTest, CallsOfAnotherProcessAreRunBeforeTheEnd) {
   const auto has = holder();
   std::optional<Handle<Counts>> actor = counts();
   const ActorId id = actor->id();
@@ -426,7 +426,7 @@ TEST_F(CppHandlesTest, CallsThatAnotherProcessHasMadeAreRun) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, OneThatOnlyWaitsAsAnArgumentStays) {
+TEST_F(CppHandlesTest, AnActorThatIsOnlyAPendingArgumentStays) {
   std::optional<Handle<Counts>> actor = counts();
   const ActorId id = actor->id();
   const auto uses_it = driver->remote<&uses>({.num_cpus = 0})(*actor, driver->remote<&after>({.num_cpus = 0})(file("gate"), 1));
@@ -436,7 +436,7 @@ TEST_F(CppHandlesTest, OneThatOnlyWaitsAsAnArgumentStays) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, OneInAValueThatWasPutEndsWithIt) {
+TEST_F(CppHandlesTest, AnActorInAPutValueEndsWithTheValue) {
   std::vector<ActorId> ids;
   std::optional<Future<Handles>> put;
   {
@@ -457,7 +457,7 @@ TEST_F(CppHandlesTest, OneInAValueThatWasPutEndsWithIt) {
   for (const ActorId id : ids) EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, AHandleOfNothingTravels) {
+TEST_F(CppHandlesTest, AnEmptyHandleIsSerialized) {
   const auto none = driver->put(Handles()).value().get();
   ASSERT_TRUE(none) << none.error().to_string();
   EXPECT_FALSE(none->none.id());
@@ -466,7 +466,7 @@ TEST_F(CppHandlesTest, AHandleOfNothingTravels) {
 
 // ---- handles of itself ----
 
-TEST_F(CppHandlesTest, AnActorsOwnHandlesOfItselfDoNotKeepIt) {
+TEST_F(CppHandlesTest, OwnHandlesDoNotKeepAnActor) {
   std::optional<Handle<Counts>> actor = counts();
   const ActorId id = actor->id();
   EXPECT_EQ(actor->call(&Counts::touches_itself).get().value(), -1);
@@ -475,7 +475,7 @@ TEST_F(CppHandlesTest, AnActorsOwnHandlesOfItselfDoNotKeepIt) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, OneThatGaveItselfAwayEndsWithThatHandle) {
+TEST_F(CppHandlesTest, AnActorThatPassedOnItsHandleEndsWithIt) {
   for (const int threads : {1, 2}) {
     const auto has = holder();
     std::optional<Handle<Counts>> actor = counts({.max_concurrency = threads});
@@ -492,7 +492,7 @@ TEST_F(CppHandlesTest, OneThatGaveItselfAwayEndsWithThatHandle) {
 
 // ---- names, restarts, makers ----
 
-TEST_F(CppHandlesTest, ANameDoesNotKeepIt) {
+TEST_F(CppHandlesTest, ANameDoesNotKeepAnActor) {
   const auto has = holder();
   std::optional<Handle<Counts>> actor = counts({.name = "called", .max_restarts = 1});
   const ActorId id = actor->id();
@@ -509,7 +509,7 @@ TEST_F(CppHandlesTest, ANameDoesNotKeepIt) {
   EXPECT_EQ(driver->get_actor<Counts>("called").error().reason(), "NoSuchName");
 }
 
-TEST_F(CppHandlesTest, OneThatGetIfExistsMakesEndsWithItsHandle) {
+TEST_F(CppHandlesTest, AnActorCreatedByGetIfExistsEndsWithItsHandle) {
   std::optional<Handle<Counts>> actor = counts({.name = "first", .get_if_exists = true});
   const ActorId id = actor->id();
   still_there(id, [&] { return actor->call(&Counts::call).get(); });
@@ -517,7 +517,7 @@ TEST_F(CppHandlesTest, OneThatGetIfExistsMakesEndsWithItsHandle) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, ADetachedOneNeedsNoHandle) {
+TEST_F(CppHandlesTest, ADetachedActorNeedsNoHandle) {
   std::optional<Handle<Counts>> actor = counts({.name = "detached", .detached = true});
   const ActorId id = actor->id();
   { const auto kept = driver->put(std::vector{*actor}).value(); }
@@ -528,7 +528,7 @@ TEST_F(CppHandlesTest, ADetachedOneNeedsNoHandle) {
   ASSERT_TRUE(driver->kill(found));
 }
 
-TEST_F(CppHandlesTest, OneThatMayBeStartedAgainIsToldAlthoughItDies) {
+TEST_F(CppHandlesTest, ARestartableActorThatDiesStillEndsForGood) {
   const auto has = holder();
   std::optional<Handle<Counts>> actor = counts({.max_restarts = -1, .max_task_retries = -1});
   const ActorId id = actor->id();
@@ -542,7 +542,7 @@ TEST_F(CppHandlesTest, OneThatMayBeStartedAgainIsToldAlthoughItDies) {
   EXPECT_EQ(row(id).num_restarts, 1u);
 }
 
-TEST_F(CppHandlesTest, OneThatAnotherIsMadeFromStaysAsLongAsThatMayBeMadeAgain) {
+TEST_F(CppHandlesTest, AConstructorArgumentActorStaysWhileItsActorMayRestart) {
   std::optional<Handle<Counts>> actor = counts();
   const ActorId id = actor->id();
   std::optional<Handle<Holder>> made_from =
@@ -558,7 +558,7 @@ TEST_F(CppHandlesTest, OneThatAnotherIsMadeFromStaysAsLongAsThatMayBeMadeAgain) 
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, OneThatAnActorMadeEndsWithItsLastHandle) {
+TEST_F(CppHandlesTest, AnActorCreatedByAnActorEndsWithItsLastHandle) {
   const auto maker = holder();
   std::optional<Handle<Counts>> actor = maker.call(&Holder::make).get().value();
   const ActorId id = actor->id();
@@ -569,7 +569,7 @@ TEST_F(CppHandlesTest, OneThatAnActorMadeEndsWithItsLastHandle) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, OneThatAFunctionMadeEndsWithItsLastHandle) {
+TEST_F(CppHandlesTest, AnActorCreatedByAFunctionEndsWithItsLastHandle) {
   std::optional<Handle<Counts>> actor = driver->remote<&makes>({.num_cpus = 0})().get().value();
   const ActorId id = actor->id();
   EXPECT_EQ(actor->call(&Counts::call).get().value(), 1);
@@ -579,7 +579,7 @@ TEST_F(CppHandlesTest, OneThatAFunctionMadeEndsWithItsLastHandle) {
 
 // ---- used-up workers of functions hand their actors on to the processes that keep them ----
 
-TEST_F(CppHandlesTest, OneThatAFunctionReturnedOutlivesItsWorkerAndEndsWithItsLastHandle) {
+TEST_F(CppHandlesTest, AReturnedActorOutlivesTheFunctionsWorker) {
   const auto keeper = patient();
   for (const bool again : {false, true}) {
     const std::string pid = file("pid" + std::to_string(again));
@@ -598,7 +598,7 @@ TEST_F(CppHandlesTest, OneThatAFunctionReturnedOutlivesItsWorkerAndEndsWithItsLa
   }
 }
 
-TEST_F(CppHandlesTest, OneThatCameThroughTwoFunctionsEndsWithItsLastHandle) {
+TEST_F(CppHandlesTest, AnActorReturnedThroughTwoFunctionsEndsWithItsLastHandle) {
   const auto keeper = patient();
   std::optional<Handle<Holder>> actor = keeper->remote<&makes_by_another>({.num_cpus = 0, .max_calls = 1})(file("pid")).get().value();
   const ActorId id = actor->id();
@@ -608,14 +608,14 @@ TEST_F(CppHandlesTest, OneThatCameThroughTwoFunctionsEndsWithItsLastHandle) {
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, OneThatOnlyAFunctionsWorkerHasEndsWithIt) {
+TEST_F(CppHandlesTest, AnActorHeldOnlyByAFunctionsWorkerEndsWithIt) {
   const auto keeper = patient();
   const ActorId id = keeper->remote<&keeps_one>({.num_cpus = 0, .max_calls = 1})(file("pid")).get().value();
   EXPECT_TRUE(exits(file("pid")));
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, OneThatAFunctionReturnedBeforeItsArgumentsWereThereIsMade) {
+TEST_F(CppHandlesTest, AnActorReturnedWithPendingArgumentsIsCreated) {
   const auto keeper = patient();
   const auto late = keeper->remote<&words>({.num_cpus = 0})(file("gate"));
   std::optional<Handle<Counts>> actor = keeper->remote<&makes_later>({.num_cpus = 0, .max_calls = 1})(file("pid"), late).get().value();
@@ -629,7 +629,7 @@ TEST_F(CppHandlesTest, OneThatAFunctionReturnedBeforeItsArgumentsWereThereIsMade
   EXPECT_TRUE(ends(id));
 }
 
-TEST_F(CppHandlesTest, CallsThatAFunctionLeftBehindAreRunHoweverLongThatTakes) {
+TEST_F(CppHandlesTest, OpenCallsOfAReturnedFunctionAreRun) {
   const auto keeper = patient(100ms);
   const auto left = keeper->remote<&leaves_behind>({.num_cpus = 0, .max_calls = 1})(file("left")).get().value();
   (void)shoal::wait(left, 1, 3s);  // longer than `needed`, in which the worker reports that it is still in use
