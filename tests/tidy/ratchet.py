@@ -1,0 +1,88 @@
+"""Compares a survey with the record: faults and sizes may not grow, and the record follows when they shrink.
+
+Counts of faults have to equal the record, which one command lowers: a record above the count would let new faults in unseen. A count changes
+only when somebody works on these very faults, so this costs little. Sizes change with every edit. A size may therefore be below its record,
+until it is a tenth below it or within the limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidy.survey import Places, Survey, limit
+
+COUNTS = ("openings", "words", "hidden_imports")
+SIZES = ("lines", "functions", "methods", "fields")
+REASONS = ("clocks", "locks", "folders")  # key: reason
+LOWER = "`python tests/tidy_test.py --record` lowers the record (tests/tidy.json)"
+MOST_SHOWN = 20
+
+Record = dict[str, Any]
+
+
+def shown(places: Places) -> str:
+    more = [f"and {len(places) - MOST_SHOWN} more"] if len(places) > MOST_SHOWN else []
+    return "".join(f"\n    {place}" for place in places[:MOST_SHOWN] + more)
+
+
+def of_counts(s: Survey, record: Record, rule: str) -> Places:
+    found, recorded = s.places[rule], record[rule]
+    faults = []
+    for key in sorted({*found, *recorded}):
+        now, before = len(found[key]) if key in found else 0, recorded.get(key, 0)
+        if now > before:
+            faults.append(f"{key}: {now}, at most {before}; the file changed last first:{shown(found[key])}")
+        elif now < before:
+            faults.append(f"{key}: {now}, recorded {before}. Well done; {LOWER}")
+    return faults
+
+
+def of_sizes(s: Survey, record: Record, rule: str) -> Places:
+    found, recorded = s.sizes[rule], record[rule]
+    faults = []
+    for key, (now, place) in sorted(found.items()):
+        most = recorded.get(key, limit(rule, key))
+        if now > most:
+            faults.append(f"{place}: {now}, at most {most}")
+    for key, before in sorted(recorded.items()):
+        now = found.get(key, (0, ""))[0]
+        if now <= max(limit(rule, key), before * 0.9):
+            faults.append(f"{key}: {now}, recorded {before}. Well done; {LOWER}")
+    return faults
+
+
+def with_need(s: Survey, rule: str) -> dict[str, Places]:
+    """Files and folders that need a reason."""
+    if rule != "folders":
+        return s.places[rule]
+    return {key: [f"{place}: {size} source files"] for key, (size, place) in s.sizes[rule].items() if size > limit(rule, key)}
+
+
+def of_reasons(s: Survey, record: Record, rule: str) -> Places:
+    needed, reasons = with_need(s, rule), record[rule]
+    faults = [f"{key} is not listed:{shown(needed[key])}" for key in sorted(needed) if not reasons.get(key)]
+    return faults + [f"{key} needs no reason any more. Well done; {LOWER}" for key in sorted(reasons) if key not in needed]
+
+
+def of_circles(s: Survey, record: Record) -> Places:
+    faults = [f"new: {' '.join(one)}" for one in s.circles if not any(set(one) <= set(old) for old in record["circles"])]
+    return faults + [f"gone or smaller: {' '.join(old)}. Well done; {LOWER}" for old in record["circles"] if old not in s.circles]
+
+
+def lowered(s: Survey, record: Record) -> Record:
+    """The record of what is left. Nothing in it grows; a part that is missing is taken as it is now (reasons are for people to write)."""
+    new: Record = {}
+    for rule in COUNTS:
+        now = {key: len(places) for key, places in sorted(s.places[rule].items())}
+        before = record.get(rule, now)
+        new[rule] = {key: min(count, before[key]) for key, count in now.items() if key in before}
+    for rule in SIZES:
+        now = {key: size for key, (size, _) in sorted(s.sizes[rule].items()) if size > limit(rule, key)}
+        before = record.get(rule, now)
+        new[rule] = {key: min(size, before[key]) for key, size in now.items() if key in before}
+    before = record.get("circles", s.circles)
+    new["circles"] = [one for one in s.circles if any(set(one) <= set(old) for old in before)]
+    for rule in REASONS:
+        needed, before = with_need(s, rule), record.get(rule)
+        new[rule] = dict.fromkeys(sorted(needed), "") if before is None else {key: why for key, why in before.items() if key in needed}
+    return new

@@ -1,0 +1,133 @@
+"""The survey of the repository's sources: faults of words and layers, and sizes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidy import cpp_scan, python_scan
+from tidy.sentences import faults, sentences
+
+CPP = (".cc", ".h", ".cu")
+SOURCES = (*CPP, ".py", ".capnp", ".sh")
+STARLARK = (".bzl", "BUILD", "WORKSPACE")
+READ = (*SOURCES, *STARLARK, ".md", "dev")
+LEFT_OUT = ("bazel-", ".", "__pycache__", "out", "dist")  # beginnings of folders that are not the repository's
+
+MOST_FILES, MOST_LINES, MOST_LINES_OF_HEADER = 20, 500, 200
+MOST_LINES_OF_FUNCTION, MOST_METHODS, MOST_FIELDS = 80, 30, 20
+
+CLOCK = re.compile(r"_clock::now\b|\b(?:clock_gettime|gettimeofday|timespec_get)\b|(?<![\w.>])time\s*\(\s*(?:nullptr|NULL|0|&\w+)\s*\)")
+LOCK = re.compile(r"\bstd::(?:\w*mutex|condition_variable\w*)\b(?!\s*>)")
+INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
+# The rooms that a room may include, beside itself (ARCHITECTURE.md, "Rooms").
+BELOW = {
+    "runtime": (),
+    "actors": ("runtime",),
+    "storage": ("runtime",),
+    "scheduler": ("runtime", "actors", "storage"),
+    "fsdp": ("runtime", "actors", "storage"),
+    "python": ("runtime", "actors", "storage", "scheduler", "fsdp"),
+}
+
+Places = list[str]  # "file:line: text"
+
+
+@dataclass
+class Survey:
+    """Files come in the order of the sources. Keys: a folder, a file, or "file name-of-class-or-function"."""
+
+    num_words: int = 0
+    num_sentences: int = 0
+    unreadable: Places = field(default_factory=list)
+    wrong_includes: Places = field(default_factory=list)
+    places: dict[str, dict[str, Places]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))  # by rule and key
+    sizes: dict[str, dict[str, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))  # by rule and key: size, place
+    circles: list[list[str]] = field(default_factory=list)
+
+    def add_size(self, rule: str, key: str, size: int, place: str) -> None:
+        if size > self.sizes[rule].get(key, (0, ""))[0]:  # overloads share a name
+            self.sizes[rule][key] = (size, place)
+
+
+def limit(rule: str, key: str) -> int:
+    if rule == "lines":
+        return MOST_LINES_OF_HEADER if key.endswith(".h") else MOST_LINES
+    return {"functions": MOST_LINES_OF_FUNCTION, "methods": MOST_METHODS, "fields": MOST_FIELDS, "folders": MOST_FILES}[rule]
+
+
+def read_sources(root: Path) -> dict[str, str]:
+    """The texts by path below `root`, the file changed last first: faults are shown in this order."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith(LEFT_OUT))
+        found += [Path(folder, name) for name in files if name.endswith(READ)]
+    found.sort(key=lambda path: (-path.stat().st_mtime, path))
+    return {str(path.relative_to(root)): path.read_text() for path in found}
+
+
+def survey(sources: dict[str, str]) -> Survey:
+    s = Survey()
+    modules = {python_scan.module_name(path) for path in sources if path.startswith("python/shoal/") and path.endswith(".py")}
+    edges: dict[str, set[str]] = defaultdict(set)
+    num_files: dict[str, int] = defaultdict(int)
+    for path, text in sources.items():
+        try:
+            tree = ast.parse(text) if path.endswith((".py", *STARLARK)) else None
+            add_sentences(s, path, text, tree)
+            if path.endswith(SOURCES):
+                num_files[path.rpartition("/")[0]] += 1
+            if path.endswith((*CPP, ".py")):
+                add_sizes(s, path, text, tree)
+            if path.endswith(CPP):
+                add_rooms(s, path, text)
+        except (SyntaxError, ValueError) as error:
+            s.unreadable.append(f"{path}: {error}")
+            continue
+        if tree is not None and python_scan.module_name(path) in modules:
+            for name, inside, line in python_scan.imports(tree, path, modules):
+                if inside:
+                    s.places["hidden_imports"][path].append(f"{path}:{line}: {name}")
+                else:
+                    edges[python_scan.module_name(path)].add(name)
+    for folder, size in num_files.items():
+        s.add_size("folders", folder, size, f"{folder}/")
+    s.circles = python_scan.circles(edges)
+    return s
+
+
+def add_sentences(s: Survey, path: str, text: str, tree: ast.Module | None) -> None:
+    for line, sentence in sentences(path, text, tree):
+        s.num_sentences += 1
+        s.num_words += len(sentence.split())
+        for rule in faults(sentence):
+            s.places[rule][path.rpartition("/")[0] or "."].append(f"{path}:{line}: {sentence}")
+
+
+def add_sizes(s: Survey, path: str, text: str, tree: ast.Module | None) -> None:
+    s.add_size("lines", path, text.count("\n"), path)
+    scan = cpp_scan.scan(text) if tree is None else python_scan.scan(tree)
+    for function in scan.functions:
+        s.add_size("functions", f"{path} {function.name}", function.lines, f"{path}:{function.line}: {function.name}")
+    for cls in scan.classes:
+        place = f"{path}:{cls.line}: {cls.name}"
+        s.add_size("methods", f"{path} {cls.name}", cls.methods, place)
+        s.add_size("fields", f"{path} {cls.name}", cls.fields, place)
+
+
+def add_rooms(s: Survey, path: str, text: str) -> None:
+    """Clocks and locks outside of runtime/, and includes against the order of the rooms."""
+    room = path.partition("/")[0]
+    for found in INCLUDE.finditer(text):
+        if room in BELOW and found[1] in BELOW and found[1] != room and found[1] not in BELOW[room]:
+            s.wrong_includes.append(f"{path}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]}..")
+    if room == "runtime":
+        return
+    code = cpp_scan.mask(text)[0]
+    for rule, pattern in (("clocks", CLOCK), ("locks", LOCK)):
+        for found in pattern.finditer(code):
+            s.places[rule][path].append(f"{path}:{code.count(chr(10), 0, found.start()) + 1}: {found[0]}")

@@ -1,0 +1,353 @@
+"""Keeps the project's order: plain words, clocks and locks in few places, small files, layers without circles.
+
+    python tests/tidy_test.py --report    the words of comments and the largest class, function and file, as a table
+    python tests/tidy_test.py --record    lowers tests/tidy.json to what is left; it raises nothing
+
+The rules are in tests/tidy (survey.py, sentences.py), the faults that the project still has in tests/tidy.json.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import sys
+from pathlib import Path
+
+from tidy import cpp_scan, python_scan, ratchet
+from tidy.sentences import sentences
+from tidy.survey import Survey, limit, read_sources, survey
+
+# Bazel's runfiles link to the source: the whole tree is read, also files that no BUILD file names.
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "tests" / "tidy.json"
+
+
+@functools.cache
+def project() -> tuple[Survey, ratchet.Record]:
+    assert (ROOT / "WORKSPACE").is_file(), f"{ROOT} is no source tree: this test runs where its file is a link to the source"
+    return survey(read_sources(ROOT)), json.loads(RECORD.read_text())
+
+
+def demand(faults: list[str], advice: str) -> None:
+    __tracebackhide__ = True
+    if faults:
+        raise AssertionError("\n".join([advice, *(f"  {fault}" for fault in faults)]))
+
+
+# ---- the project ----
+
+
+def test_sentences_open_with_their_subject() -> None:
+    advice = (
+        "A sentence of a comment, docstring or document opens with Who, What, Whose, Whether, Of, Nobody, None or That. Rewrite it: name "
+        "the subject (a type, a process, an argument) and use an active verb; in Python, write `None` for the value."
+    )
+    demand(ratchet.of_counts(*project(), "openings"), advice)
+
+
+def test_processes_are_not_told_and_do_not_hear() -> None:
+    advice = (
+        "A comment, docstring or document has told, heard, nobody or whoever. Messages are sent, reported, answered or logged; the caller, "
+        "the thread or the process has a name."
+    )
+    demand(ratchet.of_counts(*project(), "words"), advice)
+
+
+def test_clocks_are_read_in_listed_files_only() -> None:
+    advice = (
+        "A C++ file outside of runtime/ reads a clock. Take the time from runtime::Clock, so that simulations decide it. Where real time "
+        'is needed, list the file under "clocks" in tests/tidy.json, with the reason.'
+    )
+    demand(ratchet.of_reasons(*project(), "clocks"), advice)
+
+
+def test_locks_are_in_listed_files_only() -> None:
+    advice = (
+        "A C++ file outside of runtime/ has a std::mutex or std::condition_variable. Keep the state on the loop and post to it. Where "
+        'several threads have to share it, list the file under "locks" in tests/tidy.json, with the reason.'
+    )
+    demand(ratchet.of_reasons(*project(), "locks"), advice)
+
+
+MOVED = "A rename or move takes its line in tests/tidy.json with it."
+
+
+def test_files_do_not_grow_beyond_their_limit() -> None:
+    advice = f"A file is too long. Split it where a decision ends and its effect begins, or give one concept its own file. {MOVED}"
+    demand(ratchet.of_sizes(*project(), "lines"), advice)
+
+
+def test_functions_do_not_grow_beyond_their_limit() -> None:
+    demand(ratchet.of_sizes(*project(), "functions"), f"A function is too long. Give its parts names: functions of their own. {MOVED}")
+
+
+def test_classes_do_not_grow_beyond_their_limit() -> None:
+    advice = f"A class has too many {{}}. Move those that belong together, with what only they use, to a class of their own. {MOVED}"
+    demand(ratchet.of_sizes(*project(), "methods"), advice.format("methods"))
+    demand(ratchet.of_sizes(*project(), "fields"), advice.format("fields"))
+
+
+def test_folders_have_few_files() -> None:
+    advice = (
+        "A folder has too many source files. Give a concept of it a folder of its own. Where they belong together, list the folder under "
+        '"folders" in tests/tidy.json, with the reason.'
+    )
+    demand(ratchet.of_reasons(*project(), "folders"), advice)
+
+
+def test_python_modules_import_in_one_direction() -> None:
+    advice = "Modules of shoal import each other in a circle. Move what both need into a module below them."
+    demand(ratchet.of_circles(*project()), advice)
+    advice = (
+        "A function imports a module of shoal: the order of the layers is hidden in it. Import at the top of the file; if that is a "
+        "circle, move what both need into a module below them."
+    )
+    demand(ratchet.of_counts(*project(), "hidden_imports"), advice)
+
+
+def test_cpp_includes_follow_the_order_of_the_rooms() -> None:
+    demand(project()[0].wrong_includes, "A file includes a header of a room above its own (ARCHITECTURE.md). Move what it needs down.")
+
+
+def test_all_sources_are_understood() -> None:
+    demand(project()[0].unreadable, "The scan of tests/tidy does not understand a source file. Mend the file, or tests/tidy/cpp_scan.py.")
+
+
+# ---- the checks, on broken examples ----
+
+NOTHING: ratchet.Record = {rule: {} for rule in ratchet.COUNTS + ratchet.SIZES + ratchet.REASONS} | {"circles": []}
+
+
+def test_a_sentence_is_checked_in_every_kind_of_comment() -> None:
+    s = survey(
+        {
+            "a/a.cc": "// Good. Of course\n// it goes on.\nint x;  // what it is\n/* A\n * test. That is it. */\n",
+            "a/b.py": '"""What it does.\n\nNone: nothing.\n"""\nx = 1  # whose\n# ruff: noqa\ns = "# Who"\n',
+            "a/c.md": "# A\n\n- Whether.\n- Fine.\n\n```\nWho\n```\nAll. Nobody knows.\n",
+            "a/d.capnp": "struct A {  # of none\n}\n",
+            "a/BUILD": "# Who may see what\n",
+        }
+    )
+    assert [place.partition(": ")[0] for place in s.places["openings"]["a"]] == [
+        *("a/a.cc:1", "a/a.cc:3", "a/a.cc:5", "a/b.py:1", "a/b.py:3", "a/b.py:5", "a/c.md:3", "a/c.md:9", "a/d.capnp:1", "a/BUILD:1")
+    ]
+    assert s.places["words"] == {"a": ["a/c.md:9: Nobody knows."]}
+    assert s.num_sentences == 15
+
+
+def test_code_and_text_inside_a_sentence_are_left_alone() -> None:
+    text = """// `None` and ``told`` are names. `nobody. Of`
+// Often (e.g. that) is so, Whatever of it.
+auto s = "// Who" R"(// Of)"; int n = 1'000;  // A number
+"""
+    assert survey({"a.cc": text}).places == {}
+    assert [line for line, _ in sentences("a.cc", text)] == [1, 1, 3]
+
+
+def test_a_count_has_to_be_as_recorded() -> None:
+    s = survey({"a/new.md": "Nobody.", "a/old.md": "Whoever."})
+    assert ratchet.of_counts(s, NOTHING | {"words": {"a": 2}}, "words") == []
+    (more,) = ratchet.of_counts(s, NOTHING | {"words": {"a": 1}}, "words")
+    assert more.startswith("a: 2, at most 1")
+    assert more.index("a/new.md:1: Nobody.") < more.index("a/old.md:1: Whoever.")
+    assert len(ratchet.of_counts(s, NOTHING | {"words": {"a": 3, "b": 1}}, "words")) == 2
+    assert ratchet.lowered(s, NOTHING | {"words": {"a": 1}})["words"] == {"a": 1}
+    assert ratchet.lowered(s, NOTHING | {"words": {"a": 3, "b": 1}})["words"] == {"a": 2}
+
+
+def test_clocks_and_locks_are_found_outside_of_runtime() -> None:
+    clocks = """auto a = std::chrono::steady_clock::now();
+// steady_clock::now
+clock_gettime(CLOCK_REALTIME, &t);
+auto b = std::time(nullptr);
+r.time(0); end_time(&x);
+"""
+    locks = """std::mutex m;
+std::shared_mutex s;
+mutable std::condition_variable_any c;
+std::unique_lock<std::mutex> lock(m);
+"""
+    s = survey({"actors/a.cc": clocks, "runtime/a.cc": clocks + locks, "fsdp/b.h": locks})
+    assert [place.split(":")[1] for place in s.places["clocks"]["actors/a.cc"]] == ["1", "3", "4"]
+    assert [place.split(":")[1] for place in s.places["locks"]["fsdp/b.h"]] == ["1", "2", "3"]
+    assert len(ratchet.of_reasons(s, NOTHING, "clocks")) == 1
+    assert len(ratchet.of_reasons(s, NOTHING | {"locks": {"fsdp/b.h": ""}}, "locks")) == 1, "a reason is a text"
+    assert ratchet.of_reasons(s, NOTHING | {"locks": {"fsdp/b.h": "threads"}}, "locks") == []
+    assert len(ratchet.of_reasons(s, NOTHING | {"locks": {"fsdp/b.h": "threads", "gone.cc": "threads"}}, "locks")) == 1
+
+
+CPP = """namespace a::b {
+enum class Kind { kOne, kTwo = 2 };
+struct Options { int a = 1, b{2}; std::map<int, std::vector<int>> c = {{1, {}}}; };
+template <class T, class = std::enable_if_t<(sizeof(T) > 4)>>
+class Outer final : public Base<T> {
+ public:
+  explicit Outer(int a) : Base<T>{a}, map_{{a, 1}}, f_([a] { return a; }) { go(); }
+  ~Outer() override;
+  Outer(const Outer&) = delete;
+  Outer& operator=(const Outer&) = delete;
+  struct Inner {
+    int x = 0;
+    int twice() const { return 2 * x; }
+  };
+  template <class F>
+    requires(sizeof(F) > 1)
+  auto call(F f, std::vector<int> list = {}) const -> Result<int> {
+    if (f) {
+      for (int i = 0; i < 3; ++i) f("}", '{', R"({{)", 1'000);
+    }
+    return {};
+  }
+  bool operator<(const Outer& other) const;
+  bool operator()(int) const { return true; }
+  virtual void pure() = 0;
+  static int made();
+  using Map = std::map<int, int>;
+  friend class Other;
+
+ private:
+  static constexpr int kMost = 3;
+  Map map_;
+  std::function<void(int)> f_;  // a field
+  int *p_ = nullptr, n_{};
+};
+static const auto kTable = [] { return 1; }();
+}  // namespace a::b
+#define BRACE {
+template <class T>
+Result<void> Outer<T>::pure() {
+  const auto f = [](int a) {
+    return a;
+  };
+}
+TEST_F(Suite, Case) {
+}
+"""
+
+
+def test_cpp_classes_and_functions_are_measured() -> None:
+    found = cpp_scan.scan(CPP)
+    assert [(c.name, c.line, c.methods, c.fields) for c in found.classes] == [
+        *(("Options", 3, 0, 3), ("Outer", 4, 5, 4), ("Outer::Inner", 11, 1, 1))
+    ]
+    assert [(f.name, f.line, f.lines) for f in found.functions] == [
+        *(("Outer::Outer", 7, 1), ("Outer::Inner::twice", 13, 1), ("Outer::call", 15, 8), ("Outer::operator_", 24, 1)),
+        *(("Outer::pure", 39, 6), ("Suite.Case", 45, 2)),
+    ]
+
+
+def test_python_classes_and_functions_are_measured() -> None:
+    text = """class A:
+    x: int
+    def f(self):
+        self.y, (self.z, q) = 1, (2, 3)
+        def g():
+            self.y += 1
+        if q:
+            class B: ...
+"""
+    found = python_scan.scan(ast.parse(text))
+    assert [(c.name, c.methods, c.fields) for c in found.classes] == [("A", 1, 3), ("A.f.B", 0, 0)]
+    assert [(f.name, f.lines) for f in found.functions] == [("A.f", 6), ("A.f.g", 2)]
+
+
+def test_a_file_whose_braces_do_not_match_is_named() -> None:
+    s = survey({"a.cc": "int f() {\n", "b.cc": "}\n", "c.py": "def\n"})
+    assert [place.split(":")[0] for place in s.unreadable] == ["a.cc", "b.cc", "c.py"]
+
+
+def test_sizes_may_not_grow() -> None:
+    function = "void f() {\n" + "  g();\n" * 88 + "}\n"
+    cls = "class C {\n" + "".join(f"  int f{i}();\n  int x{i}_;\n" for i in range(31)) + "};\n"
+    s = survey({"a/f.cc": function, "a/c.h": cls + "\n" * 200, "a/long.py": "\n" * 501, "a/short.py": "\n" * 500})
+    too_large = {rule: ratchet.of_sizes(s, NOTHING, rule) for rule in ratchet.SIZES}
+    assert too_large == {
+        "lines": ["a/c.h: 264, at most 200", "a/long.py: 501, at most 500"],
+        "functions": ["a/f.cc:1: f: 90, at most 80"],
+        "methods": ["a/c.h:1: C: 31, at most 30"],
+        "fields": ["a/c.h:1: C: 31, at most 20"],
+    }
+    for recorded, faults in ((89, 1), (90, 0), (99, 0), (100, 1)):
+        assert len(ratchet.of_sizes(s, NOTHING | {"functions": {"a/f.cc f": recorded}}, "functions")) == faults, recorded
+    assert len(ratchet.of_sizes(s, NOTHING | {"functions": {"a/f.cc f": 90, "gone": 99}}, "functions")) == 1
+    assert ratchet.lowered(s, NOTHING | {"fields": {"a/c.h C": 40}, "lines": {"a/c.h": 210}})["fields"] == {"a/c.h C": 31}
+    assert ratchet.lowered(s, NOTHING | {"fields": {"a/c.h C": 40}, "lines": {"a/c.h": 210}})["lines"] == {"a/c.h": 210}
+
+
+def test_a_folder_with_many_files_needs_a_reason() -> None:
+    s = survey({f"a/{i}.cc": "" for i in range(21)} | {f"b/{i}.cc": "" for i in range(20)} | {"b/README.md": "", "b/BUILD": ""})
+    (fault,) = ratchet.of_reasons(s, NOTHING, "folders")
+    assert "a/: 21 source files" in fault
+    assert ratchet.of_reasons(s, NOTHING | {"folders": {"a": "one concept"}}, "folders") == []
+
+
+def test_circles_and_hidden_imports_are_found() -> None:
+    s = survey(
+        {
+            "python/shoal/__init__.py": "from shoal import a, missing\n",
+            "python/shoal/a.py": "import torch\nfrom .b import c\nfrom .b.d import x\n",
+            "python/shoal/b/__init__.py": "from . import d\n",
+            "python/shoal/b/c.py": "def f():\n    import torch\n    from ..b import d\ntry:\n    import shoal.a\nexcept ImportError: ...\n",
+            "python/shoal/b/d.py": "if TYPE_CHECKING:\n    from shoal import a\n",
+            "tests/x.py": "def f():\n    import shoal.a\n",
+        }
+    )
+    assert s.circles == [["shoal.a", "shoal.b.c"]]
+    assert s.places["hidden_imports"] == {"python/shoal/b/c.py": ["python/shoal/b/c.py:3: shoal.b.d"]}
+    assert ratchet.of_circles(s, NOTHING) == ["new: shoal.a shoal.b.c"]
+    assert ratchet.of_circles(s, NOTHING | {"circles": s.circles}) == []
+    larger = NOTHING | {"circles": [["shoal.a", "shoal.b.c", "shoal.x"]]}
+    assert ratchet.of_circles(s, larger)[0].startswith("gone or smaller: shoal.a shoal.b.c shoal.x")
+    assert ratchet.lowered(s, larger)["circles"] == s.circles
+
+
+def test_an_include_of_a_room_above_is_found() -> None:
+    s = survey(
+        {
+            "actors/a.cc": '#include "runtime/a.h"\n#include "fsdp/b.h"\n',
+            "tests/a.cc": '#include "fsdp/b.h"\n',
+            "fsdp/a.h": '#include "scheduler/a.h"\n',
+        }
+    )
+    assert s.wrong_includes == ['actors/a.cc:2: #include "fsdp/..', 'fsdp/a.h:1: #include "scheduler/..']
+
+
+# ---- the command ----
+
+
+def report(s: Survey) -> str:
+    openings = sum(len(places) for places in s.places["openings"].values())
+    rows = [
+        ("words of comments, docstrings and documents", f"{s.num_words}"),
+        ("sentences with a banned opening", f"{openings} of {s.num_sentences} ({openings / s.num_sentences:.1%})"),
+        ("sentences with a banned word", f"{sum(len(places) for places in s.places['words'].values())}"),
+    ]
+    for rule, title in (
+        ("methods", "class by methods"),
+        ("fields", "class by fields"),
+        ("functions", "function by lines"),
+        ("lines", "file by lines"),
+    ):
+        sizes = s.sizes[rule]
+        over = sum(size > limit(rule, key) for key, (size, _) in sizes.items())
+        size, place = max(sizes.values())
+        rows.append((f"largest {title}", f"{size}  {place} ({over} above the limit)"))
+    rows += [(f"files outside of runtime/ with {rule}", f"{len(s.places[rule])}") for rule in ("clocks", "locks")]
+    rows.append(("Python modules in circles", f"{sum(map(len, s.circles))}"))
+    return "\n".join(f"{name:45}{value}" for name, value in rows)
+
+
+def main() -> None:
+    s = survey(read_sources(ROOT))
+    if sys.argv[1:] == ["--report"]:
+        print(report(s))
+    elif sys.argv[1:] == ["--record"]:
+        record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+        RECORD.write_text(json.dumps(ratchet.lowered(s, record), indent=2, ensure_ascii=False) + "\n")
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
