@@ -100,7 +100,7 @@ def raises(kind, ref):
     raise AssertionError(f"{kind.__name__} was to be raised")
 
 
-# ---- what is done again and again
+# ---- activities
 
 
 def actors_killed(rng):

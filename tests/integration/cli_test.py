@@ -201,7 +201,7 @@ def test_stop_kills_processes_that_do_not_end(shoal_command):
     assert [s["killed"] for s in stopped] == [1]
 
 
-# ---- looking
+# ---- status, list and logs
 
 
 STATUS = {"schema", "session", "address", "head_pid", "total", "available", "nodes", "workers", "actors", "jobs", "pending"}

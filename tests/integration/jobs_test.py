@@ -270,7 +270,7 @@ def test_an_embedded_cluster_serves_http_on_request(home):
         shoal.shutdown()
 
 
-# ---- who may ask
+# ---- access control
 
 
 PATHS = [

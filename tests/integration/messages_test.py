@@ -145,7 +145,7 @@ def states(shoal_command):
     return {n["id"]: n["state"] for n in shoal_command.json("list", "nodes")["rows"]}
 
 
-# ---- what waits
+# ---- waiting requests
 
 
 def test_only_the_driver_warns_of_waiting_calls_by_function_name(shoal_command, cluster):
@@ -190,7 +190,7 @@ shoal.nodes()
     assert "warning" not in driver.err, driver.err
 
 
-# ---- what was printed, and what is gone
+# ---- logs and ended jobs
 
 
 def test_logs_are_found_by_an_actors_name_or_class(shoal_command, cluster):

@@ -224,7 +224,7 @@ def test_every_socket_of_a_cluster_needs_its_token(shoal_command, cluster):
     lives(shoal_command, cluster)
 
 
-# ---- the other way round: somebody else listens where a cluster was
+# ---- impostors that listen at the address of a cluster
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ def each_unit_prefetches_the_next_one():
     assert "_fsdp_wrapped_module" not in str(shoal.fsdp.step_graph(model))
 
 
-# ---- looking at it -----------------------------------------------------------------------------------------------------------------
+# ---- printing ----------------------------------------------------------------------------------------------------------------------
 
 
 @use
@@ -256,7 +256,7 @@ def describe_sharding_lists_units_and_parameters():
     assert [(p.unit, p.placements) for p in plain] == [(None, "whole")] * 2
 
 
-# ---- the beginning -----------------------------------------------------------------------------------------------------------------
+# ---- initialisation ----------------------------------------------------------------------------------------------------------------
 
 
 @use
@@ -511,7 +511,7 @@ def a_device_number_without_an_accelerator_means_the_cpu():
         assert sharded(device_id=torch.device("cpu"), limit_all_gathers=False, forward_prefetch=True, backward_prefetch=None).rank == rank()
 
 
-# ---- faults that torch names ---------------------------------------------------------------------------------------------------------
+# ---- torch's errors ------------------------------------------------------------------------------------------------------------------
 
 use.update({name: functools.partial(try_fault, name) for name in FAULTS})
 

@@ -888,7 +888,7 @@ def embeddings_renormalised_in_forward(api):
     return train(api, sharded(api, model))
 
 
-# ---- parts that train in turns ------------------------------------------------------------------------------------------------------
+# ---- models that train in turns -----------------------------------------------------------------------------------------------------
 
 
 def _pair(api):

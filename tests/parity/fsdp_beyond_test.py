@@ -79,7 +79,7 @@ def same_as_plain(model, plain, loss=lambda model, step, r: model(batch(step, r)
         torch.testing.assert_close(full(p), q, rtol=rtol, atol=1e-5, msg=lambda m, n=name: f"parameter {n}: {m}")
 
 
-# ---- parameters that change under us -------------------------------------------------------------------------------------------------
+# ---- replaced parameters -------------------------------------------------------------------------------------------------------------
 
 
 @use
@@ -257,7 +257,7 @@ def converted_and_then_evaluated_in_inference_mode():
     model(batch(0, rank()).double()).sum().backward()
 
 
-# ---- modules that are called by themselves -------------------------------------------------------------------------------------------
+# ---- modules called on their own -----------------------------------------------------------------------------------------------------
 
 
 @use
@@ -490,7 +490,7 @@ def bytes_of_any_dtype_are_sharded():
         assert torch.equal(seen[name].view(torch.uint8), value.view(torch.uint8)), name
 
 
-# ---- as torch's own ------------------------------------------------------------------------------------------------------------------
+# ---- torch's names and classes -------------------------------------------------------------------------------------------------------
 
 
 @use
@@ -745,7 +745,7 @@ def a_second_synchronised_backward_without_a_step_is_refused_inside_join():
         go()
 
 
-# ---- ranks that go different ways ----------------------------------------------------------------------------------------------------
+# ---- ranks that diverge --------------------------------------------------------------------------------------------------------------
 
 
 @use

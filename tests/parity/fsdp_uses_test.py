@@ -768,7 +768,7 @@ def a_gradients_memory_is_reused_unless_referenced():
     assert torch.equal(full(other.grad), copies["another parameter"])
 
 
-# ---- inputs that are changed in place ------------------------------------------------------------------------------------------------
+# ---- inputs changed in place ---------------------------------------------------------------------------------------------------------
 
 
 class Doubling(nn.Linear):
@@ -1001,7 +1001,7 @@ def a_gradient_after_its_units_backward_is_an_error():
     loss_of(model).backward()
 
 
-# ---- parameters that are added -------------------------------------------------------------------------------------------------------
+# ---- added parameters ----------------------------------------------------------------------------------------------------------------
 
 
 class Adapted(nn.Module):
@@ -1091,7 +1091,7 @@ def parameters_that_are_ignored_keep_this_ranks_gradients():
         torch.testing.assert_close(model.head.weight.grad, plain.head.weight.grad)
 
 
-# ---- parameters that are replaced ----------------------------------------------------------------------------------------------------
+# ---- replaced parameters -------------------------------------------------------------------------------------------------------------
 
 
 def _filled(model, value):
@@ -1460,7 +1460,7 @@ def keywords_of_any_name_reach_the_users_methods():
     assert model.summed(self=1, cls=2) == 3
 
 
-# ---- faults that torch names ---------------------------------------------------------------------------------------------------------
+# ---- torch's errors ------------------------------------------------------------------------------------------------------------------
 
 use.update({name: functools.partial(try_fault, name) for name in FAULTS})
 

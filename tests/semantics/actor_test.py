@@ -337,7 +337,7 @@ def test_the_method_decorator_takes_known_keywords_only():
     assert ray.method(max_task_retries=3)(len.__call__ and (lambda self: 1))
 
 
-# ---- arguments that a method cannot take
+# ---- arguments that do not fit
 
 
 @ray.remote
@@ -419,7 +419,7 @@ def test_no_class_derives_from_an_actor():
             pass
 
 
-# ---- calls that are made again
+# ---- retries
 
 
 @ray.remote
@@ -734,7 +734,7 @@ def test_get_gpu_ids_in_a_driver_follows_the_environment(monkeypatch):
     assert ray.get_runtime_context().get_accelerator_ids() == {"GPU": ["0", "3", "GPU-5f"]}
 
 
-# ---- what cannot be sent
+# ---- unserializable values
 
 
 def test_an_unserializable_argument_is_named():

@@ -172,7 +172,7 @@ def test_cancel_works_in_every_state_of_a_call(gate):
     assert ray.get([plus_one.remote(k) for k in range(20)], timeout=GUARD_S) == list(range(1, 21))
 
 
-# ---- what they called
+# ---- nested calls
 
 
 @pytest.mark.usefixtures("workers_stay")
@@ -455,7 +455,7 @@ def test_an_async_generator_ends_with_its_cancellation():
     ray.kill(actor)
 
 
-# ---- what cannot be cancelled
+# ---- no calls
 
 
 def test_cancel_refuses_a_non_call(recorder):
@@ -466,7 +466,7 @@ def test_cancel_refuses_a_non_call(recorder):
     assert ray.get(put) == 1
 
 
-# ---- calls of others
+# ---- cancellation by other processes
 
 
 @ray.remote(num_cpus=0)

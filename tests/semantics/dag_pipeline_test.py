@@ -18,7 +18,7 @@ from shoal._runtime import state
 from shoal.dag import InputNode, _compiled
 from shoal.exceptions import ActorDiedError, RayChannelError, Unavailable
 
-# ---- room
+# ---- waiting for room
 
 
 @pytest.mark.parametrize("size", [4_000, 16_352, 100_000, 999_000])
@@ -74,7 +74,7 @@ def test_a_wait_for_room_can_be_interrupted(interrupts):
         write()
 
 
-# ---- values that were not loaded when their graph ended
+# ---- unread values when their graph ends
 
 
 def large_results(stages, compiled):
@@ -120,7 +120,7 @@ def test_an_actor_does_not_wait_for_a_released_value(stages, gate):
     ending.join()
 
 
-# ---- ends that come at a bad time
+# ---- ends during other operations
 
 
 def test_teardown_ends_an_execution_during_its_submission(stages, compiled):

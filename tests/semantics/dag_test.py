@@ -66,7 +66,7 @@ class Async:
         return value
 
 
-# ---- executed as they are
+# ---- uncompiled
 
 
 def test_a_graph_of_actors_and_functions_is_executed(recorder):
@@ -550,7 +550,7 @@ def test_a_driver_that_exits_without_teardown_leaves_nothing(tmp_path):
     wait_until(lambda: not any(alive(p) for p in pids), GUARD_S, "the end of its actors")
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def test_a_cycle_is_found_at_compile_time(stages, compiled):

@@ -64,7 +64,7 @@ def test_a_handle_with_such_methods_is_still_a_handle():
     assert pickle.loads(pickle.dumps(table)) == table
 
 
-# ---- names that users' methods and arguments have
+# ---- names of users' methods and arguments
 
 
 def _of_ours() -> list[str]:
@@ -357,7 +357,7 @@ def test_an_error_from_a_drained_node_is_preempted():
     assert ActorDiedError("actor A died: its node was drained").preempted is True
 
 
-# ---- amounts and nodes that cannot be
+# ---- impossible amounts and nodes
 
 
 @pytest.mark.parametrize(("name", "hint"), [("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory="), ("object_store_memory", "")])

@@ -277,7 +277,7 @@ def _answers(method):
         return False
 
 
-# ---- as Ray documents it
+# ---- Ray's documented behaviour
 
 
 def test_variables_may_refer_to_existing_ones():

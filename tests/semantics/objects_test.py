@@ -50,7 +50,7 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
-# ---- memory that is used again
+# ---- reuse of memory
 
 
 def test_values_read_here_stay_unchanged_during_further_puts():
@@ -81,7 +81,7 @@ def test_an_argument_in_flight_keeps_its_memory(keeper):
     assert ray.get([keeper.first.remote(k) for k in range(20)]) == list(range(20))
 
 
-# ---- one memory for all who read
+# ---- shared memory of readers
 
 
 @pytest.mark.parametrize("count", [2_000, 200_000])
@@ -121,7 +121,7 @@ def test_writes_to_a_tensor_stay_private(numel):
     assert mine["tensor"].all()
 
 
-# ---- references that are counted
+# ---- counted references
 
 
 @ray.remote

@@ -222,7 +222,7 @@ def test_an_actor_without_handles_is_not_restarted():
     assert row(actor_id)["num_restarts"] == 0
 
 
-# ---- who else has it
+# ---- handles in other processes
 
 
 def still_there(actor_id, call):
@@ -651,7 +651,7 @@ def test_the_end_of_a_program_is_quiet(tmp_path):
     assert (ran.stdout, ran.stderr, ran.returncode) == ("[5, 5, 5]\n", "", 0)
 
 
-# ---- who made it
+# ---- creators
 
 
 def test_an_actor_created_by_an_actor_ends_with_its_last_handle(holder):

@@ -214,7 +214,7 @@ def test_a_result_without_room_fails_its_call(maker):
     assert right(ray.get(maker.make.remote(1), timeout=GUARD_S), 1)
 
 
-# ---- what only the node has
+# ---- objects held by the node only
 
 
 def test_values_dropped_by_their_creator_are_spilled(maker):

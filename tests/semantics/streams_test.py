@@ -333,7 +333,7 @@ def test_threads_that_share_a_stream_get_each_item_once(streams):
     assert sorted(ray.get(taken)) == list(range(count))
 
 
-# ---- a caller that is gone, or takes nothing
+# ---- readers that are gone or slow
 
 
 class Endless:

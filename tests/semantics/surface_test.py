@@ -142,7 +142,7 @@ def test_arguments_have_rays_names():
     ray.kill(actor=ray.get_actor(name="named-arguments", namespace=None), no_restart=True)
 
 
-# ---- arguments of Ray's that are not here
+# ---- unsupported arguments
 
 
 @pytest.mark.parametrize(

@@ -331,7 +331,7 @@ def test_pools_without_workers_are_not_attended(monkeypatch):
         wait_until(are_left_alone, GUARD_S, "the end of the others")
 
 
-# ---- a number of results that is known in the end
+# ---- dynamic numbers of results
 
 
 def test_a_dynamic_number_of_results_is_one_reference_to_their_references():
@@ -468,7 +468,7 @@ assert not ray.is_initialized()
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ---- who runs what
+# ---- scheduling
 
 
 @ray.remote(num_cpus=0)
