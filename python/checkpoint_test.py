@@ -1,4 +1,4 @@
-"""Checkpoints of a plain process: what comes back, what is refused, and what a killed save leaves. Over ranks: tests/integration."""
+"""Checkpoints of a plain process: restored values, refusals, and the leftovers of a killed save. For ranks see tests/integration."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def shards(path, kind="model"):
     return next(path.glob(f"*/{kind}-*.safetensors"))
 
 
-# ---- what comes back
+# ---- restored values
 
 
 @pytest.mark.parametrize("loaded", [AdamW, torch.optim.AdamW])
@@ -64,7 +64,7 @@ def test_training_resumes_bit_for_bit(tmp_path, saved, loaded):
     assert checkpoint.load(tmp_path / "c", other, its) == {"step": 2, "loss": [0.1, None], "nan": float("inf")}
     expect_same(model, other)
     assert (its.param_groups[0]["lr"], its.param_groups[0]["betas"]) == (0.1, (0.8, 0.99))
-    if saved is not loaded:  # their roundings differ
+    if saved is not loaded:  # the two optimizers round differently
         return
     step(model, optimizer, 3)
     step(other, its, 3)
@@ -110,7 +110,7 @@ def test_shoals_adamw_loads_the_options_of_torchs(tmp_path, kind, options):
     step(model, optimizer, 3)
     step(other, its, 3)
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
-        if name != "0.bias":  # before a batch norm: its gradient is rounding noise
+        if name != "0.bias":  # before a batch norm, its gradient is rounding noise
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -211,7 +211,7 @@ def test_equal_contents_are_equal_bytes_and_old_checkpoints_are_deleted(tmp_path
     model, optimizer = trained()
     checkpoint.save(tmp_path / "a", model, optimizer, state={"step": 2})
     checkpoint.save(tmp_path / "b", build(), None, state={"step": 0})
-    for _ in range(2):  # the second time over the very same
+    for _ in range(2):  # the second time over an equal checkpoint
         checkpoint.save(tmp_path / "b", *trained(), state={"step": 2})
         assert files(tmp_path / "a") == files(tmp_path / "b")
 
@@ -254,7 +254,7 @@ def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         which = checkpoint.load(path, other, its)["which"]
         expect_same(other, {"old": old, "new": new[0]}[which])
         seen.add(which)
-        checkpoint.save(path, *new, state={"which": "new"})  # and the next one goes well, leaving nothing of the dead one
+        checkpoint.save(path, *new, state={"which": "new"})  # the next save succeeds and removes the leftovers
         assert len(files(path)) == 3
         if status == 0:
             break
@@ -264,7 +264,7 @@ def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
     assert seen == {"old", "new"}
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def test_a_missing_checkpoint_is_not_found(tmp_path):
@@ -360,7 +360,7 @@ def test_damage_is_an_error_and_changes_nothing(tmp_path, damage):
     assert e.value.reason == "CheckpointDamaged"
     assert str(path) in str(e.value)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
-    checkpoint.save(path, *trained())  # a damaged one is no hindrance to the next
+    checkpoint.save(path, *trained())  # a damaged checkpoint does not prevent the next save
     checkpoint.load(path, model, optimizer)
 
 

@@ -1,4 +1,4 @@
-"""What compiled graphs are made of (shoal/dag): schedules, deadlocks, the size of channels, whose turn it is."""
+"""Parts of compiled graphs (shoal/dag): schedules, deadlocks, channel sizes, turns."""
 
 import random
 import threading
@@ -66,7 +66,7 @@ def test_random_graphs_finish():
         made = plan(graph, [len(graph) - 1])
         assert sorted(n for o in orders_of(made).values() for n in o) == list(range(len(graph)))
         assert find_deadlock(graph, orders_of(made)) == ""
-        for actor, steps in made.steps.items():  # what a call reads was read, or made, before
+        for actor, steps in made.steps.items():  # inputs of a call were read or computed before
             there = set()
             for step in steps:
                 there |= {v for v, _ in step.reads}
@@ -146,14 +146,14 @@ def test_turns_are_taken_in_request_order():
     for n in range(5):
         threads.append(threading.Thread(target=take, args=(n,)))
         threads[-1].start()
-        while len(turn._waiting) != n + 1:  # it waits now
+        while len(turn._waiting) != n + 1:  # until the thread waits
             pass
     assert said == []
     turn.__exit__()
     for t in threads:
         t.join()
     assert said == list(range(5))
-    with turn:  # it is free again
+    with turn:  # the turn is free again
         pass
 
 

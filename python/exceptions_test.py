@@ -9,7 +9,7 @@ from shoal.exceptions import ActorDiedError, GetTimeoutError, InvalidArgument, N
 
 
 def raised(error, where="A.m"):
-    """What ``get`` would raise on the other side."""
+    """Returns the error that ``get`` raises on the other side."""
     try:
         raise error
     except BaseException as e:

@@ -1,4 +1,4 @@
-"""The memory calculator: the sums that textbooks give, and those of a module counted by hand."""
+"""The memory calculator, compared with textbook sums and with a module counted by hand."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_the_optimizers_states_count(optimizer, states):
 def test_rows_are_cut_as_by_chunk_and_the_first_rank_has_most():
     e = estimate_memory(nn.Linear(3, 5), 2, optimizer="sgd")
     assert e.weights == 4 * (3 * 3 + 3)
-    assert estimate_memory(nn.Linear(3, 1), 4).weights == 4 * (3 + 1)  # one row cannot be shared
+    assert estimate_memory(nn.Linear(3, 1), 4).weights == 4 * (3 + 1)  # one row cannot be split
 
 
 def test_frozen_parameters_have_neither_gradients_nor_states():

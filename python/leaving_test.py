@@ -1,4 +1,4 @@
-"""What a process does with its functions' workers that are to end, while the head is there and while it is away."""
+"""The end of workers of this process's functions, with and without a head."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from shoal.exceptions import NotFound, Unavailable
 
 
 class Session:
-    """Does what the head is asked for, unless that is away."""
+    """A session that records requests, unless the head is away."""
 
     def __init__(self):
         self.away, self.unknown, self.asked, self.done = False, set(), 0, []
@@ -38,7 +38,7 @@ class Session:
 
 
 class Words:
-    """What a worker says, once it is ready."""
+    """The last words of a worker, an object that becomes ready."""
 
     def __init__(self, *made):
         self._ref, self.made, self.published = SimpleNamespace(ready=False), list(made), 0
@@ -59,7 +59,7 @@ def pools(monkeypatch):
 
 @pytest.fixture
 def made_here(monkeypatch):
-    """Its thread does not run; ``told`` are those without a handle elsewhere, ``watched`` the others."""
+    """MadeHere without its thread; ``told`` has the actors without a handle elsewhere, ``watched`` the others."""
     out = MadeHere()
     out.told, out.watched = [], []
     monkeypatch.setattr(out, "begin", lambda: None)
@@ -123,7 +123,7 @@ def test_a_workers_actors_are_taken_over_once_despite_an_absent_head(pools, made
     words = leaves(pools, "w", _Made("a", "A", False), _Made("b", "B", True, ("object", "place")), _Made("gone", "C", False))
     pools.session.unknown = {"gone"}
     pools.see_off()
-    assert pools.session.asked == 0  # it has not said it yet
+    assert pools.session.asked == 0  # the last words are not ready yet
     words._ref.ready = True
     know = pools.session.know
 
@@ -156,7 +156,7 @@ def test_a_silent_worker_is_killed_without_takeover(pools, made_here):
 
 
 class Wanting:
-    """A native pool that wants something once."""
+    """A native pool with one request."""
 
     def __init__(self, **wants):
         self.wants, self.answers = wants, []
@@ -212,7 +212,7 @@ def test_suspended_time_does_not_count(pools):
 
 
 def test_a_function_can_be_called_while_its_pool_starts(pools, monkeypatch):
-    """As when the GC runs code of a user's in between."""
+    """As when the garbage collector runs user code at that point."""
     function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.of(0, False), pool=None)
     found = []
 

@@ -1,4 +1,4 @@
-"""Optimizers on plain tensors, beside torch's own classes. Sharded ones: tests/parity/optim_parity_test.py."""
+"""Optimizers on plain tensors, compared with torch's own classes. For sharded tensors see tests/parity/optim_parity_test.py."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ import shoal.optim
 from shoal.exceptions import InvalidArgument, Unimplemented
 
 SHAPES = [(5,), (33, 70), (1,), (3, 4, 5)]
-# Adam divides by the root of a moment: an element whose gradients nearly cancel may differ by more than a rounding.
+# Adam divides by the root of a moment, so an element whose gradients nearly cancel may differ by more than a rounding.
 CLOSE = {
     torch.float32: {"rtol": 2e-5, "atol": 2e-6},
     torch.float64: {"rtol": 1e-12, "atol": 1e-13},
@@ -72,7 +72,7 @@ def shapes_of(name):
 def both(name, dtype=torch.float32, **options):
     options = {"lr": 0.05, **options}
     ours, theirs = (parameters(dtype, shapes_of(name)) for _ in range(2))
-    # The first matrix in a group of its own.
+    # The first matrix has a group of its own.
     theirs_options = {k: copy.copy(v) for k, v in options.items() if k != "master_weights"}
     groups = [[{"params": ps[:1], "lr": 0.01}, {"params": ps[1:]}] for ps in (ours, theirs)]
     return ours, getattr(shoal.optim, name)(groups[0], **options), theirs, getattr(torch.optim, name)(groups[1], **theirs_options)
@@ -218,7 +218,7 @@ def test_master_weights_are_fp32_training_rounded_once(name, dtype):
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
 def test_training_without_master_weights_equals_torch(name):
-    # torch's fused Adam computes in fp32, as ours; its fused SGD is far off in bfloat16 (2.13).
+    # torch's fused Adam computes in fp32, as Shoal's does; torch's fused SGD is inaccurate in bfloat16 (2.13).
     ours, our_optimizer, theirs, their_optimizer = both(name, torch.bfloat16, master_weights=False, fused=name != "SGD")
     train(ours, our_optimizer, 0, 4)
     train(theirs, their_optimizer, 0, 4)
@@ -316,7 +316,7 @@ def test_a_grad_scaler_takes_fp16_parameters_with_master_weights():
     assert torch.equal(p, torch.full((6,), 0.75, dtype=torch.float16))
 
 
-# ---- what is refused, and the rest -----------------------------------------------------------------------------------------------------
+# ---- refusals, and other cases ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["capturable", "differentiable"])
@@ -370,7 +370,7 @@ def test_gradients_that_are_wrapper_tensors_work():
     p.grad = TwoTensor(torch.ones(3), torch.full((3,), 2.0))
     assert shoal.optim.clip_grad_norm_([p], 100.0) == pytest.approx(12**0.5)
     shoal.optim.SGD([p], lr=1.0).step()
-    assert p.tolist() == [-2.0, -2.0, -2.0]  # as p.add_(p.grad, alpha=-1) leaves it
+    assert p.tolist() == [-2.0, -2.0, -2.0]  # the result of p.add_(p.grad, alpha=-1)
 
 
 def test_parameters_without_gradient_or_elements_stay():
@@ -411,7 +411,7 @@ def test_threads_change_no_bit_and_none_is_needed_in_a_fork():
         assert torch.equal(one[0], two[0])
         torch.testing.assert_close(one[1], two[1])
         p = nn.Parameter(torch.zeros(n))
-        p.grad = torch.ones(n)  # by OpenMP, which has its threads now
+        p.grad = torch.ones(n)  # starts the threads of OpenMP
         optimizer = shoal.optim.SGD([p], lr=1.0)
         child = os.fork()
         if child == 0:
@@ -455,7 +455,7 @@ def test_clipping_handles_a_norm_that_is_not_finite():
         shoal.optim.clip_grad_norm_(p, 1.0, "inf", error_if_nonfinite=True)
     shoal.optim.clip_grad_norm_(p, 1.0)
     assert p.grad[1].isnan()
-    assert p.grad[0] == 0  # as torch has it
+    assert p.grad[0] == 0  # as in torch
     p.grad = torch.tensor([1.0, float("nan")] * 2)
     for order in (2.0, "inf", "-inf"):
         assert shoal.optim.clip_grad_norm_(p, 1.0, order).isnan()

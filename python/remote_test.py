@@ -10,7 +10,7 @@ from shoal._remote import launch, remote
 
 
 def test_workers_have_the_drivers_import_path(monkeypatch, tmp_path):
-    """Also from a folder beside the interpreter's own: /usr/src/app is where many a container has its program."""
+    """Includes a folder beside the interpreter's own: many containers have their program in /usr/src/app."""
     beside = os.path.join(sys.base_prefix, "src", "app")
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), beside, *sys.path])
     path = launch()["python_path"]

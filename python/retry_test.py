@@ -1,4 +1,4 @@
-"""Methods that are called again."""
+"""Retries of methods."""
 
 import threading
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ def test_an_attempt_that_ends_before_its_caller_continues_is_judged(monkeypatch)
     judging, settled = [], []
 
     class Attempts:
-        """The answer is there before ``start`` returns."""
+        """Attempts whose answer arrives before ``start`` returns."""
 
         ref = None
 
@@ -19,7 +19,7 @@ def test_an_attempt_that_ends_before_its_caller_continues_is_judged(monkeypatch)
             thread = threading.Thread(target=judge[0])
             thread.start()
             judging.append(thread)
-            thread.join(0.2)  # however far it comes
+            thread.join(0.2)  # the judging thread may block
             return "the attempt"
 
         def settle(self, _, attempt):

@@ -15,7 +15,7 @@ from shoal.exceptions import TaskError
 
 
 def there_and_back(value):
-    """As a call does it: the buffers arrive in memory that nobody may write to."""
+    """Serializes and loads a value as a call does: the buffers arrive in read-only memory."""
     head, buffers = dumps(value)
     return loads(head, [memoryview(bytes(b)) for b in buffers])
 
@@ -60,7 +60,7 @@ def test_large_bytes_are_outside_of_the_pickle_in_any_container(size):
 def test_arrays_round_trip_with_dtype_shape_and_values(array):
     back = there_and_back({"a": [array]})["a"][0]
     assert back.flags.writeable == array.dtype.hasobject
-    assert array.flags.writeable  # the sender's own stays as it was
+    assert array.flags.writeable  # the sender's array stays writable
     assert back.dtype == array.dtype
     assert back.shape == array.shape
     assert (back == array).all()
@@ -74,7 +74,7 @@ def test_large_bytes_are_outside_of_the_pickle(kind):
     assert len(head) < 1000
     back = there_and_back(value)
     assert (back, type(back)) == (value, kind)
-    assert dumps(value[1:])[1] == []  # smaller ones in it
+    assert dumps(value[1:])[1] == []  # smaller parts of it
 
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
@@ -147,7 +147,7 @@ LARGE = {
 def test_the_bytes_of_tensors_and_arrays_are_never_in_the_pickle(name):
     head, buffers = dumps([{"a": Batch(LARGE[name], {"b": (LARGE[name],)})}])
     assert len(head) < 10_000
-    if "repeated" not in name:  # whose memory is small
+    if "repeated" not in name:  # this tensor has little memory
         assert sum(b.nbytes for b in buffers) > 5_000_000
 
 
@@ -293,7 +293,7 @@ def test_a_value_keeps_its_memory_alive():
 def test_a_value_may_contain_many_arrays():
     arrays = [np.full(1024, i) for i in range(20_000)]
     head, buffers = dumps(arrays)
-    assert len(buffers) < 16_384  # what one value may have
+    assert len(buffers) < 16_384  # the limit of one value
     assert [a[0] for a in loads(head, buffers)] == list(range(20_000))
 
 
@@ -340,7 +340,7 @@ def _raise(text):
 
 
 def raised(error, where="A.m"):
-    """What ``get`` would raise on the other side."""
+    """Returns the error that ``get`` raises on the other side."""
     try:
         raise error
     except BaseException as e:

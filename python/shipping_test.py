@@ -1,4 +1,4 @@
-"""Zip files of a runtime_env: the same bytes for the same files, nothing outside of where they are unpacked; what a host keeps of them."""
+"""Zip files of a runtime_env: equal bytes for equal files, no paths outside of the target, and the packages that a host keeps."""
 
 import io
 import json
@@ -81,7 +81,7 @@ def test_a_package_that_unpacks_too_large_is_refused(tmp_path, monkeypatch):
 
 
 class Head:
-    """Gives packages in small parts."""
+    """A head that serves packages in small parts."""
 
     def __init__(self):
         self.packages, self.asked = {}, []
@@ -93,7 +93,7 @@ class Head:
 
 @pytest.fixture
 def host(tmp_path, monkeypatch, folder):
-    """A process of another host than the packages' maker."""
+    """A process on another host than the packages' creator."""
     head = Head()
     monkeypatch.setattr(_shipping, "attach_worker", lambda: head)
     monkeypatch.setenv("SHOAL_SESSION", str(tmp_path / "session"))
@@ -119,7 +119,7 @@ def test_paths_are_local_and_each_package_is_fetched_once(host, tmp_path, monkey
         assert json.loads(os.environ["SHOAL_RUNTIME_ENV"]) == {"working_dir": here, "py_modules": [here + "/deep"]}
         assert json.loads(os.environ["SHOAL_PACKAGES"])["of"] == {here: host.name}
     assert len(host.asked) == -(-len(host.packages[host.name]) // 100)
-    assert _shipping.settle(cwd, path) == (cwd, path)  # its own
+    assert _shipping.settle(cwd, path) == (cwd, path)  # local paths stay unchanged
     assert sorted(p.name for p in (tmp_path / "session" / "files").iterdir()) == [host.name[:24] + end for end in ("", ".bringing", ".use")]
 
 
@@ -169,7 +169,7 @@ def test_a_waiter_fetches_a_package_whose_first_fetch_failed(tmp_path, monkeypat
         failed = [f for f in asked if f.exception(60)]
         assert len(failed) == 1
         assert {f.result() for f in asked if f not in failed} == {str(tmp_path / ("a" * 24))}
-    assert len(brought) == 2  # all hold it now, and none waits for another
+    assert len(brought) == 2  # all hold the package, and none waits for another
 
 
 def test_a_package_is_sent_as_it_was_before_any_use(folder, tmp_path):

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What needs a CUDA device: config T at world 1, with Shoal beside torch's FSDP2 and plain PyTorch. Needs Shoal installed or built, and a torch
-# with CUDA; where there is no device it says so and ends with code 2. $PYTHON: which interpreter (default: .venv's, else python3).
+# Tests on a CUDA device: config T at world 1, with Shoal beside torch's FSDP2 and plain PyTorch. They need Shoal installed or built, and a
+# torch with CUDA. Without a device the script prints a sentence and exits with 2. $PYTHON: the interpreter (default: .venv's, else python3).
 set -uo pipefail
 cd "$(dirname "$0")"
 root=$(cd ../.. && pwd)

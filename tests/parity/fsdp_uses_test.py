@@ -27,7 +27,7 @@ use = Uses()
 
 
 class Net(nn.Module):
-    """Blocks that may run several times per forward, each run under a checkpoint or not (``reentrant``: None, False, True)."""
+    """Blocks that may run several times per forward, each run under a checkpoint or not (``reentrant``: False or True, else without)."""
 
     def __init__(self, reentrant=None, times=1):
         super().__init__()
