@@ -2,9 +2,9 @@
 //
 // A call is queued until its actor lives, the references among its arguments are ready, and the socket has room. Calls behind it wait
 // too, so that an actor receives each caller's calls in order. When an actor dies, its calls fail with the cause that its node or the
-// head reports. A broken connection is not a death (D20): after cause_grace its calls fail as Unavailable/ActorUnavailable,
-// and it is made again for the queued ones. When an actor restarts, the calls sent to it fail likewise, or are sent again first
-// (max_task_retries). Calls to a process that ends before its actor is made have not begun: they are sent again, and no try is counted.
+// head reports. A broken connection is not a death (docs/decisions/a-broken-connection-is-no-death.md): after cause_grace its calls fail as
+// Unavailable/ActorUnavailable, and it is made again for queued ones. When an actor restarts, calls sent to it fail likewise, or are sent
+// again first (max_task_retries). Calls to a process that ends before its actor is made are sent again, and no try is counted.
 //
 // A report of a process's end may overtake its last messages. Reports therefore wait until the connection ends, or for cause_grace. Loop
 // thread only.

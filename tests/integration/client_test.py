@@ -793,7 +793,7 @@ def test_a_data_loader_with_workers_does_not_disturb_its_parent(log):
 
 
 def test_a_child_that_inherits_all_descriptors_delays_no_error(log):
-    """The child's copies of our sockets keep no connection alive (D20)."""
+    """The child's copies of our sockets keep no connection alive."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
