@@ -148,7 +148,7 @@ def test_a_chain_of_causes_is_printed_from_the_first():
     assert text.index("KeyError: 'first'") < text.index("direct cause") < text.index("ValueError: second")
 
 
-def test_a_failure_that_passes_through_two_actors_keeps_its_class_and_both_places():
+def test_a_failure_through_two_actors_keeps_its_class_and_places():
     inner = raised(NeedsTwoError(7, "seven"), "Inner.fail")
     outer = raised(inner, "Outer.call")
     assert isinstance(outer, NeedsTwoError)

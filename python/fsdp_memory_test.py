@@ -9,14 +9,14 @@ from shoal.fsdp import estimate_memory
 GB = 10**9
 
 
-def test_a_7b_model_in_fp32_with_adam_takes_112_gb_replicated_and_14_on_each_of_8_ranks():
+def test_a_7b_model_with_adam_takes_112_gb_or_14_on_8_ranks():
     e = estimate_memory(7 * GB, 8)
     assert e.replicated == 112 * GB
     assert (e.weights, e.gradients, e.optimizer, e.sharded) == (3.5 * GB, 3.5 * GB, 7 * GB, 14 * GB)
     assert "14.000 GB   12.5%" in str(e)
 
 
-def test_bert_base_is_440_million_values_per_rank_under_ddp_and_half_of_them_on_two():
+def test_bert_base_halves_its_values_per_rank_on_two_ranks():
     e = estimate_memory(110_000_000, 2, optimizer="AdamW")
     assert (e.replicated // 4, e.sharded // 4) == (440_000_000, 220_000_000)
 
@@ -39,7 +39,7 @@ def test_frozen_parameters_have_neither_gradients_nor_states():
     assert e.replicated == 128 + 64 + 128
 
 
-def test_the_peak_is_a_ranks_part_and_the_largest_unit_in_the_dtypes_of_computing():
+def test_the_peak_is_a_ranks_part_and_the_largest_unit():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)))
     e = estimate_memory(model, 4, optimizer="sgd", param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

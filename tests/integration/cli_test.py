@@ -132,7 +132,7 @@ def test_gpus_that_the_environment_hides_are_not_offered(shoal_command):
     assert shoal_command("stop").returncode == 0
 
 
-def test_a_port_in_use_is_an_error_with_a_code_and_a_hint(shoal_command, cluster):
+def test_a_port_in_use_is_an_error_with_a_hint(shoal_command, cluster):
     port = cluster.address.rpartition(":")[2]
     fails(shoal_command("start", "--head", "--port", port), 1, r"error\[ResourceExhausted/AddressInUse\]", "hint: .*--port")
     error = shoal_command.json("start", "--head", "--port", port, code=1)

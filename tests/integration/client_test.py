@@ -152,7 +152,7 @@ def test_get_keeps_the_order_of_its_list(log, other):
     assert shoal.get([]) == []
 
 
-def test_get_of_a_list_raises_the_first_failure_without_waiting_for_the_others(log, other):
+def test_get_of_a_list_raises_the_first_failure_at_once(log, other):
     never = log.sleep.remote(1000)
     with pytest.raises(KeyError, match="early"):
         shoal.get([never, other.fail.remote(KeyError("early"))], timeout=60)

@@ -278,7 +278,7 @@ def caught(config):
         return str(error)
 
 
-def test_killing_a_shard_actor_by_its_handle_fails_the_step_on_every_rank_with_its_name():
+def test_a_killed_shard_actor_fails_the_step_on_every_rank():
     for text in run(caught, how="kill"):
         assert "ShardActor rank 1" in text
         assert "killed by shoal.kill" in text

@@ -69,7 +69,7 @@ def session(home: Path) -> dict:
     return json.loads(info.read_text())
 
 
-def test_its_shard_actors_are_listed_at_the_private_nodes_address(shoal_command, torchrun):
+def test_the_private_node_lists_its_shard_actors(shoal_command, torchrun):
     job = torchrun(100_000)
     for rank in range(2):
         job.said(f"rank {rank} trains")

@@ -737,7 +737,7 @@ def test_get_gpu_ids_in_a_driver_follows_the_environment(monkeypatch):
 # ---- unserializable values
 
 
-def test_an_unserializable_argument_is_named():
+def test_an_unserializable_argument_is_an_error_that_names_it():
     import threading
 
     @ray.remote

@@ -23,7 +23,7 @@ from shoal.exceptions import ActorDiedError, RayChannelError, Unavailable
 
 @pytest.mark.parametrize("size", [4_000, 16_352, 100_000, 999_000])
 @pytest.mark.parametrize("before", [1, 3])
-def test_the_maximum_of_executions_is_submitted_whatever_ran_before(stages, compiled, gate, size, before):
+def test_the_maximum_of_executions_can_be_submitted_repeatedly(stages, compiled, gate, size, before):
     a, b = stages("a", "b")
     graph = compiled(lambda inp: b.through.bind(a.second_when_open.bind(gate, inp[0], inp[1])))
     ray.get(gate.open.remote("open"))
@@ -186,7 +186,7 @@ class DiesBetween:
             other.through.bind(inp).experimental_compile()
 
 
-def test_a_driver_that_dies_before_its_graph_runs_leaves_nothing_on_the_actors(stages):
+def test_a_driver_that_dies_before_its_graph_runs_leaves_nothing(stages):
     (a,) = stages("a")
     before = memories_of_the_node()
     with pytest.raises(ActorDiedError):

@@ -336,7 +336,7 @@ def test_an_actor_is_in_several_graphs_and_takes_ordinary_calls(stages, compiled
     assert ray.get(two.execute("still")) == ("still", 61)
 
 
-def test_calls_of_all_callers_on_an_ordinary_actor_run_one_at_a_time(stages, compiled, gate):
+def test_an_ordinary_actor_runs_one_call_at_a_time_for_all_callers(stages, compiled, gate):
     (a,) = stages("a")
     graph = compiled(lambda inp: a.through.bind(inp))
     held = a.arrive.remote(gate, "call")
@@ -443,7 +443,7 @@ def test_a_graph_ends_with_its_last_reference(stages):
     wait_until(lambda: graph_threads(a) == 0, GUARD_S, "the graph's end")
 
 
-def test_an_actors_death_fails_open_executions_and_is_named(stages, compiled, gate):
+def test_open_executions_fail_with_the_name_of_a_dead_actor(stages, compiled, gate):
     a, b, c = stages("a", "b", "c")
     graph = compiled(lambda inp: c.through.bind(b.arrive.bind(gate, a.through.bind(inp))))
     pid = ray.get(b.pid.remote())

@@ -100,7 +100,7 @@ def test_maps_and_reduces_count_words():
     assert sum(merged, collections.Counter()) == {"the": 3, "fox": 2, "quick": 1, "lazy": 1, "dog": 1}
 
 
-def test_a_batcher_in_front_of_a_pool_of_models_in_a_placement_group():
+def test_a_batcher_feeds_a_pool_of_models_in_a_group():
     group = placement_group([{"CPU": 1}] * 2, strategy="PACK")
     ray.get(group.ready(), timeout=60)
 

@@ -65,7 +65,7 @@ def test_a_timeout_leaves_the_call_running(gate):
     assert ray.get(ref, timeout=GUARD_S) == "late"
 
 
-def test_a_user_exception_is_raised_as_its_own_class_and_as_ray_task_error(recorder):
+def test_a_user_exception_keeps_its_class_and_is_a_ray_task_error(recorder):
     with pytest.raises(ZeroDivisionError) as info:
         ray.get(recorder.fail.remote(ZeroDivisionError("mine")))
     assert isinstance(info.value, RayTaskError)
@@ -147,7 +147,7 @@ def test_wait_and_get_in_a_loop_see_every_reference_once(recorder):
 # ---- references as values
 
 
-def test_a_top_level_argument_is_its_value_and_a_nested_one_stays_a_reference(recorder):
+def test_top_level_references_are_resolved_and_nested_ones_are_not(recorder):
     ref = ray.put("value")
     assert ray.get(recorder.kind.remote(ref)) == "str"
     (inner,) = ray.get(recorder.echo.remote([ref]))
@@ -330,7 +330,7 @@ def test_repeated_timeouts_leak_nothing(gate):
     assert asyncio.run(main()) == "late"
 
 
-def test_awaiting_raises_what_the_call_raised(recorder):
+def test_awaiting_raises_the_calls_error(recorder):
     async def main():
         with pytest.raises(KeyError, match="mine") as info:
             await recorder.fail.remote(KeyError("mine"))

@@ -221,7 +221,7 @@ def test_an_exit_in_the_constructor_causes_a_restart(options, tmp_path):
     assert row_of(actor)["num_restarts"] == 1
 
 
-def test_an_exit_in_the_constructor_is_final_with_code_0_or_no_restarts(tmp_path):
+def test_a_constructors_exit_is_final_with_code_0_or_without_restarts(tmp_path):
     for name, code, restarts in (("first", 0, -1), ("second", 4, 0)):
         actor = Made.options(max_restarts=restarts).remote(str(tmp_path / name), code)
         with pytest.raises(ActorDiedError, match=f"exited with code {code}"):

@@ -180,7 +180,7 @@ def test_a_result_is_listed_by_its_reference(recorder):
     wait_until(mine, 60, "that only the driver has it")
 
 
-def test_a_process_without_an_answer_is_named(recorder):
+def test_the_error_names_a_process_without_an_answer(recorder):
     ref, pid = ray.put(bytes(1 << 20)), ray.get(recorder.pid.remote())
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -394,7 +394,7 @@ def test_errors_name_the_operator_and_the_line_once(spec, context):
         assert str(raised.value).count("in: ") == 1
 
 
-def test_errors_in_functions_of_the_program_name_their_line_in_the_backward_pass():
+def test_errors_in_custom_backward_functions_name_their_line():
     class Wrong(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
