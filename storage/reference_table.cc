@@ -10,21 +10,37 @@ bool ReferenceTable::Entry::held() const {
 
 ReferenceTable::Freed ReferenceTable::count(Object object, WorkerId holder, std::int64_t change) {
   Freed freed;
-  if (!entries_.contains(object) && entries_.size() >= max_entries_) return freed;
+  if (is_uncounted(object) || (!entries_.contains(object) && entries_.size() >= max_entries_)) {
+    if (uncounted_.size() < max_entries_) uncounted_.insert(object);
+    return freed;
+  }
   auto& processes = entries_[object].processes;
   if ((processes[holder] += change) == 0) processes.erase(holder);
   settle(object, freed);
   return freed;
 }
 
-void ReferenceTable::contain(Object outer, const std::vector<Object>& inner) {
-  if (inner.empty() || contained_.contains(outer) || contained_.size() >= max_entries_) return;
+// A full uncounted_ may be missing this object.
+bool ReferenceTable::is_uncounted(Object object) const {
+  return uncounted_.contains(object) || (uncounted_.size() >= max_entries_ && !entries_.contains(object));
+}
+
+Result<void> ReferenceTable::contain(Object outer, const std::vector<Object>& inner) {
+  if (inner.empty() || contained_.contains(outer)) return {};
+  std::set<Object> added;
+  for (const Object& object : inner) {
+    if (!entries_.contains(object) && !uncounted_.contains(object)) added.insert(object);
+  }
+  if (contained_.size() >= max_entries_ || entries_.size() + added.size() > max_entries_)
+    return fail(resource_exhausted("too many references between objects on this node"));
   contained_[outer] = inner;
   for (const Object& object : inner) {
+    if (uncounted_.contains(object)) continue;
     Entry& entry = entries_[object];
     ++entry.objects;
     entry.was_held = true;
   }
+  return {};
 }
 
 std::vector<ReferenceTable::Object> ReferenceTable::contained(Object outer) const {
@@ -90,6 +106,8 @@ ReferenceTable::Freed ReferenceTable::end_job(JobId job) {
   for (const Object& object : outer) let_go(object, freed);
   auto it = entries_.lower_bound(first);
   while (it != entries_.end() && it->first.job == job) it = entries_.erase(it);
+  auto other = uncounted_.lower_bound(first);
+  while (other != uncounted_.end() && other->job == job) other = uncounted_.erase(other);
   return freed;
 }
 

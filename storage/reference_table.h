@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "runtime/core/id.h"
+#include "runtime/core/result.h"
 
 namespace shoal::storage {
 
@@ -27,10 +29,12 @@ class ReferenceTable {
 
   explicit ReferenceTable(std::size_t max_entries = 1 << 20) : max_entries_(max_entries) {}
 
-  // Changes a process's count. Beyond `max_entries` new objects are not counted, and stay until their job ends.
+  // Changes a process's count. Beyond `max_entries` new objects are not counted, and stay until their job ends, also when
+  // there is room again.
   Freed count(Object object, WorkerId holder, std::int64_t change);
-  // Records that `outer` contains references to `inner`, as long as it exists.
-  void contain(Object outer, const std::vector<Object>& inner);
+  // Records that `outer` contains references to `inner`, as long as it exists. ResourceExhausted beyond `max_entries`, of new inner objects
+  // or of objects that contain some: nothing is recorded then, and `outer` must not be kept.
+  Result<void> contain(Object outer, const std::vector<Object>& inner);
   std::vector<Object> contained(Object outer) const;
   // Removes an object regardless of its counts.
   Freed drop(Object object);
@@ -53,12 +57,14 @@ class ReferenceTable {
     bool was_held = false;
     bool held() const;
   };
+  bool is_uncounted(Object object) const;
   void settle(Object object, Freed& freed);
   void let_go(Object outer, Freed& freed);
 
   const std::size_t max_entries_;
   std::map<Object, Entry> entries_;
   std::map<Object, std::vector<Object>> contained_;
+  std::set<Object> uncounted_;  // objects for whose counts there was no room; at most max_entries_
 };
 
 }  // namespace shoal::storage

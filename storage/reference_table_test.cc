@@ -93,6 +93,38 @@ TEST_F(ReferenceTableTest, BeyondItsBoundNothingIsCountedAndNothingFreed) {
   EXPECT_EQ(small.count(object(2), kOwner, -1), Freed());
 }
 
+TEST_F(ReferenceTableTest, AnObjectIsRefusedWithItsContentsIfTheyDoNotFit) {
+  ReferenceTable small(3);
+  small.count(object(1), kOwner, 1);
+  small.count(object(2), kOwner, 1);
+  EXPECT_EQ(small.contain(object(10), {object(1), object(3), object(4), object(4)}).error().code(), Code::kResourceExhausted);
+  EXPECT_EQ(small.num_entries(), 2u);
+  EXPECT_EQ(small.contained(object(10)), Freed());
+  EXPECT_EQ(small.count(object(1), kOwner, -1), Freed{object(1)});  // nothing contains it
+  EXPECT_TRUE(small.contain(object(10), {object(2), object(3), object(4), object(4)}));
+  EXPECT_EQ(small.num_entries(), 3u);
+  EXPECT_TRUE(small.contain(object(11), {object(3)}));  // known already
+  EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));
+  EXPECT_EQ(small.contain(object(13), {object(2)}).error().code(), Code::kResourceExhausted);  // a fourth that contains some
+  EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));                              // put again
+  EXPECT_EQ(small.drop(object(10)), Freed());
+  EXPECT_EQ(small.drop(object(11)), Freed{object(3)});
+}
+
+TEST_F(ReferenceTableTest, AnObjectOfWhichACountWasRefusedIsNeverFreed) {
+  ReferenceTable small(1);
+  small.count(object(1), kOwner, 1);
+  small.count(object(2), kOwner, 1);  // no room
+  EXPECT_EQ(small.count(object(1), kOwner, -1), Freed{object(1)});
+  EXPECT_EQ(small.count(object(2), kBorrower, 1), Freed());
+  EXPECT_EQ(small.count(object(2), kBorrower, -1), Freed());  // its owner still holds it
+  EXPECT_TRUE(small.contain(object(3), {object(2)}));
+  EXPECT_EQ(small.drop(object(3)), Freed());
+  small.end_job(kJob);
+  small.count(object(2), kOwner, 1);
+  EXPECT_EQ(small.num_entries(), 1u);
+}
+
 // Processes pass references on over separate connections, in any interleaving, and die. An object is freed exactly when no reference is
 // held or under way.
 TEST(ReferenceTableModel, FreesWhatNobodyHasAndNothingElse) {

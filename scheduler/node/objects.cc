@@ -186,7 +186,7 @@ void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd
       inner.push_back(own(k));
       if (inner.back().home && !references_.knows(inner.back())) others.insert(inner.back());
     }
-    references_.contain({job, object.id}, inner);
+    if (const auto contained = references_.contain({job, object.id}, inner); !contained) memory = fail(contained.error());
     for (const Object& other : others) {
       if (references_.knows(other)) {
         neighbours_.tell(other.home, {key(other), WorkerId{self_.value}, 1, self_, Change::Kind::kCount});

@@ -36,6 +36,7 @@ class Objects {
     std::string spill_folder = {};  // for objects that are moved out of memory
     // Runs `work` in a thread of its own, then `then` on the loop. Empty: objects that only the node has are never moved into files.
     std::function<void(std::function<void()> work, std::function<void()> then)> write_aside = {};
+    std::size_t max_references = 1 << 20;                  // objects that are counted, and objects that contain some
     std::size_t looks = 4096;                              // objects that are examined per request for room
     std::uint64_t uncounted_bytes = 128 << 10;             // smaller replicas are not counted
     runtime::Duration patience = std::chrono::seconds(5);  // wait for processes to make room
@@ -142,7 +143,7 @@ class Objects {
   const Options options_;
   const Events events_;
   NodeId self_;
-  storage::ReferenceTable references_;
+  storage::ReferenceTable references_{options_.max_references};
   storage::ReplicaTable replicas_;
   Parts parts_;
   Neighbours neighbours_;

@@ -34,6 +34,7 @@ using runtime::Message;
 using runtime::Peer;
 
 constexpr JobId kJob{1};
+constexpr std::size_t kMaxReferences = 1000;
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -152,6 +153,7 @@ class Side final : public runtime::PeerHandler {
                   [this] {
                     Objects::Options o;
                     o.spill_folder = testing::TempDir();
+                    o.max_references = kMaxReferences;
                     o.write_aside = [this](auto work, auto then) { writes.emplace_back(std::move(work), std::move(then)); };
                     return o;
                   }(),
@@ -245,6 +247,19 @@ TEST_F(ObjectsTest, AValueComesOverAndIsFreedWithTheLastReference) {
   EXPECT_TRUE(world_.run_until([&] { return b_.memory.num_entries() == 0; }, 10s));
   EXPECT_EQ(a_.memory.num_entries(), 0u);
   EXPECT_EQ(b_.objects.references().num_entries(), 0u);
+}
+
+TEST_F(ObjectsTest, AnObjectWithMoreReferencesThanFitIsRefusedAndFreesNothing) {
+  std::vector<ObjectKey> inner;
+  for (std::uint64_t n = 0; n < kMaxReferences; ++n) inner.push_back({kJob, ObjectId{100 + n}, a_.self});
+  a_.count(kOne, a_.put(ObjectId{5}, 100), kOne, {}, 1);
+  get(a_.put(ObjectId{6}, 100, inner));
+  ASSERT_FALSE(comes());
+  EXPECT_EQ(got_->error().code(), Code::kResourceExhausted);
+  EXPECT_EQ(a_.objects.references().num_entries(), 1u);
+  inner.pop_back();
+  get(a_.put(ObjectId{7}, 100, inner));
+  EXPECT_TRUE(comes());
 }
 
 TEST_F(ObjectsTest, AHeadThatGoesAwayWhileItIsAskedIsAskedAgainWhenItIsBack) {
