@@ -77,7 +77,7 @@ def _host_key() -> str:
 
 @dataclass(frozen=True)
 class Host:
-    """The ranks of a mesh that share memory with this process, including its own."""
+    """The ranks of a mesh that share memory with this process (those of its node), including its own."""
 
     ranks: tuple[int, ...]
     shared: bool  # True if these are all ranks of the mesh
@@ -88,11 +88,12 @@ def attach(ranks: tuple[int, ...]) -> Host:
     """Opens this process's session, if there is none, at a node of its host. Every rank of the mesh must call it."""
     me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     key = _host_key()
-    store.set(f"shoal/host/{me}", key)
-    here = tuple(r for r in ranks if store.get(f"shoal/host/{r}").decode() == key)
     with _attaching:
         if state.session is None:
             _attach(store, key)
+    key += f"/{state.session.node}"  # shared memory goes through a node, of which one host may have several
+    store.set(f"shoal/host/{me}", key)
+    here = tuple(r for r in ranks if store.get(f"shoal/host/{r}").decode() == key)
     one_head = here == ranks or started_by_node()
     return Host(here, here == ranks, (-1, 0) if one_head else (here.index(me), len(here)))
 

@@ -77,6 +77,10 @@ class Host(Command):
         super().__init__(home, before=_within(namespace))
         self.namespace, self.address, self.device = namespace, address, device
 
+    def env(self, **more: str) -> dict[str, str]:
+        """No name resolves to this host's address, so gloo gets the device. Both have one name, because jobs inherit their submitter's."""
+        return super().env(**{"GLOO_SOCKET_IFNAME": self.device, **more})
+
     def listen_to_wire(self, to: Path):
         """Starts a process that writes all traffic of the cable to a file until it is ended."""
         running = self.program([sys.executable, "-c", _LISTEN, self.device, str(to)])
@@ -88,7 +92,7 @@ class Hosts:
     def __init__(self, homes: tuple[Path, Path]):
         number = os.getpid()
         self._names = [f"shoal-{number}-{which}" for which in "ab"]
-        self._devices = [f"sh{number}{which}" for which in "ab"]
+        self._devices = ["cable", "cable"]
         try:
             for name in self._names:
                 _ip("netns", "add", name)

@@ -22,13 +22,14 @@ import torch
 
 from shoal import _client
 from shoal._remote import ActorHandle, create_gang
-from shoal._runtime import session, started_by_node, state
+from shoal._runtime import started_by_node, state
 from shoal.exceptions import Cancelled, InvalidArgument, ResourceExhausted, ShoalError, Unavailable
 from shoal.spmd import _world, runtime
 from shoal.spmd._errors import located
 from shoal.spmd._replaying import Failure, Rank
 from shoal.spmd._traffic import line_of
 from shoal.spmd._world import OneProcess
+from shoal.train._ranks import environments
 
 Position = tuple[CodeType, int] | None  # code of the program, with an instruction in it
 _ITEMS = 200  # minimal size of a batch; idle ranks get one of _FEW
@@ -288,9 +289,8 @@ def begin(workers: int) -> None:
         if state.cluster is not None:  # no node will join a private cluster
             error.hint = f"CPUs are logical: begin with shoal.init(num_cpus={workers})"
         raise
-    common = {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers), "MASTER_ADDR": session().host}
-    common["MASTER_PORT"] = str(_client.get(ranks[0].free_port.remote()))
-    _client.get([rank.begin.remote({**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r, rank in enumerate(ranks)])
+    given = environments(_client.get([rank.place.remote() for rank in ranks]))
+    _client.get([rank.begin.remote(env) for rank, env in zip(ranks, given, strict=True)])
     _world._world, _world.controller = OneProcess(devices), Recorder(ranks)
     state.ending.append(end)
 

@@ -31,7 +31,7 @@ from shoal.exceptions import Internal
 from shoal.spmd import _engine, _tensor, _traffic, runtime
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import Processes, world
-from shoal.train._worker import free_port
+from shoal.train._ranks import Place, here
 
 TENSOR, VALUE, CONSTANT, LIST = range(4)  # kinds of places in a template
 QUESTIONS = {"ask", "whole", "item", "sharding", "origin", "communicated", "replicated", "idle"}
@@ -336,8 +336,8 @@ def _keep_freed_memory() -> None:
 class Rank:
     """The actor of a rank."""
 
-    def free_port(self) -> int:
-        return free_port()
+    def place(self) -> Place:
+        return here()
 
     def begin(self, environment: dict[str, str]) -> None:
         """Joins the other ranks; the environment is a launcher's."""

@@ -16,6 +16,7 @@ from shoal._refs import load
 from shoal._remote import ActorHandle, create_gang
 from shoal._runtime import session, state
 from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented
+from shoal.train._ranks import environments
 from shoal.train._worker import TrainWorker
 
 _SETTINGS = ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT")  # environment variables passed to the ranks
@@ -50,8 +51,9 @@ class Result:
 class Trainer:
     """Runs ``train_loop_per_worker`` on ``scaling_config.num_workers`` workers, placed together or not at all.
 
-    The loop gets ``train_loop_config`` if given. Its environment has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, and a gloo
-    process group is initialised, so that ``shoal.fsdp.fully_shard`` works at once.
+    The loop gets ``train_loop_config`` if given. Its environment has torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+    GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Local ranks count within a node, nodes are numbered in the order of their first
+    ranks, and rank 0 listens at MASTER_ADDR. A gloo process group is initialised, so that ``shoal.fsdp.fully_shard`` works at once.
     Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_LEASE_GUARD`` and ``SHOAL_TIMEOUT``, unless a ``runtime_env`` sets them.
     ``on_report``: called in the driver with rank 0's metrics at each report.
     """
@@ -99,23 +101,12 @@ class Trainer:
                     kill(w)
 
     def _run(self, s, workers: list[ActorHandle]) -> Result:
-        count = len(workers)
-        port = workers[0].free_port.remote()
-        s.wait_all([port._ref])
-        environment = {
-            "WORLD_SIZE": str(count),
-            "LOCAL_WORLD_SIZE": str(count),
-            "GROUP_RANK": "0",
-            "MASTER_ADDR": s.host,
-            "MASTER_PORT": str(load(port)),
-            "TORCHELASTIC_RESTART_COUNT": "0",
-        }
+        asked = [w.place.remote() for w in workers]
+        s.wait_all([place._ref for place in asked])
+        given = environments([load(place, f"rank {rank} of {len(asked)}") for rank, place in enumerate(asked)])
         queue = s.host_queue("TrainReports")
         driver = ActorHandle(queue, "TrainReports", {"report": {}})
-        runs = [
-            w.run.remote(self._loop, self._config, {**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, driver)
-            for r, w in enumerate(workers)
-        ]
+        runs = [w.run.remote(self._loop, self._config, env, driver) for w, env in zip(workers, given, strict=True)]
         try:
             history = self._serve(s, queue, runs)
         finally:

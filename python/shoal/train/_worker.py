@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import socket
 import sys
 import traceback
 from typing import Any
@@ -13,24 +11,12 @@ from shoal._remote import ActorHandle
 from shoal._runtime import session
 from shoal.exceptions import TaskError
 from shoal.train._context import _Here
-
-
-def free_port() -> int:
-    """Returns a free TCP port of this host, outside the kernel's range of ephemeral ports. Raises OSError if there is none."""
-    for _ in range(200):
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as s:
-            try:
-                s.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise OSError("no free TCP port between 20000 and 32000")
+from shoal.train._ranks import Place, here
 
 
 class TrainWorker:
-    def free_port(self) -> int:
-        return free_port()
+    def place(self) -> Place:
+        return here()
 
     def run(self, loop, config: dict[str, Any] | None, environment: dict[str, str], driver: ActorHandle) -> Any:
         """Runs the loop of one rank, with a gloo process group unless the loop initialises another."""

@@ -1,0 +1,62 @@
+"""The environment variables of ranks that are actors: torchrun's, as ``shoal submit --num-workers`` sets them."""
+
+from __future__ import annotations
+
+import random
+import socket
+from dataclasses import dataclass
+
+from shoal._runtime import session
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs: its node's id, the host's address, and a TCP port that was free there."""
+
+    node: str
+    host: str
+    port: int
+
+
+def here() -> Place:
+    """Returns the place of this process. Raises OSError if no port is free."""
+    return Place(session().node, session().host, free_port())
+
+
+def free_port() -> int:
+    """Returns a free TCP port of this host, outside the kernel's range of ephemeral ports. Raises OSError if there is none."""
+    for _ in range(200):
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as s:
+            try:
+                s.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free TCP port between 20000 and 32000")
+
+
+def environments(places: list[Place]) -> list[dict[str, str]]:
+    """Returns each rank's variables. ``places``: by rank.
+
+    Local ranks count within a node, nodes are numbered in the order of their first ranks, and all ranks meet at rank 0.
+    """
+    members: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        members.setdefault(place.node, []).append(rank)
+    found: dict[int, dict[str, str]] = {}
+    for node_rank, ranks in enumerate(members.values()):
+        for local_rank, rank in enumerate(ranks):
+            values = {
+                "RANK": rank,
+                "WORLD_SIZE": len(places),
+                "LOCAL_RANK": local_rank,
+                "LOCAL_WORLD_SIZE": len(ranks),
+                "GROUP_RANK": node_rank,
+                "GROUP_WORLD_SIZE": len(members),
+                "MASTER_ADDR": places[0].host,
+                "MASTER_PORT": places[0].port,
+                "TORCHELASTIC_RESTART_COUNT": 0,
+            }
+            found[rank] = {name: str(value) for name, value in values.items()}
+    return [found[rank] for rank in range(len(places))]
