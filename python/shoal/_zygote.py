@@ -37,7 +37,7 @@ def main() -> int | None:
         data, fds, _, _ = socket.recv_fds(link, _MAX_REQUEST, 2)
         if not data:
             return 0
-        request = json.loads(data)
+        request, forkable = json.loads(data), _can_be_forked()
         first = os.fork()
         if first == 0:
             second = -1
@@ -51,7 +51,7 @@ def main() -> int | None:
                 os._exit(0)
             link.close()
             _native.die_with(node)
-            return _become_worker(request, fds)
+            return _become_worker(request, fds, forkable)
         os.waitpid(first, 0)
         for fd in fds:
             os.close(fd)
@@ -66,14 +66,13 @@ def _import_torch() -> None:
 
 
 def _can_be_forked() -> bool:
+    """Asked before the fork: a forked process has one thread, and there torch does not report a CUDA context."""
     torch = sys.modules.get("torch")
     return len(os.listdir("/proc/self/task")) == 1 and not (torch is not None and torch.cuda.is_initialized())
 
 
-def _become_worker(request: dict, fds: list[int]) -> int:
+def _become_worker(request: dict, fds: list[int], forkable: bool) -> int:
     """Turns the new process into the worker. Returns the exit code of a script."""
-    from shoal._runtime import end_children_with_this
-
     os.setsid()
     out, err = fds
     null = os.open(os.devnull, os.O_RDONLY)
@@ -93,9 +92,15 @@ def _become_worker(request: dict, fds: list[int]) -> int:
         request["cwd"], request["path"] = _shipping.settle(request["cwd"], request["path"])
     if request["cwd"]:
         _enter(request["cwd"])
-    if not _can_be_forked():
+    if not forkable:
         _spawn_instead(request)
     _reseed()
+    return _run_worker(request)
+
+
+def _run_worker(request: dict) -> int:
+    from shoal._runtime import end_children_with_this
+
     end_children_with_this()
     if "SHOAL_FSDP" in os.environ or "SHOAL_SPMD" in os.environ:  # the interpreter started without these variables
         import _shoal_switch
@@ -141,11 +146,16 @@ def _enter(folder: str) -> None:
 
 def _spawn_instead(request: dict) -> None:
     """Executes a fresh interpreter in this process, for a zygote that has threads or has touched CUDA."""
-    path = os.pathsep.join([*request["path"], os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    program = "from shoal import _worker; _worker.run()"
-    argv = [sys.executable, *request["argv"]] if request["script"] else [sys.executable, "-c", program]
-    os.execve(sys.executable, argv, environment)
+    program = "import sys; from shoal import _zygote; sys.exit(_zygote.begin())"
+    rest = json.dumps({name: request[name] for name in ("path", "script", "argv")})
+    os.execv(sys.executable, [sys.executable, "-c", program, rest])
+
+
+def begin() -> int:
+    """Runs the worker in a fresh interpreter. Returns the exit code of a script."""
+    if sys.path[:1] == [""]:  # from -c
+        del sys.path[0]
+    return _run_worker(json.loads(sys.argv[1]))
 
 
 def _reseed() -> None:

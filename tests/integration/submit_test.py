@@ -449,3 +449,34 @@ def test_submit_leaves_another_programs_embedded_cluster_alone(shoal_command):
     assert named.stdout.strip() == info["head_local"], named
     assert shoal_command("stop", "--address", info["head_local"]).returncode == 0
     driver.signal(signal.SIGKILL)
+
+
+# ---- an interpreter that cannot be forked
+
+THREAD = """
+import sys, threading
+if "shoal._zygote" in sys.orig_argv:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_workers_of_a_warm_interpreter_with_threads_are_fresh_ones(shoal_command, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(THREAD)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    cluster = shoal_command.start(cpus=2)
+    script = """
+        import sys
+        import shoal
+
+        @shoal.remote(num_cpus=1)
+        def started_as():
+            return sys.orig_argv[1]
+
+        if __name__ == "__main__":
+            print(sys.orig_argv[1], sys.argv[1:], __name__, shoal.get(started_as.remote()))
+            raise ValueError("the cause")
+        """
+    done = submit(shoal_command, script, "--num-workers", "1", arguments=["x"])
+    shoal_command("stop", "--address", cluster.address)
+    assert done.stdout == "[rank0] -c ['x'] __main__ -c\n", done
+    assert (done.returncode, "ValueError: the cause" in done.stderr, "_zygote" in done.stderr) == (1, True, False), done
