@@ -172,6 +172,36 @@ def test_an_unwritable_folder_on_rank_0_fails_on_all(tmp_path):
     assert answers[1][1] == ["rank 0"]
 
 
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_any_error_on_one_rank_is_raised_on_all(saved, tmp_path, what):
+    def failing(config):
+        import torch.distributed as dist
+
+        from shoal.checkpoint import _load, _save
+
+        def fail(*_):
+            raise MemoryError("no memory for this part")
+
+        model, optimizer = make(config)
+        if dist.get_rank() == 1:
+            _save.save_file = _load._match_model = fail
+        try:
+            if config["what"] == "save":
+                checkpoint.save(config["to"], model, optimizer)
+            else:
+                checkpoint.load(config["path"], model, optimizer)
+        except MemoryError as error:
+            return type(error) is MemoryError, str(error)
+        return None
+
+    answers = run(failing, 3, what=what, path=saved["shoal"][0], to=str(tmp_path / "c"))
+    assert [own for own, _ in answers] == [False, True, False]
+    for _, text in answers:
+        assert "no memory for this part" in text
+    assert "in fail" in answers[0][1]
+    assert "rank 1" in answers[2][1]
+
+
 def test_a_death_while_saving_keeps_the_previous_checkpoint(saved, tmp_path):
     path = str(tmp_path / "c")
 

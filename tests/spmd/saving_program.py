@@ -129,6 +129,7 @@ def first() -> None:
     found["a write failed"] = error(manager.join)
     failing_writes(disk_gone)
     found["another one"] = error(lambda: manager.save(10, state_of(net, optimizer)))
+    found["a name that is none"] = error(lambda: xc.CheckpointManager("a\0b", save_interval=1))  # the first process finds that out
     found["steps after failures"] = manager.all_steps()
     (FOLDER / f"first.{RANK}").write_text(json.dumps(found))
     xm.rendezvous("written")

@@ -79,6 +79,7 @@ def test_a_failed_write_is_raised_on_all_and_keeps_earlier_checkpoints(first):
             assert f[failed][0] == "CheckpointException"
             assert "the disk is gone" in f[failed][1]
         assert f["steps after failures"] == [6, 9]
+        assert f["a name that is none"] == ["ValueError", "embedded null byte"]
 
 
 def test_a_death_while_saving_keeps_the_earlier_checkpoints(first, then):

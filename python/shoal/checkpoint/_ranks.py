@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from shoal.exceptions import InvalidArgument, ResourceExhausted, ShoalError, Unimplemented
+from shoal.exceptions import InvalidArgument, ResourceExhausted, ShoalError, TaskError, Unimplemented
 
 T = TypeVar("T")
 
@@ -35,16 +37,20 @@ class Ranks:
         return min(self.rank * piece, num_rows), min((self.rank + 1) * piece, num_rows)
 
     def agree(self, action: Callable[[], T]) -> T:
-        """Runs ``action`` and returns its result. Collective: a ShoalError on one rank is raised on all."""
+        """Runs ``action`` and returns its result. Collective: an error on one rank is raised on all. An error that is not Shoal's is a
+        TaskError of its class on the other ranks."""
         result, error = None, None
         try:
             result = action()
-        except ShoalError as raised:
+        except Exception as raised:
             error = raised
-        for rank, other in enumerate(self.gather(error)):
+        sent = error
+        if error is not None and not isinstance(error, ShoalError):
+            sent = TaskError(error, "".join(traceback.format_exception(error)), "a checkpoint's save or load", os.getpid())
+        for rank, other in enumerate(self.gather(sent)):
             if error is None and other is not None:
                 other.context = (*other.context, f"rank {rank}")
-                raise other
+                raise other.as_instance_of_cause() if isinstance(other, TaskError) else other
         if error is not None:
             raise error
         return result

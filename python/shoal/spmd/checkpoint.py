@@ -174,7 +174,7 @@ class CheckpointManager:
         if dist.get_rank(self._group) == 0:
             try:
                 outcome = [action(), None]
-            except OSError as error:
+            except Exception as error:
                 outcome = [None, error]
         if dist.get_world_size(self._group) > 1:
             dist.broadcast_object_list(outcome, group=self._group, group_src=0)
