@@ -69,7 +69,10 @@ def every_collective(config):
     window = sc.window((rank + 1, 2))
     window.tensor.fill_(rank)
     sc.barrier()
-    out["read"] = sc.read(window, (rank + 1) % world, torch.empty(2)).tolist()
+    into = torch.empty(2)
+    version = into._version
+    out["read"] = sc.read(window, (rank + 1) % world, into).tolist()
+    assert into._version > version
     sc.barrier()
     works = [sc.all_reduce(torch.full((50_000,), float(i + rank)), async_op=True) for i in range(8)]
     out["async"] = [w.wait()[-1].item() for w in reversed(works)]

@@ -357,6 +357,7 @@ def read(window: Window, src: int, output: torch.Tensor, *, offset: int = 0) -> 
         raise InvalidArgument(f"offset {offset} of a window")
     dense, back = _in_place(output)
     window.group._native.read(window._native, src, offset * output.element_size(), _memory(dense))
+    torch.autograd.graph.increment_version(output)  # written without autograd's notice
     if back is not None:
         back()
     return output
