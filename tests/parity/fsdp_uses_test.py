@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -1074,6 +1075,25 @@ def parameters_added_after_sharding_cause_a_warning():
     model.extra = nn.Parameter(model.head.weight.detach().clone())  # a DTensor
     with pytest.raises(NotImplementedError, match=r"parameter extra was added.*is a DTensor"):
         loss_of(model).backward()
+
+
+@use
+def gradients_of_added_parameters_are_averaged_per_dtype_and_device():
+    from shoal.fsdp import _added
+
+    class Kept(_added.Added):
+        def _average(self, dtype, device, parameters):
+            calls.append((dtype, device.type, len(parameters)))
+            for p in parameters:
+                assert (p.dtype, p.device) == (dtype, device)
+
+    calls = []
+    added = Kept(SimpleNamespace(joining=False, units=[]))
+    devices = ("cpu", "meta", "cpu")  # no collective runs on meta tensors: it stands for a second device
+    added._parameters = {nn.Parameter(torch.ones(2, device=device)): device for device in devices}
+    added._parameters[nn.Parameter(torch.ones(2, dtype=torch.bfloat16))] = "bf16"
+    added.reduce()
+    assert calls == [(torch.float32, "cpu", 2), (torch.float32, "meta", 1), (torch.bfloat16, "cpu", 1)]
 
 
 @use

@@ -111,14 +111,13 @@ class Added:
         if not work:
             return
         self._check(work)
-        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+        alike: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for p in work:
-            by_dtype.setdefault(p.dtype, []).append(p)
-        for dtype, parameters in by_dtype.items():
-            self._average(dtype, parameters)
+            alike.setdefault((p.dtype, p.device), []).append(p)
+        for (dtype, device), parameters in alike.items():
+            self._average(dtype, device, parameters)
 
-    def _average(self, dtype: torch.dtype, parameters: list[nn.Parameter]) -> None:
-        device = parameters[0].device
+    def _average(self, dtype: torch.dtype, device: torch.device, parameters: list[nn.Parameter]) -> None:
         has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32, device=device)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([g.reshape(-1).float() if dtype.itemsize < 4 else g.reshape(-1) for g in grads])
