@@ -41,7 +41,8 @@ def visualize_sharding(
 ) -> Table | str:
     """Prints a sharding, a text like ``XLAShardedTensor.sharding_spec``, as a table of its first two dimensions, and returns the table.
 
-    Needs rich. Raises InvalidArgument, a ValueError, for another text.
+    Needs rich. Raises InvalidArgument, a ValueError, for another text. ``scale`` and ``min_width`` are accepted, and change nothing, as in
+    torch_xla 2.9.
     ``svg``: a file that ends in .svg. The picture is written there and its text returned; nothing is printed, and rich is not needed. It
     has all dimensions, parts to scale, and copies as several ids in a cell. ``shape``: the tensor's sizes for the picture; without it all
     parts have equal size."""
