@@ -35,9 +35,12 @@ class Client final : public runtime::PeerHandler {
   using OnNotice = std::function<void(actors::Method, runtime::Message)>;
   // A dead head is restarted within moments: connect() retries for this long.
   static constexpr runtime::Duration kPatience = std::chrono::milliseconds(1500);
+  static constexpr runtime::Duration kNextHead = std::chrono::seconds(10);  // as kPatience, for a command that waits for the cluster
   static Result<std::unique_ptr<Client>> connect(Context& context, const std::string& endpoints, runtime::Duration patience = kPatience);
   // Connects again after the connection broke. Subscriptions of the old connection are lost: the caller requests them again.
   Result<void> reconnect(runtime::Duration patience);
+  // After a failed request: true if the head had died and the next one took this connection. The request may then be repeated.
+  bool is_back() { return closed() && reconnect(kNextHead).has_value(); }
 
   Result<runtime::Message> ask(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10));
   // Does not wait: `answered` runs while the context's loop runs.

@@ -35,13 +35,15 @@ Result<NodeRow> find_node(Client& head, const std::string& id) {
   return found.front();
 }
 
-// Waits until the node has left. A lost head ends the wait with an error.
+// Waits until the node has left, also over the death of a head.
 Result<void> wait_until_left(Looking& looking, NodeId id, std::chrono::milliseconds limit) {
   const auto end = looking.context->clock->now() + limit;
   while (looking.context->clock->now() < end) {
-    SHOAL_TRY(const auto nodes, nodes_of(*looking.head));
-    const auto it = std::find_if(nodes.begin(), nodes.end(), [&](const NodeRow& n) { return n.id == id; });
-    if (it == nodes.end() || it->state == NodeState::kDead) return {};
+    const auto nodes = nodes_of(*looking.head);
+    if (!nodes && looking.head->is_back()) continue;
+    if (!nodes) return fail(nodes.error());
+    const auto it = std::find_if(nodes->begin(), nodes->end(), [&](const NodeRow& n) { return n.id == id; });
+    if (it == nodes->end() || it->state == NodeState::kDead) return {};
     if (it->duty() != NodeDuty::kDrains) return fail(cancelled("the drain was called off"));
     looking.context->run_until([] { return false; }, std::chrono::milliseconds(50));
   }
@@ -60,7 +62,9 @@ int set_duty(const Common& common, const DutyOptions& options) {
   }
   const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.deadline_s * 1000));
   const actors::SetNodeDuty wish{node->id, options.duty, static_cast<std::uint64_t>(deadline.count())};
-  if (const auto set = looking->head->ask(Method::kSetNodeDuty, to_bytes(wish)); !set) return failed(common, set.error());
+  auto set = looking->head->ask(Method::kSetNodeDuty, to_bytes(wish));
+  if (!set && looking->head->is_back()) set = looking->head->ask(Method::kSetNodeDuty, to_bytes(wish));
+  if (!set) return failed(common, set.error());
   const bool waits = options.duty == NodeDuty::kDrains && options.wait;
   if (waits) {
     if (const auto left = wait_until_left(*looking, node->id, deadline + std::chrono::seconds(30)); !left) {

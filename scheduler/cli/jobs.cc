@@ -169,12 +169,14 @@ int job_stop(const Common& common, const JobOptions& o) {
   auto row = find_job(*looking->head, o.id);
   if (!row) return failed(common, row.error());
   if (!actors::ended(row->state)) {
-    const auto stop = looking->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
+    auto stop = looking->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
+    if (!stop && looking->head->is_back()) stop = looking->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
     if (!stop) return failed(common, stop.error());
     const auto end = looking->context->clock->now() + std::chrono::seconds(30);
     while (o.wait && row && !actors::ended(row->state) && looking->context->clock->now() < end) {
       looking->context->run_until([] { return false; }, std::chrono::milliseconds(20));
       row = find_job(*looking->head, o.id);
+      if (!row && looking->head->is_back()) row = find_job(*looking->head, o.id);
     }
     if (!row) return failed(common, row.error());
     if (o.wait && !actors::ended(row->state)) return failed(common, deadline_exceeded("job " + o.id + " does not end"));

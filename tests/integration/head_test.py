@@ -177,6 +177,33 @@ def test_a_job_that_ends_without_a_head_is_reported_later(cluster, shoal_command
     assert row["exit_code"] == 7
 
 
+def test_a_waiting_drain_goes_on_with_the_next_head(cluster, shoal_command):
+    second = shoal_command.json("start", "--address", cluster.started.address, "--num-cpus", "8")["node"]
+    job = shoal_command.popen("submit", "--num-cpus", "8", "--", "sh", "-c", "echo begun; exec sleep 600")
+    job.said("begun")
+    drain = shoal_command.popen("drain", second, "--deadline", "600")
+    wait_for(lambda: {n["id"]: n["state"] for n in cluster.rows("nodes")}[second] == "DRAINING")
+    cluster.kill_head()
+    assert {n["id"]: n["state"] for n in cluster.rows("nodes")}[second] == "DRAINING"
+    shoal_command.json("drain", second, "--deadline", "0", "--no-wait")
+    assert drain.code() == 0, drain.err
+    assert drain.out == f"Node {second} is drained.\n"
+
+
+def test_a_waiting_job_stop_goes_on_with_the_next_head(cluster, shoal_command):
+    slow = "trap 'echo asked; while [ ! -e go ]; do sleep 0.05; done; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
+    job = shoal_command.popen("submit", "--", "sh", "-c", slow)
+    job.said("begun")
+    [row] = cluster.rows("jobs")
+    stop = shoal_command.popen("job", "stop", row["id"])
+    job.said("asked")
+    cluster.kill_head()
+    (shoal_command.home / "go").touch()
+    assert stop.code() == 0, stop.err
+    [row] = cluster.rows("jobs")
+    assert row["state"] == "STOPPED"
+
+
 def test_repeated_kills_of_the_head_lose_no_row(cluster, shoal_command):
     driver = shoal_command.driver(
         """
