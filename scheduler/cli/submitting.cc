@@ -14,7 +14,7 @@
 
 #include "actors/wire/packages.h"
 #include "runtime/core/fd.h"
-#include "runtime/process/process.h"
+#include "runtime/process/captured.h"
 
 extern char** environ;
 
@@ -22,32 +22,24 @@ namespace shoal::scheduler::cli {
 
 using nlohmann::json;
 
+namespace {
+
+constexpr auto kPythonPatience = std::chrono::minutes(10);  // for packing a large folder from a slow disk
+
+}  // namespace
+
 Result<std::string> ask_python(const std::string& python, const std::vector<std::string>& words) {
-  int out[2], err[2];
-  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) return fail(from_errno(errno, "pipe"));
-  const Fd reads_out(out[0]), reads_err(err[0]);
   runtime::SpawnSpec spec;
   spec.argv = {python, "-m", "shoal._submitting"};
   spec.argv.insert(spec.argv.end(), words.begin(), words.end());
   for (char** e = environ; *e != nullptr; ++e) spec.env.emplace_back(*e);
-  spec.out = Fd(out[1]);
-  spec.err = Fd(err[1]);
-  auto started = runtime::spawn(std::move(spec));
-  if (!started) return fail(started.error());
-  const auto all_of = [](const Fd& from) {  // sequential reads: stderr must fit into a pipe
-    std::string text;
-    char piece[4096];
-    for (ssize_t n = 0; (n = read(from.get(), piece, sizeof piece)) > 0 || (n < 0 && errno == EINTR);) {
-      if (n > 0) text.append(piece, static_cast<std::size_t>(n));
-    }
-    while (text.ends_with('\n')) text.pop_back();
-    return text;
-  };
-  const std::string said = all_of(reads_out), why = all_of(reads_err);
-  const auto ended = runtime::wait_exit(*started, std::chrono::seconds(10));
-  if (ended && ended->ok()) return said;
-  const auto last = why.rfind('\n') == std::string::npos ? why : why.substr(why.rfind('\n') + 1);
-  return fail(invalid_argument(last.empty() ? python + " -m shoal._submitting came to nothing" : last));
+  SHOAL_TRY(auto captured, runtime::run_captured(std::move(spec), {.time = kPythonPatience}));
+  const auto without_newlines = [](std::string& text) { text.erase(text.find_last_not_of('\n') + 1); };
+  without_newlines(captured.out);
+  without_newlines(captured.err);
+  if (captured.ended.ok()) return std::move(captured.out);
+  const auto last = captured.err.substr(captured.err.rfind('\n') + 1);  // all of it when there is one line
+  return fail(invalid_argument(last.empty() ? python + " -m shoal._submitting " + captured.ended.to_string() : last));
 }
 
 Result<void> ship_folder(const std::string& python, const std::string& store, Client& head, const std::string& runtime_env,

@@ -9,6 +9,7 @@
 namespace shoal::scheduler::cli {
 
 // Runs the module with `words` and returns its stdout without trailing newlines. On failure: InvalidArgument with its last stderr line.
+// DeadlineExceeded after ten minutes; Python is killed then.
 Result<std::string> ask_python(const std::string& python, const std::vector<std::string>& words);
 
 // A cluster over several hosts may run the job on another host: working_dir is uploaded to the head, and _entrypoint.py unpacks it there.

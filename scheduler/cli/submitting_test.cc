@@ -1,0 +1,37 @@
+#include "scheduler/cli/submitting.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+namespace shoal::scheduler::cli {
+namespace {
+
+// A program in the interpreter's place.
+std::string program(const std::string& script) {
+  const std::string path = std::filesystem::path(testing::TempDir()) / "python";
+  std::ofstream(path) << "#!/bin/sh\n" << script << "\n";
+  chmod(path.c_str(), 0700);
+  return path;
+}
+
+constexpr const char* kMuchOnStderr = "head -c 1000000 /dev/zero | tr '\\0' 'x' >&2; echo >&2; ";
+
+TEST(AskPython, ReturnsStdoutHoweverMuchComesOnStderrFirst) {
+  const auto said = ask_python(program(kMuchOnStderr + std::string("echo \"$1 $2 $3\"")), {"yaml"});
+  ASSERT_TRUE(said) << said.error().to_string();
+  EXPECT_EQ(*said, "-m shoal._submitting yaml");
+}
+
+TEST(AskPython, AFailureIsTheLastLineOfStderr) {
+  const auto said = ask_python(program(kMuchOnStderr + std::string("echo some; echo 'no such file' >&2; exit 1")), {});
+  ASSERT_FALSE(said);
+  EXPECT_EQ(said.error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(said.error().message(), "no such file");
+}
+
+}  // namespace
+}  // namespace shoal::scheduler::cli
