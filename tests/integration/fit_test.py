@@ -145,6 +145,30 @@ def test_an_infeasible_worker_is_refused_before_any_start(shoal_command):
     assert driver.out == ""
 
 
+def test_no_actor_of_a_training_is_alive_behind_it(shoal_command):
+    driver = shoal_command.driver("""
+        import shoal
+        from shoal.train import Trainer, report
+        from shoal.util.state import list_actors
+
+        def loop(config):
+            report({})
+            if config["fails"]:
+                raise ValueError("the cause")
+
+        shoal.init(num_cpus=4)
+        for fails in (False, True):
+            try:
+                Trainer(loop, train_loop_config={"fails": fails}).fit()
+            except ValueError:
+                print("failed")
+            print(sorted((a.class_name, a.state) for a in list_actors()))
+        """)
+    assert driver.code() == 0, driver.err
+    dead = [("TrainReports", "DEAD"), ("TrainWorker", "DEAD")]
+    assert driver.out == f"{dead}\nfailed\n{sorted(2 * dead)}\n"
+
+
 @pytest.mark.parametrize("environment", [{"TORCHELASTIC_USE_AGENT_STORE": "True"}, {"RANK": "0", "WORLD_SIZE": "1"}])
 def test_a_driver_may_be_a_single_torchrun_rank(shoal_command, environment):
     driver = shoal_command.program([sys.executable, str(shoal_command.script(TRAIN, "fit.py")), "never", "3"], **environment)

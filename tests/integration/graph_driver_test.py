@@ -50,7 +50,7 @@ def cluster(shared):
         placed.pop().close()
     gc.collect()
     wait_until(
-        lambda: not any(a["state"] == "ALIVE" and a["class"] != "TrainReports" for a in shoal._runtime.state.session.list("actors")),
+        lambda: not any(a["state"] == "ALIVE" for a in shoal._runtime.state.session.list("actors")),
         5,
         "the end of all actors",
     )

@@ -93,25 +93,27 @@ class Trainer:
                     "ScalingConfig(resources_per_worker=...)"
                 )
             raise
-        try:
-            return self._run(s, workers)
-        finally:
-            for w in workers:
-                with contextlib.suppress(Exception):
-                    kill(w)
+        return self._run(s, workers)
 
     def _run(self, s, workers: list[ActorHandle]) -> Result:
-        asked = [w.place.remote() for w in workers]
-        s.wait_all([place._ref for place in asked])
-        given = environments([load(place, f"rank {rank} of {len(asked)}") for rank, place in enumerate(asked)])
-        queue = s.host_queue("TrainReports")
-        driver = ActorHandle(queue, "TrainReports", {"report": {}})
-        runs = [w.run.remote(self._loop, self._config, env, driver) for w, env in zip(workers, given, strict=True)]
+        actors = [*workers]
         try:
-            history = self._serve(s, queue, runs)
+            asked = [w.place.remote() for w in workers]
+            s.wait_all([place._ref for place in asked])
+            given = environments([load(place, f"rank {rank} of {len(asked)}") for rank, place in enumerate(asked)])
+            queue = s.host_queue("TrainReports")
+            driver = ActorHandle(queue, "TrainReports", {"report": {}})
+            actors.append(driver)  # ends after the workers, whose reports would fail
+            runs = [w.run.remote(self._loop, self._config, env, driver) for w, env in zip(workers, given, strict=True)]
+            try:
+                history = self._serve(s, queue, runs)
+            finally:
+                s.close_queue(queue)
+            return Result(history[-1] if history else {}, history, [load(r) for r in runs])
         finally:
-            s.close_queue(queue)
-        return Result(history[-1] if history else {}, history, [load(r) for r in runs])
+            for actor in actors:
+                with contextlib.suppress(Exception):
+                    kill(actor)
 
     def _serve(self, s, queue: str, runs: list[ObjectRef]) -> list[dict[str, Any]]:
         """Answers each report after every rank has made it, until all loops have returned. Returns rank 0's metrics."""
