@@ -13,7 +13,7 @@ namespace shoal::runtime {
 struct CaptureLimits {
   std::chrono::nanoseconds time = std::chrono::minutes(1);  // from the start to the end
   std::size_t out_bytes = 16 << 20;
-  std::size_t err_bytes = 64 << 10;  // of more, the last ones are kept
+  std::size_t err_bytes = 64 << 10;  // the last ones are kept when there are more
 };
 
 struct Captured {
