@@ -73,6 +73,7 @@ class Checker {
     if (n.unit < 0 && !of_all && n.op != Op::kForward) return fail(wrong(n, "needs a unit"));
     if (n.unit >= 0 && of_all) return fail(wrong(n, "is for all units at once"));
     const bool of_update = n.op == Op::kOptimizerUpdate || n.op == Op::kFetch || n.op == Op::kOffload;
+    if (n.micro != 0 && (of_all || of_update)) return fail(wrong(n, "belongs to the whole step, not to a micro-batch"));
     if (commit_ != kNone && !of_update && n.op != Op::kCommit)
       return fail(wrong(n, "comes after the commit, when parameters may be written"));
     if (n.op == Op::kCommit) return commit(n);

@@ -18,6 +18,7 @@ namespace shoal::fsdp {
 //   - A clip_norm comes after all reductions and before all updates.
 //   - A fetch comes before its unit's update, an offload after it. A unit has both or neither: its state lies in a file between steps.
 //   - There is at most one commit. It comes after all nodes except the updates that follow it, their fetches and their offloads.
+//   - Updates, fetches, offloads, clip_norm and commit belong to no micro-batch (0).
 //   - A unit has at most one update, and per micro-batch one forward, recompute, backward and reduce_scatter.
 // StepGraph::add excludes cycles. InvalidArgument names the node and what it lacks; Unimplemented an op without an implementation.
 Result<void> check_runnable(const StepGraph& graph);

@@ -1,5 +1,6 @@
 #include "fsdp/graph/runnable.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "fsdp/graph/progress.h"
@@ -162,6 +163,21 @@ TEST(CheckRunnable, FetchedStateIsUpdatedAndOffloadedInTheSameStep) {
   EXPECT_EQ(Written(updated).add(Op::kOffload, 0).wrong(),
             "offload(a) (node 16) does not wait for optimizer_update(a) (node 15): let it come after that");
   EXPECT_EQ(updated.add(Op::kOffload, 0, {data(15)}).wrong(), "");
+}
+
+TEST(CheckRunnable, AnUpdateBelongsToNoMicroBatch) {
+  Written w = backward();
+  w.add(Op::kCommit, -1, {data(7), data(11)});  // 13
+  for (const auto op : {Op::kOptimizerUpdate, Op::kFetch, Op::kOffload}) {
+    Written wrong = w;
+    Node node;
+    node.op = op;
+    node.unit = 0;
+    node.micro = 1;
+    node.after = {order(13)};
+    ASSERT_TRUE(wrong.graph.add(node));
+    EXPECT_EQ(wrong.wrong(), fmt::format("{}(a)[1] (node 14) belongs to the whole step, not to a micro-batch", op_name(op)));
+  }
 }
 
 TEST(CheckRunnable, EveryMicroBatchHasItsLossAndTheLastGradientsAreReduced) {
