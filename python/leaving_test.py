@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal import _tasks
-from shoal._handle import MadeHere, _Made
+from shoal._handle import ActorOwnership, _Made
 from shoal._retry import Retries
 from shoal._tasks import FunctionPool, _Leaving, _Pool
 from shoal.exceptions import NotFound, Unavailable
@@ -58,14 +58,14 @@ def pools(monkeypatch):
 
 
 @pytest.fixture
-def made_here(monkeypatch):
-    """MadeHere without its thread; ``told`` has the actors without a handle elsewhere, ``watched`` the others."""
-    out = MadeHere()
+def actor_ownership(monkeypatch):
+    """ActorOwnership without its thread; ``told`` has the actors without a handle elsewhere, ``watched`` the others."""
+    out = ActorOwnership()
     out.told, out.watched = [], []
     monkeypatch.setattr(out, "begin", lambda: None)
     monkeypatch.setattr(out, "put", lambda gone: out.told.append(gone[1]))
     monkeypatch.setattr(out, "_watch", lambda _, made: out.watched.append(made.id))
-    monkeypatch.setattr(_tasks, "made_here", out)
+    monkeypatch.setattr(_tasks, "actor_ownership", out)
     return out
 
 
@@ -119,7 +119,7 @@ def test_a_worker_that_cannot_be_ended_does_not_block_others(pools, monkeypatch)
     assert [leaving.worker for leaving in pools._leaving] == ["a"]
 
 
-def test_a_workers_actors_are_taken_over_once_despite_an_absent_head(pools, made_here):
+def test_a_workers_actors_are_taken_over_once_despite_an_absent_head(pools, actor_ownership):
     words = leaves(pools, "w", _Made("a", "A", False), _Made("b", "B", True, ("object", "place")), _Made("gone", "C", False))
     pools.session.unknown = {"gone"}
     pools.see_off()
@@ -141,18 +141,18 @@ def test_a_workers_actors_are_taken_over_once_despite_an_absent_head(pools, made
     pools.session.retire = retire
     pools.see_off()
     assert pools.session.done == ["know a", "know b", "retire w"]
-    assert (made_here.told, made_here.watched) == (["a"], ["b"])
-    assert set(made_here._made) == {"a", "b"}
-    assert made_here._kept == {"b": [words._ref]}
+    assert (actor_ownership.told, actor_ownership.watched) == (["a"], ["b"])
+    assert set(actor_ownership._made) == {"a", "b"}
+    assert actor_ownership._kept == {"b": [words._ref]}
     assert words.published
     assert pools._leaving == []
 
 
-def test_a_silent_worker_is_killed_without_takeover(pools, made_here):
+def test_a_silent_worker_is_killed_without_takeover(pools, actor_ownership):
     leaves(pools, "w", _Made("a", "A", False), within=0.0)
     pools.see_off()
     assert pools.session.done == ["kill w"]
-    assert made_here._made == {}
+    assert actor_ownership._made == {}
 
 
 class Wanting:
@@ -176,7 +176,7 @@ def test_last_words_lose_nothing_that_a_pool_wanted_meanwhile(pools):
     pool.judges = {1: Retries.of(3, True), 2: Retries.of(3, False)}
     pool.workers = {who: SimpleNamespace(_ref=SimpleNamespace(ready=False)) for who in ("unmade", "busy")}
     pools._pools["one"] = pool
-    assert pools.last_words(time.monotonic() + 1000.0)
+    assert pools.hand_over(time.monotonic() + 1000.0)
     assert pool.native.answers == [(7, True), (8, False)]
     assert sorted(pools.session.done) == ["kill forced", "kill unmade"]
 
@@ -186,9 +186,9 @@ def test_this_process_is_needed_until_a_worker_sent_its_last_words(pools, monkey
     pools.session.wait_some = lambda *_: None
     monkeypatch.setattr(_tasks, "_wait", lambda *_: None)
     assert not pools.idle()
-    assert not pools.last_words(time.monotonic() + 0.01)
+    assert not pools.hand_over(time.monotonic() + 0.01)
     words._ref.ready = True
-    assert pools.last_words(time.monotonic() + 1000.0)
+    assert pools.hand_over(time.monotonic() + 1000.0)
     assert pools.idle()
 
 
@@ -263,6 +263,6 @@ def test_last_words_wait_for_an_absent_head(pools):
             raise Unavailable("the head is away", reason="HeadGone")
 
     pools.session.kill = kill
-    assert pools.last_words(time.monotonic() + 1000.0)
+    assert pools.hand_over(time.monotonic() + 1000.0)
     assert asked == ["w", "w", "w"]
     assert pools._leaving == []

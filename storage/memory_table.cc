@@ -98,15 +98,15 @@ void MemoryTable::drop(JobId job, const std::string& key, WorkerId worker) {
   arenas_.erase(it);
 }
 
-Result<void> MemoryTable::join_board(JobId job, const std::string& key, WorkerId worker, std::uint32_t member) {
+Result<void> MemoryTable::join_membership_page(JobId job, const std::string& key, WorkerId worker, std::uint32_t member) {
   const auto it = arenas_.find({job, key});
   if (it == arenas_.end()) return fail(not_found("no arena " + key));
   Arena& arena = it->second;
-  if (arena.bytes < runtime::Board::kBytes || member >= runtime::Board::kMaxMembers) {
+  if (arena.bytes < runtime::MembershipPage::kBytes || member >= runtime::MembershipPage::kMaxMembers) {
     return fail(invalid_argument(fmt::format("arena {} has no place for member {}", key, member)));
   }
-  if (!arena.board) {
-    SHOAL_TRY(arena.board, runtime::map(arena.memory, runtime::Board::kBytes, runtime::Access::kReadWrite));
+  if (!arena.membership_page) {
+    SHOAL_TRY(arena.membership_page, runtime::map(arena.memory, runtime::MembershipPage::kBytes, runtime::Access::kReadWrite));
   }
   arena.members.push_back({worker, member});
   return {};
@@ -116,7 +116,7 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
   for (auto it = arenas_.begin(); it != arenas_.end();) {
     Arena& arena = it->second;
     for (const auto& m : arena.members) {
-      if (m.worker == worker) runtime::Board(arena.board->data()).mark_gone(m.member, cause);
+      if (m.worker == worker) runtime::MembershipPage(arena.membership_page->data()).mark_gone(m.member, cause);
     }
     if (arena.holders.erase(worker) > 0 && arena.holders.empty()) {
       bytes_ -= arena.bytes;
@@ -278,10 +278,10 @@ void MemoryTable::free(JobId job, ObjectId id) {
     freed_.erase(freed_order_.front());
     freed_order_.pop_front();
   }
-  std::vector<Got> told;
+  std::vector<Got> reported;
   const auto [first, last] = waiting_.equal_range(key);
-  for (auto it = first; it != last; it = waiting_.erase(it)) told.push_back(std::move(it->second.got));
-  for (auto& got : told) got(fail(object_freed()));
+  for (auto it = first; it != last; it = waiting_.erase(it)) reported.push_back(std::move(it->second.got));
+  for (auto& got : reported) got(fail(object_freed()));
 }
 
 void MemoryTable::end_job(JobId job) {

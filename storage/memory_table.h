@@ -16,7 +16,7 @@
 #include "runtime/core/fd.h"
 #include "runtime/core/id.h"
 #include "runtime/core/result.h"
-#include "runtime/shm/board.h"
+#include "runtime/shm/membership_page.h"
 #include "runtime/shm/memory.h"
 
 namespace shoal::storage {
@@ -46,8 +46,8 @@ class MemoryTable {
   // `worker` gives up its hold. The last holder's drop frees the arena.
   void drop(JobId job, const std::string& key, WorkerId worker);
 
-  // Makes `worker` a member of the board at the start of an arena (it has at least Board::kBytes).
-  Result<void> join_board(JobId job, const std::string& key, WorkerId worker, std::uint32_t member);
+  // Makes `worker` a member of the membership page at the start of an arena (it has at least MembershipPage::kBytes).
+  Result<void> join_membership_page(JobId job, const std::string& key, WorkerId worker, std::uint32_t member);
   // Records the death of a worker on all its boards, and fails the gets that wait for its objects. Frees arenas that only dead workers
   // held.
   void mark_gone(WorkerId worker, const std::string& cause);
@@ -104,7 +104,7 @@ class MemoryTable {
     Fd memory;
     std::uint64_t bytes = 0;
     std::multiset<WorkerId> holders;
-    std::optional<runtime::Mapping> board;
+    std::optional<runtime::Mapping> membership_page;
     std::vector<Membership> members;
   };
   struct Object {

@@ -14,7 +14,7 @@ namespace shoal::storage {
 namespace {
 
 using runtime::Access;
-using runtime::Board;
+using runtime::MembershipPage;
 
 const JobId kJob{1}, kOther{2};
 const WorkerId kWorker{100};
@@ -78,8 +78,8 @@ TEST_F(MemoryTableTest, WhatDoesNotFitIsRefusedWithNumbers) {
 
 TEST_F(MemoryTableTest, WhoeverGetsAnObjectThatFailedHearsOfIt) {
   const ObjectId early{1}, late{2}, refused{3};
-  std::vector<std::string> heard;
-  const auto got = [&](Result<Fd> r) { heard.push_back(r ? "memory" : r.error().message()); };
+  std::vector<std::string> received;
+  const auto got = [&](Result<Fd> r) { received.push_back(r ? "memory" : r.error().message()); };
   table_.get(kJob, early, kWorker, got);
   EXPECT_FALSE(table_.put(kJob, early, fail(resource_exhausted("no descriptors"))));
   EXPECT_FALSE(table_.put(kJob, late, fail(resource_exhausted("none either"))));
@@ -87,19 +87,19 @@ TEST_F(MemoryTableTest, WhoeverGetsAnObjectThatFailedHearsOfIt) {
   table_.get(kJob, refused, kWorker, got);
   const auto put = table_.put(kJob, refused, Fd(open("/dev/null", O_RDONLY | O_CLOEXEC)));  // not a memory
   ASSERT_FALSE(put);
-  EXPECT_EQ(heard, (std::vector<std::string>{"no descriptors", "none either", put.error().message()}));
+  EXPECT_EQ(received, (std::vector<std::string>{"no descriptors", "none either", put.error().message()}));
   EXPECT_EQ(table_.bytes(), 0u);
 }
 
 TEST_F(MemoryTableTest, ADeathIsWrittenOnEveryBoardOfThatWorker) {
-  const auto opened = table_.open(kJob, "control", Board::kBytes + 64, kWorker).value();
-  const auto mapping = runtime::map(opened.memory, Board::kBytes, Access::kReadWrite).value();
-  ASSERT_TRUE(table_.join_board(kJob, "control", WorkerId{7}, 1));
-  ASSERT_TRUE(table_.join_board(kJob, "control", WorkerId{8}, 0));
+  const auto opened = table_.open(kJob, "control", MembershipPage::kBytes + 64, kWorker).value();
+  const auto mapping = runtime::map(opened.memory, MembershipPage::kBytes, Access::kReadWrite).value();
+  ASSERT_TRUE(table_.join_membership_page(kJob, "control", WorkerId{7}, 1));
+  ASSERT_TRUE(table_.join_membership_page(kJob, "control", WorkerId{8}, 0));
   table_.mark_gone(WorkerId{7}, "was killed by SIGKILL");
-  EXPECT_EQ(Board(mapping.data()).first_gone(2), 1);
-  EXPECT_EQ(Board(mapping.data()).cause(1), "was killed by SIGKILL");
-  EXPECT_FALSE(table_.join_board(kJob, "none", WorkerId{8}, 0));
+  EXPECT_EQ(MembershipPage(mapping.data()).first_gone(2), 1);
+  EXPECT_EQ(MembershipPage(mapping.data()).cause(1), "was killed by SIGKILL");
+  EXPECT_FALSE(table_.join_membership_page(kJob, "none", WorkerId{8}, 0));
 }
 
 TEST_F(MemoryTableTest, AnObjectIsGotBeforeOrAfterItIsPut) {

@@ -39,7 +39,7 @@ class CallExecutor {
 
 }  // namespace
 
-void Turns::add(Turn turn) {
+void CallScheduler::add(Turn turn) {
   Group& group = groups_[turn.group];
   const std::size_t bytes = turn.incoming.call.inline_bytes();
   if (!group.waiting.empty() && (group.waiting.size() >= max_waiting_ || group.bytes + bytes > max_bytes_)) {
@@ -50,7 +50,7 @@ void Turns::add(Turn turn) {
   group.waiting.push_back({next_++, std::move(turn.incoming)});
 }
 
-std::optional<Turn> Turns::next() {
+std::optional<Turn> CallScheduler::next() {
   const auto none = groups_.size();
   std::size_t first = none;
   for (std::size_t i = 0; i < none; ++i) {
@@ -66,7 +66,7 @@ std::optional<Turn> Turns::next() {
   return out;
 }
 
-std::optional<Incoming> Turns::cancel(CallKey call) {
+std::optional<Incoming> CallScheduler::cancel(CallKey call) {
   for (Group& group : groups_) {
     const auto it = std::find_if(group.waiting.begin(), group.waiting.end(), [&](const Waiting& w) { return w.incoming.key() == call; });
     if (it == group.waiting.end()) continue;

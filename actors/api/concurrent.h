@@ -1,5 +1,5 @@
-// An actor that runs several calls at once: Turns decides which of them begin. They run on threads (CallThreads) or, if methods are
-// coroutines, on the actor's own loop (CallLoop), like Python's async actors.
+// An actor that runs several calls at once: CallScheduler decides which of them begin. They run on threads (CallThreads) or, if methods
+// are coroutines, on the actor's own loop (CallLoop), like Python's async actors.
 #pragma once
 
 #include <asio/cancellation_signal.hpp>
@@ -30,11 +30,11 @@ struct Turn {
 
 // Calls wait here until their group has room. A full group refuses its own calls and does not affect the others. Only while the session's
 // loop is owned.
-class Turns {
+class CallScheduler {
  public:
   // `sizes`: concurrent calls per group; the first is for methods without one. `all`: bounds of waiting calls, shared equally by the
   // groups. One call may wait, whatever its size.
-  explicit Turns(const std::vector<std::size_t>& sizes, CallQueue::Options all = {})
+  explicit CallScheduler(const std::vector<std::size_t>& sizes, CallQueue::Options all = {})
       : groups_(sizes.size()), max_waiting_(all.max_waiting / sizes.size()), max_bytes_(all.max_bytes / sizes.size()) {
     for (std::size_t i = 0; i < sizes.size(); ++i) groups_[i].free = sizes[i];
   }

@@ -18,9 +18,9 @@ class Keeper final : public Hosted {
   std::deque<Incoming> kept;
 };
 
-class TurnsTest : public testing::Test {
+class CallSchedulerTest : public testing::Test {
  protected:
-  TurnsTest() {
+  CallSchedulerTest() {
     EXPECT_TRUE(host_.listen(runtime::Endpoint::tcp("host", 1000)));
     host_.add(kActor, "Keeper", keeper_);
     calls_.expect(kActor, "Keeper");
@@ -30,7 +30,7 @@ class TurnsTest : public testing::Test {
     row.endpoint = "host:1000";
     calls_.updated(row);
   }
-  ~TurnsTest() override { keeper_->kept.clear(); }
+  ~CallSchedulerTest() override { keeper_->kept.clear(); }
 
   // A received call with `bytes` of arguments.
   Turn call(std::size_t group, const std::string& method, std::size_t bytes = 1) {
@@ -51,9 +51,9 @@ class TurnsTest : public testing::Test {
     return answer.ready() ? code_name(answer.peek().error().code()) : "none";
   }
   // Begins calls until no more may begin, and returns their methods.
-  static std::vector<std::string> begin(Turns& turns, std::vector<Turn>& begun) {
+  static std::vector<std::string> begin(CallScheduler& scheduler, std::vector<Turn>& begun) {
     std::vector<std::string> out;
-    while (auto turn = turns.next()) {
+    while (auto turn = scheduler.next()) {
       out.push_back(turn->incoming.call.method);
       begun.push_back(*std::move(turn));
     }
@@ -72,58 +72,58 @@ class TurnsTest : public testing::Test {
   std::map<std::string, ValueFuture> answers_;
 };
 
-TEST_F(TurnsTest, CallsBeginInTheirOrderAsSoonAsTheirGroupHasRoom) {
-  Turns turns({1, 2});
+TEST_F(CallSchedulerTest, CallsBeginInTheirOrderAsSoonAsTheirGroupHasRoom) {
+  CallScheduler scheduler({1, 2});
   std::vector<Turn> begun;
   for (const auto& [group, method] : std::vector<std::pair<std::size_t, std::string>>{{0, "a"}, {0, "b"}, {1, "c"}, {1, "d"}, {1, "e"}}) {
-    turns.add(call(group, method));
+    scheduler.add(call(group, method));
   }
-  EXPECT_EQ(begin(turns, begun), (Methods{"a", "c", "d"}));
-  turns.done(1);
-  EXPECT_EQ(begin(turns, begun), (Methods{"e"}));
-  turns.done(0);
-  EXPECT_EQ(begin(turns, begun), (Methods{"b"}));
+  EXPECT_EQ(begin(scheduler, begun), (Methods{"a", "c", "d"}));
+  scheduler.done(1);
+  EXPECT_EQ(begin(scheduler, begun), (Methods{"e"}));
+  scheduler.done(0);
+  EXPECT_EQ(begin(scheduler, begun), (Methods{"b"}));
 }
 
-TEST_F(TurnsTest, AGroupThatIsFullRefusesItsOwnCallsAndNoOthers) {
-  Turns turns({1, 1}, {.max_waiting = 4, .max_bytes = 1 << 20});
+TEST_F(CallSchedulerTest, AGroupThatIsFullRefusesItsOwnCallsAndNoOthers) {
+  CallScheduler scheduler({1, 1}, {.max_waiting = 4, .max_bytes = 1 << 20});
   std::vector<Turn> begun;
-  for (const char* method : {"a", "b", "c"}) turns.add(call(1, method));
+  for (const char* method : {"a", "b", "c"}) scheduler.add(call(1, method));
   EXPECT_EQ(answer("b"), "none");
   EXPECT_EQ(answer("c"), "ResourceExhausted");
-  turns.add(call(0, "other"));
-  EXPECT_EQ(begin(turns, begun), (Methods{"a", "other"}));
-  turns.add(call(1, "d"));
-  turns.add(call(1, "e"));
+  scheduler.add(call(0, "other"));
+  EXPECT_EQ(begin(scheduler, begun), (Methods{"a", "other"}));
+  scheduler.add(call(1, "d"));
+  scheduler.add(call(1, "e"));
   EXPECT_EQ(answer("d"), "none");
   EXPECT_EQ(answer("e"), "ResourceExhausted");
   EXPECT_EQ(answer("other"), "none");
 }
 
-TEST_F(TurnsTest, SoManyBytesOfSmallArgumentsWaitAsTheGroupsShare) {
-  Turns turns({1, 1}, {.max_waiting = 1000, .max_bytes = 20'000});
+TEST_F(CallSchedulerTest, SoManyBytesOfSmallArgumentsWaitAsTheGroupsShare) {
+  CallScheduler scheduler({1, 1}, {.max_waiting = 1000, .max_bytes = 20'000});
   std::vector<Turn> begun;
-  turns.add(call(0, "a", 9'000));
-  turns.add(call(0, "b", 2'000));
+  scheduler.add(call(0, "a", 9'000));
+  scheduler.add(call(0, "b", 2'000));
   EXPECT_EQ(answer("b"), "ResourceExhausted");
-  turns.add(call(1, "other", 9'000));
-  EXPECT_EQ(begin(turns, begun), (Methods{"a", "other"}));
-  turns.add(call(0, "c", 9'000));
+  scheduler.add(call(1, "other", 9'000));
+  EXPECT_EQ(begin(scheduler, begun), (Methods{"a", "other"}));
+  scheduler.add(call(0, "c", 9'000));
   EXPECT_EQ(answer("c"), "none");
   Turn d = call(0, "d", 500);
   const CallKey key = d.incoming.key();
-  turns.add(std::move(d));
-  ASSERT_TRUE(turns.cancel(key));
-  turns.add(call(0, "e", 1'000));
+  scheduler.add(std::move(d));
+  ASSERT_TRUE(scheduler.cancel(key));
+  scheduler.add(call(0, "e", 1'000));
   EXPECT_EQ(answer("e"), "none");
-  turns.add(call(0, "f", 1));
+  scheduler.add(call(0, "f", 1));
   EXPECT_EQ(answer("f"), "ResourceExhausted");
 }
 
-TEST_F(TurnsTest, OneCallMayWaitWhateverItsSize) {
-  Turns turns({1, 1}, {.max_waiting = 1000, .max_bytes = 20});
-  turns.add(call(0, "a", 50'000));
-  turns.add(call(0, "b"));
+TEST_F(CallSchedulerTest, OneCallMayWaitWhateverItsSize) {
+  CallScheduler scheduler({1, 1}, {.max_waiting = 1000, .max_bytes = 20});
+  scheduler.add(call(0, "a", 50'000));
+  scheduler.add(call(0, "b"));
   EXPECT_EQ(answer("a"), "none");
   EXPECT_EQ(answer("b"), "ResourceExhausted");
 }

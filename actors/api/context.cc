@@ -23,8 +23,7 @@ Context::Context(std::unique_ptr<actors::Session> session, Options options)
       hub_(*session_, options_.caller),
       launcher_(hub_, {options_.program, options_.build_id, options_.name_space, options_.env, options_.working_dir}),
       functions_(std::make_unique<api::FunctionPools>(
-          hub_, launcher_, options_.functions, api::FunctionPools::Options{.last_words = options_.last_words, .needed = options_.needed})) {
-}
+          hub_, launcher_, options_.functions, api::FunctionPools::Options{.hand_over = options_.hand_over, .needed = options_.needed})) {}
 
 Context::~Context() = default;
 
@@ -64,7 +63,7 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
   spec.max_task_retries = options.max_task_retries;
   spec.handle = api::to_found(of.full_name);
   if (makes_itself) {
-    SHOAL_TRY(spec.birth, api::to_birth(making));
+    SHOAL_TRY(spec.creation_spec, api::to_creation_spec(making));
   }
   SHOAL_TRY(const auto exists, hub_.session.create_gang(spec));
 

@@ -43,7 +43,7 @@ class Context {
     std::uint32_t num_restarts = 0;                  // restarts of this process's actor
     std::map<std::string, std::string> env = {};     // for the processes that it starts
     std::string working_dir = "";                    // likewise
-    std::chrono::milliseconds last_words{30'000};    // for an ending worker of functions to report its actors
+    std::chrono::milliseconds hand_over{30'000};     // for an ending worker of functions to report its actors
     std::chrono::milliseconds needed{5'000};         // or, after this time with open calls, that it is needed
   };
   Context(std::unique_ptr<actors::Session> session, Options options);

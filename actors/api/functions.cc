@@ -33,8 +33,8 @@ struct LeftItem {
   ActorId actor;
   std::string class_name;
   bool restarts = false;
-  std::optional<std::tuple<JobId, ObjectId, NodeId>> stand;
-  static constexpr auto fields = shoal::fields(&LeftItem::actor, &LeftItem::class_name, &LeftItem::restarts, &LeftItem::stand);
+  std::optional<std::tuple<JobId, ObjectId, NodeId>> token;
+  static constexpr auto fields = shoal::fields(&LeftItem::actor, &LeftItem::class_name, &LeftItem::restarts, &LeftItem::token);
 };
 
 // False while the worker is needed, and the actors that it leaves.
@@ -63,14 +63,14 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
     if (!is_over(known)) return fail(known.error());
     if (!known) continue;  // the head has forgotten it
     Handles::Left one{item.actor, {item.class_name, item.restarts, item.restarts ? kept : nullptr}, {}};
-    if (item.stand) one.stand = std::make_from_tuple<ObjectKey>(*item.stand);
+    if (item.token) one.token = std::make_from_tuple<ObjectKey>(*item.token);
     session.own([&] { session.handles().adopt(std::move(one)); });
   }
   return {};
 }
 
 // A worker is needed while calls that it made are open, since they would be lost with it.
-Result<Value> FunctionPools::last_words(const Value& asked) {
+Result<Value> FunctionPools::hand_over(const Value& asked) {
   Session& session = hub_.session;
   SHOAL_TRY(const auto within, decode(List<std::int64_t>(), asked, {"last words"}));
   const auto until = session.deadline_in(std::chrono::milliseconds(std::max<std::int64_t>(10, std::get<0>(within))));
@@ -78,14 +78,14 @@ Result<Value> FunctionPools::last_words(const Value& asked) {
   const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };
   if (!session.own(none_open)) lend();
   if (!session.wait(none_open, until) || !see_off_all(until)) return needed();
-  session.tell_last_metrics(kLastMetrics);       // its objects are at the node already
+  session.send_last_metrics(kLastMetrics);       // its objects are at the node already
   if (!session.own(none_open)) return needed();  // threads may have made calls meanwhile
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
   auto holds = std::make_shared<std::vector<std::shared_ptr<const Value>>>();
   for (const auto& left : session.own([&] { return session.handles().left(); })) {
     out.push_back({left.actor, left.making.class_name, left.making.restarts, {}});
-    if (left.stand) out.back().stand = {left.stand->job, left.stand->id, left.stand->home};
+    if (left.token) out.back().token = {left.token->job, left.token->id, left.token->home};
     if (!left.making.kept) continue;
     refs.insert(refs.end(), left.making.kept->refs().begin(), left.making.kept->refs().end());
     holds->push_back(left.making.kept);
@@ -145,7 +145,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   // Runs on the loop, which must not block: no thread may hold this mutex while it waits for the loop.
   const auto wanted = [this] {
     {
-      const std::lock_guard telling(mutex_);
+      const std::lock_guard process_report(mutex_);
       wanted_ = true;
     }
     changed_.notify_all();
@@ -221,16 +221,16 @@ void FunctionPools::ask(Leaving& leaving) {
   SHOAL_CHECK(asked.has_value(), "a number that is not encoded");
   Call call;
   call.actor = leaving.worker;
-  call.method = kLastWords;
+  call.method = kHandOver;
   call.args = *std::move(asked);
   call.retries = -1;
   const ValueFuture words = leaving.words = session.call(std::move(call), {});
-  leaving.until = session.deadline_in(options_.last_words);
+  leaving.until = session.deadline_in(options_.hand_over);
   session.own([&] {
     words.then([this, alive = alive_](const Result<Value>&) {
       if (!*alive) return;
       {
-        const std::lock_guard telling(mutex_);
+        const std::lock_guard process_report(mutex_);
         wanted_ = true;
       }
       changed_.notify_all();
@@ -243,19 +243,19 @@ void FunctionPools::see_off() {
   using How = Leaving::How;
   // Time in which this process stood still does not count against the workers that it has asked.
   const auto looked_at = std::exchange(looked_at_, session.deadline_in({}));
-  if (const auto still = looked_at_ - looked_at; still > options_.last_words / 2) {
+  if (const auto still = looked_at_ - looked_at; still > options_.hand_over / 2) {
     for (Leaving& leaving : leaving_) leaving.until += still;
   }
   std::vector<Leaving> stay;
   for (Leaving& leaving : leaving_) {
     const auto now = session.deadline_in({});
-    const bool asked = leaving.how == How::kAsked, heard = asked && leaving.words.ready() && leaving.words.peek();
+    const bool asked = leaving.how == How::kAsked, received = asked && leaving.words.ready() && leaving.words.peek();
     const bool waits = asked && !leaving.words.ready() && now < leaving.until;
-    if (heard && !said_all(*leaving.words.peek())) {  // it is needed
+    if (received && !said_all(*leaving.words.peek())) {  // it is needed
       ask(leaving);
     } else if (!waits && now >= again_at_) {
-      const auto adopted = heard ? adopt(leaving) : Result<void>();
-      const bool retired = heard || leaving.how == How::kRetired;
+      const auto adopted = received ? adopt(leaving) : Result<void>();
+      const bool retired = received || leaving.how == How::kRetired;
       if (adopted && is_over(retired ? session.retire(leaving.worker) : session.kill(leaving.worker))) continue;
       if (!adopted && adopted.error().code() == Code::kInvalidArgument) leaving.how = How::kKilled;  // an invalid answer
       again_at_ = session.deadline_in(kAgain);
@@ -280,9 +280,9 @@ bool FunctionPools::see_off_all(std::chrono::steady_clock::time_point until) {
     for (const ActorId id : wants.condemned) leaving_.push_back({id, {}, {}, Leaving::How::kKilled});
   }
   const auto says_nothing = [](const Leaving& l) { return l.how != Leaving::How::kAsked || l.words.ready(); };
-  const auto heard = [&] { return std::all_of(leaving_.begin(), leaving_.end(), says_nothing); };
+  const auto received = [&] { return std::all_of(leaving_.begin(), leaving_.end(), says_nothing); };
   if (!leaving_.empty()) lend();
-  while (!leaving_.empty() && session.deadline_in({}) < until && session.wait(heard, until)) {
+  while (!leaving_.empty() && session.deadline_in({}) < until && session.wait(received, until)) {
     see_off();
     (void)session.wait([] { return false; }, std::min(until, again_at_));
   }

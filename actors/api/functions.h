@@ -54,7 +54,7 @@ class FunctionPools {
   struct Options {
     std::chrono::milliseconds idle{2000};  // after that a worker ends
     std::chrono::milliseconds look{100};   // interval of checks for room in a full cluster
-    std::chrono::milliseconds last_words;  // for the answer of an ending worker: the actors that it leaves,
+    std::chrono::milliseconds hand_over;   // for the answer of an ending worker: the actors that it leaves,
     std::chrono::milliseconds needed;      // or, after this time with open calls, that it is needed and must be asked again
   };
   using Names = std::set<std::string, std::less<>>;
@@ -68,7 +68,7 @@ class FunctionPools {
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
   // The answer of this worker of functions to kLastWords. `asked`: the time for it, in ms. It has a flag, false while its calls are open
   // (so it is asked again), and the actors that it leaves or was left.
-  Result<Value> last_words(const Value& asked);
+  Result<Value> hand_over(const Value& asked);
 
  private:
   struct Pool {

@@ -16,32 +16,32 @@ Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encod
 // [class, actor], and for a counting handle [.., job, object, home] of the object that stands for the actor.
 void write_handle(CborWriter& to, Hub* hub, std::string_view full_class_name, const HandleItem& handle) {
   if (hub == nullptr) return to.simple(kNull);
-  auto stand = hub->session.own([&] { return hub->session.handles().leaves(handle.actor, handle.share); });
-  to.head(Major::kArray, stand ? 5 : 2);
+  auto token = hub->session.own([&] { return hub->session.handles().leaves(handle.actor, handle.share); });
+  to.head(Major::kArray, token ? 5 : 2);
   to.text(full_class_name);
   write_item(to, handle.actor);
-  if (!stand) return;
-  write_item(to, stand->object.job);
-  write_item(to, stand->object.id);
-  write_item(to, stand->object.home);
-  to.refers_to(stand->object, std::move(stand->hold), CborWriter::Of::kActor);
+  if (!token) return;
+  write_item(to, token->object.job);
+  write_item(to, token->object.id);
+  write_item(to, token->object.home);
+  to.refers_to(token->object, std::move(token->hold), CborWriter::Of::kActor);
 }
 
 bool read_handle(CborReader& from, std::string_view full_class_name, std::string_view class_name, HandleItem& out) {
   if (from.take_if(kNull)) return true;
   std::uint64_t n = 0;
   std::string theirs;
-  ObjectKey stand;
+  ObjectKey token;
   if (!from.begin(Major::kArray, n, "a handle") || !from.enter()) return false;
   if (n != 2 && n != 5) return from.fail("a handle has 2 or 5 items");
   if (!read_item(from, theirs) || !read_item(from, out.actor)) return false;
-  if (n == 5 && (!read_item(from, stand.job) || !read_item(from, stand.id) || !read_item(from, stand.home))) return false;
+  if (n == 5 && (!read_item(from, token.job) || !read_item(from, token.id) || !read_item(from, token.home))) return false;
   from.leave();
   if (theirs != full_class_name) return from.fail("a handle of a " + theirs);
   if (from.hub == nullptr) return from.fail("a handle where there is no Context");
   Session& session = from.hub->session;
   if (const auto known = session.know(out.actor, std::string(class_name)); !known) return from.fail(known.error().message());
-  if (n == 5) out.share = session.own([&] { return session.handles().borrowed(out.actor, stand); });
+  if (n == 5) out.share = session.own([&] { return session.handles().borrowed(out.actor, token); });
   return true;
 }
 

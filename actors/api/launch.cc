@@ -25,7 +25,7 @@ std::optional<std::string_view> class_of_found(std::string_view handle) {
 }
 
 // [class, rank, world_size, threads, restart flag, pieces of the arguments]
-Result<std::string> to_birth(const Making& making) {
+Result<std::string> to_creation_spec(const Making& making) {
   CborWriter to;
   to.head(Major::kArray, 6);
   to.text(making.full_class_name);
@@ -36,17 +36,17 @@ Result<std::string> to_birth(const Making& making) {
   const auto pieces = making.args.pieces();
   to.head(Major::kArray, pieces.size());
   for (const auto& p : pieces) to.bytes(p);
-  if (to.written().size() > GangSpec::kMaxBirth) {
+  if (to.written().size() > GangSpec::kMaxCreationSpec) {
     return fail(invalid_argument(fmt::format("the arguments of an actor that may be started again take at most {} bytes, not {}",
-                                             GangSpec::kMaxBirth, to.written().size()))
+                                             GangSpec::kMaxCreationSpec, to.written().size()))
                     .with_hint("let it fetch what is large itself"));
   }
   const auto written = std::string_view(reinterpret_cast<const char*>(to.written().data()), to.written().size());
   return std::string(written);
 }
 
-Result<Making> from_birth(std::string_view birth) {
-  CborReader from(std::as_bytes(std::span(birth)));
+Result<Making> from_creation_spec(std::string_view creation_spec) {
+  CborReader from(std::as_bytes(std::span(creation_spec)));
   Making out;
   std::uint64_t n = 0;
   Value::Pieces pieces;

@@ -20,8 +20,8 @@ struct Making {
   bool restarts = false;  // if its process ends unrequested
 };
 // InvalidArgument if the arguments are too large to be kept.
-Result<std::string> to_birth(const Making& making);
-Result<Making> from_birth(std::string_view birth);
+Result<std::string> to_creation_spec(const Making& making);
+Result<Making> from_creation_spec(std::string_view creation_spec);
 
 // The handle bytes found by an actor's name: they contain its class. Python reads them as a pickle that marks a C++ actor.
 std::string to_found(std::string_view full_class_name);

@@ -63,8 +63,8 @@ class Server {
         due.emplace(construct(*std::move(turn)));
       } else if (incoming.call.method == kRelease) {
         due = release(std::move(incoming));
-      } else if (incoming.call.method == kLastWords) {
-        auto words = context_.functions().last_words(incoming.call.args);
+      } else if (incoming.call.method == kHandOver) {
+        auto words = context_.functions().hand_over(incoming.call.args);
         due.emplace(Answer{std::move(incoming), std::move(words)});
       } else if (!instance_) {
         session_.own([&] { early_.push_back(std::move(incoming)); });
@@ -174,10 +174,10 @@ class Server {
   }
 
   void make_again() {
-    const auto birth = session_.birth();
-    if (!birth) end_unmade(session_, birth.error());
-    context_.is_of(birth->row.id);
-    const auto making = from_birth(birth->handle);
+    const auto creation_spec = session_.creation_spec();
+    if (!creation_spec) end_unmade(session_, creation_spec.error());
+    context_.is_of(creation_spec->row.id);
+    const auto making = from_creation_spec(creation_spec->handle);
     if (!making) end_unmade(session_, making.error());
     const RunsCall runs({&context_, {}, kConstruct});
     auto instance = make(context_, classes_, *making, {});
@@ -223,7 +223,7 @@ class Server {
       instance_.reset();  // runs its destructor
     }
     session_.own([&] { incoming.fail(unavailable("nothing referred to it any more").with_reason("ActorDied")); });
-    session_.tell_last_metrics(kLastMetrics);
+    session_.send_last_metrics(kLastMetrics);
     (void)session_.wait([this] { return session_.actor_host().queued_bytes() == 0; }, session_.deadline_in(kDrain));
     std::fflush(nullptr);
     std::_Exit(0);
@@ -258,7 +258,7 @@ class Server {
   std::deque<Incoming> releases_;                            // for an actor that runs several calls at once
   std::unique_ptr<Instance> instance_;
   bool restarts_ = false;
-  std::optional<Turns> turns_;  // set for an actor that runs several calls at once; only while the loop is owned
+  std::optional<CallScheduler> turns_;  // set for an actor that runs several calls at once; only while the loop is owned
   std::optional<CallThreads> threads_;
   std::optional<CallLoop> loop_;
 };

@@ -122,15 +122,15 @@ TEST_F(WorkerTest, FunctionsRunByNameAndTheirErrorsAreValues) {
 
 TEST_F(WorkerTest, ABirthSaysWhatAnActorIsMadeFrom) {
   const Making making{"user::Counter", 0, 1, 3, encode(List<int, Bytes>(), 5, Bytes::copy_of("bytes")).value(), true};
-  const std::string birth = to_birth(making).value();
-  const Making again = from_birth(birth).value();
+  const std::string creation_spec = to_creation_spec(making).value();
+  const Making again = from_creation_spec(creation_spec).value();
   EXPECT_EQ(again.full_class_name, "user::Counter");
   EXPECT_EQ(again.max_concurrency, 3);
   EXPECT_TRUE(again.restarts);
   EXPECT_EQ(std::get<1>(decode(List<int, Bytes>(), again.args).value()).view(), "bytes");
-  for (std::size_t n = 0; n < birth.size(); ++n) EXPECT_FALSE(from_birth(std::string_view(birth).substr(0, n)));
-  const Making large{"user::Counter", 0, 1, 1, encode(List<Bytes>(), Bytes(GangSpec::kMaxBirth)).value()};
-  EXPECT_EQ(to_birth(large).error().code(), Code::kInvalidArgument);
+  for (std::size_t n = 0; n < creation_spec.size(); ++n) EXPECT_FALSE(from_creation_spec(std::string_view(creation_spec).substr(0, n)));
+  const Making large{"user::Counter", 0, 1, 1, encode(List<Bytes>(), Bytes(GangSpec::kMaxCreationSpec)).value()};
+  EXPECT_EQ(to_creation_spec(large).error().code(), Code::kInvalidArgument);
 }
 
 TEST_F(WorkerTest, WhatIsFoundByNameSaysItsClassToBothLanguages) {

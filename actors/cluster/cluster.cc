@@ -76,12 +76,12 @@ const char* to_string(Strategy strategy) {
 
 const char* state_text(const NodeRow& row) {
   if (row.state == NodeState::kDead) return "DEAD";
-  switch (row.duty()) {
-    case NodeDuty::kWorks:
+  switch (row.scheduling()) {
+    case NodeScheduling::kSchedulable:
       return "ALIVE";
-    case NodeDuty::kCordoned:
+    case NodeScheduling::kCordoned:
       return "CORDONED";
-    case NodeDuty::kDrains:
+    case NodeScheduling::kDraining:
       return "DRAINING";
   }
   return "?";

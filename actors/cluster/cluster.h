@@ -93,9 +93,9 @@ struct GangSpec {
   // For a single actor: restarts after unrequested ends of its process (-1: unlimited), and resends of a call lost that way. A restart
   // uses `birth` (the client's own bytes).
   std::int32_t max_restarts = 0, max_task_retries = 0;
-  std::string birth;
+  std::string creation_spec;
   static constexpr std::size_t kMaxActors = 4096;
-  static constexpr std::size_t kMaxName = 1000, kMaxHandle = 1 << 18, kMaxBirth = 1 << 19;  // bytes
+  static constexpr std::size_t kMaxName = 1000, kMaxHandle = 1 << 18, kMaxCreationSpec = 1 << 19;  // bytes
 };
 
 // Resources reserved together or not at all, each bundle on one node; actors are placed into them later.
@@ -138,7 +138,7 @@ enum class NodeState : std::uint16_t { kAlive, kDead };
 // kRescheduling: a node with one of its bundles was lost, and that bundle waits for another node.
 enum class GroupState : std::uint16_t { kPending, kCreated, kRescheduling, kRemoved };
 // Willingness to take new work. A draining node also leaves, once it is idle or its deadline is over.
-enum class NodeDuty : std::uint16_t { kWorks, kCordoned, kDrains };
+enum class NodeScheduling : std::uint16_t { kSchedulable, kCordoned, kDraining };
 inline bool ended(JobState state) { return state != JobState::kPending && state != JobState::kRunning; }
 const char* to_string(ActorState state);
 const char* to_string(JobState state);
@@ -179,7 +179,9 @@ struct NodeRow {
   bool cordoned = false;                 // takes no new work
   std::int64_t drain_until_unix_ms = 0;  // end of the drain; 0: no drain
 
-  NodeDuty duty() const { return drain_until_unix_ms != 0 ? NodeDuty::kDrains : cordoned ? NodeDuty::kCordoned : NodeDuty::kWorks; }
+  NodeScheduling scheduling() const {
+    return drain_until_unix_ms != 0 ? NodeScheduling::kDraining : cordoned ? NodeScheduling::kCordoned : NodeScheduling::kSchedulable;
+  }
 };
 // Displayed states: ALIVE, CORDONED, DRAINING, DEAD.
 const char* state_text(const NodeRow& row);

@@ -69,11 +69,11 @@ void ActorCalls::updated(const ActorRow& row) {
   if (it == targets_.end() || it->second.dead) return;
   Target& t = it->second;
   const bool stays = row.state == ActorState::kAlive && (t.endpoint.empty() || t.endpoint == row.endpoint);
-  if (stays && t.news.empty()) return heard(row);
-  hear(row.id, t, [this, row] { heard(row); });
+  if (stays && t.news.empty()) return received(row);
+  hear(row.id, t, [this, row] { received(row); });
 }
 
-void ActorCalls::heard(const ActorRow& row) {
+void ActorCalls::received(const ActorRow& row) {
   const auto it = targets_.find(row.id);
   if (it == targets_.end() || it->second.dead) return;
   Target& t = it->second;
@@ -120,7 +120,7 @@ void ActorCalls::heard_gone(ActorId id, WorkerId worker, const Error& cause) {
 void ActorCalls::hear(ActorId id, Target& t, std::function<void()> news) {
   if (t.news.empty()) {
     if (!connected(t)) return news();
-    t.last_words = clock_.after(options_.cause_grace, [this, id] {
+    t.cause_timer = clock_.after(options_.cause_grace, [this, id] {
       targets_.at(id).made = true;  // kMade may be among the unread messages
       hear_waiting(id);
     });
@@ -130,7 +130,7 @@ void ActorCalls::hear(ActorId id, Target& t, std::function<void()> news) {
 
 void ActorCalls::hear_waiting(ActorId id) {
   Target& t = targets_.at(id);
-  t.last_words = {};
+  t.cause_timer = {};
   for (const auto& news : std::exchange(t.news, {})) news();
 }
 
@@ -260,13 +260,13 @@ void ActorCalls::on_closed(runtime::Peer& peer, const Error& why) {
     if (link.peer.get() != &peer) continue;
     const auto owned = std::move(link.peer);  // destroyed when this returns
     const std::string ended = endpoint;
-    std::vector<ActorId> told;
+    std::vector<ActorId> reported;
     for (auto& [id, t] : targets_) {
       if (t.endpoint != ended) continue;
       if (!owned->identity().local) now_made(t);  // its end may have overtaken kMade
-      if (!t.news.empty()) told.push_back(id);
+      if (!t.news.empty()) reported.push_back(id);
     }
-    for (const ActorId id : told) {
+    for (const ActorId id : reported) {
       if (targets_.contains(id)) hear_waiting(id);
     }
     return link_broke(ended, why);
@@ -743,7 +743,7 @@ void ActorCalls::fail_calls(ActorId id, Target& t, const Error& cause, bool queu
 void ActorCalls::die(ActorId id, Target& t, const Error& cause) {
   t.undecided = false;
   t.deciding = {};
-  t.last_words = {};
+  t.cause_timer = {};
   t.news.clear();
   t.dead = cause;
   dead_.push_back(id);
@@ -755,7 +755,7 @@ void ActorCalls::note(ActorId id, std::uint64_t task, std::uint32_t name, const 
   book_->over({task, self_, id, name, {}, clock_.now(), kind_of_failure(cause)});
 }
 
-std::uint64_t ActorCalls::tell(std::vector<ToldTask>& out, std::size_t limit) const {
+std::uint64_t ActorCalls::tell(std::vector<TaskReport>& out, std::size_t limit) const {
   std::uint64_t all = 0;
   const std::size_t before = out.size();
   for (const auto& [id, t] : targets_) {

@@ -55,7 +55,7 @@ class ActorCalls final : public runtime::PeerHandler {
   // Notes failures that no other process can report. `book` outlives this.
   void note_in(CallBook& book) { book_ = &book; }
   // Appends queued and unanswered calls, up to `limit` rows in all; returns the number omitted.
-  std::uint64_t tell(std::vector<ToldTask>& out, std::size_t limit) const;
+  std::uint64_t tell(std::vector<TaskReport>& out, std::size_t limit) const;
   // The same calls, counted.
   void count(CallBook::Counts& counts) const;
 
@@ -169,7 +169,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::vector<std::shared_ptr<const void>> kept, kept_next;  // until `unanswered` calls are answered; until the round after that
     std::size_t unanswered = 0;
     std::vector<std::function<void()>> news;  // reports from its process's end on; nothing is sent while they wait
-    runtime::Timer last_words;
+    runtime::Timer cause_timer;
     bool delays = false;  // holds back calls to be resent and, if ordered, those behind
     runtime::Timer delay_over;
   };
@@ -219,7 +219,7 @@ class ActorCalls final : public runtime::PeerHandler {
   // Handles a report at once, or after earlier reports once the connection has ended.
   void hear(ActorId id, Target& target, std::function<void()> news);
   void hear_waiting(ActorId id);
-  void heard(const ActorRow& row);
+  void received(const ActorRow& row);
   void heard_gone(ActorId id, WorkerId worker, const Error& cause);
   // The process is gone, and the head's report decides about the calls sent to it. Without a report they are lost.
   void suspend(ActorId id, Target& target, const Error& cause);

@@ -29,7 +29,7 @@ std::string outcome(const ValueFuture& f) {
 class Echo final : public Hosted {
  public:
   void on_call(Incoming incoming) override {
-    heard.push_back(incoming.call.method);
+    received.push_back(incoming.call.method);
     if (incoming.call.method == "hold") return held.push_back(std::move(incoming));
     if (incoming.call.method == "boom") return incoming.responder.fail(invalid_argument("boom").with_reason("Boom"));
     if (incoming.call.method == "arguments") return incoming.reply(text_value(joined(incoming.call.deps)));
@@ -45,7 +45,7 @@ class Echo final : public Hosted {
   void on_cancel(CallKey call, CancelHow how) override { cancelled.emplace_back(call, how); }
 
   std::vector<std::pair<CallKey, CancelHow>> cancelled;
-  std::vector<std::string> heard;
+  std::vector<std::string> received;
   std::vector<Incoming> held;
 };
 
@@ -145,8 +145,8 @@ TEST_F(ManyArgumentsTest, AllOfThemComeAndTheCallsBehindThemStayBehindThem) {
   ASSERT_TRUE(world_.run_until([&] { return last.ready() && other.ready(); }, 30s));
   for (std::size_t k = 0; k < counts.size(); ++k) EXPECT_EQ(outcome(results[k]), all(counts[k])) << counts[k];
   EXPECT_EQ(outcome(other), all(300, "other"));
-  std::erase_if(actor_->heard, [](const auto& method) { return method == "arguments"; });
-  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"before", "last"}));
+  std::erase_if(actor_->received, [](const auto& method) { return method == "arguments"; });
+  EXPECT_EQ(actor_->received, (std::vector<std::string>{"before", "last"}));
 }
 
 TEST_F(ManyArgumentsTest, OneThatIsCancelledBetweenThemLeavesNothingToTheNext) {
@@ -260,10 +260,10 @@ class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandl
  protected:
   using Told = std::map<std::uint64_t, std::int64_t>;
   // The host's changes of counts, by object number.
-  Told told() {
+  Told reported() {
     world_.run_for(1s);
     references_.flush();
-    return std::exchange(told_, {});
+    return std::exchange(reported_, {});
   }
   static ObjectKey object(std::uint64_t number) { return {JobId{1}, ObjectId{number}}; }
   static Value small(std::uint64_t contains) { return with_objects(text_value("small"), {object(contains)}); }
@@ -306,10 +306,10 @@ class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandl
     Result<Fd> fill(std::size_t, std::span<const runtime::SegmentPool::Part>) override { return fail(resource_exhausted("none")); }
   };
   NoMemory memory_;
-  Told told_;
+  Told reported_;
   References references_{[] {},
                          [this](std::vector<References::Change> changes) {
-                           for (const auto& c : changes) told_[c.object.id.value] += c.by;
+                           for (const auto& c : changes) reported_[c.object.id.value] += c.by;
                          }};
   std::unique_ptr<runtime::Peer> peer_;
 };
@@ -317,28 +317,28 @@ class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandl
 TEST_F(CountedArgumentsTest, PortionsThatDoNotFollowThoseBeforeThem) {
   const Call call = call_of({small(1), small(2), small(3)});
   send_portion(call, 1, 2);
-  EXPECT_EQ(told(), (Told{{2, -1}}));
+  EXPECT_EQ(reported(), (Told{{2, -1}}));
   send_portion(call, 2, 3);
-  EXPECT_EQ(told(), (Told{{3, -1}}));
+  EXPECT_EQ(reported(), (Told{{3, -1}}));
   EXPECT_EQ(send_call(call, 3), "InvalidArgument");
-  EXPECT_EQ(told(), Told());
+  EXPECT_EQ(reported(), Told());
 }
 
 TEST_F(CountedArgumentsTest, APortionThatCannotBeRead) {
   const Call call = call_of({small(1), unreadable(2), small(3)});
   send_portion(call, 0, 2);
-  EXPECT_EQ(told(), (Told{{1, -1}, {2, -1}}));
+  EXPECT_EQ(reported(), (Told{{1, -1}, {2, -1}}));
   send_portion(call, 2, 3);
-  EXPECT_EQ(told(), (Told{{3, -1}}));
+  EXPECT_EQ(reported(), (Told{{3, -1}}));
   EXPECT_EQ(send_call(call, 3), "ResourceExhausted");
 }
 
 TEST_F(CountedArgumentsTest, ACallThatCannotBeReadWithAllThatCameBeforeIt) {
   const Call call = call_of({small(1), small(2), unreadable(3)});
   send_portion(call, 0, 1);
-  EXPECT_EQ(told(), Told());
+  EXPECT_EQ(reported(), Told());
   EXPECT_EQ(send_call(call, 1), "ResourceExhausted");
-  EXPECT_EQ(told(), (Told{{1, -1}, {2, -1}, {3, -1}}));
+  EXPECT_EQ(reported(), (Told{{1, -1}, {2, -1}, {3, -1}}));
 }
 
 TEST_F(CountedArgumentsTest, WhatWentBeforeACallThatIsTooLargeItselfIsForgotten) {
@@ -352,7 +352,7 @@ TEST_F(CountedArgumentsTest, WhatWentBeforeACallThatIsTooLargeItselfIsForgotten)
   const auto result = calls_.call(std::move(too_large), given);
   ASSERT_TRUE(run_until_ready(result));
   EXPECT_EQ(outcome(result), "InvalidArgument/FrameTooLarge");
-  EXPECT_EQ(told(), (Told{{1, -1}}));
+  EXPECT_EQ(reported(), (Told{{1, -1}}));
   const auto next = call(kActor, "arguments", values(200));
   ASSERT_TRUE(run_until_ready(next));
   EXPECT_EQ(outcome(next), all(200));
@@ -440,7 +440,7 @@ TEST_F(ActorCallsTest, CallsMadeBeforeItLivesArriveInOrder) {
   EXPECT_EQ(outcome(first), "pending");
   now_alive();
   ASSERT_TRUE(run_until_ready(second));
-  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(actor_->received, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(outcome(first), "a");
 }
 
@@ -522,9 +522,9 @@ class StartedAgainTest : public ActorCallsTest {
     tell(ActorState::kAlive);
   }
   void tell(ActorState state) {
-    ActorRow told = row(kActor, state);
-    told.max_restarts = -1;
-    calls_.updated(told);
+    ActorRow reported = row(kActor, state);
+    reported.max_restarts = -1;
+    calls_.updated(reported);
   }
   void starts_again() {
     world_.run_for(1s);  // lets its process's messages arrive, since the fabric drops messages under way
@@ -619,7 +619,7 @@ TEST_F(StartedAgainLaterTest, WhatIsMadeAgainWaitsAndSoDoesWhatIsBehindItInOrder
   EXPECT_EQ(outcome(call(kOther, "other")), "pending");
   ASSERT_TRUE(run_until_ready(behind));
   EXPECT_EQ(actor_->held.size(), 2u);
-  EXPECT_EQ(actor_->heard.back(), "behind");
+  EXPECT_EQ(actor_->received.back(), "behind");
 }
 
 TEST_F(StartedAgainLaterTest, InAnyOrderOthersGoAndItIsCancelledAtOnce) {
@@ -686,7 +686,7 @@ TEST_F(ActorCallsTest, NewsOfADeathDoNotOvertakeTheLastAnswers) {
   ASSERT_TRUE(run_until_ready(next));
   EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
   EXPECT_EQ(outcome(next), "Unavailable/ActorDied");
-  EXPECT_EQ(actor_->heard.size(), 2u);  // nothing was sent to the ended process
+  EXPECT_EQ(actor_->received.size(), 2u);  // nothing was sent to the ended process
 }
 
 TEST_F(ActorCallsTest, NewsOfADeathWaitNoLongerThanAMomentForAConnectionThatDoesNotEnd) {
@@ -767,7 +767,7 @@ TEST_F(ActorCallsTest, OneThatIsMadeOnceMoreIsBeforeThoseThatMayWaitForIt) {
   EXPECT_EQ(outcome(behind), "pending");
   first.set(text_value("what it came to"));
   ASSERT_TRUE(run_until_ready(behind));
-  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"again", "behind"}));
+  EXPECT_EQ(actor_->received, (std::vector<std::string>{"again", "behind"}));
 }
 
 TEST_F(ActorCallsTest, OfThoseThatDiedOnlyTheLastAreRemembered) {
@@ -813,7 +813,7 @@ TEST_F(ActorCallsTest, ACallThatIsNotSentIsCancelledHereAndThoseBehindItGoOn) {
   EXPECT_EQ(outcome(blocked), "Cancelled/TaskCancelled");
   EXPECT_FALSE(calls_.pending(blocked));
   ASSERT_TRUE(run_until_ready(behind));
-  EXPECT_EQ(actor_->heard, std::vector<std::string>{"behind"});
+  EXPECT_EQ(actor_->received, std::vector<std::string>{"behind"});
 }
 
 TEST_F(ActorCallsTest, InAnyOrderWhatWaitsForAReferenceHoldsUpNobody) {
@@ -826,7 +826,7 @@ TEST_F(ActorCallsTest, InAnyOrderWhatWaitsForAReferenceHoldsUpNobody) {
   const auto last = call(kActor, "last", {later.future()});
   later.set(text_value("x"));
   ASSERT_TRUE(run_until_ready(last));
-  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"behind", "blocked", "last"}));
+  EXPECT_EQ(actor_->received, (std::vector<std::string>{"behind", "blocked", "last"}));
 }
 
 TEST_F(ActorCallsTest, InAnyOrderTheWordThatNobodyRefersToItIsTheLastAllTheSame) {
@@ -836,10 +836,10 @@ TEST_F(ActorCallsTest, InAnyOrderTheWordThatNobodyRefersToItIsTheLastAllTheSame)
   const auto waits = call(kActor, "waits", {first.future()}), release = call(kActor, std::string(kRelease)), next = call(kActor, "next");
   calls_.in_any_order(kActor, true);  // as if found by its name
   world_.run_for(1s);
-  EXPECT_TRUE(actor_->heard.empty());
+  EXPECT_TRUE(actor_->received.empty());
   first.set(text_value("now"));
   ASSERT_TRUE(run_until_ready(release) && run_until_ready(next));
-  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"waits", std::string(kRelease), "next"}));
+  EXPECT_EQ(actor_->received, (std::vector<std::string>{"waits", std::string(kRelease), "next"}));
 }
 
 TEST_F(ActorCallsTest, WhatIsKeptStaysUntilTheCallsOfThatMomentAreAnswered) {

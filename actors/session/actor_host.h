@@ -81,7 +81,7 @@ class ActorHost final : public runtime::PeerHandler {
   // To be called once, when the actor is made: present and future callers receive kMade first.
   void made();
   // `told` is called for each recursive cancellation of a call, even if the call is not here.
-  void on_cancel_children(std::function<void(CallKey, CancelHow)> told) { cancel_children_ = std::move(told); }
+  void on_cancel_children(std::function<void(CallKey, CancelHow)> reported) { cancel_children_ = std::move(reported); }
   // Bytes of replies that the callers' sockets have not taken.
   std::size_t queued_bytes() const;
   // Sends an item of a call before its answer, if the caller's socket has room, since queued descriptors stay open here. A sent item
@@ -140,7 +140,7 @@ class CallQueue final : public Hosted {
   void on_kill(const Error& cause) override { killed_ = cause; }
   void on_cancel(CallKey call, CancelHow how) override;
   // `told` is called for calls cancelled after pop().
-  void on_cancel_taken(std::function<void(CallKey, CancelHow)> told) { cancel_taken_ = std::move(told); }
+  void on_cancel_taken(std::function<void(CallKey, CancelHow)> reported) { cancel_taken_ = std::move(reported); }
 
   // Notes calls from pop() on. `book` outlives the calls.
   void note_in(CallBook& book) { book_ = &book; }

@@ -74,7 +74,7 @@ const CallBook::Record* CallBook::Ring::newest(std::size_t i) const {
   return i < records_.size() ? &records_[(next_ + records_.size() - 1 - i) % records_.size()] : nullptr;
 }
 
-ToldTask CallBook::told(const Record& r, std::int64_t unix_offset_us) const {
+TaskReport CallBook::reported(const Record& r, std::int64_t unix_offset_us) const {
   const auto unix_us = [&](std::int64_t ns) { return ns == 0 ? 0 : ns / 1000 + unix_offset_us; };
   const TaskState state = r.end != 0     ? r.failure != 0 ? TaskState::kFailed : TaskState::kFinished
                           : r.start != 0 ? TaskState::kRunning
@@ -85,7 +85,7 @@ ToldTask CallBook::told(const Record& r, std::int64_t unix_offset_us) const {
 
 std::int64_t CallBook::unix_offset_us() const { return clock_.unix_millis() * 1000 - now() / 1000; }
 
-std::uint64_t CallBook::tell_running(std::vector<ToldTask>& out, std::size_t limit) const {
+std::uint64_t CallBook::report_running(std::vector<TaskReport>& out, std::size_t limit) const {
   const std::int64_t offset = unix_offset_us();
   std::uint64_t more = 0;
   for (const Running& r : running_) {
@@ -96,7 +96,7 @@ std::uint64_t CallBook::tell_running(std::vector<ToldTask>& out, std::size_t lim
     }
     Record record = r.record;
     record.start = r.start.load(std::memory_order_relaxed);
-    out.push_back(told(record, offset));
+    out.push_back(reported(record, offset));
   }
   return more;
 }
@@ -145,7 +145,7 @@ void CallBook::measure(Counts counts, std::vector<MetricFamily>& out) const {
   }
 }
 
-void CallBook::tell_over(std::vector<ToldTask>& out, std::size_t limit) const {
+void CallBook::report_over(std::vector<TaskReport>& out, std::size_t limit) const {
   const std::int64_t offset = unix_offset_us();
   std::array<std::pair<const Ring*, std::size_t>, 3> rings = {{{&ran_, 0}, {&functions_, 0}, {&failures_, 0}}};
   while (out.size() < limit) {
@@ -159,7 +159,7 @@ void CallBook::tell_over(std::vector<ToldTask>& out, std::size_t limit) const {
     }
     if (last == nullptr) return;
     ++*told_of;
-    out.push_back(told(*last, offset));
+    out.push_back(reported(*last, offset));
   }
 }
 

@@ -79,7 +79,7 @@ class CallBook {
   const std::pair<std::string, std::string>& named(std::uint32_t name) const { return names_[name]; }
 
   // Appends running calls, up to `limit` rows in all; returns the number omitted.
-  std::uint64_t tell_running(std::vector<ToldTask>& out, std::size_t limit) const;
+  std::uint64_t report_running(std::vector<TaskReport>& out, std::size_t limit) const;
   // The first names have their own metrics; the others share one.
   static constexpr std::uint32_t kMaxMeasured = 100;
   // Numbers of calls by state: those here, and those added with note().
@@ -94,7 +94,7 @@ class CallBook {
   // Appends metrics of `counts`, of the calls here, and of all that ended here since the process began.
   void measure(Counts counts, std::vector<MetricFamily>& out) const;
   // Appends ended calls, latest first, up to `limit` rows in all. Dropped ones are not reported.
-  void tell_over(std::vector<ToldTask>& out, std::size_t limit) const;
+  void report_over(std::vector<TaskReport>& out, std::size_t limit) const;
 
  private:
   struct Record {
@@ -118,7 +118,7 @@ class CallBook {
   };
   std::uint32_t name_of_failure(std::string_view failure);
   std::string measured(std::uint32_t name) const;
-  ToldTask told(const Record& record, std::int64_t unix_offset_us) const;
+  TaskReport reported(const Record& record, std::int64_t unix_offset_us) const;
   std::int64_t unix_offset_us() const;
   std::int64_t now() const { return clock_.now().time_since_epoch().count(); }
 

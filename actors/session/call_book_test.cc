@@ -23,10 +23,10 @@ class CallBookTest : public testing::Test {
  protected:
   static constexpr WorkerId kCaller{3};
 
-  std::vector<ToldTask> told() {
-    std::vector<ToldTask> out;
-    EXPECT_EQ(book_.tell_running(out, 10'000), 0u);
-    book_.tell_over(out, 10'000);
+  std::vector<TaskReport> reported() {
+    std::vector<TaskReport> out;
+    EXPECT_EQ(book_.report_running(out, 10'000), 0u);
+    book_.report_over(out, 10'000);
     return out;
   }
   void pass(runtime::Duration time) { world_.run_for(time); }
@@ -41,7 +41,7 @@ TEST_F(CallBookTest, WhatRunsAndWhatRanIsToldWithItsTimes) {
   const auto second = book_.taken(call_of("run", 2, "half"), kCaller);
   pass(2s);
   book_.ended(second, kRaisedFailure);
-  const auto tasks = told();
+  const auto tasks = reported();
   ASSERT_EQ(tasks.size(), 2u);
   EXPECT_EQ(tasks[0].method, "add");
   EXPECT_EQ(tasks[0].state, TaskState::kRunning);
@@ -53,22 +53,22 @@ TEST_F(CallBookTest, WhatRunsAndWhatRanIsToldWithItsTimes) {
   EXPECT_EQ(tasks[1].error, "TASK_EXECUTION_EXCEPTION");
   EXPECT_EQ(tasks[1].end_unix_us - tasks[1].start_unix_us, 2'000'000);
   book_.ended(first);
-  EXPECT_EQ(told()[0].state, TaskState::kFinished);
+  EXPECT_EQ(reported()[0].state, TaskState::kFinished);
 }
 
 TEST_F(CallBookTest, OneThatIsHandedOnWaitsUntilItBegins) {
   const auto entry = book_.taken(call_of("slow", 1), kCaller, true);
-  EXPECT_EQ(told()[0].state, TaskState::kPendingTurn);
+  EXPECT_EQ(reported()[0].state, TaskState::kPendingTurn);
   pass(1s);
   book_.began(entry);
-  EXPECT_EQ(told()[0].state, TaskState::kRunning);
+  EXPECT_EQ(reported()[0].state, TaskState::kRunning);
   book_.ended(entry);
-  EXPECT_EQ(told()[0].start_unix_us, told()[0].end_unix_us);
+  EXPECT_EQ(reported()[0].start_unix_us, reported()[0].end_unix_us);
 }
 
 TEST_F(CallBookTest, OnlyTheLastAreKeptNewestFirst) {
   for (std::uint64_t i = 1; i <= CallBook::kMaxDone + 10; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
-  const auto tasks = told();
+  const auto tasks = reported();
   ASSERT_EQ(tasks.size(), CallBook::kMaxDone);
   EXPECT_EQ(tasks.front().number, CallBook::kMaxDone + 10);
   EXPECT_EQ(tasks.back().number, 11u);
@@ -78,9 +78,9 @@ TEST_F(CallBookTest, OfThoseThatRunIsToldHowManyMoreThereAreAndOfOthersWhatThere
   pass(1s);
   for (std::uint64_t i = 1; i <= 3; ++i) book_.taken(call_of("add", i), kCaller);
   for (std::uint64_t i = 4; i <= 6; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
-  std::vector<ToldTask> out;
-  EXPECT_EQ(book_.tell_running(out, 2), 1u);
-  book_.tell_over(out, 4);
+  std::vector<TaskReport> out;
+  EXPECT_EQ(book_.report_running(out, 2), 1u);
+  book_.report_over(out, 4);
   ASSERT_EQ(out.size(), 4u);
   EXPECT_EQ(out[1].state, TaskState::kRunning);
   EXPECT_EQ(out[2].number, 6u);
@@ -98,7 +98,7 @@ TEST_F(CallBookTest, WhatComesOftenDrivesOutOnlyItsOwnKind) {
   note(of_pool, {});
   for (std::uint64_t i = 2; i <= CallBook::kMaxDone + 10; ++i) note(i, "ACTOR_DIED");
   note(of_pool + 1, "WORKER_DIED");
-  const auto tasks = told();
+  const auto tasks = reported();
   ASSERT_EQ(tasks.size(), CallBook::kMaxDone + 3);
   EXPECT_EQ(tasks[0].number, of_pool + 1);
   EXPECT_EQ(tasks[1].number, CallBook::kMaxDone + 10);
@@ -112,10 +112,10 @@ TEST_F(CallBookTest, OneThatIsLetGoOfHasFailedAndItsPlaceIsFree) {
   {
     CallBook::Taken first(book_, entry);
     const CallBook::Taken taken = std::move(first);
-    EXPECT_EQ(told()[0].state, TaskState::kRunning);
+    EXPECT_EQ(reported()[0].state, TaskState::kRunning);
   }
-  ASSERT_EQ(told().size(), 1u);
-  EXPECT_EQ(told()[0].error, "INTERNAL");
+  ASSERT_EQ(reported().size(), 1u);
+  EXPECT_EQ(reported()[0].error, "INTERNAL");
   EXPECT_EQ(book_.taken(call_of("add", 2), kCaller), entry);
 }
 
@@ -125,7 +125,7 @@ TEST_F(CallBookTest, HowItEndedIsSaidOnce) {
   taken.ended();
   taken = CallBook::Taken(book_, book_.taken(call_of("add", 2), kCaller));
   taken.ended("FAILED");
-  const auto tasks = told();
+  const auto tasks = reported();
   ASSERT_EQ(tasks.size(), 2u);
   EXPECT_EQ(tasks[1].state, TaskState::kFinished);
 }
@@ -133,10 +133,10 @@ TEST_F(CallBookTest, HowItEndedIsSaidOnce) {
 TEST_F(CallBookTest, NamesAreBounded) {
   pass(1s);
   for (std::size_t i = 0; i < CallBook::kMaxNames + 10; ++i) book_.ended(book_.taken(call_of("m" + std::to_string(i), 1), kCaller));
-  EXPECT_EQ(told().front().method, "");
+  EXPECT_EQ(reported().front().method, "");
   book_.ended(book_.taken(call_of("m1", 1), kCaller), "a failure without a name");
-  EXPECT_EQ(told().front().method, "m1");
-  EXPECT_EQ(told().front().state, TaskState::kFailed);
+  EXPECT_EQ(reported().front().method, "m1");
+  EXPECT_EQ(reported().front().state, TaskState::kFailed);
 }
 
 TEST_F(CallBookTest, ANameThatIsLongIsNoneAndOthersAreFoundAgain) {
@@ -145,7 +145,7 @@ TEST_F(CallBookTest, ANameThatIsLongIsNoneAndOthersAreFoundAgain) {
     book_.ended(book_.taken(call_of(method, 1), kCaller));
   }
   std::vector<std::string> names;
-  for (const auto& t : told()) names.push_back(t.method);
+  for (const auto& t : reported()) names.push_back(t.method);
   EXPECT_EQ(names, (std::vector<std::string>{longest, "a", "b", "", longest, "a"}));
   EXPECT_EQ(book_.name("a", ""), book_.name("a", ""));
   EXPECT_NE(book_.name("a", ""), book_.name("a", "f"));
@@ -162,7 +162,7 @@ TEST_F(CallBookTest, AnEndIsNotedOnce) {
   book_.ended(entry);
   book_.ended(entry);
   book_.ended(nullptr);
-  EXPECT_EQ(told().size(), 1u);
+  EXPECT_EQ(reported().size(), 1u);
 }
 
 TEST(TaskNumberTest, TheAttemptIsPartOfIt) {

@@ -12,11 +12,11 @@ namespace shoal::actors {
 struct Handles::State : std::enable_shared_from_this<State> {
   struct Made {
     Making making;
-    std::optional<ObjectKey> stand;
+    std::optional<ObjectKey> token;
   };
   struct Gone {
     ActorId actor;
-    std::optional<Stand> stand;
+    std::optional<LifetimeToken> token;
   };
   State(References& r, Ways w) : references(r), ways(std::move(w)) {}
 
@@ -44,8 +44,8 @@ struct Handles::State : std::enable_shared_from_this<State> {
       handles.swap(untold);
     }
     for (auto& h : handles) {
-      if (h.stand) {
-        ways.keep_until_answered(h.actor, std::move(h.stand->hold));  // still needed by open calls
+      if (h.token) {
+        ways.keep_until_answered(h.actor, std::move(h.token->hold));  // still needed by open calls
       } else {
         tell(h.actor);
       }
@@ -55,11 +55,11 @@ struct Handles::State : std::enable_shared_from_this<State> {
     auto one = made.extract(actor);
     if (one.empty()) return;
     const auto how = std::make_shared<const Made>(std::move(one.mapped()));
-    told[actor] = how;
+    reported[actor] = how;
     ways.tell(actor).then([weak = weak_from_this(), actor, how](const Result<Value>& answered) {
       const auto self = weak.lock();
       if (!self || self->ended()) return;
-      self->told.erase(actor);
+      self->reported.erase(actor);
       if (answered || !is_lost(answered.error())) return;
       self->made[actor] = *how;
       self->again[actor] = self->ways.later([weak, actor] {
@@ -72,7 +72,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
   }
   // The release was lost: the connection broke, the actor restarted, or its queue is full.
   static bool is_lost(const Error& error) { return error.reason() == "ActorUnavailable" || error.code() == Code::kResourceExhausted; }
-  Stand stand() {
+  LifetimeToken token() {
     const ObjectKey object = ways.new_object();
     return {object, references.hold({object})};
   }
@@ -90,9 +90,9 @@ struct Handles::State : std::enable_shared_from_this<State> {
   const Ways ways;
   const pid_t pid = getpid();
   ActorId own;
-  std::optional<Stand> own_stand;
+  std::optional<LifetimeToken> own_token;
   std::map<ActorId, Made> made;
-  std::map<ActorId, std::shared_ptr<const Made>> told;  // released, without an answer yet
+  std::map<ActorId, std::shared_ptr<const Made>> reported;  // released, without an answer yet
   std::map<ActorId, runtime::Timer> again;
   std::vector<std::shared_ptr<const void>> pinned;
 
@@ -103,25 +103,25 @@ struct Handles::State : std::enable_shared_from_this<State> {
 
 class Handles::Counted {
  public:
-  Counted(std::shared_ptr<State> state, ActorId actor, std::optional<Stand> stand)
-      : state_(std::move(state)), actor_(actor), stand_(std::move(stand)) {}
-  ~Counted() { state_->gone({actor_, std::move(stand_)}); }
+  Counted(std::shared_ptr<State> state, ActorId actor, std::optional<LifetimeToken> token)
+      : state_(std::move(state)), actor_(actor), token_(std::move(token)) {}
+  ~Counted() { state_->gone({actor_, std::move(token_)}); }
   Counted(const Counted&) = delete;
   Counted& operator=(const Counted&) = delete;
 
-  const Stand& stand() const {
-    if (!stand_) {
-      stand_ = state_->stand();
-      state_->made[actor_].stand = stand_->object;
-      state_->watch(actor_, stand_->object);
+  const LifetimeToken& token() const {
+    if (!token_) {
+      token_ = state_->token();
+      state_->made[actor_].token = token_->object;
+      state_->watch(actor_, token_->object);
     }
-    return *stand_;
+    return *token_;
   }
 
  private:
   const std::shared_ptr<State> state_;
   const ActorId actor_;
-  mutable std::optional<Stand> stand_;  // loop only; nullopt for an actor made here whose handles have not left
+  mutable std::optional<LifetimeToken> token_;  // loop only; nullopt for an actor made here whose handles have not left
 };
 
 Handles::Handles(References& references, Ways ways) : state_(std::make_shared<State>(references, std::move(ways))) {}
@@ -132,10 +132,10 @@ Handles::~Handles() {
   state_->over = true;
   untold.swap(state_->untold);
   state_->made.clear();
-  state_->told.clear();
+  state_->reported.clear();
   state_->again.clear();
   state_->pinned.clear();
-  state_->own_stand.reset();
+  state_->own_token.reset();
 }
 
 void Handles::is_of(ActorId actor) { state_->own = actor; }
@@ -145,44 +145,44 @@ Handles::Share Handles::made(ActorId actor, Making making) {
   return std::make_shared<const Counted>(state_, actor, std::nullopt);
 }
 
-Handles::Share Handles::borrowed(ActorId actor, const ObjectKey& stand) {
+Handles::Share Handles::borrowed(ActorId actor, const ObjectKey& token) {
   if (actor == state_->own) return nullptr;
-  return std::make_shared<const Counted>(state_, actor, Stand{stand, state_->references.hold({stand})});
+  return std::make_shared<const Counted>(state_, actor, LifetimeToken{token, state_->references.hold({token})});
 }
 
-std::optional<Handles::Stand> Handles::leaves(ActorId actor, const Share& share) {
+std::optional<Handles::LifetimeToken> Handles::leaves(ActorId actor, const Share& share) {
   if (actor && actor == state_->own) {
-    if (!state_->own_stand) state_->own_stand = state_->stand();
-    return state_->own_stand;
+    if (!state_->own_token) state_->own_token = state_->token();
+    return state_->own_token;
   }
   if (!share) return std::nullopt;
-  return share->stand();
+  return share->token();
 }
 
 bool Handles::may_end() {
   State& s = *state_;
   if (s.made.contains(s.own)) return false;
-  const auto stand = std::exchange(s.own_stand, std::nullopt);
-  if (!stand) return true;
-  s.made[s.own] = {{}, stand->object};
-  s.watch(s.own, stand->object);
+  const auto token = std::exchange(s.own_token, std::nullopt);
+  if (!token) return true;
+  s.made[s.own] = {{}, token->object};
+  s.watch(s.own, token->object);
   return false;
 }
 
 std::vector<Handles::Left> Handles::left() const {
   std::vector<Left> out;
-  const auto add = [&out](ActorId actor, const State::Made& made) { out.push_back({actor, made.making, made.stand}); };
+  const auto add = [&out](ActorId actor, const State::Made& made) { out.push_back({actor, made.making, made.token}); };
   for (const auto& [actor, made] : state_->made) add(actor, made);
-  for (const auto& [actor, made] : state_->told) add(actor, *made);
+  for (const auto& [actor, made] : state_->reported) add(actor, *made);
   return out;
 }
 
 void Handles::adopt(Left left) {
   const ActorId actor = left.actor;
-  const auto stand = left.stand;
-  state_->made[actor] = {std::move(left.making), stand};
-  if (stand) {
-    state_->watch(actor, *stand);
+  const auto token = left.token;
+  state_->made[actor] = {std::move(left.making), token};
+  if (token) {
+    state_->watch(actor, *token);
   } else {
     state_->gone({actor, std::nullopt});
   }

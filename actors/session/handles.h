@@ -25,7 +25,7 @@ namespace shoal::actors {
 // The method that reports to an actor that no handle is left.
 inline constexpr std::string_view kRelease = "__shoal_release__";
 // The method that asks a worker of functions for the actors it leaves (Handles::left).
-inline constexpr std::string_view kLastWords = "__shoal_last_words__";
+inline constexpr std::string_view kHandOver = "__shoal_last_words__";
 
 class Handles {
  public:
@@ -57,13 +57,13 @@ class Handles {
   };
   Share made(ActorId actor, Making making);
   // A handle from another process, with the object that stands for the actor. Null for this process's own actor.
-  Share borrowed(ActorId actor, const ObjectKey& stand);
+  Share borrowed(ActorId actor, const ObjectKey& token);
   // A reference to the object that stands for an actor, for a handle that leaves this process; nullopt if it does not count.
-  struct Stand {
+  struct LifetimeToken {
     ObjectKey object;
     std::shared_ptr<const void> hold;
   };
-  std::optional<Stand> leaves(ActorId actor, const Share& share);
+  std::optional<LifetimeToken> leaves(ActorId actor, const Share& share);
   // This process's actor was released. False: handles of itself that it has passed on remain, and another release follows.
   bool may_end();
   // The actors that this process made or adopted, for another process to count from now on. Includes those whose release is unanswered,
@@ -71,7 +71,7 @@ class Handles {
   struct Left {
     ActorId actor;
     Making making;
-    std::optional<ObjectKey> stand;
+    std::optional<ObjectKey> token;
   };
   std::vector<Left> left() const;
   // Takes over these actors as if this process had made them. Those without an object have no handle left, and end.

@@ -24,10 +24,10 @@ class HandlesTest : public testing::Test {
     references_.flush();
   }
   // The actors released since the last call, in order.
-  std::vector<ActorId> told() {
+  std::vector<ActorId> reported() {
     serve();
     std::vector<ActorId> out;
-    for (const auto& [actor, answer] : std::exchange(told_, {})) {
+    for (const auto& [actor, answer] : std::exchange(reported_, {})) {
       out.push_back(actor);
       answers_.push_back(answer);
     }
@@ -52,7 +52,7 @@ class HandlesTest : public testing::Test {
   std::vector<std::function<void()>> posted_, later_;
   std::map<ObjectKey, std::int64_t> counts_;
   std::map<ObjectKey, runtime::Promise<Value>> waits_;  // by object: waits for its end
-  std::vector<std::pair<ActorId, runtime::Promise<Value>>> told_;
+  std::vector<std::pair<ActorId, runtime::Promise<Value>>> reported_;
   std::vector<runtime::Promise<Value>> answers_;  // to released actors
   std::vector<std::pair<ActorId, std::shared_ptr<const void>>> kept_;
   std::uint64_t next_ = 100;
@@ -65,8 +65,8 @@ class HandlesTest : public testing::Test {
       Handles::Ways{[this](std::function<void()> fn) { posted_.push_back(std::move(fn)); },
                     [this] { return ObjectKey{JobId{1}, ObjectId{next_++}, NodeId{1}}; },
                     [this](ActorId actor) {
-                      told_.emplace_back(actor, runtime::Promise<Value>());
-                      return told_.back().second.future();
+                      reported_.emplace_back(actor, runtime::Promise<Value>());
+                      return reported_.back().second.future();
                     },
                     [this](const ObjectKey& object) { return (waits_[object] = runtime::Promise<Value>()).future(); },
                     [this](ActorId actor, std::shared_ptr<const void> what) { kept_.emplace_back(actor, std::move(what)); },
@@ -80,33 +80,33 @@ TEST_F(HandlesTest, OneThatNeverLeftEndsItsActorOnce) {
   auto one = handles_->made(kActor, {}), other = handles_->made(kOther, {});
   auto copy = one;
   one.reset();
-  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(reported().empty());
   copy.reset();
-  EXPECT_TRUE(told_.empty());  // only the loop releases
-  EXPECT_EQ(told(), std::vector{kActor});
+  EXPECT_TRUE(reported_.empty());  // only the loop releases
+  EXPECT_EQ(reported(), std::vector{kActor});
   other.reset();
-  EXPECT_EQ(told(), std::vector{kOther});
+  EXPECT_EQ(reported(), std::vector{kOther});
   EXPECT_TRUE(counts_.empty());
   EXPECT_TRUE(waits_.empty());
 }
 
 TEST_F(HandlesTest, OneThatLeftEndsItWhenNobodyHasTheStand) {
   auto share = handles_->made(kActor, {});
-  auto stand = handles_->leaves(kActor, share);
-  ASSERT_TRUE(stand);
-  EXPECT_EQ(handles_->leaves(kActor, share)->object, stand->object);  // one object for all handles
-  EXPECT_EQ(counted(stand->object), 1);
-  stand->hold.reset();  // the value has been sent
+  auto token = handles_->leaves(kActor, share);
+  ASSERT_TRUE(token);
+  EXPECT_EQ(handles_->leaves(kActor, share)->object, token->object);  // one object for all handles
+  EXPECT_EQ(counted(token->object), 1);
+  token->hold.reset();  // the value has been sent
   share.reset();
-  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(reported().empty());
   ASSERT_EQ(kept_.size(), 1u);
   EXPECT_EQ(kept_[0].first, kActor);
-  EXPECT_EQ(counted(stand->object), 1);  // while its calls are open
+  EXPECT_EQ(counted(token->object), 1);  // while its calls are open
   kept_.clear();
-  EXPECT_EQ(counted(stand->object), 0);
-  EXPECT_TRUE(told().empty());
-  got(stand->object, "ObjectFreed");
-  EXPECT_EQ(told(), std::vector{kActor});
+  EXPECT_EQ(counted(token->object), 0);
+  EXPECT_TRUE(reported().empty());
+  got(token->object, "ObjectFreed");
+  EXPECT_EQ(reported(), std::vector{kActor});
 }
 
 TEST_F(HandlesTest, OfAnotherEndThanItsOwnNobodyIsTold) {
@@ -114,10 +114,10 @@ TEST_F(HandlesTest, OfAnotherEndThanItsOwnNobodyIsTold) {
   const auto object = handles_->leaves(kActor, share)->object;
   got(object, "ObjectLetGo");  // by this node
   ASSERT_TRUE(waits_.contains(object));
-  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(reported().empty());
   got(object, "OwnerDied");
   EXPECT_FALSE(waits_.contains(object));
-  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(reported().empty());
 }
 
 TEST_F(HandlesTest, OneThatCameFromElsewhereIsAReferenceAndTellsNobody) {
@@ -126,7 +126,7 @@ TEST_F(HandlesTest, OneThatCameFromElsewhereIsAReferenceAndTellsNobody) {
   EXPECT_EQ(handles_->leaves(kActor, share)->object, kTheirs);  // passed on
   EXPECT_TRUE(waits_.empty());                                  // only its maker waits for its end
   share.reset();
-  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(reported().empty());
   EXPECT_EQ(counted(kTheirs), 1);
   kept_.clear();
   EXPECT_EQ(counted(kTheirs), 0);
@@ -150,7 +150,7 @@ TEST_F(HandlesTest, AnActorsOwnKeepItOnlyWhereItGaveThemAway) {
   given->hold.reset();
   EXPECT_EQ(counted(given->object), 0);
   got(given->object, "ObjectFreed");
-  EXPECT_EQ(told(), std::vector{kSelf});  // it releases itself
+  EXPECT_EQ(reported(), std::vector{kSelf});  // it releases itself
   EXPECT_TRUE(handles_->may_end());
 }
 
@@ -159,42 +159,42 @@ TEST_F(HandlesTest, WhoHasNotHeardItIsToldAgain) {
   auto again = handles_->made(kActor, {.restarts = true, .kept = kept}), once = handles_->made(kOther, {});
   again.reset();
   once.reset();
-  EXPECT_EQ(told(), (std::vector{kActor, kOther}));
+  EXPECT_EQ(reported(), (std::vector{kActor, kOther}));
   answers_.at(0).set(fail(unavailable("it died, and is started again").with_reason("ActorUnavailable")));
   answers_.at(1).set(fail(resource_exhausted("it has too many calls")));
   answers_.clear();
-  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(reported().empty());
   EXPECT_EQ(handles_->left().size(), 2u);
   pass();
-  EXPECT_EQ(told(), (std::vector{kActor, kOther}));
+  EXPECT_EQ(reported(), (std::vector{kActor, kOther}));
   EXPECT_EQ(kept.use_count(), 2);
   for (const auto& answer : std::exchange(answers_, {})) answer.set(fail(unavailable("it ended").with_reason("ActorDied")));
   pass();
-  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(reported().empty());
   EXPECT_TRUE(handles_->left().empty());
   EXPECT_EQ(kept.use_count(), 1);  // no restart needs the value
 }
 
 TEST_F(HandlesTest, WhatIsToldAgainLaterIsNotWhenTheSessionIsOver) {
   handles_->made(kActor, {}).reset();
-  EXPECT_EQ(told(), std::vector{kActor});
+  EXPECT_EQ(reported(), std::vector{kActor});
   answers_.at(0).set(fail(resource_exhausted("it has too many calls")));
   handles_.reset();
   pass();
-  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(reported().empty());
 }
 
 TEST_F(HandlesTest, WhatAProcessLeavesAnotherOneCounts) {
   auto never_left = handles_->made(kActor, {.class_name = "A"}), gone = handles_->made(kSelf, {.class_name = "C"});
   auto left = handles_->made(kOther, {.class_name = "B", .restarts = true, .kept = std::make_shared<const Value>()});
-  const auto stand = handles_->leaves(kOther, left)->object;
+  const auto token = handles_->leaves(kOther, left)->object;
   gone.reset();
-  EXPECT_EQ(told(), std::vector{kSelf});
+  EXPECT_EQ(reported(), std::vector{kSelf});
   auto all = handles_->left();
   ASSERT_EQ(all.size(), 3u);
-  EXPECT_EQ(std::tuple(all[0].actor, all[0].making.class_name, all[0].making.restarts, all[0].stand),
+  EXPECT_EQ(std::tuple(all[0].actor, all[0].making.class_name, all[0].making.restarts, all[0].token),
             std::tuple(kActor, "A", false, std::nullopt));
-  EXPECT_EQ(std::tuple(all[1].actor, all[1].making.class_name, all[1].making.restarts, all[1].stand), std::tuple(kOther, "B", true, stand));
+  EXPECT_EQ(std::tuple(all[1].actor, all[1].making.class_name, all[1].making.restarts, all[1].token), std::tuple(kOther, "B", true, token));
   EXPECT_TRUE(all[1].making.kept);
   EXPECT_EQ(all[2].actor, kSelf);  // it has not answered
   answers_.at(0).set(fail(unavailable("it ended").with_reason("ActorDied")));
@@ -202,19 +202,19 @@ TEST_F(HandlesTest, WhatAProcessLeavesAnotherOneCounts) {
 
   waits_.clear();
   for (auto& one : all) handles_->adopt(std::move(one));  // as another process would
-  EXPECT_EQ(told(), (std::vector{kActor, kSelf}));        // no other handles
-  got(stand, "ObjectFreed");
-  EXPECT_EQ(told(), std::vector{kOther});
+  EXPECT_EQ(reported(), (std::vector{kActor, kSelf}));    // no other handles
+  got(token, "ObjectFreed");
+  EXPECT_EQ(reported(), std::vector{kOther});
 }
 
 TEST_F(HandlesTest, HandlesMayOutliveTheSession) {
   auto share = handles_->made(kActor, {}), left = handles_->made(kOther, {}), untold = handles_->made(kSelf, {});
-  auto stand = handles_->leaves(kOther, left);
+  auto token = handles_->leaves(kOther, left);
   untold.reset();
   handles_.reset();
   for (auto* h : {&share, &left}) h->reset();
-  stand.reset();
-  EXPECT_TRUE(told().empty());
+  token.reset();
+  EXPECT_TRUE(reported().empty());
   EXPECT_TRUE(kept_.empty());
 }
 

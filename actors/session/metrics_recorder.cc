@@ -69,7 +69,7 @@ std::vector<MetricFamily> MetricsRecorder::take(bool forget) {
   return out;
 }
 
-std::vector<MetricFamily> MetricsRecorder::told(bool forget) {
+std::vector<MetricFamily> MetricsRecorder::reported(bool forget) {
   const std::lock_guard lock(mutex_);
   return take(forget);
 }

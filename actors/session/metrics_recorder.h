@@ -55,7 +55,7 @@ class MetricsRecorder {
   Series* series(Metric& metric, MetricSample::Labels labels);
 
   // Metrics under their public names: shoal_user_NAME, counters with _total. `forget`: counters and histograms restart at zero.
-  std::vector<MetricFamily> told(bool forget = false);
+  std::vector<MetricFamily> reported(bool forget = false);
   // In a forked child: discards the parent's counts.
   void forget_after_fork();
 

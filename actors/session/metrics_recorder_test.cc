@@ -21,7 +21,7 @@ TEST(MetricsRecorderTest, TellsWhatWasRecorded) {
       {"shoal_user_loss", "", MetricKind::kGauge, {}, {{{}, -1, {}}}},
       {"shoal_user_seconds", "", MetricKind::kHistogram, {0.1, 1}, {{{}, 0.05 + 0.1 + 0.5 + 7, {2, 1, 1}}}},
       {"shoal_user_steps_total", "of training", MetricKind::kCounter, {}, {{{{"stage", "one"}}, 2.5, {}}}}};
-  EXPECT_EQ(recorder.told(), expected);
+  EXPECT_EQ(recorder.reported(), expected);
 }
 
 TEST(MetricsRecorderTest, TheSameNameIsTheSameMetric) {
@@ -47,14 +47,14 @@ TEST(MetricsRecorderTest, LabelsOfOursAreKeptApart) {
   MetricsRecorder recorder;
   auto* const gauge = recorder.metric(MetricKind::kGauge, "g", "").value();
   recorder.series(*gauge, {{"node", "mine"}, {"a", "b"}})->set(1);
-  EXPECT_EQ(recorder.told()[0].samples[0].labels, (MetricSample::Labels{{"a", "b"}, {"exported_node", "mine"}}));
+  EXPECT_EQ(recorder.reported()[0].samples[0].labels, (MetricSample::Labels{{"a", "b"}, {"exported_node", "mine"}}));
 }
 
 TEST(MetricsRecorderTest, LabelsThatAreRenamedMeetNoOther) {
   MetricsRecorder recorder;
   auto* const gauge = recorder.metric(MetricKind::kGauge, "g", "").value();
   recorder.series(*gauge, {{"node", "1"}, {"exported_node", "2"}})->set(1);
-  EXPECT_EQ(recorder.told()[0].samples[0].labels, (MetricSample::Labels{{"exported_exported_node", "1"}, {"exported_node", "2"}}));
+  EXPECT_EQ(recorder.reported()[0].samples[0].labels, (MetricSample::Labels{{"exported_exported_node", "1"}, {"exported_node", "2"}}));
 }
 
 TEST(MetricsRecorderTest, SeriesAreBounded) {
@@ -71,9 +71,9 @@ TEST(MetricsRecorderTest, WhatWasForgottenIsToldOnce) {
   auto* const gauge = recorder.metric(MetricKind::kGauge, "g", "").value();
   recorder.series(*counter, {})->add(3);
   recorder.series(*gauge, {})->set(4);
-  EXPECT_EQ(recorder.told(true)[1].samples[0].value, 3);
-  EXPECT_EQ(recorder.told()[1].samples[0].value, 0);
-  EXPECT_EQ(recorder.told()[0].samples[0].value, 4);
+  EXPECT_EQ(recorder.reported(true)[1].samples[0].value, 3);
+  EXPECT_EQ(recorder.reported()[1].samples[0].value, 0);
+  EXPECT_EQ(recorder.reported()[0].samples[0].value, 4);
 }
 
 TEST(MetricsRecorderTest, ThreadsRecordTogether) {
@@ -83,10 +83,10 @@ TEST(MetricsRecorderTest, ThreadsRecordTogether) {
     for (int i = 0; i < 10'000; ++i) recorder.series(*counter, {})->add(1);
   };
   std::thread one(record), two(record);
-  for (int i = 0; i < 100; ++i) (void)recorder.told();
+  for (int i = 0; i < 100; ++i) (void)recorder.reported();
   one.join();
   two.join();
-  EXPECT_EQ(recorder.told()[0].samples[0].value, 20'000);
+  EXPECT_EQ(recorder.reported()[0].samples[0].value, 20'000);
 }
 
 }  // namespace

@@ -28,15 +28,15 @@ ObjectStore::~ObjectStore() {
 
 void ObjectStore::join(Place place) {
   const std::lock_guard lock(mutex_);
-  words_ = std::make_shared<const runtime::Mapping>(std::move(place.board));
+  words_ = std::make_shared<const runtime::Mapping>(std::move(place.membership_page));
   place_.emplace(std::move(place));
-  board_.emplace(words_->data());
+  membership_page_.emplace(words_->data());
 }
 
 Result<Fd> ObjectStore::fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) {
   SHOAL_TRY(auto again, pool_.fill_again(bytes, parts));
   if (again) return *std::move(again);
-  if (board_) SHOAL_OK(make_room(bytes));
+  if (membership_page_) SHOAL_OK(make_room(bytes));
   return filled(bytes, parts);
 }
 
@@ -88,7 +88,7 @@ void ObjectStore::start_keeper() {
 }
 
 void ObjectStore::tell() {
-  if (board_) board_->set_kept(place_->member, pool_.bytes());
+  if (membership_page_) membership_page_->set_kept(place_->member, pool_.bytes());
 }
 
 void ObjectStore::keep() {
@@ -118,19 +118,19 @@ void ObjectStore::keep() {
 }
 
 bool ObjectStore::over(std::uint64_t bytes) const {
-  const std::uint64_t limit = board_->limit();
-  return limit != 0 && board_->total().kept + bytes > limit;
+  const std::uint64_t limit = membership_page_->limit();
+  return limit != 0 && membership_page_->total().kept + bytes > limit;
 }
 
 Result<void> ObjectStore::make_room(std::uint64_t bytes) {
   using std::chrono::steady_clock;
-  const std::uint64_t limit = board_->limit();
+  const std::uint64_t limit = membership_page_->limit();
   const auto start = steady_clock::now();
   const auto full = [&](const std::string& why) {
-    const auto total = board_->total();
+    const auto total = membership_page_->total();
     return resource_exhausted(fmt::format("no room for an object of {} bytes: {} of the node's {} bytes for objects are taken ({} here), "
                                           "{} lie in files; {}",
-                                          bytes, total.kept, limit, board_->of(place_->member).kept, total.spilled, why))
+                                          bytes, total.kept, limit, membership_page_->of(place_->member).kept, total.spilled, why))
         .with_reason("ObjectStoreFull")
         .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory");
   };
@@ -172,14 +172,14 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
   };
   // Memory that others hold as well is freed only when they release it.
   for (int in_vain = 0; in_vain < 2 && !room();) {
-    const std::uint64_t before = board_->total().kept;
+    const std::uint64_t before = membership_page_->total().kept;
     if (ends() || spill(step, ends) == 0) break;
-    in_vain = room() || board_->total().kept < before ? 0 : in_vain + 1;
+    in_vain = room() || membership_page_->total().kept < before ? 0 : in_vain + 1;
   }
   // Counts only time in which this thread ran, not the gaps when the machine stood still.
   const auto others = [this] {
-    auto out = board_->total();
-    out.spilled -= std::min(out.spilled, board_->of(place_->member).spilled);
+    auto out = membership_page_->total();
+    out.spilled -= std::min(out.spilled, membership_page_->of(place_->member).spilled);
     return out;
   };
   auto looked = steady_clock::now(), asked = looked - kAskedAgain;
@@ -203,10 +203,10 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
     std::this_thread::sleep_for(pause);
     if (in_vain < 2 ? asks || gave : now - moved > kLongLook) {
       moved = now;
-      const std::uint64_t own = board_->of(place_->member).kept;
+      const std::uint64_t own = membership_page_->of(place_->member).kept;
       spill(step, ends);
       (void)room();
-      in_vain = board_->of(place_->member).kept < own ? 0 : in_vain + 1;
+      in_vain = membership_page_->of(place_->member).kept < own ? 0 : in_vain + 1;
     }
   }
   if (ended) return fail(*ended);
@@ -246,7 +246,7 @@ std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()
     if (!moved) break;
     if (!*moved) continue;
     out += memory->bytes();
-    board_->add_spilled(place_->member, static_cast<std::int64_t>(memory->bytes()));
+    membership_page_->add_spilled(place_->member, static_cast<std::int64_t>(memory->bytes()));
     // The last holder may release it while this object is destroyed.
     memory->on_gone([words = words_, member = place_->member, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
       if (alive.lock()) runtime::UsageBoard(words->data()).add_spilled(member, -static_cast<std::int64_t>(bytes));

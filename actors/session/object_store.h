@@ -26,7 +26,7 @@ namespace shoal::actors {
 class ObjectStore final : public ValueMemory {
  public:
   struct Place {
-    runtime::Mapping board;
+    runtime::Mapping membership_page;
     std::size_t member = 0;
     std::string folder;                                                       // for spilled files
     std::function<void(std::uint64_t bytes)> ask_others;                      // to make room
@@ -72,7 +72,7 @@ class ObjectStore final : public ValueMemory {
   AtOnce at_once_{*this};
   std::optional<Place> place_;
   std::shared_ptr<const runtime::Mapping> words_;  // the board's
-  std::optional<runtime::UsageBoard> board_;
+  std::optional<runtime::UsageBoard> membership_page_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::weak_ptr<SharedMemory>> kept_;

@@ -23,16 +23,16 @@ class ObjectStoreTest : public testing::Test {
  protected:
   // `patience`: long enough for slow peers by default; short where peers free nothing.
   explicit ObjectStoreTest(std::chrono::steady_clock::duration patience = std::chrono::minutes(2)) : patience_(patience) {
-    runtime::UsageBoard board(node_.data());
-    board.set_limit(10 * kMiB);
-    board.set_members(2);
+    runtime::UsageBoard membership_page(node_.data());
+    membership_page.set_limit(10 * kMiB);
+    membership_page.set_members(2);
     join(here_, 0);
     join(there_, 1);
   }
 
   void join(ObjectStore& store, std::size_t member) {
     ObjectStore::Place place;
-    place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+    place.membership_page = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
     place.member = member;
     place.folder = folder_;
     ObjectStore& other = member == 0 ? there_ : here_;
@@ -169,7 +169,7 @@ TEST_F(ObjectStoreTest, WhatIsMovedIsTheObjectAndNotWhatSomebodyWroteIntoItsView
 TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
   ObjectStore few({.max_segments = 4});
   ObjectStore::Place place;
-  place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+  place.membership_page = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
   place.folder = folder_;
   place.ask_others = [](std::uint64_t) {};
   place.moved = [](const ObjectKey&, Result<Fd>) {};
@@ -217,7 +217,7 @@ class ObjectStoreSharedTest : public ObjectStoreTest {
   // One value more than fits, in a process whose values other processes hold too.
   Result<Value> one_more(std::function<void(ObjectStore::Place&)> change) {
     ObjectStore::Place place;
-    place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+    place.membership_page = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
     place.folder = folder_;
     place.ask_others = [](std::uint64_t) {};
     place.moved = [](const ObjectKey&, Result<Fd>) {};
@@ -286,7 +286,7 @@ class ObjectStoreWaitTest : public ObjectStoreTest {
     runtime::UsageBoard(node_.data()).set_members(3);
     ObjectStore third;
     ObjectStore::Place place;
-    place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+    place.membership_page = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
     place.member = 2;
     place.folder = folder_;
     place.ask_others = [](std::uint64_t) {};

@@ -17,15 +17,15 @@ constexpr WorkerId kOther{7};
 class ReferencesTest : public testing::Test {
  protected:
   // Changes sent to the node since the last call, by object and holder.
-  std::map<std::pair<ObjectKey, WorkerId>, std::int64_t> told() {
+  std::map<std::pair<ObjectKey, WorkerId>, std::int64_t> reported() {
     references_->flush();
-    return std::exchange(told_, {});
+    return std::exchange(reported_, {});
   }
-  std::map<std::pair<ObjectKey, WorkerId>, std::int64_t> told_;
+  std::map<std::pair<ObjectKey, WorkerId>, std::int64_t> reported_;
   int wakes_ = 0;
   std::optional<References> references_{std::in_place, [this] { ++wakes_; },
                                         [this](std::vector<References::Change> changes) {
-                                          for (const auto& c : changes) told_[{c.object, c.holder}] += c.by;
+                                          for (const auto& c : changes) reported_[{c.object, c.holder}] += c.by;
                                         }};
 };
 
@@ -33,21 +33,21 @@ using Told = std::map<std::pair<ObjectKey, WorkerId>, std::int64_t>;
 
 TEST_F(ReferencesTest, TellsOfTheFirstHoldAndOfTheLast) {
   auto first = references_->hold({kOne}), second = references_->hold({kOne});
-  EXPECT_EQ(told(), (Told{{{kOne, {}}, 1}}));
+  EXPECT_EQ(reported(), (Told{{{kOne, {}}, 1}}));
   first.reset();
-  EXPECT_EQ(told(), Told());
+  EXPECT_EQ(reported(), Told());
   second.reset();
-  EXPECT_EQ(told(), (Told{{{kOne, {}}, -1}}));
+  EXPECT_EQ(reported(), (Told{{{kOne, {}}, -1}}));
 }
 
 TEST_F(ReferencesTest, TakesOffAtOnceAllThatWasCountedForIt) {
   auto first = references_->received({kOne, kTwo}), second = references_->received({kOne});
   auto own = references_->hold({kOne});
   first.reset();
-  EXPECT_EQ(told(), (Told{{{kTwo, {}}, -1}}));
+  EXPECT_EQ(reported(), (Told{{{kTwo, {}}, -1}}));
   second.reset();
   own.reset();
-  EXPECT_EQ(told(), (Told{{{kOne, {}}, -2}}));
+  EXPECT_EQ(reported(), (Told{{{kOne, {}}, -2}}));
 }
 
 TEST_F(ReferencesTest, CountsForTheReceiverBeforeItTakesItsOwnOff) {
@@ -69,7 +69,7 @@ TEST_F(ReferencesTest, CountsForTheReceiverBeforeItTakesItsOwnOff) {
 TEST_F(ReferencesTest, WakesOncePerBatch) {
   const auto hold = references_->hold({kOne, kTwo});
   EXPECT_EQ(wakes_, 1);
-  told();
+  reported();
   references_->received({kOne});
   EXPECT_EQ(wakes_, 1);  // held already
 }

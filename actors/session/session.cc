@@ -10,7 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "actors/session/open_network.h"
-#include "actors/session/telling.h"
+#include "actors/session/process_report.h"
 #include "actors/wire/cancelling.h"
 #include "runtime/process/process.h"
 #include "runtime/process/standard_streams.h"
@@ -24,7 +24,7 @@ using runtime::Peer;
 
 namespace {
 
-constexpr runtime::Duration kTellAgain = std::chrono::seconds(1);  // before another kRelease
+constexpr runtime::Duration kRetryEndAfter = std::chrono::seconds(1);  // before another kRelease
 constexpr runtime::Duration kHeadPause = std::chrono::milliseconds(50), kLeaveWithin = std::chrono::seconds(3);
 constexpr std::array<std::byte, 1> kNoArguments{std::byte{0x80}};  // an array of nothing, in CBOR
 constexpr std::size_t kMaxRemoved = 1000;                          // placement groups; a head stores a removal within milliseconds
@@ -162,7 +162,7 @@ Session::Session(SessionOptions options)
                                  [this](ActorId actor, std::shared_ptr<const void> what) {
                                    if (calls_) calls_->keep_until_answered(actor, std::move(what));
                                  },
-                             .later = [this](std::function<void()> fn) { return clock_->after(kTellAgain, std::move(fn)); }}),
+                             .later = [this](std::function<void()> fn) { return clock_->after(kRetryEndAfter, std::move(fn)); }}),
       loop_thread_(loop_) {
   own([this] {
     auto network = std::make_unique<runtime::SocketNetwork>(loop_, *clock_, *random_, options_.credentials.token,
@@ -191,7 +191,7 @@ Session::Session(SessionOptions options)
 }
 
 Session::~Session() {
-  tell_last_metrics(kLeaveWithin);
+  send_last_metrics(kLeaveWithin);
   if (is_driver_) {
     options_.head_timeout = std::min(options_.head_timeout, kLeaveWithin);
     if (own([this] { return head_->peer() == nullptr; })) (void)reach_head();  // an unreported end fails the job
@@ -289,13 +289,13 @@ Result<void> Session::connect_node(const std::string& endpoint) {
 }
 
 // This process keeps to the node's shared limit from now on.
-Result<void> Session::share_memory(const Fd& board, std::int32_t member, const std::string& spill_folder) {
+Result<void> Session::share_memory(const Fd& membership_page, std::int32_t member, const std::string& spill_folder) {
   using runtime::UsageBoard;
-  SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(board));
+  SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(membership_page));
   if (bytes != UsageBoard::kBytes || static_cast<std::size_t>(member) >= UsageBoard::kMaxMembers)
     return fail(internal("a board that is none"));
   ObjectStore::Place place;
-  SHOAL_TRY(place.board, runtime::map(board, bytes, runtime::Access::kReadWrite));
+  SHOAL_TRY(place.membership_page, runtime::map(membership_page, bytes, runtime::Access::kReadWrite));
   place.member = static_cast<std::size_t>(member);
   place.folder = spill_folder;
   place.interrupted = options_.interrupted;
@@ -541,8 +541,8 @@ Result<void> Session::retire(ActorId worker) {
   return {};
 }
 
-Result<FoundActor> Session::birth() {
-  SHOAL_TRY(const Message reply, ask_head(Method::kGetBirth, to_bytes(GetBirth{worker_})));
+Result<FoundActor> Session::creation_spec() {
+  SHOAL_TRY(const Message reply, ask_head(Method::kGetCreationSpec, to_bytes(GetCreationSpec{worker_})));
   return from_bytes<FoundActor>(reply.body);
 }
 
@@ -885,7 +885,7 @@ void Session::set_attributes(const SetAttributes& attributes) {
 }
 
 Result<void> Session::leave() {
-  SHOAL_OK(ask_head(Method::kWorkerLeaves, to_bytes(GetBirth{worker_})));
+  SHOAL_OK(ask_head(Method::kWorkerLeaves, to_bytes(GetCreationSpec{worker_})));
   return {};
 }
 
@@ -967,7 +967,7 @@ Result<Message> Session::asked(const runtime::Request& request) {
   const auto method = static_cast<Method>(request.method);
   if (method == kInspect) {
     SHOAL_TRY(const auto inspect, from_bytes<Inspect>(request.message.body));
-    return Message{{}, to_bytes(told(inspect)), {}};
+    return Message{{}, to_bytes(reported(inspect)), {}};
   }
   if (method != kCancelResult) return fail(unimplemented("a client takes no such requests"));
   SHOAL_TRY(const auto cancel, from_bytes<CancelResult>(request.message.body));
@@ -975,17 +975,17 @@ Result<Message> Session::asked(const runtime::Request& request) {
   return Message();
 }
 
-ToldProcess Session::told(const Inspect& asked) {
-  ToldProcess out;
+ProcessReport Session::reported(const Inspect& asked) {
+  ProcessReport out;
   if (asked.what == Inspect::What::kObjects) {
-    out.objects = tell_memories(objects_.all(), job_, *random_);
+    out.objects = report_memories(objects_.all(), job_, *random_);
     out.left_out = cut(out.objects, Inspect::kMaxRows);
   } else if (asked.what == Inspect::What::kTasks) {
     constexpr std::size_t limit = Inspect::kMaxRows;
-    out.left_out = book_->tell_running(out.tasks, limit);
+    out.left_out = book_->report_running(out.tasks, limit);
     if (calls_) out.left_out += calls_->tell(out.tasks, limit);
     for (const auto& pool : task_pools_) out.left_out += pool->tell(out.tasks, limit);
-    book_->tell_over(out.tasks, limit);
+    book_->report_over(out.tasks, limit);
   } else if (asked.what == Inspect::What::kMetrics) {
     out.metrics = last_metrics_ ? *last_metrics_ : metrics(false);
   }
@@ -1014,12 +1014,12 @@ bool Session::any_open_calls() const {
 
 bool Session::any_open_calls(ActorId actor) const { return calls_ && calls_->any_open(actor); }
 
-void Session::tell_last_metrics(runtime::Duration within) {
+void Session::send_last_metrics(runtime::Duration within) {
   const auto answered = std::make_shared<bool>(true);
   own([&] {
     Peer* const peer = node_->peer();
     if (peer == nullptr) return;
-    const ToldMetrics last{metrics(is_driver_)};
+    const ReportedMetrics last{metrics(is_driver_)};
     if (is_driver_) last_metrics_ = last.metrics;
     if (last.metrics.empty()) return;
     *answered = false;
@@ -1073,7 +1073,7 @@ void Session::no_more_logs(NodeId node, const std::string& text) {
     if (!calls_) return;  // this process leaves
     const auto page = reply ? from_bytes<ListReply>(reply->body) : Result<ListReply>(fail(reply.error()));
     const bool drained = page && std::any_of(page->nodes.begin(), page->nodes.end(),
-                                             [&](const NodeRow& n) { return n.id == node && n.duty() == NodeDuty::kDrains; });
+                                             [&](const NodeRow& n) { return n.id == node && n.scheduling() == NodeScheduling::kDraining; });
     if (!drained) std::fprintf(stderr, "shoal: warning: %s\n", text.c_str());
   };
   auto* const head = head_->peer();

@@ -103,7 +103,7 @@ class Session {
   // Kills an idle or used-up worker of functions. Actors that it made (a function may return a handle) become this process's.
   Result<void> retire(ActorId worker);
   // The handle and birth of the restarted actor that this worker has to make. NotFound.
-  Result<FoundActor> birth();
+  Result<FoundActor> creation_spec();
   // See ActorCalls.
   void in_any_order(ActorId actor, bool any);
   // Keeps `what` until every call on this actor that was made by now has its answer.
@@ -215,7 +215,7 @@ class Session {
   void drop_arena(const std::string& key);
 
   // For a process about to end: sends its metrics to the node and waits for the answer, at most `within`.
-  void tell_last_metrics(runtime::Duration within);
+  void send_last_metrics(runtime::Duration within);
 
   // In a forked child: closes its copies of the descriptors. No other member may be called there, not even the destructor.
   void abandon_after_fork();
@@ -252,13 +252,13 @@ class Session {
   Result<void> cancel_now(const ToCancel& what, CancelHow how);
   Result<void> cancel_published(const ObjectKey& object, CancelHow how);
   void count(const std::vector<References::Change>& changes);
-  Result<void> share_memory(const Fd& board, std::int32_t member, const std::string& spill_folder);
+  Result<void> share_memory(const Fd& membership_page, std::int32_t member, const std::string& spill_folder);
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
   void on_logs(const std::string& host, const runtime::Request& notice);
   void no_more_logs(NodeId node, const std::string& text);
   Result<runtime::Message> asked(const runtime::Request& request);
-  ToldProcess told(const Inspect& inspect);
+  ProcessReport reported(const Inspect& inspect);
   std::vector<MetricFamily> metrics(bool last) const;
 
   SessionOptions options_;

@@ -390,7 +390,7 @@ void TaskPool::crashed(const ItemPtr& item, const Error& cause) {
 }
 
 void TaskPool::want() {
-  if (!std::exchange(told_, true)) wanted_();
+  if (!std::exchange(reported_, true)) wanted_();
 }
 
 void TaskPool::give_back(runtime::Duration lease) {
@@ -406,7 +406,7 @@ void TaskPool::give_back(runtime::Duration lease) {
 }
 
 TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
-  told_ = false;
+  reported_ = false;
   Wants out;
   out.empty = workers_.empty();
   out.alone = std::all_of(workers_.begin(), workers_.end(), [&](const auto& w) { return is_out(w.second); });
@@ -535,7 +535,7 @@ void TaskPool::finish(const ItemPtr& item, const Result<Value>& result) {
   item->promise.set(result);
 }
 
-std::uint64_t TaskPool::tell(std::vector<ToldTask>& out, std::size_t limit) const {
+std::uint64_t TaskPool::tell(std::vector<TaskReport>& out, std::size_t limit) const {
   const std::size_t before = out.size();
   const auto add = [&](const ItemPtr& item, TaskState state) {
     if (out.size() >= limit) return;

@@ -82,7 +82,7 @@ class TaskPool {
   // The CPUs of idle workers are lent from now on.
   void lend(Lending lending) { lending_ = std::move(lending); }
   // Appends tasks without a worker, up to `limit` rows in all; returns the number omitted.
-  std::uint64_t tell(std::vector<ToldTask>& out, std::size_t limit) const;
+  std::uint64_t tell(std::vector<TaskReport>& out, std::size_t limit) const;
   // True if there are tasks without a worker; the others are calls.
   bool any_open() const { return !waiting_.empty() || !blocked_.empty() || !judging_.empty() || !delayed_.empty(); }
   // The same tasks, counted.
@@ -207,7 +207,7 @@ class TaskPool {
   CallBook* book_ = nullptr;
   WorkerId self_;
   std::uint64_t* next_task_ = nullptr;
-  bool closed_ = false, dispatching_ = false, again_ = false, told_ = false;
+  bool closed_ = false, dispatching_ = false, again_ = false, reported_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -86,7 +86,7 @@ class TaskPoolTest : public testing::Test {
   void pass(runtime::Duration time) { world_.run_for(time); }
 
   runtime::SimWorld world_{runtime::SimWorld::Options()};
-  int told_ = 0;
+  int reported_ = 0;
   std::vector<Running> running_;
   // "a", "a by force"
   void cancel(const ValueFuture& attempt, CancelHow how) {
@@ -99,7 +99,7 @@ class TaskPoolTest : public testing::Test {
   explicit TaskPoolTest(TaskPool::Options options = {})
       : pool_(
             world_.clock(), [this](Call call, std::vector<ValueFuture>) { return run(std::move(call)); },
-            [this](const ValueFuture& attempt, CancelHow how) { cancel(attempt, how); }, [this] { ++told_; }, options) {}
+            [this](const ValueFuture& attempt, CancelHow how) { cancel(attempt, how); }, [this] { ++reported_; }, options) {}
   TaskPool pool_;
 };
 
@@ -254,7 +254,7 @@ TEST_F(SpreadTest, OneThatIsNotMadeForLongIsNoReasonToHaveNoOther) {
 
 TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
   const auto a = submit("a"), b = submit("b"), c = submit("c");
-  EXPECT_EQ(told_, 1);  // once, until take_wants
+  EXPECT_EQ(reported_, 1);  // once, until take_wants
   EXPECT_EQ(pool_.take_wants(1h).workers, 3u);
   worker(kA);
   worker(kB);
@@ -619,9 +619,9 @@ class NotedTaskPoolTest : public TaskPoolTest {
     pool_.note_in(book_, WorkerId{9}, next_);
     pass(1s);
   }
-  std::vector<ToldTask> over() const {
-    std::vector<ToldTask> out;
-    book_.tell_over(out, 100);
+  std::vector<TaskReport> over() const {
+    std::vector<TaskReport> out;
+    book_.report_over(out, 100);
     return out;
   }
   std::uint64_t next_ = std::uint64_t{1} << kPoolTaskBits;
@@ -639,16 +639,16 @@ TEST_F(NotedTaskPoolTest, EachAttemptIsNoted) {
   pass(3s);
   returns("a");
   EXPECT_EQ(outcome(a), "<a>");
-  const auto told = over();
-  ASSERT_EQ(told.size(), 2u);
-  EXPECT_EQ(told[1].number, std::uint64_t{1} << kPoolTaskBits);
-  EXPECT_EQ(told[1].error, "WORKER_DIED");
-  EXPECT_EQ(told[1].actor, kA);
-  EXPECT_EQ(told[1].end_unix_us - told[1].start_unix_us, 1'000'000);
-  EXPECT_EQ(told[0].number, task_number(told[1].number, 1));
-  EXPECT_EQ(told[0].state, TaskState::kFinished);
-  EXPECT_EQ(told[0].actor, kB);
-  EXPECT_EQ(told[0].end_unix_us - told[0].start_unix_us, 3'000'000);
+  const auto reported = over();
+  ASSERT_EQ(reported.size(), 2u);
+  EXPECT_EQ(reported[1].number, std::uint64_t{1} << kPoolTaskBits);
+  EXPECT_EQ(reported[1].error, "WORKER_DIED");
+  EXPECT_EQ(reported[1].actor, kA);
+  EXPECT_EQ(reported[1].end_unix_us - reported[1].start_unix_us, 1'000'000);
+  EXPECT_EQ(reported[0].number, task_number(reported[1].number, 1));
+  EXPECT_EQ(reported[0].state, TaskState::kFinished);
+  EXPECT_EQ(reported[0].actor, kB);
+  EXPECT_EQ(reported[0].end_unix_us - reported[0].start_unix_us, 3'000'000);
 }
 
 TEST_F(NotedTaskPoolTest, WhatNeverBeganIsNoAttempt) {
@@ -661,11 +661,11 @@ TEST_F(NotedTaskPoolTest, WhatNeverBeganIsNoAttempt) {
   dies(kA);
   EXPECT_EQ(outcome(b), "WorkerCrashed");
   pool_.cancel(c, {});
-  const auto told = over();
-  ASSERT_EQ(told.size(), 3u);
-  EXPECT_EQ(told[0].number >> 56, 0u);
-  EXPECT_EQ(told[0].error, "TASK_CANCELLED");
-  EXPECT_EQ(told[0].start_unix_us, 0);
+  const auto reported = over();
+  ASSERT_EQ(reported.size(), 3u);
+  EXPECT_EQ(reported[0].number >> 56, 0u);
+  EXPECT_EQ(reported[0].error, "TASK_CANCELLED");
+  EXPECT_EQ(reported[0].start_unix_us, 0);
 }
 
 TEST_F(NotedTaskPoolTest, OneBeginsWhenTheOneBeforeItIsDone) {
@@ -679,14 +679,14 @@ TEST_F(NotedTaskPoolTest, OneBeginsWhenTheOneBeforeItIsDone) {
   returns("b");
   pass(500us);
   returns("c");
-  const auto told = over();
-  ASSERT_EQ(told.size(), 3u);
-  EXPECT_EQ(told[0].start_unix_us, told[1].end_unix_us);
+  const auto reported = over();
+  ASSERT_EQ(reported.size(), 3u);
+  EXPECT_EQ(reported[0].start_unix_us, reported[1].end_unix_us);
 }
 
 TEST_F(NotedTaskPoolTest, OfManyThatWaitSomeAreToldAndTheOthersCounted) {
   for (const char* what : {"a", "b", "c"}) submit(what);
-  std::vector<ToldTask> out;
+  std::vector<TaskReport> out;
   EXPECT_EQ(pool_.tell(out, 2), 1u);
   EXPECT_EQ(out.size(), 2u);
   EXPECT_EQ(pool_.tell(out, 2), 3u);

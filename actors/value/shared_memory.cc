@@ -84,9 +84,9 @@ std::optional<ObjectKey> SharedMemory::published() const {
   return published_;
 }
 
-void SharedMemory::on_gone(std::function<void()> told) {
+void SharedMemory::on_gone(std::function<void()> reported) {
   const std::lock_guard lock(mutex_);
-  gone_ = std::move(told);
+  gone_ = std::move(reported);
 }
 
 }  // namespace shoal::actors

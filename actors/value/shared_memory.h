@@ -40,7 +40,7 @@ class SharedMemory {
   // Position in this process's order of uses; a lower one is longer ago.
   std::uint64_t last_used() const { return last_used_; }
   // `told` is called in any thread when the memory is destroyed.
-  void on_gone(std::function<void()> told);
+  void on_gone(std::function<void()> reported);
   // The object that its node keeps of this memory; a spill sends that node the file as well. `object.home` is 0 for this node.
   void published_as(const ObjectKey& object);
   std::optional<ObjectKey> published() const;

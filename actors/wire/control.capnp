@@ -199,7 +199,7 @@ struct CreateGang {
   where @10 :Where;
   maxRestarts @11 :Int32;
   maxTaskRetries @12 :Int32;
-  birth @13 :Data;     # construction data for restarts
+  creationSpec @13 :Data;     # construction data for restarts
   creator @14 :UInt64; # the worker that asked for it; 0: a driver
 }
 
@@ -210,7 +210,7 @@ struct KillActor {
 }
 
 # From a worker that makes its actor from the birth; answered with FoundActor, whose handle is the birth.
-struct GetBirth {
+struct GetCreationSpec {
   worker @0 :UInt64;
 }
 
@@ -261,10 +261,10 @@ struct StopJob {
   force @1 :Bool;
 }
 
-# duty: 0 takes new work, 1 takes none (cordoned), 2 also leaves once it is idle or the deadline is over (drains).
-struct SetNodeDuty {
+# scheduling: 0 takes new work, 1 takes none (cordoned), 2 also leaves once it is idle or the deadline is over (drains).
+struct SetNodeScheduling {
   node @0 :UInt64;
-  duty @1 :UInt16;
+  scheduling @1 :UInt16;
   deadlineMs @2 :UInt64;
 }
 

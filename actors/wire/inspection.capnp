@@ -10,7 +10,7 @@ struct Inspect {
   what @0 :UInt16;  # 0 objects, 1 tasks, 2 runtime environments, 3 metrics
 }
 
-struct ToldTask {
+struct TaskReport {
   number @0 :UInt64;
   caller @1 :UInt64;
   actor @2 :UInt64;
@@ -22,7 +22,7 @@ struct ToldTask {
   error @8 :Text;     # the kind of failure
 }
 
-struct ToldObject {
+struct ObjectReport {
   job @0 :UInt64;
   id @1 :UInt64;
   bytes @2 :UInt64;
@@ -38,13 +38,13 @@ struct ToldObject {
   }
 }
 
-struct ToldProcess {
+struct ProcessReport {
   worker @0 :UInt64;
   job @1 :UInt64;
   pid @2 :Int32;
   role @3 :Text;
-  tasks @4 :List(ToldTask);
-  objects @5 :List(ToldObject);
+  tasks @4 :List(TaskReport);
+  objects @5 :List(ObjectReport);
   leftOut @6 :UInt64;
   cause @7 :ErrorMessage;  # why it did not answer
   metrics @8 :List(MetricFamily);
@@ -64,21 +64,21 @@ struct MetricFamily {
   }
 }
 
-struct ToldMetrics {
+struct ReportedMetrics {
   metrics @0 :List(MetricFamily);
 }
 
-struct ToldEnvironment {
+struct EnvironmentReport {
   text @0 :Text;      # JSON
   processes @1 :UInt32;
 }
 
-struct ToldNode {
+struct NodeReport {
   node @0 :UInt64;
   pid @1 :Int32;
-  objects @2 :List(ToldObject);
-  environments @3 :List(ToldEnvironment);
-  processes @4 :List(ToldProcess);
+  objects @2 :List(ObjectReport);
+  environments @3 :List(EnvironmentReport);
+  processes @4 :List(ProcessReport);
   leftOut @5 :UInt64;
   keptBytes @6 :UInt64;
   spilledBytes @7 :UInt64;

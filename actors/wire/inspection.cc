@@ -40,7 +40,7 @@ std::uint64_t which_memory(const Fd& memory) {
 
 namespace {
 
-void fill(wire::ToldTask::Builder m, const ToldTask& v) {
+void fill(wire::TaskReport::Builder m, const TaskReport& v) {
   m.setNumber(v.number);
   m.setCaller(v.caller.value);
   m.setActor(v.actor.value);
@@ -52,13 +52,13 @@ void fill(wire::ToldTask::Builder m, const ToldTask& v) {
   m.setError(v.error);
 }
 
-ToldTask read_task(wire::ToldTask::Reader m) {
+TaskReport read_task(wire::TaskReport::Reader m) {
   return {m.getNumber(),       WorkerId{m.getCaller()}, ActorId{m.getActor()},
           text(m.getMethod()), text(m.getFunction()),   checked<TaskState>(m.getState(), 7, "state of a task"),
           m.getStartUnixUs(),  m.getEndUnixUs(),        text(m.getError())};
 }
 
-void fill(wire::ToldObject::Builder m, const ToldObject& v) {
+void fill(wire::ObjectReport::Builder m, const ObjectReport& v) {
   m.setJob(v.job.value);
   m.setId(v.id.value);
   m.setBytes(v.bytes);
@@ -73,20 +73,20 @@ void fill(wire::ToldObject::Builder m, const ToldObject& v) {
   }
 }
 
-ToldObject read_object(wire::ToldObject::Reader m) {
-  ToldObject out{JobId{m.getJob()}, ObjectId{m.getId()}, m.getBytes(),  checked<ObjectState>(m.getState(), 3, "state of an object"),
-                 m.getSpilled(),    m.getContained(),    m.getMemory(), {}};
+ObjectReport read_object(wire::ObjectReport::Reader m) {
+  ObjectReport out{JobId{m.getJob()}, ObjectId{m.getId()}, m.getBytes(),  checked<ObjectState>(m.getState(), 3, "state of an object"),
+                   m.getSpilled(),    m.getContained(),    m.getMemory(), {}};
   check_size(m.getHolders(), kMaxList, "holders");
   for (const auto h : m.getHolders()) out.holders.push_back({WorkerId{h.getWorker()}, h.getCount()});
   return out;
 }
 
-void fill(wire::ToldEnvironment::Builder m, const ToldEnvironment& v) {
+void fill(wire::EnvironmentReport::Builder m, const EnvironmentReport& v) {
   m.setText(v.text);
   m.setProcesses(v.processes);
 }
 
-ToldEnvironment read_environment(wire::ToldEnvironment::Reader m) { return {text(m.getText()), m.getProcesses()}; }
+EnvironmentReport read_environment(wire::EnvironmentReport::Reader m) { return {text(m.getText()), m.getProcesses()}; }
 
 void fill(wire::MetricFamily::Sample::Builder m, const MetricSample& v) {
   auto labels = m.initLabels(2 * count(v.labels));
@@ -139,7 +139,7 @@ MetricFamily read_family(wire::MetricFamily::Reader m) {
   return out;
 }
 
-void fill(wire::ToldProcess::Builder m, const ToldProcess& v) {
+void fill(wire::ProcessReport::Builder m, const ProcessReport& v) {
   m.setWorker(v.worker.value);
   m.setJob(v.job.value);
   m.setPid(v.pid);
@@ -153,13 +153,13 @@ void fill(wire::ToldProcess::Builder m, const ToldProcess& v) {
   fill_families(m.initMetrics(count(v.metrics)), v.metrics);
 }
 
-ToldProcess read_process(wire::ToldProcess::Reader m) {
+ProcessReport read_process(wire::ProcessReport::Reader m) {
   return {WorkerId{m.getWorker()},
           JobId{m.getJob()},
           m.getPid(),
           text(m.getRole()),
-          read_rows<ToldTask>(m.getTasks(), read_task),
-          read_rows<ToldObject>(m.getObjects(), read_object),
+          read_rows<TaskReport>(m.getTasks(), read_task),
+          read_rows<ObjectReport>(m.getObjects(), read_object),
           m.getLeftOut(),
           read_cause(m),
           read_rows<MetricFamily>(m.getMetrics(), read_family)};
@@ -176,16 +176,16 @@ Result<Inspect> from_bytes(const Bytes& bytes) {
                              [](wire::Inspect::Reader m) { return Inspect{checked<Inspect::What>(m.getWhat(), 4, "kind of inspection")}; });
 }
 
-Bytes to_bytes(const ToldProcess& v) {
-  return write<wire::ToldProcess>([&](wire::ToldProcess::Builder m) { fill(m, v); });
+Bytes to_bytes(const ProcessReport& v) {
+  return write<wire::ProcessReport>([&](wire::ProcessReport::Builder m) { fill(m, v); });
 }
 template <>
-Result<ToldProcess> from_bytes(const Bytes& bytes) {
-  return read<wire::ToldProcess>(bytes, read_process);
+Result<ProcessReport> from_bytes(const Bytes& bytes) {
+  return read<wire::ProcessReport>(bytes, read_process);
 }
 
-Bytes to_bytes(const ToldNode& v) {
-  return write<wire::ToldNode>([&](wire::ToldNode::Builder m) {
+Bytes to_bytes(const NodeReport& v) {
+  return write<wire::NodeReport>([&](wire::NodeReport::Builder m) {
     m.setNode(v.node.value);
     m.setPid(v.pid);
     auto objects = m.initObjects(count(v.objects));
@@ -202,28 +202,28 @@ Bytes to_bytes(const ToldNode& v) {
   });
 }
 template <>
-Result<ToldNode> from_bytes(const Bytes& bytes) {
-  return read<wire::ToldNode>(bytes, [](wire::ToldNode::Reader m) {
-    return ToldNode{NodeId{m.getNode()},
-                    m.getPid(),
-                    read_rows<ToldObject>(m.getObjects(), read_object),
-                    read_rows<ToldEnvironment>(m.getEnvironments(), read_environment),
-                    read_rows<ToldProcess>(m.getProcesses(), read_process),
-                    m.getLeftOut(),
-                    m.getKeptBytes(),
-                    m.getSpilledBytes(),
-                    m.getLimitBytes(),
-                    read_rows<MetricFamily>(m.getMetrics(), read_family)};
+Result<NodeReport> from_bytes(const Bytes& bytes) {
+  return read<wire::NodeReport>(bytes, [](wire::NodeReport::Reader m) {
+    return NodeReport{NodeId{m.getNode()},
+                      m.getPid(),
+                      read_rows<ObjectReport>(m.getObjects(), read_object),
+                      read_rows<EnvironmentReport>(m.getEnvironments(), read_environment),
+                      read_rows<ProcessReport>(m.getProcesses(), read_process),
+                      m.getLeftOut(),
+                      m.getKeptBytes(),
+                      m.getSpilledBytes(),
+                      m.getLimitBytes(),
+                      read_rows<MetricFamily>(m.getMetrics(), read_family)};
   });
 }
 
-Bytes to_bytes(const ToldMetrics& v) {
-  return write<wire::ToldMetrics>([&](wire::ToldMetrics::Builder m) { fill_families(m.initMetrics(count(v.metrics)), v.metrics); });
+Bytes to_bytes(const ReportedMetrics& v) {
+  return write<wire::ReportedMetrics>([&](wire::ReportedMetrics::Builder m) { fill_families(m.initMetrics(count(v.metrics)), v.metrics); });
 }
 template <>
-Result<ToldMetrics> from_bytes(const Bytes& bytes) {
-  return read<wire::ToldMetrics>(
-      bytes, [](wire::ToldMetrics::Reader m) { return ToldMetrics{read_rows<MetricFamily>(m.getMetrics(), read_family)}; });
+Result<ReportedMetrics> from_bytes(const Bytes& bytes) {
+  return read<wire::ReportedMetrics>(
+      bytes, [](wire::ReportedMetrics::Reader m) { return ReportedMetrics{read_rows<MetricFamily>(m.getMetrics(), read_family)}; });
 }
 
 }  // namespace shoal::actors

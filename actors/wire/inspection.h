@@ -13,10 +13,10 @@
 
 namespace shoal::actors {
 
-// A node answers with ToldNode, its processes (which the node asks) with ToldProcess, the head (only for metrics) with ToldMetrics.
+// A node answers with NodeReport, its processes (which the node asks) with ProcessReport, the head (only for metrics) with ReportedMetrics.
 // Answers are payloads, since a body is too small.
 inline constexpr auto kInspect = static_cast<Method>(75);
-// ToldMetrics to a node, from a process that ends in order and waits for the answer.
+// ReportedMetrics to a node, from a process that ends in order and waits for the answer.
 inline constexpr auto kLastMetrics = static_cast<Method>(78);
 
 struct Inspect {
@@ -38,7 +38,7 @@ enum class TaskState : std::uint16_t {
 const char* to_string(TaskState state);
 
 // A call of a method or of a remote function. Caller and number identify it in any process's answer.
-struct ToldTask {
+struct TaskReport {
   std::uint64_t number = 0;
   WorkerId caller;
   ActorId actor;
@@ -50,10 +50,10 @@ struct ToldTask {
 
 enum class ObjectState : std::uint16_t { kAbsent = 0, kThere = 1, kFailed = 2 };
 
-// Identifies a memory, equally in every process of its host, for ToldObject; 0: unknown.
+// Identifies a memory, equally in every process of its host, for ObjectReport; 0: unknown.
 std::uint64_t which_memory(const Fd& memory);
 
-struct ToldObject {
+struct ObjectReport {
   struct Holder {
     WorkerId worker;
     std::int64_t count = 0;
@@ -68,49 +68,49 @@ struct ToldObject {
   std::vector<Holder> holders;  // a count of 0: the holder only has the bytes
 };
 
-struct ToldProcess {
+struct ProcessReport {
   WorkerId worker;
   JobId job;
   pid_t pid = 0;
   std::string role;
-  std::vector<ToldTask> tasks;
-  std::vector<ToldObject> objects;  // objects whose bytes it has
+  std::vector<TaskReport> tasks;
+  std::vector<ObjectReport> objects;  // objects whose bytes it has
   std::uint64_t left_out = 0;
   std::optional<Error> silent;  // the reason why it did not answer
   std::vector<MetricFamily> metrics = {};
 };
 
-struct ToldEnvironment {
+struct EnvironmentReport {
   std::string text;  // JSON
   std::uint32_t processes = 0;
 };
 
-struct ToldNode {
+struct NodeReport {
   NodeId node;
   pid_t pid = 0;
-  std::vector<ToldObject> objects;
-  std::vector<ToldEnvironment> environments;
-  std::vector<ToldProcess> processes;
+  std::vector<ObjectReport> objects;
+  std::vector<EnvironmentReport> environments;
+  std::vector<ProcessReport> processes;
   std::uint64_t left_out = 0;
   std::uint64_t kept_bytes = 0, spilled_bytes = 0, limit_bytes = 0;  // large values of all its processes
   std::vector<MetricFamily> metrics = {};                            // the node's and its processes'
 };
 
-struct ToldMetrics {
+struct ReportedMetrics {
   std::vector<MetricFamily> metrics;
 };
 
 Bytes to_bytes(const Inspect& m);
-Bytes to_bytes(const ToldProcess& m);
-Bytes to_bytes(const ToldNode& m);
-Bytes to_bytes(const ToldMetrics& m);
+Bytes to_bytes(const ProcessReport& m);
+Bytes to_bytes(const NodeReport& m);
+Bytes to_bytes(const ReportedMetrics& m);
 template <>
 Result<Inspect> from_bytes(const Bytes& bytes);
 template <>
-Result<ToldProcess> from_bytes(const Bytes& bytes);
+Result<ProcessReport> from_bytes(const Bytes& bytes);
 template <>
-Result<ToldNode> from_bytes(const Bytes& bytes);
+Result<NodeReport> from_bytes(const Bytes& bytes);
 template <>
-Result<ToldMetrics> from_bytes(const Bytes& bytes);
+Result<ReportedMetrics> from_bytes(const Bytes& bytes);
 
 }  // namespace shoal::actors

@@ -128,7 +128,7 @@ Bytes to_bytes(const GangSpec& v) {
     fill(m.initWhere(), v.where);
     m.setMaxRestarts(v.max_restarts);
     m.setMaxTaskRetries(v.max_task_retries);
-    m.setBirth(data_of(v.birth));
+    m.setCreationSpec(data_of(v.creation_spec));
     m.setCreator(v.creator.value);
   });
 }
@@ -151,7 +151,7 @@ Result<GangSpec> from_bytes(const Bytes& bytes) {
     v.where = read_where(m.getWhere());
     v.max_restarts = m.getMaxRestarts();
     v.max_task_retries = m.getMaxTaskRetries();
-    v.birth = bytes_of(m.getBirth());
+    v.creation_spec = bytes_of(m.getCreationSpec());
     v.creator = WorkerId{m.getCreator()};
     KJ_REQUIRE(v.name.size() <= GangSpec::kMaxName && v.name_space.size() <= GangSpec::kMaxName, "a name is too long");
     KJ_REQUIRE(v.actors.size() == 1 || (v.name.empty() && !v.detached && v.max_restarts == 0),
@@ -192,18 +192,18 @@ Result<StopJob> from_bytes(const Bytes& bytes) {
   return read<wire::StopJob>(bytes, [](wire::StopJob::Reader m) { return StopJob{JobId{m.getJob()}, m.getForce()}; });
 }
 
-Bytes to_bytes(const SetNodeDuty& v) {
-  return write<wire::SetNodeDuty>([&](wire::SetNodeDuty::Builder m) {
+Bytes to_bytes(const SetNodeScheduling& v) {
+  return write<wire::SetNodeScheduling>([&](wire::SetNodeScheduling::Builder m) {
     m.setNode(v.node.value);
-    m.setDuty(number(v.duty));
+    m.setScheduling(number(v.scheduling));
     m.setDeadlineMs(v.deadline_ms);
   });
 }
 template <>
-Result<SetNodeDuty> from_bytes(const Bytes& bytes) {
-  return read<wire::SetNodeDuty>(bytes, [](wire::SetNodeDuty::Reader m) {
-    KJ_REQUIRE(m.getDeadlineMs() <= SetNodeDuty::kMaxDeadlineMs, "a deadline is too far away");
-    return SetNodeDuty{NodeId{m.getNode()}, checked<NodeDuty>(m.getDuty(), 3, "duty of a node"), m.getDeadlineMs()};
+Result<SetNodeScheduling> from_bytes(const Bytes& bytes) {
+  return read<wire::SetNodeScheduling>(bytes, [](wire::SetNodeScheduling::Reader m) {
+    KJ_REQUIRE(m.getDeadlineMs() <= SetNodeScheduling::kMaxDeadlineMs, "a deadline is too far away");
+    return SetNodeScheduling{NodeId{m.getNode()}, checked<NodeScheduling>(m.getScheduling(), 3, "duty of a node"), m.getDeadlineMs()};
   });
 }
 
@@ -228,12 +228,12 @@ Result<KillActor> from_bytes(const Bytes& bytes) {
                                [](wire::KillActor::Reader m) { return KillActor{ActorId{m.getActor()}, m.getRestart(), m.getHandOn()}; });
 }
 
-Bytes to_bytes(const GetBirth& v) {
-  return write<wire::GetBirth>([&](wire::GetBirth::Builder m) { m.setWorker(v.worker.value); });
+Bytes to_bytes(const GetCreationSpec& v) {
+  return write<wire::GetCreationSpec>([&](wire::GetCreationSpec::Builder m) { m.setWorker(v.worker.value); });
 }
 template <>
-Result<GetBirth> from_bytes(const Bytes& bytes) {
-  return read<wire::GetBirth>(bytes, [](wire::GetBirth::Reader m) { return GetBirth{WorkerId{m.getWorker()}}; });
+Result<GetCreationSpec> from_bytes(const Bytes& bytes) {
+  return read<wire::GetCreationSpec>(bytes, [](wire::GetCreationSpec::Reader m) { return GetCreationSpec{WorkerId{m.getWorker()}}; });
 }
 
 Bytes to_bytes(const WorkerBlocked& v) {

@@ -32,19 +32,19 @@ enum class Method : std::uint16_t {
   kList = 12,
   kStatus = 13,
   kShutdown = 14,
-  kWatchJob = 15,       // JobRef: JobUpdate notices follow
-  kWatchActor = 16,     // ActorRef: the row now, ActorUpdate notices follow
-  kFindActor = 17,      // FindActor: likewise
-  kCreateGroup = 18,    // answered when accepted; GroupUpdate notices follow
-  kRemoveGroup = 19,    // notice, GroupRef
-  kWatchGroup = 20,     // GroupRef: the row now, GroupUpdate notices follow
-  kFindGroup = 21,      // FindActor: likewise
-  kGetBirth = 22,       // GetBirth
-  kWorkerBlocked = 23,  // notice
-  kWorkerLeaves = 24,   // GetBirth's body; a request, so that the head has it before the worker ends
-  kWatchNode = 25,      // NodeRef: its row now, as ListReply; a NodeGone notice when it is dead
-  kDeleteJob = 28,      // JobRef: forgets a job that has ended
-  kSetNodeDuty = 29,
+  kWatchJob = 15,         // JobRef: JobUpdate notices follow
+  kWatchActor = 16,       // ActorRef: the row now, ActorUpdate notices follow
+  kFindActor = 17,        // FindActor: likewise
+  kCreateGroup = 18,      // answered when accepted; GroupUpdate notices follow
+  kRemoveGroup = 19,      // notice, GroupRef
+  kWatchGroup = 20,       // GroupRef: the row now, GroupUpdate notices follow
+  kFindGroup = 21,        // FindActor: likewise
+  kGetCreationSpec = 22,  // GetCreationSpec
+  kWorkerBlocked = 23,    // notice
+  kWorkerLeaves = 24,     // GetCreationSpec's body; a request, so that the head has it before the worker ends
+  kWatchNode = 25,        // NodeRef: its row now, as ListReply; a NodeGone notice when it is dead
+  kDeleteJob = 28,        // JobRef: forgets a job that has ended
+  kSetNodeScheduling = 29,
   // from the head to a client, notices
   kActorUpdate = 30,  // ActorRow
   kJobUpdate = 31,    // JobRow
@@ -134,9 +134,9 @@ struct StopJob {
   JobId job;
   bool force = false;
 };
-struct SetNodeDuty {
+struct SetNodeScheduling {
   NodeId node;
-  NodeDuty duty = NodeDuty::kWorks;
+  NodeScheduling scheduling = NodeScheduling::kSchedulable;
   std::uint64_t deadline_ms = 0;  // from now; for a drain
   static constexpr std::uint64_t kMaxDeadlineMs = std::uint64_t{7} * 24 * 3600 * 1000;
 };
@@ -151,7 +151,7 @@ struct KillActor {
   bool restart = false;
   bool hand_on = false;  // see Session::retire
 };
-struct GetBirth {
+struct GetCreationSpec {
   WorkerId worker;
 };
 struct WorkerBlocked {
@@ -323,11 +323,11 @@ Bytes to_bytes(const RegisteredDriver& m);
 Bytes to_bytes(const GangSpec& m);
 Bytes to_bytes(const JobSpec& m);
 Bytes to_bytes(const StopJob& m);
-Bytes to_bytes(const SetNodeDuty& m);
+Bytes to_bytes(const SetNodeScheduling& m);
 Bytes to_bytes(const JobRef& m);
 Bytes to_bytes(const ActorRef& m);
 Bytes to_bytes(const KillActor& m);
-Bytes to_bytes(const GetBirth& m);
+Bytes to_bytes(const GetCreationSpec& m);
 Bytes to_bytes(const WorkerBlocked& m);
 Bytes to_bytes(const GroupSpec& m);
 Bytes to_bytes(const GroupRef& m);

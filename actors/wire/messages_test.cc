@@ -68,10 +68,11 @@ TEST(Messages, ANodesDutyIsInItsRow) {
   reply.nodes[0].cordoned = true;
   reply.nodes[0].drain_until_unix_ms = 77;
   const auto back = from_bytes<ListReply>(to_bytes(reply)).value().nodes[0];
-  EXPECT_EQ(back.duty(), NodeDuty::kDrains);
+  EXPECT_EQ(back.scheduling(), NodeScheduling::kDraining);
   EXPECT_EQ(back.drain_until_unix_ms, 77);
-  EXPECT_FALSE(from_bytes<SetNodeDuty>(to_bytes(SetNodeDuty{NodeId{1}, static_cast<NodeDuty>(3), 0})));
-  EXPECT_FALSE(from_bytes<SetNodeDuty>(to_bytes(SetNodeDuty{NodeId{1}, NodeDuty::kDrains, SetNodeDuty::kMaxDeadlineMs + 1})));
+  EXPECT_FALSE(from_bytes<SetNodeScheduling>(to_bytes(SetNodeScheduling{NodeId{1}, static_cast<NodeScheduling>(3), 0})));
+  EXPECT_FALSE(from_bytes<SetNodeScheduling>(
+      to_bytes(SetNodeScheduling{NodeId{1}, NodeScheduling::kDraining, SetNodeScheduling::kMaxDeadlineMs + 1})));
 }
 
 TEST(Messages, AnEnumFromTheFutureIsHostile) {

@@ -35,7 +35,7 @@ std::map<std::string, std::string> read_map(capnp::List<wire::Pair>::Reader list
 }
 
 std::string bytes_of(capnp::Data::Reader data) {
-  KJ_REQUIRE(data.size() <= GangSpec::kMaxBirth, "a client's own bytes are too many");
+  KJ_REQUIRE(data.size() <= GangSpec::kMaxCreationSpec, "a client's own bytes are too many");
   return {reinterpret_cast<const char*>(data.begin()), data.size()};
 }
 

@@ -7,14 +7,14 @@
 #include <cstdint>
 
 #include "runtime/core/id.h"
-#include "runtime/shm/board.h"
+#include "runtime/shm/membership_page.h"
 
 namespace shoal::fsdp {
 
 class Control {
  public:
   static constexpr int kMaxSlots = 4;  // gradient slots: units whose full gradients a rank may have in flight
-  static constexpr int kMaxRanks = static_cast<int>(runtime::Board::kMaxMembers);
+  static constexpr int kMaxRanks = static_cast<int>(runtime::MembershipPage::kMaxMembers);
   static constexpr std::uint32_t kMaxParameters = 4096;  // per unit
 
   // Description of a rank's gradients in one slot.
@@ -41,18 +41,21 @@ class Control {
     Slot slots[kMaxSlots];
   };
 
-  static std::size_t bytes(int world_size) { return runtime::Board::kBytes + sizeof(RankWords) * static_cast<std::size_t>(world_size); }
-  explicit Control(std::byte* memory) : board_(memory), ranks_(reinterpret_cast<RankWords*>(memory + runtime::Board::kBytes)) {}
+  static std::size_t bytes(int world_size) {
+    return runtime::MembershipPage::kBytes + sizeof(RankWords) * static_cast<std::size_t>(world_size);
+  }
+  explicit Control(std::byte* memory)
+      : membership_page_(memory), ranks_(reinterpret_cast<RankWords*>(memory + runtime::MembershipPage::kBytes)) {}
 
-  runtime::Board& board() { return board_; }
+  runtime::MembershipPage& membership_page() { return membership_page_; }
   RankWords& rank(int r) { return ranks_[r]; }
   const RankWords& rank(int r) const { return ranks_[r]; }
 
  private:
-  runtime::Board board_;
+  runtime::MembershipPage membership_page_;
   RankWords* ranks_;
 };
-static_assert(runtime::Board::kBytes % 64 == 0);
+static_assert(runtime::MembershipPage::kBytes % 64 == 0);
 
 // A program's position in one word: activity, unit, step.
 enum class Doing : std::uint8_t { kStarting, kForward, kBackward, kBetween, kOptimizer, kLeft };

@@ -70,7 +70,7 @@ void ShardActor::give_back(const std::vector<std::string>& arenas, std::int64_t 
   for (const auto& key : arenas) {
     if (std::erase(arenas_, key) > 0) session_->drop_arena(key);
   }
-  if (!members_.empty()) tell_attributes();
+  if (!members_.empty()) report_attributes();
 }
 
 Result<void> ShardActor::await_gang() {
@@ -147,11 +147,11 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units
     models_.push_back(model);
     if (killed_) model->mark_gone(killed_->message());
   }
-  tell_attributes();
+  report_attributes();
   return model;
 }
 
-void ShardActor::tell_attributes() {
+void ShardActor::report_attributes() {
   actors::SetAttributes m;
   m.actor = id_;
   {

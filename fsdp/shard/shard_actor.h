@@ -65,7 +65,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   Result<Fd> open_memory(const std::string& key, std::size_t bytes, int member = -1);
   // Frees the memory of a destroyed unit or model. Not on the loop.
   void give_back(const std::vector<std::string>& arenas, std::int64_t rows, std::size_t bytes);
-  void tell_attributes();
+  void report_attributes();
   std::string describe() const;
 
   actors::Session* session_;  // null after leave()

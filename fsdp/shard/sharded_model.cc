@@ -12,9 +12,9 @@ namespace shoal::fsdp {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a sleeping wait polls for signals
-constexpr auto kProof = std::chrono::seconds(1);       // time without any change in all ranks' waits before they count as stuck
-constexpr auto kLastWords = std::chrono::seconds(1);   // time from a rank's leave until its process's end is known
+constexpr auto kLook = std::chrono::milliseconds(50);      // interval at which a sleeping wait polls for signals
+constexpr auto kProof = std::chrono::seconds(1);           // time without any change in all ranks' waits before they count as stuck
+constexpr auto kDepartureGrace = std::chrono::seconds(1);  // time from a rank's leave until its process's end is known
 
 std::vector<const Layout*> layouts_of(const ShardedModel::Units& units) {
   std::vector<const Layout*> out;
@@ -72,7 +72,7 @@ ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping co
   for (const auto& u : units_) fingerprint_ = fingerprint_ * 0x100000001b3ULL + u->layout().fingerprint();
   if (fingerprint_ == 0) fingerprint_ = 1;
   control_.rank(rank_).fingerprint.store(fingerprint_, std::memory_order_release);
-  control_.board().ring();
+  control_.membership_page().notify_all();
 }
 
 ShardedModel::~ShardedModel() {
@@ -81,9 +81,9 @@ ShardedModel::~ShardedModel() {
 }
 
 void ShardedModel::leave() {
-  if (control_.board().is_gone(static_cast<std::uint32_t>(rank_))) return;  // its actor was killed: peers must see that cause
+  if (control_.membership_page().is_gone(static_cast<std::uint32_t>(rank_))) return;  // its actor was killed: peers must see that cause
   control_.rank(rank_).place.store(encode_place({Doing::kLeft, 0, step()}), std::memory_order_release);
-  control_.board().ring();
+  control_.membership_page().notify_all();
 }
 
 void ShardedModel::at(Doing doing, std::size_t unit) {
@@ -106,22 +106,22 @@ bool ShardedModel::has_left(int rank) const {
 }
 
 int ShardedModel::first_lost() const {
-  auto& board = const_cast<Control&>(control_).board();
-  const int gone = board.first_gone(static_cast<std::uint32_t>(world_size_));
+  auto& membership_page = const_cast<Control&>(control_).membership_page();
+  const int gone = membership_page.first_gone(static_cast<std::uint32_t>(world_size_));
   if (gone < 0) return -1;
   for (int r = gone; r < world_size_; ++r) {
-    if (board.is_gone(static_cast<std::uint32_t>(r)) && !has_left(r)) return r;
+    if (membership_page.is_gone(static_cast<std::uint32_t>(r)) && !has_left(r)) return r;
   }
   return -1;
 }
 
 Error ShardedModel::lost(int rank) const {
-  const auto& board = const_cast<Control&>(control_).board();
+  const auto& membership_page = const_cast<Control&>(control_).membership_page();
   const auto member = static_cast<std::uint32_t>(rank);
-  const bool gone = board.is_gone(member);
-  Error e =
-      unavailable(gone ? board.cause(member) : fmt::format("rank {} has left: it ended, raised an error, or let go of the model", rank))
-          .with_reason("ActorDied");
+  const bool gone = membership_page.is_gone(member);
+  Error e = unavailable(gone ? membership_page.cause(member)
+                             : fmt::format("rank {} has left: it ended, raised an error, or let go of the model", rank))
+                .with_reason("ActorDied");
   if (gone || has_left(rank)) {
     e = std::move(e).with_hint(
         fmt::format("look at the output of rank {}; if it only had fewer batches than others, train inside shoal.fsdp.join", rank));
@@ -147,7 +147,7 @@ Result<void> ShardedModel::check_fingerprints() {
 
 Result<void> ShardedModel::serve_due(bool& served) {
   SHOAL_TRY(served, reducer_.serve());
-  if (served) control_.board().ring();
+  if (served) control_.membership_page().notify_all();
   return {};
 }
 
@@ -170,7 +170,7 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     std::atomic<std::uint64_t>& word;
     ~Told() { word.store(0, std::memory_order_release); }
   };
-  std::optional<Told> told;
+  std::optional<Told> reported;
   const auto began = clock_->now();
   auto look_at = began + kProof;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> waits;  // waits of all ranks at the last check
@@ -182,16 +182,16 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     bool served = false;
     SHOAL_OK(serve_due(served));
     if (served) continue;
-    auto& board = control_.board();
+    auto& membership_page = control_.membership_page();
     const auto due = [&] { return done() || first_lost() >= 0 || (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0); };
-    if (board.listen(due, kLook, options_.spins) == runtime::Board::Heard::kDone) continue;
+    if (membership_page.wait_until(due, kLook, options_.spins) == runtime::MembershipPage::WaitResult::kDone) continue;
     const auto& interrupted = interrupt_by_ ? interrupt_by_ : options_.interrupted;
     if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto now = clock_->now();
-    if (!told) {
+    if (!reported) {
       control_.rank(rank_).stuck.store(0, std::memory_order_release);
       control_.rank(rank_).waiting.store(++waits_, std::memory_order_release);
-      told.emplace(control_.rank(rank_).waiting);
+      reported.emplace(control_.rank(rank_).waiting);
     }
     control_.rank(rank_).looks.fetch_add(1, std::memory_order_release);
     // All ranks wait and no wait has ended since the last check. Each serves what is due, so none ever will.
@@ -202,7 +202,7 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
         for (int r = 0; r < world_size_ && !told_so; ++r) {
           if (r != rank_) control_.rank(r).stuck.store(1, std::memory_order_release);
         }
-        control_.board().ring();
+        control_.membership_page().notify_all();
         std::string others;
         for (int r = 0; r < world_size_; ++r) {
           if (r != rank_) others += (others.empty() ? "" : "; ") + describe(r);
@@ -218,7 +218,7 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     // A rank that has left does nothing more. The cause of its process's end may follow shortly.
     if (const int missing = waiting.missing(); missing >= 0 && has_left(missing) && waiting.missing() == missing && !done()) {
       if (!left_since) left_since = now;
-      if (board.is_gone(static_cast<std::uint32_t>(missing)) || now - *left_since > kLastWords) {
+      if (membership_page.is_gone(static_cast<std::uint32_t>(missing)) || now - *left_since > kDepartureGrace) {
         return fail(lost(missing).in("waiting for " + waiting.for_what));
       }
     }
@@ -251,7 +251,7 @@ Result<void> ShardedModel::enter_gate() {
   if (gate_.enter()) {
     stepping_ = false;
     if (exchange_) exchange_->follow_gate();
-    control_.board().ring();
+    control_.membership_page().notify_all();
   }
   return {};
 }
@@ -400,7 +400,7 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
   }
   reducer_.publish(static_cast<std::uint32_t>(unit), gradients, how);
   if (exchange_) SHOAL_OK(exchange_->gradients(*units_[unit], reducer_, how, step()));
-  control_.board().ring();
+  control_.membership_page().notify_all();
   published_any_ = true;
   stepper_.ran(Op::kReduceScatter, static_cast<std::int32_t>(unit), true, start, stepper_.now());
   bool served = false;
@@ -417,7 +417,7 @@ Result<double> ShardedModel::sum_over_ranks(double part) {
   auto& mine = control_.rank(rank_);
   mine.parts[place].store(std::bit_cast<std::uint64_t>(part), std::memory_order_relaxed);
   mine.summed.store(num_sums_, std::memory_order_release);
-  control_.board().ring();
+  control_.membership_page().notify_all();
   const auto missing = [this] {
     for (int r = 0; r < world_size_; ++r) {
       if (control_.rank(r).summed.load(std::memory_order_acquire) < num_sums_) return r;
@@ -470,16 +470,17 @@ Result<void> ShardedModel::finish_backward(bool leave) {
 
 // ---- writing -----------------------------------------------------------------------------------------------------------------------
 
-Result<void> ShardedModel::open_window(const std::string& door) {
+Result<void> ShardedModel::open_window(const std::string& caller) {
   if (window_open()) return {};
   for (const auto& u : units_) u->drop_lease();
   if (gate_.leave()) {
     if (exchange_) exchange_->follow_gate();
-    control_.board().ring();
+    control_.membership_page().notify_all();
   }
   if (!gate_.writable()) {
-    SHOAL_OK(wait([this] { return gate_.writable(); }, {fmt::format("all ranks to have read the parameters of step {} ({})", step(), door),
-                                                        [this] { return gate_.missing_to_write(); }}));
+    SHOAL_OK(
+        wait([this] { return gate_.writable(); }, {fmt::format("all ranks to have read the parameters of step {} ({})", step(), caller),
+                                                   [this] { return gate_.missing_to_write(); }}));
   }
   gate_.open();
   return {};
@@ -493,7 +494,7 @@ Result<void> ShardedModel::join() {
                     .with_hint("give every rank the same number of batches"));
   }
   control_.rank(rank_).joined.fetch_add(1, std::memory_order_release);
-  control_.board().ring();
+  control_.membership_page().notify_all();
   return {};
 }
 
@@ -550,7 +551,7 @@ void ShardedModel::reset() {
   reducer_.start_over();
   num_sums_ = reducer_.first_number();
   if (exchange_) exchange_->follow_reducer();
-  control_.board().ring();
+  control_.membership_page().notify_all();
 }
 
 }  // namespace shoal::fsdp

@@ -94,8 +94,8 @@ class ShardedModel {
   void reshard(std::size_t unit, bool backward = false);
 
   // ---- writing ----
-  // Opens this rank's write window: waits until no rank reads this version. `door` names the caller in messages about the wait.
-  Result<void> open_window(const std::string& door);
+  // Opens this rank's write window: waits until no rank reads this version. `caller` names the caller in messages about the wait.
+  Result<void> open_window(const std::string& caller);
   bool window_open() const { return gate_.phase() == VersionGate::Phase::kWriting; }
   // Bracket an optimizer's writes; `unit` >= 0: in backward, to this unit's rows.
   void optimizer_begin();
@@ -126,7 +126,7 @@ class ShardedModel {
   const Units& units() const { return units_; }
   const Stepper& stepper() const { return stepper_; }
   // Marks this rank as gone on the board, from any thread: pending and later calls on every rank fail with `cause`.
-  void mark_gone(const std::string& cause) { control_.board().mark_gone(static_cast<std::uint32_t>(rank_), cause); }
+  void mark_gone(const std::string& cause) { control_.membership_page().mark_gone(static_cast<std::uint32_t>(rank_), cause); }
   int rank() const { return rank_; }
 
  private:

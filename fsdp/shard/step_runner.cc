@@ -82,7 +82,7 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
     stopping_ = failure_.has_value();
   }
   model_->interrupt_by({});
-  tell_released(program);
+  report_released(program);
   if (failure_) return fail(*std::move(failure_));
   model_->end_step();
   estimate_.resize(measured_.size(), -1);
@@ -136,7 +136,7 @@ void StepRunner::run_lane(Lane lane, const Perform& perform) {
 
 // ---- the compute lane ----------------------------------------------------------------------------------------------------------------
 
-void StepRunner::tell_released(StepProgram& program) {
+void StepRunner::report_released(StepProgram& program) {
   std::vector<Turn> released;
   {
     const std::lock_guard lock(mutex_);
@@ -146,7 +146,7 @@ void StepRunner::tell_released(StepProgram& program) {
 }
 
 Result<void> StepRunner::compute(const Node& node, StepProgram& program) {
-  tell_released(program);
+  report_released(program);
   const auto unit = static_cast<std::size_t>(node.unit);
   switch (node.op) {
     case Op::kForward:

@@ -85,7 +85,7 @@ class StepRunner {
   Result<void> copy(const Node& node);
   Result<void> reduce_scatter(const Node& node);
   Result<void> clip(double max_norm);
-  void tell_released(StepProgram& program);
+  void report_released(StepProgram& program);
   double now() const;
 
   const std::shared_ptr<ShardedModel> model_;

@@ -225,10 +225,10 @@ class Receiver {
     Head h{};
     if (record.size() < sizeof h) broken();
     std::memcpy(&h, record.data(), sizeof h);
-    const auto rest = record.subspan(sizeof h);
-    const auto* const text = reinterpret_cast<const char*>(rest.data());
+    const auto backoff = record.subspan(sizeof h);
+    const auto* const text = reinterpret_cast<const char*>(backoff.data());
     const bool number = h.kind == Kind::kInt || h.kind == Kind::kFloat;
-    if (h.bytes > rest.size() || (number && h.bytes != 8)) broken();
+    if (h.bytes > backoff.size() || (number && h.bytes != 8)) broken();
     nb::object out;
     switch (h.kind) {
       case Kind::kNone:
@@ -242,13 +242,13 @@ class Receiver {
         break;
       case Kind::kInt: {
         long long value = 0;
-        std::memcpy(&value, rest.data(), sizeof value);
+        std::memcpy(&value, backoff.data(), sizeof value);
         out = nb::steal(PyLong_FromLongLong(value));
         break;
       }
       case Kind::kFloat: {
         double value = 0;
-        std::memcpy(&value, rest.data(), sizeof value);
+        std::memcpy(&value, backoff.data(), sizeof value);
         out = nb::steal(PyFloat_FromDouble(value));
         break;
       }

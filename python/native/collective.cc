@@ -1,7 +1,7 @@
 #include <cstdio>
 
 #include "python/native/collective.h"
-#include "python/native/py_mover.h"
+#include "python/native/py_backend.h"
 #include "runtime/transport/shm_communicator.h"
 
 namespace shoal::python {
@@ -64,8 +64,8 @@ std::unique_ptr<PyCommunicator> PyCommunicator::place(PySession& session, const 
   return std::make_unique<PyCommunicator>(std::move(made), std::move(memory));
 }
 
-std::unique_ptr<PyCommunicator> PyCommunicator::over(nb::object mover, int rank, int world_size, const std::string& transport) {
-  auto made = std::make_shared<runtime::MovedCommunicator>(rank, world_size, make_py_mover(std::move(mover)), transport);
+std::unique_ptr<PyCommunicator> PyCommunicator::over(nb::object backend, int rank, int world_size, const std::string& transport) {
+  auto made = std::make_shared<runtime::BackendCommunicator>(rank, world_size, make_py_backend(std::move(backend)), transport);
   return std::make_unique<PyCommunicator>(std::move(made), nullptr);
 }
 

@@ -348,8 +348,8 @@ void bind_fsdp(nb::module_& m) {
       .def(
           "reshard", [](ShardedModel& s, std::size_t unit) { s.reshard(unit); }, nb::arg("unit"))
       .def(
-          "open_window", [](ShardedModel& s, const std::string& door) { without_gil([&] { return s.open_window(door); }); },
-          nb::arg("door"))
+          "open_window", [](ShardedModel& s, const std::string& caller) { without_gil([&] { return s.open_window(caller); }); },
+          nb::arg("caller"))
       .def("join", [](ShardedModel& s) { unwrap(s.join()); })
       .def(
           "asked",

@@ -274,12 +274,12 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           },
           nb::arg("timeout"), "Returns when the sockets have taken every reply, or the time is over.")
       .def(
-          "tell_last_metrics",
+          "send_last_metrics",
           [](PySession& s, double timeout) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            session.tell_last_metrics(std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(timeout)));
+            session.send_last_metrics(std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(timeout)));
           },
           nb::arg("timeout"), "The node has what this process measured when this returns, or the time is over.")
       .def(
@@ -288,7 +288,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "take_interrupt", [](PySession& s) { return s.cancels->signalled.exchange(false); }, "Whether SIGINT came for that reason.")
       .def(
-          "tell_cancelled", [](PySession& s) { s.use()->own([&] { s.cancels->tells = true; }); },
+          "report_cancelled", [](PySession& s) { s.use()->own([&] { s.cancels->tells = true; }); },
           "Of a worker that wants to know at once: next_call returns then.")
       .def(
           "hand_on", [](PySession& s) { s.use()->own([&] { s.queue->hands_on(); }); },

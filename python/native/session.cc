@@ -31,7 +31,7 @@ PySession::Use::~Use() {
 
 std::unique_ptr<PySession> PySession::open(actors::SessionOptions options) {
   const auto users = std::make_shared<Users>();
-  options.measured = [](bool last) { return recorder().told(last); };
+  options.measured = [](bool last) { return recorder().reported(last); };
   options.interrupted = [users] { return users->ending || signals_pending(); };
   std::unique_ptr<PySession> out(new PySession(users));
   users->session = without_gil([&] { return actors::Session::open(std::move(options)); });
@@ -242,7 +242,7 @@ nb::list rows_of(const actors::ListReply& reply) {
     d["total"] = resources_dict(r.total);
     d["available"] = resources_dict(r.available);
     d["labels"] = r.labels;
-    d["cordoned"] = r.duty() != actors::NodeDuty::kWorks;
+    d["cordoned"] = r.scheduling() != actors::NodeScheduling::kSchedulable;
     out.append(d);
   }
   for (const auto& r : reply.groups) out.append(group_dict(r));
@@ -389,7 +389,7 @@ void bind_session(nb::module_& m) {
           [](PySession& s, const std::string& id, const std::string& class_name, const std::map<std::string, double>& resources,
              const nb::dict& launch, const std::string& name, const std::string& name_space, const nb::bytes& handle, bool get_if_exists,
              bool detached, const nb::dict& where, int max_restarts, int max_task_retries,
-             const nb::bytes& birth) -> std::optional<nb::bytes> {
+             const nb::bytes& creation_spec) -> std::optional<nb::bytes> {
             const auto use = s.use();
             Session& session = *use;
             actors::GangSpec spec = gang_of(session, class_name, 1, resources, launch, where);
@@ -401,14 +401,15 @@ void bind_session(nb::module_& m) {
             spec.detached = detached;
             spec.max_restarts = max_restarts;
             spec.max_task_retries = max_task_retries;
-            spec.birth = std::string(birth.c_str(), birth.size());
+            spec.creation_spec = std::string(creation_spec.c_str(), creation_spec.size());
             const auto exists = create(session, spec);
             if (!exists) return std::nullopt;
             return nb::bytes(exists->handle.data(), exists->handle.size());
           },
           nb::arg("id"), nb::arg("class_name"), nb::arg("resources"), nb::arg("launch"), nb::kw_only(), nb::arg("name") = "",
           nb::arg("name_space") = "", nb::arg("handle") = nb::bytes("", 0), nb::arg("get_if_exists") = false, nb::arg("detached") = false,
-          nb::arg("where") = nb::dict(), nb::arg("max_restarts") = 0, nb::arg("max_task_retries") = 0, nb::arg("birth") = nb::bytes("", 0),
+          nb::arg("where") = nb::dict(), nb::arg("max_restarts") = 0, nb::arg("max_task_retries") = 0,
+          nb::arg("creation_spec") = nb::bytes("", 0),
           "An actor of this id, or (get_if_exists) the handle of the living one of its name: then the id names nobody.")
       .def(
           "find_actor",
@@ -638,12 +639,12 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("name"), nb::arg("offset"), "(bytes of all of it, the part that begins there).")
       .def(
-          "birth",
+          "creation_spec",
           [](PySession& s) {
             const auto use = s.use();
             auto found = [&] {
               const nb::gil_scoped_release release;
-              return use->birth();
+              return use->creation_spec();
             }();
             const auto v = unwrap(std::move(found));
             return nb::make_tuple(to_string(v.row.id), nb::bytes(v.handle.data(), v.handle.size()));

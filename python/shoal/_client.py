@@ -341,7 +341,7 @@ def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, en
         retry_delay_s=retry_delay_ms() / 1000,
         head_timeout_s=HEAD_TIMEOUT_S,
     )
-    state.shows_logs, state.told_of_detached = log_to_driver, False
+    state.shows_logs, state.notified_of_detached = log_to_driver, False
     state.namespace = namespace or state.session.job
     state.runtime_env = _environment.merged(_environment.inherited(), environment)
 

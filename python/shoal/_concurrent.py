@@ -46,7 +46,7 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     args = kwargs = creation = None
-    session.tell_cancelled()
+    session.report_cancelled()
     session.hand_on()
     while runner.code is None:
         handed = []  # holds the call until a thread takes it out; that thread answers the call

@@ -1,10 +1,10 @@
 """Handles of actors, their methods, and the packing of calls.
 
-An actor ends with its last counted handle on any node (``MadeHere``). The creator's handle and its copies count, those of ``get_actor`` do
-not. While only the creating process has handles, none is counted. When the first one leaves it, an object without a value represents the
-actor, and each handle carries a counted reference to that object. When the object is freed, the creating process asks the actor to end. An
-actor counts the handles that it gave away of itself in the same way. It ends once it was asked to and they are gone.
-"""
+An actor ends with its last counted handle on any node (``ActorOwnership``). The creator's handle and its copies count, those of
+``get_actor`` do not. While only the creating process has handles, none is counted. When the first one leaves it, an object without a
+value represents the actor, and each handle carries a counted reference to that object. When the object is freed, the creating process
+asks the actor to end. An actor counts the handles that it gave away of itself in the same way. It ends once it was asked to and they are
+gone."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from shoal.exceptions import (
 
 __all__ = [
     "GRAPH",
-    "LAST_WORDS",
+    "HAND_OVER",
     "NO_ARGUMENTS",
     "RELEASE",
     "ActorHandle",
     "ActorMethod",
+    "actor_ownership",
     "extra_of",
     "in_any_order",
-    "made_here",
     "own",
     "results",
     "sharing",
@@ -59,7 +59,7 @@ __all__ = [
 
 _END_S = 5.0  # limit for the release thread's work at the session's end
 RELEASE = "__shoal_release__"  # the method that asks an actor to end, because no handle is left
-LAST_WORDS = "__shoal_last_words__"  # the method that asks a worker of functions for the actors that it leaves
+HAND_OVER = "__shoal_last_words__"  # the method that asks a worker of functions for the actors that it leaves
 GRAPH = "__shoal_graph__"  # the method that runs an actor's part in a compiled graph (shoal.dag)
 
 
@@ -146,7 +146,7 @@ def results(ref: _native.Ref, extra: dict[str, Any], where: str, items: ObjectRe
     return [ObjectRef(r, where) for r in ref.split(_session(), num_returns)] if num_returns else None
 
 
-class _Stand(NamedTuple):
+class LifetimeToken(NamedTuple):
     """The object that represents an actor, with a reference to it."""
 
     ref: _native.Ref
@@ -154,20 +154,20 @@ class _Stand(NamedTuple):
     place: str  # place of the process whose node counts
 
 
-def _stand(session: _native.Session) -> _Stand:
+def _lifetime_token(session: _native.Session) -> LifetimeToken:
     object_id, place = new_object_id(), session.place
-    return _Stand(session.hold(object_id, place), object_id, place)
+    return LifetimeToken(session.hold(object_id, place), object_id, place)
 
 
 class _Actor:
     """The state that a handle and its methods share. ``counts``: the session in which the handle's end is reported (None: uncounted).
     ``stand``: the counted object, once a handle has left the creating process."""
 
-    __slots__ = ("__weakref__", "any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "stand", "weak")
+    __slots__ = ("__weakref__", "any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "token", "weak")
 
     def __init__(self, actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], created: ObjectRef | None, max_pending: int):
         self.counts: _native.Session | None = None
-        self.stand: _Stand | None = None
+        self.token: LifetimeToken | None = None
         self.any_order = self.weak = False  # weak: keeps no actor alive, nor do its copies
         self.id, self.class_name, self.methods, self.created = actor_id, class_name, methods, created
         self.max_pending, self.pending = max_pending, None
@@ -188,23 +188,23 @@ class _Actor:
     def leaves(self) -> tuple[str, ...]:
         """Returns the part of a handle's pickle that makes it count."""
         if self.weak:
-            stand = None
+            token = None
         elif self.id == running.actor_id:
-            stand = running.stand or made_here.own_stand()
+            token = running.token or actor_ownership.own_token()
         elif self.counts is not None and self.counts is state.session:
-            stand = self.stand or made_here.stand_for(self)
+            token = self.token or actor_ownership.token_for(self)
         else:
-            stand = None
-        if stand is None:
+            token = None
+        if token is None:
             return ()
-        if not _serialize.note_ref(stand.ref):
-            _session().pin(stand.ref)
-        return stand.object_id, stand.place
+        if not _serialize.note_ref(token.ref):
+            _session().pin(token.ref)
+        return token.object_id, token.place
 
     def __del__(self):
         # This may run in any thread, even at interpreter exit, so it only queues a note.
-        if self.counts is not None and made_here is not None:
-            made_here.put((self.counts, self.id, self.stand))
+        if self.counts is not None and actor_ownership is not None:
+            actor_ownership.put((self.counts, self.id, self.token))
 
 
 class ActorMethod:
@@ -352,7 +352,7 @@ def sharing(actor: _Actor) -> ActorHandle:
 
 def own(handle: ActorHandle, restarts: bool = False, kept: list[_native.Ref] | None = None) -> ActorHandle:
     """Makes ``handle`` and its copies keep the actor, which this process made. ``kept``: the references needed to make it again."""
-    made_here.add(handle._shoal_actor, restarts, kept)
+    actor_ownership.add(handle._shoal_actor, restarts, kept)
     return handle
 
 
@@ -365,9 +365,9 @@ def in_any_order(handle: ActorHandle) -> ActorHandle:
 
 def _count(handle: ActorHandle, object_id: str, place: str) -> None:
     """Counts a handle that came from another process."""
-    made_here.begin()
+    actor_ownership.begin()
     session = handle._shoal_actor.counts = _session()
-    handle._shoal_actor.stand = _Stand(session.hold(object_id, place), object_id, place)
+    handle._shoal_actor.token = LifetimeToken(session.hold(object_id, place), object_id, place)
 
 
 def _method_of(handle: ActorHandle, name: str, options: dict[str, Any]) -> ActorMethod:
@@ -405,7 +405,7 @@ class _Made(NamedTuple):
     id: str
     class_name: str
     restarts: bool
-    stand: tuple[str, str] | None = None
+    token: tuple[str, str] | None = None
 
 
 class _Keeps:
@@ -420,11 +420,11 @@ class _Keeps:
         return tuple, ()
 
 
-class MadeHere:
+class ActorOwnership:
     """The actors that this process asks to end: those that it made, and those adopted from a process that is gone. Its thread does the work
     that must not run in a handle's ``__del__``. Thread-safe."""
 
-    MAX_TOLD = 1000  # number of remembered requests to end
+    MAX_REPORTED = 1000  # number of remembered requests to end
     AGAIN_S = 1.0  # pause before an overloaded actor is asked again
 
     def __init__(self):
@@ -436,7 +436,7 @@ class MadeHere:
         self._thread: threading.Thread | None = None
         self._made: dict[str, _Made] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # references of restartable actors
-        self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_TOLD)  # requests to end, with their answers
+        self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
         self._held: WeakValueDictionary[str, _Actor] = WeakValueDictionary()  # the counted state of handles, for actors in _made
         self.put = self._queue.put  # takes (session, actor, stand) of a dropped handle; callable anywhere
 
@@ -506,27 +506,27 @@ class MadeHere:
         self._held[actor.id] = actor
         actor.counts = _session()
 
-    def stand_for(self, actor: _Actor) -> _Stand | None:
+    def token_for(self, actor: _Actor) -> LifetimeToken | None:
         """Starts counting when a handle of an actor made here first leaves this process. Returns None in a forked child."""
         with self._lock:
             made = self._made.get(actor.id)
-            if actor.stand is not None or made is None:
-                return actor.stand
-            stand = _stand(actor.counts)
-            if actor.stand is not None:  # set meanwhile by code that the GC ran
-                return actor.stand
-            actor.stand = stand
-            self._made[actor.id] = made = made._replace(stand=actor.stand[1:])
+            if actor.token is not None or made is None:
+                return actor.token
+            token = _lifetime_token(actor.counts)
+            if actor.token is not None:  # set meanwhile by code that the GC ran
+                return actor.token
+            actor.token = token
+            self._made[actor.id] = made = made._replace(token=actor.token[1:])
         self._watch(actor.counts, made)
-        return actor.stand
+        return actor.token
 
-    def own_stand(self) -> _Stand:
+    def own_token(self) -> LifetimeToken:
         """Returns the object that counts the handles that this process's actor gives away of itself."""
         with self._lock:
-            if running.stand is None:
-                stand = _stand(_session())
-                running.stand = running.stand or stand
-            return running.stand
+            if running.token is None:
+                token = _lifetime_token(_session())
+                running.token = running.token or token
+            return running.token
 
     def may_end(self, actor_id: str, class_name: str) -> bool:
         """True if this process's actor may end, as it was asked to. If not, it is asked again once the handles that it gave away of itself
@@ -534,10 +534,10 @@ class MadeHere:
         with self._lock:
             if actor_id in self._made:
                 return False
-            stand, running.stand = running.stand, None
-            if stand is None:
+            token, running.token = running.token, None
+            if token is None:
                 return True
-            made = self._made[actor_id] = _Made(actor_id, class_name, False, stand[1:])
+            made = self._made[actor_id] = _Made(actor_id, class_name, False, token[1:])
         self.begin()
         self._watch(_session(), made)
         return False
@@ -546,7 +546,7 @@ class MadeHere:
         """The actors that another process is to adopt, including those that have not answered a request to end."""
         return [*tuple(self._made.values()), *(made for made, ref in tuple(self._told) if not ref._ref.ready)]
 
-    def last_words(self) -> tuple[list[_Made], _Keeps]:
+    def hand_over(self) -> tuple[list[_Made], _Keeps]:
         """The actors that this process leaves, and the references needed to make them again."""
         kept = [ref for refs in tuple(self._kept.values()) for ref in refs]
         return self.all(), _Keeps(kept)
@@ -565,7 +565,7 @@ class MadeHere:
                 self._made[actor.id] = actor
                 if actor.restarts:
                     self._kept[actor.id] = [words._ref]
-                if actor.stand is None:
+                if actor.token is None:
                     self.put((session, actor.id, None))
                 else:
                     self._watch(session, actor)
@@ -573,7 +573,7 @@ class MadeHere:
 
     def _watch(self, session: _native.Session, made: _Made) -> None:
         """Waits until an object that is never put is freed. The fetch names no owner, because the owner may be gone."""
-        object_id, place = made.stand
+        object_id, place = made.token
         ref = ObjectRef(session.fetch(object_id, "0" * 16 + place[16:]))
         when_ready(ref, lambda: self._freed(session, made, ref))
 
@@ -594,14 +594,14 @@ class MadeHere:
             if isinstance(released, threading.Event):
                 released.set()
                 continue
-            session, actor_id, stand = released
+            session, actor_id, token = released
             if session is state.session:  # false after the job, and in a forked child, whose parent has the actor
                 with contextlib.suppress(Exception):  # the session may be closed meanwhile
-                    if stand is None:
+                    if token is None:
                         self._tell(session, actor_id)
                     else:  # unanswered calls still need the handle's reference
-                        session.keep_until_answered(actor_id, stand.ref)
-            released = session = stand = None
+                        session.keep_until_answered(actor_id, token.ref)
+            released = session = token = None
 
     def _tell(self, session: _native.Session, actor_id: str) -> None:
         """Asks an actor to end after the calls made so far."""
@@ -634,5 +634,5 @@ class MadeHere:
         self._kept.pop(made.id, None)  # it has ended, or will end without a restart
 
 
-made_here = MadeHere()
-os.register_at_fork(after_in_child=made_here.forget)
+actor_ownership = ActorOwnership()
+os.register_at_fork(after_in_child=actor_ownership.forget)

@@ -93,7 +93,7 @@ class _Message:
             raise self._error
 
 
-class ProcessGroupMover:
+class ProcessGroupBackend:
     """The object through which a native Communicator moves bytes. Memory is (address, bytes); counts are bytes. A call is (label, step,
     timeout, what: the collective, its operation and dtype)."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal import _environment, _native, _serialize
 from shoal._client import get, put
-from shoal._handle import ActorHandle, _pack, in_any_order, made_here, own
+from shoal._handle import ActorHandle, _pack, actor_ownership, in_any_order, own
 from shoal._options import (
     ACTOR_OPTIONS,
     FUNCTION_OPTIONS,
@@ -192,7 +192,7 @@ def _end_unmade(session: _native.Session, actor_id: str, arguments: list[_native
             session.kill(actor_id)
 
 
-def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tuple[bytes, list[_native.Ref]]:
+def _creation_spec(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tuple[bytes, list[_native.Ref]]:
     """Packs the class, settings and arguments for restarts of an actor, with the references in them. Reference arguments stay references; a
     large argument or class becomes one."""
 
@@ -218,9 +218,9 @@ def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tu
     return out, refs
 
 
-def from_birth(birth: bytes) -> tuple[type, dict[str, Any], tuple, dict]:
+def from_creation_spec(creation_spec: bytes) -> tuple[type, dict[str, Any], tuple, dict]:
     """Returns (class, settings, args, kwargs)."""
-    cls, settings, args, kwargs = _serialize.loads(*pickle.loads(birth))
+    cls, settings, args, kwargs = _serialize.loads(*pickle.loads(creation_spec))
 
     def value(a):
         return get(a) if isinstance(a, ObjectRef) else a
@@ -233,10 +233,10 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     if not isinstance(name, str) or not name:
         raise (TypeError if name else ValueError)(f"the name of an actor is a str that is not empty, not {name!r}")
     session = _session()
-    return _living(partial(session.find_actor, name, namespace or state.namespace), made_here.is_alive)
+    return _living(partial(session.find_actor, name, namespace or state.namespace), actor_ownership.is_alive)
 
 
-def _living(find: Callable[[], bytes | None], lives: Callable[[ActorHandle], bool] = made_here.keep_on) -> ActorHandle | None:
+def _living(find: Callable[[], bytes | None], lives: Callable[[ActorHandle], bool] = actor_ownership.keep_on) -> ActorHandle | None:
     """Returns the actor that the head has by a name. It asks again while the head has not yet learnt of a death that this process has
     seen."""
     until = time.monotonic() + _ENDS_S
@@ -343,7 +343,7 @@ class ActorClass:
         )
         handle._shoal_actor.any_order = self._shoal_takes_any_order(options)
         env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
-        birth, kept = _birth(self._shoal_cls, settings, args, kwargs) if restarts or detached else (b"", [])
+        creation_spec, kept = _creation_spec(self._shoal_cls, settings, args, kwargs) if restarts or detached else (b"", [])
         for ref in kept if detached else ():  # kept for good: no process learns of the actor's end
             session.pin(ref)
         create = partial(
@@ -360,12 +360,12 @@ class ActorClass:
             where=placed,
             max_restarts=restarts,
             max_task_retries=options.get("max_task_retries", 0),
-            birth=birth,
+            creation_spec=creation_spec,
         )
         if (found := _living(create)) is not None:
             return found
-        if detached and state.shows_logs and not state.told_of_detached:
-            state.told_of_detached = True
+        if detached and state.shows_logs and not state.notified_of_detached:
+            state.notified_of_detached = True
             called = options.get("name") or name
             print(f"shoal: what detached actors print is not shown here; to read it: shoal logs {called}", file=sys.stderr)
         try:

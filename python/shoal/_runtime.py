@@ -33,7 +33,7 @@ class _State:
     runtime_env: dict | None = None  # default environment of child processes (_environment)
     logging: object = None  # the job's LoggingConfig, if any
     shows_logs: bool = False  # a driver that prints its workers' output
-    told_of_detached: bool = False  # the notice about detached actors' output was printed
+    notified_of_detached: bool = False  # the notice about detached actors' output was printed
     namespace: str = ""  # the scope of actor names in this process
     retry_delay_ms: int | None = None  # the argument of init (_system_config)
     failed: bool = False  # exit with status 1, though no exception reports the failure

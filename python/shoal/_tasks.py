@@ -18,7 +18,7 @@ from typing import Any
 from shoal import _native, _serialize
 from shoal._client import _wait
 from shoal._context import parent_call
-from shoal._handle import LAST_WORDS, _pack, extra_of, made_here, results, streaming
+from shoal._handle import HAND_OVER, _pack, actor_ownership, extra_of, results, streaming
 from shoal._placement import fits, where
 from shoal._refs import ObjectRef, load
 from shoal._remote import create_gang
@@ -206,8 +206,8 @@ class _Leaving:
         return self.words is not None and not self.words._ref.ready and time.monotonic() < self.until
 
     def ask(self, session: _native.Session) -> None:
-        self.words = ObjectRef(session.call(self.worker, LAST_WORDS, *_pack((), {"within": FunctionPool.NEEDED_S}), None, -1))
-        self.until = time.monotonic() + FunctionPool.LAST_WORDS_S
+        self.words = ObjectRef(session.call(self.worker, HAND_OVER, *_pack((), {"within": FunctionPool.NEEDED_S}), None, -1))
+        self.until = time.monotonic() + FunctionPool.HAND_OVER_S
 
     def read(self) -> bool:
         """True if the worker reported that it is still needed, and must be asked again."""
@@ -224,7 +224,7 @@ class _Leaving:
         if self.made is None:
             session.kill(self.worker)
         else:
-            made_here.adopt(session, self.made, self.words)
+            actor_ownership.adopt(session, self.made, self.words)
             session.retire(self.worker)
 
 
@@ -232,7 +232,7 @@ class FunctionPool:
     """All pools of this process, with the thread that serves them. Thread-safe."""
 
     IDLE_S = 2.0  # idle time after which a worker ends; it lends its CPUs earlier
-    LAST_WORDS_S = 30.0  # limit for a worker's report of what it leaves
+    HAND_OVER_S = 30.0  # limit for a worker's report of what it leaves
     NEEDED_S = 5.0  # time after which a worker with open calls reports that it is needed, to be asked again
     LOOK_S = 0.1  # interval of requests for room while there is none
     AGAIN_S = 1.0  # pause before another attempt to end workers
@@ -311,7 +311,7 @@ class FunctionPool:
         """Extends the workers' deadlines by a period in which this process did not run."""
         now, before = time.monotonic(), self._looked_at
         self._looked_at = now
-        if now - before > self.LAST_WORDS_S / 2:
+        if now - before > self.HAND_OVER_S / 2:
             for leaving in self._leaving:
                 leaving.until += now - before
 
@@ -319,7 +319,7 @@ class FunctionPool:
         """True if this process has no workers left."""
         return not self._leaving and all(pool.empty for pool in tuple(self._pools.values()))
 
-    def last_words(self, until: float) -> bool:
+    def hand_over(self, until: float) -> bool:
         """Ends idle workers of this process, which may report until ``until``. Returns True if none is left: with a worker left, this
         process is still needed."""
         for pool in tuple(self._pools.values()):

@@ -19,10 +19,10 @@ from shoal import _serialize, _stacks, _stream
 from shoal._client import put
 from shoal._context import CallInfo, method_of, parent_call, running
 from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
-from shoal._handle import GRAPH, LAST_WORDS, NO_ARGUMENTS, RELEASE, _Dep, made_here
+from shoal._handle import GRAPH, HAND_OVER, NO_ARGUMENTS, RELEASE, _Dep, actor_ownership
 from shoal._marks import mark_beginning, mark_function, mark_output
 from shoal._refs import when_gone
-from shoal._remote import from_birth
+from shoal._remote import from_creation_spec
 from shoal._runtime import attach_worker, state
 from shoal._tasks import FunctionWorker
 from shoal.actor import exit_actor
@@ -35,7 +35,7 @@ _LAST_METRICS_S = 9.0  # for the node's loop to take the last metrics
 
 LATER = object()  # result of a built-in method whose call another thread answers
 
-UNBORN = 99  # exit code of a worker whose actor could not be made
+CONSTRUCTOR_FAILED = 99  # exit code of a worker whose actor could not be made
 
 
 def main() -> int:
@@ -49,8 +49,8 @@ def main() -> int:
     creation = None  # stays None for a restarted or detached actor, which makes itself
     try:
         if "SHOAL_RESTARTS" in os.environ or "SHOAL_SELF_MADE" in os.environ:
-            actor, birth = session.birth()
-            cls, settings, args, kwargs = from_birth(birth)
+            actor, creation_spec = session.creation_spec()
+            cls, settings, args, kwargs = from_creation_spec(creation_spec)
         else:
             while (creation := session.next_call()).method != "__init__":
                 early.append(creation)
@@ -317,7 +317,7 @@ def fail_creation(session, creation, early: deque, error: BaseException, where: 
         refuse(session, creation, error, where)
     traceback.print_exception(type(error), error, error.__traceback__)
     _leave(session)
-    return UNBORN
+    return CONSTRUCTOR_FAILED
 
 
 def _leave(session) -> None:
@@ -343,7 +343,7 @@ class _Released(ActorExit):
 
 def _release(instance) -> object:
     """Ends this actor: no process has a handle, except perhaps those to which the actor gave one of itself."""
-    if made_here.may_end(running.actor_id, running.settings["class_name"]):
+    if actor_ownership.may_end(running.actor_id, running.settings["class_name"]):
         raise _Released(0)
     if not running.settings["restarts"]:
         return None
@@ -363,7 +363,7 @@ def _stay(incoming) -> None:
     state.session.reply(incoming, *_serialize.dumps(None))
 
 
-def _last_words(_, within: float) -> tuple | None:
+def _hand_over(_, within: float) -> tuple | None:
     """Reports the actors that a worker made to the process that retires it. Returns None if calls that it made, or workers of its own, are
     still open after ``within`` seconds: they would be lost. It is asked again then, and lends its CPUs meanwhile."""
     session, functions, until = state.session, state.functions, time.monotonic() + within
@@ -372,10 +372,10 @@ def _last_words(_, within: float) -> tuple | None:
         session.set_blocked(True)
     if not session.wait_calls(max(0.0, until - time.monotonic())):
         return None
-    if functions is not None and not functions.last_words(until):
+    if functions is not None and not functions.hand_over(until):
         return None
-    session.tell_last_metrics(_LAST_METRICS_S)  # values that it has put stay with its node
-    return made_here.last_words() if session.wait_calls(0.0) else None  # threads may have made calls meanwhile
+    session.send_last_metrics(_LAST_METRICS_S)  # values that it has put stay with its node
+    return actor_ownership.hand_over() if session.wait_calls(0.0) else None  # threads may have made calls meanwhile
 
 
 # Methods that every actor has. A creator's call to `__init__` may find an actor that was restarted before.
@@ -383,7 +383,7 @@ BUILT_INS = {
     "__init__": lambda *_, **__: None,
     "__ray_terminate__": lambda _: exit_actor(),
     "__ray_ready__": lambda _: True,
-    LAST_WORDS: _last_words,
+    HAND_OVER: _hand_over,
     "__ray_call__": _call,
     RELEASE: _release,
     GRAPH: _graph,
@@ -434,7 +434,7 @@ def run_exit(code: int) -> NoReturn:
             except Exception:
                 pass
         if state.session is not None:
-            state.session.tell_last_metrics(_LAST_METRICS_S)
+            state.session.send_last_metrics(_LAST_METRICS_S)
             state.session.drain(_DRAIN_S)
     finally:  # also after an exception in a signal handler
         os._exit(code)

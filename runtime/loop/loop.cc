@@ -7,7 +7,7 @@
 
 #include <unistd.h>
 
-#include "runtime/loop/lookout.h"
+#include "runtime/loop/busy_poller.h"
 
 namespace shoal::runtime {
 
@@ -18,15 +18,15 @@ constexpr int kInARow = 16;
 struct Loop::Impl {
   asio::io_context io{1};  // concurrency hint: one thread at a time
   asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
-  Lookout lookout;
+  BusyPoller busy_poller;
   std::set<int> tracked;
   int in_a_row = 0;  // consecutive pieces of work from memory, without a turn for io
 
   bool found_in_memory() {
-    if (++in_a_row < kInARow && lookout.look()) return true;
+    if (++in_a_row < kInARow && busy_poller.look()) return true;
     const bool others = in_a_row == kInARow;
     in_a_row = 0;
-    return others && (io.poll_one() > 0 || lookout.look());
+    return others && (io.poll_one() > 0 || busy_poller.look());
   }
 };
 
@@ -39,11 +39,11 @@ void Loop::run() {
 }
 
 void Loop::run_one(std::chrono::nanoseconds limit, Idle idle) {
-  Lookout& lookout = impl_->lookout;
-  if (idle == Idle::kSleep && lookout.empty()) return static_cast<void>(impl_->io.run_one_for(limit));
+  BusyPoller& busy_poller = impl_->busy_poller;
+  if (idle == Idle::kSleep && busy_poller.empty()) return static_cast<void>(impl_->io.run_one_for(limit));
   if (impl_->found_in_memory()) return;
-  if (idle == Idle::kSpin && lookout.look_long([this] { return impl_->io.poll_one() > 0; }, limit)) return;
-  if (!lookout.doze()) return static_cast<void>(lookout.look());
+  if (idle == Idle::kSpin && busy_poller.busy_poll([this] { return impl_->io.poll_one() > 0; }, limit)) return;
+  if (!busy_poller.prepare_to_sleep()) return static_cast<void>(busy_poller.look());
   impl_->io.run_one_for(limit);
 }
 
@@ -57,7 +57,7 @@ bool Loop::poll_one() { return impl_->found_in_memory() || impl_->io.poll_one() 
 
 void Loop::stop() { impl_->io.stop(); }
 asio::io_context& Loop::io() { return impl_->io; }
-Lookout& Loop::lookout() { return impl_->lookout; }
+BusyPoller& Loop::busy_poller() { return impl_->busy_poller; }
 
 void Loop::track(int fd) { impl_->tracked.insert(fd); }
 void Loop::untrack(int fd) { impl_->tracked.erase(fd); }

@@ -15,7 +15,7 @@ class io_context;
 
 namespace shoal::runtime {
 
-class Lookout;
+class BusyPoller;
 
 class Loop {
  public:
@@ -42,8 +42,8 @@ class Loop {
   // Makes run() return; later calls of run() return at once. Any thread.
   void stop();
 
-  asio::io_context& io();  // for the files of runtime that use Asio
-  Lookout& lookout();      // for connections through shared memory
+  asio::io_context& io();     // for the files of runtime that use Asio
+  BusyPoller& busy_poller();  // for connections through shared memory
 
   // The descriptors of this process's connections. A forked child closes its copies, which would otherwise keep a connection open
   // after the parent has closed it.

@@ -13,10 +13,10 @@ constexpr int kHandlersAtOnce = 64;  // for threads that took the loop for anoth
 }  // namespace
 
 struct LoopThread::Waiter {
-  enum class Told { kNothing, kDone, kLead };
+  enum class Wakeup { kNothing, kDone, kLead };
   const std::function<bool()>& done;
   std::condition_variable woken = {};
-  Told told = Told::kNothing;  // guarded by mutex_ while it follows
+  Wakeup reported = Wakeup::kNothing;  // guarded by mutex_ while it follows
 };
 
 LoopThread::LoopThread(Loop& loop, Options options) : loop_(loop), options_(options) {
@@ -116,11 +116,11 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     }
     if (leader_ != nullptr && leader_ != &self) {
       follow(self, std::min(deadline, next_look));
-      if (self.told == Waiter::Told::kDone) return Woken::kDone;  // and no list refers to `self` any more
+      if (self.reported == Waiter::Wakeup::kDone) return Woken::kDone;  // and no list refers to `self` any more
       continue;
     }
     leader_ = &self;
-    tell_followers();
+    notify_followers();
     if (wanted_.load() > 0) {  // give way: acquire() queues behind the notified thread, so every thread gets its turn
       release();
       std::this_thread::yield();
@@ -134,30 +134,30 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
 }
 
 void LoopThread::follow(Waiter& self, std::chrono::steady_clock::time_point until) {
-  using Told = Waiter::Told;
-  self.told = Told::kNothing;
+  using Wakeup = Waiter::Wakeup;
+  self.reported = Wakeup::kNothing;
   followers_.push_back(&self);
   release();
   {
     std::unique_lock lock(mutex_);
-    const auto is_told = [&] { return self.told != Told::kNothing; };
+    const auto is_reported = [&] { return self.reported != Wakeup::kNothing; };
     if (until == kForever) {
-      self.woken.wait(lock, is_told);
+      self.woken.wait(lock, is_reported);
     } else {
-      self.woken.wait_until(lock, until, is_told);
+      self.woken.wait_until(lock, until, is_reported);
     }
-    if (self.told == Told::kDone) return;
+    if (self.reported == Wakeup::kDone) return;
   }
   acquire();
   std::erase(followers_, &self);
-  if (self.told == Told::kDone) release();  // set between the timeout and acquire()
+  if (self.reported == Wakeup::kDone) release();  // set between the timeout and acquire()
 }
 
-void LoopThread::tell_followers() {
+void LoopThread::notify_followers() {
   std::erase_if(followers_, [this](Waiter* w) {
     if (!w->done()) return false;
     const std::lock_guard lock(mutex_);
-    w->told = Waiter::Told::kDone;
+    w->reported = Waiter::Wakeup::kDone;
     w->woken.notify_one();
     return true;
   });
@@ -169,7 +169,7 @@ void LoopThread::step_down(const Waiter& self) {
   Waiter* const next = followers_.front();
   followers_.erase(followers_.begin());
   const std::lock_guard lock(mutex_);
-  next->told = Waiter::Told::kLead;
+  next->reported = Waiter::Wakeup::kLead;
   next->woken.notify_one();
 }
 

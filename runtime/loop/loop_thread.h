@@ -79,7 +79,7 @@ class LoopThread {
   // afterwards unless it is done.
   void follow(Waiter& self, std::chrono::steady_clock::time_point until);
   // Owner only: wakes the followers whose condition holds.
-  void tell_followers();
+  void notify_followers();
   // Owner only: gives up leading and makes a follower lead.
   void step_down(const Waiter& self);
   // Owner only: runs a bounded number of ready handlers.

@@ -66,12 +66,12 @@ TEST_F(NamesTest, TheLoopGoesOnWhileANameIsLookedUpAndEveryAddressIsTried) {
   std::optional<Result<std::unique_ptr<Connection>>> out;
   network_.connect(Endpoint::tcp("slow.example", listener->endpoint().port), Role::kClient, 60s,
                    [&](auto r) { out.emplace(std::move(r)); });
-  int turns = 0;
+  int fair_share_queue = 0;
   const std::function<void()> turn = [&] {
-    if (++turns < 10) loop_.post(turn);
+    if (++fair_share_queue < 10) loop_.post(turn);
   };
   turn();
-  run_until([&] { return turns == 10; });
+  run_until([&] { return fair_share_queue == 10; });
   EXPECT_FALSE(out);
   answer();
   run_until([&] { return out && accepted.size() == 1; });

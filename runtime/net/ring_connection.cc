@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "runtime/core/check.h"
-#include "runtime/loop/lookout.h"
+#include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/stream_connection.h"
 #include "runtime/shm/memory.h"
@@ -42,7 +42,7 @@ struct Rings {
 };
 
 // Shared with the loop, which may keep it a little longer than the Connection lives.
-class RingStream final : public Polled, public ConnectionHandler, public std::enable_shared_from_this<RingStream> {
+class RingStream final : public PollSource, public ConnectionHandler, public std::enable_shared_from_this<RingStream> {
  public:
   RingStream(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const SocketOptions& options, std::shared_ptr<Traffic> traffic)
       : loop_(loop),
@@ -97,7 +97,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
   }
 
  private:
-  // ---- Polled and ConnectionHandler
+  // ---- PollSource and ConnectionHandler
 
   bool poll() override {
     const bool has_read = reading_ && read_some(kRecordsAtOnce);
@@ -105,7 +105,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     return has_read || has_written;
   }
 
-  bool doze() override {
+  bool prepare_to_sleep() override {
     if (reading_ && !stalled_ && !rings_->reader.arm()) return false;
     if (!waiting_.empty() && !rings_->writer.arm(ring_bytes(waiting_.front()))) {
       rings_->reader.disarm();
@@ -199,7 +199,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
   void look() {
     if (closed_ || std::exchange(looked_at_, true)) return;
     if (reading_) rings_->reader.disarm();
-    loop_.lookout().look_at(shared_from_this());
+    loop_.busy_poller().look_at(shared_from_this());
   }
 
   // ---- reading
@@ -332,7 +332,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
 
   void shut() {
     closed_ = true;
-    if (std::exchange(looked_at_, false)) loop_.lookout().look_away(*this);
+    if (std::exchange(looked_at_, false)) loop_.busy_poller().remove(*this);
     waiting_.clear();
     waiting_bytes_ = 0;
     socket_.reset();

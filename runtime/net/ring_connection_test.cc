@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/core/id.h"
-#include "runtime/loop/lookout.h"
+#include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/peer.h"
 #include "runtime/shm/memory.h"
@@ -118,7 +118,7 @@ class RingConnectionTest : public testing::Test, public ConnectionHandler {
   void sleep() {
     loop_.run_one(1ms);
     loop_.run_one(1ms);
-    ASSERT_TRUE(loop_.lookout().empty());
+    ASSERT_TRUE(loop_.busy_poller().empty());
   }
 
   void on_frame(Frame frame) override {

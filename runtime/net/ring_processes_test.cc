@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/core/id.h"
-#include "runtime/loop/lookout.h"
+#include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/socket_network.h"
 
@@ -162,7 +162,7 @@ TEST_F(RingProcesses, APeerThatIsKilledWhileBothSleepIsGone) {
   End end(token_);
   end.connect(at_);
   warm_up(end);
-  end.run_until([&] { return end.loop.lookout().empty(); });
+  end.run_until([&] { return end.loop.busy_poller().empty(); });
   usleep(20'000);  // until the peer sleeps as well
   kill_it();
   end.run_until([&] { return end.closed.has_value(); });

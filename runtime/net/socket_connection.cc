@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "runtime/core/check.h"
-#include "runtime/loop/lookout.h"
+#include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/frame_io.h"
 #include "runtime/net/stream_connection.h"
@@ -120,10 +120,10 @@ FrameLimits limits_of(const PeerIdentity& identity, const SocketOptions& options
 
 // Shared with the handlers that wait for the socket, which may outlive the Connection for one turn of the loop.
 //
-// epoll always watches the socket. Between hosts, an otherwise idle loop also polls it (Lookout) while it is in use. Data that arrives
+// epoll always watches the socket. Between hosts, an otherwise idle loop also polls it (BusyPoller) while it is in use. Data that arrives
 // then costs neither a sleep nor an epoll call.
 template <class Transport>
-class Stream final : public Polled, public std::enable_shared_from_this<Stream<Transport>> {
+class Stream final : public PollSource, public std::enable_shared_from_this<Stream<Transport>> {
  public:
   Stream(Loop& loop, Fd socket, Transport transport, PeerIdentity identity, const SocketOptions& options, std::shared_ptr<Traffic> traffic)
       : loop_(loop),
@@ -190,11 +190,11 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
   using Wait = asio::posix::stream_descriptor;
   using Step = TlsSession::Step;
 
-  // ---- Polled
+  // ---- PollSource
 
   bool poll() override { return !closed_ && handler_ != nullptr && read_some(); }
 
-  bool doze() override {
+  bool prepare_to_sleep() override {
     looked_at_ = false;
     return true;
   }
@@ -202,7 +202,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
   // Makes the loop poll the socket until it sleeps.
   void look() {
     if (identity_.local || closed_ || std::exchange(looked_at_, true)) return;
-    loop_.lookout().look_at_socket(this->shared_from_this());
+    loop_.busy_poller().add_socket(this->shared_from_this());
   }
 
   // ---- reading
@@ -314,7 +314,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
 
   void shut() {
     if (std::exchange(closed_, true)) return;
-    if (std::exchange(looked_at_, false)) loop_.lookout().look_away(*this);
+    if (std::exchange(looked_at_, false)) loop_.busy_poller().remove(*this);
     loop_.untrack(descriptor_.native_handle());
     std::error_code ignored;
     descriptor_.close(ignored);

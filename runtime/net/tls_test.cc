@@ -14,7 +14,7 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/loop/lookout.h"
+#include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/certificates.h"
 #include "runtime/net/peer.h"
@@ -242,9 +242,9 @@ TEST_F(TlsTest, AnAnswerIsFoundByALookAtTheSocketAndWhatComesLaterByEpoll) {
   peer.call(kEcho, {}, Peer::kNoTimeout, note);
   while (!answered) {
     far_loop.run_one(1ms);
-    loop_.lookout().look_long([] { return false; });  // without epoll
+    loop_.busy_poller().busy_poll([] { return false; });  // without epoll
   }
-  while (!loop_.lookout().empty()) loop_.run_one(1ms);
+  while (!loop_.busy_poller().empty()) loop_.run_one(1ms);
   answered = false;
   there.peers.front()->call(kEcho, {}, Peer::kNoTimeout, note);
   while (!answered) {

@@ -54,7 +54,7 @@ void Ring::futex_wait(std::atomic<std::uint32_t>& word, std::chrono::nanoseconds
 template <class Ready>
 Waited Ring::sleep(std::atomic<std::uint32_t>& sleeps, std::chrono::nanoseconds limit, Spin& spin, Ready&& ready) {
   const auto over = [&] { return ready() || closed(); };
-  if (over() || (spin.worth() && spin.run(over, limit))) return ready() ? Waited::kReady : Waited::kClosed;
+  if (over() || (spin.should_spin() && spin.run(over, limit))) return ready() ? Waited::kReady : Waited::kClosed;
   const auto deadline = std::chrono::steady_clock::now() + std::min<std::chrono::nanoseconds>(limit, std::chrono::hours(24));
   while (true) {
     sleeps.store(kFutex);

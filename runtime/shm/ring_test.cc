@@ -354,7 +354,7 @@ class SpinTest : public ::testing::Test {
   int runs(int sleeps, bool comes) {
     int count = 0;
     for (int i = 0; i < sleeps; ++i) {
-      if (!spin_.worth()) continue;
+      if (!spin_.should_spin()) continue;
       ++count;
       int looks = 0;
       EXPECT_EQ(spin_.run([&] { return ++looks > options().looks && comes; }), comes);
@@ -385,8 +385,8 @@ Spin::Options taken(int times) {
   Spin::Options out;
   out.alone = 0ns;
   out.limit = 1h;
-  out.rest = 1'000'000;
-  out.offer = [] {
+  out.backoff = 1'000'000;
+  out.yield_to_others = [] {
     if (offers_taken-- > 0) usleep(2000);
   };
   return out;
@@ -394,25 +394,25 @@ Spin::Options taken(int times) {
 
 TEST(Spin, LeavesTheCoreToWhoeverComputesThere) {
   Spin spin(taken(100));
-  ASSERT_TRUE(spin.worth());
+  ASSERT_TRUE(spin.should_spin());
   int looks = 0;
   EXPECT_FALSE(spin.run([&] { return ++looks < 0; }));
   EXPECT_EQ(offers_taken, 98);
-  for (int i = 0; i < 100; ++i) EXPECT_FALSE(spin.worth());
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(spin.should_spin());
 
   // The same if the awaited data is there after the loss, and if each run finds something after one offer.
   const auto options = taken(100);
   Spin late(options);
   looks = 0;
   EXPECT_TRUE(late.run([&] { return ++looks > options.looks + options.looks_between; }));
-  EXPECT_FALSE(late.worth());
+  EXPECT_FALSE(late.should_spin());
   Spin brief(taken(100));
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(brief.worth());
+    ASSERT_TRUE(brief.should_spin());
     looks = 0;
     EXPECT_TRUE(brief.run([&] { return ++looks > options.looks; }));
   }
-  EXPECT_FALSE(brief.worth());
+  EXPECT_FALSE(brief.should_spin());
 }
 
 TEST(Spin, LooksForAsLongAsMayBeWaited) {
@@ -436,7 +436,7 @@ TEST(Spin, GoesOnAfterAPauseOfTheMachineItself) {
   options.limit = 1h;
   Spin works(options);
   for (int i = 0; i < 10; ++i) {
-    ASSERT_TRUE(works.worth());
+    ASSERT_TRUE(works.should_spin());
     int looks = 0;
     EXPECT_TRUE(works.run([&] {
       if (++looks <= options.looks) return false;

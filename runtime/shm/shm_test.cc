@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/shm/board.h"
+#include "runtime/shm/membership_page.h"
 #include "runtime/shm/memory.h"
 
 namespace shoal::runtime {
@@ -53,65 +53,66 @@ TEST(MemoryDeathTest, AForbiddenMappingFaultsAndAnAllowedOneDoesNot) {
   EXPECT_EQ(m.data()[0], std::byte{0});
 }
 
-class BoardTest : public testing::Test {
+class MembershipPageTest : public testing::Test {
  protected:
-  Fd fd_ = make_memory("board", Board::kBytes + 4096).value();
-  Mapping mapping_ = map(fd_, Board::kBytes + 4096, Access::kReadWrite).value();
-  Board board_{mapping_.data()};
+  Fd fd_ = make_memory("board", MembershipPage::kBytes + 4096).value();
+  Mapping mapping_ = map(fd_, MembershipPage::kBytes + 4096, Access::kReadWrite).value();
+  MembershipPage membership_page_{mapping_.data()};
 };
 
-TEST_F(BoardTest, TheFirstCauseOfADeathCounts) {
-  EXPECT_EQ(board_.first_gone(4), -1);
-  board_.mark_gone(2, "killed by signal 9");
-  board_.mark_gone(2, "something later");
-  EXPECT_EQ(board_.first_gone(4), 2);
-  EXPECT_EQ(board_.first_gone(2), -1);
-  EXPECT_EQ(board_.cause(2), "killed by signal 9");
-  board_.mark_gone(3, std::string(1000, 'x'));
-  EXPECT_EQ(board_.cause(3).size(), 251u);
+TEST_F(MembershipPageTest, TheFirstCauseOfADeathCounts) {
+  EXPECT_EQ(membership_page_.first_gone(4), -1);
+  membership_page_.mark_gone(2, "killed by signal 9");
+  membership_page_.mark_gone(2, "something later");
+  EXPECT_EQ(membership_page_.first_gone(4), 2);
+  EXPECT_EQ(membership_page_.first_gone(2), -1);
+  EXPECT_EQ(membership_page_.cause(2), "killed by signal 9");
+  membership_page_.mark_gone(3, std::string(1000, 'x'));
+  EXPECT_EQ(membership_page_.cause(3).size(), 251u);
 }
 
-TEST_F(BoardTest, ACauseIsTextWhateverItQuotes) {
+TEST_F(MembershipPageTest, ACauseIsTextWhateverItQuotes) {
   std::string euros;
   for (int i = 0; i < 200; ++i) euros += "\xe2\x82\xac";
-  board_.mark_gone(1, euros);
-  EXPECT_EQ(board_.cause(1), euros.substr(0, 249));  // cut between characters
-  board_.mark_gone(2, "bad \xff");
-  EXPECT_EQ(board_.cause(2), "bad \xef\xbf\xbd");
+  membership_page_.mark_gone(1, euros);
+  EXPECT_EQ(membership_page_.cause(1), euros.substr(0, 249));  // cut between characters
+  membership_page_.mark_gone(2, "bad \xff");
+  EXPECT_EQ(membership_page_.cause(2), "bad \xef\xbf\xbd");
 }
 
-TEST_F(BoardTest, AWaitEndsAtItsLimit) {
-  EXPECT_EQ(board_.listen([] { return false; }, 5ms, 10), Board::Heard::kTimeout);
+TEST_F(MembershipPageTest, AWaitEndsAtItsLimit) {
+  EXPECT_EQ(membership_page_.wait_until([] { return false; }, 5ms, 10), MembershipPage::WaitResult::kTimeout);
 }
 
-TEST_F(BoardTest, EveryRingIsHeardAcrossProcesses) {
-  auto* word = reinterpret_cast<std::atomic<int>*>(mapping_.data() + Board::kBytes);
+TEST_F(MembershipPageTest, EveryRingIsHeardAcrossProcesses) {
+  auto* word = reinterpret_cast<std::atomic<int>*>(mapping_.data() + MembershipPage::kBytes);
   constexpr int kRounds = 2000;
   const pid_t child = fork();
   if (child == 0) {
     for (int i = 0; i < kRounds; ++i) {
-      if (board_.listen([&] { return word->load() == 2 * i + 1; }, 10s, 50) != Board::Heard::kDone) _exit(1);
+      if (membership_page_.wait_until([&] { return word->load() == 2 * i + 1; }, 10s, 50) != MembershipPage::WaitResult::kDone) _exit(1);
       word->store(2 * i + 2);
-      board_.ring();
+      membership_page_.notify_all();
     }
     _exit(0);
   }
   for (int i = 0; i < kRounds; ++i) {
     word->store(2 * i + 1);
-    board_.ring();
-    ASSERT_EQ(board_.listen([&] { return word->load() == 2 * i + 2; }, 10s, 50), Board::Heard::kDone);
+    membership_page_.notify_all();
+    ASSERT_EQ(membership_page_.wait_until([&] { return word->load() == 2 * i + 2; }, 10s, 50), MembershipPage::WaitResult::kDone);
   }
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
 }
 
-TEST_F(BoardTest, ADeathWakesWhoeverWaits) {
+TEST_F(MembershipPageTest, ADeathWakesWhoeverWaits) {
   std::thread node([this] {
     std::this_thread::sleep_for(20ms);
-    board_.mark_gone(1, "killed by signal 9");
+    membership_page_.mark_gone(1, "killed by signal 9");
   });
-  EXPECT_EQ(board_.listen([this] { return board_.first_gone(2) == 1; }, 10s, 10), Board::Heard::kDone);
+  EXPECT_EQ(membership_page_.wait_until([this] { return membership_page_.first_gone(2) == 1; }, 10s, 10),
+            MembershipPage::WaitResult::kDone);
   node.join();
 }
 

@@ -13,7 +13,7 @@ constexpr std::chrono::milliseconds kLongestAway(20);  // a longer absence means
 
 void yield_core() { ::sched_yield(); }
 
-bool Spin::worth() {
+bool Spin::should_spin() {
   if (not_before_ != Clock::time_point()) {
     if (Clock::now() < not_before_) return false;
     not_before_ = {};
@@ -44,17 +44,17 @@ bool Spin::goes_on() {
   }
   if (since >= at_most_) return false;
   if (since < options_.alone) return true;
-  options_.offer();
+  options_.yield_to_others();
   looks_ = options_.looks_between;
   const auto back = Clock::now();
-  return !lost(back - now, back);
+  return !preempted(back - now, back);
 }
 
 // `away` covers the offer only, because look() may also process what it finds, which takes time.
-bool Spin::lost(Clock::duration away, Clock::time_point now) {
-  const bool lost = away > options_.lost, again = std::exchange(was_lost_, lost) && lost;
-  if (lost) away_ += away;
-  if (again) not_before_ = now + options_.rest * std::min<Clock::duration>(away, kLongestAway);
+bool Spin::preempted(Clock::duration away, Clock::time_point now) {
+  const bool preempted = away > options_.preempted, again = std::exchange(was_preempted_, preempted) && preempted;
+  if (preempted) away_ += away;
+  if (again) not_before_ = now + options_.backoff * std::min<Clock::duration>(away, kLongestAway);
   return again;
 }
 

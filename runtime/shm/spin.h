@@ -29,22 +29,22 @@ void yield_core();
 class Spin {
  public:
   struct Options {
-    std::chrono::nanoseconds limit = std::chrono::microseconds(1000);  // length of a run; more than the cost of a wake-up
-    std::chrono::nanoseconds alone = std::chrono::microseconds(3);     // from the start of a run to the first offer of the core
-    std::chrono::nanoseconds lost = std::chrono::microseconds(500);    // an absence from the core that counts as a loss
-    int rest = 30;                                                     // pause after two losses in a row, as a multiple of the second one
-    int max_credit = 16;                                               // upper limit; a run that succeeds after its first looks earns one
-    int miss_costs = 4;                                                // cost of a run up to the limit that finds nothing
-    std::uint32_t probe_every = 8;                                     // without credit, one run in this many tries again
-    int looks = 16;                                                    // per check of the clock
-    int looks_between = 4;                                             // per offer of the core, after the first one
-    void (*offer)() = &yield_core;
+    std::chrono::nanoseconds limit = std::chrono::microseconds(1000);     // length of a run; more than the cost of a wake-up
+    std::chrono::nanoseconds alone = std::chrono::microseconds(3);        // from the start of a run to the first offer of the core
+    std::chrono::nanoseconds preempted = std::chrono::microseconds(500);  // an absence from the core that counts as a loss
+    int backoff = 30;               // pause after two losses in a row, as a multiple of the second one
+    int max_credit = 16;            // upper limit; a run that succeeds after its first looks earns one
+    int miss_costs = 4;             // cost of a run up to the limit that finds nothing
+    std::uint32_t probe_every = 8;  // without credit, one run in this many tries again
+    int looks = 16;                 // per check of the clock
+    int looks_between = 4;          // per offer of the core, after the first one
+    void (*yield_to_others)() = &yield_core;
   };
   Spin() : Spin(Options()) {}
   explicit Spin(Options options) : options_(options), credit_(options.max_credit) {}
 
   // Returns true if the next run is worthwhile. Call it once per sleep, because it counts calls.
-  bool worth();
+  bool should_spin();
 
   // Calls look() until it returns true, the limit or `at_most` has passed, or the core was lost twice. Returns the last result.
   template <class Look>
@@ -64,14 +64,14 @@ class Spin {
 
   void begin(std::chrono::nanoseconds at_most);
   bool goes_on();
-  bool lost(Clock::duration away, Clock::time_point now);
+  bool preempted(Clock::duration away, Clock::time_point now);
   bool found();
 
   Options options_;
   int credit_;
   std::uint32_t passed_ = 0;
   Clock::time_point not_before_{};
-  bool was_lost_ = false;  // at the last offer of the core
+  bool was_preempted_ = false;  // at the last offer of the core
   // State of the current run.
   std::chrono::nanoseconds at_most_{};
   int looks_ = 0;

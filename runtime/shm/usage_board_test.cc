@@ -31,10 +31,10 @@ TEST(UsageBoard, AddsUpWhatItsMembersSay) {
 
 TEST(UsageBoard, HasRoomForItsLastMember) {
   std::vector<std::uint64_t> memory(UsageBoard::kBytes / 8);
-  UsageBoard board(reinterpret_cast<std::byte*>(memory.data()));
-  board.set_members(UsageBoard::kMaxMembers + 10);  // more than there are
-  board.set_kept(UsageBoard::kMaxMembers - 1, 5);
-  EXPECT_EQ(board.total().kept, 5u);
+  UsageBoard membership_page(reinterpret_cast<std::byte*>(memory.data()));
+  membership_page.set_members(UsageBoard::kMaxMembers + 10);  // more than there are
+  membership_page.set_kept(UsageBoard::kMaxMembers - 1, 5);
+  EXPECT_EQ(membership_page.total().kept, 5u);
 }
 
 }  // namespace

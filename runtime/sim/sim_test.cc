@@ -33,7 +33,7 @@ class End final : public ConnectionHandler {
   explicit End(std::unique_ptr<Connection> c) : connection(std::move(c)) { connection->start(*this); }
   void on_frame(Frame frame) override {
     EXPECT_FALSE(closed);
-    heard.push_back(frame.id);
+    received.push_back(frame.id);
     for (auto& fd : frame.fds) fds.push_back(std::move(fd));
     if (on_heard) on_heard();
   }
@@ -46,15 +46,15 @@ class End final : public ConnectionHandler {
     for (std::uint64_t n = from; connection && n < from + count; ++n) connection->send(numbered(n), Flush::kNow);
   }
   bool heard_exactly(std::uint64_t from, std::uint64_t count) const {
-    if (heard.size() != count) return false;
+    if (received.size() != count) return false;
     for (std::uint64_t i = 0; i < count; ++i) {
-      if (heard[i] != from + i) return false;
+      if (received[i] != from + i) return false;
     }
     return true;
   }
 
   std::unique_ptr<Connection> connection;
-  std::vector<std::uint64_t> heard;
+  std::vector<std::uint64_t> received;
   std::vector<Fd> fds;
   std::optional<Error> closed;
   std::function<void()> on_heard;
@@ -241,8 +241,8 @@ TEST(SimNetwork, FramesArriveInOrderAndLater) {
     const TimePoint before = p.world.clock().now();
     p.caller().send(0, 100);
     p.listener().send(500, 100);
-    EXPECT_TRUE(p.listener().heard.empty());  // no delivery inside send()
-    ASSERT_TRUE(p.run_until([&] { return p.listener().heard.size() == 100 && p.caller().heard.size() == 100; }));
+    EXPECT_TRUE(p.listener().received.empty());  // no delivery inside send()
+    ASSERT_TRUE(p.run_until([&] { return p.listener().received.size() == 100 && p.caller().received.size() == 100; }));
     EXPECT_TRUE(p.listener().heard_exactly(0, 100));
     EXPECT_TRUE(p.caller().heard_exactly(500, 100));
     EXPECT_GE(p.world.clock().now() - before, options.delays.least);
@@ -284,16 +284,16 @@ TEST(SimNetwork, NobodyListeningAndAddressInUseAreNamed) {
 TEST(SimNetwork, UnixNamesBelongToTheirHostAndPassDescriptors) {
   Pair p(1);
   const Endpoint at = p.b->listen(Endpoint::unix_at("node"));
-  auto neighbour = p.process("b", 33);
-  neighbour->connect(at);
+  auto peer_node = p.process("b", 33);
+  peer_node->connect(at);
   p.a->connect(at);
-  ASSERT_TRUE(p.run_until([&] { return neighbour->called && p.a->error; }));
-  EXPECT_EQ(neighbour->called->connection->identity().pid, 22);
+  ASSERT_TRUE(p.run_until([&] { return peer_node->called && p.a->error; }));
+  EXPECT_EQ(peer_node->called->connection->identity().pid, 22);
   ASSERT_EQ(p.b->accepted.size(), 1u);
   EXPECT_EQ(p.listener().connection->identity().pid, 33);
   Frame f = numbered(1);
   f.fds.emplace_back(eventfd(0, EFD_CLOEXEC));
-  neighbour->called->connection->send(std::move(f), Flush::kNow);
+  peer_node->called->connection->send(std::move(f), Flush::kNow);
   ASSERT_TRUE(p.run_until([&] { return !p.listener().fds.empty(); }));
 }
 
@@ -301,11 +301,11 @@ TEST(SimNetwork, OneOfTwoWaysIsTakenByWhereTheCallerIs) {
   Pair p(1);
   const Endpoint at = p.b->listen({"node", "b", 0});
   EXPECT_TRUE(at.is_both());
-  auto neighbour = p.process("b", 33);
-  neighbour->connect(at);
+  auto peer_node = p.process("b", 33);
+  peer_node->connect(at);
   p.a->connect(at);
-  ASSERT_TRUE(p.run_until([&] { return neighbour->called && p.a->called; }));
-  EXPECT_TRUE(neighbour->called->connection->identity().local);
+  ASSERT_TRUE(p.run_until([&] { return peer_node->called && p.a->called; }));
+  EXPECT_TRUE(peer_node->called->connection->identity().local);
   EXPECT_FALSE(p.a->called->connection->identity().local);
 }
 
@@ -326,7 +326,7 @@ TEST(SimNetwork, AHandlerMayCloseItsConnectionWhileAFrameArrives) {
   p.listener().on_heard = [&] { p.listener().connection.reset(); };
   p.caller().send(0, 10);
   ASSERT_TRUE(p.run_until([&] { return p.caller().closed.has_value(); }));
-  EXPECT_EQ(p.listener().heard.size(), 1u);
+  EXPECT_EQ(p.listener().received.size(), 1u);
 }
 
 TEST(SimNetwork, ADisconnectDeliversAPrefixAndBothSidesHear) {
@@ -341,10 +341,10 @@ TEST(SimNetwork, ADisconnectDeliversAPrefixAndBothSidesHear) {
     p.caller().send(20, 20);  // lost: sent before on_closed
     ASSERT_TRUE(p.run_until([&] { return p.caller().closed && p.listener().closed; }));
     for (const End* e : {&p.caller(), &p.listener()}) {
-      EXPECT_TRUE(e->heard_exactly(0, e->heard.size()));
-      EXPECT_LE(e->heard.size(), 20u);
-      some_lost |= e->heard.size() < 20;
-      some_arrived |= !e->heard.empty();
+      EXPECT_TRUE(e->heard_exactly(0, e->received.size()));
+      EXPECT_LE(e->received.size(), 20u);
+      some_lost |= e->received.size() < 20;
+      some_arrived |= !e->received.empty();
     }
     EXPECT_FALSE(p.world.fabric().disconnect_any());
   }
@@ -362,14 +362,14 @@ TEST(SimNetwork, APartitionIsSilentAndItsHealDeliversEverythingOrDisconnects) {
     p.caller().send(5, 5);
     p.listener().send(0, 5);
     p.world.run_for(1min);
-    EXPECT_TRUE(p.listener().heard.empty() && p.caller().heard.empty());
+    EXPECT_TRUE(p.listener().received.empty() && p.caller().received.empty());
     EXPECT_FALSE(p.caller().closed || p.listener().closed);
     p.world.fabric().heal("a", "b");
     p.caller().send(10, 5);
     p.world.run_for(10s);
     EXPECT_EQ(p.caller().closed.has_value(), p.listener().closed.has_value());
-    EXPECT_TRUE(p.listener().heard_exactly(0, p.listener().heard.size()));
-    EXPECT_TRUE(p.caller().heard_exactly(0, p.caller().heard.size()));
+    EXPECT_TRUE(p.listener().heard_exactly(0, p.listener().received.size()));
+    EXPECT_TRUE(p.caller().heard_exactly(0, p.caller().received.size()));
     if (p.caller().closed) {
       ++broken;
     } else {
@@ -415,7 +415,7 @@ TEST(SimNetwork, ACutInOneDirectionLetsTheOtherThrough) {
   p.listener().send(0, 3);
   p.world.run_for(1s);
   EXPECT_TRUE(p.caller().heard_exactly(0, 3));
-  EXPECT_TRUE(p.listener().heard.empty());
+  EXPECT_TRUE(p.listener().received.empty());
   p.world.fabric().heal();
   p.world.run_for(1s);
   EXPECT_TRUE(p.listener().heard_exactly(0, 3));
@@ -436,7 +436,7 @@ TEST(SimNetwork, ASenderGivesUpAndTheOtherSideHearsOfItAfterTheHeal) {
   p.world.fabric().heal();
   p.world.run_for(1s);
   EXPECT_TRUE(p.listener().closed);
-  EXPECT_TRUE(p.listener().heard.empty());
+  EXPECT_TRUE(p.listener().received.empty());
 }
 
 TEST(SimNetwork, AConnectTimesOutInAPartition) {
@@ -464,7 +464,7 @@ TEST(SimNetwork, AProcessThatCrashesIsHeardAfterWhatItSentAndItsDestructorsReach
     p.a->network->crash();
     p.caller().send(10, 10);
     p.world.run_for(1s);
-    EXPECT_TRUE(p.caller().heard.empty());
+    EXPECT_TRUE(p.caller().received.empty());
     EXPECT_FALSE(p.caller().closed);
     p.a.reset();
     ASSERT_TRUE(p.run_until([&] { return p.listener().closed.has_value(); }));
@@ -521,7 +521,7 @@ TEST(SimNetwork, APeerThatDoesNotReadIsDroppedAtTheBound) {
   p.world.fabric().heal();
   p.world.run_for(10s);
   EXPECT_TRUE(p.listener().closed);
-  EXPECT_TRUE(p.listener().heard_exactly(0, p.listener().heard.size()));
+  EXPECT_TRUE(p.listener().heard_exactly(0, p.listener().received.size()));
 }
 
 TEST(SimNetwork, AnOversizedFrameEndsTheConnection) {
@@ -531,7 +531,7 @@ TEST(SimNetwork, AnOversizedFrameEndsTheConnection) {
   p.meet();
   p.caller().send(0, 1);
   ASSERT_TRUE(p.run_until([&] { return p.caller().closed && p.listener().closed; }));
-  EXPECT_TRUE(p.listener().heard.empty());
+  EXPECT_TRUE(p.listener().received.empty());
   EXPECT_EQ(p.listener().closed->code(), Code::kInvalidArgument);
 }
 
@@ -611,7 +611,7 @@ Outcome storm(std::uint64_t seed) {
     }
     world.run_for(between(random, 0s, 500ms));
     for (const auto& [host, p] : at) {
-      for (const auto& e : p->accepted) EXPECT_TRUE(std::is_sorted(e->heard.begin(), e->heard.end()));
+      for (const auto& e : p->accepted) EXPECT_TRUE(std::is_sorted(e->received.begin(), e->received.end()));
     }
   }
   world.fabric().heal();

@@ -85,10 +85,10 @@ std::vector<int> waiting_circle(std::span<const Standing> before, std::span<cons
 
 std::size_t Ledger::bytes(int world_size) { return sizeof(Failure) + sizeof(Rank) * static_cast<std::size_t>(world_size); }
 
-Ledger::Ledger(std::byte* memory, Board board, int rank, int world_size)
+Ledger::Ledger(std::byte* memory, MembershipPage membership_page, int rank, int world_size)
     : failure_(reinterpret_cast<Failure*>(memory)),
       ranks_(reinterpret_cast<Rank*>(memory + sizeof(Failure))),
-      board_(board),
+      membership_page_(membership_page),
       rank_(rank),
       world_size_(world_size) {}
 
@@ -155,7 +155,7 @@ void Ledger::unblock() {
 
 void Ledger::leave() {
   ranks_[rank_].left.store(1, std::memory_order_release);
-  board_.ring();
+  membership_page_.notify_all();
 }
 
 bool Ledger::has_left(int rank) const { return ranks_[rank].left.load(std::memory_order_acquire) != 0; }
@@ -228,7 +228,7 @@ void Ledger::fail(const Error& cause) {
   copy_text(failure_->message, sizeof failure_->message, cause.message());
   copy_text(failure_->hint, sizeof failure_->hint, cause.hint());
   failure_->state.store(2, std::memory_order_release);
-  board_.ring();
+  membership_page_.notify_all();
 }
 
 std::optional<Error> Ledger::failure() const {

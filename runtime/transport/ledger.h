@@ -2,7 +2,7 @@
 //
 // Every rank writes its own lines and reads all lines, so a waiting rank can report the missing rank and its position. Divergence is found
 // in two ways: entries of the same number differ, or ranks wait for each other in a cycle. The lines are in memory that the ranks share,
-// behind a Board that records deaths and wakes sleepers. Each rank rings the board after its stores.
+// behind a MembershipPage that records deaths and wakes sleepers. Each rank rings the board after its stores.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 #include "runtime/core/result.h"
 #include "runtime/loop/clock.h"
-#include "runtime/shm/board.h"
+#include "runtime/shm/membership_page.h"
 #include "runtime/transport/dtype.h"
 
 namespace shoal::runtime {
@@ -54,7 +54,7 @@ class Ledger {
 
   static std::size_t bytes(int world_size);
   // `memory` has bytes(world_size) bytes, initially zeroed, aligned to 64.
-  Ledger(std::byte* memory, Board board, int rank, int world_size);
+  Ledger(std::byte* memory, MembershipPage membership_page, int rank, int world_size);
 
   // ---- writes of this rank's lines ----
   void enter(const Entry& entry);
@@ -96,7 +96,7 @@ class Ledger {
 
   Failure* failure_;
   Rank* ranks_;
-  Board board_;
+  MembershipPage membership_page_;
   const int rank_, world_size_;
   std::uint64_t epochs_ = 0;
   std::vector<Standing> before_;  // each rank's state at its last change; since_ has the times

@@ -29,10 +29,10 @@ TEST(WaitingCircle, IsNoneWhileSomebodyIsElsewhereOrHasNotLookedAgainOrHasMoved)
 class LedgerTest : public testing::Test {
  protected:
   static constexpr int kWorld = 3;
-  const std::size_t bytes_ = Board::kBytes + Ledger::bytes(kWorld);
+  const std::size_t bytes_ = MembershipPage::kBytes + Ledger::bytes(kWorld);
   const Fd fd_ = make_memory("ledger", bytes_).value();
   const Mapping mapping_ = map(fd_, bytes_, Access::kReadWrite).value();
-  Ledger of(int rank) { return {mapping_.data() + Board::kBytes, Board(mapping_.data()), rank, kWorld}; }
+  Ledger of(int rank) { return {mapping_.data() + MembershipPage::kBytes, MembershipPage(mapping_.data()), rank, kWorld}; }
 };
 
 TEST_F(LedgerTest, SaysWhereARankIs) {

@@ -11,8 +11,8 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a sleeping wait calls look()
-constexpr auto kLastWords = std::chrono::seconds(1);   // wait for the cause of death of a rank that has left
+constexpr auto kLook = std::chrono::milliseconds(50);      // interval at which a sleeping wait calls look()
+constexpr auto kDepartureGrace = std::chrono::seconds(1);  // wait for the cause of death of a rank that has left
 
 class ShmWindow final : public Window {
  public:
@@ -65,7 +65,7 @@ Result<std::shared_ptr<ShmCommunicator>> ShmCommunicator::make_generation(Option
   SHOAL_TRY(auto mapping, options.memory(fmt::format("{}/{}", options.name, generation), ShmMemory::bytes(shape), options.rank));
   std::shared_ptr<ShmCommunicator> made(new ShmCommunicator(std::move(options), std::move(clock), std::move(mapping), generation));
   made->memory_.rank(made->rank()).present.store(1, std::memory_order_release);
-  made->board_.ring();
+  made->membership_page_.notify_all();
   return made;
 }
 
@@ -76,8 +76,8 @@ ShmCommunicator::ShmCommunicator(Options options, std::shared_ptr<Clock> clock, 
       mapping_(std::move(mapping)),
       generation_(generation),
       memory_(mapping_->data(), {options_.world_size, options_.chunk_bytes, options_.channel_bytes}),
-      board_(memory_.board()),
-      ledger_(memory_.ledger(), board_, options_.rank, options_.world_size),
+      membership_page_(memory_.membership_page()),
+      ledger_(memory_.ledger(), membership_page_, options_.rank, options_.world_size),
       sends_(static_cast<std::size_t>(options_.world_size)),
       receives_(static_cast<std::size_t>(options_.world_size)) {}
 
@@ -91,7 +91,7 @@ ShmCommunicator::~ShmCommunicator() {
     stopping_ = true;
   }
   changed_.notify_all();
-  board_.ring();
+  membership_page_.notify_all();
   lane_.reset();
   leave();
 }
@@ -125,7 +125,7 @@ std::optional<Error> ShmCommunicator::failed() const { return ledger_.failure();
 std::vector<int> ShmCommunicator::lost() const {
   std::vector<int> out;
   for (int r = 0; r < world_size(); ++r) {
-    if (board_.is_gone(static_cast<std::uint32_t>(r)) || (r != rank() && ledger_.has_left(r))) out.push_back(r);
+    if (membership_page_.is_gone(static_cast<std::uint32_t>(r)) || (r != rank() && ledger_.has_left(r))) out.push_back(r);
   }
   return out;
 }
@@ -173,7 +173,7 @@ WorkPtr ShmCommunicator::submitted(std::unique_lock<std::mutex> lock, OperationP
   const bool wake = driving_;
   lock.unlock();
   changed_.notify_all();
-  if (wake) board_.ring();  // wakes the driving thread
+  if (wake) membership_page_.notify_all();  // wakes the driving thread
   return std::make_shared<ShmWork>(shared_from_this(), std::move(operation));
 }
 
@@ -415,20 +415,20 @@ Result<void> ShmCommunicator::drive(const OperationPtr& until, bool asking) {
   Result<void> out;
   while (!over() && !trouble()) {
     if (advance_all()) {
-      board_.ring();
+      membership_page_.notify_all();
       continue;
     }
     bool moved = false;
     const auto due = [&] { return trouble() || (moved = advance_all()) || over(); };
-    const auto heard = board_.listen(due, kLook, options_.spins);
-    if (moved) board_.ring();
-    if (heard == Board::Heard::kDone) continue;
+    const auto received = membership_page_.wait_until(due, kLook, options_.spins);
+    if (moved) membership_page_.notify_all();
+    if (received == MembershipPage::WaitResult::kDone) continue;
     out = look(until, asking);
     if (!out) break;
   }
   // Completes operations whose inputs were all there before the failure.
   if (out && ledger_.failure()) {
-    while (!over() && advance_all()) board_.ring();
+    while (!over() && advance_all()) membership_page_.notify_all();
   }
   ledger_.unblock();
   late_ = nullptr;
@@ -445,23 +445,23 @@ int ShmCommunicator::first_absent() const {
 }
 
 int ShmCommunicator::first_lost() const {
-  const int gone = board_.first_gone(static_cast<std::uint32_t>(world_size()));
+  const int gone = membership_page_.first_gone(static_cast<std::uint32_t>(world_size()));
   for (int r = gone; r >= 0 && r < world_size(); ++r) {
-    if (board_.is_gone(static_cast<std::uint32_t>(r)) && !ledger_.has_left(r)) return r;
+    if (membership_page_.is_gone(static_cast<std::uint32_t>(r)) && !ledger_.has_left(r)) return r;
   }
   return -1;
 }
 
 bool ShmCommunicator::trouble() {
   if (ledger_.failure()) return true;
-  const auto lose = [this](const Board& board, int member, int rank) {
-    ledger_.fail(
-        unavailable(fmt::format("rank {} is gone: {}", rank, board.cause(static_cast<std::uint32_t>(member)))).with_reason("ActorDied"));
+  const auto lose = [this](const MembershipPage& membership_page, int member, int rank) {
+    ledger_.fail(unavailable(fmt::format("rank {} is gone: {}", rank, membership_page.cause(static_cast<std::uint32_t>(member))))
+                     .with_reason("ActorDied"));
     return true;
   };
-  if (const int r = first_lost(); r >= 0) return lose(board_, r, r);
+  if (const int r = first_lost(); r >= 0) return lose(membership_page_, r, r);
   if (!met_ && former_) {
-    const Board before(former_->data());
+    const MembershipPage before(former_->data());
     for (std::size_t r = 0; r < former_ranks_.size(); ++r) {
       if (before.is_gone(static_cast<std::uint32_t>(former_ranks_[r]))) return lose(before, former_ranks_[r], static_cast<int>(r));
     }
@@ -494,9 +494,9 @@ void ShmCommunicator::check_left(const ShmOperation& operation, int missing, Tim
   }
   // A rank that has left has completed its part before. The cause of its process's end, if it ended, follows soon.
   if (!left_since_) left_since_ = now;
-  const bool gone = board_.is_gone(static_cast<std::uint32_t>(missing));
-  if (!gone && now - *left_since_ < kLastWords) return;
-  const std::string why = gone ? board_.cause(static_cast<std::uint32_t>(missing)) : "it is done with the communicator";
+  const bool gone = membership_page_.is_gone(static_cast<std::uint32_t>(missing));
+  if (!gone && now - *left_since_ < kDepartureGrace) return;
+  const std::string why = gone ? membership_page_.cause(static_cast<std::uint32_t>(missing)) : "it is done with the communicator";
   ledger_.fail(unavailable(fmt::format("rank {} has left, rank {} waits for it in {}: {}", missing, rank(), operation.what(), why))
                    .with_reason("ActorDied")
                    .with_hint(fmt::format("look at the output of rank {}; every rank must make the same calls", missing)));

@@ -36,7 +36,7 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
     std::function<bool()> interrupted;              // polled by waits; true ends the wait
     std::function<void(const std::string&)> warn;
     // Returns initially zeroed memory, shared by all ranks that ask for this name. If `member` is not negative, the memory begins with a
-    // Board, on which the node records the death of that member.
+    // MembershipPage, on which the node records the death of that member.
     std::function<Result<std::shared_ptr<Mapping>>(const std::string& name, std::size_t bytes, int member)> memory;
   };
   // Does not wait for the other ranks; the first operation does.
@@ -102,7 +102,7 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   const std::shared_ptr<Mapping> mapping_;
   const std::uint64_t generation_;
   const ShmMemory memory_;
-  Board board_;
+  MembershipPage membership_page_;
   mutable Ledger ledger_;
   std::shared_ptr<Mapping> former_;  // previous generation, whose board is checked for deaths until all ranks have joined
   std::vector<int> former_ranks_;

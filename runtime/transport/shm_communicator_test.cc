@@ -37,8 +37,8 @@ class Host {
   // Records a process's end, as a node does.
   void bury(const std::string& name, int member, const std::string& cause) {
     const std::lock_guard lock(mutex_);
-    const Mapping m = map(memories_.at(name), Board::kBytes, Access::kReadWrite).value();
-    Board(m.data()).mark_gone(static_cast<std::uint32_t>(member), cause);
+    const Mapping m = map(memories_.at(name), MembershipPage::kBytes, Access::kReadWrite).value();
+    MembershipPage(m.data()).mark_gone(static_cast<std::uint32_t>(member), cause);
   }
 
  private:

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "runtime/shm/board.h"
+#include "runtime/shm/membership_page.h"
 #include "runtime/transport/ledger.h"
 
 namespace shoal::runtime {
@@ -15,7 +15,7 @@ namespace shoal::runtime {
 class ShmMemory {
  public:
   static constexpr int kBuffers = 2;
-  static constexpr int kMaxRanks = static_cast<int>(Board::kMaxMembers);
+  static constexpr int kMaxRanks = static_cast<int>(MembershipPage::kMaxMembers);
   struct Shape {
     int world_size = 1;
     std::size_t chunk_bytes = 256 << 10;   // at least 64 per rank
@@ -46,8 +46,10 @@ class ShmMemory {
   ShmMemory(std::byte* memory, Shape shape) : memory_(memory), shape_(shape) {}
 
   const Shape& shape() const { return shape_; }
-  Board board() const { return Board(memory_); }
-  Word& survivors() const { return *reinterpret_cast<Word*>(memory_ + Board::kBytes); }  // a bit per rank, set by the first reform()
+  MembershipPage membership_page() const { return MembershipPage(memory_); }
+  Word& survivors() const {
+    return *reinterpret_cast<Word*>(memory_ + MembershipPage::kBytes);
+  }  // a bit per rank, set by the first reform()
   std::byte* ledger() const { return memory_ + at_ledger(); }
   RankWords& rank(int r) const { return reinterpret_cast<RankWords*>(memory_ + at_ranks(shape_))[r]; }
   Channel& channel(int from, int to) const { return reinterpret_cast<Channel*>(memory_ + at_channels(shape_))[pair(from, to)]; }
@@ -62,7 +64,7 @@ class ShmMemory {
  private:
   static std::size_t num(const Shape& s) { return static_cast<std::size_t>(s.world_size); }
   std::size_t pair(int from, int to) const { return static_cast<std::size_t>(from) * num(shape_) + static_cast<std::size_t>(to); }
-  static constexpr std::size_t at_ledger() { return Board::kBytes + 64; }
+  static constexpr std::size_t at_ledger() { return MembershipPage::kBytes + 64; }
   static std::size_t at_ranks(const Shape& s) { return at_ledger() + Ledger::bytes(s.world_size); }
   static std::size_t at_channels(const Shape& s) { return at_ranks(s) + sizeof(RankWords) * num(s); }
   static std::size_t at_chunks(const Shape& s) {

@@ -4,7 +4,7 @@ namespace shoal::scheduler::cli {
 
 using actors::Inspect;
 using actors::ListRequest;
-using actors::ToldNode;
+using actors::NodeReport;
 
 namespace {
 
@@ -18,14 +18,14 @@ struct Asked {
 
 }  // namespace
 
-Result<Told> ask_nodes(Looking& looking, Inspect::What what) {
-  Told out;
-  SHOAL_TRY(const auto rows, looking.head->list(ListRequest::What::kNodes));
+Result<InspectionReply> ask_nodes(ClusterConnection& cluster, Inspect::What what) {
+  InspectionReply out;
+  SHOAL_TRY(const auto rows, cluster.head->list(ListRequest::What::kNodes));
   std::vector<Asked> asked;
   for (const auto& row : rows.nodes) {
     if (row.state != actors::NodeState::kAlive) continue;
     out.hosts[row.id] = row.host;
-    auto client = Client::connect(*looking.context, row.endpoint, runtime::Duration(0));
+    auto client = Client::connect(*cluster.context, row.endpoint, runtime::Duration(0));
     if (!client) {
       out.silent.push_back({row.id, {}, row.pid, client.error().message()});
       continue;
@@ -39,25 +39,25 @@ Result<Told> ask_nodes(Looking& looking, Inspect::What what) {
       --waiting;
     });
   }
-  looking.context->run_until([&] { return waiting == 0; }, kPatience + std::chrono::seconds(1));
+  cluster.context->run_until([&] { return waiting == 0; }, kPatience + std::chrono::seconds(1));
   for (auto& a : asked) {
     a.client.reset();  // fails the calls that are still pending
-    auto told = !a.answer    ? Result<ToldNode>(fail(deadline_exceeded("it did not answer in time")))
-                : !*a.answer ? Result<ToldNode>(fail(a.answer->error()))
-                             : actors::from_bytes<ToldNode>((*a.answer)->payload);
-    if (!told) {
-      out.silent.push_back({a.node, {}, 0, told.error().message()});
+    auto reported = !a.answer    ? Result<NodeReport>(fail(deadline_exceeded("it did not answer in time")))
+                    : !*a.answer ? Result<NodeReport>(fail(a.answer->error()))
+                                 : actors::from_bytes<NodeReport>((*a.answer)->payload);
+    if (!reported) {
+      out.silent.push_back({a.node, {}, 0, reported.error().message()});
       continue;
     }
-    out.left_out += told->left_out;
-    for (const auto& p : told->processes) {
+    out.left_out += reported->left_out;
+    for (const auto& p : reported->processes) {
       out.left_out += p.left_out;
       if (p.silent) out.silent.push_back({a.node, p.worker, p.pid, p.silent->message()});
     }
-    out.nodes.push_back(*std::move(told));
+    out.nodes.push_back(*std::move(reported));
   }
   if (what == Inspect::What::kTasks) {
-    SHOAL_TRY(auto actors, looking.head->list(ListRequest::What::kActors));
+    SHOAL_TRY(auto actors, cluster.head->list(ListRequest::What::kActors));
     for (auto& row : actors.actors) out.actors.emplace(row.id, std::move(row));
   }
   return out;

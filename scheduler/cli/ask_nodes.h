@@ -2,10 +2,10 @@
 #pragma once
 
 #include "scheduler/cli/commands.h"
-#include "scheduler/cli/told_rows.h"
+#include "scheduler/cli/inspection_rows.h"
 
 namespace shoal::scheduler::cli {
 
-Result<Told> ask_nodes(Looking& looking, actors::Inspect::What what);
+Result<InspectionReply> ask_nodes(ClusterConnection& cluster, actors::Inspect::What what);
 
 }  // namespace shoal::scheduler::cli

@@ -53,15 +53,15 @@ struct StopOptions {
 };
 int stop(const Common& common, const StopOptions& options);
 
-struct DutyOptions {
+struct SchedulingOptions {
   std::string node;  // prefix of the node's id; "": the only node
-  actors::NodeDuty duty = actors::NodeDuty::kCordoned;
+  actors::NodeScheduling scheduling = actors::NodeScheduling::kCordoned;
   double deadline_s = 60;       // for a drain
   bool wait = true;             // until the node is drained
   std::string reason, message;  // Ray's names; an idle termination drains only an idle node
 };
 constexpr const char* kIdleTermination = "DRAIN_NODE_REASON_IDLE_TERMINATION";
-int set_duty(const Common& common, const DutyOptions& options);
+int set_scheduling(const Common& common, const SchedulingOptions& options);
 
 // `verbose` adds a row per node.
 int status(const Common& common, bool verbose);
@@ -153,7 +153,7 @@ int job_delete(const Common& common, const JobOptions& options);
 int doctor(const Common& common);
 
 // Shared by several commands.
-struct Looking {
+struct ClusterConnection {
   std::unique_ptr<Context> context;
   std::unique_ptr<Client> head;
   std::string address;
@@ -162,7 +162,7 @@ struct Looking {
   std::string host;      // this host, in a cluster over several hosts
   bool over_hosts = false;
 };
-Result<Looking> look(const Common& common);
+Result<ClusterConnection> connect_cluster(const Common& common);
 // Prints the job's output until the job ends. Empty when a signal ended the watching.
 Result<std::optional<actors::JobRow>> follow_job(const Common& common, Context& context, Client& head, JobId job);
 int failed(const Common& common, const Error& error);

@@ -24,7 +24,7 @@ namespace {
 using What = ListRequest::What;
 
 constexpr const char* kWhats = "actors, nodes, workers, jobs, groups, tasks, objects, runtime-envs";
-constexpr std::size_t kToldLimit = 100;  // default limit for rows that nodes report
+constexpr std::size_t kReportLimit = 100;  // default limit for rows that nodes report
 
 // Singular and plural name one kind; Ray's names are accepted as well.
 Result<std::pair<What, std::string>> kind_of(std::string name) {
@@ -38,7 +38,7 @@ Result<std::pair<What, std::string>> kind_of(std::string name) {
 }
 
 // Kinds that the head does not keep: the nodes report them.
-std::optional<Inspect::What> told_kind(std::string& name) {
+std::optional<Inspect::What> inspected_kind(std::string& name) {
   std::replace(name.begin(), name.end(), '_', '-');
   if (!name.ends_with('s')) name += 's';
   const std::map<std::string, Inspect::What> kinds = {
@@ -138,30 +138,30 @@ void print_rows(const ListReply& r, const std::string& what) {
 }
 
 struct Listed {
-  Looking looking;
+  ClusterConnection cluster;
   std::string what;  // plural name
   ListReply reply;
-  std::optional<Told> told;  // instead of the reply
-  json rows;                 // before filters and limit
+  std::optional<InspectionReply> reported;  // instead of the reply
+  json rows;                                // before filters and limit
 };
 
 Result<Listed> rows_of(const Common& common, std::string name) {
-  if (const auto what = told_kind(name)) {
-    SHOAL_TRY(auto looking, look(common));
-    SHOAL_TRY(auto told, ask_nodes(looking, *what));
-    json rows = *what == Inspect::What::kObjects ? object_rows(told)
-                : *what == Inspect::What::kTasks ? task_rows(told)
-                                                 : environment_rows(told);
-    for (const auto& line : silent_lines(told)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
-    return Listed{std::move(looking), name, {}, std::move(told), std::move(rows)};
+  if (const auto what = inspected_kind(name)) {
+    SHOAL_TRY(auto cluster, connect_cluster(common));
+    SHOAL_TRY(auto reported, ask_nodes(cluster, *what));
+    json rows = *what == Inspect::What::kObjects ? object_rows(reported)
+                : *what == Inspect::What::kTasks ? task_rows(reported)
+                                                 : environment_rows(reported);
+    for (const auto& line : silent_lines(reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+    return Listed{std::move(cluster), name, {}, std::move(reported), std::move(rows)};
   }
   SHOAL_TRY(const auto kind, kind_of(name));
-  SHOAL_TRY(auto looking, look(common));
-  SHOAL_TRY(auto reply, looking.head->list(kind.first));
+  SHOAL_TRY(auto cluster, connect_cluster(common));
+  SHOAL_TRY(auto reply, cluster.head->list(kind.first));
   std::erase_if(reply.actors, actors::is_function_worker);
   sort_rows(reply);
   json rows = rows_json(reply);
-  return Listed{std::move(looking), kind.second, std::move(reply), {}, std::move(rows)};
+  return Listed{std::move(cluster), kind.second, std::move(reply), {}, std::move(rows)};
 }
 
 std::string text_of(const json& row, const char* key) {
@@ -169,7 +169,7 @@ std::string text_of(const json& row, const char* key) {
   return v.is_null() ? "-" : v.is_string() ? v.get<std::string>() : v.dump();
 }
 
-void print_told(const json& all, const std::string& what) {
+void print_inspection(const json& all, const std::string& what) {
   std::vector<std::vector<std::string>> rows;
   if (what == "objects") {
     for (const auto& r : all) {
@@ -192,10 +192,10 @@ void print_told(const json& all, const std::string& what) {
   }
 }
 
-int list_told(const Common& common, const ListOptions& o, const std::vector<Filter>& filters, const Listed& listed) {
+int list_inspection(const Common& common, const ListOptions& o, const std::vector<Filter>& filters, const Listed& listed) {
   json rows = json::array();
   std::size_t more = 0;
-  const std::size_t limit = o.limit.value_or(kToldLimit);
+  const std::size_t limit = o.limit.value_or(kReportLimit);
   for (const auto& row : listed.rows) {
     if (!std::all_of(filters.begin(), filters.end(), [&](const Filter& f) { return matches(row, f); })) continue;
     if (limit > 0 && rows.size() == limit) {
@@ -209,14 +209,14 @@ int list_told(const Common& common, const ListOptions& o, const std::vector<Filt
                 {"what", listed.what},
                 {"rows", rows},
                 {"more", more},
-                {"left_out", listed.told->left_out},
-                {"silent", silent_rows(*listed.told)}});
+                {"left_out", listed.reported->left_out},
+                {"silent", silent_rows(*listed.reported)}});
     return kOk;
   }
   if (o.format == "yaml" || (o.detail && o.format.empty())) {
     std::printf("%s", to_yaml(rows).c_str());
   } else {
-    print_told(rows, listed.what);
+    print_inspection(rows, listed.what);
   }
   if (rows.empty() && listed.what == "tasks") {
     std::fprintf(stderr,
@@ -243,14 +243,14 @@ Result<json> find_row(const json& rows, const std::string& what, const std::stri
 }
 
 // Replaces a row of a list, which has the first line of a cause only, by the whole row.
-void whole_cause(Looking& looking, const std::string& what, json& row) {
+void whole_cause(ClusterConnection& cluster, const std::string& what, json& row) {
   if (what != "actors" && what != "jobs") return;
   const std::uint64_t id = parse_hex(row["id"].get<std::string>()).value_or(0);
   if (what == "actors") {
-    const auto whole = looking.head->ask_for<actors::ActorRow>(Method::kWatchActor, to_bytes(actors::ActorRef{ActorId{id}}));
+    const auto whole = cluster.head->ask_for<actors::ActorRow>(Method::kWatchActor, to_bytes(actors::ActorRef{ActorId{id}}));
     if (whole) row = to_json(*whole);
   } else {
-    const auto whole = looking.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{JobId{id}}));
+    const auto whole = cluster.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{JobId{id}}));
     if (whole) row = to_json(*whole);
   }
 }
@@ -290,10 +290,10 @@ int list(const Common& common, const ListOptions& o) {
   auto listed = rows_of(common, o.what);
   if (!listed) return refused(common, listed.error());
   if (!filters.empty()) {
-    const auto resolved = resolve(listed->told ? listed->rows : rows_json(listed->reply), listed->what, filters);
+    const auto resolved = resolve(listed->reported ? listed->rows : rows_json(listed->reply), listed->what, filters);
     if (!resolved) return refused(common, resolved.error());
   }
-  if (listed->told) return list_told(common, o, filters, *listed);
+  if (listed->reported) return list_inspection(common, o, filters, *listed);
   keep(listed->reply, filters, o.limit.value_or(0));
   const json rows = rows_json(listed->reply);
   if (common.json || o.format == "json") {
@@ -312,7 +312,7 @@ int get(const Common& common, const GetOptions& o) {
   if (listed->what == "objects" || listed->what == "tasks") return get_rows(common, o, *listed);
   auto row = find_row(listed->rows, listed->what, o.id);
   if (!row) return refused(common, row.error());
-  whole_cause(listed->looking, listed->what, *row);
+  whole_cause(listed->cluster, listed->what, *row);
   if (common.json || o.format == "json") {
     (*row)["schema"] = "shoal.get/1";
     print_json(*row);
@@ -353,7 +353,7 @@ int describe(const Common& common, const GetOptions& o) {
   if (!listed) return refused(common, listed.error());
   auto row = find_row(listed->rows, listed->what, o.id);
   if (!row) return refused(common, row.error());
-  whole_cause(listed->looking, listed->what, *row);
+  whole_cause(listed->cluster, listed->what, *row);
   if (common.json) {
     (*row)["schema"] = "shoal.describe/1";
     print_json(*row);
@@ -362,7 +362,7 @@ int describe(const Common& common, const GetOptions& o) {
   const json cause = row->contains("cause") ? (*row)["cause"] : json();
   const std::string waits = row->value("pending_reason", "");
   json rest = *row;
-  for (const char* told : {"cause", "pending_reason"}) rest.erase(told);
+  for (const char* reported : {"cause", "pending_reason"}) rest.erase(reported);
   std::printf("%s", to_yaml(rest).c_str());
   if (!waits.empty()) std::printf("why it waits: %s\n", waits.c_str());
   if (cause.is_object()) {

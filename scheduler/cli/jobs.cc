@@ -98,8 +98,8 @@ Result<std::string> request_of(const Common& common, const JobOptions& o, bool& 
 }
 
 // Prints the job's output until its end and returns the exit code.
-int follow(const Common& common, Looking& looking, const JobRow& job, const std::string& id) {
-  const auto row = follow_job(common, *looking.context, *looking.head, job.id);
+int follow(const Common& common, ClusterConnection& cluster, const JobRow& job, const std::string& id) {
+  const auto row = follow_job(common, *cluster.context, *cluster.head, job.id);
   if (!row) return failed(common, row.error());
   if (!*row) {
     std::fprintf(stderr, "shoal: job %s goes on; see it with: shoal job logs -f %s\n", id.c_str(), id.c_str());
@@ -119,14 +119,14 @@ int job_submit(const Common& common, const JobOptions& o) {
   if (!request) return failed(common, request.error());
   auto spec = web::job_spec(*request, {common.python, o.path, o.python_path, o.cwd});
   if (!spec) return failed(common, spec.error());
-  auto looking = look(common);
-  if (!looking) return failed(common, looking.error());
-  if (looking->over_hosts && names_folder) {
-    const std::string store = std::filesystem::path(looking->logs).parent_path() / "files";
-    const auto shipped = ship_folder(common.python, store, *looking->head, request->submission.runtime_env, *spec);
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  if (cluster->over_hosts && names_folder) {
+    const std::string store = std::filesystem::path(cluster->logs).parent_path() / "files";
+    const auto shipped = ship_folder(common.python, store, *cluster->head, request->submission.runtime_env, *spec);
     if (!shipped) return failed(common, shipped.error());
   }
-  const auto job = looking->head->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(*spec));
+  const auto job = cluster->head->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(*spec));
   if (!job) return failed(common, job.error());
   const std::string id = o.submission_id.empty() ? to_string(job->job) : o.submission_id;
   if (!o.wait) {
@@ -140,43 +140,43 @@ int job_submit(const Common& common, const JobOptions& o) {
   std::fprintf(stderr, "shoal: job %s was submitted\n", id.c_str());
   JobRow row;
   row.id = job->job;
-  return follow(common, *looking, row, id);
+  return follow(common, *cluster, row, id);
 }
 
 int job_status(const Common& common, const JobOptions& o) {
-  auto looking = look(common);
-  if (!looking) return failed(common, looking.error());
-  const auto row = find_job(*looking->head, o.id);
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  const auto row = find_job(*cluster->head, o.id);
   if (!row) return failed(common, row.error());
   print_job(common, *row, o.id);
   return by_outcome(row->state);
 }
 
 int job_logs(const Common& common, const JobOptions& o) {
-  auto looking = look(common);
-  if (!looking) return failed(common, looking.error());
-  const auto row = find_job(*looking->head, o.id);
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  const auto row = find_job(*cluster->head, o.id);
   if (!row) return failed(common, row.error());
-  if (o.follow && !actors::ended(row->state)) return follow(common, *looking, *row, o.id);
+  if (o.follow && !actors::ended(row->state)) return follow(common, *cluster, *row, o.id);
   LogsOptions options;
   options.id = to_string(row->id);
   return logs(common, options);
 }
 
 int job_stop(const Common& common, const JobOptions& o) {
-  auto looking = look(common);
-  if (!looking) return failed(common, looking.error());
-  auto row = find_job(*looking->head, o.id);
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  auto row = find_job(*cluster->head, o.id);
   if (!row) return failed(common, row.error());
   if (!actors::ended(row->state)) {
-    auto stop = looking->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
-    if (!stop && looking->head->is_back()) stop = looking->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
+    auto stop = cluster->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
+    if (!stop && cluster->head->is_back()) stop = cluster->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
     if (!stop) return failed(common, stop.error());
-    const auto end = looking->context->clock->now() + std::chrono::seconds(30);
-    while (o.wait && row && !actors::ended(row->state) && looking->context->clock->now() < end) {
-      looking->context->run_until([] { return false; }, std::chrono::milliseconds(20));
-      row = find_job(*looking->head, o.id);
-      if (!row && looking->head->is_back()) row = find_job(*looking->head, o.id);
+    const auto end = cluster->context->clock->now() + std::chrono::seconds(30);
+    while (o.wait && row && !actors::ended(row->state) && cluster->context->clock->now() < end) {
+      cluster->context->run_until([] { return false; }, std::chrono::milliseconds(20));
+      row = find_job(*cluster->head, o.id);
+      if (!row && cluster->head->is_back()) row = find_job(*cluster->head, o.id);
     }
     if (!row) return failed(common, row.error());
     if (o.wait && !actors::ended(row->state)) return failed(common, deadline_exceeded("job " + o.id + " does not end"));
@@ -186,11 +186,11 @@ int job_stop(const Common& common, const JobOptions& o) {
 }
 
 int job_delete(const Common& common, const JobOptions& o) {
-  auto looking = look(common);
-  if (!looking) return failed(common, looking.error());
-  const auto row = find_job(*looking->head, o.id);
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  const auto row = find_job(*cluster->head, o.id);
   if (!row) return failed(common, row.error());
-  const auto gone = looking->head->ask(Method::kDeleteJob, to_bytes(actors::JobRef{row->id}));
+  const auto gone = cluster->head->ask(Method::kDeleteJob, to_bytes(actors::JobRef{row->id}));
   if (!gone) return failed(common, gone.error());
   if (common.json) {
     std::printf("%s\n", json({{"schema", "shoal.job/1"}, {"submission_id", o.id}, {"deleted", true}}).dump().c_str());

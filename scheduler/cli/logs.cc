@@ -131,13 +131,13 @@ Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
 }
 
 // The process that ran the last attempt of a call.
-Result<Wanted> ran_by(Looking& looking, const std::string& id) {
+Result<Wanted> ran_by(ClusterConnection& cluster, const std::string& id) {
   const auto task = parse_task(id);
   if (!task) return fail(invalid_argument("a task has an id of 32 hexadecimal digits, not " + id).with_hint("see shoal list tasks"));
-  SHOAL_TRY(const Told told, ask_nodes(looking, actors::Inspect::What::kTasks));
-  for (const auto& line : silent_lines(told)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+  SHOAL_TRY(const InspectionReply reported, ask_nodes(cluster, actors::Inspect::What::kTasks));
+  for (const auto& line : silent_lines(reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
   json last;
-  for (const auto& row : task_rows(told)) {
+  for (const auto& row : task_rows(reported)) {
     if (row["id"] == id && (last.is_null() || row["attempt"] > last["attempt"])) last = row;
   }
   if (last.is_null()) return fail(not_found("no task " + id).with_hint("see shoal list tasks"));
@@ -145,7 +145,7 @@ Result<Wanted> ran_by(Looking& looking, const std::string& id) {
   Wanted out;
   out.task = *task;
   out.name = last["name"];
-  SHOAL_TRY(const auto workers, looking.head->list(ListRequest::What::kWorkers));
+  SHOAL_TRY(const auto workers, cluster.head->list(ListRequest::What::kWorkers));
   for (const auto& w : workers.workers) {
     if (to_string(w.id) == last["worker"]) out.workers.push_back(w);
   }
@@ -179,7 +179,8 @@ using Nodes = std::vector<std::unique_ptr<Client>>;
 constexpr std::size_t kMaxBytes = 16u << 20;  // limit per stream of a process
 
 // Reads from the nodes. Logs of nodes that are gone come from the session's folder, which all nodes of a host share.
-Result<std::string> kept_text(const Looking& looking, const Nodes& nodes, WorkerId worker, std::uint16_t stream, const TaskRef& task) {
+Result<std::string> kept_text(const ClusterConnection& cluster, const Nodes& nodes, WorkerId worker, std::uint16_t stream,
+                              const TaskRef& task) {
   for (const auto& node : nodes) {
     const actors::ReadLog read{worker, stream, kMaxBytes};
     const auto text = task.caller ? node->ask(actors::kReadTaskLog, to_bytes(actors::ReadTaskLog{read, task.caller, task.number}))
@@ -191,17 +192,17 @@ Result<std::string> kept_text(const Looking& looking, const Nodes& nodes, Worker
     return fail(not_found("no living node knows which call printed what in worker " + to_string(worker)).with_reason("Forgotten"));
   }
   LogBook::Options folder;
-  folder.folder = looking.logs;
+  folder.folder = cluster.logs;
   return LogBook(folder).read(worker, static_cast<Launcher::Stream>(stream), kMaxBytes);
 }
 
-Result<void> print_kept(const Common& common, const Looking& looking, const Wanted& wanted, const Nodes& nodes,
+Result<void> print_kept(const Common& common, const ClusterConnection& cluster, const Wanted& wanted, const Nodes& nodes,
                         const LogsOptions& options) {
   json out = json::array();
   for (const auto& w : wanted.workers) {
     for (const std::uint16_t stream : {1, 2}) {
       if (stream == 1 && options.only_err) continue;
-      const auto text = kept_text(looking, nodes, w.id, stream, wanted.task);
+      const auto text = kept_text(cluster, nodes, w.id, stream, wanted.task);
       if (!text) {
         const std::string reason = text.error().reason();
         if (text.error().code() == Code::kNotFound && reason != "Forgotten") continue;  // no output
@@ -226,7 +227,7 @@ Result<void> print_kept(const Common& common, const Looking& looking, const Want
 }
 
 // Prints the output so far and then new lines until the job, or every wanted worker, has ended.
-Result<void> follow(Looking& looking, const Wanted& wanted, const Nodes& nodes, const LogsOptions& options) {
+Result<void> follow(ClusterConnection& cluster, const Wanted& wanted, const Nodes& nodes, const LogsOptions& options) {
   std::map<std::pair<std::string, std::uint16_t>, std::string> backlog;  // by worker and stream
   bool caught_up = false, job_ended = false;
   std::set<WorkerId> left;
@@ -248,17 +249,17 @@ Result<void> follow(Looking& looking, const Wanted& wanted, const Nodes& nodes, 
   }
   caught_up = true;
   for (const auto& [who, text] : backlog) print_lines(who.first, who.second, last_lines(text, options.tail_lines));
-  looking.head->set_on_notice([&](Method method, runtime::Message message) {
+  cluster.head->set_on_notice([&](Method method, runtime::Message message) {
     if (method != Method::kJobUpdate) return;
     if (const auto row = actors::from_bytes<actors::JobRow>(message.body)) job_ended |= row->id == wanted.job && row->ended_unix_ms != 0;
   });
-  SHOAL_TRY(const auto row, looking.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{wanted.job})));
+  SHOAL_TRY(const auto row, cluster.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{wanted.job})));
   job_ended |= row.ended_unix_ms != 0;
   const auto over = [&] {
     const bool lost = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) { return node->closed(); });
     return job_ended || lost || (!wanted.whole_job && left.empty());
   };
-  looking.context->run_until(over, std::chrono::hours(24 * 365));
+  cluster.context->run_until(over, std::chrono::hours(24 * 365));
   for (const auto& node : nodes) (void)node->ask(Method::kSyncLogs, {}, std::chrono::seconds(1));  // fetches the last lines
   return {};
 }
@@ -276,15 +277,15 @@ struct Files {
   std::string host;
 };
 
-Result<Files> files_of(const Looking& looking, const LogsOptions& o) {
+Result<Files> files_of(const ClusterConnection& cluster, const LogsOptions& o) {
   Files out;
-  out.folder = looking.logs;
+  out.folder = cluster.logs;
   if (o.node_id.empty() && o.node_ip.empty()) {
-    if (!looking.logs.empty()) return out;
+    if (!cluster.logs.empty()) return out;
     return fail(invalid_argument("this host is not of the cluster: say of which node with --node-id or --node-ip")
                     .with_hint("see shoal list nodes"));
   }
-  SHOAL_TRY(auto rows, looking.head->list(ListRequest::What::kNodes));
+  SHOAL_TRY(auto rows, cluster.head->list(ListRequest::What::kNodes));
   const auto named = [&](const actors::NodeRow& n) {
     return to_string(n.id).starts_with(o.node_id) && (o.node_ip.empty() || n.host == o.node_ip);
   };
@@ -300,26 +301,26 @@ Result<Files> files_of(const Looking& looking, const LogsOptions& o) {
   std::optional<Error> why;
   for (const auto& n : rows.nodes) {
     if (n.host != out.host || n.state != actors::NodeState::kAlive) continue;
-    auto client = Client::connect(*looking.context, n.endpoint);
+    auto client = Client::connect(*cluster.context, n.endpoint);
     if (client) {
       out.node = *std::move(client);
       return out;
     }
     why = client.error();
   }
-  if (!looking.logs.empty() && (!looking.over_hosts || looking.host == out.host)) return out;
+  if (!cluster.logs.empty() && (!cluster.over_hosts || cluster.host == out.host)) return out;
   return fail(unavailable("no node of " + out.host + " answers any more, and the files are there" + (why ? ": " + why->message() : ""))
                   .with_reason("NodeGone")
                   .with_hint("on that host: shoal logs cluster, or logs/ in the session's folder"));
 }
 
 // Prints the names of matching files, or the text of the only match, as Ray does.
-int log_files(const Common& common, const Looking& looking, const LogsOptions& o) {
+int log_files(const Common& common, const ClusterConnection& cluster, const LogsOptions& o) {
   if (o.follow) {
-    const std::string there = looking.logs.empty() ? "the session's logs" : looking.logs;
+    const std::string there = cluster.logs.empty() ? "the session's logs" : cluster.logs;
     return failed(common, unimplemented("following a file").with_hint("tail -F " + there + "/" + o.id + ", on its host"));
   }
-  const auto files = files_of(looking, o);
+  const auto files = files_of(cluster, o);
   if (!files) return failed(common, files.error());
   const auto ask = [&](const std::string& name) -> Result<std::string> {
     const std::uint64_t bytes = o.tail_lines == 0 ? 0 : kMaxBytes;
@@ -368,21 +369,21 @@ int logs(const Common& common, const LogsOptions& options) {
   if (of_task && options.follow) {
     return failed(common, unimplemented("following one task").with_hint("shoal logs worker --pid PID -f: the process that runs it"));
   }
-  auto looking = look(common);
-  if (!looking) return failed(common, looking.error());
-  if (is_pattern(options)) return log_files(common, *looking, options);
-  const auto wanted = of_task ? ran_by(*looking, options.id) : wanted_by(*looking->head, options);
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  if (is_pattern(options)) return log_files(common, *cluster, options);
+  const auto wanted = of_task ? ran_by(*cluster, options.id) : wanted_by(*cluster->head, options);
   if (!wanted) return failed(common, wanted.error());
-  const auto rows = looking->head->list(ListRequest::What::kNodes);
+  const auto rows = cluster->head->list(ListRequest::What::kNodes);
   if (!rows) return failed(common, rows.error());
   Nodes nodes;
   for (const auto& node : rows->nodes) {
     if (node.state != actors::NodeState::kAlive) continue;
-    auto client = Client::connect(*looking->context, node.endpoint);
+    auto client = Client::connect(*cluster->context, node.endpoint);
     if (!client) return failed(common, client.error());
     nodes.push_back(*std::move(client));
   }
-  const auto done = options.follow ? follow(*looking, *wanted, nodes, options) : print_kept(common, *looking, *wanted, nodes, options);
+  const auto done = options.follow ? follow(*cluster, *wanted, nodes, options) : print_kept(common, *cluster, *wanted, nodes, options);
   return done ? kOk : failed(common, done.error());
 }
 

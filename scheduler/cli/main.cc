@@ -430,37 +430,39 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(0.01, 600.0));
   microbenchmark_command->callback([&] { code = microbenchmark(common, figures); });
 
-  DutyOptions duty;
-  const auto duty_command = [&](const char* name, const char* about, actors::NodeDuty wished) {
+  SchedulingOptions scheduling;
+  const auto scheduling_command = [&](const char* name, const char* about, actors::NodeScheduling wished) {
     auto* sub = shared(app.add_subcommand(name, about));
-    sub->add_option("node", duty.node, "The node's id, or the beginning of it; `shoal list nodes` shows the ids")->required();
+    sub->add_option("node", scheduling.node, "The node's id, or the beginning of it; `shoal list nodes` shows the ids")->required();
     sub->callback([&, wished] {
-      duty.duty = wished;
-      code = set_duty(common, duty);
+      scheduling.scheduling = wished;
+      code = set_scheduling(common, scheduling);
     });
     return sub;
   };
-  duty_command("cordon", "A node takes no new work", actors::NodeDuty::kCordoned);
-  duty_command("uncordon", "A cordoned or draining node takes work again", actors::NodeDuty::kWorks);
-  auto* drain_command = duty_command("drain", "A node leaves: actors that may restart move, what else runs there has until the deadline",
-                                     actors::NodeDuty::kDrains);
-  drain_command->add_option("--deadline", duty.deadline_s, "Seconds")->capture_default_str()->check(CLI::Range(0.0, 7 * 24 * 3600.0));
-  drain_command->add_flag_callback("--no-wait", [&] { duty.wait = false; }, "Do not wait until it has left");
+  scheduling_command("cordon", "A node takes no new work", actors::NodeScheduling::kCordoned);
+  scheduling_command("uncordon", "A cordoned or draining node takes work again", actors::NodeScheduling::kSchedulable);
+  auto* drain_command =
+      scheduling_command("drain", "A node leaves: actors that may restart move, what else runs there has until the deadline",
+                         actors::NodeScheduling::kDraining);
+  drain_command->add_option("--deadline", scheduling.deadline_s, "Seconds")->capture_default_str()->check(CLI::Range(0.0, 7 * 24 * 3600.0));
+  drain_command->add_flag_callback("--no-wait", [&] { scheduling.wait = false; }, "Do not wait until it has left");
   auto* drain_node_command = shared(app.add_subcommand("drain-node", "The same with Ray's options; does not wait"));
-  drain_node_command->add_option("--node-id", duty.node, "The node's id (default: the only one that there is)");
+  drain_node_command->add_option("--node-id", scheduling.node, "The node's id (default: the only one that there is)");
   drain_node_command
-      ->add_option("--reason", duty.reason,
+      ->add_option("--reason", scheduling.reason,
                    "Why: DRAIN_NODE_REASON_IDLE_TERMINATION (only if the node is idle), or DRAIN_NODE_REASON_PREEMPTION")
       ->required()
       ->check(CLI::IsMember({kIdleTermination, "DRAIN_NODE_REASON_PREEMPTION"}));
-  drain_node_command->add_option("--reason-message", duty.message, "Why, in words")->required();
-  auto* remaining = drain_node_command->add_option("--deadline-remaining-seconds", duty.deadline_s, "Until it leaves (default: a week)")
-                        ->check(CLI::Range(0.0, 7 * 24 * 3600.0));
+  drain_node_command->add_option("--reason-message", scheduling.message, "Why, in words")->required();
+  auto* remaining =
+      drain_node_command->add_option("--deadline-remaining-seconds", scheduling.deadline_s, "Until it leaves (default: a week)")
+          ->check(CLI::Range(0.0, 7 * 24 * 3600.0));
   drain_node_command->callback([&, remaining] {
-    if (remaining->count() == 0) duty.deadline_s = 7 * 24 * 3600.0;
-    duty.duty = actors::NodeDuty::kDrains;
-    duty.wait = false;
-    code = set_duty(common, duty);
+    if (remaining->count() == 0) scheduling.deadline_s = 7 * 24 * 3600.0;
+    scheduling.scheduling = actors::NodeScheduling::kDraining;
+    scheduling.wait = false;
+    code = set_scheduling(common, scheduling);
   });
 
   const std::string whats = "actors, nodes, workers, jobs, groups, tasks, objects or runtime-envs";

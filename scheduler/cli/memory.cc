@@ -53,12 +53,12 @@ void sort_rows(std::vector<json>& rows, const std::string& by) {
   std::stable_sort(rows.begin(), rows.end(), [&](const json& a, const json& b) { return key(a) < key(b); });
 }
 
-json nodes_json(const Told& told) {
+json nodes_json(const InspectionReply& reported) {
   json out = json::array();
-  for (const auto& n : told.nodes) {
-    const auto host = told.hosts.find(n.node);
+  for (const auto& n : reported.nodes) {
+    const auto host = reported.hosts.find(n.node);
     out.push_back({{"node", to_string(n.node)},
-                   {"host", host == told.hosts.end() ? "" : host->second},
+                   {"host", host == reported.hosts.end() ? "" : host->second},
                    {"kept_bytes", n.kept_bytes},
                    {"spilled_bytes", n.spilled_bytes},
                    {"limit_bytes", n.limit_bytes}});
@@ -93,15 +93,15 @@ int memory(const Common& common, MemoryOptions o) {
   for (std::string* word : {&o.group_by, &o.sort_by}) {
     std::transform(word->begin(), word->end(), word->begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   }
-  auto looking = look(common);
-  if (!looking) return failed(common, looking.error());
-  const auto told = ask_nodes(*looking, actors::Inspect::What::kObjects);
-  if (!told) return failed(common, told.error());
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  const auto reported = ask_nodes(*cluster, actors::Inspect::What::kObjects);
+  if (!reported) return failed(common, reported.error());
   std::map<std::string, std::vector<json>> groups;
   if (o.group_by == "NODE_ADDRESS") {
-    for (const auto& n : nodes_json(*told)) groups.try_emplace(group_of(n, o.group_by));
+    for (const auto& n : nodes_json(*reported)) groups.try_emplace(group_of(n, o.group_by));
   }
-  for (const auto& row : object_rows(*told)) groups[group_of(row, o.group_by)].push_back(row);
+  for (const auto& row : object_rows(*reported)) groups[group_of(row, o.group_by)].push_back(row);
   for (auto& [name, rows] : groups) sort_rows(rows, o.sort_by);
   if (common.json) {
     json out = json::array();
@@ -116,20 +116,20 @@ int memory(const Common& common, MemoryOptions o) {
     }
     const json all = {{"schema", "shoal.memory/1"},
                       {"groups", out},
-                      {"nodes", nodes_json(*told)},
-                      {"left_out", told->left_out},
-                      {"silent", silent_rows(*told)}};
+                      {"nodes", nodes_json(*reported)},
+                      {"left_out", reported->left_out},
+                      {"silent", silent_rows(*reported)}};
     std::printf("%s\n", all.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
     return kOk;
   }
   std::printf("Objects by %s, sorted by %s\n\n", o.group_by.c_str(), o.sort_by.c_str());
   for (const auto& [name, rows] : groups) print_group(name, rows, o);
-  for (const auto& n : told->nodes) {
+  for (const auto& n : reported->nodes) {
     std::printf("node %s: %s of memory kept for large values, %s in files, limit %s\n", to_string(n.node).c_str(),
                 bytes_text(n.kept_bytes).c_str(), bytes_text(n.spilled_bytes).c_str(),
                 n.limit_bytes ? bytes_text(n.limit_bytes).c_str() : "none");
   }
-  for (const auto& line : silent_lines(*told)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+  for (const auto& line : silent_lines(*reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
   return kOk;
 }
 

@@ -95,11 +95,11 @@ Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
 }  // namespace
 
 int stack(const Common& common, const std::string& id) {
-  auto looking = look(common);
-  if (!looking) return failed(common, looking.error());
-  const auto workers = looking->head->list(actors::ListRequest::What::kWorkers);
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  const auto workers = cluster->head->list(actors::ListRequest::What::kWorkers);
   if (!workers) return failed(common, workers.error());
-  const auto actors = looking->head->list(actors::ListRequest::What::kActors);
+  const auto actors = cluster->head->list(actors::ListRequest::What::kActors);
   if (!actors) return failed(common, actors.error());
   const auto meant = [&](const WorkerRow& w) {
     if (to_string(w.id).starts_with(id) || to_string(w.job).starts_with(id) || std::to_string(w.pid) == id) return true;
@@ -109,7 +109,7 @@ int stack(const Common& common, const std::string& id) {
   json rows = json::array();
   for (const auto& w : workers->workers) {
     if (w.state == actors::WorkerState::kExited || w.role == "driver" || w.pid <= 0 || !meant(w)) continue;
-    const auto said = stacks_of(*looking->context, w);
+    const auto said = stacks_of(*cluster->context, w);
     rows.push_back({{"worker", to_string(w.id)}, {"pid", w.pid}, {"role", w.role}});
     rows.back()[said ? "stacks" : "error"] = said ? *said : said.error().message();
     if (common.json) continue;

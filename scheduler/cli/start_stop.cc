@@ -41,8 +41,8 @@ Result<actors::StartedRole> start_role(const std::string& self, const SessionFol
   actors::RoleStart start;
   start.program = self;
   // A role's stderr holds its messages from outside the log, such as a crash: keep it.
-  const std::string last_words = folder.logs() + "/" + words[0] + ".stderr";
-  start.err = Fd(open(last_words.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const std::string stderr_path = folder.logs() + "/" + words[0] + ".stderr";
+  start.err = Fd(open(stderr_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   words.insert(words.end(), {"--session", folder.path()});
   start.words = std::move(words);
   for (char** e = environ; *e != nullptr; ++e) start.env.emplace_back(*e);

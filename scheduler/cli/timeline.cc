@@ -11,13 +11,13 @@ namespace shoal::scheduler::cli {
 using nlohmann::json;
 
 int timeline(const Common& common, const std::string& file) {
-  auto looking = look(common);
-  if (!looking) return failed(common, looking.error());
-  const auto told = ask_nodes(*looking, actors::Inspect::What::kTasks);
-  if (!told) return failed(common, told.error());
-  const json trace = trace_of(task_rows(*told), looking->context->clock->unix_millis() * 1000);
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  const auto reported = ask_nodes(*cluster, actors::Inspect::What::kTasks);
+  if (!reported) return failed(common, reported.error());
+  const json trace = trace_of(task_rows(*reported), cluster->context->clock->unix_millis() * 1000);
   const std::string text = trace.dump(-1, ' ', false, json::error_handler_t::replace);
-  for (const auto& line : silent_lines(*told)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+  for (const auto& line : silent_lines(*reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
   if (file == "-") {
     std::printf("%s\n", text.c_str());
     return kOk;

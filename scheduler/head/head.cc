@@ -32,7 +32,7 @@ bool changes_state(Method method) {
     case Method::kSubmitJob:
     case Method::kStopJob:
     case Method::kDeleteJob:
-    case Method::kSetNodeDuty:
+    case Method::kSetNodeScheduling:
       return true;
     default:
       return false;
@@ -130,12 +130,12 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   if (method == Method::kShutdown && options_.on_shutdown) options_.on_shutdown();
 }
 
-Result<Message> Head::told(const Bytes& bytes) const {
+Result<Message> Head::reported(const Bytes& bytes) const {
   SHOAL_TRY(const auto asked, from_bytes<actors::Inspect>(bytes));
   if (asked.what != actors::Inspect::What::kMetrics) return fail(unimplemented("of that the nodes tell"));
   using actors::FamilyOf;
   using actors::MetricKind;
-  actors::ToldMetrics out{state_.metrics()};
+  actors::ReportedMetrics out{state_.metrics()};
   out.metrics.push_back(FamilyOf(MetricKind::kGauge, "shoal_heads", "Heads of the cluster: the one that leads, and those that stand by.")
                             .add(1, {{"role", "leader"}})
                             .add(static_cast<double>(std::max<std::size_t>(heads_.size(), 1) - 1), {{"role", "standby"}}));
@@ -161,7 +161,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     SHOAL_TRY(const auto has, packages_.put(watcher, part));
     return body(to_bytes(has));
   }
-  if (method == actors::kInspect) return told(bytes);
+  if (method == actors::kInspect) return reported(bytes);
   switch (method) {
     case Method::kRegisterNode:
       return register_node(client, bytes);
@@ -181,7 +181,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       for (const auto& a : spec.actors) {
         actor_watchers_[a.id].insert(watcher);
         // Updates so far went to an earlier connection.
-        if (const auto* row = again ? state_.actor(a.id) : nullptr) outbox_.emplace_back(Action(TellActor{*row}));
+        if (const auto* row = again ? state_.actor(a.id) : nullptr) outbox_.emplace_back(Action(NotifyActor{*row}));
       }
       log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(),
                  spec.actors[0].class_name);
@@ -199,13 +199,13 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       if (row->state != actors::ActorState::kDead) actor_watchers_[ref.actor].insert(watcher);
       return body(to_bytes(*row));
     }
-    case Method::kGetBirth: {
-      SHOAL_TRY(const auto request, from_bytes<actors::GetBirth>(bytes));
-      SHOAL_TRY(const auto birth, state_.birth(request.worker));
-      return body(to_bytes(birth));
+    case Method::kGetCreationSpec: {
+      SHOAL_TRY(const auto request, from_bytes<actors::GetCreationSpec>(bytes));
+      SHOAL_TRY(const auto creation_spec, state_.creation_spec(request.worker));
+      return body(to_bytes(creation_spec));
     }
     case Method::kWorkerLeaves: {
-      SHOAL_TRY(const auto request, from_bytes<actors::GetBirth>(bytes));
+      SHOAL_TRY(const auto request, from_bytes<actors::GetCreationSpec>(bytes));
       state_.worker_leaves(request.worker);
       return Message();
     }
@@ -226,7 +226,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       const bool again = state_.group(spec.id) != nullptr;
       SHOAL_OK(state_.group_requested(spec));
       group_watchers_[spec.id].insert(watcher);
-      if (again) outbox_.emplace_back(Action(TellGroup{*state_.group(spec.id)}));
+      if (again) outbox_.emplace_back(Action(NotifyGroup{*state_.group(spec.id)}));
       return Message();
     }
     case Method::kWatchGroup: {
@@ -283,9 +283,9 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_OK(state_.job_deleted(ref.job));
       return Message();
     }
-    case Method::kSetNodeDuty: {
-      SHOAL_TRY(const auto wish, from_bytes<actors::SetNodeDuty>(bytes));
-      SHOAL_OK(state_.node_duty_set(wish));
+    case Method::kSetNodeScheduling: {
+      SHOAL_TRY(const auto wish, from_bytes<actors::SetNodeScheduling>(bytes));
+      SHOAL_OK(state_.scheduling_set(wish));
       log_->info("node={} {}", to_string(wish.node), actors::state_text(*state_.node(wish.node)));
       return Message();
     }
@@ -657,7 +657,7 @@ void Head::perform(Action action) {
         h->settle();
       });
     }
-    void operator()(const TellActor& a) {
+    void operator()(const NotifyActor& a) {
       head.to_watchers(head.actor_watchers_[a.row.id], Method::kActorUpdate, to_bytes(a.row));
       if (a.row.state == actors::ActorState::kDead) {
         head.log_->info("actor={} dead cause='{}'", to_string(a.row.id), a.row.cause ? a.row.cause->message() : "");
@@ -666,7 +666,7 @@ void Head::perform(Action action) {
         head.log_->info("actor={} {} worker={}", to_string(a.row.id), actors::to_string(a.row.state), to_string(a.row.worker));
       }
     }
-    void operator()(const TellJob& a) {
+    void operator()(const NotifyJob& a) {
       head.log_->info("job={} {} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
       const auto watchers = head.job_watchers_[a.row.id];
       head.to_watchers(watchers, Method::kJobUpdate, to_bytes(a.row));
@@ -675,11 +675,11 @@ void Head::perform(Action action) {
       head.job_nodes_.erase(a.row.id);
       head.driver_watches_.erase(a.row.id);
     }
-    void operator()(const TellGroup& a) {
+    void operator()(const NotifyGroup& a) {
       head.to_watchers(head.group_watchers_[a.row.id], Method::kGroupUpdate, to_bytes(a.row));
       if (a.row.state == actors::GroupState::kRemoved) head.group_watchers_.erase(a.row.id);
     }
-    void operator()(TellHosted& a) {
+    void operator()(AnswerHosted& a) {
       const auto it = head.hosting_.find(a.actor);
       if (it == head.hosting_.end()) return;
       if (a.result) {

@@ -77,7 +77,7 @@ class Head final : public runtime::PeerHandler {
 
   Result<runtime::Message> answer(Client& client, actors::Method method, const Bytes& body, runtime::Responder& responder, bool& later);
   Result<runtime::Message> sign_certificate(const Bytes& body);
-  Result<runtime::Message> told(const Bytes& body) const;
+  Result<runtime::Message> reported(const Bytes& body) const;
   Result<runtime::Message> register_node(Client& client, const Bytes& body);
   Result<runtime::Message> register_driver(Client& client, const Bytes& body);
   void tick();

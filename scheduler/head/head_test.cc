@@ -116,7 +116,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   std::unique_ptr<Head> head_ =
       std::make_unique<Head>(world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), options());
   std::unique_ptr<runtime::Peer> client_;
-  std::vector<actors::ActorRow> told_;
+  std::vector<actors::ActorRow> reported_;
   bool holds_ = false;  // keeps back requests to nodes
   std::vector<std::pair<std::uint16_t, runtime::Responder>> held_;
 
@@ -127,7 +127,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   }
   void on_notice(runtime::Peer&, runtime::Request notice) override {
     if (notice.method == actors::number(Method::kActorUpdate))
-      told_.push_back(actors::from_bytes<actors::ActorRow>(notice.message.body).value());
+      reported_.push_back(actors::from_bytes<actors::ActorRow>(notice.message.body).value());
   }
   void on_closed(runtime::Peer&, const Error&) override {}
 };
@@ -339,14 +339,14 @@ TEST_F(HeadTest, WhoKillsAnActorHearsOfItsDeathBeforeTheAnswer) {
   gang.actors.emplace_back().id = world_.random().id<ActorId>();
   client_->call(actors::number(Method::kCreateGang), {to_bytes(gang), {}, {}}, 5s, [](Result<runtime::Message> r) { EXPECT_TRUE(r); });
   world_.run_for(1s);
-  EXPECT_TRUE(told_.empty());  // no node in the cluster
+  EXPECT_TRUE(reported_.empty());  // no node in the cluster
   bool answered = false;
   client_->call(actors::number(Method::kKillActor), {to_bytes(actors::ActorRef{gang.actors[0].id}), {}, {}}, 5s,
                 [&](Result<runtime::Message> r) {
                   answered = true;
                   ASSERT_TRUE(r);
-                  ASSERT_EQ(told_.size(), 1u);
-                  EXPECT_EQ(told_[0].state, actors::ActorState::kDead);
+                  ASSERT_EQ(reported_.size(), 1u);
+                  EXPECT_EQ(reported_[0].state, actors::ActorState::kDead);
                 });
   ASSERT_TRUE(world_.run_until([&] { return answered; }, 5s));
 }
@@ -362,12 +362,12 @@ TEST_F(HeadTest, WhoAsksForAnActorAgainHearsWhatBecameOfIt) {
   call(Method::kKillActor, to_bytes(actors::ActorRef{gang.actors[0].id}), killed);
   world_.run_for(1s);
   ASSERT_TRUE(created && *created && killed && *killed);
-  told_.clear();
+  reported_.clear();
   call(Method::kCreateGang, to_bytes(gang), again);
   world_.run_for(1s);
   ASSERT_TRUE(again && *again);
-  ASSERT_EQ(told_.size(), 1u);
-  EXPECT_EQ(told_[0].state, actors::ActorState::kDead);
+  ASSERT_EQ(reported_.size(), 1u);
+  EXPECT_EQ(reported_[0].state, actors::ActorState::kDead);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 
 namespace shoal::scheduler {
 
+using actors::ObjectReport;
 using actors::ObjectState;
-using actors::ToldObject;
 
 namespace {
 
@@ -19,10 +19,10 @@ bool in_file(const Fd& memory) {
 
 }  // namespace
 
-std::vector<ToldObject> tell_objects(const storage::MemoryTable& memory, const storage::ReferenceTable& references) {
-  std::map<std::pair<JobId, ObjectId>, ToldObject> objects;
+std::vector<ObjectReport> report_objects(const storage::MemoryTable& memory, const storage::ReferenceTable& references) {
+  std::map<std::pair<JobId, ObjectId>, ObjectReport> objects;
   memory.each_object([&](JobId job, ObjectId id, const Result<Fd>& fd, std::uint64_t bytes) {
-    ToldObject& o = objects[{job, id}];
+    ObjectReport& o = objects[{job, id}];
     o.bytes = bytes;
     o.state = fd ? ObjectState::kThere : ObjectState::kFailed;
     o.spilled = fd && in_file(*fd);
@@ -36,7 +36,7 @@ std::vector<ToldObject> tell_objects(const storage::MemoryTable& memory, const s
       if (count > 0) at->second.holders.push_back({worker, count});
     }
   });
-  std::vector<ToldObject> out;
+  std::vector<ObjectReport> out;
   for (auto& [key, object] : objects) {
     object.job = key.first;
     object.id = key.second;
@@ -45,7 +45,7 @@ std::vector<ToldObject> tell_objects(const storage::MemoryTable& memory, const s
   return out;
 }
 
-void join_objects(actors::ToldNode& node) {
+void join_objects(actors::NodeReport& node) {
   std::map<std::uint64_t, std::size_t> by_memory;
   std::map<std::pair<JobId, ObjectId>, std::size_t> by_name;
   for (std::size_t i = 0; i < node.objects.size(); ++i) {
@@ -77,18 +77,18 @@ void join_objects(actors::ToldNode& node) {
   }
 }
 
-void Inspection::ask(runtime::Peer& peer, actors::ToldProcess who) {
+void Inspection::ask(runtime::Peer& peer, actors::ProcessReport who) {
   ++waiting_;
   ++asked_processes_;
   peer.call(actors::number(actors::kInspect), {to_bytes(asked_), {}, {}},
             asked_.what == actors::Inspect::What::kMetrics ? kMetricsPatience : kPatience,
             [self = shared_from_this(), who = std::move(who)](Result<runtime::Message> answer) mutable {
-              self->heard(std::move(who), std::move(answer));
+              self->received(std::move(who), std::move(answer));
             });
 }
 
-void Inspection::heard(actors::ToldProcess who, Result<runtime::Message> answer) {
-  auto said = answer ? actors::from_bytes<actors::ToldProcess>(answer->payload) : Result<actors::ToldProcess>(fail(answer.error()));
+void Inspection::received(actors::ProcessReport who, Result<runtime::Message> answer) {
+  auto said = answer ? actors::from_bytes<actors::ProcessReport>(answer->payload) : Result<actors::ProcessReport>(fail(answer.error()));
   if (said) {
     who.tasks = std::move(said->tasks);
     who.objects = std::move(said->objects);
@@ -102,7 +102,7 @@ void Inspection::heard(actors::ToldProcess who, Result<runtime::Message> answer)
   }
   // A process whose connection broke has ended, or is about to: it gets no row.
   const bool gone = !said && said.error().reason() == "Disconnected";
-  if (!gone) told_.processes.push_back(std::move(who));
+  if (!gone) reported_.processes.push_back(std::move(who));
   finish();
 }
 
@@ -113,8 +113,8 @@ std::function<void()> Inspection::expect() {
   return [self = shared_from_this()] { self->finish(); };
 }
 
-void Inspection::leave(actors::ToldProcess& process, std::size_t rows) {
-  const auto over = [](const actors::ToldTask& t) { return t.state >= actors::TaskState::kFinished; };
+void Inspection::leave(actors::ProcessReport& process, std::size_t rows) {
+  const auto over = [](const actors::TaskReport& t) { return t.state >= actors::TaskState::kFinished; };
   while (process.tasks.size() > rows) {  // ended ones are at the end
     process.left_out += !over(process.tasks.back());
     process.tasks.pop_back();
@@ -127,9 +127,9 @@ void Inspection::leave(actors::ToldProcess& process, std::size_t rows) {
 
 void Inspection::finish() {
   if (--waiting_ > 0) return;
-  join_objects(told_);
-  if (all_) all_(told_);
-  responder_->reply({{}, to_bytes(told_), {}});
+  join_objects(reported_);
+  if (all_) all_(reported_);
+  responder_->reply({{}, to_bytes(reported_), {}});
 }
 
 }  // namespace shoal::scheduler

@@ -5,27 +5,27 @@
 namespace shoal::scheduler {
 namespace {
 
-using actors::ToldNode;
-using actors::ToldObject;
-using actors::ToldProcess;
+using actors::NodeReport;
+using actors::ObjectReport;
+using actors::ProcessReport;
 
 constexpr JobId kJob{1};
 constexpr WorkerId kMaker{10}, kReader{11};
 
-ToldObject object(ObjectId id, std::uint64_t memory, std::vector<ToldObject::Holder> holders) {
+ObjectReport object(ObjectId id, std::uint64_t memory, std::vector<ObjectReport::Holder> holders) {
   return {kJob, id, 100, actors::ObjectState::kThere, false, 0, memory, std::move(holders)};
 }
 
-ToldProcess process(WorkerId worker, std::vector<ToldObject> objects) { return {worker, kJob, 1, "", {}, std::move(objects), 0, {}}; }
+ProcessReport process(WorkerId worker, std::vector<ObjectReport> objects) { return {worker, kJob, 1, "", {}, std::move(objects), 0, {}}; }
 
-std::vector<std::pair<std::uint64_t, std::int64_t>> holders(const ToldObject& o) {
+std::vector<std::pair<std::uint64_t, std::int64_t>> holders(const ObjectReport& o) {
   std::vector<std::pair<std::uint64_t, std::int64_t>> out;
   for (const auto& h : o.holders) out.emplace_back(h.worker.value, h.count);
   return out;
 }
 
 TEST(InspectionTest, AMemoryThatTwoProcessesHaveIsOneObjectWithItsMakersName) {
-  ToldNode node;
+  NodeReport node;
   node.processes = {process(kReader, {object({}, 7, {{{}, 0}})}), process(kMaker, {object(ObjectId{5}, 7, {{{}, 1}})})};
   join_objects(node);
   ASSERT_EQ(node.objects.size(), 1u);
@@ -35,7 +35,7 @@ TEST(InspectionTest, AMemoryThatTwoProcessesHaveIsOneObjectWithItsMakersName) {
 }
 
 TEST(InspectionTest, WhatTheNodeHasIsNotCountedTwice) {
-  ToldNode node;
+  NodeReport node;
   node.objects = {object(ObjectId{5}, 7, {{kMaker, 2}})};
   node.processes = {process(kMaker, {object(ObjectId{5}, 8, {{{}, 1}})}),  // in a file by now, which is another memory
                     process(kReader, {object({}, 7, {{{}, 0}})})};
@@ -45,7 +45,7 @@ TEST(InspectionTest, WhatTheNodeHasIsNotCountedTwice) {
 }
 
 TEST(InspectionTest, MemoriesOfWhichNothingIsKnownAreNotOne) {
-  ToldNode node;
+  NodeReport node;
   node.processes = {process(kMaker, {object({}, 0, {{{}, 0}}), object({}, 0, {{{}, 0}})})};
   join_objects(node);
   EXPECT_EQ(node.objects.size(), 2u);
@@ -53,7 +53,7 @@ TEST(InspectionTest, MemoriesOfWhichNothingIsKnownAreNotOne) {
 
 TEST(InspectionTest, OfTooManyRowsThoseOfCallsThatAreOverGoFirstAndAreNotMissed) {
   using actors::TaskState;
-  actors::ToldProcess process;
+  actors::ProcessReport process;
   for (const auto state : {TaskState::kRunning, TaskState::kPendingArguments, TaskState::kFinished, TaskState::kFailed}) {
     process.tasks.emplace_back().state = state;
   }
@@ -82,15 +82,15 @@ TEST(InspectionTest, ReferencesWithoutAnObjectAreToldToo) {
   (void)references.count({kJob, ObjectId{1}}, kMaker, 2);
   (void)references.count({kJob, ObjectId{3}}, kReader, 1);
   references.contain({kJob, ObjectId{3}}, {{kJob, ObjectId{1}}});
-  const auto told = tell_objects(memory, references);
-  ASSERT_EQ(told.size(), 3u);
-  EXPECT_EQ(told[0].state, actors::ObjectState::kThere);
-  EXPECT_EQ(told[0].bytes, 4096u);
-  EXPECT_EQ(told[0].contained, 1u);
-  EXPECT_FALSE(told[0].spilled);
-  EXPECT_EQ(holders(told[0]), (std::vector<std::pair<std::uint64_t, std::int64_t>>{{10, 2}}));
-  EXPECT_EQ(told[1].state, actors::ObjectState::kFailed);
-  EXPECT_EQ(told[2].state, actors::ObjectState::kAbsent);
+  const auto reported = report_objects(memory, references);
+  ASSERT_EQ(reported.size(), 3u);
+  EXPECT_EQ(reported[0].state, actors::ObjectState::kThere);
+  EXPECT_EQ(reported[0].bytes, 4096u);
+  EXPECT_EQ(reported[0].contained, 1u);
+  EXPECT_FALSE(reported[0].spilled);
+  EXPECT_EQ(holders(reported[0]), (std::vector<std::pair<std::uint64_t, std::int64_t>>{{10, 2}}));
+  EXPECT_EQ(reported[1].state, actors::ObjectState::kFailed);
+  EXPECT_EQ(reported[2].state, actors::ObjectState::kAbsent);
 }
 
 }  // namespace

@@ -58,10 +58,10 @@ TEST_F(MachineTest, GpusHaveSeriesWhereThereAreSome) {
   Machine machine;
   EXPECT_FALSE(values(metrics_of(machine)).contains("shoal_node_gpu_memory_used_bytes 0"));
   machine.gpus = {{0, "GPU-1", "H100", 10, 80, 0.25}, {1, "GPU-2", "H100", 20, 80, 1}};
-  const auto told = values(metrics_of(machine));
-  EXPECT_EQ(told.at("shoal_node_gpu_memory_used_bytes 1"), 20);
-  EXPECT_EQ(told.at("shoal_node_gpu_memory_total_bytes 0"), 80);
-  EXPECT_EQ(told.at("shoal_node_gpu_utilization_ratio 0"), 0.25);
+  const auto reported = values(metrics_of(machine));
+  EXPECT_EQ(reported.at("shoal_node_gpu_memory_used_bytes 1"), 20);
+  EXPECT_EQ(reported.at("shoal_node_gpu_memory_total_bytes 0"), 80);
+  EXPECT_EQ(reported.at("shoal_node_gpu_utilization_ratio 0"), 0.25);
 }
 
 TEST_F(MachineTest, AProcessHasPrometheusOwnNames) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "scheduler/node/told_metrics.h"
+#include "scheduler/node/reported_metrics.h"
 
 namespace shoal::scheduler {
 
@@ -15,21 +15,21 @@ MetricSample::Labels MetricsBook::labels(const Origin& origin) { return {{"job_i
 
 bool MetricsBook::lasts(const MetricFamily& family) { return family.kind == MetricKind::kCounter || family.kind == MetricKind::kHistogram; }
 
-void MetricsBook::told(WorkerId worker, const Origin& origin, std::vector<MetricFamily> families) {
+void MetricsBook::reported(WorkerId worker, const Origin& origin, std::vector<MetricFamily> families) {
   left_out_ += leave_unreadable(families);
-  if (families.empty() && !told_.contains(worker)) return;
-  told_[worker] = {origin, std::move(families)};
+  if (families.empty() && !reported_.contains(worker)) return;
+  reported_[worker] = {origin, std::move(families)};
 }
 
 void MetricsBook::left(WorkerId worker) {
-  const auto at = told_.find(worker);
-  if (at != told_.end()) std::erase_if(at->second.families, [](const MetricFamily& family) { return !lasts(family); });
+  const auto at = reported_.find(worker);
+  if (at != reported_.end()) std::erase_if(at->second.families, [](const MetricFamily& family) { return !lasts(family); });
 }
 
 void MetricsBook::ended(WorkerId worker) {
-  const auto node = told_.extract(worker);
+  const auto node = reported_.extract(worker);
   if (node.empty()) return;
-  const Told& last = node.mapped();
+  const Reported& last = node.mapped();
   const JobId job = last.origin.job;
   auto& sums = ended_.try_emplace(job, kMaxEndedSeries).first->second;
   const auto left_out = sums.left_out();
@@ -64,12 +64,12 @@ void MetricsBook::forget_old() {
 MetricSums MetricsBook::sums(const std::set<WorkerId>& silent) const {
   // Living processes come first: what conflicts with them is left out.
   MetricSums out(kMaxSeries);
-  for (const auto& [worker, told] : told_) {
-    for (const MetricFamily& family : told.families) {
+  for (const auto& [worker, reported] : reported_) {
+    for (const MetricFamily& family : reported.families) {
       if (!lasts(family) && silent.contains(worker)) continue;
-      auto ours = labels(told.origin);
+      auto ours = labels(reported.origin);
       if (family.kind == MetricKind::kGauge) {
-        ours.emplace_back("pid", std::to_string(told.origin.pid));
+        ours.emplace_back("pid", std::to_string(reported.origin.pid));
         ours.emplace_back("worker", to_string(worker));
       }
       out.add(family, ours);

@@ -25,8 +25,8 @@ class MetricsBook {
     pid_t pid = 0;
   };
   // Replaces a process's metrics by all that it measured since it began. Samples that Prometheus could not read, or that a process may not
-  // report (told_metrics.h), are dropped and counted.
-  void told(WorkerId worker, const Origin& origin, std::vector<actors::MetricFamily> families);
+  // report (reported_metrics.h), are dropped and counted.
+  void reported(WorkerId worker, const Origin& origin, std::vector<actors::MetricFamily> families);
   // The process may live, but has left the cluster: its gauges and levels are dropped.
   void left(WorkerId worker);
   // The process ended: its last counters and histograms are final.
@@ -41,7 +41,7 @@ class MetricsBook {
   std::uint64_t left_out() const { return left_out_; }
 
  private:
-  struct Told {
+  struct Reported {
     Origin origin;
     std::vector<actors::MetricFamily> families;
   };
@@ -49,7 +49,7 @@ class MetricsBook {
   static bool lasts(const actors::MetricFamily& family);
   void forget_old();
 
-  std::map<WorkerId, Told> told_;
+  std::map<WorkerId, Reported> reported_;
   std::map<JobId, actors::MetricSums> ended_;
   std::uint64_t left_out_ = 0;
   std::deque<JobId> over_;  // in order of their ends

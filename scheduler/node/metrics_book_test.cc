@@ -36,8 +36,8 @@ using Rows = std::map<std::string, double>;
 
 TEST(MetricsBookTest, CountersAddUpAndGaugesAreOfOneProcess) {
   MetricsBook book;
-  book.told(kOne, {kJob, "actor A", 5}, measured(2, 7));
-  book.told(kTwo, {kJob, "actor A", 6}, measured(3, 8));
+  book.reported(kOne, {kJob, "actor A", 5}, measured(2, 7));
+  book.reported(kTwo, {kJob, "actor A", 6}, measured(3, 8));
   EXPECT_EQ(rows(book), (Rows{{"g pid=5 role=actor A worker=" + to_string(kOne), 7},
                               {"g pid=6 role=actor A worker=" + to_string(kTwo), 8},
                               {"level role=actor A", 15},
@@ -46,15 +46,15 @@ TEST(MetricsBookTest, CountersAddUpAndGaugesAreOfOneProcess) {
 
 TEST(MetricsBookTest, WhatWasToldLastCounts) {
   MetricsBook book;
-  book.told(kOne, {kJob, "driver", 5}, measured(2, 7));
-  book.told(kOne, {kJob, "driver", 5}, measured(4, 7));
+  book.reported(kOne, {kJob, "driver", 5}, measured(2, 7));
+  book.reported(kOne, {kJob, "driver", 5}, measured(4, 7));
   EXPECT_EQ(rows(book).at("n_total role=driver"), 4);
 }
 
 TEST(MetricsBookTest, OfWhoEndedTheCountersStay) {
   MetricsBook book;
-  book.told(kOne, {kJob, "actor A", 5}, measured(2, 7));
-  book.told(kTwo, {kJob, "actor A", 6}, measured(3, 8));
+  book.reported(kOne, {kJob, "actor A", 5}, measured(2, 7));
+  book.reported(kTwo, {kJob, "actor A", 6}, measured(3, 8));
   book.ended(kOne);
   book.ended(kOne);
   book.ended(WorkerId{99});
@@ -66,7 +66,7 @@ TEST(MetricsBookTest, OfWhoEndedTheCountersStay) {
 
 TEST(MetricsBookTest, OfWhoIsSilentTheCountersStay) {
   MetricsBook book;
-  book.told(kOne, {kJob, "actor A", 5}, measured(2, 7));
+  book.reported(kOne, {kJob, "actor A", 5}, measured(2, 7));
   EXPECT_EQ(rows(book, {kOne}), (Rows{{"n_total role=actor A", 2}}));
 }
 
@@ -77,9 +77,9 @@ TEST(MetricsBookTest, JobsThatAreOverForLongestAreForgotten) {
     for (std::size_t i = 0; i < n; ++i) family.add(1, {{"i", std::to_string(i)}});
     return std::vector<MetricFamily>{family};
   };
-  book.told(kOne, {kJob, "one", 5}, many(MetricsBook::kMaxOverSeries - 1));
+  book.reported(kOne, {kJob, "one", 5}, many(MetricsBook::kMaxOverSeries - 1));
   book.ended(kOne);
-  book.told(kTwo, {kOther, "two", 6}, many(2));
+  book.reported(kTwo, {kOther, "two", 6}, many(2));
   book.ended(kTwo);
   EXPECT_EQ(rows(book).size(), MetricsBook::kMaxOverSeries + 1);
   book.over(kJob);
@@ -91,10 +91,10 @@ TEST(MetricsBookTest, JobsThatAreOverForLongestAreForgotten) {
 
 TEST(MetricsBookTest, OfAJobThatGoesOnNothingIsForgotten) {
   MetricsBook book;
-  book.told(kOne, {kJob, "one", 5}, measured(1, 1));
+  book.reported(kOne, {kJob, "one", 5}, measured(1, 1));
   book.ended(kOne);
   for (std::uint64_t i = 0; i < 2 * MetricsBook::kMaxOverSeries; ++i) {
-    book.told(kTwo, {JobId{100 + i}, "two", 6}, measured(1, 1));
+    book.reported(kTwo, {JobId{100 + i}, "two", 6}, measured(1, 1));
     book.ended(kTwo);
     book.over(JobId{100 + i});
   }
@@ -104,7 +104,7 @@ TEST(MetricsBookTest, OfAJobThatGoesOnNothingIsForgotten) {
 
 TEST(MetricsBookTest, OfWhoHasLeftAndLivesTheCountersStay) {
   MetricsBook book;
-  book.told(kOne, {kJob, "driver", 5}, measured(2, 7));
+  book.reported(kOne, {kJob, "driver", 5}, measured(2, 7));
   book.left(kOne);
   book.left(WorkerId{99});
   EXPECT_EQ(rows(book), (Rows{{"n_total role=driver", 2}}));
@@ -114,9 +114,9 @@ TEST(MetricsBookTest, OfWhoHasLeftAndLivesTheCountersStay) {
 
 TEST(MetricsBookTest, WhatWasMeantDifferentlyBeforeHidesNothingOfThoseThatLive) {
   MetricsBook book;
-  book.told(kOne, {kJob, "one", 5}, {FamilyOf(MetricKind::kCounter, "shoal_user_x", "").add(1)});
+  book.reported(kOne, {kJob, "one", 5}, {FamilyOf(MetricKind::kCounter, "shoal_user_x", "").add(1)});
   book.ended(kOne);
-  book.told(kTwo, {kOther, "two", 6}, {FamilyOf(MetricKind::kGauge, "shoal_user_x", "").add(2)});
+  book.reported(kTwo, {kOther, "two", 6}, {FamilyOf(MetricKind::kGauge, "shoal_user_x", "").add(2)});
   EXPECT_EQ(rows(book), (Rows{{"x pid=6 role=two worker=" + to_string(kTwo), 2}}));
   EXPECT_EQ(book.sums({}).left_out(), 1u);
 }
@@ -126,16 +126,16 @@ TEST(MetricsBookTest, EachJobHasBoundariesOfItsOwn) {
   const auto observed = [](double bound) {
     return std::vector<MetricFamily>{{"shoal_user_h", "", MetricKind::kHistogram, {bound}, {{{}, 5, {1, 0}}}}};
   };
-  book.told(kOne, {kJob, "driver", 5}, observed(1));
+  book.reported(kOne, {kJob, "driver", 5}, observed(1));
   book.ended(kOne);
-  book.told(kTwo, {kOther, "driver", 6}, observed(2));
+  book.reported(kTwo, {kOther, "driver", 6}, observed(2));
   EXPECT_EQ(book.sums({}).left_out(), 0u);
   EXPECT_EQ(book.sums({}).families().size(), 2u);
 }
 
 TEST(MetricsBookTest, WhatPrometheusCouldNotReadIsRefusedAndCounted) {
   MetricsBook book;
-  book.told(
+  book.reported(
       kOne, {kJob, "one", 5},
       {FamilyOf(MetricKind::kGauge, "shoal_user_g", "").add(1, {{"node", "mine"}}).add(2), FamilyOf(MetricKind::kGauge, "up", "").add(1)});
   EXPECT_EQ(rows(book), (Rows{{"g pid=5 role=one worker=" + to_string(kOne), 2}}));
@@ -146,7 +146,7 @@ TEST(MetricsBookTest, SeriesOfANodeAreBounded) {
   MetricsBook book;
   FamilyOf many(MetricKind::kGauge, "shoal_user_g", "");
   for (std::size_t i = 0; i < MetricsBook::kMaxSeries / 4; ++i) many.add(1, {{"i", std::to_string(i)}});
-  for (std::uint64_t w = 1; w <= 5; ++w) book.told(WorkerId{w}, {kJob, "many", 5}, {many});
+  for (std::uint64_t w = 1; w <= 5; ++w) book.reported(WorkerId{w}, {kJob, "many", 5}, {many});
   EXPECT_EQ(book.sums({}).series(), MetricsBook::kMaxSeries);
   EXPECT_EQ(book.sums({}).left_out(), MetricsBook::kMaxSeries / 4);
 }

@@ -39,11 +39,11 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       options_(std::move(options)),
       id_(random.id<NodeId>()),
       memory_(options_.memory),
-      objects_(clock_, network_, memory_, log_, options_.objects, options_.neighbours,
+      objects_(clock_, network_, memory_, log_, options_.objects, options_.peer_nodes,
                [this]() -> Peer* { return head_ && registered_ && head_->connected() ? head_.get() : nullptr; },
                {[this](WorkerId worker) { return workers_.contains(worker); },
                 [this]() -> std::optional<runtime::UsageBoard> {
-                  return board_ ? std::optional<runtime::UsageBoard>(board_->data()) : std::nullopt;
+                  return membership_page_ ? std::optional<runtime::UsageBoard>(membership_page_->data()) : std::nullopt;
                 },
                 [this](std::uint64_t bytes) { want_room(bytes, nullptr); },
                 [this](std::uint64_t connection) -> std::size_t {
@@ -116,10 +116,10 @@ std::vector<std::string> Node::ways() const {
   return out;
 }
 
-void Node::heads_are(const std::vector<std::string>& told) {
+void Node::heads_are(const std::vector<std::string>& reported) {
   const auto in_use = heads_[at_head_];
   auto heads = options_.heads;
-  for (const auto& text : told) {
+  for (const auto& text : reported) {
     const auto endpoint = runtime::parse_endpoint(text);
     if (endpoint && std::find(heads.begin(), heads.end(), *endpoint) == heads.end()) heads.push_back(*endpoint);
   }
@@ -128,9 +128,9 @@ void Node::heads_are(const std::vector<std::string>& told) {
   at_head_ = static_cast<std::size_t>(at - heads.begin());
   heads_ = std::move(heads);
   const auto now = ways();
-  if (now == told_) return;
-  const bool moved = !told_.empty() && told_.front() != now.front();
-  told_ = now;
+  if (now == reported_) return;
+  const bool moved = !reported_.empty() && reported_.front() != now.front();
+  reported_ = now;
   log_->info("heads={}", fmt::join(now, ","));
   for (auto& [key, client] : clients_) client.peer->notify(number(Method::kHeads), body(to_bytes(actors::Heads{now, moved})));
 }
@@ -165,7 +165,7 @@ void Node::register_with_head() {
     for (const Bytes& exit : exits_) head_->notify(number(Method::kWorkerUpdate), body(exit.clone()));
     for (const auto& [id, w] : workers_) report(w);
     beat();
-    objects_.neighbours().head_is_here();
+    objects_.peer_nodes().head_is_here();
     if (options_.on_registered) options_.on_registered();
   });
 }
@@ -200,7 +200,7 @@ void Node::beat() {
 }
 
 // Reports an exit now, and again to a head that was away.
-void Node::tell_exit(const Worker& w, std::int32_t shell_code, const Error& cause) {
+void Node::report_exit(const Worker& w, std::int32_t shell_code, const Error& cause) {
   report(w, shell_code, cause);
   exits_.push_back(
       to_bytes(actors::WorkerUpdate{w.spec.worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role}));
@@ -284,10 +284,10 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     return Message{{}, Bytes::copy_of(text), {}};
   }
   if (method == actors::kLastMetrics) {
-    SHOAL_TRY(auto last, from_bytes<actors::ToldMetrics>(message.payload));
+    SHOAL_TRY(auto last, from_bytes<actors::ReportedMetrics>(message.payload));
     const auto it = workers_.find(clients_.at(peer.number()).worker);
     if (it == workers_.end()) return fail(not_found("attach first"));
-    metrics_.told(it->first, {it->second.spec.job, it->second.role, it->second.pid}, std::move(last.metrics));
+    metrics_.reported(it->first, {it->second.spec.job, it->second.role, it->second.pid}, std::move(last.metrics));
     return Message();
   }
   switch (method) {
@@ -351,7 +351,7 @@ void Node::cancel_result(const actors::CancelResult& cancel, runtime::Responder 
   const NodeId home = cancel.object.home;
   if (!home || home == id_) return cancel_here(cancel, std::move(responder));
   auto shared = std::make_shared<runtime::Responder>(std::move(responder));
-  objects_.neighbours().call(home, actors::kCancelResult, to_bytes(cancel), [shared](Result<Message> r) {
+  objects_.peer_nodes().call(home, actors::kCancelResult, to_bytes(cancel), [shared](Result<Message> r) {
     if (!r && r.error().reason() == "OwnerDied") return shared->reply(Message());
     shared->answer(std::move(r));
   });
@@ -379,7 +379,7 @@ Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, r
   if (!client.node) return fail(invalid_argument("say first which node you are"));
   if (method == Method::kCountObjects) {
     SHOAL_TRY(const auto news, from_bytes<actors::CountObjects>(message.body));
-    objects_.told(client.node, news);
+    objects_.reported(client.node, news);
     return Message();
   }
   if (method == actors::kCancelResult) {
@@ -416,7 +416,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       return;
     case Method::kNodeGone:
       if (const auto news = from_bytes<actors::NodeGone>(notice.message.body); news && &peer == head_.get()) {
-        objects_.neighbours().head_said_gone(*news);
+        objects_.peer_nodes().head_said_gone(*news);
       }
       return;
     case Method::kPutObject: {
@@ -525,32 +525,32 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
   client.worker = id;
   client.job = it->second.spec.job;
   Message out;
-  if (const auto shared = share_board(it->second, out); !shared) log_->warn("no board for objects: {}", shared.error().message());
+  if (const auto shared = share_membership_page(it->second, out); !shared) log_->warn("no board for objects: {}", shared.error().message());
   const std::int32_t member = out.fds.empty() ? -1 : it->second.member;
   out.body = to_bytes(actors::Attached{id_, client.job, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, id,
                                        member, options_.objects.spill_folder});
   return out;
 }
 
-Result<void> Node::share_board(Worker& worker, Message& reply) {
+Result<void> Node::share_membership_page(Worker& worker, Message& reply) {
   using runtime::UsageBoard;
   if (options_.object_store_bytes == 0) return {};
-  if (!board_) {
-    SHOAL_TRY(board_memory_, runtime::make_memory("shoal:board", UsageBoard::kBytes));
-    SHOAL_TRY(board_, runtime::map(board_memory_, UsageBoard::kBytes, runtime::Access::kReadWrite));
-    UsageBoard(board_->data()).set_limit(options_.object_store_bytes);
-    board_members_.insert(static_cast<std::int32_t>(Objects::kMember));
+  if (!membership_page_) {
+    SHOAL_TRY(membership_memory_, runtime::make_memory("shoal:board", UsageBoard::kBytes));
+    SHOAL_TRY(membership_page_, runtime::map(membership_memory_, UsageBoard::kBytes, runtime::Access::kReadWrite));
+    UsageBoard(membership_page_->data()).set_limit(options_.object_store_bytes);
+    membership_pages_of_.insert(static_cast<std::int32_t>(Objects::kMember));
   }
   if (worker.member < 0) {
     std::int32_t member = 0;
-    while (board_members_.contains(member)) ++member;
+    while (membership_pages_of_.contains(member)) ++member;
     if (static_cast<std::size_t>(member) >= UsageBoard::kMaxMembers) return {};
-    board_members_.insert(member);
+    membership_pages_of_.insert(member);
     worker.member = member;
-    UsageBoard(board_->data()).clear(static_cast<std::size_t>(member));
-    UsageBoard(board_->data()).set_members(static_cast<std::size_t>(*board_members_.rbegin()) + 1);
+    UsageBoard(membership_page_->data()).clear(static_cast<std::size_t>(member));
+    UsageBoard(membership_page_->data()).set_members(static_cast<std::size_t>(*membership_pages_of_.rbegin()) + 1);
   }
-  SHOAL_TRY(Fd copy, runtime::duplicate(board_memory_));
+  SHOAL_TRY(Fd copy, runtime::duplicate(membership_memory_));
   reply.fds.push_back(std::move(copy));
   return {};
 }
@@ -559,7 +559,7 @@ Result<Message> Node::open_arena(Peer& peer, const actors::OpenArena& m) {
   const auto& client = clients_.at(peer.number());
   if (!client.worker) return fail(invalid_argument("attach to a job before opening an arena"));
   SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes, client.worker));
-  if (m.member >= 0) SHOAL_OK(memory_.join_board(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
+  if (m.member >= 0) SHOAL_OK(memory_.join_membership_page(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
   Message out = body(to_bytes(actors::OpenedArena{opened.created}));
   out.fds.push_back(std::move(opened.memory));
   return out;

@@ -41,7 +41,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     storage::MemoryTable::Options memory;
     MemoryMonitor::Options monitor;
     Objects::Options objects;
-    Neighbours::Options neighbours;
+    PeerNodes::Options peer_nodes;
     std::uint64_t object_store_bytes = 0;  // limit for the objects of all its processes; 0: none
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
@@ -117,10 +117,10 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   // Endpoints of the heads: the one in use first, reported ones last.
   std::vector<std::string> ways() const;
   // Sets the list of all heads; clients are notified of a change.
-  void heads_are(const std::vector<std::string>& told);
+  void heads_are(const std::vector<std::string>& reported);
   void register_with_head();
   void beat();
-  void tell_exit(const Worker& w, std::int32_t shell_code, const Error& cause);
+  void report_exit(const Worker& w, std::int32_t shell_code, const Error& cause);
   void report(const Worker& worker, std::int32_t shell_code = 0, const std::optional<Error>& cause = {});
 
   Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
@@ -142,7 +142,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void stop_worker(const actors::StopWorker& stop);
   void end_job(JobId job);
   // Adds the board of object memory to `reply` and gives the worker a place on it; none if it is full.
-  Result<void> share_board(Worker& worker, runtime::Message& reply);
+  Result<void> share_membership_page(Worker& worker, runtime::Message& reply);
   Result<runtime::Message> answer_node(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
                                        bool& later);
   void become(NodeId id);
@@ -161,9 +161,9 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   NodeId id_;
   storage::MemoryTable memory_;
   Objects objects_;
-  Fd board_memory_;
-  std::optional<runtime::Mapping> board_;
-  std::set<std::int32_t> board_members_;
+  Fd membership_memory_;
+  std::optional<runtime::Mapping> membership_page_;
+  std::set<std::int32_t> membership_pages_of_;
   MetricsBook metrics_;
   LogBook logs_;
   Devices devices_;
@@ -175,7 +175,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   std::vector<runtime::Endpoint> heads_;  // configured ones, then reported ones
   std::size_t at_head_ = 0;               // index of the one in use, or tried next
   std::size_t heads_tried_ = 0;           // since the last registration
-  std::vector<std::string> told_;         // endpoints last sent to clients
+  std::vector<std::string> reported_;     // endpoints last sent to clients
   // A list that arrived before the answer to the registration, and is newer than the one in that answer.
   std::optional<std::vector<std::string>> heads_news_;
   runtime::Timer reconnecting_, beating_, killing_;

@@ -89,7 +89,7 @@ class NodeTest : public testing::Test {
     return said.value_or("no answer");
   }
   // Waits until the node has read all that the process has sent.
-  void heard(Process& process) {
+  void received(Process& process) {
     bool answered = false;
     process.peer->call(number(Method::kSyncLogs), {}, Peer::kNoTimeout, [&](Result<Message>) { answered = true; });
     EXPECT_TRUE(world_.run_until([&] { return answered; }, 10s));
@@ -116,16 +116,16 @@ TEST_F(NodeTest, WhatAProcessSaidBeforeItsDeathCountsAlsoIfTheDeathIsHeardFirst)
     dead.put(object);
     dead.count(object, dead.id);
   }
-  heard(dead);
+  received(dead);
   const auto dies = [&] { launcher_.watched.at(dead.pid)(); };
-  const auto last_words = [&] {
+  const auto reported_cause = [&] {
     world_.run_for(1s);  // a get of an absent object waits
     dead.count(kGiven, other.id);
     dead.put(kAwaited);
     dead.count(kAwaited, other.id);
     dies();
   };
-  EXPECT_EQ(get(other, kAwaited, dead.id, last_words), "");
+  EXPECT_EQ(get(other, kAwaited, dead.id, reported_cause), "");
   EXPECT_EQ(get(other, kGiven, dead.id), "");
   EXPECT_EQ(get(other, kOwn, dead.id), "ObjectFreed");
 }

@@ -67,7 +67,7 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
       devices_.give_back(id);
       it->second.state = WorkerState::kExited;
       // Reported as well, for a head other than the one that asked.
-      tell_exit(it->second, pid.error().code() == Code::kNotFound ? 127 : 126, pid.error());  // a shell's exit codes
+      report_exit(it->second, pid.error().code() == Code::kNotFound ? 127 : 126, pid.error());  // a shell's exit codes
       workers_.erase(it);
       shared->fail(pid.error());
       return check_ended();
@@ -186,8 +186,8 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
   log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
   objects_.worker_gone(worker, cause.message());  // counts what it leaves
   if (w.member >= 0) {
-    runtime::UsageBoard(board_->data()).clear(static_cast<std::size_t>(w.member));
-    board_members_.erase(w.member);
+    runtime::UsageBoard(membership_page_->data()).clear(static_cast<std::size_t>(w.member));
+    membership_pages_of_.erase(w.member);
   }
   metrics_.ended(worker);
   const Bytes update =
@@ -197,7 +197,7 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
     const bool follows = followers != followers_.end() && followers->second.contains(key);
     if (client.job == w.spec.job || follows) client.peer->notify(number(Method::kWorkerExited), {update.clone(), {}, {}});
   }
-  tell_exit(w, shell_code, cause);
+  report_exit(w, shell_code, cause);
   logs_.close(worker);
   if (w.launched) {
     ended_.push_back({w.spec, update.clone(), w.pid});

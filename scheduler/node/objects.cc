@@ -34,7 +34,7 @@ Error no_more() { return unavailable("nobody on this node refers to this object 
 }  // namespace
 
 Objects::Objects(runtime::Clock& clock, runtime::Network& network, storage::MemoryTable& memory, const runtime::Log& log, Options options,
-                 Neighbours::Options neighbours, std::function<runtime::Peer*()> head, Events events)
+                 PeerNodes::Options peer_nodes, std::function<runtime::Peer*()> head, Events events)
     : clock_(clock),
       memory_(memory),
       log_(log),
@@ -42,7 +42,7 @@ Objects::Objects(runtime::Clock& clock, runtime::Network& network, storage::Memo
       events_(std::move(events)),
       replicas_(options.replicas),
       parts_(clock, options.parts, events_.queued),
-      neighbours_(clock, network, log, neighbours, {std::move(head), [this](NodeId node, const Error& why) { node_gone(node, why); }}) {}
+      peer_nodes_(clock, network, log, peer_nodes, {std::move(head), [this](NodeId node, const Error& why) { node_gone(node, why); }}) {}
 
 void Objects::start_as(NodeId self) {
   const NodeId before = std::exchange(self_, self);
@@ -59,7 +59,7 @@ void Objects::start_as(NodeId self) {
     watched_.clear();
     inbox_.clear();
   }
-  neighbours_.start_as(self);
+  peer_nodes_.start_as(self);
 }
 
 Objects::Object Objects::own(const ObjectKey& key) const { return {key.job, key.id, key.home == self_ ? NodeId() : key.home}; }
@@ -83,8 +83,8 @@ void Objects::count(WorkerId worker, const actors::CountObjects& count) {
   }
 }
 
-void Objects::told(NodeId from, const actors::CountObjects& news) {
-  if (neighbours_.gone(from) != nullptr || !inbox_.take(from, news.number)) return;
+void Objects::reported(NodeId from, const actors::CountObjects& news) {
+  if (peer_nodes_.gone(from) != nullptr || !inbox_.take(from, news.number)) return;
   for (const Change& change : news.changes) apply(change, from);
 }
 
@@ -99,7 +99,7 @@ void Objects::apply(const Change& change, NodeId from) {
       if (events_.has_worker(change.holder)) {
         watched_[change.holder].insert(from);
       } else {
-        neighbours_.tell(from, {{}, change.holder, 0, {}, Change::Kind::kGone});
+        peer_nodes_.tell(from, {{}, change.holder, 0, {}, Change::Kind::kGone});
       }
       return;
     case Change::Kind::kGone:
@@ -113,11 +113,11 @@ void Objects::count(const ObjectKey& object, WorkerId holder, NodeId node, std::
   if (o.home) {
     // The process dropped its last reference.
     if (by < 0 && node == self_ && replicas_.let_go(o, holder)) release(o, no_more());
-    return neighbours_.tell(o.home, {object, holder, by, node, Change::Kind::kCount});
+    return peer_nodes_.tell(o.home, {object, holder, by, node, Change::Kind::kCount});
   }
   if (memory_.ended(object.job)) return;
   // A process that is gone holds nothing.
-  if (by > 0 && (node == self_ ? !events_.has_worker(holder) : neighbours_.gone(node) != nullptr)) return;
+  if (by > 0 && (node == self_ ? !events_.has_worker(holder) : peer_nodes_.gone(node) != nullptr)) return;
   if (by > 0 && node != self_) watch(holder, node);
   free(references_.count(o, holder, by));
 }
@@ -128,35 +128,35 @@ void Objects::count_contents(const Object& object, WorkerId holder, NodeId node)
 
 void Objects::watch(WorkerId holder, NodeId node) {
   if (!elsewhere_.emplace(holder, node).second) return;
-  neighbours_.watch(node);
-  if (holder.value != node.value) neighbours_.tell(node, {{}, holder, 0, {}, Change::Kind::kWatch});
+  peer_nodes_.watch(node);
+  if (holder.value != node.value) peer_nodes_.tell(node, {{}, holder, 0, {}, Change::Kind::kWatch});
 }
 
 void Objects::free(const storage::ReferenceTable::Freed& freed) {
   for (const Object& object : freed) {
     if (object.home) {  // no object here contains it any more
-      neighbours_.tell(object.home, {key(object), WorkerId{self_.value}, -1, self_, Change::Kind::kCount});
+      peer_nodes_.tell(object.home, {key(object), WorkerId{self_.value}, -1, self_, Change::Kind::kCount});
     } else {
       memory_.free(object.job, object.id);
     }
   }
-  if (!freed.empty()) tell_kept();
+  if (!freed.empty()) report_kept();
 }
 
 void Objects::worker_gone(WorkerId worker, const std::string& cause) {
   memory_.mark_gone(worker, cause);
   free(references_.worker_gone(worker));
-  tell_kept();
+  report_kept();
   for (const Object& object : replicas_.worker_gone(worker)) release(object, no_more());
   const auto nodes = watched_.extract(worker);
   if (nodes.empty()) return;
-  for (const NodeId node : nodes.mapped()) neighbours_.tell(node, {{}, worker, 0, {}, Change::Kind::kGone});
+  for (const NodeId node : nodes.mapped()) peer_nodes_.tell(node, {{}, worker, 0, {}, Change::Kind::kGone});
 }
 
 void Objects::end_job(JobId job) {
   memory_.end_job(job);
   free(references_.end_job(job));
-  tell_kept();
+  report_kept();
   for (const Object& object : replicas_.end_job(job)) release(object, no_more());
 }
 
@@ -189,14 +189,14 @@ void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd
     if (const auto contained = references_.contain({job, object.id}, inner); !contained) memory = fail(contained.error());
     for (const Object& other : others) {
       if (references_.knows(other)) {
-        neighbours_.tell(other.home, {key(other), WorkerId{self_.value}, 1, self_, Change::Kind::kCount});
+        peer_nodes_.tell(other.home, {key(other), WorkerId{self_.value}, 1, self_, Change::Kind::kCount});
       }
     }
   }
   const WorkerId maker = events_.has_worker(worker) ? worker : WorkerId();
   if (const auto put = memory_.put(job, object.id, std::move(memory), maker); !put)
     log_->warn("object={} {}", to_string(object.id), put.error().message());
-  if (!maker) tell_kept();
+  if (!maker) report_kept();
 }
 
 Result<void> Objects::may_come(JobId job, const ObjectRef& object) const {
@@ -210,7 +210,7 @@ void Objects::get(JobId job, WorkerId worker, const ObjectRef& m, runtime::Respo
   const bool replica = static_cast<bool>(object.home);
   bool first = false;
   if (replica) {
-    if (const Error* const why = neighbours_.gone(object.home)) return responder.fail(*why);
+    if (const Error* const why = peer_nodes_.gone(object.home)) return responder.fail(*why);
     if (!events_.has_worker(worker)) return responder.fail(unavailable("who is gone needs no object"));
     if (!replicas_.transfer(object) && memory_.has(job, m.id))
       return responder.fail(not_found("an object of this node under another's name"));
@@ -225,7 +225,7 @@ void Objects::get(JobId job, WorkerId worker, const ObjectRef& m, runtime::Respo
     const auto inner = object.home ? replicas_.contained(object) : references_.contained(object);
     if (!inner.empty() && events_.has_worker(worker)) {
       if (object.home) {
-        neighbours_.tell(object.home, {key(object), worker, 0, self_, Change::Kind::kCountContents});
+        peer_nodes_.tell(object.home, {key(object), worker, 0, self_, Change::Kind::kCountContents});
       } else {
         count_contents(object, worker, self_);
       }
@@ -246,7 +246,7 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
   const bool was_here = memory_.has(job, m.id);
   memory_.free(job, m.id);
   if (was_here) free(references_.drop({job, m.id}));
-  tell_kept();
+  report_kept();
 }
 
 void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
@@ -262,7 +262,7 @@ void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
   if (!moved)
     return log_->warn("object={} of worker={} stays where it is: {}", to_string(object.id), to_string(worker), moved.error().message());
   if (const auto copy = copies_.extract(object); !copy.empty()) count_room(-static_cast<std::int64_t>(copy.mapped().counted));
-  tell_kept();
+  report_kept();
 }
 
 // ---- for other nodes
@@ -274,7 +274,7 @@ Result<void> Objects::met(const actors::MeetNode& meeting) const {
                     .with_reason("AnotherNode"));
   }
   if (!meeting.caller || meeting.caller == self_) return fail(invalid_argument("a node that does not say which one it is"));
-  if (const Error* const why = neighbours_.gone(meeting.caller)) return fail(unavailable("you were given up: " + why->message()));
+  if (const Error* const why = peer_nodes_.gone(meeting.caller)) return fail(unavailable("you were given up: " + why->message()));
   return {};
 }
 
@@ -301,7 +301,7 @@ void Objects::pull(const actors::PullObject& asked, const runtime::Peer& by, run
               });
 }
 
-Result<Parts::Part> Objects::part(const Object& object, std::uint64_t offset, std::uint64_t most) {
+Result<ChunkSender::Part> Objects::part(const Object& object, std::uint64_t offset, std::uint64_t most) {
   if (!memory_.has(object.job, object.id)) return fail(freed_meanwhile());
   Result<Fd> memory = fail(freed_meanwhile());
   memory_.get(object.job, object.id, {}, [&](Result<Fd> r) { memory = std::move(r); });  // immediate, as the object is there
@@ -309,7 +309,7 @@ Result<Parts::Part> Objects::part(const Object& object, std::uint64_t offset, st
   SHOAL_TRY(const std::size_t total, runtime::memory_bytes(*memory));
   if (offset > total) return fail(invalid_argument("a part behind the end of an object"));
   SHOAL_TRY(Bytes said, offset == 0 ? about(object, *memory) : Result<Bytes>(Bytes()));
-  return Parts::Part{*std::move(memory), offset, std::min<std::uint64_t>(most, total - offset), std::move(said)};
+  return ChunkSender::Part{*std::move(memory), offset, std::min<std::uint64_t>(most, total - offset), std::move(said)};
 }
 
 Result<Bytes> Objects::about(const Object& object, const Fd& memory) const {
@@ -323,7 +323,7 @@ Result<Bytes> Objects::about(const Object& object, const Fd& memory) const {
 void Objects::begin(const Object& object, WorkerId owner) {
   const auto transfer = *replicas_.transfer(object);
   const ObjectRef asked{object.id, object.job, 0, owner, {}, object.home};
-  neighbours_.call(object.home, Method::kPullObject, to_bytes(actors::PullObject{asked, 0, options_.replicas.first_bytes}),
+  peer_nodes_.call(object.home, Method::kPullObject, to_bytes(actors::PullObject{asked, 0, options_.replicas.first_bytes}),
                    [this, object, transfer](Result<Message> r) {
                      if (replicas_.transfer(object) == transfer) begun(object, std::move(r));
                    });
@@ -363,7 +363,7 @@ Result<void> Objects::fill(const Object& object, std::uint64_t bytes, const Byte
 void Objects::pull_more() {
   for (const auto& piece : replicas_.next()) {
     const ObjectRef asked{piece.object.id, piece.object.job, 0, {}, {}, piece.object.home};
-    neighbours_.call(piece.object.home, Method::kPullObject, to_bytes(actors::PullObject{asked, piece.offset, piece.bytes}),
+    peer_nodes_.call(piece.object.home, Method::kPullObject, to_bytes(actors::PullObject{asked, piece.offset, piece.bytes}),
                      [this, piece](Result<Message> r) { pulled(piece, std::move(r)); });
   }
 }
@@ -410,37 +410,37 @@ void Objects::release(const Object& object, const Error& why) {
 
 void Objects::with_room(Room room) {
   room.since = clock_.now();
-  if (rooms_.empty()) looked_ = room.since;
-  if (rooms_.empty() || room.bytes <= options_.uncounted_bytes) {
+  if (resource_index_.empty()) looked_ = room.since;
+  if (resource_index_.empty() || room.bytes <= options_.uncounted_bytes) {
     if (const auto decided = room_for(room)) return room.then(*decided);
   }
-  rooms_.push_back(std::move(room));
-  if (rooms_.size() == 1) look_for_room();
+  resource_index_.push_back(std::move(room));
+  if (resource_index_.size() == 1) look_for_room();
 }
 
 void Objects::look_for_room() {
   const auto now = clock_.now();
   if (const auto stood_still = now - looked_ - options_.look; stood_still > kStoodStill) {
-    for (Room& room : rooms_) room.since += stood_still;  // time in which this process stood still
+    for (Room& room : resource_index_) room.since += stood_still;  // time in which this process stood still
   }
   looked_ = now;
-  while (!rooms_.empty()) {
-    const bool wanted = replicas_.transfer(rooms_.front().object) == rooms_.front().transfer;
-    auto decided = wanted ? room_for(rooms_.front()) : std::optional<Result<void>>(Result<void>());
+  while (!resource_index_.empty()) {
+    const bool wanted = replicas_.transfer(resource_index_.front().object) == resource_index_.front().transfer;
+    auto decided = wanted ? room_for(resource_index_.front()) : std::optional<Result<void>>(Result<void>());
     if (!decided) break;
-    const Room over = std::move(rooms_.front());
-    rooms_.pop_front();
+    const Room over = std::move(resource_index_.front());
+    resource_index_.pop_front();
     if (wanted) over.then(std::move(*decided));
   }
-  if (!rooms_.empty()) looking_ = clock_.after(options_.look, [this] { look_for_room(); });
+  if (!resource_index_.empty()) looking_ = clock_.after(options_.look, [this] { look_for_room(); });
 }
 
 // Returns nothing while processes are asked to make room.
 std::optional<Result<void>> Objects::room_for(Room& room) {
-  const auto board = events_.board();
-  if (room.bytes <= options_.uncounted_bytes || !board || board->limit() == 0) return Result<void>();
-  const std::uint64_t limit = board->limit();
-  const auto total = board->total();
+  const auto membership_page = events_.membership_page();
+  if (room.bytes <= options_.uncounted_bytes || !membership_page || membership_page->limit() == 0) return Result<void>();
+  const std::uint64_t limit = membership_page->limit();
+  const auto total = membership_page->total();
   const auto now = clock_.now();
   const bool asks = !room.asked || now - *room.asked > options_.asked_again;
   if (total.kept + room.bytes <= limit || (asks && room.bytes <= limit && evict(total.kept + room.bytes - limit))) {
@@ -469,16 +469,16 @@ std::optional<Result<void>> Objects::room_for(Room& room) {
 
 void Objects::count_room(std::int64_t by) {
   kept_bytes_ += static_cast<std::uint64_t>(by);
-  tell_kept();
+  report_kept();
 }
 
 // Reports to the board the bytes that no process counts.
-void Objects::tell_kept() {
-  auto board = events_.board();
-  if (!board) return;
-  board->set_kept(kMember, kept_bytes_ + memory_.orphaned_bytes());
-  board->add_spilled(kMember, static_cast<std::int64_t>(memory_.filed_bytes() - told_filed_));
-  told_filed_ = memory_.filed_bytes();
+void Objects::report_kept() {
+  auto membership_page = events_.membership_page();
+  if (!membership_page) return;
+  membership_page->set_kept(kMember, kept_bytes_ + memory_.orphaned_bytes());
+  membership_page->add_spilled(kMember, static_cast<std::int64_t>(memory_.filed_bytes() - reported_filed_));
+  reported_filed_ = memory_.filed_bytes();
 }
 
 void Objects::make_room(std::uint64_t bytes) {
@@ -488,9 +488,9 @@ void Objects::make_room(std::uint64_t bytes) {
 
 // Moves more than is asked for: a process that makes one object usually makes others, and would wait each time.
 void Objects::spill(std::uint64_t bytes) {
-  const auto board = events_.board();
-  if (!options_.write_aside || !board) return;
-  const std::uint64_t ahead = std::min(board->limit() / 8, kSpilledAhead);
+  const auto membership_page = events_.membership_page();
+  if (!options_.write_aside || !membership_page) return;
+  const std::uint64_t ahead = std::min(membership_page->limit() / 8, kSpilledAhead);
   to_spill_ = std::max(to_spill_, std::clamp(bytes, ahead, std::max(ahead, kSpilledAtMost)));
   if (spilling_ || (in_vain_ && clock_.now() - *in_vain_ < options_.asked_again)) return;
   looks_ = options_.looks;
@@ -530,7 +530,7 @@ void Objects::spill_next() {
           no_file_.clear();
           (void)memory_.move_idle(from.job, from.id, *std::move(moved->to));
         }
-        tell_kept();
+        report_kept();
         spill_next();
       });
 }

@@ -19,8 +19,8 @@
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "runtime/shm/usage_board.h"
-#include "scheduler/node/neighbours.h"
-#include "scheduler/node/parts.h"
+#include "scheduler/node/chunk_sender.h"
+#include "scheduler/node/peer_nodes.h"
 #include "storage/memory_table.h"
 #include "storage/reference_table.h"
 #include "storage/replica_table.h"
@@ -32,7 +32,7 @@ class Objects {
   using Change = actors::CountObjects::Change;
   struct Options {
     storage::ReplicaTable::Options replicas;
-    Parts::Options parts;
+    ChunkSender::Options parts;
     std::string spill_folder = {};  // for objects that are moved out of memory
     // Runs `work` in a thread of its own, then `then` on the loop. Empty: objects that only the node has are never moved into files.
     std::function<void(std::function<void()> work, std::function<void()> then)> write_aside = {};
@@ -47,20 +47,20 @@ class Objects {
   };
   struct Events {
     std::function<bool(WorkerId worker)> has_worker;  // on this node
-    std::function<std::optional<runtime::UsageBoard>()> board;
+    std::function<std::optional<runtime::UsageBoard>()> membership_page;
     std::function<void(std::uint64_t bytes)> want_room;           // asks all processes here
     std::function<std::size_t(std::uint64_t connection)> queued;  // bytes queued in it
   };
   static constexpr std::size_t kMember = 0;  // this node's place on the board
 
   Objects(runtime::Clock& clock, runtime::Network& network, storage::MemoryTable& memory, const runtime::Log& log, Options options,
-          Neighbours::Options neighbours, std::function<runtime::Peer*()> head, Events events);
+          PeerNodes::Options peer_nodes, std::function<runtime::Peer*()> head, Events events);
   // Gives up a file that is being written.
   ~Objects() { *over_ = true; }
 
   // Sets this node's id. References of other nodes under an earlier id are lost.
   void start_as(NodeId self);
-  Neighbours& neighbours() { return neighbours_; }
+  PeerNodes& peer_nodes() { return peer_nodes_; }
   const storage::ReferenceTable& references() const { return references_; }
 
   // ---- for processes here: `worker` of `job` ----
@@ -79,9 +79,9 @@ class Objects {
   // ---- for other nodes ----
   // Fails when this node has another id, or the caller was given up.
   Result<void> met(const actors::MeetNode& meeting) const;
-  void told(NodeId from, const actors::CountObjects& news);
+  void reported(NodeId from, const actors::CountObjects& news);
   void pull(const actors::PullObject& asked, const runtime::Peer& by, runtime::Responder responder);
-  Parts& parts() { return parts_; }
+  ChunkSender& parts() { return parts_; }
 
  private:
   using Object = storage::ReferenceTable::Object;
@@ -113,7 +113,7 @@ class Objects {
   void free(const storage::ReferenceTable::Freed& freed);
   void node_gone(NodeId node, const Error& why);
   Result<void> may_come(JobId job, const actors::ObjectRef& object) const;
-  Result<Parts::Part> part(const Object& object, std::uint64_t offset, std::uint64_t most);
+  Result<ChunkSender::Part> part(const Object& object, std::uint64_t offset, std::uint64_t most);
   Result<Bytes> about(const Object& object, const Fd& memory) const;
 
   void begin(const Object& object, WorkerId owner);
@@ -131,7 +131,7 @@ class Objects {
   void spill(std::uint64_t bytes);
   void spill_next();
   void count_room(std::int64_t by);
-  void tell_kept();
+  void report_kept();
   static Result<Fd> for_readers(const Fd& memory);
   bool evict(std::uint64_t bytes);
   bool given_back(const Copy& copy);
@@ -145,19 +145,19 @@ class Objects {
   NodeId self_;
   storage::ReferenceTable references_{options_.max_references};
   storage::ReplicaTable replicas_;
-  Parts parts_;
-  Neighbours neighbours_;
+  ChunkSender parts_;
+  PeerNodes peer_nodes_;
   storage::Inbox inbox_;
   std::map<WorkerId, NodeId> elsewhere_;          // nodes of holders elsewhere that are counted here; a node holds under its own id
   std::map<WorkerId, std::set<NodeId>> watched_;  // nodes to notify of a worker's end
   std::map<Object, Copy> copies_;
   std::deque<Copy> left_;  // dropped replicas that a process may still read
   std::uint64_t kept_bytes_ = 0, next_use_ = 1;
-  std::deque<Room> rooms_;
+  std::deque<Room> resource_index_;
   runtime::Timer looking_, looking_at_left_;
   runtime::TimePoint looked_{};  // last look for room
   // Bytes to move, objects that may still be examined for that, and the reported bytes in files.
-  std::uint64_t to_spill_ = 0, told_filed_ = 0;
+  std::uint64_t to_spill_ = 0, reported_filed_ = 0;
   std::size_t looks_ = 0;
   bool spilling_ = false;
   std::optional<runtime::TimePoint> in_vain_;  // last time that nothing could be moved

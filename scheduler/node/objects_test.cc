@@ -93,7 +93,7 @@ class Side final : public runtime::PeerHandler {
   void meet_head() {
     network_->connect(head_.endpoint(), runtime::Role::kNode, 5s, [this](auto c) {
       to_head_ = std::make_unique<Peer>(*std::move(c), world_.clock(), *this);
-      objects.neighbours().head_is_here();
+      objects.peer_nodes().head_is_here();
     });
   }
   bool ready() const { return process_ && to_head_; }
@@ -139,7 +139,7 @@ class Side final : public runtime::PeerHandler {
   std::set<WorkerId> workers;
   NodeId self;
   std::deque<std::pair<std::function<void()>, std::function<void()>>> writes;  // pending writes of objects into files
-  std::optional<runtime::UsageBoard> board;
+  std::optional<runtime::UsageBoard> membership_page;
   storage::MemoryTable memory{[] {
     storage::MemoryTable::Options o;
     o.spare_bytes = 0;
@@ -159,7 +159,7 @@ class Side final : public runtime::PeerHandler {
                   }(),
                   {.merge_beyond = 5},
                   [this] { return to_head_.get(); },
-                  {[this](WorkerId worker) { return workers.contains(worker); }, [this] { return board; }, [](std::uint64_t) {},
+                  {[this](WorkerId worker) { return workers.contains(worker); }, [this] { return membership_page; }, [](std::uint64_t) {},
                    [this](std::uint64_t n) { return clients_.at(n).peer ? clients_.at(n).peer->queued_bytes() : 0; }}};
 
  private:
@@ -179,7 +179,7 @@ class Side final : public runtime::PeerHandler {
         return met ? responder.reply({}) : responder.fail(met.error());
       }
       case Method::kCountObjects:
-        objects.told(client.node, *from_bytes<CountObjects>(m.body));
+        objects.reported(client.node, *from_bytes<CountObjects>(m.body));
         return responder.reply({});
       case Method::kPullObject:
         return objects.pull(*from_bytes<actors::PullObject>(m.body), peer, std::move(responder));
@@ -378,9 +378,9 @@ class ObjectsRoomTest : public ObjectsTest {
  protected:
   void SetUp() override {
     if (!runtime::room_on_disk(kMiB, testing::TempDir())) GTEST_SKIP() << "tests have no disk here";
-    b_.board.emplace(words_.data());
-    b_.board->set_limit(100 * kMiB);
-    b_.board->set_members(1);
+    b_.membership_page.emplace(words_.data());
+    b_.membership_page->set_limit(100 * kMiB);
+    b_.membership_page->set_members(1);
   }
   const Fd words_memory_ = runtime::make_memory("board", runtime::UsageBoard::kBytes).value();
   const runtime::Mapping words_ = runtime::map(words_memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
@@ -389,7 +389,7 @@ class ObjectsRoomTest : public ObjectsTest {
 TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
   std::vector<ObjectKey> keys;
   for (std::uint64_t id = 1; id <= 4; ++id) keys.push_back(b_.put(ObjectId{id}, kMiB));
-  EXPECT_EQ(b_.board->total().kept, 4 * kMiB);  // objects whose maker is gone
+  EXPECT_EQ(b_.membership_page->total().kept, 4 * kMiB);  // objects whose maker is gone
   b_.objects.make_room(100 * kMiB);
   ASSERT_EQ(b_.writes.size(), 1u);  // write of the first object
   b_.memory.free(kJob, ObjectId{1});
@@ -406,11 +406,11 @@ TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
   EXPECT_TRUE(b_.in_memory(keys[3]));  // a move would free nothing
   EXPECT_TRUE(b_.writes.empty());
   EXPECT_TRUE(b_.in_memory(keys[1]));
-  EXPECT_EQ(b_.board->total().kept, 2 * kMiB);
-  EXPECT_EQ(b_.board->total().spilled, kMiB);
+  EXPECT_EQ(b_.membership_page->total().kept, 2 * kMiB);
+  EXPECT_EQ(b_.membership_page->total().spilled, kMiB);
   b_.objects.end_job(kJob);
-  EXPECT_EQ(b_.board->total().kept, 0u);
-  EXPECT_EQ(b_.board->total().spilled, 0u);
+  EXPECT_EQ(b_.membership_page->total().kept, 0u);
+  EXPECT_EQ(b_.membership_page->total().spilled, 0u);
 }
 
 // Processes of three nodes put objects, pass references on, read, drop and die, over connections that break. Each holder of a reference

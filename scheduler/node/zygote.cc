@@ -106,12 +106,12 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return self->read();
         if (n <= 0) return self->end("it closed its socket");
-        self->heard(std::string_view(text.data(), static_cast<std::size_t>(n)));
+        self->received(std::string_view(text.data(), static_cast<std::size_t>(n)));
       }
     });
   }
 
-  void heard(std::string_view text) {
+  void received(std::string_view text) {
     const json m = json::parse(text, nullptr, false);
     if (!m.is_object()) return log->error("zygote said something strange: {}", text);
     if (m.contains("ready")) {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "scheduler/etcd/candidacy.h"
-#include "scheduler/roles/world.h"
+#include "scheduler/roles/role_process.h"
 
 namespace shoal::scheduler {
 
@@ -27,7 +27,7 @@ struct Serving {
   std::unique_ptr<Http> http;  // destroyed first
 };
 
-Result<Serving> serve(World& w, const HeadRole& role, Store& store, Head::Options options, SessionInfo& info) {
+Result<Serving> serve(RoleProcess& w, const HeadRole& role, Store& store, Head::Options options, SessionInfo& info) {
   Serving out;
   out.head = std::make_unique<Head>(*w.clock, *w.random, w.network, store, w.log, std::move(options));
   if (const auto started = out.head->start(); !started) return fail(with_port_hint(started.error()));
@@ -42,7 +42,7 @@ Result<Serving> serve(World& w, const HeadRole& role, Store& store, Head::Option
 }
 
 // Signs the certificates of joining hosts, where the session has an authority.
-void sign_with_authority(World& w, Head::Options& options) {
+void sign_with_authority(RoleProcess& w, Head::Options& options) {
   if (!w.folder.has_tls()) return;
   options.sign = [&w](const actors::SignCertificate& asked) -> Result<std::string> {
     SHOAL_TRY(const auto authority, w.folder.authority());
@@ -51,7 +51,7 @@ void sign_with_authority(World& w, Head::Options& options) {
   };
 }
 
-int run_alone(World& w, const HeadRole& role) {
+int run_alone(RoleProcess& w, const HeadRole& role) {
   auto state = State::open(w, role.fsync);
   if (!state) return refuse_role(role.ready_fd, state.error());
   bool over = false;
@@ -123,7 +123,7 @@ std::string fingerprint(const runtime::Token& token, const std::string& authorit
 // Waits until it leads, then leads until the end. Fails (1) when it loses the lead.
 class OneOfSeveral {
  public:
-  OneOfSeveral(World& world, const HeadRole& role) : w_(world), role_(role), ready_fd_(role.ready_fd) {}
+  OneOfSeveral(RoleProcess& process, const HeadRole& role) : w_(process), role_(role), ready_fd_(role.ready_fd) {}
 
   int run() {
     const auto code = stand();
@@ -214,7 +214,7 @@ class OneOfSeveral {
     candidacy_.reset();
   }
 
-  World& w_;
+  RoleProcess& w_;
   const HeadRole& role_;
   int ready_fd_;
   etcd::Address address_;
@@ -230,9 +230,9 @@ class OneOfSeveral {
 }  // namespace
 
 int run_head(const HeadRole& role) {
-  auto world = World::make(role.session, "head");
-  if (!world) return refuse_role(role.ready_fd, world.error());
-  return role.store.empty() ? run_alone(**world, role) : OneOfSeveral(**world, role).run();
+  auto process = RoleProcess::make(role.session, "head");
+  if (!process) return refuse_role(role.ready_fd, process.error());
+  return role.store.empty() ? run_alone(**process, role) : OneOfSeveral(**process, role).run();
 }
 
 }  // namespace shoal::scheduler

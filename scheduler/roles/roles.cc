@@ -16,7 +16,7 @@
 #include "scheduler/node/node.h"
 #include "scheduler/node/posix_launcher.h"
 #include "scheduler/roles/head_keeper.h"
-#include "scheduler/roles/world.h"
+#include "scheduler/roles/role_process.h"
 
 namespace shoal::scheduler {
 
@@ -43,9 +43,9 @@ constexpr const char* kObjectStoreMemory = "object_store_memory";  // Ray's name
 // Ray's default: 30% of the memory.
 std::uint64_t default_object_store() { return runtime::machine_memory().total / 10 * 3; }
 
-std::string spill_folder(const std::string& told, const std::string& session) {
+std::string spill_folder(const std::string& reported, const std::string& session) {
   const std::array<std::string, 2> folders = {session, "/var/tmp"};
-  return told.empty() ? runtime::folder_on_disk(folders) : told;
+  return reported.empty() ? runtime::folder_on_disk(folders) : reported;
 }
 
 // Measures the machine in a side thread; requests that arrive meanwhile share the result.
@@ -77,7 +77,7 @@ void measure(runtime::SideWork& side, std::vector<pid_t> pids, MemoryMonitor::Op
       [bytes, then = std::move(then)] { then(std::move(*bytes)); });
 }
 
-Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, const MemoryRule& memory,
+Result<Node::Options> node_options(RoleProcess& process, const actors::Resources& resources, const Labels& labels, const MemoryRule& memory,
                                    std::vector<Endpoint> heads, bool beside_head) {
   Node::Options o;
   o.resources = resources;
@@ -92,24 +92,24 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
   }
   o.pid = getpid();
   o.heads = std::move(heads);
-  o.listen = world.credentials.endpoint("shoal-" + world.folder.name() + "-node-" + std::to_string(getpid()));
-  if (!world.credentials.host.empty()) o.host = world.credentials.host;
+  o.listen = process.credentials.endpoint("shoal-" + process.folder.name() + "-node-" + std::to_string(getpid()));
+  if (!process.credentials.host.empty()) o.host = process.credentials.host;
   // Ray's resource names for nodes: they place work by address.
   for (const std::string& name : {"node:" + o.host, std::string(beside_head ? "node:__internal_head__" : "")}) {
     if (!name.empty() && o.resources.units(name) == 0) o.resources.set_units(name, actors::Resources::kUnit);
   }
-  o.session = world.folder.path();
-  o.objects.write_aside = [&writes = world.writes](auto work, auto then) { writes.run(std::move(work), std::move(then)); };
-  o.logs.folder = world.folder.logs();
+  o.session = process.folder.path();
+  o.objects.write_aside = [&writes = process.writes](auto work, auto then) { writes.run(std::move(work), std::move(then)); };
+  o.logs.folder = process.folder.logs();
   o.monitor = {.threshold = memory.threshold,
                .limit = memory.limit,
                .where = "node " + o.host,
                .machine = [] { return runtime::machine_memory(); },
-               .measure = [side = std::make_shared<runtime::SideWork>(world.loop)](auto pids, auto then) { measure(*side, pids, then); },
+               .measure = [side = std::make_shared<runtime::SideWork>(process.loop)](auto pids, auto then) { measure(*side, pids, then); },
                .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
-  o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
+  o.objects.parts.aside = [&side = process.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   // A GPU driver may take long or hang: at most one measurement runs, in its own thread.
-  o.measure = [looks = std::make_shared<Looks>(world.loop), folder = o.session](Node::Options::Measured measured) {
+  o.measure = [looks = std::make_shared<Looks>(process.loop), folder = o.session](Node::Options::Measured measured) {
     looks->run(folder, std::move(measured));
   };
   return o;
@@ -127,9 +127,9 @@ actors::Resources detect_resources() {
 }
 
 int run_node(const NodeRole& role) {
-  auto world = World::make(role.session, "node");
-  if (!world) return refuse_role(role.ready_fd, world.error());
-  World& w = **world;
+  auto process = RoleProcess::make(role.session, "node");
+  if (!process) return refuse_role(role.ready_fd, process.error());
+  RoleProcess& w = **process;
   auto heads = runtime::parse_endpoints(role.head);
   if (!heads) return refuse_role(role.ready_fd, heads.error());
   bool over = false;
@@ -170,9 +170,9 @@ int run_node(const NodeRole& role) {
 }
 
 int run_local(const LocalRole& role) {
-  auto world = World::make(role.session, "local");
-  if (!world) return refuse_role(role.ready_fd, world.error());
-  World& w = **world;
+  auto process = RoleProcess::make(role.session, "local");
+  if (!process) return refuse_role(role.ready_fd, process.error());
+  RoleProcess& w = **process;
   auto state = State::open(w, false);
   if (!state) return refuse_role(role.ready_fd, state.error());
   bool over = false;

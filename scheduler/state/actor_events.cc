@@ -29,10 +29,10 @@ Error actor_died(const ActorRow& row, const Error& cause) {
 Error creator_ended(const ActorRow* creator, const Error& why) {
   constexpr std::size_t kMaxWhy = 1000;
   if (creator == nullptr) return unavailable("its creator ended: " + why.message()).with_reason("CreatorEnded");
-  const bool told = creator->state == ActorState::kDead && creator->cause;
-  std::string how = told ? creator->cause->message() : why.message();
+  const bool reported = creator->state == ActorState::kDead && creator->cause;
+  std::string how = reported ? creator->cause->message() : why.message();
   const std::string prefix = fmt::format("actor {} died: ", creator->class_name);
-  if (told && how.starts_with(prefix)) how = how.substr(prefix.size());
+  if (reported && how.starts_with(prefix)) how = how.substr(prefix.size());
   how = how.substr(0, how.find('\n'));
   const std::string who = actors::is_function_worker(*creator) ? "a worker of remote functions"
                                                                : fmt::format("actor {}({})", creator->class_name, to_string(creator->id));
@@ -68,7 +68,7 @@ Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const act
   SHOAL_TRY(gang.spec.creator, creator_of(spec));
   SHOAL_OK(check_where(gang));
   if (spec.refuse_infeasible && !spec.where.group) {
-    const Allowed could = only(rooms().capacity(), spec.where, gang.wants);
+    const Allowed could = only(resource_index().capacity(), spec.where, gang.wants);
     if (!place(gang.wants, *could)) return fail(infeasible(explain(gang.wants, *could)));
   }
   gang.living = spec.actors.size();
@@ -199,7 +199,7 @@ bool ClusterState::restart_actor(ActorRow& row, const Worker& worker, std::int32
   row.pending_reason = "its process ended and is started again: " + cause.message().substr(0, cause.message().find('\n'));
   row.cause = cause;
   pending_.push_back(again);
-  act(TellActor{row});
+  act(NotifyActor{row});
   return true;
 }
 
@@ -215,7 +215,7 @@ void ClusterState::kill_actor_row(ActorRow& row, const Error& cause) {
   row.pending_reason.clear();
   row.cause = actor_died(row, cause);
   ended_actors_.push_back(row.id);
-  act(TellActor{row});
+  act(NotifyActor{row});
   fail_hosted(row.id, *row.cause);
 }
 
@@ -305,8 +305,8 @@ Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
     a.state = ActorState::kAlive;
     a.generation = answer.generation;
     a.pending_reason.clear();
-    act(TellActor{a});
-    act(TellHosted{id, answer});
+    act(NotifyActor{a});
+    act(AnswerHosted{id, answer});
   }
   return {};
 }
@@ -320,7 +320,7 @@ Result<void> ClusterState::hosted_again(const actors::HostActor& m, const ActorR
   for (const auto& [id, a] : actors_) {
     if (a.gang == row.gang) answer.members.at(static_cast<std::size_t>(a.rank)) = id;
   }
-  act(TellHosted{m.actor, std::move(answer)});
+  act(AnswerHosted{m.actor, std::move(answer)});
   return {};
 }
 
@@ -331,7 +331,7 @@ void ClusterState::fail_hosted(ActorId actor, const Error& cause) {
     const bool member = std::any_of(gang.members.begin(), gang.members.end(), [&](const auto& m) { return m.second == actor; });
     if (!member) continue;
     gang.complete = true;
-    for (const auto& [rank, id] : gang.members) act(TellHosted{id, fail(cause)});
+    for (const auto& [rank, id] : gang.members) act(AnswerHosted{id, fail(cause)});
   }
 }
 

@@ -51,7 +51,7 @@ void add_rank_env(Launch& launch, std::int32_t rank, std::int32_t world, std::in
 Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
   if (!node.id) return fail(invalid_argument("a node without an id"));
   // A new node may be a given-up node under a new id, and still have what ended jobs left there.
-  const auto tell_ended_jobs = [&] {
+  const auto notify_ended_jobs = [&] {
     for (const JobId job : ended_jobs_) act(EndJobOn{node.id, job});
   };
   if (nodes_.contains(node.id)) {
@@ -63,19 +63,19 @@ Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
     n.row.endpoint = node.endpoint;
     n.last_beat = now_;
     n.away = false;
-    n.telling = true;
+    n.process_report = true;
     for (const auto& [id, w] : workers_) {
       if (w.row.node == node.id) workers_.scratch(id).heard_of = false;
     }
-    tell_ended_jobs();
-    if (n.told_to_leave) act(EndNodeOn{node.id});
+    notify_ended_jobs();
+    if (n.leave_sent) act(EndNodeOn{node.id});
     place_pending();
     return {};
   }
   Node& n = nodes_.add(node.id);
   n.row = {node.id, node.host, node.pid, NodeState::kAlive, node.endpoint, node.resources, node.resources, node.labels};
   n.last_beat = now_;
-  tell_ended_jobs();
+  notify_ended_jobs();
   place_pending();
   return {};
 }
@@ -84,10 +84,10 @@ void ClusterState::node_beat(NodeId node) {
   if (!nodes_.contains(node)) return;
   Node& n = nodes_.scratch(node);
   n.last_beat = now_;
-  if (std::exchange(n.telling, false)) node_told(node);
+  if (std::exchange(n.process_report, false)) node_reports(node);
 }
 
-void ClusterState::node_told(NodeId node) {
+void ClusterState::node_reports(NodeId node) {
   std::vector<WorkerId> unknown;
   for (const auto& [id, w] : workers_) {
     if (w.row.node == node && !w.heard_of && w.row.state != WorkerState::kExited) unknown.push_back(id);
@@ -128,7 +128,7 @@ void ClusterState::node_away(NodeId node) {
 void ClusterState::node_lost(NodeId node, const Error& cause) {
   if (!nodes_.contains(node) || nodes_.at(node).row.state == NodeState::kDead) return;
   nodes_.edit(node).row.state = NodeState::kDead;
-  const bool drained = nodes_.at(node).told_to_leave;
+  const bool drained = nodes_.at(node).leave_sent;
   const Error lost =
       (drained ? unavailable("its node was drained").with_reason("NodeDrained") : Error(cause)).in("node " + to_string(node));
   act(Disconnect{node, lost});
@@ -189,7 +189,7 @@ void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& updat
       ActorRow& row = actors_.edit(w.actor);
       row.endpoint = update.endpoint;
       row.state = ActorState::kAlive;
-      act(TellActor{row});
+      act(NotifyActor{row});
     }
   }
   end_unwanted(w);
@@ -281,7 +281,7 @@ void ClusterState::explain_pending() {
     } else {
       const Job& job = jobs_.at(p.job);
       act(Warn{p.job, fmt::format("job {} is pending: {}", job.row.name, why)});
-      act(TellJob{job.row});
+      act(NotifyJob{job.row});
     }
   }
 }
@@ -317,34 +317,35 @@ void ClusterState::set_pending_reason(const Pending& p, const std::string& why) 
 // ---- placing
 // -----------------------------------------------------------------------------------------------------------------------
 
-const Rooms& ClusterState::rooms() const {
-  rooms_.refresh(nodes_);
-  return rooms_;
+const ResourceIndex& ClusterState::resource_index() const {
+  resource_index_.refresh(nodes_);
+  return resource_index_;
 }
 
 std::string ClusterState::why(const Pending& p) const {
   if (held_up(p)) return fmt::format("waits its turn: what is free is kept for {}, which has waited for long", window_->name);
-  const std::string wished = p.gang ? off_duty(gangs_.at(p.gang).spec.where) : "";
-  return !wished.empty() ? wished : lacks(p) + off_duty();
+  const std::string wished = p.gang ? unschedulable(gangs_.at(p.gang).spec.where) : "";
+  return !wished.empty() ? wished : lacks(p) + unschedulable();
 }
 
 std::string ClusterState::lacks(const Pending& p) const {
   if (p.group) {
     const Group& group = groups_.at(p.group);
     for (const auto& labels : group.labels) {
-      if (!labels.empty() && only(rooms().capacity(), labels)->empty()) return "no node has the labels " + to_string(labels);
+      if (!labels.empty() && only(resource_index().capacity(), labels)->empty()) return "no node has the labels " + to_string(labels);
     }
-    const Asked could = asked(group, rooms().capacity());
+    const Asked could = asked(group, resource_index().capacity());
     if (could.allowed->empty()) return explain(could.wants, *could.allowed);
     if (!place(could.wants, *could.allowed, group.row.strategy))
       return impossible(explain(could.wants, *could.allowed, group.row.strategy));
-    return busy(explain(could.wants, *asked(group, rooms().free()).allowed, group.row.strategy, &*could.allowed));
+    return busy(explain(could.wants, *asked(group, resource_index().free()).allowed, group.row.strategy, &*could.allowed));
   }
-  const Room& all = rooms().capacity();
+  const NodeResources& all = resource_index().capacity();
   if (p.job) {
     const auto& wanted = jobs_.at(p.job).wants;
     if (all.empty()) return explain(wanted, all);
-    return place(wanted, all) ? busy(explain(wanted, rooms().free(), actors::Strategy::kPack, &all)) : impossible(explain(wanted, all));
+    return place(wanted, all) ? busy(explain(wanted, resource_index().free(), actors::Strategy::kPack, &all))
+                              : impossible(explain(wanted, all));
   }
   const Gang& gang = gangs_.at(p.gang);
   const auto& where = gang.spec.where;
@@ -362,26 +363,26 @@ std::string ClusterState::lacks(const Pending& p) const {
   if (could->empty() && !where.labels.empty()) return "no node has the labels " + to_string(where.labels);
   if (could->empty()) return explain(gang.wants, *could);
   if (!place(gang.wants, *could)) return impossible(explain(gang.wants, *could));
-  return busy(explain(gang.wants, *only(rooms().free(), where, gang.wants), actors::Strategy::kPack, &all));
+  return busy(explain(gang.wants, *only(resource_index().free(), where, gang.wants), actors::Strategy::kPack, &all));
 }
 
-ClusterState::Allowed ClusterState::only(const Room& room, const std::vector<actors::LabelMatch>& labels) const {
+ClusterState::Allowed ClusterState::only(const NodeResources& room, const std::vector<actors::LabelMatch>& labels) const {
   if (labels.empty()) return Allowed(&room);
-  Room some;
+  NodeResources some;
   for (const auto& n : room) {
     if (matches(nodes_.at(n.first).row.labels, labels)) some.insert(some.end(), n);
   }
   return Allowed(std::move(some));
 }
 
-ClusterState::Allowed ClusterState::only(const Room& room, const actors::Where& where, const std::vector<Resources>& wants) const {
+ClusterState::Allowed ClusterState::only(const NodeResources& room, const actors::Where& where, const std::vector<Resources>& wants) const {
   if (!where.node) return only(room, where.labels);
-  const auto wished = [&](const Room& from) {
+  const auto wished = [&](const NodeResources& from) {
     const auto it = from.find(where.node);
-    if (it == from.end() || !matches(nodes_.at(where.node).row.labels, where.labels)) return Room();
-    return Room{*it};
+    if (it == from.end() || !matches(nodes_.at(where.node).row.labels, where.labels)) return NodeResources();
+    return NodeResources{*it};
   };
-  if (where.soft && !place(wants, wished(rooms().capacity()))) return only(room, where.labels);
+  if (where.soft && !place(wants, wished(resource_index().capacity()))) return only(room, where.labels);
   return Allowed(wished(room));
 }
 
@@ -404,17 +405,17 @@ std::optional<std::vector<ClusterState::Site>> ClusterState::place_gang(const Ga
   if (where.group) return place_in_group(gang, groups_.at(where.group));
   const bool light = gang.wants.size() == 1 && gang.wants[0].empty();
   if (light && !where.node && where.labels.empty() && where.prefers.empty()) {
-    if (const auto node = rooms().quietest(home_of(gang))) return std::vector<Site>{{*node, -1}};
+    if (const auto node = resource_index().quietest(home_of(gang))) return std::vector<Site>{{*node, -1}};
   }
-  Allowed allowed = only(rooms().free_for(gang.wants), where, gang.wants);
+  Allowed allowed = only(resource_index().free_for(gang.wants), where, gang.wants);
   if (light) {
-    Room with_cpus;
+    NodeResources with_cpus;
     for (const auto& n : *allowed) {
       if (nodes_.at(n.first).row.total.units("CPU") > 0) with_cpus.insert(with_cpus.end(), n);
     }
     if (!with_cpus.empty()) allowed = Allowed(std::move(with_cpus));
   }
-  const auto placed = [&](const Room& room) {
+  const auto placed = [&](const NodeResources& room) {
     return where.spread || light ? place(gang.wants, room, actors::Strategy::kSpread, load())
                                  : place(gang.wants, room, actors::Strategy::kPack);
   };
@@ -493,7 +494,7 @@ void ClusterState::start_job(Job& job) {
   job.row.state = JobState::kRunning;
   job.row.started_unix_ms = unix_ms_;
   job.row.pending_reason.clear();
-  act(TellJob{job.row});
+  act(NotifyJob{job.row});
 }
 
 // ---- jobs
@@ -530,7 +531,7 @@ void ClusterState::driver_gone(JobId id) {
 Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {
   const std::size_t count = std::max<std::size_t>(1, spec.num_workers);
   std::vector<Resources> wanted(count, spec.resources);
-  const Room& capacity = rooms().capacity();
+  const NodeResources& capacity = resource_index().capacity();
   if (!spec.wait && !place(wanted, capacity)) return fail(infeasible(explain(wanted, capacity)));
   if (const auto& wished = spec.submission.id; !wished.empty()) {
     const bool taken = std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& j) {
@@ -676,7 +677,7 @@ void ClusterState::end_job(Job& job, JobState state) {
   for (const NodeId n : job.nodes) {
     if (nodes_.at(n).row.state == NodeState::kAlive) act(EndJobOn{n, id});
   }
-  act(TellJob{job.row});
+  act(NotifyJob{job.row});
   ended_jobs_.push_back(id);
   place_pending();
 }

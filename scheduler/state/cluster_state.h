@@ -17,11 +17,11 @@
 #include "actors/wire/messages.h"
 #include "runtime/loop/clock.h"
 #include "runtime/loop/random.h"
+#include "scheduler/state/fair_share_queue.h"
 #include "scheduler/state/placement.h"
-#include "scheduler/state/rooms.h"
+#include "scheduler/state/resource_index.h"
 #include "scheduler/state/rows.h"
 #include "scheduler/state/table.h"
-#include "scheduler/state/turns.h"
 #include "scheduler/store/store.h"
 
 namespace shoal::scheduler {
@@ -54,16 +54,16 @@ struct FindPortOn {  // answered by port_found
   NodeId node;
   JobId job;
 };
-struct TellActor {  // sent to the actor's watchers
+struct NotifyActor {  // sent to the actor's watchers
   actors::ActorRow row;
 };
-struct TellJob {
+struct NotifyJob {
   actors::JobRow row;
 };
-struct TellGroup {  // sent to the group's watchers
+struct NotifyGroup {  // sent to the group's watchers
   actors::GroupRow row;
 };
-struct TellHosted {  // the answer to actor_hosted
+struct AnswerHosted {  // the answer to actor_hosted
   ActorId actor;
   Result<actors::HostedActor> result;
 };
@@ -74,8 +74,8 @@ struct Warn {  // sent to the job's watchers
 struct ForgetJob {
   JobId job;
 };
-using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, Disconnect, EndNodeOn, FindPortOn, TellActor, TellJob,
-                            TellGroup, TellHosted, Warn, ForgetJob>;
+using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, Disconnect, EndNodeOn, FindPortOn, NotifyActor, NotifyJob,
+                            NotifyGroup, AnswerHosted, Warn, ForgetJob>;
 
 // One line, for transcripts and logs: "StartWorker node=.. worker=.. rank=0".
 std::string to_string(const Action& action);
@@ -121,7 +121,7 @@ class ClusterState {
   void node_lost(NodeId node, const Error& cause);
   // A cordoned node takes no new work. A draining node also has its restartable actors moved to other nodes, and leaves once it runs
   // nothing or at its deadline. NotFound; InvalidArgument once the node was asked to leave.
-  Result<void> node_duty_set(const actors::SetNodeDuty& wish);
+  Result<void> scheduling_set(const actors::SetNodeScheduling& wish);
   // `from` reports the state of one of its workers. A report of an unknown worker that runs (a driver, a rank under torchrun) adds its row.
   void worker_updated(NodeId from, const actors::WorkerUpdate& update);
   // The worker is about to end as intended: its actor is not restarted.
@@ -159,7 +159,7 @@ class ClusterState {
   Result<void> actor_killed(ActorId actor, bool restart = false);
   // Ends a worker of remote functions that its keeper no longer needs; the actors that it made end with the keeper instead.
   Result<void> worker_retired(ActorId worker);
-  // TellHosted answers each member once the gang is complete.
+  // AnswerHosted answers each member once the gang is complete.
   Result<void> actor_hosted(const actors::HostActor& actor);
   void attributes_set(const actors::SetAttributes& attributes);
 
@@ -194,7 +194,7 @@ class ClusterState {
   std::vector<actors::MetricFamily> metrics() const;
   const actors::ActorRow* actor(ActorId id) const;
   // The row of the actor that this worker is to make, and its construction data. NotFound.
-  Result<actors::FoundActor> birth(WorkerId worker) const;
+  Result<actors::FoundActor> creation_spec(WorkerId worker) const;
   // Returns true if the environment of a living or waiting gang or job contains `text`.
   bool mentions(const std::string& text) const;
   // The living actor of this name. NotFound.
@@ -234,7 +234,7 @@ class ClusterState {
     runtime::TimePoint not_before{};
     GangId like{};               // for gangs: the first of consecutive ones with equal wants and place; none: waits in a group
     JobId gang_job{};            // for gangs
-    std::uint64_t tried_at = 0;  // Rooms::growth() of the last attempt; retried once it has grown
+    std::uint64_t tried_at = 0;  // ResourceIndex::growth() of the last attempt; retried once it has grown
     int windows = 0;             // number of windows so far
     runtime::TimePoint rests_until{};
   };
@@ -254,8 +254,8 @@ class ClusterState {
 
   std::string why(const Pending& pending) const;
   std::string lacks(const Pending& pending) const;
-  std::string off_duty() const;
-  std::string off_duty(const actors::Where& where) const;
+  std::string unschedulable() const;
+  std::string unschedulable(const actors::Where& where) const;
   void drain_nodes();
   void move_actors(NodeId node);
   bool may_restart(const actors::ActorRow& row) const;
@@ -263,34 +263,34 @@ class ClusterState {
   void restore_pending();
   Result<void> restore_holdings();
   // The node has reported all its workers.
-  void node_told(NodeId node);
+  void node_reports(NodeId node);
   actors::StartWorker start_of(const Gang& gang, std::size_t member) const;
   actors::StartWorker start_of(const Job& job, std::size_t rank) const;
   void start_again(const Worker& worker);
   void give_back_places(Job& job);  // for a job that has not started
   // Free and total resources by node.
-  const Rooms& rooms() const;
+  const ResourceIndex& resource_index() const;
   // The nodes that a request may use: a reference to the whole room, or a copy of a part.
   class Allowed {
    public:
-    explicit Allowed(const Room* all) : all_(all) {}
-    explicit Allowed(Room some) : some_(std::move(some)) {}
-    const Room& operator*() const { return all_ != nullptr ? *all_ : some_; }
-    const Room* operator->() const { return &**this; }
+    explicit Allowed(const NodeResources* all) : all_(all) {}
+    explicit Allowed(NodeResources some) : some_(std::move(some)) {}
+    const NodeResources& operator*() const { return all_ != nullptr ? *all_ : some_; }
+    const NodeResources* operator->() const { return &**this; }
 
    private:
-    const Room* all_ = nullptr;
-    Room some_;
+    const NodeResources* all_ = nullptr;
+    NodeResources some_;
   };
-  Allowed only(const Room& room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
-  Allowed only(const Room& room, const std::vector<actors::LabelMatch>& labels) const;
+  Allowed only(const NodeResources& room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
+  Allowed only(const NodeResources& room, const std::vector<actors::LabelMatch>& labels) const;
   // The bundles without a node, as wants, and the nodes allowed. A bundle's label rules become an extra resource that only matching nodes
   // have.
   struct Asked {
     std::vector<actors::Resources> wants;
     Allowed allowed;
   };
-  Asked asked(const Group& group, const Room& room) const;
+  Asked asked(const Group& group, const NodeResources& room) const;
   Load load() const;
   // Fails if the gang names a node or a placement group that could never hold it.
   Result<void> check_where(const Gang& gang) const;
@@ -316,7 +316,7 @@ class ClusterState {
   bool place_one(const Pending& pending);
   // Returns true while the window of another entry keeps the resources that this one asks for.
   bool held_up(const Pending& pending) const;
-  bool fits(const Pending& p, const Room& room) const;
+  bool fits(const Pending& p, const NodeResources& room) const;
   bool could_ever_fit(const Pending& pending) const;
   void look_at_windows();
   runtime::Duration window_length(const Pending& pending) const;
@@ -364,7 +364,7 @@ class ClusterState {
   Table<GangId, Gang> gangs_;
   Table<GroupId, Group> groups_;
 
-  mutable Rooms rooms_;  // derived from nodes_
+  mutable ResourceIndex resource_index_;  // derived from nodes_
   std::uint64_t next_order_ = 1;
   std::map<std::pair<std::string, std::string>, ActorId> names_;        // (namespace, name): living actor
   std::map<std::pair<std::string, std::string>, GroupId> group_names_;  // (namespace, name)

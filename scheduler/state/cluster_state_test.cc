@@ -78,12 +78,12 @@ TEST_F(ClusterStateTest, AnActorLivesWhenItsWorkerTakesCallsAndDiesWithIt) {
   const auto s = taken<StartWorkerOn>().at(0);
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kStarting);
   ready(s);
-  EXPECT_EQ(taken<TellActor>().at(0).row.endpoint, "unix:@w");
+  EXPECT_EQ(taken<NotifyActor>().at(0).row.endpoint, "unix:@w");
   dies(s, 137, "was killed by SIGKILL");
-  const auto told = taken<TellActor>();
-  ASSERT_EQ(told.size(), 1u);
-  EXPECT_EQ(told[0].row.cause->reason(), "ActorDied");
-  EXPECT_NE(told[0].row.cause->message().find("was killed by SIGKILL"), std::string::npos);
+  const auto reported = taken<NotifyActor>();
+  ASSERT_EQ(reported.size(), 1u);
+  EXPECT_EQ(reported[0].row.cause->reason(), "ActorDied");
+  EXPECT_NE(reported[0].row.cause->message().find("was killed by SIGKILL"), std::string::npos);
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
 }
 
@@ -128,10 +128,10 @@ TEST_F(ClusterStateTest, ASilentNodeTakesItsActorsAlongAndTheirPlacesAreGivenAga
   state_.node_beat(NodeId{1});
   pass(2s);
   state_.tick();
-  const auto told = taken<TellActor>();
-  ASSERT_EQ(told.size(), 1u);
-  EXPECT_EQ(told[0].row.node, NodeId{2});
-  EXPECT_NE(told[0].row.cause->message().find("stopped answering"), std::string::npos);
+  const auto reported = taken<NotifyActor>();
+  ASSERT_EQ(reported.size(), 1u);
+  EXPECT_EQ(reported[0].row.node, NodeId{2});
+  EXPECT_NE(reported[0].row.cause->message().find("stopped answering"), std::string::npos);
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
   actors::RegisterNode again;
   again.id = NodeId{2};
@@ -430,12 +430,12 @@ class HostedTest : public ClusterStateTest {
 
 TEST_F(HostedTest, ShardActorsArePlacedAsAGangInTheirRanksProcesses) {
   ASSERT_TRUE(state_.actor_hosted(shard(1)));
-  EXPECT_TRUE(taken<TellHosted>().empty());
+  EXPECT_TRUE(taken<AnswerHosted>().empty());
   ASSERT_TRUE(state_.actor_hosted(shard(0)));
-  const auto told = taken<TellHosted>();
-  ASSERT_EQ(told.size(), 2u);
-  EXPECT_EQ(told[0].result->members, (std::vector<ActorId>{ActorId{500}, ActorId{501}}));
-  EXPECT_EQ(told[0].result->generation, 1u);
+  const auto reported = taken<AnswerHosted>();
+  ASSERT_EQ(reported.size(), 2u);
+  EXPECT_EQ(reported[0].result->members, (std::vector<ActorId>{ActorId{500}, ActorId{501}}));
+  EXPECT_EQ(reported[0].result->generation, 1u);
   state_.attributes_set({ActorId{500}, {{"bytes", "4096"}}});
   EXPECT_EQ(state_.actor(ActorId{500})->attributes.at("bytes"), "4096");
 }
@@ -443,12 +443,12 @@ TEST_F(HostedTest, ShardActorsArePlacedAsAGangInTheirRanksProcesses) {
 TEST_F(HostedTest, WhoAsksAgainBecauseNobodyAnsweredHearsTheSame) {
   ASSERT_TRUE(state_.actor_hosted(shard(1)));
   ASSERT_TRUE(state_.actor_hosted(shard(1)));
-  EXPECT_TRUE(taken<TellHosted>().empty());
+  EXPECT_TRUE(taken<AnswerHosted>().empty());
   ASSERT_TRUE(state_.actor_hosted(shard(0)));
-  const auto first = taken<TellHosted>();
+  const auto first = taken<AnswerHosted>();
   ASSERT_EQ(first.size(), 2u);
   ASSERT_TRUE(state_.actor_hosted(shard(0)));
-  const auto again = taken<TellHosted>();
+  const auto again = taken<AnswerHosted>();
   ASSERT_EQ(again.size(), 1u);
   EXPECT_EQ(again[0].actor, ActorId{500});
   EXPECT_EQ(again[0].result->gang, first[0].result->gang);
@@ -480,9 +480,9 @@ TEST_F(HostedTest, KillingOneReachesItsProcessNotThroughASignal) {
 TEST_F(HostedTest, AMemberThatDiesBeforeTheGangIsCompleteFailsThoseWhoWait) {
   ASSERT_TRUE(state_.actor_hosted(shard(1)));
   state_.worker_updated(NodeId{1}, {WorkerId{12}, WorkerState::kExited, 12, "", 137, unavailable("was killed by SIGKILL"), job_, {}});
-  const auto told = taken<TellHosted>();
-  ASSERT_EQ(told.size(), 1u);
-  EXPECT_FALSE(told[0].result);
+  const auto reported = taken<AnswerHosted>();
+  ASSERT_EQ(reported.size(), 1u);
+  EXPECT_FALSE(reported[0].result);
 }
 
 TEST_F(ClusterStateTest, OldRowsAreForgottenAtTheirBound) {
@@ -512,10 +512,10 @@ TEST_F(ClusterStateTest, ANodeThatTellsOfADriverAfterItsGoodByeForgetsItsJob) {
   state_.driver_ended(job);
   EXPECT_TRUE(taken<EndJobOn>().empty());  // its node is still unknown
   state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
-  const auto told = taken<EndJobOn>();
-  ASSERT_EQ(told.size(), 1u);
-  EXPECT_EQ(told[0].node, node);
-  EXPECT_EQ(told[0].job, job);
+  const auto reported = taken<EndJobOn>();
+  ASSERT_EQ(reported.size(), 1u);
+  EXPECT_EQ(reported[0].node, node);
+  EXPECT_EQ(reported[0].job, job);
 }
 
 TEST_F(ClusterStateTest, AListComesInPagesWithTheFirstLineOfEachCause) {

@@ -179,12 +179,12 @@ const ActorRow* ClusterState::actor(ActorId id) const {
   return it == actors_.end() ? nullptr : &it->second;
 }
 
-Result<actors::FoundActor> ClusterState::birth(WorkerId worker) const {
+Result<actors::FoundActor> ClusterState::creation_spec(WorkerId worker) const {
   const auto w = workers_.find(worker);
   const auto a = w == workers_.end() ? actors_.end() : actors_.find(w->second.actor);
   const auto g = a == actors_.end() ? gangs_.end() : gangs_.find(a->second.gang);
   if (g == gangs_.end()) return fail(not_found("no actor is to be made by worker " + to_string(worker)));
-  return actors::FoundActor{a->second, g->second.spec.birth};
+  return actors::FoundActor{a->second, g->second.spec.creation_spec};
 }
 
 Result<actors::FoundActor> ClusterState::find(const actors::FindActor& request) const {
@@ -222,7 +222,7 @@ std::set<NodeId> ClusterState::nodes_of(JobId job) const {
 }
 
 void ClusterState::check_invariants() const {
-  Room taken;
+  NodeResources taken;
   Shares shares;
   for (const auto& [id, w] : workers_) {
     if (!w.group && !w.held.empty()) shares.takes(w.row.job, w.held);
@@ -311,18 +311,18 @@ std::string to_string(const Action& action) {
     std::string operator()(const FindPortOn& a) const {
       return fmt::format("FindPort node={} job={}", to_string(a.node), to_string(a.job));
     }
-    std::string operator()(const TellActor& a) const {
-      return fmt::format("TellActor actor={} state={}{}", to_string(a.row.id), actors::to_string(a.row.state),
+    std::string operator()(const NotifyActor& a) const {
+      return fmt::format("NotifyActor actor={} state={}{}", to_string(a.row.id), actors::to_string(a.row.state),
                          a.row.cause ? " cause='" + a.row.cause->message() + "'" : "");
     }
-    std::string operator()(const TellJob& a) const {
-      return fmt::format("TellJob job={} state={} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
+    std::string operator()(const NotifyJob& a) const {
+      return fmt::format("NotifyJob job={} state={} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
     }
-    std::string operator()(const TellGroup& a) const {
-      return fmt::format("TellGroup group={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
+    std::string operator()(const NotifyGroup& a) const {
+      return fmt::format("NotifyGroup group={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
     }
-    std::string operator()(const TellHosted& a) const {
-      return fmt::format("TellHosted actor={} {}", to_string(a.actor), a.result ? "complete" : a.result.error().message());
+    std::string operator()(const AnswerHosted& a) const {
+      return fmt::format("AnswerHosted actor={} {}", to_string(a.actor), a.result ? "complete" : a.result.error().message());
     }
     std::string operator()(const Warn& a) const { return fmt::format("Warn job={} '{}'", to_string(a.job), a.text); }
   };

@@ -57,10 +57,10 @@ std::vector<Resources> ClusterState::missing_bundles(const Group& group) const {
   return out;
 }
 
-ClusterState::Asked ClusterState::asked(const Group& group, const Room& room) const {
+ClusterState::Asked ClusterState::asked(const Group& group, const NodeResources& room) const {
   Asked out{missing_bundles(group), Allowed(&room)};
   if (group.labels.empty()) return out;
-  Room labelled = room;
+  NodeResources labelled = room;
   std::size_t next = 0;
   for (std::size_t i = 0; i < group.labels.size(); ++i) {
     if (group.row.nodes[i]) continue;
@@ -79,8 +79,8 @@ ClusterState::Asked ClusterState::asked(const Group& group, const Room& room) co
 // Returns true if the group has all its bundles now.
 bool ClusterState::place_group(GroupId id) {
   const Group& waiting = groups_.at(id);
-  const auto [wants, allowed] = asked(waiting, rooms().free());
-  Room apart;
+  const auto [wants, allowed] = asked(waiting, resource_index().free());
+  NodeResources apart;
   const bool some_are_placed = std::any_of(waiting.row.nodes.begin(), waiting.row.nodes.end(), [](NodeId n) { return bool(n); });
   const bool keep_apart = waiting.row.strategy == Strategy::kStrictSpread && some_are_placed;
   if (keep_apart) {
@@ -101,7 +101,7 @@ bool ClusterState::place_group(GroupId id) {
   }
   group.row.state = GroupState::kCreated;
   group.row.pending_reason.clear();
-  act(TellGroup{group.row});
+  act(NotifyGroup{group.row});
   return true;
 }
 
@@ -140,7 +140,7 @@ void ClusterState::remove_group(Group& group, const Error& cause) {
     if (it != actors_.end() && it->second.state != ActorState::kDead) end_actor(actors_.edit(id), cause);
   }
   removed_groups_.push_back(group.row.id);
-  act(TellGroup{group.row});
+  act(NotifyGroup{group.row});
 }
 
 // Called after the node's workers have exited and returned what they held of its bundles.
@@ -157,7 +157,7 @@ void ClusterState::lose_bundles(NodeId node) {
     }
     if (group.row.state == GroupState::kCreated) pending_.push_back({{}, {}, id, now_});
     group.row.state = GroupState::kRescheduling;
-    act(TellGroup{group.row});
+    act(NotifyGroup{group.row});
   }
 }
 
@@ -206,7 +206,7 @@ Result<void> ClusterState::check_where(const Gang& gang) const {
   if (node == nodes_.end() || node->second.row.state != NodeState::kAlive) {
     return unschedulable("the node that it has to be on is not there: " + to_string(where.node));
   }
-  const Allowed could = only(rooms().capacity(), where, gang.wants);
+  const Allowed could = only(resource_index().capacity(), where, gang.wants);
   if (!place(gang.wants, *could)) return unschedulable("the node that it has to be on could never hold it: " + explain(gang.wants, *could));
   return {};
 }

@@ -22,7 +22,7 @@ bool same(const auto& a, const auto& b) { return a.gang == b.gang && a.job == b.
 ClusterState::Pending ClusterState::waiting(const Gang& gang) const {
   Pending out{gang.spec.id, {}, {}, now_};
   out.gang_job = gang.spec.job;
-  if (gang.spec.where.group) return out;  // Rooms does not track room in groups
+  if (gang.spec.where.group) return out;  // ResourceIndex does not track room in groups
   const Gang* const last = !pending_.empty() && pending_.back().like ? &gangs_.at(pending_.back().gang) : nullptr;
   const bool alike = last != nullptr && gang.wants == last->wants && gang.spec.where == last->spec.where;
   out.like = alike ? pending_.back().like : gang.spec.id;
@@ -52,22 +52,23 @@ void ClusterState::place_pending() {
 // Returns true if a placement group was placed: gangs in it may have had their turn before.
 bool ClusterState::place_pending_once() {
   std::deque<Pending> all = std::exchange(pending_, {});
-  Turns turns(shares_, rooms().all());
+  FairShareQueue fair_share_queue(shares_, resource_index().all());
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Pending& p = all[i];
-    if (now_ >= p.not_before && (waits_in_group(p) || p.tried_at != rooms().growth()) && !held_up(p)) turns.add(job_of(p), i);
+    if (now_ >= p.not_before && (waits_in_group(p) || p.tried_at != resource_index().growth()) && !held_up(p))
+      fair_share_queue.add(job_of(p), i);
   }
   std::vector<bool> placed(all.size());
   bool placed_group = false, any = false;
   std::set<GangId> full;  // `like` of entries that did not fit
-  while (const auto next = turns.next()) {
+  while (const auto next = fair_share_queue.next()) {
     Pending& p = all[*next];
     if (!full.contains(p.like) && place_one(p)) {
       placed[*next] = any = true;
       placed_group |= static_cast<bool>(p.group);
       if (window_ && same(window_->whose, p)) window_.reset();
     } else {
-      p.tried_at = rooms().growth();
+      p.tried_at = resource_index().growth();
       if (p.like) full.insert(p.like);
     }
   }
@@ -89,7 +90,7 @@ bool ClusterState::place_one(const Pending& p) {
     return sites.has_value();
   }
   Job& job = jobs_.scratch(p.job);
-  const auto nodes = place(job.wants, rooms().free_for(job.wants));
+  const auto nodes = place(job.wants, resource_index().free_for(job.wants));
   if (!nodes) return false;
   job.placed = *nodes;
   for (std::size_t i = 0; i < nodes->size(); ++i) nodes_.scratch((*nodes)[i]).row.available -= job.wants[i];
@@ -117,7 +118,7 @@ bool ClusterState::held_up(const Pending& p) const {
   return false;
 }
 
-bool ClusterState::fits(const Pending& p, const Room& room) const {
+bool ClusterState::fits(const Pending& p, const NodeResources& room) const {
   const auto wants = wants_of(p);
   if (p.group) {
     const Group& group = groups_.at(p.group);
@@ -128,11 +129,11 @@ bool ClusterState::fits(const Pending& p, const Room& room) const {
   return place(wants, room).has_value();
 }
 
-bool ClusterState::could_ever_fit(const Pending& p) const { return fits(p, rooms().capacity()); }
+bool ClusterState::could_ever_fit(const Pending& p) const { return fits(p, resource_index().capacity()); }
 
 bool ClusterState::wanted_back(JobId job) const {
   if (pending_.empty()) return false;
-  Room lent = rooms().free();
+  NodeResources lent = resource_index().free();
   bool lends = false;
   for (const auto& [id, w] : workers_) {
     if (w.row.job != job || w.group || w.lent > 0 || w.row.state == WorkerState::kExited) continue;
@@ -143,12 +144,12 @@ bool ClusterState::wanted_back(JobId job) const {
     lends = true;
   }
   if (!lends) return false;
-  const double ours = shares_.of(job, rooms().all());
+  const double ours = shares_.of(job, resource_index().all());
   int looks = 0;
   return std::any_of(pending_.begin(), pending_.end(), [&](const Pending& p) {
     if (waits_in_group(p) || now_ < p.not_before || looks == kMaxPendingLooks) return false;
     const JobId theirs = job_of(p);
-    if (theirs != job && shares_.of(theirs, rooms().all()) >= ours) return false;
+    if (theirs != job && shares_.of(theirs, resource_index().all()) >= ours) return false;
     ++looks;
     return fits(p, lent);
   });

@@ -22,7 +22,7 @@ Resources sum_of(const Wants& wants) {
   return out;
 }
 
-Placed on_one(const Wants& wants, const Room& room) {
+Placed on_one(const Wants& wants, const NodeResources& room) {
   const Resources all = sum_of(wants);
   for (const auto& [node, has] : room) {
     if (all.fits_in(has)) return std::vector<NodeId>(wants.size(), node);
@@ -33,21 +33,23 @@ Placed on_one(const Wants& wants, const Room& room) {
 // A room and the amounts taken from it.
 class Left {
  public:
-  explicit Left(const Room& room) : room_(room) {}
-  const Resources& of(const Room::value_type& node) const {
+  explicit Left(const NodeResources& room) : room_(room) {}
+  const Resources& of(const NodeResources::value_type& node) const {
     const auto it = changed_.find(node.first);
     return it == changed_.end() ? node.second : it->second;
   }
-  void take(const Room::value_type& node, const Resources& want) { changed_.try_emplace(node.first, node.second).first->second -= want; }
+  void take(const NodeResources::value_type& node, const Resources& want) {
+    changed_.try_emplace(node.first, node.second).first->second -= want;
+  }
   auto begin() const { return room_.begin(); }
   auto end() const { return room_.end(); }
 
  private:
-  const Room& room_;
-  Room changed_;
+  const NodeResources& room_;
+  NodeResources changed_;
 };
 
-Placed packed(const Wants& wants, const Room& room) {
+Placed packed(const Wants& wants, const NodeResources& room) {
   std::vector<NodeId> out;
   Left left(room);
   auto last = room.end();
@@ -63,7 +65,7 @@ Placed packed(const Wants& wants, const Room& room) {
 }
 
 // Packs the largest wants first, after packing in the order of ranks failed.
-Placed packed_by_size(const Wants& wants, const Room& room) {
+Placed packed_by_size(const Wants& wants, const NodeResources& room) {
   std::vector<std::size_t> order(wants.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const auto size = [&](std::size_t i) {
@@ -84,7 +86,7 @@ Placed packed_by_size(const Wants& wants, const Room& room) {
   return out;
 }
 
-Placed spread(const Wants& wants, const Room& room, const Load& load) {
+Placed spread(const Wants& wants, const NodeResources& room, const Load& load) {
   std::vector<NodeId> out;
   Left left(room);
   Load mine;
@@ -110,11 +112,11 @@ Placed spread(const Wants& wants, const Room& room, const Load& load) {
 }
 
 // A matching of wants and nodes, by augmenting paths.
-Placed apart(const Wants& wants, const Room& room) {
+Placed apart(const Wants& wants, const NodeResources& room) {
   std::map<NodeId, std::size_t> taken;  // by which want
   struct Search {
     const Wants& wants;
-    const Room& room;
+    const NodeResources& room;
     std::map<NodeId, std::size_t>& taken;
     std::map<NodeId, bool> seen;
     bool give(std::size_t want) {
@@ -155,7 +157,8 @@ std::string in_use(const Resources& want, const Resources& free, const Resources
 
 }  // namespace
 
-std::optional<std::vector<NodeId>> place(const std::vector<Resources>& wants, const Room& room, Strategy strategy, const Load& load) {
+std::optional<std::vector<NodeId>> place(const std::vector<Resources>& wants, const NodeResources& room, Strategy strategy,
+                                         const Load& load) {
   switch (strategy) {
     case Strategy::kPack: {
       if (wants.size() > 1) {
@@ -206,7 +209,7 @@ Error infeasible(const std::string& why) {
       .with_hint("ask for less, add a node (shoal start --address HOST:PORT), or wait for one with --wait");
 }
 
-std::string explain(const std::vector<Resources>& given, const Room& room, Strategy strategy, const Room* whole) {
+std::string explain(const std::vector<Resources>& given, const NodeResources& room, Strategy strategy, const NodeResources* whole) {
   if (room.empty()) return "there is no node";
   const Wants wants = strategy == Strategy::kStrictPack ? Wants{sum_of(given)} : given;
   if (strategy == Strategy::kStrictSpread && wants.size() > room.size()) {
@@ -221,7 +224,7 @@ std::string explain(const std::vector<Resources>& given, const Room& room, Strat
       left.take(*fits, want);
       continue;
     }
-    const Room::value_type* nearest = nullptr;
+    const NodeResources::value_type* nearest = nullptr;
     std::size_t fewest = ~std::size_t{0};
     for (const auto& node : left) {
       std::size_t lacking = 0;

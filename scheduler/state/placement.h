@@ -10,20 +10,20 @@
 
 namespace shoal::scheduler {
 
-using Room = std::map<NodeId, actors::Resources>;
+using NodeResources = std::map<NodeId, actors::Resources>;
 using Load = std::map<NodeId, std::size_t>;  // processes by node; absent: 0
 
 // Returns one node for each of `wants`, or nothing unless all fit. Pack uses one node if all fit there; otherwise neighbours in rank share
 // a node while it has room. Spread prefers the node with the fewest of these wants, then the smallest `load`. Strict pack uses one node for
 // all, strict spread a different node for each. Pack tries the order of ranks, then of sizes. Pack and spread are first-fit searches that
 // may miss a placement; the strict strategies miss none.
-std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& wants, const Room& room,
+std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& wants, const NodeResources& room,
                                          actors::Strategy strategy = actors::Strategy::kPack, const Load& load = {});
 
 // Explains why `wants` cannot be placed in `room`, with the nearest node: "needs GPU 4; nearest fit: node 1f.. lacks GPU 4 (has 0)". With
 // `whole`, the total of which `room` is the free part: "lacks GPU 1 (0 of 4 free)".
-std::string explain(const std::vector<actors::Resources>& wants, const Room& room, actors::Strategy strategy = actors::Strategy::kPack,
-                    const Room* whole = nullptr);
+std::string explain(const std::vector<actors::Resources>& wants, const NodeResources& room,
+                    actors::Strategy strategy = actors::Strategy::kPack, const NodeResources* whole = nullptr);
 
 // The user's text for a pending entry, from explain()'s: busy() if it starts by itself later, impossible() if it cannot start, with a hint.
 std::string busy(const std::string& why);

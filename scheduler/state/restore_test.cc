@@ -70,8 +70,8 @@ TEST_F(RestoreTest, WhatRanRunsOnAndNothingIsPlacedOnANodeBeforeItIsBack) {
 TEST_F(RestoreTest, AWorkerThatWasToBeStartedAndIsUnknownToItsNodeIsStartedThenOnce) {
   const JobId job = driver();
   join(1, {{"CPU", 2}});
-  const auto heard = gang(job, 1, {{"CPU", 1}}), unheard = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(heard));
+  const auto received = gang(job, 1, {{"CPU", 1}}), unheard = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(received));
   const auto first = taken<StartWorkerOn>().at(0);
   ASSERT_TRUE(state_.gang_requested(unheard));
   const auto second = taken<StartWorkerOn>().at(0);

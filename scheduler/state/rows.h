@@ -20,8 +20,8 @@ struct Node {
   runtime::TimePoint last_beat;
   bool away = false;
   runtime::TimePoint drain_until;  // on the head's steady clock
-  bool told_to_leave = false;      // EndNodeOn was issued
-  bool telling = false;            // joined again, and has not reported all its workers yet
+  bool leave_sent = false;         // EndNodeOn was issued
+  bool process_report = false;     // joined again, and has not reported all its workers yet
   std::size_t workers = 0;         // launched and not exited
 };
 

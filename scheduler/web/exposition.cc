@@ -78,9 +78,9 @@ std::string exposition(const std::vector<MetricFamily>& families) {
     if (out.empty() || out.back().name != family.name) {
       out.push_back({family.name, escaped(family.help), type_of(family.kind), {}});
     }
-    auto& told = out.back();
+    auto& reported = out.back();
     for (const auto& sample : family.samples) {
-      auto& metric = told.metric.emplace_back();
+      auto& metric = reported.metric.emplace_back();
       for (const auto& [name, value] : sample.labels) metric.label.push_back({name, value});
       metric.counter.value = metric.gauge.value = sample.value;
       if (family.kind == MetricKind::kHistogram) metric.histogram = histogram(family, sample);

@@ -127,7 +127,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (error) return close();
     if (!asked_) {
       if (const auto refusal = parser_.feed({buffer_.data(), bytes})) return refuse(*refusal);
-      if (parser_.expects_continue() && !std::exchange(told_to_go_on_, true)) {
+      if (parser_.expects_continue() && !std::exchange(continue_sent_, true)) {
         unsent_ += "HTTP/1.1 100 Continue\r\n\r\n";
         flush();
       }
@@ -174,7 +174,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::array<char, 16 << 10> buffer_;
   std::string unsent_, sending_;
   runtime::Timer limit_;
-  bool asked_ = false, refused_ = false, told_to_go_on_ = false, writing_ = false, last_ = false;
+  bool asked_ = false, refused_ = false, continue_sent_ = false, writing_ = false, last_ = false;
 };
 
 class Connection::Reply final : public HttpReply {

@@ -5,20 +5,20 @@ namespace shoal::scheduler::web {
 using actors::from_bytes;
 using actors::Inspect;
 using actors::ListReply;
-using actors::ToldMetrics;
-using actors::ToldNode;
+using actors::NodeReport;
+using actors::ReportedMetrics;
 using runtime::Message;
 
-void Metrics::ask(Told told) {
-  if (kept_ && clock_.now() < kept_since_ + options_.keep) return told(kept_);
+void Metrics::ask(Callback reported) {
+  if (kept_ && clock_.now() < kept_since_ + options_.keep) return reported(kept_);
   kept_.reset();
-  asked_.push_back(std::move(told));
+  asked_.push_back(std::move(reported));
   if (asked_.size() > 1) return;
   const auto pull = std::make_shared<Pull>();
   pull->began = clock_.now();
   gateway_.ask(actors::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), [this, alive = alive_, pull](Result<Message> r) {
     if (!*alive) return;
-    const auto of_head = r ? from_bytes<ToldMetrics>(r->payload) : Result<ToldMetrics>(fail(r.error()));
+    const auto of_head = r ? from_bytes<ReportedMetrics>(r->payload) : Result<ReportedMetrics>(fail(r.error()));
     if (!of_head) return finish(fail(of_head.error()));
     pull->sums.of_head(of_head->metrics);
     gateway_.list(actors::ListRequest::What::kNodes, {}, [this, alive, pull](Result<ListReply> rows) {
@@ -44,9 +44,9 @@ void Metrics::ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<act
     gateway_.ask_node(row.endpoint, actors::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), options_.patience,
                       [alive = alive_, pull, id = row.id, host = row.host, answered](Result<Message> r) {
                         if (!*alive) return;
-                        auto told = r ? from_bytes<ToldNode>(r->payload) : Result<ToldNode>(fail(r.error()));
-                        if (told)
-                          pull->sums.of_node(id, host, told->metrics);
+                        auto reported = r ? from_bytes<NodeReport>(r->payload) : Result<NodeReport>(fail(r.error()));
+                        if (reported)
+                          pull->sums.of_node(id, host, reported->metrics);
                         else
                           pull->sums.silent();
                         answered();
@@ -60,7 +60,7 @@ void Metrics::finish(Result<std::shared_ptr<const Scrape>> all) {
     kept_ = *all;
     kept_since_ = clock_.now();
   }
-  for (const auto& told : std::exchange(asked_, {})) told(all);
+  for (const auto& reported : std::exchange(asked_, {})) reported(all);
 }
 
 }  // namespace shoal::scheduler::web

@@ -31,9 +31,9 @@ class Metrics {
     std::vector<actors::MetricFamily> families;
     std::string text;  // the families in Prometheus' text format
   };
-  using Told = std::function<void(const Result<std::shared_ptr<const Scrape>>&)>;
+  using Callback = std::function<void(const Result<std::shared_ptr<const Scrape>>&)>;
   // Metrics of the whole cluster. Requests that arrive during a pull share its result. No callback runs after destruction.
-  void ask(Told told);
+  void ask(Callback reported);
 
  private:
   // One round of requests to all nodes.
@@ -48,7 +48,7 @@ class Metrics {
   Gateway& gateway_;
   runtime::Clock& clock_;
   const Options options_;
-  std::vector<Told> asked_;
+  std::vector<Callback> asked_;
   std::shared_ptr<const Scrape> kept_;
   runtime::TimePoint kept_since_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -35,10 +35,10 @@ class Asked final : public runtime::PeerHandler {
     EXPECT_EQ(static_cast<actors::Method>(request.method), actors::kInspect);
     EXPECT_EQ(actors::from_bytes<actors::Inspect>(request.message.body)->what, actors::Inspect::What::kMetrics);
     ++asked;
-    if (is_head) return responder.reply({{}, to_bytes(actors::ToldMetrics{gauge("head", asked)}), {}});
-    actors::ToldNode told;
-    told.metrics = gauge("node", asked);
-    responder.reply({{}, to_bytes(told), {}});
+    if (is_head) return responder.reply({{}, to_bytes(actors::ReportedMetrics{gauge("head", asked)}), {}});
+    actors::NodeReport reported;
+    reported.metrics = gauge("node", asked);
+    responder.reply({{}, to_bytes(reported), {}});
   }
   void on_notice(Peer&, runtime::Request) override {}
   void on_closed(Peer&, const Error&) override {}
@@ -73,14 +73,14 @@ class MetricsTest : public testing::Test {
     head_.rows.push_back(dead);
   }
   void ask() {
-    metrics_->ask([this](const auto& all) { told_.push_back(all ? (*all)->text : all.error().message()); });
+    metrics_->ask([this](const auto& all) { reported_.push_back(all ? (*all)->text : all.error().message()); });
   }
-  bool says(const std::string& line) const { return !told_.empty() && told_.back().find(line + "\n") != std::string::npos; }
+  bool says(const std::string& line) const { return !reported_.empty() && reported_.back().find(line + "\n") != std::string::npos; }
 
   runtime::SimWorld world_{runtime::SimWorld::Options()};
   std::unique_ptr<runtime::SimNetwork> network_ = world_.fabric().attach("http", 1);
   Asked head_{world_, "head", 1}, a_{world_, "a", 2}, b_{world_, "b", 3};
-  std::vector<std::string> told_;
+  std::vector<std::string> reported_;
   std::unique_ptr<Gateway> gateway_ =
       std::make_unique<Gateway>(world_.clock(), *network_, Gateway::Options{.head = head_.endpoint(), .logs = ""});
   std::unique_ptr<Metrics> metrics_ = std::make_unique<Metrics>(*gateway_, world_.clock());
@@ -91,9 +91,9 @@ TEST_F(MetricsTest, HeadAndNodesAreAskedWhenSomebodyAsks) {
   EXPECT_EQ(head_.asked + a_.asked + b_.asked, 0);
   ask();
   world_.run_for(500ms);
-  ASSERT_EQ(told_.size(), 1u);
-  EXPECT_TRUE(says("head 1")) << told_.back();
-  EXPECT_TRUE(says("node{host=\"host\",node=\"0000000000000002\"} 1")) << told_.back();
+  ASSERT_EQ(reported_.size(), 1u);
+  EXPECT_TRUE(says("head 1")) << reported_.back();
+  EXPECT_TRUE(says("node{host=\"host\",node=\"0000000000000002\"} 1")) << reported_.back();
   EXPECT_TRUE(says("shoal_scrape_silent_nodes 0"));
 }
 
@@ -101,7 +101,7 @@ TEST_F(MetricsTest, ManyWhoAskAtOnceAreOne) {
   for (int i = 0; i < 10; ++i) ask();
   world_.run_for(500ms);
   ask();
-  EXPECT_EQ(told_.size(), 11u);
+  EXPECT_EQ(reported_.size(), 11u);
   EXPECT_EQ(head_.asked, 1);
   EXPECT_EQ(a_.asked, 1);
   world_.run_for(1s);
@@ -115,12 +115,12 @@ TEST_F(MetricsTest, ASilentNodeIsLeftOutAndCounted) {
   b_.silent = true;
   ask();
   world_.run_for(3s);
-  EXPECT_TRUE(told_.empty());
+  EXPECT_TRUE(reported_.empty());
   world_.run_for(2s);
-  ASSERT_EQ(told_.size(), 1u);
-  EXPECT_TRUE(says("shoal_scrape_silent_nodes 1")) << told_.back();
+  ASSERT_EQ(reported_.size(), 1u);
+  EXPECT_TRUE(says("shoal_scrape_silent_nodes 1")) << reported_.back();
   EXPECT_TRUE(says("node{host=\"host\",node=\"0000000000000001\"} 1"));
-  EXPECT_EQ(told_.back().find("0000000000000002"), std::string::npos);
+  EXPECT_EQ(reported_.back().find("0000000000000002"), std::string::npos);
 }
 
 TEST_F(MetricsTest, EndsWhileANodeIsAsked) {
@@ -130,7 +130,7 @@ TEST_F(MetricsTest, EndsWhileANodeIsAsked) {
   metrics_.reset();
   gateway_.reset();  // fails the pending requests
   world_.run_for(10s);
-  EXPECT_TRUE(told_.empty());
+  EXPECT_TRUE(reported_.empty());
 }
 
 TEST_F(MetricsTest, EndsWhileTheHeadIsAsked) {
@@ -140,7 +140,7 @@ TEST_F(MetricsTest, EndsWhileTheHeadIsAsked) {
   metrics_.reset();
   gateway_.reset();
   world_.run_for(10s);
-  EXPECT_TRUE(told_.empty());
+  EXPECT_TRUE(reported_.empty());
 }
 
 TEST_F(MetricsTest, WithoutAHeadEverybodyHearsWhy) {
@@ -148,7 +148,7 @@ TEST_F(MetricsTest, WithoutAHeadEverybodyHearsWhy) {
   ask();
   ask();
   world_.run_for(30s);
-  EXPECT_EQ(told_.size(), 2u);
+  EXPECT_EQ(reported_.size(), 2u);
   head_.silent = false;
   ask();
   world_.run_for(500ms);

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 from command import printed
-from crew import Log
-from leftovers import wait_until
+from leak_check import wait_until
+from shared_actors import Log
 
 import shoal
 

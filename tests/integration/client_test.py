@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import printed
-from crew import Broken, Log, Meeting
-from leftovers import alive, wait_until
+from leak_check import alive, wait_until
+from shared_actors import Broken, Log, Meeting
 
 import shoal
 from shoal.exceptions import (

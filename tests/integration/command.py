@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from leftovers import wait_until
+from leak_check import wait_until
 
 from shoal._runtime import binary
 

@@ -11,8 +11,8 @@ import warnings
 
 import cloudpickle
 import pytest
-from crew import Log
-from leftovers import alive, descendants, stat_of, stop_cluster_of, wait_until
+from leak_check import alive, descendants, stat_of, stop_cluster_of, wait_until
+from shared_actors import Log
 
 import shoal
 from shoal import _client
@@ -24,7 +24,7 @@ BEGIN = f"""
 import os, signal, sys, time
 sys.path.insert(0, {CREW!r})
 import shoal
-from crew import Log
+from shared_actors import Log
 """
 
 

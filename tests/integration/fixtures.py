@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import Command
-from leftovers import Leftovers
+from leak_check import Leftovers
 from warm import warm_site
 
 __all__ = ["home", "module_home", "shoal_command"]

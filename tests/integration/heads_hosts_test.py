@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from etcd import Etcd
 from hosts import ACTORS, B, two_hosts
-from leftovers import wait_until
+from leak_check import wait_until
 
 LIMIT_S = 240  # hang guard
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from etcd import Etcd
-from leftovers import wait_until
+from leak_check import wait_until
 
 LIMIT_S = 240  # hang guard
 

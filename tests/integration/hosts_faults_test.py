@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from hosts import ACTORS, cluster_of, drive, join, two_hosts
-from leftovers import wait_until
+from leak_check import wait_until
 
 MARKER = "a text that nobody on the wire shall read"
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from crew import Log
-from leftovers import wait_until
+from leak_check import wait_until
+from shared_actors import Log
 
 import shoal
 

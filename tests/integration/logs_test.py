@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from leftovers import wait_until
+from leak_check import wait_until
 
 DRIVER = """
 import os, signal, sys, time

@@ -1,7 +1,7 @@
 """Error messages when an assumption of the user is wrong, and silence when all is well."""
 
 import pytest
-from leftovers import wait_until
+from leak_check import wait_until
 
 import shoal
 

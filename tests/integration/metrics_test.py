@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from exposition import parse
-from leftovers import wait_until
+from leak_check import wait_until
 
 import shoal
 from shoal._tasks import FunctionPool
@@ -167,7 +167,7 @@ def test_counts_survive_the_end_of_their_process(cluster):
 
 
 def test_counts_of_functions_survive_the_end_of_idle_workers(cluster, monkeypatch):
-    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", float(GUARD_S))
+    monkeypatch.setattr(FunctionPool, "HAND_OVER_S", float(GUARD_S))
 
     @shoal.remote
     def work():

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from leftovers import wait_until
+from leak_check import wait_until
 
 TRAIN = """
 import sys

@@ -11,7 +11,7 @@ PLACES = [
     ["0", "3", "0", "2", "0", "2"],
     ["1", "3", "1", "2", "0", "2"],
     ["2", "3", "0", "1", "1", "2"],
-]  # of three ranks with two CPUs each
+]  # per rank of three, with two CPUs each
 
 # Each rank prints its variables. Both sums need all ranks.
 LOOP = f"""

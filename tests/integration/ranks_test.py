@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from command import Command
-from leftovers import alive, wait_until
+from leak_check import alive, wait_until
 
 WARM = "import time; print('warm'); time.sleep(1000)"
 

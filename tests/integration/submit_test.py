@@ -10,7 +10,7 @@ import time
 
 import pytest
 from command import LIMIT_S, binary
-from leftovers import alive, descendants, wait_until
+from leak_check import alive, descendants, wait_until
 
 import shoal
 

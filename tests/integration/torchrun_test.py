@@ -13,7 +13,7 @@ import _shoal_switch
 import pytest
 import torch
 from command import LIMIT_S
-from leftovers import alive, descendants, wait_until
+from leak_check import alive, descendants, wait_until
 
 import shoal
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from forked_ranks import Server
-from leftovers import descendants, wait_until
+from leak_check import descendants, wait_until
 from safetensors import safe_open
 
 from shoal import checkpoint

@@ -7,7 +7,7 @@ import functools
 
 import pytest
 import torch
-from beside import CASES, STEPS, Net, Seen, batch, case, full, loss_of, rank, run_cases, sharded, train, world
+from compared_runs import CASES, STEPS, Net, Seen, batch, case, full, loss_of, rank, run_cases, sharded, train, world
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.functional import softplus

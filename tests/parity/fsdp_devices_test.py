@@ -5,7 +5,7 @@ import functools
 import fsdp2_test  # noqa: F401  its cases
 import pytest
 import torch
-from beside import CASES, run_cases
+from compared_runs import CASES, run_cases
 from torch import nn
 from uses import check, run
 

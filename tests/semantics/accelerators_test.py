@@ -4,7 +4,7 @@ import os
 
 import pytest
 from cast import GUARD_S
-from leftovers import wait_until
+from leak_check import wait_until
 
 import shoal as ray
 from shoal.exceptions import InvalidArgument

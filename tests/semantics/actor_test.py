@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cast import GUARD_S, Recorder
-from leftovers import alive, wait_until
+from leak_check import alive, wait_until
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, PendingCallsLimitExceeded, RayActorError

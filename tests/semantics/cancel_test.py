@@ -10,7 +10,7 @@ import time
 
 import pytest
 from cast import GUARD_S, Gate, Recorder
-from leftovers import alive, wait_until
+from leak_check import alive, wait_until
 
 import shoal as ray
 from shoal import _tasks

@@ -10,7 +10,7 @@ import pytest
 from cast import GUARD_S
 from graphs import *  # noqa: F403
 from graphs import graph_threads, memories_of_the_node
-from leftovers import wait_until
+from leak_check import wait_until
 
 import shoal as ray
 from shoal import _native

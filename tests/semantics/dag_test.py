@@ -17,7 +17,7 @@ import pytest
 from cast import GUARD_S, Recorder
 from graphs import *  # noqa: F403
 from graphs import Stage, graph_threads, memories_of_the_node
-from leftovers import wait_until
+from leak_check import wait_until
 
 import shoal as ray
 from shoal.dag import InputNode, MultiOutputNode
@@ -539,7 +539,7 @@ def test_a_driver_that_exits_without_teardown_leaves_nothing(tmp_path):
     import subprocess
     import sys
 
-    from leftovers import alive
+    from leak_check import alive
 
     path = os.pathsep.join([os.path.dirname(__file__), *(p for p in sys.path if p)])
     env = {**os.environ, "PYTHONPATH": path}

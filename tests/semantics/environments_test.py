@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 from cast import GUARD_S
-from crew import Log
-from leftovers import wait_until
+from leak_check import wait_until
+from shared_actors import Log
 
 import shoal
 from shoal import _ignore

@@ -6,7 +6,7 @@ import subprocess
 import warnings
 
 import pytest
-from leftovers import wait_until
+from leak_check import wait_until
 
 import shoal as ray
 from shoal._runtime import binary

@@ -5,11 +5,11 @@ import time
 
 import pytest
 from cast import Gate
-from crew import Log
-from leftovers import wait_until
+from leak_check import wait_until
+from shared_actors import Log
 
 import shoal
-from shoal._handle import made_here
+from shoal._handle import actor_ownership
 from shoal.exceptions import ActorDiedError
 from shoal.util import list_named_actors
 
@@ -77,7 +77,7 @@ def test_get_if_exists_never_returns_an_ending_actor():
         return shoal.get([log.add.remote(1), log.all.remote()], timeout=60)
 
     assert [once()[1][-1:] for _ in range(40)] == [[1]] * 40
-    made_here.settle()
+    actor_ownership.settle()
     wait_until(lambda: "again" not in list_named_actors(), 60, "the end of the last")
 
 
@@ -86,12 +86,12 @@ def test_an_actor_that_waits_to_end_goes_on_when_found():
     log = Log.options(name="busy").remote()
     actor_id, late = log._actor_id, log.echo.remote(gate.wait.remote(then="late"))
     del log
-    made_here.settle()  # the actor has been asked to end
+    actor_ownership.settle()  # the actor has been asked to end
     found = Log.options(name="busy", get_if_exists=True).remote()
     assert found._actor_id == actor_id
     shoal.get(gate.open.remote())
     assert shoal.get([late, found.add.remote(7)], timeout=60) == ["late", 1]
-    made_here.settle()
+    actor_ownership.settle()
     assert shoal.get(found.all.remote(), timeout=60) == [7]
     del found
     wait_until(lambda: "busy" not in list_named_actors(), 60, "its end")

@@ -1,7 +1,7 @@
 """Placement over two nodes: labels, spreading, a lost node."""
 
 import pytest
-from leftovers import alive
+from leak_check import alive
 
 DRIVER = """
 import os, time

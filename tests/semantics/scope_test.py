@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cast import GUARD_S, Gate, Recorder
-from leftovers import alive, wait_until
+from leak_check import alive, wait_until
 
 import shoal as ray
 from shoal import _handle, _native
@@ -38,10 +38,10 @@ def ends(actor_id):
 
 @ray.remote
 class Counts:
-    def __init__(self, last_words=None):
+    def __init__(self, hand_over=None):
         self.calls = 0
-        if last_words:
-            atexit.register(lambda: Path(last_words).write_text("bye"))
+        if hand_over:
+            atexit.register(lambda: Path(hand_over).write_text("bye"))
 
     def call(self):
         self.calls += 1
@@ -404,10 +404,10 @@ def test_an_unplaced_actor_is_withdrawn_when_another_process_drops_it(holder):
     def makes():
         return [Counts.options(resources={"nowhere": 1}).remote()]
 
-    [made_by_function], made_here = ray.get(makes.remote(), timeout=GUARD_S), Counts.options(resources={"nowhere": 1}).remote()
-    ray.get(holder.keep.remote([made_here]), timeout=GUARD_S)
-    ids = made_by_function._actor_id, made_here._actor_id
-    del made_by_function, made_here
+    [made_by_function], actor_ownership = ray.get(makes.remote(), timeout=GUARD_S), Counts.options(resources={"nowhere": 1}).remote()
+    ray.get(holder.keep.remote([actor_ownership]), timeout=GUARD_S)
+    ids = made_by_function._actor_id, actor_ownership._actor_id
+    del made_by_function, actor_ownership
     ends(ids[0])
     assert row(ids[1])["state"] == "PENDING"  # the holder has a handle
     ray.get(holder.drop.remote(), timeout=GUARD_S)
@@ -467,14 +467,14 @@ def test_handles_pickled_within_each_other_are_counted_together(monkeypatch):
     actors, stands, within = [Counts.remote()], [], []
     actor_id = actors[0]._actor_id
 
-    def stand(session):
+    def token(session):
         stands.append(session)
         if len(stands) == 1:
             within.append(ray.put(actors))
-        return made_stand(session)
+        return made_token(session)
 
-    made_stand = _handle._stand
-    monkeypatch.setattr(_handle, "_stand", stand)
+    made_token = _handle._lifetime_token
+    monkeypatch.setattr(_handle, "_lifetime_token", token)
     leaving = threading.Thread(target=lambda: within.append(ray.put(actors)), daemon=True)
     leaving.start()
     leaving.join(GUARD_S)
@@ -832,7 +832,7 @@ def asked(pid):
 
 
 def test_an_actor_returned_with_pending_arguments_is_created(gate, monkeypatch):
-    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+    monkeypatch.setattr(FunctionPool, "HAND_OVER_S", 10.0 * GUARD_S)
 
     @ray.remote(num_cpus=0, max_calls=1)
     def makes(refs):
@@ -855,7 +855,7 @@ def needed():
 
 
 def test_an_actor_returned_with_long_pending_arguments_is_created(gate, monkeypatch):
-    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+    monkeypatch.setattr(FunctionPool, "HAND_OVER_S", 10.0 * GUARD_S)
     monkeypatch.setattr(FunctionPool, "NEEDED_S", 0.1)
 
     @ray.remote(num_cpus=0, max_calls=1)
@@ -887,7 +887,7 @@ def test_a_returned_actors_constructor_arguments_stay_while_it_may_restart():
 
 
 def test_a_worker_without_last_words_blocks_no_other(monkeypatch):
-    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+    monkeypatch.setattr(FunctionPool, "HAND_OVER_S", 10.0 * GUARD_S)
     pid = ray.get(ray.remote(num_cpus=0)(os.getpid).remote(), timeout=GUARD_S)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -937,7 +937,7 @@ def test_an_actor_that_came_through_two_functions_ends_with_its_last_handle():
 
 
 def test_open_calls_of_a_returned_function_own_their_actors(gate, holder, monkeypatch):
-    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+    monkeypatch.setattr(FunctionPool, "HAND_OVER_S", 10.0 * GUARD_S)
     monkeypatch.setattr(FunctionPool, "NEEDED_S", 0.1)
 
     @ray.remote(num_cpus=0)

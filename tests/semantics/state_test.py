@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from cast import GUARD_S, Gate, Recorder
-from leftovers import wait_until
+from leak_check import wait_until
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, TaskCancelledError, Unavailable, Unimplemented
@@ -390,11 +390,11 @@ def test_a_waiting_task_has_its_reason(gate):
 
 def test_calls_of_an_actor_run_and_wait_for_it(gate, recorder):
     mine = ("actor_id", "=", recorder._actor_id)
-    at_door = ("name", "=", "Recorder.wait_at")
+    at_write_window = ("name", "=", "Recorder.wait_at")
     waiting = recorder.wait_at.remote(gate, "door")
     behind = recorder.all.remote()
-    wait_until(lambda: _states(mine, at_door) == ["RUNNING"], 60, "the call")
-    (row,) = _tasks(mine, at_door, detail=True)
+    wait_until(lambda: _states(mine, at_write_window) == ["RUNNING"], 60, "the call")
+    (row,) = _tasks(mine, at_write_window, detail=True)
     assert (row.type, row.worker_pid) == ("ACTOR_TASK", state.get_actor(recorder._actor_id).pid)
     assert row.start_time_ms > 0
     assert row.end_time_ms is None

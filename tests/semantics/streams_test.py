@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from cast import GUARD_S
-from leftovers import wait_until
+from leak_check import wait_until
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from cast import GUARD_S
-from leftovers import alive, wait_until
+from leak_check import alive, wait_until
 
 import shoal as ray
 from shoal import _tasks

@@ -30,7 +30,7 @@ std::shared_ptr<void> ProcessTable::watch(pid_t pid, std::function<void()> gone)
 
 void ProcessTable::tell(Watch& watch) {
   const auto delay = runtime::between(world_.random(), 10us, 5ms);
-  watch.telling = world_.clock().after(delay, [raw = &watch] { std::exchange(raw->gone, nullptr)(); });
+  watch.process_report = world_.clock().after(delay, [raw = &watch] { std::exchange(raw->gone, nullptr)(); });
 }
 
 }  // namespace shoal::simulation

@@ -27,7 +27,7 @@ class ProcessTable {
   struct Watch {
     pid_t pid;
     std::function<void()> gone;
-    runtime::Timer telling;
+    runtime::Timer process_report;
   };
   void tell(Watch& watch);
 

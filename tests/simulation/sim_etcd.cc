@@ -46,7 +46,7 @@ void SimEtcd::lead(const std::string& host, pid_t who, std::uint64_t epoch, std:
         until_ = now + kLease;
         *reply = epoch_;
       },
-      [reply, answered = std::move(answered)](bool heard) { answered(heard ? std::optional(*reply) : std::nullopt); });
+      [reply, answered = std::move(answered)](bool received) { answered(received ? std::optional(*reply) : std::nullopt); });
 }
 
 void SimEtcd::commit(const std::string& host, std::uint64_t epoch, std::vector<scheduler::Record> records,
@@ -61,7 +61,7 @@ void SimEtcd::commit(const std::string& host, std::uint64_t epoch, std::vector<s
         for (const auto& r : *shared) kept_.insert({r.table, r.id});
         *reply = true;
       },
-      [reply, answered = std::move(answered)](bool heard) { answered(heard ? std::optional(*reply) : std::nullopt); });
+      [reply, answered = std::move(answered)](bool received) { answered(received ? std::optional(*reply) : std::nullopt); });
 }
 
 }  // namespace shoal::simulation

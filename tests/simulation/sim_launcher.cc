@@ -20,7 +20,7 @@ void SimLauncher::start(const actors::StartWorker& spec, const Env& env, std::fu
   Process& p = workers_[spec.worker];
   const auto takes = between(random, 1ms, faults_.most_start);
   if (happens(random, faults_.start_fails_per_mille)) {
-    p.telling = clock_.after(takes, [this, id = spec.worker, started = std::move(started)] {
+    p.process_report = clock_.after(takes, [this, id = spec.worker, started = std::move(started)] {
       const auto gone = workers_.extract(id);
       started(fail(resource_exhausted("fork: no more processes")));
     });
@@ -28,11 +28,11 @@ void SimLauncher::start(const actors::StartWorker& spec, const Env& env, std::fu
   }
   p.stubborn = happens(random, faults_.ignores_sigterm_per_mille);
   p.starting = clock_.after(takes, [this, spec, env] { begin(spec.worker, spec, env); });
-  p.telling = clock_.after(takes + between(random, 0s, 20ms), [this, id = spec.worker, started = std::move(started)] {
-    auto& told = workers_.at(id);
-    told.known = true;
-    if (told.ended) reap(id);
-    started(told.pid);
+  p.process_report = clock_.after(takes + between(random, 0s, 20ms), [this, id = spec.worker, started = std::move(started)] {
+    auto& reported = workers_.at(id);
+    reported.known = true;
+    if (reported.ended) reap(id);
+    started(reported.pid);
   });
 }
 

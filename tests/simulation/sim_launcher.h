@@ -53,7 +53,7 @@ class SimLauncher final : public scheduler::Launcher {
     bool stubborn = false;
     std::unique_ptr<SimWorker> worker;  // null for a program, and once it has ended
     std::optional<runtime::ExitStatus> ended;
-    runtime::Timer starting, telling, running, ending;
+    runtime::Timer starting, process_report, running, ending;
   };
   void begin(WorkerId id, const actors::StartWorker& spec, const Env& env);
   void end(WorkerId id, runtime::ExitStatus status);

@@ -24,7 +24,7 @@ MOST_LINES_OF_FUNCTION, MOST_METHODS, MOST_FIELDS = 80, 30, 20
 CLOCK = re.compile(r"_clock::now\b|\b(?:clock_gettime|gettimeofday|timespec_get)\b|(?<![\w.>])time\s*\(\s*(?:nullptr|NULL|0|&\w+)\s*\)")
 LOCK = re.compile(r"\bstd::(?:\w*mutex|condition_variable\w*)\b(?!\s*>)")
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
-# The rooms that a room may include, beside itself (ARCHITECTURE.md, "Rooms").
+# The rooms that a room may include, beside itself (ARCHITECTURE.md, "ResourceIndex").
 BELOW = {
     "runtime": (),
     "actors": ("runtime",),

@@ -69,9 +69,9 @@ def describe_sharding(model: nn.Module) -> ShardingDescription:
     for name, module in model.named_modules():
         state = state_of(module)
         for p in (p for unit in state.units for p in unit.parameters) if state is not None else ():
-            for face in (p.sharded, p.unsharded, p.post_forward):
-                if face is not None:
-                    sharded[id(face)], units[id(face)] = p.sharded, clean(name)
+            for view in (p.sharded, p.unsharded, p.post_forward):
+                if view is not None:
+                    sharded[id(view)], units[id(view)] = p.sharded, clean(name)
     rows = []
     for name, shown in model.named_parameters():
         p = sharded.get(id(shown), shown)

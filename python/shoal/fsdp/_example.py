@@ -144,8 +144,8 @@ def _reduced(states: list[State], faked: dict[int, torch.Tensor], kept: dict, re
         handles.extend(t.register_post_accumulate_grad_hook(come) for _, t in parameters)
 
     for u in (u for s in states for u in s.units):
-        faces = [(p, next((faked[id(face)] for face in (p.sharded, p.unsharded) if id(face) in faked), None)) for p in u.parameters]
-        trained = [(p, whole) for p, whole in faces if whole is not None and p.sharded.requires_grad]
+        views = [(p, next((faked[id(view)] for view in (p.sharded, p.unsharded) if id(view) in faked), None)) for p in u.parameters]
+        trained = [(p, whole) for p, whole in views if whole is not None and p.sharded.requires_grad]
         if trained:
             watch(trained)
     try:
@@ -176,7 +176,7 @@ def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundarie
         kept.append((table, dict(table)))
         return table
 
-    compute = {id(face): p.compute_dtype for s in states for u in s.units for p in u.parameters for face in (p.sharded, p.unsharded)}
+    compute = {id(view): p.compute_dtype for s in states for u in s.units for p in u.parameters for view in (p.sharded, p.unsharded)}
 
     def fake(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in faked:

@@ -229,7 +229,7 @@ class FSDPModule(TorchFSDPModule):
 
     def _apply(self, *args, **kwargs):
         for s in self._states(True):
-            s.door("_apply")
+            s.open_write_window("_apply")
         return nn.Module._apply(self, *args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""One parameter of a unit: its faces, which are the tensors that modules hold for it, and its gradient.
+"""One parameter of a unit: its views, which are the tensors that modules hold for it, and its gradient.
 
 ``sharded`` is a ``DTensor`` over this rank's slices. ``unsharded`` is a plain tensor over the whole parameter, or a ``DTensor`` on the
 model parallel mesh if it was one before. Both lie in the unit's arena, as separate imports. Slices of one tensor would share a version
@@ -140,7 +140,7 @@ class ShardedParameter:
         return self.name, list(self.shape), dtypes[0], self.requires_grad, self.dim, dtypes[1], dtypes[2], self.external
 
     def bind(self, unit: _native.ShardedUnit, index: int, values: torch.Tensor | None) -> None:
-        """Copies this rank's slices into the arena and creates the faces. ``values``: the whole parameter; None: take the values of
+        """Copies this rank's slices into the arena and creates the views. ``values``: the whole parameter; None: take the values of
         ``sharded``, which stays the same object."""
         source = self.sharded._local_tensor if values is None else self.slice(local_of(values.detach()))
         meta = source.device.type == "meta"
@@ -206,10 +206,10 @@ class ShardedParameter:
         self.mark()
 
     def mark(self) -> None:
-        """Sets the attributes by which optimizers find the faces' unit."""
-        for face in (self.sharded, self.unsharded):
-            if face is not None:
-                face._shoal_state = self.state
+        """Sets the attributes by which optimizers find the views' unit."""
+        for view in (self.sharded, self.unsharded):
+            if view is not None:
+                view._shoal_state = self.state
         if self.unsharded is not None:
             self.unsharded._shoal_sharded = weakref.ref(self)
 
@@ -221,10 +221,10 @@ class ShardedParameter:
             self.sharded._post_accumulate_grad_hooks = original._post_accumulate_grad_hooks
         self._hooks_go_to_sharded(original)
 
-    def _hooks_go_to_sharded(self, face: torch.Tensor) -> None:
-        """Registers later hooks of ``face`` on ``sharded`` instead: all hooks get the reduced gradient."""
-        face.register_hook = self.sharded.register_hook
-        face.register_post_accumulate_grad_hook = self.sharded.register_post_accumulate_grad_hook
+    def _hooks_go_to_sharded(self, view: torch.Tensor) -> None:
+        """Registers later hooks of ``view`` on ``sharded`` instead: all hooks get the reduced gradient."""
+        view.register_hook = self.sharded.register_hook
+        view.register_post_accumulate_grad_hook = self.sharded.register_post_accumulate_grad_hook
 
     def slice(self, whole: torch.Tensor) -> torch.Tensor:
         return whole.narrow(self.dim, self._begin, self.own_shape[self.dim])
@@ -232,10 +232,10 @@ class ShardedParameter:
     def dtensor(self, local: torch.Tensor) -> DTensor:
         return dtensor(local, self.spec, local.requires_grad)
 
-    # ---- the faces ----
+    # ---- the views ----
 
     def follow_requires_grad(self) -> None:
-        """Propagates ``requires_grad`` to all faces after the user changed it on one of them."""
+        """Propagates ``requires_grad`` to all views after the user changed it on one of them."""
         known, whole, row = self.requires_grad, self.unsharded, self.post_forward
         if (
             self.sharded.requires_grad != known
@@ -243,28 +243,28 @@ class ShardedParameter:
             or (row is not None and row.requires_grad != known)
         ):
             self.requires_grad = not known
-            for face in (self.sharded, whole, row):
-                if face is not None:
-                    face.requires_grad_(not known)
+            for view in (self.sharded, whole, row):
+                if view is not None:
+                    view.requires_grad_(not known)
 
-    def register(self, face: nn.Parameter) -> None:
-        """Sets one of the faces in all modules that have the parameter."""
-        if face is self.sharded and self.front is not None:
-            face = self.front
+    def register(self, view: nn.Parameter) -> None:
+        """Sets one of the views in all modules that have the parameter."""
+        if view is self.sharded and self.front is not None:
+            view = self.front
         for module, attribute in self.owners:
-            module._parameters[attribute] = face
+            module._parameters[attribute] = view
 
-    def show(self, face: nn.Parameter) -> bool:
+    def show(self, view: nn.Parameter) -> bool:
         """As ``register``, but keeps a tensor that the user put in the parameter's place. Returns True if there is none."""
         ours = True
-        if face is self.sharded and self.front is not None:
-            face = self.front
+        if view is self.sharded and self.front is not None:
+            view = self.front
         for module, attribute in self.owners:
             current = module._parameters.get(attribute)
-            if current is face:
+            if current is view:
                 continue
             if current is not None and any(current is f for f in (self.sharded, self.unsharded, self.post_forward, self.front)):
-                module._parameters[attribute] = face
+                module._parameters[attribute] = view
             else:
                 ours = False
         return ours
@@ -299,14 +299,14 @@ class ShardedParameter:
         """Shows the whole parameter as a Whole, which redirects writes by operators."""
         if self.post_forward is None:
             with lasting():
-                face = whole_of(local_of(self.unsharded).data, self)  # .data: a version counter of its own
+                view = whole_of(local_of(self.unsharded).data, self)  # .data: a version counter of its own
                 if self._whole_spec is not None:
-                    face = dtensor(face, self.unsharded._spec)
-                face.requires_grad_(self.requires_grad)
-                face._is_param = True
-                face._shoal_state, face._shoal_sharded = self.state, weakref.ref(self)
-                self._hooks_go_to_sharded(face)
-            self.post_forward = face
+                    view = dtensor(view, self.unsharded._spec)
+                view.requires_grad_(self.requires_grad)
+                view._is_param = True
+                view._shoal_state, view._shoal_sharded = self.state, weakref.ref(self)
+                self._hooks_go_to_sharded(view)
+            self.post_forward = view
         self.show(self.post_forward)
 
     # ---- replacements by the user ----

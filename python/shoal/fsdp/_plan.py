@@ -136,12 +136,12 @@ def _state_bytes(root: Root, optimizer: torch.optim.Optimizer) -> int:
     parameters = {id(p.sharded): p for u in root.units for p in u.parameters}
     total = 0
     for group in optimizer.param_groups:
-        for face in group["params"]:
-            p = parameters.get(id(face))
-            if p is None or not face.requires_grad:
+        for view in group["params"]:
+            p = parameters.get(id(view))
+            if p is None or not view.requires_grad:
                 continue
-            kept = [local_of(t) for t in optimizer.state.get(face, {}).values() if isinstance(t, torch.Tensor)]
-            kept = sum(t.dtype.itemsize for t in kept if t.shape == p.own_shape) if kept else state_bytes_to_come(optimizer, group, face)
+            kept = [local_of(t) for t in optimizer.state.get(view, {}).values() if isinstance(t, torch.Tensor)]
+            kept = sum(t.dtype.itemsize for t in kept if t.shape == p.own_shape) if kept else state_bytes_to_come(optimizer, group, view)
             total += p.shape.numel() * p.data.replicas * kept
     return total
 

@@ -116,14 +116,14 @@ class Root:
         for m in self.models:
             m.enter(training)
 
-    def open_window(self, door: str) -> None:
+    def open_window(self, caller: str) -> None:
         self.recover()
         self.running = None
         for s in self.states:
             s.to_sharded()
             s.held = None
         for m in self.models:
-            m.open_window(door)
+            m.open_window(caller)
         self.forget_casts()
 
     def forget_casts(self) -> None:
@@ -180,7 +180,7 @@ class Root:
         changed: dict[Unit, None] = {}
         unit_of = {id(p.sharded): u for u in self.units for p in u.parameters}
         parameter_of = {
-            id(face): p for u in self.units for p in u.parameters for face in (p.sharded, p.unsharded, p.front) if face is not None
+            id(view): p for u in self.units for p in u.parameters for view in (p.sharded, p.unsharded, p.front) if view is not None
         }
         for u in self.units:
             for p in list(u.parameters):

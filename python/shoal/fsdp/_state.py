@@ -62,7 +62,7 @@ class State:
         self.index = -1
         self.held: tuple[str, dict[str, int]] | None = None  # reason for the closed write window, and write counts
         self.name = type(modules[0]).__name__
-        self.shows = "sharded"  # the face in modules: "sharded", "unsharded" or "post_forward"
+        self.shows = "sharded"  # the view in modules: "sharded", "unsharded" or "post_forward"
         self.replaced = False  # parameters are temporarily replaced (FSDP1's summon_full_params)
         self.in_backward = False
         self.ran = False  # a forward with gradients ran since the last backward
@@ -113,10 +113,10 @@ class State:
         if not self.units:
             self.units.append(Unit(self, self.data))
         self._move_buffers()
-        robbed = self._take_tied()
+        donors = self._take_tied()
         if isinstance(self.reshard_after_forward, int) and not isinstance(self.reshard_after_forward, bool):
             self._reshard_to(self.reshard_after_forward)
-        for u in robbed:
+        for u in donors:
             u.build_again()
         for u in self.units:
             u.build([originals.get(p) for p in u.parameters])
@@ -133,7 +133,7 @@ class State:
     def _take_tied(self) -> list[Unit]:
         """Moves parameters shared by modules of several inner units to this state, which is around all. Returns the units they left."""
         mine = self.covered()
-        robbed = []
+        donors = []
         for s in {id(s): s for s in map(state_of, (m for top in self.modules for m in top.modules())) if s not in (None, self)}.values():
             theirs = s.covered()
             for u in list(s.units):
@@ -143,8 +143,8 @@ class State:
                     u.parameters.remove(p)
                     self.unit_like(u).parameters.append(p)
                 if tied:
-                    robbed.append(u)
-        return robbed
+                    donors.append(u)
+        return donors
 
     def covered(self) -> set[int]:
         """Ids of all modules in its trees."""
@@ -210,7 +210,7 @@ class State:
             module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(self._post_forward, prepend=False, always_call=True)
             module.register_state_dict_pre_hook(lambda *_: self.to_sharded())
-            module.register_load_state_dict_pre_hook(lambda *_: self.door("load_state_dict"))
+            module.register_load_state_dict_pre_hook(lambda *_: self.open_write_window("load_state_dict"))
             module.register_load_state_dict_post_hook(lambda *_: self.adopt_loaded())
         for module in self._inside():
             _hook_alike(module, self._enter_inside, self._leave_inside)
@@ -271,7 +271,7 @@ class State:
                 f"both: Parameter '{p.name}' of {p.state.name} is shared with a module outside"
             )
 
-    # ---- the faces ----
+    # ---- the views ----
 
     def to_unsharded(self) -> None:
         third = self.shows == "post_forward"
@@ -317,7 +317,7 @@ class State:
                 if u.in_arena(p) and not p.unsharded.is_inference():
                     p.show_guarded()
 
-    def door(self, name: str) -> None:
+    def open_write_window(self, name: str) -> None:
         """Opens the write window for the operation ``name``. Before the first forward it is open."""
         self.to_sharded()
         if self.root is not None:
@@ -392,9 +392,9 @@ class State:
             found[p.name] = version_of(p.sharded) + version_of(p.sharded._local_tensor)
         return found
 
-    def reserve_gradient(self, face: torch.Tensor) -> None:
+    def reserve_gradient(self, view: torch.Tensor) -> None:
         """Allocates the memory of one parameter's gradient, for an optimizer's constructor."""
-        for p in (p for u in self.units for p in u.parameters if p.sharded is face):
+        for p in (p for u in self.units for p in u.parameters if p.sharded is view):
             p.reserve_gradient()
 
     def unshard(self) -> None:

@@ -48,7 +48,7 @@ class FlatParameter:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "data" and isinstance(value, torch.dtype):
-            self._unit._get_fsdp_state().door("_apply")
+            self._unit._get_fsdp_state().open_write_window("_apply")
             for module in {m.module: None for m in self._unit._managed}:
                 module._apply(lambda t: t.to(value) if isinstance(t, nn.Parameter) and t.is_floating_point() else t, recurse=False)
         elif name != "_orig_param_dtype":  # ignored: the gathered dtype follows the parameters'

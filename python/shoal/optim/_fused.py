@@ -223,20 +223,20 @@ def _without_dynamo(method: Any) -> Any:
 class _Shard:
     """This rank's tensors of one parameter's update, cached from step to step while they stay the same."""
 
-    __slots__ = ("_addresses", "_dtypes", "_faces", "copy", "gradient", "gradient_from", "numel", "states", "updated", "values")
+    __slots__ = ("_addresses", "_dtypes", "_views", "copy", "gradient", "gradient_from", "numel", "states", "updated", "values")
 
     def __init__(
         self,
         values: torch.Tensor,
         updated: torch.Tensor,  # the master copy if there is one, else `values`
         states: list[torch.Tensor],
-        faces: list[torch.Tensor],  # the same states in the optimizer's state, perhaps DTensors
+        views: list[torch.Tensor],  # the same states in the optimizer's state, perhaps DTensors
         copy: torch.Tensor | None,  # `values`, if there is a master copy
     ):
         self.numel, self.values, self.updated, self.states, self.copy = values.numel(), values, updated, states, copy
         self.gradient: torch.Tensor | None = None
         self.gradient_from: torch.Tensor | None = None  # the original, if its strides differ from the parameter's
-        self._faces = faces
+        self._views = views
         self._addresses = [t.data_ptr() for t in self._kept()]
         self._dtypes: dict[torch.dtype, tuple[str, ...]] = {}
 
@@ -245,10 +245,10 @@ class _Shard:
 
     def stale(self, values: torch.Tensor, state: dict[str, Any], keys: tuple[str, ...]) -> bool:
         """Returns True if one of the tensors, or its memory, was replaced."""
-        if values is not self.values or len(keys) != len(self._faces):
+        if values is not self.values or len(keys) != len(self._views):
             return True
-        for key, face in zip(keys, self._faces, strict=True):
-            if state[key] is not face:
+        for key, view in zip(keys, self._views, strict=True):
+            if state[key] is not view:
                 return True
         if self.copy is not None and (MASTER not in state or local(state[MASTER]) is not self.updated):
             return True

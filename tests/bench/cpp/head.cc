@@ -96,7 +96,7 @@ class Bench {
       if (auto* s = std::get_if<StartWorkerOn>(&action)) {
         sent_ += to_bytes(s->message).size();
         started_.push_back(std::move(*s));
-      } else if (auto* t = std::get_if<TellActor>(&action)) {
+      } else if (auto* t = std::get_if<NotifyActor>(&action)) {
         sent_ += to_bytes(t->row).size();
       }
     }

@@ -604,7 +604,7 @@ TEST_F(CppCallsTest, ACoroutineAwaitsAStream) {
 }
 
 // Returns the reason of the item after the first, which is the death of the worker.
-shoal::Task<std::string> last_words(shoal::Stream<int> stream, Handle<Counter> counter) {
+shoal::Task<std::string> hand_over(shoal::Stream<int> stream, Handle<Counter> counter) {
   SHOAL_CO_TRY(const auto first, co_await stream.async());
   if (!first) co_return "it yields nothing";
   SHOAL_CO_OK(driver->kill(counter));
@@ -618,9 +618,9 @@ shoal::Task<std::string> last_words(shoal::Stream<int> stream, Handle<Counter> c
 TEST_F(CppCallsTest, AnAwaitedStreamReportsTheDeathOfItsWorker) {
   for (int i = 0; i < 5; ++i) {
     const auto counter = driver->spawn<Counter>({}).value();
-    const auto heard = driver->run(last_words(counter.call(&Counter::two, file("never")), counter), 60s);
-    ASSERT_TRUE(heard) << heard.error().to_string();
-    EXPECT_TRUE(*heard == "ActorDied" || *heard == "ActorUnavailable") << *heard;  // depends on which report arrives first
+    const auto received = driver->run(hand_over(counter.call(&Counter::two, file("never")), counter), 60s);
+    ASSERT_TRUE(received) << received.error().to_string();
+    EXPECT_TRUE(*received == "ActorDied" || *received == "ActorUnavailable") << *received;  // depends on which report arrives first
   }
 }
 

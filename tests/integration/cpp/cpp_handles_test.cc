@@ -45,9 +45,9 @@ class Holder;
 
 class Counts {
  public:
-  explicit Counts(std::string last_words) : last_words_(std::move(last_words)) {}
+  explicit Counts(std::string hand_over) : hand_over_(std::move(hand_over)) {}
   ~Counts() {
-    if (!last_words_.empty()) touch(last_words_);
+    if (!hand_over_.empty()) touch(hand_over_);
   }
   int call() { return ++calls_; }
   int add(int n) { return calls_ += n; }
@@ -66,7 +66,7 @@ class Counts {
                                                  &Counts::touches_itself, &Counts::introduces_itself);
 
  private:
-  const std::string last_words_;
+  const std::string hand_over_;
   int calls_ = 0;
 };
 
@@ -221,7 +221,7 @@ class CppHandlesTest : public testing::Test {
     session.print_logs = false;
     auto options = driver->options();
     options.name_space.clear();
-    options.last_words = 20min;
+    options.hand_over = 20min;
     options.needed = needed;
     return std::make_unique<shoal::Context>(shoal::actors::Session::open(session).value(), options);
   }

@@ -1,0 +1,86 @@
+// cordon, uncordon, drain: stop or resume new work on a node, or make it leave in order.
+#include <algorithm>
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::Method;
+using actors::NodeRow;
+using actors::NodeScheduling;
+using actors::NodeState;
+
+namespace {
+
+Result<std::vector<NodeRow>> nodes_of(Client& head) {
+  SHOAL_TRY(auto reply, head.list(actors::ListRequest::What::kNodes));
+  return std::move(reply.nodes);
+}
+
+// The living node whose id starts with `id`.
+Result<NodeRow> find_node(Client& head, const std::string& id) {
+  SHOAL_TRY(const auto nodes, nodes_of(head));
+  std::vector<NodeRow> found;
+  for (const auto& n : nodes) {
+    if (n.state == NodeState::kAlive && to_string(n.id).starts_with(id)) found.push_back(n);
+  }
+  if (id.empty() && found.size() > 1)
+    return fail(invalid_argument(fmt::format("there are {} nodes: say which with --node-id", found.size())));
+  if (found.empty()) return fail(not_found("no living node " + id).with_hint("see shoal list nodes"));
+  if (found.size() > 1) return fail(invalid_argument(fmt::format("{} nodes have an id that begins with {}", found.size(), id)));
+  return found.front();
+}
+
+// Waits until the node has left, also over the death of a head.
+Result<void> wait_until_left(ClusterConnection& cluster, NodeId id, std::chrono::milliseconds limit) {
+  const auto end = cluster.context->clock->now() + limit;
+  while (cluster.context->clock->now() < end) {
+    const auto nodes = nodes_of(*cluster.head);
+    if (!nodes && cluster.head->is_back()) continue;
+    if (!nodes) return fail(nodes.error());
+    const auto it = std::find_if(nodes->begin(), nodes->end(), [&](const NodeRow& n) { return n.id == id; });
+    if (it == nodes->end() || it->state == NodeState::kDead) return {};
+    if (it->scheduling() != NodeScheduling::kDraining) return fail(cancelled("the drain was called off"));
+    cluster.context->run_until([] { return false; }, std::chrono::milliseconds(50));
+  }
+  return fail(deadline_exceeded("node " + to_string(id) + " did not leave in time"));
+}
+
+}  // namespace
+
+int set_scheduling(const Common& common, const SchedulingOptions& options) {
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  const auto node = find_node(*cluster->head, options.node);
+  if (!node) return failed(common, node.error());
+  if (options.reason == kIdleTermination && !node->total.all().empty() && node->available.all() != node->total.all()) {
+    return failed(common, Error(Code::kUnavailable, "node " + to_string(node->id) + " is not idle").with_reason("NodeBusy"));
+  }
+  const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.deadline_s * 1000));
+  const actors::SetNodeScheduling wish{node->id, options.scheduling, static_cast<std::uint64_t>(deadline.count())};
+  auto set = cluster->head->ask(Method::kSetNodeScheduling, to_bytes(wish));
+  if (!set && cluster->head->is_back()) set = cluster->head->ask(Method::kSetNodeScheduling, to_bytes(wish));
+  if (!set) return failed(common, set.error());
+  const bool waits = options.scheduling == NodeScheduling::kDraining && options.wait;
+  if (waits) {
+    if (const auto left = wait_until_left(*cluster, node->id, deadline + std::chrono::seconds(30)); !left) {
+      return failed(common, left.error());
+    }
+  }
+  const char* now = waits                                             ? "drained"
+                    : options.scheduling == NodeScheduling::kDraining ? "draining"
+                    : options.scheduling == NodeScheduling::kCordoned ? "cordoned"
+                                                                      : "uncordoned";
+  if (common.json) {
+    std::printf("%s\n", nlohmann::json({{"schema", "shoal.duty/1"}, {"node", to_string(node->id)}, {"now", now}}).dump().c_str());
+  } else {
+    std::printf("Node %s is %s.\n", to_string(node->id).c_str(), now);
+  }
+  return kOk;
+}
+
+}  // namespace shoal::scheduler::cli

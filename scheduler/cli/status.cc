@@ -1,0 +1,130 @@
+// status, health-check: the cluster's state and its addresses.
+#include <algorithm>
+#include <cstdio>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include "scheduler/cli/ask_nodes.h"
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::Method;
+using nlohmann::json;
+
+Result<ClusterConnection> connect_cluster(const Common& common) {
+  SHOAL_TRY(const Found found, find_cluster(common.target, false));
+  ClusterConnection out;
+  out.context = std::make_unique<Context>(found.credentials);
+  SHOAL_TRY(out.head, connect_head(*out.context, found));
+  out.address = found.address;
+  out.over_hosts = found.credentials.tls != nullptr;
+  out.host = found.credentials.host;
+  out.endpoint = found.endpoint;
+  if (found.folder) out.logs = found.folder->logs();
+  return out;
+}
+
+int failed(const Common& common, const Error& e) {
+  print_error(e, common.json);
+  return exit_code(e);
+}
+
+namespace {
+
+// A row per node: used and total resources.
+void print_nodes(const std::vector<actors::NodeRow>& nodes) {
+  for (const auto& n : nodes) {
+    std::string use;
+    const auto total = for_people(n.total);
+    for (const auto& [name, units] : total.all()) {
+      const auto amount = [](std::int64_t u) { return static_cast<double>(u) / actors::Resources::kUnit; };
+      use += fmt::format("{}{}/{} {}", use.empty() ? "" : ", ", amount(units - n.available.units(name)), amount(units), name);
+    }
+    std::printf("  %s  %-8s  %s  %s\n", to_string(n.id).c_str(), state_text(n), n.host.c_str(),
+                n.state == actors::NodeState::kDead ? "-" : use.c_str());
+  }
+}
+
+// Calls of functions and methods, as callers and executing processes report them. Silent processes are not counted.
+struct Calls {
+  std::size_t running = 0, waiting = 0;
+};
+Result<Calls> calls_of(ClusterConnection& cluster) {
+  SHOAL_TRY(const InspectionReply reported, ask_nodes(cluster, actors::Inspect::What::kTasks));
+  Calls out;
+  for (const json& row : task_rows(reported)) {
+    const auto state = row.at("state").get<std::string>();
+    out.running += state == "RUNNING";
+    out.waiting += state.starts_with("PENDING") || state.starts_with("SUBMITTED");
+  }
+  return out;
+}
+
+}  // namespace
+
+int status(const Common& common, bool verbose) {
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  const auto s = cluster->head->ask_for<actors::ClusterStatus>(Method::kStatus, {});
+  if (!s) return failed(common, s.error());
+  actors::ListReply nodes;
+  Calls calls;
+  if (verbose) {
+    auto reported = calls_of(*cluster);
+    if (!reported) return failed(common, reported.error());
+    calls = *reported;
+    auto listed = cluster->head->list(actors::ListRequest::What::kNodes);
+    if (!listed) return failed(common, listed.error());
+    nodes = *std::move(listed);
+  }
+  if (common.json) {
+    json out = json({{"schema", "shoal.status/1"},
+                     {"session", s->session},
+                     {"address", cluster->address},
+                     {"head_pid", s->head_pid},
+                     {"total", to_json(s->total)},
+                     {"available", to_json(s->available)},
+                     {"nodes", s->num_nodes},
+                     {"workers", s->num_workers},
+                     {"actors", s->num_actors},
+                     {"jobs", s->num_jobs},
+                     {"store", s->store},
+                     {"heads", s->heads},
+                     {"pending", s->pending}});
+    if (verbose) out["node_rows"] = rows_json(nodes);
+    if (verbose) out["calls"] = {{"running", calls.running}, {"waiting", calls.waiting}};
+    std::printf("%s\n", out.dump().c_str());
+    return kOk;
+  }
+  std::printf("address  %s\nsession  %s (head pid %d)\n", cluster->address.c_str(), s->session.c_str(), s->head_pid);
+  if (!s->store.empty()) std::printf("store    %s\n", s->store.c_str());
+  for (std::size_t i = 1; i < s->heads.size(); ++i) std::printf("standby  %s\n", s->heads[i].c_str());
+  std::printf("nodes    %u\njobs     %u running\nworkers  %u\nactors   %u\n", s->num_nodes, s->num_jobs, s->num_workers, s->num_actors);
+  std::printf("total    %s\nfree     %s\n", for_people(s->total).to_string().c_str(), for_people(s->available).to_string().c_str());
+  if (verbose) {
+    std::printf("nodes, with what is used of what they have\n");
+    print_nodes(nodes.nodes);
+    std::printf("calls    %zu running, %zu waiting (shoal list tasks)\n", calls.running, calls.waiting);
+    std::printf("demands  %zu of actors, jobs and placement groups\n", s->pending.size());
+  }
+  for (const auto& p : s->pending) std::printf("pending  %s\n", p.c_str());
+  return kOk;
+}
+
+int health_check(const Common& common) {
+  auto cluster = connect_cluster(common);
+  if (!cluster) return failed(common, cluster.error());
+  const auto s = cluster->head->ask_for<actors::ClusterStatus>(Method::kStatus, {});
+  if (!s) return failed(common, s.error());
+  if (common.json) {
+    std::printf("%s\n", json({{"schema", "shoal.health/1"}, {"address", cluster->address}, {"nodes", s->num_nodes}}).dump().c_str());
+  } else {
+    std::printf("%s answers; %u nodes live.\n", cluster->address.c_str(), s->num_nodes);
+  }
+  return s->num_nodes > 0 ? kOk : kFailed;
+}
+
+}  // namespace shoal::scheduler::cli

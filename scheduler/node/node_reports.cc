@@ -1,0 +1,106 @@
+// A node's answers to inspections of itself and its processes (ARCHITECTURE.md, decisions 40 and 46).
+#include "scheduler/node/node.h"
+
+namespace shoal::scheduler {
+
+namespace {
+constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // python/shoal/_environment.py
+}  // namespace
+
+void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
+  actors::NodeReport begun;
+  begun.node = id_;
+  begun.pid = options_.pid;
+  if (membership_page_) {
+    const runtime::UsageBoard membership_page(membership_page_->data());
+    begun.kept_bytes = membership_page.total().kept;
+    begun.spilled_bytes = membership_page.total().spilled;
+    begun.limit_bytes = membership_page.limit();
+  }
+  if (asked.what == actors::Inspect::What::kObjects) begun.objects = report_objects(memory_, objects_.references());
+  if (asked.what == actors::Inspect::What::kEnvironments) {
+    std::map<std::string, std::uint32_t> counts;
+    for (const auto& [id, w] : workers_) {
+      for (const auto& [name, value] : w.spec.launch.env) {
+        if (name == kRuntimeEnv && value != "{}") ++counts[value];
+      }
+    }
+    for (const auto& [text, processes] : counts) begun.environments.push_back({text, processes});
+  }
+  const auto inspection = std::make_shared<Inspection>(std::move(begun), asked, std::move(responder));
+  if (asked.what == actors::Inspect::What::kMetrics) measure(*inspection);
+  for (const auto& [id, w] : workers_) {
+    if (w.peer == nullptr || asked.what == actors::Inspect::What::kEnvironments) continue;
+    inspection->ask(*w.peer, {id, w.spec.job, w.pid, w.role, {}, {}, 0, {}});
+  }
+  inspection->asked_all();
+}
+
+void Node::measure(Inspection& inspection) {
+  const auto received = [this, alive = alive_](actors::ProcessReport& process) {
+    // A process that has ended meanwhile keeps its earlier metrics.
+    if (*alive && workers_.contains(process.worker)) {
+      metrics_.reported(process.worker, {process.job, process.role, process.pid}, std::move(process.metrics));
+    }
+    process.metrics.clear();
+  };
+  const auto machine = std::make_shared<std::vector<actors::MetricFamily>>();
+  const auto all = [this, alive = alive_, machine](actors::NodeReport& reported) {
+    if (!*alive) return;
+    std::set<WorkerId> silent;
+    for (const auto& process : reported.processes) {
+      if (process.silent) silent.insert(process.worker);
+    }
+    reported.processes.clear();
+    reported.metrics = own_metrics();
+    std::move(machine->begin(), machine->end(), std::back_inserter(reported.metrics));
+    const auto sums = metrics_.sums(silent);
+    auto of_processes = sums.families();
+    std::move(of_processes.begin(), of_processes.end(), std::back_inserter(reported.metrics));
+    using actors::FamilyOf;
+    reported.metrics.push_back(
+        FamilyOf(actors::MetricKind::kGauge, "shoal_node_silent_processes",
+                 "Processes that did not answer this scrape in time: their gauges are missing, their counters are older.")
+            .add(static_cast<double>(silent.size())));
+    reported.metrics.push_back(FamilyOf(actors::MetricKind::kGauge, "shoal_node_left_out_series",
+                                        "Series of this scrape that could not be added up (several kinds under one name), or are too many.")
+                                   .add(static_cast<double>(sums.left_out())));
+    reported.metrics.push_back(FamilyOf(actors::MetricKind::kCounter, "shoal_node_refused_samples_total",
+                                        "Samples that processes told and Prometheus could not read: names, labels, too long, too many.")
+                                   .add(static_cast<double>(metrics_.left_out())));
+  };
+  inspection.pass_through(received, all);
+  if (!options_.measure) return;
+  // The measurement or its timeout, whichever comes first, ends the wait.
+  const auto done = std::make_shared<std::function<void()>>(inspection.expect());
+  const auto finish = [done] {
+    if (const auto once = std::exchange(*done, {})) once();
+  };
+  const auto late = std::make_shared<runtime::Timer>(clock_.after(Inspection::kMetricsPatience, finish));
+  options_.measure([machine, finish, late](std::vector<actors::MetricFamily> measured) {
+    *late = {};
+    *machine = std::move(measured);
+    finish();
+  });
+}
+
+std::vector<actors::MetricFamily> Node::own_metrics() const {
+  using actors::MetricFamily;
+  const auto gauge = [](const char* name, const char* help, auto value) -> MetricFamily {
+    return actors::FamilyOf(actors::MetricKind::kGauge, name, help).add(static_cast<double>(value));
+  };
+  std::vector<MetricFamily> out = {
+      gauge("shoal_node_processes", "Workers and drivers on the node.", workers_.size()),
+      gauge("shoal_object_store_objects", "Objects, and arenas of meshes, that the node keeps for its processes.", memory_.num_entries())};
+  if (membership_page_) {
+    const runtime::UsageBoard membership_page(membership_page_->data());
+    out.push_back(
+        gauge("shoal_object_store_used_bytes", "Memory that large values of the node's processes take.", membership_page.total().kept));
+    out.push_back(gauge("shoal_object_store_spilled_bytes", "Large values that were moved to files.", membership_page.total().spilled));
+    out.push_back(
+        gauge("shoal_object_store_limit_bytes", "Memory that they may take before some are moved to files.", membership_page.limit()));
+  }
+  return out;
+}
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,255 @@
+#include "scheduler/node/peer_nodes.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "scheduler/node/changes.h"
+
+namespace shoal::scheduler {
+
+using actors::from_bytes;
+using actors::Method;
+using actors::number;
+using actors::to_bytes;
+using runtime::Message;
+using runtime::Peer;
+
+namespace {
+Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+}  // namespace
+
+PeerNodes::PeerNodes(runtime::Clock& clock, runtime::Network& network, runtime::Log log, Options options, Events events)
+    : clock_(clock), network_(network), log_(std::move(log)), options_(options), events_(std::move(events)) {}
+
+PeerNodes::~PeerNodes() { *alive_ = false; }
+
+void PeerNodes::start_as(NodeId self) {
+  *std::exchange(alive_, std::make_shared<bool>(true)) = false;
+  self_ = self;
+  to_flush_ = false;
+  const Error why = unavailable("this node was given up, and came back as another").with_reason("OwnerDied");
+  for (auto& [node, link] : std::exchange(links_, {})) fail_asked(std::move(link), why);
+}
+
+PeerNodes::Link* PeerNodes::find(NodeId node) {
+  const auto it = links_.find(node);
+  return it == links_.end() ? nullptr : &it->second;
+}
+
+const Error* PeerNodes::gone(NodeId node) const {
+  const auto it = gone_.find(node);
+  return it == gone_.end() ? nullptr : &it->second;
+}
+
+void PeerNodes::watch(NodeId node) {
+  if (gone(node) != nullptr || links_.contains(node)) return;
+  links_.try_emplace(node);
+  ask_head(node);
+}
+
+void PeerNodes::tell(NodeId node, const Item& item) {
+  if (gone(node) != nullptr) return;
+  watch(node);
+  if (Link* const link = find(node)) {
+    link->outbox.add(item);
+    if (auto& waiting = link->outbox.waiting(); waiting.size() >= std::max(options_.merge_beyond, link->merge_at)) {
+      waiting = merged(waiting);
+      link->merge_at = 2 * waiting.size();
+      log_->warn("neighbour={} host={}: {} changes wait to be told", to_string(node), link->host, waiting.size());
+    }
+  }
+  flush_soon();
+}
+
+void PeerNodes::call(NodeId node, Method method, Bytes bytes, Callback callback) {
+  watch(node);
+  if (const Error* const why = gone(node)) return callback(fail(*why));
+  Link& link = links_.at(node);
+  const auto number = next_asked_++;
+  link.asked.emplace(number, Asked{method, std::move(bytes), std::move(callback)});
+  if (link.met && link.peer && link.peer->connected()) return send(node, link, number);
+  reach(node);
+}
+
+// ---- where it is
+// -------------------------------------------------------------------------------------------------------------------
+
+void PeerNodes::ask_head(NodeId node) {
+  Peer* const head = events_.head();
+  Link& link = links_.at(node);
+  if (head == nullptr || link.asked_head) return;
+  link.asked_head = true;
+  head->call(number(Method::kWatchNode), body(to_bytes(actors::NodeRef{node})), Peer::kNoTimeout, [this, alive = alive_, node](auto r) {
+    Link* const link = *alive ? find(node) : nullptr;
+    if (link == nullptr) return;
+    if (!r && r.error().code() == Code::kNotFound) return is_gone(node, r.error().message());
+    if (!r) {  // retried later: a closing connection or a refusing head would answer the same
+      link->asked_head = false;
+      link->asking = clock_.after(options_.reconnect, [this, node] { ask_head(node); });
+      if (!link->peer && !link->dialling && !link->resting) broke(node, r.error());
+      return;
+    }
+    const auto reply = from_bytes<actors::ListReply>(r->body);
+    if (!reply || reply->nodes.size() != 1) return is_gone(node, "the head said something strange of it");
+    link->host = reply->nodes[0].host;
+    link->endpoint = reply->nodes[0].endpoint;
+    if (reply->nodes[0].state == actors::NodeState::kDead) return is_gone(node, "it was given up");
+    reach(node);
+  });
+}
+
+void PeerNodes::head_is_here() {
+  for (auto& [node, link] : links_) link.asked_head = false;
+  std::vector<NodeId> all;
+  for (const auto& [node, link] : links_) all.push_back(node);
+  for (const NodeId node : all) {
+    if (find(node) != nullptr) ask_head(node);
+  }
+}
+
+void PeerNodes::head_said_gone(const actors::NodeGone& news) {
+  if (find(news.node) != nullptr) is_gone(news.node, news.cause.message());
+}
+
+void PeerNodes::is_gone(NodeId node, const std::string& why) {
+  auto link = links_.extract(node);
+  const std::string host = link.empty() || link.mapped().host.empty() ? "unknown" : link.mapped().host;
+  const Error lost = unavailable(fmt::format("the node that had this object is gone: node {} on host {}: {}", to_string(node), host, why))
+                         .with_reason("OwnerDied");
+  log_->info("neighbour={} host={} gone: {}", to_string(node), host, why);
+  gone_.insert_or_assign(node, lost);
+  gone_order_.push_back(node);
+  if (gone_order_.size() > options_.max_gone) {
+    gone_.erase(gone_order_.front());
+    gone_order_.pop_front();
+  }
+  events_.gone(node, lost);  // first, so that callers make no further requests of it
+  if (!link.empty()) fail_asked(std::move(link.mapped()), lost);
+}
+
+void PeerNodes::fail_asked(Link link, const Error& why) {
+  for (auto& [n, asked] : link.asked) asked.callback(fail(why));
+}
+
+// ---- the connection
+// ----------------------------------------------------------------------------------------------------------------
+
+void PeerNodes::reach(NodeId node) {
+  Link& link = links_.at(node);
+  if (link.peer || link.dialling || link.resting) return;
+  if (link.outbox.size() == 0 && link.asked.empty()) return;  // nothing to send
+  if (link.endpoint.empty()) {
+    if (!link.asked_head && events_.head() == nullptr) return broke(node, unavailable("there is no head that says where it is"));
+    return ask_head(node);
+  }
+  const auto to = runtime::parse_endpoint(link.endpoint);
+  if (!to) return broke(node, to.error());
+  link.dialling = true;
+  network_.connect(*to, runtime::Role::kNode, options_.connect_timeout,
+                   [this, alive = alive_, node](Result<std::unique_ptr<runtime::Connection>> connection) {
+                     Link* const link = *alive ? find(node) : nullptr;
+                     if (link == nullptr) return;
+                     link->dialling = false;
+                     if (!connection) return broke(node, connection.error());
+                     meet(node, *std::move(connection));
+                   });
+}
+
+void PeerNodes::meet(NodeId node, std::unique_ptr<runtime::Connection> connection) {
+  Link& link = links_.at(node);
+  link.peer = std::make_unique<Peer>(std::move(connection), clock_, *this);
+  link.met = false;
+  link.peer->call(number(Method::kMeetNode), body(to_bytes(actors::MeetNode{self_, node})), options_.connect_timeout,
+                  [this, alive = alive_, node](Result<Message> r) {
+                    Link* const link = *alive ? find(node) : nullptr;
+                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // handled by on_closed()
+                    if (!r && r.error().reason() == "AnotherNode") return is_gone(node, r.error().message());
+                    if (!r) {
+                      const auto owned = std::move(link->peer);
+                      return broke(node, r.error());
+                    }
+                    link->met = true;
+                    link->broken_since.reset();
+                    log_->info("neighbour={} host={} connected", to_string(node), link->host);
+                    std::vector<std::uint64_t> numbers;
+                    for (const auto& [n, asked] : link->asked) numbers.push_back(n);
+                    flush(node, *link);
+                    for (const auto n : numbers) {
+                      if (Link* const now = find(node); now != nullptr && now->asked.contains(n)) send(node, *now, n);
+                    }
+                  });
+}
+
+void PeerNodes::broke(NodeId node, const Error& why) {
+  Link& link = links_.at(node);
+  link.outbox.lost();
+  if (!link.broken_since) {
+    link.broken_since = clock_.now();
+    log_->warn("neighbour={} host={} not reached: {}", to_string(node), link.host, why.message());
+  }
+  link.resting = true;
+  link.redial = clock_.after(options_.reconnect, [this, node] {
+    links_.at(node).resting = false;
+    reach(node);
+  });
+  if (clock_.now() - *link.broken_since < options_.unreachable_after) return;
+  const Error lost = unavailable(fmt::format("the node that has this object cannot be reached: node {} on host {}: {}", to_string(node),
+                                             link.host.empty() ? "unknown" : link.host, why.message()))
+                         .with_reason("ObjectLost");
+  for (auto& [n, asked] : std::exchange(link.asked, {})) asked.callback(fail(lost));
+}
+
+void PeerNodes::on_request(Peer&, runtime::Request, runtime::Responder responder) {
+  responder.fail(unimplemented("a node answers nothing over a connection that it made"));
+}
+
+void PeerNodes::on_closed(Peer& peer, const Error& why) {
+  for (auto& [node, link] : links_) {
+    if (link.peer.get() != &peer) continue;
+    const auto owned = std::move(link.peer);  // destroyed on return
+    return broke(NodeId(node), why);
+  }
+}
+
+// ---- messages
+// ------------------------------------------------------------------------------------------------------------------
+
+// Changes of one turn of the loop go in one message.
+void PeerNodes::flush_soon() {
+  if (std::exchange(to_flush_, true)) return;
+  flushing_ = clock_.after(runtime::Duration::zero(), [this] {
+    to_flush_ = false;
+    std::vector<NodeId> all;
+    for (const auto& [node, link] : links_) all.push_back(node);
+    for (const NodeId node : all) {
+      if (Link* const link = find(node)) flush(node, *link);
+    }
+  });
+}
+
+void PeerNodes::flush(NodeId node, Link& link) {
+  if (!link.met || !link.peer || !link.peer->connected()) return reach(node);
+  const auto* const parcel = link.outbox.next();
+  if (parcel == nullptr) return;
+  link.peer->call(number(Method::kCountObjects), body(to_bytes(actors::CountObjects{parcel->items, parcel->number})), Peer::kNoTimeout,
+                  [this, alive = alive_, node](Result<Message> r) {
+                    Link* const link = *alive ? find(node) : nullptr;
+                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // handled by on_closed()
+                    if (!r) log_->warn("neighbour={} did not take what it was told: {}", to_string(node), r.error().message());
+                    link->outbox.acknowledged();
+                    flush(node, *link);
+                  });
+}
+
+void PeerNodes::send(NodeId node, Link& link, std::uint64_t n) {
+  const Asked& asked = link.asked.at(n);
+  link.peer->call(number(asked.method), body(asked.body.clone()), Peer::kNoTimeout, [this, alive = alive_, node, n](Result<Message> r) {
+    Link* const link = *alive ? find(node) : nullptr;
+    if (link == nullptr || (!r && (!link->peer || !link->peer->connected()))) return;  // repeated over the next connection
+    const auto over = link->asked.extract(n);
+    if (!over.empty()) over.mapped().callback(std::move(r));
+  });
+}
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,105 @@
+// The other nodes that this one deals with: their addresses, a connection to each, and their ends.
+//
+// The head reports where a node is and when it was given up; a broken connection is made again. Changes arrive once and in order
+// (storage/outbox.h); requests are repeated until they are answered. Loop thread only.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "actors/wire/messages.h"
+#include "runtime/log/log.h"
+#include "runtime/net/peer.h"
+#include "storage/outbox.h"
+
+namespace shoal::scheduler {
+
+class PeerNodes final : public runtime::PeerHandler {
+ public:
+  using Item = actors::CountObjects::Change;
+  using Callback = std::function<void(Result<runtime::Message>)>;
+  struct Options {
+    runtime::Duration connect_timeout = std::chrono::seconds(5);
+    runtime::Duration reconnect = std::chrono::milliseconds(500);
+    runtime::Duration unreachable_after = std::chrono::seconds(30);  // time of attempts until requests fail; the attempts go on
+    std::size_t max_gone = 10'000;                                   // gone nodes that are remembered
+    std::size_t merge_beyond = 20'000;                               // waiting changes for a node, from which they are merged (changes.h)
+  };
+  struct Events {
+    std::function<runtime::Peer*()> head;  // null while there is none
+    std::function<void(NodeId node, const Error& why)> gone;
+  };
+  PeerNodes(runtime::Clock& clock, runtime::Network& network, runtime::Log log, Options options, Events events);
+  ~PeerNodes();
+
+  // Sets this node's id. Its dealings with others under an earlier id are over: pending requests fail.
+  void start_as(NodeId self);
+  // Events::gone reports the node's end from now on.
+  void watch(NodeId node);
+  void tell(NodeId node, const Item& item);
+  // The request is repeated over each new connection. Unavailable/OwnerDied when the node is gone, Unavailable/ObjectLost when it cannot be
+  // reached.
+  void call(NodeId node, actors::Method method, Bytes body, Callback callback);
+  // The reason why a node is gone; null if it is not.
+  const Error* gone(NodeId node) const;
+
+  // A head is connected, again or for the first time.
+  void head_is_here();
+  void head_said_gone(const actors::NodeGone& news);
+
+ private:
+  struct Asked {
+    actors::Method method;
+    Bytes body;
+    Callback callback;
+  };
+  struct Link {
+    std::string host, endpoint;  // empty until the head answers
+    bool asked_head = false;
+    runtime::Timer asking;  // retries the request to the head
+    bool dialling = false;
+    std::unique_ptr<runtime::Peer> peer;
+    bool met = false;  // the peer has confirmed its id
+    std::optional<runtime::TimePoint> broken_since;
+    runtime::Timer redial;
+    bool resting = false;  // until `redial`
+    storage::Outbox<Item> outbox{actors::CountObjects::kMaxChanges};
+    std::size_t merge_at = 0;              // queue length for the next merge
+    std::map<std::uint64_t, Asked> asked;  // by number, in order
+  };
+
+  void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
+  void on_notice(runtime::Peer&, runtime::Request) override {}
+  void on_closed(runtime::Peer& peer, const Error& why) override;
+
+  Link* find(NodeId node);
+  void ask_head(NodeId node);
+  void reach(NodeId node);
+  void meet(NodeId node, std::unique_ptr<runtime::Connection> connection);
+  void broke(NodeId node, const Error& why);
+  void flush_soon();
+  void flush(NodeId node, Link& link);
+  void send(NodeId node, Link& link, std::uint64_t number);
+  void is_gone(NodeId node, const std::string& why);
+  static void fail_asked(Link link, const Error& why);
+
+  runtime::Clock& clock_;
+  runtime::Network& network_;
+  const runtime::Log log_;
+  const Options options_;
+  const Events events_;
+  NodeId self_;
+  std::map<NodeId, Link> links_;
+  std::uint64_t next_asked_ = 1;
+  bool to_flush_ = false;
+  runtime::Timer flushing_;
+  std::map<NodeId, Error> gone_;
+  std::deque<NodeId> gone_order_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for callbacks since start_as()
+};
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,58 @@
+// The order of turns among jobs that wait for the same nodes: the job with the smallest share goes first.
+//
+// A share is the largest fraction that a job holds of any resource (dominant resource fairness, Ghodsi et al., NSDI 2011). Four of ten CPUs
+// and one of two GPUs are a half. Among equal shares, and within a job, the earlier request goes first.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "actors/cluster/resources.h"
+#include "runtime/core/id.h"
+
+namespace shoal::scheduler {
+
+// Resources held by each job: by its processes outside of placement groups, and by its groups' bundles.
+class Shares {
+ public:
+  void takes(JobId job, const actors::Resources& what) { held_[job] += what; }
+  void gives(JobId job, const actors::Resources& what);
+  const std::map<JobId, actors::Resources>& held() const { return held_; }
+  // The job's share of `all`, the sum over all nodes.
+  double of(JobId job, const actors::Resources& all) const;
+
+ private:
+  std::map<JobId, actors::Resources> held_;  // no entry for jobs that hold nothing
+};
+
+// One round, in which each added entry has one turn.
+class FairShareQueue {
+ public:
+  // A job's share is read again after each of its turns.
+  FairShareQueue(const Shares& shares, const actors::Resources& all) : shares_(shares), all_(all) {}
+  // `index`: the entry's position in the queue. Callers add in ascending order.
+  void add(JobId job, std::size_t index);
+  std::optional<std::size_t> next();
+
+ private:
+  struct Line {
+    std::vector<std::size_t> indices;
+    std::size_t next = 0;
+  };
+  void line_up(JobId job, const Line& line) { heads_.emplace(shares_.of(job, all_), line.indices[line.next], job); }
+
+  const Shares& shares_;
+  const actors::Resources& all_;
+  std::map<JobId, Line> lines_;
+  std::pair<const JobId, Line>* added_ = nullptr;           // the line that was added to last
+  std::set<std::tuple<double, std::size_t, JobId>> heads_;  // (share, index, job) of all lines but turn_
+  std::pair<const JobId, Line>* turn_ = nullptr;
+  bool begun_ = false;
+};
+
+}  // namespace shoal::scheduler

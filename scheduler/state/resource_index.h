@@ -1,0 +1,52 @@
+// Free and total resources of nodes, updated as their rows change: the cost of an event is that of what it changed.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "scheduler/state/placement.h"
+#include "scheduler/state/rows.h"
+#include "scheduler/state/table.h"
+
+namespace shoal::scheduler {
+
+inline bool takes_work(const rows::Node& n) {
+  return n.row.state == actors::NodeState::kAlive && !n.away && n.row.scheduling() == actors::NodeScheduling::kSchedulable;
+}
+
+class ResourceIndex {
+ public:
+  using Nodes = Table<NodeId, rows::Node>;
+
+  void refresh(const Nodes& nodes);
+
+  // Free resources of the nodes that take work.
+  const NodeResources& free() const { return free_; }
+  // Like free(), without nodes that have no free CPU if all of `wants` ask for CPUs.
+  const NodeResources& free_for(const std::vector<actors::Resources>& wants) const;
+  // The node for an actor that asks for no resources, among those that take work and have CPUs, free or not. It is `home` while that has
+  // fewer processes than CPUs, otherwise one with the fewest processes.
+  std::optional<NodeId> quietest(NodeId home) const;
+  // Total resources of living nodes that are not draining.
+  const NodeResources& capacity() const { return capacity_; }
+  // The sum of capacity().
+  const actors::Resources& all() const { return all_; }
+  // Grows when an entry that did not fit may fit now.
+  std::uint64_t growth() const { return growth_; }
+
+ private:
+  void refresh(NodeId id, const rows::Node& node);
+  void forget(NodeId id);
+  void takes_no_work(NodeId id);
+  void rank(NodeId id, std::optional<std::size_t> workers);
+
+  NodeResources free_, free_cpus_, capacity_;
+  std::set<std::pair<std::size_t, NodeId>> by_workers_;
+  std::map<NodeId, std::size_t> ranked_;  // the same, by node
+  actors::Resources all_;
+  std::uint64_t growth_ = 1;
+};
+
+}  // namespace shoal::scheduler
