@@ -53,7 +53,7 @@ class Running:
     extra: dict[str, Any] | None = None
     where: str = ""  # the function's name; "" for class and method
     interruptible: bool = False  # user code runs, and a cancellation may interrupt it
-    stand: Any = None  # counts the handles that this actor gave away of itself
+    token: Any = None  # counts the handles that this actor gave away of itself
     ending: SystemExit | None = None  # the reason for this actor's end
     leaving: list = field(default_factory=list)  # calls that the end answers
     graphs: dict = field(default_factory=dict)  # calls answered at the end of their graphs or of this actor

@@ -161,7 +161,7 @@ def _lifetime_token(session: _native.Session) -> LifetimeToken:
 
 class _Actor:
     """The state that a handle and its methods share. ``counts``: the session in which the handle's end is reported (None: uncounted).
-    ``stand``: the counted object, once a handle has left the creating process."""
+    ``token``: the counted object, once a handle has left the creating process."""
 
     __slots__ = ("__weakref__", "any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "token", "weak")
 
@@ -438,7 +438,7 @@ class ActorOwnership:
         self._kept: dict[str, list[_native.Ref]] = {}  # references of restartable actors
         self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
         self._held: WeakValueDictionary[str, _Actor] = WeakValueDictionary()  # the counted state of handles, for actors in _made
-        self.put = self._queue.put  # takes (session, actor, stand) of a dropped handle; callable anywhere
+        self.put = self._queue.put  # takes (session, actor, token) of a dropped handle; callable anywhere
 
     def begin(self) -> None:
         if self._thread is not None:

@@ -136,7 +136,7 @@ def test_operators_are_explained_with_line_and_communicated_bytes():
     product = rows.t() @ rows  # each device sums the products of two rows
     total = rows + columns
     summed, added = xs.explain(product), xs.explain(total)
-    assert (summed.operator, source_of(summed)) == ("aten::mm", "product = rows.t() @ rows  # each device adds the products of two rows up")
+    assert (summed.operator, source_of(summed)) == ("aten::mm", "product = rows.t() @ rows  # each device sums the products of two rows")
     assert summed.communicated == (("all_reduce", 8 * 2 * 7 * 16 * 16 * 4 // 8),)
     # A device needs two rows and holds two columns: it has 4 of 32 elements.
     assert (added.operator, added.communicated) == ("aten::add", (("all_to_all", 8 * 28 * 4),))
