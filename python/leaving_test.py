@@ -169,7 +169,7 @@ class Wanting:
         self.answers.append((task, again))
 
 
-def test_last_words_lose_nothing_that_a_pool_wanted_meanwhile(pools):
+def test_a_hand_over_loses_nothing_that_a_pool_wanted_meanwhile(pools):
     pool = object.__new__(_Pool)
     raised = SimpleNamespace(value=lambda: (True, b"", []))
     pool.native = Wanting(condemned=["forced"], ended=["unmade"], raised=[(7, 1, raised), (8, 2, raised)])
@@ -181,7 +181,7 @@ def test_last_words_lose_nothing_that_a_pool_wanted_meanwhile(pools):
     assert sorted(pools.session.done) == ["kill forced", "kill unmade"]
 
 
-def test_this_process_is_needed_until_a_worker_sent_its_last_words(pools, monkeypatch):
+def test_this_process_is_needed_until_a_worker_handed_over(pools, monkeypatch):
     words = leaves(pools, "w")
     pools.session.wait_some = lambda *_: None
     monkeypatch.setattr(_tasks, "_wait", lambda *_: None)
@@ -253,7 +253,7 @@ def test_an_interrupted_pool_with_workers_is_attended(pools, monkeypatch, begun)
         assert pools._pool_of(function).workers == {"w": None}
 
 
-def test_last_words_wait_for_an_absent_head(pools):
+def test_a_hand_over_waits_for_an_absent_head(pools):
     pools.condemn(["w"])
     asked = []
 

@@ -514,7 +514,7 @@ def test_waiting_tasks_lend_their_cpus():
 
 
 def patient(monkeypatch):
-    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+    monkeypatch.setattr(FunctionPool, "HAND_OVER_S", 10.0 * GUARD_S)
     monkeypatch.setattr(FunctionPool, "NEEDED_S", 0.1)
 
 
