@@ -738,6 +738,7 @@ Result<PackagePart> Session::get_package(const std::string& name, std::uint64_t 
 
 Result<void> Session::shutdown_cluster() {
   SHOAL_OK(reach_head_once());
+  own([this] { ends_cluster_ = true; });
   SHOAL_OK(ask(*head_, Method::kShutdown, {}, options_.control_timeout));
   return {};
 }
@@ -933,11 +934,13 @@ void Session::on_head_opened() {
 }
 
 void Session::on_closed() {
+  if (ends_cluster_) return;
   if (calls_ && !head_->peer()) calls_->head_gone();
   if (calls_ && !head_->peer() && !node_->peer()) calls_->no_more_news(unavailable("its node is gone"));
 }
 
 void Session::on_head_notice(runtime::Request notice) {
+  if (ends_cluster_) return;
   switch (static_cast<Method>(notice.method)) {
     case Method::kActorUpdate:
       if (const auto row = from_bytes<ActorRow>(notice.message.body); row && calls_) calls_->updated(*row);
@@ -1056,7 +1059,7 @@ void Session::on_node_notice(runtime::Request notice) {
 void Session::on_logs(const std::string& host, const runtime::Request& notice) {
   if (static_cast<Method>(notice.method) == Method::kWorkerExited) {
     const auto m = from_bytes<WorkerUpdate>(notice.message.body);
-    if (m && calls_) calls_->process_gone(m->worker, m->cause.value_or(unavailable("its process ended")));
+    if (m && calls_ && !ends_cluster_) calls_->process_gone(m->worker, m->cause.value_or(unavailable("its process ended")));
     return;
   }
   const auto m = from_bytes<LogLines>(notice.message.body);

@@ -292,6 +292,7 @@ class Session {
   NodeId node_id_;
   std::string folder_, host_name_, head_endpoint_, node_endpoint_;
   bool is_driver_ = false;
+  bool ends_cluster_ = false;                              // the cluster ends for this session: what ends with it is no news for open calls
   std::optional<std::vector<MetricFamily>> last_metrics_;  // set when leaving; recording then starts anew
   ObjectStore objects_;
   runtime::LoopThread loop_thread_;  // last, since it runs the loop as soon as it exists

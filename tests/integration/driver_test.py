@@ -300,6 +300,37 @@ def test_other_calls_cancel_and_shutdown_do_not_wait_for_the_delay(by_value, tmp
             shoal.get(ref, timeout=60)
 
 
+def test_shutdown_cancels_open_calls_although_the_cluster_ended_before(by_value, tmp_path):
+    shoal.init(num_cpus=1)
+    path = tmp_path / "begun"
+
+    class Sleeper:
+        def sleep(self):
+            path.touch()
+            time.sleep(600)
+
+    sleeper = shoal.remote(Sleeper).remote()
+    refs = [sleeper.sleep.remote(), shoal.remote(lambda: 9).options(num_cpus=64).remote()]
+    wait_until(path.exists, 30, "the call")
+    session, cluster = state.session, state.cluster
+
+    class Slow:
+        """The session, whose close() comes after the cluster's end."""
+
+        def shutdown_cluster(self):
+            session.shutdown_cluster()
+            cluster.wait(60)
+
+        def __getattr__(self, name):
+            return getattr(session, name)
+
+    state.session = Slow()
+    shoal.shutdown()
+    for ref in refs:
+        with pytest.raises(Cancelled):
+            shoal.get(ref, timeout=60)
+
+
 def test_an_invalid_retry_delay_is_a_value_error():
     with pytest.raises(ValueError, match="task_retry_delay_ms"):
         shoal.init(num_cpus=1, _system_config={"task_retry_delay_ms": -1})
