@@ -1,0 +1,107 @@
+"""Links and cited paths of the documents, and the lengths that the documents keep."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]  # the source tree, also where this file is a link of Bazel's
+OUTPUTS = {"dist", "out", "__pycache__"}
+DECISIONS = ROOT / "docs" / "decisions"
+MOST_WORDS = {"README.md": 500, "ARCHITECTURE.md": 1500}
+DECISION_WORDS = 150
+SOURCES = {".h", ".cc", ".py", ".capnp", ".bzl", ".md", ""}
+
+
+def files() -> list[Path]:
+    found = []
+    for folder, inner, names in os.walk(ROOT):
+        inner[:] = sorted(n for n in inner if n not in OUTPUTS and not n.startswith((".venv", ".git", "bazel-")))
+        found += [Path(folder, n) for n in sorted(names)]
+    return found
+
+
+FILES = files()
+PAGES = [p for p in FILES if p.suffix == ".md"]
+CITING = [p for p in PAGES if p.name != "COVERAGE.md"]  # those abbreviate paths
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(text: str) -> str:
+    """The text without code blocks."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", prose(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page: Path) -> list[str]:
+    text = re.sub(r"`[^`\n]*`", "", prose(page.read_text()))
+    out = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", link):
+            continue  # another site
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            out.append(link)
+    return out
+
+
+def missing_paths(page: Path) -> list[str]:
+    cited = re.findall(r"`([a-z_.][\w.\-]*/[\w./\-]*)`", page.read_text())
+    places = (ROOT, page.parent)
+    out = []
+    for path in cited:
+        folder = path.partition("/")[0]
+        ours = any((place / folder).is_dir() for place in places)  # others are users' folders and outputs
+        if ours and Path(path).suffix in SOURCES and not any((place / path).exists() for place in places):
+            out.append(path)
+    return out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_of_a_page_leads_somewhere(page):
+    assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", CITING, ids=name_of)
+def test_every_path_that_a_page_cites_exists(page):
+    assert missing_paths(page) == []
+
+
+@pytest.mark.parametrize("page", MOST_WORDS)
+def test_a_first_page_stays_short(page):
+    assert len((ROOT / page).read_text().split()) <= MOST_WORDS[page]
+
+
+def test_a_decision_stays_short_and_is_in_the_index_once():
+    decisions = [p for p in DECISIONS.glob("*.md") if p.name != "README.md"]
+    assert {p.name: n for p in decisions if (n := len(p.read_text().split())) > DECISION_WORDS} == {}
+    listed = re.findall(r"^- \[(.+)\]\(([\w-]+\.md)\)$", (DECISIONS / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed, key=lambda row: row[1]) == sorted(
+        ((p.read_text().splitlines()[0].removeprefix("# "), p.name) for p in decisions), key=lambda row: row[1]
+    )
+
+
+def test_every_decision_that_a_file_cites_exists():
+    gone = {}
+    for path in FILES:
+        if path.suffix in SOURCES and path.name != Path(__file__).name:
+            cited = re.findall(r"docs/decisions/([\w-]+\.md)", path.read_text(errors="replace"))
+            gone |= {name_of(path): name for name in cited if not (DECISIONS / name).exists()}
+    assert gone == {}
+
+
+def test_the_glossary_is_in_order():
+    terms = re.findall(r"^\| ([^|]+) \| [A-Z]", (ROOT / "GLOSSARY.md").read_text(), re.MULTILINE)
+    assert len(terms) >= 40
+    assert terms == sorted(terms, key=lambda term: (term.lower().replace("-", " "), term))
