@@ -1,9 +1,9 @@
-// A board: the first pages of a shared memory that several processes (members) use. It records which members are gone and why, and has a
-// bell that wakes all waiters.
+// A membership page: the first pages of a shared memory that several processes (members) use. It records which members are gone and why,
+// and has a bell that wakes all waiters.
 //
-// Members write shared data behind the board and ring. Only the node learns of deaths (from pidfds, decision 10); it records the death
-// here and rings. So a rank that sleeps in a wait learns of a dead peer at once, without a message and without a thread. Trust: all
-// members of a board are processes of one job; other jobs never map it.
+// Members write shared data behind the page and ring. Only the node learns of deaths (from pidfds); it records the death here and rings.
+// So a rank that sleeps in a wait learns of a dead peer at once, without a message and without a thread. Trust: all members of a page are
+// processes of one job; other jobs never map it.
 #pragma once
 
 #include <atomic>

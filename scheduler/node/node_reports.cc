@@ -1,4 +1,5 @@
-// A node's answers to inspections of itself and its processes (ARCHITECTURE.md, decisions 40 and 46).
+// A node's answers to inspections of itself and its processes (docs/decisions/processes-answer-inspections-on-request.md,
+// docs/decisions/metrics-are-collected-on-each-scrape.md).
 #include "scheduler/node/node.h"
 
 namespace shoal::scheduler {
