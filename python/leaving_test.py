@@ -123,7 +123,7 @@ def test_a_workers_actors_are_taken_over_once_despite_an_absent_head(pools, acto
     words = leaves(pools, "w", _Made("a", "A", False), _Made("b", "B", True, ("object", "place")), _Made("gone", "C", False))
     pools.session.unknown = {"gone"}
     pools.see_off()
-    assert pools.session.asked == 0  # the last words are not ready yet
+    assert pools.session.asked == 0  # the hand-over is not ready yet
     words._ref.ready = True
     know = pools.session.know
 

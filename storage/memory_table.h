@@ -48,8 +48,8 @@ class MemoryTable {
 
   // Makes `worker` a member of the membership page at the start of an arena (it has at least MembershipPage::kBytes).
   Result<void> join_membership_page(JobId job, const std::string& key, WorkerId worker, std::uint32_t member);
-  // Records the death of a worker on all its boards, and fails the gets that wait for its objects. Frees arenas that only dead workers
-  // held.
+  // Records the death of a worker on all its membership pages, and fails the gets that wait for its objects. Frees arenas that only dead
+  // workers held.
   void mark_gone(WorkerId worker, const std::string& cause);
 
   // Stores a memory, or the error that gets of this object will return. `maker`: the process that filled it and counts it as long as it

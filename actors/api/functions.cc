@@ -40,7 +40,7 @@ struct LeftItem {
 // False while the worker is needed, and the actors that it leaves.
 using Words = List<bool, std::vector<LeftItem>>;
 bool said_all(const Value& words) {
-  const auto said = decode(Words(), words, {"last words"});
+  const auto said = decode(Words(), words, {"hand-over"});
   return !said || std::get<0>(*said);
 }
 
@@ -54,7 +54,7 @@ constexpr std::chrono::seconds kLastMetrics(9);  // less than the keeper waits, 
 // Called by the keeper: the actors are its own from now on, one by one. Fails while the head is away.
 Result<void> FunctionPools::adopt(Leaving& leaving) {
   const Value& words = *leaving.words.peek();
-  SHOAL_TRY(const auto left, decode(Words(), words, {"last words"}));
+  SHOAL_TRY(const auto left, decode(Words(), words, {"hand-over"}));
   const auto kept = words.refs().empty() ? nullptr : std::make_shared<const Value>(words);
   Session& session = hub_.session;
   for (; leaving.adopted < std::get<1>(left).size(); ++leaving.adopted) {
@@ -72,7 +72,7 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
 // A worker is needed while calls that it made are open, since they would be lost with it.
 Result<Value> FunctionPools::hand_over(const Value& asked) {
   Session& session = hub_.session;
-  SHOAL_TRY(const auto within, decode(List<std::int64_t>(), asked, {"last words"}));
+  SHOAL_TRY(const auto within, decode(List<std::int64_t>(), asked, {"hand-over"}));
   const auto until = session.deadline_in(std::chrono::milliseconds(std::max<std::int64_t>(10, std::get<0>(within))));
   const auto none_open = [&] { return !session.any_open_calls(); };
   const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };

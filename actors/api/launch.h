@@ -11,7 +11,7 @@
 
 namespace shoal::actors::api {
 
-// The data of an actor's construction: sent in the construct call, or kept by the head (the birth) for restarts and detached
+// The data of an actor's construction: sent in the construct call, or kept by the head (the creation spec) for restarts and detached
 // actors.
 struct Making {
   std::string full_class_name;

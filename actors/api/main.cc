@@ -35,7 +35,7 @@ struct Environment {
   std::map<std::string, std::string> set;  // set by a worker's launch (kEnvNames)
   std::uint32_t restarts = 0;              // SHOAL_RESTARTS: the actor's
   std::string retry_delay_ms;              // SHOAL_TASK_RETRY_DELAY_MS
-  bool self_made = false;                  // SHOAL_SELF_MADE: the head keeps the actor's birth
+  bool self_made = false;                  // SHOAL_SELF_MADE: the head keeps its creation spec
   std::optional<std::string> build_id;     // SHOAL_BUILD_ID: the build that a worker of this binary must have
   bool from_node() const { return !node.empty() && !worker.empty(); }
   bool native_worker() const { return from_node() && build_id; }

@@ -188,7 +188,7 @@ class Server {
   Answer construct(Turn turn) {
     Incoming& incoming = turn.incoming;
     const Call& call = incoming.call;
-    if (instance_) {  // made from its birth, before its creator's call arrived
+    if (instance_) {  // made from its creation spec, before its creator's call arrived
       if (turns_) session_.own([&] { turns_->done(turn.group); });
       return {std::move(incoming), encode(List<>())};
     }

@@ -52,7 +52,7 @@ using Factory = std::function<Result<std::unique_ptr<Instance>>(const Place& pla
 using Classes = std::map<std::string, Factory, std::less<>>;  // by full name
 
 // Takes calls until the process is killed, and ends the process if the actor cannot be constructed. Returns only when the node refuses
-// the worker. `makes_itself`: the actor is restarted or detached, and made from its birth at the head.
+// the worker. `makes_itself`: the actor is restarted or detached, and made from its creation spec at the head.
 int serve(Context& context, const Classes& classes, bool makes_itself);
 
 // Makes this process end with its keeper, and lend its CPUs while a function waits.

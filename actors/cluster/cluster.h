@@ -91,7 +91,7 @@ struct GangSpec {
   bool get_if_exists = false;  // return the living actor of this name, if any
   bool detached = false;
   // For a single actor: restarts after unrequested ends of its process (-1: unlimited), and resends of a call lost that way. A restart
-  // uses `birth` (the client's own bytes).
+  // uses `creation_spec` (the client's own bytes).
   std::int32_t max_restarts = 0, max_task_retries = 0;
   std::string creation_spec;
   static constexpr std::size_t kMaxActors = 4096;

@@ -1,4 +1,4 @@
-// The calls that this process runs, and the last that it ran, for inspection only (telling.h). They are lost with the process.
+// The calls that this process runs, and the last that it ran, for inspection only (process_report.h). They are lost with the process.
 //
 // Every call passes here: an entry is a few words in an existing ring, and a repeated name is found at once. Loop
 // thread only, except began().

@@ -102,7 +102,7 @@ class Session {
   Result<bool> withdraw(ActorId actor);
   // Kills an idle or used-up worker of functions. Actors that it made (a function may return a handle) become this process's.
   Result<void> retire(ActorId worker);
-  // The handle and birth of the restarted actor that this worker has to make. NotFound.
+  // The handle and creation spec of the restarted actor that this worker has to make. NotFound.
   Result<FoundActor> creation_spec();
   // See ActorCalls.
   void in_any_order(ActorId actor, bool any);

@@ -209,7 +209,7 @@ struct KillActor {
   handOn @2 :Bool;     # retires a worker of functions, whose actors become its maker's
 }
 
-# From a worker that makes its actor from the birth; answered with FoundActor, whose handle is the birth.
+# From a worker that makes its actor from its creation spec; answered with FoundActor, whose handle is that spec.
 struct GetCreationSpec {
   worker @0 :UInt64;
 }
@@ -373,7 +373,7 @@ struct Attached {
   session @3 :Text;
   host @4 :Text;
   worker @5 :UInt64;
-  member @6 :Int32 = -1;  # on the board of objects' memory, whose descriptor is attached; -1: the board is full
+  member @6 :Int32 = -1;  # on the usage board, whose descriptor is attached; -1: the board is full
   spill @7 :Text;         # the folder for spilled objects
 }
 
@@ -381,7 +381,7 @@ struct OpenArena {
   key @0 :Text;     # unique within the job
   bytes @1 :UInt64; # set by the first request; others must be equal
   job @2 :UInt64;
-  member @3 :Int32; # >= 0: this process's member on the board at the memory's start
+  member @3 :Int32; # >= 0: this process's member on the membership page at the memory's start
 }
 
 struct OpenedArena {

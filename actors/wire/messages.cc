@@ -203,7 +203,7 @@ template <>
 Result<SetNodeScheduling> from_bytes(const Bytes& bytes) {
   return read<wire::SetNodeScheduling>(bytes, [](wire::SetNodeScheduling::Reader m) {
     KJ_REQUIRE(m.getDeadlineMs() <= SetNodeScheduling::kMaxDeadlineMs, "a deadline is too far away");
-    return SetNodeScheduling{NodeId{m.getNode()}, checked<NodeScheduling>(m.getScheduling(), 3, "duty of a node"), m.getDeadlineMs()};
+    return SetNodeScheduling{NodeId{m.getNode()}, checked<NodeScheduling>(m.getScheduling(), 3, "scheduling of a node"), m.getDeadlineMs()};
   });
 }
 

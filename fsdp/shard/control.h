@@ -1,6 +1,6 @@
-// The ranks' control words of one model, behind the board in the model's control memory (runtime/shm/board.h).
+// The ranks' control words of one model, behind the membership page in the model's control memory (runtime/shm/membership_page.h).
 //
-// Each rank writes only its own words; every rank reads all. A rank rings the board after each store that another rank may wait for.
+// Each rank writes only its own words; every rank reads all. A rank notifies the page after each store that another rank may wait for.
 #pragma once
 
 #include <atomic>

@@ -125,7 +125,7 @@ class ShardedModel {
   std::uint64_t version() const { return gate_.version(); }
   const Units& units() const { return units_; }
   const Stepper& stepper() const { return stepper_; }
-  // Marks this rank as gone on the board, from any thread: pending and later calls on every rank fail with `cause`.
+  // Marks this rank as gone on the membership page, from any thread: pending and later calls on every rank fail with `cause`.
   void mark_gone(const std::string& cause) { control_.membership_page().mark_gone(static_cast<std::uint32_t>(rank_), cause); }
   int rank() const { return rank_; }
 

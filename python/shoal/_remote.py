@@ -335,7 +335,7 @@ class ActorClass:
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
         detached = options.get("lifetime") == "detached"
         settings = _settings(self._shoal_cls, name, self._shoal_methods, resources, options)
-        # A detached actor is made from its birth record, as its creator may be gone by then. The call only reports completion.
+        # A detached actor is made from its creation spec, as its creator may be gone by then. The call only reports completion.
         packed = _pack((), {}) if detached else _pack((_serialize.Code(self._shoal_cls), settings, *args), kwargs, ours=2)
         limit = options.get("max_pending_calls", -1)
         handle = ActorHandle(

@@ -2,8 +2,8 @@
 // to signal new records; a read finds data on a socket sooner than epoll reports it.
 //
 // The loop polls a ring while it is in use. An idle loop polls on for a moment (Spin), asks the peers to wake it through their
-// sockets from now on (doze), and sleeps. So an idle process polls nothing. Polling a socket is a system call, made only in the moment
-// before the sleep. Only the loop's owner calls these functions.
+// sockets from now on (prepare_to_sleep), and sleeps. So an idle process polls nothing. Polling a socket is a system call, made only in the
+// moment before the sleep. Only the loop's owner calls these functions.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ class PollSource {
 
 class BusyPoller {
  public:
-  // Polls `polled` until it dozes or remove() is called.
+  // Polls `polled` until it prepares to sleep or remove() is called.
   void look_at(std::shared_ptr<PollSource> polled);
   // Adds a socket that epoll reports as well. Polling it is a system call, so only busy_poll() does.
   void add_socket(std::shared_ptr<PollSource> polled) { sockets_.push_back(std::move(polled)); }
@@ -62,7 +62,7 @@ class BusyPoller {
   static constexpr int kLooksBetween = 32;
   static constexpr int kSocketLooksBetween = 8;
   static constexpr std::size_t kFewSockets = 8;  // with more, epoll reports as soon
-  static constexpr std::size_t kFew = 16;        // awake ones; beyond that, idle ones doze one by one
+  static constexpr std::size_t kFew = 16;        // awake ones; beyond that, idle ones are put to sleep one by one
   static constexpr std::uint32_t kIdleLooks = 1000;
 
   struct Awake {

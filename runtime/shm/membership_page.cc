@@ -16,7 +16,7 @@
 namespace shoal::runtime {
 
 void MembershipPage::mark_gone(std::uint32_t member, std::string_view cause) {
-  SHOAL_CHECK(member < kMaxMembers, "no such member on a board");
+  SHOAL_CHECK(member < kMaxMembers, "no such member on a membership page");
   auto& m = page_->members[member];
   std::uint32_t none = 0;
   if (!m.gone.compare_exchange_strong(none, 1)) return;

@@ -2,7 +2,7 @@
 //
 // Every rank writes its own lines and reads all lines, so a waiting rank can report the missing rank and its position. Divergence is found
 // in two ways: entries of the same number differ, or ranks wait for each other in a cycle. The lines are in memory that the ranks share,
-// behind a MembershipPage that records deaths and wakes sleepers. Each rank rings the board after its stores.
+// behind a MembershipPage that records deaths and wakes sleepers. Each rank notifies that page after its stores.
 #pragma once
 
 #include <atomic>

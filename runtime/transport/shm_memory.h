@@ -1,4 +1,4 @@
-// The memory that the ranks of one host share for a ShmCommunicator: a board, a ledger, counters, chunks and channels.
+// The memory that the ranks of one host share for a ShmCommunicator: a membership page, a ledger, counters, chunks and channels.
 //
 // Each rank writes its own counters and chunks. A round is one chunk of each rank's stream. Round n uses the chunks n % kBuffers: a rank
 // writes its part of round n once all ranks have consumed round n - kBuffers. So the memory does not grow with messages.

@@ -144,7 +144,7 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
     if (std::exchange(over, true)) return;
     log->warn("zygote pid={} ended: {}{}{}", pid, how, tail.empty() ? "" : "\n", tail);
     Error why = unavailable("the Python zygote " + how).with_reason("ZygoteDied");
-    if (!tail.empty()) why = std::move(why).with_hint("its last words:\n" + tail);
+    if (!tail.empty()) why = std::move(why).with_hint("the end of its stderr:\n" + tail);
     fail_waiting(why);
     close();
     if (died) std::exchange(died, nullptr)();

@@ -223,8 +223,8 @@ class ClusterState {
     NodeId node;
     std::int32_t bundle = -1;  // index in the gang's placement group; -1: no group
   };
-  // An entry that waits for room. Jobs take turns: the job with the smallest share of the nodes goes next (turns.h), with its earliest
-  // entry. An entry that does not fit is passed over. A gang, a group or a submitted job is placed as a whole or not at all.
+  // An entry that waits for room. Jobs take turns: the job with the smallest share of the nodes goes next (fair_share_queue.h), with its
+  // earliest entry. An entry that does not fit is passed over. A gang, a group or a submitted job is placed as a whole or not at all.
   struct Pending {
     GangId gang;  // one of the three is set
     JobId job;

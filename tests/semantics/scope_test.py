@@ -826,7 +826,7 @@ def test_a_worker_is_retired_once_the_head_is_back(monkeypatch):
 
 
 def asked(pid):
-    """Waits until this process has asked a worker of its functions for its last words, or the worker has ended."""
+    """Waits until this process has asked a worker of its functions for its hand-over, or the worker has ended."""
     ids = [r["id"] for r in ray._runtime.session().list("actors") if r["pid"] == pid]
     wait_until(lambda: any(leaving.worker in ids for leaving in state.functions._leaving) or not alive(pid), GUARD_S, "its last call")
 

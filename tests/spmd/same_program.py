@@ -170,6 +170,10 @@ def optimizers() -> None:
             schedule.step()
             xm.mark_step()
         show(f"optimized {options}", *net.parameters())
+    parameter = nn.Parameter(marked(torch.randn(8, 4), SQUARE, ("y", None)).t())
+    parameter.grad = marked(torch.randn(4, 8), SQUARE, (None, "y"))  # laid out otherwise in memory
+    torch.optim.AdamW([parameter], lr=0.1, fused=True).step()
+    show("optimized transposed", parameter)
 
 
 def minibatches() -> None:

@@ -220,6 +220,18 @@ def test_dropout_equals_the_unsharded_program():
     assert torch.equal(ours.cpu(), nn.functional.dropout(torch.ones(64, 8), 0.5))
 
 
+@pytest.mark.parametrize("spec", [(None, None), ("y", None), (None, "x")], ids=str)
+def test_a_fused_optimizer_updates_a_transposed_parameter(spec):
+    """Its kernel reads memory in order: a gradient with other strides belongs to other elements."""
+    plain, transposed = nn.Parameter(values(4, 8)), values(4, 8).t().contiguous().to(DEVICE)
+    xs.mark_sharding(transposed, MESH, spec)
+    ours = nn.Parameter(transposed.t())
+    for p in (plain, ours):
+        p.grad = values(4, 8).add(1).sin().to(p.device)
+        torch.optim.AdamW([p], lr=0.1, fused=True).step()
+    torch.testing.assert_close(ours.detach().cpu(), plain.detach())
+
+
 @pytest.mark.filterwarnings("error:shoal.spmd")  # every operator of these has a rule
 @pytest.mark.parametrize(
     "make_optimizer",

@@ -302,7 +302,8 @@ def transposed_matrices() -> Iterator[None]:
         _transposed = False
 
 
-def _called(func: Any, op: Operator, flat: list[Any], form: Form) -> tuple[list[Any], bool]:
+def called(func: Any, op: Operator, flat: list[Any], form: Form) -> tuple[list[Any], bool]:
+    """Runs an operator on local tensors, laid out as its kernel needs them. Returns its results, and True if they came as a list."""
     name, strided = op.name, []
     if op.is_fused or name in CONTIGUOUS:
         strided = [(i, a) for i, a in enumerate(flat) if isinstance(a, torch.Tensor) and not a.is_contiguous()]
@@ -349,7 +350,7 @@ def _whole(func: Any, op: Operator, flat: list[Any], form: Form, where: list[int
     flat = list(flat)
     for i, a in zip(where, arrays, strict=True):
         flat[i] = a.locals[0]
-    values, as_list = _called(func, op, flat, form)
+    values, as_list = called(func, op, flat, form)
     n = world().num_devices
     aliases = bool(arrays) and all(_shares(v, arrays[0].locals[0]) for v in values)
     made = [Array.whole(v, n) if isinstance(v, torch.Tensor) else v for v in values]
@@ -400,7 +401,7 @@ def _by_parts(func: Any, op: Operator, flat: list[Any], form: Form, where: list[
             at = prepared.size_argument
             size = cell.size if isinstance(args[at], (list, tuple)) else cell.size[0]
             local, of = flatten((*args[:at], size, *args[at + 1 :]), kwargs)
-        values, as_list = _called(func, op, local, of)
+        values, as_list = called(func, op, local, of)
         per_cell.append(values)
     count = len(per_cell[0])
     outputs = prepared.outputs if len(prepared.outputs) == count else [prepared.outputs[0]] * count

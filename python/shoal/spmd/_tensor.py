@@ -634,27 +634,26 @@ def _together(func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor])
         return NotImplemented
     like = [t._box.array for t in lists[0]]
     shardings = [a.sharding for a in like]
-    held: dict[int, Any] = {}
-    for a in lists:
-        held[id(a)] = _locals(a, shardings)
-        if held[id(a)] is None:
-            return NotImplemented
-    for a in (*args, *kwargs.values()):
-        if isinstance(a, Tensor):
-            (held[id(a)],) = a._box.array.locals.values()
+    held: dict[int, Any] = {id(a): _locals(a, shardings) for a in lists}
+    alone = {id(a): list(a._box.array.locals.values()) for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}
+    if None in held.values() or any(len(v) != 1 for v in alone.values()):
+        return NotImplemented
+    held |= {key: local for key, (local,) in alone.items()}
     for t in targets:
         if isinstance(t, Tensor):
             t._box.before_write()
-    out = func(*[held.get(id(a), a) for a in args], **{name: held.get(id(a), a) for name, a in kwargs.items()})
+    op = operator_of(func)
+    flat, form = flatten(tuple([held.get(id(a), a) for a in args]), {name: held.get(id(a), a) for name, a in kwargs.items()})
+    out, _ = _engine.called(func, op, flat, form)
     for box in dict.fromkeys([t._box for t in targets if isinstance(t, Tensor)]):
         box.wrote()
 
     def made(values: list[torch.Tensor]) -> list[Tensor]:
         return [Tensor(Box(Array(a.shape, v.dtype, a.sharding, dict.fromkeys(a.locals, v)))) for v, a in zip(values, like, strict=True)]
 
-    if not operator_of(func).num_returns:
+    if not op.num_returns:
         return None
-    return made(out) if operator_of(func).num_returns == 1 else tuple(map(made, out))
+    return made(out) if op.num_returns == 1 else tuple(map(made, out))
 
 
 def _locals(tensors: Sequence[torch.Tensor], shardings: list[Sharding]) -> list[torch.Tensor] | None:
