@@ -85,7 +85,7 @@ Check torch(const std::string& interpreter) {
 }
 
 Check transports() {
-  return {"transports", '+', "shared memory on one host, gloo between hosts, NCCL on CUDA meshes (not tried on a GPU yet)", ""};
+  return {"transports", '+', "shared memory on one host, gloo between hosts, NCCL on CUDA meshes (tried on one GPU, not on several)", ""};
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Tests on a CUDA device: config T at world 1, with Shoal beside torch's FSDP2 and plain PyTorch. They need Shoal installed or built, and a
-# torch with CUDA. Without a device the script prints a sentence and exits with 2. $PYTHON: the interpreter (default: .venv's, else python3).
+# Tests on a CUDA device at world 1: config T with Shoal, torch's FSDP2 and plain PyTorch; then a GPT of 1.3 billion parameters beside FSDP2.
+# They need Shoal installed or built, and a torch with CUDA. Without a device the script prints a sentence and exits with 2.
+# $PYTHON: the interpreter (default: .venv's, else python3).
 set -uo pipefail
 cd "$(dirname "$0")"
 root=$(cd ../.. && pwd)
@@ -14,4 +15,9 @@ if ! "$python" -c "import shoal" 2>/dev/null; then
   "$python" -m pip install --quiet --no-deps --target "$site" "$wheel" || exit 2
   export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 fi
-PYTHONPATH=$root/tests/bench${PYTHONPATH:+:$PYTHONPATH} "$python" config_t.py "$@"
+export PYTHONPATH=$root/tests/bench${PYTHONPATH:+:$PYTHONPATH}
+status=0
+for program in config_t.py beside_fsdp2.py; do
+  "$python" $program "$@" || { code=$?; [ $code = 2 ] && exit 2; status=1; }
+done
+exit $status

@@ -1,6 +1,7 @@
 """run.sh without a device: it reports that, and its programs work on the CPU."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,4 +28,5 @@ def test_run_reports_a_missing_device():
 def test_every_way_trains_alike_on_the_cpu():
     code, said = run("--device", "cpu")
     assert code == 0, said
-    assert "6 passed, 0 failed" in said, said
+    assert "6 passed, 0 failed" in said, said  # config_t.py, with a line for each way
+    assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said  # beside_fsdp2.py

@@ -17,7 +17,7 @@ from torch._prims_common import make_contiguous_strides_for
 
 from shoal._tensors import lasting
 from shoal.exceptions import Unimplemented
-from shoal.fsdp._parameters import ShardedParameter
+from shoal.fsdp._parameters import Kind, ShardedParameter
 
 if TYPE_CHECKING:
     from shoal.fsdp._unit import Unit
@@ -89,26 +89,74 @@ class Gathered:
             self._shown = True
 
     def _unshard(self) -> None:
-        inputs: dict[ShardedParameter, list[torch.Tensor]] = {}
-        metadata: dict[ShardedParameter, Any] = {}
+        brought: list[ShardedParameter] = []
         for p in self._unit.parameters:
             if p.extended:
-                inputs[p], metadata[p] = self._extension_inputs(p)
+                brought.append(p)
             elif self._is_own(p):
                 if p not in self._whole:
                     self._whole[p] = _Whole()
                     p.set_whole(p.own.data)  # .data: a version counter of its own
             elif self.brings(p):
-                inputs[p] = [self._padded(p)]
-        if not inputs:
+                brought.append(p)
+        if not brought:
             return
-        parts = iter(self._gather([t for of_one in inputs.values() for t in of_one]))
-        for p, of_one in inputs.items():
+        if any(p.kind is not Kind.MEMORY for p in brought) or len({p.compute_dtype for p in brought}) > 1:
+            self._unshard_apart(brought)
+        else:
+            self._unshard_together(brought)
+
+    def _unshard_together(self, brought: list[ShardedParameter]) -> None:
+        """Unshards plain parameters of one compute dtype. One kernel casts and packs the slices, another one unpacks the wholes."""
+        data, dtype = self._unit.data, brought[0].compute_dtype
+        wholes = [self._allocated(p) for p in brought]
+        with torch.autograd._unsafe_preserve_version_counter(tuple(wholes)):
+            if data.shards == 1 and self.all_gather is None:
+                torch._foreach_copy_(wholes, [p.own for p in brought])
+                return
+            sizes = [p.padded_shape.numel() for p in brought]
+            make = torch.empty if all(p.own_shape == p.padded_shape for p in brought) else torch.zeros  # defined padding
+            flat = make(sum(sizes), dtype=dtype, device=data.device)
+            slices = [
+                part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim]) for p, part in zip(brought, flat.split(sizes), strict=True)
+            ]
+            torch._foreach_copy_(slices, [p.own for p in brought])
+            as_sent = flat if dtype in _GATHERED_AS_THEY_ARE else flat.view(torch.uint8)  # gloo supports few dtypes
+            gathered = self._all_gathered(as_sent).view(dtype).view(data.shards, -1)
+            if all(p.dim == 0 and p.shape[0] % data.shards == 0 for p in brought):
+                torch.split_with_sizes_copy(gathered, sizes, dim=1, out=[whole.view(data.shards, -1) for whole in wholes])
+                return
+            for p, whole, part in zip(brought, wholes, gathered.split(sizes, dim=1), strict=True):
+                whole.copy_(self._joined(part, p.padded_shape, p.dim, dtype).narrow(p.dim, 0, p.shape[p.dim]))
+
+    def _unshard_apart(self, brought: list[ShardedParameter]) -> None:
+        """Unshards wrapper subclasses, parameters with extensions, or several dtypes. FSDP2, too, sends mixed dtypes as bytes."""
+        metadata: dict[ShardedParameter, Any] = {}
+        inputs: list[list[torch.Tensor]] = []
+        for p in brought:
+            if p.extended:
+                of_one, metadata[p] = self._extension_inputs(p)
+                inputs.append(of_one)
+            else:
+                inputs.append([self._padded(p)])
+        parts = iter(self._gather([t for of_one in inputs for t in of_one]))
+        for p, of_one in zip(brought, inputs, strict=True):
             gathered = [next(parts) for _ in of_one]
             if p in metadata:
                 self._set_extended(p, of_one, gathered, metadata[p])
-            else:
-                self._set_plain(p, of_one[0], gathered[0])
+                continue
+            whole, joined = self._allocated(p), self._joined(gathered[0], of_one[0].shape, p.dim, p.compute_dtype)
+            with torch.autograd._unsafe_preserve_version_counter(whole):
+                whole.copy_(joined.narrow(p.dim, 0, p.shape[p.dim]))
+
+    def _allocated(self, p: ShardedParameter) -> torch.Tensor:
+        """The whole parameter's memory."""
+        if p not in self._whole:
+            whole = torch.empty(p.shape, dtype=p.compute_dtype, device=self._unit.data.device)
+            p.set_whole(whole)
+            self._whole[p] = _Whole([whole])
+        self._whole[p].allocate()
+        return self._whole[p].outputs[0]
 
     def reshard(self) -> None:
         if not self._shown:
@@ -164,17 +212,6 @@ class Gathered:
         if not p.empty:
             padded.narrow(p.dim, 0, p.own_shape[p.dim]).copy_(p.own)
         return padded
-
-    def _set_plain(self, p: ShardedParameter, piece: torch.Tensor, gathered: torch.Tensor) -> None:
-        if p not in self._whole:
-            whole = torch.empty(p.shape, dtype=p.compute_dtype, device=self._unit.data.device)
-            p.set_whole(whole)
-            self._whole[p] = _Whole([whole])
-        self._whole[p].allocate()
-        (whole,) = self._whole[p].outputs
-        joined = self._joined(gathered, piece.shape, p.dim, p.compute_dtype)
-        with torch.autograd._unsafe_preserve_version_counter(whole):
-            whole.copy_(joined.narrow(p.dim, 0, p.shape[p.dim]))
 
     # ---- all-gather extensions ----
 
@@ -256,29 +293,45 @@ class Gathered:
         u, data = self._unit, self._unit.data
         # fp16 sums overflow, so a part of the division comes before the sum.
         before = u.scale**0.5 if dtype == torch.float16 else 1.0
-        pieces = []
-        for p, grad in work:
-            size = list(p.shape)
-            size[p.dim] = -(-p.shape[p.dim] // data.shards) * data.shards
-            padded = torch.zeros(size, dtype=dtype, device=data.device)
-            padded.narrow(p.dim, 0, p.shape[p.dim]).copy_(grad if before == 1 else grad * before)
-            pieces.append(torch.stack([c.reshape(-1) for c in padded.chunk(data.shards, dim=p.dim)]))
-        out = self._scattered(torch.cat(pieces, dim=1).view(-1))
+        sizes = [p.padded_shape.numel() for p, _ in work]
+        packed = self._packed([(p, grad if before == 1 else grad * before) for p, grad in work], dtype, sizes)
+        out = self._scattered(packed)
         if data.replicas > 1:
             dist.all_reduce(out, group=data.mesh.get_group(data.replicate_dim))
-        out = out * (u.scale / before)
+        if self.reduce_scatter is not None:
+            out = out * (u.scale / before)  # the user's memory, which the next reduction may use again
+        elif u.scale != before:
+            out *= u.scale / before
         if u.all_reduce_hook is not None:
             u.all_reduce_hook(out)
-        at = 0
-        for (p, _), piece in zip(work, pieces, strict=True):
-            part = out[at : at + piece.shape[1]]
-            at += piece.shape[1]
-            size = list(p.shape)
-            size[p.dim] = -(-p.shape[p.dim] // data.shards)
-            own = part.view(size).narrow(p.dim, 0, p.own_shape[p.dim])
-            p.set_gradient(p.dtensor(own.to(device=p.home, dtype=p.dtype, copy=True).contiguous()))
+        for (p, _), part in zip(work, out.split(sizes), strict=True):
+            own = part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim])
+            p.set_gradient(p.dtensor(own.to(device=p.home, dtype=p.dtype).contiguous()))
             if p.sharded._post_accumulate_grad_hooks:
                 u.state.root.accumulated[p] = None
+
+    def _packed(self, work: list[tuple[ShardedParameter, torch.Tensor]], dtype: torch.dtype, sizes: list[int]) -> torch.Tensor:
+        """The gradients in the reduce dtype, one piece per rank after the other; each piece has ``sizes`` elements per parameter."""
+        data, grads = self._unit.data, [grad for _, grad in work]
+        first_dim = all(p.dim == 0 for p, _ in work)
+        make = torch.empty if data.shards == 1 or first_dim else torch.zeros  # defined padding
+        flat = make(sum(sizes) * data.shards, dtype=dtype, device=data.device)
+        if data.shards == 1:
+            torch._foreach_copy_([part.view(g.shape) for part, g in zip(flat.split(sizes), grads, strict=True)], grads)
+        elif first_dim:
+            grads = [g for g in grads if g.numel()]  # torch refuses empty ones
+            if len({g.dtype for g in grads}) > 1:
+                grads = [g.to(dtype) for g in grads]
+            if grads:
+                torch._chunk_cat(grads, dim=0, num_chunks=data.shards, out=flat.view(data.shards, -1))
+        else:
+            at = 0
+            for (p, grad), size in zip(work, sizes, strict=True):
+                row = flat.view(data.shards, -1).narrow(1, at, size)
+                at += size
+                for piece, chunk in zip(row, grad.split(p.padded_shape[p.dim], dim=p.dim), strict=False):
+                    piece.view(p.padded_shape).narrow(p.dim, 0, chunk.shape[p.dim]).copy_(chunk)
+        return flat
 
     def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
         """Returns this rank's piece of the sum over shards."""

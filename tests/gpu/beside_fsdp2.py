@@ -1,0 +1,118 @@
+"""A GPT of 1.3 billion parameters in bf16 at world 1 on a CUDA device: Shoal and torch's FSDP2 in turn, in one process.
+
+Prints a JSON line for each run: tokens per second, the milliseconds in which the host issues a step, and the device's peak memory in
+bytes. The last lines give the ratios of medians and `N passed, N failed`: a run fails if its losses differ from FSDP2's, or if Shoal's
+peak memory is more than 0.1 % above FSDP2's. With --device cpu a small model, which tests this program. Without a device: exit code 2.
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+
+import gpt
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+CONFIGS = {
+    "cuda": {"n_layer": 24, "d_model": 2048, "n_head": 16, "vocab": 32768, "seq": 1024, "batch": 8},
+    "cpu": {"n_layer": 2, "d_model": 64, "n_head": 2, "vocab": 256, "seq": 32, "batch": 2},
+}
+TOLERANCE = 1e-4  # relative; attention's backward adds in no fixed order on a device
+
+
+def wait(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def build(config, device, fully_shard, mesh):
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = gpt.GPT(**config)
+        for p in model.parameters():
+            if p.dim() >= 2:
+                torch.nn.init.normal_(p, std=0.02)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def train(config, device, fully_shard, mesh, steps, warmup):
+    """Returns losses, seconds per step and the host's share of them after the first ``warmup`` steps, and peak bytes."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    model = build(config, device, fully_shard, mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    generator = torch.Generator(device=device).manual_seed(1)
+    tokens = torch.randint(0, config["vocab"], (steps, config["batch"], config["seq"] + 1), generator=generator, device=device)
+    losses, seconds, host = [], [], []
+    for x in tokens:
+        wait(device)
+        begin = time.perf_counter()
+        loss = F.cross_entropy(model(x[:, :-1]).flatten(0, 1).float(), x[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        host.append(time.perf_counter() - begin)
+        wait(device)
+        seconds.append(time.perf_counter() - begin)
+        losses.append(loss.item())
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+    return losses, statistics.median(seconds[warmup:]), statistics.median(host[warmup:]), peak
+
+
+def main():
+    from torch.distributed.fsdp import fully_shard as theirs
+
+    from shoal.fsdp import fully_shard as ours
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each")
+    parser.add_argument("--steps", type=int, default=12, help="steps of a run; the first four are not measured")
+    options = parser.parse_args()
+    device = options.device
+    if device == "cuda" and not torch.cuda.is_available():
+        print(f"tests/gpu: there is no CUDA device that torch {torch.__version__} can use here; nothing was tested")
+        return 2
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        os.environ.setdefault(name, value)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if device == "cpu":
+        from shoal.fsdp._mesh import DataMesh
+
+        DataMesh.in_arena = property(lambda self: False)
+    mesh, config = init_device_mesh(device, (1,)), CONFIGS[device]
+    rows = {"FSDP2": [], "shoal.fsdp": []}
+    failed, expected, tokens = 0, None, config["batch"] * config["seq"]
+    for _ in range(options.rounds):
+        for way, fully_shard in (("FSDP2", theirs), ("shoal.fsdp", ours)):
+            losses, seconds, host, peak = train(config, device, fully_shard, mesh, options.steps, min(4, options.steps - 1))
+            expected = expected or losses
+            off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+            passed = off <= TOLERANCE and (way == "FSDP2" or peak <= 1.001 * max(r["peak_bytes"] for r in rows["FSDP2"]))
+            failed += not passed
+            row = {"way": way, "tokens_per_s": round(tokens / seconds), "host_ms": round(host * 1e3, 1), "peak_bytes": peak}
+            rows[way].append(row)
+            print(json.dumps({**row, "first": losses[0], "last": losses[-1], "off_by": off, "passed": passed}), flush=True)
+    dist.destroy_process_group()
+    median = {way: {key: statistics.median(r[key] for r in of_one) for key in of_one[0] if key != "way"} for way, of_one in rows.items()}
+    for key in ("tokens_per_s", "host_ms", "peak_bytes"):
+        theirs_is, ours_is = median["FSDP2"][key], median["shoal.fsdp"][key]
+        print(f"{key}: shoal.fsdp {ours_is:g}, FSDP2 {theirs_is:g}" + (f", ratio {ours_is / theirs_is:.3f}" if theirs_is else ""))
+    print(f"{2 * options.rounds - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
