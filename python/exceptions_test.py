@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from shoal import exceptions
-from shoal._serialize import dump_exception, loads
+from shoal._core.serialize import dump_exception, loads
 from shoal.exceptions import ActorDiedError, GetTimeoutError, InvalidArgument, NotFound, TaskError, Unavailable, from_error
 
 

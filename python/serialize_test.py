@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal import _serialize
-from shoal._serialize import dump_exception, dumps, loads
+from shoal._core import serialize
+from shoal._core.serialize import dump_exception, dumps, loads
 from shoal.exceptions import TaskError
 
 
@@ -26,17 +26,17 @@ PLAIN = [None, True, -(2**70), 1.5, complex(1, 2), "", "grüß", b"", b"\0" * 50
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_values_round_trip(value):
     assert there_and_back(value) == value
-    head, buffers, refs = _serialize.pack(value)
+    head, buffers, refs = serialize.pack(value)
     assert (loads(head, buffers), refs) == (value, [])
 
 
 @pytest.mark.parametrize("size", [0, (1 << 16) - 1, 1 << 16])
 def test_large_bytes_are_outside_of_the_pickle_in_any_container(size):
     value = b"x" * size
-    head, buffers, _ = _serialize.pack(value)
+    head, buffers, _ = serialize.pack(value)
     assert loads(head, buffers) == value
     assert len(buffers) == (size >= 1 << 16)
-    assert _serialize.small(value) == (not buffers)
+    assert serialize.small(value) == (not buffers)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_arrays_of_one_shape_each_have_their_own_values(dtype, order):
             assert value.flags.f_contiguous == array.flags.f_contiguous
             assert not value.flags.writeable
             assert value.tobytes() == array.tobytes()
-        assert (head in _serialize._known) == (array.dtype.names is None)
+        assert (head in serialize._known) == (array.dtype.names is None)
 
 
 def test_the_second_array_of_a_shape_is_read_only_too():
@@ -237,10 +237,10 @@ class _Made:
     ids=["tuple", "subclass", "made of arrays", "slice", "transposed", "transposed, by numpy's own pickle", "with metadata"],
 )
 def test_values_of_several_arrays_are_unpickled_each_time(value):
-    before = dict(_serialize._known)
+    before = dict(serialize._known)
     head, buffers = dumps(value)
     loads(head, [memoryview(bytes(b)).toreadonly() for b in buffers])
-    assert _serialize._known == before
+    assert serialize._known == before
 
 
 def test_writable_arrays_are_not_mistaken_for_read_only_ones():
@@ -256,7 +256,7 @@ def test_the_number_of_cached_shapes_is_bounded():
     for n in range(1000, 2100):
         head, buffers = dumps(np.zeros(n))
         assert len(loads(head, buffers)) == n
-        assert len(_serialize._known) <= 1000
+        assert len(serialize._known) <= 1000
 
 
 def test_a_tensor_may_be_written_even_if_its_memory_may_not():
@@ -404,4 +404,4 @@ def test_a_large_array_in_an_exception_is_outside_of_the_pickle():
 
 
 def test_heads_are_ordinary_pickles():
-    assert pickle.loads(_serialize.dumps([1, "a"])[0]) == [1, "a"]
+    assert pickle.loads(serialize.dumps([1, "a"])[0]) == [1, "a"]

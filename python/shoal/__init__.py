@@ -25,7 +25,7 @@ from shoal._client import (
     shutdown,
     wait,
 )
-from shoal._ids import ActorID, JobID, NodeID, ObjectID, PlacementGroupID, TaskID, UniqueID, WorkerID
+from shoal._core.ids import ActorID, JobID, NodeID, ObjectID, PlacementGroupID, TaskID, UniqueID, WorkerID
 from shoal._native import __version__
 from shoal._options import method
 from shoal._remote import get_actor, remote
@@ -45,7 +45,7 @@ def timeline(filename: str | None = None):
 
 def __getattr__(name: str):
     if name == "LoggingConfig":  # imports logging, which most programs do not need
-        from shoal._logging import LoggingConfig
+        from shoal._core.logging import LoggingConfig
 
         return LoggingConfig
     if name not in ("cloudpickle", "cluster_utils", "dag", "remote_function", "runtime_env", "types", "util"):

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal import _environment, _native, _serialize
-from shoal._numbers import amount, flag, number, whole
+from shoal import _environment, _native
+from shoal._core import serialize
+from shoal._core.numbers import amount, flag, number, whole
+from shoal._core.process import attach_worker, close, retry_delay_ms, start_local, started_by_node, state
+from shoal._core.process import session as _session
 from shoal._options import meant
 from shoal._refs import ObjectRef, ResultRef, Waitable, load
-from shoal._runtime import attach_worker, close, retry_delay_ms, start_local, started_by_node, state
-from shoal._runtime import session as _session
 from shoal.exceptions import ActorHandleNotFoundError, GetTimeoutError, InvalidArgument, NotFound, Unimplemented
 
 __all__ = [
@@ -323,7 +324,7 @@ def _refuse_offers(given: list[str], cluster: str) -> None:
 def _log(config) -> None:
     if config is None:
         return
-    from shoal._logging import apply
+    from shoal._core.logging import apply
 
     state.logging = config
     apply(config)
@@ -369,7 +370,7 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
         )
     if isinstance(value, ObjectRef):
         raise TypeError("put() of an ObjectRef: it is a reference already")
-    return ObjectRef(_session().put(*_serialize.pack(value, what="the value that was put")))
+    return ObjectRef(_session().put(*serialize.pack(value, what="the value that was put")))
 
 
 _SHORT_S = 0.002  # a wait this short is not reported to the node; tasks in a chain of waits each pay it

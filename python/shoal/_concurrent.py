@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from shoal import _stream
-from shoal._context import CallInfo, concurrent_call, method_of, running
+from shoal._core.context import CallInfo, concurrent_call, method_of, running
 from shoal._ending import ActorExit, has_left, leave, take_graph_calls
 from shoal._handle import RELEASE
 from shoal._worker import BUILT_INS, arguments, end, fail_creation, made, refuse, reply

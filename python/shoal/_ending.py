@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from shoal._context import CallInfo, concurrent_call, current_call, running
-from shoal._runtime import state
+from shoal._core.context import CallInfo, concurrent_call, current_call, running
+from shoal._core.process import state
 
 __all__ = ["ActorExit", "has_left", "leave", "own_call", "take_graph_calls", "unless_left"]
 

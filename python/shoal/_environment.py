@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _ignore, _packages, _shipping
-from shoal._runtime import session, state
+from shoal._core.process import session, state
 from shoal.exceptions import RuntimeEnvSetupError, Unimplemented
 
 __all__ = ["check", "inherited", "merged", "prepare"]

@@ -19,16 +19,17 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from shoal import _native, _serialize
+from shoal import _native
 from shoal._client import wait
-from shoal._context import parent_call, running
-from shoal._ids import ActorID
+from shoal._core import serialize
+from shoal._core.context import parent_call, running
+from shoal._core.ids import ActorID
+from shoal._core.process import session as _session
+from shoal._core.process import state
+from shoal._core.signature import Signature
 from shoal._options import BUILT_IN, METHOD_OPTIONS, check_call_options
 from shoal._refs import ObjectRef, load, new_object_id, when_ready
 from shoal._retry import MethodAttempts, Retries
-from shoal._runtime import session as _session
-from shoal._runtime import state
-from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import (
     ActorDiedError,
@@ -76,7 +77,7 @@ class _Dep:
 
 
 # The packed arguments of a call without any.
-NO_ARGUMENTS = _serialize.dumps(((), {}))[0]
+NO_ARGUMENTS = serialize.dumps(((), {}))[0]
 
 _Packed = tuple[bytes, list[memoryview], list[_native.Ref], list[_native.Ref]]
 
@@ -85,9 +86,9 @@ def _unsendable(args: tuple, kwargs: dict, error: Exception) -> Exception:
     """Returns the error with the name of the argument that caused it."""
     for name, value in (*((f"argument {i}", a) for i, a in enumerate(args)), *((f"argument {k}=", a) for k, a in kwargs.items())):
         try:
-            _serialize.pack(value)
-        except _serialize.UNSENDABLE as own:
-            return _serialize.unsendable(name, value, own)
+            serialize.pack(value)
+        except serialize.UNSENDABLE as own:
+            return serialize.unsendable(name, value, own)
     return error
 
 
@@ -99,7 +100,7 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
     if not kwargs and not extra:  # the common case
         if not args:
             return NO_ARGUMENTS, [], deps, []
-        if all(map(_serialize.small, args)):
+        if all(map(serialize.small, args)):
             return pickle.dumps((args, kwargs), protocol=5), [], deps, []
     if any(isinstance(a, ObjectRef) for a in args) or any(isinstance(a, ObjectRef) for a in kwargs.values()):
 
@@ -112,12 +113,12 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
         args = tuple(replaced(a) for a in args)
         kwargs = {k: replaced(a) for k, a in kwargs.items()}
     if args:
-        args = tuple(map(_serialize.beside, args))
+        args = tuple(map(serialize.beside, args))
     if kwargs:
-        kwargs = {k: _serialize.beside(a) for k, a in kwargs.items()}
+        kwargs = {k: serialize.beside(a) for k, a in kwargs.items()}
     try:
-        head, buffers, refs = _serialize.pack((args, kwargs, extra) if extra else (args, kwargs))
-    except _serialize.UNSENDABLE as error:
+        head, buffers, refs = serialize.pack((args, kwargs, extra) if extra else (args, kwargs))
+    except serialize.UNSENDABLE as error:
         if (named := _unsendable(args[ours:], kwargs, error)) is error:
             raise
         raise named from error
@@ -197,7 +198,7 @@ class _Actor:
             token = None
         if token is None:
             return ()
-        if not _serialize.note_ref(token.ref):
+        if not serialize.note_ref(token.ref):
             _session().pin(token.ref)
         return token.object_id, token.place
 
@@ -416,7 +417,7 @@ class _Keeps:
 
     def __reduce__(self):
         for ref in self.refs:
-            _serialize.note_ref(ref)
+            serialize.note_ref(ref)
         return tuple, ()
 
 

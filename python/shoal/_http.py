@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _native
-from shoal._runtime import state
+from shoal._core.process import state
 from shoal.exceptions import InvalidArgument, Unavailable
 
 __all__ = ["Http"]

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from shoal._context import running
+from shoal._core.context import running
 
 __all__ = ["mark_beginning", "mark_function", "mark_output"]
 

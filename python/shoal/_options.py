@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from shoal import _environment
-from shoal._numbers import amount, flag, whole
+from shoal._core.numbers import amount, flag, whole
+from shoal._core.signature import of_method
 from shoal._placement import NO_GROUP, PLACEMENT_OPTIONS, check_fallback, check_resource_name
-from shoal._signature import of_method
 from shoal.exceptions import Unimplemented
 
 __all__ = [

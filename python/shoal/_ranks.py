@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal import _native
-from shoal._runtime import attach_worker, retry_delay_ms, start_local, started_by_node, state
+from shoal._core.process import attach_worker, retry_delay_ms, start_local, started_by_node, state
 from shoal.exceptions import InvalidArgument
 
 # Seconds until a rank's wait for its peers fails, and until it warns.

@@ -18,10 +18,11 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal import _native, _serialize
-from shoal._ids import JobID, TaskID
-from shoal._runtime import session as _session
-from shoal._runtime import state
+from shoal import _native
+from shoal._core import serialize
+from shoal._core.ids import JobID, TaskID
+from shoal._core.process import session as _session
+from shoal._core.process import state
 from shoal.exceptions import ShoalError, TaskError, Unavailable
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class ObjectRef(Waitable):
 
     def __reduce__(self):
         object_id = self._publish()
-        if not _serialize.note_ref(self._ref):
+        if not serialize.note_ref(self._ref):
             _travelling().pin(self._ref)
         return _fetch, (object_id, self._where, self._owner, self._number())
 
@@ -197,7 +198,7 @@ class _Afar(ObjectRef):
 
     def __reduce__(self):
         held = _get_ref(self)
-        if not _serialize.note_ref(held):
+        if not serialize.note_ref(held):
             _travelling().pin(held)
         return _fetch, (self._id, self._where, self._owner, self._task)
 
@@ -227,7 +228,7 @@ def load(ref: ObjectRef, where: str = "") -> Any:
     except ShoalError as error:  # raised by the engine: the value never arrived
         error.context = (*error.context, *([where] if where else []))
         raise
-    value = _serialize.loads(head, buffers)
+    value = serialize.loads(head, buffers)
     if not raised:
         return value
     if isinstance(value, ShoalError):

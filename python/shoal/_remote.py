@@ -15,8 +15,12 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 
-from shoal import _environment, _native, _serialize
+from shoal import _environment, _native
 from shoal._client import get, put
+from shoal._core import serialize
+from shoal._core.process import _package_path, state
+from shoal._core.process import session as _session
+from shoal._core.signature import Signature, of_callable
 from shoal._handle import ActorHandle, _pack, actor_ownership, in_any_order, own
 from shoal._options import (
     ACTOR_OPTIONS,
@@ -31,9 +35,6 @@ from shoal._options import (
 )
 from shoal._placement import where
 from shoal._refs import ObjectRef, when_ready
-from shoal._runtime import _package_path, state
-from shoal._runtime import session as _session
-from shoal._signature import Signature, of_callable
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import InvalidArgument, Unimplemented
 
@@ -87,7 +88,7 @@ def _resources(options: dict[str, Any], default_cpus: float) -> dict[str, float]
 def _logging() -> dict[str, str]:
     if state.logging is None:
         return {}
-    from shoal._logging import to_environment
+    from shoal._core.logging import to_environment
 
     return to_environment(state.logging)
 
@@ -163,7 +164,7 @@ def create_gang(
 
 def _pack_creation(cls: type, class_name: str, methods: dict, args, kwargs: dict, resources: dict[str, float], options: dict[str, Any]):
     """Packs the call that makes an actor: its class, its worker's settings, and the arguments."""
-    return _pack((_serialize.Code(cls), _settings(cls, class_name, methods, resources, options), *args), kwargs, ours=2)
+    return _pack((serialize.Code(cls), _settings(cls, class_name, methods, resources, options), *args), kwargs, ours=2)
 
 
 def _settings(cls: type, class_name: str, methods: dict, resources: dict[str, float], options: dict[str, Any]) -> dict[str, Any]:
@@ -196,10 +197,10 @@ def _creation_spec(cls: type, settings: dict[str, Any], args: tuple, kwargs: dic
     """Packs the class, settings and arguments for restarts of an actor, with the references in them. Reference arguments stay references; a
     large argument or class becomes one."""
 
-    code = _serialize.Code(cls)
+    code = serialize.Code(cls)
 
     def packed() -> tuple[bytes, list[_native.Ref]]:
-        head, buffers, refs = _serialize.pack((code, settings, args, kwargs))
+        head, buffers, refs = serialize.pack((code, settings, args, kwargs))
         return pickle.dumps((bytes(head), [bytes(b) for b in buffers])), refs
 
     out, refs = packed()
@@ -220,7 +221,7 @@ def _creation_spec(cls: type, settings: dict[str, Any], args: tuple, kwargs: dic
 
 def from_creation_spec(creation_spec: bytes) -> tuple[type, dict[str, Any], tuple, dict]:
     """Returns (class, settings, args, kwargs)."""
-    cls, settings, args, kwargs = _serialize.loads(*pickle.loads(creation_spec))
+    cls, settings, args, kwargs = serialize.loads(*pickle.loads(creation_spec))
 
     def value(a):
         return get(a) if isinstance(a, ObjectRef) else a
@@ -241,7 +242,7 @@ def _living(find: Callable[[], bytes | None], lives: Callable[[ActorHandle], boo
     seen."""
     until = time.monotonic() + _ENDS_S
     while (found := find()) is not None:
-        handle = _serialize.loads(found, [])
+        handle = serialize.loads(found, [])
         if lives(handle) or time.monotonic() > until:
             return handle
         time.sleep(_AGAIN_S)
@@ -336,7 +337,7 @@ class ActorClass:
         detached = options.get("lifetime") == "detached"
         settings = _settings(self._shoal_cls, name, self._shoal_methods, resources, options)
         # A detached actor is made from its creation spec, as its creator may be gone by then. The call only reports completion.
-        packed = _pack((), {}) if detached else _pack((_serialize.Code(self._shoal_cls), settings, *args), kwargs, ours=2)
+        packed = _pack((), {}) if detached else _pack((serialize.Code(self._shoal_cls), settings, *args), kwargs, ours=2)
         limit = options.get("max_pending_calls", -1)
         handle = ActorHandle(
             session.new_actor_id(), name, with_retries(self._shoal_methods, options.get("max_task_retries")), max_pending=limit
@@ -354,7 +355,7 @@ class ActorClass:
             launch(resources["CPU"], env=env, runtime_env=options.get("runtime_env")),
             name=options.get("name") or "",
             name_space=options.get("namespace") or state.namespace,
-            handle=_serialize.dumps(handle)[0],
+            handle=serialize.dumps(handle)[0],
             get_if_exists=options.get("get_if_exists", False),
             detached=detached,
             where=placed,
@@ -411,7 +412,7 @@ class RemoteFunction:
             raise TypeError(f"a remote function is a function, not {function!r}: write one that calls it")
         options = check_call_options(options, "remote functions", _OPTIONS)
         self._function, self._options, self._known = function, options, None  # _known: its registration with the session
-        self._identity = identity or os.urandom(_serialize.IDENTITY_BYTES)
+        self._identity = identity or os.urandom(serialize.IDENTITY_BYTES)
         self._sent: list = []  # at most one element; shared with copies by options()
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 

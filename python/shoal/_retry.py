@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import _native
-from shoal._context import parent_call
+from shoal._core.context import parent_call
 from shoal._refs import ObjectRef, callbacks, load, when_ready
 
 __all__ = ["MethodAttempts", "Retries", "raised"]

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from shoal import _packages
-from shoal._runtime import attach_worker, session
+from shoal._core.process import attach_worker, session
 from shoal.exceptions import DataLoss, InvalidArgument, RuntimeEnvSetupError
 
 __all__ = ["ENVIRONMENT", "MAX_BYTES", "digest_of", "files_in", "in_place", "keep_packed", "leave", "needed", "pack", "settle", "unpack"]

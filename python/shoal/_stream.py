@@ -10,11 +10,12 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Generator, Iterator
 
-from shoal import _native, _serialize
+from shoal import _native
 from shoal._client import wait
-from shoal._ids import TaskID
+from shoal._core import serialize
+from shoal._core.ids import TaskID
+from shoal._core.process import session as _session
 from shoal._refs import ObjectRef, Waitable, awaits
-from shoal._runtime import session as _session
 from shoal.exceptions import ShoalError
 
 __all__ = ["DynamicObjectRefGenerator", "ObjectRefGenerator", "publish", "publish_async"]
@@ -158,7 +159,7 @@ def publish(session: _native.Session, incoming: _native.Incoming, values: Iterat
     count = 0
     with _closing(values):
         for value in values:
-            item = None if session.cancelled(incoming) else session.item(*_serialize.pack(value, what=_serialize.YIELDED))
+            item = None if session.cancelled(incoming) else session.item(*serialize.pack(value, what=serialize.YIELDED))
             if item is None or session.give_item(incoming, stream, count, item, True) is None:
                 raise CallerGone
             count += 1
@@ -174,7 +175,7 @@ async def publish_async(session: _native.Session, incoming: _native.Incoming, va
         async for value in items:
             if session.cancelled(incoming):
                 raise CallerGone
-            item = session.item(*_serialize.pack(value, what=_serialize.YIELDED))
+            item = session.item(*serialize.pack(value, what=serialize.YIELDED))
             while not (given := session.give_item(incoming, stream, count, item, False)):
                 if given is None:
                     raise CallerGone

@@ -15,15 +15,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from shoal import _native, _serialize
+from shoal import _native
 from shoal._client import _wait
-from shoal._context import parent_call
+from shoal._core import serialize
+from shoal._core.context import parent_call
+from shoal._core.process import session, state
 from shoal._handle import HAND_OVER, _pack, actor_ownership, extra_of, results, streaming
 from shoal._placement import fits, where
 from shoal._refs import ObjectRef, load
 from shoal._remote import create_gang
 from shoal._retry import Retries
-from shoal._runtime import session, state
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import NotFound, ShoalError
 
@@ -54,11 +55,11 @@ class Sent:
     def __init__(self, function, name: str, identity: bytes):
         self.session, self._by_judgement = session(), {}
         try:
-            head, buffers, refs = _serialize.pack_function(function)
+            head, buffers, refs = serialize.pack_function(function)
             # Pickle ignores bytes after its end; workers use them as the function's key (shoal._worker).
-            number = next(self._numbers).to_bytes(_serialize.NUMBER_BYTES, "big")
-            self.code = self.session.put(head + identity + (number if _serialize.is_large(head, buffers) else b""), buffers, refs)
-        except _serialize.UNSENDABLE as error:
+            number = next(self._numbers).to_bytes(serialize.NUMBER_BYTES, "big")
+            self.code = self.session.put(head + identity + (number if serialize.is_large(head, buffers) else b""), buffers, refs)
+        except serialize.UNSENDABLE as error:
             hint = "shoal.util.inspect_serializability(..) of the function shows what it refers to"
             raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error
 

@@ -15,15 +15,16 @@ from collections.abc import Generator
 from itertools import islice
 from typing import Any, NoReturn
 
-from shoal import _serialize, _stacks, _stream
+from shoal import _stream
 from shoal._client import put
-from shoal._context import CallInfo, method_of, parent_call, running
+from shoal._core import serialize, stacks
+from shoal._core.context import CallInfo, method_of, parent_call, running
+from shoal._core.process import attach_worker, state
 from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
 from shoal._handle import GRAPH, HAND_OVER, NO_ARGUMENTS, RELEASE, _Dep, actor_ownership
 from shoal._marks import mark_beginning, mark_function, mark_output
 from shoal._refs import when_gone
 from shoal._remote import from_creation_spec
-from shoal._runtime import attach_worker, state
 from shoal._tasks import FunctionWorker
 from shoal.actor import exit_actor
 from shoal.exceptions import TaskCancelledError
@@ -42,7 +43,7 @@ def main() -> int:
     """Serves until the process ends itself or is killed, by its node or together with it."""
     state.is_worker = True
     mark_output()  # before other code keeps a stream, as handlers of logging do
-    _stacks.offer(os.environ["SHOAL_WORKER_ID"])
+    stacks.offer(os.environ["SHOAL_WORKER_ID"])
     session = attach_worker()
     session.serve()
     early: deque = deque()  # calls that arrive before the creator's, which makes the actor
@@ -134,7 +135,7 @@ def _serve(session, instance, early: deque) -> int:
                 if extra is not None or result is LATER:
                     reply(session, incoming, result, extra)
                 else:
-                    answer = _serialize.pack(result, what=_serialize.RETURNED)
+                    answer = serialize.pack(result, what=serialize.RETURNED)
                     if running.ending is not None:
                         unless_left()
             finally:
@@ -170,7 +171,7 @@ def arguments(incoming, functions: dict | None = None) -> tuple[tuple, dict, dic
     head = incoming.plain
     if head == NO_ARGUMENTS:
         return (), {}, None
-    loaded = _serialize.loads(*incoming.args) if head is None else _serialize.loads(head)
+    loaded = serialize.loads(*incoming.args) if head is None else serialize.loads(head)
     args, kwargs = loaded[0], loaded[1]
     extra = loaded[2] if len(loaded) == 3 else None
     if head is not None:
@@ -182,14 +183,14 @@ def arguments(incoming, functions: dict | None = None) -> tuple[tuple, dict, dic
         args = (_function(deps[0], functions), *args)
         if len(deps) == 1:
             return args, kwargs, extra
-    values = [None if functions is not None and k == 0 else _serialize.loads(*d) for k, d in enumerate(deps)]
+    values = [None if functions is not None and k == 0 else serialize.loads(*d) for k, d in enumerate(deps)]
     args = tuple(values[a.k] if type(a) is _Dep else a for a in args)
     return args, {k: values[a.k] if type(a) is _Dep else a for k, a in kwargs.items()}, extra
 
 
 _MAX_FUNCTIONS = 1000  # size of a worker's cache
 _MAX_LARGE_FUNCTIONS = 16  # number of cached functions with large values, which stay in memory
-_NAME_BYTES = _serialize.IDENTITY_BYTES + _serialize.NUMBER_BYTES
+_NAME_BYTES = serialize.IDENTITY_BYTES + serialize.NUMBER_BYTES
 
 
 def _function(code, functions: dict):
@@ -202,17 +203,17 @@ def _function(code, functions: dict):
     if function is None:
         if len(functions) >= _MAX_FUNCTIONS:
             functions.clear()
-        function = functions[head] = _serialize.loads(head)
+        function = functions[head] = serialize.loads(head)
     return function
 
 
 def _large_function(head, buffers, functions: dict):
     """The same for a function with large values. Its key includes the caller's number, because the values are not compared."""
     large = functions.setdefault(None, {})
-    name = bytes(head[-_NAME_BYTES:]) if _serialize.is_large(head, buffers) else bytes(head)
+    name = bytes(head[-_NAME_BYTES:]) if serialize.is_large(head, buffers) else bytes(head)
     function = large.pop(name, None)
     if function is None:
-        function = _serialize.loads(head, buffers)
+        function = serialize.loads(head, buffers)
     large[name] = function  # the last used comes last
     if len(large) > _MAX_LARGE_FUNCTIONS:
         del large[next(iter(large))]
@@ -243,13 +244,13 @@ def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInf
             raise TypeError(f"with num_returns={count} a tuple or list is returned, not {type(result).__name__}") from error
         if len(values) != count:
             raise ValueError(f"Task returned {len(values)} objects, but num_returns={count}.")
-        parts = [_serialize.pack(v, what=_serialize.RETURNED) for v in values]
+        parts = [serialize.pack(v, what=serialize.RETURNED) for v in values]
         unless_left()
         if call is not None:
             call.over = True
         session.reply_many(incoming, parts)
         return
-    answer = _serialize.pack(result, what=_serialize.RETURNED)
+    answer = serialize.pack(result, what=serialize.RETURNED)
     unless_left()
     if call is not None:
         call.over = True
@@ -266,7 +267,7 @@ def refuse(session, incoming, error: BaseException, where: str) -> None:
     if isinstance(error, KeyboardInterrupt):  # raised by the code itself, or after a signal from elsewhere
         interrupted, error = error, TaskCancelledError(f"{where} was interrupted")
         error.__cause__ = interrupted
-    session.reply(incoming, *_serialize.dump_exception(error, where, session.host), raised=True)
+    session.reply(incoming, *serialize.dump_exception(error, where, session.host), raised=True)
 
 
 def end(session, incoming, error: SystemExit, behind: deque | None = None) -> int:
@@ -303,7 +304,7 @@ def made(session, creation) -> None:
     """Reports that the actor is made, before its first call. ``creation`` is None for an actor that makes itself."""
     session.made()
     if creation is not None:
-        session.reply(creation, *_serialize.dumps(None))
+        session.reply(creation, *serialize.dumps(None))
 
 
 def fail_creation(session, creation, early: deque, error: BaseException, where: str) -> int:
@@ -360,7 +361,7 @@ def _stay(incoming) -> None:
             break
         except Exception:
             time.sleep(_AGAIN_S)  # the head is away
-    state.session.reply(incoming, *_serialize.dumps(None))
+    state.session.reply(incoming, *serialize.dumps(None))
 
 
 def _hand_over(_, within: float) -> tuple | None:

@@ -99,7 +99,7 @@ def _become_worker(request: dict, fds: list[int], forkable: bool) -> int:
 
 
 def _run_worker(request: dict) -> int:
-    from shoal._runtime import end_children_with_this
+    from shoal._core.process import end_children_with_this
 
     end_children_with_this()
     if "SHOAL_FSDP" in os.environ or "SHOAL_SPMD" in os.environ:  # the interpreter started without these variables
@@ -108,9 +108,9 @@ def _run_worker(request: dict) -> int:
         _shoal_switch.switch_on()
     sys.path[:0] = [p for p in request["path"] if p not in sys.path]
     if request["script"]:
-        from shoal import _stacks
+        from shoal._core import stacks
 
-        _stacks.offer(os.environ["SHOAL_WORKER_ID"])
+        stacks.offer(os.environ["SHOAL_WORKER_ID"])
         return _run_script(request["argv"])
     from shoal import _worker
 

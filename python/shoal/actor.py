@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from shoal._context import running
+from shoal._core.context import running
 from shoal._ending import ActorExit, leave, own_call
 from shoal._handle import ActorHandle, ActorMethod
 from shoal._options import method

@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 from shoal import _client
-from shoal._ids import NodeID
-from shoal._runtime import _package_path, binary, state
+from shoal._core.ids import NodeID
+from shoal._core.process import _package_path, binary, state
 from shoal.exceptions import RaySystemError
 
 __all__ = ["Cluster", "ClusterNode"]

@@ -397,9 +397,9 @@ class TaskError(ShoalError):
         self.function_name, self.traceback_str, self.proctitle = where, traceback_text, f"ray::{where}"
 
     def __reduce__(self):
-        from shoal import _serialize  # imports this module
+        from shoal._core import serialize  # imports this module
 
-        return _unpack, (_serialize.pack_exception(self.cause), self.traceback_text, self.where, self.pid, self.ip)
+        return _unpack, (serialize.pack_exception(self.cause), self.traceback_text, self.where, self.pid, self.ip)
 
     @property
     def _shoal_error(self) -> TaskError:
@@ -443,9 +443,9 @@ RayError, RayTaskError, RaySystemError = ShoalError, TaskError, Internal
 
 
 def _unpack(packed: bytes, *origin) -> TaskError:
-    from shoal import _serialize
+    from shoal._core import serialize
 
-    return TaskError(_serialize.unpack_exception(packed), *origin)
+    return TaskError(serialize.unpack_exception(packed), *origin)
 
 
 def _unpack_as_cause(packed: bytes, *origin) -> Exception:

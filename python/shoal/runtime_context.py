@@ -9,12 +9,12 @@ from typing import Any
 
 from shoal import _environment
 from shoal._client import nodes
-from shoal._context import CallInfo, current_call, running
+from shoal._core.context import CallInfo, current_call, running
+from shoal._core.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
+from shoal._core.process import session as _session
+from shoal._core.process import state
 from shoal._handle import ActorHandle
-from shoal._ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
 from shoal._options import methods_of, with_retries
-from shoal._runtime import session as _session
-from shoal._runtime import state
 from shoal.runtime_env import RuntimeEnv
 
 __all__ = ["RuntimeContext", "get_gpu_ids", "get_runtime_context"]

@@ -16,7 +16,7 @@ from shared_actors import Log
 
 import shoal
 from shoal import _client
-from shoal._runtime import state
+from shoal._core.process import state
 from shoal.exceptions import ActorDiedError, Cancelled, InvalidArgument, TaskCancelledError, Unavailable
 
 CREW = os.path.dirname(__file__)
@@ -488,7 +488,7 @@ child = os.fork()
 if child == 0:
     os.close(1), os.close(2)
     time.sleep(1000)
-print("pids", worker, shoal._runtime.state.cluster.pid, child)
+print("pids", worker, shoal._core.process.state.cluster.pid, child)
 """
     )
     *cluster, child = pids_in(driver)
@@ -500,7 +500,7 @@ print("pids", worker, shoal._runtime.state.cluster.pid, child)
 
 def test_sigkill_of_the_embedded_cluster_fails_waiting_calls():
     shoal.init(num_cpus=2)
-    cluster = shoal._runtime.state.cluster.pid
+    cluster = shoal._core.process.state.cluster.pid
     actor = Log.remote()
     pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
     ref = actor.sleep.remote(1000)

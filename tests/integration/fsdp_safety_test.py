@@ -266,7 +266,7 @@ def train_until_killed(config):
 
 
 def _session():
-    from shoal._runtime import session
+    from shoal._core.process import session
 
     return session()
 

@@ -50,7 +50,7 @@ def cluster(shared):
         placed.pop().close()
     gc.collect()
     wait_until(
-        lambda: not any(a["state"] == "ALIVE" for a in shoal._runtime.state.session.list("actors")),
+        lambda: not any(a["state"] == "ALIVE" for a in shoal._core.process.state.session.list("actors")),
         5,
         "the end of all actors",
     )
@@ -106,9 +106,9 @@ def test_the_example_prints_falling_losses_and_draws_its_step(module_home, tmp_p
 def test_a_step_is_one_message_per_rank(cluster):
     ranks = example_ranks()
     shoal.get(ranks.step())  # the first step opens all connections
-    steps, before, (sent, received) = 6, ranks.frames(), shoal._runtime.state.session.traffic()
+    steps, before, (sent, received) = 6, ranks.frames(), shoal._core.process.state.session.traffic()
     losses = [shoal.get(ranks.step()) for _ in range(steps)]
-    now_sent, now_received = shoal._runtime.state.session.traffic()
+    now_sent, now_received = shoal._core.process.state.session.traffic()
     assert len(losses) == steps
     assert (now_sent - sent, now_received - received) == (2 * steps, 2 * steps)
     # All frames of the rank's process: one per step, one per loss, and one for this request and its answer.
@@ -126,9 +126,9 @@ def test_wrong_use_is_refused_in_the_driver(cluster):
     step.forward("embed", after=step.unshard("head"))
     with pytest.raises(InvalidArgument, match=r"forward\(embed\) \(node 1\) has no unshard before it"):
         ranks.send(step)
-    sent = shoal._runtime.state.session.traffic()[0]
+    sent = shoal._core.process.state.session.traffic()[0]
     ranks.send(graph_driver.write_step())
-    assert shoal._runtime.state.session.traffic()[0] == sent + 2
+    assert shoal._core.process.state.session.traffic()[0] == sent + 2
     with pytest.raises(InvalidArgument, match="have a graph already"):
         ranks.send(graph_driver.write_step())
     with pytest.raises(InvalidArgument, match="num_workers"):
@@ -146,7 +146,7 @@ def test_the_head_lists_the_gang_of_shard_actors(cluster):
     ranks = example_ranks()
     shoal.get(ranks.step())
     rows = sorted(
-        (r for r in shoal._runtime.state.session.list("actors") if r["class"] == "ShardActor" and r["state"] != "DEAD"),
+        (r for r in shoal._core.process.state.session.list("actors") if r["class"] == "ShardActor" and r["state"] != "DEAD"),
         key=lambda r: r["rank"],
     )
     assert [(r["rank"], r["world_size"], r["state"]) for r in rows] == [(0, 2, "ALIVE"), (1, 2, "ALIVE")]

@@ -249,7 +249,7 @@ def test_a_driver_under_submit_uses_the_cluster_it_runs_in(shoal_command, either
 
         shoal.init()
         assert shoal.get(where.remote()) != os.getpid()
-        print("jobs", len(shoal._runtime.session().list("jobs")))
+        print("jobs", len(shoal._core.process.session().list("jobs")))
         """
     done = submit(shoal_command, script)
     assert done.returncode == 0, done

@@ -58,7 +58,7 @@ def name_of(ref):
 
 def exists(name):
     from shoal._refs import ObjectRef
-    from shoal._runtime import session
+    from shoal._core.process import session
     try:
         shoal.get(ObjectRef(session().fetch(*name)), timeout=GUARD_S)
     except ObjectFreedError:

@@ -14,7 +14,7 @@ from leak_check import wait_until
 
 import shoal as ray
 from shoal import _native
-from shoal._runtime import state
+from shoal._core.process import state
 from shoal.dag import InputNode, _compiled
 from shoal.exceptions import ActorDiedError, RayChannelError, Unavailable
 

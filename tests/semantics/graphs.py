@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shoal as ray
-from shoal._runtime import state
+from shoal._core.process import state
 from shoal.dag import InputNode
 
 __all__ = ["Stage", "compiled", "stages"]

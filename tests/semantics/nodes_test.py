@@ -155,7 +155,7 @@ assert node_of(resources={"node:__internal_head__": 0.01}) == zones["a"]
 assert node_of(resources={"node:127.0.0.1": 1, "node:__internal_head__": 1}) == zones["a"]
 elsewhere = Here.options(resources={"node:10.9.8.7": 0.01}).remote()
 assert node_of() in zones.values()  # who came after it has its place
-rows = {r["id"]: r["state"] for r in shoal._runtime.session().list("actors")}
+rows = {r["id"]: r["state"] for r in shoal._core.process.session().list("actors")}
 assert rows[elsewhere._actor_id] == "PENDING", rows
 print("done")
 """
@@ -367,7 +367,7 @@ def makes():
     return os.getpid(), actor
 
 def state(actor_id):
-    (row,) = (r for r in shoal._runtime.session().list("actors") if r["id"] == actor_id)
+    (row,) = (r for r in shoal._core.process.session().list("actors") if r["id"] == actor_id)
     return row["state"]
 
 def wait(what):
@@ -380,7 +380,7 @@ def ends(actor_id):
     wait(lambda: state(actor_id) == "DEAD")
 
 def exits(pid):
-    wait(lambda: [r["state"] for r in shoal._runtime.session().list("workers") if r["pid"] == pid] == ["EXITED"])
+    wait(lambda: [r["state"] for r in shoal._core.process.session().list("workers") if r["pid"] == pid] == ["EXITED"])
 
 near, far = Holder.options(**at(here)).remote(), Holder.options(**at(there)).remote()
 """

@@ -173,7 +173,7 @@ def name_of(ref):
 
 
 def there(name):
-    from shoal._runtime import session
+    from shoal._core.process import session
 
     try:
         ray.get(ObjectRef(session().fetch(*name)), timeout=GUARD_S)

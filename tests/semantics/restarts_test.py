@@ -87,7 +87,7 @@ KINDS = pytest.mark.parametrize(
 
 
 def row_of(actor):
-    (row,) = (r for r in shoal._runtime.session().list("actors") if r["id"] == actor._actor_id)
+    (row,) = (r for r in shoal._core.process.session().list("actors") if r["id"] == actor._actor_id)
     return row
 
 

@@ -17,9 +17,9 @@ from leak_check import alive, wait_until
 
 import shoal as ray
 from shoal import _handle, _native
+from shoal._core.process import state
 from shoal._handle import RELEASE, _pack
 from shoal._refs import load
-from shoal._runtime import state
 from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, ObjectLostError, Unavailable, WorkerCrashedError
 from shoal.util import ActorPool

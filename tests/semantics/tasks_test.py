@@ -13,7 +13,7 @@ from leak_check import alive, wait_until
 
 import shoal as ray
 from shoal import _tasks
-from shoal._runtime import state
+from shoal._core.process import state
 from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from shoal import _native, _serialize
+from shoal import _native
+from shoal._core import serialize
+from shoal._core.process import state
 from shoal._refs import new_object_id
-from shoal._runtime import state
 from shoal.exceptions import InvalidArgument, RayChannelTimeoutError, TaskError
 
 __all__ = ["Layout", "Outgoing", "Packed", "Raised"]
@@ -69,10 +70,10 @@ class Raised:
 
     @classmethod
     def of(cls, error: BaseException, where: str) -> Raised:
-        return cls(*_serialize.dump_exception(error, where))
+        return cls(*serialize.dump_exception(error, where))
 
     def error(self) -> BaseException:
-        error = _serialize.loads(self.head, self.buffers)
+        error = serialize.loads(self.head, self.buffers)
         return error.as_instance_of_cause() if isinstance(error, TaskError) else error
 
 
@@ -91,7 +92,7 @@ class Packed:
         if failure is not None:
             return Raised.of(failure, "loading a value")
         try:
-            return Raised(self._head, self._buffers) if self._raised else _serialize.loads(self._head, self._buffers)
+            return Raised(self._head, self._buffers) if self._raised else serialize.loads(self._head, self._buffers)
         except Exception as error:
             return Raised.of(error, "loading a value")
 
@@ -136,7 +137,7 @@ class Outgoing:
             return self._packed(senders, value.head, value.buffers, True)
         if senders and senders[0].takes(value):
             return [partial(s.write, value) for s in senders]
-        return self._packed(senders, *_serialize.dumps(value), False)
+        return self._packed(senders, *serialize.dumps(value), False)
 
     def _packed(self, senders: list[_native.Sender], head: bytes, buffers: list, raised: bool) -> list[Callable[[], Any]]:
         bytes_ = len(head) + sum(memoryview(b).nbytes + _PER_BUFFER for b in buffers) + _OVERHEAD

@@ -14,11 +14,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from shoal import _client, _native
-from shoal._context import running
+from shoal._core.context import running
+from shoal._core.process import session as _session
+from shoal._core.process import state
 from shoal._handle import GRAPH, ActorHandle, _pack
 from shoal._refs import ObjectRef, ResultRef, load, new_object_id, when_ready
-from shoal._runtime import session as _session
-from shoal._runtime import state
 from shoal.dag import _schedule
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
 from shoal.dag._graph import WHOLE, Graph

@@ -13,11 +13,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from shoal import _client, _native, _serialize
-from shoal._context import CallInfo, concurrent_call, method_of, parent_call, running
+from shoal import _client, _native
+from shoal._core import serialize
+from shoal._core.context import CallInfo, concurrent_call, method_of, parent_call, running
+from shoal._core.process import state
 from shoal._ending import ActorExit, leave
 from shoal._refs import ObjectRef, when_gone
-from shoal._runtime import state
 from shoal._worker import LATER, refuse
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
 from shoal.exceptions import RayChannelError
@@ -181,7 +182,7 @@ class _Loop:
         elif error is not None:
             refuse(state.session, incoming, error, "a compiled graph")
         else:
-            state.session.reply(incoming, *_serialize.dumps(None))
+            state.session.reply(incoming, *serialize.dumps(None))
 
     def _execute(self) -> None:
         calls, outgoing, turn = self._calls, self._outgoing, running.turn or nullcontext()

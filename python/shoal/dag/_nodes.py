@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shoal._numbers import whole
+from shoal._core.numbers import whole
 from shoal._refs import ObjectRef
 from shoal.exceptions import Unimplemented
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shoal import _native
-from shoal._runtime import state
+from shoal._core.process import state
 from shoal._tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _bootstrap, _graph

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from shoal import _program
+from shoal._core import program
 
 
 def _install() -> None:
@@ -19,7 +19,7 @@ def _install() -> None:
 
 
 def main(words: list[str]) -> None:
-    _program.run(words, "shoal.fsdp.run", "torch's FSDP replaced by Shoal's", "SHOAL_FSDP", _install)
+    program.run(words, "shoal.fsdp.run", "torch's FSDP replaced by Shoal's", "SHOAL_FSDP", _install)
 
 
 if __name__ == "__main__":

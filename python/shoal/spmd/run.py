@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from shoal import _program
+from shoal._core import program
 from shoal.spmd import install
 
 
 def main(words: list[str]) -> None:
-    _program.run(words, "shoal.spmd.run", "Shoal in the place of torch_xla", "SHOAL_SPMD", install)
+    program.run(words, "shoal.spmd.run", "Shoal in the place of torch_xla", "SHOAL_SPMD", install)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import random
 import socket
 from dataclasses import dataclass
 
-from shoal._runtime import session
+from shoal._core.process import session
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal import _environment, _serialize
+from shoal import _environment
 from shoal._client import ObjectRef, kill
+from shoal._core import serialize
+from shoal._core.process import session, state
 from shoal._refs import load
 from shoal._remote import ActorHandle, create_gang
-from shoal._runtime import session, state
 from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented
 from shoal.train._ranks import environments
 from shoal.train._worker import TrainWorker
@@ -131,7 +132,7 @@ class Trainer:
                     return history
                 self._check_waiting(s, waiting, runs)
                 continue
-            (rank, number, metrics), _ = _serialize.loads(*incoming.args)
+            (rank, number, metrics), _ = serialize.loads(*incoming.args)
             calls = waiting.setdefault(number, [])
             calls.append((rank, incoming))
             if rank == 0:
@@ -140,7 +141,7 @@ class Trainer:
                     self._on_report(metrics)
             if len(calls) == len(runs):
                 for _, call in waiting.pop(number):
-                    s.reply(call, *_serialize.dumps(None))
+                    s.reply(call, *serialize.dumps(None))
             self._check_waiting(s, waiting, runs)
 
     @staticmethod
@@ -168,7 +169,7 @@ class Trainer:
                     f"rank {missing[0]} ended its loop without report number {number}", hint="report equally often on every rank"
                 )
                 for _, call in waiting.pop(number):
-                    s.reply(call, *_serialize.dump_exception(error, "report"), raised=True)
+                    s.reply(call, *serialize.dump_exception(error, "report"), raised=True)
 
 
 def _failure(run: ObjectRef, where: str) -> BaseException | None:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from shoal import _serialize
 from shoal._client import get, wait
+from shoal._core import serialize
+from shoal._core.process import session
 from shoal._refs import ObjectRef
-from shoal._runtime import session
 
 __all__ = ["as_completed", "disable_log_once_globally", "get_node_ip_address", "inspect_serializability", "log_once", "map_unordered"]
 
@@ -72,7 +72,7 @@ def inspect_serializability(
 
 def _inspect(obj: Any, name: str, parent: Any, depth: int, failures: set[FailureTuple]) -> bool:
     try:
-        _serialize.dumps(obj)
+        serialize.dumps(obj)
         return True
     except Exception:
         pass

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal import _native
-from shoal._numbers import number
+from shoal._core.numbers import number
 
 __all__ = ["Counter", "Gauge", "Histogram", "Metric"]
 

@@ -7,11 +7,11 @@ import sys
 import types
 from typing import Any
 
-from shoal import _serialize
 from shoal._client import ObjectRef, get
-from shoal._ids import PlacementGroupID
+from shoal._core import serialize
+from shoal._core.ids import PlacementGroupID
+from shoal._core.process import session, state
 from shoal._placement import check_resource_name, label_matches
-from shoal._runtime import session, state
 from shoal.exceptions import GetTimeoutError, Unimplemented
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "remove_placement_group",
 ]
 
-_READY = _serialize.dumps(True)[0]
+_READY = serialize.dumps(True)[0]
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -54,7 +54,7 @@ class PlacementGroup:
 
     def ready(self) -> ObjectRef:
         """Returns a reference that is ready once all bundles are reserved; its value is this group."""
-        return ObjectRef(session().group_ready(self.id, _serialize.dumps(self)[0]), "placement group")
+        return ObjectRef(session().group_ready(self.id, serialize.dumps(self)[0]), "placement group")
 
     def wait(self, timeout_seconds: float = 30) -> bool:
         """Returns True if the group is reserved within that time."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shoal._client import get, kill, wait
-from shoal._numbers import whole
+from shoal._core.numbers import whole
 from shoal._remote import remote
 
 __all__ = ["Empty", "Full", "Queue"]

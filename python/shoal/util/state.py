@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _native
+from shoal._core.process import binary, state
 from shoal._http import Http
 from shoal._refs import ObjectRef
-from shoal._runtime import binary, state
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplemented
 
 __all__ = [

@@ -41,8 +41,8 @@ _PLAIN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"mess
 
 
 def _origin() -> dict[str, str]:
-    from shoal._context import current_call, running
-    from shoal._runtime import state
+    from shoal._core.context import current_call, running
+    from shoal._core.process import state
 
     session = state.session
     if session is None:

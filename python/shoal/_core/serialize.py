@@ -314,7 +314,7 @@ def dump_exception(error: BaseException, where: str, host: str = "") -> tuple[by
     return dumps(TaskError(error, text, where, os.getpid(), host))
 
 
-_HERE = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the folder of shoal
 _GROUP = getattr(builtins, "BaseExceptionGroup", ())  # new in Python 3.11
 _MAX_TEXT = 1 << 16  # limit for a traceback, in characters
 
@@ -327,7 +327,7 @@ def _traceback_of(error: BaseException) -> str:
         of, one = pairs.pop()
         if of is None or one is None:  # a cause that is formatted elsewhere
             continue
-        ours = [frame.filename.startswith(_HERE) for frame in of.stack]
+        ours = [frame.filename.startswith(_PACKAGE) for frame in of.stack]
         if not all(ours):
             end = len(ours) - ours[::-1].index(False) if isinstance(one, TaskError) else len(ours)  # without the frames of get()
             of.stack = traceback.StackSummary.from_list(of.stack[ours.index(False) : end])

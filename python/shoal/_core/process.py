@@ -59,9 +59,9 @@ def retry_delay_ms() -> int:
 
 def binary() -> str:
     """The path of the ``shoal`` command of this package: in the wheel, or in the build tree next to the extension."""
-    here = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     built = Path(_native.__file__).parent.parent.parent
-    for candidate in (here / "bin" / "shoal", built / "scheduler" / "cli" / "shoal"):
+    for candidate in (package / "bin" / "shoal", built / "scheduler" / "cli" / "shoal"):
         if os.access(candidate, os.X_OK):
             return str(candidate)
     raise Unavailable("the shoal command is missing from this installation", hint="build it: ./dev build")
@@ -170,7 +170,7 @@ def attach_worker() -> _native.Session:
     )
     state.namespace = env.get("SHOAL_NAMESPACE", state.session.job)
     if "SHOAL_LOGGING" in env:
-        from shoal._logging import apply, from_environment  # only with a LoggingConfig
+        from shoal._core.logging import apply, from_environment  # only with a LoggingConfig
 
         state.logging = from_environment()
         apply(state.logging)
