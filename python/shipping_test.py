@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal import _shipping
+from shoal._runtime_env import shipping
 from shoal.exceptions import DataLoss, RuntimeEnvSetupError
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 def packed(folder):
     file = io.BytesIO()
-    return _shipping.pack(_shipping.files_in(folder), file), file.getvalue()
+    return shipping.pack(shipping.files_in(folder), file), file.getvalue()
 
 
 def test_equal_files_are_one_package_for_any_mtime(folder):
@@ -37,14 +37,14 @@ def test_equal_files_are_one_package_for_any_mtime(folder):
 
 def test_a_package_round_trips(folder, tmp_path):
     _, data = packed(folder)
-    assert _shipping.unpack(io.BytesIO(data), tmp_path / "out") == len("a#!/bin/sh")
+    assert shipping.unpack(io.BytesIO(data), tmp_path / "out") == len("a#!/bin/sh")
     assert (tmp_path / "out" / "deep" / "a.txt").read_text() == "a"
     assert stat.S_IMODE((tmp_path / "out" / "run.sh").stat().st_mode) == 0o755
 
 
 def test_an_empty_folder_is_a_package(tmp_path):
     _, data = packed(tmp_path)
-    assert _shipping.unpack(io.BytesIO(data), tmp_path / "out") == 0
+    assert shipping.unpack(io.BytesIO(data), tmp_path / "out") == 0
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -70,14 +70,14 @@ def zip_with(name, text="x", mode=stat.S_IFREG | 0o644):
 )
 def test_paths_outside_of_the_target_are_refused_before_any_write(file, tmp_path):
     with pytest.raises(RuntimeEnvSetupError, match="must not have"):
-        _shipping.unpack(file, tmp_path / "in" / "out")
+        shipping.unpack(file, tmp_path / "in" / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_package_that_unpacks_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_shipping, "MAX_BYTES", 1000 << 10)
+    monkeypatch.setattr(shipping, "MAX_BYTES", 1000 << 10)
     with pytest.raises(RuntimeEnvSetupError, match="unpacks to 1 MiB"):
-        _shipping.unpack(zip_with("large", "0" * (1 << 20)), tmp_path / "out")
+        shipping.unpack(zip_with("large", "0" * (1 << 20)), tmp_path / "out")
 
 
 class Head:
@@ -95,7 +95,7 @@ class Head:
 def host(tmp_path, monkeypatch, folder):
     """A process on another host than the packages' creator."""
     head = Head()
-    monkeypatch.setattr(_shipping, "attach_worker", lambda: head)
+    monkeypatch.setattr(shipping, "attach_worker", lambda: head)
     monkeypatch.setenv("SHOAL_SESSION", str(tmp_path / "session"))
     (tmp_path / "session").mkdir()
     head.name, head.packages = packed(folder)[0], dict([packed(folder)])
@@ -113,13 +113,13 @@ def test_paths_are_local_and_each_package_is_fetched_once(host, tmp_path, monkey
     given = {"working_dir": "/far/files/1", "py_modules": ["/far/files/1/deep"]}
     for _ in range(2):
         told(monkeypatch, {"/far/files/1": host.name}, given)
-        cwd, path = _shipping.settle("/far/files/1", ["/far/files/1", "/far/files/10", "/usr/lib"])
+        cwd, path = shipping.settle("/far/files/1", ["/far/files/1", "/far/files/10", "/usr/lib"])
         here = str(tmp_path / "session" / "files" / host.name[:24])
         assert (cwd, path) == (here, [here, "/far/files/10", "/usr/lib"])
         assert json.loads(os.environ["SHOAL_RUNTIME_ENV"]) == {"working_dir": here, "py_modules": [here + "/deep"]}
         assert json.loads(os.environ["SHOAL_PACKAGES"])["of"] == {here: host.name}
     assert len(host.asked) == -(-len(host.packages[host.name]) // 100)
-    assert _shipping.settle(cwd, path) == (cwd, path)  # local paths stay unchanged
+    assert shipping.settle(cwd, path) == (cwd, path)  # local paths stay unchanged
     assert sorted(p.name for p in (tmp_path / "session" / "files").iterdir()) == [host.name[:24] + end for end in ("", ".bringing", ".use")]
 
 
@@ -128,7 +128,7 @@ def test_a_half_unpacked_package_is_unpacked_again(host, tmp_path, monkeypatch):
     half.mkdir(parents=True)
     (half / "rubbish").write_text("")
     told(monkeypatch, {"/far/files/1": host.name}, {})
-    cwd, _ = _shipping.settle("/far/files/1", [])
+    cwd, _ = shipping.settle("/far/files/1", [])
     assert sorted(p.name for p in tmp_path.joinpath(cwd).iterdir()) == ["deep", "run.sh"]
     assert not half.exists()
 
@@ -137,16 +137,16 @@ def test_a_package_with_a_wrong_hash_is_refused(host, tmp_path, monkeypatch):
     host.packages["0" * 64] = host.packages[host.name]
     told(monkeypatch, {"/far/files/1": "0" * 64}, {})
     with pytest.raises(DataLoss, match="other content"):
-        _shipping.settle("/far/files/1", [])
+        shipping.settle("/far/files/1", [])
     assert not (tmp_path / "session" / "files" / ("0" * 24)).exists()
 
 
 def test_an_environment_without_packages_is_unchanged(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_SESSION", str(tmp_path))
     monkeypatch.delenv("SHOAL_PACKAGES", raising=False)
-    assert _shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
+    assert shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
     monkeypatch.setenv("SHOAL_PACKAGES", json.dumps({"store": str(tmp_path / "files"), "of": {"/work": "0" * 64}}))
-    assert _shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
+    assert shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
 
 
 def test_a_waiter_fetches_a_package_whose_first_fetch_failed(tmp_path, monkeypatch):
@@ -161,9 +161,9 @@ def test_a_waiter_fetches_a_package_whose_first_fetch_failed(tmp_path, monkeypat
         target.mkdir()
         return 1
 
-    monkeypatch.setattr(_shipping, "_bring", bring)
+    monkeypatch.setattr(shipping, "_bring", bring)
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(_shipping._here, "a" * 64, tmp_path) for _ in range(4)]
+        asked = [pool.submit(shipping._here, "a" * 64, tmp_path) for _ in range(4)]
         assert begun.wait(60)
         go.set()
         failed = [f for f in asked if f.exception(60)]
@@ -173,9 +173,9 @@ def test_a_waiter_fetches_a_package_whose_first_fetch_failed(tmp_path, monkeypat
 
 
 def test_a_package_is_sent_as_it_was_before_any_use(folder, tmp_path):
-    _shipping.keep_packed(folder, tmp_path / "kept.zip")
+    shipping.keep_packed(folder, tmp_path / "kept.zip")
     before = packed(folder)
     (folder / "written.by.a.worker").write_text("x")
     with (tmp_path / "kept.zip").open("rb") as file:
-        assert _shipping.digest_of(file) == before[0]
+        assert shipping.digest_of(file) == before[0]
     assert packed(folder)[0] != before[0]

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal import _environment, _native
+from shoal import _native
 from shoal._core import serialize
 from shoal._core.numbers import amount, flag, number, whole
 from shoal._core.process import attach_worker, close, retry_delay_ms, start_local, started_by_node, state
 from shoal._core.process import session as _session
 from shoal._options import meant
 from shoal._refs import ObjectRef, ResultRef, Waitable, load
+from shoal._runtime_env.environment import check, inherited, merged
 from shoal.exceptions import ActorHandleNotFoundError, GetTimeoutError, InvalidArgument, NotFound, Unimplemented
 
 __all__ = [
@@ -189,7 +190,7 @@ def init(
     if _temp_dir is not None and not os.path.isabs(_temp_dir):
         raise ValueError(f"_temp_dir is an absolute path, not {_temp_dir!r}")
     memory = _memory if memory is None else memory
-    environment = _environment.check(runtime_env)
+    environment = check(runtime_env)
     if namespace is not None and (not isinstance(namespace, str) or not namespace):
         raise TypeError(f"a namespace is a str that is not empty, not {namespace!r}")
     if labels is not None and not (isinstance(labels, dict) and all(isinstance(w, str) and w for kv in labels.items() for w in kv)):
@@ -212,7 +213,7 @@ def init(
         _refuse_offers(given, "of this job")
         attach_worker()
         state.namespace = namespace or state.namespace
-        state.runtime_env = _environment.merged(_environment.inherited(), environment)
+        state.runtime_env = merged(inherited(), environment)
         _log(logging_config)
         return ClusterContext(state.session)
     running = joined(address, home)
@@ -344,7 +345,7 @@ def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, en
     )
     state.shows_logs, state.notified_of_detached = log_to_driver, False
     state.namespace = namespace or state.session.job
-    state.runtime_env = _environment.merged(_environment.inherited(), environment)
+    state.runtime_env = merged(inherited(), environment)
 
 
 def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = False) -> None:

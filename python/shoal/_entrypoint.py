@@ -12,16 +12,16 @@ import sys
 
 def main() -> None:
     command = sys.argv[1]
-    from shoal import _environment, _shipping
+    from shoal._runtime_env import environment, shipping
     from shoal._zygote import expanded
     from shoal.exceptions import ShoalError
 
     try:
-        _shipping.settle("", [])
-        env = _environment.check(json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}")))
+        shipping.settle("", [])
+        env = environment.check(json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}")))
         # On the submitter's host the folder is used in place, so that changes are visible. Processes that the job starts use copies.
-        folder = env.pop("working_dir") if _shipping.in_place(env.get("working_dir", "")) else None
-        around = _environment.prepare(env)
+        folder = env.pop("working_dir") if shipping.in_place(env.get("working_dir", "")) else None
+        around = environment.prepare(env)
         if folder:
             around.setdefault("python_path", []).insert(0, folder)
             done = json.loads(around.get("env", {}).get("SHOAL_RUNTIME_ENV", "{}"))

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from shoal import _environment
 from shoal._core.numbers import amount, flag, whole
 from shoal._core.signature import of_method
 from shoal._placement import NO_GROUP, PLACEMENT_OPTIONS, check_fallback, check_resource_name
+from shoal._runtime_env import environment
 from shoal.exceptions import Unimplemented
 
 __all__ = [
@@ -188,7 +188,7 @@ _CHECKS = {
     "namespace": _text("namespace"),
     "num_returns": _num_returns,
     "retry_exceptions": _retry_exceptions,
-    "runtime_env": _environment.check,
+    "runtime_env": environment.check,
     "tensor_transport": _not_here("tensor_transport", _TENSORS),
 }
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 
-from shoal import _environment, _native
+from shoal import _native
 from shoal._client import get, put
 from shoal._core import serialize
 from shoal._core.process import _package_path, state
@@ -35,6 +35,7 @@ from shoal._options import (
 )
 from shoal._placement import where
 from shoal._refs import ObjectRef, when_ready
+from shoal._runtime_env import environment
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import InvalidArgument, Unimplemented
 
@@ -105,7 +106,7 @@ def launch(
 ) -> dict[str, Any]:
     """Returns the start parameters of a worker of this driver: same interpreter, import path and folder, unless ``runtime_env`` differs. By
     default it computes with as many threads as it has CPUs."""
-    around = _environment.prepare(_environment.merged(_environment.inherited(), runtime_env or {}))
+    around = environment.prepare(environment.merged(environment.inherited(), runtime_env or {}))
     # Like Python, ignores entries of sys.path that are no str, and archives that do not exist.
     there = [p for p in sys.path if isinstance(p, str) and (not p.endswith(".zip") or os.path.exists(p))]
     path = [os.path.abspath(p) if p else os.getcwd() for p in there]

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from shoal import _environment, _shipping
+from shoal._runtime_env import environment, shipping
 from shoal.exceptions import ShoalError
 
 
@@ -35,8 +35,8 @@ def _package(given: str, into: str, excludes: list[str]) -> str:
         if given.endswith(".zip"):
             with open(given, "rb") as source:
                 shutil.copyfileobj(source, file)
-            return _shipping.digest_of(file)
-        return _shipping.pack(_environment.chosen(Path(given), excludes, "working_dir"), file)
+            return shipping.digest_of(file)
+        return shipping.pack(environment.chosen(Path(given), excludes, "working_dir"), file)
 
 
 def main() -> None:

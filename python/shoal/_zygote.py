@@ -87,9 +87,9 @@ def _become_worker(request: dict, fds: list[int], forkable: bool) -> int:
     _set_environment(dict(request["env"]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if os.environ.get("SHOAL_PACKAGES"):
-        from shoal import _shipping  # needed only where folders may come from another host
+        from shoal._runtime_env import shipping  # needed only where folders may come from another host
 
-        request["cwd"], request["path"] = _shipping.settle(request["cwd"], request["path"])
+        request["cwd"], request["path"] = shipping.settle(request["cwd"], request["path"])
     if request["cwd"]:
         _enter(request["cwd"])
     if not forkable:

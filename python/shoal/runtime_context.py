@@ -7,7 +7,6 @@ import os
 import warnings
 from typing import Any
 
-from shoal import _environment
 from shoal._client import nodes
 from shoal._core.context import CallInfo, current_call, running
 from shoal._core.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
@@ -15,6 +14,7 @@ from shoal._core.process import session as _session
 from shoal._core.process import state
 from shoal._handle import ActorHandle
 from shoal._options import methods_of, with_retries
+from shoal._runtime_env import environment
 from shoal.runtime_env import RuntimeEnv
 
 __all__ = ["RuntimeContext", "get_gpu_ids", "get_runtime_context"]
@@ -113,10 +113,10 @@ class RuntimeContext:
     @property
     def runtime_env(self) -> RuntimeEnv:
         """The environment of this job, or of this actor or task."""
-        return RuntimeEnv(**_environment.inherited())
+        return RuntimeEnv(**environment.inherited())
 
     def get_runtime_env_string(self) -> str:
-        return json.dumps(_environment.inherited())
+        return json.dumps(environment.inherited())
 
     def get_session_name(self) -> str:
         return os.path.basename(_session().folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal import _environment
+from shoal._runtime_env import environment
 
 __all__ = ["RuntimeEnv", "RuntimeEnvConfig"]
 
@@ -14,7 +14,7 @@ class RuntimeEnv(dict):
     for invalid ones."""
 
     def __init__(self, /, **keys: Any):
-        super().__init__(_environment.check({k: v for k, v in keys.items() if v is not None}))
+        super().__init__(environment.check({k: v for k, v in keys.items() if v is not None}))
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self)
@@ -27,4 +27,4 @@ class RuntimeEnvConfig(dict):
 
     def __init__(self, setup_timeout_seconds: int = -1, eager_install: bool = True, log_files: list[str] | None = None):
         super().__init__(setup_timeout_seconds=setup_timeout_seconds, eager_install=eager_install, log_files=log_files or [])
-        _environment.check({"config": self})
+        environment.check({"config": self})

@@ -12,7 +12,7 @@ from leak_check import wait_until
 from shared_actors import Log
 
 import shoal
-from shoal import _ignore
+from shoal._runtime_env import ignored
 from shoal.exceptions import RuntimeEnvSetupError
 from shoal.runtime_env import RuntimeEnv, RuntimeEnvConfig
 
@@ -217,7 +217,7 @@ def test_a_link_to_a_folder_ships_its_content(tmp_path):
     (elsewhere / "deep" / "up").symlink_to(tmp_path)
     there = read.options(runtime_env={"working_dir": str(here)})
     assert shoal.get(there.remote("linked/deep/text")) == "linked"
-    assert [name for _, name in _ignore.files(here, [], from_folders=True)] == ["linked/deep/text"]
+    assert [name for _, name in ignored.files(here, [], from_folders=True)] == ["linked/deep/text"]
 
 
 def test_workers_have_their_drivers_import_path(tmp_path):
@@ -232,7 +232,7 @@ def test_workers_have_their_drivers_import_path(tmp_path):
         """
 import colorsys, os, pathlib, sys
 import shoal
-from shoal import _ignore
+from shoal._runtime_env import ignored
 
 sys.path += [pathlib.Path("/no/such/folder"), os.path.abspath("more.zip")]
 shoal.init(address="local", num_cpus=1)

@@ -9,8 +9,8 @@ import urllib.parse
 from collections.abc import AsyncIterator
 from typing import Any
 
-from shoal._environment import check
 from shoal._http import Http, refusal
+from shoal._runtime_env.environment import check
 from shoal.job_submission._details import JobDetails, JobStatus
 
 __all__ = ["JobSubmissionClient"]

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal import _environment
 from shoal._client import ObjectRef, kill
 from shoal._core import serialize
 from shoal._core.process import session, state
 from shoal._refs import load
 from shoal._remote import ActorHandle, create_gang
+from shoal._runtime_env import environment
 from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented
 from shoal.train._ranks import environments
 from shoal.train._worker import TrainWorker
@@ -84,7 +84,7 @@ class Trainer:
         resources = {"CPU": 1.0, **(self._scaling.resources_per_worker or {})}
         s = session()
         try:
-            given = _environment.inherited().get("env_vars", {})
+            given = environment.inherited().get("env_vars", {})
             settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ and name not in given}
             workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:

@@ -1,7 +1,7 @@
 """``runtime_env``: the environment of the processes of a job, an actor or a function. Names and errors are Ray's.
 
 Folders are copied into the session's folder before the first process needs them; later changes have no effect. The key of a copy is made
-of path, names, sizes and times, so that a folder is copied once. ``_shipping`` sends copies to other hosts.
+of path, names, sizes and times, so that a folder is copied once. ``shipping`` sends copies to other hosts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from shoal import _ignore, _packages, _shipping
 from shoal._core.process import session, state
+from shoal._runtime_env import ignored, packages, shipping
 from shoal.exceptions import RuntimeEnvSetupError, Unimplemented
 
 __all__ = ["check", "inherited", "merged", "prepare"]
@@ -51,7 +51,7 @@ def check(env: Any) -> dict[str, Any]:
     _check_config(env.get("config") or {})
     out = {k: v for k, v in env.items() if v}
     for tool in out.keys() & {"pip", "uv"}:
-        out[tool] = _packages.check(tool, out[tool])
+        out[tool] = packages.check(tool, out[tool])
     if "pip" in out and "uv" in out:
         raise ValueError("runtime_env has pip or uv, not both")
     if "py_modules" in out:
@@ -106,7 +106,7 @@ def prepare(env: dict[str, Any]) -> dict[str, Any]:
     if not env:
         return {}
     done: dict[str, Any] = {k: env[k] for k in ("config", "env_vars") if k in env}
-    end = _packages.end_of(env)
+    end = packages.end_of(env)
     path: list[str] = []
     out: dict[str, Any] = {"env": dict(env.get("env_vars", {}))}
     if "working_dir" in env:
@@ -117,13 +117,13 @@ def prepare(env: dict[str, Any]) -> dict[str, Any]:
         path += [m if Path(m).parent == _store() else os.path.dirname(m) for m in done["py_modules"]]
     for tool in ("pip", "uv"):
         if tool in env:
-            done[tool] = _packages.check(tool, env[tool])
-            path.append(_packages.installed(tool, done[tool], _store(), end))
+            done[tool] = packages.check(tool, env[tool])
+            path.append(packages.installed(tool, done[tool], _store(), end))
     out["env"]["SHOAL_RUNTIME_ENV"] = json.dumps(done)
-    if path and _shipping.needed():
+    if path and shipping.needed():
         mine = [given for key in ("working_dir", "py_modules") for given in _list(done.get(key))]
         roots = (str(_store() / Path(given).relative_to(_store()).parts[0]) for given in mine)
-        out["env"][_shipping.ENVIRONMENT] = _shipping.leave(roots, str(_store()))
+        out["env"][shipping.ENVIRONMENT] = shipping.leave(roots, str(_store()))
     return {**out, "python_path": path}
 
 
@@ -146,7 +146,7 @@ def _module(given: str, excludes: Any) -> str:
         raise ValueError(f"py_modules of runtime_env: there is no wheel at {wheel}")
     stat = wheel.stat()
     config = {"packages": [str(wheel), "--no-deps", "--no-index"], "of": [stat.st_size, stat.st_mtime_ns]}
-    return _packages.installed("pip", config, _store())
+    return packages.installed("pip", config, _store())
 
 
 def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool = False) -> str:
@@ -173,14 +173,14 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
         making = Path(tempfile.mkdtemp(dir=_store()))
         into = making / inner.relative_to(target)
         if zipped:
-            _shipping.unpack(source, into)
+            shipping.unpack(source, into)
         else:
             for file, name in files:
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(file, into / name)
             into.mkdir(parents=True, exist_ok=True)
-        if _shipping.needed():
-            _shipping.keep_packed(making, Path(f"{target}.zip"))
+        if shipping.needed():
+            shipping.keep_packed(making, Path(f"{target}.zip"))
         _publish(making, target)
     return str(inner / source.name if lone else inner)
 
@@ -188,14 +188,14 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
 def chosen(source: Path, excludes: Iterable[str], what: str) -> list[tuple[Path, str]]:
     """Returns (path, relative name) of a folder's files, without excluded ones. RuntimeEnvSetupError when they are too large."""
     read = os.environ.get("SHOAL_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
-    return _checked(list(_ignore.files(source, [*_ALWAYS_LEFT_OUT, *excludes], from_folders=read)), source, what)
+    return _checked(list(ignored.files(source, [*_ALWAYS_LEFT_OUT, *excludes], from_folders=read)), source, what)
 
 
 def _checked(files: list[tuple[Path, str]], source: Path, what: str) -> list[tuple[Path, str]]:
     size = sum(f.stat().st_size for f, _ in files)
-    if size > _shipping.MAX_BYTES:
+    if size > shipping.MAX_BYTES:
         raise RuntimeEnvSetupError(
-            f"{what} of runtime_env, {source}, has {size >> 20} MiB; {_shipping.MAX_BYTES >> 20} are allowed",
+            f"{what} of runtime_env, {source}, has {size >> 20} MiB; {shipping.MAX_BYTES >> 20} are allowed",
             hint="name in excludes what processes do not need",
         )
     return files

@@ -1,6 +1,6 @@
 """Transfer of a runtime_env's folders to hosts that lack them.
 
-In a cluster over several hosts a process packs the copies of ``_environment`` into zip files, named by content, and stores them at the
+In a cluster over several hosts a process packs the copies of ``environment`` into zip files, named by content, and stores them at the
 head. A worker on another host finds the needed packages in ``SHOAL_PACKAGES`` and fetches them before any user code runs. Each host
 fetches a package once; a lock keeps it while a process uses it. Clusters on one host do not use this.
 """
@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from shoal import _packages
 from shoal._core.process import attach_worker, session
+from shoal._runtime_env import packages
 from shoal.exceptions import DataLoss, InvalidArgument, RuntimeEnvSetupError
 
 __all__ = ["ENVIRONMENT", "MAX_BYTES", "digest_of", "files_in", "in_place", "keep_packed", "leave", "needed", "pack", "settle", "unpack"]
@@ -161,10 +161,10 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
     Path(own).mkdir(mode=0o700, exist_ok=True)
     moved = {root: _here(package, Path(own)) for root, package in told["of"].items()}
     env = json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
-    end = _packages.end_of(env)
+    end = packages.end_of(env)
     for tool in env.keys() & {"pip", "uv"}:
         with _locked(Path(own, f"{tool}.use"), fcntl.LOCK_EX):
-            here = _packages.installed(tool, env[tool], Path(own), end)
+            here = packages.installed(tool, env[tool], Path(own), end)
         theirs = [p for p in path if p not in moved and p.startswith(os.path.join(told["store"], f"{tool}-"))]
         moved.update(dict.fromkeys(theirs, here))
 
