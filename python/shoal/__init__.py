@@ -27,9 +27,9 @@ from shoal._client import (
 )
 from shoal._core.ids import ActorID, JobID, NodeID, ObjectID, PlacementGroupID, TaskID, UniqueID, WorkerID
 from shoal._native import __version__
+from shoal._objects.streams import DynamicObjectRefGenerator, ObjectRefGenerator
 from shoal._options import method
 from shoal._remote import get_actor, remote
-from shoal._stream import DynamicObjectRefGenerator, ObjectRefGenerator
 from shoal.actor import exit_actor
 from shoal.runtime_context import get_gpu_ids, get_runtime_context
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from shoal import _stream
 from shoal._core.context import CallInfo, concurrent_call, method_of, running
 from shoal._ending import ActorExit, has_left, leave, take_graph_calls
 from shoal._handle import RELEASE
+from shoal._objects import streams
 from shoal._worker import BUILT_INS, arguments, end, fail_creation, made, refuse, reply
 from shoal.exceptions import AsyncioActorExit
 
@@ -460,7 +460,7 @@ class _OnLoop(_Runner):
                 if is_unfinished(result):
                     result = await result
                 if "stream" in (extra or {}):
-                    result, extra = await _stream.publish_async(self.session, incoming, result, extra["stream"]), None
+                    result, extra = await streams.publish_async(self.session, incoming, result, extra["stream"]), None
                 elif inspect.isasyncgen(result):
                     result = [value async for value in result]
                 reply(self.session, incoming, result, extra, call)

@@ -27,10 +27,10 @@ from shoal._core.ids import ActorID
 from shoal._core.process import session as _session
 from shoal._core.process import state
 from shoal._core.signature import Signature
+from shoal._objects.refs import ObjectRef, load, new_object_id, when_ready
+from shoal._objects.streams import ObjectRefGenerator
 from shoal._options import BUILT_IN, METHOD_OPTIONS, check_call_options
-from shoal._refs import ObjectRef, load, new_object_id, when_ready
 from shoal._retry import MethodAttempts, Retries
-from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import (
     ActorDiedError,
     ActorUnavailableError,

@@ -22,6 +22,8 @@ from shoal._core.process import _package_path, state
 from shoal._core.process import session as _session
 from shoal._core.signature import Signature, of_callable
 from shoal._handle import ActorHandle, _pack, actor_ownership, in_any_order, own
+from shoal._objects.refs import ObjectRef, when_ready
+from shoal._objects.streams import ObjectRefGenerator
 from shoal._options import (
     ACTOR_OPTIONS,
     FUNCTION_OPTIONS,
@@ -34,9 +36,7 @@ from shoal._options import (
     with_retries,
 )
 from shoal._placement import where
-from shoal._refs import ObjectRef, when_ready
 from shoal._runtime_env import environment
-from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import InvalidArgument, Unimplemented
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal import _native
 from shoal._core.context import parent_call
-from shoal._refs import ObjectRef, callbacks, load, when_ready
+from shoal._objects.refs import ObjectRef, callbacks, load, when_ready
 
 __all__ = ["MethodAttempts", "Retries", "raised"]
 

@@ -21,11 +21,11 @@ from shoal._core import serialize
 from shoal._core.context import parent_call
 from shoal._core.process import session, state
 from shoal._handle import HAND_OVER, _pack, actor_ownership, extra_of, results, streaming
+from shoal._objects.refs import ObjectRef, load
+from shoal._objects.streams import ObjectRefGenerator
 from shoal._placement import fits, where
-from shoal._refs import ObjectRef, load
 from shoal._remote import create_gang
 from shoal._retry import Retries
-from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import NotFound, ShoalError
 
 __all__ = ["Function", "FunctionPool", "FunctionWorker", "Sent"]

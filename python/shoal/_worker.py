@@ -15,7 +15,6 @@ from collections.abc import Generator
 from itertools import islice
 from typing import Any, NoReturn
 
-from shoal import _stream
 from shoal._client import put
 from shoal._core import serialize, stacks
 from shoal._core.context import CallInfo, method_of, parent_call, running
@@ -23,7 +22,8 @@ from shoal._core.process import attach_worker, state
 from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
 from shoal._handle import GRAPH, HAND_OVER, NO_ARGUMENTS, RELEASE, _Dep, actor_ownership
 from shoal._marks import mark_beginning, mark_function, mark_output
-from shoal._refs import when_gone
+from shoal._objects import streams
+from shoal._objects.refs import when_gone
 from shoal._remote import from_creation_spec
 from shoal._tasks import FunctionWorker
 from shoal.actor import exit_actor
@@ -232,9 +232,9 @@ def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInf
     if result is LATER:
         return
     if count == "streaming":
-        result = _stream.publish(session, incoming, result, extra["stream"])
+        result = streams.publish(session, incoming, result, extra["stream"])
     elif count == "dynamic":
-        result = _stream.DynamicObjectRefGenerator([put(v) for v in result])
+        result = streams.DynamicObjectRefGenerator([put(v) for v in result])
     elif count == 0:
         result = None
     elif count != 1:
@@ -259,7 +259,7 @@ def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInf
 
 def refuse(session, incoming, error: BaseException, where: str) -> None:
     """Answers with the exception of user code, without this frame, or with the cancellation that caused it."""
-    if isinstance(error, _stream.CallerGone) or (isinstance(error, KeyboardInterrupt) and session.cancelled(incoming)):
+    if isinstance(error, streams.CallerGone) or (isinstance(error, KeyboardInterrupt) and session.cancelled(incoming)):
         session.refuse_cancelled(incoming, where)
         return
     if error.__traceback__ is not None:

@@ -1,5 +1,5 @@
 """``ObjectRef`` for annotations: ``ObjectRef[int]``."""
 
-from shoal._refs import ObjectRef
+from shoal._objects.refs import ObjectRef
 
 __all__ = ["ObjectRef"]

@@ -57,7 +57,7 @@ def name_of(ref):
     return ref._publish(), ref._owner
 
 def exists(name):
-    from shoal._refs import ObjectRef
+    from shoal._objects.refs import ObjectRef
     from shoal._core.process import session
     try:
         shoal.get(ObjectRef(session().fetch(*name)), timeout=GUARD_S)

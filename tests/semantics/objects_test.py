@@ -355,10 +355,10 @@ def test_get_of_a_freed_value_raises_at_once(holder):
     name = given("kept", holder)
     ray.get(holder.drop.remote("it"))
     assert is_freed(name)
-    from shoal import _refs
+    from shoal._objects import refs
 
     with pytest.raises(ObjectFreedError, match="it was freed"):
-        ray.get(_refs._fetch(name[0], "", name[1]), timeout=GUARD_S)
+        ray.get(refs._fetch(name[0], "", name[1]), timeout=GUARD_S)
 
 
 def test_reused_memory_does_not_grow(holder):

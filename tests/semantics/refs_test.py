@@ -13,7 +13,7 @@ import pytest
 from cast import GUARD_S
 
 import shoal as ray
-from shoal import _refs
+from shoal._objects import refs
 from shoal.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 
@@ -220,7 +220,7 @@ def test_threads_that_name_a_reference_at_once_give_it_one_name(gate, recorder, 
         named.append(hash(ref))
         named.append(recorder.get.remote([ref]))
 
-    def look_for_a_name(look=_refs.new_object_id):
+    def look_for_a_name(look=refs.new_object_id):
         found = look()
         if not named:
             named.append(None)
@@ -229,7 +229,7 @@ def test_threads_that_name_a_reference_at_once_give_it_one_name(gate, recorder, 
             thread.join()
         return found
 
-    monkeypatch.setattr(_refs, "new_object_id", look_for_a_name)
+    monkeypatch.setattr(refs, "new_object_id", look_for_a_name)
     first = ref.hex()
     monkeypatch.undo()
     _, hashed, got = named

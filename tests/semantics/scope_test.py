@@ -19,7 +19,7 @@ import shoal as ray
 from shoal import _handle, _native
 from shoal._core.process import state
 from shoal._handle import RELEASE, _pack
-from shoal._refs import load
+from shoal._objects.refs import load
 from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, ObjectLostError, Unavailable, WorkerCrashedError
 from shoal.util import ActorPool

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from shoal._tensors import is_wrapper
+from shoal._objects.tensors import is_wrapper
 from shoal.checkpoint import _manifest
 from shoal.checkpoint._manifest import Group, Manifest, Piece, Tensor
 from shoal.checkpoint._ranks import Ranks, checksum, elsewhere, local, named_tensors, parameter_names, writing

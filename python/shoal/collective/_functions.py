@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shoal._tensors import is_wrapper
+from shoal._objects.tensors import is_wrapper
 from shoal.collective._group import Group, Work
 from shoal.collective._group import group as _group
 from shoal.exceptions import InvalidArgument, Unimplemented

@@ -14,7 +14,7 @@ from typing import Any
 from shoal import _native
 from shoal._core import serialize
 from shoal._core.process import state
-from shoal._refs import new_object_id
+from shoal._objects.refs import new_object_id
 from shoal.exceptions import InvalidArgument, RayChannelTimeoutError, TaskError
 
 __all__ = ["Layout", "Outgoing", "Packed", "Raised"]

@@ -18,7 +18,7 @@ from shoal._core.context import running
 from shoal._core.process import session as _session
 from shoal._core.process import state
 from shoal._handle import GRAPH, ActorHandle, _pack
-from shoal._refs import ObjectRef, ResultRef, load, new_object_id, when_ready
+from shoal._objects.refs import ObjectRef, ResultRef, load, new_object_id, when_ready
 from shoal.dag import _schedule
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
 from shoal.dag._graph import WHOLE, Graph

@@ -18,7 +18,7 @@ from shoal._core import serialize
 from shoal._core.context import CallInfo, concurrent_call, method_of, parent_call, running
 from shoal._core.process import state
 from shoal._ending import ActorExit, leave
-from shoal._refs import ObjectRef, when_gone
+from shoal._objects.refs import ObjectRef, when_gone
 from shoal._worker import LATER, refuse
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
 from shoal.exceptions import RayChannelError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shoal._core.numbers import whole
-from shoal._refs import ObjectRef
+from shoal._objects.refs import ObjectRef
 from shoal.exceptions import Unimplemented
 
 __all__ = ["ClassMethodNode", "DAGNode", "FunctionNode", "InputAttributeNode", "InputNode", "MultiOutputNode", "nodes_in", "replaced"]

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from shoal._tensors import tensors_in
+from shoal._objects.tensors import tensors_in
 from shoal.exceptions import InvalidArgument
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._prims_common import make_contiguous_strides_for
 
-from shoal._tensors import lasting
+from shoal._objects.tensors import lasting
 from shoal.exceptions import Unimplemented
 from shoal.fsdp._parameters import Kind, ShardedParameter
 

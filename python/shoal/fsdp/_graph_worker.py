@@ -10,7 +10,7 @@ from torch import nn
 
 from shoal import _native
 from shoal._core.process import state
-from shoal._tensors import address_of, in_memory
+from shoal._objects.tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _bootstrap, _graph
 from shoal.fsdp._collect import own_parameters

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
 
 from shoal import _native
-from shoal._tensors import address_of, dtensor, dtensor_parameter, in_memory, is_wrapper, lasting, long_lived, with_dtype
+from shoal._objects.tensors import address_of, dtensor, dtensor_parameter, in_memory, is_wrapper, lasting, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._rows import Rows, rows_of, whole_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from shoal._tensors import long_lived
+from shoal._objects.tensors import long_lived
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
 from shoal.fsdp._budget import bytes_of
 from shoal.fsdp._collect import state_of

@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from shoal import _native
-from shoal._tensors import lasting
+from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._added import Added
 from shoal.fsdp._collect import state_of

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal._tensors import tensors_in
+from shoal._objects.tensors import tensors_in
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import managed, own_parameters, state_of
 from shoal.fsdp._errors import RootRanLater, StaleBackward

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from shoal import _native
-from shoal._tensors import address_of, in_memory
+from shoal._objects.tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.optim._local import DTYPES, local
 from shoal.optim._threads import num_threads

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from shoal._tensors import dtensor, in_memory, is_wrapper, long_lived, with_dtype
+from shoal._objects.tensors import dtensor, in_memory, is_wrapper, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.optim._local import DTYPES, local
 

@@ -13,7 +13,7 @@ from typing import Any
 from shoal._client import ObjectRef, kill
 from shoal._core import serialize
 from shoal._core.process import session, state
-from shoal._refs import load
+from shoal._objects.refs import load
 from shoal._remote import ActorHandle, create_gang
 from shoal._runtime_env import environment
 from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from shoal._client import get, wait
 from shoal._core import serialize
 from shoal._core.process import session
-from shoal._refs import ObjectRef
+from shoal._objects.refs import ObjectRef
 
 __all__ = ["as_completed", "disable_log_once_globally", "get_node_ip_address", "inspect_serializability", "log_once", "map_unordered"]
 

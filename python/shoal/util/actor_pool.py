@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from shoal._client import get, wait
-from shoal._refs import ObjectRef
+from shoal._objects.refs import ObjectRef
 from shoal.exceptions import ActorDiedError, OutOfMemoryError
 
 __all__ = ["ActorPool"]

@@ -15,7 +15,7 @@ from shoal._client import wait
 from shoal._core import serialize
 from shoal._core.ids import TaskID
 from shoal._core.process import session as _session
-from shoal._refs import ObjectRef, Waitable, awaits
+from shoal._objects.refs import ObjectRef, Waitable, awaits
 from shoal.exceptions import ShoalError
 
 __all__ = ["DynamicObjectRefGenerator", "ObjectRefGenerator", "publish", "publish_async"]
