@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from shoal import _tasks
-from shoal._handle import ActorOwnership, _Made
-from shoal._retry import Retries
+from shoal._actors.handle import ActorOwnership, _Made
+from shoal._actors.retry import Retries
 from shoal._tasks import FunctionPool, _Leaving, _Pool
 from shoal.exceptions import NotFound, Unavailable
 

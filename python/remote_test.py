@@ -5,8 +5,8 @@ import sysconfig
 
 import pytest
 
-from shoal import _remote
-from shoal._remote import launch, remote
+from shoal._actors import creation
+from shoal._actors.creation import launch, remote
 
 
 def test_workers_have_the_drivers_import_path(monkeypatch, tmp_path):
@@ -24,7 +24,7 @@ def test_workers_have_the_drivers_import_path(monkeypatch, tmp_path):
 
 def test_workers_import_shoal_from_the_same_place():
     path = launch()["python_path"]
-    assert os.path.dirname(os.path.dirname(_remote.__file__)) in path
+    assert os.path.dirname(os.path.dirname(creation.__file__)) in path
 
 
 def test_a_direct_call_of_a_decorated_class_or_function_is_an_error():
@@ -49,5 +49,5 @@ def test_options_add_to_those_of_the_decorator():
     class Counter:
         pass
 
-    assert _remote._resources(Counter.options(num_gpus=0.5)._shoal_options, 0) == {"CPU": 2, "GPU": 0.5, "slot": 1}
-    assert _remote._resources(Counter._shoal_options, 0) == {"CPU": 2, "slot": 1}
+    assert creation._resources(Counter.options(num_gpus=0.5)._shoal_options, 0) == {"CPU": 2, "GPU": 0.5, "slot": 1}
+    assert creation._resources(Counter._shoal_options, 0) == {"CPU": 2, "slot": 1}

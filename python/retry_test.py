@@ -3,8 +3,8 @@
 import threading
 from types import SimpleNamespace
 
-from shoal import _retry
-from shoal._retry import MethodAttempts, Retries
+from shoal._actors import retry
+from shoal._actors.retry import MethodAttempts, Retries
 
 
 def test_an_attempt_that_ends_before_its_caller_continues_is_judged(monkeypatch):
@@ -27,9 +27,9 @@ def test_an_attempt_that_ends_before_its_caller_continues_is_judged(monkeypatch)
 
     judge = []
     awaited = SimpleNamespace(number=lambda callback: judge.append(callback), forget=lambda _: None, readiness=None)
-    monkeypatch.setattr(_retry, "callbacks", lambda: awaited)
-    monkeypatch.setattr(_retry, "when_ready", lambda *_: None)
-    monkeypatch.setattr(_retry, "raised", lambda attempt: attempt != "the attempt")
+    monkeypatch.setattr(retry, "callbacks", lambda: awaited)
+    monkeypatch.setattr(retry, "when_ready", lambda *_: None)
+    monkeypatch.setattr(retry, "raised", lambda attempt: attempt != "the attempt")
     call = MethodAttempts(None, SimpleNamespace(id="a"), "m", None, [], Retries.of(3, True), attempts=Attempts())
     call.start()
     judging[0].join(60)

@@ -11,6 +11,8 @@ from pkgutil import extend_path
 __path__ = extend_path(__path__, __name__)
 
 from shoal import actor, exceptions, util
+from shoal._actors.creation import get_actor, remote
+from shoal._actors.options import method
 from shoal._client import (
     ObjectRef,
     available_resources,
@@ -28,8 +30,6 @@ from shoal._client import (
 from shoal._core.ids import ActorID, JobID, NodeID, ObjectID, PlacementGroupID, TaskID, UniqueID, WorkerID
 from shoal._native import __version__
 from shoal._objects.streams import DynamicObjectRefGenerator, ObjectRefGenerator
-from shoal._options import method
-from shoal._remote import get_actor, remote
 from shoal.actor import exit_actor
 from shoal.runtime_context import get_gpu_ids, get_runtime_context
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _native
+from shoal._actors.options import meant
 from shoal._core import serialize
 from shoal._core.numbers import amount, flag, number, whole
 from shoal._core.process import attach_worker, close, retry_delay_ms, start_local, started_by_node, state
 from shoal._core.process import session as _session
 from shoal._objects.refs import ObjectRef, ResultRef, Waitable, load
-from shoal._options import meant
 from shoal._runtime_env.environment import check, inherited, merged
 from shoal.exceptions import ActorHandleNotFoundError, GetTimeoutError, InvalidArgument, NotFound, Unimplemented
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from shoal._actors.handle import RELEASE
 from shoal._core.context import CallInfo, concurrent_call, method_of, running
 from shoal._ending import ActorExit, has_left, leave, take_graph_calls
-from shoal._handle import RELEASE
 from shoal._objects import streams
 from shoal._worker import BUILT_INS, arguments, end, fail_creation, made, refuse, reply
 from shoal.exceptions import AsyncioActorExit

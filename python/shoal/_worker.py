@@ -15,16 +15,16 @@ from collections.abc import Generator
 from itertools import islice
 from typing import Any, NoReturn
 
+from shoal._actors.creation import from_creation_spec
+from shoal._actors.handle import GRAPH, HAND_OVER, NO_ARGUMENTS, RELEASE, _Dep, actor_ownership
 from shoal._client import put
 from shoal._core import serialize, stacks
 from shoal._core.context import CallInfo, method_of, parent_call, running
 from shoal._core.process import attach_worker, state
 from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
-from shoal._handle import GRAPH, HAND_OVER, NO_ARGUMENTS, RELEASE, _Dep, actor_ownership
 from shoal._marks import mark_beginning, mark_function, mark_output
 from shoal._objects import streams
 from shoal._objects.refs import when_gone
-from shoal._remote import from_creation_spec
 from shoal._tasks import FunctionWorker
 from shoal.actor import exit_actor
 from shoal.exceptions import TaskCancelledError

@@ -24,9 +24,10 @@ _MAX_REQUEST = 1 << 20
 def main() -> int | None:
     node, torch = int(sys.argv[1]), sys.argv[2] == "torch"
     link = socket.socket(fileno=_SOCKET)
-    from shoal import _native, _remote, _worker  # noqa: F401  needed by every worker
+    from shoal import _native, _worker  # noqa: F401  needed by every worker
+    from shoal._actors import creation
 
-    _remote.interpreters_paths()
+    creation.interpreters_paths()
     if torch:
         _import_torch()
     _native.die_with(node)

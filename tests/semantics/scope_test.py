@@ -16,9 +16,10 @@ from cast import GUARD_S, Gate, Recorder
 from leak_check import alive, wait_until
 
 import shoal as ray
-from shoal import _handle, _native
+from shoal import _native
+from shoal._actors import handle
+from shoal._actors.handle import RELEASE, _pack
 from shoal._core.process import state
-from shoal._handle import RELEASE, _pack
 from shoal._objects.refs import load
 from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, ObjectLostError, Unavailable, WorkerCrashedError
@@ -457,7 +458,7 @@ def test_an_actor_ends_although_its_handle_count_was_long_unreachable(holder, mo
             raise ObjectLostError("the node that has this object cannot be reached", reason="ObjectLost")
         return load(ref)
 
-    monkeypatch.setattr(_handle, "load", not_reached)
+    monkeypatch.setattr(handle, "load", not_reached)
     ray.get(holder.drop.remote(), timeout=GUARD_S)
     ends(actor_id)
 
@@ -473,8 +474,8 @@ def test_handles_pickled_within_each_other_are_counted_together(monkeypatch):
             within.append(ray.put(actors))
         return made_token(session)
 
-    made_token = _handle._lifetime_token
-    monkeypatch.setattr(_handle, "_lifetime_token", token)
+    made_token = handle._lifetime_token
+    monkeypatch.setattr(handle, "_lifetime_token", token)
     leaving = threading.Thread(target=lambda: within.append(ray.put(actors)), daemon=True)
     leaving.start()
     leaving.join(GUARD_S)

@@ -14,10 +14,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from shoal import _client, _native
+from shoal._actors.handle import GRAPH, ActorHandle, _pack
 from shoal._core.context import running
 from shoal._core.process import session as _session
 from shoal._core.process import state
-from shoal._handle import GRAPH, ActorHandle, _pack
 from shoal._objects.refs import ObjectRef, ResultRef, load, new_object_id, when_ready
 from shoal.dag import _schedule
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised

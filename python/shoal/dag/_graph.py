@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal._handle import ActorHandle, sharing
+from shoal._actors.handle import ActorHandle, sharing
 from shoal.dag import _schedule
 from shoal.dag._channels import Layout
 from shoal.dag._loop import Argument, Part, PlannedCall

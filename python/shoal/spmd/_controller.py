@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from shoal import _client
+from shoal._actors.creation import ActorHandle, create_gang
 from shoal._core.process import started_by_node, state
-from shoal._remote import ActorHandle, create_gang
 from shoal.exceptions import Cancelled, InvalidArgument, ResourceExhausted, ShoalError, Unavailable
 from shoal.spmd import _world, runtime
 from shoal.spmd._errors import located

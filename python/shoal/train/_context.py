@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from shoal._remote import ActorHandle
+from shoal._actors.creation import ActorHandle
 from shoal.exceptions import InvalidArgument
 
 

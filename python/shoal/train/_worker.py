@@ -7,8 +7,8 @@ import sys
 import traceback
 from typing import Any
 
+from shoal._actors.creation import ActorHandle
 from shoal._core.process import session
-from shoal._remote import ActorHandle
 from shoal.exceptions import TaskError
 from shoal.train._context import _Here
 from shoal.train._ranks import Place, here

@@ -14,10 +14,10 @@ from itertools import islice
 from multiprocessing import TimeoutError
 from typing import Any
 
+from shoal._actors.creation import ActorClass
+from shoal._actors.handle import ActorHandle
 from shoal._client import cluster_resources, get, init, is_initialized, kill, wait
-from shoal._handle import ActorHandle
 from shoal._objects.refs import ObjectRef, when_ready_for_pools
-from shoal._remote import ActorClass
 from shoal.exceptions import ActorHandleNotFoundError
 
 __all__ = ["AsyncResult", "Pool", "TimeoutError"]

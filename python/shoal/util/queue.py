@@ -7,9 +7,9 @@ import queue
 from collections.abc import Iterable
 from typing import Any
 
+from shoal._actors.creation import remote
 from shoal._client import get, kill, wait
 from shoal._core.numbers import whole
-from shoal._remote import remote
 
 __all__ = ["Empty", "Full", "Queue"]
 

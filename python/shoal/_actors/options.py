@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from shoal._actors.placement import NO_GROUP, PLACEMENT_OPTIONS, check_fallback, check_resource_name
 from shoal._core.numbers import amount, flag, whole
 from shoal._core.signature import of_method
-from shoal._placement import NO_GROUP, PLACEMENT_OPTIONS, check_fallback, check_resource_name
 from shoal._runtime_env import environment
 from shoal.exceptions import Unimplemented
 

@@ -16,15 +16,8 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from shoal import _native
-from shoal._client import get, put
-from shoal._core import serialize
-from shoal._core.process import _package_path, state
-from shoal._core.process import session as _session
-from shoal._core.signature import Signature, of_callable
-from shoal._handle import ActorHandle, _pack, actor_ownership, in_any_order, own
-from shoal._objects.refs import ObjectRef, when_ready
-from shoal._objects.streams import ObjectRefGenerator
-from shoal._options import (
+from shoal._actors.handle import ActorHandle, _pack, actor_ownership, in_any_order, own
+from shoal._actors.options import (
     ACTOR_OPTIONS,
     FUNCTION_OPTIONS,
     check_actor_options,
@@ -35,7 +28,14 @@ from shoal._options import (
     methods_of,
     with_retries,
 )
-from shoal._placement import where
+from shoal._actors.placement import where
+from shoal._client import get, put
+from shoal._core import serialize
+from shoal._core.process import _package_path, state
+from shoal._core.process import session as _session
+from shoal._core.signature import Signature, of_callable
+from shoal._objects.refs import ObjectRef, when_ready
+from shoal._objects.streams import ObjectRefGenerator
 from shoal._runtime_env import environment
 from shoal.exceptions import InvalidArgument, Unimplemented
 
