@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal import _tasks
 from shoal._actors.handle import ActorOwnership, _Made
 from shoal._actors.retry import Retries
-from shoal._tasks import FunctionPool, _Leaving, _Pool
+from shoal._tasks import pool
+from shoal._tasks.pool import FunctionPool, _Leaving, _Pool
 from shoal.exceptions import NotFound, Unavailable
 
 
@@ -49,9 +49,9 @@ class Words:
 
 @pytest.fixture
 def pools(monkeypatch):
-    monkeypatch.setattr(_tasks, "session", Session)
-    monkeypatch.setattr(_tasks.state, "ending", [])
-    monkeypatch.setattr(_tasks, "load", lambda words: (words.made, ()))
+    monkeypatch.setattr(pool, "session", Session)
+    monkeypatch.setattr(pool.state, "ending", [])
+    monkeypatch.setattr(pool, "load", lambda words: (words.made, ()))
     monkeypatch.setattr(FunctionPool, "_run", lambda self: None)
     monkeypatch.setattr(FunctionPool, "AGAIN_S", 0.0)
     return FunctionPool()
@@ -65,7 +65,7 @@ def actor_ownership(monkeypatch):
     monkeypatch.setattr(out, "begin", lambda: None)
     monkeypatch.setattr(out, "put", lambda gone: out.told.append(gone[1]))
     monkeypatch.setattr(out, "_watch", lambda _, made: out.watched.append(made.id))
-    monkeypatch.setattr(_tasks, "actor_ownership", out)
+    monkeypatch.setattr(pool, "actor_ownership", out)
     return out
 
 
@@ -184,7 +184,7 @@ def test_a_hand_over_loses_nothing_that_a_pool_wanted_meanwhile(pools):
 def test_this_process_is_needed_until_a_worker_handed_over(pools, monkeypatch):
     words = leaves(pools, "w")
     pools.session.wait_some = lambda *_: None
-    monkeypatch.setattr(_tasks, "_wait", lambda *_: None)
+    monkeypatch.setattr(pool, "_wait", lambda *_: None)
     assert not pools.idle()
     assert not pools.hand_over(time.monotonic() + 0.01)
     words._ref.ready = True
@@ -195,7 +195,7 @@ def test_this_process_is_needed_until_a_worker_handed_over(pools, monkeypatch):
 def test_a_needed_worker_is_asked_again(pools, monkeypatch):
     words, again = leaves(pools, "w"), []
     words.made, words._ref.ready = None, True
-    monkeypatch.setattr(_tasks, "load", lambda words: words.made if words.made is None else (words.made, ()))
+    monkeypatch.setattr(pool, "load", lambda words: words.made if words.made is None else (words.made, ()))
     monkeypatch.setattr(FunctionPool, "ask", lambda _, leaving: again.append(leaving.worker))
     for _ in range(2):
         pools.see_off()
@@ -225,7 +225,7 @@ def test_a_function_can_be_called_while_its_pool_starts(pools, monkeypatch):
                 found.append(None)
                 found[0] = pools._pool_of(function)
 
-    monkeypatch.setattr(_tasks, "_Pool", Begins)
+    monkeypatch.setattr(pool, "_Pool", Begins)
     calls = threading.Thread(target=lambda: found.append(pools._pool_of(function)), daemon=True)
     calls.start()
     calls.join(60)
@@ -243,7 +243,7 @@ def test_an_interrupted_pool_with_workers_is_attended(pools, monkeypatch, begun)
             self.workers = {"w": None} if begun else {}
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(_tasks, "_Pool", Interrupted)
+    monkeypatch.setattr(pool, "_Pool", Interrupted)
     function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.of(0, False), pool=None)
     with pytest.raises(KeyboardInterrupt):
         pools._pool_of(function)

@@ -25,7 +25,7 @@ from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
 from shoal._marks import mark_beginning, mark_function, mark_output
 from shoal._objects import streams
 from shoal._objects.refs import when_gone
-from shoal._tasks import FunctionWorker
+from shoal._tasks.pool import FunctionWorker
 from shoal.actor import exit_actor
 from shoal.exceptions import TaskCancelledError
 

@@ -12,7 +12,7 @@ from exposition import parse
 from leak_check import wait_until
 
 import shoal
-from shoal._tasks import FunctionPool
+from shoal._tasks.pool import FunctionPool
 from shoal.util.metrics import Counter, Gauge, Histogram
 
 GUARD_S = 90

@@ -13,7 +13,7 @@ from cast import GUARD_S, Gate, Recorder
 from leak_check import alive, wait_until
 
 import shoal as ray
-from shoal import _tasks
+from shoal._tasks import pool
 from shoal.exceptions import OwnerDiedError, RayTaskError, TaskCancelledError
 
 
@@ -61,7 +61,7 @@ def plus_one(x):
 @pytest.fixture
 def workers_stay(monkeypatch):
     """Idle workers of functions stay for the whole test, even on a slow machine."""
-    monkeypatch.setattr(_tasks.FunctionPool, "IDLE_S", GUARD_S)
+    monkeypatch.setattr(pool.FunctionPool, "IDLE_S", GUARD_S)
 
 
 # ---- functions
@@ -480,7 +480,7 @@ class Calls:
     """Makes calls and returns their references."""
 
     def __init__(self):
-        _tasks.FunctionPool.IDLE_S = GUARD_S  # see workers_stay
+        pool.FunctionPool.IDLE_S = GUARD_S  # see workers_stay
 
     def wait(self, gate):
         return [waits.remote(gate)]

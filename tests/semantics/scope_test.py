@@ -21,7 +21,7 @@ from shoal._actors import handle
 from shoal._actors.handle import RELEASE, _pack
 from shoal._core.process import state
 from shoal._objects.refs import load
-from shoal._tasks import FunctionPool
+from shoal._tasks.pool import FunctionPool
 from shoal.exceptions import ActorDiedError, ObjectLostError, Unavailable, WorkerCrashedError
 from shoal.util import ActorPool
 from shoal.util.queue import Queue

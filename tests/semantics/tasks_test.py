@@ -12,9 +12,9 @@ from cast import GUARD_S
 from leak_check import alive, wait_until
 
 import shoal as ray
-from shoal import _tasks
 from shoal._core.process import state
-from shoal._tasks import FunctionPool
+from shoal._tasks import pool
+from shoal._tasks.pool import FunctionPool
 from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
 
 
@@ -317,8 +317,8 @@ def test_a_function_is_sent_once_for_any_options():
 def test_pools_without_workers_are_not_attended(monkeypatch):
     """A pool without workers is not attended. Else a program with new resources in each step would slow down with every pool."""
     monkeypatch.setattr(FunctionPool, "IDLE_S", 0.1)
-    mine, seen, attend = {"CPU": 2.5}, [], _tasks._Pool.attend
-    monkeypatch.setattr(_tasks._Pool, "attend", lambda pool, owner: (seen.append(pool.resources), attend(pool, owner))[1])
+    mine, seen, attend = {"CPU": 2.5}, [], pool._Pool.attend
+    monkeypatch.setattr(pool._Pool, "attend", lambda pool, owner: (seen.append(pool.resources), attend(pool, owner))[1])
 
     def are_left_alone():
         seen.clear()

@@ -449,7 +449,7 @@ class RemoteFunction:
         return FunctionNode(self, args, kwargs)
 
     def _know(self):
-        from shoal._tasks import Function, FunctionPool, Sent  # a late import, because its workers are actors
+        from shoal._tasks.pool import Function, FunctionPool, Sent  # a late import, because its workers are actors
 
         if state.functions is None:
             state.functions = FunctionPool()

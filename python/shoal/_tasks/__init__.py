@@ -1,0 +1,1 @@
+"""Remote functions and the pools of workers that run them."""
