@@ -13,7 +13,8 @@ __path__ = extend_path(__path__, __name__)
 from shoal import actor, exceptions, util
 from shoal._actors.creation import get_actor, remote
 from shoal._actors.options import method
-from shoal._client import (
+from shoal._core.ids import ActorID, JobID, NodeID, ObjectID, PlacementGroupID, TaskID, UniqueID, WorkerID
+from shoal._driver.client import (
     ObjectRef,
     available_resources,
     cancel,
@@ -27,7 +28,6 @@ from shoal._client import (
     shutdown,
     wait,
 )
-from shoal._core.ids import ActorID, JobID, NodeID, ObjectID, PlacementGroupID, TaskID, UniqueID, WorkerID
 from shoal._native import __version__
 from shoal._objects.streams import DynamicObjectRefGenerator, ObjectRefGenerator
 from shoal.actor import exit_actor

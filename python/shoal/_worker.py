@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 from shoal._actors.creation import from_creation_spec
 from shoal._actors.handle import GRAPH, HAND_OVER, NO_ARGUMENTS, RELEASE, _Dep, actor_ownership
-from shoal._client import put
 from shoal._core import serialize, stacks
 from shoal._core.context import CallInfo, method_of, parent_call, running
 from shoal._core.process import attach_worker, state
+from shoal._driver.client import put
 from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
 from shoal._marks import mark_beginning, mark_function, mark_output
 from shoal._objects import streams

@@ -17,9 +17,9 @@ import sys
 import time
 from typing import Any
 
-from shoal import _client
 from shoal._core.ids import NodeID
 from shoal._core.process import _package_path, binary, state
+from shoal._driver import client
 from shoal.exceptions import RaySystemError
 
 __all__ = ["Cluster", "ClusterNode"]
@@ -128,7 +128,7 @@ class Cluster:
         """Joins this process to the cluster."""
         if self.address is None:
             raise RuntimeError("Cannot connect to uninitialized cluster.")
-        _client.init(address=self.address, namespace=namespace, ignore_reinit_error=True)
+        client.init(address=self.address, namespace=namespace, ignore_reinit_error=True)
         self.connected = True
 
     def add_node(self, wait: bool = True, **node_args: Any) -> ClusterNode:
@@ -143,7 +143,7 @@ class Cluster:
         unknown = node_args.keys() - _OPTIONS.keys() - _OF_THE_HEAD - _CHANGE_NOTHING - {"resources", "labels", "env_vars"}
         if unknown:
             raise TypeError(f"add_node() got an unexpected keyword argument {min(unknown)!r}")
-        _client.check_system_config(node_args.get("_system_config"))
+        client.check_system_config(node_args.get("_system_config"))
         given = {"num_cpus": 1, "num_gpus": 0, **{k: v for k, v in node_args.items() if v is not None}}
         words = ["start", *(["--head", "--port", "0"] if is_head else ["--address", self.address])]
         for name, option in _OPTIONS.items():
@@ -169,7 +169,7 @@ class Cluster:
         node of this process, it leaves the cluster (``shutdown``) and raises ValueError: the process would end with its node."""
         if state.session is not None and state.session.node == node.node_id:
             self.connected = False
-            _client.shutdown()
+            client.shutdown()
             raise ValueError(
                 "remove_node() of the node that this process is connected to: call shoal.shutdown() first, or remove another one"
             )
@@ -200,7 +200,7 @@ class Cluster:
     def shutdown(self) -> None:
         """Ends all nodes, the head's last. A connected process leaves the cluster first."""
         if state.session is not None and self.address is not None and state.session.head_endpoint in self._endpoints:
-            _client.shutdown()
+            client.shutdown()
         self.connected = False
         for node in tuple(self.worker_nodes):
             self.remove_node(node)

@@ -9,11 +9,11 @@ from typing import Any
 
 from shoal._actors.handle import ActorHandle
 from shoal._actors.options import methods_of, with_retries
-from shoal._client import nodes
 from shoal._core.context import CallInfo, current_call, running
 from shoal._core.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
 from shoal._core.process import session as _session
 from shoal._core.process import state
+from shoal._driver.client import nodes
 from shoal._runtime_env import environment
 from shoal.runtime_env import RuntimeEnv
 

@@ -29,11 +29,11 @@ from shoal._actors.options import (
     with_retries,
 )
 from shoal._actors.placement import where
-from shoal._client import get, put
 from shoal._core import serialize
 from shoal._core.process import _package_path, state
 from shoal._core.process import session as _session
 from shoal._core.signature import Signature, of_callable
+from shoal._driver.client import get, put
 from shoal._objects.refs import ObjectRef, when_ready
 from shoal._objects.streams import ObjectRefGenerator
 from shoal._runtime_env import environment

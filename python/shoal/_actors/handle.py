@@ -22,13 +22,13 @@ from weakref import WeakValueDictionary
 from shoal import _native
 from shoal._actors.options import BUILT_IN, METHOD_OPTIONS, check_call_options
 from shoal._actors.retry import MethodAttempts, Retries
-from shoal._client import wait
 from shoal._core import serialize
 from shoal._core.context import parent_call, running
 from shoal._core.ids import ActorID
 from shoal._core.process import session as _session
 from shoal._core.process import state
 from shoal._core.signature import Signature
+from shoal._driver.client import wait
 from shoal._objects.refs import ObjectRef, load, new_object_id, when_ready
 from shoal._objects.streams import ObjectRefGenerator
 from shoal.exceptions import (

@@ -57,7 +57,7 @@ def _labels(options: dict[str, Any]) -> list[Match]:
     wanted = label_matches(options.get("label_selector") or {})
     if not options.get("fallback_strategy"):
         return wanted
-    from shoal._client import nodes
+    from shoal._driver.client import nodes
 
     there = [n["labels"] for n in nodes() if n["state"] == "ALIVE"]
     choices = [wanted, *(label_matches(one["label_selector"]) for one in options["fallback_strategy"])]

@@ -76,7 +76,7 @@ def session() -> _native.Session:
                 reason="Forked",
                 hint="make the calls in the parent, or shoal.init() here for a place of its own",
             )
-        from shoal._client import init
+        from shoal._driver.client import init
 
         init()
     return state.session

@@ -11,10 +11,10 @@ import threading
 from collections.abc import AsyncGenerator, Generator, Iterator
 
 from shoal import _native
-from shoal._client import wait
 from shoal._core import serialize
 from shoal._core.ids import TaskID
 from shoal._core.process import session as _session
+from shoal._driver.client import wait
 from shoal._objects.refs import ObjectRef, Waitable, awaits
 from shoal.exceptions import ShoalError
 

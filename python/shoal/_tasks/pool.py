@@ -20,10 +20,10 @@ from shoal._actors.creation import create_gang
 from shoal._actors.handle import HAND_OVER, _pack, actor_ownership, extra_of, results, streaming
 from shoal._actors.placement import fits, where
 from shoal._actors.retry import Retries
-from shoal._client import _wait
 from shoal._core import serialize
 from shoal._core.context import parent_call
 from shoal._core.process import session, state
+from shoal._driver.client import _wait
 from shoal._objects.refs import ObjectRef, load
 from shoal._objects.streams import ObjectRefGenerator
 from shoal.exceptions import NotFound, ShoalError

@@ -13,11 +13,12 @@ from collections import deque
 from queue import SimpleQueue
 from typing import Any
 
-from shoal import _client, _native
+from shoal import _native
 from shoal._actors.handle import GRAPH, ActorHandle, _pack
 from shoal._core.context import running
 from shoal._core.process import session as _session
 from shoal._core.process import state
+from shoal._driver import client
 from shoal._objects.refs import ObjectRef, ResultRef, load, new_object_id, when_ready
 from shoal.dag import _schedule
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
@@ -219,7 +220,7 @@ class CompiledDAG:
                 part = graph.part(actor, layout, self._in_flight, place, session.worker)
                 opened[actor] = _call(session, graph.actors[actor], "open", part)
             for actor, ref in opened.items():
-                if (elsewhere := _client.get(ref)) is not None:
+                if (elsewhere := client.get(ref)) is not None:
                     what = "of another job" if elsewhere[0] != place[0] else "on another node"
                     raise Unimplemented(
                         f"the actors of a compiled graph share memory with the process that executes it: {graph.actors[actor]!r} is {what}",
@@ -344,7 +345,7 @@ class CompiledDAG:
         if kill_actors:
             for handle in self._actors.values():
                 with contextlib.suppress(Exception):  # already dead
-                    _client.kill(handle)
+                    client.kill(handle)
         self._running.left.wait(_TEARDOWN_S)
         with self._submitting, self._reading:
             self._senders, self._receivers, self._only, self._running.channels = [], [], None, None

@@ -13,10 +13,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from shoal import _client, _native
+from shoal import _native
 from shoal._core import serialize
 from shoal._core.context import CallInfo, concurrent_call, method_of, parent_call, running
 from shoal._core.process import state
+from shoal._driver import client
 from shoal._ending import ActorExit, leave
 from shoal._objects.refs import ObjectRef, when_gone
 from shoal._worker import LATER, refuse
@@ -122,7 +123,7 @@ class _Call:
     __slots__ = ("args", "function", "info", "kwargs", "needs", "plain", "reads", "slot", "where", "writes")
 
     def __init__(self, planned: PlannedCall, receivers: dict[int, _native.Receiver], senders: dict[int, _native.Sender]):
-        given = lambda a: _client.get(a) if isinstance(a, ObjectRef) else a  # noqa: E731
+        given = lambda a: client.get(a) if isinstance(a, ObjectRef) else a  # noqa: E731
         self.args = tuple(given(a) for a in planned.args)
         self.kwargs = {k: given(a) for k, a in planned.kwargs.items()}
         only = not self.kwargs and len(self.args) == 1 and type(self.args[0]) is Argument

@@ -23,8 +23,8 @@ from typing import Any
 
 from shoal import _native
 from shoal._actors.creation import ActorHandle, create_gang
-from shoal._client import ObjectRef, get, kill
 from shoal._core.process import session
+from shoal._driver.client import ObjectRef, get, kill
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._budget import bytes_of
 from shoal.fsdp._graph import StepGraph, of_model

@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import AsyncIterator
 from typing import Any
 
-from shoal._http import Http, refusal
+from shoal._driver.http import Http, refusal
 from shoal._runtime_env.environment import check
 from shoal.job_submission._details import JobDetails, JobStatus
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from shoal import _client
 from shoal._actors.creation import ActorHandle, create_gang
 from shoal._core.process import started_by_node, state
+from shoal._driver import client
 from shoal.exceptions import Cancelled, InvalidArgument, ResourceExhausted, ShoalError, Unavailable
 from shoal.spmd import _world, runtime
 from shoal.spmd._errors import located
@@ -79,7 +79,7 @@ class Controller:
         return bool(self._under_way) and not all(r._ref.ready for r in self._under_way[-1].refs)
 
     def beside(self, value: torch.Tensor) -> int:
-        self._beside.append(_client.put(value))
+        self._beside.append(client.put(value))
         return len(self._beside) - 1
 
     def flush(self) -> None:
@@ -113,7 +113,7 @@ class Controller:
         with self.lock:
             self.ask(("idle",))
             lines, self._lines = self._lines or [], None
-            found = _client.get([rank.traced.remote() for rank in self._ranks])
+            found = client.get([rank.traced.remote() for rank in self._ranks])
         return self._collected, [[(name, a, b, "" if i is None else lines[i]) for name, a, b, i in spans] for spans in found]
 
     def wait(self) -> None:
@@ -164,14 +164,14 @@ class Controller:
         waiting, aborted = list(batch.refs), False
         while waiting:
             # Ranks would wait for a failed one in an operator.
-            ready, waiting = _client.wait(waiting, timeout=_AGREE_S if failed else None)
+            ready, waiting = client.wait(waiting, timeout=_AGREE_S if failed else None)
             if not ready:
                 rank, aborted = min(failed), True
                 self._ranks[rank].abort.remote(f"rank {rank} failed: {failed[rank].error}")
-                ready, waiting = _client.wait(waiting)
+                ready, waiting = client.wait(waiting)
             rank = batch.refs.index(ready[0])
             try:
-                found[rank], said[rank] = _client.get(ready[0])
+                found[rank], said[rank] = client.get(ready[0])
             except ShoalError as error:
                 self._under_way.popleft()
                 error.context = (*error.context, f"rank {rank} of {len(batch.refs)}")
@@ -210,7 +210,7 @@ class Controller:
 
     def pids(self) -> list[int]:
         """The process ids of the ranks."""
-        return _client.get([rank.pid.remote() for rank in self._ranks])
+        return client.get([rank.pid.remote() for rank in self._ranks])
 
     def end(self) -> None:
         """Runs the recorded items and ends the ranks. If that fails, the program's exit status is 1."""
@@ -222,7 +222,7 @@ class Controller:
             state.failed = True
         for rank in self._ranks:
             with contextlib.suppress(Exception):
-                _client.kill(rank)
+                client.kill(rank)
 
 
 # ---- position of an operator in the program -------------------------------------------------------------------------------------------
@@ -278,8 +278,8 @@ def begin(workers: int) -> None:
         )
     if state.session is None:
         # A private cluster has room for all ranks: CPUs are logical.
-        own = not started_by_node() and not _client.joined(None, os.environ.get("SHOAL_HOME", ""))
-        _client.init(num_cpus=max(workers, len(os.sched_getaffinity(0))) if own else None)
+        own = not started_by_node() and not client.joined(None, os.environ.get("SHOAL_HOME", ""))
+        client.init(num_cpus=max(workers, len(os.sched_getaffinity(0))) if own else None)
     # The ranks get equal data by construction, so they need not compare it.
     env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": "", "SHOAL_SPMD_VERIFY": "0"}
     env |= {"SHOAL_TIMEOUT": os.environ["SHOAL_TIMEOUT"]} if "SHOAL_TIMEOUT" in os.environ else {}
@@ -289,8 +289,8 @@ def begin(workers: int) -> None:
         if state.cluster is not None:  # no node will join a private cluster
             error.hint = f"CPUs are logical: begin with shoal.init(num_cpus={workers})"
         raise
-    given = environments(_client.get([rank.place.remote() for rank in ranks]))
-    _client.get([rank.begin.remote(env) for rank, env in zip(ranks, given, strict=True)])
+    given = environments(client.get([rank.place.remote() for rank in ranks]))
+    client.get([rank.begin.remote(env) for rank, env in zip(ranks, given, strict=True)])
     _world._world, _world.controller = OneProcess(devices), Recorder(ranks)
     state.ending.append(end)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from shoal._client import get
+from shoal._driver.client import get
 from shoal.exceptions import Internal
 from shoal.spmd import _engine, _tensor, _traffic, runtime
 from shoal.spmd._sharding import Sharding

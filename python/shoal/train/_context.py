@@ -68,7 +68,7 @@ def report(metrics: dict[str, Any]) -> None:
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")
     if _Here.driver is None:
         return
-    from shoal._client import get
+    from shoal._driver.client import get
 
     _Here.reports += 1
     get(_Here.driver.report.remote(int(os.environ["RANK"]), _Here.reports, metrics))

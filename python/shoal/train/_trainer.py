@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal._actors.creation import ActorHandle, create_gang
-from shoal._client import ObjectRef, kill
 from shoal._core import serialize
 from shoal._core.process import session, state
+from shoal._driver.client import ObjectRef, kill
 from shoal._objects.refs import load
 from shoal._runtime_env import environment
 from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented

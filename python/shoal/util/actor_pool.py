@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from shoal._client import get, wait
+from shoal._driver.client import get, wait
 from shoal._objects.refs import ObjectRef
 from shoal.exceptions import ActorDiedError, OutOfMemoryError
 

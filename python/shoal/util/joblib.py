@@ -22,7 +22,7 @@ def _backend(ray_remote_args: dict[str, Any] | None = None, **options: Any):
     from joblib._parallel_backends import MultiprocessingBackend
     from joblib.parallel import FallbackToBackend, SequentialBackend
 
-    from shoal._client import cluster_resources, init, is_initialized
+    from shoal._driver.client import cluster_resources, init, is_initialized
     from shoal.util.multiprocessing import Pool
 
     class Backend(MultiprocessingBackend):

@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal._actors.creation import ActorClass
 from shoal._actors.handle import ActorHandle
-from shoal._client import cluster_resources, get, init, is_initialized, kill, wait
+from shoal._driver.client import cluster_resources, get, init, is_initialized, kill, wait
 from shoal._objects.refs import ObjectRef, when_ready_for_pools
 from shoal.exceptions import ActorHandleNotFoundError
 

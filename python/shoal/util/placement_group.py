@@ -8,10 +8,10 @@ import types
 from typing import Any
 
 from shoal._actors.placement import check_resource_name, label_matches
-from shoal._client import ObjectRef, get
 from shoal._core import serialize
 from shoal._core.ids import PlacementGroupID
 from shoal._core.process import session, state
+from shoal._driver.client import ObjectRef, get
 from shoal.exceptions import GetTimeoutError, Unimplemented
 
 __all__ = [

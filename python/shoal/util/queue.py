@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from shoal._actors.creation import remote
-from shoal._client import get, kill, wait
 from shoal._core.numbers import whole
+from shoal._driver.client import get, kill, wait
 
 __all__ = ["Empty", "Full", "Queue"]
 

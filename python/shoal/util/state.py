@@ -22,7 +22,7 @@ from typing import Any
 
 from shoal import _native
 from shoal._core.process import binary, state
-from shoal._http import Http
+from shoal._driver.http import Http
 from shoal._objects.refs import ObjectRef
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplemented
 
