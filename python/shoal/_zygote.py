@@ -24,7 +24,7 @@ _MAX_REQUEST = 1 << 20
 def main() -> int | None:
     node, torch = int(sys.argv[1]), sys.argv[2] == "torch"
     link = socket.socket(fileno=_SOCKET)
-    from shoal import _native, _worker  # noqa: F401  needed by every worker
+    from shoal import _native
     from shoal._actors import creation
 
     creation.interpreters_paths()
@@ -113,9 +113,9 @@ def _run_worker(request: dict) -> int:
 
         stacks.offer(os.environ["SHOAL_WORKER_ID"])
         return _run_script(request["argv"])
-    from shoal import _worker
+    from shoal._worker import main
 
-    return _worker.run()
+    return main.run()
 
 
 def _runtime_env() -> dict:

@@ -8,7 +8,7 @@ from shoal._actors.creation import ActorClass, ActorClassInheritanceException
 from shoal._actors.handle import ActorHandle, ActorMethod
 from shoal._actors.options import method
 from shoal._core.context import running
-from shoal._ending import ActorExit, leave, own_call
+from shoal._worker.ending import ActorExit, leave, own_call
 from shoal.exceptions import AsyncioActorExit
 
 __all__ = ["ActorClass", "ActorClassInheritanceException", "ActorHandle", "ActorMethod", "exit_actor", "method"]

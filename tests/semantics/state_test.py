@@ -339,9 +339,9 @@ def test_a_call_without_an_answer_has_failed_on_its_worker():
             def refuse(*_):
                 raise RuntimeError("a bug of ours")
 
-            from shoal import _concurrent
+            from shoal._worker import concurrency
 
-            _concurrent.refuse = refuse
+            concurrency.refuse = refuse
             raise ValueError("never heard of")
 
         def goes_on(self):

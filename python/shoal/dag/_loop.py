@@ -18,9 +18,9 @@ from shoal._core import serialize
 from shoal._core.context import CallInfo, concurrent_call, method_of, parent_call, running
 from shoal._core.process import state
 from shoal._driver import client
-from shoal._ending import ActorExit, leave
 from shoal._objects.refs import ObjectRef, when_gone
-from shoal._worker import LATER, refuse
+from shoal._worker.ending import ActorExit, leave
+from shoal._worker.main import LATER, refuse
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
 from shoal.exceptions import RayChannelError
 
@@ -249,7 +249,7 @@ def _on_actor(method: str):
     if loop_of is None:
         return function
     loop = loop_of(method)
-    from shoal._concurrent import is_unfinished  # already imported by such an actor
+    from shoal._worker.concurrency import is_unfinished  # already imported by such an actor
 
     async def called(args, kwargs):
         result = function(*args, **kwargs)

@@ -21,11 +21,11 @@ from shoal._core import serialize, stacks
 from shoal._core.context import CallInfo, method_of, parent_call, running
 from shoal._core.process import attach_worker, state
 from shoal._driver.client import put
-from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
-from shoal._marks import mark_beginning, mark_function, mark_output
 from shoal._objects import streams
 from shoal._objects.refs import when_gone
 from shoal._tasks.pool import FunctionWorker
+from shoal._worker.ending import ActorExit, has_left, take_graph_calls, unless_left
+from shoal._worker.marks import mark_beginning, mark_function, mark_output
 from shoal.actor import exit_actor
 from shoal.exceptions import TaskCancelledError
 
@@ -67,7 +67,7 @@ def main() -> int:
         session.interrupt_calls()
         state.lends = settings["resources"].get("CPU", 0) > 0
     if settings.get("concurrency"):
-        from shoal._concurrent import serve  # imports asyncio, which ordinary actors do not need
+        from shoal._worker.concurrency import serve  # imports asyncio, which ordinary actors do not need
 
         made_from = [(creation, args, kwargs)]
         creation = args = kwargs = None
