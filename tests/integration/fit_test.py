@@ -185,7 +185,7 @@ def test_ranks_inherit_shoals_settings_unless_a_runtime_env_overrides(shoal_comm
         def loop():
             import os
             from torch.distributed.fsdp import fully_shard
-            from shoal._ranks import TIMEOUT
+            from shoal._distributed.ranks import TIMEOUT
             return fully_shard.__module__, os.environ["SHOAL_FSDP"], TIMEOUT
 
         shoal.init(runtime_env={"env_vars": {"SHOAL_TIMEOUT": "66"}})

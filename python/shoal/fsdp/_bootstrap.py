@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shoal import _native
 from shoal._actors.creation import ActorHandle
 from shoal._core.process import state
-from shoal._ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name, process_group_communicator
+from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name, process_group_communicator
 from shoal.exceptions import InvalidArgument
 
 

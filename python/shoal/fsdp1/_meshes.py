@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shoal._ranks import require_process_group
+from shoal._distributed.ranks import require_process_group
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp1._arguments import HYBRID, check
 from shoal.fsdp1.api import ShardingStrategy

@@ -7,7 +7,7 @@ import functools
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from shoal._ranks import require_process_group
+from shoal._distributed.ranks import require_process_group
 from shoal.exceptions import InvalidArgument
 
 

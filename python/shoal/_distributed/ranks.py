@@ -122,7 +122,7 @@ def _attach(store: dist.Store, key: str) -> None:
 
 def process_group_communicator(name: str, ranks: tuple[int, ...]) -> _native.Communicator:
     """Returns a communicator of ranks that do not all share memory; gloo moves the bytes."""
-    from shoal._process_group import ProcessGroupBackend
+    from shoal._distributed.process_group import ProcessGroupBackend
 
     mover = ProcessGroupBackend(ranks, name, TIMEOUT, WARN_AFTER)
     return _native.Communicator.over(mover, rank=mover.rank, world_size=mover.world_size, transport="gloo")
