@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal._actors.handle import ActorOwnership, _Made
+from shoal._actors.ownership import ActorOwnership, _Made
 from shoal._actors.retry import Retries
 from shoal._tasks import pool
 from shoal._tasks.pool import FunctionPool, _Leaving, _Pool
@@ -184,7 +184,7 @@ def test_a_hand_over_loses_nothing_that_a_pool_wanted_meanwhile(pools):
 def test_this_process_is_needed_until_a_worker_handed_over(pools, monkeypatch):
     words = leaves(pools, "w")
     pools.session.wait_some = lambda *_: None
-    monkeypatch.setattr(pool, "_wait", lambda *_: None)
+    monkeypatch.setattr(pool, "wait_lending", lambda *_: None)
     assert not pools.idle()
     assert not pools.hand_over(time.monotonic() + 0.01)
     words._ref.ready = True

@@ -1,12 +1,15 @@
 import os
 import site
+import subprocess
 import sys
 import sysconfig
 
 import pytest
 
-from shoal._actors import creation
-from shoal._actors.creation import launch, remote
+import shoal
+from shoal._actors.launch import launch
+from shoal._actors.resources import resources_of
+from shoal._driver.remote import remote
 
 
 def test_workers_have_the_drivers_import_path(monkeypatch, tmp_path):
@@ -24,7 +27,7 @@ def test_workers_have_the_drivers_import_path(monkeypatch, tmp_path):
 
 def test_workers_import_shoal_from_the_same_place():
     path = launch()["python_path"]
-    assert os.path.dirname(os.path.dirname(creation.__file__)) in path
+    assert os.path.dirname(os.path.dirname(shoal.__file__)) in path
 
 
 def test_a_direct_call_of_a_decorated_class_or_function_is_an_error():
@@ -49,5 +52,11 @@ def test_options_add_to_those_of_the_decorator():
     class Counter:
         pass
 
-    assert creation._resources(Counter.options(num_gpus=0.5)._shoal_options, 0) == {"CPU": 2, "GPU": 0.5, "slot": 1}
-    assert creation._resources(Counter._shoal_options, 0) == {"CPU": 2, "slot": 1}
+    assert resources_of(Counter.options(num_gpus=0.5)._shoal_options, 0) == {"CPU": 2, "GPU": 0.5, "slot": 1}
+    assert resources_of(Counter._shoal_options, 0) == {"CPU": 2, "slot": 1}
+
+
+def test_the_package_loads_without_large_modules():
+    program = "import shoal, sys; print(*sys.modules.keys() & {'asyncio', 'http.client', 'numpy', 'shoal.dag', 'torch'})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

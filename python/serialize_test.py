@@ -405,3 +405,10 @@ def test_a_large_array_in_an_exception_is_outside_of_the_pickle():
 
 def test_heads_are_ordinary_pickles():
     assert pickle.loads(serialize.dumps([1, "a"])[0]) == [1, "a"]
+
+
+@pytest.mark.parametrize("name", ["_handle _revive_handle", "_ids ActorID", "_refs _fetch", "_remote RemoteFunction", "_serialize _tensor"])
+def test_stored_pickles_find_names_that_have_moved(name):
+    module, found = name.split()
+    value = pickle.loads(f"cshoal.{module}\n{found}\n.".encode())
+    assert (value.__module__ != f"shoal.{module}", value.__name__) == (True, found)

@@ -9,13 +9,12 @@ import json
 import os
 import sys
 
+from shoal._runtime_env import environment, shipping
+from shoal.exceptions import ShoalError
+
 
 def main() -> None:
     command = sys.argv[1]
-    from shoal._runtime_env import environment, shipping
-    from shoal._zygote import expanded
-    from shoal.exceptions import ShoalError
-
     try:
         shipping.settle("", [])
         env = environment.check(json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}")))
@@ -29,7 +28,7 @@ def main() -> None:
             around["cwd"] = folder
     except (ShoalError, TypeError, ValueError, OSError) as error:
         sys.exit(f"the job's runtime_env could not be prepared: {error}")
-    os.environ.update({k: expanded(v) for k, v in around.get("env", {}).items()})
+    os.environ.update({k: environment.expanded(v) for k, v in around.get("env", {}).items()})
     env = dict(os.environ)
     path = [*around.get("python_path", []), *filter(None, [env.get("PYTHONPATH")])]
     if path:

@@ -11,11 +11,18 @@ import gc
 import json
 import os
 import random
-import re
 import socket
 import sys
 import traceback
 import types
+
+from shoal import _native
+from shoal._actors.launch import interpreters_paths
+from shoal._core import stacks
+from shoal._core.process import end_children_with_this
+from shoal._runtime_env import shipping
+from shoal._runtime_env.environment import expanded
+from shoal._worker.main import run as run_worker
 
 _SOCKET = 3
 _MAX_REQUEST = 1 << 20
@@ -24,10 +31,7 @@ _MAX_REQUEST = 1 << 20
 def main() -> int | None:
     node, torch = int(sys.argv[1]), sys.argv[2] == "torch"
     link = socket.socket(fileno=_SOCKET)
-    from shoal import _native
-    from shoal._actors import creation
-
-    creation.interpreters_paths()
+    interpreters_paths()
     if torch:
         _import_torch()
     _native.die_with(node)
@@ -88,8 +92,6 @@ def _become_worker(request: dict, fds: list[int], forkable: bool) -> int:
     _set_environment(dict(request["env"]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if os.environ.get("SHOAL_PACKAGES"):
-        from shoal._runtime_env import shipping  # needed only where folders may come from another host
-
         request["cwd"], request["path"] = shipping.settle(request["cwd"], request["path"])
     if request["cwd"]:
         _enter(request["cwd"])
@@ -100,22 +102,16 @@ def _become_worker(request: dict, fds: list[int], forkable: bool) -> int:
 
 
 def _run_worker(request: dict) -> int:
-    from shoal._core.process import end_children_with_this
-
     end_children_with_this()
     if "SHOAL_FSDP" in os.environ or "SHOAL_SPMD" in os.environ:  # the interpreter started without these variables
-        import _shoal_switch
+        import _shoal_switch  # late: the standard library suffices without the variables
 
         _shoal_switch.switch_on()
     sys.path[:0] = [p for p in request["path"] if p not in sys.path]
     if request["script"]:
-        from shoal._core import stacks
-
         stacks.offer(os.environ["SHOAL_WORKER_ID"])
         return _run_script(request["argv"])
-    from shoal._worker import main
-
-    return main.run()
+    return run_worker()
 
 
 def _runtime_env() -> dict:
@@ -128,10 +124,6 @@ def _set_environment(given: dict[str, str]) -> None:
     os.environ.update({k: v for k, v in given.items() if k not in own})
     for name in own.keys() & given.keys():
         os.environ[name] = expanded(given[name])
-
-
-def expanded(value: str) -> str:
-    return re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
 
 
 def _enter(folder: str) -> None:

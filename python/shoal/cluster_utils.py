@@ -18,8 +18,11 @@ import time
 from typing import Any
 
 from shoal._core.ids import NodeID
-from shoal._core.process import _package_path, binary, state
-from shoal._driver import client
+from shoal._core.local_cluster import binary, package_path
+from shoal._core.process import state
+from shoal._driver.arguments import check_system_config
+from shoal._driver.cluster import shutdown
+from shoal._driver.init import init
 from shoal.exceptions import RaySystemError
 
 __all__ = ["Cluster", "ClusterNode"]
@@ -128,7 +131,7 @@ class Cluster:
         """Joins this process to the cluster."""
         if self.address is None:
             raise RuntimeError("Cannot connect to uninitialized cluster.")
-        client.init(address=self.address, namespace=namespace, ignore_reinit_error=True)
+        init(address=self.address, namespace=namespace, ignore_reinit_error=True)
         self.connected = True
 
     def add_node(self, wait: bool = True, **node_args: Any) -> ClusterNode:
@@ -143,7 +146,7 @@ class Cluster:
         unknown = node_args.keys() - _OPTIONS.keys() - _OF_THE_HEAD - _CHANGE_NOTHING - {"resources", "labels", "env_vars"}
         if unknown:
             raise TypeError(f"add_node() got an unexpected keyword argument {min(unknown)!r}")
-        client.check_system_config(node_args.get("_system_config"))
+        check_system_config(node_args.get("_system_config"))
         given = {"num_cpus": 1, "num_gpus": 0, **{k: v for k, v in node_args.items() if v is not None}}
         words = ["start", *(["--head", "--port", "0"] if is_head else ["--address", self.address])]
         for name, option in _OPTIONS.items():
@@ -169,7 +172,7 @@ class Cluster:
         node of this process, it leaves the cluster (``shutdown``) and raises ValueError: the process would end with its node."""
         if state.session is not None and state.session.node == node.node_id:
             self.connected = False
-            client.shutdown()
+            shutdown()
             raise ValueError(
                 "remove_node() of the node that this process is connected to: call shoal.shutdown() first, or remove another one"
             )
@@ -200,7 +203,7 @@ class Cluster:
     def shutdown(self) -> None:
         """Ends all nodes, the head's last. A connected process leaves the cluster first."""
         if state.session is not None and self.address is not None and state.session.head_endpoint in self._endpoints:
-            client.shutdown()
+            shutdown()
         self.connected = False
         for node in tuple(self.worker_nodes):
             self.remove_node(node)
@@ -213,7 +216,7 @@ class Cluster:
         return self._command("list", "nodes", "--address", address)["rows"] if address else []
 
     def _command(self, *words: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-        path = os.pathsep.join(filter(None, [_package_path(), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [package_path(), os.environ.get("PYTHONPATH")]))
         programs = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
         around = {**os.environ, "PYTHONPATH": path, "PATH": programs, **(env or {})}
         done = subprocess.run(

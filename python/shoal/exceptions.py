@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+from collections.abc import Callable
 
 __all__ = [
     "ActorAlreadyExistsError",
@@ -382,6 +383,14 @@ def from_error(code: int, reason: str, message: str, hint: str, context: list[st
 _OURS = {"code", "reason", "message", "hint", "context"}
 
 
+_causes: dict[str, Callable] = {}  # "pack" and "unpack" of a TaskError's cause
+
+
+def pickle_causes_by(pack: Callable[[BaseException | None], bytes], unpack: Callable[[bytes], BaseException | None]) -> None:
+    """Called by ``shoal._core.serialize``, which imports this module."""
+    _causes.update(pack=pack, unpack=unpack)
+
+
 class TaskError(ShoalError):
     """User code raised on the other side. ``cause`` is what it raised; the message carries its traceback, and those of
     the calls that it passed through, outermost first.
@@ -397,9 +406,7 @@ class TaskError(ShoalError):
         self.function_name, self.traceback_str, self.proctitle = where, traceback_text, f"ray::{where}"
 
     def __reduce__(self):
-        from shoal._core import serialize  # imports this module
-
-        return _unpack, (serialize.pack_exception(self.cause), self.traceback_text, self.where, self.pid, self.ip)
+        return _unpack, (_causes["pack"](self.cause), self.traceback_text, self.where, self.pid, self.ip)
 
     @property
     def _shoal_error(self) -> TaskError:
@@ -443,9 +450,7 @@ RayError, RayTaskError, RaySystemError = ShoalError, TaskError, Internal
 
 
 def _unpack(packed: bytes, *origin) -> TaskError:
-    from shoal._core import serialize
-
-    return TaskError(serialize.unpack_exception(packed), *origin)
+    return TaskError(_causes["unpack"](packed), *origin)
 
 
 def _unpack_as_cause(packed: bytes, *origin) -> Exception:

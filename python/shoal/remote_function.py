@@ -1,5 +1,5 @@
 """``RemoteFunction``, the class of decorated functions, for type checkers."""
 
-from shoal._actors.creation import RemoteFunction
+from shoal._tasks.remote_function import RemoteFunction
 
 __all__ = ["RemoteFunction"]

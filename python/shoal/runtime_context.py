@@ -13,7 +13,7 @@ from shoal._core.context import CallInfo, current_call, running
 from shoal._core.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
 from shoal._core.process import session as _session
 from shoal._core.process import state
-from shoal._driver.client import nodes
+from shoal._driver.cluster import nodes
 from shoal._runtime_env import environment
 from shoal.runtime_env import RuntimeEnv
 

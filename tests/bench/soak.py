@@ -159,7 +159,7 @@ class Cluster:
     """Head and node as `shoal start` starts them, in a session folder of their own."""
 
     def __init__(self, home: str, cpus: int):
-        from shoal._core.process import binary
+        from shoal._core.local_cluster import binary
 
         self._tag = tag_children()
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_") or k == "SHOAL_BENCH_ID"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from leak_check import wait_until
 
-from shoal._core.process import binary
+from shoal._core.local_cluster import binary
 
 _WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False)"
 LIMIT_S = 240  # hang guard; an idle machine needs less than a tenth

@@ -16,7 +16,7 @@ from shared_actors import Log
 
 import shoal
 from shoal._core.process import state
-from shoal._driver import client
+from shoal._driver import init
 from shoal.exceptions import ActorDiedError, Cancelled, InvalidArgument, TaskCancelledError, Unavailable
 
 CREW = os.path.dirname(__file__)
@@ -659,7 +659,7 @@ def test_workers_and_children_end_with_a_killed_node(shoal_command):
 
 
 def test_calls_between_live_actors_go_on_without_a_head(shoal_command, monkeypatch):
-    monkeypatch.setattr(client, "HEAD_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(init, "HEAD_TIMEOUT_S", 2.0)
     cluster = shoal_command.start()
     shoal.init(cluster.address)
     actor, other = Log.remote(), Log.remote()

@@ -243,7 +243,7 @@ def test_a_killed_node_fails_fit_and_ends_its_ranks(shoal_command, fit):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_submit_ends_a_training_job(shoal_command, fit, number):
-    from shoal._core.process import binary
+    from shoal._core.local_cluster import binary
 
     submit = fit(launcher=[binary(), "submit"])
     pids = everything(submit)

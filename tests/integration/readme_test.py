@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal._core.process import binary
+from shoal._core.local_cluster import binary
 
 ROOT = next(p for p in (Path(), Path(__file__).parents[2]) if (p / "README.md").exists())
 PAGES = [Path("README.md"), Path("python/README.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").glob("*.md"))]

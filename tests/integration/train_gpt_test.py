@@ -14,7 +14,7 @@ from leak_check import descendants, wait_until
 from safetensors import safe_open
 
 from shoal import checkpoint
-from shoal._core.process import binary
+from shoal._core.local_cluster import binary
 
 SCRIPT = str(Path("examples/train_gpt.py").absolute())
 LIMIT_S = 240  # an idle machine needs less than a tenth

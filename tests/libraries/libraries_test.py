@@ -17,7 +17,7 @@ import programs
 import pytest
 
 import shoal
-from shoal._core.process import binary
+from shoal._core.local_cluster import binary
 
 HERE = Path(programs.__file__).parent
 PACKAGE = Path(shoal.__file__).parents[1]

@@ -74,7 +74,7 @@ def test_cancel_drops_a_function_that_waits_for_a_worker():
     is_cancelled(ref)
 
     def pending():
-        return [r for r in ray._runtime.session().list("actors") if r["state"] == "PENDING"]
+        return [r for r in ray._core.process.session().list("actors") if r["state"] == "PENDING"]
 
     wait_until(lambda: not pending(), GUARD_S, "the end of the wait for a worker that nobody needs")
 
@@ -600,7 +600,7 @@ def test_another_job_with_the_reference_cancels_the_call(gate):
     ref = waits.remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.get(registry.add.remote([ref]), timeout=GUARD_S)
-    head = ray._runtime.session().head_endpoint
+    head = ray._core.process.session().head_endpoint
     ran = subprocess.run([sys.executable, "-c", OTHER_JOB, head], capture_output=True, text=True, timeout=GUARD_S, check=False)
     assert ran.returncode == 0, ran.stderr
     is_cancelled(ref)

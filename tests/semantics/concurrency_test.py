@@ -309,7 +309,7 @@ def test_a_call_during_the_signal_goes_to_the_next_life(concurrency):
 
 
 def row_of(actor):
-    (row,) = (r for r in ray._runtime.session().list("actors") if r["id"] == actor._actor_id)
+    (row,) = (r for r in ray._core.process.session().list("actors") if r["id"] == actor._actor_id)
     return row
 
 

@@ -125,7 +125,7 @@ def make(tmp_path):
 
 
 def row_of(actor):
-    (row,) = (r for r in ray._runtime.session().list("actors") if r["id"] == actor._actor_id)
+    (row,) = (r for r in ray._core.process.session().list("actors") if r["id"] == actor._actor_id)
     return row
 
 

@@ -9,7 +9,7 @@ import pytest
 from leak_check import wait_until
 
 import shoal as ray
-from shoal._core.process import binary
+from shoal._core.local_cluster import binary
 from shoal.util.metrics import Counter, Gauge, Histogram
 
 GUARD_S = 90

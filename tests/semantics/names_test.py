@@ -9,7 +9,7 @@ from leak_check import wait_until
 from shared_actors import Log
 
 import shoal
-from shoal._actors.handle import actor_ownership
+from shoal._actors.ownership import actor_ownership
 from shoal.exceptions import ActorDiedError
 from shoal.util import list_named_actors
 

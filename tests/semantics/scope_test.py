@@ -17,8 +17,8 @@ from leak_check import alive, wait_until
 
 import shoal as ray
 from shoal import _native
-from shoal._actors import handle
-from shoal._actors.handle import RELEASE, _pack
+from shoal._actors import ownership
+from shoal._actors.calls import RELEASE, pack_call
 from shoal._core.process import state
 from shoal._objects.refs import load
 from shoal._tasks.pool import FunctionPool
@@ -29,7 +29,7 @@ from shoal.util.state import list_objects
 
 
 def row(actor_id):
-    (found,) = (r for r in ray._runtime.session().list("actors") if r["id"] == actor_id)
+    (found,) = (r for r in ray._core.process.session().list("actors") if r["id"] == actor_id)
     return found
 
 
@@ -417,7 +417,7 @@ def test_an_unplaced_actor_is_withdrawn_when_another_process_drops_it(holder):
 
 def told_to_end(actor_id):
     """Asks the actor to end. It answers, and waits for handles of itself."""
-    ray.get(ray.ObjectRef(ray._runtime.session().call(actor_id, RELEASE, *_pack((), {}))), timeout=GUARD_S)
+    ray.get(ray.ObjectRef(ray._core.process.session().call(actor_id, RELEASE, *pack_call((), {}))), timeout=GUARD_S)
 
 
 def test_an_actor_that_passed_on_its_handle_survives_two_end_requests(holder):
@@ -458,7 +458,7 @@ def test_an_actor_ends_although_its_handle_count_was_long_unreachable(holder, mo
             raise ObjectLostError("the node that has this object cannot be reached", reason="ObjectLost")
         return load(ref)
 
-    monkeypatch.setattr(handle, "load", not_reached)
+    monkeypatch.setattr(ownership, "load", not_reached)
     ray.get(holder.drop.remote(), timeout=GUARD_S)
     ends(actor_id)
 
@@ -474,8 +474,8 @@ def test_handles_pickled_within_each_other_are_counted_together(monkeypatch):
             within.append(ray.put(actors))
         return made_token(session)
 
-    made_token = handle._lifetime_token
-    monkeypatch.setattr(handle, "_lifetime_token", token)
+    made_token = ownership._lifetime_token
+    monkeypatch.setattr(ownership, "_lifetime_token", token)
     leaving = threading.Thread(target=lambda: within.append(ray.put(actors)), daemon=True)
     leaving.start()
     leaving.join(GUARD_S)
@@ -828,7 +828,7 @@ def test_a_worker_is_retired_once_the_head_is_back(monkeypatch):
 
 def asked(pid):
     """Waits until this process has asked a worker of its functions for its hand-over, or the worker has ended."""
-    ids = [r["id"] for r in ray._runtime.session().list("actors") if r["pid"] == pid]
+    ids = [r["id"] for r in ray._core.process.session().list("actors") if r["pid"] == pid]
     wait_until(lambda: any(leaving.worker in ids for leaving in state.functions._leaving) or not alive(pid), GUARD_S, "its last call")
 
 
@@ -902,7 +902,7 @@ def test_a_worker_without_last_words_blocks_no_other(monkeypatch):
 
 
 def exits(pid):
-    ended = lambda: [r["state"] for r in ray._runtime.session().list("workers") if r["pid"] == pid] == ["EXITED"]  # noqa: E731
+    ended = lambda: [r["state"] for r in ray._core.process.session().list("workers") if r["pid"] == pid] == ["EXITED"]  # noqa: E731
     wait_until(ended, GUARD_S, "the end of a worker that is idle or used up")
 
 

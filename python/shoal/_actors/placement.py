@@ -6,6 +6,8 @@ import os
 import re
 from typing import Any
 
+from shoal._core.process import session
+
 PLACEMENT_OPTIONS = frozenset({
     "scheduling_strategy", "placement_group", "placement_group_bundle_index", "placement_group_capture_child_tasks",
     "label_selector", "fallback_strategy",
@@ -57,9 +59,7 @@ def _labels(options: dict[str, Any]) -> list[Match]:
     wanted = label_matches(options.get("label_selector") or {})
     if not options.get("fallback_strategy"):
         return wanted
-    from shoal._driver.client import nodes
-
-    there = [n["labels"] for n in nodes() if n["state"] == "ALIVE"]
+    there = [n["labels"] for n in session().list("nodes") if n["state"] == "ALIVE"]
     choices = [wanted, *(label_matches(one["label_selector"]) for one in options["fallback_strategy"])]
     return next((c for c in choices if any(fits(labels, c) for labels in there)), wanted)
 
@@ -76,6 +76,22 @@ def _check_bundle(group: Any, index: int, options: dict[str, Any], actor: str) -
             f"Cannot schedule {actor} with the placement group because the actor requires 1 CPU for creation, but it cannot fit into any "
             f"bundles for the placement group, {group.bundle_specs}. Say num_cpus=0, or reserve a CPU."
         )
+
+
+def _in_group(
+    out: dict[str, Any], group: Any, index: Any, captures: bool | None, options: dict[str, Any], actor: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns request and environment, as ``where``, for a bundle of a placement group. ``out``: the request without the group."""
+    if not hasattr(group, "bundle_specs"):
+        raise TypeError(f"a placement group is what placement_group([..]) returns, not {group!r}; without one say 'DEFAULT'")
+    if group.is_empty:
+        if index != -1:
+            raise ValueError("If placement group is not set, the value of bundle index must be -1.")
+        return out, {}
+    if not hasattr(index, "__index__"):
+        raise ValueError(f"a bundle's index is an int, not {index!r}")
+    _check_bundle(group, int(index), options, actor)
+    return {**out, "group": group.id, "bundle": int(index)}, _group_env(group.id, bool(captures))
 
 
 def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dict[str, str]]:
@@ -95,10 +111,7 @@ def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dic
     if group == NO_GROUP:
         return out, env
     if group not in (None, "default"):
-        from shoal.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        captures = options.get("placement_group_capture_child_tasks")
-        strategy = PlacementGroupSchedulingStrategy(group, index, captures)
+        return _in_group(out, group, index, options.get("placement_group_capture_child_tasks"), options, actor)
     if captured:
         bundle = {} if index == -1 else {"bundle": int(index)}
         return {**out, "group": os.environ["SHOAL_GROUP"], **bundle}, _group_env(os.environ["SHOAL_GROUP"], True)
@@ -108,19 +121,8 @@ def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dic
         return {**out, "spread": True}, env
     kind = type(strategy).__name__
     if kind == "PlacementGroupSchedulingStrategy":
-        group = strategy.placement_group
-        index = strategy.placement_group_bundle_index
-        if not hasattr(group, "bundle_specs"):
-            raise TypeError(f"a placement group is what placement_group([..]) returns, not {group!r}; without one say 'DEFAULT'")
-        if group.is_empty:
-            if index != -1:
-                raise ValueError("If placement group is not set, the value of bundle index must be -1.")
-            return out, env
-        if not hasattr(index, "__index__"):
-            raise ValueError(f"a bundle's index is an int, not {index!r}")
-        _check_bundle(group, int(index), options, actor)
-        out.update(group=group.id, bundle=int(index))
-        return out, _group_env(group.id, bool(strategy.placement_group_capture_child_tasks))
+        captures = strategy.placement_group_capture_child_tasks
+        return _in_group(out, strategy.placement_group, strategy.placement_group_bundle_index, captures, options, actor)
     if kind == "NodeAffinitySchedulingStrategy":
         if not re.fullmatch(r"[0-9a-fA-F]+", str(strategy.node_id)):
             raise ValueError(f"a node's id is hexadecimal (shoal.nodes() lists them), not {strategy.node_id!r}")

@@ -9,7 +9,10 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["LoggingConfig", "apply", "from_environment", "to_environment"]
+from shoal._core.context import current_call, running
+from shoal._core.process import state
+
+__all__ = ["LoggingConfig", "apply", "from_environment"]
 
 _VARIABLE = "SHOAL_LOGGING"  # the driver's config, for its workers
 _STANDARD = ("asctime", "levelname", "message", "filename", "lineno")
@@ -36,14 +39,15 @@ class LoggingConfig:
         if unknown:
             raise ValueError(f"{', '.join(map(repr, unknown))} is no attribute of logging.LogRecord")
 
+    def _as_environment(self) -> dict[str, str]:
+        """The variable by which a worker applies this config (``from_environment``)."""
+        return {_VARIABLE: json.dumps(asdict(self))}
+
 
 _PLAIN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime"}
 
 
 def _origin() -> dict[str, str]:
-    from shoal._core.context import current_call, running
-    from shoal._core.process import state
-
     session = state.session
     if session is None:
         return {}
@@ -93,10 +97,6 @@ def apply(config: LoggingConfig) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter((_Json if config.encoding == "JSON" else _Text)(list(config.additional_log_standard_attrs)))
     logging.basicConfig(handlers=[handler], level=config.log_level, force=True)
-
-
-def to_environment(config: LoggingConfig | None) -> dict[str, str]:
-    return {} if config is None else {_VARIABLE: json.dumps(asdict(config))}
 
 
 def from_environment() -> LoggingConfig | None:

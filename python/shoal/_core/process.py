@@ -1,21 +1,19 @@
-"""The session of this process, opened by ``init`` or at the start of a worker."""
+"""This process's place in a cluster: its session, opened by ``init`` or at the start of a worker, and the end of it."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
-import select
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from shoal import _native
-from shoal.exceptions import DeadlineExceeded, InvalidArgument, Unavailable, from_error
+from shoal.exceptions import InvalidArgument, Unavailable, from_error
 
 _native.set_error_factory(from_error)
 
@@ -25,12 +23,14 @@ class _State:
     session: _native.Session | None = None
     cluster: subprocess.Popen | None = None  # an embedded cluster, which ends with this process
     is_worker: bool = False
-    functions: object = None  # the pool of workers for remote functions (_remote)
+    join: Callable[[], Any] | None = None  # opens a session on first use: ``init``, set by shoal._driver.init
+    import_graphs: Callable[[], Any] | None = None  # imports shoal.dag, for ``bind``; set by shoal/__init__.py
+    functions: object = None  # the pool of workers for remote functions (shoal._tasks)
     ending: list = field(default_factory=list)  # called before the session closes
     forked: bool = False  # forked from a process that had a session
     parent: int = 0  # pid of a process whose forked children end with it
     lends: bool = False  # a worker of functions, which lends its CPUs while it waits
-    runtime_env: dict | None = None  # default environment of child processes (_environment)
+    runtime_env: dict | None = None  # default environment of child processes (shoal._runtime_env)
     logging: object = None  # the job's LoggingConfig, if any
     shows_logs: bool = False  # a driver that prints its workers' output
     notified_of_detached: bool = False  # the notice about detached actors' output was printed
@@ -57,18 +57,8 @@ def retry_delay_ms() -> int:
     return int(text) if state.retry_delay_ms is None else state.retry_delay_ms
 
 
-def binary() -> str:
-    """The path of the ``shoal`` command of this package: in the wheel, or in the build tree next to the extension."""
-    package = Path(__file__).resolve().parents[1]
-    built = Path(_native.__file__).parent.parent.parent
-    for candidate in (package / "bin" / "shoal", built / "scheduler" / "cli" / "shoal"):
-        if os.access(candidate, os.X_OK):
-            return str(candidate)
-    raise Unavailable("the shoal command is missing from this installation", hint="build it: ./dev build")
-
-
 def session() -> _native.Session:
-    """Returns the open session; calls ``init`` if there is none."""
+    """Returns the open session. Without one, the process joins a cluster first (``init``)."""
     if state.session is None:
         if state.forked:
             raise Unavailable(
@@ -76,104 +66,7 @@ def session() -> _native.Session:
                 reason="Forked",
                 hint="make the calls in the parent, or shoal.init() here for a place of its own",
             )
-        from shoal._driver.client import init
-
-        init()
-    return state.session
-
-
-def start_local(
-    resources: dict[str, float],
-    *,
-    labels: dict[str, str] | None = None,
-    spill_folder: str | None = None,
-    python: str = sys.executable,
-    remove_folder: bool = False,
-    home: str = "",
-    http_port: int | None = None,
-    timeout: float = 20,
-):
-    """Starts head and node in one process that ends with this one. ``home``: the parent folder of its session, "" for the user's.
-    ``http_port`` is None for no HTTP interface, 0 for 8265 or any free one. Returns (process, its report when ready)."""
-    _native.open_standard_streams()  # a pipe at 0, 1 or 2 would be replaced in the child
-    reading, writing = os.pipe()
-    command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]
-    command += [f"--resource={name}={amount}" for name, amount in resources.items()]
-    command += [f"--label={name}={value}" for name, value in (labels or {}).items()]
-    command += ["--spill-folder", spill_folder] if spill_folder else []
-    command += ["--remove-folder"] if remove_folder else []
-    if http_port is not None:
-        command += ["--http-port", str(http_port or 8265), *([] if http_port else ["--http-or-any"])]
-    # In a session of its own: Ctrl-C reaches only the driver, which then ends the cluster in order.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(writing,),
-        start_new_session=True,
-        env={
-            **os.environ,
-            **({"SHOAL_HOME": home} if home else {}),
-            RETRY_DELAY: str(retry_delay_ms()),
-            "PYTHONPATH": os.pathsep.join(filter(None, [_package_path(), os.environ.get("PYTHONPATH")])),
-        },
-    )
-    os.close(writing)
-    try:
-        said = b""
-        end = time.monotonic() + timeout
-        while not said.endswith(b"\n"):
-            if not select.select([reading], [], [], max(0, end - time.monotonic()))[0]:
-                raise DeadlineExceeded(f"the local cluster was not ready within {timeout:g} s")
-            piece = os.read(reading, 4096)
-            if not piece:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, end - time.monotonic()))
-                how = "closed its pipe" if process.returncode is None else f"exit code {process.returncode}"
-                raise Unavailable(f"the local cluster ended before it was ready ({how})")
-            said += piece
-        said = json.loads(said)
-        if "error" in said:
-            e = said["error"]
-            codes = [_native.code_name(c) for c in range(9)]
-            raise from_error(codes.index(e["code"]), e["reason"], e["message"], e["hint"], [])
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    finally:
-        os.close(reading)
-    return process, said
-
-
-def _package_path() -> str:
-    """The import path of this very package and its extension, for child processes."""
-    import shoal
-
-    return os.pathsep.join(dict.fromkeys(str(Path(p).parent) for p in shoal.__path__))
-
-
-def attach_worker() -> _native.Session:
-    """Opens the session of a process that a node started, from the environment that the node set."""
-    if state.session is not None:
-        return state.session
-    env = os.environ
-    state.session = _native.Session.open(
-        folder=env["SHOAL_SESSION"],
-        node=env["SHOAL_NODE"],
-        worker=env["SHOAL_WORKER_ID"],
-        job=env["SHOAL_JOB_ID"],
-        role=f"rank {env['RANK']}" if "RANK" in env else "worker",
-        print_logs=not state.is_worker and env.get("RANK", "0") == "0",  # the job's own process prints the head's warnings
-        retry_delay_s=retry_delay_ms() / 1000,
-    )
-    state.namespace = env.get("SHOAL_NAMESPACE", state.session.job)
-    if "SHOAL_LOGGING" in env:
-        from shoal._core.logging import apply, from_environment  # only with a LoggingConfig
-
-        state.logging = from_environment()
-        apply(state.logging)
+        state.join()
     return state.session
 
 

@@ -14,7 +14,7 @@ import traceback
 from typing import Any
 
 from shoal import cloudpickle
-from shoal.exceptions import TaskError, bare, parts
+from shoal.exceptions import TaskError, bare, parts, pickle_causes_by
 
 # Smaller buffers travel inside the pickle.
 _OUT_OF_BAND_BYTES = 4096
@@ -356,6 +356,9 @@ def unpack_exception(packed: bytes) -> BaseException | None:
     with contextlib.suppress(Exception):
         return pickle.loads(packed)
     return None
+
+
+pickle_causes_by(pack_exception, unpack_exception)
 
 
 class _Strings:

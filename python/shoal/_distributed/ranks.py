@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal import _native
-from shoal._core.process import attach_worker, retry_delay_ms, start_local, started_by_node, state
+from shoal._core.attach import attach_worker
+from shoal._core.local_cluster import start_local
+from shoal._core.process import retry_delay_ms, started_by_node, state
 from shoal.exceptions import InvalidArgument
 
 # Seconds until a rank's wait for its peers fails, and until it warns.
@@ -118,14 +120,6 @@ def _attach(store: dist.Store, key: str) -> None:
         if "error" in said:
             raise InvalidArgument(f"the rank that should start this host's node could not: {said['error']}")
         _open(said["session"], node=said["node"], job=said["job"])
-
-
-def process_group_communicator(name: str, ranks: tuple[int, ...]) -> _native.Communicator:
-    """Returns a communicator of ranks that do not all share memory; gloo moves the bytes."""
-    from shoal._distributed.process_group import ProcessGroupBackend
-
-    mover = ProcessGroupBackend(ranks, name, TIMEOUT, WARN_AFTER)
-    return _native.Communicator.over(mover, rank=mover.rank, world_size=mover.world_size, transport="gloo")
 
 
 def _open(folder: str, head: str = "", node: str = "", job: str = "") -> None:

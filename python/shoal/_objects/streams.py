@@ -14,8 +14,8 @@ from shoal import _native
 from shoal._core import serialize
 from shoal._core.ids import TaskID
 from shoal._core.process import session as _session
-from shoal._driver.client import wait
 from shoal._objects.refs import ObjectRef, Waitable, awaits
+from shoal._objects.values import wait
 from shoal.exceptions import ShoalError
 
 __all__ = ["DynamicObjectRefGenerator", "ObjectRefGenerator", "publish", "publish_async"]

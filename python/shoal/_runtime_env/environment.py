@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import types
@@ -20,7 +21,7 @@ from shoal._core.process import session, state
 from shoal._runtime_env import ignored, packages, shipping
 from shoal.exceptions import RuntimeEnvSetupError, Unimplemented
 
-__all__ = ["check", "inherited", "merged", "prepare"]
+__all__ = ["check", "chosen", "expanded", "inherited", "merged", "prepare"]
 
 _KEYS = {"config", "env_vars", "excludes", "pip", "py_modules", "uv", "working_dir"}
 _RAYS_OTHERS = {
@@ -98,6 +99,11 @@ def merged(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
     if variables := {**outer.get("env_vars", {}), **inner.get("env_vars", {})}:
         out["env_vars"] = variables
     return out
+
+
+def expanded(value: str) -> str:
+    """Returns the value of a variable with those that it refers to, as ``$NAME`` or ``${NAME}``; a missing ``${NAME}`` becomes ""."""
+    return re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
 
 
 def prepare(env: dict[str, Any]) -> dict[str, Any]:

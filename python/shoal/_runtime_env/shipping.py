@@ -23,7 +23,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from shoal._core.process import attach_worker, session
+from shoal._core.attach import attach_worker
+from shoal._core.process import session
 from shoal._runtime_env import packages
 from shoal.exceptions import DataLoss, InvalidArgument, RuntimeEnvSetupError
 

@@ -1,7 +1,7 @@
-"""Remote functions: tasks on pools of workers, which grow while tasks wait and shrink when workers are idle.
+"""Pools of workers that run remote functions. They grow while tasks wait and shrink when workers are idle.
 
-actors/session/task_pool.h assigns tasks to workers and decides about repetitions. This module packs functions and arguments, makes the
-workers, and judges exceptions.
+actors/session/task_pool.h assigns tasks to workers and decides about repetitions. This module packs arguments, makes and ends the workers,
+and judges exceptions.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import select
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from shoal import _native
+from shoal._actors.calls import HAND_OVER, pack_call, results, streaming
 from shoal._actors.creation import create_gang
-from shoal._actors.handle import HAND_OVER, _pack, actor_ownership, extra_of, results, streaming
-from shoal._actors.placement import fits, where
+from shoal._actors.ownership import actor_ownership
+from shoal._actors.placement import fits
 from shoal._actors.retry import Retries
-from shoal._core import serialize
 from shoal._core.context import parent_call
 from shoal._core.process import session, state
-from shoal._driver.client import _wait
 from shoal._objects.refs import ObjectRef, load
 from shoal._objects.streams import ObjectRefGenerator
+from shoal._objects.values import wait_lending
+from shoal._tasks.functions import Function, FunctionWorker
 from shoal.exceptions import NotFound, ShoalError
 
-__all__ = ["Function", "FunctionPool", "FunctionWorker", "Sent"]
+__all__ = ["FunctionPool"]
 
 _END_S = 5.0  # limit for the pool thread's work at the session's end
 
@@ -36,51 +36,6 @@ _LOOK_AT_NODES_S = 1.0  # interval of a spreading pool's searches for nodes with
 _NODES_AT_ONCE = 16  # number of nodes that one search uses
 
 _FEW = 16  # number of workers up to which dead ones are not removed
-
-MAX_RETRIES = 3  # default for a task whose worker died
-
-
-class FunctionWorker:
-    """Runs one task at a time."""
-
-    def run(self, function, /, *args, **kwargs):
-        return function(*args, **kwargs)
-
-
-class Sent:
-    """A function in a session, whatever the options of its calls: pickled once, and identified by a number."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self, function, name: str, identity: bytes):
-        self.session, self._by_judgement = session(), {}
-        try:
-            head, buffers, refs = serialize.pack_function(function)
-            # Pickle ignores bytes after its end; workers use them as the function's key (shoal._worker.functions).
-            number = next(self._numbers).to_bytes(serialize.NUMBER_BYTES, "big")
-            self.code = self.session.put(head + identity + (number if serialize.is_large(head, buffers) else b""), buffers, refs)
-        except serialize.UNSENDABLE as error:
-            hint = "shoal.util.inspect_serializability(..) of the function shows what it refers to"
-            raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error
-
-    def number(self, retries: Retries) -> int:
-        """Returns a number for calls with equal rules for exceptions; a pool asks for a judgement by this number."""
-        judgement = retries.exceptions if retries.judges_exceptions else False
-        return self._by_judgement.setdefault(judgement, next(self._numbers))
-
-
-class Function:
-    """A function with the options of its calls."""
-
-    def __init__(self, sent: Sent, name: str, resources: dict[str, float], options: dict[str, Any]):
-        self.session, self.code, self.name, self.resources = sent.session, sent.code, name, resources
-        self.placed = (*where(options), options.get("runtime_env"))
-        self.retries = Retries.of(options.get("max_retries", MAX_RETRIES), options.get("retry_exceptions", False))
-        self.number = sent.number(self.retries)
-        # Device memory is released only at the end of the process.
-        self.max_calls = options.get("max_calls", 1 if resources.get("GPU") else 0)
-        self.extra = extra_of(options)
-        self.pool: _Pool | None = None
 
 
 class _Pool:
@@ -207,7 +162,7 @@ class _Leaving:
         return self.words is not None and not self.words._ref.ready and time.monotonic() < self.until
 
     def ask(self, session: _native.Session) -> None:
-        self.words = ObjectRef(session.call(self.worker, HAND_OVER, *_pack((), {"within": FunctionPool.NEEDED_S}), None, -1))
+        self.words = ObjectRef(session.call(self.worker, HAND_OVER, *pack_call((), {"within": FunctionPool.NEEDED_S}), None, -1))
         self.until = time.monotonic() + FunctionPool.HAND_OVER_S
 
     def read(self) -> bool:
@@ -257,7 +212,7 @@ class FunctionPool:
 
     def submit(self, function: Function, args: tuple, kwargs: dict) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
         extra, items = streaming(function.extra, function.name) if function.extra else (function.extra, None)
-        head, buffers, deps, refs = _pack(args, kwargs, extra, first=1)
+        head, buffers, deps, refs = pack_call(args, kwargs, extra, first=1)
         pool = function.pool or self._pool_of(function)
         retries = function.retries
         deps.insert(0, function.code)
@@ -327,7 +282,7 @@ class FunctionPool:
             pool.take(self, 0.0)
         while (leaving := tuple(self._leaving)) and (left := until - time.monotonic()) > 0:
             if words := [each.words._ref for each in leaving if each.words is not None]:
-                _wait(self.session.wait_some, all, left, words, len(words))
+                wait_lending(self.session.wait_some, all, left, words, len(words))
             self.see_off()
             if self._leaving:
                 time.sleep(max(0.0, min(until, self._again_at) - time.monotonic()))

@@ -14,11 +14,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from shoal._actors.handle import RELEASE
+from shoal._actors.calls import RELEASE
 from shoal._core.context import CallInfo, concurrent_call, method_of, running
 from shoal._objects import streams
+from shoal._worker.built_ins import BUILT_INS
 from shoal._worker.ending import ActorExit, has_left, leave, take_graph_calls
-from shoal._worker.main import BUILT_INS, arguments, end, fail_creation, made, refuse, reply
+from shoal._worker.serving import arguments, end, fail_creation, made, refuse, reply
 from shoal.exceptions import AsyncioActorExit
 
 _DEFAULT = ""  # the group of methods without one

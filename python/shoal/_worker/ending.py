@@ -9,8 +9,9 @@ from typing import Any
 
 from shoal._core.context import CallInfo, concurrent_call, current_call, running
 from shoal._core.process import state
+from shoal.exceptions import AsyncioActorExit
 
-__all__ = ["ActorExit", "has_left", "leave", "own_call", "take_graph_calls", "unless_left"]
+__all__ = ["ActorExit", "exit_actor", "has_left", "leave", "own_call", "take_graph_calls", "unless_left"]
 
 
 class ActorExit(SystemExit):
@@ -54,3 +55,26 @@ def take_graph_calls() -> Iterator[Any]:
 def unless_left() -> None:
     if has_left():
         raise ActorExit(0)
+
+
+def exit_actor() -> None:
+    """Ends the actor that runs this: its constructor, a method, or a thread or task that one of them began.
+
+
+    It raises an exception, which ends the call; the actor ends even if user code catches it. Running calls of an async or threaded actor
+    finish first, without a time limit; a call that never ends keeps the actor until it is killed. Other tasks and threads are not waited
+    for. Waiting and later calls fail with ActorDiedError. So does the calling call: at once if others run, otherwise when the actor has
+    ended. ``__ray_shutdown__`` and ``atexit`` handlers run. The actor is not restarted.
+
+    TypeError outside of an actor.
+    """
+    if not running.actor_id:
+        raise TypeError("exit_actor called on a non-actor worker: only a method of an actor can end it")
+    if (call := own_call()) is not None:
+        call.leaves = True
+    leave(ActorExit(0))
+    if call is None and threading.current_thread() is not threading.main_thread():
+        raise SystemExit(0)  # ends the thread silently
+    if (running.settings.get("concurrency") or {}).get("async") and threading.current_thread() is not threading.main_thread():
+        raise AsyncioActorExit("exit_actor() was called")
+    raise ActorExit(0)

@@ -65,7 +65,7 @@ def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | 
 
 
 def _write_window(model: nn.Module):
-    from shoal import fsdp  # here: a plain process loads without it
+    from shoal import fsdp  # late: a plain process loads a checkpoint without it
 
     return fsdp.write(model)
 

@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
 from shoal._core.process import state
-from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, attach, gang_name, process_group_communicator, require_process_group
+from shoal._distributed.communicator import process_group_communicator
+from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, attach, gang_name, require_process_group
 from shoal.exceptions import InvalidArgument
 
 _groups: dict[tuple[int, ...], Group] = {}

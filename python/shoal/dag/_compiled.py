@@ -14,16 +14,18 @@ from queue import SimpleQueue
 from typing import Any
 
 from shoal import _native
-from shoal._actors.handle import GRAPH, ActorHandle, _pack
+from shoal._actors.calls import GRAPH, pack_call
+from shoal._actors.handle import ActorHandle
+from shoal._actors.registry import kill
 from shoal._core.context import running
 from shoal._core.process import session as _session
 from shoal._core.process import state
-from shoal._driver import client
 from shoal._objects.refs import ObjectRef, ResultRef, load, new_object_id, when_ready
+from shoal._objects.values import get
 from shoal.dag import _schedule
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
 from shoal.dag._graph import WHOLE, Graph
-from shoal.dag._nodes import DAGNode, MultiOutputNode
+from shoal.dag._nodes import DAGNode, MultiOutputNode, compile_by
 from shoal.exceptions import InvalidArgument, RayCgraphCapacityExceeded, RayChannelError, RayChannelTimeoutError, Unavailable, Unimplemented
 
 __all__ = ["CompiledDAG", "CompiledDAGFuture", "CompiledDAGRef"]
@@ -220,7 +222,7 @@ class CompiledDAG:
                 part = graph.part(actor, layout, self._in_flight, place, session.worker)
                 opened[actor] = _call(session, graph.actors[actor], "open", part)
             for actor, ref in opened.items():
-                if (elsewhere := client.get(ref)) is not None:
+                if (elsewhere := get(ref)) is not None:
                     what = "of another job" if elsewhere[0] != place[0] else "on another node"
                     raise Unimplemented(
                         f"the actors of a compiled graph share memory with the process that executes it: {graph.actors[actor]!r} is {what}",
@@ -345,7 +347,7 @@ class CompiledDAG:
         if kill_actors:
             for handle in self._actors.values():
                 with contextlib.suppress(Exception):  # already dead
-                    client.kill(handle)
+                    kill(handle)
         self._running.left.wait(_TEARDOWN_S)
         with self._submitting, self._reading:
             self._senders, self._receivers, self._only, self._running.channels = [], [], None, None
@@ -358,7 +360,7 @@ class CompiledDAG:
 
 def _call(session: _native.Session, handle: ActorHandle, *args) -> ObjectRef:
     """Calls an actor without retries: a restarted actor is in no graph."""
-    return ObjectRef(session.call(handle._shoal_actor.id, GRAPH, *_pack(args, {}), None, 0), repr(handle))
+    return ObjectRef(session.call(handle._shoal_actor.id, GRAPH, *pack_call(args, {}), None, 0), repr(handle))
 
 
 def _settle_all(awaited: SimpleQueue) -> None:
@@ -415,3 +417,6 @@ def _end_all() -> None:
         graph.end(RayChannelError("the session of this graph was closed"))
         if channels is not None:
             channels.leave()
+
+
+compile_by(CompiledDAG)

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal import _native
+from shoal._actors.calls import GRAPH
 from shoal._core import serialize
 from shoal._core.context import CallInfo, concurrent_call, method_of, parent_call, running
 from shoal._core.process import state
-from shoal._driver import client
 from shoal._objects.refs import ObjectRef, when_gone
+from shoal._objects.values import get
+from shoal._worker.built_ins import BUILT_INS
+from shoal._worker.concurrency import is_unfinished
 from shoal._worker.ending import ActorExit, leave
-from shoal._worker.main import LATER, refuse
+from shoal._worker.serving import LATER, refuse
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
 from shoal.exceptions import RayChannelError
 
@@ -123,7 +126,7 @@ class _Call:
     __slots__ = ("args", "function", "info", "kwargs", "needs", "plain", "reads", "slot", "where", "writes")
 
     def __init__(self, planned: PlannedCall, receivers: dict[int, _native.Receiver], senders: dict[int, _native.Sender]):
-        given = lambda a: client.get(a) if isinstance(a, ObjectRef) else a  # noqa: E731
+        given = lambda a: get(a) if isinstance(a, ObjectRef) else a  # noqa: E731
         self.args = tuple(given(a) for a in planned.args)
         self.kwargs = {k: given(a) for k, a in planned.kwargs.items()}
         only = not self.kwargs and len(self.args) == 1 and type(self.args[0]) is Argument
@@ -249,7 +252,6 @@ def _on_actor(method: str):
     if loop_of is None:
         return function
     loop = loop_of(method)
-    from shoal._worker.concurrency import is_unfinished  # already imported by such an actor
 
     async def called(args, kwargs):
         result = function(*args, **kwargs)
@@ -261,3 +263,6 @@ def _on_actor(method: str):
 def _driver_gone(driver: str) -> None:
     for loop in tuple(_by_driver.pop(driver, ())):
         loop.close()
+
+
+BUILT_INS[GRAPH] = graph_call

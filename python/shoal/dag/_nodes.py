@@ -11,9 +11,24 @@ from shoal._core.numbers import whole
 from shoal._objects.refs import ObjectRef
 from shoal.exceptions import Unimplemented
 
-__all__ = ["ClassMethodNode", "DAGNode", "FunctionNode", "InputAttributeNode", "InputNode", "MultiOutputNode", "nodes_in", "replaced"]
+__all__ = [
+    "ClassMethodNode",
+    "DAGNode",
+    "FunctionNode",
+    "InputAttributeNode",
+    "InputNode",
+    "MultiOutputNode",
+    "compile_by",
+    "nodes_in",
+    "replaced",
+]
 
 _numbers = itertools.count()
+_compilers: list[Callable] = []  # CompiledDAG, whose module imports this one
+
+
+def compile_by(compiler: Callable) -> None:
+    _compilers[:] = [compiler]
 
 
 class DAGNode:
@@ -91,13 +106,11 @@ class DAGNode:
         ``_max_inflight_executions`` (10): the limit of executions whose results are not fetched. ``_submit_timeout`` and
         ``_max_buffered_results`` have no effect: submission never waits, and results belong to their references.
         """
-        from shoal.dag._compiled import CompiledDAG
-
         if _overlap_gpu_communication:
             raise Unimplemented("no graph moves tensors between GPUs: _overlap_gpu_communication has nothing to overlap")
         if self._compiled:
             raise ValueError("this graph was compiled already: use what that returned, or bind another one")
-        compiled = CompiledDAG(self, _buffer_size_bytes, enable_asyncio, _max_inflight_executions)
+        compiled = _compilers[0](self, _buffer_size_bytes, enable_asyncio, _max_inflight_executions)
         self._compiled = True
         return compiled
 

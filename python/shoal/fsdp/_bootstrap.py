@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
-from shoal._actors.creation import ActorHandle
+from shoal._actors.handle import ActorHandle
 from shoal._core.process import state
-from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name, process_group_communicator
+from shoal._distributed.communicator import process_group_communicator
+from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._mesh import data_mesh
 
 
 @dataclass
@@ -59,8 +61,6 @@ def leave_all() -> None:
 
 def shard_actor_handles(mesh: DeviceMesh | None = None) -> list[ActorHandle]:
     """Handles of a mesh's ShardActors, by rank, to ``describe`` or to ``shoal.kill``. Raises InvalidArgument before the first forward."""
-    from shoal.fsdp._mesh import data_mesh
-
     data = data_mesh(mesh or default_mesh())
     actor = _state.actors.get((*data.key, data.index))
     if actor is None or not actor.members:

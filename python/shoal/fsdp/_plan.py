@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from shoal._core.budget import bytes_of
 from shoal._objects.tensors import long_lived
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
-from shoal.fsdp._budget import bytes_of
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._graph import Memory
 from shoal.fsdp._memory import state_bytes_to_come

@@ -22,12 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _native
-from shoal._actors.creation import ActorHandle, create_gang
+from shoal._actors.creation import create_gang
+from shoal._actors.handle import ActorHandle
+from shoal._actors.registry import kill
+from shoal._core.budget import bytes_of
 from shoal._core.process import session
-from shoal._driver.client import ObjectRef, get, kill
+from shoal._objects.refs import ObjectRef
+from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._budget import bytes_of
 from shoal.fsdp._graph import StepGraph, of_model
+from shoal.fsdp._graph_worker import GraphWorker
 
 __all__ = ["AdamW", "Handle", "Ranks", "Step", "place"]
 
@@ -389,8 +393,6 @@ def place(
     for name, function in (("model", model), ("batch", batch), ("loss", loss)):
         if not callable(function):
             raise TypeError(f"{name} is a function, not {type(function).__name__}")
-    from shoal.fsdp._graph_worker import GraphWorker  # here: it imports torch, which writing graphs does not need
-
     s, gang = session(), f"graph-{secrets.token_hex(4)}"
     resources = {"CPU": 1.0, **(resources_per_worker or {})}
     workers = create_gang(

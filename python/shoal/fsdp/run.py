@@ -10,16 +10,11 @@ from __future__ import annotations
 import sys
 
 from shoal._core import program
-
-
-def _install() -> None:
-    from shoal.fsdp import install
-
-    install()
+from shoal.fsdp import install
 
 
 def main(words: list[str]) -> None:
-    program.run(words, "shoal.fsdp.run", "torch's FSDP replaced by Shoal's", "SHOAL_FSDP", _install)
+    program.run(words, "shoal.fsdp.run", "torch's FSDP replaced by Shoal's", "SHOAL_FSDP", install)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from shoal.spmd import _traffic
-from shoal.spmd._sharding import Sharding
+from shoal.spmd._sharding import Sharding, parts_of
 from shoal.spmd._world import Piece, world
 
 
@@ -117,17 +115,3 @@ def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]],
 def _order(local: torch.Tensor) -> list[int]:
     """Returns a tensor's dimensions in memory order. A transposed matrix stays so when resharded, for products with the same bits."""
     return sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))
-
-
-def parts_of(shape: Sequence[int], sharding: Sharding) -> tuple[tuple[slice, ...], ...]:
-    """The ranges of each part of a tensor of this shape."""
-    return _parts_of(tuple(shape), sharding)
-
-
-@functools.lru_cache(maxsize=4096)
-def _parts_of(shape: tuple[int, ...], sharding: Sharding) -> tuple[tuple[slice, ...], ...]:
-    tile = sharding.tile(shape)
-    return tuple(
-        tuple(slice(min(i * chunk, n), min((i + 1) * chunk, n)) for i, chunk, n in zip(part, tile, shape, strict=True))
-        for part in itertools.product(*map(range, sharding.parts))
-    )

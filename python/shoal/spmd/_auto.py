@@ -25,8 +25,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
+from shoal._core.budget import bytes_of
 from shoal.exceptions import InvalidArgument
-from shoal.spmd import runtime
+from shoal.spmd import _devices
 from shoal.spmd._costs import Collective, Machine, Price, Prices, local_bytes
 from shoal.spmd._device import DEVICE
 from shoal.spmd._errors import MarkError
@@ -156,7 +157,7 @@ def auto_shard(
 
     Raises MarkError when SPMD is off, and InvalidArgument for a module whose forward reads values. It also raises InvalidArgument for a
     budget that no choice keeps, and names the smallest possible one."""
-    if apply and not runtime.is_spmd():
+    if apply and not _devices.is_spmd():
         raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin, or pass apply=False")
     args, kwargs = _arguments(example_inputs)
     plan = _planned(module, args, kwargs, mesh, memory_budget, optimizer_states, machine or Machine())
@@ -169,7 +170,7 @@ def auto_shard(
 
 
 def _print(plan: ShardingPlan) -> None:
-    if runtime.process_index() == 0:
+    if _devices.process_index() == 0:
         print(plan, file=sys.stderr)
 
 
@@ -182,7 +183,7 @@ def _planned(
     optimizer_states: int,
     machine: Machine,
 ) -> ShardingPlan:
-    budget = None if memory_budget is None else _bytes_of(memory_budget)
+    budget = None if memory_budget is None else bytes_of(memory_budget)
     training = module.training and any(p.requires_grad for p in module.parameters())
     with _Choosing():
         trace = record(module, args, kwargs, training)
@@ -212,17 +213,11 @@ def _arguments(example: Any) -> tuple[tuple, dict]:
     return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
 
 
-def _bytes_of(text: int | str) -> int:
-    from shoal.fsdp._budget import bytes_of
-
-    return bytes_of(text)
-
-
 def _meshes() -> list[Mesh]:
     """The program's mesh, or all meshes of two axes: (n, 1) first."""
     if get_global_mesh() is not None:
         return [get_global_mesh()]
-    n = runtime.global_runtime_device_count()
+    n = _devices.global_runtime_device_count()
     text = os.environ.get("XLA_AUTO_SPMD_MESH", "")
     if text:
         sizes = tuple(int(s) for s in text.split(",")) if re.fullmatch(r"\d+(,\d+)*", text) else ()

@@ -7,7 +7,6 @@ waits for its answer.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import sys
 import threading
@@ -20,16 +19,14 @@ from typing import Any
 
 import torch
 
-from shoal._actors.creation import ActorHandle, create_gang
-from shoal._core.process import started_by_node, state
-from shoal._driver import client
-from shoal.exceptions import Cancelled, InvalidArgument, ResourceExhausted, ShoalError, Unavailable
-from shoal.spmd import _world, runtime
+from shoal._actors.handle import ActorHandle
+from shoal._actors.registry import kill
+from shoal._core.process import state
+from shoal._objects.values import get, put, wait
+from shoal.exceptions import Cancelled, ShoalError, Unavailable
 from shoal.spmd._errors import located
-from shoal.spmd._replaying import Failure, Rank
+from shoal.spmd._replaying import Failure
 from shoal.spmd._traffic import line_of
-from shoal.spmd._world import OneProcess
-from shoal.train._ranks import environments
 
 Position = tuple[CodeType, int] | None  # code of the program, with an instruction in it
 _ITEMS = 200  # minimal size of a batch; idle ranks get one of _FEW
@@ -79,7 +76,7 @@ class Controller:
         return bool(self._under_way) and not all(r._ref.ready for r in self._under_way[-1].refs)
 
     def beside(self, value: torch.Tensor) -> int:
-        self._beside.append(client.put(value))
+        self._beside.append(put(value))
         return len(self._beside) - 1
 
     def flush(self) -> None:
@@ -113,7 +110,7 @@ class Controller:
         with self.lock:
             self.ask(("idle",))
             lines, self._lines = self._lines or [], None
-            found = client.get([rank.traced.remote() for rank in self._ranks])
+            found = get([rank.traced.remote() for rank in self._ranks])
         return self._collected, [[(name, a, b, "" if i is None else lines[i]) for name, a, b, i in spans] for spans in found]
 
     def wait(self) -> None:
@@ -164,14 +161,14 @@ class Controller:
         waiting, aborted = list(batch.refs), False
         while waiting:
             # Ranks would wait for a failed one in an operator.
-            ready, waiting = client.wait(waiting, timeout=_AGREE_S if failed else None)
+            ready, waiting = wait(waiting, timeout=_AGREE_S if failed else None)
             if not ready:
                 rank, aborted = min(failed), True
                 self._ranks[rank].abort.remote(f"rank {rank} failed: {failed[rank].error}")
-                ready, waiting = client.wait(waiting)
+                ready, waiting = wait(waiting)
             rank = batch.refs.index(ready[0])
             try:
-                found[rank], said[rank] = client.get(ready[0])
+                found[rank], said[rank] = get(ready[0])
             except ShoalError as error:
                 self._under_way.popleft()
                 error.context = (*error.context, f"rank {rank} of {len(batch.refs)}")
@@ -210,7 +207,7 @@ class Controller:
 
     def pids(self) -> list[int]:
         """The process ids of the ranks."""
-        return client.get([rank.pid.remote() for rank in self._ranks])
+        return get([rank.pid.remote() for rank in self._ranks])
 
     def end(self) -> None:
         """Runs the recorded items and ends the ranks. If that fails, the program's exit status is 1."""
@@ -222,7 +219,7 @@ class Controller:
             state.failed = True
         for rank in self._ranks:
             with contextlib.suppress(Exception):
-                client.kill(rank)
+                kill(rank)
 
 
 # ---- position of an operator in the program -------------------------------------------------------------------------------------------
@@ -251,51 +248,3 @@ def _file_and_line(at: Position) -> tuple[str, int]:
 
 def _line(at: Position) -> str:
     return "" if at is None else "line {1} of {0}".format(*_file_and_line(at))
-
-
-def begin(workers: int) -> None:
-    """Starts the ranks, which hold the tensors of the device from now on."""
-    from shoal.spmd._recording import Recorder
-
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InvalidArgument(
-            f"this process is rank {os.environ.get('RANK', '?')} of {os.environ['WORLD_SIZE']} already: each of them would drive workers",
-            hint="start one process, or leave workers= and SHOAL_SPMD_WORKERS out: each process has its devices then",
-        )
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise InvalidArgument(f"workers is {workers!r}", hint="give the number of processes that the program drives, from 1 on")
-    devices = _world.world().num_devices if os.environ.get("SHOAL_SPMD_DEVICES") else workers
-    if _world._world is not None and _world._world.num_devices != devices:
-        raise InvalidArgument(
-            f"the program has used its devices already, of which there are {_world._world.num_devices}: with {workers} workers there would "
-            f"be {devices}",
-            hint="call use_spmd before anything else of shoal.spmd, or set SHOAL_SPMD_DEVICES",
-        )
-    if devices % workers:
-        raise InvalidArgument(
-            f"SHOAL_SPMD_DEVICES is {devices}, which {workers} workers cannot share equally",
-            hint="leave it unset for one device per worker, or give a multiple of their number",
-        )
-    if state.session is None:
-        # A private cluster has room for all ranks: CPUs are logical.
-        own = not started_by_node() and not client.joined(None, os.environ.get("SHOAL_HOME", ""))
-        client.init(num_cpus=max(workers, len(os.sched_getaffinity(0))) if own else None)
-    # The ranks get equal data by construction, so they need not compare it.
-    env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": "", "SHOAL_SPMD_VERIFY": "0"}
-    env |= {"SHOAL_TIMEOUT": os.environ["SHOAL_TIMEOUT"]} if "SHOAL_TIMEOUT" in os.environ else {}
-    try:
-        ranks = create_gang(Rank, workers, resources={"CPU": 1.0}, torch=True, refuse_infeasible=True, env=env, name="spmd")
-    except ResourceExhausted as error:
-        if state.cluster is not None:  # no node will join a private cluster
-            error.hint = f"CPUs are logical: begin with shoal.init(num_cpus={workers})"
-        raise
-    given = environments(client.get([rank.place.remote() for rank in ranks]))
-    client.get([rank.begin.remote(env) for rank, env in zip(ranks, given, strict=True)])
-    _world._world, _world.controller = OneProcess(devices), Recorder(ranks)
-    state.ending.append(end)
-
-
-def end() -> None:
-    controller, _world.controller, runtime._spmd = _world.controller, None, False
-    if controller is not None:
-        controller.end()

@@ -8,37 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate
 
-from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.spmd._auto import choose_at_first_call
 from shoal.spmd._device import DEVICE
-from shoal.spmd._marking import XLAShardedTensor, mark_freely, mark_sharding, sharding_for
+from shoal.spmd._marking import XLAShardedTensor, mark_sharding
 from shoal.spmd._mesh import Mesh
-from shoal.spmd._sharding import Spec, axes_of
+from shoal.spmd._placements import convert_to_xla_partition_spec
 from shoal.spmd._tensor import Tensor
-
-
-class _DimError(InvalidArgument, IndexError):
-    """The placement names a dimension that the tensor does not have."""
 
 
 def convert_to_xla_mesh(mesh: DeviceMesh) -> Mesh:
     """Returns a Mesh of the same devices; its axes have names if the mesh's dimensions do."""
     return Mesh(mesh.mesh.flatten().tolist(), tuple(mesh.mesh.shape), mesh.mesh_dim_names)
-
-
-def convert_to_xla_partition_spec(rank: int, placements: Sequence[Placement]) -> tuple:
-    """Returns a partition spec. Placement i is for axis i of the mesh; entry d of a spec names the axes that split dimension d."""
-    axes: list[list[int]] = [[] for _ in range(rank)]
-    for axis, p in enumerate(placements):
-        if isinstance(p, Shard):
-            if not -rank <= p.dim < rank:
-                raise _DimError(f"{p} names dimension {p.dim}, but the tensor has {rank}")
-            axes[p.dim].append(axis)
-        elif not isinstance(p, Replicate):
-            raise InvalidArgument(f"placement {p} is not supported on a mesh of type xla", hint="use Shard(dim) or Replicate()")
-    return tuple(None if not a else a[0] if len(a) == 1 else tuple(a) for a in axes)
 
 
 def xla_distribute_tensor(t: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None = None) -> XLAShardedTensor:
@@ -72,21 +54,3 @@ def xla_distribute_module(
     if output_fn is not None:
         module.register_forward_hook(lambda mod, inputs, outputs: output_fn(outputs, device_mesh))
     return module
-
-
-def placements_of(mesh: Mesh, spec: Spec) -> tuple[Placement, ...]:
-    """Returns a placement per axis of the mesh."""
-    dim_of = {axis: dim for dim, axes in enumerate(axes_of(mesh, spec)) for axis in axes}
-    return tuple(Shard(dim_of[axis]) if axis in dim_of else Replicate() for axis in range(len(mesh.mesh_shape)))
-
-
-def redistributed(t: XLAShardedTensor, mesh: Mesh, placements: Sequence[Placement]) -> XLAShardedTensor:
-    """Returns a copy with these placements."""
-    if len(placements) != len(mesh.mesh_shape):
-        raise InvalidArgument(f"{len(placements)} placements for a mesh of {len(mesh.mesh_shape)} axes", hint="give one per axis")
-    if any(p.is_partial() for p in placements):
-        raise Unimplemented("redistribute to Partial is not there", hint="use Shard(dim) or Replicate()")
-    spec = convert_to_xla_partition_spec(t.dim(), placements)
-    copied = Tensor(t._box).clone()
-    mark_freely(copied, sharding_for(mesh, spec, t.dim()))
-    return XLAShardedTensor(copied, mesh.mesh_shape, spec, mesh=mesh)

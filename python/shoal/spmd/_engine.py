@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from shoal.spmd import _rules, _rules_indexing, _rules_layers, _traffic, _world  # noqa: F401  they register rules
-from shoal.spmd._array import Array, note, parts_of
+from shoal.spmd._array import Array, note
 from shoal.spmd._operator import Form, Operator, flatten, operator_of, unflatten
 from shoal.spmd._rules import COMBINED, Grid, Plan, Steps
-from shoal.spmd._sharding import Sharding
+from shoal.spmd._sharding import Sharding, parts_of
 from shoal.spmd._world import world
 
 _replicated: Counter[str] = Counter()

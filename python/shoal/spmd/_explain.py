@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from shoal.spmd import _traffic
-from shoal.spmd._array import parts_of
 from shoal.spmd._errors import MarkError
+from shoal.spmd._sharding import parts_of
 from shoal.spmd._tensor import Tensor
 
 

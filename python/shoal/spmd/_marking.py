@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.exceptions import InvalidArgument
-from shoal.spmd import runtime
-from shoal.spmd._array import Array, parts_of
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.spmd import _devices
+from shoal.spmd._array import Array
 from shoal.spmd._errors import MarkError, SpecError
 from shoal.spmd._mesh import Mesh
-from shoal.spmd._sharding import Sharding, ShardingType, Spec
+from shoal.spmd._placements import convert_to_xla_partition_spec, placements_of
+from shoal.spmd._sharding import Sharding, ShardingType, Spec, parts_of
 from shoal.spmd._tensor import Box, Tensor
 from shoal.spmd._world import world
 
@@ -87,17 +88,20 @@ class XLAShardedTensor(Tensor):
     @property
     def placements(self) -> tuple:
         """Per axis of the mesh, torch's Shard or Replicate."""
-        from shoal.spmd._distribute import placements_of
-
         if self._mesh is None or self.partition_spec is None:
             raise InvalidArgument("the result of an operator has no placements", hint="mark it with mark_sharding")
         return placements_of(self._mesh, self.partition_spec)
 
     def redistribute(self, mesh: Mesh, placements: Any) -> XLAShardedTensor:
         """Returns a copy with these placements, one per axis of the mesh."""
-        from shoal.spmd._distribute import redistributed
-
-        return redistributed(self, mesh, placements)
+        if len(placements) != len(mesh.mesh_shape):
+            raise InvalidArgument(f"{len(placements)} placements for a mesh of {len(mesh.mesh_shape)} axes", hint="give one per axis")
+        if any(p.is_partial() for p in placements):
+            raise Unimplemented("redistribute to Partial is not there", hint="use Shard(dim) or Replicate()")
+        spec = convert_to_xla_partition_spec(self.dim(), placements)
+        copied = Tensor(self._box).clone()
+        mark_freely(copied, sharding_for(mesh, spec, self.dim()))
+        return XLAShardedTensor(copied, mesh.mesh_shape, spec, mesh=mesh)
 
     def load_local_shards_(self, shards: list[XLAShard]) -> None:
         """Writes the shards of this process's devices, in order, into the tensor. All processes must call it. Raises MarkError on all
@@ -177,7 +181,7 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShard
     """Splits ``t`` in place: entry i of the spec names the mesh axes (a name, an index, a tuple of them, or None) that split dimension i.
     Returns ``t`` as an XLAShardedTensor. Follows torch_xla.distributed.spmd.mark_sharding; raises SpecError, ValueError or MarkError."""
     _tensor(t, "mark_sharding")
-    if not runtime.is_spmd():
+    if not _devices.is_spmd():
         raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin")
     sharding = sharding_for(mesh, partition_spec, t.dim())
     box = t._box
@@ -197,7 +201,7 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShard
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """Makes ``t`` whole on every device and returns it."""
     box = _tensor(t, "clear_sharding")._box
-    box.lay(Sharding.replicated(t.dim(), runtime.global_runtime_device_count()))
+    box.lay(Sharding.replicated(t.dim(), _devices.global_runtime_device_count()))
     box.mark = None
     return t.global_tensor if isinstance(t, XLAShardedTensor) else t
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.spmd import runtime
+from shoal.spmd import _devices
 from shoal.spmd._errors import MeshError
 from shoal.spmd._sharding import Sharding, Spec
 
@@ -23,7 +23,7 @@ class Mesh:
         ids = np.asarray(device_ids if isinstance(device_ids, np.ndarray) else list(device_ids))
         shape = tuple(int(n) for n in mesh_shape)
         names = None if axis_names is None else tuple(axis_names)
-        devices = runtime.global_runtime_device_count()
+        devices = _devices.global_runtime_device_count()
         if ids.ndim != 1:
             raise MeshError(f"device ids are an array of shape {ids.shape}", hint="pass a flat list: mesh_shape gives the shape")
         if len(ids) != math.prod(shape):
@@ -93,5 +93,5 @@ def get_global_mesh() -> Mesh | None:
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:
     """Returns a mesh of all devices along one axis."""
-    n = runtime.global_runtime_device_count()
+    n = _devices.global_runtime_device_count()
     return Mesh(np.arange(n), (n,), None if axis_name is None else (axis_name,))

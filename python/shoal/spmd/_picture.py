@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from shoal.spmd._array import parts_of
-from shoal.spmd._sharding import Sharding
+from shoal.spmd._sharding import Sharding, parts_of
 
 LONG, SHORT = 400, 64  # px: the longer side of a panel, and the minimum of the shorter one
 LEFT, TOP, GAP, ROW = 56, 66, 28, 1000  # px: margins, space between panels, width of a row of panels

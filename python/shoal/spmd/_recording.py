@@ -17,14 +17,14 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shoal.exceptions import Unimplemented
-from shoal.spmd._array import Array, parts_of
+from shoal.spmd._array import Array
 from shoal.spmd._controller import Controller, Position, called_from
 from shoal.spmd._device import DEVICE
 from shoal.spmd._operator import Operator, flatten
+from shoal.spmd._patched import SPECIAL  # with the operator that this module adds
 from shoal.spmd._replaying import CONSTANT, LIST, TENSOR, VALUE, Large, Small, Stream, state_bytes, state_tensor
-from shoal.spmd._sharding import Sharding
+from shoal.spmd._sharding import Sharding, parts_of
 from shoal.spmd._tensor import (
-    SPECIAL,
     Box,
     Parameter,
     Tensor,

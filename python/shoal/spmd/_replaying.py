@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from shoal._driver.client import get
+from shoal._objects.values import get
 from shoal.exceptions import Internal
-from shoal.spmd import _engine, _tensor, _traffic, runtime
+from shoal.spmd import _devices, _engine, _tensor, _traffic
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import Processes, world
 from shoal.train._ranks import Place, here
@@ -343,7 +343,7 @@ class Rank:
         """Joins the other ranks; the environment is a launcher's."""
         _keep_freed_memory()
         os.environ.update(environment)
-        runtime.use_spmd()
+        _devices.begin()
         _tensor.checks = False
         self._replay = Replay()
 

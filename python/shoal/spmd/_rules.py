@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from shoal.spmd._array import Array, parts_of
-from shoal.spmd._sharding import Sharding
+from shoal.spmd._array import Array
+from shoal.spmd._sharding import Sharding, parts_of
 
 aten = torch.ops.aten
 Label = int | str | None

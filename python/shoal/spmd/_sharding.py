@@ -206,3 +206,17 @@ def _axes_of(mesh: Mesh, entry: object, spec: Spec) -> tuple[int, ...]:
             hint=f"use an index up to {len(mesh.mesh_shape) - 1}",
         )
     return (index,)
+
+
+def parts_of(shape: Sequence[int], sharding: Sharding) -> tuple[tuple[slice, ...], ...]:
+    """The ranges of each part of a tensor of this shape."""
+    return _parts_of(tuple(shape), sharding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts_of(shape: tuple[int, ...], sharding: Sharding) -> tuple[tuple[slice, ...], ...]:
+    tile = sharding.tile(shape)
+    return tuple(
+        tuple(slice(min(i * chunk, n), min((i + 1) * chunk, n)) for i, chunk, n in zip(part, tile, shape, strict=True))
+        for part in itertools.product(*map(range, sharding.parts))
+    )

@@ -10,17 +10,17 @@ import torch
 from torch import nn, serialization
 
 from shoal.exceptions import Unimplemented
-from shoal.spmd import runtime
+from shoal.spmd import _devices
 from shoal.spmd._device import DEVICE
 
 
 def _compile(compile: Callable) -> Callable:
     @functools.wraps(compile)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        if not runtime.is_spmd():
+        if not _devices.is_spmd():
             return compile(*args, **kwargs)
         made = compile(*args, **{**kwargs, "backend": "eager"})  # other backends would be imported at once, and never called
-        runtime.run_eagerly()
+        _devices.run_eagerly()
         return made
 
     return compiled

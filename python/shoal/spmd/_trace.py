@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd import _world, runtime
+from shoal.spmd import _devices, _world
 from shoal.spmd._array import Array
 from shoal.spmd._device import DEVICE
 from shoal.spmd._sharding import Sharding
@@ -83,7 +83,7 @@ class Trace:
 def _twin(t: torch.Tensor, requires_grad: bool = False) -> Tensor:
     """Returns a tensor of the device like ``t``, without memory."""
     stored = torch.empty_strided(t.shape, _strides(t), dtype=t.dtype, device="meta")
-    return Tensor(Box(Array.whole(stored, runtime.global_runtime_device_count())), requires_grad)
+    return Tensor(Box(Array.whole(stored, _devices.global_runtime_device_count())), requires_grad)
 
 
 def _strides(t: torch.Tensor) -> Sequence[int]:
@@ -146,7 +146,7 @@ class _Recorder(TorchDispatchMode):
             made = tree_map(lambda t: _twin(t) if isinstance(t, torch.Tensor) else t, func(*args, **kwargs))
             for t in tree_flatten(made)[0]:
                 if isinstance(t, Tensor):
-                    self.number(t, Sharding.replicated(t.dim(), runtime.global_runtime_device_count()))
+                    self.number(t, Sharding.replicated(t.dim(), _devices.global_runtime_device_count()))
             return made
         args, kwargs = tree_map(self._there, (args, kwargs))
         flat, tree = tree_flatten((args, kwargs))
@@ -266,7 +266,7 @@ def record(module: nn.Module, args: tuple, kwargs: dict, training: bool) -> Trac
 def _lying(t: torch.Tensor) -> Sharding:
     if isinstance(t, Tensor):
         return t._box.array.sharding
-    return Sharding.replicated(t.dim(), runtime.global_runtime_device_count())
+    return Sharding.replicated(t.dim(), _devices.global_runtime_device_count())
 
 
 def input_name(args: tuple, kwargs: dict, place: int) -> str:

@@ -303,8 +303,8 @@ class Unit:
     """One wrapped module."""
 
     def __init__(self, module: nn.Module):
-        from shoal.fsdp import fully_shard
-        from shoal.fsdp._collect import state_of
+        from shoal.fsdp import fully_shard  # late: loads shoal.fsdp, which other programs of shoal.spmd do not need
+        from shoal.fsdp._collect import state_of  # late: as above
 
         self.module = module
         self._tree = ModuleTree(module)

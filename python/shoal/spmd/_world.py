@@ -15,18 +15,16 @@ import threading
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from shoal import collective
 from shoal.exceptions import InvalidArgument
 from shoal.spmd import _process_group
 from shoal.spmd._errors import DivergedError
-
-if TYPE_CHECKING:
-    from shoal.collective import Group
-    from shoal.spmd._sharding import Sharding
+from shoal.spmd._sharding import Sharding, parts_of
 
 Ranges = tuple[slice, ...]
 
@@ -70,8 +68,6 @@ class World:
         return tuple(sorted({sharding.position(d) for d in self.devices}))
 
     def _transfer(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Transfer:
-        from shoal.spmd._array import parts_of
-
         plan = Transfer(sends=[[] for _ in range(self.num_processes)], receives=[[] for _ in range(self.num_processes)])
         there, here = parts_of(shape, source), parts_of(shape, target)
         holders = [sorted({self.process_of(d) for d in source.holders(s)}) for s in range(len(there))]
@@ -139,8 +135,6 @@ class Processes(World):
 
     def begin(self) -> None:
         """Forms the group, and adopts rank 0's random states, because there is one stream."""
-        from shoal import collective
-
         states = json.dumps([torch.get_rng_state().tolist(), _plain(np.random.get_state()), random.getstate()]).encode()
         length = collective.broadcast(torch.tensor([len(states)]), group=self._group, label="use_spmd").item()
         sent = torch.frombuffer(bytearray(states if self.rank == 0 else length), dtype=torch.uint8)
@@ -150,9 +144,7 @@ class Processes(World):
         random.setstate((pythons[0], tuple(pythons[1]), pythons[2]))
 
     @functools.cached_property
-    def _group(self) -> Group:
-        from shoal import collective
-
+    def _group(self) -> collective.Group:
         _process_group.ensure()
         return collective.group()
 
@@ -161,8 +153,6 @@ class Processes(World):
         self._group.abort(cause)
 
     def travel(self, sent, expected, dtype, label):
-        from shoal import collective
-
         sizes = [sum(map(_count, shapes)) for shapes in expected]
         flat = [t.reshape(-1) for ts in sent for t in ts]
         buffer = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
@@ -179,8 +169,6 @@ class Processes(World):
         return found
 
     def all_reduce(self, value, label):
-        from shoal import collective
-
         return collective.all_reduce(value, group=self._group, label=label)
 
     @property
@@ -188,8 +176,6 @@ class Processes(World):
         return os.environ.get("SHOAL_SPMD_VERIFY", "1") not in ("0", "false", "off", "no")
 
     def verify(self, what, digest):
-        from shoal import collective
-
         mine = torch.tensor([digest], dtype=torch.int64)
         found = collective.all_gather(mine, group=self._group, label="verification").tolist()
         if found.count(digest) == len(found):
@@ -213,8 +199,6 @@ class Processes(World):
             self.verify(lambda: f"the state of torch's random generator before {label}", digest(state))
 
     def passed(self, value):
-        from shoal import collective
-
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         lengths = collective.all_gather(torch.tensor([len(mine)]), group=self._group, label="passed").tolist()
         sent = collective.all_gather(mine, sizes=lengths, group=self._group, label="passed")

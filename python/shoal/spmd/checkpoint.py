@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_map
 
 from shoal.exceptions import InvalidArgument
 from shoal.spmd import _process_group
-from shoal.spmd._array import Array, parts_of
+from shoal.spmd._array import Array
+from shoal.spmd._sharding import parts_of
 from shoal.spmd._tensor import Box, Tensor
 from shoal.spmd._world import world
 

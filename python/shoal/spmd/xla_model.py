@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from shoal.spmd import _world, runtime
 from shoal.spmd._device import DEVICE
+from shoal.spmd._loading import Loaded, placed_on_device, verify
 from shoal.spmd._world import world
 
 
@@ -98,10 +99,8 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
 def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) -> Any:
     """Copies host tensors to the device, with ``input_sharding`` (a ShardingSpec)."""
-    from shoal.spmd.parallel_loader import Loaded, _placed, verify
-
     loaded: list[Loaded] | None = [] if world().verifies else None
-    placed = _placed(data, input_sharding, loaded)
+    placed = placed_on_device(data, input_sharding, loaded)
     verify(loaded)
     return placed
 

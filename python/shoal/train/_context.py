@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from shoal._actors.creation import ActorHandle
+from shoal._actors.handle import ActorHandle
+from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument
 
 
@@ -68,7 +69,5 @@ def report(metrics: dict[str, Any]) -> None:
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")
     if _Here.driver is None:
         return
-    from shoal._driver.client import get
-
     _Here.reports += 1
     get(_Here.driver.report.remote(int(os.environ["RANK"]), _Here.reports, metrics))

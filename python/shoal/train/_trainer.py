@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal._actors.creation import ActorHandle, create_gang
+from shoal._actors.creation import create_gang
+from shoal._actors.handle import ActorHandle
+from shoal._actors.registry import kill
 from shoal._core import serialize
 from shoal._core.process import session, state
-from shoal._driver.client import ObjectRef, kill
-from shoal._objects.refs import load
+from shoal._objects.refs import ObjectRef, load
 from shoal._runtime_env import environment
 from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented
 from shoal.train._ranks import environments

@@ -7,7 +7,7 @@ import sys
 import traceback
 from typing import Any
 
-from shoal._actors.creation import ActorHandle
+from shoal._actors.handle import ActorHandle
 from shoal._core.process import session
 from shoal.exceptions import TaskError
 from shoal.train._context import _Here

@@ -2,7 +2,7 @@
 arrival (``as_completed``, ``map_unordered``), and a check of values that cannot be sent (``inspect_serializability``).
 Names are Ray's."""
 
-from shoal._actors.creation import list_named_actors
+from shoal._actors.registry import list_named_actors
 from shoal.util import accelerators, scheduling_strategies
 from shoal.util._helpers import (
     as_completed,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from shoal._core import serialize
 from shoal._core.process import session
-from shoal._driver.client import get, wait
 from shoal._objects.refs import ObjectRef
+from shoal._objects.values import get, wait
 
 __all__ = ["as_completed", "disable_log_once_globally", "get_node_ip_address", "inspect_serializability", "log_once", "map_unordered"]
 

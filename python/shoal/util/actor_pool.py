@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from shoal._driver.client import get, wait
 from shoal._objects.refs import ObjectRef
+from shoal._objects.values import get, wait
 from shoal.exceptions import ActorDiedError, OutOfMemoryError
 
 __all__ = ["ActorPool"]

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoal._driver.cluster import cluster_resources, is_initialized
+from shoal._driver.init import init
+from shoal.util.multiprocessing import Pool
+
 __all__ = ["register_ray"]
 
 
@@ -21,9 +25,6 @@ def register_ray() -> None:
 def _backend(ray_remote_args: dict[str, Any] | None = None, **options: Any):
     from joblib._parallel_backends import MultiprocessingBackend
     from joblib.parallel import FallbackToBackend, SequentialBackend
-
-    from shoal._driver.client import cluster_resources, init, is_initialized
-    from shoal.util.multiprocessing import Pool
 
     class Backend(MultiprocessingBackend):
         def effective_n_jobs(self, n_jobs: int | None) -> int:

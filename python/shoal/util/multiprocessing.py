@@ -14,10 +14,13 @@ from itertools import islice
 from multiprocessing import TimeoutError
 from typing import Any
 
-from shoal._actors.creation import ActorClass
+from shoal._actors.actor_class import ActorClass
 from shoal._actors.handle import ActorHandle
-from shoal._driver.client import cluster_resources, get, init, is_initialized, kill, wait
+from shoal._actors.registry import kill
+from shoal._driver.cluster import cluster_resources, is_initialized
+from shoal._driver.init import init
 from shoal._objects.refs import ObjectRef, when_ready_for_pools
+from shoal._objects.values import get, wait
 from shoal.exceptions import ActorHandleNotFoundError
 
 __all__ = ["AsyncResult", "Pool", "TimeoutError"]

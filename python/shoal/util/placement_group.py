@@ -11,7 +11,8 @@ from shoal._actors.placement import check_resource_name, label_matches
 from shoal._core import serialize
 from shoal._core.ids import PlacementGroupID
 from shoal._core.process import session, state
-from shoal._driver.client import ObjectRef, get
+from shoal._objects.refs import ObjectRef
+from shoal._objects.values import get
 from shoal.exceptions import GetTimeoutError, Unimplemented
 
 __all__ = [

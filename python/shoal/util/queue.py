@@ -7,9 +7,10 @@ import queue
 from collections.abc import Iterable
 from typing import Any
 
-from shoal._actors.creation import remote
+from shoal._actors.registry import kill
 from shoal._core.numbers import whole
-from shoal._driver.client import get, kill, wait
+from shoal._driver.remote import remote
+from shoal._objects.values import get, wait
 
 __all__ = ["Empty", "Full", "Queue"]
 

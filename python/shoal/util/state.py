@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _native
-from shoal._core.process import binary, state
+from shoal._core.local_cluster import binary
+from shoal._core.process import state
 from shoal._driver.http import Http
 from shoal._objects.refs import ObjectRef
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplemented

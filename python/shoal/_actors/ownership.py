@@ -1,0 +1,286 @@
+"""The count of an actor's handles, and the request to end an actor that has none left.
+
+An actor ends with its last counted handle on any node (``ActorOwnership``). The creator's handle and its copies count, those of
+``get_actor`` do not. While only the creating process has handles, none is counted. When the first one leaves it, an object without a
+value represents the actor, and each handle carries a counted reference to that object. When the object is freed, the creating process
+asks the actor to end. An actor counts the handles that it gave away of itself in the same way. It ends once it was asked to and they are
+gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
+
+from shoal import _native
+from shoal._actors.calls import RELEASE, pack_call
+from shoal._core import serialize
+from shoal._core.context import running
+from shoal._core.process import session as _session
+from shoal._core.process import state
+from shoal._objects.refs import ObjectRef, load, new_object_id, when_ready
+from shoal._objects.values import wait
+from shoal.exceptions import ActorDiedError, ActorUnavailableError, NotFound, ObjectLostError, ResourceExhausted, TaskCancelledError
+
+if TYPE_CHECKING:
+    from shoal._actors.handle import ActorHandle, _Actor
+
+__all__ = ["ActorOwnership", "LifetimeToken", "actor_ownership"]
+
+_END_S = 5.0  # limit for the release thread's work at the session's end
+
+
+class LifetimeToken(NamedTuple):
+    """The object that represents an actor, with a reference to it."""
+
+    ref: _native.Ref
+    object_id: str
+    place: str  # place of the process whose node counts
+
+
+def _lifetime_token(session: _native.Session) -> LifetimeToken:
+    object_id, place = new_object_id(), session.place
+    return LifetimeToken(session.hold(object_id, place), object_id, place)
+
+
+class _Made(NamedTuple):
+    """An actor that ends when no handle is left. ``stand``: id and place of the object that represents it, if it is counted."""
+
+    id: str
+    class_name: str
+    restarts: bool
+    token: tuple[str, str] | None = None
+
+
+class _Keeps:
+    """Unpickles as an empty tuple; the value that contains it keeps ``refs`` alive."""
+
+    def __init__(self, refs: list[_native.Ref]):
+        self.refs = refs
+
+    def __reduce__(self):
+        for ref in self.refs:
+            serialize.note_ref(ref)
+        return tuple, ()
+
+
+class ActorOwnership:
+    """The actors that this process asks to end: those that it made, and those adopted from a process that is gone. Its thread does the work
+    that must not run in a handle's ``__del__``. Thread-safe."""
+
+    MAX_REPORTED = 1000  # number of remembered requests to end
+    AGAIN_S = 1.0  # pause before an overloaded actor is asked again
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self) -> None:
+        self._queue: SimpleQueue = SimpleQueue()
+        self._lock = threading.RLock()  # reentrant: a handle's __del__, or user code run by the GC, may interrupt its holder
+        self._thread: threading.Thread | None = None
+        self._made: dict[str, _Made] = {}
+        self._kept: dict[str, list[_native.Ref]] = {}  # references of restartable actors
+        self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
+        self._held: WeakValueDictionary[str, _Actor] = WeakValueDictionary()  # the counted state of handles, for actors in _made
+        self.put = self._queue.put  # takes (session, actor, token) of a dropped handle; callable anywhere
+
+    def begin(self) -> None:
+        if self._thread is not None:
+            return
+        with self._lock:
+            thread = threading.Thread(target=self._run, args=(self._queue,), daemon=True, name="shoal-released")
+            if self._thread is None:
+                self._thread = thread
+                thread.start()
+                state.ending.append(self.end)
+
+    def settle(self) -> None:
+        """Returns when all handles dropped so far have been handled."""
+        if self._thread is not None:
+            told = threading.Event()
+            self._queue.put(told)
+            told.wait(_END_S)
+
+    def is_alive(self, handle: ActorHandle) -> bool:
+        """False once this process has learnt of the actor's death."""
+        return not _session().dead(handle._shoal_actor.id)
+
+    def keep_on(self, handle: ActorHandle) -> bool:
+        """True if an actor that was found by name stays alive. If this process made it, ``handle`` counts as one more. A request to end
+        that the actor has not begun is cancelled; the actor then ends with ``handle``."""
+        if (held := self._held.get(handle._shoal_actor.id)) is not None:
+            handle._shoal_actor = held
+            return self.is_alive(handle)
+        self.settle()
+        session, actor = _session(), handle._shoal_actor
+        told = next((told for told in reversed(tuple(self._told)) if told[0].id == actor.id), None)
+        if told is None:
+            return self.is_alive(handle)
+        made, ref = told
+        session.cancel(ref._ref, False, False)
+        wait([ref], timeout=_END_S)
+        try:
+            if ref._ref.ready:
+                load(ref)
+        except TaskCancelledError:
+            with contextlib.suppress(ValueError):
+                self._told.remove(told)
+            self.add(actor, made.restarts, None)
+        except ActorDiedError:  # reported by the actor or its node
+            return False
+        except Exception:
+            return self.is_alive(handle)
+        return True
+
+    def end(self) -> None:
+        """Returns when the release thread no longer uses the session."""
+        thread, self._thread = self._thread, None
+        self.put(None)
+        self._made.clear()
+        self._kept.clear()
+        self._told.clear()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_END_S)
+
+    def add(self, actor: _Actor, restarts: bool, kept: list[_native.Ref] | None) -> None:
+        self.begin()
+        self._made[actor.id] = _Made(actor.id, actor.class_name, restarts)
+        if kept:
+            self._kept[actor.id] = kept
+        self._held[actor.id] = actor
+        actor.counts = _session()
+
+    def token_for(self, actor: _Actor) -> LifetimeToken | None:
+        """Starts counting when a handle of an actor made here first leaves this process. Returns None in a forked child."""
+        with self._lock:
+            made = self._made.get(actor.id)
+            if actor.token is not None or made is None:
+                return actor.token
+            token = _lifetime_token(actor.counts)
+            if actor.token is not None:  # set meanwhile by code that the GC ran
+                return actor.token
+            actor.token = token
+            self._made[actor.id] = made = made._replace(token=actor.token[1:])
+        self._watch(actor.counts, made)
+        return actor.token
+
+    def own_token(self) -> LifetimeToken:
+        """Returns the object that counts the handles that this process's actor gives away of itself."""
+        with self._lock:
+            if running.token is None:
+                token = _lifetime_token(_session())
+                running.token = running.token or token
+            return running.token
+
+    def may_end(self, actor_id: str, class_name: str) -> bool:
+        """True if this process's actor may end, as it was asked to. If not, it is asked again once the handles that it gave away of itself
+        are gone. Several processes may ask it."""
+        with self._lock:
+            if actor_id in self._made:
+                return False
+            token, running.token = running.token, None
+            if token is None:
+                return True
+            made = self._made[actor_id] = _Made(actor_id, class_name, False, token[1:])
+        self.begin()
+        self._watch(_session(), made)
+        return False
+
+    def all(self) -> list[_Made]:
+        """The actors that another process is to adopt, including those that have not answered a request to end."""
+        return [*tuple(self._made.values()), *(made for made, ref in tuple(self._told) if not ref._ref.ready)]
+
+    def hand_over(self) -> tuple[list[_Made], _Keeps]:
+        """The actors that this process leaves, and the references needed to make them again."""
+        kept = [ref for refs in tuple(self._kept.values()) for ref in refs]
+        return self.all(), _Keeps(kept)
+
+    def adopt(self, session: _native.Session, made: list[_Made], words: ObjectRef) -> None:
+        """Takes over actors of a process that ends. It removes them from ``made`` one by one, so that it may be called again after it
+        raised (the head is away). Actors without a handle outside of that process end. ``words``: the value that contained ``made``; it
+        keeps the references needed to make them again."""
+        self.begin()
+        if any(actor.restarts for actor in made):
+            words._publish()  # this process may have to pass it on
+        while made:
+            actor = made[0]
+            with contextlib.suppress(NotFound):  # already removed there
+                session.know(actor.id, actor.class_name)
+                self._made[actor.id] = actor
+                if actor.restarts:
+                    self._kept[actor.id] = [words._ref]
+                if actor.token is None:
+                    self.put((session, actor.id, None))
+                else:
+                    self._watch(session, actor)
+            del made[0]
+
+    def _watch(self, session: _native.Session, made: _Made) -> None:
+        """Waits until an object that is never put is freed. The fetch names no owner, because the owner may be gone."""
+        object_id, place = made.token
+        ref = ObjectRef(session.fetch(object_id, "0" * 16 + place[16:]))
+        when_ready(ref, lambda: self._freed(session, made, ref))
+
+    def _freed(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:
+        try:
+            load(ref)
+        except ObjectLostError as error:
+            if error.reason == "ObjectFreed":
+                self.put((session, made.id, None))
+            elif error.reason in ("ObjectLetGo", "ObjectLost"):  # freed here, not on the counting node, or that node is unreachable
+                with contextlib.suppress(Exception):
+                    self._watch(session, made)
+        except Exception:  # the counting process is gone or the job has ended; the actor ends as well
+            pass
+
+    def _run(self, queue: SimpleQueue) -> None:
+        while (released := queue.get()) is not None:
+            if isinstance(released, threading.Event):
+                released.set()
+                continue
+            session, actor_id, token = released
+            if session is state.session:  # false after the job, and in a forked child, whose parent has the actor
+                with contextlib.suppress(Exception):  # the session may be closed meanwhile
+                    if token is None:
+                        self._tell(session, actor_id)
+                    else:  # unanswered calls still need the handle's reference
+                        session.keep_until_answered(actor_id, token.ref)
+            released = session = token = None
+
+    def _tell(self, session: _native.Session, actor_id: str) -> None:
+        """Asks an actor to end after the calls made so far."""
+        made = self._made.pop(actor_id, None)
+        if made is None:
+            return
+        with contextlib.suppress(Exception):  # the head is away: the request is sent once the actor is placed
+            if session.withdraw(actor_id):
+                self._kept.pop(actor_id, None)
+                return
+        ref = ObjectRef(session.call(actor_id, RELEASE, *pack_call((), {})))
+        self._told.append((made, ref))
+        when_ready(ref, lambda: self._tell_again(session, made, ref))
+
+    def _tell_again(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:
+        """Repeats a request that failed: the connection broke, the actor was restarted, or it has too many calls."""
+        try:
+            load(ref)
+        except (ActorUnavailableError, ResourceExhausted) as error:
+            self._made[made.id] = made
+            pause = 0.0 if isinstance(error, ActorUnavailableError) else self.AGAIN_S
+            later = threading.Timer(pause, self.put, ((session, made.id, None),))
+            later.daemon = True
+            later.start()
+            return
+        except TaskCancelledError:  # a new handle exists (keep_on)
+            return
+        except Exception:
+            pass
+        self._kept.pop(made.id, None)  # it has ended, or will end without a restart
+
+
+actor_ownership = ActorOwnership()
+os.register_at_fork(after_in_child=actor_ownership.forget)
