@@ -97,13 +97,21 @@ def test_folders_have_few_files() -> None:
 
 
 def test_python_modules_import_in_one_direction() -> None:
-    advice = "Modules of shoal import each other in a circle. Move what both need into a module below them."
+    advice = "Modules of shoal import each other in a circle, at the top or inside functions. Move what both need into a module below them."
     demand(ratchet.of_circles(*project()), advice)
     advice = (
-        "A function imports a module of shoal: the order of the layers is hidden in it. Import at the top of the file; if that is a "
-        "circle, move what both need into a module below them."
+        "A function imports a module of shoal: the order of the layers is hidden in it. Import at the top of the file. Where the import "
+        "has to be late, end its line with `# late: ` and the reason."
     )
     demand(ratchet.of_counts(*project(), "hidden_imports"), advice)
+
+
+def test_python_imports_follow_the_order_of_the_layers() -> None:
+    advice = (
+        "A module of shoal imports from its own layer or one above (LAYERS in tests/tidy/survey.py). Move what both need down, pass a "
+        "callable down, or let the upper module register itself when it is imported."
+    )
+    demand(ratchet.of_counts(*project(), "wrong_imports"), advice)
 
 
 def test_cpp_includes_follow_the_order_of_the_rooms() -> None:
@@ -286,9 +294,9 @@ def test_circles_and_hidden_imports_are_found() -> None:
     s = survey(
         {
             "python/shoal/__init__.py": "from shoal import a, missing\n",
-            "python/shoal/a.py": "import torch\nfrom .b import c\nfrom .b.d import x\n",
+            "python/shoal/a.py": "import torch\nfrom .b import c\nfrom .b.d import x\nfrom shoal import _native\n",
             "python/shoal/b/__init__.py": "from . import d\n",
-            "python/shoal/b/c.py": "def f():\n    import torch\n    from ..b import d\ntry:\n    import shoal.a\nexcept ImportError: ...\n",
+            "python/shoal/b/c.py": "def f():\n    import torch\n    from ..b import d\n    from shoal import a  # late: a reason\n",
             "python/shoal/b/d.py": "if TYPE_CHECKING:\n    from shoal import a\n",
             "tests/x.py": "def f():\n    import shoal.a\n",
         }
@@ -300,6 +308,26 @@ def test_circles_and_hidden_imports_are_found() -> None:
     larger = NOTHING | {"circles": [["shoal.a", "shoal.b.c", "shoal.x"]]}
     assert ratchet.of_circles(s, larger)[0].startswith("gone or smaller: shoal.a shoal.b.c shoal.x")
     assert ratchet.lowered(s, larger)["circles"] == s.circles
+
+
+def test_an_import_against_the_order_of_the_layers_is_found() -> None:
+    s = survey(
+        {
+            "python/shoal/_core/a.py": "from shoal._core import b\nfrom shoal._objects import refs\n",
+            "python/shoal/_core/b.py": "from shoal import _native, exceptions\n",
+            "python/shoal/_objects/refs.py": "import shoal._core.a\ndef f():\n    from shoal import _runtime_env  # late: a reason\n",
+            "python/shoal/_runtime_env/__init__.py": "import shoal\n",
+            "python/shoal/__init__.py": "from shoal._objects import refs\n",
+            "python/shoal/exceptions.py": "",
+            "python/shoal/new.py": "",
+        }
+    )
+    assert [place.partition("python/shoal/")[2] for places in s.places["wrong_imports"].values() for place in places] == [
+        "_core/a.py:2: shoal._core.a imports shoal._objects.refs",
+        "_objects/refs.py:3: shoal._objects.refs imports shoal._runtime_env",
+        "_runtime_env/__init__.py:1: shoal._runtime_env imports shoal",
+        "new.py:1: shoal.new is in no layer",
+    ]
 
 
 def test_an_include_of_a_room_above_is_found() -> None:

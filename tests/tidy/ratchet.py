@@ -11,7 +11,7 @@ from typing import Any
 
 from tidy.survey import Places, Survey, limit
 
-COUNTS = ("openings", "words", "hidden_imports")
+COUNTS = ("openings", "words", "hidden_imports", "wrong_imports")
 SIZES = ("lines", "functions", "methods", "fields")
 REASONS = ("clocks", "locks", "folders")  # key: reason
 LOWER = "`python tests/tidy_test.py --record` lowers the record (tests/tidy.json)"

@@ -34,6 +34,25 @@ BELOW = {
     "python": ("runtime", "actors", "storage", "scheduler", "fsdp"),
 }
 
+# The layers of the package shoal, the lowest first (python/README.md). A module imports from its own name and from the layers below; the
+# names of one layer do not import each other. "" is shoal/__init__.py.
+LAYERS = (
+    ("exceptions", "cloudpickle"),
+    ("_core",),
+    ("_objects", "_runtime_env"),
+    ("_actors",),
+    ("_tasks",),
+    ("_worker", "_driver", "_distributed"),
+    ("actor", "remote_function", "runtime_env", "types", "util", "cluster_utils", "dag", "job_submission", "train", "optim", "collective"),
+    ("runtime_context", "_stored_names", "fsdp"),
+    ("fsdp1", "checkpoint"),
+    ("spmd",),
+    ("",),
+    ("_zygote", "_entrypoint", "_submitting", "_microbenchmark"),  # programs that the engine starts by name
+)
+EXTENSION = "shoal._native"
+LATE = re.compile(r"# late: \w")  # the reason of an import inside a function, on its line
+
 Places = list[str]  # "file:line: text"
 
 
@@ -89,11 +108,9 @@ def survey(sources: dict[str, str]) -> Survey:
             s.unreadable.append(f"{path}: {error}")
             continue
         if tree is not None and python_scan.module_name(path) in modules:
-            for name, inside, line in python_scan.imports(tree, path, modules):
-                if inside:
-                    s.places["hidden_imports"][path].append(f"{path}:{line}: {name}")
-                else:
-                    edges[python_scan.module_name(path)].add(name)
+            found = list(python_scan.imports(tree, path, modules | {EXTENSION}))
+            edges[python_scan.module_name(path)].update(name for name, _, _ in found)
+            add_imports(s, path, text, found)
     for folder, size in num_files.items():
         s.add_size("folders", folder, size, f"{folder}/")
     s.circles = python_scan.circles(edges)
@@ -117,6 +134,25 @@ def add_sizes(s: Survey, path: str, text: str, tree: ast.Module | None) -> None:
         place = f"{path}:{cls.line}: {cls.name}"
         s.add_size("methods", f"{path} {cls.name}", cls.methods, place)
         s.add_size("fields", f"{path} {cls.name}", cls.fields, place)
+
+
+def layer(module: str) -> int:
+    """The position in LAYERS of a module of shoal; -1 if it has none."""
+    name = module.partition(".")[2].partition(".")[0]
+    return next((k for k, names in enumerate(LAYERS) if name in names), -1)
+
+
+def add_imports(s: Survey, path: str, text: str, imports: list[tuple[str, bool, int]]) -> None:
+    """Imports inside functions without a reason, and imports against the order of the layers."""
+    lines, module = text.split("\n"), python_scan.module_name(path)
+    own = module.split(".")[1:2]
+    if layer(module) < 0:
+        s.places["wrong_imports"][path].append(f"{path}:1: {module} is in no layer")
+    for name, inside, line in imports:
+        if inside and not LATE.search(lines[line - 1]):
+            s.places["hidden_imports"][path].append(f"{path}:{line}: {name}")
+        if name != EXTENSION and name.split(".")[1:2] != own and not layer(name) < layer(module):
+            s.places["wrong_imports"][path].append(f"{path}:{line}: {module} imports {name}")
 
 
 def add_rooms(s: Survey, path: str, text: str) -> None:
