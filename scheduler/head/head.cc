@@ -102,7 +102,7 @@ bool Head::fenced() {
 void Head::tick() {
   if (fenced()) return;
   now();
-  state_.tick();
+  state_.step(Tick{});
   settle();
   look_for_missing();
   if (unsaved_) flush();
@@ -166,14 +166,14 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     case Method::kRegisterNode:
       return register_node(client, bytes);
     case Method::kHeartbeat:  // a node's check that this head lives
-      state_.node_beat(client.node);
+      state_.step(NodeBeat{client.node});
       return Message();
     case Method::kRegisterDriver:
       return register_driver(client, bytes);
     case Method::kCreateGang: {
       SHOAL_TRY(const auto spec, from_bytes<actors::GangSpec>(bytes));
       const bool again = !spec.actors.empty() && state_.actor(spec.actors.front().id) != nullptr;
-      SHOAL_TRY(const auto exists, state_.gang_requested(spec));
+      SHOAL_TRY(const auto exists, state_.step(GangRequested{spec}));
       if (exists) {
         actor_watchers_[exists->row.id].insert(watcher);
         return body(to_bytes(*exists));
@@ -189,7 +189,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     }
     case Method::kKillActor: {
       SHOAL_TRY(const auto kill, from_bytes<actors::KillActor>(bytes));
-      SHOAL_OK(kill.hand_on ? state_.worker_retired(kill.actor) : state_.actor_killed(kill.actor, kill.restart));
+      SHOAL_OK(kill.hand_on ? state_.step(WorkerRetired{kill.actor}) : state_.step(ActorKilled{kill.actor, kill.restart}));
       return Message();
     }
     case Method::kWatchActor: {
@@ -206,13 +206,13 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     }
     case Method::kWorkerLeaves: {
       SHOAL_TRY(const auto request, from_bytes<actors::GetCreationSpec>(bytes));
-      state_.worker_leaves(request.worker);
+      state_.step(WorkerLeaves{request.worker});
       return Message();
     }
     case Method::kWorkerBlocked: {  // a request to resume
       SHOAL_TRY(const auto request, from_bytes<actors::WorkerBlocked>(bytes));
       if (request.blocked) return fail(invalid_argument("that a worker waits is told, not asked"));
-      SHOAL_OK(state_.worker_resumes(request.worker));
+      SHOAL_OK(state_.step(WorkerResumes{request.worker}));
       return Message();
     }
     case Method::kFindActor: {
@@ -224,7 +224,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     case Method::kCreateGroup: {
       SHOAL_TRY(const auto spec, from_bytes<actors::GroupSpec>(bytes));
       const bool again = state_.group(spec.id) != nullptr;
-      SHOAL_OK(state_.group_requested(spec));
+      SHOAL_OK(state_.step(GroupRequested{spec}));
       group_watchers_[spec.id].insert(watcher);
       if (again) outbox_.emplace_back(Action(NotifyGroup{*state_.group(spec.id)}));
       return Message();
@@ -253,14 +253,14 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     }
     case Method::kHostActor: {
       SHOAL_TRY(const auto hosted, from_bytes<actors::HostActor>(bytes));
-      SHOAL_OK(state_.actor_hosted(hosted));
+      SHOAL_OK(state_.step(ActorHosted{hosted}));
       later = true;
       hosting_.insert_or_assign(hosted.actor, std::move(responder));
       return Message();
     }
     case Method::kSubmitJob: {
       SHOAL_TRY(const auto spec, from_bytes<actors::JobSpec>(bytes));
-      SHOAL_TRY(const JobId job, state_.job_submitted(spec));
+      SHOAL_TRY(const JobId job, state_.step(JobSubmitted{spec}));
       job_watchers_[job].insert(watcher);
       log_->info("job={} submitted name={} workers={}", to_string(job), spec.name, spec.num_workers);
       return body(to_bytes(actors::JobRef{job}));
@@ -275,17 +275,17 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     }
     case Method::kStopJob: {
       SHOAL_TRY(const auto stop, from_bytes<actors::StopJob>(bytes));
-      SHOAL_OK(state_.job_stopped(stop.job, stop.force));
+      SHOAL_OK(state_.step(JobStopped{stop.job, stop.force}));
       return Message();
     }
     case Method::kDeleteJob: {
       SHOAL_TRY(const auto ref, from_bytes<actors::JobRef>(bytes));
-      SHOAL_OK(state_.job_deleted(ref.job));
+      SHOAL_OK(state_.step(JobDeleted{ref.job}));
       return Message();
     }
     case Method::kSetNodeScheduling: {
       SHOAL_TRY(const auto wish, from_bytes<actors::SetNodeScheduling>(bytes));
-      SHOAL_OK(state_.scheduling_set(wish));
+      SHOAL_OK(state_.step(SchedulingSet{wish}));
       log_->info("node={} {}", to_string(wish.node), actors::state_text(*state_.node(wish.node)));
       return Message();
     }
@@ -330,7 +330,7 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
   if (client.peer->identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node registers as one"));
   SHOAL_TRY(const auto node, from_bytes<actors::RegisterNode>(bytes));
   if (client.node && client.node != node.id) return fail(invalid_argument("this connection is node " + to_string(client.node) + "'s"));
-  SHOAL_OK(state_.node_joined(node));
+  SHOAL_OK(state_.step(NodeJoined{node}));
   // A node has one connection. An older one is closed: its messages are outdated or will be repeated. If the node uses that one, it
   // reconnects.
   if (const auto old = nodes_.find(node.id); old != nodes_.end() && old->second != client.peer.get()) {
@@ -352,7 +352,7 @@ void Head::watch_node(NodeId id, pid_t pid) {
   node_watches_[id] = options_.watch_process(pid, [this, id] {
     const auto over = node_watches_.extract(id);
     now();
-    state_.node_lost(id, unavailable("its node's process ended").with_reason("NodeLost"));
+    state_.step(NodeLost{id, unavailable("its node's process ended").with_reason("NodeLost")});
     settle();
   });
 }
@@ -394,7 +394,7 @@ void Head::look_for_missing() {
                        if (r || r.error().reason() != "Refused" || known == nullptr || known->endpoint != at || nodes_.contains(id)) return;
                        if (fenced()) return;
                        now();
-                       state_.node_lost(id, unavailable("its node's process ended").with_reason("NodeLost"));
+                       state_.step(NodeLost{id, unavailable("its node's process ended").with_reason("NodeLost")});
                        settle();
                      });
   }
@@ -406,14 +406,14 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
   if (alive.empty()) {
     return fail(unavailable("the cluster has no node").with_reason("NoNode").with_hint("start one with: shoal start --address HOST:PORT"));
   }
-  const JobId job = state_.driver_joined(driver);
+  const JobId job = state_.step(DriverJoined{driver});
   job_watchers_[job].insert(client.peer->number());
   // It may die before it attaches to a node that would report its death.
   if (options_.watch_process && client.peer->identity().local && job != driver.job) {
     driver_watches_[job] = options_.watch_process(client.peer->identity().pid, [this, job] {
       const auto over = driver_watches_.extract(job);
       now();
-      state_.driver_gone(job);
+      state_.step(DriverGone{job});
       settle();
     });
   }
@@ -435,7 +435,7 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
   const auto ignore = [&](const Error& e) { log_->warn("notice={} refused: {}", notice.method, e.message()); };
   switch (static_cast<Method>(notice.method)) {
     case Method::kHeartbeat:
-      state_.node_beat(node);
+      state_.step(NodeBeat{node});
       break;
     case Method::kWorkerUpdate:
       if (const auto m = from_bytes<actors::WorkerUpdate>(notice.message.body); !m) {
@@ -444,35 +444,35 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
         if (m->state == actors::WorkerState::kExited) {
           log_->info("worker={} exited code={} cause='{}'", to_string(m->worker), m->shell_code, m->cause ? m->cause->message() : "");
         }
-        state_.worker_updated(node, *m);
+        state_.step(WorkerUpdated{node, *m});
       }
       break;
     case Method::kEndDriver:
       if (const auto m = from_bytes<actors::JobRef>(notice.message.body); !m) {
         ignore(m.error());
       } else {
-        state_.driver_ended(m->job);
+        state_.step(DriverEnded{m->job});
       }
       break;
     case Method::kRemoveGroup:
       if (const auto m = from_bytes<actors::GroupRef>(notice.message.body); !m) {
         ignore(m.error());
       } else {
-        state_.group_removed(m->group);
+        state_.step(GroupRemoved{m->group});
       }
       return settle(Awaited::kNo);
     case Method::kWorkerBlocked:
       if (const auto m = from_bytes<actors::WorkerBlocked>(notice.message.body); !m) {
         ignore(m.error());
       } else {
-        state_.worker_blocked(m->worker, m->blocked);
+        state_.step(WorkerBlocked{m->worker, m->blocked});
       }
       break;
     case Method::kSetAttributes:
       if (const auto m = from_bytes<actors::SetAttributes>(notice.message.body); !m) {
         ignore(m.error());
       } else {
-        state_.attributes_set(*m);
+        state_.step(AttributesSet{*m});
       }
       break;
     default:
@@ -486,7 +486,7 @@ void Head::on_closed(Peer& peer, const Error& why) {
   const NodeId node = client(peer).node;
   if (const auto it = nodes_.find(node); it != nodes_.end() && it->second == &peer) {
     nodes_.erase(it);
-    state_.node_away(node);
+    state_.step(NodeAway{node});
     missing_.insert(node);
     log_->warn("node={} disconnected: {}", to_string(node),
                why.message());  // heartbeats, pid or host decide whether it is gone
@@ -615,12 +615,12 @@ void Head::perform(Action action) {
         h->now();
         if (r.error().reason() == kNotReached) {
           h->log_->info("worker={} its node was not reached: {}", to_string(worker), r.error().message());
-          h->state_.worker_not_reached(worker, r.error());
+          h->state_.step(WorkerNotReached{worker, r.error()});
           return h->settle();
         }
         const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // a shell's exit codes
         h->log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
-        h->state_.worker_not_started(worker, code, r.error());
+        h->state_.step(WorkerNotStarted{worker, code, r.error()});
         h->settle();
       });
     }
@@ -646,13 +646,13 @@ void Head::perform(Action action) {
       head.to_node(a.node, Method::kFreePort, {}, [h = &head, job = a.job](Result<Message> r) {
         h->now();
         if (!r && r.error().reason() == kNotReached) {
-          h->state_.port_not_asked(job);
+          h->state_.step(PortNotAsked{job});
         } else if (!r) {
-          h->state_.port_found(job, fail(r.error()));
+          h->state_.step(PortFound{job, fail(r.error())});
         } else if (const auto m = from_bytes<actors::FreePort>(r->body); m) {
-          h->state_.port_found(job, m->port);
+          h->state_.step(PortFound{job, m->port});
         } else {
-          h->state_.port_found(job, fail(m.error()));
+          h->state_.step(PortFound{job, fail(m.error())});
         }
         h->settle();
       });

@@ -60,11 +60,11 @@ class ClusterStateTest : public testing::Test {
     n.id = NodeId{id};
     n.host = "127.0.0.1";
     n.resources = of(has);
-    EXPECT_TRUE(state_.node_joined(n));
+    EXPECT_TRUE(state_.step(NodeJoined{n}));
     return n.id;
   }
   JobId driver() {
-    const JobId job = state_.driver_joined({"script.py", 100, {}});
+    const JobId job = state_.step(DriverJoined{{"script.py", 100, {}}});
     actors();  // ignored
     return job;
   }
@@ -90,12 +90,12 @@ class ClusterStateTest : public testing::Test {
     return out;
   }
   void ready(const StartWorkerOn& s) {
-    state_.worker_updated(s.node, {s.message.worker, WorkerState::kRunning, 1000, "unix:@w", 0, {}, {}, {}});
+    state_.step(WorkerUpdated{s.node, {s.message.worker, WorkerState::kRunning, 1000, "unix:@w", 0, {}, {}, {}}});
   }
   void dies(const StartWorkerOn& s, int shell_code, const std::string& how) {
     std::optional<Error> cause;
     if (shell_code) cause = unavailable(how);
-    state_.worker_updated(s.node, {s.message.worker, WorkerState::kExited, 1000, "", shell_code, cause, {}, {}});
+    state_.step(WorkerUpdated{s.node, {s.message.worker, WorkerState::kExited, 1000, "", shell_code, cause, {}, {}}});
   }
   ActorState state_of(ActorId id) { return state_.actor(id)->state; }
 

@@ -11,13 +11,13 @@ TEST_F(ClusterStateTest, AGangIsPlacedAllOrNothing) {
   join(1, {{"CPU", 2}});
   join(2, {{"CPU", 1}});
   const auto small = gang(job, 2, {{"CPU", 1}}), large = gang(job, 4, {{"CPU", 1}}), third = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(small));
+  ASSERT_TRUE(state_.step(GangRequested{small}));
   const auto started = taken<StartWorkerOn>();
   ASSERT_EQ(started.size(), 2u);
   EXPECT_EQ(started[0].node, started[1].node);  // packed
-  ASSERT_TRUE(state_.gang_requested(large));
+  ASSERT_TRUE(state_.step(GangRequested{large}));
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
-  ASSERT_TRUE(state_.gang_requested(third));  // not held up by the one that does not fit
+  ASSERT_TRUE(state_.step(GangRequested{third}));  // not held up by the one that does not fit
   EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
   join(3, {{"CPU", 4}});
   EXPECT_EQ(taken<StartWorkerOn>().size(), 4u);
@@ -27,13 +27,13 @@ TEST_F(ClusterStateTest, WhatAsksForNothingGoesWhereFewestAreOfNodesWithCpus) {
   const JobId job = driver();
   join(1, {{"GPU", 1}});
   const auto place = [&] {
-    EXPECT_TRUE(state_.gang_requested(gang(job, 1, {})));
+    EXPECT_TRUE(state_.step(GangRequested{gang(job, 1, {})}));
     return taken<StartWorkerOn>().at(0);
   };
   EXPECT_EQ(place().node, NodeId{1});  // the only node
   join(2, {{"CPU", 1}});
   join(3, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}})));
+  ASSERT_TRUE(state_.step(GangRequested{gang(job, 1, {{"CPU", 1}})}));
   EXPECT_EQ(taken<StartWorkerOn>().at(0).node, NodeId{2});
   const auto third = place();
   EXPECT_EQ(third.node, NodeId{3});
@@ -50,10 +50,10 @@ TEST_F(ClusterStateTest, WhatAsksForNothingIsNearItsCreatorWhileThereAreCpusForI
   join(1, {{"CPU", 4}});
   join(2, {{"CPU", 2}});
   const auto place = [&] {
-    EXPECT_TRUE(state_.gang_requested(gang(job, 1, {})));
+    EXPECT_TRUE(state_.step(GangRequested{gang(job, 1, {})}));
     return taken<StartWorkerOn>().at(0).node;
   };
-  state_.worker_updated(NodeId{2}, {WorkerId{77}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+  state_.step(WorkerUpdated{NodeId{2}, {WorkerId{77}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"}});
   EXPECT_EQ(place(), NodeId{2});
   EXPECT_EQ(place(), NodeId{2});
   EXPECT_EQ(place(), NodeId{1});  // as many processes as CPUs on node 2
@@ -66,7 +66,7 @@ TEST_F(ClusterStateTest, WhatAsksForNothingButLabelsGoesToCpusToo) {
   join(2, {{"CPU", 1}});
   auto g = gang(job, 1, {});
   g.where.labels = {{"zone", {"a"}, true}};
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   EXPECT_EQ(taken<StartWorkerOn>().at(0).node, NodeId{2});
 }
 
@@ -74,7 +74,7 @@ TEST_F(ClusterStateTest, AnActorLivesWhenItsWorkerTakesCallsAndDiesWithIt) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});
   const auto g = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto s = taken<StartWorkerOn>().at(0);
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kStarting);
   ready(s);
@@ -90,12 +90,12 @@ TEST_F(ClusterStateTest, AnActorLivesWhenItsWorkerTakesCallsAndDiesWithIt) {
 TEST_F(ClusterStateTest, WhatNoNodeCouldEverHoldIsRefusedOrPendsWithTheNearestFit) {
   const JobId job = driver();
   join(1, {{"CPU", 2}});
-  const auto refused = state_.gang_requested(gang(job, 1, {{"GPU", 4}}, true));
+  const auto refused = state_.step(GangRequested{gang(job, 1, {{"GPU", 4}}, true)});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().reason(), "Infeasible");
   EXPECT_NE(refused.error().message().find("lacks GPU 4 (has 0)"), std::string::npos) << refused.error().message();
   const GangSpec waits = gang(job, 1, {{"GPU", 4}});
-  ASSERT_TRUE(state_.gang_requested(waits));
+  ASSERT_TRUE(state_.step(GangRequested{waits}));
   // The row shows the reason at once; the warning comes after a moment.
   const std::string why =
       "can never start on the nodes that there are: needs GPU 4; nearest fit: node 0000000000000001 lacks GPU 4 (has 0). Add a node that "
@@ -103,16 +103,16 @@ TEST_F(ClusterStateTest, WhatNoNodeCouldEverHoldIsRefusedOrPendsWithTheNearestFi
       "hold it (shoal start --address ..), or ask for less";
   EXPECT_EQ(state_.actor(waits.actors[0].id)->pending_reason, why);
   pass(500ms);
-  state_.node_beat(NodeId{1});
-  state_.tick();
+  state_.step(NodeBeat{NodeId{1}});
+  state_.step(Tick{});
   EXPECT_TRUE(taken<Warn>().empty());
   pass(600ms);
-  state_.tick();
+  state_.step(Tick{});
   const auto warned = taken<Warn>();
   ASSERT_EQ(warned.size(), 1u);
   EXPECT_EQ(warned[0].text, "actor A is pending: " + why);
   pass(1s);
-  state_.tick();
+  state_.step(Tick{});
   EXPECT_TRUE(taken<Warn>().empty());  // a single warning
 }
 
@@ -121,13 +121,13 @@ TEST_F(ClusterStateTest, ASilentNodeTakesItsActorsAlongAndTheirPlacesAreGivenAga
   join(1, {{"CPU", 1}});
   join(2, {{"CPU", 1}});
   const auto g = gang(job, 2, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   for (const auto& s : taken<StartWorkerOn>()) ready(s);
   actors();
   pass(4s);
-  state_.node_beat(NodeId{1});
+  state_.step(NodeBeat{NodeId{1}});
   pass(2s);
-  state_.tick();
+  state_.step(Tick{});
   const auto reported = taken<NotifyActor>();
   ASSERT_EQ(reported.size(), 1u);
   EXPECT_EQ(reported[0].row.node, NodeId{2});
@@ -135,7 +135,7 @@ TEST_F(ClusterStateTest, ASilentNodeTakesItsActorsAlongAndTheirPlacesAreGivenAga
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
   actors::RegisterNode again;
   again.id = NodeId{2};
-  EXPECT_EQ(state_.node_joined(again).error().reason(), "Fenced");  // its workers were declared dead
+  EXPECT_EQ(state_.step(NodeJoined{again}).error().reason(), "Fenced");  // its workers were declared dead
   join(3, {{"CPU", 1}});
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
 }
@@ -143,20 +143,20 @@ TEST_F(ClusterStateTest, ASilentNodeTakesItsActorsAlongAndTheirPlacesAreGivenAga
 TEST_F(ClusterStateTest, TimeInWhichTheHeadStoodStillMakesNoNodeSilent) {
   join(1, {{"CPU", 1}});
   join(2, {{"CPU", 1}});
-  state_.tick();
+  state_.step(Tick{});
   pass(1h);
-  state_.tick();  // their heartbeats are still unread
+  state_.step(Tick{});  // their heartbeats are still unread
   EXPECT_EQ(state_.alive_nodes().size(), 2u);
   for (int i = 0; i < 4; ++i) {
-    state_.node_beat(NodeId{2});
+    state_.step(NodeBeat{NodeId{2}});
     pass(1s);
-    state_.tick();
+    state_.step(Tick{});
   }
   EXPECT_EQ(state_.alive_nodes().size(), 2u);
   for (int i = 0; i < 2; ++i) {  // longer silence of node 1
-    state_.node_beat(NodeId{2});
+    state_.step(NodeBeat{NodeId{2}});
     pass(1s);
-    state_.tick();
+    state_.step(Tick{});
   }
   EXPECT_EQ(state_.alive_nodes(), std::vector{NodeId{2}});
 }
@@ -164,13 +164,13 @@ TEST_F(ClusterStateTest, TimeInWhichTheHeadStoodStillMakesNoNodeSilent) {
 TEST_F(ClusterStateTest, ADriverThatVanishesTakesItsActorsAlong) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});
-  state_.worker_updated(NodeId{1}, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+  state_.step(WorkerUpdated{NodeId{1}, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"}});
   const auto g = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto s = taken<StartWorkerOn>().at(0);
   ready(s);
   actors();
-  state_.worker_updated(NodeId{1}, {WorkerId{55}, WorkerState::kExited, 100, "", 137, unavailable("was killed by SIGKILL"), job, {}});
+  state_.step(WorkerUpdated{NodeId{1}, {WorkerId{55}, WorkerState::kExited, 100, "", 137, unavailable("was killed by SIGKILL"), job, {}}});
   EXPECT_EQ(taken<EndJobOn>().size(), 1u);
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kDead);
   EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
@@ -186,9 +186,9 @@ TEST_F(ClusterStateTest, ASubmittedGangGetsTorchrunsVariablesAndItsFirstFailureI
   spec.name = "train.py";
   spec.num_workers = 3;
   spec.resources = of({{"CPU", 1}});
-  const JobId job = state_.job_submitted(spec).value();
+  const JobId job = state_.step(JobSubmitted{spec}).value();
   EXPECT_EQ(taken<FindPortOn>().size(), 1u);
-  state_.port_found(job, 29500);
+  state_.step(PortFound{job, 29500});
   const auto started = taken<StartWorkerOn>();
   ASSERT_EQ(started.size(), 3u);
   std::map<std::string, std::string> env(started[2].message.launch.env.begin(), started[2].message.launch.env.end());
@@ -215,9 +215,9 @@ TEST_F(ClusterStateTest, AJobIsRefusedWhenInfeasibleUnlessItWaits) {
   join(1, {{"CPU", 2}});
   actors::JobSpec spec;
   spec.resources = of({{"GPU", 1}});
-  EXPECT_EQ(state_.job_submitted(spec).error().reason(), "Infeasible");
+  EXPECT_EQ(state_.step(JobSubmitted{spec}).error().reason(), "Infeasible");
   spec.wait = true;
-  const JobId job = state_.job_submitted(spec).value();
+  const JobId job = state_.step(JobSubmitted{spec}).value();
   actors();
   join(2, {{"GPU", 1}});
   EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
@@ -229,18 +229,18 @@ TEST_F(ClusterStateTest, StoppingAJobEndsItsProcessesAndGivesBackWhatItWaitedFor
   actors::JobSpec spec;
   spec.num_workers = 2;
   spec.resources = of({{"CPU", 1}});
-  const JobId early = state_.job_submitted(spec).value();  // waits for its port
-  ASSERT_TRUE(state_.job_stopped(early, false));
+  const JobId early = state_.step(JobSubmitted{spec}).value();  // waits for its port
+  ASSERT_TRUE(state_.step(JobStopped{early, false}));
   EXPECT_EQ(state_.job(early)->state, JobState::kStopped);
   EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
-  const JobId job = state_.job_submitted(spec).value();
-  state_.port_found(job, 1);
-  state_.port_found(early, 1);  // a late answer without effect
+  const JobId job = state_.step(JobSubmitted{spec}).value();
+  state_.step(PortFound{job, 1});
+  state_.step(PortFound{early, 1});  // a late answer without effect
   const auto started = taken<StartWorkerOn>();
   ASSERT_EQ(started.size(), 2u);
-  ASSERT_TRUE(state_.job_stopped(job, false));
+  ASSERT_TRUE(state_.step(JobStopped{job, false}));
   EXPECT_EQ(taken<StopWorkerOn>().at(0).message.signal, SIGTERM);
-  ASSERT_TRUE(state_.job_stopped(job, true));
+  ASSERT_TRUE(state_.step(JobStopped{job, true}));
   EXPECT_EQ(taken<StopWorkerOn>().at(0).message.signal, SIGKILL);
   for (const auto& s : started) dies(s, 137, "was killed by SIGKILL");
   EXPECT_EQ(state_.job(job)->state, JobState::kStopped);
@@ -250,18 +250,18 @@ TEST_F(ClusterStateTest, KillingAnActorEndsItsProcessAndTellsEverybody) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});
   const auto g = gang(job, 1, {{"CPU", 1}}), waiting = gang(job, 2, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   ready(taken<StartWorkerOn>().at(0));
-  ASSERT_TRUE(state_.gang_requested(waiting));
+  ASSERT_TRUE(state_.step(GangRequested{waiting}));
   actors();
-  ASSERT_TRUE(state_.actor_killed(g.actors[0].id));
+  ASSERT_TRUE(state_.step(ActorKilled{g.actors[0].id}));
   const auto acted = actors();
   ASSERT_EQ(acted.size(), 2u);
   EXPECT_NE(to_string(acted[0]).find("killed by shoal.kill"), std::string::npos);
   EXPECT_NE(to_string(acted[1]).find("StopWorker"), std::string::npos);
-  ASSERT_TRUE(state_.actor_killed(waiting.actors[1].id));  // pending: the whole gang ends
+  ASSERT_TRUE(state_.step(ActorKilled{waiting.actors[1].id}));  // pending: the whole gang ends
   EXPECT_EQ(state_of(waiting.actors[0].id), ActorState::kDead);
-  EXPECT_EQ(state_.actor_killed(ActorId{999999}).error().code(), Code::kNotFound);
+  EXPECT_EQ(state_.step(ActorKilled{ActorId{999999}}).error().code(), Code::kNotFound);
 }
 
 // ---- a node whose connection broke, and what got lost with it ----
@@ -269,9 +269,9 @@ TEST_F(ClusterStateTest, KillingAnActorEndsItsProcessAndTellsEverybody) {
 TEST_F(ClusterStateTest, AWorkerWhoseStartWasGivenUpIsEndedWhenItsNodeTellsOfIt) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}})));
+  ASSERT_TRUE(state_.step(GangRequested{gang(job, 1, {{"CPU", 1}})}));
   const auto s = taken<StartWorkerOn>().at(0);
-  state_.worker_not_started(s.message.worker, 126, unavailable("the connection broke"));
+  state_.step(WorkerNotStarted{s.message.worker, 126, unavailable("the connection broke")});
   EXPECT_EQ(taken<StopWorkerOn>().size(), 1u);  // in case the request arrived
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
   ready(s);
@@ -284,14 +284,14 @@ TEST_F(ClusterStateTest, WhoseNodeWasNotReachedIsStartedWhenItIsBackAndHasNotHea
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 1}});
   const auto g = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto s = taken<StartWorkerOn>().at(0);
-  state_.worker_not_reached(s.message.worker, unavailable("the connection broke"));
-  state_.node_away(node);
+  state_.step(WorkerNotReached{s.message.worker, unavailable("the connection broke")});
+  state_.step(NodeAway{node});
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kStarting);
   EXPECT_TRUE(actors().empty());
   join(1, {{"CPU", 1}});
-  state_.node_beat(node);
+  state_.step(NodeBeat{node});
   const auto again = taken<StartWorkerOn>();
   ASSERT_EQ(again.size(), 1u);
   EXPECT_EQ(again[0].message.worker, s.message.worker);
@@ -303,10 +303,10 @@ TEST_F(ClusterStateTest, WhoseNodeWasNotReachedEndsWithIt) {
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 1}});
   const auto g = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto s = taken<StartWorkerOn>().at(0);
-  state_.worker_not_reached(s.message.worker, unavailable("the connection broke"));
-  state_.node_lost(node, unavailable("it is silent"));
+  state_.step(WorkerNotReached{s.message.worker, unavailable("the connection broke")});
+  state_.step(NodeLost{node, unavailable("it is silent")});
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kDead);
 }
 
@@ -314,11 +314,11 @@ TEST_F(ClusterStateTest, AnActorOfALostNodeDiesOfThatAlsoIfItsDriverWasThere) {
   for (const std::uint64_t driver_id : {1u, 5000000u}) {  // ordered before all other workers, and after some
     const NodeId node = join(driver_id, {{"CPU", 4}});
     const JobId job = driver();
-    state_.worker_updated(node, {WorkerId{driver_id}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+    state_.step(WorkerUpdated{node, {WorkerId{driver_id}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"}});
     const auto g = gang(job, 4, {{"CPU", 1}});
-    ASSERT_TRUE(state_.gang_requested(g));
+    ASSERT_TRUE(state_.step(GangRequested{g}));
     for (const auto& s : taken<StartWorkerOn>()) ready(s);
-    state_.node_lost(node, unavailable("the node is gone"));
+    state_.step(NodeLost{node, unavailable("the node is gone")});
     EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
     for (const auto& a : g.actors) EXPECT_NE(state_.actor(a.id)->cause->message().find("the node is gone"), std::string::npos);
   }
@@ -329,18 +329,18 @@ TEST_F(ClusterStateTest, AJobWhoseNodeWasNotReachedForAPortWaitsForItsPlaceAgain
   actors::JobSpec spec;
   spec.num_workers = 2;
   spec.resources = of({{"CPU", 1}});
-  const JobId job = state_.job_submitted(spec).value();
+  const JobId job = state_.step(JobSubmitted{spec}).value();
   ASSERT_EQ(taken<FindPortOn>().size(), 1u);
-  state_.port_not_asked(job);
+  state_.step(PortNotAsked{job});
   EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
   EXPECT_TRUE(taken<FindPortOn>().empty());  // the connection may be about to break
-  state_.node_away(node);
+  state_.step(NodeAway{node});
   pass(1s);
-  state_.tick();
+  state_.step(Tick{});
   EXPECT_TRUE(taken<FindPortOn>().empty());
   join(1, {{"CPU", 2}});
   ASSERT_EQ(taken<FindPortOn>().size(), 1u);
-  state_.port_found(job, 5);
+  state_.step(PortFound{job, 5});
   EXPECT_EQ(taken<StartWorkerOn>().size(), 2u);
   EXPECT_EQ(state_.status().available.units("CPU"), 0);
 }
@@ -350,26 +350,26 @@ TEST_F(ClusterStateTest, OneThatNobodyCanAskForAPortIsAskedAgain) {
   actors::JobSpec spec;
   spec.num_workers = 1;
   spec.resources = of({{"CPU", 1}});
-  const JobId job = state_.job_submitted(spec).value();
+  const JobId job = state_.step(JobSubmitted{spec}).value();
   actors();
-  state_.port_not_asked(job);
+  state_.step(PortNotAsked{job});
   pass(1s);
-  state_.tick();
+  state_.step(Tick{});
   EXPECT_EQ(taken<FindPortOn>().size(), 1u);
-  ASSERT_TRUE(state_.job_stopped(job, false));
-  state_.port_not_asked(job);
+  ASSERT_TRUE(state_.step(JobStopped{job, false}));
+  state_.step(PortNotAsked{job});
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
 }
 
 TEST_F(ClusterStateTest, NothingIsPlacedOnANodeWhileItsConnectionIsGone) {
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 1}});
-  state_.node_away(node);
-  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}}, true)));  // feasible: the node is only away
+  state_.step(NodeAway{node});
+  ASSERT_TRUE(state_.step(GangRequested{gang(job, 1, {{"CPU", 1}}, true)}));  // feasible: the node is only away
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
   actors::RegisterNode again;
   again.id = node;
-  ASSERT_TRUE(state_.node_joined(again));
+  ASSERT_TRUE(state_.step(NodeJoined{again}));
   EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
 }
 
@@ -377,10 +377,10 @@ TEST_F(ClusterStateTest, AWorkerThatItsNodeToldOfIsThereWhateverBecameOfTheAnswe
   const JobId job = driver();
   join(1, {{"CPU", 1}});
   const auto g = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto s = taken<StartWorkerOn>().at(0);
   ready(s);
-  state_.worker_not_started(s.message.worker, 126, unavailable("the connection broke"));
+  state_.step(WorkerNotStarted{s.message.worker, 126, unavailable("the connection broke")});
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
 }
 
@@ -388,28 +388,28 @@ TEST_F(ClusterStateTest, WhatShouldHaveEndedIsEndedWhenItsNodeTellsOfIt) {
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 3}});
   const auto g = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto s = taken<StartWorkerOn>().at(0);
   ready(s);
-  ASSERT_TRUE(state_.actor_killed(g.actors[0].id));
+  ASSERT_TRUE(state_.step(ActorKilled{g.actors[0].id}));
   actors::JobSpec spec;
   spec.resources = of({{"CPU", 1}});
-  const JobId stopped = state_.job_submitted(spec).value();
+  const JobId stopped = state_.step(JobSubmitted{spec}).value();
   const auto process = taken<StartWorkerOn>().at(0);
-  state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
-  ASSERT_TRUE(state_.job_stopped(stopped, false));
+  state_.step(WorkerUpdated{node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"}});
+  ASSERT_TRUE(state_.step(JobStopped{stopped, false}));
   actors();
   ready(s);
   EXPECT_EQ(taken<StopWorkerOn>().at(0).message.signal, SIGKILL);
   ready(process);
   EXPECT_EQ(taken<StopWorkerOn>().at(0).message.signal, SIGTERM);
-  state_.driver_ended(job);
+  state_.step(DriverEnded{job});
   actors();
   actors::RegisterNode again;
   again.id = node;
-  ASSERT_TRUE(state_.node_joined(again));
+  ASSERT_TRUE(state_.step(NodeJoined{again}));
   EXPECT_EQ(taken<EndJobOn>().size(), 1u);
-  state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+  state_.step(WorkerUpdated{node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"}});
   EXPECT_TRUE(taken<StopWorkerOn>().empty());  // a driver that has left belongs to its user
 }
 
@@ -418,7 +418,7 @@ class HostedTest : public ClusterStateTest {
   HostedTest() : job_(driver()) {
     join(1, {{"CPU", 2}});
     for (std::uint64_t w : {11, 12})
-      state_.worker_updated(NodeId{1}, {WorkerId{w}, WorkerState::kRunning, static_cast<pid_t>(w), "", 0, {}, job_, "rank"});
+      state_.step(WorkerUpdated{NodeId{1}, {WorkerId{w}, WorkerState::kRunning, static_cast<pid_t>(w), "", 0, {}, job_, "rank"}});
     actors();
   }
   actors::HostActor shard(int rank) {
@@ -429,25 +429,25 @@ class HostedTest : public ClusterStateTest {
 };
 
 TEST_F(HostedTest, ShardActorsArePlacedAsAGangInTheirRanksProcesses) {
-  ASSERT_TRUE(state_.actor_hosted(shard(1)));
+  ASSERT_TRUE(state_.step(ActorHosted{shard(1)}));
   EXPECT_TRUE(taken<AnswerHosted>().empty());
-  ASSERT_TRUE(state_.actor_hosted(shard(0)));
+  ASSERT_TRUE(state_.step(ActorHosted{shard(0)}));
   const auto reported = taken<AnswerHosted>();
   ASSERT_EQ(reported.size(), 2u);
   EXPECT_EQ(reported[0].result->members, (std::vector<ActorId>{ActorId{500}, ActorId{501}}));
   EXPECT_EQ(reported[0].result->generation, 1u);
-  state_.attributes_set({ActorId{500}, {{"bytes", "4096"}}});
+  state_.step(AttributesSet{{ActorId{500}, {{"bytes", "4096"}}}});
   EXPECT_EQ(state_.actor(ActorId{500})->attributes.at("bytes"), "4096");
 }
 
 TEST_F(HostedTest, WhoAsksAgainBecauseNobodyAnsweredHearsTheSame) {
-  ASSERT_TRUE(state_.actor_hosted(shard(1)));
-  ASSERT_TRUE(state_.actor_hosted(shard(1)));
+  ASSERT_TRUE(state_.step(ActorHosted{shard(1)}));
+  ASSERT_TRUE(state_.step(ActorHosted{shard(1)}));
   EXPECT_TRUE(taken<AnswerHosted>().empty());
-  ASSERT_TRUE(state_.actor_hosted(shard(0)));
+  ASSERT_TRUE(state_.step(ActorHosted{shard(0)}));
   const auto first = taken<AnswerHosted>();
   ASSERT_EQ(first.size(), 2u);
-  ASSERT_TRUE(state_.actor_hosted(shard(0)));
+  ASSERT_TRUE(state_.step(ActorHosted{shard(0)}));
   const auto again = taken<AnswerHosted>();
   ASSERT_EQ(again.size(), 1u);
   EXPECT_EQ(again[0].actor, ActorId{500});
@@ -455,7 +455,7 @@ TEST_F(HostedTest, WhoAsksAgainBecauseNobodyAnsweredHearsTheSame) {
   EXPECT_EQ(again[0].result->members, first[0].result->members);
   auto other = shard(0);
   other.worker = WorkerId{12};
-  EXPECT_FALSE(state_.actor_hosted(other));  // an actor of another process
+  EXPECT_FALSE(state_.step(ActorHosted{other}));  // an actor of another process
 }
 
 TEST_F(HostedTest, ARankOutsideItsGangIsRefused) {
@@ -463,23 +463,23 @@ TEST_F(HostedTest, ARankOutsideItsGangIsRefused) {
     auto bad = shard(0);
     bad.rank = rank;
     bad.world_size = world;
-    EXPECT_FALSE(state_.actor_hosted(bad));
+    EXPECT_FALSE(state_.step(ActorHosted{bad}));
   }
 }
 
 TEST_F(HostedTest, KillingOneReachesItsProcessNotThroughASignal) {
-  ASSERT_TRUE(state_.actor_hosted(shard(1)));
-  ASSERT_TRUE(state_.actor_hosted(shard(0)));
+  ASSERT_TRUE(state_.step(ActorHosted{shard(1)}));
+  ASSERT_TRUE(state_.step(ActorHosted{shard(0)}));
   actors();
-  ASSERT_TRUE(state_.actor_killed(ActorId{501}));
+  ASSERT_TRUE(state_.step(ActorKilled{ActorId{501}}));
   const auto kills = taken<KillHostedOn>();
   ASSERT_EQ(kills.size(), 1u);
   EXPECT_EQ(kills[0].message.worker, WorkerId{12});
 }
 
 TEST_F(HostedTest, AMemberThatDiesBeforeTheGangIsCompleteFailsThoseWhoWait) {
-  ASSERT_TRUE(state_.actor_hosted(shard(1)));
-  state_.worker_updated(NodeId{1}, {WorkerId{12}, WorkerState::kExited, 12, "", 137, unavailable("was killed by SIGKILL"), job_, {}});
+  ASSERT_TRUE(state_.step(ActorHosted{shard(1)}));
+  state_.step(WorkerUpdated{NodeId{1}, {WorkerId{12}, WorkerState::kExited, 12, "", 137, unavailable("was killed by SIGKILL"), job_, {}}});
   const auto reported = taken<AnswerHosted>();
   ASSERT_EQ(reported.size(), 1u);
   EXPECT_FALSE(reported[0].result);
@@ -488,19 +488,19 @@ TEST_F(HostedTest, AMemberThatDiesBeforeTheGangIsCompleteFailsThoseWhoWait) {
 TEST_F(ClusterStateTest, OldRowsAreForgottenAtTheirBound) {
   ClusterState state({.max_ended_rows = 3}, random_);
   for (int i = 0; i < 10; ++i) {
-    const JobId job = state.driver_joined({"x", 1, {}});
-    state.driver_ended(job);
+    const JobId job = state.step(DriverJoined{{"x", 1, {}}});
+    state.step(DriverEnded{job});
   }
-  state.tick();
+  state.step(Tick{});
   EXPECT_EQ(state.list({actors::ListRequest::What::kJobs, {}}).jobs.size(), 3u);
 }
 
 TEST_F(ClusterStateTest, ADriverThatEndsBeforeItsNodeKnowsItFailsItsJob) {
   const NodeId node = join(1, {{"CPU", 1}});
   const JobId job = driver(), known = driver();
-  state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, known, "rank 0"});
-  state_.driver_gone(job);
-  state_.driver_gone(known);
+  state_.step(WorkerUpdated{node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, known, "rank 0"}});
+  state_.step(DriverGone{job});
+  state_.step(DriverGone{known});
   EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
   EXPECT_NE(state_.job(job)->cause->message().find("before it had joined"), std::string::npos);
   EXPECT_EQ(state_.job(known)->state, JobState::kRunning);  // left to its node, which reports its processes
@@ -509,9 +509,9 @@ TEST_F(ClusterStateTest, ADriverThatEndsBeforeItsNodeKnowsItFailsItsJob) {
 TEST_F(ClusterStateTest, ANodeThatTellsOfADriverAfterItsGoodByeForgetsItsJob) {
   const NodeId node = join(1, {{"CPU", 1}});
   const JobId job = driver();
-  state_.driver_ended(job);
+  state_.step(DriverEnded{job});
   EXPECT_TRUE(taken<EndJobOn>().empty());  // its node is still unknown
-  state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+  state_.step(WorkerUpdated{node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"}});
   const auto reported = taken<EndJobOn>();
   ASSERT_EQ(reported.size(), 1u);
   EXPECT_EQ(reported[0].node, node);
@@ -522,16 +522,16 @@ TEST_F(ClusterStateTest, AListComesInPagesWithTheFirstLineOfEachCause) {
   ClusterState state({.max_listed_rows = 4, .max_listed_text = 9}, random_);
   actors::RegisterNode node;
   node.id = NodeId{1};
-  ASSERT_TRUE(state.node_joined(node));
+  ASSERT_TRUE(state.step(NodeJoined{node}));
   state.take_actions();
   std::set<JobId> jobs;
   for (int i = 0; i < 10; ++i) {
-    const JobId job = state.job_submitted({}).value();
+    const JobId job = state.step(JobSubmitted{{}}).value();
     jobs.insert(job);
     const auto actions = state.take_actions();
     const auto worker = std::get<StartWorkerOn>(actions[0]).message.worker;
     const Error cause = unavailable(i == 0 ? "short\n" + std::string(4000, 'x') : "8 bytes \u00e9 and more").in("a frame");
-    state.worker_updated(node.id, {worker, WorkerState::kExited, 1, "", 1, cause, job, {}});
+    state.step(WorkerUpdated{node.id, {worker, WorkerState::kExited, 1, "", 1, cause, job, {}}});
     state.take_actions();
   }
   int num_pages = 0, num_short = 0;
@@ -558,19 +558,19 @@ TEST_F(ClusterStateTest, AGangWhoseFirstMembersAreForgottenCanFailAndBeStopped) 
   ClusterState state({.max_ended_rows = 1}, random_);
   actors::RegisterNode node;
   node.id = NodeId{1};
-  ASSERT_TRUE(state.node_joined(node));
+  ASSERT_TRUE(state.step(NodeJoined{node}));
   actors::JobSpec spec;
   spec.num_workers = 4;
-  const JobId job = state.job_submitted(spec).value();
-  state.port_found(job, 1);
+  const JobId job = state.step(JobSubmitted{spec}).value();
+  state.step(PortFound{job, 1});
   std::vector<WorkerId> ranks;
   for (const auto& a : state.take_actions()) {
     if (const auto* s = std::get_if<StartWorkerOn>(&a)) ranks.push_back(s->message.worker);
   }
   ASSERT_EQ(ranks.size(), 4u);
   const auto exits = [&](WorkerId w, int code) {
-    state.worker_updated(node.id, {w, WorkerState::kExited, 1, "", code, {}, job, {}});
-    state.tick();
+    state.step(WorkerUpdated{node.id, {w, WorkerState::kExited, 1, "", code, {}, job, {}}});
+    state.step(Tick{});
   };
   const auto expect_only_the_last_is_stopped = [&] {
     std::vector<WorkerId> stopped;
@@ -583,7 +583,7 @@ TEST_F(ClusterStateTest, AGangWhoseFirstMembersAreForgottenCanFailAndBeStopped) 
   exits(ranks[1], 0);
   exits(ranks[2], 1);
   expect_only_the_last_is_stopped();
-  ASSERT_TRUE(state.job_stopped(job, true));
+  ASSERT_TRUE(state.step(JobStopped{job, true}));
   expect_only_the_last_is_stopped();
   exits(ranks[3], 137);
   EXPECT_EQ(state.job(job)->state, JobState::kStopped);
@@ -603,38 +603,38 @@ TEST_F(ClusterStateTest, ANameStandsForOneLivingActorOfItsNamespace) {
   const JobId job = driver();
   join(1, {{"CPU", 4}});
   const auto first = named(gang(job, 1, {{"CPU", 1}}), "a");
-  ASSERT_TRUE(state_.gang_requested(first));
+  ASSERT_TRUE(state_.step(GangRequested{first}));
   EXPECT_EQ(state_.find({"a", "n"})->row.id, first.actors[0].id);
   EXPECT_EQ(state_.find({"a", "n"})->handle, "h:a");
   EXPECT_EQ(state_.find({"a", "m"}).error().reason(), "NoSuchName");
   const auto second = named(gang(job, 1, {{"CPU", 1}}), "a");
-  EXPECT_EQ(state_.gang_requested(second).error().reason(), "NameTaken");
+  EXPECT_EQ(state_.step(GangRequested{second}).error().reason(), "NameTaken");
   auto same = second;
   same.get_if_exists = true;
-  EXPECT_EQ(state_.gang_requested(same).value()->row.id, first.actors[0].id);
+  EXPECT_EQ(state_.step(GangRequested{same}).value()->row.id, first.actors[0].id);
   auto elsewhere = second;
   elsewhere.name_space = "m";
-  ASSERT_FALSE(state_.gang_requested(elsewhere).value());
-  ASSERT_TRUE(state_.actor_killed(first.actors[0].id));
+  ASSERT_FALSE(state_.step(GangRequested{elsewhere}).value());
+  ASSERT_TRUE(state_.step(ActorKilled{first.actors[0].id}));
   EXPECT_FALSE(state_.find({"a", "n"}));
-  EXPECT_FALSE(state_.gang_requested(named(gang(job, 1, {{"CPU", 1}}), "a")).value());  // free again
+  EXPECT_FALSE(state_.step(GangRequested{named(gang(job, 1, {{"CPU", 1}}), "a")}).value());  // free again
 }
 
 TEST_F(ClusterStateTest, ADetachedActorIsAJobOfItsOwn) {
   const JobId job = driver();
   join(1, {{"CPU", 4}});
   const auto g = named(gang(job, 1, {{"CPU", 1}}), "d", true);
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto s = taken<StartWorkerOn>().at(0);
   ready(s);
   EXPECT_NE(s.message.job, job);
-  state_.driver_ended(job);
+  state_.step(DriverEnded{job});
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
   for (const auto& e : taken<EndJobOn>()) EXPECT_EQ(e.job, job);
   // An actor that the detached actor makes ends with it.
   const auto child = gang(s.message.job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(child));
-  ASSERT_TRUE(state_.actor_killed(g.actors[0].id));
+  ASSERT_TRUE(state_.step(GangRequested{child}));
+  ASSERT_TRUE(state_.step(ActorKilled{g.actors[0].id}));
   EXPECT_EQ(state_of(child.actors[0].id), ActorState::kDead);
   EXPECT_EQ(state_.job(s.message.job)->state, JobState::kStopped);
 }
@@ -642,7 +642,7 @@ TEST_F(ClusterStateTest, ADetachedActorIsAJobOfItsOwn) {
 TEST_F(ClusterStateTest, ADetachedActorThatEndsItselfEndsItsJobWell) {
   const JobId job = driver();
   join(1, {{"CPU", 4}});
-  ASSERT_TRUE(state_.gang_requested(named(gang(job, 1, {{"CPU", 1}}), "d", true)));
+  ASSERT_TRUE(state_.step(GangRequested{named(gang(job, 1, {{"CPU", 1}}), "d", true)}));
   const auto s = taken<StartWorkerOn>().at(0);
   ready(s);
   dies(s, 0, "");
@@ -667,8 +667,8 @@ TEST_F(ClusterStateTest, WhatThereIsIsMeasured) {
   EXPECT_EQ(measured().at("shoal_nodes ALIVE"), 0);
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 3}});
-  ASSERT_TRUE(state_.gang_requested(gang(job, 2, {{"CPU", 1}})));
-  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 2}})));
+  ASSERT_TRUE(state_.step(GangRequested{gang(job, 2, {{"CPU", 1}})}));
+  ASSERT_TRUE(state_.step(GangRequested{gang(job, 1, {{"CPU", 2}})}));
   ready(taken<StartWorkerOn>().at(0));
   auto now = measured();
   EXPECT_EQ(now.at("shoal_nodes ALIVE"), 1);
@@ -680,7 +680,7 @@ TEST_F(ClusterStateTest, WhatThereIsIsMeasured) {
   EXPECT_EQ(now.at("shoal_pending_demands"), 1);
   EXPECT_EQ(now.at("shoal_resources 127.0.0.1 " + to_string(node) + " CPU"), 3);
   EXPECT_EQ(now.at("shoal_resources_used 127.0.0.1 " + to_string(node) + " CPU"), 2);
-  state_.node_lost(node, unavailable("gone"));
+  state_.step(NodeLost{node, unavailable("gone")});
   actors();
   now = measured();
   EXPECT_EQ(now.at("shoal_nodes DEAD"), 1);

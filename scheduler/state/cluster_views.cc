@@ -1,4 +1,4 @@
-// Read-only views of the cluster state: rows, sums, invariants, and actions as text.
+// Read-only views of the cluster state: rows, sums and invariants.
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -6,6 +6,8 @@
 #include "actors/cluster/function_worker.h"
 #include "runtime/core/check.h"
 #include "scheduler/state/cluster_state.h"
+#include "scheduler/state/explain.h"
+#include "scheduler/state/queue.h"
 
 namespace shoal::scheduler {
 
@@ -15,9 +17,6 @@ using actors::JobState;
 using actors::NodeState;
 using actors::Resources;
 using actors::WorkerState;
-
-// ---- queries
-// -----------------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -44,56 +43,13 @@ std::size_t bytes_of(const actors::JobRow& r) {
   return out;
 }
 
-}  // namespace
-
-actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
-  using What = actors::ListRequest::What;
-  actors::ListReply out;
-  std::size_t bytes = 0;
-  const auto page = [&](const auto& table, auto& rows, const auto& row_of, const auto& job_of) {
-    for (auto it = table.upper_bound({request.after}); it != table.end(); ++it) {
-      if (request.job && request.job != job_of(it->second)) continue;
-      auto row = row_of(it->second);
-      bytes += bytes_of(row);
-      if (!rows.empty() && (rows.size() == options_.max_listed_rows || bytes > options_.max_listed_bytes)) {
-        out.last = rows.back().id.value;
-        return;
-      }
-      rows.push_back(std::move(row));
-    }
-  };
-  const auto whole = [](const auto& entry) { return entry.row; };
-  switch (request.what) {
-    case What::kActors:
-      page(actors_, out.actors, [](const ActorRow& row) { return row; }, [](const ActorRow& row) { return row.job; });
-      break;
-    case What::kNodes:
-      page(nodes_, out.nodes, whole, [&](const Node&) { return request.job; });
-      break;
-    case What::kWorkers:
-      page(workers_, out.workers, whole, [](const Worker& w) { return w.row.job; });
-      break;
-    case What::kJobs:
-      page(jobs_, out.jobs, whole, [](const Job& j) { return j.row.id; });
-      break;
-    case What::kGroups:
-      page(groups_, out.groups, whole, [](const Group& g) { return g.row.job; });
-      break;
-  }
-  for (auto& row : out.actors) row.cause = brief(row.cause);
-  for (auto& row : out.workers) row.cause = brief(row.cause);
-  for (auto& row : out.jobs) row.cause = brief(row.cause);
-  for (auto& row : out.groups) row.cause = brief(row.cause);
-  return out;
-}
-
 // Shortens a cause, which may carry kilobytes of a process's last output.
-std::optional<Error> ClusterState::brief(const std::optional<Error>& cause) const {
+std::optional<Error> brief(const std::optional<Error>& cause, std::size_t max_text) {
   if (!cause) return {};
-  const auto cut = [this](const std::string& text) {
+  const auto cut = [max_text](const std::string& text) {
     std::size_t end = std::min(text.find('\n'), text.size());
-    if (end > options_.max_listed_text) {
-      end = options_.max_listed_text;
+    if (end > max_text) {
+      end = max_text;
       while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not inside a UTF-8 character
     }
     return text.substr(0, end);
@@ -105,9 +61,52 @@ std::optional<Error> ClusterState::brief(const std::optional<Error>& cause) cons
   return out;
 }
 
+}  // namespace
+
+actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
+  using What = actors::ListRequest::What;
+  actors::ListReply out;
+  std::size_t bytes = 0;
+  const auto page = [&](const auto& table, auto& rows, const auto& row_of, const auto& job_of) {
+    for (auto it = table.upper_bound({request.after}); it != table.end(); ++it) {
+      if (request.job && request.job != job_of(it->second)) continue;
+      auto row = row_of(it->second);
+      bytes += bytes_of(row);
+      if (!rows.empty() && (rows.size() == parts_.turn.options.max_listed_rows || bytes > parts_.turn.options.max_listed_bytes)) {
+        out.last = rows.back().id.value;
+        return;
+      }
+      rows.push_back(std::move(row));
+    }
+  };
+  const auto whole = [](const auto& entry) { return entry.row; };
+  switch (request.what) {
+    case What::kActors:
+      page(parts_.actors, out.actors, [](const ActorRow& row) { return row; }, [](const ActorRow& row) { return row.job; });
+      break;
+    case What::kNodes:
+      page(parts_.nodes, out.nodes, whole, [&](const rows::Node&) { return request.job; });
+      break;
+    case What::kWorkers:
+      page(parts_.workers, out.workers, whole, [](const rows::Worker& w) { return w.row.job; });
+      break;
+    case What::kJobs:
+      page(parts_.jobs, out.jobs, whole, [](const rows::Job& j) { return j.row.id; });
+      break;
+    case What::kGroups:
+      page(parts_.groups, out.groups, whole, [](const rows::Group& g) { return g.row.job; });
+      break;
+  }
+  for (auto& row : out.actors) row.cause = brief(row.cause, parts_.turn.options.max_listed_text);
+  for (auto& row : out.workers) row.cause = brief(row.cause, parts_.turn.options.max_listed_text);
+  for (auto& row : out.jobs) row.cause = brief(row.cause, parts_.turn.options.max_listed_text);
+  for (auto& row : out.groups) row.cause = brief(row.cause, parts_.turn.options.max_listed_text);
+  return out;
+}
+
 actors::ClusterStatus ClusterState::resources(JobId asking) const {
   actors::ClusterStatus out;
-  for (const auto& [id, n] : nodes_) {
+  for (const auto& [id, n] : parts_.nodes) {
     if (n.row.state != NodeState::kAlive) continue;
     ++out.num_nodes;
     out.total += n.row.total;
@@ -119,11 +118,11 @@ actors::ClusterStatus ClusterState::resources(JobId asking) const {
 
 actors::ClusterStatus ClusterState::status() const {
   actors::ClusterStatus out = resources({});
-  for (const auto& [id, w] : workers_) out.num_workers += w.row.state != WorkerState::kExited;
-  for (const auto& [id, a] : actors_) out.num_actors += a.state != ActorState::kDead && !actors::is_function_worker(a);
-  for (const auto& [id, j] : jobs_) out.num_jobs += !ended(j.row.state);
-  for (const auto& p : pending_) {
-    out.pending.push_back(name_of(p) + ": " + why(p));
+  for (const auto& [id, w] : parts_.workers) out.num_workers += w.row.state != WorkerState::kExited;
+  for (const auto& [id, a] : parts_.actors) out.num_actors += a.state != ActorState::kDead && !actors::is_function_worker(a);
+  for (const auto& [id, j] : parts_.jobs) out.num_jobs += !ended(j.row.state);
+  for (const auto& p : parts_.queue.entries) {
+    out.pending.push_back(name_of(parts_, p) + ": " + why(parts_, p));
   }
   return out;
 }
@@ -141,26 +140,26 @@ std::vector<actors::MetricFamily> ClusterState::metrics() const {
     out.push_back(family);
   };
   by_state(
-      "shoal_nodes", "Nodes; of those that are gone as many as are still listed.", nodes_, [](const Node& n) { return state_text(n.row); },
-      "ALIVE", "CORDONED", "DEAD", "DRAINING");
+      "shoal_nodes", "Nodes; of those that are gone as many as are still listed.", parts_.nodes,
+      [](const rows::Node& n) { return state_text(n.row); }, "ALIVE", "CORDONED", "DEAD", "DRAINING");
   by_state(
-      "shoal_actors", "Actors; of those that are gone as many as are still listed.", actors_,
+      "shoal_actors", "Actors; of those that are gone as many as are still listed.", parts_.actors,
       [](const ActorRow& a) { return to_string(a.state); }, "PENDING", "STARTING", "ALIVE", "DEAD", "RESTARTING");
   by_state(
-      "shoal_workers", "Processes of jobs; of those that are gone as many as are still listed.", workers_,
-      [](const Worker& w) { return to_string(w.row.state); }, "STARTING", "RUNNING", "EXITED");
+      "shoal_workers", "Processes of jobs; of those that are gone as many as are still listed.", parts_.workers,
+      [](const rows::Worker& w) { return to_string(w.row.state); }, "STARTING", "RUNNING", "EXITED");
   by_state(
-      "shoal_jobs", "Jobs; of those that are over as many as are still listed.", jobs_, [](const Job& j) { return to_string(j.row.state); },
-      "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED");
+      "shoal_jobs", "Jobs; of those that are over as many as are still listed.", parts_.jobs,
+      [](const rows::Job& j) { return to_string(j.row.state); }, "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED");
   by_state(
-      "shoal_placement_groups", "Placement groups; of those that are removed as many as are still listed.", groups_,
-      [](const Group& g) { return to_string(g.row.state); }, "PENDING", "CREATED", "RESCHEDULING", "REMOVED");
+      "shoal_placement_groups", "Placement groups; of those that are removed as many as are still listed.", parts_.groups,
+      [](const rows::Group& g) { return to_string(g.row.state); }, "PENDING", "CREATED", "RESCHEDULING", "REMOVED");
   out.push_back(
       FamilyOf(MetricKind::kGauge, "shoal_pending_demands", "Actors (gangs as one), jobs and placement groups that wait for room.")
-          .add(static_cast<double>(pending_.size())));
+          .add(static_cast<double>(parts_.queue.entries.size())));
   FamilyOf total(MetricKind::kGauge, "shoal_resources", "What a node offers; memory in bytes.");
   FamilyOf used(MetricKind::kGauge, "shoal_resources_used", "What of it is taken by actors, tasks, jobs and placement groups.");
-  for (const auto& [id, n] : nodes_) {
+  for (const auto& [id, n] : parts_.nodes) {
     if (n.row.state != NodeState::kAlive) continue;
     const auto amount = [](std::int64_t units) { return static_cast<double>(units) / actors::Resources::kUnit; };
     for (const auto& [name, units] : n.row.total.all()) {
@@ -175,65 +174,67 @@ std::vector<actors::MetricFamily> ClusterState::metrics() const {
 }
 
 const ActorRow* ClusterState::actor(ActorId id) const {
-  const auto it = actors_.find(id);
-  return it == actors_.end() ? nullptr : &it->second;
+  const auto it = parts_.actors.find(id);
+  return it == parts_.actors.end() ? nullptr : &it->second;
 }
 
 Result<actors::FoundActor> ClusterState::creation_spec(WorkerId worker) const {
-  const auto w = workers_.find(worker);
-  const auto a = w == workers_.end() ? actors_.end() : actors_.find(w->second.actor);
-  const auto g = a == actors_.end() ? gangs_.end() : gangs_.find(a->second.gang);
-  if (g == gangs_.end()) return fail(not_found("no actor is to be made by worker " + to_string(worker)));
+  const auto w = parts_.workers.find(worker);
+  const auto a = w == parts_.workers.end() ? parts_.actors.end() : parts_.actors.find(w->second.actor);
+  const auto g = a == parts_.actors.end() ? parts_.gangs.end() : parts_.gangs.find(a->second.gang);
+  if (g == parts_.gangs.end()) return fail(not_found("no actor is to be made by worker " + to_string(worker)));
   return actors::FoundActor{a->second, g->second.spec.creation_spec};
 }
 
-Result<actors::FoundActor> ClusterState::find(const actors::FindActor& request) const {
-  const auto it = names_.find({request.name_space, request.name});
-  if (it == names_.end()) {
-    return fail(not_found(fmt::format("no living actor is named '{}' in namespace '{}'", request.name, request.name_space))
-                    .with_reason("NoSuchName")
-                    .with_hint("namespaces are apart: give the one in which it was made; `shoal list actors` shows both"));
-  }
-  const ActorRow& row = actors_.at(it->second);
-  return actors::FoundActor{row, gangs_.at(row.gang).spec.handle};
-}
+bool ClusterState::wanted_back(JobId job) const { return scheduler::wanted_back(parts_, job); }
 
 const actors::JobRow* ClusterState::job(JobId id) const {
-  const auto it = jobs_.find(id);
-  return it == jobs_.end() ? nullptr : &it->second.row;
+  const auto it = parts_.jobs.find(id);
+  return it == parts_.jobs.end() ? nullptr : &it->second.row;
+}
+
+const actors::GroupRow* ClusterState::group(GroupId id) const {
+  const auto it = parts_.groups.find(id);
+  return it == parts_.groups.end() ? nullptr : &it->second.row;
+}
+
+Result<actors::GroupRow> ClusterState::find_group(const actors::FindActor& request) const {
+  if (const auto* const group = parts_.groups.named(request.name_space, request.name)) return group->row;
+  return fail(not_found(fmt::format("no placement group is named '{}' in namespace '{}'", request.name, request.name_space))
+                  .with_reason("NoSuchName"));
 }
 
 const actors::NodeRow* ClusterState::node(NodeId id) const {
-  const auto it = nodes_.find(id);
-  return it == nodes_.end() ? nullptr : &it->second.row;
+  const auto it = parts_.nodes.find(id);
+  return it == parts_.nodes.end() ? nullptr : &it->second.row;
 }
 
 std::vector<NodeId> ClusterState::alive_nodes() const {
   std::vector<NodeId> out;
-  for (const auto& [id, n] : nodes_) {
+  for (const auto& [id, n] : parts_.nodes) {
     if (n.row.state == NodeState::kAlive) out.push_back(id);
   }
   return out;
 }
 
 std::set<NodeId> ClusterState::nodes_of(JobId job) const {
-  const auto it = jobs_.find(job);
-  return it == jobs_.end() ? std::set<NodeId>() : it->second.nodes;
+  const auto it = parts_.jobs.find(job);
+  return it == parts_.jobs.end() ? std::set<NodeId>() : it->second.nodes;
 }
 
 void ClusterState::check_invariants() const {
   NodeResources taken;
   Shares shares;
-  for (const auto& [id, w] : workers_) {
+  for (const auto& [id, w] : parts_.workers) {
     if (!w.group && !w.held.empty()) shares.takes(w.row.job, w.held);
     if (w.row.state == WorkerState::kExited) SHOAL_CHECK(w.held.empty(), "an exited worker holds resources");
     taken[w.row.node] += w.held;
   }
-  for (const auto& [id, j] : jobs_) {  // placed jobs that still wait for their port
+  for (const auto& [id, j] : parts_.jobs) {  // placed jobs that still wait for their port
     if (!j.processes.empty() || ended(j.row.state)) continue;
     for (std::size_t i = 0; i < j.placed.size(); ++i) taken[j.placed[i]] += j.wants[i];
   }
-  for (const auto& [id, g] : groups_) {
+  for (const auto& [id, g] : parts_.groups) {
     if (g.row.state == actors::GroupState::kRemoved) continue;
     for (std::size_t i = 0; i < g.free.size(); ++i) {
       if (g.row.nodes[i]) taken[g.row.nodes[i]] += g.free[i];
@@ -245,8 +246,8 @@ void ClusterState::check_invariants() const {
     std::erase_if(by_job, [](const auto& job) { return job.second.empty(); });
     return by_job;
   };
-  SHOAL_CHECK(held(shares_.held()) == held(shares.held()), "what jobs hold does not add up");
-  for (const auto& [id, n] : nodes_) {
+  SHOAL_CHECK(held(parts_.shares.held()) == held(shares.held()), "what jobs hold does not add up");
+  for (const auto& [id, n] : parts_.nodes) {
     Resources sum = n.row.available;
     sum += taken[id];
     SHOAL_CHECK(sum == n.row.total, "a node's resources do not add up");
@@ -254,79 +255,38 @@ void ClusterState::check_invariants() const {
       SHOAL_CHECK(units >= 0 || name == "CPU", "a node gave more than it has");  // lent CPUs are taken back while in use
     }
   }
-  for (const auto& [id, a] : actors_) {
+  for (const auto& [id, a] : parts_.actors) {
     if (a.state == ActorState::kAlive)
-      SHOAL_CHECK(workers_.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");
+      SHOAL_CHECK(parts_.workers.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");
   }
   std::map<WorkerId, std::set<GangId>> made_by;
-  for (const auto& [id, g] : gangs_) {
+  for (const auto& [id, g] : parts_.gangs) {
     if (!g.spec.creator) continue;
     made_by[g.spec.creator].insert(id);
-    const auto w = workers_.find(g.spec.creator);
-    SHOAL_CHECK(w != workers_.end() && w->second.row.state != WorkerState::kExited, "an actor lives on without its creator");
+    const auto w = parts_.workers.find(g.spec.creator);
+    SHOAL_CHECK(w != parts_.workers.end() && w->second.row.state != WorkerState::kExited, "an actor lives on without its creator");
   }
-  SHOAL_CHECK(made_by == made_by_, "what each process made does not add up");
-  for (const auto& [name, who] : names_) {
-    const auto a = actors_.find(who);
-    SHOAL_CHECK(a != actors_.end() && a->second.state != ActorState::kDead, "a name stands for an actor that is gone");
+  SHOAL_CHECK(made_by == parts_.gangs.by_creator(), "what each process made does not add up");
+  for (const auto& [name, who] : parts_.actors.names()) {
+    const auto a = parts_.actors.find(who);
+    SHOAL_CHECK(a != parts_.actors.end() && a->second.state != ActorState::kDead, "a name stands for an actor that is gone");
   }
-  for (const auto& p : pending_) {
-    SHOAL_CHECK(p.group  ? groups_.contains(p.group)
-                : p.gang ? gangs_.contains(p.gang)
-                         : jobs_.contains(p.job),
+  for (const auto& p : parts_.queue.entries) {
+    SHOAL_CHECK(p.group  ? parts_.groups.contains(p.group)
+                : p.gang ? parts_.gangs.contains(p.gang)
+                         : parts_.jobs.contains(p.job),
                 "something pending is unknown");
   }
 }
-
-// ---- transcript
-// --------------------------------------------------------------------------------------------------------------------
 
 bool ClusterState::mentions(const std::string& text) const {
   const auto in = [&](const actors::Launch& launch) {
     return std::any_of(launch.env.begin(), launch.env.end(), [&](const auto& e) { return e.second.find(text) != std::string::npos; });
   };
-  return std::any_of(gangs_.begin(), gangs_.end(), [&](const auto& g) { return in(g.second.spec.launch); }) ||
-         std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& j) {
+  return std::any_of(parts_.gangs.begin(), parts_.gangs.end(), [&](const auto& g) { return in(g.second.spec.launch); }) ||
+         std::any_of(parts_.jobs.begin(), parts_.jobs.end(), [&](const auto& j) {
            return !ended(j.second.row.state) && std::any_of(j.second.launches.begin(), j.second.launches.end(), in);
          });
-}
-
-std::string to_string(const Action& action) {
-  struct Visitor {
-    std::string operator()(const StartWorkerOn& a) const {
-      return fmt::format("StartWorker node={} worker={} label='{}' rank={}", to_string(a.node), to_string(a.message.worker),
-                         a.message.label, a.message.rank);
-    }
-    std::string operator()(const StopWorkerOn& a) const {
-      return fmt::format("StopWorker node={} worker={} signal={}", to_string(a.node), to_string(a.message.worker), a.message.signal);
-    }
-    std::string operator()(const EndJobOn& a) const { return fmt::format("EndJob node={} job={}", to_string(a.node), to_string(a.job)); }
-    std::string operator()(const KillHostedOn& a) const {
-      return fmt::format("KillHosted node={} worker={} actor={}", to_string(a.node), to_string(a.message.worker),
-                         to_string(a.message.actor));
-    }
-    std::string operator()(const Disconnect& a) const { return fmt::format("Disconnect node={}", to_string(a.node)); }
-    std::string operator()(const EndNodeOn& a) const { return fmt::format("EndNode node={}", to_string(a.node)); }
-    std::string operator()(const ForgetJob& a) const { return fmt::format("ForgetJob job={}", to_string(a.job)); }
-    std::string operator()(const FindPortOn& a) const {
-      return fmt::format("FindPort node={} job={}", to_string(a.node), to_string(a.job));
-    }
-    std::string operator()(const NotifyActor& a) const {
-      return fmt::format("NotifyActor actor={} state={}{}", to_string(a.row.id), actors::to_string(a.row.state),
-                         a.row.cause ? " cause='" + a.row.cause->message() + "'" : "");
-    }
-    std::string operator()(const NotifyJob& a) const {
-      return fmt::format("NotifyJob job={} state={} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
-    }
-    std::string operator()(const NotifyGroup& a) const {
-      return fmt::format("NotifyGroup group={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
-    }
-    std::string operator()(const AnswerHosted& a) const {
-      return fmt::format("AnswerHosted actor={} {}", to_string(a.actor), a.result ? "complete" : a.result.error().message());
-    }
-    std::string operator()(const Warn& a) const { return fmt::format("Warn job={} '{}'", to_string(a.job), a.text); }
-  };
-  return std::visit(Visitor(), action);
 }
 
 }  // namespace shoal::scheduler

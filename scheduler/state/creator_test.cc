@@ -21,7 +21,7 @@ class CreatorTest : public ClusterStateTest {
   }
   // Starts a gang and returns its first process, which takes calls.
   StartWorkerOn lives(const GangSpec& g) {
-    EXPECT_TRUE(state_.gang_requested(g));
+    EXPECT_TRUE(state_.step(GangRequested{g}));
     const auto started = taken<StartWorkerOn>();
     EXPECT_EQ(started.size(), g.actors.size());
     for (const auto& s : started) ready(s);
@@ -56,7 +56,7 @@ TEST_F(CreatorTest, WhatAnActorMadeEndsWithItsProcessAndSaysSo) {
   child.name = "named";
   const auto c = lives(child);
   const GangSpec waits = made_by(process(p), "Waits", 3);
-  ASSERT_TRUE(state_.gang_requested(waits));
+  ASSERT_TRUE(state_.step(GangRequested{waits}));
   const GangSpec other = made_by({}, "Other");
   lives(other);
   actors();
@@ -92,9 +92,9 @@ TEST_F(CreatorTest, WhatAKilledActorMadeEndsWhenItsProcessDoes) {
   const auto p = parent();
   const GangSpec early = made_by(process(p)), late = made_by(process(p));
   lives(early);
-  ASSERT_TRUE(state_.actor_killed(parent_));
+  ASSERT_TRUE(state_.step(ActorKilled{parent_}));
   EXPECT_EQ(state_of(early), ActorState::kAlive);
-  ASSERT_TRUE(state_.gang_requested(late));  // a request under way
+  ASSERT_TRUE(state_.step(GangRequested{late}));  // a request under way
   dies(p, 137, "was killed by SIGKILL");
   const std::string why = "its creator, actor Parent(" + to_string(parent_) + "), ended: it was killed by shoal.kill";
   EXPECT_EQ(cause_of(early), "actor Child died: " + why);
@@ -106,7 +106,7 @@ TEST_F(CreatorTest, WhatAFormerLifeMadeIsGoneBeforeTheNextOneMakesMore) {
   for (int life = 0; life < 3; ++life) {
     GangSpec child = made_by(process(p), "Child", 3);
     const auto started = [&] {
-      EXPECT_TRUE(state_.gang_requested(child));
+      EXPECT_TRUE(state_.step(GangRequested{child}));
       return taken<StartWorkerOn>();
     }();
     ASSERT_EQ(started.size(), 3u);  // room after each restart
@@ -118,9 +118,9 @@ TEST_F(CreatorTest, WhatAFormerLifeMadeIsGoneBeforeTheNextOneMakesMore) {
     ready(p);
     for (const auto& s : started) dies(s, 137, "was killed by SIGKILL");
     pass(20s);  // no early death
-    state_.node_beat(NodeId{1});
+    state_.step(NodeBeat{NodeId{1}});
   }
-  ASSERT_TRUE(state_.actor_killed(parent_, true));
+  ASSERT_TRUE(state_.step(ActorKilled{parent_, true}));
   dies(p, 137, "was killed by SIGKILL");
   EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
 }
@@ -140,8 +140,8 @@ TEST_F(CreatorTest, AChildThatWasToBeStartedAgainIsNot) {
   dies(p, 137, "was killed by SIGKILL");
   EXPECT_EQ(state_of(child), ActorState::kDead);
   pass(20s);
-  state_.node_beat(NodeId{1});
-  state_.tick();
+  state_.step(NodeBeat{NodeId{1}});
+  state_.step(Tick{});
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
 }
 
@@ -149,14 +149,14 @@ TEST_F(CreatorTest, NobodyMakesAnythingAfterItsEnd) {
   const auto p = parent();
   dies(p, 137, "was killed by SIGKILL");
   const GangSpec late = made_by(process(p));
-  EXPECT_EQ(state_.gang_requested(late).error().reason(), "CreatorEnded");
-  EXPECT_EQ(state_.gang_requested(late).error().code(), Code::kCancelled);
+  EXPECT_EQ(state_.step(GangRequested{late}).error().reason(), "CreatorEnded");
+  EXPECT_EQ(state_.step(GangRequested{late}).error().code(), Code::kCancelled);
   EXPECT_EQ(state_.actor(late.actors[0].id), nullptr);
-  EXPECT_EQ(state_.gang_requested(made_by(WorkerId{77})).error().reason(), "CreatorEnded");
+  EXPECT_EQ(state_.step(GangRequested{made_by(WorkerId{77})}).error().reason(), "CreatorEnded");
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
   GangSpec detached = made_by(process(p));
   detached.detached = true;
-  EXPECT_TRUE(state_.gang_requested(detached));
+  EXPECT_TRUE(state_.step(GangRequested{detached}));
 }
 
 TEST_F(CreatorTest, ADetachedActorHasNoCreator) {
@@ -171,7 +171,7 @@ TEST_F(CreatorTest, ADetachedActorHasNoCreator) {
 TEST_F(CreatorTest, WhatADriverOrARankMadeEndsWithTheJob) {
   const WorkerId script{50}, rank{51};
   const auto is = [&](WorkerId w, const std::string& role, WorkerState state, std::optional<Error> cause = {}) {
-    state_.worker_updated(NodeId{1}, {w, state, 500, "", cause ? 1 : 0, cause, job_, role});
+    state_.step(WorkerUpdated{NodeId{1}, {w, state, 500, "", cause ? 1 : 0, cause, job_, role}});
   };
   is(script, "driver", WorkerState::kRunning);
   is(rank, "rank 1", WorkerState::kRunning);
@@ -194,9 +194,9 @@ TEST_F(CreatorTest, ALostNodeTakesWhatWasMadeThereAlong) {
   lives(near);
   const auto f = lives(far);
   pass(4s);
-  state_.node_beat(NodeId{2});
+  state_.step(NodeBeat{NodeId{2}});
   pass(2s);
-  state_.tick();
+  state_.step(Tick{});
   EXPECT_EQ(state_of(near), ActorState::kDead);
   EXPECT_EQ(state_of(far), ActorState::kDead);
   EXPECT_NE(cause_of(far).find("stopped answering"), std::string::npos) << cause_of(far);
@@ -226,12 +226,12 @@ TEST_F(CreatorTest, WhatARetiredWorkerMadeIsItsKeepersFromThenOn) {
   const auto i = lives(inner);
   const GangSpec child = made_by(process(i));
   lives(child);
-  ASSERT_TRUE(state_.worker_retired(outer.actors[0].id));
+  ASSERT_TRUE(state_.step(WorkerRetired{outer.actors[0].id}));
   dies(o, 137, "was killed by SIGKILL");
   EXPECT_EQ(state_of(inner), ActorState::kDead);  // its keeper has ended
   dies(i, 137, "was killed by SIGKILL");
   EXPECT_EQ(state_of(child), ActorState::kAlive);
-  ASSERT_TRUE(state_.worker_retired(outer.actors[0].id));  // a repeated request without effect
+  ASSERT_TRUE(state_.step(WorkerRetired{outer.actors[0].id}));  // a repeated request without effect
   dies(keeper, 137, "was killed by SIGKILL");
   EXPECT_NE(cause_of(child).find("its creator, actor Parent("), std::string::npos) << cause_of(child);
 }
@@ -240,11 +240,11 @@ TEST_F(CreatorTest, OnlyAWorkerOfFunctionsIsRetired) {
   const GangSpec actor = made_by({});
   const GangSpec child = made_by(process(lives(actor)));
   lives(child);
-  const auto retired = state_.worker_retired(actor.actors[0].id);
+  const auto retired = state_.step(WorkerRetired{actor.actors[0].id});
   ASSERT_FALSE(retired);
   EXPECT_EQ(retired.error().code(), Code::kInvalidArgument);
-  EXPECT_EQ(state_.worker_retired(ActorId{77}).error().code(), Code::kNotFound);
-  ASSERT_TRUE(state_.actor_killed(actor.actors[0].id));
+  EXPECT_EQ(state_.step(WorkerRetired{ActorId{77}}).error().code(), Code::kNotFound);
+  ASSERT_TRUE(state_.step(ActorKilled{actor.actors[0].id}));
   EXPECT_EQ(state_of(actor), ActorState::kDead);
 }
 
@@ -252,11 +252,11 @@ TEST_F(CreatorTest, WhatARetiredWorkerCouldNotMakeYetEndsWithIt) {
   const GangSpec functions = made_by({}, kFunctions);
   const auto f = lives(functions);
   const GangSpec starts = made_by(process(f)), waits = made_by(process(f), "Child", 4);
-  ASSERT_TRUE(state_.gang_requested(starts));
-  ASSERT_TRUE(state_.gang_requested(waits));
+  ASSERT_TRUE(state_.step(GangRequested{starts}));
+  ASSERT_TRUE(state_.step(GangRequested{waits}));
   EXPECT_EQ(state_of(starts), ActorState::kStarting);
   EXPECT_EQ(state_of(waits), ActorState::kPending);
-  ASSERT_TRUE(state_.worker_retired(functions.actors[0].id));
+  ASSERT_TRUE(state_.step(WorkerRetired{functions.actors[0].id}));
   dies(f, 137, "was killed by SIGKILL");
   for (const auto& g : {starts, waits}) EXPECT_NE(cause_of(g).find("its creator, a worker of remote functions, ended"), std::string::npos);
 }
@@ -266,10 +266,10 @@ TEST_F(CreatorTest, WhatARetiredWorkerOfADriverMadeEndsWithTheJob) {
   const auto f = lives(functions);
   const GangSpec child = made_by(process(f));
   lives(child);
-  ASSERT_TRUE(state_.worker_retired(functions.actors[0].id));
+  ASSERT_TRUE(state_.step(WorkerRetired{functions.actors[0].id}));
   dies(f, 137, "was killed by SIGKILL");
   EXPECT_EQ(state_of(child), ActorState::kAlive);
-  state_.driver_ended(job_);
+  state_.step(DriverEnded{job_});
   EXPECT_EQ(state_of(child), ActorState::kDead);
 }
 

@@ -20,7 +20,7 @@ class DrainTest : public testing::Test {
  protected:
   DrainTest() {
     pass(1s);
-    job_ = state_.driver_joined({"script.py", 100, {}});
+    job_ = state_.step(DriverJoined{{"script.py", 100, {}}});
   }
   ~DrainTest() override { state_.check_invariants(); }
 
@@ -28,15 +28,15 @@ class DrainTest : public testing::Test {
     now_ += time;
     unix_ms_ += std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
     state_.advance(now_, unix_ms_);
-    for (const NodeId n : state_.alive_nodes()) state_.node_beat(n);
-    state_.tick();
+    for (const NodeId n : state_.alive_nodes()) state_.step(NodeBeat{n});
+    state_.step(Tick{});
   }
   NodeId join(std::uint64_t id, double cpus) {
     actors::RegisterNode n;
     n.id = NodeId{id};
     n.host = "127.0.0.1";
     n.resources = of({{"CPU", cpus}});
-    EXPECT_TRUE(state_.node_joined(n));
+    EXPECT_TRUE(state_.step(NodeJoined{n}));
     return n.id;
   }
   ActorId actor(double cpus, int max_restarts = 0, const actors::Where& where = {}) {
@@ -46,7 +46,7 @@ class DrainTest : public testing::Test {
     g.job = job_;
     g.actors = {{ActorId{next_id_++}, "A", of({{"CPU", cpus}})}};
     g.max_restarts = max_restarts;
-    EXPECT_TRUE(state_.gang_requested(g));
+    EXPECT_TRUE(state_.step(GangRequested{g}));
     start();
     return g.actors[0].id;
   }
@@ -54,7 +54,7 @@ class DrainTest : public testing::Test {
   void start() {
     for (const auto& action : state_.take_actions()) {
       if (const auto* s = std::get_if<StartWorkerOn>(&action)) {
-        state_.worker_updated(s->node, {s->message.worker, WorkerState::kRunning, 1000, "unix:@w", 0, {}, {}, {}});
+        state_.step(WorkerUpdated{s->node, {s->message.worker, WorkerState::kRunning, 1000, "unix:@w", 0, {}, {}, {}}});
       }
       if (const auto* s = std::get_if<StopWorkerOn>(&action)) gone(s->node, s->message.worker);
       if (const auto* e = std::get_if<EndNodeOn>(&action)) left_.push_back(e->node);
@@ -62,10 +62,10 @@ class DrainTest : public testing::Test {
     state_.check_invariants();
   }
   void gone(NodeId node, WorkerId worker) {
-    state_.worker_updated(node, {worker, WorkerState::kExited, 1000, "", 137, unavailable("was killed by SIGKILL"), {}, {}});
+    state_.step(WorkerUpdated{node, {worker, WorkerState::kExited, 1000, "", 137, unavailable("was killed by SIGKILL"), {}, {}}});
   }
   void scheduling(NodeId node, NodeScheduling scheduling, std::uint64_t deadline_ms = 0) {
-    const auto set = state_.scheduling_set({node, scheduling, deadline_ms});
+    const auto set = state_.step(SchedulingSet{{node, scheduling, deadline_ms}});
     EXPECT_TRUE(set) << set.error().message();
   }
   NodeId node_of(ActorId id) { return state_.actor(id)->node; }
@@ -122,7 +122,7 @@ TEST_F(DrainTest, AJumpOfTheWallClockEndsNoDrainAndProlongsNone) {
     start();
     ASSERT_FALSE(left_.empty());
     EXPECT_EQ(left_.back(), node) << jump;
-    state_.node_lost(node, unavailable("it left"));
+    state_.step(NodeLost{node, unavailable("it left")});
   }
 }
 
@@ -130,9 +130,9 @@ TEST_F(DrainTest, WhatACordonedNodeCouldHoldWaitsInsteadOfBeingRefused) {
   scheduling(join(1, 4), NodeScheduling::kCordoned);
   actors::JobSpec spec;
   spec.resources = of({{"CPU", 4}});
-  EXPECT_TRUE(state_.job_submitted(spec));
+  EXPECT_TRUE(state_.step(JobSubmitted{spec}));
   scheduling(NodeId{1}, NodeScheduling::kDraining, 1000);
-  EXPECT_EQ(state_.job_submitted(spec).error().reason(), "Infeasible");
+  EXPECT_EQ(state_.step(JobSubmitted{spec}).error().reason(), "Infeasible");
 }
 
 TEST_F(DrainTest, ADrainedNodesActorsMoveAndThenItLeaves) {
@@ -152,7 +152,7 @@ TEST_F(DrainTest, ADrainedNodesActorsMoveAndThenItLeaves) {
   pass(1s);
   start();
   EXPECT_EQ(left_.size(), 1u);  // a single EndNodeOn
-  state_.node_lost(old, unavailable("its node's process ended"));
+  state_.step(NodeLost{old, unavailable("its node's process ended")});
   EXPECT_EQ(state_of(one), ActorState::kAlive);
 }
 
@@ -198,8 +198,8 @@ TEST_F(DrainTest, WhoMayNotRestartIsLeftAloneUntilTheDeadline) {
   pass(2s);
   start();
   EXPECT_EQ(left_, std::vector{old});
-  EXPECT_FALSE(state_.scheduling_set({old, NodeScheduling::kSchedulable, 0}));  // too late
-  state_.node_lost(old, unavailable("its node's process ended"));
+  EXPECT_FALSE(state_.step(SchedulingSet{{old, NodeScheduling::kSchedulable, 0}}));  // too late
+  state_.step(NodeLost{old, unavailable("its node's process ended")});
   EXPECT_NE(state_.actor(one)->cause->message().find("its node was drained"), std::string::npos);
 }
 
@@ -216,7 +216,7 @@ TEST_F(DrainTest, ADrainCanBeCalledOff) {
 
 TEST_F(DrainTest, ADrainedNodeThatWasAwayIsToldAgain) {
   const NodeId node = join(1, 1);
-  state_.node_away(node);
+  state_.step(NodeAway{node});
   scheduling(node, NodeScheduling::kDraining, 0);
   start();
   join(1, 1);
@@ -228,23 +228,23 @@ TEST_F(DrainTest, OnlyAJobThatEndedIsDeleted) {
   join(1, 1);
   actors::JobSpec spec;
   spec.submission = {"mine", "true", "{}", {{"a", "b"}}};
-  const JobId job = state_.job_submitted(spec).value();
+  const JobId job = state_.step(JobSubmitted{spec}).value();
   EXPECT_EQ(state_.job(job)->submission, spec.submission);
-  EXPECT_EQ(state_.job_submitted(spec).error().reason(), "NameTaken");
-  EXPECT_EQ(state_.job_deleted(job).error().code(), Code::kInvalidArgument);
-  ASSERT_TRUE(state_.job_stopped(job, true));
+  EXPECT_EQ(state_.step(JobSubmitted{spec}).error().reason(), "NameTaken");
+  EXPECT_EQ(state_.step(JobDeleted{job}).error().code(), Code::kInvalidArgument);
+  ASSERT_TRUE(state_.step(JobStopped{job, true}));
   start();
   state_.take_actions();
-  ASSERT_TRUE(state_.job_deleted(job));
+  ASSERT_TRUE(state_.step(JobDeleted{job}));
   EXPECT_EQ(std::get<ForgetJob>(state_.take_actions().at(0)).job, job);
   EXPECT_EQ(state_.job(job), nullptr);
-  EXPECT_EQ(state_.job_deleted(job).error().code(), Code::kNotFound);
-  EXPECT_TRUE(state_.job_submitted(spec));  // its id is free again
+  EXPECT_EQ(state_.step(JobDeleted{job}).error().code(), Code::kNotFound);
+  EXPECT_TRUE(state_.step(JobSubmitted{spec}));  // its id is free again
 }
 
 TEST_F(DrainTest, AJobWithoutAnIdOfItsOwnHasTheJobs) {
   join(1, 1);
-  const JobId job = state_.job_submitted({}).value();
+  const JobId job = state_.step(JobSubmitted{{}}).value();
   EXPECT_EQ(state_.job(job)->submission.id, to_string(job));
 }
 

@@ -40,20 +40,20 @@ TEST_F(GroupTest, StrategiesChooseNodes) {
   join(2, {{"CPU", 2}});
   join(3, {{"CPU", 2}});
   const auto pack = group({{{"CPU", 1}}, {{"CPU", 1}}}, Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(pack));
+  ASSERT_TRUE(state_.step(GroupRequested{pack}));
   EXPECT_EQ(nodes_of(pack).size(), 1u);
   const auto spread = group({{{"CPU", 1}}, {{"CPU", 1}}, {{"CPU", 1}}}, Strategy::kSpread);
-  ASSERT_TRUE(state_.group_requested(spread));  // best effort: two nodes have room
+  ASSERT_TRUE(state_.step(GroupRequested{spread}));  // best effort: two nodes have room
   EXPECT_EQ(nodes_of(spread).size(), 2u);
   const auto strict = group({{{"CPU", 2}}, {{"CPU", 1}}}, Strategy::kStrictPack);
-  ASSERT_TRUE(state_.group_requested(strict));
+  ASSERT_TRUE(state_.step(GroupRequested{strict}));
   EXPECT_EQ(state_of_group(strict), "PENDING");
   const auto apart = group({{{"CPU", 1}}, {{"CPU", 1}}}, Strategy::kStrictSpread);
-  ASSERT_TRUE(state_.group_requested(apart));
+  ASSERT_TRUE(state_.step(GroupRequested{apart}));
   EXPECT_EQ(state_of_group(apart), "PENDING");
   join(4, {{"CPU", 3}});
   EXPECT_EQ(nodes_of(strict), std::set<NodeId>{NodeId{4}});
-  state_.group_removed(pack.id);
+  state_.step(GroupRemoved{pack.id});
   EXPECT_EQ(nodes_of(apart).size(), 2u);
 }
 
@@ -62,19 +62,19 @@ TEST_F(GroupTest, AStrictSpreadFindsAnyMatching) {
   join(2, {{"CPU", 1}});
   // Bundle 0 fits on both nodes, bundle 1 only on the node that first fit would give to bundle 0.
   const auto g = group({{{"CPU", 1}}, {{"GPU", 1}}}, actors::Strategy::kStrictSpread);
-  ASSERT_TRUE(state_.group_requested(g));
+  ASSERT_TRUE(state_.step(GroupRequested{g}));
   EXPECT_EQ(state_of_group(g), "CREATED");
 }
 
 TEST_F(GroupTest, ActorsLiveOffItsBundlesAndDieWithIt) {
   join(1, {{"CPU", 2}});
   const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(g));
+  ASSERT_TRUE(state_.step(GroupRequested{g}));
   EXPECT_TRUE(state_.status().available.empty());
   const auto a = in(g, {{"CPU", 1}}, 1), b = in(g, {{"CPU", 1}}, 1), c = in(g, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(a));
-  ASSERT_TRUE(state_.gang_requested(b));
-  ASSERT_TRUE(state_.gang_requested(c));
+  ASSERT_TRUE(state_.step(GangRequested{a}));
+  ASSERT_TRUE(state_.step(GangRequested{b}));
+  ASSERT_TRUE(state_.step(GangRequested{c}));
   EXPECT_EQ(state_of(a.actors[0].id), ActorState::kStarting);
   EXPECT_EQ(state_of(b.actors[0].id), ActorState::kPending);  // bundle 1 is taken
   EXPECT_EQ(state_of(c.actors[0].id), ActorState::kStarting);
@@ -82,40 +82,40 @@ TEST_F(GroupTest, ActorsLiveOffItsBundlesAndDieWithIt) {
   dies(started.at(0), 0, "");
   EXPECT_EQ(state_of(b.actors[0].id), ActorState::kStarting);  // in the freed place
   EXPECT_TRUE(state_.status().available.empty());
-  state_.group_removed(g.id);
+  state_.step(GroupRemoved{g.id});
   EXPECT_EQ(state_of(b.actors[0].id), ActorState::kDead);
   EXPECT_EQ(state_.actor(b.actors[0].id)->cause->message(), "actor A died: its placement group was removed");
   EXPECT_EQ(taken<StopWorkerOn>().size(), 2u);
   dies(started.at(1), 137, "killed");
-  EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 1}})).error().reason(), "GroupRemoved");
+  EXPECT_EQ(state_.step(GangRequested{in(g, {{"CPU", 1}})}).error().reason(), "GroupRemoved");
 }
 
 TEST_F(GroupTest, WhatNoBundleCouldHoldIsRefused) {
   join(1, {{"CPU", 2}});
   const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(g));
-  EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 2}})).error().code(), Code::kInvalidArgument);
-  EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 1}}, 2)).error().code(), Code::kInvalidArgument);
-  EXPECT_TRUE(state_.group_requested(g));  // a repeated request whose answer was lost
+  ASSERT_TRUE(state_.step(GroupRequested{g}));
+  EXPECT_EQ(state_.step(GangRequested{in(g, {{"CPU", 2}})}).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(state_.step(GangRequested{in(g, {{"CPU", 1}}, 2)}).error().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(state_.step(GroupRequested{g}));  // a repeated request whose answer was lost
   auto of_another = g;
   of_another.job = driver();
-  EXPECT_EQ(state_.group_requested(of_another).error().code(), Code::kInvalidArgument);
-  EXPECT_EQ(state_.group_requested(group({{}}, actors::Strategy::kPack)).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(state_.step(GroupRequested{of_another}).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(state_.step(GroupRequested{group({{}}, actors::Strategy::kPack)}).error().code(), Code::kInvalidArgument);
 }
 
 TEST_F(GroupTest, ABundleThatLosesItsNodeIsPlacedAgain) {
   join(1, {{"CPU", 1}});
   join(2, {{"CPU", 1}});
   const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kStrictSpread);
-  ASSERT_TRUE(state_.group_requested(g));
+  ASSERT_TRUE(state_.step(GroupRequested{g}));
   const auto a = in(g, {{"CPU", 1}}, 1);
-  ASSERT_TRUE(state_.gang_requested(a));
+  ASSERT_TRUE(state_.step(GangRequested{a}));
   const NodeId lost = state_.group(g.id)->nodes[1];
-  state_.node_lost(lost, unavailable("gone"));
+  state_.step(NodeLost{lost, unavailable("gone")});
   EXPECT_EQ(state_of_group(g), "RESCHEDULING");
   EXPECT_EQ(state_of(a.actors[0].id), ActorState::kDead);
   const auto b = in(g, {{"CPU", 1}}, 1);
-  ASSERT_TRUE(state_.gang_requested(b));
+  ASSERT_TRUE(state_.step(GangRequested{b}));
   EXPECT_EQ(state_of(b.actors[0].id), ActorState::kPending);
   join(3, {{"CPU", 1}});
   EXPECT_EQ(state_of_group(g), "CREATED");
@@ -125,14 +125,14 @@ TEST_F(GroupTest, ABundleThatLosesItsNodeIsPlacedAgain) {
 TEST_F(GroupTest, ARestartedActorStandsBeforeItsGroupAndStillComesAfterIt) {
   join(1, {{"CPU", 1}});
   const auto g = group({{{"CPU", 1}}}, actors::Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(g));
+  ASSERT_TRUE(state_.step(GroupRequested{g}));
   auto a = in(g, {{"CPU", 1}});
   a.max_restarts = 1;
   auto waits = in(g, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(a));
-  ASSERT_TRUE(state_.gang_requested(waits));
+  ASSERT_TRUE(state_.step(GangRequested{a}));
+  ASSERT_TRUE(state_.step(GangRequested{waits}));
   ready(taken<StartWorkerOn>().at(0));
-  state_.node_lost(NodeId{1}, unavailable("gone"));  // by silence, without node_away()
+  state_.step(NodeLost{NodeId{1}, unavailable("gone")});  // by silence, without node_away()
   EXPECT_EQ(state_of(a.actors[0].id), ActorState::kRestarting);
   EXPECT_EQ(state_of(waits.actors[0].id), ActorState::kPending);  // not on the lost node
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
@@ -147,8 +147,8 @@ TEST_F(GroupTest, ItEndsWithItsJobUnlessItIsDetached) {
   auto waiting = group({{{"CPU", 9}}}, actors::Strategy::kPack);
   detached.detached = true;
   detached.name = "kept";
-  for (const auto& g : {mine, detached, waiting}) ASSERT_TRUE(state_.group_requested(g));
-  state_.driver_ended(job_);
+  for (const auto& g : {mine, detached, waiting}) ASSERT_TRUE(state_.step(GroupRequested{g}));
+  state_.step(DriverEnded{job_});
   EXPECT_EQ(state_of_group(mine), "REMOVED");
   EXPECT_EQ(state_of_group(waiting), "REMOVED");
   EXPECT_EQ(state_of_group(detached), "CREATED");
@@ -160,17 +160,17 @@ TEST_F(GroupTest, ItEndsWithItsJobUnlessItIsDetached) {
 TEST_F(GroupTest, AWorkerThatWaitsLendsItsCpus) {
   join(1, {{"CPU", 1}, {"GPU", 1}});
   const auto first = gang(job_, 1, {{"CPU", 1}, {"GPU", 1}}), second = gang(job_, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(first));
-  ASSERT_TRUE(state_.gang_requested(second));
+  ASSERT_TRUE(state_.step(GangRequested{first}));
+  ASSERT_TRUE(state_.step(GangRequested{second}));
   const auto started = taken<StartWorkerOn>();
   ASSERT_EQ(started.size(), 1u);
-  state_.worker_blocked(started[0].message.worker, true);
-  state_.worker_blocked(started[0].message.worker, true);  // repeated
+  state_.step(WorkerBlocked{started[0].message.worker, true});
+  state_.step(WorkerBlocked{started[0].message.worker, true});  // repeated
   EXPECT_EQ(state_of(second.actors[0].id), ActorState::kStarting);
   EXPECT_EQ(state_.status().available.units("GPU"), 0);
-  state_.worker_blocked(started[0].message.worker, false);  // both running now
+  state_.step(WorkerBlocked{started[0].message.worker, false});  // both running now
   const auto third = gang(job_, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(third));
+  ASSERT_TRUE(state_.step(GangRequested{third}));
   dies(started[0], 0, "");
   EXPECT_EQ(state_of(third.actors[0].id), ActorState::kPending);
   dies(taken<StartWorkerOn>().at(0), 0, "");
@@ -180,20 +180,21 @@ TEST_F(GroupTest, AWorkerThatWaitsLendsItsCpus) {
 TEST_F(GroupTest, OneThatDiesWhileItLendsGivesNothingTwice) {
   join(1, {{"CPU", 2}});
   const auto g = group({{{"CPU", 1}}}, actors::Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(g));
+  ASSERT_TRUE(state_.step(GroupRequested{g}));
   const auto a = in(g, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(a));
+  ASSERT_TRUE(state_.step(GangRequested{a}));
   const auto started = taken<StartWorkerOn>();
-  state_.worker_blocked(started.at(0).message.worker, true);
+  state_.step(WorkerBlocked{started.at(0).message.worker, true});
   dies(started[0], 137, "killed");
-  state_.worker_blocked(started[0].message.worker, false);  // late
-  state_.group_removed(g.id);
+  state_.step(WorkerBlocked{started[0].message.worker, false});  // late
+  state_.step(GroupRemoved{g.id});
   EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
 }
 
 TEST_F(GroupTest, AListOfLargeGroupsComesInPagesThatFitAMessage) {
   for (int i = 0; i < 12; ++i) {
-    ASSERT_TRUE(state_.group_requested(group(std::vector<std::map<std::string, double>>(2000, {{"CPU", 1}}), actors::Strategy::kPack)));
+    ASSERT_TRUE(
+        state_.step(GroupRequested{group(std::vector<std::map<std::string, double>>(2000, {{"CPU", 1}}), actors::Strategy::kPack)}));
   }
   std::size_t rows = 0;
   actors::ListRequest request;
@@ -220,15 +221,15 @@ TEST_F(GroupTest, ANodeOfChoiceIsWaitedForUnlessItCannotBe) {
     return g;
   };
   const auto first = on(2, false), second = on(2, false), third = on(9, true);
-  ASSERT_TRUE(state_.gang_requested(first));
+  ASSERT_TRUE(state_.step(GangRequested{first}));
   EXPECT_EQ(state_.actor(first.actors[0].id)->node, NodeId{2});
-  ASSERT_TRUE(state_.gang_requested(second));
+  ASSERT_TRUE(state_.step(GangRequested{second}));
   EXPECT_EQ(state_of(second.actors[0].id), ActorState::kPending);  // although node 1 has room
-  ASSERT_TRUE(state_.gang_requested(third));
+  ASSERT_TRUE(state_.step(GangRequested{third}));
   EXPECT_EQ(state_.actor(third.actors[0].id)->node, NodeId{1});  // no node 9 exists
-  EXPECT_EQ(state_.gang_requested(on(9, false)).error().reason(), "Unschedulable");
-  EXPECT_EQ(state_.gang_requested(on(2, false, 2)).error().reason(), "Unschedulable");
-  state_.node_lost(NodeId{2}, unavailable("gone"));
+  EXPECT_EQ(state_.step(GangRequested{on(9, false)}).error().reason(), "Unschedulable");
+  EXPECT_EQ(state_.step(GangRequested{on(2, false, 2)}).error().reason(), "Unschedulable");
+  state_.step(NodeLost{NodeId{2}, unavailable("gone")});
   EXPECT_EQ(state_of(second.actors[0].id), ActorState::kDead);
   EXPECT_EQ(state_.actor(second.actors[0].id)->cause->message(), "actor A died: the node that it had to be on was lost");
 }
@@ -240,7 +241,7 @@ TEST_F(GroupTest, SpreadGoesWhereFewAre) {
   for (int i = 0; i < 4; ++i) {
     auto g = gang(job_, 1, {{"CPU", 1}});
     g.where.spread = true;
-    ASSERT_TRUE(state_.gang_requested(g));
+    ASSERT_TRUE(state_.step(GangRequested{g}));
     ++count[state_.actor(g.actors[0].id)->node];
   }
   EXPECT_EQ(count[NodeId{1}], 2);
@@ -261,14 +262,14 @@ TEST_F(GroupTest, LabelsAreMatched) {
   n.resources = of({{"CPU", 1}});
   n.labels = has;
   join(1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.node_joined(n));
+  ASSERT_TRUE(state_.step(NodeJoined{n}));
   auto g = gang(job_, 1, {{"CPU", 1}});
   g.where.labels = {{"disk", {"fast"}, false}};
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   EXPECT_EQ(state_.actor(g.actors[0].id)->node, NodeId{5});
   auto never = gang(job_, 1, {{"CPU", 1}});
   never.where.labels = {{"disk", {"tape"}, false}};
-  ASSERT_TRUE(state_.gang_requested(never));
+  ASSERT_TRUE(state_.step(GangRequested{never}));
   EXPECT_EQ(state_.status().pending.at(0), "actor A: no node has the labels disk=tape");
 }
 
@@ -279,7 +280,7 @@ TEST_F(GroupTest, LabelsThatArePreferredAreMatchedWhereThereIsRoomOnANodeWithThe
     n.id = NodeId{id};
     n.resources = of({{"CPU", 2}});
     n.labels = {{"zone", zone}, {"disk", disk}};
-    ASSERT_TRUE(state_.node_joined(n));
+    ASSERT_TRUE(state_.step(NodeJoined{n}));
   };
   labelled(1, "a", "slow");
   labelled(2, "b", "fast");
@@ -288,7 +289,7 @@ TEST_F(GroupTest, LabelsThatArePreferredAreMatchedWhereThereIsRoomOnANodeWithThe
     auto g = gang(job_, count, {{"CPU", 1}});
     g.where.labels = std::move(hard);
     g.where.prefers = std::move(soft);
-    EXPECT_TRUE(state_.gang_requested(g));
+    EXPECT_TRUE(state_.step(GangRequested{g}));
     return state_.actor(g.actors.back().id)->node;
   };
   const LabelMatch in_b{"zone", {"b"}, false}, fast{"disk", {"fast"}, false}, tape{"disk", {"tape"}, false};
@@ -308,7 +309,7 @@ TEST_F(GroupTest, EachBundleGoesToANodeWithItsLabels) {
     n.id = NodeId{id};
     n.resources = of({{"CPU", 2}});
     n.labels = labels;
-    ASSERT_TRUE(state_.node_joined(n));
+    ASSERT_TRUE(state_.step(NodeJoined{n}));
   };
   const auto labelled = [&](Strategy strategy, const std::vector<std::string>& zones) {
     auto g = group(std::vector<std::map<std::string, double>>(zones.size(), {{"CPU", 1}}), strategy);
@@ -322,34 +323,34 @@ TEST_F(GroupTest, EachBundleGoesToANodeWithItsLabels) {
   join_labelled(3, {{"zone", "b"}});
   for (const auto strategy : {Strategy::kPack, Strategy::kSpread, Strategy::kStrictSpread}) {
     const auto g = labelled(strategy, {"b", "", "a"});
-    ASSERT_TRUE(state_.group_requested(g));
+    ASSERT_TRUE(state_.step(GroupRequested{g}));
     EXPECT_EQ(state_of_group(g), "CREATED");
     EXPECT_EQ(state_.group(g.id)->nodes[0], NodeId{3});
     EXPECT_EQ(state_.group(g.id)->nodes[2], NodeId{2});
     state_.check_invariants();
-    state_.group_removed(g.id);
+    state_.step(GroupRemoved{g.id});
   }
   const auto together = labelled(Strategy::kStrictPack, {"a", ""});
-  ASSERT_TRUE(state_.group_requested(together));
+  ASSERT_TRUE(state_.step(GroupRequested{together}));
   EXPECT_EQ(nodes_of(together), std::set<NodeId>{NodeId{2}});
-  state_.group_removed(together.id);
+  state_.step(GroupRemoved{together.id});
   const auto torn = labelled(Strategy::kStrictPack, {"a", "b"});
-  ASSERT_TRUE(state_.group_requested(torn));
+  ASSERT_TRUE(state_.step(GroupRequested{torn}));
   EXPECT_EQ(state_of_group(torn), "PENDING");
   EXPECT_NE(state_.status().pending.at(0).find("needs CPU 2, labels zone=a 1, labels zone=b 1 on one node"), std::string::npos)
       << state_.status().pending.at(0);
   const auto never = labelled(Strategy::kPack, {"a", "c"});
-  ASSERT_TRUE(state_.group_requested(never));
+  ASSERT_TRUE(state_.step(GroupRequested{never}));
   EXPECT_NE(state_.status().pending.at(1).find("no node has the labels zone=c"), std::string::npos) << state_.status().pending.at(1);
   join_labelled(4, {{"zone", "c"}});
   EXPECT_EQ(state_.group(never.id)->nodes, (std::vector{NodeId{2}, NodeId{4}}));
-  state_.node_lost(NodeId{4}, unavailable("gone").with_reason("NodeLost"));  // its bundle needs the same label
+  state_.step(NodeLost{NodeId{4}, unavailable("gone").with_reason("NodeLost")});  // its bundle needs the same label
   EXPECT_EQ(state_of_group(never), "RESCHEDULING");
   join_labelled(5, {{"zone", "c"}});
   EXPECT_EQ(state_.group(never.id)->nodes, (std::vector{NodeId{2}, NodeId{5}}));
   auto wrong = labelled(Strategy::kPack, {"a"});
   wrong.labels.push_back({});
-  EXPECT_EQ(state_.group_requested(wrong).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(state_.step(GroupRequested{wrong}).error().code(), Code::kInvalidArgument);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ class PendingTest : public ClusterStateTest {
     std::vector<GangSpec> out;
     for (int i = 0; i < count; ++i) {
       out.push_back(gang(job, 1, {{"CPU", cpus}}));
-      EXPECT_TRUE(state_.gang_requested(out.back()));
+      EXPECT_TRUE(state_.step(GangRequested{out.back()}));
     }
     return out;
   }
@@ -47,8 +47,8 @@ class PendingTest : public ClusterStateTest {
   void ticks(runtime::Duration time) {
     for (runtime::Duration t{}; t < time; t += 1s) {
       pass(1s);
-      for (const NodeId n : state_.alive_nodes()) state_.node_beat(n);
-      state_.tick();
+      for (const NodeId n : state_.alive_nodes()) state_.step(NodeBeat{n});
+      state_.step(Tick{});
     }
   }
 
@@ -100,7 +100,7 @@ class LentTest : public PendingTest {
     for (int i = 0; i < count; ++i) {
       auto g = gang(job, 1, {{"CPU", 1}});
       g.actors[0].class_name = actors::kFunctionWorker;
-      EXPECT_TRUE(state_.gang_requested(g));
+      EXPECT_TRUE(state_.step(GangRequested{g}));
     }
     started();
   }
@@ -158,18 +158,18 @@ TEST_F(PendingTest, WhatWaitsSaysWhyFromTheStart) {
   for (int i = 2; i < 52; ++i) others.push_back(ask(a, 1, i).front());
   EXPECT_NE(state_.actor(others.front().actors[0].id)->pending_reason, "");
   EXPECT_EQ(state_.actor(others.back().actors[0].id)->pending_reason, "");  // a few more are explained per tick
-  for (int i = 0; i < 4; ++i) state_.tick();
+  for (int i = 0; i < 4; ++i) state_.step(Tick{});
   EXPECT_NE(state_.actor(others.back().actors[0].id)->pending_reason.find("lacks CPU 51 (has 1)"), std::string::npos);
   actors::GroupSpec group;
   group.id = GroupId{7};
   group.job = a;
   group.bundles = {of({{"CPU", 3}})};
-  ASSERT_TRUE(state_.group_requested(group));
+  ASSERT_TRUE(state_.step(GroupRequested{group}));
   EXPECT_NE(state_.group(group.id)->pending_reason.find("lacks CPU"), std::string::npos) << state_.group(group.id)->pending_reason;
   actors::JobSpec spec;
   spec.wait = true;
   spec.resources = of({{"CPU", 9}});
-  const auto submitted = state_.job_submitted(spec);
+  const auto submitted = state_.step(JobSubmitted{spec});
   ASSERT_TRUE(submitted);
   EXPECT_NE(state_.job(*submitted)->pending_reason.find("lacks CPU"), std::string::npos) << state_.job(*submitted)->pending_reason;
   EXPECT_TRUE(taken<Warn>().empty());
@@ -191,11 +191,11 @@ TEST_F(PendingTest, WhatIsBusyAndWhatIsImpossibleAreSaidInOtherWords) {
   group.id = GroupId{7};
   group.job = a;
   group.bundles = {of({{"CPU", 1}}), of({{"CPU", 1}})};
-  ASSERT_TRUE(state_.group_requested(group));
+  ASSERT_TRUE(state_.step(GroupRequested{group}));
   EXPECT_TRUE(state_.group(group.id)->pending_reason.starts_with("waits for others to end")) << state_.group(group.id)->pending_reason;
   group.id = GroupId{8};
   group.bundles = {of({{"CPU", 2}}), of({{"CPU", 1}})};
-  ASSERT_TRUE(state_.group_requested(group));
+  ASSERT_TRUE(state_.step(GroupRequested{group}));
   EXPECT_TRUE(state_.group(group.id)->pending_reason.starts_with("can never start")) << state_.group(group.id)->pending_reason;
 }
 
@@ -204,10 +204,10 @@ TEST_F(PendingTest, CpusThatWereLentAreNotLessThanNone) {
   const JobId a = job("a");
   ask(a, 2);
   const auto first = started();
-  for (const auto& s : first) state_.worker_blocked(s.message.worker, true);
+  for (const auto& s : first) state_.step(WorkerBlocked{s.message.worker, true});
   ask(a, 2);
   started();
-  for (const auto& s : first) state_.worker_blocked(s.message.worker, false);
+  for (const auto& s : first) state_.step(WorkerBlocked{s.message.worker, false});
   const auto waits = ask(a, 1);
   const std::string why = state_.actor(waits[0].actors[0].id)->pending_reason;
   EXPECT_NE(why.find("(0 of 2 free)"), std::string::npos) << why;
@@ -217,22 +217,22 @@ TEST_F(LentTest, CpusThatWereLentAreHadAgainWhereThereIsRoomForThem) {
   const JobId a = job("a"), b = job("b");
   functions(a, 2);
   const WorkerId worker = running_.at(0).message.worker;
-  EXPECT_TRUE(state_.worker_resumes(worker));  // its CPUs are not lent
-  state_.worker_blocked(worker, true);
+  EXPECT_TRUE(state_.step(WorkerResumes{worker}));  // its CPUs are not lent
+  state_.step(WorkerBlocked{worker, true});
   ask(b, 1, 2);  // the free CPU and the lent one
   started();
-  const auto refused = state_.worker_resumes(worker);
+  const auto refused = state_.step(WorkerResumes{worker});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kResourceExhausted);
   ends(b);
-  EXPECT_TRUE(state_.worker_resumes(worker));
+  EXPECT_TRUE(state_.step(WorkerResumes{worker}));
   ask(b, 1);
   EXPECT_EQ(who(), "b");  // only one CPU is free
   ask(b, 1);
   EXPECT_EQ(who(), "");
-  state_.worker_blocked(worker, true);
+  state_.step(WorkerBlocked{worker, true});
   EXPECT_EQ(who(), "b");
-  EXPECT_FALSE(state_.worker_resumes(WorkerId{99}));
+  EXPECT_FALSE(state_.step(WorkerResumes{WorkerId{99}}));
 }
 
 TEST_F(PendingTest, AFunctionThatWaitsIsCalledByItsName) {
@@ -241,7 +241,7 @@ TEST_F(PendingTest, AFunctionThatWaitsIsCalledByItsName) {
   ask(a, 1);
   auto g = gang(a, 1, {{"CPU", 1}});
   g.actors[0].class_name = std::string(actors::kFunctionWorker) + ": train_step";
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   EXPECT_TRUE(state_.status().pending.at(0).starts_with("function train_step: waits")) << state_.status().pending.at(0);
   started();
   ticks(2s);
@@ -259,7 +259,7 @@ TEST_F(PendingTest, WhatEndsWithItsJobSaysSo) {
   const JobId a = job("a");
   const auto gangs = ask(a, 1);
   const auto s = started().at(0);
-  state_.driver_ended(a);
+  state_.step(DriverEnded{a});
   dies(s, 128 + SIGKILL, "was killed by SIGKILL");
   EXPECT_EQ(state_.actor(gangs[0].actors[0].id)->cause->message(), "actor A is gone: its job ended");
   const auto workers = state_.list({actors::ListRequest::What::kWorkers, {}, 0}).workers;
@@ -270,7 +270,7 @@ TEST_F(PendingTest, WhatEndsWithItsJobSaysSo) {
 TEST_F(PendingTest, AShareIsOfWhatIsScarcest) {
   join(1, {{"CPU", 100}, {"GPU", 2}});
   const JobId a = job("a"), b = job("b");
-  ASSERT_TRUE(state_.gang_requested(gang(a, 1, {{"GPU", 1}, {"CPU", 1}})));
+  ASSERT_TRUE(state_.step(GangRequested{gang(a, 1, {{"GPU", 1}, {"CPU", 1}})}));
   ask(b, 1, 99);
   EXPECT_EQ(who(), "ab");
   const auto more = ask(a, 1);
@@ -286,7 +286,7 @@ TEST_F(PendingTest, AGangIsPlacedAsAWholeAndOthersPassItMeanwhile) {
   ask(a, 4);
   EXPECT_EQ(who(), "aaaa");
   const GangSpec large = gang(b, 3, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(large));
+  ASSERT_TRUE(state_.step(GangRequested{large}));
   ask(a, 4);
   ends(a);
   EXPECT_EQ(who(), "a");  // b's turn, but one CPU is too little for its gang
@@ -300,7 +300,7 @@ TEST_F(PendingTest, RoomIsKeptForALargeGangThatWasPassedOverForLong) {
   ask(a, 3);
   EXPECT_EQ(who(), "aaa");
   const GangSpec large = gang(b, 3, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(large));
+  ASSERT_TRUE(state_.step(GangRequested{large}));
   ask(a, 100);
   const auto free = gang(a, 1, {});
   for (int i = 0; i < 29; ++i) {  // within `patience`
@@ -311,7 +311,7 @@ TEST_F(PendingTest, RoomIsKeptForALargeGangThatWasPassedOverForLong) {
   ticks(2s);
   ends(a);
   EXPECT_EQ(who(), "");  // room is kept
-  ASSERT_TRUE(state_.gang_requested(free));
+  ASSERT_TRUE(state_.step(GangRequested{free}));
   EXPECT_EQ(who(), "a");  // asks for nothing that the gang wants
   running_.pop_back();
   ends(a);
@@ -328,7 +328,7 @@ TEST_F(PendingTest, AWindowEndsAndOthersHaveTheirTurn) {
   ask(a, 1);
   EXPECT_EQ(who(), "aa");
   const GangSpec large = gang(b, 1, {{"CPU", 3}});
-  ASSERT_TRUE(state_.gang_requested(large));
+  ASSERT_TRUE(state_.step(GangRequested{large}));
   ticks(31s);
   const auto more = ask(a, 1);
   EXPECT_EQ(who(), "");  // the free room is kept
@@ -358,12 +358,12 @@ TEST_F(PendingTest, NoRoomIsKeptForWhatNoNodeCouldHoldOrThatEnded) {
   ask(a, 2);
   EXPECT_EQ(who(), "aa");
   const GangSpec large = gang(b, 1, {{"CPU", 2}});
-  ASSERT_TRUE(state_.gang_requested(large));
+  ASSERT_TRUE(state_.step(GangRequested{large}));
   ask(a, 2);
   ticks(32s);
   ends(a);
   EXPECT_EQ(who(), "");  // room is kept for b's second gang
-  ASSERT_TRUE(state_.actor_killed(large.actors[0].id));
+  ASSERT_TRUE(state_.step(ActorKilled{large.actors[0].id}));
   ticks(1s);
   EXPECT_EQ(who(), "a");
 }

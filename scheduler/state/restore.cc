@@ -1,14 +1,16 @@
 // The stored records of the cluster state, and its restoration by another head.
 #include <algorithm>
+#include <map>
 
 #include "scheduler/state/cluster_state.h"
+#include "scheduler/state/placing.h"
+#include "scheduler/state/queue.h"
 
 namespace shoal::scheduler {
 
 using actors::ActorState;
 using actors::GroupState;
 using actors::JobState;
-using actors::NodeState;
 using actors::WorkerState;
 
 namespace {
@@ -56,185 +58,140 @@ Result<void> put_back(Table<Id, Row>& table, const Record& record) {
   return {};
 }
 
+template <class Id, class Row>
+void mark(Table<Id, Row>& table, std::uint64_t id) {
+  table.change_again(Id{id});
+}
+
+// Calls `f` for each stored table, in the order of the store.
+template <class AnyParts, class F>
+void each_table(AnyParts& s, const F& f) {
+  f(TableName::kNodes, s.nodes);
+  f(TableName::kWorkers, s.workers);
+  f(TableName::kJobs, s.jobs);
+  f(TableName::kGangs, s.gangs);
+  f(TableName::kActors, s.actors);
+  f(TableName::kGroups, s.groups);
+}
+
 Result<void> known(bool is, const char* what) {
   if (is) return {};
   return fail(data_loss(std::string("the head's state does not fit together: ") + what));
 }
 
-}  // namespace
-
-bool ClusterState::changed() const {
-  return nodes_.changed() || workers_.changed() || jobs_.changed() || gangs_.changed() || actors_.changed() || groups_.changed();
-}
-
-std::vector<Record> ClusterState::take_changes() {
-  std::vector<Record> out;
-  take(TableName::kNodes, nodes_, out);
-  take(TableName::kWorkers, workers_, out);
-  take(TableName::kJobs, jobs_, out);
-  take(TableName::kGangs, gangs_, out);
-  take(TableName::kActors, actors_, out);
-  take(TableName::kGroups, groups_, out);
-  return out;
-}
-
-std::vector<Record> ClusterState::all_records() const {
-  std::vector<Record> out;
-  take_all(TableName::kNodes, nodes_, out);
-  take_all(TableName::kWorkers, workers_, out);
-  take_all(TableName::kJobs, jobs_, out);
-  take_all(TableName::kGangs, gangs_, out);
-  take_all(TableName::kActors, actors_, out);
-  take_all(TableName::kGroups, groups_, out);
-  return out;
-}
-
-void ClusterState::change_again(const std::vector<Record>& records) {
-  for (const auto& r : records) {
-    switch (r.table) {
-      case TableName::kNodes:
-        nodes_.change_again({r.id});
-        break;
-      case TableName::kWorkers:
-        workers_.change_again({r.id});
-        break;
-      case TableName::kJobs:
-        jobs_.change_again({r.id});
-        break;
-      case TableName::kGangs:
-        gangs_.change_again({r.id});
-        break;
-      case TableName::kActors:
-        actors_.change_again({r.id});
-        break;
-      case TableName::kGroups:
-        groups_.change_again({r.id});
-        break;
-    }
-  }
-}
-
-Result<void> ClusterState::restore(const std::vector<Record>& records) {
-  const auto put = [this](const Record& r) -> Result<void> {
-    switch (r.table) {
-      case TableName::kNodes:
-        return put_back(nodes_, r);
-      case TableName::kWorkers:
-        return put_back(workers_, r);
-      case TableName::kJobs:
-        return put_back(jobs_, r);
-      case TableName::kGangs:
-        return put_back(gangs_, r);
-      case TableName::kActors:
-        return put_back(actors_, r);
-      case TableName::kGroups:
-        return put_back(groups_, r);
-    }
-    return fail(data_loss("a record of an unknown table"));
-  };
-  for (const auto& r : records) SHOAL_OK(put(r));
-  SHOAL_OK(restore_holdings());
-  restore_pending();
-  restore_ended();
-  return {};
-}
-
 // Derives what workers and groups hold of each node.
-Result<void> ClusterState::restore_holdings() {
-  for (const auto& [id, node] : nodes_) {
-    Node& n = nodes_.scratch(id);
-    n.row.available = n.row.total;
-    n.last_beat = now_;
-    n.away = n.row.state == NodeState::kAlive;
-    // The wall clock is the only one that two heads share.
-    n.drain_until = now_ + std::chrono::milliseconds(std::max<std::int64_t>(0, n.row.drain_until_unix_ms - unix_ms_));
-  }
-  for (const auto& [id, group] : groups_) {
-    Group& g = groups_.scratch(id);
-    g.free.resize(g.row.bundles.size());
-    if (g.row.state == GroupState::kRemoved) continue;
-    for (std::size_t i = 0; i < g.row.nodes.size(); ++i) {
-      if (!g.row.nodes[i]) continue;
-      SHOAL_OK(known(nodes_.contains(g.row.nodes[i]), "a bundle on an unknown node"));
-      nodes_.scratch(g.row.nodes[i]).row.available -= g.row.bundles[i];
-      g.free[i] = g.row.bundles[i];
-      shares_.takes(g.row.job, g.row.bundles[i]);
+Result<void> restore_holdings(Parts& s) {
+  s.nodes.restored(s.turn.now, s.turn.unix_ms);
+  for (const auto& [id, group] : s.groups) {
+    for (const auto& bundle : s.groups.restored(id)) {
+      SHOAL_OK(known(s.nodes.contains(bundle.node), "a bundle on an unknown node"));
+      s.nodes.free(bundle.node) -= bundle.size;
+      s.shares.takes(group.row.job, bundle.size);
     }
   }
-  for (const auto& [id, w] : workers_) {
+  s.workers.restored();
+  for (const auto& [id, w] : s.workers) {
     if (w.row.state == WorkerState::kExited) continue;
-    SHOAL_OK(known(nodes_.contains(w.row.node), "a worker on an unknown node"));
-    const auto group = groups_.find(w.group);
-    SHOAL_OK(known(!w.group || group == groups_.end() || (w.bundle >= 0 && w.bundle < static_cast<int>(group->second.row.bundles.size())),
+    SHOAL_OK(known(s.nodes.contains(w.row.node), "a worker on an unknown node"));
+    const auto group = s.groups.find(w.group);
+    SHOAL_OK(known(!w.group || group == s.groups.end() || (w.bundle >= 0 && w.bundle < static_cast<int>(group->second.row.bundles.size())),
                    "a worker in an unknown bundle"));
-    nodes_.scratch(w.row.node).workers += w.launched;
-    source(w) -= w.held;
-    if (!w.group) shares_.takes(w.row.job, w.held);
+    if (w.launched) s.nodes.add_process(w.row.node);
+    source(s, w) -= w.held;
+    if (!w.group) s.shares.takes(w.row.job, w.held);
   }
-  for (const auto& [id, gang] : gangs_) {
-    Gang& g = gangs_.scratch(id);
-    for (const auto& a : g.spec.actors) {
-      g.wants.push_back(a.resources);
-      const auto row = actors_.find(a.id);
-      g.living += row != actors_.end() && row->second.state != ActorState::kDead;
-    }
-    g.started = now_;
-    if (g.spec.creator) made_by_[g.spec.creator].insert(id);
+  for (const auto& [id, gang] : s.gangs) {
+    const auto lives = [&](const auto& a) { return s.actors.living(a.id) != nullptr; };
+    s.gangs.restored(id, static_cast<std::size_t>(std::ranges::count_if(gang.spec.actors, lives)), s.turn.now);
   }
   return {};
 }
 
 // Rebuilds the queue in the order of requests.
-void ClusterState::restore_pending() {
+void restore_queue(Parts& s) {
   std::map<std::uint64_t, Pending> queue;
-  for (const auto& [id, job] : jobs_) {
-    next_order_ = std::max(next_order_, job.order + 1);
-    if (job.row.state == JobState::kPending) queue[job.order] = {{}, id, {}, now_};
-    for (const WorkerId p : job.processes) {
-      const auto w = workers_.find(p);
-      jobs_.scratch(id).running += w != workers_.end() && w->second.row.state != WorkerState::kExited;
-    }
-    const bool driven = job.processes.empty() && job.row.state == JobState::kRunning;
-    if (driven && !job.attached && !job.detached) unattached_.emplace(id, now_ + options_.node_timeout);
+  const auto seen = [&](std::uint64_t order) { s.turn.next_order = std::max(s.turn.next_order, order + 1); };
+  for (const auto& [id, job] : s.jobs) {
+    seen(job.order);
+    if (job.row.state == JobState::kPending) queue[job.order] = {{}, id, {}, s.turn.now};
   }
-  for (const auto& [id, group] : groups_) {
-    next_order_ = std::max(next_order_, group.order + 1);
-    if (group.row.state == GroupState::kPending || group.row.state == GroupState::kRescheduling) queue[group.order] = {{}, {}, id, now_};
-    if (group.row.state != GroupState::kRemoved && !group.row.name.empty()) group_names_[{group.row.name_space, group.row.name}] = id;
+  for (const auto& [id, group] : s.groups) {
+    seen(group.order);
+    const auto state = group.row.state;
+    if (state == GroupState::kPending || state == GroupState::kRescheduling) queue[group.order] = {{}, {}, id, s.turn.now};
   }
-  for (const auto& [id, gang] : gangs_) {
-    next_order_ = std::max(next_order_, gang.order + 1);
+  for (const auto& [id, gang] : s.gangs) {
+    seen(gang.order);
     const ActorId first = gang.spec.actors.at(0).id;
-    const auto row = actors_.find(first);
-    const auto state = row == actors_.end() ? ActorState::kDead : row->second.state;
-    if (state == ActorState::kPending || state == ActorState::kRestarting) queue[gang.order] = {id, {}, {}, now_};
-    if (!gang.spec.name.empty()) names_[{gang.spec.name_space, gang.spec.name}] = first;
+    const auto row = s.actors.find(first);
+    const auto state = row == s.actors.end() ? ActorState::kDead : row->second.state;
+    if (state == ActorState::kPending || state == ActorState::kRestarting) queue[gang.order] = {id, {}, {}, s.turn.now};
+    if (!gang.spec.name.empty()) s.actors.set_name(gang.spec.name_space, gang.spec.name, first);
   }
-  for (const auto& [order, p] : queue) pending_.push_back(p.gang ? waiting(gangs_.at(p.gang)) : p);
+  for (const auto& [order, p] : queue) s.queue.entries.push_back(p.gang ? waiting(s, s.gangs.at(p.gang)) : p);
 }
 
-void ClusterState::restore_ended() {
-  std::multimap<std::uint64_t, JobId> jobs;
-  for (const auto& [id, job] : jobs_) {
-    if (ended(job.row.state)) jobs.emplace(job.order, id);
+void restore_jobs(Parts& s) {
+  std::map<JobId, std::size_t> running;
+  for (const auto& [id, job] : s.jobs) {
+    const auto lives = [&](WorkerId p) { return s.workers.living(p) != nullptr; };
+    running[id] = static_cast<std::size_t>(std::ranges::count_if(job.processes, lives));
   }
-  for (const auto& [when, id] : jobs) ended_jobs_.push_back(id);
-  for (const auto& [id, w] : workers_) {
-    if (w.row.state == WorkerState::kExited) ended_workers_.push_back(id);
-  }
-  for (const auto& [id, group] : groups_) {
-    if (group.row.state == GroupState::kRemoved) removed_groups_.push_back(id);
-  }
+  s.jobs.restored(running, s.turn.now + s.turn.options.node_timeout);
+}
+
+void restore_actors(Parts& s) {
+  s.actors.restored();
   std::vector<ActorId> incomplete;
-  for (const auto& [id, row] : actors_) {
-    if (row.state == ActorState::kDead) {
-      ended_actors_.push_back(id);
-    } else if (!gangs_.contains(row.gang)) {  // hosted by a running process
-      hosted_in_[row.worker].push_back(id);
-      if (row.state == ActorState::kPending) incomplete.push_back(id);
-    }
+  for (const auto& [id, row] : s.actors) {
+    if (row.state == ActorState::kDead || s.gangs.contains(row.gang)) continue;
+    s.hosted.put_in(row.worker, id);  // hosted by a running process
+    if (row.state == ActorState::kPending) incomplete.push_back(id);
   }
-  for (const ActorId id : incomplete) actors_.erase(id);  // requested again by its process
+  for (const ActorId id : incomplete) s.actors.forget(id);  // requested again by its process
+}
+
+}  // namespace
+
+bool ClusterState::changed() const {
+  bool any = false;
+  each_table(parts_, [&](TableName, const auto& table) { any |= table.changed(); });
+  return any;
+}
+
+std::vector<Record> ClusterState::take_changes() {
+  std::vector<Record> out;
+  each_table(parts_, [&](TableName name, auto& table) { take(name, table, out); });
+  return out;
+}
+
+std::vector<Record> ClusterState::all_records() const {
+  std::vector<Record> out;
+  each_table(parts_, [&](TableName name, const auto& table) { take_all(name, table, out); });
+  return out;
+}
+
+void ClusterState::change_again(const std::vector<Record>& records) {
+  for (const auto& r : records) {
+    each_table(parts_, [&](TableName name, auto& table) {
+      if (name == r.table) mark(table, r.id);
+    });
+  }
+}
+
+Result<void> ClusterState::restore(const std::vector<Record>& records) {
+  for (const auto& r : records) {
+    Result<void> put = fail(data_loss("a record of an unknown table"));
+    each_table(parts_, [&](TableName name, auto& table) {
+      if (name == r.table) put = put_back(table, r);
+    });
+    SHOAL_OK(put);
+  }
+  SHOAL_OK(restore_holdings(parts_));
+  restore_queue(parts_);
+  restore_jobs(parts_);
+  restore_actors(parts_);
+  return {};
 }
 
 }  // namespace shoal::scheduler

@@ -24,12 +24,12 @@ class RestoreTest : public ClusterStateTest {
     n.id = NodeId{id};
     n.host = "127.0.0.1";
     n.resources = of(has);
-    EXPECT_TRUE(again_->node_joined(n));
+    EXPECT_TRUE(again_->step(NodeJoined{n}));
   }
   void tells(const StartWorkerOn& s, WorkerState state, pid_t pid, const std::string& endpoint = "", int code = 0) {
     std::optional<Error> cause;
     if (code != 0) cause = unavailable("was killed");
-    again_->worker_updated(s.node, {s.message.worker, state, pid, endpoint, code, cause, {}, {}});
+    again_->step(WorkerUpdated{s.node, {s.message.worker, state, pid, endpoint, code, cause, {}, {}}});
   }
   template <class T>
   std::vector<T> taken_again() {
@@ -49,7 +49,7 @@ TEST_F(RestoreTest, WhatRanRunsOnAndNothingIsPlacedOnANodeBeforeItIsBack) {
   const JobId job = driver();
   join(1, {{"CPU", 2}});
   const auto g = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto s = taken<StartWorkerOn>().at(0);
   ready(s);
   ClusterState& head = next_head();
@@ -57,12 +57,12 @@ TEST_F(RestoreTest, WhatRanRunsOnAndNothingIsPlacedOnANodeBeforeItIsBack) {
   EXPECT_EQ(head.actor(g.actors[0].id)->endpoint, "unix:@w");
   EXPECT_EQ(head.status().available, of({{"CPU", 1}}));
   const auto more = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(head.gang_requested(more));
+  ASSERT_TRUE(head.step(GangRequested{more}));
   EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
   join_again(1, {{"CPU", 2}});
   EXPECT_EQ(taken_again<StartWorkerOn>().size(), 1u);
   tells(s, WorkerState::kRunning, 1000, "unix:@w");
-  head.node_beat(NodeId{1});
+  head.step(NodeBeat{NodeId{1}});
   EXPECT_EQ(head.actor(g.actors[0].id)->state, ActorState::kAlive);
   EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
 }
@@ -71,21 +71,21 @@ TEST_F(RestoreTest, AWorkerThatWasToBeStartedAndIsUnknownToItsNodeIsStartedThenO
   const JobId job = driver();
   join(1, {{"CPU", 2}});
   const auto received = gang(job, 1, {{"CPU", 1}}), unheard = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(received));
+  ASSERT_TRUE(state_.step(GangRequested{received}));
   const auto first = taken<StartWorkerOn>().at(0);
-  ASSERT_TRUE(state_.gang_requested(unheard));
+  ASSERT_TRUE(state_.step(GangRequested{unheard}));
   const auto second = taken<StartWorkerOn>().at(0);
   ClusterState& head = next_head();
   join_again(1, {{"CPU", 2}});
   tells(first, WorkerState::kStarting, 0);
   EXPECT_TRUE(taken_again<StartWorkerOn>().empty());  // the node may report more workers
-  head.node_beat(NodeId{1});
+  head.step(NodeBeat{NodeId{1}});
   const auto started = taken_again<StartWorkerOn>();
   ASSERT_EQ(started.size(), 1u);
   EXPECT_EQ(started[0].message.worker, second.message.worker);
   EXPECT_EQ(started[0].message.label, second.message.label);
   EXPECT_EQ(started[0].message.launch, second.message.launch);
-  head.node_beat(NodeId{1});
+  head.step(NodeBeat{NodeId{1}});
   EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
 }
 
@@ -94,12 +94,12 @@ TEST_F(RestoreTest, AProcessThatItsNodeDoesNotKnowAnyMoreHasEnded) {
   join(1, {{"CPU", 1}});
   auto g = gang(job, 1, {{"CPU", 1}});
   g.max_restarts = 1;
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto s = taken<StartWorkerOn>().at(0);
   ready(s);
   ClusterState& head = next_head();
   join_again(1, {{"CPU", 1}});
-  head.node_beat(NodeId{1});
+  head.step(NodeBeat{NodeId{1}});
   const auto again = taken_again<StartWorkerOn>();
   ASSERT_EQ(again.size(), 1u);
   EXPECT_NE(again[0].message.worker, s.message.worker);
@@ -112,25 +112,25 @@ TEST_F(RestoreTest, WhatAProcessMadeEndsWithItUnderTheNextHead) {
   const JobId job = driver();
   join(1, {{"CPU", 3}});
   const auto parent = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(parent));
+  ASSERT_TRUE(state_.step(GangRequested{parent}));
   const auto p = taken<StartWorkerOn>().at(0);
   ready(p);
   auto child = gang(job, 1, {{"CPU", 1}}), late = gang(job, 1, {{"CPU", 1}});
   child.creator = late.creator = p.message.worker;
-  ASSERT_TRUE(state_.gang_requested(child));
+  ASSERT_TRUE(state_.step(GangRequested{child}));
   const auto c = taken<StartWorkerOn>().at(0);
   ready(c);
   ClusterState& head = next_head();
   join_again(1, {{"CPU", 3}});
   tells(c, WorkerState::kRunning, 1000, "unix:@w");
   EXPECT_EQ(head.actor(child.actors[0].id)->state, ActorState::kAlive);
-  head.node_beat(NodeId{1});  // the creator was not reported
+  head.step(NodeBeat{NodeId{1}});  // the creator was not reported
   EXPECT_NE(head.actor(child.actors[0].id)->cause->message().find("its creator, actor A("), std::string::npos);
   const auto stopped = taken_again<StopWorkerOn>();
   ASSERT_EQ(stopped.size(), 1u);
   EXPECT_EQ(stopped[0].message.worker, c.message.worker);
-  EXPECT_EQ(head.gang_requested(late).error().reason(), "CreatorEnded");
-  EXPECT_TRUE(head.gang_requested(child));  // a repeated request of its creator
+  EXPECT_EQ(head.step(GangRequested{late}).error().reason(), "CreatorEnded");
+  EXPECT_TRUE(head.step(GangRequested{child}));  // a repeated request of its creator
   EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
 }
 
@@ -140,7 +140,7 @@ TEST_F(RestoreTest, WhatWaitedWaitsInTheSameOrder) {
   for (int i = 0; i < 5; ++i) {
     gangs.push_back(gang(job, 1, {{"CPU", 1}}));
     gangs.back().id = GangId{1000 - static_cast<std::uint64_t>(i)};  // ids are in no order
-    ASSERT_TRUE(state_.gang_requested(gangs.back()));
+    ASSERT_TRUE(state_.step(GangRequested{gangs.back()}));
   }
   next_head();
   for (std::uint64_t i = 0; i < gangs.size(); ++i) {
@@ -159,12 +159,12 @@ TEST_F(RestoreTest, NamesAndGroupsAreFoundAndBundlesHoldWhatTheyHeld) {
   group.job = job;
   group.name = "pair";
   group.bundles = {of({{"CPU", 2}})};
-  ASSERT_TRUE(state_.group_requested(group));
+  ASSERT_TRUE(state_.step(GroupRequested{group}));
   auto named = gang(job, 1, {{"CPU", 1}});
   named.name = "one";
   named.handle = "bytes";
   named.where.group = group.id;
-  ASSERT_TRUE(state_.gang_requested(named));
+  ASSERT_TRUE(state_.step(GangRequested{named}));
   ready(taken<StartWorkerOn>().at(0));
   ClusterState& head = next_head();
   EXPECT_EQ(head.find({"one", ""})->handle, "bytes");
@@ -172,8 +172,8 @@ TEST_F(RestoreTest, NamesAndGroupsAreFoundAndBundlesHoldWhatTheyHeld) {
   EXPECT_EQ(head.status().available, of({{"CPU", 1}}));
   auto second = gang(job, 1, {{"CPU", 2}}), third = gang(job, 1, {{"CPU", 1}});
   second.where.group = third.where.group = group.id;
-  ASSERT_TRUE(head.gang_requested(second));
-  ASSERT_TRUE(head.gang_requested(third));
+  ASSERT_TRUE(head.step(GangRequested{second}));
+  ASSERT_TRUE(head.step(GangRequested{third}));
   join_again(1, {{"CPU", 3}});
   EXPECT_EQ(head.actor(second.actors[0].id)->state, ActorState::kPending);  // one CPU of the bundle is taken
   EXPECT_EQ(head.actor(third.actors[0].id)->state, ActorState::kStarting);
@@ -184,11 +184,11 @@ TEST_F(RestoreTest, ASubmittedJobEndsWithItsProcessesAndStartsWhereItsPortWasSti
   actors::JobSpec spec;
   spec.num_workers = 2;
   spec.resources = of({{"CPU", 1}});
-  const JobId runs = state_.job_submitted(spec).value();
-  state_.port_found(runs, 5);
+  const JobId runs = state_.step(JobSubmitted{spec}).value();
+  state_.step(PortFound{runs, 5});
   const auto ranks = taken<StartWorkerOn>();
   for (const auto& r : ranks) ready(r);
-  const JobId waits = state_.job_submitted(spec).value();
+  const JobId waits = state_.step(JobSubmitted{spec}).value();
   ClusterState& head = next_head();
   join_again(1, {{"CPU", 4}});
   const auto sought = taken_again<FindPortOn>();
@@ -196,7 +196,7 @@ TEST_F(RestoreTest, ASubmittedJobEndsWithItsProcessesAndStartsWhereItsPortWasSti
   EXPECT_EQ(sought[0].job, waits);
   for (const auto& r : ranks) tells(r, WorkerState::kExited, 1000, "", 0);
   EXPECT_EQ(head.job(runs)->state, JobState::kSucceeded);
-  head.port_found(waits, 6);
+  head.step(PortFound{waits, 6});
   EXPECT_EQ(taken_again<StartWorkerOn>().size(), 2u);
   EXPECT_EQ(head.job(waits)->state, JobState::kRunning);
 }
@@ -206,9 +206,9 @@ TEST_F(RestoreTest, WhatIsAskedForAgainExistsOnce) {
   join(1, {{"CPU", 2}});
   auto g = gang(job, 1, {{"CPU", 1}});
   g.name = "one";
-  ASSERT_TRUE(state_.gang_requested(g));
+  ASSERT_TRUE(state_.step(GangRequested{g}));
   ClusterState& head = next_head();
-  ASSERT_TRUE(head.gang_requested(g));
+  ASSERT_TRUE(head.step(GangRequested{g}));
   EXPECT_EQ(head.list({actors::ListRequest::What::kActors, {}}).actors.size(), 1u);
 }
 
@@ -217,14 +217,14 @@ TEST_F(RestoreTest, ADriverThatDoesNotComeBackToJoinANodeFailsItsJob) {
   ClusterState& head = next_head();
   EXPECT_EQ(head.job(job)->state, JobState::kRunning);
   head.advance(now_ + 6s, unix_ms_);
-  head.tick();
+  head.step(Tick{});
   EXPECT_EQ(head.job(job)->state, JobState::kFailed);
 }
 
 TEST_F(RestoreTest, RecordsThatDoNotFitTogetherAreDataLoss) {
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}})));
+  ASSERT_TRUE(state_.step(GangRequested{gang(job, 1, {{"CPU", 1}})}));
   check();
   auto records = store_->load().value();
   std::erase_if(records, [&](const Record& r) { return r.table == TableName::kNodes && r.id == node.value; });

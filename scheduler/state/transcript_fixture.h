@@ -108,33 +108,33 @@ class TranscriptTest : public testing::Test {
         unix_ms_ += ms(by);
         state().advance(now_, unix_ms_);
         for (const NodeId n : state().alive_nodes()) {
-          if (n != silent) state().node_beat(n);
+          if (n != silent) state().step(NodeBeat{n});
         }
-        state().tick();
+        state().step(Tick{});
       }
     });
   }
   NodeId node(std::uint64_t number, const Amounts& has) {
     const NodeId id = named(NodeId{number}, fmt::format("n{}", number));
     event(fmt::format("n{} joins with {}", number, of(has).to_string()),
-          [&] { return state().node_joined({id, fmt::format("host{}", number), 1, "unix:@n", of(has), {}}); });
+          [&] { return state().step(NodeJoined{{id, fmt::format("host{}", number), 1, "unix:@n", of(has), {}}}); });
     return id;
   }
   // A driver joins, and attaches to `node` if that is given.
   JobId joins(const std::string& name, NodeId node = {}, WorkerId process = {}) {
     JobId job;
-    happens(name + "'s driver joins", [&] { job = named(state().driver_joined({name + ".py", 100, {}}), name); });
+    happens(name + "'s driver joins", [&] { job = named(state().step(DriverJoined{{name + ".py", 100, {}}}), name); });
     if (node) attaches(node, named(process, name + "'s driver"), job, "driver");
     return job;
   }
   void attaches(NodeId node, WorkerId process, JobId job, const std::string& role) {
     happens(fmt::format("{} attaches to {}", to_string(process), to_string(node)),
-            [&] { state().worker_updated(node, {process, WorkerState::kRunning, 100, "", 0, {}, job, role}); });
+            [&] { state().step(WorkerUpdated{node, {process, WorkerState::kRunning, 100, "", 0, {}, job, role}}); });
   }
   void detaches(NodeId node, WorkerId process, int code) {
     happens(fmt::format("{} exits with {}", to_string(process), code), [&] {
       const auto cause = code == 0 ? std::nullopt : std::optional(unavailable("its process failed"));
-      state().worker_updated(node, {process, WorkerState::kExited, 100, "", code, cause, {}, {}});
+      state().step(WorkerUpdated{node, {process, WorkerState::kExited, 100, "", code, cause, {}, {}}});
     });
   }
   GangSpec request(JobId job, const std::string& name, int count, const Amounts& each) {
@@ -151,7 +151,7 @@ class TranscriptTest : public testing::Test {
     event(fmt::format("{} asks for {} x {} with {}{}{}", to_string(g.job), g.actors.size(), to_string(g.actors[0].id),
                       each.empty() ? "nothing" : each.to_string(), note.empty() ? "" : ", ", note),
           [&]() -> Result<void> {
-            SHOAL_TRY(const auto found, state().gang_requested(g));
+            SHOAL_TRY(const auto found, state().step(GangRequested{g}));
             if (found) write("  found " + to_string(found->row.id));
             return {};
           });
@@ -159,7 +159,7 @@ class TranscriptTest : public testing::Test {
   void runs(const std::string& worker, const std::string& note = "runs") {
     const auto& s = started_.at(worker);
     happens(fmt::format("{} {}", worker, note),
-            [&] { state().worker_updated(s.node, {s.message.worker, WorkerState::kRunning, 1000, "unix:@w", 0, {}, {}, {}}); });
+            [&] { state().step(WorkerUpdated{s.node, {s.message.worker, WorkerState::kRunning, 1000, "unix:@w", 0, {}, {}, {}}}); });
   }
   void exits(const std::string& worker, int code) { detaches(started_.at(worker).node, this->worker(worker), code); }
   WorkerId worker(const std::string& name) const { return started_.at(name).message.worker; }

@@ -30,7 +30,7 @@ TEST_F(TranscriptTest, AnActorRestarts) {
   time(6s, n1);
   runs("w2");
   rows();
-  event("n1 joins under its old id", [&] { return state().node_joined({n1, "host1", 1, "unix:@n", of({{"CPU", 2}}), {}}); });
+  event("n1 joins under its old id", [&] { return state().step(NodeJoined{{n1, "host1", 1, "unix:@n", of({{"CPU", 2}}), {}}}); });
 
   story("An actor that dies early waits longer every time, and is dead after its last restart");
   exits("w2", 137);
@@ -46,14 +46,14 @@ TEST_F(TranscriptTest, AnActorRestarts) {
   leaver.max_restarts = -1;
   asks(leaver, "restarts without limit");
   runs("w5");
-  happens("w5 announces its end", [&] { state().worker_leaves(worker("w5")); });
+  happens("w5 announces its end", [&] { state().step(WorkerLeaves{worker("w5")}); });
   exits("w5", 0);
 
   story("A start fails, because the program does not exist on the node");
   GangSpec typo = request(train, "typo", 1, {{"GPU", 1}});
   typo.max_restarts = 5;
   asks(typo, "5 restarts");
-  happens("w6 is not started", [&] { state().worker_not_started(worker("w6"), 127, not_found("no such program")); });
+  happens("w6 is not started", [&] { state().step(WorkerNotStarted{worker("w6"), 127, not_found("no such program")}); });
   ends_as_in("restarts.txt");
 }
 
@@ -72,10 +72,10 @@ TEST_F(TranscriptTest, AGangWaits) {
   rows();
 
   story("A member of a gang that waits is killed, and the gang is gone");
-  event("huge1 is killed", [&] { return state().actor_killed(huge.actors[1].id); });
+  event("huge1 is killed", [&] { return state().step(ActorKilled{huge.actors[1].id}); });
 
   story("The driver ends, and its actors with it");
-  happens("train's driver ends in order", [&] { state().driver_ended(train); });
+  happens("train's driver ends in order", [&] { state().step(DriverEnded{train}); });
   for (const auto* w : {"w1", "w2", "w3", "w4"}) exits(w, 137);
   detaches(n1, WorkerId{9001}, 0);
   rows();
@@ -92,7 +92,7 @@ TEST_F(TranscriptTest, AGroupIsWithdrawn) {
   pair.job = tune;
   pair.strategy = actors::Strategy::kStrictSpread;
   pair.bundles = {of({{"CPU", 1}}), of({{"CPU", 1}})};
-  event("tune asks for pair, two bundles on different nodes", [&] { return state().group_requested(pair); });
+  event("tune asks for pair, two bundles on different nodes", [&] { return state().step(GroupRequested{pair}); });
   GangSpec trial = request(tune, "trial", 2, {{"CPU", 1}});
   trial.where.group = pair.id;
   asks(trial, "in pair");
@@ -104,18 +104,18 @@ TEST_F(TranscriptTest, AGroupIsWithdrawn) {
   asks(late, "in bundle 0 of pair");
 
   story("A node with a bundle is lost, and the bundle waits for another node");
-  happens("n2 is lost", [&] { state().node_lost(NodeId{2}, unavailable("its node's process ended").with_reason("NodeLost")); });
+  happens("n2 is lost", [&] { state().step(NodeLost{NodeId{2}, unavailable("its node's process ended").with_reason("NodeLost")}); });
   rows();
   node(3, {{"CPU", 2}});
   actors::GroupSpec rare = pair;
   rare.id = named(GroupId{502}, "rare");
   rare.bundles = {of({{"TPU", 1}})};
-  event("tune asks for rare, a bundle with a TPU", [&] { return state().group_requested(rare); });
+  event("tune asks for rare, a bundle with a TPU", [&] { return state().step(GroupRequested{rare}); });
   time(1s);
   rows();
 
   story("The group is withdrawn, and the actors in it end");
-  happens("pair is removed", [&] { state().group_removed(pair.id); });
+  happens("pair is removed", [&] { state().step(GroupRemoved{pair.id}); });
   rows();
   exits("w2", 137);
 
@@ -139,16 +139,16 @@ TEST_F(TranscriptTest, ANodeIsDrained) {
   asks(stayer, "on n2");
   runs("w1");
   runs("w2");
-  event("n2 is cordoned", [&] { return state().scheduling_set({n2, NodeScheduling::kCordoned, 0}); });
+  event("n2 is cordoned", [&] { return state().step(SchedulingSet{{n2, NodeScheduling::kCordoned, 0}}); });
   GangSpec bound = request(serve, "bound", 1, {{"CPU", 1}});
   bound.where.node = n2;
   asks(bound, "on n2");
-  event("n2 is drained within 2 s", [&] { return state().scheduling_set({n2, NodeScheduling::kDraining, 2000}); });
+  event("n2 is drained within 2 s", [&] { return state().step(SchedulingSet{{n2, NodeScheduling::kDraining, 2000}}); });
   exits("w1", 137);
   rows();
   time(2s);
-  event("n2 is cordoned again", [&] { return state().scheduling_set({n2, NodeScheduling::kCordoned, 0}); });
-  happens("n2's process ends", [&] { state().node_lost(n2, unavailable("its node's process ended").with_reason("NodeLost")); });
+  event("n2 is cordoned again", [&] { return state().step(SchedulingSet{{n2, NodeScheduling::kCordoned, 0}}); });
+  happens("n2's process ends", [&] { state().step(NodeLost{n2, unavailable("its node's process ended").with_reason("NodeLost")}); });
   rows();
   ends_as_in("drain.txt");
 }
@@ -163,7 +163,7 @@ class SubmittedTest : public TranscriptTest {
       spec.num_workers = num_workers;
       spec.resources = of(each);
       spec.wait = wait;
-      SHOAL_TRY(job, state().job_submitted(spec));
+      SHOAL_TRY(job, state().step(JobSubmitted{spec}));
       named(job, name);
       return {};
     });
@@ -175,40 +175,40 @@ TEST_F(SubmittedTest, JobsEnd) {
   story("A job of two ranks gets a port, one rank fails, and the other one is stopped");
   const NodeId n1 = node(1, {{"CPU", 2}});
   const JobId ranks = submits("ranks", 2, {{"CPU", 1}});
-  happens("n1 is not reached", [&] { state().port_not_asked(ranks); });
+  happens("n1 is not reached", [&] { state().step(PortNotAsked{ranks}); });
   time(100ms);
-  happens("n1 has a free port", [&] { state().port_found(ranks, std::uint16_t{29500}); });
+  happens("n1 has a free port", [&] { state().step(PortFound{ranks, std::uint16_t{29500}}); });
   runs("w1");
   runs("w2");
   exits("w2", 1);
   exits("w1", 143);
-  event("ranks is deleted", [&] { return state().job_deleted(ranks); });
+  event("ranks is deleted", [&] { return state().step(JobDeleted{ranks}); });
 
   story("A job that no node can hold is refused, or waits, and is stopped");
   submits("never", 1, {{"TPU", 1}});
   const JobId patient = submits("patient", 0, {{"TPU", 1}}, true);
   time(1s);
-  event("patient is stopped", [&] { return state().job_stopped(patient, false); });
+  event("patient is stopped", [&] { return state().step(JobStopped{patient, false}); });
 
   story("A job is stopped while it runs, and one ends by itself");
   const JobId script = submits("script", 0, {{"CPU", 1}});
   const JobId brief = submits("brief", 0, {{"CPU", 1}});
   runs("w3");
   runs("w4");
-  event("script is stopped", [&] { return state().job_stopped(script, false); });
-  event("script is deleted", [&] { return state().job_deleted(script); });
+  event("script is stopped", [&] { return state().step(JobStopped{script, false}); });
+  event("script is deleted", [&] { return state().step(JobDeleted{script}); });
   runs("w3", "did not receive the signal, and reports again");
   exits("w3", 143);
   exits("w4", 0);
 
   story("A job has no port, and one is lost with its node");
   const JobId portless = submits("portless", 1, {{"CPU", 1}});
-  happens("n1 has no free port", [&] { state().port_found(portless, fail(unavailable("no port is free"))); });
+  happens("n1 has no free port", [&] { state().step(PortFound{portless, fail(unavailable("no port is free"))}); });
   submits("unlucky", 0, {{"CPU", 1}});
   runs("w5");
-  happens("n1 is lost", [&] { state().node_lost(n1, unavailable("its node's process ended").with_reason("NodeLost")); });
+  happens("n1 is lost", [&] { state().step(NodeLost{n1, unavailable("its node's process ended").with_reason("NodeLost")}); });
   rows();
-  event("brief is stopped too late", [&] { return state().job_stopped(brief, true); });
+  event("brief is stopped too late", [&] { return state().step(JobStopped{brief, true}); });
   ends_as_in("jobs.txt");
 }
 
@@ -232,7 +232,7 @@ TEST_F(TranscriptTest, ActorsMakeActors) {
   alone.detached = true;
   asks(alone, "made by parent, detached");
   runs("w4");
-  event("keeper is retired", [&] { return state().worker_retired(keeper.actors[0].id); });
+  event("keeper is retired", [&] { return state().step(WorkerRetired{keeper.actors[0].id}); });
   exits("w2", 137);
 
   story("The first actor ends, and what it made with it; the detached actor stays");
@@ -242,7 +242,7 @@ TEST_F(TranscriptTest, ActorsMakeActors) {
   GangSpec orphan = request(serve, "orphan", 1, {});
   orphan.creator = worker("w1");
   asks(orphan, "made by parent");
-  event("alone is killed", [&] { return state().actor_killed(alone.actors[0].id); });
+  event("alone is killed", [&] { return state().step(ActorKilled{alone.actors[0].id}); });
   exits("w4", 137);
   rows();
   ends_as_in("creators.txt");
@@ -258,16 +258,16 @@ TEST_F(TranscriptTest, RanksHostAGang) {
     const ActorId id = named(ActorId{actor}, fmt::format("shard{}", actor));
     const std::string key = fmt::format("model of {}", world_size);
     event(fmt::format("{} hosts {}, {} of {}", to_string(rank), to_string(id), position, world_size),
-          [&] { return state().actor_hosted({id, "ShardActor", key, position, world_size, rank, fsdp, 100, "unix:@d", {}}); });
+          [&] { return state().step(ActorHosted{{id, "ShardActor", key, position, world_size, rank, fsdp, 100, "unix:@d", {}}}); });
   };
   hosts(rank0, 701, 0, 2);
   hosts(rank1, 702, 1, 2);
-  happens("shard702 sets attributes", [&] { state().attributes_set({ActorId{702}, {{"rows", "8"}}}); });
+  happens("shard702 sets attributes", [&] { state().step(AttributesSet{{ActorId{702}, {{"rows", "8"}}}}); });
   hosts(rank0, 701, 0, 2);
   hosts(rank0, 703, 0, 2);
 
   story("A hosted member is killed, and a gang that loses a member before it is complete fails");
-  event("shard701 is killed", [&] { return state().actor_killed(ActorId{701}); });
+  event("shard701 is killed", [&] { return state().step(ActorKilled{ActorId{701}}); });
   hosts(rank0, 704, 0, 3);
   hosts(rank1, 705, 1, 3);
   detaches(n1, rank1, 1);
@@ -285,18 +285,18 @@ TEST_F(TranscriptTest, WorkersLendTheirCpus) {
     asks(f);
     runs(fmt::format("w{}", i));
   }
-  happens("w1 waits for others", [&] { state().worker_blocked(worker("w1"), true); });
-  event("w1 asks to go on", [&] { return state().worker_resumes(worker("w1")); });
-  happens("w1 waits for others", [&] { state().worker_blocked(worker("w1"), true); });
+  happens("w1 waits for others", [&] { state().step(WorkerBlocked{worker("w1"), true}); });
+  event("w1 asks to go on", [&] { return state().step(WorkerResumes{worker("w1")}); });
+  happens("w1 waits for others", [&] { state().step(WorkerBlocked{worker("w1"), true}); });
   asks(request(large, "wants2", 1, {{"CPU", 2}}));
-  event("w1 asks to go on", [&] { return state().worker_resumes(worker("w1")); });
+  event("w1 asks to go on", [&] { return state().step(WorkerResumes{worker("w1")}); });
   rows();
 
   story("An entry that has waited for long keeps room for itself, for a time");
   time(15s);
   time(16s);
   asks(request(small, "f4", 1, {{"CPU", 1}}));
-  happens("w1 goes on", [&] { state().worker_blocked(worker("w1"), false); });
+  happens("w1 goes on", [&] { state().step(WorkerBlocked{worker("w1"), false}); });
   exits("w2", 137);
   rows();
   time(11s);
@@ -313,8 +313,8 @@ TEST_F(SubmittedTest, HeadsAndNodesComeBack) {
   asks(request(serve, "ended", 1, {{"CPU", 1}}));
   asks(request(serve, "unsent", 1, {{"CPU", 1}}));
   runs("w1");
-  happens("w2 is not reached", [&] { state().worker_not_reached(worker("w2"), unavailable("the connection broke")); });
-  happens("n1 is away", [&] { state().node_away(n1); });
+  happens("w2 is not reached", [&] { state().step(WorkerNotReached{worker("w2"), unavailable("the connection broke")}); });
+  happens("n1 is away", [&] { state().step(NodeAway{n1}); });
   asks(request(serve, "wants2", 1, {{"CPU", 2}}));
   rows();
   node(1, {{"CPU", 2}});
@@ -328,12 +328,12 @@ TEST_F(SubmittedTest, HeadsAndNodesComeBack) {
   const JobId waits = submits("waits", 2, {{"CPU", 2}}, true);
   next_head();
   rows();
-  event("n1 joins again", [&] { return state().node_joined({n1, "host1", 1, "unix:@n", of({{"CPU", 2}}), {}}); });
-  event("n2 joins again", [&] { return state().node_joined({n2, "host2", 1, "unix:@n", of({{"CPU", 1}}), {}}); });
+  event("n1 joins again", [&] { return state().step(NodeJoined{{n1, "host1", 1, "unix:@n", of({{"CPU", 2}}), {}}}); });
+  event("n2 joins again", [&] { return state().step(NodeJoined{{n2, "host2", 1, "unix:@n", of({{"CPU", 1}}), {}}}); });
   attaches(n1, WorkerId{9001}, serve, "driver");
   time(200ms);
   time(5s);
-  event("waits is stopped", [&] { return state().job_stopped(waits, false); });
+  event("waits is stopped", [&] { return state().step(JobStopped{waits, false}); });
   rows();
   ends_as_in("heads.txt");
 }

@@ -52,7 +52,7 @@ class Bench {
     say("join 10,000 nodes", timed([&] {
           for (std::uint64_t i = 1; i <= kNodes; ++i) join(i);
         }));
-    const JobId job = state_.driver_joined({"driver", 1, {}});
+    const JobId job = state_.step(DriverJoined{{"driver", 1, {}}});
     settle();
     say("heartbeats", timed([&] { beats(kSeconds); }) / kSeconds);
     say("place 10,000 actors", timed([&] {
@@ -109,7 +109,7 @@ class Bench {
     n.pid = 100;
     n.endpoint = "10.0.0.1:" + std::to_string(id);
     n.resources = actors::Resources::of({{"CPU", 4}, {"memory", 64e9}}).value();
-    SHOAL_CHECK(state_.node_joined(from_bytes<actors::RegisterNode>(to_bytes(n)).value()).has_value(), "a node is refused");
+    SHOAL_CHECK(state_.step(NodeJoined{from_bytes<actors::RegisterNode>(to_bytes(n)).value()}).has_value(), "a node is refused");
     event();
   }
   void beats(int seconds) {
@@ -118,9 +118,9 @@ class Bench {
       unix_ms_ += 200;
       state_.advance(now_, unix_ms_);
       for (const NodeId n : state_.alive_nodes()) {
-        if (n.value % 5 == static_cast<std::uint64_t>(tick % 5)) state_.node_beat(n);
+        if (n.value % 5 == static_cast<std::uint64_t>(tick % 5)) state_.step(NodeBeat{n});
       }
-      state_.tick();
+      state_.step(Tick{});
       settle();
     }
   }
@@ -135,7 +135,7 @@ class Bench {
     return g;
   }
   void ask(const actors::GangSpec& g) {
-    SHOAL_CHECK(state_.gang_requested(from_bytes<actors::GangSpec>(to_bytes(g)).value()).has_value(), "a gang is refused");
+    SHOAL_CHECK(state_.step(GangRequested{from_bytes<actors::GangSpec>(to_bytes(g)).value()}).has_value(), "a gang is refused");
     event();
   }
   void becomes_alive(const StartWorkerOn& s) {
@@ -143,7 +143,7 @@ class Bench {
       const actors::WorkerUpdate update{
           s.message.worker, endpoint.empty() ? WorkerState::kStarting : WorkerState::kRunning, 1000, endpoint, 0, {}, s.message.job,
           "actor Worker"};
-      state_.worker_updated(s.node, from_bytes<actors::WorkerUpdate>(to_bytes(update)).value());
+      state_.step(WorkerUpdated{s.node, from_bytes<actors::WorkerUpdate>(to_bytes(update)).value()});
       event();
     }
   }

@@ -14,14 +14,16 @@
 
 namespace shoal::scheduler::rows {
 
+// A living node's connection. A node that joined again reports its workers first, and then sends a heartbeat.
+enum class Link { kConnected, kAway, kReporting };
+
 struct Node {
   actors::NodeRow row;  // `available` is derived from workers and groups
 
   runtime::TimePoint last_beat;
-  bool away = false;
+  Link link = Link::kConnected;
   runtime::TimePoint drain_until;  // on the head's steady clock
   bool leave_sent = false;         // EndNodeOn was issued
-  bool process_report = false;     // joined again, and has not reported all its workers yet
   std::size_t workers = 0;         // launched and not exited
 };
 
@@ -35,7 +37,7 @@ struct Worker {
   bool launched = false;  // by the head; other processes attached by themselves
 
   std::int64_t lent = 0;  // CPU units not held while it is blocked
-  bool heard_of = true;   // reported since its node joined again
+  bool reported = true;   // by its node since that joined again
   bool moving = false;    // being ended because its node drains
 };
 

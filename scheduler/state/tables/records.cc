@@ -1,6 +1,6 @@
 #include "actors/wire/pieces.h"
-#include "scheduler/state/records.capnp.h"
-#include "scheduler/state/rows.h"
+#include "scheduler/state/tables/records.capnp.h"
+#include "scheduler/state/tables/rows.h"
 
 namespace shoal::scheduler::rows {
 

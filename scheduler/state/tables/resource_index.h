@@ -7,13 +7,14 @@
 #include <utility>
 
 #include "scheduler/state/placement.h"
-#include "scheduler/state/rows.h"
-#include "scheduler/state/table.h"
+#include "scheduler/state/tables/rows.h"
+#include "scheduler/state/tables/table.h"
 
 namespace shoal::scheduler {
 
 inline bool takes_work(const rows::Node& n) {
-  return n.row.state == actors::NodeState::kAlive && !n.away && n.row.scheduling() == actors::NodeScheduling::kSchedulable;
+  return n.row.state == actors::NodeState::kAlive && n.link != rows::Link::kAway &&
+         n.row.scheduling() == actors::NodeScheduling::kSchedulable;
 }
 
 class ResourceIndex {

@@ -1,4 +1,5 @@
-// A map that tracks which rows changed since the last take_changed(), so that every change is stored.
+// A map that tracks which rows changed since the last take_changed(), so that every change is stored. The tables derive from it: only their
+// transitions change rows.
 #pragma once
 
 #include <map>
@@ -19,6 +20,21 @@ class Table {
   bool contains(const Id& id) const { return rows_.contains(id); }
   const Row& at(const Id& id) const { return rows_.at(id); }
 
+  bool changed() const { return !changed_.empty(); }
+  std::set<Id> take_changed() { return std::exchange(changed_, {}); }
+  // Marks a row as changed because it could not be stored.
+  void change_again(const Id& id) { changed_.insert(id); }
+
+  // Adds a row that was loaded from the store; it is not marked as changed.
+  Row& restore(const Id& id) {
+    if (watched_) touched_.insert(id);
+    return rows_[id];
+  }
+
+  // Rows that changed in either part, for data derived from them. Needs watch().
+  std::set<Id> take_touched() const { return std::exchange(touched_, {}); }
+
+ protected:
   // Adds a row, or returns the existing one.
   Row& add(const Id& id) {
     touch(id);
@@ -37,20 +53,8 @@ class Table {
   void erase(const Id& id) {
     if (rows_.erase(id) > 0) touch(id);
   }
-  // Adds a row that was loaded from the store; it is not marked as changed.
-  Row& restore(const Id& id) {
-    if (watched_) touched_.insert(id);
-    return rows_[id];
-  }
-
-  bool changed() const { return !changed_.empty(); }
-  std::set<Id> take_changed() { return std::exchange(changed_, {}); }
-  // Marks a row as changed because it could not be stored.
-  void change_again(const Id& id) { changed_.insert(id); }
-
-  // Enables take_touched(): rows that changed in either part, for data derived from them.
+  // Enables take_touched().
   void watch() { watched_ = true; }
-  std::set<Id> take_touched() const { return std::exchange(touched_, {}); }
 
  private:
   void touch(const Id& id) {

@@ -1,6 +1,6 @@
 @0xd18e5a70c2b94f63;
 
-# What a head keeps of its state (scheduler/store), one record per row of a table. Actors and nodes are kept as the wire's rows.
+# The state that a head stores (scheduler/store), one record per row of a table. Actors and nodes are kept as the wire's rows.
 # Evolution: as in control.capnp.
 
 using Cxx = import "/capnp/c++.capnp";

@@ -1,4 +1,4 @@
-#include "scheduler/state/resource_index.h"
+#include "scheduler/state/tables/resource_index.h"
 
 #include <algorithm>
 

@@ -1,0 +1,65 @@
+// The actions of the cluster state: what the head shall do, in their order.
+#pragma once
+
+#include <string>
+#include <variant>
+
+#include "actors/cluster/cluster.h"
+#include "actors/wire/messages.h"
+
+namespace shoal::scheduler {
+
+struct StartWorkerOn {
+  NodeId node;
+  actors::StartWorker message;
+};
+struct StopWorkerOn {
+  NodeId node;
+  actors::StopWorker message;
+};
+struct EndJobOn {
+  NodeId node;
+  JobId job;
+};
+struct KillHostedOn {
+  NodeId node;
+  actors::KillHosted message;
+};
+struct Disconnect {  // a node that was given up; its watchers are notified, and its return under this id is refused as Fenced
+  NodeId node;
+  Error cause;
+};
+struct EndNodeOn {  // a drained node
+  NodeId node;
+};
+struct FindPortOn {  // answered by port_found
+  NodeId node;
+  JobId job;
+};
+struct NotifyActor {  // sent to the actor's watchers
+  actors::ActorRow row;
+};
+struct NotifyJob {
+  actors::JobRow row;
+};
+struct NotifyGroup {  // sent to the group's watchers
+  actors::GroupRow row;
+};
+struct AnswerHosted {  // the answer to actor_hosted
+  ActorId actor;
+  Result<actors::HostedActor> result;
+};
+struct Warn {  // sent to the job's watchers
+  JobId job;
+  std::string text;
+};
+struct ForgetJob {
+  JobId job;
+};
+using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, Disconnect, EndNodeOn, FindPortOn, NotifyActor, NotifyJob,
+                            NotifyGroup, AnswerHosted, Warn, ForgetJob>;
+
+// One line, for transcripts and logs: "StartWorker node=.. worker=.. rank=0".
+std::string to_string(const Action& action);
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,167 @@
+// The events of the cluster state, and what each of them does: on() answers the event and leaves its actions in the turn.
+//
+// An event refers to its message, and so lives for one step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "scheduler/state/parts.h"
+
+namespace shoal::scheduler {
+
+// Checks silent nodes, drains, windows and pending entries. The head sends it a few times a second.
+struct Tick {};
+void on(Parts& s, const Tick& event);
+
+// ---- nodes
+// A second one with the same id means that the node reconnected. Requests that could not reach it are repeated, at once or when the node
+// reports the workers concerned. Unavailable/Fenced if the node was given up: it has to end its workers, which were declared dead, and
+// register under a new id.
+struct NodeJoined {
+  const actors::RegisterNode& node;
+};
+struct NodeBeat {
+  NodeId node;
+};
+// The node's connection broke: nothing is placed there until it joins again or is given up.
+struct NodeAway {
+  NodeId node;
+};
+struct NodeLost {
+  NodeId node;
+  const Error& cause;
+};
+// A cordoned node takes no new work. A draining node also has its restartable actors moved to other nodes, and leaves once it runs
+// nothing or at its deadline. NotFound; InvalidArgument once the node was asked to leave.
+struct SchedulingSet {
+  const actors::SetNodeScheduling& wish;
+};
+Result<void> on(Parts& s, const NodeJoined& event);
+void on(Parts& s, const NodeBeat& event);
+void on(Parts& s, const NodeAway& event);
+void on(Parts& s, const NodeLost& event);
+Result<void> on(Parts& s, const SchedulingSet& event);
+
+// ---- workers
+// `from` reports the state of one of its workers. A report of an unknown worker that runs (a driver, a rank under torchrun) adds its row.
+struct WorkerUpdated {
+  NodeId from;
+  const actors::WorkerUpdate& update;
+};
+// The worker is about to end as intended: its actor is not restarted.
+struct WorkerLeaves {
+  WorkerId worker;
+};
+// `blocked`: the worker's task waits for others, and its CPUs are lent. `false` takes them back at once, even if CPUs are then
+// overcommitted.
+struct WorkerBlocked {
+  WorkerId worker;
+  bool blocked;
+};
+// A worker asks for its lent CPUs back. ResourceExhausted while they are in use, or others wait for them.
+struct WorkerResumes {
+  WorkerId worker;
+};
+// StartWorkerOn failed, or its outcome is unknown.
+struct WorkerNotStarted {
+  WorkerId worker;
+  int exit_code;
+  const Error& cause;
+};
+// The start did not reach the node, or the connection broke meanwhile. The node reports the worker when it joins again, unless it is lost.
+struct WorkerNotReached {
+  WorkerId worker;
+  const Error& cause;
+};
+void on(Parts& s, const WorkerUpdated& event);
+void on(Parts& s, const WorkerLeaves& event);
+void on(Parts& s, const WorkerBlocked& event);
+Result<void> on(Parts& s, const WorkerResumes& event);
+void on(Parts& s, const WorkerNotStarted& event);
+void on(Parts& s, const WorkerNotReached& event);
+
+// ---- jobs
+struct DriverJoined {
+  const actors::RegisterDriver& driver;
+};
+// The driver ended in order: the job's actors and groups end, and the job has succeeded.
+struct DriverEnded {
+  JobId job;
+};
+// The driver's process is gone. Ignored for a driver that a node has reported: that node reports its end and exit code.
+struct DriverGone {
+  JobId job;
+};
+struct JobSubmitted {
+  const actors::JobSpec& spec;
+};
+struct PortFound {
+  JobId job;
+  const Result<std::uint16_t>& port;
+};
+// FindPortOn did not reach the node: the job waits for a place again.
+struct PortNotAsked {
+  JobId job;
+};
+struct JobStopped {
+  JobId job;
+  bool force;
+};
+// InvalidArgument while the job has not ended.
+struct JobDeleted {
+  JobId job;
+};
+JobId on(Parts& s, const DriverJoined& event);
+void on(Parts& s, const DriverEnded& event);
+void on(Parts& s, const DriverGone& event);
+Result<JobId> on(Parts& s, const JobSubmitted& event);
+void on(Parts& s, const PortFound& event);
+void on(Parts& s, const PortNotAsked& event);
+Result<void> on(Parts& s, const JobStopped& event);
+Result<void> on(Parts& s, const JobDeleted& event);
+
+// ---- actors
+// Answered by the living actor of this name if the request allows it (get_if_exists); the gang is then not created.
+// InvalidArgument/NameTaken; Cancelled/CreatorEnded.
+struct GangRequested {
+  const actors::GangSpec& spec;
+};
+// `restart`: ends only the process, so that the actor restarts if it may.
+struct ActorKilled {
+  ActorId actor;
+  bool restart = false;
+};
+// Ends a worker of remote functions that its keeper no longer needs; the actors that it made end with the keeper instead.
+struct WorkerRetired {
+  ActorId actor;
+};
+// AnswerHosted answers each member once the gang is complete.
+struct ActorHosted {
+  const actors::HostActor& actor;
+};
+struct AttributesSet {
+  const actors::SetAttributes& attributes;
+};
+Result<std::optional<actors::FoundActor>> on(Parts& s, const GangRequested& event);
+Result<void> on(Parts& s, const ActorKilled& event);
+Result<void> on(Parts& s, const WorkerRetired& event);
+Result<void> on(Parts& s, const ActorHosted& event);
+void on(Parts& s, const AttributesSet& event);
+
+// ---- placement groups
+// InvalidArgument/NameTaken.
+struct GroupRequested {
+  const actors::GroupSpec& spec;
+};
+// Ends the actors in the group.
+struct GroupRemoved {
+  GroupId group;
+};
+Result<void> on(Parts& s, const GroupRequested& event);
+void on(Parts& s, const GroupRemoved& event);
+
+// The living actor of this name. NotFound.
+Result<actors::FoundActor> find_actor(const Parts& s, const actors::FindActor& request);
+
+}  // namespace shoal::scheduler

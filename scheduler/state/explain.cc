@@ -1,0 +1,132 @@
+#include "scheduler/state/explain.h"
+
+#include <fmt/format.h>
+
+#include "scheduler/state/placing.h"
+#include "scheduler/state/queue.h"
+
+namespace shoal::scheduler {
+
+using actors::Strategy;
+using rows::Gang;
+using rows::Group;
+
+namespace {
+
+constexpr int kMaxLooks = 20;  // searches of all nodes per tick
+
+std::string group_lacks(const Parts& s, const Group& group) {
+  const auto& index = s.nodes.index();
+  for (const auto& labels : group.labels) {
+    if (!labels.empty() && s.nodes.only(index.capacity(), labels)->empty()) return "no node has the labels " + to_string(labels);
+  }
+  const Asked could = asked(s.nodes, group, index.capacity());
+  if (could.allowed->empty()) return explain(could.wants, *could.allowed);
+  if (!place(could.wants, *could.allowed, group.row.strategy)) return impossible(explain(could.wants, *could.allowed, group.row.strategy));
+  return busy(explain(could.wants, *asked(s.nodes, group, index.free()).allowed, group.row.strategy, &*could.allowed));
+}
+
+std::string job_lacks(const Parts& s, const rows::Job& job) {
+  const auto& index = s.nodes.index();
+  const NodeResources& all = index.capacity();
+  if (all.empty()) return explain(job.wants, all);
+  if (!place(job.wants, all)) return impossible(explain(job.wants, all));
+  return busy(explain(job.wants, index.free(), Strategy::kPack, &all));
+}
+
+std::string gang_lacks(const Parts& s, const Gang& gang) {
+  const auto& where = gang.spec.where;
+  if (where.group) {
+    const Group& group = s.groups.at(where.group);
+    const std::string name = group.row.name.empty() ? to_string(group.row.id) : group.row.name;
+    if (group.row.state != actors::GroupState::kCreated) {
+      return fmt::format("waits for placement group {} ({})", name, actors::to_string(group.row.state));
+    }
+    return busy(fmt::format("needs {}; {} of placement group {} {} not that much free", gang.wants[0].to_string(),
+                            where.bundle < 0 ? "the bundles" : fmt::format("bundle {}", where.bundle), name,
+                            where.bundle < 0 ? "have" : "has"));
+  }
+  const auto& index = s.nodes.index();
+  const NodeResources& all = index.capacity();
+  const Allowed could = s.nodes.only(all, where, gang.wants);
+  if (could->empty() && !where.labels.empty()) return "no node has the labels " + to_string(where.labels);
+  if (could->empty()) return explain(gang.wants, *could);
+  if (!place(gang.wants, *could)) return impossible(explain(gang.wants, *could));
+  return busy(explain(gang.wants, *s.nodes.only(index.free(), where, gang.wants), Strategy::kPack, &all));
+}
+
+void set_reason(Parts& s, const Pending& p, const std::string& why) {
+  if (p.group) {
+    s.groups.explain(p.group, why);
+  } else if (p.job) {
+    s.jobs.explain(p.job, why);
+  } else {
+    for (const auto& a : s.gangs.at(p.gang).spec.actors) s.actors.explain(a.id, why);
+  }
+}
+
+void warn(Parts& s, const Pending& p, const std::string& why) {
+  if (p.gang) {
+    const Gang& gang = s.gangs.at(p.gang);
+    const std::size_t size = gang.spec.actors.size();
+    const std::string members = size > 1 ? fmt::format(" (gang of {})", size) : "";
+    s.turn.act(Warn{gang.spec.job, fmt::format("{}{} is pending: {}", name_of(s, p), members, why)});
+  } else if (p.group) {
+    const auto& row = s.groups.at(p.group).row;
+    const std::string name = row.name.empty() ? to_string(row.id) : row.name;
+    if (row.job) s.turn.act(Warn{row.job, fmt::format("placement group {} is pending: {}", name, why)});
+  } else {
+    const auto& row = s.jobs.at(p.job).row;
+    s.turn.act(Warn{p.job, fmt::format("job {} is pending: {}", row.name, why)});
+    s.turn.act(NotifyJob{row});
+  }
+}
+
+}  // namespace
+
+std::string why(const Parts& s, const Pending& p) {
+  if (held_up(s, p)) return fmt::format("waits its turn: what is free is kept for {}, which has waited for long", s.queue.window->name);
+  const std::string wished = p.gang ? s.nodes.unschedulable(s.gangs.at(p.gang).spec.where) : "";
+  if (!wished.empty()) return wished;
+  const std::string lacks = p.group ? group_lacks(s, s.groups.at(p.group))
+                            : p.job ? job_lacks(s, s.jobs.at(p.job))
+                                    : gang_lacks(s, s.gangs.at(p.gang));
+  return lacks + s.nodes.unschedulable();
+}
+
+// Equal entries are explained once, others a few per tick.
+void explain_pending(Parts& s) {
+  GangId before{};
+  std::string reason;
+  s.queue.looks = 0;
+  for (auto& p : s.queue.entries) {
+    const bool warns = s.turn.now - p.since >= s.turn.options.warn_after;
+    if (p.shown == Pending::Shown::kWarning || s.turn.now < p.not_before || (p.shown == Pending::Shown::kReason && !warns)) continue;
+    if (!p.like || p.like != before) {
+      if (++s.queue.looks > kMaxLooks) break;
+      reason = why(s, p);
+    }
+    before = p.like;
+    p.shown = warns ? Pending::Shown::kWarning : Pending::Shown::kReason;
+    set_reason(s, p, reason);
+    if (warns) warn(s, p, reason);
+  }
+}
+
+void explain_newcomer(Parts& s) {
+  auto& entries = s.queue.entries;
+  if (entries.empty() || entries.back().shown != Pending::Shown::kNothing) return;
+  Pending& p = entries.back();
+  const Pending* const before = p.like && entries.size() > 1 ? &entries[entries.size() - 2] : nullptr;
+  if (before != nullptr && before->like == p.like && before->shown != Pending::Shown::kNothing) {
+    set_reason(s, p, s.actors.at(s.gangs.at(before->gang).spec.actors[0].id).pending_reason);
+  } else if (s.queue.looks < kMaxLooks) {
+    ++s.queue.looks;
+    set_reason(s, p, why(s, p));
+  } else {
+    return;  // left to the next tick
+  }
+  p.shown = Pending::Shown::kReason;
+}
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,34 @@
+// Decides where a request goes, takes the room from its nodes or bundles, and starts its processes.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "scheduler/state/parts.h"
+
+namespace shoal::scheduler {
+
+// Places one entry of the queue, as a whole. Returns false if it does not fit.
+bool place_one(Parts& s, const Pending& entry);
+// Returns the room of a job's places that has no processes yet.
+void give_back_places(Parts& s, JobId job);
+void start_job(Parts& s, JobId job);
+// The message that starts, or starts again, a member of a gang or a rank of a job; its worker is not set.
+actors::StartWorker start_of(const Parts& s, const rows::Gang& gang, std::size_t member);
+actors::StartWorker start_of(const rows::Job& job, std::size_t rank);
+
+// The free resources of the bundle or the node that the worker's are taken from.
+actors::Resources& source(Parts& s, const rows::Worker& worker);
+
+// The bundles without a node, as wants, and the nodes allowed. A bundle's label rules become an extra resource that only matching nodes
+// have.
+struct Asked {
+  std::vector<actors::Resources> wants;
+  Allowed allowed;
+};
+Asked asked(const NodeTable& nodes, const rows::Group& group, const NodeResources& room);
+
+// Fails if the gang names a node or a placement group that could never hold it.
+Result<void> check_where(const Parts& s, const rows::Gang& gang);
+
+}  // namespace shoal::scheduler

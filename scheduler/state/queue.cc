@@ -1,0 +1,180 @@
+#include "scheduler/state/queue.h"
+
+#include <algorithm>
+#include <set>
+
+#include "actors/cluster/function_worker.h"
+#include "scheduler/state/placing.h"
+
+namespace shoal::scheduler {
+
+using actors::Resources;
+using actors::WorkerState;
+using rows::Gang;
+
+namespace {
+
+constexpr int kMaxPendingLooks = 10;  // searches of all nodes per call
+
+JobId job_of(const Parts& s, const Pending& p) { return p.group ? s.groups.at(p.group).row.job : p.gang ? p.gang_job : p.job; }
+
+std::vector<Resources> wants_of(const Parts& s, const Pending& p) {
+  return p.group ? missing_bundles(s.groups.at(p.group)) : p.gang ? s.gangs.at(p.gang).wants : s.jobs.at(p.job).wants;
+}
+
+bool fits(const Parts& s, const Pending& p, const NodeResources& room) {
+  const auto wants = wants_of(s, p);
+  if (p.group) {
+    const rows::Group& group = s.groups.at(p.group);
+    const Asked could = asked(s.nodes, group, room);
+    return place(could.wants, *could.allowed, group.row.strategy).has_value();
+  }
+  if (p.gang) return place(wants, *s.nodes.only(room, s.gangs.at(p.gang).spec.where, wants)).has_value();
+  return place(wants, room).has_value();
+}
+
+runtime::Duration window_length(const StateOptions& options, const Pending& p) {
+  return std::min<runtime::Duration>(options.first_window * (1 << std::min(p.windows, 10)), options.longest_window);
+}
+
+// Returns true if a placement group was placed: gangs in it may have had their turn before.
+bool place_pending_once(Parts& s) {
+  std::deque<Pending> all = std::exchange(s.queue.entries, {});
+  FairShareQueue fair_share_queue(s.shares, s.nodes.index().all());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Pending& p = all[i];
+    if (s.turn.now >= p.not_before && (p.waits_in_group() || p.tried_at != s.nodes.index().growth()) && !held_up(s, p))
+      fair_share_queue.add(job_of(s, p), i);
+  }
+  std::vector<bool> placed(all.size());
+  bool placed_group = false, any = false;
+  std::set<GangId> full;  // `like` of entries that did not fit
+  while (const auto next = fair_share_queue.next()) {
+    Pending& p = all[*next];
+    if (!full.contains(p.like) && place_one(s, p)) {
+      placed[*next] = any = true;
+      placed_group |= static_cast<bool>(p.group);
+      if (s.queue.window && s.queue.window->whose.same_as(p)) s.queue.window.reset();
+    } else {
+      p.tried_at = s.nodes.index().growth();
+      if (p.like) full.insert(p.like);
+    }
+  }
+  if (any) {
+    std::size_t i = 0;
+    std::erase_if(all, [&](const Pending&) { return placed[i++]; });
+  }
+  for (auto& p : s.queue.entries) all.push_back(p);  // empty today: a start adds no entry
+  s.queue.entries = std::move(all);
+  return placed_group;
+}
+
+}  // namespace
+
+void place_pending(Parts& s) {
+  while (place_pending_once(s)) {
+  }
+}
+
+void look_at_windows(Parts& s) {
+  auto& entries = s.queue.entries;
+  auto& window = s.queue.window;
+  const auto now = s.turn.now;
+  const auto& options = s.turn.options;
+  if (window) {
+    const auto it = std::find_if(entries.begin(), entries.end(), [&](const Pending& p) { return window->whose.same_as(p); });
+    if (it != entries.end() && now < window->until) return;
+    if (it != entries.end()) {
+      const auto length = window_length(options, *it);
+      it->rests_until = now + std::max<runtime::Duration>(options.patience, 2 * length);
+      ++it->windows;
+    }
+    window.reset();
+    place_pending(s);
+  }
+  int looks = 0;
+  GangId like{};  // `like` of the last entry that could never fit
+  for (const auto& p : entries) {
+    if (now - p.since < options.patience || now < p.rests_until || now < p.not_before || p.waits_in_group()) continue;
+    if (p.like && p.like == like) continue;
+    if (++looks > kMaxPendingLooks) return;
+    if (!fits(s, p, s.nodes.index().capacity())) {
+      like = p.like;
+      continue;
+    }
+    window = Window{p, wants_of(s, p), name_of(s, p), now + window_length(options, p)};
+    return;
+  }
+}
+
+Pending waiting(const Parts& s, const Gang& gang) {
+  Pending out{gang.spec.id, {}, {}, s.turn.now};
+  out.gang_job = gang.spec.job;
+  if (gang.spec.where.group) return out;  // ResourceIndex does not track room in groups
+  const auto& entries = s.queue.entries;
+  const Gang* const last = !entries.empty() && entries.back().like ? &s.gangs.at(entries.back().gang) : nullptr;
+  const bool alike = last != nullptr && gang.wants == last->wants && gang.spec.where == last->spec.where;
+  out.like = alike ? entries.back().like : gang.spec.id;
+  return out;
+}
+
+void drop_gang(Queue& queue, GangId gang) {
+  std::erase_if(queue.entries, [&](const Pending& p) { return p.gang && p.gang == gang; });
+}
+
+void drop_group(Queue& queue, GroupId group) {
+  std::erase_if(queue.entries, [&](const Pending& p) { return p.group == group; });
+}
+
+void drop_job(Parts& s, JobId job) {
+  std::erase_if(s.queue.entries, [&](const Pending& p) {
+    return p.job == job || (p.gang && s.gangs.at(p.gang).spec.job == job) || (p.group && s.groups.at(p.group).row.job == job);
+  });
+}
+
+std::string name_of(const Parts& s, const Pending& p) {
+  return p.group  ? "placement group " + to_string(p.group)
+         : p.gang ? actors::people_call(s.gangs.at(p.gang).spec.actors[0].class_name)
+                  : "job " + s.jobs.at(p.job).row.name;
+}
+
+bool held_up(const Parts& s, const Pending& p) {
+  const auto& window = s.queue.window;
+  if (!window || window->whose.same_as(p) || p.waits_in_group()) return false;
+  const auto theirs = wants_of(s, p);
+  const auto asks_for = [&](const std::string& name) {
+    return std::any_of(theirs.begin(), theirs.end(), [&](const Resources& w) { return w.units(name) > 0; });
+  };
+  for (const auto& want : window->wants) {
+    for (const auto& [name, units] : want.all()) {
+      if (asks_for(name)) return true;
+    }
+  }
+  return false;
+}
+
+bool wanted_back(const Parts& s, JobId job) {
+  if (s.queue.entries.empty()) return false;
+  NodeResources lent = s.nodes.index().free();
+  bool lends = false;
+  for (const auto& [id, w] : s.workers) {
+    if (w.row.job != job || w.group || w.lent > 0 || w.row.state == WorkerState::kExited) continue;
+    const auto actor = s.actors.find(w.actor);
+    const auto node = lent.find(w.row.node);
+    if (actor == s.actors.end() || node == lent.end() || !actors::is_function_worker(actor->second)) continue;
+    node->second += w.held;
+    lends = true;
+  }
+  if (!lends) return false;
+  const double ours = s.shares.of(job, s.nodes.index().all());
+  int looks = 0;
+  return std::any_of(s.queue.entries.begin(), s.queue.entries.end(), [&](const Pending& p) {
+    if (p.waits_in_group() || s.turn.now < p.not_before || looks == kMaxPendingLooks) return false;
+    const JobId theirs = job_of(s, p);
+    if (theirs != job && s.shares.of(theirs, s.nodes.index().all()) >= ours) return false;
+    ++looks;
+    return fits(s, p, lent);
+  });
+}
+
+}  // namespace shoal::scheduler

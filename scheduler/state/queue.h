@@ -1,0 +1,30 @@
+// The queue of what waits for room: turns among jobs, and windows, which keep room for an entry that has waited for long.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "scheduler/state/parts.h"
+
+namespace shoal::scheduler {
+
+// Places all entries that fit, in the order of turns.
+void place_pending(Parts& s);
+// Opens and closes windows.
+void look_at_windows(Parts& s);
+
+// A gang's entry for the end of the queue.
+Pending waiting(const Parts& s, const rows::Gang& gang);
+void drop_gang(Queue& queue, GangId gang);
+void drop_group(Queue& queue, GroupId group);
+// Drops all entries of a job.
+void drop_job(Parts& s, JobId job);
+
+std::string name_of(const Parts& s, const Pending& entry);
+// Returns true while the window of another entry keeps the resources that this one asks for.
+bool held_up(const Parts& s, const Pending& entry);
+// Returns true if an entry waits that would fit in place of this job's workers of remote functions and goes before them. It belongs to the
+// same job, or to one with a smaller share.
+bool wanted_back(const Parts& s, JobId job);
+
+}  // namespace shoal::scheduler

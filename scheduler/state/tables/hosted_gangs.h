@@ -1,0 +1,42 @@
+// Gangs whose actors live in existing processes, such as the ranks of a training job. Members ask one by one; all are answered together.
+//
+// A gang gathers its members, and then is complete, or has failed because one died before. Only gathering gangs change.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "actors/wire/messages.h"
+#include "runtime/loop/random.h"
+
+namespace shoal::scheduler {
+
+class HostedGangs {
+ public:
+  enum class State { kGathering, kComplete, kFailed };
+  struct Gang {
+    GangId id;
+    State state = State::kGathering;
+    std::int32_t world_size = 1;
+    std::map<std::int32_t, ActorId> members;  // by rank
+  };
+
+  // Adds a member, and draws an id for a new gang. InvalidArgument if the rank does not belong to the gang.
+  Result<const Gang*> add(const actors::HostActor& member, runtime::Random& random);
+  // Fails the gathering gang of this member and returns all members that have asked; none if it does not gather.
+  std::vector<ActorId> fail_gang_of(ActorId member);
+  void end_job(JobId job);
+  // The actors in an existing process.
+  void put_in(WorkerId process, ActorId actor) { in_process_[process].push_back(actor); }
+  std::vector<ActorId> take_in(WorkerId process);
+
+ private:
+  std::map<std::pair<JobId, std::string>, Gang> gangs_;  // (job, gang's key)
+  std::map<WorkerId, std::vector<ActorId>> in_process_;
+};
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,169 @@
+#include "scheduler/state/tables/job_table.h"
+
+#include <algorithm>
+
+namespace shoal::scheduler {
+
+using actors::JobState;
+using actors::Launch;
+using rows::Job;
+
+namespace {
+
+struct RankPlace {
+  std::int32_t rank = 0, world_size = 0, local_rank = 0, local_world_size = 0, node_rank = 0, num_nodes = 0;
+};
+
+// The environment variables that torchrun sets.
+void add_rank_env(Launch& launch, const RankPlace& place, const std::string& address, std::uint16_t port, JobId job) {
+  const auto set = [&](const char* name, const std::string& value) { launch.env.emplace_back(name, value); };
+  const auto number = [](std::int32_t n) { return std::to_string(n); };
+  set("RANK", number(place.rank));
+  set("WORLD_SIZE", number(place.world_size));
+  set("LOCAL_RANK", number(place.local_rank));
+  set("LOCAL_WORLD_SIZE", number(place.local_world_size));
+  set("GROUP_RANK", number(place.node_rank));
+  set("GROUP_WORLD_SIZE", number(place.num_nodes));
+  set("ROLE_NAME", "default");
+  set("ROLE_RANK", number(place.rank));
+  set("ROLE_WORLD_SIZE", number(place.world_size));
+  set("MASTER_ADDR", address);
+  set("MASTER_PORT", std::to_string(port));
+  set("TORCHELASTIC_RESTART_COUNT", "0");
+  set("TORCHELASTIC_MAX_RESTARTS", "0");
+  set("TORCHELASTIC_RUN_ID", to_string(job));
+}
+
+}  // namespace
+
+const Job* JobTable::living(JobId id) const {
+  const auto it = find(id);
+  return it == end() || ended(it->second.row.state) ? nullptr : &it->second;
+}
+
+bool JobTable::has_submission(const std::string& id) const {
+  return std::any_of(begin(), end(), [&](const auto& j) {
+    return j.second.row.submission.id == id || to_string(j.first) == id;  // two names of one job
+  });
+}
+
+void JobTable::add_driver(JobId id, const actors::RegisterDriver& driver, std::int64_t unix_ms) {
+  Job& job = add(id);
+  job.row.id = id;
+  job.row.name = driver.name;
+  job.row.driver_pid = driver.pid;
+  job.row.state = JobState::kRunning;
+  job.row.started_unix_ms = unix_ms;
+}
+
+void JobTable::add_detached(JobId id, const std::string& name, std::int64_t unix_ms) {
+  Job& job = add(id);
+  job.row.id = id;
+  job.row.name = name;
+  job.row.state = JobState::kRunning;
+  job.row.started_unix_ms = unix_ms;
+  job.detached = true;
+}
+
+void JobTable::add_submitted(JobId id, const actors::JobSpec& spec, const std::vector<actors::Resources>& wants, std::uint64_t order) {
+  Job& job = add(id);
+  job.order = order;
+  job.row.id = id;
+  job.row.name = spec.name;
+  job.row.num_workers = spec.num_workers;
+  job.row.submission = spec.submission;
+  if (job.row.submission.id.empty()) job.row.submission.id = to_string(id);
+  job.launches.assign(wants.size(), spec.launch);
+  job.wants = wants;
+}
+
+void JobTable::attach(JobId id, NodeId node, const actors::WorkerUpdate& process) {
+  Job& job = edit(id);
+  job.attached = true;
+  job.nodes.insert(node);
+  if (!job.driver && process.role == "driver") {
+    job.driver = process.worker;
+    job.row.driver_pid = process.pid;
+  }
+}
+
+void JobTable::reach(JobId id, NodeId node) {
+  if (contains(id) && !at(id).nodes.contains(node)) edit(id).nodes.insert(node);
+}
+
+void JobTable::set_ranks(JobId id, const std::string& address, std::uint16_t port) {
+  Job& job = edit(id);
+  // Placement packs, so the ranks of a node are contiguous.
+  std::vector<NodeId> nodes;
+  std::map<NodeId, std::int32_t> local_world, next_local;
+  for (const NodeId n : job.placed) {
+    if (!local_world.contains(n)) nodes.push_back(n);
+    ++local_world[n];
+  }
+  for (std::size_t i = 0; i < job.launches.size(); ++i) {
+    const NodeId n = job.placed[i];
+    const auto node_rank = static_cast<std::int32_t>(std::find(nodes.begin(), nodes.end(), n) - nodes.begin());
+    add_rank_env(job.launches[i],
+                 {static_cast<std::int32_t>(i), static_cast<std::int32_t>(job.launches.size()), next_local[n]++, local_world[n], node_rank,
+                  static_cast<std::int32_t>(nodes.size())},
+                 address, port, id);
+  }
+}
+
+void JobTable::start(JobId id, const std::vector<WorkerId>& processes, std::int64_t unix_ms) {
+  Job& job = edit(id);
+  job.processes = processes;
+  job.running = processes.size();
+  job.row.state = JobState::kRunning;
+  job.row.started_unix_ms = unix_ms;
+  job.row.pending_reason.clear();
+}
+
+bool JobTable::process_exited(JobId id, const rows::Worker& process, std::int32_t shell_code, const std::optional<Error>& cause) {
+  Job& job = edit(id);
+  --job.running;
+  if (shell_code == 0 || job.row.exit_code != 0 || job.row.cause) return false;
+  job.row.exit_code = shell_code;
+  if (cause) job.row.cause = process.row.rank >= 0 ? Error(*cause).in(process.row.role) : *cause;
+  return true;
+}
+
+void JobTable::set_outcome(JobId id, std::int32_t exit_code, const std::optional<Error>& cause) {
+  Job& job = edit(id);
+  job.row.exit_code = exit_code;
+  if (cause) job.row.cause = cause;
+}
+
+void JobTable::finish(JobId id, JobState state, std::int64_t unix_ms, std::uint64_t order) {
+  Job& job = edit(id);
+  job.row.state = state;
+  job.row.ended_unix_ms = unix_ms;
+  job.order = order;  // order of ends, independent of the wall clock
+  job.row.pending_reason.clear();
+}
+
+void JobTable::explain(JobId id, const std::string& why) {
+  if (at(id).row.pending_reason != why) edit(id).row.pending_reason = why;
+}
+
+void JobTable::forget_old(std::size_t max) {
+  for (; ended_.size() > max; ended_.pop_front()) erase(ended_.front());
+}
+
+void JobTable::restored(const std::map<JobId, std::size_t>& running, runtime::TimePoint deadline) {
+  std::multimap<std::uint64_t, JobId> over;
+  for (const auto& [id, job] : *this) {
+    if (const auto it = running.find(id); it != running.end()) scratch(id).running = it->second;
+    const bool driven = job.processes.empty() && job.row.state == JobState::kRunning;
+    if (driven && !job.attached && !job.detached) unattached_.emplace(id, deadline);
+    if (ended(job.row.state)) over.emplace(job.order, id);
+  }
+  for (const auto& [order, id] : over) ended_.push_back(id);
+}
+
+std::optional<JobId> JobTable::take_unattached(runtime::TimePoint now) {
+  if (unattached_.empty() || unattached_.begin()->second > now) return std::nullopt;
+  return unattached_.extract(unattached_.begin()).key();
+}
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,62 @@
+// Jobs: drivers, submitted programs, and detached actors.
+//
+// A job waits (kPending), runs and ends once, by finish(). A submitted job that has places and no processes yet waits for a port.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actors/wire/messages.h"
+#include "scheduler/state/tables/rows.h"
+#include "scheduler/state/tables/table.h"
+
+namespace shoal::scheduler {
+
+class JobTable : public Table<JobId, rows::Job> {
+ public:
+  // The row unless the job is unknown or has ended.
+  const rows::Job* living(JobId id) const;
+  bool has_submission(const std::string& id) const;
+
+  // ---- transitions
+  void add_driver(JobId id, const actors::RegisterDriver& driver, std::int64_t unix_ms);
+  void add_detached(JobId id, const std::string& name, std::int64_t unix_ms);
+  void add_submitted(JobId id, const actors::JobSpec& spec, const std::vector<actors::Resources>& wants, std::uint64_t order);
+  // A node reported a process of the job that the head did not start.
+  void attach(JobId id, NodeId node, const actors::WorkerUpdate& process);
+  void reach(JobId id, NodeId node);  // a process of it starts there
+  void set_driver(JobId id, WorkerId process) { edit(id).driver = process; }
+  void set_places(JobId id, const std::vector<NodeId>& nodes) { scratch(id).placed = nodes; }
+  // Sets torchrun's environment variables for each rank. `address` is the host of rank 0.
+  void set_ranks(JobId id, const std::string& address, std::uint16_t port);
+  void start(JobId id, const std::vector<WorkerId>& processes, std::int64_t unix_ms);
+  void stop(JobId id) { edit(id).stopping = true; }
+  // Counts a process that exited. Returns true for the first failure, which gives the job's exit code and cause.
+  bool process_exited(JobId id, const rows::Worker& process, std::int32_t shell_code, const std::optional<Error>& cause);
+  // The exit code and cause with which the job is about to end.
+  void set_outcome(JobId id, std::int32_t exit_code, const std::optional<Error>& cause);
+  void finish(JobId id, actors::JobState state, std::int64_t unix_ms, std::uint64_t order);
+  void explain(JobId id, const std::string& why);
+  void remove(JobId id) { erase(id); }
+
+  // ---- ended jobs, in the order of their ends; a removed one stays among them, for nodes that come back
+  const std::deque<JobId>& ended_jobs() const { return ended_; }
+  void list_ended(JobId id) { ended_.push_back(id); }
+  void forget_old(std::size_t max);
+
+  // ---- after a restore
+  // `running`: processes that have not exited. Drivers have until `deadline` to attach to a node again.
+  void restored(const std::map<JobId, std::size_t>& running, runtime::TimePoint deadline);
+  // A driver whose deadline is over, or none.
+  std::optional<JobId> take_unattached(runtime::TimePoint now);
+
+ private:
+  std::deque<JobId> ended_;
+  std::map<JobId, runtime::TimePoint> unattached_;
+};
+
+}  // namespace shoal::scheduler

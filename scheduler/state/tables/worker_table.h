@@ -1,0 +1,53 @@
+// Processes: those that the head started, and those that attached to a node by themselves (drivers, ranks under torchrun).
+//
+// A worker starts, runs and exits; it never leaves kExited. An exited worker holds nothing.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "actors/wire/messages.h"
+#include "scheduler/state/tables/rows.h"
+#include "scheduler/state/tables/table.h"
+
+namespace shoal::scheduler {
+
+// The source of a worker's resources.
+struct Site {
+  NodeId node;
+  std::int32_t bundle = -1;  // index in the placement group; -1: no group
+};
+
+class WorkerTable : public Table<WorkerId, rows::Worker> {
+ public:
+  // The row unless the worker is unknown or has exited.
+  const rows::Worker* living(WorkerId id) const;
+
+  // ---- transitions
+  void start(const actors::StartWorker& message, const Site& site, GroupId group, const actors::Resources& held);
+  void attach(NodeId node, const actors::WorkerUpdate& update);
+  void report(WorkerId id, std::int32_t pid);
+  void set_state(WorkerId id, actors::WorkerState state);
+  void set_actor(WorkerId id, ActorId actor) { edit(id).actor = actor; }
+  void announce_end(WorkerId id);
+  void move(WorkerId id) { scratch(id).moving = true; }
+  // Lends the worker's CPUs, or takes them back; returns them.
+  actors::Resources lend(WorkerId id);
+  actors::Resources take_back(WorkerId id);
+  // Returns what the worker held.
+  actors::Resources exit(WorkerId id, const std::optional<Error>& cause);
+
+  // ---- reports of a node that joined again
+  void expect_reports(NodeId node);
+  std::vector<WorkerId> unreported(NodeId node) const;
+
+  void restored();
+  void forget_old(std::size_t max);
+
+ private:
+  std::deque<WorkerId> ended_;
+};
+
+}  // namespace shoal::scheduler
