@@ -44,7 +44,7 @@ void actor_dies(Parts& s, ActorId id, const Error& cause) {
   s.actors.die(id, cause);
   const ActorRow& row = s.actors.at(id);
   s.turn.act(NotifyActor{row});
-  for (const ActorId member : s.hosted.fail_gang_of(id)) s.turn.act(AnswerHosted{member, fail(*row.cause)});
+  for (const ActorId member : s.hosted.fail_gang_of(id, *row.cause)) s.turn.act(AnswerHosted{member, fail(*row.cause)});
 }
 
 // Queues a restart after an unrequested end of the process. Returns false if the actor may not restart.

@@ -76,5 +76,18 @@ TEST_F(HostedTest, AMemberThatDiesBeforeTheGangIsCompleteFailsThoseWhoWait) {
   EXPECT_FALSE(reported[0].result);
 }
 
+TEST_F(HostedTest, AMemberThatAsksAgainAfterItsGangFailedIsRefused) {
+  auto first = shard(0), second = shard(1);
+  first.world_size = second.world_size = 3;
+  ASSERT_TRUE(state_.step(ActorHosted{first}));
+  ASSERT_TRUE(state_.step(ActorHosted{second}));
+  state_.step(WorkerUpdated{NodeId{1}, {WorkerId{12}, WorkerState::kExited, 12, "", 137, unavailable("was killed by SIGKILL"), job_, {}}});
+  const auto answers = taken<AnswerHosted>();
+  ASSERT_EQ(answers.size(), 2u);
+  const auto again = state_.step(ActorHosted{first});  // the answer was lost with its connection
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().message(), answers[0].result.error().message());
+}
+
 }  // namespace
 }  // namespace shoal::scheduler

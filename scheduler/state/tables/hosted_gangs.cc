@@ -25,13 +25,19 @@ Result<const HostedGangs::Gang*> HostedGangs::add(const actors::HostActor& m, ru
   return &gang;
 }
 
-std::vector<ActorId> HostedGangs::fail_gang_of(ActorId member) {
+const Error* HostedGangs::failure_of(const actors::HostActor& member) const {
+  const auto it = gangs_.find({member.job, member.gang_key});
+  return it == gangs_.end() || !it->second.failure ? nullptr : &*it->second.failure;
+}
+
+std::vector<ActorId> HostedGangs::fail_gang_of(ActorId member, const Error& cause) {
   std::vector<ActorId> out;
   for (auto& [key, gang] : gangs_) {
     if (gang.state != State::kGathering) continue;
     const bool its = std::any_of(gang.members.begin(), gang.members.end(), [&](const auto& m) { return m.second == member; });
     if (!its) continue;
     gang.state = State::kFailed;
+    gang.failure = cause;
     for (const auto& [rank, id] : gang.members) out.push_back(id);
   }
   return out;

@@ -23,12 +23,15 @@ class HostedGangs {
     State state = State::kGathering;
     std::int32_t world_size = 1;
     std::map<std::int32_t, ActorId> members;  // by rank
+    std::optional<Error> failure;             // set for a failed gang
   };
 
   // Adds a member, and draws an id for a new gang. InvalidArgument if the rank does not belong to the gang.
   Result<const Gang*> add(const actors::HostActor& member, runtime::Random& random);
+  // Why the gang of this member failed; null while it has not.
+  const Error* failure_of(const actors::HostActor& member) const;
   // Fails the gathering gang of this member and returns all members that have asked; none if it does not gather.
-  std::vector<ActorId> fail_gang_of(ActorId member);
+  std::vector<ActorId> fail_gang_of(ActorId member, const Error& cause);
   void end_job(JobId job);
   // The actors in an existing process.
   void put_in(WorkerId process, ActorId actor) { in_process_[process].push_back(actor); }
