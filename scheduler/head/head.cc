@@ -269,7 +269,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_TRY(const auto ref, from_bytes<actors::JobRef>(bytes));
       const auto* row = state_.job(ref.job);
       if (row == nullptr) return fail(not_found("no job " + to_string(ref.job)));
-      job_watchers_[ref.job].insert(watcher);
+      if (!actors::ended(row->state)) job_watchers_[ref.job].insert(watcher);  // an ended job has no more updates
       for (const NodeId node : state_.nodes_of(ref.job)) job_is_on(node, {watcher});
       return body(to_bytes(*row));
     }
