@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from cast import GUARD_S
 from leak_check import wait_until
+from semantics_actors import GUARD_S
 
 import shoal as ray
 from shoal.exceptions import InvalidArgument

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cast import GUARD_S, Recorder
 from leak_check import alive, wait_until
+from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, PendingCallsLimitExceeded, RayActorError

@@ -9,8 +9,8 @@ import threading
 import time
 
 import pytest
-from cast import GUARD_S, Gate, Recorder
 from leak_check import alive, wait_until
+from semantics_actors import GUARD_S, Gate, Recorder
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, GetTimeoutError, TaskCancelledError

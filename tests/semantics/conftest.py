@@ -1,6 +1,6 @@
 import pytest
-from cast import Gate, Recorder
 from fixtures import *  # noqa: F403
+from semantics_actors import Gate, Recorder
 
 import shoal as ray
 

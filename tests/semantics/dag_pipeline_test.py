@@ -7,10 +7,10 @@ import signal
 import threading
 
 import pytest
-from cast import GUARD_S
 from graphs import *  # noqa: F403
 from graphs import graph_threads, memories_of_the_node
 from leak_check import wait_until
+from semantics_actors import GUARD_S
 
 import shoal as ray
 from shoal import _native

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cast import GUARD_S, Recorder
 from graphs import *  # noqa: F403
 from graphs import Stage, graph_threads, memories_of_the_node
 from leak_check import wait_until
+from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray
 from shoal.dag import InputNode, MultiOutputNode
@@ -521,7 +521,7 @@ def test_a_graph_ends_with_its_executing_process(stages):
 
 DRIVER = """
 import shoal
-from cast import Recorder
+from semantics_actors import Recorder
 from shoal.dag import InputNode
 
 shoal.init()

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cast import GUARD_S
 from leak_check import alive, wait_until
+from semantics_actors import GUARD_S
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError

@@ -7,8 +7,8 @@ import sys
 import zipfile
 
 import pytest
-from cast import GUARD_S
 from leak_check import wait_until
+from semantics_actors import GUARD_S
 from shared_actors import Log
 
 import shoal

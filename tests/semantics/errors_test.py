@@ -6,7 +6,7 @@ import pickle
 import signal
 
 import pytest
-from cast import GUARD_S, Recorder
+from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray
 from shoal import exceptions
@@ -116,7 +116,7 @@ def test_a_failure_has_a_traceback_of_each_process(recorder):
     text = str(info.value)
     at = [text.index(f"in {name}\n") for name in ("in_the_middle", "fail")]
     assert at == sorted(at)
-    assert text.count("raise error") == 1  # in cast.py
+    assert text.count("raise error") == 1  # in semantics_actors.py
     assert text.index("KeyError: 'deep'") < text.index("direct cause") < text.index("RuntimeError: told anew")
     assert "in get\n" not in text
 

@@ -3,8 +3,8 @@
 import importlib
 
 import pytest
-from cast import GUARD_S
 from leak_check import wait_until
+from semantics_actors import GUARD_S
 from shared_actors import Log
 
 import shoal

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from cast import GUARD_S, Recorder
+from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from cast import GUARD_S
+from semantics_actors import GUARD_S
 
 import shoal as ray
 

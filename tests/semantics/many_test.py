@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from cast import GUARD_S
+from semantics_actors import GUARD_S
 
 import shoal as ray
 from shoal.exceptions import InvalidArgument

@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from cast import GUARD_S, Gate
+from semantics_actors import GUARD_S, Gate
 
 import shoal as ray
 from shoal.util.multiprocessing import Pool, TimeoutError

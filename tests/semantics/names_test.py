@@ -4,8 +4,8 @@ import pickle
 import time
 
 import pytest
-from cast import Gate
 from leak_check import wait_until
+from semantics_actors import Gate
 from shared_actors import Log
 
 import shoal

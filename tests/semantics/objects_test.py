@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from cast import GUARD_S
+from semantics_actors import GUARD_S
 
 import shoal as ray
 from shoal import ObjectRef

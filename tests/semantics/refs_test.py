@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
-from cast import GUARD_S
+from semantics_actors import GUARD_S
 
 import shoal as ray
 from shoal._objects import refs

@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from cast import GUARD_S, Gate, Recorder
 from leak_check import alive, wait_until
+from semantics_actors import GUARD_S, Gate, Recorder
 
 import shoal as ray
 from shoal import _native

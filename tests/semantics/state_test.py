@@ -5,8 +5,8 @@ import os
 import signal
 
 import pytest
-from cast import GUARD_S, Gate, Recorder
 from leak_check import wait_until
+from semantics_actors import GUARD_S, Gate, Recorder
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, TaskCancelledError, Unavailable, Unimplemented

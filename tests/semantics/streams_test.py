@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 import pytest
-from cast import GUARD_S
 from leak_check import wait_until
+from semantics_actors import GUARD_S
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from cast import GUARD_S, Gate, Recorder
+from semantics_actors import GUARD_S, Gate, Recorder
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, RayActorError, RayError

@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from cast import GUARD_S
 from leak_check import alive, wait_until
+from semantics_actors import GUARD_S
 
 import shoal as ray
 from shoal._core.process import state
