@@ -52,7 +52,7 @@ def test_the_peak_is_a_ranks_part_and_the_largest_unit():
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(ValueError, match=r"there is no optimizer 'lion' here\n  hint: pass sgd,"):
+    with pytest.raises(ValueError, match=r"estimates have no optimizer 'lion'\n  hint: pass sgd,"):
         estimate_memory(10, 2, optimizer="lion")
     with pytest.raises(ValueError, match="world_size is a number from 1 on, not 0"):
         estimate_memory(10, 0)

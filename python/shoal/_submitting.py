@@ -16,7 +16,7 @@ def _as_json(file: str) -> str:
     try:
         import yaml
     except ImportError:
-        sys.exit(f"{file} is no JSON, and to read it as YAML takes PyYAML: pip install pyyaml")
+        sys.exit(f"{file} is not JSON, and reading it as YAML needs PyYAML: pip install pyyaml")
     try:
         with open(file) as text:
             read = yaml.safe_load(text)

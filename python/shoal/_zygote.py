@@ -134,7 +134,10 @@ def _enter(folder: str) -> None:
         if folder == _runtime_env().get("working_dir"):
             raise
         os.chdir(os.environ["SHOAL_SESSION"])
-        print(f"shoal: the driver's folder is not to be had on this host ({error}); working in {os.getcwd()}", file=sys.stderr)
+        print(
+            f"shoal: the driver's working directory is not available on this host ({error}); this worker runs in {os.getcwd()}",
+            file=sys.stderr,
+        )
 
 
 def _spawn_instead(request: dict) -> None:

@@ -169,7 +169,7 @@ class RuntimeContext:
 
 def _in_worker(what: str) -> bool:
     if not state.is_worker:
-        warnings.warn(f"{what}() is for workers: in a driver there is nothing to tell", stacklevel=3)
+        warnings.warn(f"{what}() is for workers: in a driver it has no value", stacklevel=3)
     return state.is_worker
 
 

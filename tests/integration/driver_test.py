@@ -108,7 +108,7 @@ def test_a_closed_session_raises():
     closed = state.session
     shoal.shutdown()
     for call in (closed.resources, lambda: closed.kill("0" * 16), lambda: closed.list("nodes"), lambda: closed.hand_over()):
-        with pytest.raises(Unavailable, match="closed"):
+        with pytest.raises(Unavailable, check=lambda e: e.reason == "Closed"):
             call()
 
 
@@ -505,7 +505,7 @@ def test_sigkill_of_the_embedded_cluster_fails_waiting_calls():
     pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
     ref = actor.sleep.remote(1000)
     os.kill(cluster, signal.SIGKILL)
-    with pytest.raises(Unavailable, match="is gone"):  # from the closed connections; silence is another cause
+    with pytest.raises(ActorDiedError):
         shoal.get(ref, timeout=60)
     for call in (
         lambda: shoal.nodes(),
@@ -513,7 +513,7 @@ def test_sigkill_of_the_embedded_cluster_fails_waiting_calls():
         lambda: shoal.kill(actor),
         lambda: shoal.get(actor.echo.remote(1), timeout=60),
     ):
-        with pytest.raises(Unavailable, match="is gone"):
+        with pytest.raises(Unavailable, check=lambda e: e.reason in ("ActorDied", "HeadGone", "NodeGone")):
             call()
     gone(pids)
     shoal.shutdown()
@@ -617,7 +617,7 @@ def test_init_refuses_resources_for_a_running_cluster(shoal_command, monkeypatch
                 shoal.init(address, **option)
     assert jobs_of(shoal_command, cluster.address) == []
     monkeypatch.setenv("SHOAL_ADDRESS", "local")
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="existing folder"):
         shoal.init(num_cpus=1, object_spilling_directory="/nowhere")
     shoal.init(num_cpus=1)
     shoal.shutdown()
@@ -666,7 +666,7 @@ def test_calls_between_live_actors_go_on_without_a_head(shoal_command, monkeypat
     assert shoal.get(actor.call.remote(other, "add", 1)) == 1  # opens the connection between them
     os.kill(cluster.pid("head"), signal.SIGTERM)  # an orderly end, after which no node starts another
     wait_until(lambda: not cluster.pids("head"), 30, "the head's end")
-    with pytest.raises(Unavailable, match="head"):
+    with pytest.raises(Unavailable, check=lambda e: e.reason == "HeadGone"):
         shoal.nodes()  # after the wait for a head
     assert shoal.get(actor.call.remote(other, "add", 2), timeout=60) == 2
     assert shoal.get(other.all.remote(), timeout=60) == [1, 2]

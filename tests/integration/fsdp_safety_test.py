@@ -194,7 +194,7 @@ def write_on_one_rank(config):
 
 
 def test_a_write_on_one_rank_only_raises():
-    with pytest.raises(shoal.exceptions.InvalidArgument, match="all ranks wait for each other"):
+    with pytest.raises(shoal.exceptions.InvalidArgument, check=lambda e: e.reason == "Diverged"):
         run(write_on_one_rank)
 
 
@@ -210,7 +210,7 @@ def stale_backward(config):
 
 
 def test_a_backward_after_its_parameters_changed_raises():
-    with pytest.raises(shoal.exceptions.InvalidArgument, match="needs parameters of version"):
+    with pytest.raises(shoal.exceptions.InvalidArgument, check=lambda e: e.reason == "StaleBackward"):
         run(stale_backward)
 
 

@@ -138,7 +138,7 @@ def test_a_running_job_is_followed_and_stopped(client):
     assert ended(client, job) == JobStatus.STOPPED
     assert not client.stop_job(job)
     assert asyncio.run(first_lines()) == "begun\n"  # still available
-    with pytest.raises(RuntimeError, match=r"400.*a job was submitted as"):
+    with pytest.raises(RuntimeError, match=r"400.*submitted"):
         client.submit_job(entrypoint="true", submission_id=job)
 
 
@@ -167,7 +167,7 @@ def test_following_a_silent_job_can_be_cancelled(client):
 def test_the_token_is_sent_to_no_other_host(cluster, monkeypatch):
     port = url_of(cluster).port
     for _ in range(2):
-        with pytest.raises(InvalidArgument, match=r"another host's.*not sent there"):
+        with pytest.raises(InvalidArgument, check=lambda e: e.reason == "TokenRefused"):
             JobSubmissionClient(f"http://192.0.2.1:{port}")
         assert JobSubmissionClient(f"http://localhost:{port}").list_jobs() == []
         monkeypatch.setenv("SHOAL_TOKEN_FILE", str(cluster.session / "token"))
@@ -205,7 +205,7 @@ class Squatter:
 def test_a_port_taken_by_another_user_receives_nothing(cluster, monkeypatch):
     monkeypatch.setenv("SHOAL_TOKEN_FILE", str(cluster.session / "token"))
     squatter = Squatter(65534)
-    with pytest.raises(InvalidArgument, match=r"is user 65534: the cluster's token is not sent"):
+    with pytest.raises(InvalidArgument, match=r"not sent .* belongs to user 65534"):
         JobSubmissionClient(squatter.address)
     assert squatter.heard() == b""
 

@@ -273,7 +273,7 @@ def test_run_accepts_a_module_as_python_does(tmp_path):
         (["-h"], 0, "usage: python -m shoal.fsdp.run"),
         ([], 2, "usage: python -m shoal.fsdp.run"),
         (["nowhere.py"], 1, "there is no file nowhere.py; a module is run with -m"),
-        (["--lr", "1"], 1, "--lr is no option of it"),
+        (["--lr", "1"], 1, "--lr is no option of this command"),
     ],
 )
 def test_run_reports_programs_that_it_cannot_start(monkeypatch, capsys, words, code, said):

@@ -439,7 +439,7 @@ def nonexistent_names_are_errors_with_a_hint():
     model = sharded()
     for refused, says in (
         (lambda: sharded(flatten_parameters=True), "no argument flatten_parameters: it was FairScale's"),
-        (lambda: sharded(find_unused_parameters=True), "no argument find_unused_parameters: it is DistributedDataParallel's"),
+        (lambda: sharded(find_unused_parameters=True), "no argument find_unused_parameters: it belongs to DistributedDataParallel"),
         (lambda: sharded(nonsense=1), "no argument nonsense$"),
         (lambda: sharded(auto_wrap_policy=wrap.transformer_auto_wrap_policy), "transformer_layer_cls="),
         (lambda: fsdp1.CPUOffload(offload_params=True, offload_gradients=True), "gradients go with the parameters"),
@@ -489,7 +489,7 @@ def inner_wrappers_of_other_kinds_are_an_error():
     ):
         with pytest.raises(ValueError, match=says):
             sharded(module)
-    with pytest.raises(ValueError, match="DistributedDataParallel around an FSDP model"):
+    with pytest.raises(ValueError, match="DistributedDataParallel cannot wrap an FSDP model"):
         DistributedDataParallel(sharded())
 
 

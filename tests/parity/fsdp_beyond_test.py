@@ -705,7 +705,7 @@ def join_is_refused_for_units_gathered_by_collectives():
     model = shard(Net())
     model.blocks[1].set_custom_reduce_scatter(DefaultReduceScatter())
     loop = join(model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(Unimplemented, match="a unit that collectives bring"):
+    with pytest.raises(Unimplemented, match="collectives gather this unit"):
         loop.__enter__()
 
 
@@ -741,7 +741,7 @@ def a_second_synchronised_backward_without_a_step_is_refused_inside_join():
             model(batch(0, rank())).sum().backward()
             model(batch(1, rank())).sum().backward()
 
-    with pytest.raises(ValueError, match="a second synchronised backward came without an optimizer's step"):
+    with pytest.raises(ValueError, match="a second synchronised backward ran without an optimizer's step"):
         go()
 
 

@@ -281,7 +281,7 @@ def a_plan_refuses_invalid_arguments():
     assert plan(model, memory_budget=f"{memory.total}B") == memory
     with pytest.raises(ResourceExhausted, match=f"holds {memory.total} bytes") as refused:
         plan(model, memory_budget=memory.total - 1)
-    smallest = int(re.search(r"smallest that would do is (\d+) bytes", str(refused.value))[1])
+    smallest = int(re.search(r"smallest sufficient budget is (\d+) bytes", str(refused.value))[1])
     assert smallest < memory.total
     assert plan(model, memory_budget=smallest, optimizer_in_backward=torch.optim.SGD(model.parameters(), lr=1)).total == smallest
     with pytest.raises(InvalidArgument, match="was not sharded"):
@@ -425,7 +425,7 @@ def memory_of_a_whole_step_is_planned():
     assert "optimizer state is missing" in str(step_graph(model).memory)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     assert step_graph(model, optimizer=sgd).memory.optimizer == 0
-    with pytest.raises(InvalidArgument, match="not known before its first step"):
+    with pytest.raises(InvalidArgument, match="unknown before its first step"):
         step_graph(model, optimizer=torch.optim.LBFGS([next(model.parameters())]))
     without = shoal.fsdp.plan(model).total
     in_backward = shoal.fsdp.plan(model, optimizer_in_backward=optimizer, memory_budget=without)

@@ -576,13 +576,13 @@ def writing_to_the_roots_whole_parameters_after_an_evaluation():
         model.reshard()
         torch.testing.assert_close(full(model.head.weight), plain.head.weight)
         model.head.weight.mul_(1)  # opens the window
-        with pytest.raises(ValueError, match=r"head.weight of the root is whole behind a forward"):
+        with pytest.raises(ValueError, match=r"head.weight of the root is unsharded after a forward"):
             before.mul_(2)
     same_after_a_step(model, plain)
     model = shard(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     with torch.no_grad():
         model(batch(0, 0))
-        with pytest.raises(ValueError, match=r"head.weight of the root is whole behind a forward"):
+        with pytest.raises(ValueError, match=r"head.weight of the root is unsharded after a forward"):
             model.head.weight.mul_(2)
 
 
@@ -838,16 +838,16 @@ def _clipped(g):
 
 def _hooked(register, hook):
     """Calls ``register(model, hook)`` before and after fully_shard, on sharded and on whole parameters."""
-    for when in ("before", "after", "behind an evaluation", "behind a forward"):
+    for when in ("before", "after", "after an evaluation", "after a forward"):
         model, plain = Net(), Net()
         register(plain, hook)
         if when == "before":
             register(model, hook)
         shard(model)
-        if when == "behind an evaluation":
+        if when == "after an evaluation":
             with torch.no_grad():
                 model(batch(7, 0))
-        if when == "behind a forward":
+        if when == "after a forward":
             model(batch(7, 0))
         if when != "before":
             register(model, hook)
@@ -995,7 +995,7 @@ def a_gradient_after_its_units_backward_is_an_error():
     shard(model, reshard_after_forward=False)
     model.blocks[1].unshard()
     Late.early = model.blocks[1].bias * 2  # before the forward of its unit
-    with pytest.raises(shoal.exceptions.InvalidArgument, match=r"gradients came after the backward of their unit.*bias of blocks\.1"):
+    with pytest.raises(shoal.exceptions.InvalidArgument, match=r"gradients arrived after the backward of their unit.*bias of blocks\.1"):
         loss_of(model).backward()
     Late.early = torch.zeros(1)
     model.zero_grad()
@@ -1390,7 +1390,7 @@ def an_optimizer_that_has_trained_before_sharding_is_refused():
     early.step()
     shard(model)
     model(batch(0, rank())).sum().backward()
-    with pytest.raises(ValueError, match=r"has a state for parameter .* as it was not sharded"):
+    with pytest.raises(ValueError, match=r"has a state for the unsharded parameter .*"):
         early.step()
 
 

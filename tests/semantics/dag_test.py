@@ -105,7 +105,7 @@ def test_a_graph_that_contains_itself_is_not_executed(stages):
         given = [inp]
         node = a.pack.bind(given)
     given.append(node)
-    with pytest.raises(ValueError, match="needs its own result"):
+    with pytest.raises(ValueError, match="depends on its own result"):
         node.execute(1)
 
 
@@ -570,7 +570,7 @@ def test_a_cycle_is_found_at_compile_time(stages, compiled):
 
 def test_an_actor_that_would_wait_for_itself_gets_an_error(stages):
     (a,) = stages("a")
-    with pytest.raises(InvalidArgument, match="is a part of it"):
+    with pytest.raises(InvalidArgument, check=lambda e: e.reason == "Deadlock"):
         ray.get(a.run_graph.remote(None, 1))
     assert ray.get(a.count.remote()) == 0
 
@@ -590,7 +590,7 @@ def test_only_graphs_of_methods_are_compiled(stages, compiled):
     for bound, error, text in (
         (lambda inp: function.bind(inp), Unimplemented, "methods of actors"),
         (lambda inp: a.through.bind(1), ValueError, "exactly one InputNode"),
-        (lambda inp: b.add.bind(a.through.bind(1), inp), ValueError, "nothing would tell it to run"),
+        (lambda inp: b.add.bind(a.through.bind(1), inp), ValueError, "nothing would start it"),
         (lambda inp: a.add.bind(inp, InputNode()), ValueError, "exactly one InputNode"),
         (lambda inp: a.add.bind(inp, inp[0]), ValueError, "InputNode.. directly"),
         (lambda inp: MultiOutputNode([a.through.bind(inp), inp]), ValueError, "results of methods"),
@@ -598,7 +598,7 @@ def test_only_graphs_of_methods_are_compiled(stages, compiled):
         (left_out, ValueError, "MultiOutputNode"),
         (lambda inp: a.through.bind(inp).with_tensor_transport("nccl"), Unimplemented, "shared memory"),
         (lambda inp: a.add.bind(inp, 1, 2), TypeError, "Stage.add"),
-        (lambda inp: Stage.bind("a"), Unimplemented, "actors that are there"),
+        (lambda inp: Stage.bind("a"), Unimplemented, "existing actors"),
         (lambda inp: a.through.options(num_returns=2).bind(inp), Unimplemented, "several results"),
     ):
         with pytest.raises(error, match=text):

@@ -372,7 +372,7 @@ def test_resources_refuse_names_with_their_own_option(name, hint, decorated):
 @pytest.mark.parametrize("node", ["5f" * 28, "0" * 56, "0"])
 def test_an_id_in_rays_format_is_an_absent_node(node):
     there = NodeAffinitySchedulingStrategy(node, soft=False)
-    with pytest.raises(ActorUnschedulableError, match="not there"):
+    with pytest.raises(ActorUnschedulableError):
         ray.get(Fails.options(scheduling_strategy=there).remote().pid.remote(), timeout=GUARD_S)
     soft = NodeAffinitySchedulingStrategy(node, soft=True)
     assert ray.get(Fails.options(scheduling_strategy=soft).remote().pid.remote(), timeout=GUARD_S) > 0

@@ -292,7 +292,7 @@ def test_node_affinity_places_an_actor_on_its_node():
     actor = Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["id"], soft=False)).remote()
     assert shoal.get(actor.echo.remote(1)) == 1
     nowhere = Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy("abc", soft=False)).remote()
-    with pytest.raises(shoal.exceptions.ActorUnschedulableError, match="is not there"):
+    with pytest.raises(shoal.exceptions.ActorUnschedulableError):
         shoal.get(nowhere.echo.remote(1))
     shoal.kill(nowhere)
     elsewhere = Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy("abc", soft=True)).remote()
@@ -307,7 +307,7 @@ def test_a_function_that_no_node_can_run_is_unschedulable():
     nowhere = one.options(scheduling_strategy=NodeAffinitySchedulingStrategy("abc", soft=False))
     refs = [nowhere.remote(), nowhere.remote()]
     for ref in refs:
-        with pytest.raises(shoal.exceptions.TaskUnschedulableError, match="is not there"):
+        with pytest.raises(shoal.exceptions.TaskUnschedulableError):
             shoal.get(ref)
     (node,) = shoal.nodes()
     here = one.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["id"], soft=False))

@@ -300,7 +300,7 @@ def test_a_non_reference_or_non_handle_is_a_value_error():
     for wrong in (5, "ref", None, {ray.put(1)}):
         with pytest.raises(ValueError, match=r"get\(\) takes"):
             ray.get(wrong)
-    with pytest.raises(TypeError, match="there is something else in it"):
+    with pytest.raises(TypeError, match="the list has an element of type int"):
         ray.get([ray.put(1), 5])
     with pytest.raises(ValueError, match=r"kill\(\) takes"):
         ray.kill(ray.put(1))

@@ -458,7 +458,7 @@ for old in (ref, published):
     try:
         pickle.dumps(old)
     except ray.exceptions.RayError as error:
-        assert "cluster that was left" in str(error), error
+        assert error.reason == "Closed", error
     else:
         raise AssertionError(old)
 assert ray.get([ref, published]) == [1, 2]

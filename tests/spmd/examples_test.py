@@ -176,7 +176,7 @@ def test_the_variable_is_on_or_off(value, said):
 def test_run_prints_its_usage(theirs):
     for words, text in (
         ([], "usage: python -m shoal.spmd.run"),
-        (["--lr"], "--lr is no option of it"),
+        (["--lr"], "--lr is no option of this command"),
         (["nowhere.py"], "no file nowhere.py"),
     ):
         done = run(["-m", "shoal.spmd.run", *words], fresh=True)

@@ -156,7 +156,7 @@ class ActorClass:
         return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
     def bind(self, /, *args, **kwargs):
-        raise Unimplemented("graphs are of actors that are there", hint=f"make one with {self.__name__}.remote() and bind its methods")
+        raise Unimplemented("a graph binds methods of existing actors", hint=f"make one with {self.__name__}.remote() and bind its methods")
 
     def __call__(self, /, *args, **kwargs):
         raise TypeError(f"make an actor with {self.__name__}.remote(...)")

@@ -110,7 +110,7 @@ def pack_creation_spec(cls: type, settings: dict[str, Any], args: tuple, kwargs:
         out, refs = packed()
     if len(out) > _MAX_BIRTH_BYTES:
         raise InvalidArgument(
-            f"the actor {cls.__name__} travels as {len(out)} bytes; one that is started again may have {_MAX_BIRTH_BYTES}",
+            f"the creation spec of actor {cls.__name__} has {len(out)} bytes; an actor that may be restarted can have {_MAX_BIRTH_BYTES}",
             hint="pass fewer arguments, for example one list of them",
         )
     return out, refs

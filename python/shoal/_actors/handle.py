@@ -46,7 +46,7 @@ class _Actor:
         if self.pending is None:
             self.pending = session.tally([])
         if self.pending.of - self.pending.ready >= self.max_pending:
-            raise PendingCallsLimitExceeded(f"{self.max_pending} calls wait for actor {self.class_name}: its max_pending_calls")
+            raise PendingCallsLimitExceeded(f"max_pending_calls={self.max_pending} calls wait for actor {self.class_name}")
         return self.pending
 
     def leaves(self) -> tuple[str, ...]:
@@ -240,7 +240,7 @@ def _foreign(class_name: str):
     """Refuses to unpickle an actor of a C++ program (actors/api/launch.cc writes a pickle of this call)."""
     raise CrossLanguageError(
         f"the actor is a {class_name} of a C++ program: its arguments are of C++ types, in CBOR, and not pickles",
-        hint="call it from C++ (Context::get_actor), or let the two meet in files or sockets",
+        hint="call it from C++ (Context::get_actor), or exchange data through files or sockets",
     )
 
 

@@ -177,7 +177,7 @@ _CHECKS = {
     "memory": _amount("memory"),
     "num_cpus": _amount("num_cpus"),
     "num_gpus": _amount("num_gpus"),
-    "object_store_memory": _not_here("object_store_memory", "nobody reserves of it: what has no room in memory goes to files"),
+    "object_store_memory": _not_here("object_store_memory", "calls cannot reserve it: values without room in memory go to files"),
     "resources": _resources,
     "max_concurrency": _whole("max_concurrency", 1),
     "max_pending_calls": _whole("max_pending_calls", -1),

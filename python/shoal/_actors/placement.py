@@ -46,7 +46,7 @@ def check_fallback(strategy: Any) -> None:
         raise TypeError(f"fallback_strategy is a list of dicts with a label_selector each, not {strategy!r}")
     for one in strategy:
         if one.keys() != {"label_selector"}:
-            raise ValueError(f"what fallback_strategy lists has a label_selector and nothing else, not {one!r}")
+            raise ValueError(f"each entry of fallback_strategy has a label_selector and nothing else, not {one!r}")
         label_matches(one["label_selector"])
 
 
@@ -83,7 +83,7 @@ def _in_group(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns request and environment, as ``where``, for a bundle of a placement group. ``out``: the request without the group."""
     if not hasattr(group, "bundle_specs"):
-        raise TypeError(f"a placement group is what placement_group([..]) returns, not {group!r}; without one say 'DEFAULT'")
+        raise TypeError(f"a placement group is what placement_group([..]) returns, not {group!r}; pass 'DEFAULT' for none")
     if group.is_empty:
         if index != -1:
             raise ValueError("If placement group is not set, the value of bundle index must be -1.")

@@ -60,4 +60,4 @@ def kill(actor, *, no_restart: bool = True) -> None:
         session.kill(actor_id, not no_restart)
     except NotFound:  # unknown to the head, or already removed there
         if not session.dead(actor_id):
-            raise ActorHandleNotFoundError(f"the cluster does not know actor {actor_id}") from None
+            raise ActorHandleNotFoundError(f"the cluster has no actor {actor_id}") from None

@@ -21,7 +21,7 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("CPU", "GPU", "memory", "object_store_memory"):
         if name in (options.get("resources") or {}):
             own = {"CPU": "num_cpus=", "GPU": "num_gpus=", "memory": "memory="}.get(name)
-            raise ValueError(f"resources has no {name!r}: " + (f"say {own}" if own else "it is the node's own, and nobody reserves of it"))
+            raise ValueError(f"resources has no {name!r}: " + (f"pass {own}" if own else "calls cannot reserve the node's object store"))
     gpus, accelerator = options.get("num_gpus") or 0, options.get("accelerator_type")
     if gpus > 1 and gpus != int(gpus):
         raise ValueError(f"num_gpus is a whole number or below 1 (a share of one device), not {gpus}")

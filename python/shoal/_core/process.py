@@ -62,9 +62,9 @@ def session() -> _native.Session:
     if state.session is None:
         if state.forked:
             raise Unavailable(
-                "this process was forked from one that uses Shoal and has no place in its cluster",
+                "this process was forked from one that uses Shoal and is not a member of its cluster",
                 reason="Forked",
-                hint="make the calls in the parent, or shoal.init() here for a place of its own",
+                hint="make the calls in the parent, or call shoal.init() here to join as a process of its own",
             )
         state.join()
     return state.session

@@ -19,7 +19,7 @@ def run(words: list[str], name: str, what: str, variable: str, install: Callable
         print(f"{usage}\n\nRuns a script, or with -m a module, with {what}.", file=sys.stdout if program else sys.stderr)
         sys.exit(0 if program else 2)
     if program[0].startswith("-"):
-        sys.exit(f"{name}: {program[0]} is no option of it; options of the program follow its name\n{usage}")
+        sys.exit(f"{name}: {program[0]} is no option of this command; options of the program follow its name\n{usage}")
     if not as_module and not Path(program[0]).exists():
         sys.exit(f"{name}: there is no file {program[0]}; a module is run with -m")
     os.environ[variable] = "1"

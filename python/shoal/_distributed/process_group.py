@@ -182,7 +182,7 @@ class ProcessGroupBackend:
                 raise InvalidArgument(
                     f"in {what}, rank {rank} sends {sent} bytes to rank {self.rank}, which expects {receives[rank]}",
                     reason="Diverged",
-                    hint="what a rank sends to another and what that one expects must be equal",
+                    hint="the sizes that a rank sends and that the other rank expects must be equal",
                 )
         return what
 
@@ -305,7 +305,7 @@ class ProcessGroupBackend:
         return Unavailable(
             f"rank {self.rank} lost a rank of its group in {what} ({where}): {error}",
             reason="ActorDied",
-            hint="look at what the other ranks said last",
+            hint="look at the last output of the other ranks",
         )
 
 

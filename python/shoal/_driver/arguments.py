@@ -17,19 +17,19 @@ __all__ = ["ClusterOffer", "JobArguments", "check_address", "check_connection", 
 
 # Arguments of Ray's init that are Unimplemented here, with an alternative.
 _FEWER = "num_cpus= and memory= offer less than the machine has"
-_ETCD = "a head whose state outlives it is one of several over etcd: `shoal start --head --store etcd://..`"
+_ETCD = "several heads over etcd keep the state when one of them ends: `shoal start --head --store etcd://..`"
 _NOT_HERE = {
-    "job_config": "namespace=, runtime_env= and logging_config= say what is in one",
+    "job_config": "namespace=, runtime_env= and logging_config= set what it holds",
     "enable_resource_isolation": _FEWER,
     "cgroup_path": _FEWER,
     "system_reserved_cpu": _FEWER,
     "system_reserved_memory": _FEWER,
     "proxy_server_url": "include_dashboard=True: an HTTP interface of its own, on loopback",
-    "_enable_object_reconstruction": "max_retries= and max_task_retries= make calls again whose process died",
+    "_enable_object_reconstruction": "max_retries= and max_task_retries= repeat calls whose process died",
     "_metrics_export_port": "include_dashboard=True and dashboard_port=: GET /metrics is of that interface",
     "_node_ip_address": "a cluster over several hosts is begun by `shoal start --head --host ADDRESS`",
-    "_node_name": "labels= tells nodes apart",
-    "_plasma_directory": "object_store_memory= says how much is in memory, object_spilling_directory= where the rest goes",
+    "_node_name": "labels= distinguishes nodes",
+    "_plasma_directory": "object_store_memory= limits what is in memory, object_spilling_directory= names the folder for the rest",
     "_redis_password": _ETCD,
     "_redis_username": _ETCD,
     "_tracing_startup_hook": "shoal.timeline() is a trace of what ran",
@@ -62,16 +62,16 @@ def check_others(given: dict[str, Any], known: Set[str]) -> None:
 
 def check_connection(address: Any, local_mode: bool, dashboard_host: str, temp_dir: str | None) -> None:
     if local_mode:
-        raise RuntimeError("local_mode is no longer supported, by Ray as well: init(num_cpus=...) starts a cluster of this process's own")
+        raise RuntimeError("local_mode is no longer supported, as in Ray: init(num_cpus=...) starts a cluster for this process")
     if address is not None and not isinstance(address, str):
         raise TypeError(f"address is a str, HOST:PORT, not {type(address).__name__}")
     if address is not None and address.startswith("ray://"):
         raise Unimplemented(
-            "ray:// addresses: there is no client on a host that is not of the cluster",
-            hint="run the program on one that is (`shoal start --address HOST:PORT ..` makes it one), or submit it as a job",
+            "ray:// addresses are not supported: a driver runs on a host of its cluster",
+            hint="run the program on a host of the cluster (`shoal start --address HOST:PORT ..` adds one), or submit it as a job",
         )
     if dashboard_host not in ("127.0.0.1", "localhost", "::1"):
-        raise Unimplemented("the HTTP interface is on loopback only: it speaks no TLS", hint="reach it through ssh -L")
+        raise Unimplemented("dashboard_host must be a loopback address: the HTTP interface has no TLS", hint="reach it through ssh -L")
     if temp_dir is not None and not os.path.isabs(temp_dir):
         raise ValueError(f"_temp_dir is an absolute path, not {temp_dir!r}")
 
@@ -156,7 +156,7 @@ class ClusterOffer(NamedTuple):
             return None
         folder = os.path.abspath(self.object_spilling_directory)
         if not os.path.isdir(folder):
-            raise ValueError(f"object_spilling_directory is a folder that is there, not {folder!r}")
+            raise ValueError(f"object_spilling_directory must name an existing folder, not {folder!r}")
         return folder
 
 

@@ -132,10 +132,10 @@ def _token(address: str, folder: str) -> tuple[str, int]:
     to = urllib.parse.urlsplit(address)
     if to.hostname not in _HERE:
         raise InvalidArgument(
-            f"{address} is another host's, and HTTP is no secret: the cluster's token is not sent there",
+            f"the cluster's token is not sent to {address}: it is another host, and HTTP is not encrypted",
             reason="TokenRefused",
-            hint=f"`ssh -L {to.port or 80}:127.0.0.1:{to.port or 80} {to.hostname}` brings its port here; or give headers="
-            '{"Authorization": "Bearer TOKEN"}, of its session\'s http-token, where nobody else hears it',
+            hint=f"`ssh -L {to.port or 80}:127.0.0.1:{to.port or 80} {to.hostname}` forwards its port to this host; or, in a trusted "
+            'network, give headers={"Authorization": "Bearer TOKEN"} with the token in its session\'s http-token',
         )
     if named := os.environ.get("SHOAL_TOKEN_FILE"):
         file = Path(named)
@@ -145,7 +145,7 @@ def _token(address: str, folder: str) -> tuple[str, int]:
             here = [i.parent for i in root.glob("*/info.json") if urllib.parse.urlsplit(_info(i.parent).get("http", "")).port == to.port]
             if not here:
                 raise InvalidArgument(
-                    f"the token of the cluster at {address} is not known here",
+                    f"this host has no token of the cluster at {address}",
                     hint='name its file in $SHOAL_TOKEN_FILE, or give headers={"Authorization": "Bearer TOKEN"}',
                 )
             folder = str(max(here, key=lambda f: f.stat().st_mtime))
@@ -163,9 +163,9 @@ def _refuse_strangers(connected: socket.socket, trusted: set[int]) -> None:
     users = _listeners(address, port) if ipaddress.ip_address(address).is_loopback else set()
     if users and users <= trusted:
         return
-    who = f"user {min(users - trusted)}" if users else "nobody whom this host knows"
+    who = f"user {min(users - trusted)}" if users else "an unknown user"
     raise InvalidArgument(
-        f"who listens at {address}:{port} is {who}: the cluster's token is not sent there",
+        f"the cluster's token is not sent to {address}:{port}: the process that listens there belongs to {who}",
         reason="TokenRefused",
         hint="is the cluster running? see shoal status",
     )

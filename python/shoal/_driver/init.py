@@ -90,7 +90,7 @@ def init(
 
 
 def _second_call() -> RuntimeError:
-    what = "an actor or a remote function is in its cluster already, also after shutdown()" if state.is_worker else ""
+    what = "an actor or a remote function has joined its cluster already, also after shutdown()" if state.is_worker else ""
     hint = "leave it out" if state.is_worker else "call shoal.shutdown() in between"
     return RuntimeError(f"shoal.init(): {what or 'it was called twice'}; {hint}, or pass ignore_reinit_error=True")
 

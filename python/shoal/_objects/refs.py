@@ -52,7 +52,9 @@ def _travelling() -> _native.Session:
     """Returns the session for a reference that is to be pickled. It opens none, because a new session would not have the value."""
     if state.session is None and not state.forked:
         hint = "get its value and pickle that, before shutdown()"
-        raise Unavailable("this reference is of a cluster that was left: nobody can follow it", reason="Closed", hint=hint)
+        raise Unavailable(
+            "this reference belongs to a cluster that this process has left: its value cannot be fetched", reason="Closed", hint=hint
+        )
     return _session()
 
 

@@ -76,7 +76,7 @@ def get(object_refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None =
         raise ValueError(f"get() takes an ObjectRef or a list of them, not {type(refs).__name__}")
     others = [r for r in wanted if not isinstance(r, ObjectRef)]
     if others:
-        raise TypeError(f"get() takes a list of ObjectRefs: there is something else in it, of {type(others[0]).__name__}")
+        raise TypeError(f"get() takes a list of ObjectRefs, but the list has an element of type {type(others[0]).__name__}")
     if timeout is not None and timeout < 0:
         raise ValueError("a timeout is not negative")
     natives = [r._ref for r in wanted]

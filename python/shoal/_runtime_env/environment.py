@@ -159,14 +159,14 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
     """Returns the session's copy of a folder or .zip. A module's copy keeps its name."""
     text = os.fspath(given)
     if "://" in text:
-        raise Unimplemented(f"{what} of runtime_env at an address ({text})", hint="give a folder or a .zip of this host")
+        raise Unimplemented(f"{what} of runtime_env cannot be an address ({text})", hint="give a folder or a .zip of this host")
     source = Path(text).expanduser().resolve()
     if source.is_relative_to(_store()):
         return str(source)  # copied by the process that started this one
     zipped, lone = source.suffix == ".zip" and source.is_file(), as_module and source.suffix == ".py" and source.is_file()
     if not zipped and not lone and not source.is_dir():
         kinds = "a module, a folder, a .py, a .zip or a .whl" if as_module else "a folder or a .zip"
-        raise ValueError(f"{what} of runtime_env is {kinds}: there is none at {source}")
+        raise ValueError(f"{what} of runtime_env must name {kinds}: {source} is none")
     files = chosen(source, excludes, what) if source.is_dir() else _checked([(source, source.name)], source, what)
     digest = hashlib.sha256()
     for file, name in files:
@@ -202,7 +202,7 @@ def _checked(files: list[tuple[Path, str]], source: Path, what: str) -> list[tup
     if size > shipping.MAX_BYTES:
         raise RuntimeEnvSetupError(
             f"{what} of runtime_env, {source}, has {size >> 20} MiB; {shipping.MAX_BYTES >> 20} are allowed",
-            hint="name in excludes what processes do not need",
+            hint="list files that processes do not need in excludes",
         )
     return files
 

@@ -35,7 +35,7 @@ def check(tool: str, given: Any) -> dict[str, Any]:
     if unknown := config.keys() - fields.keys() - {"packages"}:
         raise ValueError(f"{tool} of runtime_env has no {', '.join(sorted(unknown))}; there are packages, {', '.join(fields)}")
     if "packages" not in config:
-        raise ValueError(f"{tool} of runtime_env has packages, and else what it is about: {given!r}")
+        raise ValueError(f"{tool} of runtime_env is a dict without packages: {given!r}")
     for name, kind in fields.items():
         value = config.get(name, kind())
         if not isinstance(value, kind) or (kind is list and not all(isinstance(w, str) for w in value)):
@@ -113,11 +113,13 @@ def _pip(config: dict[str, Any], store: Path, end: float | None) -> tuple[list[s
 def _uv(config: dict[str, Any], store: Path, end: float | None) -> tuple[list[str], dict[str, str]]:
     command = [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") else [shutil.which("uv") or ""]
     if not command[-1]:
-        raise RuntimeEnvSetupError("uv of runtime_env: there is no uv here", hint="pip install uv, or use pip of runtime_env")
+        raise RuntimeEnvSetupError(
+            "uv of runtime_env needs uv, which this host does not have", hint="pip install uv, or use pip of runtime_env"
+        )
     if version := config.get("uv_version"):
         said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout.split()
         if len(said) < 2 or said[1] != version.removeprefix("=="):
-            raise RuntimeEnvSetupError(f"uv of runtime_env is to be {version}, and here is {' '.join(said) or 'another'}")
+            raise RuntimeEnvSetupError(f"uv of runtime_env asks for version {version}, but this host has {' '.join(said) or 'another'}")
     return [*command, "pip", "install", "--quiet", "--python", sys.executable, *config.get("uv_pip_install_options", ["--no-cache"])], {}
 
 
@@ -141,8 +143,8 @@ def _run(tool: str, config: dict[str, Any], words: list[str], env: dict[str, str
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise RuntimeEnvSetupError(
-                f"{tool} of runtime_env was not done in time with {', '.join(config['packages'])}",
-                hint="a larger setup_timeout_seconds in config of runtime_env",
+                f"{tool} of runtime_env did not finish in time to install {', '.join(config['packages'])}",
+                hint="set a larger setup_timeout_seconds in config of runtime_env",
             ) from None
     if done.returncode:
         last = "\n".join((err.strip() or out.strip()).splitlines()[-5:])

@@ -76,8 +76,8 @@ def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
         for entry in archive.infolist():
             name, kind = PurePosixPath(entry.filename), stat.S_IFMT(entry.external_attr >> 16)
             if name.is_absolute() or ".." in name.parts or kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                what = f"{entry.filename!r}, which is a link or would lie outside of it"
-                raise RuntimeEnvSetupError(f"a zip file of runtime_env has what it must not have: {what}")
+                what = f"{entry.filename!r}, which is a link or would lie outside of the target folder"
+                raise RuntimeEnvSetupError(f"a zip file of runtime_env has a forbidden entry: {what}")
             size += entry.file_size
         if size > MAX_BYTES:
             raise RuntimeEnvSetupError(f"a zip file of runtime_env unpacks to {size >> 20} MiB; {MAX_BYTES >> 20} are allowed")
@@ -219,7 +219,7 @@ def _bring(package: str, target: Path) -> int:
             file.write(part)
             offset += len(part)
         if digest.hexdigest() != package:
-            raise DataLoss(f"package {package[:12]} came from the head with other content than it had")
+            raise DataLoss(f"the head sent package {package[:12]} with other content than its digest names")
         file.seek(0)
         size = unpack(file, making)
     making.rename(target)

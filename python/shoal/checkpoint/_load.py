@@ -96,7 +96,7 @@ def _match_optimizer(manifest: Manifest, names: list[list[str]], path) -> None:
     if not manifest.optimizer:
         raise InvalidArgument(f"the checkpoint in {path} has no optimizer", hint="load it without one: load(path, model)")
     if [list(g.parameters) for g in manifest.groups] != names:
-        raise _of_another(path, "the optimizer's parameter groups were others")
+        raise _of_another(path, "the optimizer had other parameter groups")
 
 
 def _of_another(path, what: str) -> InvalidArgument:

@@ -99,10 +99,10 @@ def read_manifest(path: str | Path) -> Manifest:
         body = json.loads(text)
     except (ValueError, RecursionError):
         if FORMAT.encode() in text:
-            raise damaged(path, f"its {FILE} is no JSON any more") from None
-        raise _foreign(path, f"its {FILE} is no JSON") from None
+            raise damaged(path, f"its {FILE} is no longer valid JSON") from None
+        raise _foreign(path, f"its {FILE} is not JSON") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise _foreign(path, f"its {FILE} does not say format: {FORMAT}")
+        raise _foreign(path, f"its {FILE} does not state format: {FORMAT}")
     if body.get("version") != VERSION:
         raise Unimplemented(
             f"the checkpoint in {path} has format version {body.get('version')!r}; this release reads version {VERSION}",
@@ -114,7 +114,7 @@ def read_manifest(path: str | Path) -> Manifest:
     try:
         return _parse(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(path, f"its {FILE} makes no sense: {error!r}") from None
+        raise damaged(path, f"its {FILE} is inconsistent: {error!r}") from None
 
 
 def damaged(path: str | Path, what: str) -> DataLoss:
@@ -127,7 +127,7 @@ def damaged(path: str | Path, what: str) -> DataLoss:
 
 def _foreign(path: str | Path, what: str) -> InvalidArgument:
     return InvalidArgument(
-        f"what lies in {path} is no checkpoint of Shoal: {what}",
+        f"{path} holds no checkpoint of Shoal: {what}",
         reason="NotACheckpoint",
         hint="pass a folder that shoal.checkpoint.save wrote",
     )

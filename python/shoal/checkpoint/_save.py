@@ -65,10 +65,12 @@ def _begin(path: Path, temporary: Path, state: dict | None) -> None:
     try:
         json.dumps(state)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"state holds what JSON cannot: {error}", hint="numbers, strings, lists and dicts with string keys") from None
+        raise InvalidArgument(
+            f"state cannot be stored as JSON: {error}", hint="numbers, strings, lists and dicts with string keys"
+        ) from None
     if _has_tuple_or_odd_key(state):
         raise InvalidArgument(
-            "state would come back different: it has tuples or keys that are no strings", hint="use lists and string keys"
+            "state would be loaded with other types: it has tuples, or keys that are not strings", hint="use lists and string keys"
         )
     with writing(path):
         if path.exists() and not path.is_dir():
@@ -130,8 +132,10 @@ class _Shards:
                     try:
                         save_file(_apart(contents), file, {"format": "pt"})
                     except SafetensorError as error:
-                        kind_of = ResourceExhausted if "No space left" in str(error) else InvalidArgument
-                        raise kind_of(f"the checkpoint cannot be written to {self._folder.parent}: {error}") from None
+                        full = shutil.disk_usage(self._folder).free < sum(t.nbytes for t in contents.values())
+                        raise (ResourceExhausted if full else InvalidArgument)(
+                            f"the checkpoint cannot be written to {self._folder.parent}: {error}"
+                        ) from None
                     file.chmod(self._folder.stat().st_mode & 0o666)  # umask's mode: safetensors sets owner-only
                     _fsync(file)
 

@@ -24,7 +24,7 @@ def _op(op: Op) -> str:
         return op
     name = str(op).rpartition(".")[2]
     if name not in _OPS:
-        raise Unimplemented(f"reductions by {name} are not made", hint="sum, avg, min, max or product")
+        raise Unimplemented(f"reductions by {name} are not supported", hint="sum, avg, min, max or product")
     return _OPS[name]
 
 
@@ -36,10 +36,10 @@ def _check(*tensors: torch.Tensor) -> None:
             raise Unimplemented(f"collectives of tensors on {t.device} are not in this release", hint="move it to the CPU")
         if is_wrapper(t):
             raise Unimplemented(
-                f"collectives of a {type(t).__name__}, whose elements lie in other tensors, are not made", hint="pass the inner ones"
+                f"collectives of a {type(t).__name__}, whose elements lie in other tensors, are not supported", hint="pass the inner ones"
             )
         if t.layout != torch.strided or t.is_quantized:
-            raise Unimplemented(f"collectives of {t.layout} tensors are not made", hint="pass a dense tensor")
+            raise Unimplemented(f"collectives of {t.layout} tensors are not supported", hint="pass a dense tensor")
 
 
 def _dtype(t: torch.Tensor) -> str:
@@ -122,7 +122,7 @@ def all_gather(
     g = _group(group)
     sizes = _sizes(sizes, [_rows(tensor)] * g.world_size, g.world_size, "sizes")
     if sizes[g.rank] != _rows(tensor):
-        raise InvalidArgument(f"rank {g.rank} brings {_rows(tensor)} rows, sizes={sizes} says {sizes[g.rank]}")
+        raise InvalidArgument(f"rank {g.rank} passes {_rows(tensor)} rows, but sizes={sizes} states {sizes[g.rank]}")
     output = _output(output, tensor, sum(sizes))
     source, (target, back) = _dense(tensor), _in_place(output)
     counts = [s * _row_bytes(tensor) for s in sizes]
@@ -354,7 +354,7 @@ def read(window: Window, src: int, output: torch.Tensor, *, offset: int = 0) -> 
     """
     _check(output)
     if offset < 0:
-        raise InvalidArgument(f"offset {offset} of a window")
+        raise InvalidArgument(f"offset={offset} of a window is negative")
     dense, back = _in_place(output)
     window.group._native.read(window._native, src, offset * output.element_size(), _memory(dense))
     torch.autograd.graph.increment_version(output)  # written without autograd's notice

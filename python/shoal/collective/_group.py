@@ -120,7 +120,7 @@ def _ranks_of(of: DeviceMesh | dist.ProcessGroup | None) -> tuple[int, ...]:
         return tuple(range(dist.get_world_size()))
     if isinstance(of, DeviceMesh):
         if of.ndim != 1:
-            raise InvalidArgument(f"a mesh of {of.ndim} dimensions", hint='pass one of them: mesh["name"]')
+            raise InvalidArgument(f"a group cannot be a mesh of {of.ndim} dimensions", hint='pass one of them: mesh["name"]')
         of = of.get_group()
     if not isinstance(of, dist.ProcessGroup):
         raise InvalidArgument(f"a group cannot be a {type(of).__name__}", hint="pass a DeviceMesh, a ProcessGroup or a Group")

@@ -103,7 +103,7 @@ class Packed:
         while not state.session.wait_all([ref], _LOOK_S if end is None else min(_LOOK_S, max(0.0, end - time.monotonic()))):
             ended()
             if end is not None and time.monotonic() >= end:
-                raise RayChannelTimeoutError("the value did not come within the timeout")
+                raise RayChannelTimeoutError("the value did not arrive within the timeout")
         if ref.failed:
             ended()
         try:

@@ -225,8 +225,9 @@ class CompiledDAG:
                 if (elsewhere := get(ref)) is not None:
                     what = "of another job" if elsewhere[0] != place[0] else "on another node"
                     raise Unimplemented(
-                        f"the actors of a compiled graph share memory with the process that executes it: {graph.actors[actor]!r} is {what}",
-                        hint="make them on this one (NodeAffinitySchedulingStrategy of get_runtime_context().get_node_id()), or execute "
+                        "the actors of a compiled graph share memory with the process that executes it, "
+                        f"but {graph.actors[actor]!r} is {what}",
+                        hint="make them on this node (NodeAffinitySchedulingStrategy of get_runtime_context().get_node_id()), or execute "
                         "the graph without compiling it",
                     )
         except BaseException:
@@ -343,7 +344,7 @@ class CompiledDAG:
     def teardown(self, kill_actors: bool = False) -> None:
         """Ends the graph: results not fetched are lost, and its memory is released. Its actors are ordinary ones again once running methods
         have returned, which this awaits for up to 30 s. ``kill_actors``: also ends the actors."""
-        self._running.end(RayChannelError("this graph was torn down", hint="compile it anew: bind its methods again"))
+        self._running.end(RayChannelError("this graph was torn down", hint="bind its methods again and compile the new graph"))
         if kill_actors:
             for handle in self._actors.values():
                 with contextlib.suppress(Exception):  # already dead

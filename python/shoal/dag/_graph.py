@@ -33,7 +33,7 @@ class Graph:
                 self.actors[actor.id] = sharing(actor)
             reads = tuple(dict.fromkeys(self._values[n] for n in nodes_in((node._args, node._kwargs))))
             if not reads:
-                raise ValueError(f"{node!r} takes neither the input nor another node: nothing would tell it to run")
+                raise ValueError(f"{node!r} takes neither the input nor another node: nothing would start it")
             self.calls.append(_schedule.Call(actor.id, f"{node!r} (actor {actor.id})", reads))
         keys = {v[1] for call in self.calls for v in call.reads if type(v) is tuple}
         if None in keys and len(keys) > 1:

@@ -87,7 +87,7 @@ class DAGNode:
                 state[needed] = False
                 stack.append((needed, iter(needed._needs())))
             elif not state[needed]:
-                raise ValueError(f"{needed!r} needs its own result: such a graph comes to no end")
+                raise ValueError(f"{needed!r} depends on its own result, so the graph would never end")
         return out
 
     def experimental_compile(
@@ -107,7 +107,7 @@ class DAGNode:
         ``_max_buffered_results`` have no effect: submission never waits, and results belong to their references.
         """
         if _overlap_gpu_communication:
-            raise Unimplemented("no graph moves tensors between GPUs: _overlap_gpu_communication has nothing to overlap")
+            raise Unimplemented("_overlap_gpu_communication is not supported: graphs move no tensors between GPUs")
         if self._compiled:
             raise ValueError("this graph was compiled already: use what that returned, or bind another one")
         compiled = _compilers[0](self, _buffer_size_bytes, enable_asyncio, _max_inflight_executions)
@@ -115,7 +115,7 @@ class DAGNode:
         return compiled
 
     def with_tensor_transport(self, *_, **__):
-        raise Unimplemented("tensors go through shared memory: there is no other transport for graphs (with_tensor_transport)")
+        raise Unimplemented("with_tensor_transport is not supported: graphs move tensors through shared memory only")
 
     with_type_hint = with_tensor_transport
 
@@ -125,7 +125,7 @@ class InputNode(DAGNode):
 
     def __init__(self, *args, **kwargs):
         if args or kwargs:
-            raise ValueError("InputNode takes no arguments: the values come with execute()")
+            raise ValueError("InputNode takes no arguments: execute() passes the values")
         super().__init__()
         self._parts: dict[int | str, InputAttributeNode] = {}
 

@@ -150,6 +150,6 @@ class Added:
             )
         if any(p._post_accumulate_grad_hooks for p in work):
             raise Unimplemented(
-                f"hooks behind the accumulation of gradients run before these are reduced ({names}), which were added after sharding",
-                hint="add the parameters before the model is sharded, or step the optimizer behind the backward",
+                f"post-accumulate-grad hooks of parameters that were added after sharding ({names}) run before their gradients are reduced",
+                hint="add the parameters before the model is sharded, or step the optimizer after the backward",
             )

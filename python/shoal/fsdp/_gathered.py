@@ -275,8 +275,8 @@ class Gathered:
         u = self._unit
         if u.state.root.samples is not None or not u.everywhere:
             raise Unimplemented(
-                f"unit {u.state.name or '(root)'}: neither on devices nor with a reduce_scatter of the user's gradients are weighted by "
-                "samples, or reduced within replicas only",
+                f"unit {u.state.name or '(root)'} has its parameters on devices or a custom reduce_scatter: its gradients can be neither "
+                "weighted by samples nor reduced within replicas only",
                 hint="leave out join(weight='samples') and set_requires_all_reduce(False)",
             )
         by_dtype: dict[torch.dtype, list[tuple[ShardedParameter, torch.Tensor]]] = {}

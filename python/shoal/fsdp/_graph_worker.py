@@ -30,7 +30,7 @@ class GraphWorker:
         self._rank = rank
         units = dict(self._build())
         if not units or not all(isinstance(m, nn.Module) for m in units.values()):
-            raise InvalidArgument("the model is a function that returns a dict of units: name -> torch module")
+            raise InvalidArgument("the model must be a function that returns a dict of units: name -> torch module")
         self._actor = _native.ShardActor.place(
             state.session,
             gang=gang,
@@ -79,7 +79,7 @@ class GraphWorker:
         """Runs one step. Returns this rank's loss before the update."""
         batch = self._batch(self._rank, self._runner.steps)
         if not isinstance(batch, tuple) or len(batch) != 2:
-            raise InvalidArgument("batch(rank, step) returns (inputs, targets)")
+            raise InvalidArgument("batch(rank, step) must return (inputs, targets)")
         program = _Program(self._modules, self._parameters, self._loss, batch, self._grad, self._runner.micro_batches)
         self._runner.run(program)
         return program.loss

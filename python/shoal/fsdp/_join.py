@@ -35,14 +35,16 @@ def join(
     meshes, for units that collectives gather (devices, extensions, custom communication), and for ranks that share no memory.
     """
     if weight not in ("world", "samples"):
-        raise InvalidArgument(f"weight = {weight!r}", hint="'world' or 'samples'")
+        raise InvalidArgument(f"weight={weight!r} of join is unknown", hint="pass 'world' or 'samples'")
     state = state_of(model)
     if state is None:
-        raise InvalidArgument("this model was not sharded by shoal.fsdp.fully_shard", hint="join takes the module that it got last")
+        raise InvalidArgument(
+            "this model was not sharded by shoal.fsdp.fully_shard", hint="pass join the outermost module on which fully_shard was called"
+        )
     brought = next((s for s in map(state_of, model.modules()) if s is not None and any(u.gathered is not None for u in s.units)), None)
     if brought is not None:
         raise Unimplemented(
-            f"join of {brought.name or 'a root'}, a unit that collectives bring, is not in this release: ranks that serve run none",
+            f"join of {brought.name or 'a root'} is not in this release: collectives gather this unit, and ranks without batches run none",
             hint="give every rank the same number of batches",
         )
     chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)

@@ -75,7 +75,7 @@ def estimate_memory(
         raise InvalidArgument(f"world_size is a number from 1 on, not {world_size}")
     states = _STATES.get(optimizer.lower()) if isinstance(optimizer, str) else optimizer
     if states is None or states < 0:
-        raise InvalidArgument(f"there is no optimizer {optimizer!r} here", hint=f"pass {', '.join(_STATES)}, or the number of its states")
+        raise InvalidArgument(f"estimates have no optimizer {optimizer!r}", hint=f"pass {', '.join(_STATES)}, or the number of its states")
     if isinstance(model, nn.Module):
         parameters = [(p.numel(), p.shape[0] if p.dim() else 1, (dtype or p.dtype).itemsize, p.requires_grad) for p in model.parameters()]
         largest = max((_unit(m, param_dtype, reduce_dtype, dtype) for m in _units(model, units)), default=(0, 0), key=sum)
@@ -96,7 +96,7 @@ def state_bytes_to_come(optimizer: torch.optim.Optimizer, group: dict, p: torch.
     name = type(optimizer).__name__.lower()
     kept = _STATES.get("momentum" if name == "sgd" and group.get("momentum") else name)
     if kept is None:
-        raise InvalidArgument(f"what {type(optimizer).__name__} keeps is not known before its first step", hint="take a step first")
+        raise InvalidArgument(f"the size of {type(optimizer).__name__}'s states is unknown before its first step", hint="take a step first")
     return (kept + bool(group.get("amsgrad"))) * p.dtype.itemsize
 
 

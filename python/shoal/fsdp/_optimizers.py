@@ -26,15 +26,14 @@ def _bind(optimizer: torch.optim.Optimizer) -> None:
                 continue
             if optimizer.state.get(p):
                 raise InvalidArgument(
-                    f"this optimizer has a state for parameter {parameter.name} of {parameter.state.name or 'the root'} "
-                    "as it was not sharded",
+                    f"this optimizer has a state for the unsharded parameter {parameter.name} of {parameter.state.name or 'the root'}",
                     hint="build the optimizer after fully_shard, and load its state dict",
                 )
             group["params"][i] = parameter.sharded
             bound.append(parameter.name)
     if bound:
         warnings.warn(
-            f"an optimizer held {len(bound)} parameters that were not sharded: it has the sharded ones now; build it after fully_shard",
+            f"an optimizer had {len(bound)} parameters that were not sharded: it has the sharded ones now; build it after fully_shard",
             stacklevel=4,
         )
 
@@ -92,7 +91,8 @@ def write(model: nn.Module):
     for root in roots_in(model):
         if root.joining:
             raise InvalidArgument(
-                "write() inside join: ranks that serve would take it for an optimizer's step", hint="write before or behind the loop"
+                "write() cannot be used inside join: ranks without batches would take it for an optimizer's step",
+                hint="write before or after the loop",
             )
         root.open_window("write")
     yield model

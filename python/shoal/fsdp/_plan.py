@@ -177,7 +177,7 @@ def plan(
     """
     if bucket_bytes is not None:
         raise Unimplemented(
-            "bucket_bytes under fully_shard is not in this release: a unit's gradients leave when its own backward ends",
+            "bucket_bytes under fully_shard is not in this release: a unit's gradients are published when its own backward ends",
             hint="put small modules into one unit, or write the step by hand (shoal.fsdp.graph, Step.passes(bucket_bytes=))",
         )
     if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
@@ -200,7 +200,7 @@ def plan(
         instead = "" if smallest == counted else " with optimizer_in_backward=optimizer"
         raise ResourceExhausted(
             f"the engine holds {counted} bytes for this model, the memory budget is {budget}",
-            hint=f"the smallest that would do is {smallest} bytes{instead}",
+            hint=f"the smallest sufficient budget is {smallest} bytes{instead}",
             reason="MemoryBudget",
         )
     if before is not None:

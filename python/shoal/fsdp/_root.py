@@ -121,7 +121,7 @@ class Root:
         self.running = None
         for s in self.states:
             s.to_sharded()
-            s.held = None
+            s.closed_window = None
         for m in self.models:
             m.open_window(caller)
         self.forget_casts()
@@ -234,7 +234,7 @@ class Root:
         self.recover()
         if self.joining and self.unstepped and any(s.sync for s in self.states):
             raise InvalidArgument(
-                "inside join, a second synchronised backward came without an optimizer's step behind the first",
+                "inside join, a second synchronised backward ran without an optimizer's step after the first",
                 hint="accumulate with set_requires_gradient_sync(False) on all but the last backward of a step",
             )
         backward = Backward()
@@ -270,15 +270,15 @@ class Root:
                 s.to_sharded()
         for m in self.models:
             m.finish_backward(leave)
-        why = "the output of another forward is kept, whose backward may come" if last else "a backward has run that is not the last"
+        why = "the output of another forward is kept, whose backward may follow" if last else "a backward has run that is not the last"
         why = None if leave else why
-        self.hold(self.states, why)
+        self.record_window(self.states, why)
         self.unstepped = leave and self.in_backward_optimizer is None
         if self.samples is not None:
             self.samples_kept = 0 if synced else self.samples_kept + self.samples
         self.settle_all()
-        if self.in_backward_optimizer is not None:  # excludes the optimizer's own writes from check_held
-            self.hold(self.states, why)
+        if self.in_backward_optimizer is not None:  # excludes the optimizer's own writes from check_closed_window
+            self.record_window(self.states, why)
         self.backward = self.running = None
         if synced:
             self.added.reduce()
@@ -293,7 +293,7 @@ class Root:
                 p.drop_gradient()
             names = ", ".join(f"{p.name} of {p.state.name or 'the root'}" for p in late)
             raise InvalidArgument(
-                f"gradients came after the backward of their unit, and are not reduced: {names}. An operator had used the parameter before "
+                f"gradients arrived after the backward of their unit, and are not reduced: {names}. An operator used the parameter before "
                 "the forward of that unit began",
                 hint="compute what depends on a parameter inside the forward of its unit",
             )
@@ -336,24 +336,24 @@ class Root:
 
     # ---- detection of writes while the window is closed ----
 
-    def hold(self, states: list[State], why: str | None) -> None:
+    def record_window(self, states: list[State], why: str | None) -> None:
         """Records that the write window is closed for these units, with the reason ``why`` and the write counts; None: it is open."""
         for s in states:
-            s.held = None if why is None else (why, s.writes())
+            s.closed_window = None if why is None else (why, s.writes())
 
-    def check_held(self, states: list[State]) -> None:
-        """Called when a forward begins. Raises InvalidArgument if rows were written since ``hold`` recorded a closed window."""
+    def check_closed_window(self, states: list[State]) -> None:
+        """Called when a forward begins. Raises InvalidArgument if rows were written since ``record_window`` recorded a closed window."""
         for s in states:
-            if s.held is None or s.held[1] == (now := s.writes()):
+            if s.closed_window is None or s.closed_window[1] == (now := s.writes()):
                 continue
-            why, before = s.held
+            why, before = s.closed_window
             written = [name for name, count in now.items() if before.get(name, count) != count]
             if not written:
                 continue
             unit = f"unit {s.name}" if s.index else "the root"
             raise InvalidArgument(
                 f"parameters of {unit} were written while the write window was closed ({', '.join(written)}): {why}",
-                hint="write inside `with shoal.fsdp.write(model)`, on every rank; outputs that want no backward also keep it closed",
+                hint="write inside `with shoal.fsdp.write(model)`, on every rank; a kept output without its backward also keeps it closed",
             )
 
     # ---- after exceptions ----
@@ -380,7 +380,7 @@ class Root:
             s.in_backward = s.ran = False
             s.to_sharded()
             if self.in_backward_optimizer is not None:
-                s.held = None
+                s.closed_window = None
             for u in s.units:
                 for p in u.parameters:
                     p.forget()

@@ -60,7 +60,7 @@ class State:
         self.outer: weakref.ref[State] | None = None  # the last state sharded around this one
         self.is_root = False
         self.index = -1
-        self.held: tuple[str, dict[str, int]] | None = None  # reason for the closed write window, and write counts
+        self.closed_window: tuple[str, dict[str, int]] | None = None  # reason for the closed write window, and write counts
         self.name = type(modules[0]).__name__
         self.shows = "sharded"  # the view in modules: "sharded", "unsharded" or "post_forward"
         self.replaced = False  # parameters are temporarily replaced (FSDP1's summon_full_params)
@@ -347,7 +347,7 @@ class State:
         resharded = any(u.post_forward_mesh is not None for u in self.units)
         if root.window_open or resharded or p.dtype != p.compute_dtype:
             raise InvalidArgument(
-                f"{self._full_name(p)} is whole behind a forward, in memory of all ranks, and cannot be written",
+                f"{self._full_name(p)} is unsharded after a forward, in memory that all ranks share, and cannot be written",
                 hint="call reshard() on the module first: then it shows the sharded parameters, which may be written",
             )
         self._check_write(p)
@@ -364,14 +364,14 @@ class State:
         root, name = self.root, self._full_name(p)
         if root.joining:
             raise InvalidArgument(
-                f"{name} is written inside join, after a forward: ranks that serve would take it for an optimizer's step",
-                hint="write before or behind the loop, or between a synchronised backward and the next forward",
+                f"{name} is written inside join, after a forward: ranks without batches would take it for an optimizer's step",
+                hint="write before or after the loop, or between a synchronised backward and the next forward",
             )
         in_backward = root.backward is not None and root.backward() is not None
         if in_backward or any(s.forwarding for s in root.states):
             raise InvalidArgument(
-                f"{name} is written inside a forward or backward pass, which other ranks may be in, too",
-                hint="write before the forward or behind the backward (register_post_accumulate_grad_hook runs there)",
+                f"{name} is written inside a forward or backward pass, in which other ranks may be, too",
+                hint="write before the forward or after the backward (register_post_accumulate_grad_hook runs there)",
             )
 
     def adopt_loaded(self) -> None:
@@ -386,8 +386,8 @@ class State:
         for p in (p for u in self.units for p in u.parameters if u.in_arena(p)):
             if version_of(p.unsharded) != p.whole_version:
                 raise InvalidArgument(
-                    f"the whole parameter {p.name} of {self.name or 'the root'} was written, whose memory all ranks share",
-                    hint="write to the sharded parameter, before the forward or behind the backward; behind a forward call reshard() first",
+                    f"the whole parameter {p.name} of {self.name or 'the root'} was written, in memory that all ranks share",
+                    hint="write to the sharded parameter, before the forward or after the backward; after a forward call reshard() first",
                 )
             found[p.name] = version_of(p.sharded) + version_of(p.sharded._local_tensor)
         return found
@@ -432,7 +432,7 @@ class State:
             root.recover()
             if self.is_root or root.running is None:
                 if not root.window_open:
-                    root.check_held(root.states if self.is_root else [self])
+                    root.check_closed_window(root.states if self.is_root else [self])
                 root.running = self
         if root.window_open:
             root.adopt()
@@ -481,7 +481,7 @@ class State:
         if outermost:
             root.running = None
             if not root.window_open:  # open if the forward failed before it began
-                root.hold(root.states if self.is_root else [self], "a forward has run, and no synchronised backward behind it")
+                root.record_window(root.states if self.is_root else [self], "a forward has run, and no synchronised backward after it")
         resharded = self.reshard_after_forward is True and not self.in_backward
         for u in self.units:
             u.model.forward_end(u.index, training and not recomputed, resharded)
@@ -507,11 +507,11 @@ class State:
 
     def _explain(self, error: BaseException | None) -> None:
         """Adds the unit's name to autograd's error about an in-place change, which names only an internal function or a view."""
-        text = str(error)
-        if isinstance(error, RuntimeError) and "being modified inplace" in text and "custom Function" in text and "fully_shard" not in text:
+        if "modified inplace" in (text := str(error)) and "custom Function" in text and not hasattr(error, "_unit"):
+            error._unit = self.name
             error.args = (
-                f"{text}\n  an input of {self.name or 'the root'}, a unit of fully_shard, was changed in place in its forward or behind it "
-                "as its output\n  hint: change a copy (x = x.clone()); the unit's backward ends when the gradients of its inputs are there",
+                f"{text}\n  an input of {self.name or 'the root'}, a unit of fully_shard, was changed in place in its forward or "
+                "afterwards as its output\n  hint: change a copy (x = x.clone()); its backward ends with its inputs' gradients",
             )
 
     @only_inlined

@@ -23,16 +23,16 @@ _KEEPS_PARAMETERS = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD, 
 # Argument names that programs use and FSDP lacks, each with its replacement.
 _UNKNOWN = {
     "flatten_parameters": "it was FairScale's: leave it out, parameters are never flattened",
-    "reshard_after_forward": "say sharding_strategy=ShardingStrategy.FULL_SHARD (True) or SHARD_GRAD_OP (False)",
-    "move_params_to_cpu": "say cpu_offload=CPUOffload(offload_params=True)",
-    "compute_dtype": "say mixed_precision=MixedPrecision(param_dtype=...)",
-    "mp_policy": "it is fully_shard's: say mixed_precision=MixedPrecision(...)",
-    "offload_policy": "it is fully_shard's: say cpu_offload=CPUOffload(offload_params=True)",
-    "ignored_params": "say ignored_states=...",
-    "ignored_parameters": "say ignored_states=...",
-    "mesh": "say device_mesh=...",
-    "device_ids": "it is DistributedDataParallel's: say device_id=...",
-    "find_unused_parameters": "it is DistributedDataParallel's: leave it out, a parameter without a gradient counts as zero",
+    "reshard_after_forward": "pass sharding_strategy=ShardingStrategy.FULL_SHARD (True) or SHARD_GRAD_OP (False)",
+    "move_params_to_cpu": "pass cpu_offload=CPUOffload(offload_params=True)",
+    "compute_dtype": "pass mixed_precision=MixedPrecision(param_dtype=...)",
+    "mp_policy": "it belongs to fully_shard: pass mixed_precision=MixedPrecision(...)",
+    "offload_policy": "it belongs to fully_shard: pass cpu_offload=CPUOffload(offload_params=True)",
+    "ignored_params": "pass ignored_states=...",
+    "ignored_parameters": "pass ignored_states=...",
+    "mesh": "pass device_mesh=...",
+    "device_ids": "it belongs to DistributedDataParallel: pass device_id=...",
+    "find_unused_parameters": "it belongs to DistributedDataParallel: leave it out, a parameter without a gradient counts as zero",
 }
 
 
@@ -121,7 +121,7 @@ def _asked_device(module: nn.Module, ignored: set[nn.Parameter], device_id: int 
 @cache  # once: each unit of a model has the same argument
 def _warn_of_no_accelerator(device_id: int) -> None:
     warnings.warn(
-        f'device_id={device_id} counts accelerators, and there is none here: FSDP trains on the CPU, as device_id=torch.device("cpu") says',
+        f'device_id={device_id} counts accelerators, and there is none here: FSDP trains on the CPU, as with device_id=torch.device("cpu")',
         stacklevel=5,
     )
 

@@ -46,7 +46,9 @@ def _ordered(model: nn.Module, optim: torch.optim.Optimizer | None, optim_input:
 
 def _name(names: dict[nn.Parameter, str], p: nn.Parameter) -> str:
     if p not in names:
-        raise InvalidArgument(f"the optimizer has a parameter of shape {tuple(p.shape)} that the model has not", hint="pass its own model")
+        raise InvalidArgument(
+            f"the optimizer has a parameter of shape {tuple(p.shape)} that the model does not have", hint="pass its own model"
+        )
     return names[p]
 
 
@@ -153,7 +155,7 @@ def to_load(
     state = {}
     for name, values in state_dict["state"].items():
         if name not in parameters:
-            raise InvalidArgument(f"the state dict has a state of {name}, which the model has not")
+            raise InvalidArgument(f"the state dict has a state of {name}, which the model does not have")
         if name not in numbers:
             continue  # this optimizer does not train the parameter
         loaded = {key: _sharded(value, parameters[name], kind) for key, value in values.items()}

@@ -110,7 +110,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
 
     _api_name = "FSDP"  # the name in error messages
 
-    StateDictType = _Elsewhere("there is no FullyShardedDataParallel.StateDictType: from shoal.fsdp1 import StateDictType")
+    StateDictType = _Elsewhere("FullyShardedDataParallel has no StateDictType: write from shoal.fsdp1 import StateDictType")
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         if not isinstance(module, nn.Module):
             raise TypeError(f"FullyShardedDataParallel wraps a module, not a {type(module).__name__}")
         if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-            warnings.warn(f"a {type(module).__name__} has no forward: its parameters would be gathered by nobody", stacklevel=2)
+            warnings.warn(f"a {type(module).__name__} has no forward, so nothing would gather its parameters", stacklevel=2)
         strategy = _arguments.strategy_of(sharding_strategy)
         shared = {
             "cpu_offload": cpu_offload,
@@ -216,7 +216,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
         """Raises InvalidArgument, because only DistributedDataParallel reads this attribute."""
-        raise InvalidArgument("DistributedDataParallel around an FSDP model", hint="leave DDP out: FSDP takes its place")
+        raise InvalidArgument("DistributedDataParallel cannot wrap an FSDP model", hint="leave DDP out: FSDP takes its place")
 
     def _get_name(self) -> str:
         return "FullyShardedDataParallel"
@@ -249,7 +249,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         if self._summoned:
             if torch.is_grad_enabled() or any(isinstance(m.module._parameters[m.attribute], DTensor) for m in self._managed):
                 raise InvalidArgument(
-                    "forward inside summon_full_params that wants gradients, or where this rank has no whole parameters (rank0_only)",
+                    "forward inside summon_full_params cannot compute gradients, or this rank has no whole parameters (rank0_only)",
                     hint="use torch.no_grad() and summon on all ranks, or leave the context first",
                 )
             return

@@ -47,7 +47,7 @@ def transformer_auto_wrap_policy(module=None, recurse=None, nonwrapped_numel=Non
         return ModuleWrapPolicy(transformer_layer_cls)
     if transformer_layer_cls is None:
         raise TypeError(
-            "transformer_auto_wrap_policy does not know the layers: give functools.partial(transformer_auto_wrap_policy, "
+            "transformer_auto_wrap_policy needs the classes of the layers: pass functools.partial(transformer_auto_wrap_policy, "
             "transformer_layer_cls={Block})"
         )
     return _transformer_auto_wrap_policy(module, recurse, nonwrapped_numel, transformer_layer_cls)

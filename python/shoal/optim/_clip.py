@@ -54,7 +54,7 @@ def clip_grad_norm_(
         raise NonFinite(
             f"the norm of order {order:g} of the gradients is {norm.item()}",
             reason="NonFinite",
-            hint="look for an overflow in the loss, or set error_if_nonfinite=False to scale by it all the same",
+            hint="look for an overflow in the loss, or set error_if_nonfinite=False to scale by it anyway",
         )
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).item()
     if gradients and factor != 1:  # true for NaN as well

@@ -202,7 +202,8 @@ class Controller:
     def _refuse_after_failure(self) -> None:
         if self._cause is not None:
             raise Unavailable(
-                f"the ranks have stopped: an operator failed before ({self._cause})", hint="fix what it says, and start the program again"
+                f"the ranks have stopped: an operator failed before ({self._cause})",
+                hint="correct that operator, and start the program again",
             ) from self._cause
 
     def pids(self) -> list[int]:

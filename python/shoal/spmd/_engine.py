@@ -234,7 +234,7 @@ def _prepare(func: Any, flat: list[Any], form: Form, arrays: list[Array], target
         sharding = grid.sharding(labels)
         sum_ = None
         if len(set(at)) != len(at):
-            assert plan.combine is not None, f"the rule of {func} does not say how parts of result {k} come together"
+            assert plan.combine is not None, f"the rule of {func} does not state how parts of result {k} are combined"
             sum_ = _sum_of(at, holders, mine, sharding, plan.combine)
         outputs.append(Output(sharding, _out_sizes(plan, k, arrays), sum_, len(at) // len(set(at))))
     return Prepared(inputs, cells, outputs, plan.size_argument)
@@ -420,7 +420,7 @@ def _by_parts(func: Any, op: Operator, flat: list[Any], form: Form, where: list[
 
 def _joined(values: list[torch.Tensor], positions: list[int], output: Output, origin: _traffic.Origin) -> Array:
     local = values[0].shape
-    assert len(local) == len(output.shape), f"a rule says {len(output.shape)} dimensions of a local result of shape {tuple(local)}"
+    assert len(local) == len(output.shape), f"a rule states {len(output.shape)} dimensions for a local result of shape {tuple(local)}"
     shape = tuple(n if n is not None else local[d] for d, n in enumerate(output.shape))
     if output.sum is None:
         parts = dict(zip(positions, values, strict=True))

@@ -41,7 +41,7 @@ class Explanation:
             lines.append(f"  {names}: [{', '.join(f'{r.start}:{r.stop}' for r in ranges)}]")
         if self.operator is None:
             made = "whole" if self.sharding == "{replicated}" else "so, by a loader or as the parameter of a unit"
-            lines.append(f"no operator on split tensors gave it: it was made {made}")
+            lines.append(f"no operator on split tensors made it: it was created {made}")
             return "\n".join(lines)
         where = ""
         if self.source is not None:
@@ -57,7 +57,9 @@ class Explanation:
 def explain(t: torch.Tensor) -> Explanation:
     """Explains a tensor of the device, for ``print``. Raises MarkError for a host tensor."""
     if not isinstance(t, Tensor):
-        raise MarkError(f"explain gets a {type(t).__name__} of the host", hint="move it with .to(xm.xla_device())")
+        raise MarkError(
+            f"explain takes a tensor of the device, not a {type(t).__name__} of the host", hint="move it with .to(xm.xla_device())"
+        )
     array = t._box.array
     sharding, (origin, views) = array.sharding, t._box.laid
     cuts = parts_of(array.shape, sharding)

@@ -69,7 +69,7 @@ MODULES: dict[str, str | dict[str, str]] = {
 # Unsupported modules of torch_xla, including those below them, with an alternative.
 ABSENT = {
     "torch_xla._dynamo": "Shoal compiles nothing: torch.compile runs functions as they are",
-    "torch_xla._internal": "there is no PJRT beneath Shoal: torch_xla.runtime says which devices and processes there are",
+    "torch_xla._internal": "there is no PJRT beneath Shoal: torch_xla.runtime lists devices and processes",
     "torch_xla.core.dynamo_bridge": "Shoal compiles nothing: torch.compile runs functions as they are",
     "torch_xla.core.xla_builder": "Shoal builds no XLA computations: write them with operators of torch",
     "torch_xla.stablehlo": "Shoal makes no StableHLO: export the model on the host with torch.export.export(model.cpu(), args)",
@@ -94,7 +94,7 @@ class _Finder(metadata.DistributionFinder):
             return
         words = name.split(".")
         above = (".".join(words[:n]) for n in range(len(words), 1, -1))
-        instead = next((ABSENT[a] for a in above if a in ABSENT), "the README of shoal.spmd lists the modules of torch_xla that are there")
+        instead = next((ABSENT[a] for a in above if a in ABSENT), "the README of shoal.spmd lists the supported modules of torch_xla")
         raise ModuleNotFoundError(f"No module named {name!r}. {instead[0].upper()}{instead[1:]}.")
 
     def find_distributions(self, context: Any = metadata.DistributionFinder.Context()) -> list[metadata.Distribution]:  # noqa: B008

@@ -111,7 +111,7 @@ def verify(loaded: list[Loaded] | None, end: str | None = None) -> None:
     (end, loaded), (usual_end, usual_loaded) = found[rank], usual
     if end != usual_end:
         raise DivergedError(
-            f"on rank {rank} the loader {end or 'goes on'}, on other ranks it {usual_end or 'goes on'}",
+            f"on rank {rank} the loader {end or 'continues'}, on other ranks it {usual_end or 'continues'}",
             hint="every process gets as many batches, whole ones or its rows of them: for example with drop_last=True",
         )
     for (what, of), (usual_what, usual_of) in zip(loaded or [], usual_loaded or [], strict=False):

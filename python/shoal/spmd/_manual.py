@@ -90,7 +90,9 @@ def disable_manual_sharding(t: ManualTensor, partition_spec: Spec, full_shape: A
     sharding = sharding_for(mesh, partition_spec, len(full_shape))
     tile = sharding.tile(full_shape)
     if list(world().held(sharding)) != sorted(t.locals) or tuple(t.shape) != tile:
-        raise MarkError(f"{len(t.locals)} parts of shape {tuple(t.shape)} are no tensor of shape {tuple(full_shape)} under {sharding}")
+        raise MarkError(
+            f"{len(t.locals)} parts of shape {tuple(t.shape)} do not make a tensor of shape {tuple(full_shape)} under {sharding}"
+        )
     box = Box(Array(full_shape, t.dtype, sharding, t.locals))
     box.mark = sharding
     return XLAShardedTensor(Tensor(box), mesh.mesh_shape, partition_spec)

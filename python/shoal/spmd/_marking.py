@@ -97,7 +97,7 @@ class XLAShardedTensor(Tensor):
         if len(placements) != len(mesh.mesh_shape):
             raise InvalidArgument(f"{len(placements)} placements for a mesh of {len(mesh.mesh_shape)} axes", hint="give one per axis")
         if any(p.is_partial() for p in placements):
-            raise Unimplemented("redistribute to Partial is not there", hint="use Shard(dim) or Replicate()")
+            raise Unimplemented("redistribute to Partial is not supported", hint="use Shard(dim) or Replicate()")
         spec = convert_to_xla_partition_spec(self.dim(), placements)
         copied = Tensor(self._box).clone()
         mark_freely(copied, sharding_for(mesh, spec, self.dim()))
@@ -108,7 +108,9 @@ class XLAShardedTensor(Tensor):
         processes for shards that do not fit on one of them."""
         array = _marked_array(self)
         if array.sharding.is_replicated:
-            raise MarkError("load_local_shards_ of a replicated tensor", hint="write the tensor itself: tensor.copy_(value)")
+            raise MarkError(
+                "load_local_shards_ needs a sharded tensor, but this one is replicated", hint="write the tensor itself: tensor.copy_(value)"
+            )
         wrong = [(rank, text) for rank, text in enumerate(world().passed(_misfit(array, shards))) if text is not None]
         if wrong:
             where = f" on rank {wrong[0][0]}" if world().num_processes > 1 else ""
@@ -132,7 +134,7 @@ def _misfit(array: Array, shards: list[XLAShard]) -> str | None:
         if tuple(shard.data.shape) != tile:
             return f"the shard of device {device} has shape {tuple(shard.data.shape)} instead of {tile}, padding included"
         if shard.shard_device.rpartition(":")[2] != str(device):
-            return f"the shard for device {device} is of device {shard.shard_device}"
+            return f"the shard for device {device} belongs to device {shard.shard_device}"
     return None
 
 
@@ -187,7 +189,7 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShard
     box = t._box
     if box.mark is not None and not box.mark.is_replicated and box.mark != sharding:
         raise MarkError(
-            f"the tensor of shape {tuple(t.shape)} is marked {box.mark} and shall become {sharding}",
+            f"the tensor of shape {tuple(t.shape)} is marked {box.mark} and cannot be marked {sharding}",
             hint="an existing annotation must be cleared first, with clear_sharding(t)",
         )
     box.lay(sharding)
@@ -246,7 +248,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
 
     def alike(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if x.shape != y.shape:
-            raise SpecError(f"shard_as has tensors of shapes {tuple(x.shape)} and {tuple(y.shape)} in one place")
+            raise SpecError(f"shard_as takes tensors of equal shapes, not {tuple(x.shape)} and {tuple(y.shape)}")
         sharding = (x if not x._box.array.sharding.is_replicated else y)._box.array.sharding
         copies = x.clone(), y.clone()
         for t in copies:
@@ -255,7 +257,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
 
     (of_a, tree), (of_b, other) = tree_flatten(a), tree_flatten(b)
     if tree != other:
-        raise SpecError(f"shard_as has structures that differ: {tree} and {other}")
+        raise SpecError(f"shard_as takes equal structures, not {tree} and {other}")
     pairs = [alike(_tensor(x, "shard_as"), _tensor(y, "shard_as")) for x, y in zip(of_a, of_b, strict=True)]
     return tree_unflatten([x for x, _ in pairs], tree), tree_unflatten([y for _, y in pairs], tree)
 

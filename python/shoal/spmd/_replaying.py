@@ -129,7 +129,7 @@ class Replay:
     def run(self, packed: bytes, larges: list) -> tuple[Any, list]:
         """Returns (the answer to the question, or a Failure; warnings with the index of their item)."""
         if self._stopped:
-            raise Internal("a batch came after one that failed")
+            raise Internal("a batch arrived after one that failed")
         items, said = pickle.loads(packed), []
         self._larges = [get(ref) for ref in larges]
         answer, at = None, 0
@@ -196,7 +196,7 @@ class Replay:
         if random is not None:
             after = _state(generator)
             if expected is not None and expected != zlib.crc32(after):
-                raise Internal(f"{t.name} took other numbers of the random stream than the controller has counted")
+                raise Internal(f"{t.name} drew other random numbers than the controller counted")
         return t, out, [self.tensors[n] for n in numbers], after
 
     def _results(self, out: Any, given: list) -> list:
@@ -220,7 +220,7 @@ class Replay:
         t, out, given, _ = self._called(item)
         found = self._results(out, given)
         if found != t.results:
-            raise Internal(f"{t.name} gives {found}, where the program was promised {t.results}")
+            raise Internal(f"{t.name} returned {found}, but the controller expected {t.results}")
         self._keep(out, found, item[3])
 
     def _ask(self, *item: Any) -> tuple:

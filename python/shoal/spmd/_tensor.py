@@ -288,12 +288,12 @@ class Tensor(torch.Tensor):
         return super().set_(source, *args, **kwargs)
 
     def untyped_storage(self):
-        raise Unimplemented("a tensor of the device has no storage: its parts lie in several", hint="take tensor.cpu()")
+        raise Unimplemented("a tensor of the device has no storage: its parts lie in several", hint="use tensor.cpu()")
 
     storage = untyped_storage
 
     def share_memory_(self):
-        raise Unimplemented("share_memory_ of a tensor of the device: its parts are no memory of this kind", hint="share tensor.cpu()")
+        raise Unimplemented("share_memory_ of a tensor of the device: its parts are not in shared memory", hint="share tensor.cpu()")
 
     def __dlpack__(self, **kwargs):
         """Exports a copy on the host."""

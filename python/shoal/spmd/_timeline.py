@@ -20,7 +20,7 @@ def timeline(path: str | os.PathLike) -> Iterator[None]:
     controller = _world.controller
     if controller is None:
         raise InvalidArgument(
-            "this program drives no ranks: operators run where they stand",
+            "this program has no workers: its operators run in this process",
             hint="use_spmd(workers=N), or torch.profiler.profile() for this process",
         )
     controller.trace()

@@ -139,7 +139,7 @@ class EngineParameter(Parameter):
         self._check_alike(value)
         if value.dtype != self.dtype:
             raise Unimplemented(
-                f"parameter {self._engine.name} becomes {value.dtype} after SpmdFullyShardedDataParallel has split it",
+                f"parameter {self._engine.name} was converted to {value.dtype} after SpmdFullyShardedDataParallel split it",
                 hint="convert the module before it is wrapped",
             )
         with torch.no_grad():
@@ -190,7 +190,7 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         raise Unimplemented(
-            "gradients of a module under SpmdFullyShardedDataParallel are differentiated again, which the engine of shoal.fsdp cannot do",
+            "gradients of a module under SpmdFullyShardedDataParallel cannot be differentiated again by the engine of shoal.fsdp",
             hint="mark one of its parameters before the module is wrapped: then it runs operator by operator",
         )
 
@@ -231,7 +231,7 @@ class _Leave(torch.autograd.Function):
         _, (leaf, _), *parameters = ctx.next_functions
         if leaf is not None and not _is_wanted(leaf) and any(_is_wanted(p) for p, _ in parameters if p is not None):
             raise Unimplemented(
-                "torch.autograd.grad or backward(inputs=) of parameters that the engine of shoal.fsdp has",
+                "torch.autograd.grad and backward(inputs=) are not supported for parameters in the engine of shoal.fsdp",
                 hint="call loss.backward() and read their grad, or mark one of them before the module is wrapped",
             )
 
@@ -529,7 +529,7 @@ class Unit:
         made = [o for o in tree_flatten(output)[0] if isinstance(o, torch.Tensor)]
         function = _function_behind(made)
         if function is not None:
-            said.append(f"the backward of {function} is not known")
+            said.append(f"the backward of {function} has no rule")
         close = not said and len(made) == len(wanted) and all(map(_close, made, wanted))
         if said:
             self._because(said[0])

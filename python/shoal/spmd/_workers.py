@@ -24,7 +24,9 @@ def begin(workers: int) -> None:
             hint="start one process, or leave workers= and SHOAL_SPMD_WORKERS out: each process has its devices then",
         )
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise InvalidArgument(f"workers is {workers!r}", hint="give the number of processes that the program drives, from 1 on")
+        raise InvalidArgument(
+            f"workers={workers!r} is not a number of processes", hint="give the number of processes that the program drives, from 1 on"
+        )
     devices = _world.world().num_devices if os.environ.get("SHOAL_SPMD_DEVICES") else workers
     if _world._world is not None and _world._world.num_devices != devices:
         raise InvalidArgument(

@@ -48,13 +48,15 @@ class _Absent(Unimplemented, AttributeError):
     """A function of torch_xla._XLAC that is not there."""
 
 
-_EXPLAIN = "Shoal compiles no programs: print(shoal.spmd.explain(t)) says where a tensor lies, what laid it out, and what travelled"
+_EXPLAIN = (
+    "Shoal compiles no programs: print(shoal.spmd.explain(t)) shows where a tensor lies, which operator laid it out, and what was sent"
+)
 # By words in the name; the first match counts.
 _INSTEAD = {
     "tensors_text": _EXPLAIN,
     "tensors_dump": _EXPLAIN,
     "hlo": _EXPLAIN,
-    "graph": "Shoal records no graphs: shoal.spmd.timeline says when each operator ran",
+    "graph": "Shoal records no graphs: shoal.spmd.timeline shows when each operator ran",
     "counter": "use torch_xla.debug.metrics",
     "metric": "use torch_xla.debug.metrics",
     "spec": "use shoal.spmd.XLAShardedTensor(t).sharding_spec",
@@ -71,4 +73,4 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     hint = next(text for words, text in _INSTEAD.items() if words in name.lower())
-    raise _Absent(f"torch_xla._XLAC.{name} is not there", hint=hint)
+    raise _Absent(f"torch_xla._XLAC.{name} is not supported", hint=hint)

@@ -96,7 +96,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             t._box.before_write()
             if world().num_processes > 1:
                 if not t._box.is_written_locally:
-                    raise InvalidArgument(f"{name} is a view that lies in another way than its base", hint="load into the base")
+                    raise InvalidArgument(f"{name} is a view with another memory layout than its base", hint="load into the base")
                 t._box.touch()  # on every process, also without a read element
             items += create_read_items_for_chunk_list(name, saved, [chunk for chunk, _ in self._parts[name].values()])
         return dataclasses.replace(plan, items=items)
@@ -238,7 +238,7 @@ class CheckpointManager:
     def reached_preemption(self, step: int) -> bool:
         """True once SIGTERM was received, on any process."""
         if self._preempted is None:
-            raise _StepError("preemption is not watched", hint="pass chkpt_on_preemption=True")
+            raise _StepError("this manager does not watch for preemption", hint="pass chkpt_on_preemption=True")
         return self._agreed(self._preempted.is_set())
 
     def _write(self, step: int, state_dict: dict) -> None:

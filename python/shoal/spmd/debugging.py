@@ -93,7 +93,7 @@ def _parsed(sharding: str) -> tuple[list[int], list[int], bool]:
     """Returns (tiles, device ids, True if the last tile is the number of copies)."""
     found = _TILED.fullmatch(sharding)
     if found is None:
-        raise InvalidArgument(f"{sharding!r} is no sharding", hint="pass {replicated} or {devices=[..]..}, as sharding_spec has it")
+        raise InvalidArgument(f"{sharding!r} is not a sharding", hint="pass {replicated} or {devices=[..]..}, as sharding_spec has it")
     tiles, ids = ([int(n) for n in text.split(",")] for text in found.groups()[:2])
     if math.prod(tiles) != len(ids):
         raise InvalidArgument(f"{sharding!r} has {math.prod(tiles)} places for {len(ids)} devices")

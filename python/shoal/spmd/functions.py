@@ -26,7 +26,7 @@ def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Te
 
 
 def nms(boxes: Any, scores: Any, score_threshold: Any, iou_threshold: Any, output_size: Any) -> Any:
-    raise Unimplemented("nms is not there", hint="use torchvision.ops.nms with boxes.cpu() and scores.cpu()")
+    raise Unimplemented("nms is not supported", hint="use torchvision.ops.nms with boxes.cpu() and scores.cpu()")
 
 
 __all__ = ["all_gather", "all_reduce", "distributed_mm", "nms"]

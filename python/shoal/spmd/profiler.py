@@ -21,7 +21,9 @@ class StepTrace(Trace):
 
 def start_server(port: int, only_on_master: bool = True) -> None:
     """Warns that there is no profile server."""
-    warnings.warn("there is no profile server: run steps under torch.profiler.profile(), which shows Trace and StepTrace", stacklevel=2)
+    warnings.warn(
+        "the profile server is not supported: run steps under torch.profiler.profile(), which shows Trace and StepTrace", stacklevel=2
+    )
 
 
 def trace_detached(*args: Any, **kwargs: Any) -> None:

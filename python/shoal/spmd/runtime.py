@@ -73,7 +73,7 @@ def _check_same(workers: int) -> None:
     there = 0 if _world.controller is None else _world.controller.num_ranks
     if workers != there:
         raise InvalidArgument(
-            f"use_spmd(workers={workers}) comes after a call of use_spmd, since when the program has {there or 'no'} workers",
+            f"use_spmd(workers={workers}) follows an earlier call of use_spmd, which gave the program {there or 'no'} workers",
             hint="pass workers= in the first call, or set SHOAL_SPMD_WORKERS",
         )
 

@@ -19,7 +19,9 @@ def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partitio
     last carry and all ``y``, stacked. Raises InvalidArgument (a ValueError) for tensors of unequal or zero length."""
     lengths = {len(x) for x in tree_flatten(xs)[0]}
     if len(lengths) != 1 or 0 in lengths:
-        raise InvalidArgument(f"scan goes over tensors of lengths {sorted(lengths)}", hint="pass tensors of one length, 1 or more")
+        raise InvalidArgument(
+            f"scan takes tensors of one length, not of lengths {sorted(lengths)}", hint="pass tensors of one length, 1 or more"
+        )
     carry, ys = tree_map(torch.clone, init), []
     for i in range(*lengths):
         carry, y = fn(carry, tree_map(lambda x, at=i: x[at], xs))
@@ -40,7 +42,9 @@ def gradient_accumulation(train_step: Callable[..., Any], iterable_tensors: Sequ
     values. Raises InvalidArgument (a ValueError) for no tensors, and for tensors of unequal or zero length."""
     lengths = {len(t) for t in iterable_tensors}
     if len(lengths) != 1 or 0 in lengths:
-        raise InvalidArgument(f"gradient_accumulation goes over tensors of lengths {sorted(lengths)}", hint="pass tensors of one length")
+        raise InvalidArgument(
+            f"gradient_accumulation takes tensors of one length, not of lengths {sorted(lengths)}", hint="pass tensors of one length"
+        )
     steps, total, last = len(iterable_tensors[0]), 0.0, carried
     for i in range(steps):
         out = train_step(*(t[i] for t in iterable_tensors), *last)

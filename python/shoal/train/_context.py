@@ -48,7 +48,7 @@ def get_context() -> TrainContext:
     """Returns the context, from the environment variables that every launcher sets. Raises InvalidArgument outside a training loop."""
     if "RANK" not in os.environ:
         raise InvalidArgument(
-            "there is no training context here", hint="call it in a Trainer's loop, or start with torchrun or shoal submit --num-workers"
+            "this process has no training context", hint="call it in a Trainer's loop, or start with torchrun or shoal submit --num-workers"
         )
     number = {name: int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
     return TrainContext(

@@ -102,7 +102,7 @@ def placement_group(
                 raise ValueError(f"a bundle's amounts are numbers that are not negative, not {bundle!r}")
             check_resource_name(resource)
         if not any(bundle.values()):
-            raise ValueError(f"a bundle reserves something: {bundle!r}")
+            raise ValueError(f"a bundle must reserve something, not {bundle!r}")
     if topology_strategy is not None and strategy is not None:
         raise ValueError("strategy and topology_strategy exclude each other")
     strategy = "PACK" if strategy is None else strategy
@@ -112,7 +112,7 @@ def placement_group(
         raise ValueError(f"_soft_target_node_id is for STRICT_PACK only, not for {strategy}")
     for what, given in (("_soft_target_node_id", _soft_target_node_id), ("topology_strategy", topology_strategy)):
         if given:
-            hint = "bundle_label_selector= says which nodes a bundle may be on"
+            hint = "bundle_label_selector= restricts the nodes of a bundle"
             raise Unimplemented(f"{what} of placement_group() is not in this release", hint=hint)
     if lifetime not in (None, "detached"):
         raise ValueError(f"lifetime is 'detached' or None, not {lifetime!r}")

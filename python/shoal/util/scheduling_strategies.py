@@ -40,9 +40,9 @@ class NodeAffinitySchedulingStrategy:
     def __post_init__(self):
         for name, needs in (("_spill_on_unavailable", True), ("_fail_on_unavailable", False)):
             if getattr(self, name) and bool(self.soft) != needs:
-                raise ValueError(f"{name} is for soft={needs}")
+                raise ValueError(f"{name} needs soft={needs}")
             if getattr(self, name):
-                raise Unimplemented(f"{name} is not in this release", hint="what is to be on a node that is full waits for it")
+                raise Unimplemented(f"{name} is not in this release", hint="a call or actor for a full node waits for the node")
 
 
 class In:

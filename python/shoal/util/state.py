@@ -242,22 +242,22 @@ def _told(what: str, address: str | None, timeout: float, raise_on_missing_outpu
     if missing and raise_on_missing_output:
         raise _incomplete(what, missing)
     if missing:
-        warnings.warn(f"not all {what} are known: {'; '.join(missing)}", stacklevel=4)
+        warnings.warn(f"the list of {what} is incomplete: {'; '.join(missing)}", stacklevel=4)
     return rows
 
 
 def _asked(what: str, address: str | None, timeout: float) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns (rows, descriptions of what is missing)."""
     if address is not None and "://" in address:
-        raise Unimplemented(f"{what} over HTTP", hint="give the address of the cluster itself: HOST:PORT")
+        raise Unimplemented(f"{what} cannot be listed over HTTP", hint="give the address of the cluster itself: HOST:PORT")
     said = _command("list", what, "--limit", "0", *_address(address), timeout=timeout)
     missing = [f"{'process ' + str(s['pid']) if s['worker'] else 'node ' + s['node']}: {s['why']}" for s in said["silent"]]
-    missing += [f"{said['left_out']} rows are too many to be told"] if said["left_out"] else []
+    missing += [f"{said['left_out']} rows exceed the size of an answer"] if said["left_out"] else []
     return said["rows"], missing
 
 
 def _incomplete(what: str, missing: list[str]) -> Unavailable:
-    return Unavailable(f"not all {what} are known: {'; '.join(missing)}", hint="raise_on_missing_output=False returns what is")
+    return Unavailable(f"the list of {what} is incomplete: {'; '.join(missing)}", hint="raise_on_missing_output=False returns it")
 
 
 def _kept(rows: list[StateRow], filters: Any) -> list[StateRow]:
@@ -517,7 +517,7 @@ def get_log(
         raise ValueError(f'suffix is "out" or "err", not {suffix!r}')
     if task_id is not None:
         if follow:
-            raise Unimplemented("following one task", hint="pid=get_task(id).worker_pid: its process")
+            raise Unimplemented("the log of one task cannot be followed", hint="pass pid=get_task(id).worker_pid to follow its process")
         return shown(_printed_by(task_id, address, tail, timeout, suffix))
     worker, folder = None, _logs_folder(address)
     nodes, elsewhere = _nodes_named(folder, address, node_id, node_ip, timeout)
@@ -529,8 +529,8 @@ def get_log(
     if path.parent != folder or path.name in ("", ".", "..") or path.is_symlink():
         raise ValueError(f"{filename!r} is no file of the session's logs")
     if elsewhere and follow:
-        hint = f"`shoal logs worker --id {worker} -f`" if worker else "follow it there"
-        raise Unimplemented("following a file of another host", hint=hint)
+        hint = f"`shoal logs worker --id {worker} -f`" if worker else "follow it on that host"
+        raise Unimplemented("a file of another host cannot be followed", hint=hint)
     if elsewhere:
         return shown(iter([_files_elsewhere(elsewhere, filename, tail, address, timeout).get("text", "").encode()]))
 
@@ -572,7 +572,7 @@ def _worker_of(
         row = get_actor(actor_id, address, timeout)
         if row is not None and int(row.worker_id, 16):
             return row.worker_id
-        raise ValueError(f"no process of actor {actor_id} is known")
+        raise ValueError(f"the cluster has no process of actor {actor_id}")
     rows = list_workers(address, limit=1 << 30, timeout=timeout)
     if submission_id is not None:
         job = get_job(submission_id, address, timeout)
@@ -580,9 +580,9 @@ def _worker_of(
     elif pid is not None:
         rows = [r for r in rows if r.pid == pid and (nodes is None or r.node_id in nodes)]
     else:
-        raise ValueError("say which log: filename, actor_id, pid or submission_id")
+        raise ValueError("name a log by filename, actor_id, pid or submission_id")
     if not rows:
-        raise ValueError(f"no process of {submission_id or pid} is known")
+        raise ValueError(f"the cluster has no process of {submission_id or pid}")
     return rows[0].worker_id
 
 

@@ -12,7 +12,7 @@ class XlaFullyShardedDataParallel:
 
     def __init__(self, *args: Any, **kwargs: Any):
         raise Unimplemented(
-            "XlaFullyShardedDataParallel is not there",
+            "XlaFullyShardedDataParallel is not supported",
             hint="use SpmdFullyShardedDataParallel, or shoal.fsdp1.FullyShardedDataParallel with one process per device",
         )
 
