@@ -9,7 +9,7 @@ import signal
 
 __all__ = ["offer"]
 
-_SIGNAL = signal.SIGRTMIN + 5  # same as kStackSignal in scheduler/cli/stack.cc; programs use SIGUSR1
+_SIGNAL = signal.SIGRTMIN + 5  # same as kStackSignal in scheduler/cli/verbs/stack.cc; programs use SIGUSR1
 
 
 def offer(worker: str) -> None:

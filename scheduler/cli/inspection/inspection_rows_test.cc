@@ -1,4 +1,4 @@
-#include "scheduler/cli/inspection_rows.h"
+#include "scheduler/cli/inspection/inspection_rows.h"
 
 #include <gtest/gtest.h>
 

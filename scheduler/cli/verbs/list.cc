@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 
 #include "actors/cluster/function_worker.h"
-#include "scheduler/cli/ask_nodes.h"
+#include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/commands.h"
-#include "scheduler/cli/filter.h"
+#include "scheduler/cli/inspection/filter.h"
 #include "scheduler/cli/output.h"
 
 namespace shoal::scheduler::cli {

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "scheduler/cli/ask_nodes.h"
+#include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"
 
 namespace shoal::scheduler::cli {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "scheduler/cli/commands.h"
-#include "scheduler/cli/inspection_rows.h"
+#include "scheduler/cli/inspection/inspection_rows.h"
 
 namespace shoal::scheduler::cli {
 

@@ -1,4 +1,4 @@
-#include "scheduler/cli/filter.h"
+#include "scheduler/cli/inspection/filter.h"
 
 #include <strings.h>
 

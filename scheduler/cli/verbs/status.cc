@@ -5,7 +5,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include "scheduler/cli/ask_nodes.h"
+#include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
 

@@ -13,7 +13,7 @@
 #include "actors/cluster/function_worker.h"
 #include "actors/wire/log_files.h"
 #include "actors/wire/task_log.h"
-#include "scheduler/cli/ask_nodes.h"
+#include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/node/log_book.h"

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "scheduler/cli/ask_nodes.h"
+#include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"
 
 namespace shoal::scheduler::cli {

@@ -1,4 +1,4 @@
-#include "scheduler/cli/submitting.h"
+#include "scheduler/cli/verbs/submitting.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "scheduler/cli/ask_nodes.h"
+#include "scheduler/cli/inspection/ask_nodes.h"
 
 namespace shoal::scheduler::cli {
 

@@ -9,7 +9,7 @@
 
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
-#include "scheduler/cli/submitting.h"
+#include "scheduler/cli/verbs/submitting.h"
 #include "scheduler/web/entrypoint.h"
 
 namespace shoal::scheduler::cli {
