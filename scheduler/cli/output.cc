@@ -16,6 +16,7 @@ bool refused(const Error& e) { return e.reason() == "TokenRefused" || e.reason()
 
 int exit_code(const Error& e) {
   if (refused(e)) return kAuth;
+  if (e.reason() == "Usage") return kUsage;
   if (e.reason() == "Infeasible") return kDoesNotFit;
   switch (e.code()) {
     case Code::kNotFound:
@@ -41,11 +42,13 @@ void print_error(const Error& error, bool as_json) {
   if (as_json) {
     json out = to_json(error);
     out["schema"] = "shoal.error/1";
-    std::printf("%s\n", out.dump().c_str());
+    print_json(out);
   } else {
     std::fprintf(stderr, "%s\n", error.to_string().c_str());
   }
 }
+
+void print_json(const json& out) { std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str()); }
 
 actors::Resources for_people(actors::Resources resources) {
   const auto all = resources.all();

@@ -39,6 +39,9 @@ int submit_exit_code(const Error& error);
 // Prints the error to stderr, or as {"schema": "shoal.error/1", ...} to stdout.
 void print_error(const Error& error, bool json);
 
+// Prints one line. Bytes that are no UTF-8 are replaced.
+void print_json(const nlohmann::json& out);
+
 // Removes the resources that only identify a node.
 actors::Resources for_people(actors::Resources resources);
 

@@ -1,7 +1,7 @@
 // Asks every living node in parallel for its own and its processes' objects, tasks or runtime environments.
 #pragma once
 
-#include "scheduler/cli/commands.h"
+#include "scheduler/cli/cluster.h"
 #include "scheduler/cli/inspection/inspection_rows.h"
 
 namespace shoal::scheduler::cli {

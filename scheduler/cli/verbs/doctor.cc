@@ -1,4 +1,5 @@
-// doctor: checks this machine and prints a fix for each finding.
+#include "scheduler/cli/verbs/doctor.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -12,7 +13,7 @@
 #include <fmt/format.h>
 
 #include "runtime/shm/memory.h"
-#include "scheduler/cli/commands.h"
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/roles/roles.h"
 
@@ -48,7 +49,7 @@ Check kernel() {
   return fd >= 0 ? Check{"kernel", '+', "has pidfd", ""} : Check{"kernel", 'x', "has no pidfd_open", "Linux 5.3 or later"};
 }
 
-Check memory() {
+Check shared_memory() {
   const auto made = runtime::make_memory("doctor", 1 << 20);
   return made ? Check{"shared memory", '+', "memfd works", ""}
               : Check{"shared memory", 'x', made.error().message(), "allow memfd_create (seccomp?)"};
@@ -92,7 +93,7 @@ Check transports() {
 
 int doctor(const Common& common) {
   const std::vector<Check> checks = {
-      kernel(),    memory(), descriptors(), resources(), sessions(common.target.root), python(common.python), torch(common.python),
+      kernel(),    shared_memory(), descriptors(), resources(), sessions(common.target.root), python(common.python), torch(common.python),
       transports()};
   bool broken = false;
   json rows = json::array();
@@ -112,8 +113,10 @@ int doctor(const Common& common) {
                   c.name.c_str(), c.found.c_str(), c.fix.empty() ? "" : "\n                 fix: ", c.fix.c_str());
     }
   }
-  if (common.json) std::printf("%s\n", json({{"schema", "shoal.doctor/1"}, {"ok", !broken}, {"checks", rows}}).dump().c_str());
+  if (common.json) print_json({{"schema", "shoal.doctor/1"}, {"ok", !broken}, {"checks", rows}});
   return broken ? kFailed : kOk;
 }
+
+void add_doctor(CommandLine& line) { line.on_run(line.add_verb("doctor", "What this machine lacks, and what to do about it"), doctor); }
 
 }  // namespace shoal::scheduler::cli

@@ -1,10 +1,11 @@
-// cordon, uncordon, drain: stop or resume new work on a node, or make it leave in order.
+#include "scheduler/cli/verbs/drain.h"
+
 #include <algorithm>
 #include <cstdio>
 
 #include <fmt/format.h>
 
-#include "scheduler/cli/commands.h"
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 
 namespace shoal::scheduler::cli {
@@ -15,6 +16,8 @@ using actors::NodeScheduling;
 using actors::NodeState;
 
 namespace {
+
+constexpr double kLongestDrainS = 7 * 24 * 3600.0;
 
 Result<std::vector<NodeRow>> nodes_of(Client& head) {
   SHOAL_TRY(auto reply, head.list(actors::ListRequest::What::kNodes));
@@ -50,6 +53,13 @@ Result<void> wait_until_left(ClusterConnection& cluster, NodeId id, std::chrono:
   return fail(deadline_exceeded("node " + to_string(id) + " did not leave in time"));
 }
 
+CLI::App* add_scheduling_verb(CommandLine& line, const char* name, const char* about, SchedulingOptions& options) {
+  auto* verb = line.add_verb(name, about);
+  verb->add_option("node", options.node, "The node's id, or the beginning of it; `shoal list nodes` shows the ids")->required();
+  line.on_run(verb, [&options](const Common& common) { return set_scheduling(common, options); });
+  return verb;
+}
+
 }  // namespace
 
 int set_scheduling(const Common& common, const SchedulingOptions& options) {
@@ -76,11 +86,49 @@ int set_scheduling(const Common& common, const SchedulingOptions& options) {
                     : options.scheduling == NodeScheduling::kCordoned ? "cordoned"
                                                                       : "uncordoned";
   if (common.json) {
-    std::printf("%s\n", nlohmann::json({{"schema", "shoal.duty/1"}, {"node", to_string(node->id)}, {"now", now}}).dump().c_str());
+    print_json({{"schema", "shoal.duty/1"}, {"node", to_string(node->id)}, {"now", now}});
   } else {
     std::printf("Node %s is %s.\n", to_string(node->id).c_str(), now);
   }
   return kOk;
+}
+
+void add_cordon(CommandLine& line) {
+  auto& options = line.own<SchedulingOptions>();
+  options.scheduling = NodeScheduling::kCordoned;
+  add_scheduling_verb(line, "cordon", "A node takes no new work", options);
+}
+
+void add_uncordon(CommandLine& line) {
+  auto& options = line.own<SchedulingOptions>();
+  options.scheduling = NodeScheduling::kSchedulable;
+  add_scheduling_verb(line, "uncordon", "A cordoned or draining node takes work again", options);
+}
+
+void add_drain(CommandLine& line) {
+  auto& options = line.own<SchedulingOptions>();
+  options.scheduling = NodeScheduling::kDraining;
+  auto* verb = add_scheduling_verb(line, "drain",
+                                   "A node leaves: actors that may restart move, what else runs there has until the deadline", options);
+  verb->add_option("--deadline", options.deadline_s, "Seconds")->capture_default_str()->check(CLI::Range(0.0, kLongestDrainS));
+  verb->add_flag_callback("--no-wait", [&options] { options.wait = false; }, "Do not wait until it has left");
+}
+
+void add_drain_node(CommandLine& line) {
+  auto& options = line.own<SchedulingOptions>();
+  options.scheduling = NodeScheduling::kDraining;
+  options.deadline_s = kLongestDrainS;
+  options.wait = false;
+  auto* verb = line.add_verb("drain-node", "The same with Ray's options; does not wait");
+  verb->add_option("--node-id", options.node, "The node's id (default: the only one that there is)");
+  verb->add_option("--reason", options.reason,
+                   "Why: DRAIN_NODE_REASON_IDLE_TERMINATION (only if the node is idle), or DRAIN_NODE_REASON_PREEMPTION")
+      ->required()
+      ->check(CLI::IsMember({kIdleTermination, "DRAIN_NODE_REASON_PREEMPTION"}));
+  verb->add_option("--reason-message", options.message, "Why, in words")->required();
+  verb->add_option("--deadline-remaining-seconds", options.deadline_s, "Until it leaves (default: a week)")
+      ->check(CLI::Range(0.0, kLongestDrainS));
+  line.on_run(verb, [&options](const Common& common) { return set_scheduling(common, options); });
 }
 
 }  // namespace shoal::scheduler::cli

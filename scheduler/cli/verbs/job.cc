@@ -1,4 +1,5 @@
-// job submit, status, logs, stop, delete: the commands of Ray's `ray job`, by submission id.
+#include "scheduler/cli/verbs/job.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -7,8 +8,11 @@
 
 #include <fmt/format.h>
 
-#include "scheduler/cli/commands.h"
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/list.h"
+#include "scheduler/cli/verbs/logs.h"
+#include "scheduler/cli/verbs/submit.h"
 #include "scheduler/cli/verbs/submitting.h"
 #include "scheduler/web/entrypoint.h"
 
@@ -40,7 +44,7 @@ void print_job(const Common& common, const JobRow& row, const std::string& id) {
   if (common.json) {
     auto out = job_details(row);
     out["schema"] = "shoal.job/1";
-    std::printf("%s\n", out.dump().c_str());
+    print_json(out);
     return;
   }
   std::printf("Job %s is %s.\n", name_of(row, id).c_str(), to_string(row.state));
@@ -75,7 +79,7 @@ Result<std::string> request_of(const Common& common, const JobOptions& o, bool& 
     env_text = text.str();
     // A file that is not JSON is YAML, as in Ray; Python reads it.
     if (!json::accept(env_text)) {
-      SHOAL_TRY(env_text, ask_python(common.python, {"yaml", o.runtime_env_file}));
+      SHOAL_TRY(env_text, ask_python(common, {"yaml", o.runtime_env_file}));
     }
   }
   SHOAL_TRY(json env, object_of(env_text, "a runtime_env"));
@@ -117,13 +121,13 @@ int job_submit(const Common& common, const JobOptions& o) {
   if (!text) return failed(common, text.error());
   const auto request = web::parse_job_request(*text);
   if (!request) return failed(common, request.error());
-  auto spec = web::job_spec(*request, {common.python, o.path, o.python_path, o.cwd});
+  auto spec = web::job_spec(*request, {common.python, common.environment.get("PATH"), common.environment.get("PYTHONPATH"), o.cwd});
   if (!spec) return failed(common, spec.error());
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
   if (cluster->over_hosts && names_folder) {
     const std::string store = std::filesystem::path(cluster->logs).parent_path() / "files";
-    const auto shipped = ship_folder(common.python, store, *cluster->head, request->submission.runtime_env, *spec);
+    const auto shipped = ship_folder(common, store, *cluster->head, request->submission.runtime_env, *spec);
     if (!shipped) return failed(common, shipped.error());
   }
   const auto job = cluster->head->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(*spec));
@@ -131,7 +135,7 @@ int job_submit(const Common& common, const JobOptions& o) {
   const std::string id = o.submission_id.empty() ? to_string(job->job) : o.submission_id;
   if (!o.wait) {
     if (common.json) {
-      std::printf("%s\n", json({{"schema", "shoal.job/1"}, {"job_id", to_string(job->job)}, {"submission_id", id}}).dump().c_str());
+      print_json({{"schema", "shoal.job/1"}, {"job_id", to_string(job->job)}, {"submission_id", id}});
     } else {
       std::printf("Job %s was submitted.\n", id.c_str());
     }
@@ -193,11 +197,63 @@ int job_delete(const Common& common, const JobOptions& o) {
   const auto gone = cluster->head->ask(Method::kDeleteJob, to_bytes(actors::JobRef{row->id}));
   if (!gone) return failed(common, gone.error());
   if (common.json) {
-    std::printf("%s\n", json({{"schema", "shoal.job/1"}, {"submission_id", o.id}, {"deleted", true}}).dump().c_str());
+    print_json({{"schema", "shoal.job/1"}, {"submission_id", o.id}, {"deleted", true}});
   } else {
     std::printf("Job %s is forgotten.\n", o.id.c_str());
   }
   return kOk;
+}
+
+namespace {
+
+void add_job_submit(CommandLine& line, CLI::App* group) {
+  auto& options = line.own<JobOptions>();
+  auto* verb = line.add_verb("submit", "Run a shell command line (-- CMD) as a job and show what it prints", group);
+  line.takes_command(verb);
+  verb->add_option("--submission-id", options.submission_id, "Its id (default: made up)");
+  verb->add_option("--working-dir", options.working_dir, "The folder in which it runs (default: this one)");
+  verb->add_option("--runtime-env", options.runtime_env_file, "A YAML or JSON file: env_vars, working_dir, pip, py_modules, excludes");
+  verb->add_option("--runtime-env-json", options.runtime_env_json, "The same as JSON text");
+  verb->add_option("--metadata-json", options.metadata_json, "Strings by name, shown with the job");
+  verb->add_option("--entrypoint-num-cpus", options.num_cpus, "CPUs of its process (default: 0)")->check(amount());
+  verb->add_option("--entrypoint-num-gpus", options.num_gpus, "GPUs of its process")->check(amount());
+  verb->add_option("--entrypoint-memory", options.memory, "Bytes of memory of its process")->check(amount());
+  verb->add_option("--entrypoint-resources", options.resources_json, "JSON: amounts by name");
+  verb->add_flag_callback("--no-wait", [&options] { options.wait = false; }, "Do not wait for its end");
+  line.on_run(verb, [&line, &options](const Common& common) {
+    if (line.command().empty()) throw CLI::ValidationError("say what to run: shoal job submit [OPTIONS] -- CMD");
+    options.words = line.command();
+    options.cwd = std::filesystem::current_path();
+    return job_submit(common, options);
+  });
+}
+
+using JobAction = int (*)(const Common&, const JobOptions&);
+
+// Adds a verb for one job.
+CLI::App* add_job_verb(CommandLine& line, CLI::App* group, const char* name, const char* about, JobOptions& options, JobAction action) {
+  auto* verb = line.add_verb(name, about, group);
+  verb->add_option("id", options.id, "Its submission id, or its id; `shoal list jobs` shows both")->required();
+  line.on_run(verb, [&options, action](const Common& common) { return action(common, options); });
+  return verb;
+}
+
+}  // namespace
+
+void add_job(CommandLine& line) {
+  auto* group = line.add_group("job", "Jobs: submit, status, logs, stop, list, delete");
+  add_job_submit(line, group);
+  auto& options = line.own<JobOptions>();
+  add_job_verb(line, group, "status", "How a job is; exits with 1 when it failed or was stopped", options, job_status);
+  add_job_verb(line, group, "logs", "What a job printed", options, job_logs)->add_flag("-f,--follow", options.follow, "Go on as it prints");
+  add_job_verb(line, group, "stop", "Ask a job to end", options, job_stop)
+      ->add_flag_callback("--no-wait", [&options] { options.wait = false; }, "Do not wait for its end");
+  add_job_verb(line, group, "delete", "Forget a job that has ended", options, job_delete);
+  line.on_run(line.add_verb("list", "Every job that is known", group), [](const Common& common) {
+    ListOptions jobs;
+    jobs.what = "jobs";
+    return list(common, jobs);
+  });
 }
 
 }  // namespace shoal::scheduler::cli

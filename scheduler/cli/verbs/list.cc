@@ -1,58 +1,24 @@
-// list, get, summary, describe: rows of a cluster's state.
+#include "scheduler/cli/verbs/list.h"
+
 #include <algorithm>
 #include <cstdio>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include "actors/cluster/function_worker.h"
-#include "scheduler/cli/inspection/ask_nodes.h"
-#include "scheduler/cli/commands.h"
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/filter.h"
+#include "scheduler/cli/inspection/listing.h"
 #include "scheduler/cli/output.h"
 
 namespace shoal::scheduler::cli {
 
-using actors::Inspect;
 using actors::ListReply;
-using actors::ListRequest;
-using actors::Method;
 using nlohmann::json;
 
 namespace {
 
-using What = ListRequest::What;
-
-constexpr const char* kWhats = "actors, nodes, workers, jobs, groups, tasks, objects, runtime-envs";
 constexpr std::size_t kReportLimit = 100;  // default limit for rows that nodes report
-
-// Singular and plural name one kind; Ray's names are accepted as well.
-Result<std::pair<What, std::string>> kind_of(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  if (!name.ends_with('s')) name += 's';
-  const std::map<std::string, std::pair<What, std::string>> kinds = {
-      {"actors", {What::kActors, "actors"}}, {"nodes", {What::kNodes, "nodes"}},    {"workers", {What::kWorkers, "workers"}},
-      {"jobs", {What::kJobs, "jobs"}},       {"groups", {What::kGroups, "groups"}}, {"placement-groups", {What::kGroups, "groups"}}};
-  if (const auto it = kinds.find(name); it != kinds.end()) return it->second;
-  return fail(invalid_argument("there is no list of " + name).with_hint(kWhats).with_reason("Usage"));
-}
-
-// Kinds that the head does not keep: the nodes report them.
-std::optional<Inspect::What> inspected_kind(std::string& name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  if (!name.ends_with('s')) name += 's';
-  const std::map<std::string, Inspect::What> kinds = {
-      {"objects", Inspect::What::kObjects}, {"tasks", Inspect::What::kTasks}, {"runtime-envs", Inspect::What::kEnvironments}};
-  const auto it = kinds.find(name);
-  return it == kinds.end() ? std::nullopt : std::optional(it->second);
-}
-
-int refused(const Common& common, const Error& e) {
-  print_error(e, common.json);
-  return e.reason() == "Usage" ? static_cast<int>(kUsage) : exit_code(e);
-}
-
-void print_json(const json& out) { std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str()); }
 
 std::string brief(std::uint64_t id) { return id ? hex(id).substr(0, 8) : "-"; }
 
@@ -71,14 +37,6 @@ std::string attribute_text(const std::map<std::string, std::string>& attributes)
 
 std::string local_time(std::int64_t unix_ms) {
   return unix_ms == 0 ? "-" : fmt::format("{:%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(unix_ms / 1000)));
-}
-
-// Display order: jobs by start time; living actors, workers and groups before ended ones.
-void sort_rows(ListReply& r) {
-  std::stable_sort(r.jobs.begin(), r.jobs.end(), [](const auto& a, const auto& b) { return a.started_unix_ms < b.started_unix_ms; });
-  std::stable_partition(r.actors.begin(), r.actors.end(), [](const auto& a) { return a.state != actors::ActorState::kDead; });
-  std::stable_partition(r.groups.begin(), r.groups.end(), [](const auto& g) { return g.state != actors::GroupState::kRemoved; });
-  std::stable_partition(r.workers.begin(), r.workers.end(), [](const auto& w) { return w.state != actors::WorkerState::kExited; });
 }
 
 void keep(ListReply& r, const std::vector<Filter>& filters, std::size_t limit) {
@@ -135,38 +93,6 @@ void print_rows(const ListReply& r, const std::string& what) {
     }
     print_table({"JOB", "SUBMISSION ID", "NAME", "STARTED", "STATE", "WORKERS", "EXIT", "WHY"}, rows);
   }
-}
-
-struct Listed {
-  ClusterConnection cluster;
-  std::string what;  // plural name
-  ListReply reply;
-  std::optional<InspectionReply> reported;  // instead of the reply
-  json rows;                                // before filters and limit
-};
-
-Result<Listed> rows_of(const Common& common, std::string name) {
-  if (const auto what = inspected_kind(name)) {
-    SHOAL_TRY(auto cluster, connect_cluster(common));
-    SHOAL_TRY(auto reported, ask_nodes(cluster, *what));
-    json rows = *what == Inspect::What::kObjects ? object_rows(reported)
-                : *what == Inspect::What::kTasks ? task_rows(reported)
-                                                 : environment_rows(reported);
-    for (const auto& line : silent_lines(reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
-    return Listed{std::move(cluster), name, {}, std::move(reported), std::move(rows)};
-  }
-  SHOAL_TRY(const auto kind, kind_of(name));
-  SHOAL_TRY(auto cluster, connect_cluster(common));
-  SHOAL_TRY(auto reply, cluster.head->list(kind.first));
-  std::erase_if(reply.actors, actors::is_function_worker);
-  sort_rows(reply);
-  json rows = rows_json(reply);
-  return Listed{std::move(cluster), kind.second, std::move(reply), {}, std::move(rows)};
-}
-
-std::string text_of(const json& row, const char* key) {
-  const json& v = row[key];
-  return v.is_null() ? "-" : v.is_string() ? v.get<std::string>() : v.dump();
 }
 
 void print_inspection(const json& all, const std::string& what) {
@@ -228,70 +154,20 @@ int list_inspection(const Common& common, const ListOptions& o, const std::vecto
   return kOk;
 }
 
-// The row with this id, or the only one whose id starts with it. Actors also match by name, jobs by submission id.
-Result<json> find_row(const json& rows, const std::string& what, const std::string& id) {
-  std::vector<json> found;
-  for (const auto& row : rows) {
-    const auto is = [&](const char* key) { return row.contains(key) && row[key] == id; };
-    if (is("id") || is("submission_id")) return row;
-    const std::string its = row.value("id", json()).is_string() ? row["id"].get<std::string>() : "";
-    if (!id.empty() && (its.starts_with(id) || (is("name") && what != "jobs" && what != "tasks"))) found.push_back(row);
-  }
-  if (found.empty()) return fail(not_found("none of the " + what + " is " + id).with_hint("see shoal list " + what));
-  if (found.size() > 1) return fail(invalid_argument(fmt::format("{} of the {} have an id that begins with {}", found.size(), what, id)));
-  return found.front();
-}
-
-// Replaces a row of a list, which has the first line of a cause only, by the whole row.
-void whole_cause(ClusterConnection& cluster, const std::string& what, json& row) {
-  if (what != "actors" && what != "jobs") return;
-  const std::uint64_t id = parse_hex(row["id"].get<std::string>()).value_or(0);
-  if (what == "actors") {
-    const auto whole = cluster.head->ask_for<actors::ActorRow>(Method::kWatchActor, to_bytes(actors::ActorRef{ActorId{id}}));
-    if (whole) row = to_json(*whole);
-  } else {
-    const auto whole = cluster.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{JobId{id}}));
-    if (whole) row = to_json(*whole);
-  }
-}
-
-// An object has a row per holder, a task a row per attempt.
-int get_rows(const Common& common, const GetOptions& o, const Listed& listed) {
-  std::map<std::string, json> found;  // by id
-  for (const auto& row : listed.rows) {
-    const std::string id = text_of(row, "id");
-    if (!o.id.empty() && id.starts_with(o.id)) found[id].push_back(row);
-  }
-  if (found.empty()) {
-    return refused(common, not_found("none of the " + listed.what + " is " + o.id).with_hint("see shoal list " + listed.what));
-  }
-  if (found.size() > 1 && listed.what == "tasks") {
-    return refused(common, invalid_argument(fmt::format("{} of the tasks have an id that begins with {}", found.size(), o.id)));
-  }
-  json rows = json::array();
-  for (const auto& [id, its] : found) rows.insert(rows.end(), its.begin(), its.end());
-  if (common.json || o.format == "json") {
-    print_json({{"schema", "shoal.get/1"}, {"rows", rows}});
-  } else {
-    std::printf("%s", to_yaml(rows).c_str());
-  }
-  return kOk;
-}
-
 }  // namespace
 
 int list(const Common& common, const ListOptions& o) {
   std::vector<Filter> filters;
   for (const auto& text : o.filters) {
     const auto filter = parse_filter(text);
-    if (!filter) return refused(common, filter.error());
+    if (!filter) return failed(common, filter.error());
     filters.push_back(*filter);
   }
   auto listed = rows_of(common, o.what);
-  if (!listed) return refused(common, listed.error());
+  if (!listed) return failed(common, listed.error());
   if (!filters.empty()) {
     const auto resolved = resolve(listed->reported ? listed->rows : rows_json(listed->reply), listed->what, filters);
-    if (!resolved) return refused(common, resolved.error());
+    if (!resolved) return failed(common, resolved.error());
   }
   if (listed->reported) return list_inspection(common, o, filters, *listed);
   keep(listed->reply, filters, o.limit.value_or(0));
@@ -306,74 +182,15 @@ int list(const Common& common, const ListOptions& o) {
   return kOk;
 }
 
-int get(const Common& common, const GetOptions& o) {
-  auto listed = rows_of(common, o.what);
-  if (!listed) return refused(common, listed.error());
-  if (listed->what == "objects" || listed->what == "tasks") return get_rows(common, o, *listed);
-  auto row = find_row(listed->rows, listed->what, o.id);
-  if (!row) return refused(common, row.error());
-  whole_cause(listed->cluster, listed->what, *row);
-  if (common.json || o.format == "json") {
-    (*row)["schema"] = "shoal.get/1";
-    print_json(*row);
-  } else {
-    std::printf("%s", to_yaml(*row).c_str());
-  }
-  return kOk;
-}
-
-int summary(const Common& common, const std::string& name) {
-  const auto listed = rows_of(common, name);
-  if (!listed) return refused(common, listed.error());
-  std::map<std::pair<std::string, std::string>, std::size_t> counts;  // by kind or name, and state
-  // For these kinds the counts are also by this field (names), or by this field instead of the state (states).
-  const std::map<std::string, std::string> names = {
-      {"actors", "class"}, {"workers", "role"}, {"tasks", "name"}, {"runtime-envs", "runtime_env"}};
-  const std::map<std::string, std::string> states = {{"objects", "reference"}, {"runtime-envs", "node"}};
-  const json& rows = listed->rows;
-  for (const auto& row : rows) {
-    const auto name = names.find(listed->what), state = states.find(listed->what);
-    ++counts[{name == names.end() ? listed->what : text_of(row, name->second.c_str()),
-              text_of(row, state == states.end() ? "state" : state->second.c_str())}];
-  }
-  if (common.json) {
-    json out = json::object();
-    for (const auto& [of, count] : counts) out[of.first][of.second] = count;
-    print_json({{"schema", "shoal.summary/1"}, {"what", listed->what}, {"total", rows.size()}, {"summary", out}});
-    return kOk;
-  }
-  std::vector<std::vector<std::string>> table;
-  for (const auto& [of, count] : counts) table.push_back({of.first, of.second, std::to_string(count)});
-  print_table({"WHAT", "STATE", "COUNT"}, table);
-  return kOk;
-}
-
-int describe(const Common& common, const GetOptions& o) {
-  auto listed = rows_of(common, o.what);
-  if (!listed) return refused(common, listed.error());
-  auto row = find_row(listed->rows, listed->what, o.id);
-  if (!row) return refused(common, row.error());
-  whole_cause(listed->cluster, listed->what, *row);
-  if (common.json) {
-    (*row)["schema"] = "shoal.describe/1";
-    print_json(*row);
-    return kOk;
-  }
-  const json cause = row->contains("cause") ? (*row)["cause"] : json();
-  const std::string waits = row->value("pending_reason", "");
-  json rest = *row;
-  for (const char* reported : {"cause", "pending_reason"}) rest.erase(reported);
-  std::printf("%s", to_yaml(rest).c_str());
-  if (!waits.empty()) std::printf("why it waits: %s\n", waits.c_str());
-  if (cause.is_object()) {
-    std::printf("why it ended: %s\n", cause.value("message", "").c_str());
-    for (const auto& frame : cause.value("in", json::array())) std::printf("  in: %s\n", frame.get<std::string>().c_str());
-    if (!cause.value("hint", "").empty()) std::printf("  hint: %s\n", cause.value("hint", "").c_str());
-  }
-  const std::string id = (*row)["id"];
-  if (listed->what == "actors" || listed->what == "jobs" || listed->what == "workers") std::printf("next: shoal logs %s\n", id.c_str());
-  if (listed->what == "nodes") std::printf("next: shoal cordon %s   |   shoal drain %s\n", id.c_str(), id.c_str());
-  return kOk;
+void add_list(CommandLine& line) {
+  auto& options = line.own<ListOptions>();
+  auto* verb = line.add_verb("list", "Actors, nodes, workers, jobs or placement groups, a row each");
+  verb->add_option("what", options.what, kKindsOfRows)->required();
+  verb->add_option("-f,--filter", options.filters, "KEY=VALUE or KEY!=VALUE, as often as needed")->allow_extra_args(false);
+  verb->add_option("--limit", options.limit, "So many rows at most (default: of tasks and objects 100, else all; 0: all)");
+  verb->add_flag("--detail", options.detail, "All that is known of each");
+  verb->add_option("--format", options.format, "How it is shown")->check(CLI::IsMember({"json", "table", "yaml"}));
+  line.on_run(verb, [&options](const Common& common) { return list(common, options); });
 }
 
 }  // namespace shoal::scheduler::cli

@@ -1,4 +1,5 @@
-// logs: the output of a job, worker or actor, also after it or its node ended.
+#include "scheduler/cli/verbs/logs.h"
+
 #include <fnmatch.h>
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 #include "actors/cluster/function_worker.h"
 #include "actors/wire/log_files.h"
 #include "actors/wire/task_log.h"
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
-#include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/node/log_book.h"
 #include "scheduler/node/log_files.h"
@@ -221,13 +222,13 @@ Result<void> print_kept(const Common& common, const ClusterConnection& cluster, 
   }
   if (common.json) {
     const json all = {{"schema", "shoal.logs/1"}, {"logs", out}};
-    std::printf("%s\n", all.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_json(all);
   }
   return {};
 }
 
 // Prints the output so far and then new lines until the job, or every wanted worker, has ended.
-Result<void> follow(ClusterConnection& cluster, const Wanted& wanted, const Nodes& nodes, const LogsOptions& options) {
+Result<void> follow_wanted(ClusterConnection& cluster, const Wanted& wanted, const Nodes& nodes, const LogsOptions& options) {
   std::map<std::pair<std::string, std::uint16_t>, std::string> backlog;  // by worker and stream
   bool caught_up = false, job_ended = false;
   std::set<WorkerId> left;
@@ -344,7 +345,7 @@ int log_files(const Common& common, const ClusterConnection& cluster, const Logs
   json out = {{"schema", "shoal.logs/1"}, {"folder", files->node ? "" : files->folder}, {"host", files->host}, {"files", names}};
   if (names.size() != 1) {
     if (common.json) {
-      std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+      print_json(out);
     } else {
       for (const auto& name : names) std::printf("%s\n", name.c_str());
     }
@@ -355,7 +356,7 @@ int log_files(const Common& common, const ClusterConnection& cluster, const Logs
   const std::string text = last_lines(*whole, o.tail_lines);
   if (common.json) {
     out["text"] = text;
-    std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_json(out);
   } else {
     std::fwrite(text.data(), 1, text.size(), stdout);
   }
@@ -383,8 +384,57 @@ int logs(const Common& common, const LogsOptions& options) {
     if (!client) return failed(common, client.error());
     nodes.push_back(*std::move(client));
   }
-  const auto done = options.follow ? follow(*cluster, *wanted, nodes, options) : print_kept(common, *cluster, *wanted, nodes, options);
+  const auto done =
+      options.follow ? follow_wanted(*cluster, *wanted, nodes, options) : print_kept(common, *cluster, *wanted, nodes, options);
   return done ? kOk : failed(common, done.error());
+}
+
+namespace {
+
+// `shoal logs actor`, `worker` and so on, with Ray's options.
+void add_kind(CLI::App& logs_verb, LogsOptions& options, const std::string& kind, const char* about) {
+  auto* verb = logs_verb.add_subcommand(kind, about);
+  verb->fallthrough();
+  if (kind == "cluster") {
+    verb->add_option("pattern", options.id, "Of the names of files (default: *)");
+  } else {
+    verb->add_option("--id", options.id, "Its id, or the beginning of it");
+    if (kind != "job" && kind != "task") verb->add_option("--pid", options.pid, "Of its process");
+  }
+  verb->callback([&options, kind] { options.kind = kind; });
+}
+
+// Refuses options that exclude or need each other.
+void check_logs_options(const Common& common, const LogsOptions& options) {
+  if (options.follow && options.previous) throw CLI::ValidationError("--previous and --follow exclude each other");
+  if (options.follow && common.json) throw CLI::ValidationError("--json and --follow exclude each other");
+  if (!options.kind.empty() && options.kind != "cluster" && options.id.empty() && options.pid == 0) {
+    throw CLI::ValidationError("say which with --id" + std::string(options.kind == "job" || options.kind == "task" ? "" : " or --pid"));
+  }
+}
+
+}  // namespace
+
+void add_logs(CommandLine& line) {
+  auto& options = line.own<LogsOptions>();
+  auto* verb = line.add_verb("logs", "What a job, worker or actor printed; also after it ended");
+  verb->add_option("id", options.id,
+                   "Its id, or the beginning of it, or an actor's name or class (default: the latest job); or a pattern of log files");
+  verb->add_flag("-f,--follow", options.follow, "Go on as it prints");
+  verb->add_option("-n,--tail", options.tail_lines, "Only the last N lines of each stream (-1: all that is kept)");
+  verb->add_flag("--err", options.only_err, "Only what went to stderr");
+  verb->add_flag("--previous", options.previous, "Of an actor that was started again: its process before");
+  verb->add_option("--node-id", options.node_id, "The node of the process (--pid), or of the files");
+  verb->add_option("--node-ip", options.node_ip, "Likewise");
+  add_kind(*verb, options, "actor", "Of an actor (--id or --pid)");
+  add_kind(*verb, options, "worker", "Of a process (--pid or --id)");
+  add_kind(*verb, options, "job", "Of a job (--id: also the one that it was submitted with)");
+  add_kind(*verb, options, "task", "Of one call of a remote function or a method (--id)");
+  add_kind(*verb, options, "cluster", "Files of the session: which there are, or the one that the pattern fits");
+  line.on_run(verb, [&options](const Common& common) {
+    check_logs_options(common, options);
+    return logs(common, options);
+  });
 }
 
 }  // namespace shoal::scheduler::cli

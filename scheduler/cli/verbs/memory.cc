@@ -1,4 +1,5 @@
-// memory: the holders of objects, and the memory that objects take on each node.
+#include "scheduler/cli/verbs/memory.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -6,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"
 
@@ -17,12 +19,12 @@ namespace {
 
 constexpr const char* kReferences[] = {"LOCAL_REFERENCE", "PINNED_IN_MEMORY", "CAPTURED_IN_OBJECT"};
 
-std::string text_of(const json& row, const char* key) { return row[key].is_string() ? row[key].get<std::string>() : row[key].dump(); }
+std::string field_text(const json& row, const char* key) { return row[key].is_string() ? row[key].get<std::string>() : row[key].dump(); }
 
 std::string group_of(const json& row, const std::string& by) {
-  if (by == "JOB") return "job " + text_of(row, "job");
-  if (by == "PROCESS") return fmt::format("{} pid {} on {}", text_of(row, "role"), text_of(row, "pid"), text_of(row, "host"));
-  return fmt::format("node {} ({})", text_of(row, "node"), text_of(row, "host"));
+  if (by == "JOB") return "job " + field_text(row, "job");
+  if (by == "PROCESS") return fmt::format("{} pid {} on {}", field_text(row, "role"), field_text(row, "pid"), field_text(row, "host"));
+  return fmt::format("node {} ({})", field_text(row, "node"), field_text(row, "host"));
 }
 
 struct Sums {
@@ -35,8 +37,8 @@ Sums sums_of(const std::vector<json>& rows) {
   Sums out;
   std::set<std::pair<std::string, std::string>> seen;
   for (const auto& row : rows) {
-    ++out.references[text_of(row, "reference")];
-    if (row["id"].is_string() && !seen.emplace(text_of(row, "node"), text_of(row, "id")).second) continue;
+    ++out.references[field_text(row, "reference")];
+    if (row["id"].is_string() && !seen.emplace(field_text(row, "node"), field_text(row, "id")).second) continue;
     ++out.objects;
     (row["spilled"].get<bool>() ? out.spilled : out.bytes) += row["bytes"].get<std::uint64_t>();
   }
@@ -47,7 +49,7 @@ void sort_rows(std::vector<json>& rows, const std::string& by) {
   const auto key = [&](const json& row) {
     const auto bytes = row["bytes"].get<std::uint64_t>();
     if (by == "PID") return std::tuple(row["pid"].get<int>(), std::string(), ~bytes);
-    if (by == "REFERENCE_TYPE") return std::tuple(0, text_of(row, "reference"), ~bytes);
+    if (by == "REFERENCE_TYPE") return std::tuple(0, field_text(row, "reference"), ~bytes);
     return std::tuple(0, std::string(), ~bytes);
   };
   std::stable_sort(rows.begin(), rows.end(), [&](const json& a, const json& b) { return key(a) < key(b); });
@@ -77,9 +79,9 @@ void print_group(const std::string& name, const std::vector<json>& rows, const M
     std::vector<std::vector<std::string>> table;
     for (const auto& r : rows) {
       if (o.limit > 0 && table.size() == o.limit) break;
-      table.push_back({text_of(r, "host"), text_of(r, "pid"), text_of(r, "role"), text_of(r, "status"),
-                       bytes_text(r["bytes"].get<std::uint64_t>()), r["spilled"].get<bool>() ? "file" : "memory", text_of(r, "reference"),
-                       r["id"].is_string() ? text_of(r, "id") : "-"});
+      table.push_back({field_text(r, "host"), field_text(r, "pid"), field_text(r, "role"), field_text(r, "status"),
+                       bytes_text(r["bytes"].get<std::uint64_t>()), r["spilled"].get<bool>() ? "file" : "memory",
+                       field_text(r, "reference"), r["id"].is_string() ? field_text(r, "id") : "-"});
     }
     print_table({"IP", "PID", "ROLE", "STATUS", "SIZE", "IN", "REFERENCE", "OBJECT"}, table);
     if (rows.size() > table.size()) std::printf("... and %zu more (--num-entries)\n", rows.size() - table.size());
@@ -119,7 +121,7 @@ int memory(const Common& common, MemoryOptions o) {
                       {"nodes", nodes_json(*reported)},
                       {"left_out", reported->left_out},
                       {"silent", silent_rows(*reported)}};
-    std::printf("%s\n", all.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_json(all);
     return kOk;
   }
   std::printf("Objects by %s, sorted by %s\n\n", o.group_by.c_str(), o.sort_by.c_str());
@@ -131,6 +133,20 @@ int memory(const Common& common, MemoryOptions o) {
   }
   for (const auto& line : silent_lines(*reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
   return kOk;
+}
+
+void add_memory(CommandLine& line) {
+  auto& options = line.own<MemoryOptions>();
+  auto* verb = line.add_verb("memory", "Which processes hold which objects, and what they take of each node's memory");
+  verb->add_option("--group-by", options.group_by, "What the rows are grouped by")
+      ->check(CLI::IsMember({"NODE_ADDRESS", "JOB", "PROCESS"}, CLI::ignore_case))
+      ->capture_default_str();
+  verb->add_option("--sort-by", options.sort_by, "What the rows of a group are sorted by")
+      ->check(CLI::IsMember({"OBJECT_SIZE", "PID", "REFERENCE_TYPE"}, CLI::ignore_case))
+      ->capture_default_str();
+  verb->add_option("-n,--num-entries", options.limit, "So many rows of each group; 0: all")->capture_default_str();
+  verb->add_flag("--stats-only", options.stats_only, "Only the sums");
+  line.on_run(verb, [&options](const Common& common) { return memory(common, options); });
 }
 
 }  // namespace shoal::scheduler::cli

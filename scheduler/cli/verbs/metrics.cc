@@ -1,9 +1,10 @@
-// metrics: the cluster's metrics in Prometheus' text format, and the scrape configuration for Prometheus.
+#include "scheduler/cli/verbs/metrics.h"
+
 #include <cstdio>
 
 #include <fmt/format.h>
 
-#include "scheduler/cli/commands.h"
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/web/metrics.h"
 
@@ -49,7 +50,7 @@ int metrics(const Common& common) {
     json families = json::array();
     for (const auto& family : (**all)->families) families.push_back(family_json(family));
     const json out = {{"schema", "shoal.metrics/1"}, {"families", families}};
-    std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_json(out);
   } else {
     std::fputs((**all)->text.c_str(), stdout);
   }
@@ -70,7 +71,7 @@ int scrape_config(const Common& common) {
                       {"url", info->http + "/metrics"},
                       {"token_file", folder.http_token_file()},
                       {"targets_file", folder.metrics_targets_file()}};
-    std::printf("%s\n", out.dump().c_str());
+    print_json(out);
     return kOk;
   }
   // Paths are JSON strings, which are valid YAML.
@@ -84,6 +85,13 @@ int scrape_config(const Common& common) {
       "      - files: [%s]\n",
       json(folder.http_token_file()).dump().c_str(), json(folder.metrics_targets_file()).dump().c_str());
   return kOk;
+}
+
+void add_metrics(CommandLine& line) {
+  auto& for_prometheus = line.own(false);
+  auto* verb = line.add_verb("metrics", "What the cluster and its users measure, as Prometheus reads it");
+  verb->add_flag("--scrape-config", for_prometheus, "What Prometheus' configuration has to say to read it from this cluster");
+  line.on_run(verb, [&for_prometheus](const Common& common) { return for_prometheus ? scrape_config(common) : metrics(common); });
 }
 
 }  // namespace shoal::scheduler::cli

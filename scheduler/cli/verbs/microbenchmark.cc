@@ -1,11 +1,13 @@
-// microbenchmark: runs in Python, as most figures measure calls between Python processes.
+#include "scheduler/cli/verbs/microbenchmark.h"
+
 #include <unistd.h>
 
 #include <cerrno>
+#include <vector>
 
 #include <fmt/format.h>
 
-#include "scheduler/cli/commands.h"
+#include "scheduler/cli/command_line.h"
 
 namespace shoal::scheduler::cli {
 
@@ -18,6 +20,14 @@ int microbenchmark(const Common& common, const MicrobenchmarkOptions& options) {
   argv.push_back(nullptr);
   execvp(argv[0], argv.data());
   return failed(common, from_errno(errno, common.python));
+}
+
+void add_microbenchmark(CommandLine& line) {
+  auto& options = line.own<MicrobenchmarkOptions>();
+  auto* verb = line.add_verb_without_cluster("microbenchmark", "What this machine does per second, in a cluster of its own");
+  verb->add_option("--filter", options.filter, "Only figures with this in their names");
+  verb->add_option("--seconds", options.seconds, "For each figure")->capture_default_str()->check(CLI::Range(0.01, 600.0));
+  line.on_run(verb, [&options](const Common& common) { return microbenchmark(common, options); });
 }
 
 }  // namespace shoal::scheduler::cli

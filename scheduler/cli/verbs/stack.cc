@@ -1,5 +1,7 @@
-// stack: the Python stacks of this host's workers. A worker offers a memory file named by its id (python/shoal/_stacks.py). On a signal its
-// fault handler writes the stacks there, whether or not the interpreter is blocked.
+// A worker offers a memory file named by its id (python/shoal/_core/stacks.py). On a signal its fault handler writes the stacks there,
+// whether or not the interpreter is blocked.
+#include "scheduler/cli/verbs/stack.h"
+
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -17,7 +19,7 @@
 #include <fmt/format.h>
 
 #include "runtime/core/fd.h"
-#include "scheduler/cli/commands.h"
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 
 namespace shoal::scheduler::cli {
@@ -117,8 +119,15 @@ int stack(const Common& common, const std::string& id) {
     std::printf("%s, pid %d, worker %s\n%s\n", w.role.c_str(), w.pid, to_string(w.id).c_str(), text.c_str());
   }
   if (rows.empty() && !id.empty()) return failed(common, not_found("no living worker, actor, job or process " + id));
-  if (common.json) std::printf("%s\n", json({{"schema", "shoal.stack/1"}, {"workers", rows}}).dump().c_str());
+  if (common.json) print_json({{"schema", "shoal.stack/1"}, {"workers", rows}});
   return kOk;
+}
+
+void add_stack(CommandLine& line) {
+  auto& id = line.own<std::string>();
+  auto* verb = line.add_verb("stack", "What Python threads of this host's workers run, also of those that hang");
+  verb->add_option("id", id, "Only of this actor, worker, job or process: its id or the beginning of it");
+  line.on_run(verb, [&id](const Common& common) { return stack(common, id); });
 }
 
 }  // namespace shoal::scheduler::cli

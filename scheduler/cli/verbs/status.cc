@@ -1,36 +1,19 @@
-// status, health-check: the cluster's state and its addresses.
+#include "scheduler/cli/verbs/status.h"
+
 #include <algorithm>
 #include <cstdio>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
-#include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
 
 namespace shoal::scheduler::cli {
 
 using actors::Method;
 using nlohmann::json;
-
-Result<ClusterConnection> connect_cluster(const Common& common) {
-  SHOAL_TRY(const Found found, find_cluster(common.target, false));
-  ClusterConnection out;
-  out.context = std::make_unique<Context>(found.credentials);
-  SHOAL_TRY(out.head, connect_head(*out.context, found));
-  out.address = found.address;
-  out.over_hosts = found.credentials.tls != nullptr;
-  out.host = found.credentials.host;
-  out.endpoint = found.endpoint;
-  if (found.folder) out.logs = found.folder->logs();
-  return out;
-}
-
-int failed(const Common& common, const Error& e) {
-  print_error(e, common.json);
-  return exit_code(e);
-}
 
 namespace {
 
@@ -96,7 +79,7 @@ int status(const Common& common, bool verbose) {
                      {"pending", s->pending}});
     if (verbose) out["node_rows"] = rows_json(nodes);
     if (verbose) out["calls"] = {{"running", calls.running}, {"waiting", calls.waiting}};
-    std::printf("%s\n", out.dump().c_str());
+    print_json(out);
     return kOk;
   }
   std::printf("address  %s\nsession  %s (head pid %d)\n", cluster->address.c_str(), s->session.c_str(), s->head_pid);
@@ -120,11 +103,22 @@ int health_check(const Common& common) {
   const auto s = cluster->head->ask_for<actors::ClusterStatus>(Method::kStatus, {});
   if (!s) return failed(common, s.error());
   if (common.json) {
-    std::printf("%s\n", json({{"schema", "shoal.health/1"}, {"address", cluster->address}, {"nodes", s->num_nodes}}).dump().c_str());
+    print_json({{"schema", "shoal.health/1"}, {"address", cluster->address}, {"nodes", s->num_nodes}});
   } else {
     std::printf("%s answers; %u nodes live.\n", cluster->address.c_str(), s->num_nodes);
   }
   return s->num_nodes > 0 ? kOk : kFailed;
+}
+
+void add_status(CommandLine& line) {
+  auto& verbose = line.own(false);
+  auto* verb = line.add_verb("status", "What a cluster has and does, and why something waits");
+  verb->add_flag("-v,--verbose", verbose, "With its nodes and what is used of them");
+  line.on_run(verb, [&verbose](const Common& common) { return status(common, verbose); });
+}
+
+void add_health_check(CommandLine& line) {
+  line.on_run(line.add_verb("health-check", "Exits with 0 when the cluster answers and has a node"), health_check);
 }
 
 }  // namespace shoal::scheduler::cli

@@ -1,4 +1,5 @@
-// submit: runs a script or command as a job, shows its output here and exits with its code.
+#include "scheduler/cli/verbs/submit.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,8 +13,10 @@
 
 #include <fmt/format.h>
 
-#include "scheduler/cli/commands.h"
+#include "scheduler/cli/amounts.h"
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/session.h"
 #include "scheduler/roles/roles.h"
 
 namespace shoal::scheduler::cli {
@@ -37,11 +40,8 @@ Result<Found> cluster_for(const Common& common, const actors::Resources& each, s
   // CPUs are logical: a cluster made for a job has as many as the job requests.
   actors::Resources has = detect_resources();
   has.set_units("CPU", std::max(has.units("CPU"), each.units("CPU") * std::max<std::int64_t>(1, count)));
-  for (const auto& [name, units] : has.all()) {
-    words.push_back("--resource");
-    words.push_back(fmt::format("{}={}", name, static_cast<double>(units) / actors::Resources::kUnit));
-  }
-  SHOAL_TRY(const auto said, start_role(common.self, folder, std::move(words)));
+  for (const auto& word : resource_words(has)) words.push_back(word);
+  SHOAL_TRY(const auto said, start_role(common, folder, std::move(words)));
   SHOAL_TRY(auto credentials, folder.credentials());
   return Found{folder, std::move(credentials), said.head_local, said.head_local};
 }
@@ -49,7 +49,7 @@ Result<Found> cluster_for(const Common& common, const actors::Resources& each, s
 Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
   Launch launch;
   launch.cwd = o.cwd;
-  launch.env = o.env;
+  launch.env = job_variables(common.environment);
   if (o.command) {
     launch.kind = Launch::Kind::kProgram;
     launch.argv = o.words;
@@ -72,7 +72,7 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
     launch.kind = Launch::Kind::kPythonScript;
     launch.torch = true;  // a gang with torchrun's variables runs PyTorch
     // The warm interpreter has its own PYTHONPATH and another working directory.
-    for (const auto& [name, value] : o.env) {
+    for (const auto& [name, value] : launch.env) {
       std::istringstream folders(name == "PYTHONPATH" ? value : "");
       for (std::string folder; std::getline(folders, folder, ':');) launch.python_path.push_back(fs::path(o.cwd) / folder);
     }
@@ -249,7 +249,7 @@ int ended_code(const Common& common, const JobRow& row, int signal, bool cluster
     auto out = to_json(row);
     out["schema"] = "shoal.submit/1";
     out["exit_code"] = code;
-    std::printf("%s\n", out.dump().c_str());
+    print_json(out);
   } else if (cluster_stopped && code != 0) {
     std::fprintf(stderr, "shoal: the cluster was stopped, and the job with it\n");
   } else if (row.cause && signal == 0) {
@@ -320,6 +320,39 @@ int submit(const Common& common, const SubmitOptions& o) {
   }
   if (!row) return failed(row.error());
   return ended_code(common, *row, watcher.signal(), watcher.cluster_stopped());
+}
+
+void add_submit(CommandLine& line) {
+  auto& options = line.own<SubmitOptions>();
+  auto* verb = line.add_verb("submit", "Run a script (SCRIPT [ARGS]) or a command (-- CMD) as a job; exits with its code");
+  line.takes_command(verb);
+  line.set_usage_exit(verb, kSubmitUsage);
+  verb->add_option("--num-workers", options.num_workers, "A gang of N processes with torchrun's environment variables");
+  verb->add_option("--num-cpus", options.num_cpus, "CPUs of each process (default: 1 in a gang, else 0)")->check(amount());
+  verb->add_option("--num-gpus", options.num_gpus, "GPUs of each process")->check(amount());
+  verb->add_option("--resource", options.resources, "NAME=AMOUNT of each process, as often as needed");
+  verb->add_flag("--wait", options.wait, "Wait for nodes that can hold the job, even if none is present");
+  verb->add_option("--name", options.name, "Name of the job (default: the script's)");
+  verb->add_option(
+          "--detach-after", options.detach_after_s,
+          "Seconds. The first Ctrl-C ends this command and not the job, but a second one within that time stops the job (a cluster "
+          "that was made for the job ends with this command)")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 24 * 3600.0));
+  verb->prefix_command();  // words after the script's name belong to the script
+  line.on_run(verb, [&line, verb, &options](const Common& common) {
+    options.words = verb->remaining();
+    if (!options.words.empty() && options.words[0].starts_with("-")) {
+      throw CLI::ValidationError("no such option: " + options.words[0]);
+    }
+    if (!line.command().empty()) {
+      if (!options.words.empty()) throw CLI::ValidationError("a script, or -- and a command: not both");
+      options.command = true;
+      options.words = line.command();
+    }
+    options.cwd = fs::current_path();
+    return submit(common, options);
+  });
 }
 
 }  // namespace shoal::scheduler::cli

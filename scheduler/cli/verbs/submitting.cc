@@ -16,8 +16,6 @@
 #include "runtime/core/fd.h"
 #include "runtime/process/captured.h"
 
-extern char** environ;
-
 namespace shoal::scheduler::cli {
 
 using nlohmann::json;
@@ -28,21 +26,21 @@ constexpr auto kPythonPatience = std::chrono::minutes(10);  // for packing a lar
 
 }  // namespace
 
-Result<std::string> ask_python(const std::string& python, const std::vector<std::string>& words) {
+Result<std::string> ask_python(const Common& common, const std::vector<std::string>& words) {
   runtime::SpawnSpec spec;
-  spec.argv = {python, "-m", "shoal._submitting"};
+  spec.argv = {common.python, "-m", "shoal._submitting"};
   spec.argv.insert(spec.argv.end(), words.begin(), words.end());
-  for (char** e = environ; *e != nullptr; ++e) spec.env.emplace_back(*e);
+  spec.env = common.environment.entries();
   SHOAL_TRY(auto captured, runtime::run_captured(std::move(spec), {.time = kPythonPatience}));
   const auto without_newlines = [](std::string& text) { text.erase(text.find_last_not_of('\n') + 1); };
   without_newlines(captured.out);
   without_newlines(captured.err);
   if (captured.ended.ok()) return std::move(captured.out);
   const auto last = captured.err.substr(captured.err.rfind('\n') + 1);  // all of it when there is one line
-  return fail(invalid_argument(last.empty() ? python + " -m shoal._submitting " + captured.ended.to_string() : last));
+  return fail(invalid_argument(last.empty() ? common.python + " -m shoal._submitting " + captured.ended.to_string() : last));
 }
 
-Result<void> ship_folder(const std::string& python, const std::string& store, Client& head, const std::string& runtime_env,
+Result<void> ship_folder(const Common& common, const std::string& store, Client& head, const std::string& runtime_env,
                          actors::JobSpec& spec) {
   const json env = json::parse(runtime_env);
   const std::string folder = env.at("working_dir");
@@ -56,7 +54,7 @@ Result<void> ship_folder(const std::string& python, const std::string& store, Cl
   for (const auto& pattern : env.value("excludes", json::array())) {
     if (pattern.is_string()) words.push_back(pattern);
   }
-  SHOAL_TRY(const std::string name, ask_python(python, words));
+  SHOAL_TRY(const std::string name, ask_python(common, words));
   struct stat seen {};
   if (fstat(package.get(), &seen) != 0) return fail(from_errno(errno, file));
   actors::PackagePart part{name, static_cast<std::uint64_t>(seen.st_size), 0, {}};
@@ -73,7 +71,7 @@ Result<void> ship_folder(const std::string& python, const std::string& store, Cl
   std::erase_if(launch.env, [](const auto& e) { return e.first == "SHOAL_RUNTIME_ENV"; });
   launch.env.emplace_back("SHOAL_RUNTIME_ENV", env.dump());
   launch.env.emplace_back("SHOAL_PACKAGES", json({{"store", store}, {"of", {{folder, name}}}}).dump());
-  if (launch.argv[0] == "/bin/sh") launch.argv = {python, "-m", "shoal._entrypoint", launch.argv.back()};
+  if (launch.argv[0] == "/bin/sh") launch.argv = {common.python, "-m", "shoal._entrypoint", launch.argv.back()};
   launch.cwd.clear();
   return {};
 }

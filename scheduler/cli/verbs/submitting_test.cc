@@ -10,12 +10,14 @@
 namespace shoal::scheduler::cli {
 namespace {
 
-// A program in the interpreter's place.
-std::string program(const std::string& script) {
+// A command with a program in the interpreter's place.
+Common program(const std::string& script) {
   const std::string path = std::filesystem::path(testing::TempDir()) / "python";
   std::ofstream(path) << "#!/bin/sh\n" << script << "\n";
   chmod(path.c_str(), 0700);
-  return path;
+  Common common;
+  common.python = path;
+  return common;
 }
 
 constexpr const char* kMuchOnStderr = "head -c 1000000 /dev/zero | tr '\\0' 'x' >&2; echo >&2; ";

@@ -1,8 +1,10 @@
-// timeline: task spans as a Chrome trace.
+#include "scheduler/cli/verbs/timeline.h"
+
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
 
+#include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"
 
@@ -27,11 +29,18 @@ int timeline(const Common& common, const std::string& file) {
   out.close();
   if (!out) return failed(common, from_errno(errno, "the timeline cannot be written to " + file));
   if (common.json) {
-    std::printf("%s\n", json({{"schema", "shoal.timeline/1"}, {"file", file}, {"events", trace.size()}}).dump().c_str());
+    print_json({{"schema", "shoal.timeline/1"}, {"file", file}, {"events", trace.size()}});
   } else {
     std::printf("%s: open it in https://ui.perfetto.dev or chrome://tracing\n", file.c_str());
   }
   return kOk;
+}
+
+void add_timeline(CommandLine& line) {
+  auto& file = line.own<std::string>("timeline.json");
+  auto* verb = line.add_verb("timeline", "What ran where and when, as a Chrome trace for Perfetto");
+  verb->add_option("-o,--output", file, "The file that is written; - for stdout")->capture_default_str();
+  line.on_run(verb, [&file](const Common& common) { return timeline(common, file); });
 }
 
 }  // namespace shoal::scheduler::cli

@@ -1,0 +1,154 @@
+#include "scheduler/cli/cluster.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "scheduler/cli/output.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::SessionFolder;
+
+int failed(const Common& common, const Error& e) {
+  print_error(e, common.json);
+  return exit_code(e);
+}
+
+Result<actors::Credentials> credentials_of(const Target& target) {
+  std::string text = target.token;
+  if (text.empty() && target.token_file.empty()) {
+    return fail(invalid_argument("a cluster on another host is reached with its token")
+                    .with_reason("TokenRefused")
+                    .with_hint("--token-file FILE, or SHOAL_TOKEN_FILE or SHOAL_TOKEN in the environment"));
+  }
+  if (text.empty()) {
+    std::ifstream file(target.token_file);
+    if (!file) return fail(not_found("no file " + target.token_file));
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  actors::Credentials out;
+  auto token = runtime::Token::parse(text);
+  if (!token) {
+    const std::string from = target.token.empty() ? target.token_file : "SHOAL_TOKEN";
+    return fail(
+        invalid_argument("there is no token in " + from + ": " + token.error().message())
+            .with_reason("TokenRefused")
+            .with_hint("it is a copy of the file `token` in the folder of the cluster's session, which `shoal start --head` printed"));
+  }
+  out.token = *token;
+  if (target.fingerprint.empty()) return out;
+  SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::parse(target.fingerprint));
+  SHOAL_TRY(out.tls, runtime::Tls::make(fingerprint));
+  return out;
+}
+
+namespace {
+
+Result<Found> found_in(const Target& target, const SessionFolder& folder, std::string endpoint, std::string address) {
+  SHOAL_TRY(auto credentials, folder.credentials());
+  if (target.token_named) {
+    SHOAL_TRY(const auto named, credentials_of(target));
+    if (!(named.token == credentials.token)) {
+      return fail(invalid_argument(target.token_file + " is not the token of the cluster at " + address)
+                      .with_reason("TokenRefused")
+                      .with_hint("leave --token-file out (this host knows the cluster's: " + folder.path() +
+                                 "/token), or name the cluster that it is of with --address"));
+    }
+  }
+  return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
+}
+
+// The cluster of this host with its HTTP interface at `address`; Ray's job commands name clusters this way.
+Result<SessionFolder> at_http(const std::string& root, const std::string& address) {
+  const auto port_of = [](std::string url) {
+    url.resize(url.find_last_not_of('/') + 1);
+    return url.substr(std::min(url.size(), url.rfind(':') + 1));
+  };
+  const std::string host = address.substr(address.find("://") + 3, address.rfind(':') - address.find("://") - 3);
+  for (const auto& folder : SessionFolder::running(root)) {
+    const auto info = folder.info();
+    if (info && !info->http.empty() && port_of(info->http) == port_of(address) && (host == "127.0.0.1" || host == "localhost"))
+      return folder;
+  }
+  return fail(unavailable("no running cluster of this user has its HTTP interface at " + address)
+                  .with_reason("NoCluster")
+                  .with_hint("it is on loopback only: run this on the head's host, or use shoal.job_submission over a tunnel"));
+}
+
+struct Candidate {
+  SessionFolder folder;
+  std::string endpoint, address;
+};
+
+}  // namespace
+
+Result<Found> find_cluster(const Target& target, bool exactly) {
+  if (target.address.find("://") != std::string::npos) {
+    SHOAL_TRY(const auto folder, at_http(target.root, target.address));
+    SHOAL_TRY(const auto info, folder.info());
+    return found_in(target, folder, info.way(), info.head.empty() ? info.head_local : info.head);
+  }
+  if (!target.address.empty()) {
+    SHOAL_OK(runtime::parse_endpoints(target.address));
+    const auto folder = SessionFolder::at_address(target.root, target.address);
+    if (folder) {
+      const auto info = folder->info();
+      return found_in(target, *folder, info && !info->store.empty() ? info->way() : target.address, target.address);
+    }
+    if (target.token.empty() && target.token_file.empty() && target.fingerprint.empty()) return fail(folder.error());
+    SHOAL_TRY(auto credentials, credentials_of(target));
+    return Found{std::nullopt, std::move(credentials), target.address, target.address};
+  }
+  std::vector<Candidate> found, others;
+  for (const auto& folder : SessionFolder::running(target.root)) {
+    const auto info = folder.info();
+    if (!info) continue;
+    (folder.is_private() ? others : found).push_back({folder, info->way(), info->head.empty() ? info->head_local : info->head});
+  }
+  if (found.empty() && !exactly) found = others;
+  // Heads that share a store are one cluster: keep the first.
+  std::set<std::string> stores;
+  std::erase_if(found, [&](const Candidate& f) {
+    const auto info = f.folder.info();
+    return info && !info->store.empty() && !stores.insert(info->store).second;
+  });
+  if (found.empty())
+    return fail(unavailable("no cluster is running").with_reason("NoCluster").with_hint("`shoal start --head` starts one"));
+  if (exactly && found.size() > 1) {
+    std::string list;
+    for (const auto& f : found) list += "\n    --address " + f.address;
+    return fail(invalid_argument(std::to_string(found.size()) + " clusters are running; say which:" + list).with_reason("SeveralClusters"));
+  }
+  return found_in(target, found.front().folder, found.front().endpoint, found.front().address);
+}
+
+Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& found) {
+  auto client = Client::connect(context, found.endpoint);
+  if (client || client.error().code() != Code::kUnavailable || client.error().reason() == "HungUp") return client;
+  const Error& why = client.error();
+  const std::string at = found.address == found.endpoint ? "" : " (tried: " + found.endpoint + ")";
+  auto out = unavailable("no head answers at " + found.address + at + ": " + why.message()).with_reason(why.reason());
+  return fail(std::move(out).with_hint(
+      found.folder
+          ? "it is gone and was not started again; why: " + found.folder->logs() + ". `shoal stop --address " + found.address +
+                "` ends what is left of that cluster, `shoal start --head` begins another"
+          : "look whether the address is the one that `shoal start --head` printed, whether that cluster still runs (`shoal status` on "
+            "its host), and whether something on the way keeps its port closed"));
+}
+
+Result<ClusterConnection> connect_cluster(const Common& common) {
+  SHOAL_TRY(const Found found, find_cluster(common.target, false));
+  ClusterConnection out;
+  out.context = std::make_unique<Context>(found.credentials);
+  SHOAL_TRY(out.head, connect_head(*out.context, found));
+  out.address = found.address;
+  out.over_hosts = found.credentials.tls != nullptr;
+  out.host = found.credentials.host;
+  out.endpoint = found.endpoint;
+  if (found.folder) out.logs = found.folder->logs();
+  return out;
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,64 @@
+// The cluster that a command uses, found by its address or among those of this host, and the connection to its head.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "actors/session/folder.h"
+#include "scheduler/cli/client.h"
+#include "scheduler/cli/environment.h"
+
+namespace shoal::scheduler::cli {
+
+// The cluster that a command uses: --address, $SHOAL_ADDRESS, or the running one.
+struct Target {
+  std::string root;     // folder of session folders
+  std::string address;  // "": none given
+  // Credentials for a cluster that has no session on this host; "" when not given.
+  std::string token;         // text of the token, from the environment
+  std::string token_file;    // file with the token
+  bool token_named = false;  // given on the command line: must be the cluster's token, even where a session holds it
+  std::string fingerprint;   // fingerprint of the cluster's certificate authority
+};
+
+// The values from the command line and the environment that every verb gets.
+struct Common {
+  Target target;
+  bool json = false;
+  std::string self;         // this executable's path
+  std::string python;       // the interpreter beside it
+  Environment environment;  // without the token
+};
+
+// Prints the error and returns its exit code.
+int failed(const Common& common, const Error& error);
+
+struct Found {
+  std::optional<actors::SessionFolder> folder;  // empty when this host has no session of the cluster
+  actors::Credentials credentials;
+  std::string endpoint;  // one or several comma-separated head endpoints, reachable from this host
+  std::string address;   // the address shown to users
+};
+// Reads token and fingerprint. InvalidArgument names the one that is missing or wrong.
+Result<actors::Credentials> credentials_of(const Target& target);
+// Unavailable/NoCluster when none runs. Without an address, `exactly` (commands that use or end a cluster) requires exactly one cluster
+// that is not private to a program. InvalidArgument/SeveralClusters lists them when there are more. Without `exactly` the latest cluster is
+// taken, a private one if there is no other.
+Result<Found> find_cluster(const Target& target, bool exactly);
+
+// Connects to the head. The error names the addresses that were tried and what to do.
+Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& found);
+
+struct ClusterConnection {
+  std::unique_ptr<Context> context;
+  std::unique_ptr<Client> head;
+  std::string address;
+  std::string endpoint;  // one or several comma-separated head endpoints, reachable from this host
+  std::string logs;      // folder
+  std::string host;      // this host, in a cluster over several hosts
+  bool over_hosts = false;
+};
+Result<ClusterConnection> connect_cluster(const Common& common);
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,152 @@
+#include "scheduler/cli/command_line.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "runtime/core/version.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/cli/suggestion.h"
+
+namespace shoal::scheduler::cli {
+
+namespace {
+
+std::vector<const CLI::App*> verbs_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App* sub) { return !sub->get_name().empty(); });
+}
+
+const CLI::App* verb_of(const CLI::App& app, const std::string& name) {
+  const auto verbs = verbs_of(app);
+  const auto found = std::find_if(verbs.begin(), verbs.end(), [&](const CLI::App* verb) { return verb->get_name() == name; });
+  return found == verbs.end() ? nullptr : *found;
+}
+
+// The verb that the first words name; the app itself when they name none.
+const CLI::App& named_verb(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* at = &app;
+  for (int i = 1; i < argc; ++i) {
+    const CLI::App* next = verb_of(*at, argv[i]);
+    if (next == nullptr) break;
+    at = next;
+  }
+  return *at;
+}
+
+// Reports the first word that stands for a command but names none.
+std::optional<Error> unknown_command(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* at = &app;
+  std::string before = "shoal ";
+  for (int i = 1; i < argc && at->get_require_subcommand_min() > 0; ++i) {
+    const std::string word = argv[i];
+    if (word.starts_with('-')) return std::nullopt;
+    const CLI::App* found = verb_of(*at, word);
+    if (found == nullptr) {
+      std::vector<std::string> names;
+      for (const CLI::App* verb : verbs_of(*at)) names.push_back(verb->get_name());
+      const std::string meant = nearest(word, names);
+      return invalid_argument("there is no command `" + before + word + "`")
+          .with_reason("Usage")
+          .with_hint((meant.empty() ? "" : "did you mean `" + before + meant + "`? ") + "`" + before + "--help` lists what there is");
+    }
+    at = found;
+    before += word + " ";
+  }
+  return std::nullopt;
+}
+
+// The argument that the command lacks, and its valid values.
+std::optional<Error> missing_argument(const CLI::App& app) {
+  const CLI::App* at = &app;
+  std::string command = "shoal";
+  while (!at->get_subcommands().empty()) {
+    at = at->get_subcommands().front();
+    command += " " + at->get_name();
+  }
+  for (const CLI::Option* option : at->get_options()) {
+    if (!option->get_required() || option->count() > 0) continue;
+    return invalid_argument("`" + command + "` lacks " + (option->get_positional() ? "its argument `" : "the option `") +
+                            option->get_name() + "`")
+        .with_reason("Usage")
+        .with_hint(option->get_description());
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+CommandLine::CommandLine(Common common) : app_("Shoal: actors and fully sharded training on a cluster"), common_(std::move(common)) {
+  app_.require_subcommand(1);
+  app_.set_version_flag("--version", std::string("shoal ") + kVersion);
+}
+
+CLI::App* CommandLine::add_verb(const std::string& name, const std::string& about, CLI::App* group) {
+  CLI::App* verb = (group == nullptr ? &app_ : group)->add_subcommand(name, about);
+  verb->add_flag("--json", common_.json, "One JSON object on stdout");
+  verb->add_option(
+      "--address", common_.target.address,
+      "The cluster: HOST:PORT or unix:@NAME; of several heads HOST:PORT,HOST:PORT (default: $SHOAL_ADDRESS, else the one that runs)");
+  verb->add_option_function<std::string>(
+      "--token-file",
+      [this](const std::string& file) {
+        common_.target.token_file = file;
+        common_.target.token.clear();
+        common_.target.token_named = true;
+      },
+      "Of a cluster on other hosts, or with several heads: a copy of its token (default: $SHOAL_TOKEN_FILE, or the token itself in "
+      "$SHOAL_TOKEN)");
+  verb->add_option("--ca-fingerprint", common_.target.fingerprint,
+                   "Likewise: the fingerprint that `shoal start --head` printed (default: $SHOAL_CA_FINGERPRINT)");
+  return verb;
+}
+
+CLI::App* CommandLine::add_verb_without_cluster(const std::string& name, const std::string& about) {
+  CLI::App* verb = app_.add_subcommand(name, about);
+  verb->add_flag("--json", common_.json, "One JSON object on stdout");
+  return verb;
+}
+
+CLI::App* CommandLine::add_group(const std::string& name, const std::string& about) {
+  CLI::App* group = app_.add_subcommand(name, about);
+  group->require_subcommand(1);
+  return group;
+}
+
+void CommandLine::on_run(CLI::App* verb, Action action) {
+  verb->callback([this, action = std::move(action)] { code_ = action(common_); });
+}
+
+int CommandLine::run(int argc, char** argv) {
+  if (with_command_.contains(&named_verb(app_, argc, argv))) {
+    char** const end = argv + argc;
+    char** const dashes = std::find(argv + 1, end, std::string("--"));
+    if (dashes != end) command_.assign(dashes + 1, end);
+    argc = static_cast<int>(dashes - argv);
+  }
+  try {
+    app_.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return refuse(error, argc, argv);
+  }
+  return code_;
+}
+
+int CommandLine::refuse(const CLI::ParseError& error, int argc, char** argv) {
+  if (error.get_exit_code() == 0) return app_.exit(error);  // --help, --version
+  if (const auto unknown = unknown_command(app_, argc, argv)) {
+    print_error(*unknown, common_.json);
+    return kUsage;
+  }
+  if (const auto missing = missing_argument(app_); missing && error.get_name() == "RequiredError") {
+    print_error(*missing, common_.json);
+    return kUsage;
+  }
+  app_.exit(error);
+  const auto found = usage_exits_.find(&named_verb(app_, argc, argv));
+  return found == usage_exits_.end() ? static_cast<int>(kUsage) : found->second;
+}
+
+CLI::Validator amount() {
+  return CLI::Validator([](std::string& text) { return text.starts_with('-') ? "an amount is 0 or more, not " + text : ""; }, "");
+}
+
+}  // namespace shoal::scheduler::cli

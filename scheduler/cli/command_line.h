@@ -1,0 +1,69 @@
+// The command line of `shoal`: verbs add themselves with their options and an action, then it is parsed and one action runs.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "scheduler/cli/cluster.h"
+
+namespace shoal::scheduler::cli {
+
+class CommandLine {
+ public:
+  // Returns the command's exit code. It may throw CLI::ValidationError for options that exclude each other.
+  using Action = std::function<int(const Common&)>;
+
+  // `common` has the defaults of the options that verbs share.
+  explicit CommandLine(Common common);
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
+
+  // Adds a verb with the options that name a cluster, and --json. `group`: the verb that it follows, as in `shoal job list`.
+  CLI::App* add_verb(const std::string& name, const std::string& about, CLI::App* group = nullptr);
+  // Adds a verb for which no cluster has to run: of those options it has only --json.
+  CLI::App* add_verb_without_cluster(const std::string& name, const std::string& about);
+  // Adds a word in front of other verbs.
+  CLI::App* add_group(const std::string& name, const std::string& about);
+
+  void on_run(CLI::App* verb, Action action);
+  // The words after -- are a command, which the verb's action finds in command().
+  void takes_command(CLI::App* verb) { with_command_.insert(verb); }
+  const std::vector<std::string>& command() const { return command_; }
+  // The exit code for wrong options of this verb, instead of kUsage.
+  void set_usage_exit(CLI::App* verb, int code) { usage_exits_[verb] = code; }
+
+  // Options into which the command line is parsed. They live as long as this object.
+  template <class Options>
+  Options& own(Options options = {}) {
+    auto owned = std::make_shared<Options>(std::move(options));
+    owned_.push_back(owned);
+    return *owned;
+  }
+  const Environment& environment() const { return common_.environment; }
+
+  // Parses, runs the action of the verb and returns its exit code. Wrong usage is printed.
+  int run(int argc, char** argv);
+
+ private:
+  int refuse(const CLI::ParseError& error, int argc, char** argv);
+
+  CLI::App app_;
+  Common common_;
+  std::vector<std::shared_ptr<void>> owned_;
+  std::set<const CLI::App*> with_command_;
+  std::map<const CLI::App*, int> usage_exits_;
+  std::vector<std::string> command_;
+  int code_ = 0;
+};
+
+// Checks an option that is an amount.
+CLI::Validator amount();
+
+}  // namespace shoal::scheduler::cli

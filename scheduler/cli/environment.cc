@@ -1,0 +1,117 @@
+#include "scheduler/cli/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+
+namespace shoal::scheduler::cli {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Variables that a job does not inherit: names of clusters, their secrets and stores, this host, and Shoal's own per-process settings.
+const std::set<std::string> kNotForJobs = {
+    "_",
+    "PWD",
+    "OLDPWD",
+    "SHOAL_ADDRESS",
+    "SHOAL_BUILD_ID",
+    "SHOAL_CA_FINGERPRINT",
+    "SHOAL_GROUP",
+    "SHOAL_GROUP_CAPTURES",
+    "SHOAL_HOME",
+    "SHOAL_HOST",
+    "SHOAL_JOB_ID",
+    "SHOAL_LOGGING",
+    "SHOAL_NAMESPACE",
+    "SHOAL_NODE",
+    "SHOAL_PACKAGES",
+    "SHOAL_PYTHON",
+    "SHOAL_RESTARTS",
+    "SHOAL_RUNTIME_ENV",
+    "SHOAL_SELF_MADE",
+    "SHOAL_SESSION",
+    "SHOAL_STORE_CA_FILE",
+    "SHOAL_STORE_CERT_FILE",
+    "SHOAL_STORE_IN_CLEAR_TEXT",
+    "SHOAL_STORE_KEY_FILE",
+    "SHOAL_TOKEN",
+    "SHOAL_TOKEN_FILE",
+    "SHOAL_WORKER_ID",
+};
+
+// The folder in which this command was found, without resolving links: the environment's interpreter lies there.
+std::string found_at(const Environment& environment, const std::string& argv0) {
+  if (argv0.find('/') != std::string::npos) return fs::absolute(argv0).parent_path();
+  const std::string path = environment.get("PATH");
+  for (std::size_t from = 0; from <= path.size();) {
+    const auto end = std::min(path.find(':', from), path.size());
+    const fs::path folder = path.substr(from, end - from);
+    if (access((folder / argv0).c_str(), X_OK) == 0) return fs::absolute(folder);
+    from = end + 1;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string Environment::get(std::string_view name) const {
+  for (const auto& entry : entries_) {
+    if (entry.size() > name.size() && entry[name.size()] == '=' && entry.starts_with(name)) return entry.substr(name.size() + 1);
+  }
+  return {};
+}
+
+std::string find_python(const Environment& environment, const std::string& argv0) {
+  if (const auto named = environment.get("SHOAL_PYTHON"); !named.empty()) return named;
+  std::vector<fs::path> places = {found_at(environment, argv0)};
+  if (const auto venv = environment.get("VIRTUAL_ENV"); !venv.empty()) places.push_back(fs::path(venv) / "bin");
+  for (const auto& folder : places) {
+    for (const char* name : {"python3", "python"}) {
+      if (!folder.empty() && access((folder / name).c_str(), X_OK) == 0) return folder / name;
+    }
+  }
+  return "python3";
+}
+
+std::vector<std::pair<std::string, std::string>> job_variables(const Environment& environment) {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const auto& entry : environment.entries()) {
+    const auto equals = entry.find('=');
+    const std::string name = entry.substr(0, equals);
+    if (equals != std::string::npos && !kNotForJobs.contains(name)) out.emplace_back(name, entry.substr(equals + 1));
+  }
+  return out;
+}
+
+Result<MemoryRule> memory_rule(const Environment& environment) {
+  MemoryRule out;
+  if (const auto text = environment.get("SHOAL_MEMORY_USAGE_THRESHOLD"); !text.empty()) {
+    char* end = nullptr;
+    out.threshold = std::strtod(text.c_str(), &end);
+    if (*end != 0 || !(out.threshold >= 0 && out.threshold <= 1)) {
+      return fail(invalid_argument("SHOAL_MEMORY_USAGE_THRESHOLD is a share of the memory, 0 to 1 (0 and 1: nobody is killed), not '" +
+                                   text + "'"));
+    }
+  }
+  if (const auto text = environment.get("SHOAL_MEMORY_LIMIT"); !text.empty()) {
+    char* end = nullptr;
+    out.limit = std::strtoull(text.c_str(), &end, 10);
+    if (*end != 0 || out.limit == 0 || text[0] == '-') {
+      return fail(
+          invalid_argument("SHOAL_MEMORY_LIMIT is a number of bytes that the workers of a node may have together, not '" + text + "'"));
+    }
+  }
+  return out;
+}
+
+etcd::Access store_access(const Environment& environment) {
+  return {{environment.get("SHOAL_STORE_CA_FILE"), environment.get("SHOAL_STORE_CERT_FILE"), environment.get("SHOAL_STORE_KEY_FILE")},
+          environment.get("SHOAL_STORE_IN_CLEAR_TEXT") == "1"};
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,24 @@
+// A session of this host: its folder, and the start and end of its processes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actors/session/folder.h"
+#include "actors/session/role.h"
+#include "scheduler/cli/cluster.h"
+
+namespace shoal::scheduler::cli {
+
+// Creates a session with `token`, or with a new random token.
+Result<actors::SessionFolder> new_session(const std::string& root, std::optional<runtime::Token> token = {});
+
+// Starts a role of this executable in its own Unix session and waits for its report.
+Result<actors::StartedRole> start_role(const Common& common, const actors::SessionFolder& folder, std::vector<std::string> words);
+
+// Ends the session's processes: first by a request to its head, then by signals. `force`: kills them at once. Returns the number of
+// processes killed.
+Result<int> stop_session(const actors::SessionFolder& folder, double grace_s, bool force = false);
+
+}  // namespace shoal::scheduler::cli

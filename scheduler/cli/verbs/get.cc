@@ -1,0 +1,122 @@
+#include "scheduler/cli/verbs/get.h"
+
+#include <cstdio>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "scheduler/cli/command_line.h"
+#include "scheduler/cli/inspection/filter.h"
+#include "scheduler/cli/inspection/listing.h"
+#include "scheduler/cli/output.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::Method;
+using nlohmann::json;
+
+namespace {
+
+// Replaces a row of a list, which has the first line of a cause only, by the whole row.
+void whole_cause(ClusterConnection& cluster, const std::string& what, json& row) {
+  if (what != "actors" && what != "jobs") return;
+  const std::uint64_t id = parse_hex(row["id"].get<std::string>()).value_or(0);
+  if (what == "actors") {
+    const auto whole = cluster.head->ask_for<actors::ActorRow>(Method::kWatchActor, to_bytes(actors::ActorRef{ActorId{id}}));
+    if (whole) row = to_json(*whole);
+  } else {
+    const auto whole = cluster.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{JobId{id}}));
+    if (whole) row = to_json(*whole);
+  }
+}
+
+// An object has a row per holder, a task a row per attempt.
+int get_rows(const Common& common, const GetOptions& o, const Listed& listed) {
+  std::map<std::string, json> found;  // by id
+  for (const auto& row : listed.rows) {
+    const std::string id = text_of(row, "id");
+    if (!o.id.empty() && id.starts_with(o.id)) found[id].push_back(row);
+  }
+  if (found.empty()) {
+    return failed(common, not_found("none of the " + listed.what + " is " + o.id).with_hint("see shoal list " + listed.what));
+  }
+  if (found.size() > 1 && listed.what == "tasks") {
+    return failed(common, invalid_argument(fmt::format("{} of the tasks have an id that begins with {}", found.size(), o.id)));
+  }
+  json rows = json::array();
+  for (const auto& [id, its] : found) rows.insert(rows.end(), its.begin(), its.end());
+  if (common.json || o.format == "json") {
+    print_json({{"schema", "shoal.get/1"}, {"rows", rows}});
+  } else {
+    std::printf("%s", to_yaml(rows).c_str());
+  }
+  return kOk;
+}
+
+CLI::App* add_row_verb(CommandLine& line, const char* name, const char* about, GetOptions& options) {
+  auto* verb = line.add_verb(name, about);
+  verb->add_option("what", options.what, kKindsOfRows)->required();
+  verb->add_option("id", options.id, "Its id, or the beginning of it; `shoal list` shows the ids: shoal list actors, ..")->required();
+  return verb;
+}
+
+}  // namespace
+
+int get(const Common& common, const GetOptions& o) {
+  auto listed = rows_of(common, o.what);
+  if (!listed) return failed(common, listed.error());
+  if (listed->what == "objects" || listed->what == "tasks") return get_rows(common, o, *listed);
+  auto row = find_row(listed->rows, listed->what, o.id);
+  if (!row) return failed(common, row.error());
+  whole_cause(listed->cluster, listed->what, *row);
+  if (common.json || o.format == "json") {
+    (*row)["schema"] = "shoal.get/1";
+    print_json(*row);
+  } else {
+    std::printf("%s", to_yaml(*row).c_str());
+  }
+  return kOk;
+}
+
+int describe(const Common& common, const GetOptions& o) {
+  auto listed = rows_of(common, o.what);
+  if (!listed) return failed(common, listed.error());
+  auto row = find_row(listed->rows, listed->what, o.id);
+  if (!row) return failed(common, row.error());
+  whole_cause(listed->cluster, listed->what, *row);
+  if (common.json) {
+    (*row)["schema"] = "shoal.describe/1";
+    print_json(*row);
+    return kOk;
+  }
+  const json cause = row->contains("cause") ? (*row)["cause"] : json();
+  const std::string waits = row->value("pending_reason", "");
+  json rest = *row;
+  for (const char* reported : {"cause", "pending_reason"}) rest.erase(reported);
+  std::printf("%s", to_yaml(rest).c_str());
+  if (!waits.empty()) std::printf("why it waits: %s\n", waits.c_str());
+  if (cause.is_object()) {
+    std::printf("why it ended: %s\n", cause.value("message", "").c_str());
+    for (const auto& frame : cause.value("in", json::array())) std::printf("  in: %s\n", frame.get<std::string>().c_str());
+    if (!cause.value("hint", "").empty()) std::printf("  hint: %s\n", cause.value("hint", "").c_str());
+  }
+  const std::string id = (*row)["id"];
+  if (listed->what == "actors" || listed->what == "jobs" || listed->what == "workers") std::printf("next: shoal logs %s\n", id.c_str());
+  if (listed->what == "nodes") std::printf("next: shoal cordon %s   |   shoal drain %s\n", id.c_str(), id.c_str());
+  return kOk;
+}
+
+void add_get(CommandLine& line) {
+  auto& options = line.own<GetOptions>();
+  auto* verb = add_row_verb(line, "get", "All that is known of one of them", options);
+  verb->add_option("--format", options.format, "How it is shown")->check(CLI::IsMember({"json", "yaml"}));
+  line.on_run(verb, [&options](const Common& common) { return get(common, options); });
+}
+
+void add_describe(CommandLine& line) {
+  auto& options = line.own<GetOptions>();
+  auto* verb = add_row_verb(line, "describe", "One of them, why it waits or ended, and what to do next", options);
+  line.on_run(verb, [&options](const Common& common) { return describe(common, options); });
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,23 @@
+// get, describe: one row of a cluster's state.
+#pragma once
+
+#include <string>
+
+#include "scheduler/cli/cluster.h"
+
+namespace shoal::scheduler::cli {
+
+class CommandLine;
+
+struct GetOptions {
+  std::string what, id;
+  std::string format;  // json, yaml
+};
+int get(const Common& common, const GetOptions& options);
+// Also shows why it waits or ended, and the next command.
+int describe(const Common& common, const GetOptions& options);
+
+void add_get(CommandLine& line);
+void add_describe(CommandLine& line);
+
+}  // namespace shoal::scheduler::cli

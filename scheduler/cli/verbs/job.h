@@ -1,0 +1,30 @@
+// job submit, status, logs, stop, list, delete: the commands of Ray's `ray job`, by submission id.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "scheduler/cli/cluster.h"
+
+namespace shoal::scheduler::cli {
+
+class CommandLine;
+
+struct JobOptions {
+  std::string id;                  // submission id or job id
+  std::vector<std::string> words;  // entrypoint
+  std::string submission_id, runtime_env_file, runtime_env_json, working_dir, metadata_json;
+  double num_cpus = 0, num_gpus = 0, memory = 0;
+  std::string resources_json;
+  bool wait = true, follow = false;
+  std::string cwd;  // this process's working directory
+};
+int job_submit(const Common& common, const JobOptions& options);
+int job_status(const Common& common, const JobOptions& options);
+int job_logs(const Common& common, const JobOptions& options);
+int job_stop(const Common& common, const JobOptions& options);
+int job_delete(const Common& common, const JobOptions& options);
+
+void add_job(CommandLine& line);
+
+}  // namespace shoal::scheduler::cli

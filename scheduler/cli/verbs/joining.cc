@@ -1,0 +1,83 @@
+#include "scheduler/cli/verbs/joining.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "actors/wire/joining.h"
+#include "scheduler/cli/session.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::SessionFolder;
+
+Result<std::string> make_certificates(const SessionFolder& folder, const std::string& host, const std::string& authority) {
+  const auto now = std::time(nullptr);
+  actors::SessionTls tls;
+  tls.host = host;
+  if (authority.empty()) {
+    SHOAL_TRY(tls.authority, runtime::make_authority("shoal " + folder.name(), runtime::valid_from(now, runtime::kAuthoritySeconds)));
+  } else {
+    auto read = actors::read_authority(authority);
+    if (!read) {
+      return fail(
+          Error(read.error())
+              .with_hint("--authority names a copy of the folder tls/ in the session's folder of the cluster's first head, with ca.pem "
+                         "and ca.key"));
+    }
+    tls.authority = *std::move(read);
+  }
+  SHOAL_TRY(tls.own, runtime::make_certificate(tls.authority, host, runtime::valid_from(now, runtime::kCertificateSeconds)));
+  SHOAL_OK(folder.write_tls(tls));
+  SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::of(tls.authority.certificate));
+  return fingerprint.to_string();
+}
+
+namespace {
+
+// Creates a session in this root for a cluster of this host that was started in another root. Loopback needs no certificates.
+Result<SessionFolder> join_here(const Common& common, const Found& found) {
+  Context context(found.credentials);
+  SHOAL_TRY(const auto client, connect_head(context, found));  // checks the token
+  SHOAL_TRY(const auto folder, new_session(common.target.root, found.credentials.token));
+  const auto filled = folder.write_info({common.target.address, "", std::int64_t{1000} * std::time(nullptr), "", ""});
+  if (filled) return folder;
+  folder.remove();
+  return fail(filled.error());
+}
+
+}  // namespace
+
+Result<SessionFolder> join(const Common& common, const std::string& public_host, const Found& found) {
+  SHOAL_TRY(const auto addresses, runtime::parse_endpoints(common.target.address));
+  const auto& credentials = found.credentials;
+  const bool here = std::all_of(addresses.begin(), addresses.end(), [](const auto& a) { return runtime::is_loopback(a.host); });
+  if (here && !credentials.tls) return join_here(common, found);
+  if (!credentials.tls) {
+    return fail(invalid_argument("a cluster on another host is joined with the fingerprint of its certificates")
+                    .with_reason("TlsRequired")
+                    .with_hint("--ca-fingerprint sha256:.. as `shoal start --head` printed it"));
+  }
+  std::string host = public_host;
+  if (host.empty()) {
+    SHOAL_TRY(host, runtime::own_address_towards(addresses[0].host));
+  }
+  SHOAL_TRY(const auto asked, runtime::make_certificate_request("shoal " + host));
+  Context context(credentials);
+  SHOAL_TRY(const auto client, connect_head(context, found));
+  SHOAL_TRY(const auto answer,
+            client->ask_for<actors::SignedCertificate>(actors::kSignCertificate, to_bytes(actors::SignCertificate{asked.request, host})));
+  // The answer holds the node's certificate, then the authority's.
+  const auto second = answer.certificate.rfind("-----BEGIN CERTIFICATE-----");
+  actors::SessionTls tls{{second == std::string::npos ? "" : answer.certificate.substr(second), ""}, {answer.certificate, asked.key}, host};
+  SHOAL_OK(runtime::Tls::make(credentials.tls->authority(), tls.own));
+  SHOAL_TRY(const auto folder, new_session(common.target.root, credentials.token));
+  const auto filled = [&]() -> Result<void> {
+    SHOAL_OK(folder.write_tls(tls));
+    return folder.write_info({common.target.address, "", std::int64_t{1000} * std::time(nullptr), "", ""});
+  }();
+  if (filled) return folder;
+  folder.remove();
+  return fail(filled.error());
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,17 @@
+// stack: the Python stacks of this host's workers.
+#pragma once
+
+#include <string>
+
+#include "scheduler/cli/cluster.h"
+
+namespace shoal::scheduler::cli {
+
+class CommandLine;
+
+// Those of the worker, actor, job or process `id`, or all for "".
+int stack(const Common& common, const std::string& id);
+
+void add_stack(CommandLine& line);
+
+}  // namespace shoal::scheduler::cli

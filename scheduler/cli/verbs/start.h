@@ -1,0 +1,37 @@
+// start: starts a cluster, or adds a node to one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "scheduler/cli/cluster.h"
+
+namespace shoal::scheduler::cli {
+
+class CommandLine;
+
+struct StartOptions {
+  bool head = false;
+  std::string host;            // listening address of a head, public address of a joining node; "": loopback, or detected
+  std::string dashboard_host;  // "": loopback
+  std::uint16_t port = 7460;
+  double num_cpus = -1, num_gpus = -1, memory = -1;  // -1: all of the machine's
+  double memory_threshold = -1;                      // -1: from the environment, or the default
+  std::vector<std::string> resources;                // NAME=AMOUNT
+  std::vector<std::string> labels;                   // NAME=VALUE
+  std::string store;                                 // etcd://.. or etcds://..; "": a database in the session's folder
+  etcd::Access store_access;
+  std::string authority;               // tls folder of another head; "": a new authority
+  std::string durability = "process";  // or fsync
+  std::string spill_folder;            // folder for spilled objects; "": the node's choice
+  bool http = true;
+  std::optional<std::uint16_t> http_port;  // unset: 8265, or any free one
+  bool block = false;                      // stay until a signal, the cluster's end or the node's end, then end the started processes
+};
+int start(const Common& common, const StartOptions& options);
+
+void add_start(CommandLine& line);
+
+}  // namespace shoal::scheduler::cli

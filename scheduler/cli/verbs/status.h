@@ -1,0 +1,17 @@
+// status, health-check: the cluster's state and its addresses.
+#pragma once
+
+#include "scheduler/cli/cluster.h"
+
+namespace shoal::scheduler::cli {
+
+class CommandLine;
+
+// `verbose` adds a row per node.
+int status(const Common& common, bool verbose);
+int health_check(const Common& common);
+
+void add_status(CommandLine& line);
+void add_health_check(CommandLine& line);
+
+}  // namespace shoal::scheduler::cli

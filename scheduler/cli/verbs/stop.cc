@@ -1,0 +1,66 @@
+#include "scheduler/cli/verbs/stop.h"
+
+#include <cstdio>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "scheduler/cli/command_line.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/cli/session.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::SessionFolder;
+using nlohmann::json;
+
+int stop(const Common& common, const StopOptions& options) {
+  std::vector<SessionFolder> folders;
+  if (options.all) {
+    folders = SessionFolder::running(common.target.root);
+  } else {
+    const auto found = find_cluster(common.target, true);
+    if (!found) {
+      print_error(found.error(), common.json);
+      return found.error().reason() == "SeveralClusters" ? kUsage
+             : found.error().reason() == "NoCluster"     ? kNotFoundExit
+                                                         : exit_code(found.error());
+    }
+    if (!found->folder) {
+      print_error(invalid_argument(found->address + " is not of this host")
+                      .with_hint("run `shoal stop` where it was started; on a host that joined it, that ends what it has there"),
+                  common.json);
+      return kUsage;
+    }
+    folders = {*found->folder};
+  }
+  int code = kOk;
+  json stopped = json::array();
+  for (const auto& folder : folders) {
+    const auto killed = stop_session(folder, options.grace_s, options.force);
+    if (!killed) {
+      print_error(killed.error(), common.json);
+      code = kFailed;
+      continue;
+    }
+    stopped.push_back({{"session", folder.path()}, {"killed", *killed}});
+    if (!common.json) {
+      std::printf("Stopped %s%s.\n", folder.name().c_str(),
+                  *killed > 0 ? fmt::format(" ({} processes had to be killed)", *killed).c_str() : "");
+    }
+  }
+  if (common.json) print_json({{"schema", "shoal.stop/1"}, {"stopped", stopped}});
+  return code;
+}
+
+void add_stop(CommandLine& line) {
+  auto& options = line.own<StopOptions>();
+  auto* verb = line.add_verb("stop", "End a cluster: its jobs, nodes and head");
+  verb->add_flag("--all", options.all, "Every cluster of this user");
+  verb->add_option("-g,--grace,--grace-period", options.grace_s, "Seconds before processes are killed")->capture_default_str();
+  verb->add_flag("-f,--force", options.force, "Kill them at once");
+  line.on_run(verb, [&options](const Common& common) { return stop(common, options); });
+}
+
+}  // namespace shoal::scheduler::cli
