@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "actors/session/node_memory.h"
-#include "python/native/session.h"
+#include "python/native/session/session.h"
 #include "runtime/shm/ring.h"
 
 namespace shoal::python {

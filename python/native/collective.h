@@ -5,7 +5,7 @@
 #include <string>
 
 #include "actors/session/node_memory.h"
-#include "python/native/session.h"
+#include "python/native/session/session.h"
 #include "runtime/transport/communicator.h"
 
 namespace shoal::python {

@@ -57,7 +57,7 @@ def _tensor(memory, dtype: str, shape: tuple[int, ...]):
     if not memoryview(memory).nbytes:
         return torch.empty(shape, dtype=getattr(torch, dtype))
     # A tensor cannot be read-only, so its memory must not be shared. The session's view is read-only, but the memory behind it is
-    # private: the session copies it for pickles that name this function (python/native/refs.cc).
+    # private: the session copies it for pickles that name this function (python/native/session/refs.cc).
     view = memoryview(memory)
     if view.readonly:
         view = memoryview(view.obj)

@@ -9,7 +9,7 @@
 
 #include "actors/session/actor_host.h"
 #include "python/native/bindings.h"
-#include "python/native/session.h"
+#include "python/native/session/session.h"
 
 namespace shoal::python {
 

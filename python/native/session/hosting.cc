@@ -1,11 +1,11 @@
-#include "python/native/hosting.h"
+#include "python/native/session/hosting.h"
 
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 
-#include "python/native/refs.h"
+#include "python/native/session/refs.h"
 
 namespace shoal::python {
 

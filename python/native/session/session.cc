@@ -1,13 +1,13 @@
-#include "python/native/session.h"
+#include "python/native/session/session.h"
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
 #include "actors/session/folder.h"
-#include "python/native/hosting.h"
+#include "python/native/session/hosting.h"
 #include "python/native/metrics.h"
-#include "python/native/refs.h"
+#include "python/native/session/refs.h"
 #include "runtime/process/memory_limit.h"
 
 namespace shoal::python {

@@ -1,4 +1,4 @@
-#include "python/native/refs.h"
+#include "python/native/session/refs.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "python/native/hosting.h"
+#include "python/native/session/hosting.h"
 #include "runtime/core/check.h"
 
 namespace shoal::python {

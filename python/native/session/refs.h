@@ -8,7 +8,7 @@
 
 #include "actors/session/session.h"
 #include "python/native/bindings.h"
-#include "python/native/session.h"
+#include "python/native/session/session.h"
 #include "runtime/core/fd.h"
 
 namespace shoal::python {
