@@ -163,7 +163,7 @@ class Wanting:
 
     def take_wants(self, _):
         wants, self.wants = self.wants, {}
-        return 0, False, 0, False, wants.get("ended", []), wants.get("condemned", []), wants.get("raised", [])
+        return SimpleNamespace(**{"workers": 0, "empty": False, "ended": [], "condemned": [], "raised": [], **wants})
 
     def judged(self, task, again):
         self.answers.append((task, again))
@@ -171,8 +171,11 @@ class Wanting:
 
 def test_a_hand_over_loses_nothing_that_a_pool_wanted_meanwhile(pools):
     pool = object.__new__(_Pool)
-    raised = SimpleNamespace(value=lambda: (True, b"", []))
-    pool.native = Wanting(condemned=["forced"], ended=["unmade"], raised=[(7, 1, raised), (8, 2, raised)])
+
+    def judgement(task, function):
+        return SimpleNamespace(id=task, function=function, raised=None)
+
+    pool.native = Wanting(condemned=["forced"], ended=["unmade"], raised=[judgement(7, 1), judgement(8, 2)])
     pool.judges = {1: Retries.of(3, True), 2: Retries.of(3, False)}
     pool.workers = {who: SimpleNamespace(_ref=SimpleNamespace(ready=False)) for who in ("unmade", "busy")}
     pools._pools["one"] = pool

@@ -20,17 +20,16 @@ def test_an_attempt_that_ends_before_its_caller_continues_is_judged(monkeypatch)
             thread.start()
             judging.append(thread)
             thread.join(0.2)  # the judging thread may block
-            return "the attempt"
+            return attempt
 
         def settle(self, _, attempt):
             settled.append(attempt)
 
-    judge = []
+    judge, attempt = [], SimpleNamespace(raised=False)
     awaited = SimpleNamespace(number=lambda callback: judge.append(callback), forget=lambda _: None, readiness=None)
     monkeypatch.setattr(retry, "callbacks", lambda: awaited)
     monkeypatch.setattr(retry, "when_ready", lambda *_: None)
-    monkeypatch.setattr(retry, "raised", lambda attempt: attempt != "the attempt")
     call = MethodAttempts(None, SimpleNamespace(id="a"), "m", None, [], Retries.of(3, True), attempts=Attempts())
     call.start()
     judging[0].join(60)
-    assert settled == ["the attempt"]
+    assert settled == [attempt]

@@ -28,7 +28,10 @@ void bind_session(nb::module_& m);
 void bind_metrics(nb::module_& m);
 void bind_channel(nb::module_& m);
 void bind_collective(nb::module_& m);
-void bind_fsdp(nb::module_& m);
+void bind_step_graph(nb::module_& m);
+void bind_step_runner(nb::module_& m);
+void bind_model(nb::module_& m);
+void bind_shard_actor(nb::module_& m);
 void bind_optim(nb::module_& m);
 
 // Raises the exception that shoal.exceptions makes of `error`. An interrupted wait raises the signal handler's exception.

@@ -41,7 +41,10 @@ NB_MODULE(_native, m) {
   bind_metrics(m);
   bind_channel(m);
   bind_collective(m);
-  bind_fsdp(m);
+  bind_step_graph(m);
+  bind_step_runner(m);
+  bind_model(m);
+  bind_shard_actor(m);
   bind_optim(m);
 }
 

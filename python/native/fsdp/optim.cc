@@ -26,52 +26,64 @@ DTypes dtypes_of(const std::vector<std::string>& names) {
 
 std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
-// (numel, address of array 0, of array 1, ...) from item `first` on; address 0: no array.
-fsdp::Shard shard_of(const nb::tuple& t, std::size_t first) {
-  const std::size_t size = nb::len(t);
-  if (size < first + 1 || size - first - 1 > fsdp::kMaxArrays) throw nb::value_error("an update has at most six arrays");
+// The arrays of one parameter's update, by address. Python keeps it from step to step.
+struct UpdateRow {
   fsdp::Shard shard;
-  shard.numel = nb::cast<std::size_t>(t[first]);
-  for (std::size_t i = first + 1; i < size; ++i) shard.at[i - first - 1] = at(nb::cast<std::uintptr_t>(t[i]));
-  return shard;
+  float* step = nullptr;  // Adam's
+};
+
+constexpr std::size_t kGradient = 1, kStates = 2;  // positions in Shard::at
+
+void make_row(UpdateRow* out, std::size_t numel, std::uintptr_t parameter, const std::vector<std::uintptr_t>& states, std::uintptr_t copy) {
+  if (states.size() > fsdp::kCopy - kStates) throw nb::value_error("an update has at most three states");
+  UpdateRow row;
+  row.shard.numel = numel;
+  row.shard.at[0] = at(parameter);
+  for (std::size_t i = 0; i < states.size(); ++i) row.shard.at[kStates + i] = at(states[i]);
+  row.shard.at[fsdp::kCopy] = at(copy);
+  new (out) UpdateRow(row);
+}
+
+void adam(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double beta1, double beta2, double eps,
+          double weight_decay, bool decoupled, bool maximize, double grad_scale, int num_threads) {
+  const auto types = dtypes_of(dtypes);
+  std::map<std::int64_t, std::vector<fsdp::Shard>> by_step;  // by step count: parameters added later have lower ones
+  for (const auto& row : rows) {
+    if (row.step == nullptr) throw nb::value_error("a row of Adam has a step");
+    by_step[static_cast<std::int64_t>(*row.step += 1)].push_back(row.shard);
+  }
+  const nb::gil_scoped_release release;
+  const fsdp::Adam options{lr, beta1, beta2, eps, weight_decay, decoupled, maximize, grad_scale};
+  for (const auto& [step, work] : by_step) fsdp::adam(options, step, types, work, num_threads);
+}
+
+void sgd(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double momentum, double dampening,
+         double weight_decay, bool nesterov, bool maximize, bool first, double grad_scale, int num_threads) {
+  const auto types = dtypes_of(dtypes);
+  std::vector<fsdp::Shard> work;
+  for (const auto& row : rows) work.push_back(row.shard);
+  const nb::gil_scoped_release release;
+  fsdp::sgd({lr, momentum, dampening, weight_decay, nesterov, maximize, first, grad_scale}, types, work, num_threads);
 }
 
 }  // namespace
 
 void bind_optim(nb::module_& m) {
-  m.def(
-      "adam",
-      [](const std::vector<std::string>& dtypes, const nb::list& shards, double lr, double beta1, double beta2, double eps,
-         double weight_decay, bool decoupled, bool maximize, double grad_scale, int num_threads) {
-        const auto types = dtypes_of(dtypes);
-        std::map<std::int64_t, std::vector<fsdp::Shard>> by_step;  // by step count: parameters added later have lower ones
-        for (const auto item : shards) {
-          const auto t = nb::borrow<nb::tuple>(item);
-          const auto shard = shard_of(t, 1);
-          auto& step = *reinterpret_cast<float*>(nb::cast<std::uintptr_t>(t[0]));
-          by_step[static_cast<std::int64_t>(step += 1)].push_back(shard);
-        }
-        const nb::gil_scoped_release release;
-        const fsdp::Adam options{lr, beta1, beta2, eps, weight_decay, decoupled, maximize, grad_scale};
-        for (const auto& [step, work] : by_step) fsdp::adam(options, step, types, work, num_threads);
-      },
-      nb::arg("dtypes"), nb::arg("shards"), nb::kw_only(), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"),
-      nb::arg("weight_decay"), nb::arg("decoupled"), nb::arg("maximize"), nb::arg("grad_scale"), nb::arg("num_threads"),
-      "Adam on [(address of the fp32 step, which is counted up, numel, address of p, g, m, v, max v or 0, copy or 0), ...] of these "
-      "dtypes.");
-  m.def(
-      "sgd",
-      [](const std::vector<std::string>& dtypes, const nb::list& shards, double lr, double momentum, double dampening, double weight_decay,
-         bool nesterov, bool maximize, bool first, double grad_scale, int num_threads) {
-        const auto types = dtypes_of(dtypes);
-        std::vector<fsdp::Shard> work;
-        for (const auto item : shards) work.push_back(shard_of(nb::borrow<nb::tuple>(item), 0));
-        const nb::gil_scoped_release release;
-        fsdp::sgd({lr, momentum, dampening, weight_decay, nesterov, maximize, first, grad_scale}, types, work, num_threads);
-      },
-      nb::arg("dtypes"), nb::arg("shards"), nb::kw_only(), nb::arg("lr"), nb::arg("momentum"), nb::arg("dampening"),
-      nb::arg("weight_decay"), nb::arg("nesterov"), nb::arg("maximize"), nb::arg("first"), nb::arg("grad_scale"), nb::arg("num_threads"),
-      "SGD on [(numel, address of p, g, momentum buffer or 0, 0, 0, copy or 0), ...] of these dtypes.");
+  nb::class_<UpdateRow>(m, "UpdateRow", "The arrays of one parameter's update, by address; 0: no such array.")
+      .def("__init__", &make_row, nb::kw_only(), nb::arg("numel"), nb::arg("parameter"), nb::arg("states"), nb::arg("copy"),
+           "`parameter`: the values to update, or their master copy. `copy`: receives the updated values in its own dtype.")
+      .def_prop_rw(
+          "gradient", [](const UpdateRow& r) { return reinterpret_cast<std::uintptr_t>(r.shard.at[kGradient]); },
+          [](UpdateRow& r, std::uintptr_t address) { r.shard.at[kGradient] = at(address); })
+      .def_prop_rw(
+          "step", [](const UpdateRow& r) { return reinterpret_cast<std::uintptr_t>(r.step); },
+          [](UpdateRow& r, std::uintptr_t address) { r.step = reinterpret_cast<float*>(address); }, "Adam's count of steps, in fp32.");
+  m.def("adam", &adam, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"),
+        nb::arg("weight_decay"), nb::arg("decoupled"), nb::arg("maximize"), nb::arg("grad_scale"), nb::arg("num_threads"),
+        "Adam on rows of these dtypes (parameter, gradient, m, v, max v, copy); counts their steps up.");
+  m.def("sgd", &sgd, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("momentum"), nb::arg("dampening"),
+        nb::arg("weight_decay"), nb::arg("nesterov"), nb::arg("maximize"), nb::arg("first"), nb::arg("grad_scale"), nb::arg("num_threads"),
+        "SGD on rows of these dtypes (parameter, gradient, momentum buffer, two absent ones, copy).");
   m.def(
       "power_sum",
       [](const std::string& dtype, std::uintptr_t address, std::size_t numel, double order, int num_threads) {
@@ -80,7 +92,7 @@ void bind_optim(nb::module_& m) {
         return fsdp::power_sum(type, at(address), numel, order, num_threads);
       },
       nb::arg("dtype"), nb::arg("address"), nb::arg("numel"), nb::arg("order"), nb::arg("num_threads"),
-      "What these elements add to a norm of this order.");
+      "The sum of these elements' powers, for a norm of this order.");
   m.def(
       "private_memory",
       [](std::size_t bytes, bool touched) {

@@ -63,6 +63,4 @@ inline actors::CallKey key_of(const PyIncoming* incoming) { return incoming ? in
 
 std::chrono::steady_clock::time_point deadline_in(std::optional<double> seconds);
 
-void bind_hosting(nb::module_& m, nb::class_<PySession>& session);
-
 }  // namespace shoal::python

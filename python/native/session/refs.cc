@@ -125,10 +125,9 @@ nb::tuple Ref::value() const {
   if (!result) raise(result.error());
   if (result->num_pieces() == 1 && !result->shared()) {
     const auto head = result->head();
-    return nb::make_tuple(result->raised(), nb::bytes(reinterpret_cast<const char*>(head.data()), head.size()), nb::tuple());
+    return nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(head.data()), head.size()), nb::tuple());
   }
-  const nb::tuple parts = to_python(*result);
-  return nb::make_tuple(result->raised(), parts[0], parts[1]);
+  return to_python(*result);
 }
 
 void Ref::follow(const std::shared_ptr<Tally>& tally) const {
@@ -248,212 +247,90 @@ std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
   return out;
 }
 
-}  // namespace
+// (True if all are ready, index of the first that has failed or -1)
+std::pair<bool, std::ptrdiff_t> settled(const std::vector<Ref*>& refs) {
+  bool all = true;
+  std::ptrdiff_t failed = -1, at = 0;
+  for (const Ref* ref : refs) {
+    const bool ready = ref->ready();
+    all &= ready;
+    if (ready && failed < 0 && ref->failed()) failed = at;
+    ++at;
+  }
+  return std::pair(all, failed);
+}
 
-void bind_refs(nb::module_& m) {
-  m.def(
-      "settled",
-      [](const std::vector<Ref*>& refs) {
-        bool all = true;
-        std::ptrdiff_t failed = -1, at = 0;
-        for (const Ref* ref : refs) {
-          const bool ready = ref->ready();
-          all &= ready;
-          if (ready && failed < 0 && ref->failed()) failed = at;
-          ++at;
-        }
-        return std::pair(all, failed);
-      },
-      nb::arg("refs"), "(whether all are ready, the first that has failed or -1).");
-  nb::class_<Ref>(m, "Ref", "A value that is there or under way.")
+Ref start(const Attempts& a, PySession& s, const std::string& actor, const std::string& method, const Ref& args,
+          const std::vector<Ref*>& deps, bool judge_raised, const Readiness& readiness, std::uint64_t number, const PyIncoming* parent) {
+  const auto use = s.use();
+  Session& session = *use;
+  Call call;
+  call.parent = key_of(parent);
+  call.actor = id_of<ActorId>(actor);
+  call.method = method;
+  call.args = unwrap(Result<Value>(args.future().peek()));
+  stand_alone(session, deps);
+  auto futures = futures_of(session, deps);
+  const nb::gil_scoped_release release;
+  return a.start(session, std::move(call), std::move(futures), judge_raised, readiness, number);
+}
+
+void bind_ref(nb::module_& m) {
+  m.def("settled", &settled, nb::arg("refs"), "(True if all are ready, index of the first that has failed or -1).");
+  nb::class_<Ref>(m, "Ref", "A value that exists or will exist.")
       .def_prop_ro("ready", &Ref::ready)
-      .def_prop_ro("failed", &Ref::failed, "Of one that is ready: whether the method raised or could not be called.")
-      .def("known_as", &Ref::known_as, nb::arg("fresh"), "The second half of its id: this one, unless it has been looked at before.")
-      .def("value", &Ref::value, "(raised, head, buffers) of one that is ready.")
+      .def_prop_ro("failed", &Ref::failed, "For a ready one: True if the method raised or could not be called.")
+      .def("known_as", &Ref::known_as, nb::arg("fresh"), "The second half of its id: `fresh`, or the name that its value has already.")
+      .def_prop_ro("raised", &Ref::raised, "For a ready one: True if the method raised; its value is the exception.")
+      .def("value", &Ref::value, "(head, buffers) of a ready one. Raises when the result is an Error.")
       .def_prop_ro(
           "task", [](const Ref& ref) { return ref.task() == 0 ? std::string() : hex(actors::task_number(ref.task(), 0)); },
-          "The number of the call of this process that it is of, as 16 digits; \"\" of none.")
+          "Number of the call of this process that made it, as 16 digits; \"\" if none did.")
       .def("follows", &Ref::follows, nb::arg("other"), "It is of the same call.")
       .def(
           "split",
-          [](const Ref& ref, PySession& s, std::size_t count) {
-            const auto use = s.use();
-            Session& session = *use;
-            const nb::gil_scoped_release release;
-            return split(session, ref, count);
+          [](const Ref& ref, const PySession& s, std::size_t count) {
+            return in_session(s, [&](Session& session) { return split(session, ref, count); });
           },
-          nb::arg("session"), nb::arg("count"), "The refs of a call's `count` results.");
+          nb::arg("session"), nb::arg("count"), "The references to a call's `count` results.");
+}
 
-  nb::class_<Readiness>(m, "Readiness", "Tells which refs have become ready, through a descriptor.")
+void bind_readiness(nb::module_& m) {
+  nb::class_<Readiness>(m, "Readiness", "Reports through a descriptor which references have become ready.")
       .def(nb::init<>())
-      .def_prop_ro("fd", &Readiness::fd, "Can be read from (by poll; not with read) once there are some.")
+      .def_prop_ro("fd", &Readiness::fd, "Readable (for poll; not to be read) once there are some.")
       .def(
           "add",
-          [](const Readiness& r, PySession& s, const Ref& ref, std::uint64_t number) {
-            const auto use = s.use();
-            Session& session = *use;
-            const nb::gil_scoped_release release;
-            r.add(session, ref.future(), number);
+          [](const Readiness& r, const PySession& s, const Ref& ref, std::uint64_t number) {
+            in_session(s, [&](Session& session) { r.add(session, ref.future(), number); });
           },
           nb::arg("session"), nb::arg("ref"), nb::arg("number"))
-      .def("take", &Readiness::take, "Numbers of those that have become ready since.");
+      .def("take", &Readiness::take, "Numbers of the references that have become ready since the last call.");
+}
 
-  nb::class_<Attempts>(m, "Attempts", "The result of a call that may be made more than once.")
+void bind_attempts(nb::module_& m) {
+  nb::class_<Attempts>(m, "Attempts", "The result of a call that may be repeated.")
       .def(nb::init<>())
       .def_prop_ro("ref", &Attempts::ref)
-      .def(
-          "start",
-          [](const Attempts& a, PySession& s, const std::string& actor, const std::string& method, const Ref& args,
-             const std::vector<Ref*>& deps, bool judge_raised, const Readiness& readiness, std::uint64_t number, const PyIncoming* parent) {
-            const auto use = s.use();
-            Session& session = *use;
-            Call call;
-            call.parent = key_of(parent);
-            call.actor = ActorId{parse_hex(actor).value_or(0)};
-            call.method = method;
-            call.args = unwrap(Result<Value>(args.future().peek()));
-            stand_alone(session, deps);
-            auto futures = futures_of(session, deps);
-            const nb::gil_scoped_release release;
-            return a.start(session, std::move(call), std::move(futures), judge_raised, readiness, number);
-          },
-          nb::arg("session"), nb::arg("actor"), nb::arg("method"), nb::arg("args"), nb::arg("deps"), nb::arg("judge_raised"),
-          nb::arg("readiness"), nb::arg("number"), nb::arg("parent") = nb::none(),
-          "One call with arguments that were put. Its result is the result, unless the process died or (judge_raised) it raised: then "
-          "`number` becomes ready, and start or settle is to be called.")
+      .def("start", &start, nb::arg("session"), nb::arg("actor"), nb::arg("method"), nb::arg("args"), nb::arg("deps"),
+           nb::arg("judge_raised"), nb::arg("readiness"), nb::arg("number"), nb::arg("parent") = nb::none(),
+           "One call, with arguments that were put. Its result is final unless the process died, or (judge_raised) the method raised: then "
+           "`number` becomes ready, and the caller calls start or settle.")
       .def(
           "settle",
-          [](const Attempts& a, PySession& s, const Ref& attempt) {
-            const auto use = s.use();
-            Session& session = *use;
-            const nb::gil_scoped_release release;
-            session.own([&] { a.settle(attempt.future()); });
+          [](const Attempts& a, const PySession& s, const Ref& attempt) {
+            in_session(s, [&](Session& session) { session.own([&] { a.settle(attempt.future()); }); });
           },
-          nb::arg("session"), nb::arg("attempt"), "The result is this attempt's.");
+          nb::arg("session"), nb::arg("attempt"), "Makes this attempt's result the final one.");
+}
 
-  nb::class_<PyTaskPool>(m, "TaskPool", "Remote functions of one kind of worker: what waits, who runs it, what is run again.")
-      .def(
-          "__init__",
-          [](PyTaskPool* out, PySession& s, const Readiness& readiness, std::uint64_t number, bool spread, bool lends) {
-            const auto use = s.use();
-            Session& session = *use;
-            const nb::gil_scoped_release release;
-            new (out) PyTaskPool{&s, session.make_task_pool([readiness, number] { readiness.note(number); }, spread, lends)};
-          },
-          nb::arg("session"), nb::arg("readiness"), nb::arg("number"), nb::arg("spread"), nb::arg("lends"), nb::keep_alive<1, 2>(),
-          "`number` becomes ready when take_wants has something to say. `spread`: nodes have their turns. `lends`: its workers hold CPUs, "
-          "which are for others while they have nothing to do.")
-      .def(
-          "submit",
-          [](const PyTaskPool& p, const std::string& name, std::uint64_t function, const nb::bytes& head,
-             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps, std::int32_t retries, bool judge_raised,
-             std::uint32_t max_calls, const PyIncoming* parent, const std::vector<Ref*>& refs) {
-            const auto use = p.session->use();
-            Session& session = *use;
-            actors::TaskPool::Task task;
-            task.name = name;
-            task.function = function;
-            task.args = unwrap(make_value(session, head, buffers, refs));
-            stand_alone(session, deps);
-            task.deps = futures_of(session, deps);
-            task.retries = retries;
-            task.judge_raised = judge_raised;
-            task.max_calls = max_calls;
-            task.parent = key_of(parent);
-            const nb::gil_scoped_release release;
-            std::uint64_t number = 0;
-            auto result = session.own([&] {
-              number = p.pool->next_number();
-              return p.pool->submit(std::move(task));
-            });
-            return Ref(std::move(result)).of_task(number);
-          },
-          nb::arg("name"), nb::arg("function"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"), nb::arg("retries"),
-          nb::arg("judge_raised"), nb::arg("max_calls"), nb::arg("parent") = nb::none(), nb::arg("refs") = nb::list(),
-          "The result of a call of the `function` of that number; its code is deps[0].")
-      .def(
-          "add",
-          [](const PyTaskPool& p, const std::string& actor, const Ref& made, const std::string& node) {
-            const auto use = p.session->use();
-            Session& session = *use;
-            const NodeId there{parse_hex(node).value_or(0)};
-            const nb::gil_scoped_release release;
-            session.own([&] { p.pool->add(ActorId{parse_hex(actor).value_or(0)}, made.future(), there); });
-          },
-          nb::arg("actor"), nb::arg("made"), nb::arg("node") = "", "`node`: where it is to be, of a pool that spreads.")
-      .def(
-          "next_nodes",
-          [](const PyTaskPool& p, const std::vector<std::string>& roomy) {
-            const auto use = p.session->use();
-            Session& session = *use;
-            std::vector<NodeId> nodes;
-            for (const std::string& n : roomy) nodes.push_back(NodeId{parse_hex(n).value_or(0)});
-            nodes = [&] {
-              const nb::gil_scoped_release release;
-              return session.own([&] { return p.pool->next_nodes(std::move(nodes)); });
-            }();
-            std::vector<std::string> out;
-            for (const NodeId n : nodes) out.push_back(to_string(n));
-            return out;
-          },
-          nb::arg("roomy"), "Of a pool that spreads: those of these nodes that are to get a worker now.")
-      .def(
-          "first_waiting",
-          [](const PyTaskPool& p) {
-            const auto use = p.session->use();
-            Session& session = *use;
-            const nb::gil_scoped_release release;
-            return session.own([&] { return p.pool->first_waiting(); });
-          },
-          "The name of the function that waits for a worker first; \"\" when none does.")
-      .def(
-          "give_back",
-          [](const PyTaskPool& p, double lease_s) {
-            const auto use = p.session->use();
-            Session& session = *use;
-            const auto lease = std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(lease_s));
-            const nb::gil_scoped_release release;
-            session.own([&] { p.pool->give_back(lease); });
-          },
-          nb::arg("lease_s"), "Others wait for what its workers hold: the idle ones end, or the oldest after what it runs.")
-      .def(
-          "take_wants",
-          [](const PyTaskPool& p, double idle_s) {
-            const auto use = p.session->use();
-            Session& session = *use;
-            const auto idle = std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(idle_s));
-            const auto wants = [&] {
-              const nb::gil_scoped_release release;
-              return session.own([&] { return p.pool->take_wants(idle); });
-            }();
-            nb::list ended, condemned, raised;
-            for (const ActorId id : wants.ended) ended.append(to_string(id));
-            for (const ActorId id : wants.condemned) condemned.append(to_string(id));
-            for (const auto& r : wants.raised) raised.append(nb::make_tuple(r.id, r.function, Ref(r.raised)));
-            return nb::make_tuple(wants.workers, wants.starting, wants.alone, wants.empty, ended, condemned, raised);
-          },
-          nb::arg("idle_s"),
-          "(how many more workers, whether some are not made yet, whether there is none that has its CPUs, whether there is none, ids of "
-          "those "
-          "that are to end, and of those to be killed at once, [(id, function, ref) of what raised and is to be judged]).")
-      .def(
-          "judged",
-          [](const PyTaskPool& p, std::uint64_t id, bool again) {
-            const auto use = p.session->use();
-            Session& session = *use;
-            const nb::gil_scoped_release release;
-            session.own([&] { p.pool->judged(id, again); });
-          },
-          nb::arg("id"), nb::arg("again"))
-      .def(
-          "fail_waiting",
-          [](const PyTaskPool& p, const std::string& message, const std::string& reason, const std::string& hint) {
-            const auto use = p.session->use();
-            Session& session = *use;
-            const nb::gil_scoped_release release;
-            session.own([&] { p.pool->fail_waiting(resource_exhausted(message).with_reason(reason).with_hint(hint)); });
-          },
-          nb::arg("message"), nb::arg("reason"), nb::arg("hint"), "No worker can be had.");
+}  // namespace
+
+void bind_refs(nb::module_& m) {
+  bind_ref(m);
+  bind_readiness(m);
+  bind_attempts(m);
+  bind_task_pool(m);
 }
 
 }  // namespace shoal::python

@@ -76,7 +76,8 @@ class Ref {
   bool failed() const { return !future_.peek() || future_.peek()->raised(); }
   // The name of its value in reports about this process: `fresh` if it has none yet. Any thread.
   std::string known_as(const std::string& fresh) const;
-  // (raised, head, buffers); raises when the result is an Error.
+  bool raised() const { return future_.peek() && future_.peek()->raised(); }
+  // (head, buffers); raises when the result is an Error.
   nb::tuple value() const;
 
  private:
@@ -135,10 +136,6 @@ class Attempts {
   std::shared_ptr<Ref::Source> source_ = std::make_shared<Ref::Source>();
 };
 
-// A pool of remote functions (actors/session/task_pool.h). The session outlives it. `number` is noted when take_wants has a result.
-struct PyTaskPool {
-  PySession* session = nullptr;
-  std::shared_ptr<actors::TaskPool> pool;
-};
+void bind_task_pool(nb::module_& m);
 
 }  // namespace shoal::python

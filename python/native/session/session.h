@@ -16,6 +16,7 @@
 #include "actors/session/actor_host.h"
 #include "actors/session/session.h"
 #include "python/native/bindings.h"
+#include "runtime/core/id.h"
 
 namespace shoal::python {
 
@@ -99,5 +100,32 @@ class PySession {
 
   const std::shared_ptr<Users> users_;
 };
+
+// Calls fn(session) without the GIL. The session stays open until it returns.
+template <class F>
+auto in_session(const PySession& s, F&& fn) {
+  const auto use = s.use();
+  const nb::gil_scoped_release release;
+  return fn(*use);
+}
+
+// Ids are 16 hex digits in Python. Other text becomes 0, the id of nothing.
+template <class Id>
+Id id_of(std::string_view hex) {
+  return Id{parse_hex(hex).value_or(0)};
+}
+
+inline runtime::Duration duration_of(double seconds) {
+  return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(seconds));
+}
+
+// The methods of Session, by room.
+using SessionClass = nb::class_<PySession>;
+void bind_placement(SessionClass& session);                // actors, gangs and placement groups
+void bind_cluster(nb::module_& m, SessionClass& session);  // the cluster's rows, resources, packages and logs
+void bind_calls(SessionClass& session);                    // calls on actors, cancellation, the ends of actors
+void bind_objects(SessionClass& session);                  // values that other processes fetch, items of streams
+void bind_waits(nb::module_& m, SessionClass& session);    // waits for results, and for reports of workers
+void bind_hosting(nb::module_& m, SessionClass& session);  // a worker's side of calls
 
 }  // namespace shoal::python

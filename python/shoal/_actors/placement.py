@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal._core.process import session
 
@@ -21,10 +21,15 @@ def check_resource_name(name: str) -> None:
         raise ValueError("The resource should not include `bundle`, which is reserved: placement groups count their bundles by it")
 
 
-Match = tuple[str, list[str], bool]  # label, values (empty: any), negated
+class LabelMatch(NamedTuple):
+    """A condition on a node's label: it has one of ``values`` (empty: any value), or, if ``negated``, it has not."""
+
+    label: str
+    values: list[str]
+    negated: bool
 
 
-def label_matches(selector: dict[str, str]) -> list[Match]:
+def label_matches(selector: dict[str, str]) -> list[LabelMatch]:
     """Parses ``{"zone": "a", "disk": "!slow", "kind": "in(x, y)", "rack": "!in(r1)"}``, in Ray's syntax."""
     if not isinstance(selector, dict) or not all(isinstance(k, str) and k and isinstance(v, str) and v for k, v in selector.items()):
         raise ValueError(f"a label selector is a dict of str by str, not {selector!r}")
@@ -36,7 +41,7 @@ def label_matches(selector: dict[str, str]) -> list[Match]:
         values = [v.strip() for v in several[1].split(",")] if several else [text]
         if not all(values):
             raise ValueError(f"the label selector {label}={wanted!r} names no value")
-        out.append((label, values, negated))
+        out.append(LabelMatch(label, values, negated))
     return out
 
 
@@ -50,11 +55,11 @@ def check_fallback(strategy: Any) -> None:
         label_matches(one["label_selector"])
 
 
-def fits(labels: dict[str, str], wanted: list[Match]) -> bool:
-    return all((label in labels and (not values or labels[label] in values)) != negated for label, values, negated in wanted)
+def fits(labels: dict[str, str], wanted: list[LabelMatch]) -> bool:
+    return all((m.label in labels and (not m.values or labels[m.label] in m.values)) != m.negated for m in wanted)
 
 
-def _labels(options: dict[str, Any]) -> list[Match]:
+def _labels(options: dict[str, Any]) -> list[LabelMatch]:
     """Returns the first selector, of ``label_selector`` and ``fallback_strategy``, that a living node matches; else ``label_selector``."""
     wanted = label_matches(options.get("label_selector") or {})
     if not options.get("fallback_strategy"):
@@ -128,7 +133,7 @@ def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dic
             raise ValueError(f"a node's id is hexadecimal (shoal.nodes() lists them), not {strategy.node_id!r}")
         return {**out, "node": _node_id(str(strategy.node_id)), "soft": bool(strategy.soft)}, env
     if kind == "NodeLabelSchedulingStrategy":
-        hard, soft = ([(k, list(m.values), m.negated) for k, m in given.items()] for given in (strategy.hard, strategy.soft))
+        hard, soft = ([LabelMatch(k, list(m.values), m.negated) for k, m in given.items()] for given in (strategy.hard, strategy.soft))
         return {**out, "labels": [*out.get("labels", []), *hard], "prefers": soft}, env
     raise ValueError(f"scheduling_strategy is 'DEFAULT', 'SPREAD' or of shoal.util.scheduling_strategies, not {strategy!r}")
 

@@ -11,7 +11,7 @@ from shoal import _native
 from shoal._core.context import parent_call
 from shoal._objects.refs import ObjectRef, callbacks, load, when_ready
 
-__all__ = ["MethodAttempts", "Retries", "raised"]
+__all__ = ["MethodAttempts", "Retries"]
 
 
 @dataclass(slots=True)
@@ -46,14 +46,6 @@ class Retries:
         return False
 
 
-def raised(attempt: _native.Ref) -> bool:
-    """True if user code raised in a failed attempt; False if its process died."""
-    try:
-        return attempt.value()[0]
-    except Exception:
-        return False
-
-
 @dataclass(slots=True)
 class MethodAttempts:
     """A method call that is repeated while it raises. Later calls of the same caller do not wait for it."""
@@ -82,7 +74,7 @@ class MethodAttempts:
         with self.starting:
             attempt = self.attempt
         with contextlib.suppress(Exception):  # the session is closed: this failure is the result
-            if raised(attempt) and self.retries.worth_another(attempt) and self.retries.take():
+            if attempt.raised and self.retries.worth_another(attempt) and self.retries.take():
                 self.start()
                 return
         with contextlib.suppress(Exception):

@@ -78,8 +78,8 @@ def _rays_names(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def cluster_resources() -> dict[str, float]:
-    return _session().resources()[0]
+    return _session().resources().total
 
 
 def available_resources() -> dict[str, float]:
-    return _session().resources()[1]
+    return _session().resources().available

@@ -226,12 +226,12 @@ def _fetch(object_id: str, where: str, owner: str, task: str = "") -> ObjectRef:
 def load(ref: ObjectRef, where: str = "") -> Any:
     """Returns the value of a ready reference, or raises its error. ``where`` is added to the error's context."""
     try:
-        raised, head, buffers = ref._ref.value()
+        head, buffers = ref._ref.value()
     except ShoalError as error:  # raised by the engine: the value never arrived
         error.context = (*error.context, *([where] if where else []))
         raise
     value = serialize.loads(head, buffers)
-    if not raised:
+    if not ref._ref.raised:
         return value
     if isinstance(value, ShoalError):
         value.context = (*value.context, *([where] if where else []))

@@ -113,16 +113,16 @@ class _Pool:
         created = self.workers.pop(worker, None)
         return created is not None and created._ref.ready and not created._ref.failed
 
-    def take(self, owner: FunctionPool, idle_s: float) -> tuple[int, bool, bool]:
-        """Serves the pool's requests, except for new workers. Returns (number of wanted workers, True if some workers are not made yet,
-        True if no worker holds its CPUs)."""
+    def take(self, owner: FunctionPool, idle_s: float) -> _native.Wants:
+        """Serves the pool's requests, except for new workers, and returns them."""
         with owner.retiring:
-            workers, starting, alone, self.empty, ended, condemned, raised = self.native.take_wants(idle_s)
-            owner.condemn(condemned)
-            owner.end(self, ended)
-        for task, function, ref in raised:
-            self.native.judged(task, self.judges[function].worth_another(ref))
-        return workers, starting, alone
+            wants = self.native.take_wants(idle_s)
+            self.empty = wants.empty
+            owner.condemn(wants.condemned)
+            owner.end(self, wants.ended)
+        for task in wants.raised:
+            self.native.judged(task.id, self.judges[task.function].worth_another(task.raised))
+        return wants
 
     def attend(self, owner: FunctionPool) -> bool:
         """Serves the pool's requests. Returns True if some of them must wait for room."""
@@ -132,19 +132,19 @@ class _Pool:
         if self._called or waits:
             with contextlib.suppress(ShoalError):  # the existing workers run the tasks
                 self.spread_out(owner, waits)
-        workers, starting, alone = self.take(owner, owner.IDLE_S)
+        wants = self.take(owner, owner.IDLE_S)
         owner.see_off()
-        self.asleep = self.empty and not workers and not self.native.first_waiting()
-        if not workers:
+        self.asleep = self.empty and not wants.workers and not self.native.first_waiting()
+        if not wants.workers:
             return False
-        room = owner.room_for(self, workers, starting)
+        room = owner.room_for(self, wants.workers, wants.starting)
         try:
-            for _ in range(max(room, int(alone))):
+            for _ in range(max(room, int(wants.alone))):
                 self.grow(self.native.first_waiting())
         except Exception as error:
             reason, hint = (error.reason, error.hint) if isinstance(error, ShoalError) else ("", "")
             self.native.fail_waiting(f"no worker can be had: {error}", reason or "TaskUnschedulable", hint)
-        return room < workers
+        return room < wants.workers
 
 
 @dataclass(eq=False, slots=True)
@@ -319,9 +319,10 @@ class FunctionPool:
         return min([workers, *(int(n + 1e-9) for n in needs)])
 
     def _ask(self) -> dict[str, float]:
-        _, free, self.wanted_back = self.session.resources()
+        resources = self.session.resources()
+        self.wanted_back = resources.wanted_back
         self._ask_at = time.monotonic() + self.LEASE_S
-        return free
+        return resources.available
 
     def _run(self) -> None:
         poll = select.poll()

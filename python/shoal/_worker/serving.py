@@ -10,6 +10,7 @@ from collections.abc import Generator
 from itertools import islice
 from typing import Any
 
+from shoal import _native
 from shoal._actors.calls import NO_ARGUMENTS, Dep
 from shoal._core import serialize
 from shoal._core.context import CallInfo, method_of, running
@@ -98,7 +99,7 @@ def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInf
             raise TypeError(f"with num_returns={count} a tuple or list is returned, not {type(result).__name__}") from error
         if len(values) != count:
             raise ValueError(f"Task returned {len(values)} objects, but num_returns={count}.")
-        parts = [serialize.pack(v, what=serialize.RETURNED) for v in values]
+        parts = [_native.Part(*serialize.pack(v, what=serialize.RETURNED)) for v in values]
         unless_left()
         if call is not None:
             call.over = True

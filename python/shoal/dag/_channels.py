@@ -107,7 +107,7 @@ class Packed:
         if ref.failed:
             ended()
         try:
-            _, head, buffers = ref.value()
+            head, buffers = ref.value()
         except Exception as error:
             return error
         self._head, self._buffers, self._elsewhere = head, buffers, False

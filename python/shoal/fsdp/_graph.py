@@ -168,7 +168,17 @@ def of_model(model, memory: dict[str, int] | Memory | None = None) -> StepGraph:
     """Converts a native model that has a plan, or a native graph."""
     planned, measured = model.graph_planned(), model.graph_measured()
     nodes = [
-        Node(i, label, lane, tuple(after), planned[i] if planned else None, measured[i] if measured else None, op, tuple(units), micro)
-        for i, (label, lane, after, op, units, micro) in enumerate(model.graph_nodes())
+        Node(
+            id=i,
+            label=n.label,
+            lane=n.lane,
+            after=tuple(n.after),
+            planned=planned[i] if planned else None,
+            measured=measured[i] if measured else None,
+            op=n.op,
+            units=tuple(n.units),
+            micro=n.micro,
+        )
+        for i, n in enumerate(model.graph_nodes())
     ]
     return StepGraph(nodes, model.graph_table(), model.graph_perfetto(), Memory(**memory) if isinstance(memory, dict) else memory)

@@ -73,7 +73,7 @@ class GraphWorker:
     def send(self, graph: bytes, optimizer: tuple[float, float, float, float, float], offload_folder: str) -> None:
         """Receives the graph that later steps run."""
         self._runner = _native.StepRunner.make(self._model, graph, *optimizer, offload_folder)
-        self._grad = any(op == "backward" for _, _, _, op, _, _ in self._runner.graph_nodes())
+        self._grad = any(n.op == "backward" for n in self._runner.graph_nodes())
 
     def step(self) -> float:
         """Runs one step. Returns this rank's loss before the update."""

@@ -30,6 +30,7 @@ _AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.st
 _POISON = {4: 0x7FC0DEAD, 2: 0x7FDE, 8: 0x7FF80000DEADDEAD, 1: 0x7F}  # by element size, NaNs that no computation yields
 _META = torch.device("meta")
 _PLAIN = (torch.Tensor, nn.Parameter, Rows)
+_NO_GRADIENT = _native.Gradient()
 _INTEGER = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -135,9 +136,17 @@ class ShardedParameter:
 
     # ---- in the engine ----
 
-    def engine_spec(self) -> tuple:
-        dtypes = [engine_dtype(t) for t in (self.dtype, self.compute_dtype, self.reduce_dtype)]
-        return self.name, list(self.shape), dtypes[0], self.requires_grad, self.dim, dtypes[1], dtypes[2], self.external
+    def engine_spec(self) -> _native.ParameterSpec:
+        return _native.ParameterSpec(
+            name=self.name,
+            shape=list(self.shape),
+            dtype=engine_dtype(self.dtype),
+            requires_grad=self.requires_grad,
+            dim=self.dim,
+            compute_dtype=engine_dtype(self.compute_dtype),
+            reduce_dtype=engine_dtype(self.reduce_dtype),
+            external=self.external,
+        )
 
     def bind(self, unit: _native.ShardedUnit, index: int, values: torch.Tensor | None) -> None:
         """Copies this rank's slices into the arena and creates the views. ``values``: the whole parameter; None: take the values of
@@ -415,11 +424,8 @@ class ShardedParameter:
 
     # ---- gradients ----
 
-    def gradient_work(self, everywhere: bool, unused: bool, fresh: bool = False) -> tuple[int, int, int, bool, int, bool]:
-        """Prepares a reduction and returns its arguments for the engine.
-
-        These are (address of the whole gradient, its dtype, address of the own rows, accumulate, address of the partial sum, the partial
-        sum has values). An address is 0 if there is no such tensor.
+    def gradient_work(self, everywhere: bool, unused: bool, fresh: bool = False) -> _native.Gradient:
+        """Prepares a reduction and returns its addresses for the engine.
 
         The whole gradient stays alive until ``published``, the others until ``gradient_done``. No other reduction of this parameter may be
         pending, because this one may accumulate into its result. ``unused``: zeros stand for a missing gradient. ``fresh``: the result goes
@@ -429,7 +435,7 @@ class ShardedParameter:
         if not (self.requires_grad or self.has_gradient() or self._has_partial):  # gradients from before a freeze count
             self._buffer = None
             self._pending.append([None, None, everywhere])
-            return 0, 0, 0, False, 0, False
+            return _NO_GRADIENT
         grad = self.take_gradient()
         if grad is None and unused:
             grad = self.zero_gradient()
@@ -448,7 +454,7 @@ class ShardedParameter:
             self._partial = torch.zeros(self.own_shape, dtype=torch.promote_types(self.reduce_dtype, torch.float32), device="cpu")
         if self._partial is not None:
             partial = self._partial.data_ptr()
-        return 0 if grad is None else address_of(grad), number, own, accumulate, partial, self._has_partial
+        return _native.Gradient(0 if grad is None else address_of(grad), number, own, accumulate, partial, self._has_partial)
 
     def _can_add_to(self, local: torch.Tensor) -> bool:
         return type(local) is torch.Tensor and local.dtype == self.dtype and local.is_contiguous()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from shoal import _native
 from shoal._core.budget import bytes_of
 from shoal._objects.tensors import long_lived
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
@@ -98,8 +99,8 @@ def replan(root: Root) -> None:
             for backward, ahead in ((False, u.state.forward_prefetch), (True, u.state.backward_prefetch)):
                 indices = [a.index for s in ahead if s.root is root for a in s.units if a.place == place]
                 if indices:
-                    lists.append((u.index, backward, indices))
-        model.plan({"prefetch": root.prefetch, "lists": lists})
+                    lists.append(_native.PrefetchList(unit=u.index, backward=backward, ahead=indices))
+        model.plan(root.prefetch, lists)
 
 
 def memory_of(root: Root, activations: int | None = None, optimizer: torch.optim.Optimizer | None = None) -> Memory:

@@ -207,8 +207,9 @@ class Step:
         """
         self._indices(unsharded_bytes)
         by_unit = [unsharded_bytes.get(u, 0) for u in self.units]
-        depth, reshard, _ = self._native.fit(bytes_of(memory_budget), fixed_bytes, by_unit)
-        return self.passes(prefetch=depth, reshard_after_forward=dict(zip(self.units, reshard, strict=True)))
+        fitted = self._native.fit(bytes_of(memory_budget), fixed_bytes, by_unit)
+        reshard = dict(zip(self.units, fitted.reshard_after_forward, strict=True))
+        return self.passes(prefetch=fitted.prefetch, reshard_after_forward=reshard)
 
     def graph(self) -> StepGraph:
         """Returns the graph for printing and drawing, without times; ``Ranks.step_graphs`` has times."""

@@ -48,7 +48,7 @@ class Adam(Fused, torch.optim.Adam):
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
-        batches: dict[tuple, list] = {}  # rows by dtypes
+        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by dtypes
         for p in self._with_gradients(group):
             state = self.state[p]
             for key in keys:
@@ -62,7 +62,9 @@ class Adam(Fused, torch.optim.Adam):
                 step += 1
             else:
                 shards.append((p, shard))
-                batches.setdefault(shard.dtypes(), []).append((step.data_ptr(), *shard.row()))
+                row = shard.row()
+                row.step = step.data_ptr()
+                batches.setdefault(shard.dtypes(), []).append(row)
         beta1, beta2 = group["betas"]
         for dtypes, rows in batches.items():
             _native.adam(

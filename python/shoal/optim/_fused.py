@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from shoal import _native
 from shoal._objects.tensors import dtensor, in_memory, is_wrapper, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.optim._local import DTYPES, local
@@ -223,7 +224,7 @@ def _without_dynamo(method: Any) -> Any:
 class _Shard:
     """This rank's tensors of one parameter's update, cached from step to step while they stay the same."""
 
-    __slots__ = ("_addresses", "_dtypes", "_views", "copy", "gradient", "gradient_from", "numel", "states", "updated", "values")
+    __slots__ = ("_addresses", "_dtypes", "_row", "_views", "copy", "gradient", "gradient_from", "states", "updated", "values")
 
     def __init__(
         self,
@@ -233,11 +234,15 @@ class _Shard:
         views: list[torch.Tensor],  # the same states in the optimizer's state, perhaps DTensors
         copy: torch.Tensor | None,  # `values`, if there is a master copy
     ):
-        self.numel, self.values, self.updated, self.states, self.copy = values.numel(), values, updated, states, copy
+        self.values, self.updated, self.states, self.copy = values, updated, states, copy
         self.gradient: torch.Tensor | None = None
         self.gradient_from: torch.Tensor | None = None  # the original, if its strides differ from the parameter's
         self._views = views
         self._addresses = [t.data_ptr() for t in self._kept()]
+        address, updated_address, *state_addresses = self._addresses
+        self._row = _native.UpdateRow(
+            numel=values.numel(), parameter=updated_address, states=state_addresses, copy=0 if copy is None else address
+        )
         self._dtypes: dict[torch.dtype, tuple[str, ...]] = {}
 
     def _kept(self) -> list[torch.Tensor]:
@@ -263,12 +268,10 @@ class _Shard:
             self._dtypes[self.gradient.dtype] = known
         return known
 
-    def row(self) -> tuple[int, ...]:
-        values, updated, *states = self._addresses
-        return (self.numel, updated, self.gradient.data_ptr(), *states, *_NONE[len(states) :], 0 if self.copy is None else values)
-
-
-_NONE = (0, 0, 0)
+    def row(self) -> _native.UpdateRow:
+        """The kernel's arguments; the same object in every step."""
+        self._row.gradient = self.gradient.data_ptr()
+        return self._row
 
 
 def gradient_of(p: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class SGD(Fused, torch.optim.SGD):
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
-        batches: dict[tuple, list] = {}  # rows by (first step of the momentum, dtypes)
+        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by (first step of the momentum, dtypes)
         for p in self._with_gradients(group):
             state = self.state[p] if keys else self.state.get(p, {})
             first = bool(keys) and state.get("momentum_buffer") is None

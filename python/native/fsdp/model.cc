@@ -1,0 +1,156 @@
+// A sharded model on one rank: the calls of a training step.
+#include "python/native/fsdp/fsdp.h"
+
+namespace shoal::python {
+
+using fsdp::ShardedModel;
+using fsdp::ShardedUnit;
+using Gradient = fsdp::Reducer::Gradient;
+
+namespace {
+
+std::size_t gradient_bytes(const ShardedUnit& u) {
+  std::size_t out = 0;
+  for (const auto& p : u.layout().placed()) {
+    for (int rank = 0; p.parameter.requires_grad && rank < u.grid().world_size; ++rank)
+      out += fsdp::Layout::owned_bytes(p, u.grid().shards(), u.grid().shard_of(rank));
+  }
+  return out;
+}
+
+std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+// An address is 0 if there is no such memory.
+void make_gradient(Gradient* out, std::uintptr_t whole, int dtype, std::uintptr_t own, bool accumulate, std::uintptr_t partial,
+                   bool has_partial) {
+  if (dtype < 0 || dtype >= fsdp::kNumDTypes) throw nb::value_error("not a dtype's number");
+  new (out) Gradient{at(whole), at(own), accumulate, static_cast<fsdp::DType>(dtype), at(partial), has_partial};
+}
+
+void backward_end(ShardedModel& s, std::size_t unit, const std::vector<Gradient>& gradients, double scale, bool everywhere, bool reshard,
+                  double weight) {
+  without_gil([&] { return s.backward_end(unit, gradients, {scale, everywhere, weight}, reshard); });
+}
+
+std::vector<std::pair<std::uint32_t, std::vector<bool>>> take_reduced(ShardedModel& s) {
+  std::vector<std::pair<std::uint32_t, std::vector<bool>>> out;
+  for (auto& r : s.take_reduced()) out.emplace_back(r.unit, std::move(r.present));
+  return out;
+}
+
+std::pair<std::string, std::size_t> asked(ShardedModel& s) {
+  using What = ShardedModel::Asked::What;
+  const auto a = without_gil([&] { return s.asked(); });
+  return {a.what == What::kPublish ? "publish" : a.what == What::kWindow ? "window" : "", a.unit};
+}
+
+nb::dict memory_of(const ShardedModel& s) {
+  auto out = memory_dict(s.memory());
+  std::size_t gradients = 0;
+  for (const auto& u : s.units()) gradients += gradient_bytes(*u);
+  out["gradients"] = gradients;
+  out["optimizer"] = 0;
+  return out;
+}
+
+void plan(ShardedModel& s, int prefetch, std::vector<fsdp::PrefetchList> lists) {
+  fsdp::PlanOptions options;
+  options.prefetch = {prefetch, std::move(lists)};
+  s.plan(std::move(options));
+}
+
+using ModelClass = nb::class_<ShardedModel>;
+
+void bind_passes(ModelClass& model) {
+  model.def(
+           "enter", [](ShardedModel& s, bool training) { without_gil([&] { return s.enter(training); }); }, nb::arg("training"))
+      .def(
+          "forward_begin",
+          [](ShardedModel& s, std::size_t unit, bool training) { without_gil([&] { return s.forward_begin(unit, training); }); },
+          nb::arg("unit"), nb::arg("training"))
+      .def("forward_end", &ShardedModel::forward_end, nb::arg("unit"), nb::arg("training"), nb::arg("reshard"))
+      .def(
+          "check_version", [](ShardedModel& s, std::size_t unit, std::uint64_t version) { unwrap(s.check_version(unit, version)); },
+          nb::arg("unit"), nb::arg("version"))
+      .def(
+          "backward_begin",
+          [](ShardedModel& s, std::size_t unit, std::uint64_t version) { without_gil([&] { return s.backward_begin(unit, version); }); },
+          nb::arg("unit"), nb::arg("version"))
+      .def("backward_end", &backward_end, nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"),
+           nb::arg("reshard"), nb::arg("weight") = -1.0)
+      .def(
+          "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.await_reductions(); }); },
+          "Waits until all publications of this rank are reduced.")
+      .def(
+          "finish_backward", [](ShardedModel& s, bool leave) { without_gil([&] { return s.finish_backward(leave); }); }, nb::arg("leave"))
+      .def("take_reduced", &take_reduced, "[(unit, [a gradient is present, ...]), ...] since the last call.")
+      .def(
+          "unshard", [](ShardedModel& s, std::size_t unit) { without_gil([&] { return s.unshard(unit); }); }, nb::arg("unit"))
+      .def(
+          "reshard", [](ShardedModel& s, std::size_t unit) { s.reshard(unit); }, nb::arg("unit"))
+      .def("reset", &ShardedModel::reset);
+}
+
+void bind_window(ModelClass& model) {
+  model
+      .def(
+          "open_window", [](ShardedModel& s, const std::string& caller) { without_gil([&] { return s.open_window(caller); }); },
+          nb::arg("caller"))
+      .def("join", [](ShardedModel& s) { unwrap(s.join()); })
+      .def("asked", &asked, "For a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
+      .def("optimizer_begin", &ShardedModel::optimizer_begin)
+      .def("optimizer_end", &ShardedModel::optimizer_end, nb::arg("unit") = -1)
+      .def("give_up", &ShardedModel::give_up, nb::arg("unit"), "This rank reads the unit no more in this version.")
+      .def("end_step", &ShardedModel::end_step)
+      .def_prop_ro("version", &ShardedModel::version)
+      .def_prop_ro("window_open", &ShardedModel::window_open);
+}
+
+void bind_graph(ModelClass& model) {
+  model.def("plan", &plan, nb::arg("prefetch"), nb::arg("lists"), "How far ahead units are unsharded; `lists` override `prefetch`.")
+      .def_prop_ro("memory", &memory_of, "Bytes on this host, by kind; gradients: of every rank's own rows.")
+      .def_prop_ro("steps", [](const ShardedModel& s) { return s.stepper().steps(); })
+      .def_prop_ro("following", [](const ShardedModel& s) { return s.stepper().following(); })
+      .def_prop_ro("detours", [](const ShardedModel& s) { return s.stepper().detours(); })
+      .def_prop_ro("has_plan", [](const ShardedModel& s) { return s.stepper().plan() != nullptr; })
+      .def("graph_table",
+           [](const ShardedModel& s) { return s.stepper().plan()->graph().table(s.stepper().planned(), s.stepper().measured()); })
+      .def("graph_perfetto",
+           [](const ShardedModel& s) {
+             return s.stepper().plan()->graph().perfetto(s.stepper().planned(), s.stepper().measured(), s.rank());
+           })
+      .def("graph_nodes", [](const ShardedModel& s) { return graph_nodes(s.stepper().plan()->graph()); })
+      .def("graph_planned", [](const ShardedModel& s) { return spans_list(s.stepper().planned()); })
+      .def("graph_measured", [](const ShardedModel& s) { return spans_list(s.stepper().measured()); });
+}
+
+}  // namespace
+
+nb::dict memory_dict(const ShardedModel::Memory& memory) {
+  nb::dict out;
+  out["arenas"] = memory.arenas;
+  out["slots"] = memory.slots;
+  out["control"] = memory.control;
+  return out;
+}
+
+void bind_model(nb::module_& m) {
+  nb::class_<ShardedUnit>(m, "ShardedUnit", "Parameters that are unsharded together, in one arena.")
+      .def_prop_ro("name", &ShardedUnit::name)
+      .def_prop_ro("leased", &ShardedUnit::leased)
+      .def_prop_ro("bytes", [](const ShardedUnit& u) { return u.layout().bytes(); })
+      .def_prop_ro("gradient_bytes", &gradient_bytes, "The gradients of every rank's own rows.");
+
+  nb::class_<Gradient>(m, "Gradient", "This rank's gradient of one parameter, and the destination of its reduction, by address.")
+      .def("__init__", &make_gradient, nb::arg("whole") = 0, nb::arg("dtype") = 0, nb::arg("own") = 0, nb::arg("accumulate") = false,
+           nb::arg("partial") = 0, nb::arg("has_partial") = false,
+           "`whole`: the unsharded gradient, of this dtype (a dtype_number). `own`: this rank's rows, the destination. `accumulate`: adds "
+           "to "
+           "them. `partial`: the sum within this replica; `has_partial`: it has values. 0: no such memory.");
+  ModelClass model(m, "ShardedModel", "One sharded model on one rank.");
+  bind_passes(model);
+  bind_window(model);
+  bind_graph(model);
+}
+
+}  // namespace shoal::python

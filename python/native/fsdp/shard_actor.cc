@@ -1,0 +1,139 @@
+// The actor that owns a rank's rows, its units, and their memory as tensors.
+#include "fsdp/shard/shard_actor.h"
+
+#include <cstdio>
+#include <tuple>
+
+#include "python/native/fsdp/fsdp.h"
+
+namespace shoal::python {
+
+using fsdp::ShardActor;
+using fsdp::ShardedUnit;
+
+namespace {
+
+nb::dlpack::dtype dlpack_dtype(fsdp::DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * fsdp::dtype_bytes(dtype));
+  const auto code = [&] {
+    switch (dtype) {
+      case fsdp::DType::kBFloat16:
+        return nb::dlpack::dtype_code::Bfloat;
+      case fsdp::DType::kUInt8:
+        return nb::dlpack::dtype_code::UInt;
+      case fsdp::DType::kInt8:
+      case fsdp::DType::kInt16:
+      case fsdp::DType::kInt32:
+      case fsdp::DType::kInt64:
+        return nb::dlpack::dtype_code::Int;
+      case fsdp::DType::kBool:
+        return nb::dlpack::dtype_code::Bool;
+      default:
+        return nb::dlpack::dtype_code::Float;
+    }
+  }();
+  return {static_cast<std::uint8_t>(code), bits, 1};
+}
+
+// A torch tensor over a unit's memory, with a storage of exactly these bytes and a separate version counter.
+nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, std::vector<std::size_t> shape, fsdp::DType dtype) {
+  auto* owner = new std::shared_ptr<ShardedUnit>(unit);
+  const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<std::shared_ptr<ShardedUnit>*>(o); });
+  nb::ndarray<nb::pytorch> array(data, shape.size(), shape.data(), capsule, nullptr, dlpack_dtype(dtype), nb::device::cpu::value, 0);
+  return array.cast(nb::rv_policy::reference);
+}
+
+std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout,
+                                  double warn_after, const PyCommunicator* communicator, std::pair<int, int> place_as) {
+  ShardActor::Options o;
+  o.gang = gang;
+  o.rank = rank;
+  o.world_size = world_size;
+  o.replicas = replicas;
+  if (communicator != nullptr) o.model.communicator = communicator->shared();
+  std::tie(o.place_rank, o.place_size) = place_as;
+  o.place_timeout = o.model.timeout = duration_of(timeout);
+  o.model.warn_after = duration_of(warn_after);
+  o.model.interrupted = signals_pending;
+  o.model.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+  return unwrap(in_session(session, [&](actors::Session& s) { return ShardActor::place(s, std::move(o)); }));
+}
+
+std::shared_ptr<ShardedUnit> add_unit(ShardActor& a, const std::string& name, std::vector<fsdp::Parameter> parameters, bool lease_guard) {
+  return without_gil([&] { return a.add_unit(name, std::move(parameters), {.lease_guard = lease_guard}); });
+}
+
+std::shared_ptr<fsdp::ShardedModel> make_model(ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units,
+                                               const std::vector<std::string>& names, int slots) {
+  for (std::size_t i = 0; i < units.size(); ++i) units[i]->rename(names.at(i));
+  return without_gil([&] { return a.make_model(units, slots); });
+}
+
+std::vector<std::string> members(const ShardActor& a) {
+  std::vector<std::string> out;
+  for (const auto id : a.members()) out.push_back(to_string(id));
+  return out;
+}
+
+void make_parameter(fsdp::Parameter* out, std::string name, std::vector<std::int64_t> shape, const std::string& dtype, bool requires_grad,
+                    int dim, const std::string& compute_dtype, const std::string& reduce_dtype, bool external) {
+  fsdp::Parameter p;
+  p.name = std::move(name);
+  p.shape = std::move(shape);
+  p.dtype = unwrap(fsdp::parse_dtype(dtype));
+  p.requires_grad = requires_grad;
+  p.dim = dim;
+  p.compute_dtype = unwrap(fsdp::parse_dtype(compute_dtype));
+  p.reduce_dtype = unwrap(fsdp::parse_dtype(reduce_dtype));
+  p.external = external;
+  new (out) fsdp::Parameter(std::move(p));
+}
+
+nb::object own(const std::shared_ptr<ShardedUnit>& unit, std::size_t index) {
+  const auto& p = unit->layout().placed().at(index).parameter;
+  std::vector<std::size_t> shape(p.shape.begin(), p.shape.end());
+  auto& sharded = shape[static_cast<std::size_t>(p.dim)];
+  std::size_t others = 1;
+  for (const auto n : shape) others *= n;
+  if (others > 0) sharded = unit->own_bytes(index) / fsdp::dtype_bytes(p.dtype) / (others / sharded);
+  return tensor(unit, unit->own(index), std::move(shape), p.dtype);
+}
+
+nb::object whole(const std::shared_ptr<ShardedUnit>& unit, std::size_t index) {
+  const auto& p = unit->layout().placed().at(index);
+  return tensor(unit, unit->whole(index), {p.parameter.shape.begin(), p.parameter.shape.end()}, p.compute_dtype());
+}
+
+}  // namespace
+
+void bind_shard_actor(nb::module_& m) {
+  nb::class_<fsdp::Parameter>(m, "ParameterSpec", "A parameter of a unit, as add_unit takes it. Dtypes are names.")
+      .def(
+          "__init__", &make_parameter, nb::kw_only(), nb::arg("name"), nb::arg("shape"), nb::arg("dtype"), nb::arg("requires_grad"),
+          nb::arg("dim"), nb::arg("compute_dtype"), nb::arg("reduce_dtype"), nb::arg("external"),
+          "`dim`: the sharded one. `compute_dtype`: of the whole parameter. `reduce_dtype`: of gradients on their way. `external`: it lies "
+          "outside the arena.")
+      .def_ro("name", &fsdp::Parameter::name);
+  nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
+      .def_static("place", &place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"),
+                  nb::arg("timeout"), nb::arg("warn_after"), nb::arg("communicator") = nb::none(),
+                  nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
+                  "communicator: for ranks that share no memory; place_as: (rank, ranks) at this head, (-1, 0) for all.")
+      .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("lease_guard"))
+      .def("make_model", &make_model, nb::arg("units"), nb::arg("names"), nb::arg("slots"),
+           "Waits until every rank's ShardActor is placed.")
+      .def("leave", &ShardActor::leave, "Before the session closes: gives the arenas back and makes no further requests.")
+      .def_prop_ro("id", [](const ShardActor& a) { return to_string(a.id()); })
+      .def_prop_ro("rank", &ShardActor::rank)
+      .def_prop_ro("generation", &ShardActor::generation)
+      .def_prop_ro("members", &members, "Ids of every rank's ShardActor.");
+
+  m.def("own", &own, nb::arg("unit"), nb::arg("parameter"), "This rank's shard of a parameter, as a torch tensor.");
+  m.def("whole", &whole, nb::arg("unit"), nb::arg("parameter"),
+        "A whole parameter, as a torch tensor; in place, over the same bytes as the shards.");
+  m.def(
+      "dtype_number", [](const std::string& name) { return static_cast<int>(unwrap(fsdp::parse_dtype(name))); }, nb::arg("name"),
+      "A dtype as Gradient takes it. Raises InvalidArgument for a dtype that cannot be sharded.");
+}
+
+}  // namespace shoal::python
