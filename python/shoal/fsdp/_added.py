@@ -78,7 +78,7 @@ class Added:
             if module in visited or is_replicated(module):
                 return
             visited.add(module)
-            ignored = [s.ignored[module] for s in states if module in s.ignored]
+            ignored = [s.settings.ignored[module] for s in states if module in s.settings.ignored]
             for attribute, p in module._parameters.items():
                 if p is None or (id(module), attribute) in ours or managed(p) is not None or is_lazy(p) or not p.is_floating_point():
                     continue

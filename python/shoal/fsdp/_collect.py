@@ -28,7 +28,7 @@ def managed(p: nn.Parameter) -> ShardedParameter | None:
     """Returns the ShardedParameter whose sharded tensor, or original before sharding, ``p`` is; None for a parameter of no unit."""
     original_of, state = getattr(p, "_shoal_sharded", None), getattr(p, "_shoal_state", None)
     if state is not None:
-        return next((q for u in state.units for q in u.parameters if q.sharded is p), None)
+        return next((q for u in state.units for q in u.parameters if q.views.sharded is p), None)
     return original_of() if original_of is not None else None
 
 
@@ -56,7 +56,7 @@ def own_parameters(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter]) -
                 )
             if (tied := managed(p)) is not None:
                 tied.owners.append((m, attribute))
-                m._parameters[attribute] = tied.sharded
+                m._parameters[attribute] = tied.views.sharded
                 continue
             if id(p) in names:
                 found[names[id(p)]][1].append((m, attribute))

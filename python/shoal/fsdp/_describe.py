@@ -69,9 +69,9 @@ def describe_sharding(model: nn.Module) -> ShardingDescription:
     for name, module in model.named_modules():
         state = state_of(module)
         for p in (p for unit in state.units for p in unit.parameters) if state is not None else ():
-            for view in (p.sharded, p.unsharded, p.post_forward):
+            for view in (p.views.sharded, p.views.unsharded, p.views.post_forward):
                 if view is not None:
-                    sharded[id(view)], units[id(view)] = p.sharded, clean(name)
+                    sharded[id(view)], units[id(view)] = p.views.sharded, clean(name)
     rows = []
     for name, shown in model.named_parameters():
         p = sharded.get(id(shown), shown)

@@ -77,7 +77,7 @@ def run(model: nn.Module, states: list[State], example_inputs: Any) -> tuple[lis
         args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (tuple(args), kwargs))
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         live = _Live({t.untyped_storage()._cdata for t in (*faked.values(), *inputs)})
-        accumulates = not all(s.sync for s in states)
+        accumulates = not all(s.settings.sync for s in states)
         try:
             with mode, live, torch.enable_grad():
                 for reduces in (False, True) if accumulates else (True,):
@@ -144,8 +144,10 @@ def _reduced(states: list[State], faked: dict[int, torch.Tensor], kept: dict, re
         handles.extend(t.register_post_accumulate_grad_hook(come) for _, t in parameters)
 
     for u in (u for s in states for u in s.units):
-        views = [(p, next((faked[id(view)] for view in (p.sharded, p.unsharded) if id(view) in faked), None)) for p in u.parameters]
-        trained = [(p, whole) for p, whole in views if whole is not None and p.sharded.requires_grad]
+        views = [
+            (p, next((faked[id(view)] for view in (p.views.sharded, p.views.unsharded) if id(view) in faked), None)) for p in u.parameters
+        ]
+        trained = [(p, whole) for p, whole in views if whole is not None and p.views.sharded.requires_grad]
         if trained:
             watch(trained)
     try:
@@ -158,9 +160,9 @@ def _reduced(states: list[State], faked: dict[int, torch.Tensor], kept: dict, re
 def _begins(state: State, boundaries: list[tuple[bool, int]], index: int):
     def hook(module: nn.Module, args: tuple, kwargs: dict):
         boundaries.append((True, index))
-        if state.cast_to is None:
+        if state.settings.cast_to is None:
             return None
-        return tree_map_only(torch.Tensor, lambda t: t.to(state.cast_to) if t.is_floating_point() else t, (args, kwargs))
+        return tree_map_only(torch.Tensor, lambda t: t.to(state.settings.cast_to) if t.is_floating_point() else t, (args, kwargs))
 
     return hook
 
@@ -176,7 +178,9 @@ def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundarie
         kept.append((table, dict(table)))
         return table
 
-    compute = {id(view): p.compute_dtype for s in states for u in s.units for p in u.parameters for view in (p.sharded, p.unsharded)}
+    compute = {
+        id(view): p.compute_dtype for s in states for u in s.units for p in u.parameters for view in (p.views.sharded, p.views.unsharded)
+    }
 
     def fake(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in faked:

@@ -21,6 +21,8 @@ from shoal.fsdp._errors import ShardedTwice
 from shoal.fsdp._mesh import data_mesh
 from shoal.fsdp._module import sharded_class
 from shoal.fsdp._names import unwrapped
+from shoal.fsdp._settings import Settings
+from shoal.fsdp._sharding import shard
 from shoal.fsdp._state import State
 
 _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
@@ -64,19 +66,7 @@ def fully_shard(
     for a wrong order of calls. NotImplementedError: a missing feature. An error that torch also raises has torch's type and message first.
     Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13).
     """
-    listed = list(module) if isinstance(module, (list, tuple)) else [module]
-    for m in listed:
-        if not isinstance(m, nn.Module):
-            raise TypeError(f"fully_shard takes a module or a list of modules, not a {type(m).__name__}")
-        if isinstance(m, (nn.ModuleList, nn.ModuleDict)) and type(m).forward is nn.Module.forward:
-            raise ValueError(f"fully_shard does not support containers that do not implement forward: {m}")
-        if state_of(m) is not None:
-            raise ShardedTwice(
-                "Each distinct composable distributed API can only be applied to a module once. fully_shard has already been applied to "
-                f"the following module:\n{m}"
-            )
-    if not listed:
-        raise ValueError("fully_shard was called with no module")
+    listed = _checked_modules(module)
     if mesh is not None and not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh should be a DeviceMesh, got {type(mesh).__name__}")
     if ignored_params is not None and not isinstance(ignored_params, (set, frozenset)):
@@ -96,8 +86,8 @@ def fully_shard(
     reshard = _checked_reshard(reshard_after_forward, data.shards, dp_mesh_dims is not None)
     offload = offload_policy if isinstance(offload_policy, CPUOffloadPolicy) else None
     first = type(unwrapped(modules[0])).__name__
-    state = State(modules, data, reshard, mp_policy, offload, guard)
-    state.shard(ignored_params or set(), shard_placement_fn)
+    state = State(modules, data, Settings(mp_policy, reshard, offload, guard))
+    shard(state, ignored_params or set(), shard_placement_fn)
     for m in modules:
         for inner in m.modules():  # flags that torch.compile and libraries read
             inner._is_fsdp_managed_module = inner._fsdp_use_orig_params = True
@@ -111,6 +101,23 @@ def fully_shard(
 
 
 fully_shard.state = state_of
+
+
+def _checked_modules(module: nn.Module | list[nn.Module]) -> list[nn.Module]:
+    listed = list(module) if isinstance(module, (list, tuple)) else [module]
+    for m in listed:
+        if not isinstance(m, nn.Module):
+            raise TypeError(f"fully_shard takes a module or a list of modules, not a {type(m).__name__}")
+        if isinstance(m, (nn.ModuleList, nn.ModuleDict)) and type(m).forward is nn.Module.forward:
+            raise ValueError(f"fully_shard does not support containers that do not implement forward: {m}")
+        if state_of(m) is not None:
+            raise ShardedTwice(
+                "Each distinct composable distributed API can only be applied to a module once. fully_shard has already been applied to "
+                f"the following module:\n{m}"
+            )
+    if not listed:
+        raise ValueError("fully_shard was called with no module")
+    return listed
 
 
 def _check_policy(policy: Any) -> None:

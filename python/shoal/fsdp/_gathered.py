@@ -78,7 +78,7 @@ class Gathered:
     def forget(self) -> None:
         """Drops the whole parameters, because the unit is rebuilt with other memory."""
         for p in self._whole:
-            p.unsharded = None
+            p.views.unsharded = None
         self._whole.clear()
         self._shown = False
 
@@ -96,7 +96,7 @@ class Gathered:
             elif self._is_own(p):
                 if p not in self._whole:
                     self._whole[p] = _Whole()
-                    p.set_whole(p.own.data)  # .data: a version counter of its own
+                    p.views.set_whole(p.own.data)  # .data: a version counter of its own
             elif self.brings(p):
                 brought.append(p)
         if not brought:
@@ -153,7 +153,7 @@ class Gathered:
         """The whole parameter's memory."""
         if p not in self._whole:
             whole = torch.empty(p.shape, dtype=p.compute_dtype, device=self._unit.data.device)
-            p.set_whole(whole)
+            p.views.set_whole(whole)
             self._whole[p] = _Whole([whole])
         self._whole[p].allocate()
         return self._whole[p].outputs[0]
@@ -223,7 +223,7 @@ class Gathered:
             inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh)
         elif asked == 5:
             stride = make_contiguous_strides_for(p.shape)
-            inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh, p.shape, stride, p.owners[0][0], self._unit.state.mp_policy)
+            inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh, p.shape, stride, p.owners[0][0], self._unit.state.settings.policy)
         else:
             raise AssertionError(
                 f"Invalid fsdp_pre_all_gather: {inspect.signature(local.fsdp_pre_all_gather)}\n"
@@ -261,12 +261,12 @@ class Gathered:
         outputs = tuple(out.view(_times(t.shape, data.shards)) for t, out in zip(inputs, whole.outputs, strict=True))
         local, dtype = p.own, p.compute_dtype
         if known is not None:
-            local.fsdp_post_all_gather(outputs, metadata, dtype, out=p.unsharded)
+            local.fsdp_post_all_gather(outputs, metadata, dtype, out=p.views.unsharded)
             return
         made, inner = local.fsdp_post_all_gather(outputs, metadata, dtype)
         whole.keep(inner)
         self._whole[p] = whole
-        p.set_whole(torch.as_strided(made, p.shape, make_contiguous_strides_for(p.shape), storage_offset=0))
+        p.views.set_whole(torch.as_strided(made, p.shape, make_contiguous_strides_for(p.shape), storage_offset=0))
 
     # ---- gradients ----
 
@@ -281,9 +281,9 @@ class Gathered:
             )
         by_dtype: dict[torch.dtype, list[tuple[ShardedParameter, torch.Tensor]]] = {}
         for p in u.parameters:
-            grad = p.take_gradient()
-            if grad is None and u.state.reduce_unused and p.unsharded is not None and p.unsharded.requires_grad:
-                grad = p.zero_gradient()
+            grad = p.gradient.take()
+            if grad is None and u.state.settings.reduce_unused and p.views.unsharded is not None and p.views.unsharded.requires_grad:
+                grad = p.gradient.zeros()
             if grad is not None:
                 by_dtype.setdefault(p.reduce_dtype, []).append((p, grad))
         for dtype, work in by_dtype.items():
@@ -306,8 +306,8 @@ class Gathered:
             u.all_reduce_hook(out)
         for (p, _), part in zip(work, out.split(sizes), strict=True):
             own = part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim])
-            p.set_gradient(p.dtensor(own.to(device=p.home, dtype=p.dtype).contiguous()))
-            if p.sharded._post_accumulate_grad_hooks:
+            p.gradient.add(p.dtensor(own.to(device=p.home, dtype=p.dtype).contiguous()))
+            if p.views.sharded._post_accumulate_grad_hooks:
                 u.state.root.accumulated[p] = None
 
     def _packed(self, work: list[tuple[ShardedParameter, torch.Tensor]], dtype: torch.dtype, sizes: list[int]) -> torch.Tensor:

@@ -48,7 +48,7 @@ def join(
             hint="give every rank the same number of batches",
         )
     chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-    state.weigh_samples, state.joining = weight == "samples", True
+    state.settings.weigh_samples, state.settings.joining = weight == "samples", True
     try:
         yield
         if state.root is None:  # this rank had no batch, but must take part in the others' first step
@@ -57,7 +57,7 @@ def join(
             state.root.enter(True)
         _serve(roots_in(model), chosen, after_backward, after_step)
     finally:
-        state.weigh_samples = state.joining = False
+        state.settings.weigh_samples = state.settings.joining = False
         for root in roots_in(model):
             root.joining = False
 
@@ -68,13 +68,13 @@ def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_bac
     root, model = roots[0], roots[0].models[0]
     if root.window_open:
         root.enter(True)
-    root.samples = 0 if any(s.weigh_samples for s in root.states) else None
+    root.samples = 0 if any(s.settings.weigh_samples for s in root.states) else None
     model.join()
     while True:
         what, unit = model.asked()
         if what == "publish":
             u = root.units_of[0][unit]
-            if u.parameters and u.parameters[0].reducing:
+            if u.parameters and u.parameters[0].gradient.reducing:
                 model.await_reductions()
                 root.settle_all()
             u.publish(True)

@@ -57,14 +57,14 @@ class FSDPModule(TorchFSDPModule):
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Unshards these units at the beginning of this unit's forward, after its own. Raises ValueError for other modules."""
         state = self._get_fsdp_state()
-        state.forward_prefetch = _states_of(modules)
+        state.settings.forward_prefetch = _states_of(modules)
         if state.root is not None:
             _plan.replan(state.root)
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Unshards these units at the beginning of this unit's backward, after its own. Raises ValueError for other modules."""
         state = self._get_fsdp_state()
-        state.backward_prefetch = _states_of(modules)
+        state.settings.backward_prefetch = _states_of(modules)
         if state.root is not None:
             _plan.replan(state.root)
 
@@ -72,35 +72,35 @@ class FSDPModule(TorchFSDPModule):
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
         for s in self._states(recurse):
-            s.reshard_asked = s.reshard_after_forward = reshard_after_forward
+            s.settings.reshard_after_forward = s.reshard_after_forward = reshard_after_forward
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: unsharded parameters also stay readable after a backward that is not the step's last one."""
         for s in self._states(recurse):
-            s.reshard_after_backward = reshard_after_backward
+            s.settings.reshard_after_backward = reshard_after_backward
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """False: this unit's backward does not need its parameters (an embedding), and the module keeps the sharded ones."""
-        self._get_fsdp_state().unshard_in_backward = unshard_in_backward
+        self._get_fsdp_state().settings.unshard_in_backward = unshard_in_backward
 
     # ---- gradients ----
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As ``nn.Module.zero_grad``. It also clears the sharded gradients while the module holds unsharded parameters."""
         super().zero_grad(set_to_none)
-        for p in (p.sharded for s in self._states(True) for u in s.units for p in u.parameters):
+        for p in (p.views.sharded for s in self._states(True) for u in s.units for p in u.parameters):
             if p.grad is not None:
                 p.grad = None if set_to_none else p.grad.detach().zero_()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: backward keeps unsharded gradients, in the reduce dtype. The next synchronised backward reduces their sum."""
         for s in self._states(recurse):
-            s.sync = s.everywhere = requires_gradient_sync
+            s.settings.sync = s.settings.everywhere = requires_gradient_sync
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """False, on a mesh with replicas: backward reduces within each replica only. The next full reduction adds these sums."""
         for s in self._states(recurse):
-            s.everywhere = requires_all_reduce
+            s.settings.everywhere = requires_all_reduce
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """False: another backward of this step follows, and parameters stay readable after this one.
@@ -126,7 +126,7 @@ class FSDPModule(TorchFSDPModule):
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
         """True: a parameter that no rank used gets a zero gradient. A parameter that some rank used counts as zero on the others anyway."""
         for s in self._states(recurse):
-            s.reduce_unused = reduce_scatter_unused_params
+            s.settings.reduce_unused = reduce_scatter_unused_params
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
         """Sets how many units' unsharded gradients a rank may have in flight: 2 by default, at most 4, the maximum over a model's units."""
@@ -135,7 +135,7 @@ class FSDPModule(TorchFSDPModule):
         if max_input_buffers < 1:
             raise ValueError(f"max_input_buffers must be a positive int, got {max_input_buffers}")
         for s in self._states(recurse):
-            s.max_input_buffers = min(max_input_buffers, 4)
+            s.settings.max_input_buffers = min(max_input_buffers, 4)
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
         """Calls ``hook(reduced)`` with this rank's reduced gradients, flat, in the reduce dtype, before they are accumulated."""
@@ -168,7 +168,7 @@ class FSDPModule(TorchFSDPModule):
 
     def set_post_optim_event(self, event: Any) -> None:
         """Makes the next forward wait for ``event``, an object with ``synchronize()`` or ``wait()``."""
-        self._get_fsdp_state().post_optim_event = event
+        self._get_fsdp_state().settings.post_optim_event = event
 
     def _set_unshard_async_op(self, async_op: bool) -> None:
         """Does nothing: unsharding allocates nothing."""

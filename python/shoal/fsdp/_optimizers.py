@@ -22,14 +22,14 @@ def _bind(optimizer: torch.optim.Optimizer) -> None:
         for i, p in enumerate(group["params"]):
             replaced_by = getattr(p, "_shoal_sharded", None)
             parameter = replaced_by() if replaced_by is not None else None
-            if parameter is None or parameter.sharded is p:
+            if parameter is None or parameter.views.sharded is p:
                 continue
             if optimizer.state.get(p):
                 raise InvalidArgument(
                     f"this optimizer has a state for the unsharded parameter {parameter.name} of {parameter.state.name or 'the root'}",
                     hint="build the optimizer after fully_shard, and load its state dict",
                 )
-            group["params"][i] = parameter.sharded
+            group["params"][i] = parameter.views.sharded
             bound.append(parameter.name)
     if bound:
         warnings.warn(

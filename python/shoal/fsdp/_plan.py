@@ -15,7 +15,7 @@ from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._graph import Memory
 from shoal.fsdp._memory import state_bytes_to_come
-from shoal.fsdp._parameters import local_of
+from shoal.fsdp._views import local_of
 
 if TYPE_CHECKING:
     from shoal.fsdp._root import Root
@@ -46,15 +46,15 @@ class OptimizerInBackward:
 
     def attach(self, units: list[Unit]) -> None:
         for p in (p for u in units for p in u.parameters):
-            p.use_pool(self._pool)
+            p.gradient.use_pool(self._pool)
 
     def detach(self, units: list[Unit]) -> None:
         for p in (p for u in units for p in u.parameters):
-            p.pool = None
+            p.gradient.pool = None
 
     def update(self, unit: Unit) -> None:
         """Steps the optimizer for a unit whose gradients are complete."""
-        mine = {p.sharded for p in unit.parameters if p.sharded.grad is not None}
+        mine = {p.views.sharded for p in unit.parameters if p.views.sharded.grad is not None}
         groups = self.optimizer.param_groups
         parts = [{**group, "params": [p for p in group["params"] if p in mine]} for group in groups]
         updated = {p for part in parts for p in part["params"]}
@@ -72,8 +72,8 @@ class OptimizerInBackward:
             unit.show_rows(plain=False)
         unit.model.optimizer_end(unit.index)
         for p in unit.parameters:
-            if p.sharded in updated:
-                p.forget_gradient()
+            if p.views.sharded in updated:
+                p.gradient.free()
 
 
 def root_of(model: nn.Module) -> Root:
@@ -96,7 +96,7 @@ def replan(root: Root) -> None:
     for place, (model, units) in enumerate(zip(root.models, root.units_of, strict=True)):
         lists = []
         for u in units:
-            for backward, ahead in ((False, u.state.forward_prefetch), (True, u.state.backward_prefetch)):
+            for backward, ahead in ((False, u.state.settings.forward_prefetch), (True, u.state.settings.backward_prefetch)):
                 indices = [a.index for s in ahead if s.root is root for a in s.units if a.place == place]
                 if indices:
                     lists.append(_native.PrefetchList(unit=u.index, backward=backward, ahead=indices))
@@ -134,7 +134,7 @@ def _outside_arenas(root: Root) -> int:
 
 def _state_bytes(root: Root, optimizer: torch.optim.Optimizer) -> int:
     """Bytes of all ranks' optimizer states for the model's parameters, except scalar states."""
-    parameters = {id(p.sharded): p for u in root.units for p in u.parameters}
+    parameters = {id(p.views.sharded): p for u in root.units for p in u.parameters}
     total = 0
     for group in optimizer.param_groups:
         for view in group["params"]:
@@ -190,7 +190,7 @@ def plan(
     root = root_of(model)
     if optimizer is not None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p.sharded) in held for u in root.units for p in u.parameters):
+        if not any(id(p.views.sharded) in held for u in root.units for p in u.parameters):
             raise InvalidArgument("this optimizer has no parameter of the model", hint="build it after fully_shard, of model.parameters()")
     before, root.in_backward_optimizer = root.in_backward_optimizer, None if optimizer is None else OptimizerInBackward(optimizer)
     memory = memory_of(root)

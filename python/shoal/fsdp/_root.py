@@ -19,8 +19,10 @@ from shoal.fsdp._added import Added
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._errors import OnMetaDevice
 from shoal.fsdp._names import clean
-from shoal.fsdp._parameters import ShardedParameter, refuse_substitute
+from shoal.fsdp._parameters import ShardedParameter
+from shoal.fsdp._phases import Phase
 from shoal.fsdp._plan import OptimizerInBackward, replan
+from shoal.fsdp._views import refuse_substitute
 
 if TYPE_CHECKING:
     from shoal.fsdp._state import State
@@ -80,7 +82,7 @@ class Root:
         for u in self.units:
             by_actor.setdefault(id(u.actor), []).append(u)
         self.rows_plain = False  # while an optimizer steps
-        self.slots = max((s.max_input_buffers for s in self.states), default=2)
+        self.slots = max((s.settings.max_input_buffers for s in self.states), default=2)
         self.units_of: list[list[Unit]] = list(by_actor.values())
         self.reduced, self.unsettled = [deque() for _ in self.units_of], [0] * len(self.units_of)
         for place, units in enumerate(self.units_of):
@@ -121,7 +123,7 @@ class Root:
         self.running = None
         for s in self.states:
             s.to_sharded()
-            s.closed_window = None
+            s.writes.closed_window = None
         for m in self.models:
             m.open_window(caller)
         self.forget_casts()
@@ -178,9 +180,13 @@ class Root:
     def _adopt_ties(self) -> dict[Unit, None]:
         """Merges parameters that the user tied after fully_shard, in the innermost unit around both. Returns the changed units."""
         changed: dict[Unit, None] = {}
-        unit_of = {id(p.sharded): u for u in self.units for p in u.parameters}
+        unit_of = {id(p.views.sharded): u for u in self.units for p in u.parameters}
         parameter_of = {
-            id(view): p for u in self.units for p in u.parameters for view in (p.sharded, p.unsharded, p.front) if view is not None
+            id(view): p
+            for u in self.units
+            for p in u.parameters
+            for view in (p.views.sharded, p.views.unsharded, p.views.front)
+            if view is not None
         }
         for u in self.units:
             for p in list(u.parameters):
@@ -197,12 +203,12 @@ class Root:
                     if not p.owners:
                         u.parameters.remove(p)
                         changed[u] = None
-                    home = unit_of[id(other.sharded)]
+                    home = unit_of[id(other.views.sharded)]
                     outer = self._around(home.state, u.state).unit_like(home)
                     if outer is not home:
                         home.parameters.remove(other)
                         outer.parameters.append(other)
-                        unit_of[id(other.sharded)] = outer
+                        unit_of[id(other.views.sharded)] = outer
                         changed[home] = changed[outer] = None
         return changed
 
@@ -232,7 +238,7 @@ class Root:
         if self.backward is not None and self.backward() is not None:
             return
         self.recover()
-        if self.joining and self.unstepped and any(s.sync for s in self.states):
+        if self.joining and self.unstepped and any(s.settings.sync for s in self.states):
             raise InvalidArgument(
                 "inside join, a second synchronised backward ran without an optimizer's step after the first",
                 hint="accumulate with set_requires_gradient_sync(False) on all but the last backward of a step",
@@ -241,7 +247,7 @@ class Root:
         self.backward = weakref.ref(backward)
         for u in self.units:
             u.published = False
-        self.skipped = [s for s in self.states if not (s.seen or s.in_backward)]
+        self.skipped = [s for s in self.states if not (s.seen or s.phase is Phase.BACKWARD)]
         Variable._execution_engine.queue_callback(partial(self.finish_backward, backward))
 
     def publish_skipped(self, before: State) -> None:
@@ -249,7 +255,7 @@ class Root:
         and all ranks publish in the same order."""
         while self.skipped and self.skipped[-1].index > before.index:
             s = self.skipped.pop()
-            if not (s.ran or s.in_backward):
+            if s.phase is Phase.IDLE:
                 s.publish()
 
     def finish_backward(self, backward: Backward) -> None:
@@ -257,11 +263,11 @@ class Root:
         del backward  # so that no traceback's frame keeps it alive
         synced = False
         for s in reversed(self.states):
-            if s.in_backward or s.ran:
-                s.post_backward()
-            else:
+            if s.phase is Phase.IDLE:
                 s.publish()
-            synced |= s.sync
+            else:
+                s.post_backward()
+            synced |= s.settings.sync
         # Other forward passes may still need their backward, which reads this version.
         last = synced and self.is_last_backward
         leave = last and not self.forwards
@@ -287,10 +293,10 @@ class Root:
 
     def _refuse_late(self) -> None:
         """Raises InvalidArgument for gradients that arrived after their unit's publication, which would count for the next step."""
-        late = [p for s in self.states if s.sync for u in s.units for p in u.parameters if p.has_gradient()]
+        late = [p for s in self.states if s.settings.sync for u in s.units for p in u.parameters if p.gradient.exists()]
         if late:
             for p in late:
-                p.drop_gradient()
+                p.gradient.drop()
             names = ", ".join(f"{p.name} of {p.state.name or 'the root'}" for p in late)
             raise InvalidArgument(
                 f"gradients arrived after the backward of their unit, and are not reduced: {names}. An operator used the parameter before "
@@ -325,28 +331,34 @@ class Root:
 
     def gives_up(self, state: State) -> bool:
         """Returns True if a unit published now is updated as soon as it is reduced, and not read again in this step."""
-        return self.in_backward_optimizer is not None and self.is_last_backward and state.sync and all(u.everywhere for u in state.units)
+        return (
+            self.in_backward_optimizer is not None
+            and self.is_last_backward
+            and state.settings.sync
+            and all(u.everywhere for u in state.units)
+        )
 
     def run_hooks(self) -> None:
         """Runs post-accumulate-grad hooks after a pass. They may write, so they run after the window has opened."""
         accumulated, self.accumulated = self.accumulated, {}
         for p in accumulated:
-            for hook in tuple(p.sharded._post_accumulate_grad_hooks.values()):
-                hook(p.sharded)
+            for hook in tuple(p.views.sharded._post_accumulate_grad_hooks.values()):
+                hook(p.views.sharded)
 
     # ---- detection of writes while the window is closed ----
 
     def record_window(self, states: list[State], why: str | None) -> None:
         """Records that the write window is closed for these units, with the reason ``why`` and the write counts; None: it is open."""
         for s in states:
-            s.closed_window = None if why is None else (why, s.writes())
+            s.writes.closed_window = None if why is None else (why, s.writes.counts())
 
     def check_closed_window(self, states: list[State]) -> None:
         """Called when a forward begins. Raises InvalidArgument if rows were written since ``record_window`` recorded a closed window."""
         for s in states:
-            if s.closed_window is None or s.closed_window[1] == (now := s.writes()):
+            closed = s.writes.closed_window
+            if closed is None or closed[1] == (now := s.writes.counts()):
                 continue
-            why, before = s.closed_window
+            why, before = closed
             written = [name for name, count in now.items() if before.get(name, count) != count]
             if not written:
                 continue
@@ -362,8 +374,8 @@ class Root:
         """Resets after a backward pass that ended with an exception; does nothing otherwise."""
         if self.backward is None or self.backward() is not None:
             return
-        states = [s for s in self.states if s.sync]
-        if any(p.reducing or p.has_gradient() for s in states for u in s.units for p in u.parameters):
+        states = [s for s in self.states if s.settings.sync]
+        if any(p.gradient.reducing or p.gradient.exists() for s in states for u in s.units for p in u.parameters):
             warnings.warn("gradients of a backward pass that an exception left are dropped, as by reset_iter_state()", stacklevel=2)
         self.reset(states)
 
@@ -377,17 +389,17 @@ class Root:
             if self.in_backward_optimizer is not None:  # no reads of this version, which may be partly updated
                 m.open_window("reset_iter_state")
         for s in self.states:
-            s.in_backward = s.ran = False
+            s.phase = Phase.IDLE
             s.to_sharded()
             if self.in_backward_optimizer is not None:
-                s.closed_window = None
+                s.writes.closed_window = None
             for u in s.units:
                 for p in u.parameters:
-                    p.forget()
+                    p.gradient.forget_reductions()
         for s in states:
             for u in s.units:
                 for p in u.parameters:
-                    p.drop_gradient()
+                    p.gradient.drop()
 
 
 def roots_in(model: nn.Module) -> list[Root]:

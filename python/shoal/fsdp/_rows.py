@@ -54,7 +54,7 @@ class Rows(torch.Tensor):
     def before_write(self) -> None:
         p = self._parameter()
         if p is not None and p.state is not None:
-            p.state.before_write(p)
+            p.state.writes.before_rows(p)
 
     def plain(self) -> torch.Tensor:
         """A plain tensor over the same memory. Writes to it do not open the window."""
@@ -65,7 +65,7 @@ class Rows(torch.Tensor):
         """As of a plain tensor. The array is read-only while the write window is closed, because its writes cannot be intercepted."""
         array = self.plain().numpy(force=force)
         p = self._parameter()
-        if p is not None and p.state is not None and p.state.guards(p):
+        if p is not None and p.state is not None and p.state.writes.guards(p):
             array.flags.writeable = False
         return array
 
@@ -94,7 +94,7 @@ class Whole(Rows):
     def before_write(self) -> None:
         p = self._parameter()
         if p is not None and p.state is not None:
-            p.state.before_write_to_whole(p)
+            p.state.writes.before_whole(p)
 
     def after_write(self) -> None:
         p = self._parameter()

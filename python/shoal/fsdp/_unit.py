@@ -40,8 +40,8 @@ class Unit:
             p.state = self.state
             p.bind(self.native, index, original)
             if original is not None:
-                p.take_hooks(original)
-            p.register(p.sharded)
+                p.views.take_hooks(original)
+            p.views.register(p.views.sharded)
         self._gather_external()
 
     def build_again(self) -> None:
@@ -54,11 +54,11 @@ class Unit:
         self._make_native()
         for index, p in enumerate(self.parameters):
             p.bind(self.native, index, None)
-            p.register(p.sharded)
+            p.views.register(p.views.sharded)
         self._gather_external()
 
     def _make_native(self) -> None:
-        self.native = self.actor.add_unit(self.state.name, [p.engine_spec() for p in self.parameters], self.state.lease_guard)
+        self.native = self.actor.add_unit(self.state.name, [p.engine_spec() for p in self.parameters], self.state.settings.lease_guard)
 
     def _gather_external(self) -> None:
         if any(p.external for p in self.parameters):
@@ -82,7 +82,7 @@ class Unit:
 
     def show_rows(self, plain: bool) -> None:
         for p in self.parameters:
-            p.show_rows(plain)
+            p.views.show_rows(plain)
 
     # ---- a step ----
 
@@ -96,7 +96,7 @@ class Unit:
     @property
     def everywhere(self) -> bool:
         """Gradients are reduced over all replicas; always True with one replica."""
-        return self.state.everywhere or self.data.replicas == 1
+        return self.state.settings.everywhere or self.data.replicas == 1
 
     @property
     def scale(self) -> float:
@@ -113,23 +113,23 @@ class Unit:
         fresh = self.all_reduce_hook is not None
         if s.root.samples is not None:
             for p in self.parameters:
-                p.weigh(s.root.samples)
-        work = [p.gradient_work(self.everywhere, s.reduce_unused, fresh) for p in self.parameters]
+                p.gradient.weigh(s.root.samples)
+        work = [p.gradient.work(self.everywhere, s.settings.reduce_unused, fresh) for p in self.parameters]
         weight = -1.0 if s.root.samples is None else float(s.root.samples + s.root.samples_kept)
         self.model.backward_end(self.index, work, self.scale, self.everywhere, reshard, weight)
         for p in self.parameters:
-            p.published()
+            p.gradient.published()
         if work:  # a unit without parameters publishes nothing
             s.root.published(self.place)
 
     def gradients_done(self, present: list[bool], accumulated: dict[ShardedParameter, None]) -> None:
-        done = [(p, p.gradient_done(has)) for p, has in zip(self.parameters, present, strict=True)]
+        done = [(p, p.gradient.done(has)) for p, has in zip(self.parameters, present, strict=True)]
         done = [(p, gradient) for p, gradient in done if gradient is not None]
         if self.all_reduce_hook is not None and done:
             self._call_hook([(p, gradient._local_tensor) for p, gradient in done])
         for p, gradient in done:
-            p.set_gradient(gradient)
-            if p.sharded._post_accumulate_grad_hooks:
+            p.gradient.add(gradient)
+            if p.views.sharded._post_accumulate_grad_hooks:
                 accumulated[p] = None
 
     def _call_hook(self, gradients: list[tuple[ShardedParameter, torch.Tensor]]) -> None:

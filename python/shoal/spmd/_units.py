@@ -76,7 +76,7 @@ class EngineBox(Box):
         return self._array
 
     def before_write(self) -> None:
-        self._parameter.state.before_write(self._parameter)
+        self._parameter.state.writes.before_rows(self._parameter)
 
     def put(self, array: Array) -> None:
         raise Unimplemented(
@@ -96,7 +96,7 @@ class EngineParameter(Parameter):
 
     @property
     def grad(self):
-        reduced, operators = self._engine.sharded.grad, _gradient_of_operators(self)
+        reduced, operators = self._engine.views.sharded.grad, _gradient_of_operators(self)
         if operators is not None:
             operators._box.lay(self._box.mark)
         if reduced is None:
@@ -116,7 +116,7 @@ class EngineParameter(Parameter):
     def grad(self, value):
         if self._known is not None and value is self._known[1]:
             return
-        self._engine.sharded.grad = self._known = None
+        self._engine.views.sharded.grad = self._known = None
         torch.Tensor.grad.__set__(self, value)
 
     @grad.deleter
@@ -340,15 +340,15 @@ class Unit:
             parts = tuple(mesh.size() if d == q.dim else 1 for d in range(len(q.shape)))
             front._box = EngineBox(q, Sharding(parts, tuple(range(mesh.size()))))
             front.__class__, front._engine, front._shoal_state = EngineParameter, q, self.state
-            q.front = front
-            q.register(q.sharded)
+            q.views.front = front
+            q.views.register(q.views.sharded)
 
     def __deepcopy__(self, memo: dict) -> None:
         """A copy of the module has no unit: see _copied."""
 
     @property
     def parameters(self) -> list[EngineParameter]:
-        return [q.front for u in self.state.units for q in u.parameters]
+        return [q.views.front for u in self.state.units for q in u.parameters]
 
     def _units(self) -> list[Unit]:
         """This unit and the nested ones."""
@@ -578,8 +578,8 @@ class Unit:
 
     def _on_rows(self, flat: list[Any], tree: Any, units: list[Unit], way: Way) -> Any:
         for p in (p for u in units for p in u.parameters):
-            if p._engine.sharded.requires_grad != p.requires_grad:
-                p._engine.sharded.requires_grad_(p.requires_grad)
+            if p._engine.views.sharded.requires_grad != p.requires_grad:
+                p._engine.views.sharded.requires_grad_(p.requires_grad)
         entering = iter(way.entering)
         args, kwargs = tree_unflatten([_Enter.apply(a, next(entering)) if isinstance(a, Tensor) else a for a in flat], tree)
         with _going("rows"), _local_buffers(self._tree.modules()):

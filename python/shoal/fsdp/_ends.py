@@ -1,0 +1,53 @@
+"""The end of a unit's backward: when the gradients of its inputs are computed."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from shoal.fsdp._root import ForwardToken
+    from shoal.fsdp._state import State
+
+
+class Ends:
+    """The autograd nodes whose backward ends that of a unit, one per forward with an input that wants gradients."""
+
+    def __init__(self):
+        self.unseen = False  # no input of the running forward wants a gradient
+        self._nodes: weakref.WeakSet = weakref.WeakSet()
+        self._endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards that no node ends
+
+    def add(self, node) -> None:
+        self._nodes.add(node)
+
+    def add_forward(self, token: ForwardToken) -> None:
+        if self.unseen:
+            self._endless.add(token)
+
+    def more_to_come(self) -> bool:
+        """Returns True if the running backward pass will leave the unit again, because its forward ran more than once."""
+        task = torch._C._current_graph_task_id()
+        return any(node.left_in != task and torch._C._will_engine_execute_node(node) for node in self._nodes)
+
+    def leave(self, node) -> bool:
+        """Records that the pass has left the unit at ``node``. Returns True if it will not return."""
+        node.left_in = torch._C._current_graph_task_id()
+        return not self.more_to_come() and not self._endless
+
+
+class InputOfShardedUnit(torch.autograd.Function):
+    """The identity on a unit's inputs. Its backward runs after the unit's own backward."""
+
+    @staticmethod
+    def forward(ctx, state: State, *inputs: torch.Tensor):
+        ctx.state, ctx.left_in = state, -1
+        state.ends.add(ctx)
+        return inputs
+
+    @staticmethod
+    def backward(ctx, *grads: torch.Tensor):
+        ctx.state.inputs_done(ctx)
+        return (None, *grads)

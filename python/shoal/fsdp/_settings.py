@@ -1,0 +1,40 @@
+"""The user's requests for one unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+if TYPE_CHECKING:
+    from shoal.fsdp._state import State
+
+
+@dataclass(slots=True)
+class Settings:
+    """Arguments of fully_shard, and the changes that FSDPModule's methods and ``join`` make later."""
+
+    policy: MixedPrecisionPolicy
+    reshard_after_forward: bool | int | None  # by default True, but False for the root
+    offload: CPUOffloadPolicy | None = None
+    lease_guard: bool = False
+    ignored: WeakKeyDictionary[nn.Module, set[str]] = field(default_factory=WeakKeyDictionary)  # attribute names by module
+    reshard_after_backward: bool = True
+    unshard_in_backward: bool = True
+    sync: bool = True  # backward reduces gradients
+    everywhere: bool = True  # backward also reduces over replicas
+    reduce_unused: bool = False
+    max_input_buffers: int = 2
+    forward_prefetch: list[State] = field(default_factory=list)
+    backward_prefetch: list[State] = field(default_factory=list)
+    post_optim_event: Any = None
+    weigh_samples: bool = False
+    joining: bool = False
+    cast_to: torch.dtype | None = field(init=False)  # dtype of floating-point inputs
+
+    def __post_init__(self) -> None:
+        self.cast_to = self.policy.param_dtype if self.policy.cast_forward_inputs else None

@@ -1,0 +1,176 @@
+"""The tensors that modules hold for one parameter, one at a time.
+
+``sharded`` is a ``DTensor`` over this rank's slices. ``unsharded`` is a plain tensor over the whole parameter, or a ``DTensor`` on the
+model parallel mesh if it was one before. Both lie in the unit's arena, as separate imports. Slices of one tensor would share a version
+counter, be saved with all of it, and look tied.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import stateless
+
+from shoal._objects.tensors import dtensor, dtensor_parameter, lasting, with_dtype
+from shoal.exceptions import Unimplemented
+from shoal.fsdp._rows import rows_of, whole_of
+
+if TYPE_CHECKING:
+    from shoal.fsdp._parameters import ShardedParameter
+
+
+def local_of(t: torch.Tensor) -> torch.Tensor:
+    return t._local_tensor if isinstance(t, DTensor) else t
+
+
+class Views:
+    """One parameter's views. All have the same ``requires_grad``, their hooks are those of ``sharded``, and ``sharded`` stays one object,
+    because optimizers hold it."""
+
+    def __init__(self, parameter: ShardedParameter, original: nn.Parameter):
+        self._parameter = parameter
+        self._owners = parameter.owners
+        self.requires_grad = original.requires_grad
+        self.whole_spec = original._spec if isinstance(original, DTensor) else None
+        self.rows: torch.Tensor | None = None  # this rank's slices as Rows, the local tensor of ``sharded`` for the user
+        self.sharded: nn.Parameter | None = None
+        self.front: nn.Parameter | None = None  # if set by another package, stands for ``sharded`` in modules
+        self.unsharded: nn.Parameter | None = None
+        self.whole_version = 0  # torch's version of ``unsharded``, which must not change
+        self.post_forward: nn.Parameter | None = None  # on the mesh of reshard_after_forward=n, or a Whole
+
+    def of_rows(self) -> torch.Tensor:
+        """This rank's slices for the user: a Rows, which intercepts writes, if other ranks read them in place."""
+        p = self._parameter
+        self.rows = p.own if p.external else rows_of(p.own, p)
+        return self.rows
+
+    def show_rows(self, plain: bool) -> None:
+        """``plain``: plain local tensors for an optimizer's step, which has opened the window, so that operators cost no interception."""
+        own = self._parameter.own
+        if self.sharded._local_tensor is (self.rows if plain else own):
+            self.sharded._local_tensor = own if plain else self.rows
+
+    def set_whole(self, whole: torch.Tensor) -> None:
+        if self.whole_spec is not None:
+            whole = dtensor(whole, with_dtype(self.whole_spec, whole.dtype))
+        self.unsharded = nn.Parameter(whole, requires_grad=self.sharded.requires_grad)
+        self._hooks_go_to_sharded(self.unsharded)
+        self.whole_version = version_of(self.unsharded)
+        self.post_forward = None
+        self.mark()
+
+    def mark(self) -> None:
+        """Sets the attributes by which optimizers find the views' unit."""
+        for view in (self.sharded, self.unsharded):
+            if view is not None:
+                view._shoal_state = self._parameter.state
+        if self.unsharded is not None:
+            self.unsharded._shoal_sharded = weakref.ref(self._parameter)
+
+    def take_hooks(self, original: torch.Tensor) -> None:
+        """Moves the original's gradient hooks to ``sharded``, and redirects later registrations on the original."""
+        if original._backward_hooks:
+            self.sharded._backward_hooks = original._backward_hooks  # the same dict, for the handles' remove()
+        if original._post_accumulate_grad_hooks:
+            self.sharded._post_accumulate_grad_hooks = original._post_accumulate_grad_hooks
+        self._hooks_go_to_sharded(original)
+
+    def _hooks_go_to_sharded(self, view: torch.Tensor) -> None:
+        """Registers later hooks of ``view`` on ``sharded`` instead: all hooks get the reduced gradient."""
+        view.register_hook = self.sharded.register_hook
+        view.register_post_accumulate_grad_hook = self.sharded.register_post_accumulate_grad_hook
+
+    def follow_requires_grad(self) -> None:
+        """Propagates ``requires_grad`` to all views after the user changed it on one of them."""
+        known, whole, row = self.requires_grad, self.unsharded, self.post_forward
+        if (
+            self.sharded.requires_grad != known
+            or (whole is not None and whole.requires_grad != known)
+            or (row is not None and row.requires_grad != known)
+        ):
+            self.requires_grad = not known
+            for view in (self.sharded, whole, row):
+                if view is not None:
+                    view.requires_grad_(not known)
+
+    def register(self, view: nn.Parameter) -> None:
+        """Sets one of the views in all modules that have the parameter."""
+        if view is self.sharded and self.front is not None:
+            view = self.front
+        for module, attribute in self._owners:
+            module._parameters[attribute] = view
+
+    def show(self, view: nn.Parameter) -> bool:
+        """As ``register``, but keeps a tensor that the user put in the parameter's place. Returns True if there is none."""
+        ours = True
+        if view is self.sharded and self.front is not None:
+            view = self.front
+        for module, attribute in self._owners:
+            current = module._parameters.get(attribute)
+            if current is view:
+                continue
+            if current is not None and any(current is f for f in (self.sharded, self.unsharded, self.post_forward, self.front)):
+                module._parameters[attribute] = view
+            else:
+                ours = False
+        return ours
+
+    def refuse_substitutes(self) -> None:
+        for module, attribute in self._owners:
+            current = module._parameters.get(attribute)
+            if current is not None and not any(current is f for f in (self.sharded, self.unsharded, self.post_forward, self.front)):
+                refuse_substitute(self._parameter.name, current)
+
+    def show_post_forward(self, mesh: Any) -> None:
+        """Shows this rank's rows on the smaller mesh, a view of the whole parameter."""
+        if self.post_forward is None:
+            from torch.distributed.tensor import Replicate, Shard
+            from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+            whole = self.unsharded.detach()
+            size, meta = self._parameter.shape[0], self._parameter.spec.tensor_meta
+            piece = -(-size // mesh.size(1))
+            begin = min(mesh.get_local_rank(1) * piece, size)
+            local = whole_of(whole[begin : min(begin + piece, size)], self._parameter)
+            spec = with_dtype(DTensorSpec(mesh, (Replicate(), Shard(0)), tensor_meta=meta), local.dtype)
+            self.post_forward = dtensor_parameter(local, spec, self.sharded.requires_grad)
+            self.post_forward._shoal_state = self._parameter.state
+            self._hooks_go_to_sharded(self.post_forward)
+        self.show(self.post_forward)
+
+    def show_guarded(self) -> None:
+        """Shows the whole parameter as a Whole, which redirects writes by operators."""
+        if self.post_forward is None:
+            with lasting():
+                view = whole_of(local_of(self.unsharded).data, self._parameter)  # .data: a version counter of its own
+                if self.whole_spec is not None:
+                    view = dtensor(view, self.unsharded._spec)
+                view.requires_grad_(self.requires_grad)
+                view._is_param = True
+                view._shoal_state, view._shoal_sharded = self._parameter.state, weakref.ref(self._parameter)
+                self._hooks_go_to_sharded(view)
+            self.post_forward = view
+        self.show(self.post_forward)
+
+
+def refuse_substitute(name: str, current: torch.Tensor) -> None:
+    """Raises Unimplemented for a tensor that torch.func.functional_call put in a parameter's place for one forward."""
+    frame = sys._getframe(1) if isinstance(current, nn.Parameter) else None  # a module accepts no other type permanently
+    while frame is not None and frame.f_code is not stateless._functional_call.__code__:
+        frame = frame.f_back
+    if frame is not None or not isinstance(current, nn.Parameter):
+        raise Unimplemented(
+            f"parameter {name} of a sharded module was replaced by a tensor for one forward (torch.func.functional_call)",
+            hint="copy the values into the parameter (p.copy_ under no_grad), or call a module that is not sharded",
+        )
+
+
+def version_of(t: torch.Tensor | None) -> int:
+    """The number of torch's in-place writes to ``t``; 0 for None and for inference tensors."""
+    return 0 if t is None or t.is_inference() else t._version

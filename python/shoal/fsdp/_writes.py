@@ -1,0 +1,85 @@
+"""The user's writes to a unit's parameters: when they are allowed, and which were made while the write window was closed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp._parameters import ShardedParameter
+from shoal.fsdp._phases import Shown
+from shoal.fsdp._views import local_of, version_of
+
+if TYPE_CHECKING:
+    from shoal.fsdp._state import State
+
+
+class WriteGuard:
+    """Opens the write window before a write that operators announce. Other writes show in the counts that ``closed_window`` keeps."""
+
+    def __init__(self, state: State):
+        self._state = state
+        self.closed_window: tuple[str, dict[str, int]] | None = None  # while the window is closed: the reason, and ``counts`` at that time
+
+    def guards(self, p: ShardedParameter) -> bool:
+        """Returns True if other ranks may read this parameter's rows now."""
+        root = self._state.root
+        if root is None or root.window_open:
+            return False
+        if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
+            return False  # no rank reads the unit again
+        return all(u.in_arena(p) for u in self._state.units if p in u.parameters)
+
+    def before_rows(self, p: ShardedParameter) -> None:
+        """Called before the user writes to this rank's rows. Opens the write window, as an optimizer's step does."""
+        if not self.guards(p):
+            return
+        self._check(p)
+        self._state.root.open_window(f"a write to {self._full_name(p)}")
+
+    def before_whole(self, p: ShardedParameter) -> None:
+        """Called before the user writes to a whole parameter after an evaluation. Copies all such parameters, then opens the window."""
+        root = self._state.root
+        if root is None or p in root.copies:
+            return
+        resharded = any(u.post_forward_mesh is not None for u in self._state.units)
+        if root.window_open or resharded or p.dtype != p.compute_dtype:
+            raise InvalidArgument(
+                f"{self._full_name(p)} is unsharded after a forward, in memory that all ranks share, and cannot be written",
+                hint="call reshard() on the module first: then it shows the sharded parameters, which may be written",
+            )
+        self._check(p)
+        for s in root.states:
+            if s.shows is Shown.POST_FORWARD:
+                for q in (q for u in s.units if u.post_forward_mesh is None for q in u.parameters if u.in_arena(q)):
+                    root.copies[q] = local_of(q.views.unsharded.detach()).clone()
+        root.open_window(f"a write to {self._full_name(p)}")
+
+    def counts(self) -> dict[str, int]:
+        """Counts torch's in-place writes per arena parameter, by name. Raises InvalidArgument for a written whole parameter."""
+        found = {}
+        for p in (p for u in self._state.units for p in u.parameters if u.in_arena(p)):
+            views = p.views
+            if version_of(views.unsharded) != views.whole_version:
+                raise InvalidArgument(
+                    f"the whole {self._full_name(p)} was written, in memory that all ranks share",
+                    hint="write to the sharded parameter, before the forward or after the backward; after a forward call reshard() first",
+                )
+            found[p.name] = version_of(views.sharded) + version_of(views.sharded._local_tensor)
+        return found
+
+    def _full_name(self, p: ShardedParameter) -> str:
+        return f"parameter {p.name} of {self._state.name or 'the root'}"
+
+    def _check(self, p: ShardedParameter) -> None:
+        root, name = self._state.root, self._full_name(p)
+        if root.joining:
+            raise InvalidArgument(
+                f"{name} is written inside join, after a forward: ranks without batches would take it for an optimizer's step",
+                hint="write before or after the loop, or between a synchronised backward and the next forward",
+            )
+        in_backward = root.backward is not None and root.backward() is not None
+        if in_backward or any(s.forwarding for s in root.states):
+            raise InvalidArgument(
+                f"{name} is written inside a forward or backward pass, in which other ranks may be, too",
+                hint="write before the forward or after the backward (register_post_accumulate_grad_hook runs there)",
+            )
