@@ -55,6 +55,8 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
     run(environment / "bin" / "pip", "install", "-q", "--disable-pip-version-check", wheel, env=clean)
     command, python = environment / "bin" / "shoal", environment / "bin" / "python"
 
+    if not list(environment.rglob("site-packages/shoal/_native.pyi")):
+        sys.exit("smoke: the wheel has no stub of the extension module")
     # The binaries use no library of the build machine other than the C and C++ runtimes.
     for binary in [*environment.rglob("site-packages/shoal/_native*.so"), *environment.rglob("site-packages/shoal/bin/shoal")]:
         outside = [
