@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from shoal._objects.tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _bootstrap, _graph
 from shoal.fsdp._collect import own_parameters
+
+if TYPE_CHECKING:
+    from shoal.fsdp.graph import AdamW
 
 BATCH = -1  # a node's source that stands for the batch's inputs
 
@@ -49,9 +52,7 @@ class GraphWorker:
                 if owner_of.setdefault(parameter, name) != name:
                     raise InvalidArgument(f"units {owner_of[parameter]} and {name} share a parameter", hint="put both into one unit")
         for name, found in parameters.items():
-            dtype = {n: str(p.dtype).removeprefix("torch.") for n, (p, _) in found.items()}
-            specs = [(n, list(p.shape), dtype[n], p.requires_grad, 0, dtype[n], dtype[n], False) for n, (p, _) in found.items()]
-            unit = self._actor.add_unit(name, specs, self._lease_guard)
+            unit = self._actor.add_unit(name, [_spec_of(n, p) for n, (p, _) in found.items()], self._lease_guard)
             natives.append(unit)
             self._parameters.append([self._move(unit, i, p, owners, world_size) for i, (p, owners) in enumerate(found.values())])
         self._model = self._actor.make_model(natives, list(units), slots=2)
@@ -70,9 +71,19 @@ class GraphWorker:
             module._parameters[attribute] = whole
         return whole
 
-    def send(self, graph: bytes, optimizer: tuple[float, float, float, float, float], offload_folder: str) -> None:
+    def send(self, graph: bytes, optimizer: AdamW, offload_folder: str) -> None:
         """Receives the graph that later steps run."""
-        self._runner = _native.StepRunner.make(self._model, graph, *optimizer, offload_folder)
+        beta1, beta2 = optimizer.betas
+        self._runner = _native.StepRunner.make(
+            self._model,
+            graph,
+            lr=optimizer.lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            offload_folder=offload_folder,
+        )
         self._grad = any(n.op == "backward" for n in self._runner.graph_nodes())
 
     def step(self) -> float:
@@ -173,3 +184,17 @@ def _split(batch: torch.Tensor, parts: int) -> list[torch.Tensor]:
         what = f"has {len(batch)} rows" if isinstance(batch, torch.Tensor) else f"is a {type(batch).__name__}"
         raise InvalidArgument(f"a batch that {what} cannot be split into {parts} micro-batches", hint="return tensors with as many rows")
     return list(chunks)
+
+
+def _spec_of(name: str, p: nn.Parameter) -> _native.ParameterSpec:
+    dtype = str(p.dtype).removeprefix("torch.")
+    return _native.ParameterSpec(
+        name=name,
+        shape=list(p.shape),
+        dtype=dtype,
+        requires_grad=p.requires_grad,
+        dim=0,
+        compute_dtype=dtype,
+        reduce_dtype=dtype,
+        external=False,
+    )

@@ -316,8 +316,8 @@ class Ranks:
             raise InvalidArgument("these ranks have a graph already", hint="place a model of its own for another graph")
         if step.units != self.units:
             raise InvalidArgument(f"the step has the units {', '.join(step.units)}, the model {', '.join(self.units)}", reason="BadGraph")
-        encoded, o = step.encode(), self._optimizer
-        get([w.send.remote(encoded, (o.lr, *o.betas, o.eps, o.weight_decay), self._offload_folder) for w in self._workers])
+        encoded = step.encode()
+        get([w.send.remote(encoded, self._optimizer, self._offload_folder) for w in self._workers])
         self._sent = True
 
     def step(self) -> list[ObjectRef]:
