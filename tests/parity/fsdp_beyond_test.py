@@ -451,7 +451,7 @@ def memory_reserved_for_frozen_parameters_is_released():
         optimizer.step()
     assert not any(id(p) in optimizer._reserved for p in frozen.parameters())
     units = frozen._get_fsdp_state().units
-    assert all(p._buffer is None for u in units for p in u.parameters)
+    assert all(p.gradient._buffer is None for u in units for p in u.parameters)
 
 
 @use
