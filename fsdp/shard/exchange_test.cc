@@ -9,7 +9,7 @@
 
 #include "fsdp/shard/sharded_model.h"
 #include "runtime/loop/loop.h"
-#include "runtime/transport/shm_communicator.h"
+#include "runtime/transport/shm/shm_communicator.h"
 
 namespace shoal::fsdp {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "python/native/collective.h"
 #include "python/native/py_backend.h"
-#include "runtime/transport/shm_communicator.h"
+#include "runtime/transport/shm/shm_communicator.h"
 
 namespace shoal::python {
 

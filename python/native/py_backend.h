@@ -2,7 +2,7 @@
 #pragma once
 
 #include "python/native/bindings.h"
-#include "runtime/transport/collective_backend.h"
+#include "runtime/transport/process_group/collective_backend.h"
 
 namespace shoal::python {
 

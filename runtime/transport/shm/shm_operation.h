@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "runtime/transport/communicator.h"
-#include "runtime/transport/ledger.h"
-#include "runtime/transport/shm_memory.h"
+#include "runtime/transport/shm/ledger.h"
+#include "runtime/transport/shm/shm_memory.h"
 
 namespace shoal::runtime {
 

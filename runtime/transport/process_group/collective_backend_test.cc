@@ -1,4 +1,4 @@
-#include "runtime/transport/collective_backend.h"
+#include "runtime/transport/process_group/collective_backend.h"
 
 #include <cstring>
 #include <thread>
@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/loop/loop.h"
-#include "runtime/transport/shm_communicator.h"
+#include "runtime/transport/shm/shm_communicator.h"
 
 namespace shoal::runtime {
 namespace {

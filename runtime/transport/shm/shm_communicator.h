@@ -18,7 +18,7 @@
 #include "runtime/loop/side_thread.h"
 #include "runtime/shm/memory.h"
 #include "runtime/transport/communicator.h"
-#include "runtime/transport/shm_operation.h"
+#include "runtime/transport/shm/shm_operation.h"
 
 namespace shoal::runtime {
 

@@ -1,4 +1,4 @@
-#include "runtime/transport/collective_backend.h"
+#include "runtime/transport/process_group/collective_backend.h"
 
 #include <algorithm>
 #include <cstring>

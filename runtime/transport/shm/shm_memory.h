@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "runtime/shm/membership_page.h"
-#include "runtime/transport/ledger.h"
+#include "runtime/transport/shm/ledger.h"
 
 namespace shoal::runtime {
 

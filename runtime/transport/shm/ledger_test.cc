@@ -1,4 +1,4 @@
-#include "runtime/transport/ledger.h"
+#include "runtime/transport/shm/ledger.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/transport/shm_operation.h"
+#include "runtime/transport/shm/shm_operation.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "runtime/transport/shm_communicator.h"
+#include "runtime/transport/shm/shm_communicator.h"
 
 #include <algorithm>
 #include <map>
