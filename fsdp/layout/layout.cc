@@ -11,28 +11,32 @@ namespace {
 constexpr std::size_t kMaxBytes = std::size_t{1} << 44;
 constexpr std::size_t kPage = 4096;
 
-struct Names {
-  DType dtype;
-  const char* name;
-  std::size_t bytes;
-};
-constexpr Names kNames[] = {{DType::kFloat32, "float32", 4}, {DType::kFloat64, "float64", 8}, {DType::kBFloat16, "bfloat16", 2},
-                            {DType::kFloat16, "float16", 2}, {DType::kUInt8, "uint8", 1},     {DType::kInt8, "int8", 1},
-                            {DType::kInt16, "int16", 2},     {DType::kInt32, "int32", 4},     {DType::kInt64, "int64", 8},
-                            {DType::kBool, "bool", 1}};
-
 }  // namespace
 
-Result<DType> parse_dtype(std::string_view name) {
-  for (const auto& n : kNames) {
-    if (name == n.name) return n.dtype;
+bool can_be_sharded(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat64:
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kInt16:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kBool:
+      return true;
+    default:
+      return false;
   }
+}
+
+Result<DType> parse_dtype(std::string_view name) {
+  const auto dtype = find_dtype(name);
+  if (dtype && can_be_sharded(*dtype)) return *dtype;
   return fail(invalid_argument(fmt::format("parameters of dtype {} cannot be sharded", name))
                   .with_hint("those of floats, of integers and bool can"));
 }
-
-const char* dtype_name(DType dtype) { return kNames[static_cast<std::size_t>(dtype)].name; }
-std::size_t dtype_bytes(DType dtype) { return kNames[static_cast<std::size_t>(dtype)].bytes; }
 
 Rows rows_of(std::int64_t rows, int world_size, Rank rank) {
   const std::int64_t piece = (rows + world_size - 1) / world_size;

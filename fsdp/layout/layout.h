@@ -15,17 +15,15 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/core/dtype.h"
 #include "runtime/core/id.h"
 #include "runtime/core/result.h"
 
 namespace shoal::fsdp {
 
-// Gradients have one of the first four; the others are only moved as bytes.
-enum class DType : std::uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kUInt8, kInt8, kInt16, kInt32, kInt64, kBool };
-inline constexpr int kNumDTypes = 10;
-Result<DType> parse_dtype(std::string_view name);  // "float32"; InvalidArgument lists the names
-const char* dtype_name(DType dtype);
-std::size_t dtype_bytes(DType dtype);
+// True for the dtypes of parameters. Gradients are floats; the engine only moves the bytes of the others.
+bool can_be_sharded(DType dtype);
+Result<DType> parse_dtype(std::string_view name);  // a parameter's, by name; InvalidArgument if it cannot be sharded
 
 struct Parameter {
   std::string name;                 // fully qualified within the unit

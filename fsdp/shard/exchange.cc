@@ -80,7 +80,7 @@ Result<void> Exchange::compare(std::uint64_t fingerprint) {
   call.label = "the models' names, shapes and dtypes";
   SHOAL_OK(communicator_
                ->all_gather(std::as_bytes(std::span(&fingerprint, 1)), std::as_writable_bytes(std::span(all)),
-                            std::vector<std::size_t>(world, sizeof fingerprint), runtime::DType::kUInt64, std::move(call))
+                            std::vector<std::size_t>(world, sizeof fingerprint), DType::kUInt64, std::move(call))
                ->wait());
   for (int r = 0; r < grid_.world_size; ++r) control_.rank(r).fingerprint.store(all[static_cast<std::size_t>(r)]);
   compared_ = true;
@@ -119,7 +119,7 @@ Result<void> Exchange::gather(ShardedUnit& unit, std::size_t unit_index, std::ui
         pack(piece_of(p, grid_.shards(), grid_.shard_of(rank_)), dtype_bytes(p.compute_dtype()), unit.whole_to_write(i), mine.data() + at);
   }
   if (grid_.replicas == 1) {
-    SHOAL_OK(communicator_->all_gather(mine, all, receives, runtime::DType::kUInt8, call("unshard", unit, step))->wait());
+    SHOAL_OK(communicator_->all_gather(mine, all, receives, DType::kUInt8, call("unshard", unit, step))->wait());
   } else {  // a replica's ranks only
     std::vector<std::byte> copies;
     for (int r = 0; r < grid_.world_size; ++r) {
@@ -127,7 +127,7 @@ Result<void> Exchange::gather(ShardedUnit& unit, std::size_t unit_index, std::ui
       sends[static_cast<std::size_t>(r)] = mine.size();
       copies.insert(copies.end(), mine.begin(), mine.end());
     }
-    SHOAL_OK(communicator_->all_to_all(copies, all, sends, receives, runtime::DType::kUInt8, call("unshard", unit, step))->wait());
+    SHOAL_OK(communicator_->all_to_all(copies, all, sends, receives, DType::kUInt8, call("unshard", unit, step))->wait());
   }
   for (int r = 0; r < grid_.world_size; ++r) {
     if (r == rank_ || receives[static_cast<std::size_t>(r)] == 0) continue;
@@ -189,7 +189,7 @@ Result<void> Exchange::gradients(const ShardedUnit& unit, const Reducer& reducer
       at += piece.numel() * element;
     }
   }
-  SHOAL_OK(communicator_->all_to_all(out, in, sends, receives, runtime::DType::kUInt8, call("reduce_scatter", unit, step))->wait());
+  SHOAL_OK(communicator_->all_to_all(out, in, sends, receives, DType::kUInt8, call("reduce_scatter", unit, step))->wait());
   for (int r = 0; r < grid_.world_size; ++r) {
     if (r == rank_) continue;
     const std::byte* at = in.data() + receive_begins[static_cast<std::size_t>(r)];

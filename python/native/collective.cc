@@ -29,7 +29,7 @@ Call call_of(const PyCall& c) {
   return out;
 }
 
-runtime::DType dtype_of(const std::string& name) { return unwrap(runtime::parse_dtype(name)); }
+DType dtype_of(const std::string& name) { return unwrap(runtime::parse_dtype(name)); }
 
 // Starts an operation without the GIL: some operations end before this returns.
 template <class F>

@@ -16,7 +16,7 @@
 
 #include "runtime/core/result.h"
 #include "runtime/loop/clock.h"
-#include "runtime/transport/dtype.h"
+#include "runtime/transport/reduce_op.h"
 
 namespace shoal::runtime {
 

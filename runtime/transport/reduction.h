@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "runtime/transport/dtype.h"
+#include "runtime/transport/reduce_op.h"
 
 namespace shoal::runtime {
 

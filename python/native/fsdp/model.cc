@@ -23,8 +23,8 @@ std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(addr
 // An address is 0 if there is no such memory.
 void make_gradient(Gradient* out, std::uintptr_t whole, int dtype, std::uintptr_t own, bool accumulate, std::uintptr_t partial,
                    bool has_partial) {
-  if (dtype < 0 || dtype >= fsdp::kNumDTypes) throw nb::value_error("not a dtype's number");
-  new (out) Gradient{at(whole), at(own), accumulate, static_cast<fsdp::DType>(dtype), at(partial), has_partial};
+  if (dtype < 0 || dtype >= kNumDTypes || !fsdp::can_be_sharded(static_cast<DType>(dtype))) throw nb::value_error("not a dtype's number");
+  new (out) Gradient{at(whole), at(own), accumulate, static_cast<DType>(dtype), at(partial), has_partial};
 }
 
 void backward_end(ShardedModel& s, std::size_t unit, const std::vector<Gradient>& gradients, double scale, bool everywhere, bool reshard,

@@ -12,7 +12,7 @@ namespace shoal::python {
 
 namespace {
 
-using DTypes = std::array<fsdp::DType, fsdp::kMaxArrays>;
+using DTypes = std::array<DType, fsdp::kMaxArrays>;
 
 // Dtype names; "" for an array that the update does not have.
 DTypes dtypes_of(const std::vector<std::string>& names) {

@@ -13,20 +13,20 @@ using fsdp::ShardedUnit;
 
 namespace {
 
-nb::dlpack::dtype dlpack_dtype(fsdp::DType dtype) {
-  const auto bits = static_cast<std::uint8_t>(8 * fsdp::dtype_bytes(dtype));
+nb::dlpack::dtype dlpack_dtype(DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * dtype_bytes(dtype));
   const auto code = [&] {
     switch (dtype) {
-      case fsdp::DType::kBFloat16:
+      case DType::kBFloat16:
         return nb::dlpack::dtype_code::Bfloat;
-      case fsdp::DType::kUInt8:
+      case DType::kUInt8:
         return nb::dlpack::dtype_code::UInt;
-      case fsdp::DType::kInt8:
-      case fsdp::DType::kInt16:
-      case fsdp::DType::kInt32:
-      case fsdp::DType::kInt64:
+      case DType::kInt8:
+      case DType::kInt16:
+      case DType::kInt32:
+      case DType::kInt64:
         return nb::dlpack::dtype_code::Int;
-      case fsdp::DType::kBool:
+      case DType::kBool:
         return nb::dlpack::dtype_code::Bool;
       default:
         return nb::dlpack::dtype_code::Float;
@@ -36,7 +36,7 @@ nb::dlpack::dtype dlpack_dtype(fsdp::DType dtype) {
 }
 
 // A torch tensor over a unit's memory, with a storage of exactly these bytes and a separate version counter.
-nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, std::vector<std::size_t> shape, fsdp::DType dtype) {
+nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, std::vector<std::size_t> shape, DType dtype) {
   auto* owner = new std::shared_ptr<ShardedUnit>(unit);
   const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<std::shared_ptr<ShardedUnit>*>(o); });
   nb::ndarray<nb::pytorch> array(data, shape.size(), shape.data(), capsule, nullptr, dlpack_dtype(dtype), nb::device::cpu::value, 0);
@@ -95,7 +95,7 @@ nb::object own(const std::shared_ptr<ShardedUnit>& unit, std::size_t index) {
   auto& sharded = shape[static_cast<std::size_t>(p.dim)];
   std::size_t others = 1;
   for (const auto n : shape) others *= n;
-  if (others > 0) sharded = unit->own_bytes(index) / fsdp::dtype_bytes(p.dtype) / (others / sharded);
+  if (others > 0) sharded = unit->own_bytes(index) / dtype_bytes(p.dtype) / (others / sharded);
   return tensor(unit, unit->own(index), std::move(shape), p.dtype);
 }
 

@@ -15,7 +15,7 @@
 #include "runtime/core/result.h"
 #include "runtime/loop/clock.h"
 #include "runtime/shm/membership_page.h"
-#include "runtime/transport/dtype.h"
+#include "runtime/transport/reduce_op.h"
 
 namespace shoal::runtime {
 

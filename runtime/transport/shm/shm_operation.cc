@@ -347,7 +347,7 @@ std::string ShmMessage::what() const {
 
 Result<void> ShmMessage::check_head(const ShmMemory::Channel::Head& head) const {
   if (head.bytes == data_.size() && head.tag == tag_ && head.dtype == static_cast<std::uint64_t>(dtype_)) return {};
-  const auto dtype = head.dtype <= static_cast<std::uint64_t>(DType::kFloat8E5M2FNUZ) ? static_cast<DType>(head.dtype) : DType::kUInt8;
+  const auto dtype = head.dtype < kNumDTypes ? static_cast<DType>(head.dtype) : DType::kUInt8;
   return fail(invalid_argument(fmt::format("rank {} is in {}, but rank {} sends {} bytes of {} with tag {}", rank_, what(), from_,
                                            head.bytes, dtype_name(dtype), head.tag))
                   .with_reason("Diverged")

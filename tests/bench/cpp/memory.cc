@@ -13,7 +13,7 @@
 
 namespace {
 
-using shoal::fsdp::DType;
+using shoal::DType;
 
 void accumulate(float* __restrict a, const float* __restrict b, std::size_t numel) {
   for (std::size_t i = 0; i < numel; ++i) a[i] += b[i];
