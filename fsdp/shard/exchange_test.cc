@@ -9,7 +9,7 @@
 
 #include "fsdp/shard/sharded_model.h"
 #include "runtime/loop/loop.h"
-#include "runtime/transport/shm/shm_communicator.h"
+#include "runtime/transport/make_communicator.h"
 
 namespace shoal::fsdp {
 namespace {
@@ -52,16 +52,16 @@ class ExchangeTest : public testing::TestWithParam<std::tuple<int, int>> {
     options.spins = 0;
     options.timeout = 20s;
     if (!shares) {
-      runtime::ShmCommunicator::Options o;
-      o.rank = rank;
-      o.world_size = grid.world_size;
-      o.spins = 0;
-      o.timeout = 20s;
-      o.name = "communicator";
-      o.memory = [&](const std::string& name, std::size_t bytes, int) -> Result<std::shared_ptr<runtime::Mapping>> {
+      runtime::CommunicatorRequest request;
+      request.rank = rank;
+      request.world_size = grid.world_size;
+      request.name = "communicator";
+      request.timeout = 20s;
+      request.memory.emplace().spins = 0;
+      request.memory->open = [&](const std::string& name, std::size_t bytes, int) -> Result<std::shared_ptr<runtime::Mapping>> {
         return std::make_shared<runtime::Mapping>(runtime::map(shared(name, bytes), bytes, runtime::Access::kReadWrite).value());
       };
-      options.communicator = runtime::ShmCommunicator::make(std::move(o), clock_).value();
+      options.communicator = runtime::make_communicator(std::move(request), clock_).value();
     }
     ShardedModel::Units units;
     for (std::size_t u = 0; u < layouts.size(); ++u) {

@@ -2,7 +2,7 @@
 
 #include "python/native/collective.h"
 #include "python/native/py_backend.h"
-#include "runtime/transport/shm/shm_communicator.h"
+#include "runtime/transport/make_communicator.h"
 
 namespace shoal::python {
 
@@ -45,28 +45,41 @@ WorkPtr submit(F&& fn) {
 
 }  // namespace
 
-std::unique_ptr<PyCommunicator> PyCommunicator::place(PySession& session, const std::string& gang, int rank, int world_size, double timeout,
-                                                      double warn_after, bool spins) {
+std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const std::string& name, int rank, int world_size,
+                                                     bool shares_memory, const std::string& backend, nb::callable open_backend,
+                                                     double timeout, double warn_after, bool spins) {
   const auto use = session.use();
-  auto& native = *use;
-  auto memory = actors::NodeMemory::of(native);
-  runtime::ShmCommunicator::Options o;
-  o.rank = rank;
-  o.world_size = world_size;
-  o.name = gang;
-  o.timeout = seconds(timeout);
-  o.warn_after = seconds(warn_after);
-  if (!spins) o.spins = 0;
-  o.interrupted = signals_pending;
-  o.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
-  o.memory = [memory](const std::string& name, std::size_t bytes, int member) { return memory->open(name, bytes, member); };
-  auto made = without_gil([&] { return runtime::ShmCommunicator::make(std::move(o), native.clock()); });
-  return std::make_unique<PyCommunicator>(std::move(made), std::move(memory));
-}
-
-std::unique_ptr<PyCommunicator> PyCommunicator::over(nb::object backend, int rank, int world_size, const std::string& transport) {
-  auto made = std::make_shared<runtime::BackendCommunicator>(rank, world_size, make_py_backend(std::move(backend)), transport);
-  return std::make_unique<PyCommunicator>(std::move(made), nullptr);
+  runtime::CommunicatorRequest request;
+  request.rank = rank;
+  request.world_size = world_size;
+  request.name = name;
+  request.timeout = seconds(timeout);
+  request.warn_after = seconds(warn_after);
+  request.interrupted = signals_pending;
+  request.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+  std::shared_ptr<actors::NodeMemory> memory;
+  if (shares_memory) {
+    memory = actors::NodeMemory::of(*use);
+    auto& shared = request.memory.emplace();
+    if (!spins) shared.spins = 0;
+    shared.open = [memory](const std::string& key, std::size_t bytes, int member) { return memory->open(key, bytes, member); };
+  }
+  std::optional<nb::python_error> raised;
+  request.bytes = runtime::ByteTransport{backend, [&]() -> Result<std::shared_ptr<runtime::CollectiveBackend>> {
+                                           const nb::gil_scoped_acquire gil;
+                                           try {
+                                             return make_py_backend(open_backend());
+                                           } catch (nb::python_error& e) {
+                                             raised.emplace(e);
+                                             return fail(internal("opening the backend raised an exception"));
+                                           }
+                                         }};
+  auto made = [&] {
+    const nb::gil_scoped_release release;
+    return runtime::make_communicator(std::move(request), use->clock());
+  }();
+  if (raised) throw *std::move(raised);
+  return std::make_unique<PyCommunicator>(unwrap(std::move(made)), std::move(memory));
 }
 
 std::unique_ptr<PyCommunicator> PyCommunicator::reform() const {
@@ -111,10 +124,9 @@ void bind_collective(nb::module_& m) {
   using Sizes = std::vector<std::size_t>;
   nb::class_<C>(m, "Communicator",
                 "Messages among the ranks of a group. Sizes and counts are bytes; a call is (label, step, timeout, background).")
-      .def_static("place", &C::place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("timeout"),
-                  nb::arg("warn_after"), nb::arg("spins"))
-      .def_static("over", &C::over, nb::arg("mover"), nb::arg("rank"), nb::arg("world_size"), nb::arg("transport"),
-                  "Of ranks that share no memory; mover: as shoal._process_group has it.")
+      .def_static("make", &C::make, nb::arg("session"), nb::kw_only(), nb::arg("name"), nb::arg("rank"), nb::arg("world_size"),
+                  nb::arg("shares_memory"), nb::arg("backend"), nb::arg("open_backend"), nb::arg("timeout"), nb::arg("warn_after"),
+                  nb::arg("spins"), "Of shared memory if all ranks share the node's, else of this backend, opened on every rank.")
       .def_prop_ro("rank", [](const C& c) { return c.get().rank(); })
       .def_prop_ro("world_size", [](const C& c) { return c.get().world_size(); })
       .def_prop_ro("generation", [](const C& c) { return c.get().generation(); })

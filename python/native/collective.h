@@ -15,11 +15,11 @@ class PyCommunicator {
   PyCommunicator(std::shared_ptr<runtime::Communicator> communicator, std::shared_ptr<actors::NodeMemory> memory)
       : communicator_(std::move(communicator)), memory_(std::move(memory)) {}
 
-  // For ranks that share the node's memory.
-  static std::unique_ptr<PyCommunicator> place(PySession& session, const std::string& gang, int rank, int world_size, double timeout,
-                                               double warn_after, bool spins);
-  // For ranks whose bytes a Python object moves (shoal._process_group).
-  static std::unique_ptr<PyCommunicator> over(nb::object mover, int rank, int world_size, const std::string& transport);
+  // Chooses the transport (runtime/transport/make_communicator.h). `open_backend` makes the Python object that moves bytes under the name
+  // `backend` (shoal._distributed.process_group).
+  static std::unique_ptr<PyCommunicator> make(PySession& session, const std::string& name, int rank, int world_size, bool shares_memory,
+                                              const std::string& backend, nb::callable open_backend, double timeout, double warn_after,
+                                              bool spins);
 
   runtime::Communicator& get() const { return *communicator_; }
   const std::shared_ptr<runtime::Communicator>& shared() const { return communicator_; }

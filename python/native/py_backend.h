@@ -1,8 +1,8 @@
-// A CollectiveBackend in Python: shoal._process_group over torch's process groups. Takes the GIL for every call.
+// A CollectiveBackend in Python: shoal._distributed.process_group over torch's process groups. Takes the GIL for every call.
 #pragma once
 
 #include "python/native/bindings.h"
-#include "runtime/transport/process_group/collective_backend.h"
+#include "runtime/transport/collective_backend.h"
 
 namespace shoal::python {
 

@@ -1,5 +1,5 @@
-// Communication among the ranks of a group: collectives, point-to-point messages, and one-sided reads. The transport is shared memory or
-// a process group (UCX and NCCL later).
+// Communication among the ranks of a group: collectives, point-to-point messages, and one-sided reads. make_communicator.h chooses the
+// transport.
 //
 // Every rank calls the collectives in the same order, in which they start; sends and receives are ordered per pair of ranks only. Each call
 // returns its Work at once, and the operation uses the buffers until the Work is done. A failure (a dead rank, diverging ranks, a
@@ -14,11 +14,15 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
 #include "runtime/loop/clock.h"
 #include "runtime/transport/reduce_op.h"
 
 namespace shoal::runtime {
+
+// Parses the dtype of a message, by torch's name without "torch.". InvalidArgument lists the known names.
+Result<DType> parse_dtype(std::string_view name);
 
 // Attributes of one operation, set by its caller.
 struct Call {
@@ -27,6 +31,22 @@ struct Call {
   Duration timeout{};       // from the call on; zero: the communicator's default
   bool background = false;  // progress in a thread of its own; otherwise only while a thread waits
   std::string what = {};    // collective, reduction and dtype: set by communicators that compare them as text
+};
+
+// Values stand in shared memory (shm/ledger.h), so a new collective goes to the end.
+enum class Collective : std::uint8_t { kNone, kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier };
+const char* collective_name(Collective kind);  // "all_gather", ...
+
+// A collective with its arguments, as the functions of Communicator take them. Arguments that a collective does not have are empty.
+struct CollectiveSpec {
+  Collective kind = Collective::kBarrier;
+  std::span<const std::byte> input;
+  std::span<std::byte> output;       // the data of a broadcast, on every rank
+  std::vector<std::size_t> counts;   // all_gather, reduce_scatter; send_counts of an all_to_all
+  std::vector<std::size_t> receive;  // receive_counts of an all_to_all
+  DType dtype = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  int root = -1;
 };
 
 // An operation under way.
@@ -47,6 +67,8 @@ class Window {
   virtual std::size_t bytes(int rank) const = 0;  // size of a rank's part
 };
 
+// The public functions check the arguments and refuse wrong ones by a Work that has failed, without effect on the group. So an
+// implementation gets valid arguments only.
 class Communicator {
  public:
   using ConstBytes = std::span<const std::byte>;
@@ -60,20 +82,20 @@ class Communicator {
   virtual const char* transport() const = 0;     // "shm", ...
 
   // `output` is the concatenation of all inputs in rank order. `counts`: the input bytes of each rank, equal on every rank.
-  virtual WorkPtr all_gather(ConstBytes input, MutableBytes output, Counts counts, DType dtype, Call call) = 0;
+  WorkPtr all_gather(ConstBytes input, MutableBytes output, Counts counts, DType dtype, Call call);
   // Reduces all inputs elementwise; rank r gets the r-th part, of counts[r] bytes.
-  virtual WorkPtr reduce_scatter(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, Call call) = 0;
+  WorkPtr reduce_scatter(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, Call call);
   // `output` may be `input`.
-  virtual WorkPtr all_reduce(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, Call call) = 0;
+  WorkPtr all_reduce(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, Call call);
   // Sends the root's data to all ranks. The root's Work is done once the others can fetch the data without the root.
-  virtual WorkPtr broadcast(MutableBytes data, int root, DType dtype, Call call) = 0;
+  WorkPtr broadcast(MutableBytes data, int root, DType dtype, Call call);
   // Sends the q-th part of `input`, of send_counts[q] bytes, to rank q. The r-th part of `output`, of receive_counts[r] bytes, comes from
   // rank r.
-  virtual WorkPtr all_to_all(ConstBytes input, MutableBytes output, Counts send_counts, Counts receive_counts, DType dtype, Call call) = 0;
-  virtual WorkPtr barrier(Call call) = 0;
+  WorkPtr all_to_all(ConstBytes input, MutableBytes output, Counts send_counts, Counts receive_counts, DType dtype, Call call);
+  WorkPtr barrier(Call call);
   // A message between two ranks. The n-th send of one rank matches the n-th receive of the other, whose tag must be equal.
-  virtual WorkPtr send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call) = 0;
-  virtual WorkPtr receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call) = 0;
+  WorkPtr send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call);
+  WorkPtr receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call);
 
   // Makes a window with `bytes` bytes on this rank. Every rank calls it, with its own size.
   virtual Result<std::shared_ptr<Window>> window(std::size_t bytes, Call call) = 0;
@@ -91,17 +113,19 @@ class Communicator {
   virtual Result<std::shared_ptr<Communicator>> reform() = 0;
   // Declares that this rank makes no more calls. Operations of other ranks that still need it fail.
   virtual void leave() = 0;
-};
 
-// Argument checks that all implementations share. `input` and `output` are sizes in bytes.
-Result<void> check_all_gather(const Communicator& c, std::size_t input, std::size_t output, Communicator::Counts counts, DType dtype);
-Result<void> check_reduce_scatter(const Communicator& c, std::size_t input, std::size_t output, Communicator::Counts counts, DType dtype,
-                                  ReduceOp op);
-Result<void> check_all_reduce(std::size_t input, std::size_t output, DType dtype, ReduceOp op);
-Result<void> check_all_to_all(const Communicator& c, std::size_t input, std::size_t output, Communicator::Counts send,
-                              Communicator::Counts receive, DType dtype);
-// `what`: "root", "source", ...
-Result<void> check_peer(const Communicator& c, int rank, const char* what, bool may_be_self);
+ protected:
+  // InvalidArgument unless `rank` is a rank of the group. `what`: "root", "source", ...
+  enum class Self { kRefused, kAllowed };
+  Result<void> check_peer(int rank, const char* what, Self self) const;
+
+ private:
+  virtual WorkPtr start_collective(CollectiveSpec spec, Call call) = 0;
+  virtual WorkPtr start_send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call) = 0;
+  virtual WorkPtr start_receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call) = 0;
+
+  Result<void> check_counts(Counts counts, std::size_t total, const char* what, DType dtype) const;
+};
 
 // Returns a Work that failed before it began.
 WorkPtr failed_work(Error error);

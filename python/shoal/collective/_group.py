@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 
@@ -12,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
 from shoal._core.process import state
-from shoal._distributed.communicator import process_group_communicator
-from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, attach, gang_name, require_process_group
+from shoal._distributed.communicator import make_communicator
+from shoal._distributed.ranks import attach, gang_name, require_process_group
 from shoal.exceptions import InvalidArgument
 
 _groups: dict[tuple[int, ...], Group] = {}
@@ -140,20 +139,8 @@ def group(of: DeviceMesh | dist.ProcessGroup | Group | None = None) -> Group:
         if dist.get_rank() not in ranks:
             raise InvalidArgument(f"rank {dist.get_rank()} is not in the group of ranks {list(ranks)}")
         rank = ranks.index(dist.get_rank())
-        shared, gang = attach(ranks).shared, gang_name("group", ranks, rank)
-        if shared:
-            native = _native.Communicator.place(
-                state.session,
-                gang=gang,
-                rank=rank,
-                world_size=len(ranks),
-                timeout=TIMEOUT,
-                warn_after=WARN_AFTER,
-                spins=len(ranks) <= len(os.sched_getaffinity(0)),
-            )
-        else:
-            native = process_group_communicator(gang, ranks)
-        found = _groups[ranks] = Group(native)
+        host = attach(ranks)
+        found = _groups[ranks] = Group(make_communicator(gang_name("group", ranks, rank), ranks, rank, host.shared))
         state.ending.append(leave_all)
     return found
 

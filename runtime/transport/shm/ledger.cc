@@ -15,26 +15,6 @@ namespace {
 constexpr int kPatience = 10'000;                 // checks of a failure that is being written
 constexpr auto kProof = std::chrono::seconds(1);  // time that a cycle must last unchanged
 
-const char* kind_name(Collective kind) {
-  switch (kind) {
-    case Collective::kNone:
-      return "nothing";
-    case Collective::kAllGather:
-      return "all_gather";
-    case Collective::kReduceScatter:
-      return "reduce_scatter";
-    case Collective::kAllReduce:
-      return "all_reduce";
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kAllToAll:
-      return "all_to_all";
-    case Collective::kBarrier:
-      return "barrier";
-  }
-  return "nothing";
-}
-
 bool reduces(Collective kind) { return kind == Collective::kReduceScatter || kind == Collective::kAllReduce; }
 
 void copy_text(char* out, std::size_t size, std::string_view text) {
@@ -54,7 +34,7 @@ void load_line(const std::atomic<std::uint64_t>* in, std::span<std::uint64_t> wo
 }  // namespace
 
 std::string describe(const Entry& e) {
-  std::string out = fmt::format("{} {}", kind_name(e.kind), e.sequence);
+  std::string out = fmt::format("{} {}", collective_name(e.kind), e.sequence);
   if (e.kind != Collective::kBarrier && e.kind != Collective::kNone) {
     const std::string of = reduces(e.kind) ? std::string(reduce_op_name(e.op)) + " of " : "";
     const std::string size = e.kind == Collective::kAllToAll ? "" : fmt::format("{} bytes of ", e.bytes);

@@ -15,12 +15,11 @@
 #include "runtime/core/result.h"
 #include "runtime/loop/clock.h"
 #include "runtime/shm/membership_page.h"
-#include "runtime/transport/reduce_op.h"
+#include "runtime/transport/communicator.h"
 
 namespace shoal::runtime {
 
 // A rank's description of a collective.
-enum class Collective : std::uint8_t { kNone, kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier };
 struct Entry {
   std::uint64_t sequence = 0;  // counts a rank's collectives, from 1
   Collective kind = Collective::kNone;

@@ -42,18 +42,6 @@ class ShmOperation {
   bool abandoned_ = false;
 };
 
-// Arguments of a collective, as in communicator.h.
-struct CollectiveSpec {
-  Collective kind = Collective::kBarrier;
-  std::span<const std::byte> input;
-  std::span<std::byte> output;
-  std::vector<std::size_t> counts;   // all_gather, reduce_scatter; send_counts of an all_to_all
-  std::vector<std::size_t> receive;  // receive_counts of an all_to_all
-  DType dtype = DType::kUInt8;
-  ReduceOp op = ReduceOp::kSum;
-  int root = -1;
-};
-
 class ShmCollective final : public ShmOperation {
  public:
   // `sequence` counts the rank's collectives from 1.

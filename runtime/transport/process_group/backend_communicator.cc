@@ -1,4 +1,4 @@
-#include "runtime/transport/process_group/collective_backend.h"
+#include "runtime/transport/process_group/backend_communicator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -19,6 +19,16 @@ class DoneWork final : public Work {
   bool done() const override { return true; }
   Result<void> wait() override { return {}; }
 };
+
+// The collective, its reduction and dtype, for backends that compare them as text. Empty for a barrier.
+std::string text_of(const CollectiveSpec& spec) {
+  if (spec.kind == Collective::kBarrier) return {};
+  const bool reduces = spec.kind == Collective::kReduceScatter || spec.kind == Collective::kAllReduce;
+  const std::string how = reduces                               ? fmt::format(" ({})", reduce_op_name(spec.op))
+                          : spec.kind == Collective::kBroadcast ? fmt::format(" from rank {}", spec.root)
+                                                                : "";
+  return fmt::format("{}{} of {}", collective_name(spec.kind), how, dtype_name(spec.dtype));
+}
 
 std::vector<const std::byte*> pieces(const std::vector<std::byte>& all, std::size_t piece) {
   std::vector<const std::byte*> out;
@@ -67,11 +77,16 @@ class BackendCommunicator::Message final : public Work {
   const std::shared_ptr<Failure> failure_;
 };
 
-BackendCommunicator::BackendCommunicator(int rank, int world_size, std::shared_ptr<CollectiveBackend> backend, std::string transport)
-    : rank_(rank),
-      world_size_(world_size),
+Result<std::shared_ptr<Communicator>> BackendCommunicator::make(const CommunicatorRequest& request) {
+  SHOAL_TRY(auto backend, request.bytes->open());
+  return std::shared_ptr<Communicator>(new BackendCommunicator(request, std::move(backend)));
+}
+
+BackendCommunicator::BackendCommunicator(const CommunicatorRequest& request, std::shared_ptr<CollectiveBackend> backend)
+    : rank_(request.rank),
+      world_size_(request.world_size),
       backend_(std::move(backend)),
-      transport_(std::move(transport)),
+      transport_(request.bytes->name),
       failure_(std::make_shared<Failure>(backend_)) {}
 
 BackendCommunicator::~BackendCommunicator() { leave(); }
@@ -82,86 +97,68 @@ std::optional<Error> BackendCommunicator::unusable(const Call& call) const {
   return std::nullopt;
 }
 
-template <class F>
-WorkPtr BackendCommunicator::run(const Call& call, F&& operation) {
+WorkPtr BackendCommunicator::start_collective(CollectiveSpec spec, Call call) {
+  call.what = text_of(spec);
   if (auto error = unusable(call)) return failed_work(*std::move(error));
-  Result<void> done = operation();
+  Result<void> done = run(spec, call);
   if (done) return std::make_shared<DoneWork>();
   if (done.error().reason() != "Interrupted") abort(done.error());
   return failed_work(std::move(done).error().in(fmt::format("seen by rank {}", rank_)));
 }
 
-Result<void> BackendCommunicator::scatter_reduced(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op,
+Result<void> BackendCommunicator::run(const CollectiveSpec& spec, const Call& call) {
+  switch (spec.kind) {
+    case Collective::kNone:
+      return {};
+    case Collective::kAllGather:
+      return backend_->all_gather(spec.input, spec.output, spec.counts, call);
+    case Collective::kReduceScatter:
+      return scatter_reduced(spec.input, spec.output, spec.counts, spec, call);
+    case Collective::kAllReduce:
+      return reduce_everywhere(spec, call);
+    case Collective::kBroadcast:
+      return backend_->broadcast(spec.output, spec.root, call);
+    case Collective::kAllToAll:
+      return backend_->all_to_all(spec.input, spec.output, spec.counts, spec.receive, call);
+    case Collective::kBarrier:
+      return backend_->barrier(call);
+  }
+  return {};
+}
+
+Result<void> BackendCommunicator::scatter_reduced(ConstBytes input, MutableBytes output, Counts counts, const CollectiveSpec& spec,
                                                   const Call& call) {
   const std::size_t own = counts[static_cast<std::size_t>(rank_)];
   std::vector<std::byte> all(own * static_cast<std::size_t>(world_size_));
   const std::vector<std::size_t> receives(static_cast<std::size_t>(world_size_), own);
   SHOAL_OK(backend_->all_to_all(input, all, counts, receives, call));
-  if (own > 0) reduce(dtype, op, pieces(all, own), output.data(), own / dtype_bytes(dtype));
+  if (own > 0) reduce(spec.dtype, spec.op, pieces(all, own), output.data(), own / dtype_bytes(spec.dtype));
   return {};
 }
 
-Result<void> BackendCommunicator::reduce_everywhere(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, const Call& call) {
+Result<void> BackendCommunicator::reduce_everywhere(const CollectiveSpec& spec, const Call& call) {
   const auto world = static_cast<std::size_t>(world_size_);
-  const std::size_t element = dtype_bytes(dtype), numel = input.size() / element;
-  if (input.size() <= kGatheredBytes) {
-    std::vector<std::byte> all(input.size() * world);
-    SHOAL_OK(backend_->all_gather(input, all, std::vector<std::size_t>(world, input.size()), call));
-    if (numel > 0) reduce(dtype, op, pieces(all, input.size()), output.data(), numel);
+  const std::size_t bytes = spec.input.size(), element = dtype_bytes(spec.dtype), numel = bytes / element;
+  if (bytes <= kGatheredBytes) {
+    std::vector<std::byte> all(bytes * world);
+    SHOAL_OK(backend_->all_gather(spec.input, all, std::vector<std::size_t>(world, bytes), call));
+    if (numel > 0) reduce(spec.dtype, spec.op, pieces(all, bytes), spec.output.data(), numel);
     return {};
   }
   std::vector<std::size_t> counts;
   const std::size_t even = (numel + world - 1) / world;
   for (std::size_t r = 0; r < world; ++r) counts.push_back((std::min(numel, (r + 1) * even) - std::min(numel, r * even)) * element);
   std::vector<std::byte> own(counts[static_cast<std::size_t>(rank_)]);
-  SHOAL_OK(scatter_reduced(input, own, counts, dtype, op, call));
-  return backend_->all_gather(own, output, counts, call);
+  SHOAL_OK(scatter_reduced(spec.input, own, counts, spec, call));
+  return backend_->all_gather(own, spec.output, counts, call);
 }
 
-WorkPtr BackendCommunicator::all_gather(ConstBytes input, MutableBytes output, Counts counts, DType dtype, Call call) {
-  call.what = fmt::format("all_gather of {}", dtype_name(dtype));
-  if (auto ok = check_all_gather(*this, input.size(), output.size(), counts, dtype); !ok) return failed_work(ok.error());
-  return run(call, [&] { return backend_->all_gather(input, output, counts, call); });
-}
-
-WorkPtr BackendCommunicator::reduce_scatter(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, Call call) {
-  call.what = fmt::format("reduce_scatter ({}) of {}", reduce_op_name(op), dtype_name(dtype));
-  if (auto ok = check_reduce_scatter(*this, input.size(), output.size(), counts, dtype, op); !ok) return failed_work(ok.error());
-  return run(call, [&] { return scatter_reduced(input, output, counts, dtype, op, call); });
-}
-
-WorkPtr BackendCommunicator::all_reduce(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, Call call) {
-  call.what = fmt::format("all_reduce ({}) of {}", reduce_op_name(op), dtype_name(dtype));
-  if (auto ok = check_all_reduce(input.size(), output.size(), dtype, op); !ok) return failed_work(ok.error());
-  return run(call, [&] { return reduce_everywhere(input, output, dtype, op, call); });
-}
-
-WorkPtr BackendCommunicator::broadcast(MutableBytes data, int root, DType dtype, Call call) {
-  call.what = fmt::format("broadcast from rank {} of {}", root, dtype_name(dtype));
-  if (auto ok = check_peer(*this, root, "root", true); !ok) return failed_work(ok.error());
-  return run(call, [&] { return backend_->broadcast(data, root, call); });
-}
-
-WorkPtr BackendCommunicator::all_to_all(ConstBytes input, MutableBytes output, Counts send_counts, Counts receive_counts, DType dtype,
-                                        Call call) {
-  call.what = fmt::format("all_to_all of {}", dtype_name(dtype));
-  if (auto ok = check_all_to_all(*this, input.size(), output.size(), send_counts, receive_counts, dtype); !ok)
-    return failed_work(ok.error());
-  return run(call, [&] { return backend_->all_to_all(input, output, send_counts, receive_counts, call); });
-}
-
-WorkPtr BackendCommunicator::barrier(Call call) {
-  return run(call, [&] { return backend_->barrier(call); });
-}
-
-WorkPtr BackendCommunicator::send(ConstBytes data, int to, DType, std::uint32_t tag, Call call) {
-  if (auto ok = check_peer(*this, to, "destination", false); !ok) return failed_work(ok.error());
+WorkPtr BackendCommunicator::start_send(ConstBytes data, int to, DType, std::uint32_t tag, Call call) {
   if (auto error = unusable(call)) return failed_work(*std::move(error));
   return std::make_shared<Message>(backend_->send(data, to, tag, call), failure_);
 }
 
-WorkPtr BackendCommunicator::receive(MutableBytes data, int from, DType, std::uint32_t tag, Call call) {
-  if (auto ok = check_peer(*this, from, "source", false); !ok) return failed_work(ok.error());
+WorkPtr BackendCommunicator::start_receive(MutableBytes data, int from, DType, std::uint32_t tag, Call call) {
   if (auto error = unusable(call)) return failed_work(*std::move(error));
   return std::make_shared<Message>(backend_->receive(data, from, tag, call), failure_);
 }

@@ -1,0 +1,96 @@
+#include "runtime/transport/shm/shm_progress.h"
+
+#include <algorithm>
+
+namespace shoal::runtime {
+
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a sleeping wait calls look()
+
+}  // namespace
+
+Result<void> ShmProgress::drive(const OperationPtr& until) {
+  return drive_until([&] { return until->done(); }, until);
+}
+
+Result<void> ShmProgress::drive_background() {
+  return drive_until([&] { return pending_.background_is_over(); }, nullptr);
+}
+
+template <class Over>
+Result<void> ShmProgress::drive_until(const Over& over, const OperationPtr& until) {
+  watch_.begin();
+  Result<void> out;
+  while (!over() && !group_.has_failed()) {
+    if (advance_all()) {
+      group_.notify_all();
+      continue;
+    }
+    bool moved = false;
+    const auto due = [&] { return group_.has_failed() || (moved = advance_all()) || over(); };
+    const auto received = group_.wait_until(due, kLook, request_.memory->spins);
+    if (moved) group_.notify_all();
+    if (received == MembershipPage::WaitResult::kDone) continue;
+    if (until && request_.interrupted && request_.interrupted()) {
+      out = fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
+      break;
+    }
+    look(until);
+  }
+  // Completes operations whose inputs were all there before the failure.
+  if (out && group_.ledger().failure()) {
+    while (!over() && advance_all()) group_.notify_all();
+  }
+  watch_.end();
+  return out;
+}
+
+bool ShmProgress::advance_all() {
+  if (!group_.meet()) return false;
+  bool moved = false;
+  for (;;) {
+    pending_.collect_heads(heads_);
+    if (heads_.empty()) break;
+    bool finished = false;
+    for (const auto& head : std::vector<OperationPtr>(heads_)) {
+      start(head);
+      auto advanced = head->advance();
+      if (!advanced) {
+        group_.ledger().fail(advanced.error());
+        return false;  // has_failed() reports it
+      }
+      moved |= *advanced;
+      if (!head->complete()) continue;
+      finish(head);
+      moved = finished = true;
+    }
+    if (!finished) break;
+  }
+  return moved;
+}
+
+void ShmProgress::start(const OperationPtr& operation) {
+  auto* const collective = dynamic_cast<ShmCollective*>(operation.get());
+  if (collective == nullptr || started_ == operation) return;
+  started_ = operation;
+  collective->start(round_);
+}
+
+void ShmProgress::finish(const OperationPtr& operation) {
+  if (const auto* collective = dynamic_cast<const ShmCollective*>(operation.get())) {
+    round_ = collective->end();
+    started_ = nullptr;
+  }
+  pending_.finish(operation);
+}
+
+void ShmProgress::look(const OperationPtr& until) {
+  pending_.collect_heads(heads_);
+  if (heads_.empty()) return;
+  // The operation that blocks the program: `until` if it is at the head of a queue, otherwise the collective ahead of it.
+  const bool at_head = until && std::find(heads_.begin(), heads_.end(), until) != heads_.end();
+  watch_.look(heads_, at_head ? *until : *heads_.front(), pending_.program_is_blocked());
+}
+
+}  // namespace shoal::runtime
