@@ -1,0 +1,94 @@
+#include "runtime/transport/conformance/transports.h"
+
+#include <chrono>
+#include <thread>
+
+#include "runtime/loop/loop.h"
+#include "runtime/transport/conformance/memory_backend.h"
+#include "runtime/transport/conformance/test_host.h"
+#include "runtime/transport/make_communicator.h"
+
+namespace shoal::runtime {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+CommunicatorRequest request_of(int rank, int world_size) {
+  CommunicatorRequest request;
+  request.rank = rank;
+  request.world_size = world_size;
+  request.name = "group";
+  request.timeout = 60s;
+  return request;
+}
+
+// Ranks that share memory. Chunks are small, so that messages take many rounds.
+class ShmGroupUnderTest final : public TestGroup {
+ public:
+  explicit ShmGroupUnderTest(int world_size) : world_size_(world_size) {}
+
+  std::shared_ptr<Communicator> join(int rank) override {
+    auto request = request_of(rank, world_size_);
+    auto& memory = request.memory.emplace();
+    memory.spins = 0;
+    memory.chunk_bytes = 1024;
+    memory.channel_bytes = 256;
+    memory.open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
+    return make_communicator(std::move(request), clock_).value();
+  }
+  void kill(int rank, const std::string& cause) override { host_.mark_gone("group/1", rank, cause); }
+
+ private:
+  const int world_size_;
+  Loop loop_;
+  const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
+  TestHost host_;
+};
+
+class MemoryGroupUnderTest final : public TestGroup {
+ public:
+  explicit MemoryGroupUnderTest(int world_size) : world_size_(world_size), hub_(world_size) {}
+
+  std::shared_ptr<Communicator> join(int rank) override {
+    auto request = request_of(rank, world_size_);
+    request.bytes = ByteTransport{"memory", [this, rank]() -> Result<std::shared_ptr<CollectiveBackend>> { return hub_.join(rank); }};
+    return make_communicator(std::move(request), clock_).value();
+  }
+  void kill(int rank, const std::string& cause) override { hub_.kill(rank, cause); }
+
+ private:
+  const int world_size_;
+  Loop loop_;
+  const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
+  MemoryHub hub_;
+};
+
+template <class Group>
+std::unique_ptr<TestGroup> make(int world_size) {
+  return std::make_unique<Group>(world_size);
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const TestedTransport& transport) { return out << transport.name; }
+
+std::vector<TestedTransport> tested_transports() {
+  return {
+      {"shm", make<ShmGroupUnderTest>, TestedTransport::Scope::kWhole},
+      {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages},
+  };
+}
+
+void run_ranks(TestGroup& group, int world_size, const std::function<void(Communicator&)>& program) {
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < world_size; ++r) {
+    ranks.emplace_back([&, r] {
+      const auto communicator = group.join(r);
+      program(*communicator);
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+}
+
+}  // namespace shoal::runtime

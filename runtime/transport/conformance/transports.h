@@ -1,0 +1,41 @@
+// The transports under test: every one passes collectives_test.cc and failures_test.cc.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "runtime/transport/communicator.h"
+
+namespace shoal::runtime {
+
+// A group of ranks under test, each of them a thread.
+class TestGroup {
+ public:
+  virtual ~TestGroup() = default;
+  // Makes a rank's communicator. Called by the rank's thread.
+  virtual std::shared_ptr<Communicator> join(int rank) = 0;
+  // Ends a rank, as the death of its process would.
+  virtual void kill(int rank, const std::string& cause) = 0;
+};
+
+struct TestedTransport {
+  std::string name;
+  std::function<std::unique_ptr<TestGroup>(int world_size)> make;
+  // Collectives and messages only: windows and reform() are Unimplemented.
+  enum class Scope { kMessages, kWhole } scope = Scope::kWhole;
+};
+std::ostream& operator<<(std::ostream& out, const TestedTransport& transport);
+
+std::vector<TestedTransport> tested_transports();
+
+// Runs `program` once per rank, each in its own thread with its own communicator.
+void run_ranks(TestGroup& group, int world_size, const std::function<void(Communicator&)>& program);
+
+// Views of tensors.
+inline std::span<const std::byte> in(const std::vector<float>& v) { return std::as_bytes(std::span(v)); }
+inline std::span<std::byte> out(std::vector<float>& v) { return std::as_writable_bytes(std::span(v)); }
+
+}  // namespace shoal::runtime
