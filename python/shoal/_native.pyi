@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import numpy
@@ -645,11 +645,10 @@ class Communicator:
     """
 
     @staticmethod
-    def place(session: Session, gang: str, rank: int, world_size: int, timeout: float, warn_after: float, spins: bool) -> Communicator: ...
-
-    @staticmethod
-    def over(mover: object, rank: int, world_size: int, transport: str) -> Communicator:
-        """Of ranks that share no memory; mover: as shoal._process_group has it."""
+    def make(session: Session, *, name: str, rank: int, world_size: int, shares_memory: bool, backend: str, open_backend: Callable, timeout: float, warn_after: float, spins: bool) -> Communicator:
+        """
+        Of shared memory if all ranks share the node's, else of this backend, opened on every rank.
+        """
 
     @property
     def rank(self) -> int: ...
