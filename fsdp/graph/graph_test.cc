@@ -119,7 +119,7 @@ TEST(Plan, PrefetchDecidesHowFarAheadAUnitIsUnsharded) {
   EXPECT_LT(start_of(2, "unshard(b)"), start_of(2, "forward(a)"));
 }
 
-TEST(Plan, SaysWhatToDoAtEachBoundary) {
+TEST(Plan, ListsTheActionsAtEachBoundary) {
   const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = 1}});
   const auto at = [&](std::size_t boundary) {
     std::vector<std::string> out;
@@ -154,7 +154,7 @@ TEST(Plan, AnUpdateInBackwardStandsWhereItRan) {
   }
 }
 
-TEST(Plan, IsThereBeforeTheFirstStepWhenTheForwardIsKnown) {
+TEST(Plan, ExistsBeforeTheFirstStepWithAKnownForward) {
   const std::vector<Boundary> forward = {{false, true, 0}, {false, true, 1},  {false, false, 1},
                                          {false, true, 2}, {false, false, 2}, {false, false, 0}};
   const auto plan = Plan::from_trace({"", "a", "b"}, expected_trace(forward, {false, true, true}), {.min_part = 0.5});

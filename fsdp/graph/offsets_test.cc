@@ -25,12 +25,12 @@ TEST(Offsets, BuffersOfDifferentTimesShareBytes) {
   EXPECT_EQ(at.bytes, 100u);
 }
 
-TEST(Offsets, LanesThatNobodyOrdersMayMeet) {
+TEST(Offsets, UnorderedLanesMayOverlap) {
   const auto at = place(three(), {{64, 0, 0}, {64, 3, 3}});  // the unshard is unordered
   EXPECT_EQ(at.bytes, 128u);
 }
 
-TEST(Offsets, WhatOutlivesTheStepSharesNothing) {
+TEST(Offsets, MemoryThatOutlivesTheStepIsNotShared) {
   const auto at = place(three(), {{64, 0, -1}, {64, 2, 2}});
   EXPECT_EQ(at.bytes, 128u);
 }

@@ -30,12 +30,13 @@ std::optional<std::int32_t> Progress::next(Lane lane) const {
 }
 
 void Progress::begin(std::int32_t node) {
-  SHOAL_CHECK(ready(lane_of(graph_.nodes()[static_cast<std::size_t>(node)].op)) == node, "a node begins that is not the next of its lane");
+  SHOAL_CHECK(ready(lane_of(graph_.nodes()[static_cast<std::size_t>(node)].op)) == node,
+              "the node that begins is not the next of its lane");
   state_[static_cast<std::size_t>(node)] = State::kRunning;
 }
 
 void Progress::end(std::int32_t node) {
-  SHOAL_CHECK(state_[static_cast<std::size_t>(node)] == State::kRunning, "a node ends that did not begin");
+  SHOAL_CHECK(state_[static_cast<std::size_t>(node)] == State::kRunning, "the node that ends has not begun");
   state_[static_cast<std::size_t>(node)] = State::kEnded;
   ++position_[static_cast<std::size_t>(lane_of(graph_.nodes()[static_cast<std::size_t>(node)].op))];
 }

@@ -64,18 +64,18 @@ class Checker {
   bool before(std::int32_t a, const Node& b) const { return order_.before(node(a), b); }
   Result<void> after(std::int32_t a, const Node& b) const {
     if (before(a, b)) return {};
-    return fail(wrong(b, fmt::format("does not wait for {}: let it come after that", name(a))));
+    return fail(wrong(b, fmt::format("does not wait for {}: add an edge from that node", name(a))));
   }
 
   Result<void> visit(const Node& n) {
-    if (n.part != 0) return fail(wrong(n, "is a part of a unit: only a traced step has parts"));
+    if (n.part != 0) return fail(wrong(n, "names a part of a unit, but only a traced step has parts"));
     const bool of_all = n.op == Op::kCommit || n.op == Op::kClipNorm;
     if (n.unit < 0 && !of_all && n.op != Op::kForward) return fail(wrong(n, "needs a unit"));
     if (n.unit >= 0 && of_all) return fail(wrong(n, "is for all units at once"));
     const bool of_update = n.op == Op::kOptimizerUpdate || n.op == Op::kFetch || n.op == Op::kOffload;
     if (n.micro != 0 && (of_all || of_update)) return fail(wrong(n, "belongs to the whole step, not to a micro-batch"));
     if (commit_ != kNone && !of_update && n.op != Op::kCommit)
-      return fail(wrong(n, "comes after the commit, when parameters may be written"));
+      return fail(wrong(n, "runs after the commit, when parameters may be written"));
     if (n.op == Op::kCommit) return commit(n);
     if (n.op == Op::kClipNorm) return clip_norm(n);
     if (n.op == Op::kForward && n.unit < 0) return loss(n);
@@ -113,8 +113,8 @@ class Checker {
   }
 
   Result<void> unshard(const Node& n, Unit& u) {
-    if (u.unshard != kNone) return fail(wrong(n, fmt::format("comes while {} holds the lease: reshard before", name(u.unshard))));
-    if (u.updated != kNone) return fail(wrong(n, fmt::format("comes after {} has written the unit", name(u.updated))));
+    if (u.unshard != kNone) return fail(wrong(n, fmt::format("runs while {} holds the lease: reshard before", name(u.unshard))));
+    if (u.updated != kNone) return fail(wrong(n, fmt::format("runs after {} has written the unit", name(u.updated))));
     u.unshard = n.id;
     u.readers.clear();
     return {};
@@ -123,7 +123,8 @@ class Checker {
   Result<void> reshard(const Node& n, Unit& u) {
     if (u.unshard == kNone) return fail(wrong(n, "has no unshard before it"));
     for (const auto reader : u.readers) {
-      if (!before(reader, n)) return fail(wrong(n, fmt::format("may end the lease while {} reads: let it come after that", name(reader))));
+      if (!before(reader, n))
+        return fail(wrong(n, fmt::format("may end the lease while {} reads: add an edge from that node", name(reader))));
     }
     u.reshard = n.id;
     u.unshard = kNone;
@@ -132,7 +133,7 @@ class Checker {
 
   Result<void> read(const Node& n, Unit& u) {
     if (u.updated != kNone) return fail(wrong(n, fmt::format("reads the unit after {} has written it", name(u.updated))));
-    if (u.unshard == kNone && u.reshard != kNone) return fail(wrong(n, fmt::format("comes after {}: unshard again", name(u.reshard))));
+    if (u.unshard == kNone && u.reshard != kNone) return fail(wrong(n, fmt::format("runs after {}: unshard again", name(u.reshard))));
     if (u.unshard == kNone) return fail(wrong(n, "has no unshard before it"));
     SHOAL_OK(after(u.unshard, n));
     u.readers.push_back(n.id);
@@ -149,7 +150,7 @@ class Checker {
       found = e.from;
     }
     if (found != kNone && node(found).micro != n.micro)
-      return fail(wrong(n, fmt::format("reads what {} made of another micro-batch", name(found))));
+      return fail(wrong(n, fmt::format("reads the output of {}, which belongs to another micro-batch", name(found))));
     return found;
   }
 
@@ -159,7 +160,7 @@ class Checker {
     SHOAL_OK(read(n, u));
     SHOAL_TRY(const auto from, input(n));
     if (from != kNone && (node(from).op != Op::kForward || node(from).unit < 0))
-      return fail(wrong(n, fmt::format("cannot read what {} makes", name(from))));
+      return fail(wrong(n, fmt::format("cannot read the output of {}", name(from))));
     turn.forward = u.last_forward = n.id;
     return {};
   }
@@ -176,10 +177,11 @@ class Checker {
     Turn& turn = u.fair_share_queue[n.micro];
     if (turn.forward == kNone) return fail(wrong(n, "has no forward before it"));
     if (turn.recompute != kNone) return fail(wrong(n, fmt::format("is a second recompute of the unit, after {}", name(turn.recompute))));
-    if (turn.backward != kNone) return fail(wrong(n, fmt::format("comes after {}, which needs it", name(turn.backward))));
+    if (turn.backward != kNone) return fail(wrong(n, fmt::format("runs after {}, which needs it", name(turn.backward))));
     SHOAL_OK(read(n, u));
     SHOAL_TRY(const auto from, input(n));
-    if (from != input_of(graph_, node(turn.forward))) return fail(wrong(n, fmt::format("does not read what {} read", name(turn.forward))));
+    if (from != input_of(graph_, node(turn.forward)))
+      return fail(wrong(n, fmt::format("does not read the input of {}", name(turn.forward))));
     turn.recompute = n.id;
     return {};
   }
@@ -209,20 +211,20 @@ class Checker {
     if (turn.reduced != kNone) return fail(wrong(n, fmt::format("reduces again what {} did", name(turn.reduced))));
     if (turn.backward == kNone) return fail(wrong(n, "has no backward before it"));
     SHOAL_OK(after(turn.backward, n));
-    if (clipped_ != kNone) return fail(wrong(n, fmt::format("comes after {}, which needs all gradients", name(clipped_))));
-    if (u.updated != kNone) return fail(wrong(n, fmt::format("comes after {}, which needs its gradients", name(u.updated))));
+    if (clipped_ != kNone) return fail(wrong(n, fmt::format("runs after {}, which needs all gradients", name(clipped_))));
+    if (u.updated != kNone) return fail(wrong(n, fmt::format("runs after {}, which needs its gradients", name(u.updated))));
     turn.reduced = u.last_reduced = n.id;
     u.unreduced = kNone;
     return {};
   }
 
   Result<void> clip_norm(const Node& n) {
-    if (clipped_ != kNone) return fail(wrong(n, fmt::format("clips again what {} did", name(clipped_))));
+    if (clipped_ != kNone) return fail(wrong(n, fmt::format("clips again after {}", name(clipped_))));
     if (!(n.value > 0)) return fail(wrong(n, fmt::format("has no positive largest norm, but {}", n.value)));
     for (const auto& u : units_) {
       if (u.updated != kNone)
-        return fail(wrong(n, fmt::format("comes after {}: no unit can be updated before all are clipped", name(u.updated))));
-      if (u.unreduced != kNone) return fail(wrong(n, fmt::format("comes before the gradients of {} are reduced", name(u.unreduced))));
+        return fail(wrong(n, fmt::format("runs after {}: no unit can be updated before all are clipped", name(u.updated))));
+      if (u.unreduced != kNone) return fail(wrong(n, fmt::format("runs before the gradients of {} are reduced", name(u.unreduced))));
       if (u.last_reduced != kNone) SHOAL_OK(after(u.last_reduced, n));
     }
     clipped_ = n.id;
@@ -236,8 +238,8 @@ class Checker {
       for (const auto id : {u.last_forward, u.last_reader, u.updated}) {
         if (id != kNone) SHOAL_OK(after(id, n));
       }
-      if (u.unshard != kNone) return fail(wrong(n, fmt::format("comes while {} holds the lease: reshard before", name(u.unshard))));
-      if (u.unreduced != kNone) return fail(wrong(n, fmt::format("comes before the gradients of {} are reduced", name(u.unreduced))));
+      if (u.unshard != kNone) return fail(wrong(n, fmt::format("runs while {} holds the lease: reshard before", name(u.unshard))));
+      if (u.unreduced != kNone) return fail(wrong(n, fmt::format("runs before the gradients of {} are reduced", name(u.unreduced))));
     }
     commit_ = n.id;
     return {};
@@ -252,15 +254,15 @@ class Checker {
       SHOAL_OK(after(commit_, n));
     } else {
       // In backward: once the unit's reduction has ended, every rank has published and reads the unit no more.
-      if (u.unreduced != kNone) return fail(wrong(n, fmt::format("comes before the gradients of {} are reduced", name(u.unreduced))));
+      if (u.unreduced != kNone) return fail(wrong(n, fmt::format("runs before the gradients of {} are reduced", name(u.unreduced))));
       if (!before(u.last_reduced, n)) {
-        return fail(wrong(
-            n, fmt::format("has neither a commit nor {} before it: other ranks may still read what it would write", name(u.last_reduced))));
+        return fail(wrong(n, fmt::format("has neither a commit nor {} before it: other ranks may still read the rows that it would write",
+                                         name(u.last_reduced))));
       }
       SHOAL_OK(after(u.last_reader, n));
       // The publication is all that is known of other ranks: they may still read the unit afterwards.
       if (u.last_reader != kNone && u.last_reader != u.last_reduced && !before(u.last_reader, node(u.last_reduced))) {
-        return fail(wrong(n, fmt::format("has no commit before it, and {} reads the unit behind {}: other ranks may still do so",
+        return fail(wrong(n, fmt::format("has no commit before it, and {} reads the unit after {}: other ranks may still read it",
                                          name(u.last_reader), name(u.last_reduced))));
       }
     }
@@ -272,7 +274,7 @@ class Checker {
     const bool fetch = n.op == Op::kFetch;
     auto& mine = fetch ? u.fetched : u.offloaded;
     if (mine != kNone) return fail(wrong(n, fmt::format("copies again what {} did", name(mine))));
-    if (fetch && u.updated != kNone) return fail(wrong(n, fmt::format("comes after {}, which needs it", name(u.updated))));
+    if (fetch && u.updated != kNone) return fail(wrong(n, fmt::format("runs after {}, which needs it", name(u.updated))));
     if (!fetch) {
       if (u.updated == kNone) return fail(wrong(n, "has no update before it"));
       if (u.fetched == kNone) return fail(wrong(n, "has no fetch before it"));

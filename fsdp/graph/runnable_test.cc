@@ -52,7 +52,7 @@ Written whole() {
   return w.add(Op::kOptimizerUpdate, 0, {order(13)}).add(Op::kOptimizerUpdate, 1, {order(13)});
 }
 
-TEST(CheckRunnable, TakesAWholeStepAndOneWithoutUpdates) {
+TEST(CheckRunnable, AcceptsAWholeStepAndOneWithoutUpdates) {
   EXPECT_EQ(whole().wrong(), "");
   EXPECT_EQ(backward().wrong(), "");
   EXPECT_EQ(forward().add(Op::kReshard, 1, {order(4)}).wrong(), "");
@@ -61,20 +61,20 @@ TEST(CheckRunnable, TakesAWholeStepAndOneWithoutUpdates) {
 TEST(CheckRunnable, AReaderNeedsItsUnitUnsharded) {
   EXPECT_EQ(Written().add(Op::kForward, 0).wrong(), "forward(a) (node 0) has no unshard before it");
   EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kForward, 0).wrong(),
-            "forward(a) (node 1) does not wait for unshard(a) (node 0): let it come after that");
+            "forward(a) (node 1) does not wait for unshard(a) (node 0): add an edge from that node");
   EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kForward, 0, {data(0)}).add(Op::kReshard, 0).wrong(),
-            "reshard(a) (node 2) may end the lease while forward(a) (node 1) reads: let it come after that");
+            "reshard(a) (node 2) may end the lease while forward(a) (node 1) reads: add an edge from that node");
   Written again = forward();
   again.add(Op::kBackward, 1, {data(5)})
       .add(Op::kReduceScatter, 1, {data(6)})
       .add(Op::kReshard, 1, {order(6)})
       .add(Op::kBackward, 0, {data(6)});
-  EXPECT_EQ(again.wrong(), "backward(a) (node 9) comes after reshard(a) (node 3): unshard again");
+  EXPECT_EQ(again.wrong(), "backward(a) (node 9) runs after reshard(a) (node 3): unshard again");
 }
 
 TEST(CheckRunnable, LeasesAreTakenAndGivenBackInTurn) {
   EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kUnshard, 0).wrong(),
-            "unshard(a) (node 1) comes while unshard(a) (node 0) holds the lease: reshard before");
+            "unshard(a) (node 1) runs while unshard(a) (node 0) holds the lease: reshard before");
   EXPECT_EQ(Written().add(Op::kReshard, 0).wrong(), "reshard(a) (node 0) has no unshard before it");
   EXPECT_EQ(forward().wrong(), "unshard(b) (node 1) has no reshard: its lease would outlive the step");
 }
@@ -86,7 +86,7 @@ TEST(CheckRunnable, AnEdgeOfOrderThroughOthersIsEnough) {
   EXPECT_EQ(w.wrong(), "");
 }
 
-TEST(CheckRunnable, ABackwardReadsTheGradientOfWhatItsForwardMade) {
+TEST(CheckRunnable, ABackwardReadsTheGradientOfItsForwardsOutput) {
   Written none = forward();
   EXPECT_EQ(none.add(Op::kBackward, 1).wrong(), "backward(b) (node 6) reads no gradient: neither the loss's nor another backward's");
   Written skipped = forward();
@@ -109,15 +109,16 @@ TEST(CheckRunnable, ALossIsThereOnceAndReadsAnOutput) {
 TEST(CheckRunnable, RowsAreWrittenAfterTheCommitOnly) {
   Written early = backward();
   EXPECT_EQ(early.add(Op::kOptimizerUpdate, 0).wrong(),
-            "optimizer_update(a) (node 13) has neither a commit nor reduce_scatter(a) (node 11) before it: other ranks may still read what "
+            "optimizer_update(a) (node 13) has neither a commit nor reduce_scatter(a) (node 11) before it: other ranks may still read the "
+            "rows that "
             "it would write");
   Written loose = backward();
   EXPECT_EQ(loose.add(Op::kCommit, -1).add(Op::kOptimizerUpdate, 0).wrong(),
-            "optimizer_update(a) (node 14) does not wait for commit() (node 13): let it come after that");
-  EXPECT_EQ(whole().add(Op::kUnshard, 0).wrong(), "unshard(a) (node 16) comes after the commit, when parameters may be written");
-  EXPECT_EQ(forward().add(Op::kCommit, -1).wrong(), "commit() (node 6) does not wait for forward(b) (node 4): let it come after that");
+            "optimizer_update(a) (node 14) does not wait for commit() (node 13): add an edge from that node");
+  EXPECT_EQ(whole().add(Op::kUnshard, 0).wrong(), "unshard(a) (node 16) runs after the commit, when parameters may be written");
+  EXPECT_EQ(forward().add(Op::kCommit, -1).wrong(), "commit() (node 6) does not wait for forward(b) (node 4): add an edge from that node");
   EXPECT_EQ(forward().add(Op::kCommit, -1, {order(4)}).wrong(),
-            "commit() (node 6) comes while unshard(b) (node 1) holds the lease: reshard before");
+            "commit() (node 6) runs while unshard(b) (node 1) holds the lease: reshard before");
 }
 
 TEST(CheckRunnable, AnUpdateInBackwardIsTheLastThatTouchesItsUnit) {
@@ -126,15 +127,15 @@ TEST(CheckRunnable, AnUpdateInBackwardIsTheLastThatTouchesItsUnit) {
   EXPECT_EQ(early.wrong(), "");
   EXPECT_EQ(Written(early).add(Op::kCommit, -1, {order(14)}).wrong(), "");
   EXPECT_EQ(Written(early).add(Op::kCommit, -1, {order(10)}).wrong(),
-            "commit() (node 15) does not wait for optimizer_update(a) (node 14): let it come after that");
+            "commit() (node 15) does not wait for optimizer_update(a) (node 14): add an edge from that node");
   EXPECT_EQ(Written(early).add(Op::kUnshard, 1).wrong(),
-            "unshard(b) (node 15) comes after optimizer_update(b) (node 13) has written the unit");
+            "unshard(b) (node 15) runs after optimizer_update(b) (node 13) has written the unit");
   Written late = forward();
   late.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kOptimizerUpdate, 1, {data(7)});  // 6 7 8
-  EXPECT_EQ(late.add(Op::kRecompute, 1, {data(2)}).wrong(), "recompute(b) (node 9) comes after backward(b) (node 6), which needs it");
+  EXPECT_EQ(late.add(Op::kRecompute, 1, {data(2)}).wrong(), "recompute(b) (node 9) runs after backward(b) (node 6), which needs it");
 }
 
-TEST(CheckRunnable, GradientsAreClippedWhenAllAreThereAndNoneIsUsed) {
+TEST(CheckRunnable, GradientsAreClippedWhenAllAreReducedAndUnused) {
   Node clip;
   clip.op = Op::kClipNorm;
   clip.value = 1;
@@ -142,13 +143,13 @@ TEST(CheckRunnable, GradientsAreClippedWhenAllAreThereAndNoneIsUsed) {
   Written clipped = backward();
   ASSERT_TRUE(clipped.graph.add(clip));  // 13
   EXPECT_EQ(Written(clipped).add(Op::kOptimizerUpdate, 0, {data(11)}).wrong(),
-            "optimizer_update(a) (node 14) does not wait for clip_norm() (node 13): let it come after that");
+            "optimizer_update(a) (node 14) does not wait for clip_norm() (node 13): add an edge from that node");
   EXPECT_EQ(Written(clipped).add(Op::kOptimizerUpdate, 0, {data(13)}).wrong(), "");
   Written updated = backward();
   updated.add(Op::kOptimizerUpdate, 1, {data(7)});
   ASSERT_TRUE(updated.graph.add(clip));
   EXPECT_EQ(updated.wrong(),
-            "clip_norm() (node 14) comes after optimizer_update(b) (node 13): no unit can be updated before all are clipped");
+            "clip_norm() (node 14) runs after optimizer_update(b) (node 13): no unit can be updated before all are clipped");
 }
 
 TEST(CheckRunnable, FetchedStateIsUpdatedAndOffloadedInTheSameStep) {
@@ -161,7 +162,7 @@ TEST(CheckRunnable, FetchedStateIsUpdatedAndOffloadedInTheSameStep) {
             "fetch(a) (node 14) has no offload after optimizer_update(a) (node 15): the next step would fetch older optimizer state");
   EXPECT_EQ(Written(updated).add(Op::kOffload, 1, {data(15)}).wrong(), "offload(b) (node 16) has no update before it");
   EXPECT_EQ(Written(updated).add(Op::kOffload, 0).wrong(),
-            "offload(a) (node 16) does not wait for optimizer_update(a) (node 15): let it come after that");
+            "offload(a) (node 16) does not wait for optimizer_update(a) (node 15): add an edge from that node");
   EXPECT_EQ(updated.add(Op::kOffload, 0, {data(15)}).wrong(), "");
 }
 
@@ -189,10 +190,10 @@ TEST(CheckRunnable, EveryMicroBatchHasItsLossAndTheLastGradientsAreReduced) {
   extra.after = {data(4)};
   Written other = forward();
   ASSERT_TRUE(other.graph.add(extra));
-  EXPECT_EQ(other.wrong(), "forward(loss)[2] (node 6) reads what forward(b) (node 4) made of another micro-batch");
+  EXPECT_EQ(other.wrong(), "forward(loss)[2] (node 6) reads the output of forward(b) (node 4), which belongs to another micro-batch");
 }
 
-TEST(CheckRunnable, WhatNobodyRunsIsSaid) {
+TEST(CheckRunnable, UnsupportedNodesAreNamed) {
   const auto checked = check_runnable(Written().add(Op::kAllReduce, 0).graph);
   ASSERT_FALSE(checked);
   EXPECT_EQ(checked.error().code(), Code::kUnimplemented);

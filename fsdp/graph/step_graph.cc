@@ -27,7 +27,7 @@ Result<Op> parse_op(std::string_view name) {
   for (std::uint16_t i = 0; i < kNumOps; ++i) {
     if (name == kOpNames[i]) return static_cast<Op>(i);
   }
-  return fail(invalid_argument("there is no node '" + std::string(name) + "' in a step graph"));
+  return fail(invalid_argument("a step graph has no node '" + std::string(name) + "'"));
 }
 
 Lane lane_of(Op op) {
@@ -72,18 +72,18 @@ Result<std::int32_t> StepGraph::add(Op op, std::int32_t unit, std::vector<Edge> 
 Result<std::int32_t> StepGraph::add(Node node) {
   if (nodes_.size() >= kMaxNodes) return fail(resource_exhausted("a step graph has too many nodes"));
   const auto known = [&](std::int32_t unit) { return unit >= 0 && unit < static_cast<std::int32_t>(units_.size()); };
-  if (node.unit != -1 && !known(node.unit)) return fail(invalid_argument(fmt::format("there is no unit {} in this step graph", node.unit)));
+  if (node.unit != -1 && !known(node.unit)) return fail(invalid_argument(fmt::format("this step graph has no unit {}", node.unit)));
   const bool together = node.op == Op::kUnshard || node.op == Op::kReshard || node.op == Op::kReduceScatter;
   for (const auto unit : node.also) {
     if (!together || node.unit < 0 || !known(unit))
-      return fail(invalid_argument(fmt::format("{} cannot be for unit {} besides", op_name(node.op), unit)));
+      return fail(invalid_argument(fmt::format("{} cannot belong to unit {} as well", op_name(node.op), unit)));
   }
   if (node.micro < 0 || node.micro > kMaxMicroBatches)
-    return fail(invalid_argument(fmt::format("there is no micro-batch {}: a step has 1 to {}", node.micro, kMaxMicroBatches)));
+    return fail(invalid_argument(fmt::format("micro-batch {} does not exist: a step has 1 to {}", node.micro, kMaxMicroBatches)));
   node.id = static_cast<std::int32_t>(nodes_.size());
   for (const auto& e : node.after) {
     if (e.from < 0 || e.from >= node.id)
-      return fail(invalid_argument(fmt::format("node {} cannot come after node {}, which is not there yet", node.id, e.from)));
+      return fail(invalid_argument(fmt::format("node {} cannot depend on node {}, which does not exist yet", node.id, e.from)));
   }
   nodes_.push_back(std::move(node));
   return nodes_.back().id;
@@ -202,7 +202,7 @@ Result<StepGraph> StepGraph::decode(const Bytes& bytes) {
     for (const auto u : m.getUnits()) units.push_back(runtime::text(u));
     StepGraph out(std::move(units));
     for (const auto n : m.getNodes()) {
-      if (n.getOp() >= kNumOps) return fail(invalid_argument("a step graph with an unknown node"));
+      if (n.getOp() >= kNumOps) return fail(invalid_argument("the step graph has an unknown node"));
       Node node;
       node.op = static_cast<Op>(n.getOp());
       node.unit = n.getUnit();
@@ -212,7 +212,7 @@ Result<StepGraph> StepGraph::decode(const Bytes& bytes) {
       node.value = n.getValue();
       for (const auto unit : n.getAlso()) node.also.push_back(unit);
       for (const auto e : n.getAfter()) {
-        if (e.getKind() >= kNumEdgeKinds) return fail(invalid_argument("a step graph with an unknown edge"));
+        if (e.getKind() >= kNumEdgeKinds) return fail(invalid_argument("the step graph has an unknown edge"));
         node.after.push_back({e.getFrom(), static_cast<EdgeKind>(e.getKind())});
       }
       SHOAL_OK(out.add(std::move(node)));

@@ -72,7 +72,7 @@ TEST_F(StepperTest, TheFirstStepIsTracedAndTheSecondFollowsIt) {
   EXPECT_EQ(stepper_.planned().size(), stepper_.measured().size());
 }
 
-TEST_F(StepperTest, AStepThatTakesAnotherWayIsTracedAnew) {
+TEST_F(StepperTest, AStepWithAnotherOrderIsTracedAgain) {
   step();
   step();
   step(true);

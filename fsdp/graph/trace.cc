@@ -21,7 +21,7 @@ struct Segment {
 };
 
 std::int32_t must(Result<std::int32_t> id) {
-  SHOAL_CHECK(id.has_value(), "a traced step is no graph");
+  SHOAL_CHECK(id.has_value(), "a traced step does not make a valid graph");
   return *id;
 }
 

@@ -151,7 +151,7 @@ void to_f32(DType from, const std::byte* in, float* out, std::size_t numel) {
     case DType::kFloat16:
       return HWY_DYNAMIC_DISPATCH(f16_to_f32)(half, out, numel);
     default:
-      SHOAL_CHECK(false, "arithmetic on a dtype whose bytes are only moved");
+      SHOAL_CHECK(false, "arithmetic on a dtype that kernels only copy");
   }
 }
 
@@ -168,7 +168,7 @@ void from_f32(const float* in, DType to, std::byte* out, std::size_t numel) {
     case DType::kFloat16:
       return HWY_DYNAMIC_DISPATCH(f32_to_f16)(in, half, numel);
     default:
-      SHOAL_CHECK(false, "arithmetic on a dtype whose bytes are only moved");
+      SHOAL_CHECK(false, "arithmetic on a dtype that kernels only copy");
   }
 }
 

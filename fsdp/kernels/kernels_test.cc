@@ -21,7 +21,7 @@ std::vector<float> noise(std::size_t n, unsigned seed) {
 const std::byte* raw(const std::vector<float>& v) { return reinterpret_cast<const std::byte*>(v.data()); }
 std::byte* raw(std::vector<float>& v) { return reinterpret_cast<std::byte*>(v.data()); }
 
-TEST(Reduce, AddsInTheOrderOfRanksWhateverTheWidth) {
+TEST(Reduce, AddsInTheOrderOfRanksAtAnyVectorWidth) {
   for (const std::size_t n : {0u, 1u, 7u, 16u, 33u, 1000u}) {
     const auto a = noise(n, 1), b = noise(n, 2), c = noise(n, 3);
     std::vector<float> out(n, 9);

@@ -125,7 +125,7 @@ TEST(Adam, SplitsAnywhereWithTheSameBits) {
   }
 }
 
-TEST(Adam, AMasterCopyKeepsWhatBfloat16Loses) {
+TEST(Adam, AMasterCopyKeepsPrecisionThatBfloat16Loses) {
   // Steps of 1e-3 from 1: bf16 has no number between 1 and 1 - 1/256.
   constexpr std::size_t n = 100;
   const std::vector<double> ones(n, 1), zeros(n);

@@ -35,7 +35,7 @@ Result<DType> parse_dtype(std::string_view name) {
   const auto dtype = find_dtype(name);
   if (dtype && can_be_sharded(*dtype)) return *dtype;
   return fail(invalid_argument(fmt::format("parameters of dtype {} cannot be sharded", name))
-                  .with_hint("those of floats, of integers and bool can"));
+                  .with_hint("parameters of floating-point types, integers and bool can"));
 }
 
 Rows rows_of(std::int64_t rows, int world_size, Rank rank) {
@@ -62,7 +62,7 @@ Result<Layout> Layout::make(std::vector<Parameter> parameters) {
       return fail(invalid_argument(fmt::format("parameter {} has no dimension to shard", p.name))
                       .with_hint("make it a 1-D tensor with one element"));
     if (p.dim < 0 || static_cast<std::size_t>(p.dim) >= p.shape.size())
-      return fail(invalid_argument(fmt::format("parameter {} has {} dimensions, no dim {} to shard", p.name, p.shape.size(), p.dim)));
+      return fail(invalid_argument(fmt::format("parameter {} has {} dimensions, but no dim {} to shard", p.name, p.shape.size(), p.dim)));
     Placed placed;
     placed.numel = placed.outer = placed.inner = 1;
     for (std::size_t d = 0; d < p.shape.size(); ++d) {

@@ -11,7 +11,7 @@ Parameter of(const std::string& name, std::vector<std::int64_t> shape, DType dty
   return {name, std::move(shape), dtype, true};
 }
 
-TEST(Rows, AreWhatTorchChunkGives) {
+TEST(Rows, MatchTorchChunk) {
   // torch.chunk(torch.arange(n), w): sizes of the pieces, 0 for missing ones.
   const auto sizes = [](std::int64_t rows, int world) {
     std::vector<std::int64_t> out;
@@ -41,7 +41,7 @@ TEST(Rows, CoverEveryRowOnceAtAnyWorldSize) {
   }
 }
 
-TEST(Layout, ParametersLieWholeAndAligned) {
+TEST(Layout, ParametersAreContiguousAndAligned) {
   const auto l = Layout::make({of("a", {3, 5}), of("b", {7}, DType::kBFloat16), of("c", {0, 4}), of("d", {2})}).value();
   EXPECT_EQ(l.placed()[0].bytes, 60u);
   EXPECT_EQ(l.placed()[1].offset_bytes, 64u);
@@ -64,7 +64,7 @@ TEST(Layout, RanksOwnEveryByteOnce) {
   }
 }
 
-TEST(Piece, IsWhatTorchChunkGivesOnAnyDim) {
+TEST(Piece, MatchesTorchChunkOnAnyDim) {
   const auto l = Layout::make({{"a", {3, 5, 2}, DType::kFloat32, true, 1}}).value();
   const auto is = [&](int shards, int shard, Piece want) {
     const Piece got = piece_of(l.placed()[0], shards, shard);
@@ -77,7 +77,7 @@ TEST(Piece, IsWhatTorchChunkGivesOnAnyDim) {
   is(1, 0, {0, 30, 30, 1});
 }
 
-TEST(Layout, WhatIsNotInPlaceHasShardsOfItsOwnBehindTheWholes) {
+TEST(Layout, ParametersNotInPlaceHaveShardRegionsAfterTheWholes) {
   const auto l = Layout::make({of("in place", {4, 4}),
                                {"cast", {5, 4}, DType::kFloat32, true, 0, DType::kBFloat16},
                                {"columns", {4, 6}, DType::kFloat32, true, 1},
@@ -97,7 +97,7 @@ TEST(Layout, WhatIsNotInPlaceHasShardsOfItsOwnBehindTheWholes) {
   EXPECT_EQ(l.arena_bytes({4, 2}), 2u * 4096);
 }
 
-TEST(Layout, WhatCannotBeShardedIsNamed) {
+TEST(Layout, UnshardableParametersAreNamed) {
   EXPECT_FALSE(Layout::make({{"w", {2, 2}, DType::kFloat32, true, 2}}));
   EXPECT_NE(Layout::make({of("scale", {})}).error().message().find("scale"), std::string::npos);
   EXPECT_FALSE(Layout::make({of("huge", {1 << 30, 1 << 30})}));

@@ -180,14 +180,14 @@ TEST_F(ExchangeTest, AUnitIsGatheredOncePerVersion) {
   }
 }
 
-TEST_F(ExchangeTest, RanksThatDifferAreTold) {
+TEST_F(ExchangeTest, DivergedRanksGetAnError) {
   const auto zero = make(0, 2, false, {layout_of(0), layout_of(1)}), one = make(1, 2, false, {layout_of(1), layout_of(0)});
   std::thread other([&] { EXPECT_EQ(one->unshard(0).error().reason(), "Diverged"); });
   EXPECT_EQ(zero->unshard(0).error().reason(), "Diverged");
   other.join();
 }
 
-TEST_F(ExchangeTest, RanksThatRunOtherUnitsAreTold) {
+TEST_F(ExchangeTest, RanksThatRunOtherUnitsGetAnError) {
   const auto zero = make(0, 2, false, {layout_of(0), layout_of(1)}), one = make(1, 2, false, {layout_of(0), layout_of(1)});
   const auto expect = [](const Result<void>& ended, const char* text) {
     ASSERT_FALSE(ended);
@@ -199,7 +199,7 @@ TEST_F(ExchangeTest, RanksThatRunOtherUnitsAreTold) {
   other.join();
 }
 
-TEST_F(ExchangeTest, RanksThatRunOtherUnitsOfTheSameSizeAreToldToo) {
+TEST_F(ExchangeTest, RanksThatRunOtherUnitsOfTheSameSizeGetAnError) {
   const auto zero = make(0, 2, false, {layout_of(0), layout_of(0)}), one = make(1, 2, false, {layout_of(0), layout_of(0)});
   std::thread other([&] { EXPECT_EQ(one->unshard(1).error().reason(), "Diverged"); });
   EXPECT_EQ(zero->unshard(0).error().message(), "the ranks' passes differ: rank 0 unshards unit 0 where rank 1 unshards unit 1");

@@ -165,7 +165,7 @@ Result<void> Reducer::check_units(const Pending& pending) const {
                       .with_hint("every rank must run the same modules in the same order in a step"));
     }
     if ((theirs.everywhere.load(std::memory_order_relaxed) != 0) != pending.how.everywhere) {
-      return fail(invalid_argument(fmt::format("ranks {} and {} differ in whether gradients are reduced over replicas", rank_, r))
+      return fail(invalid_argument(fmt::format("only one of ranks {} and {} reduces gradients over replicas", rank_, r))
                       .with_reason("Diverged")
                       .with_hint("call set_requires_all_reduce alike on every rank"));
     }
@@ -178,7 +178,7 @@ Result<bool> Reducer::serve() {
     return fail(invalid_argument(
                     fmt::format("another rank has a gradient of {}, which rank {} does not train", *std::exchange(unwanted_, {}), rank_))
                     .with_reason("Diverged")
-                    .with_hint("freeze and thaw parameters alike on every rank"));
+                    .with_hint("set requires_grad alike on every rank"));
   }
   if (pending_.empty()) return false;
   if (!all_published(pending_.front().sequence)) {

@@ -128,7 +128,7 @@ TEST_P(ReducerTest, EveryOwnerGetsTheMeanOfItsRowsInAnyOrderOfRanks) {
   }
 }
 
-TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneThatNobodyHasIsNone) {
+TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneMissingOnAllRanksIsAbsent) {
   if (world_ < 2) GTEST_SKIP() << "needs two ranks";
   std::vector<Rank1> brought;
   for (int r = 0; r < world_; ++r) brought.push_back(bring(r, 0, 0, false, r == 1 ? 0 : -1));  // rank 1 has none for `a`
@@ -214,7 +214,7 @@ TEST_P(ReducerTest, RanksThatStartOverBelongTogetherAgainHoweverFarEachHadCome) 
   EXPECT_EQ(lost[0].own, before);  // after start_over no rank writes to its old gradients
 }
 
-TEST_P(ReducerTest, ARankThatHasNotStartedOverGoesOnAndIsToldSo) {
+TEST_P(ReducerTest, ARankThatHasNotStartedOverDetectsTheNextAttempt) {
   if (world_ < 2) GTEST_SKIP() << "needs two ranks";
   std::vector<Rank1> kept;
   kept.push_back(bring(1, 0, 0));
@@ -234,7 +234,7 @@ TEST_P(ReducerTest, ARankThatHasNotStartedOverGoesOnAndIsToldSo) {
   EXPECT_EQ(reducers_[1]->overtaken_by(), -1);
 }
 
-TEST_P(ReducerTest, WhatOwnersMayStillReadIsNotOverwrittenByTheNextAttempt) {
+TEST_P(ReducerTest, TheNextAttemptDoesNotOverwriteUnreadGradients) {
   if (world_ < 3) GTEST_SKIP() << "needs a rank between the one that starts over and the one that sums at once";
   std::vector<Rank1> kept;
   for (int r = 0; r < world_; ++r) {
@@ -331,7 +331,7 @@ TEST_F(ReplicaReducerTest, EveryReplicaGetsTheMeanOverAll) {
   expect_sums({{0, {0, 1, 2, 3}}});
 }
 
-TEST_F(ReplicaReducerTest, WhatWasReducedWithinReplicasIsTakenInByTheNextReductionOverAll) {
+TEST_F(ReplicaReducerTest, GradientsReducedWithinReplicasJoinTheNextFullReduction) {
   reduce_round(0, false, false);
   for (const auto& own : own_) EXPECT_EQ(own[0], -7);
   reduce_round(1, false, true);
@@ -345,7 +345,7 @@ TEST_F(ReplicaReducerTest, APartialSumCountsWhereThereIsNoGradientAnyMore) {
   expect_sums({{0, {0, 1, 2, 3}}});
 }
 
-TEST_F(ReplicaReducerTest, RanksThatDifferInWhatTheyReduceOverAreTold) {
+TEST_F(ReplicaReducerTest, RanksThatReduceOverDifferentRanksGetAnError) {
   const std::vector<float> whole(kRows * kColumns, 1);
   for (int r = 0; r < kWorld; ++r) {
     Reducer::Gradient g;

@@ -23,10 +23,11 @@ Error left() { return unavailable("this ShardActor's session is closed").with_re
 
 Result<std::shared_ptr<ShardActor>> ShardActor::place(actors::Session& session, Options options) {
   if (options.world_size < 1 || options.world_size > Control::kMaxRanks) {
-    return fail(invalid_argument(fmt::format("a mesh of {} ranks: there may be 1 to {}", options.world_size, Control::kMaxRanks)));
+    return fail(
+        invalid_argument(fmt::format("a mesh of {} ranks is not possible: it may have 1 to {}", options.world_size, Control::kMaxRanks)));
   }
   if (options.replicas < 1 || options.world_size % options.replicas != 0) {
-    return fail(invalid_argument(fmt::format("{} ranks cannot be {} replicas", options.world_size, options.replicas)));
+    return fail(invalid_argument(fmt::format("{} ranks cannot be divided into {} replicas", options.world_size, options.replicas)));
   }
   const ActorId id = session.new_id<ActorId>();
   std::shared_ptr<ShardActor> actor(new ShardActor(session, std::move(options), id));
@@ -97,7 +98,7 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
   if (session_ == nullptr) return fail(left());
   if (parameters.size() > Control::kMaxParameters)
     return fail(invalid_argument(
-        fmt::format("unit {} has {} parameters, at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
+        fmt::format("unit {} has {} parameters, but at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
   SHOAL_TRY(Layout layout, Layout::make(std::move(parameters)));
   const std::string key = fmt::format("{}/unit-{}", options_.gang, num_units_);
   SHOAL_TRY(const Fd arena, open_memory(key, layout.arena_bytes(grid())));
@@ -122,7 +123,8 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
 Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units units, int slots) {
   if (const auto dead = killed()) return fail(*dead);
   if (slots < 1 || slots > Control::kMaxSlots) {
-    return fail(invalid_argument(fmt::format("{} units' gradients in flight: there may be 1 to {}", slots, Control::kMaxSlots)));
+    return fail(
+        invalid_argument(fmt::format("gradients of {} units in flight are not possible: there may be 1 to {}", slots, Control::kMaxSlots)));
   }
   SHOAL_OK(await_gang());
   const std::string key = fmt::format("{}/model-{}", options_.gang, num_models_++);

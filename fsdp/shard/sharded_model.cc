@@ -120,7 +120,7 @@ Error ShardedModel::lost(int rank) const {
   const auto member = static_cast<std::uint32_t>(rank);
   const bool gone = membership_page.is_gone(member);
   Error e = unavailable(gone ? membership_page.cause(member)
-                             : fmt::format("rank {} has left: it ended, raised an error, or let go of the model", rank))
+                             : fmt::format("rank {} has left: it ended, raised an error, or dropped the model", rank))
                 .with_reason("ActorDied");
   if (gone || has_left(rank)) {
     e = std::move(e).with_hint(
@@ -226,14 +226,14 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
       const int missing = waiting.missing();
       options_.warn(fmt::format("rank {} waits for {} since {} s: {}", rank_, waiting.for_what,
                                 std::chrono::duration_cast<std::chrono::seconds>(now - began).count(),
-                                missing < 0 ? "nobody in particular" : describe(missing)));
+                                missing < 0 ? "no rank in particular" : describe(missing)));
       warn_at = now + 6 * options_.warn_after;
     }
     if (now - began > options_.timeout) {
       const int missing = waiting.missing();
       return fail(deadline_exceeded(fmt::format("rank {} waited {} s for {}: {}", rank_,
                                                 std::chrono::duration_cast<std::chrono::seconds>(now - began).count(), waiting.for_what,
-                                                missing < 0 ? "nobody in particular" : describe(missing)))
+                                                missing < 0 ? "no rank in particular" : describe(missing)))
                       .with_reason("Late")
                       .with_hint("a rank ran fewer batches, skipped a module, or is stuck outside the engine"));
     }
@@ -268,10 +268,10 @@ Result<void> ShardedModel::enter(bool training) {
 
 Result<void> ShardedModel::check_given_up(std::size_t unit) const {
   if (gate_.phase() != VersionGate::Phase::kReading || given_up_[unit] == 0 || given_up_[unit] != gate_.version()) return {};
-  return fail(invalid_argument(fmt::format("unit {} is read again in a step whose backward has updated it already",
+  return fail(invalid_argument(fmt::format("unit {} is read again in a step whose backward has already updated it",
                                            units_[unit]->name().empty() ? "(root)" : units_[unit]->name()))
                   .with_reason("StaleBackward")
-                  .with_hint("with the optimizer in backward each unit's last backward of a step comes once: before one that another "
+                  .with_hint("with the optimizer in backward each unit's last backward of a step runs once: before one that another "
                              "follows, call set_is_last_backward(False)")
                   .in(fmt::format("rank {}", rank_))
                   .in(fmt::format("step {}", step())));
@@ -367,9 +367,8 @@ Result<void> ShardedModel::check_version(std::size_t unit, std::uint64_t version
   SHOAL_OK(check_given_up(unit));
   if (gate_.phase() == VersionGate::Phase::kReading && gate_.version() == version) return {};
   const auto& name = units_[unit]->name();
-  const std::string why = gate_.version() == version
-                              ? std::string("a write to them, or the backward pass that ended the step, came before it")
-                              : fmt::format("version {} is current: they were written since", gate_.version());
+  const std::string why = gate_.version() == version ? std::string("a write to them, or the backward pass that ended the step, preceded it")
+                                                     : fmt::format("version {} is current: they were written since", gate_.version());
   return fail(invalid_argument(fmt::format("backward of {} needs parameters of version {}, but {}",
                                            name.empty() ? std::string("the root module") : "module '" + name + "'", version, why))
                   .with_reason("StaleBackward")
@@ -452,7 +451,7 @@ Result<void> ShardedModel::await_reductions() {
 Error ShardedModel::started_over(int rank) const {
   return invalid_argument(fmt::format("rank {} has started step {} over, rank {} has not", rank, step(), rank_))
       .with_reason("Diverged")
-      .with_hint("an exception in backward on one rank: call reset_iter_state() on every rank, and repeat the step");
+      .with_hint("one rank's backward raised an exception: call reset_iter_state() on every rank, and repeat the step");
 }
 
 Result<void> ShardedModel::finish_backward(bool leave) {
@@ -490,7 +489,7 @@ Result<void> ShardedModel::open_window(const std::string& caller) {
 
 Result<void> ShardedModel::join() {
   if (exchange_) {
-    return fail(unimplemented("ranks that share no memory cannot serve each other behind their last batch")
+    return fail(unimplemented("ranks that share no memory cannot serve each other after their last batch")
                     .with_hint("give every rank the same number of batches"));
   }
   control_.rank(rank_).joined.fetch_add(1, std::memory_order_release);

@@ -58,7 +58,7 @@ TEST_F(ShardedModelTest, AfterAWaitAtADoorThatFailedTheWindowOpensBeforeTheNextV
   ASSERT_TRUE(second.unshard(0));
 }
 
-TEST_F(ShardedModelTest, TheCallerSaysWhetherAUnitIsReshardedNotThePlan) {
+TEST_F(ShardedModelTest, TheCallerDecidesWhetherAUnitIsResharded) {
   place(1);
   auto& model = *models_[0];
   for (int step = 0; step < 4; ++step) {
@@ -91,7 +91,7 @@ TEST_F(ShardedModelTest, AUnitThatWasGivenUpIsReadAgainInTheNextVersionOnly) {
   for (const auto& refused : {model.unshard(1), model.check_version(1, version), model.backward_begin(1, version)}) {
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().reason(), "StaleBackward");
-    EXPECT_EQ(refused.error().message(), "unit b is read again in a step whose backward has updated it already");
+    EXPECT_EQ(refused.error().message(), "unit b is read again in a step whose backward has already updated it");
   }
   EXPECT_TRUE(model.check_version(0, version));
   ASSERT_TRUE(model.finish_backward(true));

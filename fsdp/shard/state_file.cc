@@ -24,8 +24,8 @@ Error failed(const char* what) {
 Result<StateFile> StateFile::make(const std::string& folder, std::size_t bytes) {
   Fd fd(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (fd.get() < 0) {
-    return fail(unavailable(fmt::format("no file for optimizer state can be made in {}: {}", folder, std::strerror(errno)))
-                    .with_hint("name a folder that exists and can be written to"));
+    return fail(unavailable(fmt::format("a file for optimizer state cannot be created in {}: {}", folder, std::strerror(errno)))
+                    .with_hint("name an existing folder that can be written to"));
   }
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return fail(failed("making room for"));
   return StateFile(std::move(fd));
@@ -36,7 +36,7 @@ Result<void> StateFile::read(std::size_t offset, std::span<std::byte> out) const
     const ssize_t n = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return fail(failed("reading"));
-    if (n == 0) return fail(data_loss("reading optimizer state outside memory: the file is shorter than it was made"));
+    if (n == 0) return fail(data_loss("the file of offloaded optimizer state is shorter than it was made"));
     out = out.subspan(static_cast<std::size_t>(n));
     offset += static_cast<std::size_t>(n);
   }

@@ -102,7 +102,7 @@ Result<StepRows> StepRows::make(const ShardedModel::Units& units, const StepGrap
   }
   if (file_bytes > 0 || std::find(plan.offloaded.begin(), plan.offloaded.end(), true) != plan.offloaded.end()) {
     if (offload_folder.empty())
-      return fail(invalid_argument("this step offloads optimizer state, and there is no folder for it").with_hint("offload_folder=..."));
+      return fail(invalid_argument("this step offloads optimizer state, but no folder for it was given").with_hint("offload_folder=..."));
     SHOAL_TRY(out.file_, StateFile::make(offload_folder, file_bytes));
   }
   return out;

@@ -171,7 +171,7 @@ Result<void> StepRunner::compute(const Node& node, StepProgram& program) {
       rows_.update(unit, options_.optimizer);
       return {};
     default:
-      return fail(internal("a node on the wrong lane"));
+      return fail(internal("a node was started on the wrong lane"));
   }
 }
 
@@ -194,7 +194,7 @@ Result<void> StepRunner::communicate(const Node& node) {
     case Op::kCommit:
       return model_->finish_backward(true);
     default:
-      return fail(internal("a node on the wrong lane"));
+      return fail(internal("a node was started on the wrong lane"));
   }
 }
 

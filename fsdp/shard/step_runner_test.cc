@@ -213,7 +213,7 @@ TEST(PlanRows, GradientsOfUnitsThatAreUpdatedInBackwardShareBytes) {
   EXPECT_EQ(plan_rows(optimizer_in_backward(g).value().graph, numel).bytes, 2u * 64);
 }
 
-TEST_F(StepRunnerTest, WhatIsPrefetchedBeginsBeforeTheForwardThatHidesIt) {
+TEST_F(StepRunnerTest, APrefetchBeginsBeforeTheForwardThatHidesIt) {
   place(2);
   for (const auto& done : run_all(kSteps)) ASSERT_TRUE(done);
   for (const auto& runner : runners_) {
@@ -224,7 +224,7 @@ TEST_F(StepRunnerTest, WhatIsPrefetchedBeginsBeforeTheForwardThatHidesIt) {
   }
 }
 
-TEST_F(StepRunnerTest, ARankThatFailsIsLostAndSaysWhyToTheOthers) {
+TEST_F(StepRunnerTest, AFailedRankIsLostAndItsCauseReachesTheOthers) {
   place(2);
   programs_[1]->before_forward = [this](const Node& n) -> Result<void> {
     if (runners_[1]->steps() == 2 && n.unit == 1) return fail(invalid_argument("not this batch").with_reason("Raised"));

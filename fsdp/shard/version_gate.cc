@@ -8,7 +8,7 @@ namespace shoal::fsdp {
 
 bool VersionGate::enter() {
   if (phase_ == Phase::kReading) return false;
-  SHOAL_CHECK(phase_ == Phase::kWriting, "the engine is entered while it is left");
+  SHOAL_CHECK(phase_ == Phase::kWriting, "enter() is called while ranks leave the version");
   ++version_;
   phase_ = Phase::kReading;
   control_.rank(rank_).entered.store(version_, std::memory_order_release);
@@ -24,7 +24,7 @@ bool VersionGate::leave() {
 
 void VersionGate::open() {
   if (phase_ == Phase::kWriting) return;
-  SHOAL_CHECK(phase_ == Phase::kLeaving && writable(), "a write window opens while somebody reads");
+  SHOAL_CHECK(phase_ == Phase::kLeaving && writable(), "a write window opens while a rank reads");
   phase_ = Phase::kWriting;
 }
 

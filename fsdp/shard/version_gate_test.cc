@@ -26,7 +26,7 @@ class GateTest : public testing::Test {
   std::vector<VersionGate> gates_;
 };
 
-TEST_F(GateTest, NobodyReadsUntilEveryRankHasEntered) {
+TEST_F(GateTest, NoRankReadsUntilEveryRankHasEntered) {
   make(3);
   EXPECT_EQ(gates_[0].phase(), Phase::kWriting);
   EXPECT_TRUE(gates_[0].enter());
@@ -38,7 +38,7 @@ TEST_F(GateTest, NobodyReadsUntilEveryRankHasEntered) {
   EXPECT_EQ(gates_[0].version(), 1u);
 }
 
-TEST_F(GateTest, NobodyWritesUntilEveryRankIsDone) {
+TEST_F(GateTest, NoRankWritesUntilEveryRankIsDone) {
   make(2);
   for (auto& g : gates_) g.enter();
   EXPECT_TRUE(gates_[0].leave());
@@ -71,7 +71,7 @@ TEST_F(GateTest, AFastRankEntersTheNextVersionWhileASlowOneStillWrites) {
 }
 
 // Random schedules: in no order does a rank write a version that another may read.
-TEST_F(GateTest, NoScheduleLetsAWriterMeetAReader) {
+TEST_F(GateTest, InNoScheduleDoAWriterAndAReaderOverlap) {
   for (unsigned seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
     const int world = 1 + static_cast<int>(random() % 5);

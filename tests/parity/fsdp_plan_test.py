@@ -227,7 +227,7 @@ def reading_a_unit_after_its_update_in_backward_is_refused():
     plan(model, optimizer_in_backward=torch.optim.SGD(model.parameters(), lr=0.1))
     first, second = (model(batch(0, i)).square().mean() for i in range(2))
     first.backward()
-    with pytest.raises(InvalidArgument, match="whose backward has updated it already") as refused:
+    with pytest.raises(InvalidArgument, match="whose backward has already updated it") as refused:
         second.backward()
     assert "set_is_last_backward(False)" in str(refused.value)
     del first, second

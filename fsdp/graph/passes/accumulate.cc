@@ -17,7 +17,8 @@ bool once(const Node& n) {
 
 Result<Rewritten> accumulate(const StepGraph& graph, const Accumulate& how) {
   if (how.micro_batches < 1 || how.micro_batches > StepGraph::kMaxMicroBatches)
-    return fail(invalid_argument(fmt::format("{} micro-batches: a step has 1 to {}", how.micro_batches, StepGraph::kMaxMicroBatches)));
+    return fail(invalid_argument(
+        fmt::format("{} micro-batches are not possible: a step has 1 to {}", how.micro_batches, StepGraph::kMaxMicroBatches)));
   if (std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& n) { return n.micro > 0; }))
     return fail(invalid_argument("this step has several micro-batches already"));
   Rewritten out{StepGraph(graph.units()), {}};

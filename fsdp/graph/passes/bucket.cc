@@ -54,9 +54,10 @@ void merge(Edit& edit, std::int32_t a, std::int32_t b) {
 
 Result<Rewritten> bucket(const StepGraph& graph, const std::vector<std::size_t>& unit_bytes, std::size_t bucket_bytes) {
   if (unit_bytes.size() != graph.units().size())
-    return fail(invalid_argument(fmt::format("the bytes of {} units for a step of {}", unit_bytes.size(), graph.units().size())));
+    return fail(
+        invalid_argument(fmt::format("the bytes of {} units were given for a step of {} units", unit_bytes.size(), graph.units().size())));
   for (const auto& n : graph.nodes()) {
-    if (!n.also.empty()) return fail(invalid_argument(fmt::format("{} (node {}) is of a bucket already", graph.label(n), n.id)));
+    if (!n.also.empty()) return fail(invalid_argument(fmt::format("{} (node {}) belongs to a bucket already", graph.label(n), n.id)));
   }
   std::vector<std::int32_t> in_order;
   for (const auto& n : graph.nodes()) {

@@ -28,7 +28,8 @@ std::size_t leased_bytes(const StepGraph& graph, const std::vector<std::size_t>&
 Result<Fitted> fit(const StepGraph& graph, const Budget& budget) {
   const std::size_t num_units = graph.units().size();
   if (budget.unsharded_bytes.size() != num_units)
-    return fail(invalid_argument(fmt::format("the bytes of {} units for a step of {}", budget.unsharded_bytes.size(), num_units)));
+    return fail(
+        invalid_argument(fmt::format("the bytes of {} units were given for a step of {} units", budget.unsharded_bytes.size(), num_units)));
   // Units in the order of their forwards: the first one's lease would be held longest.
   std::vector<std::int32_t> in_order;
   for (const auto& n : graph.nodes()) {
@@ -47,10 +48,10 @@ Result<Fitted> fit(const StepGraph& graph, const Budget& budget) {
   };
   SHOAL_TRY(Fitted found, plan(in_order.size(), 0));
   if (found.bytes > budget.bytes) {
-    return fail(
-        resource_exhausted(fmt::format("a step of this model needs at least {} bytes, the memory budget is {}", found.bytes, budget.bytes))
-            .with_reason("MemoryBudget")
-            .with_hint(fmt::format("memory_budget={} is the smallest that would do", found.bytes)));
+    return fail(resource_exhausted(
+                    fmt::format("a step of this model needs at least {} bytes, but the memory budget is {}", found.bytes, budget.bytes))
+                    .with_reason("MemoryBudget")
+                    .with_hint(fmt::format("memory_budget={} is the smallest sufficient value", found.bytes)));
   }
   // The fewest reshards that fit with unshards on demand, then the deepest prefetch that fits.
   std::size_t low = 0, high = in_order.size();

@@ -9,7 +9,7 @@ namespace shoal::fsdp {
 
 Result<Rewritten> clip_norm(const StepGraph& graph, double max_norm) {
   if (!(max_norm > 0) || !std::isfinite(max_norm))
-    return fail(invalid_argument(fmt::format("max_norm = {}: it is a positive number", max_norm)));
+    return fail(invalid_argument(fmt::format("max_norm must be a positive number, not {}", max_norm)));
   Edit edit(graph);
   std::int32_t last_reduction = -1, before = -1;
   std::map<std::int32_t, std::int32_t> reduced;  // by unit
@@ -19,7 +19,7 @@ Result<Rewritten> clip_norm(const StepGraph& graph, double max_norm) {
     if (n.op == Op::kReduceScatter) {
       if (!after.empty()) {
         return fail(invalid_argument("gradients cannot be clipped by their global norm when units are updated in backward")
-                        .with_hint("drop one of the two"));
+                        .with_hint("leave out one of the two passes"));
       }
       last_reduction = reduced[n.unit] = n.id;
     }
@@ -28,7 +28,7 @@ Result<Rewritten> clip_norm(const StepGraph& graph, double max_norm) {
       after.push_back(n.id);
     }
   }
-  if (last_reduction < 0) return fail(invalid_argument("this step reduces no gradients that could be clipped"));
+  if (last_reduction < 0) return fail(invalid_argument("this step reduces no gradients, so none can be clipped"));
   Node clip;
   clip.op = Op::kClipNorm;
   clip.value = max_norm;

@@ -14,7 +14,7 @@ Edit::Edit(const StepGraph& graph) : units_(graph.units()), nodes_(graph.nodes()
 
 std::size_t Edit::position(std::int32_t number) const {
   const auto found = std::find(order_.begin(), order_.end(), number);
-  SHOAL_CHECK(found != order_.end(), "a pass asks for a node that it took out");
+  SHOAL_CHECK(found != order_.end(), "a pass uses a node that it removed");
   return static_cast<std::size_t>(found - order_.begin());
 }
 
@@ -70,7 +70,7 @@ Result<Rewritten> Edit::done() const {
     Node n = node(number);
     for (auto& e : n.after) e.from = ids[static_cast<std::size_t>(e.from)];
     auto id = out.graph.add(std::move(n));
-    if (!id) return fail(internal(fmt::format("a pass of the step graph put a node in a wrong place: {}", id.error().message())));
+    if (!id) return fail(internal(fmt::format("a pass placed a node of the step graph wrongly: {}", id.error().message())));
     ids[static_cast<std::size_t>(number)] = *id;
     out.from.push_back(static_cast<std::size_t>(number) < given_ ? number : -1);
   }

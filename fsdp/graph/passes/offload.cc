@@ -14,7 +14,7 @@ Result<Rewritten> offload(const StepGraph& graph, const std::vector<std::int32_t
       return fail(invalid_argument(fmt::format("{} (node {}): this step offloads already", graph.label(n), n.id)));
     if (n.op == Op::kOptimizerUpdate && std::find(units.begin(), units.end(), n.unit) != units.end()) updates.push_back(n.id);
   }
-  if (updates.empty() && !units.empty()) return fail(invalid_argument("these units have no update whose state could be offloaded"));
+  if (updates.empty() && !units.empty()) return fail(invalid_argument("these units have no update, so no state can be offloaded"));
   for (std::size_t i = 0; i < updates.size(); ++i) {
     const std::int32_t update = updates[i];
     Node in, out;

@@ -9,9 +9,10 @@ Result<Rewritten> optimizer_in_backward(const StepGraph& graph) {
   std::int32_t commit = -1;
   for (const auto& n : graph.nodes()) {
     if (n.op == Op::kClipNorm) {
-      return fail(invalid_argument("units cannot be updated in backward when gradients are clipped by their global norm: it is known only "
-                                   "when all are reduced")
-                      .with_hint("drop one of the two"));
+      return fail(
+          invalid_argument("units cannot be updated in backward when gradients are clipped by their global norm: the norm is known only "
+                           "when all are reduced")
+              .with_hint("leave out one of the two passes"));
     }
     if (n.op == Op::kBackward) compute.push_back(n.id);
     if (n.op == Op::kOptimizerUpdate && n.unit >= 0) updates.push_back(n.id);
@@ -22,7 +23,7 @@ Result<Rewritten> optimizer_in_backward(const StepGraph& graph) {
       }
     }
   }
-  if (updates.empty()) return fail(invalid_argument("this step has no update of a unit that could come in backward"));
+  if (updates.empty()) return fail(invalid_argument("this step has no update that could run in backward"));
   for (const auto id : updates) {
     const auto reduction = reduced[static_cast<std::size_t>(edit.node(id).unit)];
     if (reduction < 0) continue;

@@ -31,7 +31,7 @@ std::int32_t listed(const Edit& edit, const Prefetch& how, const Node& unshard, 
 }  // namespace
 
 Result<Rewritten> prefetch(const StepGraph& graph, const Prefetch& how) {
-  if (how.depth < 0) return fail(invalid_argument(fmt::format("prefetch = {}: it is a number of compute nodes, from 0 on", how.depth)));
+  if (how.depth < 0) return fail(invalid_argument(fmt::format("prefetch must be a number of compute nodes, 0 or more, not {}", how.depth)));
   Edit edit(graph);
   std::vector<std::int32_t> compute, unshards;
   for (const auto& n : graph.nodes()) {

@@ -14,7 +14,7 @@ Result<Rewritten> recompute(const StepGraph& graph, const std::vector<std::int32
     std::int32_t forward = -1;
     for (const auto& f : graph.nodes()) {
       if (f.part > 0 && f.unit == n.unit) {
-        return fail(invalid_argument(fmt::format("{} (node {}) is part of a traced module: nobody can run it apart", graph.label(f), f.id))
+        return fail(invalid_argument(fmt::format("{} (node {}) is part of a traced module and cannot run by itself", graph.label(f), f.id))
                         .with_hint("use torch.utils.checkpoint in the module"));
       }
       if (f.op == Op::kForward && f.unit == n.unit && f.micro == n.micro) forward = f.id;

@@ -42,10 +42,10 @@ std::vector<Turn> turns_of(const StepGraph& graph, std::int32_t unit) {
 Result<Rewritten> reshard(const StepGraph& graph, const std::vector<bool>& after_forward) {
   if (after_forward.size() != graph.units().size()) {
     return fail(invalid_argument(
-        fmt::format("reshard_after_forward says something of {} units, the step has {}", after_forward.size(), graph.units().size())));
+        fmt::format("reshard_after_forward has values for {} units, the step has {}", after_forward.size(), graph.units().size())));
   }
   for (const auto& n : graph.nodes()) {
-    if (!n.also.empty()) return fail(invalid_argument(fmt::format("{} (node {}) is of a bucket already", graph.label(n), n.id)));
+    if (!n.also.empty()) return fail(invalid_argument(fmt::format("{} (node {}) belongs to a bucket already", graph.label(n), n.id)));
   }
   Edit edit(graph);
   for (std::int32_t unit = 0; unit < static_cast<std::int32_t>(graph.units().size()); ++unit) {
