@@ -222,7 +222,7 @@ class EtcdTest : public testing::Test {
 };
 std::unique_ptr<EtcdServer> EtcdTest::server_;
 
-TEST_F(EtcdTest, RowsAreThereForWhoeverLeadsNext) {
+TEST_F(EtcdTest, RowsArePresentForTheNextLeader) {
   auto first = open("a");
   ASSERT_TRUE(commit_rows(*first, row(TableName::kJobs, 5, "a"), row(TableName::kNodes, ~0ull, "node"), row(TableName::kJobs, 6, "b")));
   ASSERT_TRUE(commit_rows(*first, row(TableName::kJobs, 5, std::string("c\0d", 3)), gone(TableName::kJobs, 6)));
@@ -253,7 +253,7 @@ TEST_F(EtcdTest, ACommitOfAnySizeIsOne) {
   EXPECT_EQ(num_keys("rows/"), 0u);
 }
 
-TEST_F(EtcdTest, WhoDoesNotLeadAnyMoreWritesNothing) {
+TEST_F(EtcdTest, AFormerLeaderWritesNothing) {
   auto first = open("a");
   ASSERT_TRUE(commit_rows(*first, row(TableName::kJobs, 1, "first")));
   auto second = open("b");
@@ -293,7 +293,7 @@ TEST_F(EtcdTest, ACommitThatWasGivenUpMayHaveHappenedAndTheNextOneGoesOn) {
   EXPECT_EQ(all(*store), "jobs/1=again jobs/2=more ");
 }
 
-TEST_F(EtcdTest, AJournalThatWasMarkedIsFinishedAndOneThatWasNotIsNone) {
+TEST_F(EtcdTest, AMarkedJournalIsAppliedAndAnUnmarkedOneIsDropped) {
   std::vector<Record> many;
   for (std::uint64_t i = 0; i < 150; ++i) many.push_back(row(TableName::kActors, i, "actor"));
   // The head dies after each number of writes: two chunks, the mark, two chunks put in place, the end.
@@ -354,7 +354,7 @@ TEST_F(EtcdTest, NothingIsLostWhenEtcdDies) {
   EXPECT_EQ(all(*store), "jobs/1=a jobs/2=b ");
 }
 
-TEST_F(EtcdTest, WhatRowsHadBeforeIsForgottenAndWhatTheyHaveIsNot) {
+TEST_F(EtcdTest, OldRevisionsAreCompactedAndCurrentOnesStay) {
   auto store = open(lead("a"), address(), 60s, 60s, 10ms);
   std::vector<Record> many;
   for (std::uint64_t i = 0; i < 150; ++i) many.push_back(row(TableName::kActors, i, "actor"));  // large enough for a journal
@@ -417,7 +417,7 @@ class CandidacyTest : public EtcdTest {
   const std::unique_ptr<runtime::Random> random_ = runtime::make_real_random();
 };
 
-TEST_F(CandidacyTest, OneLeadsTheOtherFollowsWhenItLeaves) {
+TEST_F(CandidacyTest, OneLeadsAndTheOtherFollowsWhenItLeaves) {
   Head a, b;
   ASSERT_TRUE(stand(a, "h:1"));
   until([&] { return a.leadership.has_value(); });
@@ -435,7 +435,7 @@ TEST_F(CandidacyTest, OneLeadsTheOtherFollowsWhenItLeaves) {
   EXPECT_EQ(all(*open(*b.leadership, address())), "jobs/1=a ");
 }
 
-TEST_F(CandidacyTest, OneFollowsAfterEtcdHasForgottenWhatWas) {
+TEST_F(CandidacyTest, AFollowerContinuesAfterACompaction) {
   Head a, b;
   ASSERT_TRUE(stand(a, "h:1", "f", address(), 600));
   until([&] { return a.leadership.has_value(); });
@@ -483,14 +483,14 @@ TEST_F(RegistrationTest, AHeadThatCouldNotRegisterAgainDoesSoAsSoonAsItCan) {
   until([&] { return b_.leadership.has_value(); });
 }
 
-TEST_F(RegistrationTest, AnEndThatIsToldMeanwhileIsItsEndToo) {
+TEST_F(RegistrationTest, AnEndAnnouncedMeanwhileEndsIt) {
   (void)Client::open(address(), 60s).value()->txn(nlohmann::json::array(), nlohmann::json::array({put(address().key("ended"), "a")}));
   proxy_.next(Proxy::kNone);
   until([&] { return b_.ended; });
   EXPECT_FALSE(b_.leadership.has_value());
 }
 
-TEST_F(CandidacyTest, WhoseKeyIsGoneRegistersAgain) {
+TEST_F(CandidacyTest, ACandidateWithoutItsKeyRegistersAgain) {
   Head a, b;
   ASSERT_TRUE(stand(a, "h:1", "f", address(), 600));
   until([&] { return a.leadership.has_value(); });
@@ -509,7 +509,7 @@ TEST_F(CandidacyTest, WhoseKeyIsGoneRegistersAgain) {
   until([&] { return put_at() > first; });
 }
 
-TEST_F(CandidacyTest, WhoCannotProveItsLeaseLeadsNoMore) {
+TEST_F(CandidacyTest, AHeadWithoutAProvenLeaseDoesNotLead) {
   Head a, b;
   ASSERT_TRUE(stand(a, "h:1"));
   until([&] { return a.leadership.has_value() && a.candidacy->leads(); });
@@ -521,7 +521,7 @@ TEST_F(CandidacyTest, WhoCannotProveItsLeaseLeadsNoMore) {
   EXPECT_NE(a.candidacy->leads(), b.leadership.has_value());
 }
 
-TEST_F(CandidacyTest, AnotherTokenIsRefusedAndTheEndIsToldToAll) {
+TEST_F(CandidacyTest, AnotherTokenIsRefusedAndTheEndReachesAllHeads) {
   Head a, b, c;
   ASSERT_TRUE(stand(a, "h:1"));
   until([&] { return a.leadership.has_value(); });
@@ -580,7 +580,7 @@ TEST_F(EtcdTest, BeyondLoopbackThereIsTlsOrAnExplicitWord) {
   EXPECT_FALSE(Address::parse("etcd://127.0.0.1:1/x", {.tls = {"ca", "cert", "key"}}));  // certificates would protect nothing
 }
 
-TEST_F(EtcdTest, WhereNoEtcdIsIsSaid) {
+TEST_F(EtcdTest, AMissingEtcdIsNamed) {
   Address nobody{{"127.0.0.1:" + std::to_string(free_port())}, "x"};
   EXPECT_EQ(Client::open(nobody, 60s).value()->grant(3).error().code(), Code::kUnavailable);
 }
@@ -638,7 +638,7 @@ TEST_F(TlsTest, ACertificateForAnotherHostIsNotBelieved) {
 }
 
 // etcd's alert may be lost, as in TLS 1.3 a request is sent before it arrives.
-TEST_F(TlsTest, EtcdRefusesWhoHasNoCertificateThatItTrusts) {
+TEST_F(TlsTest, EtcdRefusesClientsWithoutATrustedCertificate) {
   auto there = address();
   there.tls = certificates_->files("ca", "stranger");
   const auto stranger = refused(there);
@@ -651,7 +651,7 @@ TEST_F(TlsTest, EtcdRefusesWhoHasNoCertificateThatItTrusts) {
   EXPECT_NE(nobody.error().hint().find("--store-cert-file"), std::string::npos);
 }
 
-TEST_F(TlsTest, WhoSpeaksInClearTextWhereTheOtherDoesNotIsTold) {
+TEST_F(TlsTest, ClearTextToATlsServerIsAnError) {
   auto there = address();
   there.tls = {};
   EXPECT_NE(refused(there).hint().find("etcds://"), std::string::npos);
@@ -663,7 +663,7 @@ TEST_F(TlsTest, WhoSpeaksInClearTextWhereTheOtherDoesNotIsTold) {
   EXPECT_NE(error.hint().find("speaks no TLS"), std::string::npos);
 }
 
-TEST_F(TlsTest, FilesThatAreNoneAreNamed) {
+TEST_F(TlsTest, MissingFilesAreNamed) {
   auto there = address();
   there.tls.key = certificates_->path("nowhere.key");
   const auto missing = Client::open(there, 60s);

@@ -93,7 +93,7 @@ void Head::set_heads(std::vector<std::string> endpoints) {
 bool Head::fenced() {
   if (!fenced_ && options_.leads && !options_.leads()) {
     fenced_ = true;
-    log_->warn("this head leads no more");
+    log_->warn("this head no longer leads");
     options_.on_fenced();
   }
   return fenced_;
@@ -108,13 +108,13 @@ void Head::tick() {
   if (unsaved_) flush();
   ticking_ = clock_.after(options_.tick, [this, due = clock_.now() + options_.tick] {
     const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(clock_.now() - due);
-    if (late > kLate) log_->warn("this loop stood still for {} ms", late.count());
+    if (late > kLate) log_->warn("the event loop was blocked for {} ms", late.count());
     tick();
   });
 }
 
 void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder responder) {
-  if (fenced()) return responder.fail(unavailable("this head leads no more").with_reason("Disconnected"));
+  if (fenced()) return responder.fail(unavailable("this head no longer leads").with_reason("Disconnected"));
   now();
   const auto method = static_cast<Method>(request.method);
   bool later = false;
@@ -132,7 +132,7 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
 
 Result<Message> Head::reported(const Bytes& bytes) const {
   SHOAL_TRY(const auto asked, from_bytes<actors::Inspect>(bytes));
-  if (asked.what != actors::Inspect::What::kMetrics) return fail(unimplemented("of that the nodes tell"));
+  if (asked.what != actors::Inspect::What::kMetrics) return fail(unimplemented("the head reports metrics only; nodes report the rest"));
   using actors::FamilyOf;
   using actors::MetricKind;
   actors::ReportedMetrics out{state_.metrics()};
@@ -211,7 +211,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     }
     case Method::kWorkerBlocked: {  // a request to resume
       SHOAL_TRY(const auto request, from_bytes<actors::WorkerBlocked>(bytes));
-      if (request.blocked) return fail(invalid_argument("that a worker waits is told, not asked"));
+      if (request.blocked) return fail(invalid_argument("a request cannot state that a worker waits: send a notice"));
       SHOAL_OK(state_.step(WorkerResumes{request.worker}));
       return Message();
     }
@@ -311,7 +311,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       return Message();
     }
     default:
-      return fail(unimplemented("the head does not know method " + std::to_string(number(method))));
+      return fail(unimplemented("the head does not implement method " + std::to_string(number(method))));
   }
 }
 
@@ -327,9 +327,9 @@ Result<Message> Head::sign_certificate(const Bytes& bytes) {
 }
 
 Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
-  if (client.peer->identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node registers as one"));
+  if (client.peer->identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node can register as a node"));
   SHOAL_TRY(const auto node, from_bytes<actors::RegisterNode>(bytes));
-  if (client.node && client.node != node.id) return fail(invalid_argument("this connection is node " + to_string(client.node) + "'s"));
+  if (client.node && client.node != node.id) return fail(invalid_argument("this connection belongs to node " + to_string(client.node)));
   SHOAL_OK(state_.step(NodeJoined{node}));
   // A node has one connection. An older one is closed: its messages are outdated or will be repeated. If the node uses that one, it
   // reconnects.
@@ -476,7 +476,7 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
       }
       break;
     default:
-      ignore(unimplemented("unknown notice"));
+      ignore(unimplemented("the head does not implement this notice"));
   }
   settle();
 }
@@ -566,12 +566,12 @@ void Head::committed(std::vector<Record> records, Result<void> result) {
     busy_ = false;  // retried by each tick
     if (!unsaved_) {
       unsaved_since_ = clock_.now();
-      log_->warn("state cannot be kept: {}", result.error().message());
+      log_->warn("state cannot be stored: {}", result.error().message());
     }
     unsaved_ = result.error();
     return;
   }
-  if (std::exchange(unsaved_, std::nullopt)) log_->warn("state is kept again");
+  if (std::exchange(unsaved_, std::nullopt)) log_->warn("state is stored again");
   for (auto& effect : std::exchange(committing_, {})) {
     if (auto* action = std::get_if<Action>(&effect)) {
       perform(std::move(*action));
@@ -595,7 +595,7 @@ void Head::job_is_on(NodeId node, const std::set<std::uint64_t>& watchers) {
 Result<void> Head::writable() const {
   if (!unsaved_ || clock_.now() - unsaved_since_ < options_.refuse_after) return {};
   return fail(Error(unsaved_->code() == Code::kResourceExhausted ? Code::kResourceExhausted : Code::kUnavailable,
-                    "the head cannot keep its state, and so decides nothing: " + unsaved_->message())
+                    "the head cannot store its state, and therefore makes no decisions: " + unsaved_->message())
                   .with_reason("NotDurable")
                   .with_hint(unsaved_->hint()));
 }
@@ -614,7 +614,7 @@ void Head::perform(Action action) {
         if (r) return;
         h->now();
         if (r.error().reason() == kNotReached) {
-          h->log_->info("worker={} its node was not reached: {}", to_string(worker), r.error().message());
+          h->log_->info("worker={} node not reached: {}", to_string(worker), r.error().message());
           h->state_.step(WorkerNotReached{worker, r.error()});
           return h->settle();
         }

@@ -132,7 +132,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   void on_closed(runtime::Peer&, const Error&) override {}
 };
 
-TEST_F(HeadTest, NobodyHearsOfADecisionThatIsNotKept) {
+TEST_F(HeadTest, AnUnstoredDecisionIsNotPublished) {
   const JobId before = submit();
   store_.locked = true;
   std::optional<Result<runtime::Message>> during, stopped;
@@ -153,7 +153,7 @@ TEST_F(HeadTest, NobodyHearsOfADecisionThatIsNotKept) {
   EXPECT_EQ(jobs_kept(), (std::map<JobId, std::string>{{before, "STOPPED"}, {second, "PENDING"}}));
 }
 
-TEST_F(HeadTest, AHeadThatCannotKeepItsStateRefusesToDecideAndSaysWhy) {
+TEST_F(HeadTest, AHeadThatCannotStoreItsStateRefusesWithTheReason) {
   store_.locked = true;
   std::optional<Result<runtime::Message>> held, refused;
   call(Method::kSubmitJob, to_bytes(waiting()), held);
@@ -170,7 +170,7 @@ TEST_F(HeadTest, AHeadThatCannotKeepItsStateRefusesToDecideAndSaysWhy) {
   EXPECT_EQ(jobs_kept().size(), 1u);
 }
 
-TEST_F(HeadTest, WhatComesTogetherIsCommittedTogether) {
+TEST_F(HeadTest, SimultaneousEventsAreCommittedTogether) {
   std::vector<std::optional<Result<runtime::Message>>> answers(20);
   store_.slow = true;
   for (auto& a : answers) call(Method::kSubmitJob, to_bytes(waiting()), a);
@@ -186,7 +186,7 @@ TEST_F(HeadTest, WhatComesTogetherIsCommittedTogether) {
   EXPECT_EQ(jobs_kept().size(), 20u);
 }
 
-TEST_F(HeadTest, AHeadWhoseStoreHasAnotherLeaderTellsNothingOfWhatItDecided) {
+TEST_F(HeadTest, AHeadWhoseStoreHasAnotherLeaderPublishesNoDecision) {
   store_.locked = store_.fenced = true;
   std::optional<Result<runtime::Message>> decided, looked;
   call(Method::kSubmitJob, to_bytes(waiting()), decided);
@@ -201,7 +201,7 @@ TEST_F(HeadTest, AHeadWhoseStoreHasAnotherLeaderTellsNothingOfWhatItDecided) {
   client_.reset();  // pending calls fail before their results are destroyed
 }
 
-TEST_F(HeadTest, AHeadThatCannotProveThatItLeadsDecidesAndTellsNothing) {
+TEST_F(HeadTest, AHeadThatCannotProveItsLeaseDecidesAndPublishesNothing) {
   const JobId before = submit();
   const int commits = store_.num_commits;
   leads_ = false;
@@ -217,7 +217,7 @@ TEST_F(HeadTest, AHeadThatCannotProveThatItLeadsDecidesAndTellsNothing) {
   EXPECT_EQ(store_.num_commits, commits);
 }
 
-TEST_F(HeadTest, WhatWasKeptWhileTheLeaseEndedIsNotTold) {
+TEST_F(HeadTest, DecisionsStoredWhileTheLeaseEndedAreNotPublished) {
   store_.slow = true;
   std::optional<Result<runtime::Message>> decided;
   call(Method::kSubmitJob, to_bytes(waiting()), decided);
@@ -230,7 +230,7 @@ TEST_F(HeadTest, WhatWasKeptWhileTheLeaseEndedIsNotTold) {
   client_.reset();
 }
 
-TEST_F(HeadTest, AHeadThatEndsBreaksConnectionsInsteadOfAnsweringWhatWaitsForACommit) {
+TEST_F(HeadTest, AnEndingHeadBreaksConnectionsInsteadOfAnsweringUncommittedRequests) {
   store_.slow = true;
   std::optional<Result<runtime::Message>> decided;
   call(Method::kSubmitJob, to_bytes(waiting()), decided);
@@ -332,7 +332,7 @@ TEST_F(HeadTest, ANodeOfThisHostThatJoinedByPortIsWatched) {
 }
 
 // A call made after kill() returned fails, even if the process still runs.
-TEST_F(HeadTest, WhoKillsAnActorHearsOfItsDeathBeforeTheAnswer) {
+TEST_F(HeadTest, AKillersDeathNoticePrecedesItsAnswer) {
   actors::GangSpec gang;
   gang.id = world_.random().id<GangId>();
   gang.job = submit();
@@ -352,7 +352,7 @@ TEST_F(HeadTest, WhoKillsAnActorHearsOfItsDeathBeforeTheAnswer) {
 }
 
 // The first answer and later updates may be lost with a connection.
-TEST_F(HeadTest, WhoAsksForAnActorAgainHearsWhatBecameOfIt) {
+TEST_F(HeadTest, ARepeatedRequestForAnActorGetsItsState) {
   actors::GangSpec gang;
   gang.id = world_.random().id<GangId>();
   gang.job = submit();

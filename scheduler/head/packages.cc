@@ -25,13 +25,13 @@ namespace {
 
 Result<void> check(const PackagePart& p) {
   const bool hash = p.name.size() == 64 && p.name.find_first_not_of("0123456789abcdef") == std::string::npos;
-  if (!hash) return fail(invalid_argument("a package is named by the SHA-256 of its content"));
+  if (!hash) return fail(invalid_argument("a package's name must be the SHA-256 of its content"));
   return {};
 }
 
 Error lacks(const std::string& name) {
   return not_found("the head has no package " + name.substr(0, 12))
-      .with_hint("whoever needs it has to be started again: the head keeps what is used, and another head that leads has none of it");
+      .with_hint("start the job or actor again: a head keeps packages in use, and a new leader has none of them");
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ Packages::Packages(runtime::Clock& clock, Options options, std::function<bool(co
 
 // Takes over the complete packages of an earlier head and removes incomplete ones.
 Result<void> Packages::open() {
-  if (options_.folder.empty()) return fail(unimplemented("this head keeps no packages"));
+  if (options_.folder.empty()) return fail(unimplemented("this head stores no packages"));
   if (mkdir(options_.folder.c_str(), 0700) != 0 && errno != EEXIST) return fail(from_errno(errno, "mkdir " + options_.folder));
   if (std::exchange(opened_, true)) return {};
   std::error_code error;
@@ -76,8 +76,8 @@ Result<void> Packages::make_room(std::uint64_t bytes) {
   }
   if (have <= options_.max_bytes) return {};
   return fail(resource_exhausted(
-                  fmt::format("the head keeps {} MiB of folders, and all of them are in use or were lately", options_.max_bytes >> 20))
-                  .with_hint("end jobs that need none of theirs any more, or name in excludes what processes do not need"));
+                  fmt::format("the head stores {} MiB of packages, and all of them are or were lately in use", options_.max_bytes >> 20))
+                  .with_hint("end jobs that no longer need theirs, or list files that processes do not need in excludes"));
 }
 
 Result<HasPackage> Packages::put(std::uint64_t from, const PackagePart& part) {
@@ -90,15 +90,15 @@ Result<HasPackage> Packages::put(std::uint64_t from, const PackagePart& part) {
   if (part.data.empty()) return HasPackage{false};
   if (part.total > PackagePart::kMaxTotal || part.data.size() > PackagePart::kMaxBytes || part.offset > part.total ||
       part.data.size() > part.total - part.offset) {
-    return fail(invalid_argument(fmt::format("a package has {} MiB at most, and comes in parts of {} KiB at most",
-                                             PackagePart::kMaxTotal >> 20, PackagePart::kMaxBytes >> 10)));
+    return fail(invalid_argument(fmt::format("a package has {} MiB at most, in parts of {} KiB at most", PackagePart::kMaxTotal >> 20,
+                                             PackagePart::kMaxBytes >> 10)));
   }
   const std::pair key{from, part.name};
   if (part.offset == 0) {
     drop(from, part.name);
     SHOAL_OK(make_room(part.total));
   } else if (const auto it = coming_.find(key); it == coming_.end() || it->second.bytes != part.offset) {
-    return fail(invalid_argument("the parts of a package come in order, from the first on").with_reason("FromTheFirst"));
+    return fail(invalid_argument("the parts of a package must be sent in order").with_reason("FromTheFirst"));
   }
   Coming& coming = coming_[key];
   if (const auto written = write(from, part, coming); !written) {
@@ -128,7 +128,7 @@ Result<void> Packages::keep(std::uint64_t from, const PackagePart& last, Coming 
   const std::string file = path(from, last.name);
   if (coming.digest.hex() != last.name) {
     unlink(file.c_str());
-    return fail(invalid_argument("package " + last.name.substr(0, 12) + " has other content than its name says"));
+    return fail(invalid_argument("package " + last.name.substr(0, 12) + " has other content than its name states"));
   }
   if (rename(file.c_str(), path(last.name).c_str()) != 0) {
     const Error why = from_errno(errno, "rename " + file);
@@ -149,7 +149,7 @@ Result<PackagePart> Packages::get(const PackagePart& asked) {
   const auto it = kept_.find(asked.name);
   if (it == kept_.end()) return fail(lacks(asked.name));
   it->second.last = clock_.now();
-  if (asked.offset > it->second.bytes) return fail(invalid_argument("a package has no part beyond its end"));
+  if (asked.offset > it->second.bytes) return fail(invalid_argument("a part was requested beyond the package's end"));
   PackagePart out{asked.name, it->second.bytes, asked.offset,
                   std::string(std::min<std::uint64_t>(PackagePart::kMaxBytes, it->second.bytes - asked.offset), '\0')};
   const Fd fd(::open(path(asked.name).c_str(), O_RDONLY | O_CLOEXEC));

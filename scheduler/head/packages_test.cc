@@ -59,7 +59,7 @@ class PackagesTest : public testing::Test {
   std::optional<Packages> packages_;
 };
 
-TEST_F(PackagesTest, WhatComesInPartsIsThereWhenItIsWhole) {
+TEST_F(PackagesTest, APackageInPartsExistsWhenItIsComplete) {
   EXPECT_EQ(put('a', 6, 0, ""), false);  // a query without data
   EXPECT_EQ(put('a', 6, 0, "abc"), false);
   EXPECT_EQ(got('a'), "(NotFound)");
@@ -91,12 +91,12 @@ TEST_F(PackagesTest, TwoThatBringTheSameDoNotMixIt) {
   EXPECT_EQ(files(), (std::set<std::string>{file('a')}));
 }
 
-TEST_F(PackagesTest, NamesAreTheSha256OfWhatIsInThem) {
+TEST_F(PackagesTest, NamesAreTheSha256OfTheContent) {
   contents_['a'] = "abc";
   EXPECT_EQ(name('a'), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");  // FIPS 180-4
 }
 
-TEST_F(PackagesTest, WhatIsNotWhatItsNameSaysIsNotKept) {
+TEST_F(PackagesTest, APackageWithAnotherDigestIsNotStored) {
   EXPECT_EQ(put('a', "abcxyz").error().code(), Code::kInvalidArgument);
   EXPECT_TRUE(files().empty());
   EXPECT_EQ(put('a', 6, 0, "xyz"), false);
@@ -106,7 +106,7 @@ TEST_F(PackagesTest, WhatIsNotWhatItsNameSaysIsNotKept) {
   EXPECT_EQ(got('a'), "abcdef");
 }
 
-TEST_F(PackagesTest, NothingStaysOfWhatWasNotWhole) {
+TEST_F(PackagesTest, AnIncompletePackageLeavesNothing) {
   EXPECT_EQ(put('a', 6, 0, "abc"), false);
   packages_->closed(kMe);
   EXPECT_TRUE(files().empty());
@@ -118,7 +118,7 @@ TEST_F(PackagesTest, NothingStaysOfWhatWasNotWhole) {
   EXPECT_EQ(files(), (std::set<std::string>{file('c')}));
 }
 
-TEST_F(PackagesTest, NamesThatAreNoneAndPartsThatCannotBeAreRefused) {
+TEST_F(PackagesTest, InvalidNamesAndPartsAreRefused) {
   for (const std::string& bad : {std::string("../../etc/passwd"), std::string(64, 'g'), std::string(63, 'a'), std::string(64, 'A')}) {
     EXPECT_EQ(packages_->put(kMe, {bad, 1, 0, "x"}).error().code(), Code::kInvalidArgument);
     EXPECT_EQ(packages_->get({bad, 0, 0, {}}).error().code(), Code::kInvalidArgument);
@@ -130,7 +130,7 @@ TEST_F(PackagesTest, NamesThatAreNoneAndPartsThatCannotBeAreRefused) {
   EXPECT_EQ(put('a', large).error().code(), Code::kInvalidArgument);
 }
 
-TEST_F(PackagesTest, BeyondTheBoundWhatNobodyUsesGoesLongestAgoFirst) {
+TEST_F(PackagesTest, BeyondTheBoundTheLeastRecentlyUsedIsRemovedFirst) {
   for (const char c : {'a', 'b', 'c', 'd'}) contents_[c] = std::string(40, c);
   EXPECT_EQ(put('a', contents_['a']), true);
   EXPECT_EQ(put('b', contents_['b']), true);
@@ -150,7 +150,7 @@ TEST_F(PackagesTest, BeyondTheBoundWhatNobodyUsesGoesLongestAgoFirst) {
   EXPECT_EQ(got('a'), contents_['a']);
 }
 
-TEST_F(PackagesTest, OneThatSomebodyRemovedIsNotThere) {
+TEST_F(PackagesTest, ARemovedFileIsNotFound) {
   EXPECT_EQ(put('a', "abcdef"), true);
   std::filesystem::remove_all(options_.folder);
   EXPECT_EQ(got('a'), "(NotFound)");
@@ -158,7 +158,7 @@ TEST_F(PackagesTest, OneThatSomebodyRemovedIsNotThere) {
   EXPECT_EQ(got('a'), "abcdef");
 }
 
-TEST_F(PackagesTest, AHeadWithoutAFolderKeepsNone) {
+TEST_F(PackagesTest, AHeadWithoutAFolderStoresNone) {
   options_.folder.clear();
   open();
   EXPECT_EQ(put('a', "abc").error().code(), Code::kUnimplemented);

@@ -30,7 +30,7 @@ std::vector<std::pair<Kind, std::int64_t>> brief(const std::deque<Change>& chang
   return out;
 }
 
-TEST(Merged, WhatComesAndGoesIsNotMentioned) {
+TEST(Merged, AddedAndRemovedReferencesCancelOut) {
   std::deque<Change> waiting;
   for (int i = 0; i < 1000; ++i) {
     waiting.push_back(count(1, 10, 1));
@@ -39,7 +39,7 @@ TEST(Merged, WhatComesAndGoesIsNotMentioned) {
   EXPECT_TRUE(merged(waiting).empty());
 }
 
-TEST(Merged, WhatIsAddedComesBeforeAllThatIsTakenOff) {
+TEST(Merged, AdditionsPrecedeAllRemovals) {
   const auto out = merged({count(1, 10, -1), change(Kind::kGone, 0, 12), count(1, 11, 1), change(Kind::kCountContents, 1, 11),
                            change(Kind::kWatch, 0, 13), count(1, 11, 1), change(Kind::kWatch, 0, 13), change(Kind::kGone, 0, 12)});
   EXPECT_EQ(brief(out), (std::vector<std::pair<Kind, std::int64_t>>{

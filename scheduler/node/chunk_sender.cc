@@ -12,11 +12,11 @@ namespace {
 
 Result<Bytes> read_part(const ChunkSender::Part& part) {
   auto out = runtime::allocate(part.bytes);
-  if (!out) return fail(resource_exhausted("no memory for a part of an object"));
+  if (!out) return fail(resource_exhausted("the node has no memory for a part of an object"));
   for (std::size_t at = 0; at < part.bytes;) {
     const ssize_t n = pread(part.memory.get(), out->data() + at, part.bytes - at, static_cast<off_t>(part.offset + at));
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return fail(data_loss("an object that cannot be read"));
+    if (n <= 0) return fail(data_loss("the object cannot be read"));
     at += static_cast<std::size_t>(n);
   }
   return *std::move(out);

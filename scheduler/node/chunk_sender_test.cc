@@ -94,7 +94,7 @@ class ChunkSenderTest : public testing::Test, public runtime::PeerHandler {
   }
 };
 
-TEST_F(ChunkSenderTest, TheyComeInOrderAndNoMoreIsReadThanTheConnectionTakes) {
+TEST_F(ChunkSenderTest, PartsArriveInOrderAndReadsFollowTheConnection) {
   for (std::uint64_t i = 0; i < 50; ++i) ask(0, i);
   ASSERT_TRUE(world_.run_until([this] { return looked_up_ > 0; }, 10s));
   world_.run_for(1us);
@@ -103,14 +103,14 @@ TEST_F(ChunkSenderTest, TheyComeInOrderAndNoMoreIsReadThanTheConnectionTakes) {
   EXPECT_TRUE(std::is_sorted(came_.begin(), came_.end()));
 }
 
-TEST_F(ChunkSenderTest, WhatIsToComeSoonOvertakesTheOthers) {
+TEST_F(ChunkSenderTest, UrgentPartsOvertakeTheOthers) {
   for (std::uint64_t i = 0; i < 50; ++i) ask(0, i);
   ask(0, 99, kSoon);
   EXPECT_TRUE(world_.run_until([this] { return came_.size() == 51; }, 60s));
   EXPECT_LT(std::find(came_.begin(), came_.end(), 99u) - came_.begin(), 10);
 }
 
-TEST_F(ChunkSenderTest, OneThatCannotBeReadFailsAlone) {
+TEST_F(ChunkSenderTest, AnUnreadableObjectFailsAlone) {
   ask(0, 1);
   ask(0, 1000);
   ask(0, 2);

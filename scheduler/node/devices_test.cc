@@ -14,7 +14,7 @@ using Ids = std::vector<std::string>;
 constexpr std::int64_t kOne = actors::Resources::kUnit;
 constexpr WorkerId kA{1}, kB{2}, kC{3};
 
-TEST(DevicesTest, WholeOnesAreNobodyElses) {
+TEST(DevicesTest, AWholeDeviceHasOneOwner) {
   Devices devices({"0", "1", "2"});
   EXPECT_EQ(devices.take(kA, kOne), (Ids{"0"}));
   EXPECT_EQ(devices.take(kB, 2 * kOne), (Ids{"1", "2"}));
@@ -40,7 +40,7 @@ TEST(DevicesTest, SharesThatLieBadlyAreSharedByMore) {
   EXPECT_EQ(devices.take(kC, kOne / 2), (Ids{"0"}));
 }
 
-TEST(DevicesTest, NobodyGetsMoreThanThereIsNorWhatItDidNotAskFor) {
+TEST(DevicesTest, AssignedDevicesMatchTheRequestAndTheSupply) {
   Devices devices({"0"});
   EXPECT_EQ(devices.take(kA, 0), Ids());
   EXPECT_EQ(devices.take(kB, 3 * kOne), (Ids{"0"}));
@@ -54,7 +54,7 @@ TEST(DevicesTest, NamesComeFromTheEnvironment) {
   EXPECT_EQ(device_ids(0, "").value(), Ids());
 }
 
-TEST(DevicesTest, NobodyOffersDevicesThatTheEnvironmentHides) {
+TEST(DevicesTest, HiddenDevicesAreNotOffered) {
   for (const char* visible : {"3", "", "NoDevFiles"}) {
     const auto ids = device_ids(2, visible);
     ASSERT_FALSE(ids) << visible;

@@ -34,7 +34,7 @@ TEST(InspectionTest, AMemoryThatTwoProcessesHaveIsOneObjectWithItsMakersName) {
   EXPECT_TRUE(node.processes[0].objects.empty());
 }
 
-TEST(InspectionTest, WhatTheNodeHasIsNotCountedTwice) {
+TEST(InspectionTest, ObjectsOfTheNodeAreNotCountedTwice) {
   NodeReport node;
   node.objects = {object(ObjectId{5}, 7, {{kMaker, 2}})};
   node.processes = {process(kMaker, {object(ObjectId{5}, 8, {{{}, 1}})}),  // in a file by now, which is another memory
@@ -51,7 +51,7 @@ TEST(InspectionTest, MemoriesOfWhichNothingIsKnownAreNotOne) {
   EXPECT_EQ(node.objects.size(), 2u);
 }
 
-TEST(InspectionTest, OfTooManyRowsThoseOfCallsThatAreOverGoFirstAndAreNotMissed) {
+TEST(InspectionTest, RowsOfFinishedCallsAreOmittedFirst) {
   using actors::TaskState;
   actors::ProcessReport process;
   for (const auto state : {TaskState::kRunning, TaskState::kPendingArguments, TaskState::kFinished, TaskState::kFailed}) {
@@ -70,7 +70,7 @@ TEST(InspectionTest, OfTooManyRowsThoseOfCallsThatAreOverGoFirstAndAreNotMissed)
   EXPECT_EQ(process.left_out, 2u);
 }
 
-TEST(InspectionTest, ReferencesWithoutAnObjectAreToldToo) {
+TEST(InspectionTest, ReferencesWithoutAnObjectAreReported) {
   storage::MemoryTable::Options options;
   options.spare_bytes = 0;
   storage::MemoryTable memory(options);

@@ -130,7 +130,7 @@ bool LogBook::disk_has_room(std::size_t bytes) {
 Result<std::string> LogBook::read(WorkerId worker, Launcher::Stream stream, std::size_t bytes) const {
   const std::string file = path(worker, stream);
   auto out = last_bytes(file, bytes);
-  if (!out) return fail(not_found("no log of worker " + to_string(worker)));
+  if (!out) return fail(not_found("this node has no log of worker " + to_string(worker)));
   if (out->size() < bytes) out->insert(0, last_bytes(rotated(file), bytes - out->size()).value_or(""));
   return *std::move(out);
 }
@@ -143,9 +143,9 @@ const std::array<LogBook::Spans, 2>* LogBook::spans_of(WorkerId worker) const {
 
 Result<std::string> LogBook::read(WorkerId worker, Launcher::Stream stream, std::size_t bytes, TaskRef task) const {
   const auto* both = spans_of(worker);
-  if (both == nullptr) return fail(not_found("nothing is known of what the calls of worker " + to_string(worker) + " printed"));
+  if (both == nullptr) return fail(not_found("this node has no record of which calls of worker " + to_string(worker) + " printed"));
   if (!(*both)[0].marked && !(*both)[1].marked) {
-    return fail(unimplemented("worker " + to_string(worker) + " does not say which of its calls printed what").with_reason("NoMarks"));
+    return fail(unimplemented("worker " + to_string(worker) + " does not mark its output by call").with_reason("NoMarks"));
   }
   const Spans& s = (*both)[index(stream)];
   const std::string text = read(worker, stream, bytes).value_or("");

@@ -35,7 +35,7 @@ class LogBookTest : public testing::Test {
   std::string folder_ = "/tmp/shoal-logs.XXXXXX";
 };
 
-TEST_F(LogBookTest, WhatWasRotatedIsReadBeforeWhatCameLater) {
+TEST_F(LogBookTest, RotatedPartsAreReadBeforeLaterOnes) {
   LogBook book = make();
   for (int i = 10; i < 25; ++i) book.write(kFirst, Stream::kOut, "line " + std::to_string(i) + "\n");  // 8 bytes each
   book.close(kFirst);
@@ -77,7 +77,7 @@ TEST_F(LogBookTest, TheFilesOfEndedWorkersHaveABoundTogether) {
   EXPECT_EQ(num_files(), 1u);
 }
 
-TEST_F(LogBookTest, WhatACallPrintedIsFoundByIt) {
+TEST_F(LogBookTest, OutputIsFoundByItsCall) {
   const TaskRef a{WorkerId{5}, 1}, b{WorkerId{5}, 2};
   const TaskMark of_a{a, "f"}, of_b{b, ""};
   LogBook book(options());
@@ -127,7 +127,7 @@ TEST_F(LogBookTest, AStreamWithoutMarksIsOfNoCallIfTheOtherHasThem) {
   EXPECT_EQ(book.read(kSecond, Stream::kErr, 1000, call).value(), "");
 }
 
-TEST_F(LogBookTest, OfManyCallsTheLastAreFound) {
+TEST_F(LogBookTest, TheLastOfManyCallsAreFound) {
   LogBook book(options());
   const auto call = [](std::uint64_t n) { return TaskRef{WorkerId{5}, n}; };
   const std::uint64_t count = LogBook::kMaxSpans + 1;

@@ -42,11 +42,11 @@ void forget_role_logs(const std::string& folder, const std::string& role, const 
 Result<std::string> read_log_file(const std::string& folder, const std::string& name, std::size_t bytes) {
   if (folder.empty() || name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
       name.find('\0') != std::string::npos) {
-    return fail(invalid_argument("'" + name + "' is no name of a log file"));
+    return fail(invalid_argument("'" + name + "' is not a log file's name"));
   }
   const Fd file(open((folder + "/" + name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat info {};
-  if (!file || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return fail(not_found("no log file " + name));
+  if (!file || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return fail(not_found("this node has no log file " + name));
   const auto size = static_cast<std::size_t>(info.st_size);
   std::string out(std::min(bytes, size), '\0');
   std::size_t got = 0;

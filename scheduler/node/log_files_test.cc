@@ -32,7 +32,7 @@ class LogFiles : public testing::Test {
   std::string folder_;
 };
 
-TEST_F(LogFiles, OfARolesDeadProcessesTheLastOnesStay) {
+TEST_F(LogFiles, LogsOfARolesLastDeadProcessesStay) {
   for (int pid = 1; pid <= 9; ++pid) {
     const std::string name = "logs/head-" + std::to_string(pid) + ".log";
     write(name, "x");

@@ -36,7 +36,7 @@ std::map<std::string, double> values(const std::vector<MetricFamily>& families) 
   return out;
 }
 
-TEST_F(MachineTest, ReadsWhatTheKernelTells) {
+TEST_F(MachineTest, ReadsTheKernelsFiles) {
   write("stat", "cpu  100 20 300 4000 50 6 7 8 0 0\ncpu0 1 2\n");
   write("loadavg", "1.25 0.5 0.1 2/300 4711\n");
   const auto machine = look_at_machine(proc_, proc_);
@@ -47,7 +47,7 @@ TEST_F(MachineTest, ReadsWhatTheKernelTells) {
   EXPECT_GT(machine.disk_total, 0u);
 }
 
-TEST_F(MachineTest, WhatCannotBeReadIsNotThere) {
+TEST_F(MachineTest, UnreadableFilesGiveNoValues) {
   const auto machine = look_at_machine(proc_ / "none", proc_ / "none");
   EXPECT_TRUE(machine.cpu_seconds.empty());
   EXPECT_EQ(machine.disk_total, 0u);

@@ -20,8 +20,9 @@ constexpr std::uint64_t kWorthItBytes = std::uint64_t{256} << 20;
 constexpr std::size_t kTopUsers = 5;
 
 const char* const kHint =
-    "let less run at once on a node (num_cpus= or memory= of functions and actors), hold less in each, or add memory; the threshold is "
-    "--memory-usage-threshold of `shoal start`, or SHOAL_MEMORY_USAGE_THRESHOLD (1: nobody is killed)";
+    "run fewer calls at once on a node (num_cpus= or memory= of functions and actors), use less memory in each, or add memory; the "
+    "threshold is "
+    "--memory-usage-threshold of `shoal start`, or SHOAL_MEMORY_USAGE_THRESHOLD (1: no process is killed)";
 
 Error out_of_memory(std::string text) { return unavailable(std::move(text)).with_reason(actors::kOutOfMemory).with_hint(kHint); }
 
@@ -138,8 +139,9 @@ void MemoryMonitor::judge(std::uint64_t used, std::uint64_t limit, std::vector<M
   const auto chosen = would_help(users, used, threshold, limit) ? whom_to_end(users, limit) : std::nullopt;
   if (!chosen) {
     if (!std::exchange(in_vain_, true)) {
-      log_->warn("out of memory: {}; its workers have {} of that: to end them would not help, drivers or other programs fill it", state,
-                 bytes_text(sum_of(users)));
+      log_->warn(
+          "out of memory: {}; its workers have {} of that: ending them would not help, because drivers or other programs use the rest",
+          state, bytes_text(sum_of(users)));
     }
     return again(options_.in_vain);
   }
@@ -147,7 +149,7 @@ void MemoryMonitor::judge(std::uint64_t used, std::uint64_t limit, std::vector<M
   const std::string text =
       fmt::format("{} (pid {}) was killed because memory ran short: it used {}, and {} ({})\nworkers that use most: {}", victim.who,
                   victim.pid, bytes_text(victim.bytes), state,
-                  victim.run_again ? "the last started of those whose work is run again" : "the last started", top_of(std::move(users)));
+                  victim.run_again ? "the last started process whose work can be repeated" : "the last started", top_of(std::move(users)));
   log_->warn("out of memory: worker={} {}", to_string(victim.worker), text);
   ending_.emplace(victim.worker, out_of_memory(text));
   awaited_ = {used - std::min(used, victim.bytes / 2), {}};

@@ -18,27 +18,27 @@ MemoryUser user(std::uint64_t id, std::uint64_t job, bool run_again, std::uint64
   return {WorkerId{id}, "actor A" + std::to_string(id), static_cast<pid_t>(id), JobId{job}, run_again, id, bytes};
 }
 
-TEST(WhomToEndTest, NobodyWhereNobodyIs) { EXPECT_EQ(whom_to_end({}, kLimit), std::nullopt); }
+TEST(WhomToEndTest, NoVictimWithoutWorkers) { EXPECT_EQ(whom_to_end({}, kLimit), std::nullopt); }
 
 TEST(WhomToEndTest, TheLastStarted) { EXPECT_EQ(whom_to_end({user(1, 1, true), user(3, 1, true), user(2, 1, true)}, kLimit), 1u); }
 
-TEST(WhomToEndTest, WhoseWorkIsRunAgainBeforeOthers) {
+TEST(WhomToEndTest, RepeatableWorkIsKilledFirst) {
   EXPECT_EQ(whom_to_end({user(1, 1, true), user(2, 1, false), user(3, 1, false)}, kLimit), 0u);
 }
 
-TEST(WhomToEndTest, OfTheJobThatHasMostOfThem) {
+TEST(WhomToEndTest, AWorkerOfTheJobWithMostWorkers) {
   EXPECT_EQ(whom_to_end({user(1, 1, true), user(2, 1, true), user(3, 2, true)}, kLimit), 1u);
   // Workers of another class do not count.
   EXPECT_EQ(whom_to_end({user(1, 1, true), user(2, 1, false), user(3, 1, false), user(4, 2, true), user(5, 2, true)}, kLimit), 4u);
 }
 
-TEST(WhomToEndTest, WhoHasNextToNothingOnlyWhenNobodyHasMore) {
+TEST(WhomToEndTest, TinyProcessesAreKilledOnlyWithoutLargerOnes) {
   EXPECT_EQ(whom_to_end({user(1, 1, false), user(2, 1, true, 20 * kMiB)}, kLimit), 0u);
   EXPECT_EQ(whom_to_end({user(1, 1, false, 10 * kMiB), user(2, 1, true, 20 * kMiB)}, kLimit), 1u);
   EXPECT_EQ(whom_to_end({user(1, 1, false, 11 * kGiB), user(2, 1, true, 9 * kGiB)}, 1024 * kGiB), 1u);  // on a large machine as well
 }
 
-TEST(WouldHelpTest, OnlyIfWorkersFillTheMemory) {
+TEST(WouldHelpTest, EndingAWorkerHelpsOnlyIfWorkersFillTheMemory) {
   const std::uint64_t threshold = kLimit / 100 * 95;
   EXPECT_TRUE(would_help({user(1, 1, true, 300 * kMiB), user(2, 1, true, 300 * kMiB)}, kLimit, threshold, kLimit));
   EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, kLimit, threshold, kLimit));         // too little for the threshold
@@ -46,7 +46,7 @@ TEST(WouldHelpTest, OnlyIfWorkersFillTheMemory) {
   EXPECT_FALSE(would_help({}, kLimit, threshold, kLimit));
 }
 
-TEST(NextLookTest, IsTheSoonerTheNearerTheThresholdIs) {
+TEST(NextLookTest, IsSoonerNearTheThreshold) {
   using std::chrono::milliseconds;
   EXPECT_EQ(next_look(0, 100 * kGiB), milliseconds(2000));
   EXPECT_EQ(next_look(96 * kGiB, 100 * kGiB), milliseconds(1000));
@@ -125,7 +125,7 @@ TEST_F(MemoryMonitorTest, BeyondItOneIsKilledAndOnlyAfterItsEndAnother) {
   const auto cause = ends(2);
   ASSERT_TRUE(cause);
   EXPECT_EQ(cause->reason(), actors::kOutOfMemory);
-  for (const char* part : {"actor A2 (pid 2)", "it used 4.00 GiB", "node here uses 9.75 GiB of 10.00 GiB", "95 %", "run again",
+  for (const char* part : {"actor A2 (pid 2)", "it used 4.00 GiB", "node here uses 9.75 GiB of 10.00 GiB", "95 %", "can be repeated",
                            "use most: actor A2 (pid 2) 4.00 GiB, actor A1 (pid 1) 3.00 GiB"}) {
     EXPECT_NE(cause->message().find(part), std::string::npos) << part << "\n" << cause->message();
   }
@@ -138,7 +138,7 @@ TEST_F(MemoryMonitorTest, BeyondItOneIsKilledAndOnlyAfterItsEndAnother) {
   EXPECT_EQ(killed_.size(), 2u);
 }
 
-TEST_F(MemoryMonitorTest, WhatOthersFillCostsNoWorker) {
+TEST_F(MemoryMonitorTest, MemoryOfOtherProgramsCostsNoWorker) {
   worker(1, true, 30 * kMiB);
   start(0.95);
   used_ = kLimit;
@@ -150,7 +150,7 @@ TEST_F(MemoryMonitorTest, WhatOthersFillCostsNoWorker) {
   EXPECT_EQ(killed_.size(), 1u);
 }
 
-TEST_F(MemoryMonitorTest, WhatTheLastOneHadMayComeBackBeforeAnotherIsChosen) {
+TEST_F(MemoryMonitorTest, MemoryOfTheLastVictimMayReturnBeforeTheNextChoice) {
   for (std::uint64_t id = 1; id <= 3; ++id) worker(id, true, 2 * kGiB);
   start(0.95);
   used_ = kLimit;
@@ -170,7 +170,7 @@ TEST_F(MemoryMonitorTest, WhatTheLastOneHadMayComeBackBeforeAnotherIsChosen) {
   EXPECT_EQ(killed_.size(), 3u);
 }
 
-TEST_F(MemoryMonitorTest, WhoEndsWhileItIsMeasuredIsNotChosen) {
+TEST_F(MemoryMonitorTest, AProcessThatEndsDuringTheMeasurementIsNotChosen) {
   worker(1, true, 3 * kGiB);
   worker(2, true, 4 * kGiB);
   measures_ = std::chrono::seconds(1);
@@ -183,7 +183,7 @@ TEST_F(MemoryMonitorTest, WhoEndsWhileItIsMeasuredIsNotChosen) {
   EXPECT_EQ(killed_, (std::vector{WorkerId{1}}));
 }
 
-TEST_F(MemoryMonitorTest, WithNobodyToEndItGoesOnLooking) {
+TEST_F(MemoryMonitorTest, WithoutAVictimItKeepsMeasuring) {
   start(0.5);
   used_ = 6 * kGiB;
   pass(std::chrono::seconds(30));
@@ -193,7 +193,7 @@ TEST_F(MemoryMonitorTest, WithNobodyToEndItGoesOnLooking) {
   EXPECT_EQ(killed_.size(), 1u);
 }
 
-TEST_F(MemoryMonitorTest, AThresholdOfNoneOrAllKillsNobody) {
+TEST_F(MemoryMonitorTest, AThresholdOfZeroOrOneKillsNoProcess) {
   for (const double threshold : {0.0, 1.0}) {
     worker(1, true, 9 * kGiB);
     used_ = kLimit;
@@ -204,7 +204,7 @@ TEST_F(MemoryMonitorTest, AThresholdOfNoneOrAllKillsNobody) {
   }
 }
 
-TEST_F(MemoryMonitorTest, ALimitOfItsOwnIsOfWhatWorkersHave) {
+TEST_F(MemoryMonitorTest, AnOwnLimitCountsTheWorkersMemory) {
   used_ = kLimit;  // used by other programs
   worker(1, true, 100 * kMiB);
   worker(2, true, 90 * kMiB);
@@ -218,7 +218,7 @@ TEST_F(MemoryMonitorTest, ALimitOfItsOwnIsOfWhatWorkersHave) {
   EXPECT_NE(ends(2)->message().find("240.0 MiB of 400.0 MiB"), std::string::npos);
 }
 
-TEST_F(MemoryMonitorTest, WhomTheKernelKilledForWantOfMemoryIsToldSo) {
+TEST_F(MemoryMonitorTest, AKillByTheKernelsOomKillerIsReportedAsSuch) {
   start(0);
   EXPECT_EQ(ends(1), std::nullopt);  // killed by hand
   kernel_kills_ = 8;
@@ -239,7 +239,7 @@ TEST_F(MemoryMonitorTest, KillsOfTheKernelThatWereOthersAreForgotten) {
   EXPECT_EQ(ends(1), std::nullopt);
 }
 
-TEST_F(MemoryMonitorTest, WhoEndsByItselfBeforeItIsKilledIsNotSaidToHaveBeenKilled) {
+TEST_F(MemoryMonitorTest, AProcessThatEndsBeforeTheKillIsNotReportedAsKilled) {
   worker(1, true, 6 * kGiB);
   start(0.5);
   used_ = kLimit;

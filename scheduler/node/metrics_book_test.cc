@@ -44,14 +44,14 @@ TEST(MetricsBookTest, CountersAddUpAndGaugesAreOfOneProcess) {
                               {"n_total role=actor A", 5}}));
 }
 
-TEST(MetricsBookTest, WhatWasToldLastCounts) {
+TEST(MetricsBookTest, TheLastReportCounts) {
   MetricsBook book;
   book.reported(kOne, {kJob, "driver", 5}, measured(2, 7));
   book.reported(kOne, {kJob, "driver", 5}, measured(4, 7));
   EXPECT_EQ(rows(book).at("n_total role=driver"), 4);
 }
 
-TEST(MetricsBookTest, OfWhoEndedTheCountersStay) {
+TEST(MetricsBookTest, CountersOfEndedProcessesStay) {
   MetricsBook book;
   book.reported(kOne, {kJob, "actor A", 5}, measured(2, 7));
   book.reported(kTwo, {kJob, "actor A", 6}, measured(3, 8));
@@ -64,7 +64,7 @@ TEST(MetricsBookTest, OfWhoEndedTheCountersStay) {
   EXPECT_EQ(rows(book), (Rows{{"n_total role=actor A", 5}}));
 }
 
-TEST(MetricsBookTest, OfWhoIsSilentTheCountersStay) {
+TEST(MetricsBookTest, CountersOfSilentProcessesStay) {
   MetricsBook book;
   book.reported(kOne, {kJob, "actor A", 5}, measured(2, 7));
   EXPECT_EQ(rows(book, {kOne}), (Rows{{"n_total role=actor A", 2}}));
@@ -89,7 +89,7 @@ TEST(MetricsBookTest, JobsThatAreOverForLongestAreForgotten) {
   EXPECT_EQ(rows(book), (Rows{{"n_total i=0 role=two", 1}, {"n_total i=1 role=two", 1}}));
 }
 
-TEST(MetricsBookTest, OfAJobThatGoesOnNothingIsForgotten) {
+TEST(MetricsBookTest, SeriesOfARunningJobAreKept) {
   MetricsBook book;
   book.reported(kOne, {kJob, "one", 5}, measured(1, 1));
   book.ended(kOne);
@@ -102,7 +102,7 @@ TEST(MetricsBookTest, OfAJobThatGoesOnNothingIsForgotten) {
   EXPECT_EQ(book.sums({}).series(), MetricsBook::kMaxOverSeries + 1);
 }
 
-TEST(MetricsBookTest, OfWhoHasLeftAndLivesTheCountersStay) {
+TEST(MetricsBookTest, CountersOfLivingProcessesThatLeftStay) {
   MetricsBook book;
   book.reported(kOne, {kJob, "driver", 5}, measured(2, 7));
   book.left(kOne);
@@ -112,7 +112,7 @@ TEST(MetricsBookTest, OfWhoHasLeftAndLivesTheCountersStay) {
   EXPECT_EQ(rows(book), (Rows{{"n_total role=driver", 2}}));
 }
 
-TEST(MetricsBookTest, WhatWasMeantDifferentlyBeforeHidesNothingOfThoseThatLive) {
+TEST(MetricsBookTest, AnOldDefinitionOfAMetricHidesNoLivingSeries) {
   MetricsBook book;
   book.reported(kOne, {kJob, "one", 5}, {FamilyOf(MetricKind::kCounter, "shoal_user_x", "").add(1)});
   book.ended(kOne);
@@ -133,7 +133,7 @@ TEST(MetricsBookTest, EachJobHasBoundariesOfItsOwn) {
   EXPECT_EQ(book.sums({}).families().size(), 2u);
 }
 
-TEST(MetricsBookTest, WhatPrometheusCouldNotReadIsRefusedAndCounted) {
+TEST(MetricsBookTest, MetricsThatPrometheusCannotReadAreRefusedAndCounted) {
   MetricsBook book;
   book.reported(
       kOne, {kJob, "one", 5},

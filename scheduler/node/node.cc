@@ -188,13 +188,13 @@ void Node::beat() {
   } else {  // a head that stands still or is cut off keeps its connections, while another leads
     head_->call(number(Method::kHeartbeat), {}, options_.head_silence, [this, alive = alive_](Result<Message> r) {
       if (!*alive || r || r.error().code() != Code::kDeadlineExceeded) return;
-      if (head_) head_->close(unavailable("the head is silent"));
+      if (head_) head_->close(unavailable("the head does not answer"));
     });
   }
   const auto pause = std::chrono::milliseconds(heartbeat_ms_);
   beating_ = clock_.after(pause, [this, due = clock_.now() + pause] {
     const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(clock_.now() - due);
-    if (late > kLate) log_->warn("this loop stood still for {} ms", late.count());
+    if (late > kLate) log_->warn("the event loop was blocked for {} ms", late.count());
     beat();
   });
 }
@@ -253,7 +253,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
         return body(to_bytes(actors::FreePort{port}));
       }
       default:
-        return fail(unimplemented("a node does not know method " + std::to_string(number(method)) + " of a head"));
+        return fail(unimplemented("a node does not implement method " + std::to_string(number(method)) + " of a head"));
     }
   }
   if (method == actors::kInspect) {
@@ -265,7 +265,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
   if (method == actors::kCancelResult) {
     if (peer.identity().role == runtime::Role::kNode) return answer_node(peer, method, message, responder, later);
     SHOAL_TRY(const auto m, from_bytes<actors::CancelResult>(message.body));
-    if (!clients_.at(peer.number()).worker) return fail(invalid_argument("attach first: who is of no job has no references"));
+    if (!clients_.at(peer.number()).worker) return fail(invalid_argument("attach first: a process without a job has no references"));
     later = true;
     cancel_result(m, std::move(responder));
     return Message();
@@ -286,7 +286,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
   if (method == actors::kLastMetrics) {
     SHOAL_TRY(auto last, from_bytes<actors::ReportedMetrics>(message.payload));
     const auto it = workers_.find(clients_.at(peer.number()).worker);
-    if (it == workers_.end()) return fail(not_found("attach first"));
+    if (it == workers_.end()) return fail(not_found("this process has not attached to the node"));
     metrics_.reported(it->first, {it->second.spec.job, it->second.role, it->second.pid}, std::move(last.metrics));
     return Message();
   }
@@ -302,7 +302,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     case Method::kWorkerReady: {
       SHOAL_TRY(const auto m, from_bytes<actors::WorkerUpdate>(message.body));
       const auto it = workers_.find(clients_.at(peer.number()).worker);
-      if (it == workers_.end()) return fail(not_found("attach first"));
+      if (it == workers_.end()) return fail(not_found("this process has not attached to the node"));
       it->second.endpoint = m.endpoint;
       it->second.state = WorkerState::kRunning;
       report(it->second);
@@ -342,7 +342,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
       end("it was asked to");
       return Message();
     default:
-      return fail(unimplemented("a node does not know method " + std::to_string(number(method))));
+      return fail(unimplemented("a node does not implement method " + std::to_string(number(method))));
   }
 }
 
@@ -368,7 +368,7 @@ void Node::cancel_here(const actors::CancelResult& cancel, runtime::Responder re
 }
 
 Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, runtime::Responder& responder, bool& later) {
-  if (peer.identity().role != runtime::Role::kNode) return fail(invalid_argument("only nodes ask that"));
+  if (peer.identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node may send this request"));
   Client& client = clients_.at(peer.number());
   if (method == Method::kMeetNode) {
     SHOAL_TRY(const auto meeting, from_bytes<actors::MeetNode>(message.body));
@@ -376,7 +376,7 @@ Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, r
     client.node = meeting.caller;
     return Message();
   }
-  if (!client.node) return fail(invalid_argument("say first which node you are"));
+  if (!client.node) return fail(invalid_argument("send MeetNode first"));
   if (method == Method::kCountObjects) {
     SHOAL_TRY(const auto news, from_bytes<actors::CountObjects>(message.body));
     objects_.reported(client.node, news);
@@ -423,8 +423,8 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       auto& m = notice.message;
       const auto object = from_bytes<actors::ObjectRef>(m.body);
       const auto it = clients_.find(peer.number());
-      if (!object || it == clients_.end()) return log_->warn("an object that is none was put");
-      Result<Fd> memory = fail(resource_exhausted("the node had no descriptor left for the object"));
+      if (!object || it == clients_.end()) return log_->warn("malformed PutObject notice");
+      Result<Fd> memory = fail(resource_exhausted("the node has no descriptor left for the object"));
       if (m.fds.size() == 1) {
         memory = std::move(m.fds[0]);
       } else if (!m.payload.empty()) {
@@ -525,7 +525,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
   client.worker = id;
   client.job = it->second.spec.job;
   Message out;
-  if (const auto shared = share_membership_page(it->second, out); !shared) log_->warn("no board for objects: {}", shared.error().message());
+  if (const auto shared = share_membership_page(it->second, out); !shared) log_->warn("no membership page: {}", shared.error().message());
   const std::int32_t member = out.fds.empty() ? -1 : it->second.member;
   out.body = to_bytes(actors::Attached{id_, client.job, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, id,
                                        member, options_.objects.spill_folder});

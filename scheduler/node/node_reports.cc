@@ -67,7 +67,7 @@ void Node::measure(Inspection& inspection) {
                                         "Series of this scrape that could not be added up (several kinds under one name), or are too many.")
                                    .add(static_cast<double>(sums.left_out())));
     reported.metrics.push_back(FamilyOf(actors::MetricKind::kCounter, "shoal_node_refused_samples_total",
-                                        "Samples that processes told and Prometheus could not read: names, labels, too long, too many.")
+                                        "Samples that processes reported and Prometheus could not read: names, labels, too long, too many.")
                                    .add(static_cast<double>(metrics_.left_out())));
   };
   inspection.pass_through(received, all);

@@ -109,7 +109,7 @@ class NodeTest : public testing::Test {
   Node node_{world_.clock(), world_.random(), *network_, launcher_, runtime::make_null_log(), options()};
 };
 
-TEST_F(NodeTest, WhatAProcessSaidBeforeItsDeathCountsAlsoIfTheDeathIsHeardFirst) {
+TEST_F(NodeTest, ReportsBeforeADeathCountAlsoIfTheDeathArrivesFirst) {
   Process dead(world_, 11, node_.endpoint()), other(world_, 12, node_.endpoint());
   constexpr ObjectId kGiven{5}, kAwaited{6}, kOwn{7};
   for (const ObjectId object : {kGiven, kOwn}) {

@@ -29,7 +29,7 @@ Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 Error freed_meanwhile() { return unavailable("this object was freed while it was read").with_reason("ObjectFreed"); }
 
-Error no_more() { return unavailable("nobody on this node refers to this object any more").with_reason("ObjectLetGo"); }
+Error no_more() { return unavailable("this node has no reference to this object any more").with_reason("ObjectLetGo"); }
 
 }  // namespace
 
@@ -47,7 +47,7 @@ Objects::Objects(runtime::Clock& clock, runtime::Network& network, storage::Memo
 void Objects::start_as(NodeId self) {
   const NodeId before = std::exchange(self_, self);
   if (before) {
-    const Error why = unavailable("this node was given up, and came back as another").with_reason("OwnerDied");
+    const Error why = unavailable("this node was declared dead, and joined again as another node").with_reason("OwnerDied");
     std::set<NodeId> nodes;
     for (const auto& [holder, node] : elsewhere_) nodes.insert(node);
     for (const NodeId node : nodes) node_gone(node, why);
@@ -202,7 +202,7 @@ void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd
 Result<void> Objects::may_come(JobId job, const ObjectRef& object) const {
   if (!object.owner || events_.has_worker(object.owner) || memory_.has(job, object.id)) return {};
   if (memory_.freed(job, object.id)) return {};  // reported by get()
-  return fail(unavailable("the process that was to make this object is gone").with_reason("OwnerDied"));
+  return fail(unavailable("the process that should make this object is gone").with_reason("OwnerDied"));
 }
 
 void Objects::get(JobId job, WorkerId worker, const ObjectRef& m, runtime::Responder responder) {
@@ -211,9 +211,9 @@ void Objects::get(JobId job, WorkerId worker, const ObjectRef& m, runtime::Respo
   bool first = false;
   if (replica) {
     if (const Error* const why = peer_nodes_.gone(object.home)) return responder.fail(*why);
-    if (!events_.has_worker(worker)) return responder.fail(unavailable("who is gone needs no object"));
+    if (!events_.has_worker(worker)) return responder.fail(unavailable("the worker that asked for the object is gone"));
     if (!replicas_.transfer(object) && memory_.has(job, m.id))
-      return responder.fail(not_found("an object of this node under another's name"));
+      return responder.fail(not_found("the object belongs to this node, not to the named one"));
     first = replicas_.wanted(object, worker);
   } else if (const auto may = may_come(job, m); !may) {
     return responder.fail(may.error());
@@ -256,11 +256,11 @@ void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
     const auto holders = object.home || object.job == job ? std::vector<WorkerId>() : references_.holders(object);
     const bool may =
         object.job == job || replicas_.is_wanted(object, worker) || std::find(holders.begin(), holders.end(), worker) != holders.end();
-    if (!may) return fail(invalid_argument("it is not held by who has moved it"));
+    if (!may) return fail(invalid_argument("the process that moved it has no reference to it"));
     return memory_.move(object.job, object.id, std::move(file));
   }();
   if (!moved)
-    return log_->warn("object={} of worker={} stays where it is: {}", to_string(object.id), to_string(worker), moved.error().message());
+    return log_->warn("object={} of worker={} is not moved: {}", to_string(object.id), to_string(worker), moved.error().message());
   if (const auto copy = copies_.extract(object); !copy.empty()) count_room(-static_cast<std::int64_t>(copy.mapped().counted));
   report_kept();
 }
@@ -270,17 +270,17 @@ void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
 
 Result<void> Objects::met(const actors::MeetNode& meeting) const {
   if (meeting.called != self_) {
-    return fail(not_found(fmt::format("node {} is not there any more, but {}", to_string(meeting.called), to_string(self_)))
+    return fail(not_found(fmt::format("node {} is gone; this address belongs to node {}", to_string(meeting.called), to_string(self_)))
                     .with_reason("AnotherNode"));
   }
-  if (!meeting.caller || meeting.caller == self_) return fail(invalid_argument("a node that does not say which one it is"));
-  if (const Error* const why = peer_nodes_.gone(meeting.caller)) return fail(unavailable("you were given up: " + why->message()));
+  if (!meeting.caller || meeting.caller == self_) return fail(invalid_argument("the calling node did not state its id"));
+  if (const Error* const why = peer_nodes_.gone(meeting.caller)) return fail(unavailable("the calling node is dead: " + why->message()));
   return {};
 }
 
 void Objects::pull(const actors::PullObject& asked, const runtime::Peer& by, runtime::Responder responder) {
   const Object object = own({asked.object.job, asked.object.id, asked.object.home});
-  if (object.home) return responder.fail(not_found("an object of another node"));
+  if (object.home) return responder.fail(not_found("the object belongs to another node"));
   if (asked.offset > 0 && !memory_.has(object.job, object.id)) return responder.fail(freed_meanwhile());
   if (const auto may = may_come(object.job, asked.object); !may) return responder.fail(may.error());
   auto shared = std::make_shared<runtime::Responder>(std::move(responder));
@@ -307,7 +307,7 @@ Result<ChunkSender::Part> Objects::part(const Object& object, std::uint64_t offs
   memory_.get(object.job, object.id, {}, [&](Result<Fd> r) { memory = std::move(r); });  // immediate, as the object is there
   if (!memory) return fail(memory.error());
   SHOAL_TRY(const std::size_t total, runtime::memory_bytes(*memory));
-  if (offset > total) return fail(invalid_argument("a part behind the end of an object"));
+  if (offset > total) return fail(invalid_argument("a part was requested beyond the object's end"));
   SHOAL_TRY(Bytes said, offset == 0 ? about(object, *memory) : Result<Bytes>(Bytes()));
   return ChunkSender::Part{*std::move(memory), offset, std::min<std::uint64_t>(most, total - offset), std::move(said)};
 }
@@ -342,7 +342,7 @@ void Objects::begun(const Object& object, Result<Message> answer) {
     return finish(object, Result<Fd>(std::move(answer->fds[0])));
   }
   const std::uint64_t bytes = described->bytes;
-  if (answer->payload.size() > bytes) return fail_replica(object, internal("an object that is larger than it was said to be"));
+  if (answer->payload.size() > bytes) return fail_replica(object, internal("the object is larger than announced"));
   auto first = std::make_shared<Bytes>(std::move(answer->payload));
   with_room({object, *replicas_.transfer(object), bytes, [this, object, bytes, first, contains](Result<void> room) {
                auto filled = room ? fill(object, bytes, *first, contains) : std::move(room);
@@ -372,7 +372,7 @@ void Objects::pulled(const ReplicaTable::Piece& piece, Result<Message> answer) {
   const auto written = [&]() -> Result<void> {
     if (!answer) return fail(answer.error());
     if (replicas_.transfer(piece.object) != piece.transfer) return {};
-    if (answer->payload.size() != piece.bytes) return fail(internal("a part of an object that has another size"));
+    if (answer->payload.size() != piece.bytes) return fail(internal("the part has another size than requested"));
     return runtime::write_at(copies_.at(piece.object).memory, piece.offset, answer->payload.span());
   }();
   const bool wanted = replicas_.transfer(piece.object) == piece.transfer;
@@ -453,12 +453,12 @@ std::optional<Result<void>> Objects::room_for(Room& room) {
                                                "are taken, {} lie in files; {}",
                                                room.bytes, total.kept, limit, total.spilled, why))
                     .with_reason("ObjectStoreFull")
-                    .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory"));
+                    .with_hint("release references and arrays that are not needed, or start with a larger object_store_memory"));
   };
   if (room.bytes > limit) return full("it is larger than all of that");
   if (total.kept < room.before.kept || total.spilled > room.before.spilled) room.since = now;
   room.before = total;
-  if (now - room.since > options_.patience) return full(no_file_.empty() ? "what is left is looked at by somebody" : no_file_);
+  if (now - room.since > options_.patience) return full(no_file_.empty() ? "processes read all remaining objects" : no_file_);
   if (asks) {
     spill(room.bytes);
     events_.want_room(room.bytes);
@@ -537,7 +537,7 @@ void Objects::spill_next() {
 
 Result<Fd> Objects::for_readers(const Fd& memory) {
   Fd out(open(fmt::format("/proc/self/fd/{}", memory.get()).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!out || flock(out.get(), LOCK_SH | LOCK_NB) != 0) return fail(resource_exhausted("no descriptor for an object"));
+  if (!out || flock(out.get(), LOCK_SH | LOCK_NB) != 0) return fail(resource_exhausted("the node has no descriptor left for an object"));
   return out;
 }
 

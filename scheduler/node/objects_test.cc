@@ -322,7 +322,7 @@ Fd file(std::uint64_t bytes) {
 constexpr std::uint64_t kMiB = 1 << 20;
 constexpr JobId kOther{2};
 
-TEST_F(ObjectsTest, WhoHoldsAnObjectMayMoveItAndOthersMayNot) {
+TEST_F(ObjectsTest, HoldersOfAnObjectMayMoveItAndOthersMayNot) {
   const WorkerId stranger{13};
   b_.workers = {kTwo, stranger};
   const auto key = b_.put(ObjectId{5}, kMiB), its = b_.put(ObjectId{6}, kMiB);
@@ -337,7 +337,7 @@ TEST_F(ObjectsTest, WhoHoldsAnObjectMayMoveItAndOthersMayNot) {
   EXPECT_FALSE(b_.in_memory(its));
 }
 
-TEST_F(ObjectsTest, WhatAJobPutsAfterItsEndKeepsNothingOfOthers) {
+TEST_F(ObjectsTest, ObjectsPutAfterTheJobsEndKeepNoReferences) {
   const auto inner = b_.put(ObjectId{5}, 100), far = of_b(ObjectId{6}, 100);
   b_.count(kTwo, inner, kTwo, {}, 1);
   for (Side* side : {&a_, &b_}) {
@@ -352,7 +352,7 @@ TEST_F(ObjectsTest, WhatAJobPutsAfterItsEndKeepsNothingOfOthers) {
   EXPECT_EQ(a_.objects.references().num_entries() + b_.objects.references().num_entries(), 0u);
 }
 
-TEST_F(ObjectsTest, WhatComesAnewIsNotWhatWasMoved) {
+TEST_F(ObjectsTest, ANewObjectIsNotTheMovedOne) {
   const auto key = of_b(ObjectId{5}, kLarge);
   get(key);
   world_.run_for(15ms);
@@ -364,7 +364,7 @@ TEST_F(ObjectsTest, WhatComesAnewIsNotWhatWasMoved) {
   EXPECT_TRUE(a_.in_memory(key));
 }
 
-TEST_F(ObjectsTest, WhoWantsAReplicaMayMoveItAndOthersMayNot) {
+TEST_F(ObjectsTest, ProcessesThatWantAReplicaMayMoveItAndOthersMayNot) {
   const auto key = of_b(ObjectId{5}, kMiB);
   get(key);
   ASSERT_TRUE(comes());
@@ -415,7 +415,7 @@ TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
 
 // Processes of three nodes put objects, pass references on, read, drop and die, over connections that break. Each holder of a reference
 // gets the value, and nothing is left in the end.
-TEST(ObjectsOfThreeNodes, AreThereForWhoHoldsThemAndAreFreedInTheEnd) {
+TEST(ObjectsOfThreeNodes, ExistForTheirHoldersAndAreFreedInTheEnd) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     runtime::SimWorld world{{.seed = seed}};
     auto& random = world.random();

@@ -28,7 +28,7 @@ void PeerNodes::start_as(NodeId self) {
   *std::exchange(alive_, std::make_shared<bool>(true)) = false;
   self_ = self;
   to_flush_ = false;
-  const Error why = unavailable("this node was given up, and came back as another").with_reason("OwnerDied");
+  const Error why = unavailable("this node was declared dead, and joined again as another node").with_reason("OwnerDied");
   for (auto& [node, link] : std::exchange(links_, {})) fail_asked(std::move(link), why);
 }
 
@@ -56,7 +56,7 @@ void PeerNodes::tell(NodeId node, const Item& item) {
     if (auto& waiting = link->outbox.waiting(); waiting.size() >= std::max(options_.merge_beyond, link->merge_at)) {
       waiting = merged(waiting);
       link->merge_at = 2 * waiting.size();
-      log_->warn("neighbour={} host={}: {} changes wait to be told", to_string(node), link->host, waiting.size());
+      log_->warn("neighbour={} host={}: {} changes wait to be sent", to_string(node), link->host, waiting.size());
     }
   }
   flush_soon();
@@ -91,10 +91,10 @@ void PeerNodes::ask_head(NodeId node) {
       return;
     }
     const auto reply = from_bytes<actors::ListReply>(r->body);
-    if (!reply || reply->nodes.size() != 1) return is_gone(node, "the head said something strange of it");
+    if (!reply || reply->nodes.size() != 1) return is_gone(node, "the head sent a malformed answer about it");
     link->host = reply->nodes[0].host;
     link->endpoint = reply->nodes[0].endpoint;
-    if (reply->nodes[0].state == actors::NodeState::kDead) return is_gone(node, "it was given up");
+    if (reply->nodes[0].state == actors::NodeState::kDead) return is_gone(node, "it was declared dead");
     reach(node);
   });
 }
@@ -140,7 +140,8 @@ void PeerNodes::reach(NodeId node) {
   if (link.peer || link.dialling || link.resting) return;
   if (link.outbox.size() == 0 && link.asked.empty()) return;  // nothing to send
   if (link.endpoint.empty()) {
-    if (!link.asked_head && events_.head() == nullptr) return broke(node, unavailable("there is no head that says where it is"));
+    if (!link.asked_head && events_.head() == nullptr)
+      return broke(node, unavailable("no head is connected that could resolve its address"));
     return ask_head(node);
   }
   const auto to = runtime::parse_endpoint(link.endpoint);
@@ -201,7 +202,7 @@ void PeerNodes::broke(NodeId node, const Error& why) {
 }
 
 void PeerNodes::on_request(Peer&, runtime::Request, runtime::Responder responder) {
-  responder.fail(unimplemented("a node answers nothing over a connection that it made"));
+  responder.fail(unimplemented("a node accepts no requests over a connection that it made"));
 }
 
 void PeerNodes::on_closed(Peer& peer, const Error& why) {
@@ -236,7 +237,7 @@ void PeerNodes::flush(NodeId node, Link& link) {
                   [this, alive = alive_, node](Result<Message> r) {
                     Link* const link = *alive ? find(node) : nullptr;
                     if (link == nullptr || !link->peer || !link->peer->connected()) return;  // handled by on_closed()
-                    if (!r) log_->warn("neighbour={} did not take what it was told: {}", to_string(node), r.error().message());
+                    if (!r) log_->warn("neighbour={} refused counts: {}", to_string(node), r.error().message());
                     link->outbox.acknowledged();
                     flush(node, *link);
                   });

@@ -192,7 +192,7 @@ class PosixLauncher final : public Launcher {
       address.sin_port = htons(port);
       if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return port;
     }
-    return fail(resource_exhausted("no free TCP port between 20000 and 32000"));
+    return fail(resource_exhausted("the host has no free TCP port between 20000 and 32000"));
   }
 
  private:

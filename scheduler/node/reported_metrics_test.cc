@@ -28,7 +28,7 @@ std::size_t refused_labels(MetricSample::Labels labels) {
   return refused(std::move(family));
 }
 
-TEST(ReportedMetricsTest, WhatProcessesTellIsTaken) {
+TEST(ReportedMetricsTest, ReportedSamplesAreTaken) {
   const std::vector<MetricFamily> reported = {
       gauge("shoal_user_g", {{"tag", "gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x90\x9f"}, {"exported_node", ""}}),
       FamilyOf(MetricKind::kLevel, "shoal_tasks", "Calls.").add(2, {{"name", "f"}, {"state", "RUNNING"}}),
@@ -38,7 +38,7 @@ TEST(ReportedMetricsTest, WhatProcessesTellIsTaken) {
   EXPECT_EQ(left, reported);
 }
 
-TEST(ReportedMetricsTest, OnlyMetricsOfUsersAndOfTasksAreAProcesssToTell) {
+TEST(ReportedMetricsTest, AProcessReportsOnlyMetricsOfUsersAndTasks) {
   for (const char* name :
        {"shoal_node_load1", "shoal_heads", "process_open_fds", "shoal_user", "", "shoal_user_a b", "shoal_user_a\n", "shoal_tasks"}) {
     EXPECT_EQ(refused(gauge(name)), 1u) << name;  // shoal_tasks is no gauge
@@ -46,7 +46,7 @@ TEST(ReportedMetricsTest, OnlyMetricsOfUsersAndOfTasksAreAProcesssToTell) {
   EXPECT_EQ(refused(gauge("shoal_user_" + std::string(2000, 'a'))), 1u);
 }
 
-TEST(ReportedMetricsTest, LabelsAreOnceAndNoneOfOurs) {
+TEST(ReportedMetricsTest, LabelsAreUniqueAndNotReserved) {
   EXPECT_EQ(refused_labels({{"a", "1"}, {"b", "2"}, {"a", "1"}}), 1u);
   for (const char* name : {"node", "host", "job_id", "role", "pid", "worker", "le", "__name__", "", "a-b", "1a"}) {
     EXPECT_EQ(refused_labels({{name, "x"}}), 1u) << name;

@@ -10,7 +10,7 @@ namespace {
 const std::string kId = "00000000000000ab00000000000000cd";
 const TaskRef kTask{WorkerId{0xab}, 0xcd};
 
-TEST(TaskMarksTest, AMarkSaysWhichCallAndFunction) {
+TEST(TaskMarksTest, AMarkNamesTheCallAndTheFunction) {
   const auto mark = parse_mark("\x01shoal task " + kId + " half of it");
   ASSERT_TRUE(mark);
   EXPECT_EQ(mark->task, kTask);
@@ -19,7 +19,7 @@ TEST(TaskMarksTest, AMarkSaysWhichCallAndFunction) {
   EXPECT_EQ(parse_mark("\x01shoal task " + kId)->name, "");
 }
 
-TEST(TaskMarksTest, WhatOnlyLooksLikeOneIsText) {
+TEST(TaskMarksTest, AnIncompleteMarkIsText) {
   const std::string bad = "\x01shoal task zz" + kId.substr(2);
   for (const std::string_view line : {"", "\x01", "shoal task", "\x01shoal task ", "\x01shoal task 12", bad.c_str()}) {
     EXPECT_FALSE(parse_mark(line)) << line;
@@ -55,7 +55,7 @@ TEST(TaskMarksTest, AMarkEndsALineThatHasNoEnd) {
   EXPECT_EQ(divided("a" + no_mark + mark + "c"), (std::vector<std::string>{"a" + no_mark + "\n", "<f>", "c"}));
 }
 
-TEST(TaskMarksTest, OfANameTheBeginningIsKept) {
+TEST(TaskMarksTest, LongNamesAreTruncated) {
   const std::string mark = "\x01shoal task " + kId + " ";
   EXPECT_EQ(parse_mark(mark + std::string(60'000, 'x'))->name, std::string(kMaxMarkName, 'x'));
   EXPECT_EQ(parse_mark(mark + std::string(kMaxMarkName, 'x'))->name.size(), kMaxMarkName);

@@ -83,7 +83,7 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
       w.out.reset();
       w.err.reset();
       w.text.clear();
-      if (error) answer(id, fail(from_errno(error, "the zygote does not take requests")));
+      if (error) answer(id, fail(from_errno(error, "the zygote does not accept requests")));
     }
   }
 
@@ -113,7 +113,7 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
 
   void received(std::string_view text) {
     const json m = json::parse(text, nullptr, false);
-    if (!m.is_object()) return log->error("zygote said something strange: {}", text);
+    if (!m.is_object()) return log->error("zygote sent a malformed message: {}", text);
     if (m.contains("ready")) {
       ready = true;
       log->info("zygote pid={} ready torch={}", pid, torch);

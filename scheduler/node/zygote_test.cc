@@ -38,7 +38,7 @@ class ZygoteTest : public testing::Test {
   std::vector<Result<pid_t>> answers_;
 };
 
-TEST_F(ZygoteTest, OneThatIsEndedWhileItStartsFailsWhatWaitedForIt) {
+TEST_F(ZygoteTest, AZygoteThatEndsDuringItsStartFailsWaitingRequests) {
   start("time.sleep(1000)\n");
   fork(1);
   fork(2);
@@ -48,7 +48,7 @@ TEST_F(ZygoteTest, OneThatIsEndedWhileItStartsFailsWhatWaitedForIt) {
   EXPECT_EQ(answers_[0].error().reason(), "ZygoteDied");
 }
 
-TEST_F(ZygoteTest, RequestsBeyondWhatTheSocketHoldsWaitForTheirTurn) {
+TEST_F(ZygoteTest, RequestsBeyondTheSocketsBufferWait) {
   start(R"(
 link.send(b'{"ready": true}')
 time.sleep(0.3)

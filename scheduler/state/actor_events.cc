@@ -23,7 +23,7 @@ namespace {
 Result<WorkerId> creator_of(const Parts& s, const actors::GangSpec& spec) {
   if (!spec.creator || spec.detached) return WorkerId();
   const auto* const w = s.workers.living(spec.creator);
-  if (w == nullptr) return fail(cancelled("the process that asks for it has ended").with_reason("CreatorEnded"));
+  if (w == nullptr) return fail(cancelled("the process that requested it has ended").with_reason("CreatorEnded"));
   return w->actor ? spec.creator : WorkerId();
 }
 
@@ -82,13 +82,13 @@ Result<actors::FoundActor> find_actor(const Parts& s, const actors::FindActor& r
   if (row != nullptr) return actors::FoundActor{*row, s.gangs.at(row->gang).spec.handle};
   return fail(not_found(fmt::format("no living actor is named '{}' in namespace '{}'", request.name, request.name_space))
                   .with_reason("NoSuchName")
-                  .with_hint("namespaces are apart: give the one in which it was made; `shoal list actors` shows both"));
+                  .with_hint("names belong to a namespace: pass the one of the actor; `shoal list actors` shows both"));
 }
 
 Result<std::optional<actors::FoundActor>> on(Parts& s, const GangRequested& event) {
   const auto& spec = event.spec;
-  if (spec.actors.empty()) return fail(invalid_argument("a gang without actors"));
-  if (s.jobs.living(spec.job) == nullptr) return fail(not_found("no running job " + to_string(spec.job)));
+  if (spec.actors.empty()) return fail(invalid_argument("the gang has no actors"));
+  if (s.jobs.living(spec.job) == nullptr) return fail(not_found("the cluster has no running job " + to_string(spec.job)));
   // A repeated request: an earlier head accepted it and ended before it answered.
   if (const auto known = s.actors.find(spec.actors[0].id); known != s.actors.end() && known->second.gang == spec.id) {
     return std::optional<actors::FoundActor>();
@@ -135,7 +135,7 @@ Result<void> on(Parts& s, const ActorKilled& event) {
 Result<void> on(Parts& s, const WorkerRetired& event) {
   const auto it = s.actors.find(event.actor);
   if (it != s.actors.end() && !actors::is_function_worker(it->second)) {
-    return fail(invalid_argument("actor " + to_string(event.actor) + " is no worker of remote functions: it can be killed, not retired"));
+    return fail(invalid_argument("actor " + to_string(event.actor) + " does not run remote functions: it can be killed, not retired"));
   }
   if (const ActorRow* const row = s.actors.living(event.actor); row != nullptr && s.gangs.contains(row->gang)) {
     hand_on(s, row->worker, s.gangs.at(row->gang).spec.creator);
@@ -145,11 +145,11 @@ Result<void> on(Parts& s, const WorkerRetired& event) {
 
 Result<void> on(Parts& s, const ActorHosted& event) {
   const auto& m = event.actor;
-  if (s.jobs.living(m.job) == nullptr) return fail(not_found("no running job " + to_string(m.job)));
+  if (s.jobs.living(m.job) == nullptr) return fail(not_found("the cluster has no running job " + to_string(m.job)));
   const auto* const w = s.workers.living(m.worker);
   if (w == nullptr) return fail(not_found("no running process " + to_string(m.worker)));
   if (const auto known = s.actors.find(m.actor); known != s.actors.end()) return hosted_again(s, m, known->second);
-  if (!m.actor) return fail(invalid_argument("an actor without an id"));
+  if (!m.actor) return fail(invalid_argument("the actor has no id"));
   SHOAL_TRY(const HostedGangs::Gang* const gang, s.hosted.add(m, s.turn.random));
   s.actors.host(m, *w, gang->id);
   if (gang->state != HostedGangs::State::kComplete) return {};

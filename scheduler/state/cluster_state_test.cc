@@ -23,7 +23,7 @@ TEST_F(ClusterStateTest, AGangIsPlacedAllOrNothing) {
   EXPECT_EQ(taken<StartWorkerOn>().size(), 4u);
 }
 
-TEST_F(ClusterStateTest, WhatAsksForNothingGoesWhereFewestAreOfNodesWithCpus) {
+TEST_F(ClusterStateTest, AnActorWithoutResourcesGoesToTheLeastUsedNodeWithCpus) {
   const JobId job = driver();
   join(1, {{"GPU", 1}});
   const auto place = [&] {
@@ -45,7 +45,7 @@ TEST_F(ClusterStateTest, WhatAsksForNothingGoesWhereFewestAreOfNodesWithCpus) {
   EXPECT_EQ(place().node, NodeId{3});
 }
 
-TEST_F(ClusterStateTest, WhatAsksForNothingIsNearItsCreatorWhileThereAreCpusForIt) {
+TEST_F(ClusterStateTest, AnActorWithoutResourcesIsNearItsCreatorWhileCpusAreFree) {
   const JobId job = driver();
   join(1, {{"CPU", 4}});
   join(2, {{"CPU", 2}});
@@ -60,7 +60,7 @@ TEST_F(ClusterStateTest, WhatAsksForNothingIsNearItsCreatorWhileThereAreCpusForI
   EXPECT_EQ(place(), NodeId{1});
 }
 
-TEST_F(ClusterStateTest, WhatAsksForNothingButLabelsGoesToCpusToo) {
+TEST_F(ClusterStateTest, AnActorWithLabelsOnlyGoesToANodeWithCpus) {
   const JobId job = driver();
   join(1, {});
   join(2, {{"CPU", 1}});
@@ -87,7 +87,7 @@ TEST_F(ClusterStateTest, AnActorLivesWhenItsWorkerTakesCallsAndDiesWithIt) {
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
 }
 
-TEST_F(ClusterStateTest, WhatNoNodeCouldEverHoldIsRefusedOrPendsWithTheNearestFit) {
+TEST_F(ClusterStateTest, AnInfeasibleRequestIsRefusedOrPendsWithTheNearestFit) {
   const JobId job = driver();
   join(1, {{"CPU", 2}});
   const auto refused = state_.step(GangRequested{gang(job, 1, {{"GPU", 4}}, true)});
@@ -224,7 +224,7 @@ TEST_F(ClusterStateTest, AJobIsRefusedWhenInfeasibleUnlessItWaits) {
   EXPECT_EQ(state_.job(job)->state, JobState::kRunning);
 }
 
-TEST_F(ClusterStateTest, StoppingAJobEndsItsProcessesAndGivesBackWhatItWaitedFor) {
+TEST_F(ClusterStateTest, StoppingAJobEndsItsProcessesAndItsPendingRequests) {
   join(1, {{"CPU", 2}});
   actors::JobSpec spec;
   spec.num_workers = 2;
@@ -246,7 +246,7 @@ TEST_F(ClusterStateTest, StoppingAJobEndsItsProcessesAndGivesBackWhatItWaitedFor
   EXPECT_EQ(state_.job(job)->state, JobState::kStopped);
 }
 
-TEST_F(ClusterStateTest, KillingAnActorEndsItsProcessAndTellsEverybody) {
+TEST_F(ClusterStateTest, KillingAnActorEndsItsProcessAndNotifiesAll) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});
   const auto g = gang(job, 1, {{"CPU", 1}}), waiting = gang(job, 2, {{"CPU", 1}});
@@ -274,7 +274,7 @@ TEST_F(ClusterStateTest, OldRowsAreForgottenAtTheirBound) {
   EXPECT_EQ(state.list({actors::ListRequest::What::kJobs, {}}).jobs.size(), 3u);
 }
 
-TEST_F(ClusterStateTest, ADriverThatEndsBeforeItsNodeKnowsItFailsItsJob) {
+TEST_F(ClusterStateTest, ADriverThatEndsBeforeItAttachesFailsItsJob) {
   const NodeId node = join(1, {{"CPU", 1}});
   const JobId job = driver(), known = driver();
   state_.step(WorkerUpdated{node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, known, "rank 0"}});
@@ -285,7 +285,7 @@ TEST_F(ClusterStateTest, ADriverThatEndsBeforeItsNodeKnowsItFailsItsJob) {
   EXPECT_EQ(state_.job(known)->state, JobState::kRunning);  // left to its node, which reports its processes
 }
 
-TEST_F(ClusterStateTest, ANodeThatTellsOfADriverAfterItsGoodByeForgetsItsJob) {
+TEST_F(ClusterStateTest, ANodeThatReportsADepartedDriverDropsItsJob) {
   const NodeId node = join(1, {{"CPU", 1}});
   const JobId job = driver();
   state_.step(DriverEnded{job});
@@ -333,7 +333,7 @@ TEST_F(ClusterStateTest, AListComesInPagesWithTheFirstLineOfEachCause) {
   EXPECT_EQ(state.list({actors::ListRequest::What::kWorkers, one}).workers.size(), 1u);
 }
 
-TEST_F(ClusterStateTest, AGangWhoseFirstMembersAreForgottenCanFailAndBeStopped) {
+TEST_F(ClusterStateTest, AGangWithoutItsFirstRowsCanFailAndBeStopped) {
   ClusterState state({.max_ended_rows = 1}, random_);
   actors::RegisterNode node;
   node.id = NodeId{1};
@@ -431,7 +431,7 @@ TEST_F(ClusterStateTest, ADetachedActorThatEndsItselfEndsItsJobWell) {
 
 // ---- placement groups
 
-TEST_F(ClusterStateTest, WhatThereIsIsMeasured) {
+TEST_F(ClusterStateTest, MetricsCountTheState) {
   const auto measured = [this] {
     std::map<std::string, double> out;
     for (const auto& family : state_.metrics()) {

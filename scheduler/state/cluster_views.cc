@@ -182,7 +182,7 @@ Result<actors::FoundActor> ClusterState::creation_spec(WorkerId worker) const {
   const auto w = parts_.workers.find(worker);
   const auto a = w == parts_.workers.end() ? parts_.actors.end() : parts_.actors.find(w->second.actor);
   const auto g = a == parts_.actors.end() ? parts_.gangs.end() : parts_.gangs.find(a->second.gang);
-  if (g == parts_.gangs.end()) return fail(not_found("no actor is to be made by worker " + to_string(worker)));
+  if (g == parts_.gangs.end()) return fail(not_found("no actor is assigned to worker " + to_string(worker)));
   return actors::FoundActor{a->second, g->second.spec.creation_spec};
 }
 
@@ -239,14 +239,14 @@ void ClusterState::check_invariants() const {
     for (std::size_t i = 0; i < g.free.size(); ++i) {
       if (g.row.nodes[i]) taken[g.row.nodes[i]] += g.free[i];
       if (g.row.nodes[i]) shares.takes(g.row.job, g.row.bundles[i]);
-      if (!g.row.nodes[i]) SHOAL_CHECK(g.free[i].empty(), "a bundle without a node has something free");
+      if (!g.row.nodes[i]) SHOAL_CHECK(g.free[i].empty(), "a bundle without a node has free resources");
     }
   }
   const auto held = [](std::map<JobId, Resources> by_job) {
     std::erase_if(by_job, [](const auto& job) { return job.second.empty(); });
     return by_job;
   };
-  SHOAL_CHECK(held(parts_.shares.held()) == held(shares.held()), "what jobs hold does not add up");
+  SHOAL_CHECK(held(parts_.shares.held()) == held(shares.held()), "the jobs' shares do not add up");
   for (const auto& [id, n] : parts_.nodes) {
     Resources sum = n.row.available;
     sum += taken[id];
@@ -264,9 +264,9 @@ void ClusterState::check_invariants() const {
     if (!g.spec.creator) continue;
     made_by[g.spec.creator].insert(id);
     const auto w = parts_.workers.find(g.spec.creator);
-    SHOAL_CHECK(w != parts_.workers.end() && w->second.row.state != WorkerState::kExited, "an actor lives on without its creator");
+    SHOAL_CHECK(w != parts_.workers.end() && w->second.row.state != WorkerState::kExited, "an actor lives without its creator");
   }
-  SHOAL_CHECK(made_by == parts_.gangs.by_creator(), "what each process made does not add up");
+  SHOAL_CHECK(made_by == parts_.gangs.by_creator(), "the actors by creator do not add up");
   for (const auto& [name, who] : parts_.actors.names()) {
     const auto a = parts_.actors.find(who);
     SHOAL_CHECK(a != parts_.actors.end() && a->second.state != ActorState::kDead, "a name stands for an actor that is gone");
@@ -275,7 +275,7 @@ void ClusterState::check_invariants() const {
     SHOAL_CHECK(p.group  ? parts_.groups.contains(p.group)
                 : p.gang ? parts_.gangs.contains(p.gang)
                          : parts_.jobs.contains(p.job),
-                "something pending is unknown");
+                "a pending entry has no gang, group or job");
   }
 }
 

@@ -6,7 +6,7 @@
 namespace shoal::scheduler {
 namespace {
 
-TEST_F(ClusterStateTest, AWorkerWhoseStartWasGivenUpIsEndedWhenItsNodeTellsOfIt) {
+TEST_F(ClusterStateTest, AWorkerWhoseStartWasAbandonedIsEndedWhenReported) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});
   ASSERT_TRUE(state_.step(GangRequested{gang(job, 1, {{"CPU", 1}})}));
@@ -20,7 +20,7 @@ TEST_F(ClusterStateTest, AWorkerWhoseStartWasGivenUpIsEndedWhenItsNodeTellsOfIt)
   EXPECT_TRUE(actors().empty());
 }
 
-TEST_F(ClusterStateTest, WhoseNodeWasNotReachedIsStartedWhenItIsBackAndHasNotHeardOfIt) {
+TEST_F(ClusterStateTest, AnUndeliveredStartIsRepeatedWhenTheNodeIsBack) {
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 1}});
   const auto g = gang(job, 1, {{"CPU", 1}});
@@ -39,7 +39,7 @@ TEST_F(ClusterStateTest, WhoseNodeWasNotReachedIsStartedWhenItIsBackAndHasNotHea
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
 }
 
-TEST_F(ClusterStateTest, WhoseNodeWasNotReachedEndsWithIt) {
+TEST_F(ClusterStateTest, AWorkerOfAnUnreachedNodeEndsWithTheNode) {
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 1}});
   const auto g = gang(job, 1, {{"CPU", 1}});
@@ -64,7 +64,7 @@ TEST_F(ClusterStateTest, AnActorOfALostNodeDiesOfThatAlsoIfItsDriverWasThere) {
   }
 }
 
-TEST_F(ClusterStateTest, AJobWhoseNodeWasNotReachedForAPortWaitsForItsPlaceAgain) {
+TEST_F(ClusterStateTest, AJobWithoutItsPortPendsAgain) {
   const NodeId node = join(1, {{"CPU", 2}});
   actors::JobSpec spec;
   spec.num_workers = 2;
@@ -85,7 +85,7 @@ TEST_F(ClusterStateTest, AJobWhoseNodeWasNotReachedForAPortWaitsForItsPlaceAgain
   EXPECT_EQ(state_.status().available.units("CPU"), 0);
 }
 
-TEST_F(ClusterStateTest, OneThatNobodyCanAskForAPortIsAskedAgain) {
+TEST_F(ClusterStateTest, AnUnreachedNodeIsAskedForAPortAgain) {
   join(1, {{"CPU", 1}});
   actors::JobSpec spec;
   spec.num_workers = 1;
@@ -113,7 +113,7 @@ TEST_F(ClusterStateTest, NothingIsPlacedOnANodeWhileItsConnectionIsGone) {
   EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
 }
 
-TEST_F(ClusterStateTest, AWorkerThatItsNodeToldOfIsThereWhateverBecameOfTheAnswer) {
+TEST_F(ClusterStateTest, AReportedWorkerExistsEvenIfItsAnswerWasLost) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});
   const auto g = gang(job, 1, {{"CPU", 1}});
@@ -124,7 +124,7 @@ TEST_F(ClusterStateTest, AWorkerThatItsNodeToldOfIsThereWhateverBecameOfTheAnswe
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
 }
 
-TEST_F(ClusterStateTest, WhatShouldHaveEndedIsEndedWhenItsNodeTellsOfIt) {
+TEST_F(ClusterStateTest, AnUnwantedWorkerIsEndedWhenReported) {
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 3}});
   const auto g = gang(job, 1, {{"CPU", 1}});

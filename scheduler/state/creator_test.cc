@@ -50,7 +50,7 @@ class CreatorTest : public ClusterStateTest {
   ActorId parent_;
 };
 
-TEST_F(CreatorTest, WhatAnActorMadeEndsWithItsProcessAndSaysSo) {
+TEST_F(CreatorTest, AnActorsChildrenEndWithItsProcessAndHaveThatCause) {
   const auto p = parent();
   GangSpec child = made_by(process(p));
   child.name = "named";
@@ -72,7 +72,7 @@ TEST_F(CreatorTest, WhatAnActorMadeEndsWithItsProcessAndSaysSo) {
   EXPECT_EQ(state_.job(job_)->state, JobState::kRunning);
 }
 
-TEST_F(CreatorTest, AllMembersOfAGangEndAndOneAfterTheOtherWhatTheyMade) {
+TEST_F(CreatorTest, AllMembersOfAGangEndAndThenTheirChildren) {
   const auto p = parent();
   const GangSpec gang = made_by(process(p), "Child", 2);
   const auto first = lives(gang);
@@ -88,7 +88,7 @@ TEST_F(CreatorTest, AllMembersOfAGangEndAndOneAfterTheOtherWhatTheyMade) {
                                       "), ended: its creator, actor Parent(" + to_string(parent_) + "), ended: its process ended");
 }
 
-TEST_F(CreatorTest, WhatAKilledActorMadeEndsWhenItsProcessDoes) {
+TEST_F(CreatorTest, AKilledActorsChildrenEndWithItsProcess) {
   const auto p = parent();
   const GangSpec early = made_by(process(p)), late = made_by(process(p));
   lives(early);
@@ -101,7 +101,7 @@ TEST_F(CreatorTest, WhatAKilledActorMadeEndsWhenItsProcessDoes) {
   EXPECT_EQ(cause_of(late), "actor Child died: " + why);
 }
 
-TEST_F(CreatorTest, WhatAFormerLifeMadeIsGoneBeforeTheNextOneMakesMore) {
+TEST_F(CreatorTest, ChildrenOfAFormerProcessEndBeforeTheRestartedOneMakesMore) {
   auto p = parent(-1);
   for (int life = 0; life < 3; ++life) {
     GangSpec child = made_by(process(p), "Child", 3);
@@ -145,7 +145,7 @@ TEST_F(CreatorTest, AChildThatWasToBeStartedAgainIsNot) {
   EXPECT_TRUE(taken<StartWorkerOn>().empty());
 }
 
-TEST_F(CreatorTest, NobodyMakesAnythingAfterItsEnd) {
+TEST_F(CreatorTest, AnEndedProcessMakesNothing) {
   const auto p = parent();
   dies(p, 137, "was killed by SIGKILL");
   const GangSpec late = made_by(process(p));
@@ -168,7 +168,7 @@ TEST_F(CreatorTest, ADetachedActorHasNoCreator) {
   EXPECT_EQ(state_of(detached), ActorState::kAlive);
 }
 
-TEST_F(CreatorTest, WhatADriverOrARankMadeEndsWithTheJob) {
+TEST_F(CreatorTest, ChildrenOfADriverOrARankEndWithTheJob) {
   const WorkerId script{50}, rank{51};
   const auto is = [&](WorkerId w, const std::string& role, WorkerState state, std::optional<Error> cause = {}) {
     state_.step(WorkerUpdated{NodeId{1}, {w, state, 500, "", cause ? 1 : 0, cause, job_, role}});
@@ -185,7 +185,7 @@ TEST_F(CreatorTest, WhatADriverOrARankMadeEndsWithTheJob) {
   EXPECT_NE(cause_of(of_driver).find("its job ended"), std::string::npos);
 }
 
-TEST_F(CreatorTest, ALostNodeTakesWhatWasMadeThereAlong) {
+TEST_F(CreatorTest, ALostNodeEndsTheChildrenOfItsProcesses) {
   const auto p = parent();
   join(2, {{"CPU", 4}});
   GangSpec near = made_by(process(p)), far = made_by(process(p));
@@ -208,7 +208,7 @@ TEST_F(CreatorTest, ALostNodeTakesWhatWasMadeThereAlong) {
 
 const std::string kFunctions = std::string(actors::kFunctionWorker) + ": train_step";  // a label that includes the function's name
 
-TEST_F(CreatorTest, AFunctionsWorkerThatDiesTakesWhatItMadeAlong) {
+TEST_F(CreatorTest, AFunctionWorkersDeathEndsItsChildren) {
   const auto keeper = parent();
   const GangSpec functions = made_by(process(keeper), kFunctions);
   const auto f = lives(functions);
@@ -218,7 +218,7 @@ TEST_F(CreatorTest, AFunctionsWorkerThatDiesTakesWhatItMadeAlong) {
   EXPECT_EQ(cause_of(child), "actor Child died: its creator, a worker of remote functions, ended: exited with code 1");
 }
 
-TEST_F(CreatorTest, WhatARetiredWorkerMadeIsItsKeepersFromThenOn) {
+TEST_F(CreatorTest, ARetiredWorkersChildrenPassToItsOwner) {
   const auto keeper = parent();
   const GangSpec outer = made_by(process(keeper), kFunctions);
   const auto o = lives(outer);
@@ -248,7 +248,7 @@ TEST_F(CreatorTest, OnlyAWorkerOfFunctionsIsRetired) {
   EXPECT_EQ(state_of(actor), ActorState::kDead);
 }
 
-TEST_F(CreatorTest, WhatARetiredWorkerCouldNotMakeYetEndsWithIt) {
+TEST_F(CreatorTest, ARetiredWorkersPendingChildrenEndWithIt) {
   const GangSpec functions = made_by({}, kFunctions);
   const auto f = lives(functions);
   const GangSpec starts = made_by(process(f)), waits = made_by(process(f), "Child", 4);
@@ -261,7 +261,7 @@ TEST_F(CreatorTest, WhatARetiredWorkerCouldNotMakeYetEndsWithIt) {
   for (const auto& g : {starts, waits}) EXPECT_NE(cause_of(g).find("its creator, a worker of remote functions, ended"), std::string::npos);
 }
 
-TEST_F(CreatorTest, WhatARetiredWorkerOfADriverMadeEndsWithTheJob) {
+TEST_F(CreatorTest, ChildrenOfADriversRetiredWorkerEndWithTheJob) {
   const GangSpec functions = made_by({}, kFunctions);
   const auto f = lives(functions);
   const GangSpec child = made_by(process(f));

@@ -80,7 +80,7 @@ class DrainTest : public testing::Test {
   std::vector<NodeId> left_;
 };
 
-TEST_F(DrainTest, ACordonedNodeTakesNoNewWorkAndKeepsWhatItHas) {
+TEST_F(DrainTest, ACordonedNodeTakesNoNewWorkAndKeepsItsOwn) {
   const NodeId node = join(1, 2);
   const ActorId first = actor(1);
   scheduling(node, NodeScheduling::kCordoned);
@@ -95,7 +95,7 @@ TEST_F(DrainTest, ACordonedNodeTakesNoNewWorkAndKeepsWhatItHas) {
   EXPECT_EQ(state_of(second), ActorState::kAlive);
 }
 
-TEST_F(DrainTest, WhoHasToBeOnACordonedNodeHearsThatItIsTheReason) {
+TEST_F(DrainTest, ARequestBoundToACordonedNodeHasThatReason) {
   const NodeId node = join(1, 2);
   join(2, 2);
   scheduling(node, NodeScheduling::kCordoned);
@@ -109,7 +109,7 @@ TEST_F(DrainTest, WhoHasToBeOnACordonedNodeHearsThatItIsTheReason) {
 }
 
 // The wall clock is only displayed and may be set at any time.
-TEST_F(DrainTest, AJumpOfTheWallClockEndsNoDrainAndProlongsNone) {
+TEST_F(DrainTest, AJumpOfTheWallClockChangesNoDrainsDeadline) {
   for (const std::int64_t jump : {86'400'000, -86'400'000}) {
     const NodeId node = join(static_cast<std::uint64_t>(2 + left_.size()), 1);
     actor(1);
@@ -126,7 +126,7 @@ TEST_F(DrainTest, AJumpOfTheWallClockEndsNoDrainAndProlongsNone) {
   }
 }
 
-TEST_F(DrainTest, WhatACordonedNodeCouldHoldWaitsInsteadOfBeingRefused) {
+TEST_F(DrainTest, ARequestThatOnlyACordonedNodeCouldHoldPends) {
   scheduling(join(1, 4), NodeScheduling::kCordoned);
   actors::JobSpec spec;
   spec.resources = of({{"CPU", 4}});
@@ -186,7 +186,7 @@ TEST_F(DrainTest, TwoActorsDoNotMoveIntoTheSameRoom) {
   EXPECT_NE(node_of(one), node_of(two));
 }
 
-TEST_F(DrainTest, WhoMayNotRestartIsLeftAloneUntilTheDeadline) {
+TEST_F(DrainTest, AnActorWithoutRestartsRunsUntilTheDeadline) {
   const NodeId old = join(1, 1);
   const ActorId one = actor(1);
   join(2, 1);
@@ -214,7 +214,7 @@ TEST_F(DrainTest, ADrainCanBeCalledOff) {
   EXPECT_EQ(state_of(one), ActorState::kAlive);
 }
 
-TEST_F(DrainTest, ADrainedNodeThatWasAwayIsToldAgain) {
+TEST_F(DrainTest, ADrainedNodeThatReconnectsGetsTheNoticeAgain) {
   const NodeId node = join(1, 1);
   state_.step(NodeAway{node});
   scheduling(node, NodeScheduling::kDraining, 0);

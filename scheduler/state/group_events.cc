@@ -14,14 +14,14 @@ Result<void> on(Parts& s, const GroupRequested& event) {
   if (!spec.id || s.groups.contains(spec.id)) {
     return fail(invalid_argument("placement group " + to_string(spec.id) + " exists already"));
   }
-  if (spec.bundles.empty()) return fail(invalid_argument("a placement group without bundles"));
+  if (spec.bundles.empty()) return fail(invalid_argument("the placement group has no bundles"));
   if (!spec.labels.empty() && spec.labels.size() != spec.bundles.size()) {
-    return fail(invalid_argument("labels of bundles that are not there"));
+    return fail(invalid_argument("the placement group has labels for bundles that it does not have"));
   }
   for (const auto& bundle : spec.bundles) {
     if (bundle.empty()) return fail(invalid_argument("a bundle of a placement group asks for nothing"));
   }
-  if (s.jobs.living(spec.job) == nullptr) return fail(not_found("no running job " + to_string(spec.job)));
+  if (s.jobs.living(spec.job) == nullptr) return fail(not_found("the cluster has no running job " + to_string(spec.job)));
   SHOAL_OK(s.groups.request(spec, s.turn.next_order));
   ++s.turn.next_order;
   s.queue.entries.push_back({{}, {}, spec.id, s.turn.now});

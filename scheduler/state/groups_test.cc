@@ -90,7 +90,7 @@ TEST_F(GroupTest, ActorsLiveOffItsBundlesAndDieWithIt) {
   EXPECT_EQ(state_.step(GangRequested{in(g, {{"CPU", 1}})}).error().reason(), "GroupRemoved");
 }
 
-TEST_F(GroupTest, WhatNoBundleCouldHoldIsRefused) {
+TEST_F(GroupTest, ARequestThatFitsNoBundleIsRefused) {
   join(1, {{"CPU", 2}});
   const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);
   ASSERT_TRUE(state_.step(GroupRequested{g}));
@@ -177,7 +177,7 @@ TEST_F(GroupTest, AWorkerThatWaitsLendsItsCpus) {
   EXPECT_EQ(state_of(third.actors[0].id), ActorState::kStarting);
 }
 
-TEST_F(GroupTest, OneThatDiesWhileItLendsGivesNothingTwice) {
+TEST_F(GroupTest, AWorkerThatDiesWhileItLendsFreesItsCpusOnce) {
   join(1, {{"CPU", 2}});
   const auto g = group({{{"CPU", 1}}}, actors::Strategy::kPack);
   ASSERT_TRUE(state_.step(GroupRequested{g}));
@@ -231,7 +231,7 @@ TEST_F(GroupTest, ANodeOfChoiceIsWaitedForUnlessItCannotBe) {
   EXPECT_EQ(state_.step(GangRequested{on(2, false, 2)}).error().reason(), "Unschedulable");
   state_.step(NodeLost{NodeId{2}, unavailable("gone")});
   EXPECT_EQ(state_of(second.actors[0].id), ActorState::kDead);
-  EXPECT_EQ(state_.actor(second.actors[0].id)->cause->message(), "actor A died: the node that it had to be on was lost");
+  EXPECT_EQ(state_.actor(second.actors[0].id)->cause->message(), "actor A died: its required node was lost");
 }
 
 TEST_F(GroupTest, SpreadGoesWhereFewAre) {

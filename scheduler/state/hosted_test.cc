@@ -31,7 +31,7 @@ TEST_F(HostedTest, ShardActorsArePlacedAsAGangInTheirRanksProcesses) {
   EXPECT_EQ(state_.actor(ActorId{500})->attributes.at("bytes"), "4096");
 }
 
-TEST_F(HostedTest, WhoAsksAgainBecauseNobodyAnsweredHearsTheSame) {
+TEST_F(HostedTest, ARepeatedRequestGetsTheSameAnswer) {
   ASSERT_TRUE(state_.step(ActorHosted{shard(1)}));
   ASSERT_TRUE(state_.step(ActorHosted{shard(1)}));
   EXPECT_TRUE(taken<AnswerHosted>().empty());
@@ -68,7 +68,7 @@ TEST_F(HostedTest, KillingOneReachesItsProcessNotThroughASignal) {
   EXPECT_EQ(kills[0].message.worker, WorkerId{12});
 }
 
-TEST_F(HostedTest, AMemberThatDiesBeforeTheGangIsCompleteFailsThoseWhoWait) {
+TEST_F(HostedTest, AMemberThatDiesBeforeTheGangIsCompleteFailsTheWaiters) {
   ASSERT_TRUE(state_.step(ActorHosted{shard(1)}));
   state_.step(WorkerUpdated{NodeId{1}, {WorkerId{12}, WorkerState::kExited, 12, "", 137, unavailable("was killed by SIGKILL"), job_, {}}});
   const auto reported = taken<AnswerHosted>();

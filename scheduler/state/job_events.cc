@@ -40,7 +40,7 @@ Result<JobId> on(Parts& s, const JobSubmitted& event) {
   const NodeResources& capacity = s.nodes.index().capacity();
   if (!spec.wait && !place(wanted, capacity)) return fail(infeasible(explain(wanted, capacity)));
   if (const auto& wished = spec.submission.id; !wished.empty() && s.jobs.has_submission(wished)) {
-    return fail(invalid_argument("a job was submitted as " + wished + " already").with_reason("NameTaken"));
+    return fail(invalid_argument("a job named " + wished + " was submitted already").with_reason("NameTaken"));
   }
   const auto id = s.turn.random.id<JobId>();
   s.jobs.add_submitted(id, spec, wanted, s.turn.next_order++);

@@ -32,7 +32,7 @@ void start_again(Parts& s, const Worker& w) {
     if (at != job->processes.end()) message = start_of(*job, static_cast<std::size_t>(at - job->processes.begin()));
   }
   if (!message) {
-    return worker_exited(s, w.row.id, 128 + SIGKILL, cancelled("nobody needs it any more").with_reason("WorkerExited"));
+    return worker_exited(s, w.row.id, 128 + SIGKILL, cancelled("no actor or job needs it").with_reason("WorkerExited"));
   }
   message->worker = w.row.id;
   s.turn.act(StartWorkerOn{w.row.node, *std::move(message)});
@@ -45,7 +45,7 @@ void end_unreported(Parts& s, NodeId node) {
     if (w.launched && w.row.state == WorkerState::kStarting && w.row.pid == 0) {
       start_again(s, w);
     } else {
-      worker_exited(s, id, 128 + SIGKILL, unavailable("its node does not know it any more").with_reason("WorkerDied"));
+      worker_exited(s, id, 128 + SIGKILL, unavailable("its node has no such process any more").with_reason("WorkerDied"));
     }
   }
 }
@@ -66,7 +66,7 @@ void lose_bundles(Parts& s, NodeId node) {
 
 // Gangs that are bound to this node and still wait can never be placed.
 void end_bound_to(Parts& s, NodeId node) {
-  const Error gone = resource_exhausted("the node that it had to be on was lost").with_reason("Unschedulable");
+  const Error gone = resource_exhausted("its required node was lost").with_reason("Unschedulable");
   for (const auto& p : std::deque<Pending>(s.queue.entries)) {
     const auto gang = s.gangs.find(p.gang);
     if (gang == s.gangs.end() || gang->second.spec.where.node != node || gang->second.spec.where.soft) continue;
@@ -118,10 +118,10 @@ void drain_nodes(Parts& s) {
 
 Result<void> on(Parts& s, const NodeJoined& event) {
   const auto& node = event.node;
-  if (!node.id) return fail(invalid_argument("a node without an id"));
+  if (!node.id) return fail(invalid_argument("the node has no id"));
   const bool known = s.nodes.contains(node.id);
   if (known && !s.nodes.lives(node.id)) {
-    return fail(unavailable("node " + to_string(node.id) + " was given up; its workers were declared dead").with_reason("Fenced"));
+    return fail(unavailable("node " + to_string(node.id) + " was declared dead, and its workers with it").with_reason("Fenced"));
   }
   if (known) {
     s.nodes.join_again(node, s.turn.now);

@@ -56,7 +56,7 @@ class PendingTest : public ClusterStateTest {
   std::vector<StartWorkerOn> running_;
 };
 
-TEST_F(PendingTest, JobsThatWaitTakeTurnsWhoeverCameFirst) {
+TEST_F(PendingTest, PendingJobsTakeTurnsInAnyOrderOfArrival) {
   join(1, {{"CPU", 2}});
   const JobId a = job("a"), b = job("b");
   ask(a, 8);
@@ -73,7 +73,7 @@ TEST_F(PendingTest, JobsThatWaitTakeTurnsWhoeverCameFirst) {
   EXPECT_EQ(who(), "a");
 }
 
-TEST_F(PendingTest, WhatComesFreeAtOnceIsSharedByWhatJobsHold) {
+TEST_F(PendingTest, ResourcesFreedTogetherAreSharedByTheJobsShares) {
   join(1, {{"CPU", 8}});
   const JobId a = job("a"), b = job("b"), c = job("c");
   ask(c, 1, 3);
@@ -106,7 +106,7 @@ class LentTest : public PendingTest {
   }
 };
 
-TEST_F(LentTest, WorkersOfFunctionsAreWantedBackByWhoeverHoldsLess) {
+TEST_F(LentTest, WorkersOfFunctionsAreReclaimedByJobsWithASmallerShare) {
   const JobId a = job("a"), b = job("b");
   functions(a, 3);
   EXPECT_FALSE(state_.wanted_back(a));
@@ -128,14 +128,14 @@ TEST_F(LentTest, WorkersOfFunctionsAreWantedBackByWhoeverHoldsLess) {
   EXPECT_FALSE(state_.wanted_back(b));
 }
 
-TEST_F(LentTest, ByWhatTheJobItselfWaitsForToo) {
+TEST_F(LentTest, WorkersOfFunctionsAreReclaimedByTheirOwnJobsPendingRequests) {
   const JobId a = job("a");
   functions(a, 3);
   ask(a, 1, 2);
   EXPECT_TRUE(state_.wanted_back(a));
 }
 
-TEST_F(LentTest, NotForWhatTheyCouldNotMakeRoomFor) {
+TEST_F(LentTest, WorkersOfFunctionsAreNotReclaimedWithoutSufficientRoom) {
   const JobId a = job("a"), b = job("b");
   ask(a, 1);  // an actor keeps its CPU
   started();
@@ -147,7 +147,7 @@ TEST_F(LentTest, NotForWhatTheyCouldNotMakeRoomFor) {
 }
 
 // Equal entries are explained once, however many there are.
-TEST_F(PendingTest, WhatWaitsSaysWhyFromTheStart) {
+TEST_F(PendingTest, APendingRequestHasItsReasonFromTheStart) {
   join(1, {{"CPU", 1}});
   const JobId a = job("a");
   const auto alike = ask(a, 1000);
@@ -176,7 +176,7 @@ TEST_F(PendingTest, WhatWaitsSaysWhyFromTheStart) {
 }
 
 // The reason shows whether to wait or to act.
-TEST_F(PendingTest, WhatIsBusyAndWhatIsImpossibleAreSaidInOtherWords) {
+TEST_F(PendingTest, BusyAndInfeasibleRequestsHaveDifferentTexts) {
   join(1, {{"CPU", 2}});
   const JobId a = job("a");
   ask(a, 2);
@@ -199,7 +199,7 @@ TEST_F(PendingTest, WhatIsBusyAndWhatIsImpossibleAreSaidInOtherWords) {
   EXPECT_TRUE(state_.group(group.id)->pending_reason.starts_with("can never start")) << state_.group(group.id)->pending_reason;
 }
 
-TEST_F(PendingTest, CpusThatWereLentAreNotLessThanNone) {
+TEST_F(PendingTest, LentCpusDoNotMakeFreeCpusNegative) {
   join(1, {{"CPU", 2}});
   const JobId a = job("a");
   ask(a, 2);
@@ -254,7 +254,7 @@ TEST_F(PendingTest, AFunctionThatWaitsIsCalledByItsName) {
 }
 
 // After a successful job, no row looks like a failure.
-TEST_F(PendingTest, WhatEndsWithItsJobSaysSo) {
+TEST_F(PendingTest, AnActorThatEndsWithItsJobHasThatCause) {
   join(1, {{"CPU", 2}});
   const JobId a = job("a");
   const auto gangs = ask(a, 1);
@@ -267,7 +267,7 @@ TEST_F(PendingTest, WhatEndsWithItsJobSaysSo) {
   EXPECT_EQ(workers[0].cause->message(), "ended with its job");
 }
 
-TEST_F(PendingTest, AShareIsOfWhatIsScarcest) {
+TEST_F(PendingTest, AShareIsOfTheDominantResource) {
   join(1, {{"CPU", 100}, {"GPU", 2}});
   const JobId a = job("a"), b = job("b");
   ASSERT_TRUE(state_.step(GangRequested{gang(a, 1, {{"GPU", 1}, {"CPU", 1}})}));
@@ -280,7 +280,7 @@ TEST_F(PendingTest, AShareIsOfWhatIsScarcest) {
   EXPECT_EQ(state_of(more[0].actors[0].id), ActorState::kAlive);
 }
 
-TEST_F(PendingTest, AGangIsPlacedAsAWholeAndOthersPassItMeanwhile) {
+TEST_F(PendingTest, AGangIsPlacedTogetherAndOthersMayOvertakeIt) {
   join(1, {{"CPU", 4}});
   const JobId a = job("a"), b = job("b");
   ask(a, 4);
@@ -351,7 +351,7 @@ TEST_F(PendingTest, AWindowEndsAndOthersHaveTheirTurn) {
   EXPECT_EQ(who(), "aa");
 }
 
-TEST_F(PendingTest, NoRoomIsKeptForWhatNoNodeCouldHoldOrThatEnded) {
+TEST_F(PendingTest, NoRoomIsKeptForInfeasibleOrEndedRequests) {
   join(1, {{"CPU", 2}});
   const JobId a = job("a"), b = job("b");
   ask(b, 1, 5);  // never fits

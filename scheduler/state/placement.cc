@@ -204,7 +204,7 @@ std::string impossible(const std::string& why) {
 }
 
 Error infeasible(const std::string& why) {
-  return resource_exhausted("no present node could ever hold it: " + why)
+  return resource_exhausted("no node of the cluster could ever hold it: " + why)
       .with_reason("Infeasible")
       .with_hint("ask for less, add a node (shoal start --address HOST:PORT), or wait for one with --wait");
 }

@@ -213,11 +213,12 @@ namespace {
 
 Result<void> check_group(const actors::Where& where, const std::vector<Resources>& wants, const Group* group) {
   if (group == nullptr) {
-    return fail(not_found("no placement group " + to_string(where.group) + "; it was removed, or never was").with_reason("GroupRemoved"));
+    return fail(
+        not_found("no placement group " + to_string(where.group) + "; it was removed, or never existed").with_reason("GroupRemoved"));
   }
   const auto& bundles = group->row.bundles;
   if (where.bundle < -1 || where.bundle >= static_cast<std::int32_t>(bundles.size())) {
-    return fail(invalid_argument(fmt::format("bundle {} of a placement group with {}", where.bundle, bundles.size())));
+    return fail(invalid_argument(fmt::format("bundle {} does not exist in a placement group with {}", where.bundle, bundles.size())));
   }
   for (const auto& want : wants) {
     const auto holds = [&](const Resources& bundle) { return want.fits_in(bundle); };
@@ -239,9 +240,9 @@ Result<void> check_where(const Parts& s, const Gang& gang) {
   const auto unschedulable = [](const std::string& why) {
     return fail(resource_exhausted(why).with_reason("Unschedulable").with_hint("name a living node that can hold it, or pass soft=True"));
   };
-  if (!s.nodes.lives(where.node)) return unschedulable("the node that it has to be on is not there: " + to_string(where.node));
+  if (!s.nodes.lives(where.node)) return unschedulable("its required node is not in the cluster: " + to_string(where.node));
   const Allowed could = s.nodes.only(s.nodes.index().capacity(), where, gang.wants);
-  if (!place(gang.wants, *could)) return unschedulable("the node that it has to be on could never hold it: " + explain(gang.wants, *could));
+  if (!place(gang.wants, *could)) return unschedulable("its required node could never hold it: " + explain(gang.wants, *could));
   return {};
 }
 

@@ -76,7 +76,7 @@ void each_table(AnyParts& s, const F& f) {
 
 Result<void> known(bool is, const char* what) {
   if (is) return {};
-  return fail(data_loss(std::string("the head's state does not fit together: ") + what));
+  return fail(data_loss(std::string("the head's stored state is inconsistent: ") + what));
 }
 
 // Derives what workers and groups hold of each node.

@@ -45,7 +45,7 @@ class RestoreTest : public ClusterStateTest {
   std::optional<ClusterState> again_;
 };
 
-TEST_F(RestoreTest, WhatRanRunsOnAndNothingIsPlacedOnANodeBeforeItIsBack) {
+TEST_F(RestoreTest, RunningWorkContinuesAndNodesGetWorkOnlyAfterTheyReconnect) {
   const JobId job = driver();
   join(1, {{"CPU", 2}});
   const auto g = gang(job, 1, {{"CPU", 1}});
@@ -108,7 +108,7 @@ TEST_F(RestoreTest, AProcessThatItsNodeDoesNotKnowAnyMoreHasEnded) {
                         std::pair<std::string, std::string>("SHOAL_RESTARTS", "1")) != again[0].message.launch.env.end());
 }
 
-TEST_F(RestoreTest, WhatAProcessMadeEndsWithItUnderTheNextHead) {
+TEST_F(RestoreTest, AProcessesChildrenEndWithItUnderTheNextHead) {
   const JobId job = driver();
   join(1, {{"CPU", 3}});
   const auto parent = gang(job, 1, {{"CPU", 1}});
@@ -134,7 +134,7 @@ TEST_F(RestoreTest, WhatAProcessMadeEndsWithItUnderTheNextHead) {
   EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
 }
 
-TEST_F(RestoreTest, WhatWaitedWaitsInTheSameOrder) {
+TEST_F(RestoreTest, PendingRequestsKeepTheirOrder) {
   const JobId job = driver();
   std::vector<GangSpec> gangs;
   for (int i = 0; i < 5; ++i) {
@@ -151,7 +151,7 @@ TEST_F(RestoreTest, WhatWaitedWaitsInTheSameOrder) {
   }
 }
 
-TEST_F(RestoreTest, NamesAndGroupsAreFoundAndBundlesHoldWhatTheyHeld) {
+TEST_F(RestoreTest, NamesGroupsAndBundlesAreRestored) {
   const JobId job = driver();
   join(1, {{"CPU", 3}});
   actors::GroupSpec group;
@@ -201,7 +201,7 @@ TEST_F(RestoreTest, ASubmittedJobEndsWithItsProcessesAndStartsWhereItsPortWasSti
   EXPECT_EQ(head.job(waits)->state, JobState::kRunning);
 }
 
-TEST_F(RestoreTest, WhatIsAskedForAgainExistsOnce) {
+TEST_F(RestoreTest, ARepeatedRequestCreatesOneActor) {
   const JobId job = driver();
   join(1, {{"CPU", 2}});
   auto g = gang(job, 1, {{"CPU", 1}});

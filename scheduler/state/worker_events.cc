@@ -90,7 +90,7 @@ Result<void> on(Parts& s, const WorkerResumes& event) {
   if (w == nullptr) return fail(not_found("no running process " + to_string(event.worker)));
   if (w->lent == 0) return {};
   const bool for_others = !w->group && (s.queue.window || wanted_back(s, w->row.job));
-  if (for_others || source(s, *w).units("CPU") < w->lent) return fail(resource_exhausted("others have its CPUs"));
+  if (for_others || source(s, *w).units("CPU") < w->lent) return fail(resource_exhausted("other processes have its CPUs"));
   on(s, WorkerBlocked{event.worker, false});
   return {};
 }

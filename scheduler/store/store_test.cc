@@ -113,7 +113,7 @@ std::string text_of(std::uint64_t i) { return std::to_string(i) + std::string(50
 
 std::uint64_t log_bytes(const std::string& path) { return std::filesystem::file_size(path + "-wal"); }
 
-TEST_F(StoreTest, WhileCommitsKeepComingTheLogIsBegunAnew) {
+TEST_F(StoreTest, TheLogRestartsDuringContinuousCommits) {
   const std::string path = folder_ + "/state.sqlite";
   const auto store =
       open_sqlite_store(path, {.sync_every_ms = 5, .log_bytes = 256 << 10, .most_log_bytes = std::uint64_t{1} << 40}).value();
@@ -129,7 +129,7 @@ TEST_F(StoreTest, WhileCommitsKeepComingTheLogIsBegunAnew) {
   EXPECT_EQ(store->load()->size(), 2 * std::min<std::uint64_t>(i, 1000));
 }
 
-TEST_F(StoreTest, TheLogHasABoundAlsoIfNobodyCopiesItBesideTheCommits) {
+TEST_F(StoreTest, TheLogIsBoundedWithoutACheckpointThread) {
   const std::string path = folder_ + "/state.sqlite";
   const auto store = open_sqlite_store(path, {.sync_every_ms = 3'600'000, .log_bytes = 128 << 10, .most_log_bytes = 512 << 10}).value();
   for (std::uint64_t i = 0; i < 2000; ++i) {
@@ -164,7 +164,7 @@ TEST_F(StoreTest, ACommitThatHasToWaitDoesSoBesideTheLoop) {
   EXPECT_EQ(beside.size(), 1u);
 }
 
-TEST_F(StoreTest, ALogThatHasNoRoomToGrowIsBegunAnew) {
+TEST_F(StoreTest, AFullLogIsRestarted) {
   const std::string path = folder_ + "/state.sqlite";
   const auto store = open_sqlite_store(path, {.sync_every_ms = 50}).value();
   rlimit before{};
@@ -188,7 +188,7 @@ TEST_F(StoreTest, ALogThatHasNoRoomToGrowIsBegunAnew) {
 }
 
 // SIGKILL at any moment loses no commit whose `done` was called.
-TEST_F(StoreTest, WhatWasCommittedSurvivesTheDeathOfItsProcess) {
+TEST_F(StoreTest, CommittedRowsSurviveTheProcess) {
   int said[2];
   ASSERT_EQ(pipe(said), 0);
   const pid_t child = fork();

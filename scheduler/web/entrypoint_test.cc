@@ -46,7 +46,7 @@ TEST(Entrypoint, ItsRuntimeEnvIsAroundIt) {
   EXPECT_EQ(env_of(by_python)["SHOAL_RUNTIME_ENV"], R"({"pip":["six"]})");
 }
 
-TEST(Entrypoint, WhatIsWrongIsRefusedAndWhatIsMissingIsSaid) {
+TEST(Entrypoint, WrongFieldsAreRefusedAndMissingOnesNamed) {
   const auto code = [](const std::string& json) { return spec_of(json).error().code(); };
   for (const std::string& bad : std::vector<std::string>{
            "", "[]", "{", "{}", R"({"entrypoint": ""})", R"({"entrypoint": 1})", R"({"entrypoint": "x", "nonsense": 1})",

@@ -14,7 +14,7 @@ using actors::MetricKind;
 
 std::string of_cluster(ClusterMetrics& cluster, double seconds) { return exposition(cluster.families(seconds)); }
 
-TEST(ExpositionTest, IsWhatPrometheusReads) {
+TEST(ExpositionTest, IsReadableByPrometheus) {
   const std::vector<MetricFamily> families = {
       FamilyOf(MetricKind::kCounter, "a_total", "Counts\nlines \\ and more.").add(3).add(0.5, {{"tag", "say \"x\"\\\n"}}),
       FamilyOf(MetricKind::kGauge, "b_bytes", "").add(-1.5).add(std::numeric_limits<double>::infinity(), {{"z", ""}}),
@@ -68,7 +68,7 @@ shoal_scrape_silent_nodes 1
 )");
 }
 
-TEST(ExpositionTest, WhatNodesMeanDifferentlyIsLeftOut) {
+TEST(ExpositionTest, MetricsWithDifferentKindsAreLeftOut) {
   const std::vector<MetricFamily> one = {FamilyOf(MetricKind::kGauge, "x", "").add(1)};
   const std::vector<MetricFamily> other = {FamilyOf(MetricKind::kCounter, "x", "").add(1)};
   ClusterMetrics cluster;
@@ -91,7 +91,7 @@ TEST(ExpositionTest, SeveralBoundariesAreOneFamily) {
   EXPECT_NE(text.find("job_id=\"2\",node=\"0000000000000001\",le=\"2\"} 1\n"), std::string::npos) << text;
 }
 
-TEST(ExpositionTest, WhatUsersMeasureIsBoundedAndLeavesRoomForTheRest) {
+TEST(ExpositionTest, UserMetricsAreBoundedAndLeaveRoomForTheRest) {
   ClusterMetrics cluster(1);
   for (std::uint64_t node = 1; node <= 3; ++node) {
     cluster.of_node(NodeId{node}, "a",

@@ -41,7 +41,7 @@ TEST(Http, ARequestIsReadHoweverItArrives) {
   EXPECT_TRUE(parse("GET / HTTP/1.1\r\n\r\n").complete);
 }
 
-TEST(Http, WhatCouldBeReadInTwoWaysIsRefused) {
+TEST(Http, AmbiguousRequestsAreRefused) {
   const auto get = [](const std::string& headers) { return "GET / HTTP/1.1\r\n" + headers + "\r\n"; };
   EXPECT_EQ(parse(get("Content-Length: 1\r\nContent-Length: 2\r\n")).status(), 400);
   EXPECT_EQ(parse(get("Host: a\r\nHOST: b\r\n")).status(), 400);

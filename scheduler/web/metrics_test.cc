@@ -86,7 +86,7 @@ class MetricsTest : public testing::Test {
   std::unique_ptr<Metrics> metrics_ = std::make_unique<Metrics>(*gateway_, world_.clock());
 };
 
-TEST_F(MetricsTest, HeadAndNodesAreAskedWhenSomebodyAsks) {
+TEST_F(MetricsTest, HeadAndNodesAreAskedOnRequest) {
   world_.run_for(60s);
   EXPECT_EQ(head_.asked + a_.asked + b_.asked, 0);
   ask();
@@ -97,7 +97,7 @@ TEST_F(MetricsTest, HeadAndNodesAreAskedWhenSomebodyAsks) {
   EXPECT_TRUE(says("shoal_scrape_silent_nodes 0"));
 }
 
-TEST_F(MetricsTest, ManyWhoAskAtOnceAreOne) {
+TEST_F(MetricsTest, SimultaneousRequestsShareOneAnswer) {
   for (int i = 0; i < 10; ++i) ask();
   world_.run_for(500ms);
   ask();
@@ -143,7 +143,7 @@ TEST_F(MetricsTest, EndsWhileTheHeadIsAsked) {
   EXPECT_TRUE(reported_.empty());
 }
 
-TEST_F(MetricsTest, WithoutAHeadEverybodyHearsWhy) {
+TEST_F(MetricsTest, WithoutAHeadEveryRequestGetsTheReason) {
   head_.silent = true;
   ask();
   ask();

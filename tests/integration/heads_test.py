@@ -167,7 +167,7 @@ def test_a_head_suspended_beyond_its_lease_decides_nothing(heads):
     assert heads.status()["heads"][1] == first.address  # after the current leader
     assert heads.rows("actors").keys() == before.keys()
     [log] = (first.session / "logs").glob(f"head-{pid}.log")
-    assert "leads no more" in log.read_text()
+    assert "no longer leads" in log.read_text()
     assert driver.running.code(LIMIT_S) == 0, driver.running.err
 
 
