@@ -217,7 +217,7 @@ class Receiver {
       if (waited == Waited::kReady) return;
       if (waited == Waited::kClosed) raise(closed());
       if (interruptible && PyErr_CheckSignals() != 0) throw nb::python_error();
-      if (end && Clock::now() >= *end) raise(deadline_exceeded("no value came within the timeout").with_reason("ChannelTimeout"));
+      if (end && Clock::now() >= *end) raise(deadline_exceeded("no value arrived within the timeout").with_reason("ChannelTimeout"));
     }
   }
 
@@ -303,7 +303,7 @@ class Receiver {
     return unpack_(head, buffers, h.raised, false);
   }
 
-  [[noreturn]] static void broken() { raise(invalid_argument("a record of a channel that cannot be").with_reason("BrokenRing")); }
+  [[noreturn]] static void broken() { raise(invalid_argument("a channel has an impossible record").with_reason("BrokenRing")); }
 
   std::shared_ptr<Mapping> memory_;
   runtime::RingReader ring_;

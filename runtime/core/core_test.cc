@@ -41,7 +41,7 @@ TEST(Error, KeepsTheInnermostFramesWhenTheChainIsTooLong) {
   EXPECT_EQ(e.context().front(), "0");
 }
 
-TEST(Error, TurnsErrnoIntoWhatTheCallerShouldDo) {
+TEST(Error, TurnsErrnoIntoACodeForTheCallersReaction) {
   EXPECT_EQ(from_errno(ECONNREFUSED, "connect").code(), Code::kUnavailable);
   EXPECT_EQ(from_errno(ECONNREFUSED, "connect").reason(), "Refused");
   EXPECT_EQ(from_errno(EHOSTUNREACH, "connect").reason(), "");
@@ -59,14 +59,14 @@ TEST(Id, RoundTripsThroughHex) {
   EXPECT_FALSE(parse_hex("00000000000000001"));
 }
 
-TEST(Bytes, MovesLeaveNothingBehind) {
+TEST(Bytes, AMovedFromErrorIsEmpty) {
   Bytes a = Bytes::copy_of("shoal");
   const Bytes b = std::move(a);
   EXPECT_EQ(b.view(), "shoal");
   EXPECT_TRUE(a.empty());  // NOLINT: the moved-from state is under test
 }
 
-TEST(Utf8, WhatIsNoTextBecomesText) {
+TEST(Utf8, InvalidUtf8BecomesValid) {
   EXPECT_EQ(valid_utf8("plain, \xc3\xa9, \xe2\x82\xac, \xf0\x9f\x90\x9f"), "plain, \xc3\xa9, \xe2\x82\xac, \xf0\x9f\x90\x9f");
   EXPECT_EQ(valid_utf8("bad \xff\xfe byte"), "bad \xef\xbf\xbd\xef\xbf\xbd byte");
   EXPECT_EQ(valid_utf8("cut \xe2\x82"), "cut \xef\xbf\xbd\xef\xbf\xbd");

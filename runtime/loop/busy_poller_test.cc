@@ -69,7 +69,7 @@ TEST_F(BusyPollerTest, TheLoopSleepsOnlyAfterEachHasDozed) {
   EXPECT_EQ(a->done, 1);
 }
 
-TEST_F(BusyPollerTest, WhatIsFoundWhileSpinningEndsTheSpin) {
+TEST_F(BusyPollerTest, AFoundEventEndsTheSpin) {
   const auto a = add();
   // Other threads may take the core, which ends the spin and prevents the next ones for a while.
   constexpr int kTries = 10'000;
@@ -88,7 +88,7 @@ TEST_F(BusyPollerTest, WhatIsFoundWhileSpinningEndsTheSpin) {
   EXPECT_EQ(a->done, 1);
 }
 
-TEST_F(BusyPollerTest, WithNothingToLookAtOnlyWhatComesBetweenIsAsked) {
+TEST_F(BusyPollerTest, WithoutPolledSourcesOnlyTheBetweenFunctionRuns) {
   ASSERT_TRUE(loop_.busy_poller().empty());
   int between = 0;
   EXPECT_TRUE(loop_.busy_poller().busy_poll([&] { return ++between == 2; }));
@@ -100,7 +100,7 @@ TEST_F(BusyPollerTest, WithNothingToLookAtOnlyWhatComesBetweenIsAsked) {
   EXPECT_EQ(handled, 1);
 }
 
-TEST_F(BusyPollerTest, WhatNeverPaysIsHardlyDoneAnyMore) {
+TEST_F(BusyPollerTest, SpinningThatNeverFindsEventsBecomesRare) {
   std::uint64_t between = 0;
   const auto runs = [&](int n) {
     const auto before = between;
@@ -142,7 +142,7 @@ TEST_F(BusyPollerTest, BesideARingASocketIsLookedAtNowAndThen) {
   EXPECT_LE(socket->polls, ring->polls / 32);
 }
 
-TEST_F(BusyPollerTest, OneOfManyThatHasBeenQuietForLongDozesByItself) {
+TEST_F(BusyPollerTest, ALongQuietSourceDozesByItself) {
   std::vector<std::shared_ptr<Box>> boxes;
   for (int i = 0; i < 100; ++i) boxes.push_back(add());
   for (int i = 0; i < 100'000; ++i) {
@@ -156,7 +156,7 @@ TEST_F(BusyPollerTest, OneOfManyThatHasBeenQuietForLongDozesByItself) {
   EXPECT_EQ(boxes[8]->polls, polls);
 }
 
-TEST_F(BusyPollerTest, WhatIsPolledMayAddAndTakeAway) {
+TEST_F(BusyPollerTest, APolledSourceMayAddAndRemoveSources) {
   auto a = add(), b = add();
   a->waiting = b->waiting = 5;
   const auto end_both = [&] {

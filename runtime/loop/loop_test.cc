@@ -21,7 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(Loop, RunsWhatIsPostedInOrder) {
+TEST(Loop, RunsPostedFunctionsInOrder) {
   Loop loop;
   std::vector<int> seen;
   for (int i = 0; i < 5; ++i) loop.post([&seen, i] { seen.push_back(i); });
@@ -58,7 +58,7 @@ TEST(Clock, ATimerThatIsDestroyedWhileItsCallIsQueuedNeverFires) {
   EXPECT_EQ(fired, 1);
 }
 
-TEST(Clock, WhatIsDueAtOnceRunsLaterAllTheSameAndOnlyWhileItsTimerLives) {
+TEST(Clock, ATimerThatIsDueAtOnceRunsLaterAndOnlyWhileItLives) {
   Loop loop;
   const auto clock = make_real_clock(loop);
   std::vector<int> ran;
@@ -76,7 +76,7 @@ TEST(Clock, WhatIsDueAtOnceRunsLaterAllTheSameAndOnlyWhileItsTimerLives) {
   EXPECT_EQ(ran, (std::vector{1, 3, 4}));
 }
 
-TEST(LoopThread, TheBackgroundThreadServesWhileNobodyElseDoes) {
+TEST(LoopThread, TheBackgroundThreadRunsTheLoopWhileNoOtherThreadDoes) {
   Loop loop;
   LoopThread host(loop);
   std::atomic<bool> ran{false};
@@ -192,7 +192,7 @@ std::chrono::nanoseconds cpu_time() {
   return std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec);
 }
 
-TEST(LoopThread, OfThreadsThatWaitOneServesForAllAndTheOthersSleep) {
+TEST(LoopThread, OneWaitingThreadServesForAllAndTheOthersSleep) {
   Loop loop;
   LoopThread host(loop);
   Waiters waiters(host, 4);
@@ -207,7 +207,7 @@ TEST(LoopThread, OfThreadsThatWaitOneServesForAllAndTheOthersSleep) {
   EXPECT_EQ(waiters.woken(), 4);
 }
 
-TEST(LoopThread, WhoServesMayBeInterruptedAndWaitAgainInThere) {
+TEST(LoopThread, AServingThreadMayBeInterruptedAndWaitAgainInside) {
   Loop loop;
   LoopThread host(loop, {.grace = 50us, .interrupt_period = 1ms});
   std::vector<std::thread> threads;
@@ -281,7 +281,7 @@ TEST(SideWork, IsDoneInOrderOnAnotherThreadAndFollowedUpOnTheLoop) {
   EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
 }
 
-TEST(SideWork, ThatIsGoneFollowsNothingUp) {
+TEST(SideWork, ADestroyedSideWorkRunsNoCompletion) {
   Loop loop;
   int followed = 0;
   auto shared = std::make_shared<int>(0);

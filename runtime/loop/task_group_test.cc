@@ -54,7 +54,7 @@ TEST_F(TaskGroupTest, StopCancelsAndDrains) {
   EXPECT_EQ(errors_, "");  // cancellation by stop() is no failure
 }
 
-TEST_F(TaskGroupTest, EveryFailureIsHeardAlsoAForeignException) {
+TEST_F(TaskGroupTest, EveryFailureIsReportedAlsoAForeignException) {
   group_.spawn("a", failing(data_loss("gone")));
   group_.spawn("b", throwing());
   run_until([&] { return group_.size() == 0; });

@@ -74,7 +74,7 @@ Result<Certificate> read_certificate(const std::string& text) {
   const Text in = reading(text);
   Certificate out(in ? PEM_read_bio_X509(in.get(), nullptr, nullptr, nullptr) : nullptr);
   ERR_clear_error();
-  if (!out) return fail(invalid_argument("a certificate that is none"));
+  if (!out) return fail(invalid_argument("malformed certificate"));
   return out;
 }
 
@@ -122,7 +122,8 @@ bool is_name(const std::string& host) {
 Result<Fingerprint> Fingerprint::parse(std::string_view text) {
   Fingerprint out;
   const auto bad = [&] {
-    return fail(invalid_argument("'" + std::string(text.substr(0, 100)) + "' is no fingerprint: it is sha256: and 64 hexadecimal digits"));
+    return fail(invalid_argument("'" + std::string(text.substr(0, 100)) +
+                                 "' is not a fingerprint: a fingerprint is sha256: and 64 hexadecimal digits"));
   };
   if (!text.starts_with(kPrefix) || text.size() != kPrefix.size() + 2 * kBytes) return bad();
   for (std::size_t i = 0; i < kBytes; ++i) {
@@ -181,7 +182,7 @@ Result<CertificateRequest> make_certificate_request(const std::string& name) {
 
 Result<std::string> sign_certificate(const KeyedCertificate& authority, const std::string& request, const std::string& host,
                                      Validity validity) {
-  if (!is_address(host) && !is_name(host)) return fail(invalid_argument("'" + host.substr(0, 100) + "' is no host's name or address"));
+  if (!is_address(host) && !is_name(host)) return fail(invalid_argument("'" + host.substr(0, 100) + "' is not a host's name or address"));
   SHOAL_TRY(const Certificate issuer, read_certificate(authority.certificate));
   const Text key_text = reading(authority.key);
   const Key key(key_text ? PEM_read_bio_PrivateKey(key_text.get(), nullptr, nullptr, nullptr) : nullptr);
@@ -191,7 +192,7 @@ Result<std::string> sign_certificate(const KeyedCertificate& authority, const st
   EVP_PKEY* const wanted = asked ? X509_REQ_get0_pubkey(asked.get()) : nullptr;
   if (wanted == nullptr || X509_REQ_verify(asked.get(), wanted) != 1) {
     ERR_clear_error();
-    return fail(invalid_argument("a request for a certificate that is none"));
+    return fail(invalid_argument("malformed certificate request"));
   }
   const Certificate made(X509_new());
   X509* const x = made.get();

@@ -68,13 +68,13 @@ Result<std::string> own_address_towards(const std::string& host) {
   const int connected = fd ? connect(fd.get(), found->ai_addr, found->ai_addrlen) : -1;
   const int error = errno;
   freeaddrinfo(found);
-  if (connected != 0) return fail(from_errno(error, "the way to host '" + host + "'"));
+  if (connected != 0) return fail(from_errno(error, "the route to host '" + host + "'"));
   sockaddr_storage self{};
   socklen_t length = sizeof self;
   char text[NI_MAXHOST] = {};
   getsockname(fd.get(), reinterpret_cast<sockaddr*>(&self), &length);
   if (getnameinfo(reinterpret_cast<sockaddr*>(&self), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) {
-    return fail(unavailable("this host's own address on the way to '" + host + "' cannot be told"));
+    return fail(unavailable("this host's own address on the route to '" + host + "' cannot be determined"));
   }
   return std::string(text);
 }

@@ -12,7 +12,7 @@ static_assert(std::endian::native == std::endian::little, "the wire is little-en
 namespace {
 
 Error too_large(const char* what, std::size_t size, std::size_t limit) {
-  return invalid_argument(std::string("a message whose ") + what + " of " + std::to_string(size) + " exceeds the limit of " +
+  return invalid_argument(std::string("a message's ") + what + " of " + std::to_string(size) + " exceeds the limit of " +
                           std::to_string(limit))
       .with_reason("FrameTooLarge");
 }
@@ -66,16 +66,16 @@ Result<FrameHeader> decode_header(const std::byte* bytes, const FrameLimits& lim
   h.kind = static_cast<FrameKind>(bytes[18]);
   h.num_fds = static_cast<std::uint8_t>(bytes[19]);
   std::memcpy(&zero, bytes + 20, 4);
-  if (h.kind < FrameKind::kRequest || h.kind > FrameKind::kLink) return fail(invalid_argument("a frame of unknown kind"));
-  if (zero != 0) return fail(invalid_argument("a frame with bits set that mean nothing"));
+  if (h.kind < FrameKind::kRequest || h.kind > FrameKind::kLink) return fail(invalid_argument("the frame has an unknown kind"));
+  if (zero != 0) return fail(invalid_argument("the frame has unknown flags set"));
   if (h.body_bytes > limits.max_body_bytes) {
     return fail(invalid_argument("a frame's body of " + std::to_string(h.body_bytes) + " bytes exceeds the limit"));
   }
-  if (h.body_bytes % 8 != 0) return fail(invalid_argument("a frame's body is no whole number of words"));
+  if (h.body_bytes % 8 != 0) return fail(invalid_argument("a frame's body is not a whole number of words"));
   if (h.payload_bytes > limits.max_payload_bytes) {
     return fail(invalid_argument("a frame's payload of " + std::to_string(h.payload_bytes) + " bytes exceeds the limit"));
   }
-  if (h.num_fds > limits.max_fds) return fail(invalid_argument("a frame with too many descriptors"));
+  if (h.num_fds > limits.max_fds) return fail(invalid_argument("the frame has too many descriptors"));
   return h;
 }
 

@@ -103,7 +103,7 @@ class FrameReader {
     const bool part = is_part(header);
     if (part && message_.empty()) {
       if (header.id <= header.payload_bytes || header.id > max_message_bytes_)
-        return fail(invalid_argument("a part of a message that is too large"));
+        return fail(invalid_argument("a part of a message is too large"));
       auto place = allocate(header.id);
       if (!place) return fail(resource_exhausted("no memory for a message of " + std::to_string(header.id) + " bytes"));
       message_ = *std::move(place);
@@ -113,7 +113,7 @@ class FrameReader {
     // The parts arrive consecutively; the first frame that is no part carries the rest.
     const std::size_t left = message_.size() - message_filled_;
     if (part ? header.id != message_.size() || header.payload_bytes >= left || header.body_bytes != 0 : header.payload_bytes != left) {
-      return fail(invalid_argument("a message whose parts are not what they were announced to be"));
+      return fail(invalid_argument("the parts of a message differ from their announcement"));
     }
     SHOAL_OK(begin(header, message_.data() + message_filled_));
     message_filled_ += header.payload_bytes;
@@ -146,7 +146,7 @@ class FrameReader {
                 false};
     if (const std::size_t announced = current_->header.num_fds; announced > 0) {
       if (descriptors_.empty() || (!descriptors_.front().lost && descriptors_.front().fds.size() != announced)) {
-        return fail(invalid_argument("a frame announces descriptors that did not come with it"));
+        return fail(invalid_argument("a frame arrived without the descriptors that it announces"));
       }
       frame.fds_lost = descriptors_.front().lost;
       if (!frame.fds_lost) frame.fds = std::move(descriptors_.front().fds);

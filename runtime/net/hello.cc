@@ -73,7 +73,7 @@ Error not_shoal() {
 }
 
 Error version_mismatch(VersionRange mine, std::uint16_t oldest, std::uint16_t newest) {
-  return invalid_argument("wire versions do not meet: this side speaks " + range_text(mine.oldest, mine.newest) + ", the other " +
+  return invalid_argument("the wire versions have no overlap: this side speaks " + range_text(mine.oldest, mine.newest) + ", the other " +
                           range_text(oldest, newest))
       .with_reason("VersionMismatch")
       .with_hint("install the same release of shoal on both sides");
@@ -98,10 +98,10 @@ Result<Token> Token::parse(std::string_view text) {
   const auto last = text.find_last_not_of(" \t\r\n");
   if (first != std::string_view::npos) text = text.substr(first, last - first + 1);
   Token t;
-  if (text.size() != 2 * kBytes) return fail(invalid_argument("a token has 64 hexadecimal digits"));
+  if (text.size() != 2 * kBytes) return fail(invalid_argument("a token must have 64 hexadecimal digits"));
   for (std::size_t i = 0; i < kBytes; ++i) {
     const auto byte = parse_hex(text.substr(2 * i, 2));
-    if (!byte) return fail(invalid_argument("a token has 64 hexadecimal digits"));
+    if (!byte) return fail(invalid_argument("a token must have 64 hexadecimal digits"));
     t.bytes_[i] = static_cast<std::uint8_t>(*byte);
   }
   return t;
@@ -129,7 +129,7 @@ HelloListener::Verdict HelloListener::judge(const HelloMessage& answer) const {
   const std::uint16_t newest = get16(answer, kNewest), oldest = get16(answer, kOldest);
   // Checks the token first, so that a stranger learns nothing from the answer, not even about versions.
   if (!mac_matches(answer, mac(token_, binding_, "caller", {&challenge_, &answer}))) {
-    return refuse(kTokenRefused, token_refused("a caller does not know the cluster's token"));
+    return refuse(kTokenRefused, token_refused("the caller does not have the cluster's token"));
   }
   if (newest < versions_.oldest || oldest > versions_.newest) return refuse(kVersionRefused, version_mismatch(versions_, oldest, newest));
   const auto role = static_cast<Role>(answer[kField]);
@@ -174,7 +174,7 @@ Result<std::uint16_t> HelloCaller::conclude(const HelloMessage& verdict) const {
       return fail(not_shoal());
   }
   if (!mac_matches(verdict, mac(token_, binding_, "listener", {&challenge_, &answer_, &verdict}))) {
-    return fail(token_refused("whoever listens there does not know the cluster's token"));
+    return fail(token_refused("the process that listens there does not have the cluster's token"));
   }
   const std::uint16_t agreed = get16(verdict, kOldest);
   if (agreed < versions_.oldest || agreed > versions_.newest) return fail(version_mismatch(versions_, agreed, agreed));

@@ -78,7 +78,7 @@ TEST_F(NamesTest, TheLoopGoesOnWhileANameIsLookedUpAndEveryAddressIsTried) {
   EXPECT_TRUE(*out) << out->error().to_string();
 }
 
-TEST_F(NamesTest, WhereTheNameLeadsIsWhatCounts) {
+TEST_F(NamesTest, TheResolvedAddressDecides) {
   answer();
   const auto refused = network_.listen(Endpoint::tcp("192.0.2.1", 0), {});
   EXPECT_EQ(refused.error().reason(), "TlsRequired");

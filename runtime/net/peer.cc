@@ -142,7 +142,7 @@ void Peer::finish(std::uint64_t id, Result<Message> result) {
 void Peer::on_frame(Frame frame) {
   if (frame.fds_lost && frame.kind != FrameKind::kNotice) {
     const auto error = resource_exhausted("this process has no descriptors left for those of a message")
-                           .with_hint("hold fewer large values at a time, or raise the limit: ulimit -n");
+                           .with_hint("keep fewer large values at a time, or raise the limit: ulimit -n");
     if (frame.kind == FrameKind::kRequest) return Responder(link_, frame.id).fail(error);
     return finish(frame.id, shoal::fail(error));
   }

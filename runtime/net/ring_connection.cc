@@ -28,7 +28,7 @@ constexpr int kRecordsAtOnce = 16;  // limit per turn of the loop
 
 Frame link_frame(LinkMethod method) { return {FrameKind::kLink, static_cast<std::uint16_t>(method), 0, {}, {}, {}}; }
 
-Error out_of_order() { return invalid_argument("a frame of the socket that has no place among those of the ring"); }
+Error out_of_order() { return invalid_argument("a frame of the socket is out of order with the ring's frames"); }
 
 // Two consecutive rings in one memory: the caller writes the first, the listener the second.
 struct Rings {
@@ -63,7 +63,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
 
   void send(Frame frame, Flush flush) {
     if (closed_) return;
-    SHOAL_CHECK(check_size(frame, limits_).has_value(), "a frame beyond the limits");
+    SHOAL_CHECK(check_size(frame, limits_).has_value(), "the frame exceeds the limits");
     ++traffic_->sent;
     if (!writing_) {
       if (calls_ && !rings_ && frames_until_offer_-- == 0) offer();
@@ -154,9 +154,9 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
   }
 
   Result<void> take(const std::vector<Fd>& fds) {
-    if (fds.size() != 1) return fail(resource_exhausted("an offer without its memory"));
+    if (fds.size() != 1) return fail(resource_exhausted("a ring was offered without its memory"));
     SHOAL_TRY(const std::size_t bytes, memory_bytes(fds[0]));
-    if (bytes != 2 * Ring::bytes(capacity_)) return fail(invalid_argument("rings of another size"));
+    if (bytes != 2 * Ring::bytes(capacity_)) return fail(invalid_argument("the offered rings have another size"));
     SHOAL_TRY(Mapping mapping, map(fds[0], bytes, Access::kReadWrite));
     rings_.emplace(std::move(mapping), capacity_, false);
     return {};
@@ -187,7 +187,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
       case LinkMethod::kPart:
         break;  // only between hosts
     }
-    close(invalid_argument("a word between connections that this one does not know"));
+    close(invalid_argument("the peer sent an unknown control word"));
   }
 
   void begin_reading() {
@@ -243,13 +243,13 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
 
   // Copies the record, because the peer may change it during the parse.
   Result<Frame> parse(std::span<const std::byte> record) const {
-    if (record.size() < FrameHeader::kBytes) return fail(invalid_argument("a record too short for a frame"));
+    if (record.size() < FrameHeader::kBytes) return fail(invalid_argument("a ring's record is too short for a frame"));
     std::byte head[FrameHeader::kBytes];
     std::memcpy(head, record.data(), sizeof head);
     SHOAL_TRY(const FrameHeader header, decode_header(head, limits_));
     const std::size_t body = header.body_bytes, payload = header.payload_bytes;
     if (header.num_fds != 0 || header.kind == FrameKind::kLink || sizeof head + body + payload != record.size()) {
-      return fail(invalid_argument("a record that is no frame"));
+      return fail(invalid_argument("a ring's record is not a frame"));
     }
     const std::byte* const bytes = record.data() + sizeof head;
     return Frame{header.kind, header.method, header.id, Bytes::copy_of(bytes, body), Bytes::copy_of(bytes + body, payload), {}, false};

@@ -206,7 +206,7 @@ TEST_F(RingConnectionTest, MemoryThatIsNotARingsIsRefused) {
   EXPECT_TRUE(closed_.empty());
 }
 
-TEST_F(RingConnectionTest, WhatTheRingDoesNotTakeKeepsItsPlaceInTheOrder) {
+TEST_F(RingConnectionTest, FramesThatDoNotFitTheRingKeepTheirOrder) {
   begin();
   put(notice(1));
   record({});
@@ -236,7 +236,7 @@ TEST_F(RingConnectionTest, WhatTheRingDoesNotTakeKeepsItsPlaceInTheOrder) {
   EXPECT_EQ(wire_.sent[2].fds.size(), 1u);
 }
 
-TEST_F(RingConnectionTest, WhatHasArrivedIsInTheSocketAndInTheRing) {
+TEST_F(RingConnectionTest, ArrivedFramesAreInTheSocketAndInTheRing) {
   begin();
   put(notice(1));
   record({});
@@ -268,7 +268,7 @@ TEST_F(RingConnectionTest, ASleeperIsWokenOnceAndOneThatLooksIsNot) {
   EXPECT_EQ(wire_.count(kBell), 1);
 }
 
-TEST_F(RingConnectionTest, WhatDoesNotFitWaitsHereAndIsToldOf) {
+TEST_F(RingConnectionTest, FramesThatDoNotFitWaitAndAreReported) {
   begin();
   std::uint64_t id = 0;
   while (connection_->queued_bytes() == 0) connection_->send(notice(++id, 500), Flush::kNow);
@@ -302,7 +302,7 @@ TEST_F(RingConnectionTest, APeerThatDoesNotReadIsDroppedAtTheBound) {
   EXPECT_TRUE(wire_.closed);
 }
 
-TEST_F(RingConnectionTest, WhatWasSentBeforeTheEndIsDelivered) {
+TEST_F(RingConnectionTest, FramesSentBeforeTheCloseAreDelivered) {
   begin();
   for (std::uint64_t i = 1; i <= 50; ++i) put(notice(i));
   ours_.reserve(100).value();  // killed before its commit
@@ -311,7 +311,7 @@ TEST_F(RingConnectionTest, WhatWasSentBeforeTheEndIsDelivered) {
   EXPECT_EQ(closed_, (std::vector<std::string>{unavailable("gone").to_string()}));
 }
 
-TEST_F(RingConnectionTest, NothingBehindAFrameThatNeverCameIsDelivered) {
+TEST_F(RingConnectionTest, NothingAfterAMissingFrameIsDelivered) {
   begin();
   put(notice(1));
   record({});

@@ -170,7 +170,7 @@ TEST_F(RingProcesses, APeerThatIsKilledWhileBothSleepIsGone) {
 }
 
 // A sender killed at any moment delivers a prefix of its frames, each complete.
-TEST_F(RingProcesses, WhatAKilledPeerHadSentArrivesAndNothingElse) {
+TEST_F(RingProcesses, FramesOfAKilledPeerArriveAndNothingElse) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     start([](End& end) {
       for (std::uint64_t id = 1; true; ++id) {

@@ -147,7 +147,7 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
 
   void send(Frame frame, Flush flush) {
     if (closed_ || unheard_) return;
-    SHOAL_CHECK(check_size(frame, limits_).has_value(), "a frame beyond the limits");
+    SHOAL_CHECK(check_size(frame, limits_).has_value(), "the frame exceeds the limits");
     // Between hosts the new frame does not count: one large message has to wait anyway, and does not show a stalled peer.
     const std::size_t waiting = identity_.local ? queue_.bytes() + frame.wire_bytes() : queue_.bytes();
     queue_.push(std::move(frame));
@@ -242,7 +242,7 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
       read_bytes_ += arrived->bytes;
       if (arrived->ended) return end(unavailable("the other side closed the connection").with_reason("Disconnected"));
       if (arrived->descriptors.lost || !arrived->descriptors.fds.empty()) reader_.add(std::move(arrived->descriptors));
-      if (reader_.num_loose() > kMaxLoose) return end(invalid_argument("descriptors that belong to no frame"));
+      if (reader_.num_loose() > kMaxLoose) return end(invalid_argument("descriptors arrived without a frame"));
       std::vector<Frame> frames;
       const auto parsed = reader_.arrived(arrived->bytes, frames);
       for (auto& frame : frames) {

@@ -128,7 +128,7 @@ Task<void> wait_for(Line& line, TlsSession::Step step) {
   const auto what = step == TlsSession::Step::kWritable ? Socket::wait_write : Socket::wait_read;
   const auto [error] = co_await line.socket.async_wait(what, kTuple);
   if (error) co_return fail(from_asio(error, "hello"));
-  if (!line.socket.is_open()) co_return fail(cancelled("hello: it was ended"));
+  if (!line.socket.is_open()) co_return fail(cancelled("the hello was cancelled"));
   co_return Result<void>();
 }
 
@@ -296,9 +296,9 @@ struct SocketNetwork::Impl {
     });
     auto identity = co_await call(*line, to, std::move(ways), role, late);
     if (!identity && late) {
-      Error error = deadline_exceeded("nobody answered the hello in time");
+      Error error = deadline_exceeded("the other side did not answer the hello in time");
       if (!to.is_unix() && !options.tls) {
-        error = std::move(error).with_hint("a cluster over several hosts answers in TLS only: say --ca-fingerprint");
+        error = std::move(error).with_hint("a cluster over several hosts answers in TLS only: pass --ca-fingerprint");
       }
       on_connected(fail(std::move(error)));
     } else if (!identity) {
@@ -317,7 +317,7 @@ struct SocketNetwork::Impl {
     }
     Result<void> connected;
     for (const Address& way : ways) {
-      if (late) co_return fail(cancelled("connect: it took too long"));
+      if (late) co_return fail(cancelled("connect: the connection was not made in time"));
       Fd fd(socket(way.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (!fd) co_return fail(from_errno(errno, "socket"));
       line.socket = Socket(loop.io(), asio::generic::stream_protocol(way.family(), 0), fd.release());
@@ -369,9 +369,9 @@ struct SocketNetwork::Impl {
     if (to.is_unix() || options.tls) return ways;
     std::erase_if(ways, [](const Address& a) { return !a.is_loopback(); });
     if (!ways.empty()) return ways;
-    return fail(invalid_argument(to.to_string() + " is on another host, and nothing is said in clear text between hosts")
+    return fail(invalid_argument(to.to_string() + " is on another host, and nothing is sent in clear text between hosts")
                     .with_reason("TlsRequired")
-                    .with_hint("say --ca-fingerprint (or SHOAL_CA_FINGERPRINT) as `shoal start --head` printed it"));
+                    .with_hint("pass --ca-fingerprint (or SHOAL_CA_FINGERPRINT) as `shoal start --head` printed it"));
   }
 
   Loop& loop;
@@ -491,12 +491,12 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
   const auto reached = std::find_if(ways.begin(), ways.end(), [](const Address& a) { return !a.is_loopback(); });
   const Address address = impl_->options.tls && reached != ways.end() ? *reached : ways.front();
   if (!endpoint.is_unix() && impl_->options.tls && address.is_loopback() && !is_loopback(endpoint.host)) {
-    return fail(invalid_argument("this host takes " + endpoint.host + " for an address of its own that no other host reaches (127.x.x.x)")
+    return fail(invalid_argument("this host resolves " + endpoint.host + " to a loopback address, which no other host reaches (127.x.x.x)")
                     .with_reason("Unreachable")
-                    .with_hint("name an address at which other hosts reach this one, or mend " + endpoint.host + " in /etc/hosts"));
+                    .with_hint("name an address at which other hosts reach this one, or correct " + endpoint.host + " in /etc/hosts"));
   }
   if (!endpoint.is_unix() && !address.is_loopback() && !(impl_->options.tls && impl_->options.tls->listens())) {
-    return fail(invalid_argument("nobody listens on " + endpoint.to_string() + " in clear text: it is no loopback address")
+    return fail(invalid_argument("no process may listen on " + endpoint.to_string() + " in clear text: it is not a loopback address")
                     .with_reason("TlsRequired")
                     .with_hint("shoal start --head --host ADDRESS makes a cluster with certificates"));
   }

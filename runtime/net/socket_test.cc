@@ -212,7 +212,7 @@ TEST_P(SocketTest, EveryFrameIsCounted) {
   EXPECT_EQ(side_.network.traffic().received, 3u);
 }
 
-TEST_P(SocketTest, WhoeverSendsInBulkHearsWhenTheQueueIsEmpty) {
+TEST_P(SocketTest, ABulkSenderIsNotifiedWhenTheQueueIsEmpty) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   constexpr std::size_t kMany = 200, kBytes = 90'000;
@@ -223,7 +223,7 @@ TEST_P(SocketTest, WhoeverSendsInBulkHearsWhenTheQueueIsEmpty) {
   side_.run_until([&] { return side_.notices == kMany; });
 }
 
-TEST_P(SocketTest, WhatHasArrivedIsReadAtOnceAndWhatComesMeanwhileIsNot) {
+TEST_P(SocketTest, ArrivedFramesAreReadAtOnceAndLaterOnesAreNot) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   const auto notify = [&](int i) {  // mixed, because descriptors end a read and other frames may use a ring
@@ -260,7 +260,7 @@ TEST_P(SocketTest, WhatHasArrivedIsReadAtOnceAndWhatComesMeanwhileIsNot) {
   EXPECT_EQ(side_.notices, 1);
 }
 
-TEST_P(SocketTest, WhatWasSentBeforeTheEndIsHeardAlsoByWhoTriesToAnswer) {
+TEST_P(SocketTest, FramesSentBeforeTheCloseArriveAlsoAtAPeerThatAnswers) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   caller->call(Side::kEcho, {}, Peer::kNoTimeout, [](Result<Message>) {});
@@ -304,7 +304,7 @@ TEST_P(SocketTest, DescriptorsTravelWithTheirFrame) {
   side_.run_until([&] { return back == 40; });
 }
 
-TEST_P(SocketTest, AMessageWhoseDescriptorsHaveNoRoomFailsAlone) {
+TEST_P(SocketTest, AMessageWithoutFreeDescriptorsFailsAlone) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   std::vector<std::string> seen;
@@ -349,7 +349,7 @@ TEST_P(SocketTest, ErrorsTimeoutsAndDroppedRequestsAllEndTheCall) {
   EXPECT_EQ(errors, (std::vector<std::string>{"NotFound", "DeadlineExceeded", "Internal"}));
 }
 
-TEST_P(SocketTest, APeerThatGoesAwayFailsWhatIsPending) {
+TEST_P(SocketTest, APeerThatDisconnectsFailsPendingCalls) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   std::string error;
@@ -378,7 +378,7 @@ TEST_P(SocketTest, StrangersAreRefusedBeforeAnythingIsParsed) {
   EXPECT_TRUE(side_.peers.empty());
 }
 
-TEST_P(SocketTest, AHelloThatEndsAfterItsListenerIsHeardByNobody) {
+TEST_P(SocketTest, AHelloThatEndsAfterItsListenerIsDropped) {
   const Endpoint at = Endpoint::unix_at(unique_name());
   auto owner = std::make_unique<int>(0);
   auto listener = side_.network.listen(at, [raw = owner.get()](std::unique_ptr<Connection>) { ++*raw; }).value();
@@ -398,7 +398,7 @@ TEST_P(SocketTest, AHelloThatEndsAfterItsListenerIsHeardByNobody) {
   EXPECT_LE(n, 0);  // closed without a message
 }
 
-TEST_P(SocketTest, WithoutDescriptorsNobodyIsAcceptedAndNothingSpins) {
+TEST_P(SocketTest, WithoutDescriptorsNoConnectionIsAcceptedAndNothingSpins) {
   const Endpoint at = side_.listen(Endpoint::unix_at(unique_name()));
   const Fd caller = raw_connect(at);
   {
@@ -414,7 +414,7 @@ TEST_P(SocketTest, WithoutDescriptorsNobodyIsAcceptedAndNothingSpins) {
   challenge_on(caller);
 }
 
-TEST_P(SocketTest, AListenerThatIsBehindIsWaitedFor) {
+TEST_P(SocketTest, AConnectWaitsForASlowListener) {
   const Endpoint at = Endpoint::unix_at(unique_name());
   const sockaddr_un name = address_of(at);
   const socklen_t length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + at.unix_name.size());
@@ -437,7 +437,7 @@ TEST_P(SocketTest, AListenerThatIsBehindIsWaitedFor) {
   side_.run_until([&] { return out.has_value(); });
 }
 
-TEST_P(SocketTest, ManyWhoCallAtOnceAreAllLetIn) {
+TEST_P(SocketTest, ManySimultaneousConnectsAreAllAccepted) {
   SocketOptions options = options_of(GetParam());
   options.hello_timeout = 1h;  // long enough for slow machines
   options.max_hellos = 8;
@@ -458,7 +458,7 @@ TEST_P(SocketTest, ManyWhoCallAtOnceAreAllLetIn) {
   side.run_until([&] { return side.peers.size() == kCallers; });
 }
 
-TEST_P(SocketTest, ACrowdThatSaysNothingMakesRoom) {
+TEST_P(SocketTest, SilentConnectionsMakeRoomForOthers) {
   SocketOptions options = options_of(GetParam());
   options.hello_timeout = 10s;  // a patience of 0.5 s
   options.max_hellos = 2;
@@ -471,7 +471,7 @@ TEST_P(SocketTest, ACrowdThatSaysNothingMakesRoom) {
   side.run_until([&] { return connected; });
 }
 
-TEST_P(SocketTest, NobodyListeningAndAddressInUseAreNamed) {
+TEST_P(SocketTest, AMissingListenerAndAnAddressInUseAreNamed) {
   const auto refused = side_.connect(Endpoint::unix_at(unique_name()));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kUnavailable);

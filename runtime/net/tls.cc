@@ -138,18 +138,19 @@ Result<void> load(SSL_CTX* into, const KeyedCertificate& own, const Fingerprint&
   EVP_PKEY_free(key);
   BIO_free(key_text);
   ERR_clear_error();
-  if (!ok) return fail(invalid_argument("a certificate and a key that are no pair"));
-  if (!leads) return fail(invalid_argument("a certificate that does not come with the cluster's authority"));
+  if (!ok) return fail(invalid_argument("the certificate and the key do not belong together"));
+  if (!leads) return fail(invalid_argument("the certificate comes without the cluster's authority"));
   return {};
 }
 
 Error refused_certificate(long why, const Fingerprint& wanted) {
   if (why == kOtherAuthority) {
-    return invalid_argument("whoever listens there is not of the cluster whose fingerprint was given, " + wanted.to_string())
+    return invalid_argument("the process that listens there is not in the cluster with the given fingerprint, " + wanted.to_string())
         .with_reason("CertificateRefused")
         .with_hint("compare address and fingerprint with what `shoal start --head` printed; nothing was sent to it");
   }
-  return invalid_argument("the certificate of whoever listens there cannot be trusted: " + std::string(X509_verify_cert_error_string(why)))
+  return invalid_argument("the certificate of the process that listens there cannot be trusted: " +
+                          std::string(X509_verify_cert_error_string(why)))
       .with_reason("CertificateRefused")
       .with_hint("an expired one is replaced when its host joins again (shoal start --address); compare the clocks of both hosts");
 }
@@ -227,7 +228,7 @@ Error TlsSession::failure(const char* what) {
       if (SSL_is_init_finished(ssl(ssl_))) break;
       return invalid_argument("the other side does not speak TLS")
           .with_reason("NotTls")
-          .with_hint("check address and port; between hosts a cluster takes nothing in clear text");
+          .with_hint("check address and port; between hosts a cluster accepts no clear text");
     case SSL_R_UNSUPPORTED_PROTOCOL:
     case SSL_R_TLSV1_ALERT_PROTOCOL_VERSION:
       return invalid_argument("the other side does not speak TLS 1.3").with_reason("TlsVersion");

@@ -204,7 +204,7 @@ class TlsTest : public testing::Test {
   SocketOptions options_;
 };
 
-TEST_F(TlsTest, WhatIsSentArrivesAndNobodyBetweenReadsIt) {
+TEST_F(TlsTest, FramesArriveAndAreEncrypted) {
   const auto there = listener();
   Between between(there->listen());
   const auto here = caller();
@@ -224,7 +224,7 @@ TEST_F(TlsTest, WhatIsSentArrivesAndNobodyBetweenReadsIt) {
   EXPECT_EQ(between.seen.find(reinterpret_cast<const char*>(token_.bytes().data()), 0, Token::kBytes), std::string::npos);
 }
 
-TEST_F(TlsTest, AnAnswerIsFoundByALookAtTheSocketAndWhatComesLaterByEpoll) {
+TEST_F(TlsTest, AnAnswerIsFoundByPollingAndLaterFramesByEpoll) {
   Loop far_loop;
   const auto far_clock = make_real_clock(far_loop);
   Side there(far_loop, *far_clock, *random_, token_, with(certificates_.tls()));
@@ -329,7 +329,7 @@ TEST_F(TlsTest, AnAlteredByteEndsTheConnection) {
   EXPECT_EQ(there->closed[0], "Disconnected");
 }
 
-TEST_F(TlsTest, AnotherAuthorityIsRefusedBeforeAnythingIsSaid) {
+TEST_F(TlsTest, AnotherAuthorityIsRefusedBeforeAnythingIsSent) {
   const KeyedCertificate authority = make_authority("test", valid_from(std::time(nullptr), kDay)).value();
   const Fingerprint other = Fingerprint::of(authority.certificate).value();
   const auto there = listener();
@@ -421,7 +421,7 @@ TEST_F(TlsTest, OlderTlsIsRefused) {
 }
 
 // A frame in the same TLS record as the end of the hello is buffered in OpenSSL; the socket does not become readable for it.
-TEST_F(TlsTest, WhatLiesThereWhenAConnectionStartsIsRead) {
+TEST_F(TlsTest, FramesThatArrivedBeforeTheStartAreRead) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
   Fd here(ends[0]);
@@ -453,7 +453,7 @@ TEST_F(TlsTest, WhatLiesThereWhenAConnectionStartsIsRead) {
   EXPECT_EQ(handler.methods, std::vector<std::uint16_t>{7});
 }
 
-TEST_F(TlsTest, WhoeverListensForBothIsReachedOnHisHostWithoutTls) {
+TEST_F(TlsTest, AListenerForBothIsReachedOnItsHostWithoutTls) {
   options_.host = kHost;
   const auto there = listener();
   const Endpoint at = there->listen(Endpoint{"shoal-test-" + token_.hex(), kHost, 0});
@@ -463,7 +463,7 @@ TEST_F(TlsTest, WhoeverListensForBothIsReachedOnHisHostWithoutTls) {
   EXPECT_FALSE(caller()->connect(at).value()->identity().local);
 }
 
-TEST(Endpoints, OneTextSaysBothWays) {
+TEST(Endpoints, OneTextNamesBothEndpoints) {
   const Endpoint both = parse_endpoint("10.0.0.1:4711/@a-name").value();
   EXPECT_EQ(both, (Endpoint{"a-name", "10.0.0.1", 4711}));
   EXPECT_TRUE(both.is_both());

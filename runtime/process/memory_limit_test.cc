@@ -61,7 +61,7 @@ TEST_F(MemoryLimitTest, IsThatOfVersion1AlsoWhereThePathIsTheHosts) {
   EXPECT_EQ(machine_memory(root_).available, 1u << 20);
 }
 
-TEST_F(MemoryLimitTest, WhatIsAsGoodAsNoLimitIsNone) {
+TEST_F(MemoryLimitTest, AHugeLimitCountsAsNone) {
   write("proc/self/cgroup", "4:memory:/\n");
   write("sys/fs/cgroup/memory/memory.limit_in_bytes", std::uint64_t{9223372036854771712u});
   write("sys/fs/cgroup/memory/memory.usage_in_bytes", kGiB);
@@ -69,7 +69,7 @@ TEST_F(MemoryLimitTest, WhatIsAsGoodAsNoLimitIsNone) {
   EXPECT_EQ(machine_memory(root_).available, 12 * kGiB);
 }
 
-TEST_F(MemoryLimitTest, WhereNothingCanBeReadTheTotalIsNotKnownAndNothingIsRefused) {
+TEST_F(MemoryLimitTest, WithoutReadableFilesTheTotalIsUnknownAndNothingIsRefused) {
   const auto m = machine_memory(root_ + "/nothing");
   EXPECT_EQ(m.total, 0u);
   EXPECT_GT(m.available, 1000 * kGiB);
@@ -80,7 +80,7 @@ TEST(MemoryLimitHereTest, ThereIsSome) {
   EXPECT_LE(machine_memory().available, machine_memory().total);
 }
 
-TEST_F(MemoryLimitTest, OfAProcessItIsItsShareOrWhatItHas) {
+TEST_F(MemoryLimitTest, AProcessHasItsShareOrItsOwnLimit) {
   write("proc/7/status", "Name:\tpython\nVmHWM:\t   9 kB\nVmRSS:\t    2048 kB\n");
   EXPECT_EQ(process_memory(7, root_), 2048u << 10);
   write("proc/7/smaps_rollup", "55c9-7ffc ---p 00000000 00:00 0      [rollup]\nRss:    1840 kB\nPss:     371 kB\nPss_Dirty:  1 kB\n");

@@ -44,7 +44,7 @@ Result<std::string> find_program(const std::string& name) {
     const std::string candidate = folder + "/" + name;
     if (access(candidate.c_str(), X_OK) == 0) return candidate;
   }
-  return fail(not_found("no program '" + name + "' on PATH"));
+  return fail(not_found("PATH has no program '" + name + "'"));
 }
 
 // Returns an unknown status unless the process is a child of this one.
@@ -106,7 +106,7 @@ std::string ExitStatus::to_string() const {
 }
 
 Result<pid_t> spawn(SpawnSpec spec) {
-  if (spec.argv.empty()) return fail(invalid_argument("an empty command"));
+  if (spec.argv.empty()) return fail(invalid_argument("the command is empty"));
   SHOAL_TRY(const std::string program, find_program(spec.argv[0]));
   int report[2];
   if (pipe2(report, O_CLOEXEC) != 0) return fail(from_errno(errno, "pipe"));
@@ -165,7 +165,7 @@ Result<std::string> read_line(const Fd& pipe, std::size_t max_bytes, std::chrono
   const auto end = std::chrono::steady_clock::now() + limit;
   std::string line;
   while (line.size() < max_bytes) {
-    if (!readable(pipe.get(), end)) return fail(deadline_exceeded("no line came in time"));
+    if (!readable(pipe.get(), end)) return fail(deadline_exceeded("no line arrived in time"));
     char text[4096];
     const ssize_t n = read(pipe.get(), text, sizeof text);
     if (n < 0 && errno == EINTR) continue;

@@ -93,7 +93,7 @@ TEST_F(ProcessTest, AProcessThatCannotBeWatchedForNowIsNotGone) {
   EXPECT_EQ(status->to_string(), "was killed by SIGKILL");
 }
 
-TEST_F(ProcessTest, TheLimitOfDescriptorsIsRaisedToWhatIsAllowed) {
+TEST_F(ProcessTest, TheDescriptorLimitIsRaisedToTheHardLimit) {
   rlimit before{}, after{};
   getrlimit(RLIMIT_NOFILE, &before);
   rlimit low = before;

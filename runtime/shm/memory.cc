@@ -45,7 +45,7 @@ Result<Fd> make_memory(const std::string& name, std::size_t bytes) {
   Fd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return fail(from_errno(errno, "memfd_create"));
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    return fail(from_errno(errno, "no shared memory of " + std::to_string(bytes) + " bytes"));
+    return fail(from_errno(errno, "cannot create shared memory of " + std::to_string(bytes) + " bytes"));
   }
   if (fcntl(fd.get(), F_ADD_SEALS, kSizeSeals) != 0) return fail(from_errno(errno, "F_ADD_SEALS"));
   return fd;
@@ -62,7 +62,7 @@ Result<std::size_t> memory_bytes(const Fd& memory) {
   const bool sealed = is_memory(memory);
   const bool ours = S_ISREG(info.st_mode) && info.st_nlink == 0 && info.st_uid == geteuid();  // a file that other users cannot open
   const bool read_only = (fcntl(memory.get(), F_GETFL) & O_ACCMODE) == O_RDONLY;
-  if (!sealed && !(ours && read_only)) return fail(invalid_argument("a descriptor that is no sealed memory"));
+  if (!sealed && !(ours && read_only)) return fail(invalid_argument("the descriptor is not sealed memory"));
   return static_cast<std::size_t>(info.st_size);
 }
 
@@ -83,7 +83,7 @@ Result<Mapping> private_memory(std::size_t bytes, bool touched) {
   Mapping out;
   if (bytes == 0) return out;
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED) return fail(from_errno(errno, "no memory of " + std::to_string(bytes) + " bytes"));
+  if (at == MAP_FAILED) return fail(from_errno(errno, "cannot allocate memory of " + std::to_string(bytes) + " bytes"));
   out.data_ = static_cast<std::byte*>(at);
   out.size_ = bytes;
   (void)madvise(at, bytes, MADV_HUGEPAGE);                     // a hint

@@ -22,8 +22,8 @@ struct flock lock_of(short type) {
 
 Result<Fd> keeper_of(const Fd& memory) {
   Fd out(open(("/proc/self/fd/" + std::to_string(memory.get())).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!out) return fail(from_errno(errno, "a shared memory cannot be opened for reading"));
-  if (flock(out.get(), LOCK_SH | LOCK_NB) != 0) return fail(from_errno(errno, "a shared memory cannot be locked"));
+  if (!out) return fail(from_errno(errno, "shared memory cannot be opened for reading"));
+  if (flock(out.get(), LOCK_SH | LOCK_NB) != 0) return fail(from_errno(errno, "shared memory cannot be locked"));
   return out;
 }
 
@@ -32,7 +32,7 @@ Result<Fd> keeper_of(const Fd& memory) {
 Result<Fd> reader_of(const Fd& memory) {
   SHOAL_TRY(Fd out, keeper_of(memory));
   struct flock lock = lock_of(F_RDLCK);
-  if (fcntl(out.get(), F_OFD_SETLK, &lock) != 0 && errno != EINVAL) return fail(from_errno(errno, "a shared memory cannot be locked"));
+  if (fcntl(out.get(), F_OFD_SETLK, &lock) != 0 && errno != EINVAL) return fail(from_errno(errno, "shared memory cannot be locked"));
   return out;
 }
 

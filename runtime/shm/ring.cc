@@ -17,16 +17,18 @@ namespace {
 // A writer that crosses a multiple of this while the ring is empty restarts, so that light traffic uses few pages.
 constexpr std::uint64_t kRestartBytes = 16 << 10;
 
-Error broken(const char* what) { return invalid_argument(std::string("a ring whose ") + what + " cannot be").with_reason("BrokenRing"); }
+Error broken(const char* what) { return invalid_argument(std::string("a ring has an impossible ") + what).with_reason("BrokenRing"); }
 
 // The length word of a record, atomic because a faulty peer may write it concurrently.
-std::atomic_ref<std::uint64_t> word_at(std::byte* at) { return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(at)); }
+std::atomic_ref<std::uint64_t> word_at(std::byte* at) {
+    return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(at)); }
 
 }  // namespace
 
 Ring::Ring(std::byte* memory, std::size_t capacity)
     : page_(reinterpret_cast<Page*>(memory)), data_(memory + kHeaderBytes), capacity_(capacity) {
-  SHOAL_CHECK(std::has_single_bit(capacity) && capacity >= 4096 && capacity <= (1u << 30), "a ring of a capacity that it cannot have");
+  SHOAL_CHECK(std::has_single_bit(capacity) && capacity >= 4096 && capacity <= (1u << 30),
+              "a ring's capacity must be a power of two from 4096 to 1 GiB");
 }
 
 // Sequentially consistent, like the positions: either this end sees that the peer sleeps, or the peer sees this step before it sleeps.
@@ -79,7 +81,7 @@ bool RingWriter::has_room(std::size_t bytes) {
 }
 
 Result<std::optional<std::span<std::byte>>> RingWriter::reserve(std::size_t bytes) {
-  SHOAL_CHECK(bytes <= max_record(capacity_), "a record beyond the ring's limit");
+  SHOAL_CHECK(bytes <= max_record(capacity_), "the record exceeds the ring's limit");
   const auto need = room_for(bytes);
   if (!has_room(bytes)) return std::optional<std::span<std::byte>>();
   if (broken()) return fail(runtime::broken("reader's position"));
@@ -103,7 +105,7 @@ Result<std::optional<std::span<std::byte>>> RingWriter::reserve(std::size_t byte
 }
 
 Wake RingWriter::commit() {
-  SHOAL_CHECK(reserved_ != written_, "a record is committed that was not reserved");
+  SHOAL_CHECK(reserved_ != written_, "the committed record was not reserved");
   if (restarted_ != reserved_restart_) {
     restarted_ = reserved_restart_;
     page_->restarted.store(restarted_, std::memory_order_relaxed);
@@ -152,7 +154,7 @@ Result<std::optional<std::span<const std::byte>>> RingReader::peek() {
 }
 
 Wake RingReader::pop() {
-  SHOAL_CHECK(next_ != read_, "a record is popped that was not looked at");
+  SHOAL_CHECK(next_ != read_, "the popped record was not read");
   read_ = next_;
   if (read_ != written_ && read_ - published_ < capacity_ / 8) return Wake::kNone;
   published_ = read_;

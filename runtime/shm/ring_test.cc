@@ -122,7 +122,7 @@ TEST_F(RingTest, AFullRingTakesNothingMoreUntilItIsRead) {
   EXPECT_TRUE(write(100));
 }
 
-TEST_F(RingTest, WhatIsNotCommittedDoesNotExist) {
+TEST_F(RingTest, AnUncommittedRecordIsInvisible) {
   fill(writer_.reserve(10).value().value(), 1);
   EXPECT_EQ(read(), -1);
   EXPECT_TRUE(write(20));
@@ -276,7 +276,7 @@ TEST_F(RingTest, TwoProcessesShareIt) {
   EXPECT_EQ(status, 0);
 }
 
-TEST_F(RingTest, OfAWriterThatIsKilledWhatItCommittedIsRead) {
+TEST_F(RingTest, CommittedRecordsOfAKilledWriterAreRead) {
   const pid_t child = fork();
   if (child == 0) {
     fill(writer_.reserve(8).value().value(), 1);
@@ -392,7 +392,7 @@ Spin::Options taken(int times) {
   return out;
 }
 
-TEST(Spin, LeavesTheCoreToWhoeverComputesThere) {
+TEST(Spin, YieldsTheCoreToOtherThreads) {
   Spin spin(taken(100));
   ASSERT_TRUE(spin.should_spin());
   int looks = 0;

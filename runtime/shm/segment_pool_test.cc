@@ -44,7 +44,7 @@ class SegmentPoolTest : public testing::Test {
   SegmentPool::TimePoint now_{};
 };
 
-TEST_F(SegmentPoolTest, FillsAMemoryAgainThatNobodyReads) {
+TEST_F(SegmentPoolTest, ReusesAMemoryWithoutReaders) {
   const ino_t first_file = file_of(filled('a'));
   for (int k = 0; k < 5; ++k) EXPECT_EQ(file_of(filled(static_cast<char>('b' + k))), first_file);
   EXPECT_EQ(first(filled('z')), 'z');
@@ -71,7 +71,7 @@ TEST_F(SegmentPoolTest, NeverOneThatAMappingADuplicateOrAMessageRefersTo) {
   EXPECT_TRUE(again);
 }
 
-TEST_F(SegmentPoolTest, NorOneThatLiesInASocket) {
+TEST_F(SegmentPoolTest, AMemoryInASocketIsNotReused) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
   const Fd here(ends[0]), there(ends[1]);
@@ -123,13 +123,13 @@ TEST_F(SegmentPoolTest, ReadersCannotWrite) {
   EXPECT_LT(pwrite(fd.get(), "x", 1, 0), 0);
 }
 
-TEST_F(SegmentPoolTest, OneThatIsMuchLargerIsLeftForOthers) {
+TEST_F(SegmentPoolTest, AMuchLargerMemoryIsLeftForOthers) {
   const ino_t large = file_of(filled('a', 10 * kBytes));
   EXPECT_NE(file_of(filled('b', kBytes)), large);
   EXPECT_EQ(file_of(filled('c', 9 * kBytes)), large);
 }
 
-TEST_F(SegmentPoolTest, GivesBackWhatIsIdleForLongAndKeepsWhatIsRead) {
+TEST_F(SegmentPoolTest, FreesLongIdleMemoryAndKeepsMemoryThatIsRead) {
   const Fd read = filled('a');
   { const Fd idle = filled('b'); }
   pool_.tend(now_);
@@ -143,7 +143,7 @@ TEST_F(SegmentPoolTest, GivesBackWhatIsIdleForLongAndKeepsWhatIsRead) {
   EXPECT_EQ(first(read), 'a');
 }
 
-TEST_F(SegmentPoolTest, GivesBackAtOnceWhatIsTooMuch) {
+TEST_F(SegmentPoolTest, FreesMemoryBeyondTheLimitAtOnce) {
   {
     std::vector<Fd> held;
     for (int k = 0; k < 5; ++k) held.push_back(filled('a', 300'000));
@@ -182,7 +182,7 @@ TEST_F(SegmentPoolTest, ReadersSeeTheirOwnBytesAlways) {
   }
 }
 
-TEST_F(SegmentPoolTest, SaysWhenItIsFullAndCountsAllThatItKeeps) {
+TEST_F(SegmentPoolTest, ReportsThatItIsFullAndCountsAllItsMemory) {
   std::vector<Fd> read;
   std::size_t before = 0;
   for (int k = 0; k < 10; ++k) {
@@ -199,7 +199,7 @@ TEST_F(SegmentPoolTest, SaysWhenItIsFullAndCountsAllThatItKeeps) {
   EXPECT_FALSE(pool_.full());
 }
 
-TEST(SegmentPoolLimitTest, IsAPartOfTheDescriptorsThatThereAre) {
+TEST(SegmentPoolLimitTest, IsAShareOfTheDescriptorLimit) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit few = before;

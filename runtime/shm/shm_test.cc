@@ -71,7 +71,7 @@ TEST_F(MembershipPageTest, TheFirstCauseOfADeathCounts) {
   EXPECT_EQ(membership_page_.cause(3).size(), 251u);
 }
 
-TEST_F(MembershipPageTest, ACauseIsTextWhateverItQuotes) {
+TEST_F(MembershipPageTest, ACauseIsValidUtf8WithAnyContent) {
   std::string euros;
   for (int i = 0; i < 200; ++i) euros += "\xe2\x82\xac";
   membership_page_.mark_gone(1, euros);
@@ -84,7 +84,7 @@ TEST_F(MembershipPageTest, AWaitEndsAtItsLimit) {
   EXPECT_EQ(membership_page_.wait_until([] { return false; }, 5ms, 10), MembershipPage::WaitResult::kTimeout);
 }
 
-TEST_F(MembershipPageTest, EveryRingIsHeardAcrossProcesses) {
+TEST_F(MembershipPageTest, EveryRingWakesAcrossProcesses) {
   auto* word = reinterpret_cast<std::atomic<int>*>(mapping_.data() + MembershipPage::kBytes);
   constexpr int kRounds = 2000;
   const pid_t child = fork();
@@ -106,7 +106,7 @@ TEST_F(MembershipPageTest, EveryRingIsHeardAcrossProcesses) {
   EXPECT_EQ(status, 0);
 }
 
-TEST_F(MembershipPageTest, ADeathWakesWhoeverWaits) {
+TEST_F(MembershipPageTest, ADeathWakesAllWaiters) {
   std::thread node([this] {
     std::this_thread::sleep_for(20ms);
     membership_page_.mark_gone(1, "killed by signal 9");

@@ -33,7 +33,7 @@ Result<Fd> nameless_file(const std::string& folder, std::size_t bytes) {
     out = Fd(mkostemp(name.data(), O_CLOEXEC));
     if (out) unlink(name.c_str());
   }
-  if (!out) return fail(from_errno(errno, "no file for an object in " + folder));
+  if (!out) return fail(from_errno(errno, "cannot create a file for an object in " + folder));
   struct stat info {};
   if (fstat(out.get(), &info) != 0) return fail(from_errno(errno, "fstat"));
   if (info.st_nlink != 0) {
@@ -61,13 +61,13 @@ std::uint64_t kept_free(std::uint64_t disk_bytes) { return std::min(disk_bytes /
 
 Result<void> room_on_disk(std::size_t bytes, const std::string& folder) {
   struct statfs info {};
-  if (statfs(folder.c_str(), &info) != 0) return fail(from_errno(errno, "no file for an object in " + folder));
+  if (statfs(folder.c_str(), &info) != 0) return fail(from_errno(errno, "cannot create a file for an object in " + folder));
   if (in_memory(info)) {
     return fail(
-        invalid_argument(folder + " lies in memory: nothing is gained by moving objects there").with_reason("NoDisk").with_hint(kHint));
+        invalid_argument(folder + " lies in memory, so moving objects there would free none").with_reason("NoDisk").with_hint(kHint));
   }
   struct statvfs blocks {};  // has f_frsize, the unit of its counts
-  if (statvfs(folder.c_str(), &blocks) != 0) return fail(from_errno(errno, "no file for an object in " + folder));
+  if (statvfs(folder.c_str(), &blocks) != 0) return fail(from_errno(errno, "cannot create a file for an object in " + folder));
   const std::uint64_t available = blocks.f_bavail * blocks.f_frsize, stays = kept_free(blocks.f_blocks * blocks.f_frsize);
   if (available < stays || available - stays < bytes) {
     return fail(resource_exhausted("no room for " + std::to_string(bytes) + " bytes of an object in " + folder + ": its disk has " +
@@ -84,7 +84,7 @@ Result<Fd> spill_to_file(const Fd& memory, std::size_t bytes, const std::string&
   SHOAL_TRY(const Mapping mapping, map(memory, bytes, Access::kRead));
   SHOAL_TRY(const Fd file, nameless_file(folder, bytes));
   for (std::size_t at = 0; at < bytes; at += kPiece) {
-    if (stop && stop()) return fail(cancelled("an object was not moved to a file: there was no time"));
+    if (stop && stop()) return fail(cancelled("an object was not moved to a file in time"));
     SHOAL_OK(write_at(file, at, mapping.span().subspan(at, std::min(kPiece, bytes - at))));
   }
   if (size > bytes && ftruncate(file.get(), static_cast<off_t>(size)) != 0) return fail(from_errno(errno, "ftruncate"));

@@ -43,7 +43,7 @@ class SpillFileTest : public testing::Test {
   }();
 };
 
-TEST_F(SpillFileTest, HoldsWhatTheMemoryHeldAndHasNoName) {
+TEST_F(SpillFileTest, HasTheContentsOfTheMemoryAndNoName) {
   if (is_memory(folder_.c_str())) GTEST_SKIP() << "tests have no disk here";
   const Fd file = spill_to_file(memory_, kBytes, folder_).value();
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
@@ -65,7 +65,7 @@ TEST_F(SpillFileTest, HasNoNameAtAnyTimeWhereTheFileSystemCanDoWithout) {
   EXPECT_EQ(errno, EAGAIN);
 }
 
-TEST_F(SpillFileTest, NoFolderNoFile) {
+TEST_F(SpillFileTest, AMissingFolderGivesNoFile) {
   EXPECT_NE(spill_to_file(memory_, kBytes, folder_ + "/none").error().message().find(folder_), std::string::npos);
 }
 
@@ -93,7 +93,7 @@ TEST_F(SpillFileTest, ADiskIsNotFilled) {
   EXPECT_NE(refused.error().message().find(folder_), std::string::npos);
 }
 
-TEST(KeptFreeTest, IsAPartOfTheDiskButNoMoreThanTheHeadCanNeed) {
+TEST(KeptFreeTest, IsAShareOfTheDiskUpToTheHeadsNeed) {
   EXPECT_EQ(kept_free(100'000'000), 5'000'000u);
   EXPECT_EQ(kept_free(std::uint64_t{10} << 40), std::uint64_t{5} << 30);
 }

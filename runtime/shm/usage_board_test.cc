@@ -9,7 +9,7 @@
 namespace shoal::runtime {
 namespace {
 
-TEST(UsageBoard, AddsUpWhatItsMembersSay) {
+TEST(UsageBoard, AddsUpItsMembersReports) {
   const Fd memory = make_memory("board", UsageBoard::kBytes).value();
   const Mapping node = map(memory, UsageBoard::kBytes, Access::kReadWrite).value();
   const Mapping process = map(memory, UsageBoard::kBytes, Access::kReadWrite).value();

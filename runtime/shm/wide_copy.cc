@@ -76,7 +76,7 @@ std::size_t threads_for(std::size_t bytes) {
 // Calls work(to, from) for consecutive ranges of both, on several threads if they can be started.
 template <typename Work>
 void by_several(std::span<std::byte> to, std::span<const std::byte> from, const Work& work) {
-  SHOAL_CHECK(to.size() == from.size(), "a copy into as many bytes");
+  SHOAL_CHECK(to.size() == from.size(), "source and target have different sizes");
   const std::size_t wide = threads_for(from.size());
   if (wide < 2) return work(to, from);
   const std::size_t each = (from.size() / wide + kPage - 1) / kPage * kPage;

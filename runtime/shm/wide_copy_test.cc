@@ -74,7 +74,7 @@ TEST_P(WideFill, FillsFreshPagesAndTakesNoOthers) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, WideFill, testing::Values(0, 1, 4097, (std::size_t{3} << 20) + 1, (std::size_t{96} << 20) + 12345));
 
-TEST(WideFillRefused, SaysThatThereIsNoMemory) {
+TEST(WideFillRefused, ReportsThatMemoryIsExhausted) {
   constexpr std::size_t kBytes = std::size_t{80} << 20;
   const Fd memory(memfd_create("shoal:test", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(memory.get(), kBytes / 2), 0);  // no pages beyond

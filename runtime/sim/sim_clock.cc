@@ -31,14 +31,14 @@ Timer SimClock::after(Duration delay, std::function<void()> fn) {
 }
 
 void SimClock::fire_next() {
-  SHOAL_CHECK(!timers_.empty(), "no timer to fire");
+  SHOAL_CHECK(!timers_.empty(), "the clock has no timer to fire");
   const auto node = timers_.extract(timers_.begin());  // the callback may destroy its Timer
   now_ = node.key().first;
   node.mapped()();
 }
 
 void SimClock::advance_to(TimePoint time) {
-  SHOAL_CHECK(time >= now_ && time <= next(), "time neither goes back nor passes over a timer");
+  SHOAL_CHECK(time >= now_ && time <= next(), "time must not go back or pass over a timer");
   now_ = time;
 }
 
@@ -80,7 +80,7 @@ void SimHostClock::fire_next() {
 }
 
 void SimHostClock::leap(Duration by) {
-  SHOAL_CHECK(by >= Duration::zero(), "a steady clock does not go back");
+  SHOAL_CHECK(by >= Duration::zero(), "a steady clock must not go back");
   if (stands()) {
     *stood_at_ += by;
     return;

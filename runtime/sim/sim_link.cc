@@ -18,7 +18,7 @@ class SimConnection final : public Connection {
   ~SimConnection() override { link_->abandon(end_); }
   void start(ConnectionHandler& handler) override { link_->start(end_, handler); }
   void send(Frame frame, Flush) override {
-    SHOAL_CHECK(identity_.local || frame.fds.empty(), "descriptors only travel on unix sockets");
+    SHOAL_CHECK(identity_.local || frame.fds.empty(), "descriptors can be sent over unix sockets only");
     link_->send(end_, std::move(frame));
   }
   std::size_t queued_bytes() const override { return link_->queued_bytes(end_); }
@@ -283,7 +283,7 @@ std::unique_ptr<Connection> Link::establish(int end, Role role, std::uint16_t ve
 void Link::open(Duration timeout) {
   ends_[0].limit = fabric_.clock_.after(timeout, [this] {
     const auto self = shared_from_this();
-    finish_connect(fail(deadline_exceeded("nobody answered the hello in time")));
+    finish_connect(fail(deadline_exceeded("the other side did not answer the hello in time")));
   });
   push(1, {Kind::kOpen, {}, {}, {}, {}});
 }

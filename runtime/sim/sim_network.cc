@@ -41,7 +41,7 @@ std::unique_ptr<SimNetwork> SimFabric::attach(const std::string& host, pid_t pid
 // ---- faults -------------------------------------------------------------------------------------------------------------------------
 
 void SimFabric::cut(const std::string& from, const std::string& to) {
-  SHOAL_CHECK(from != to, "nothing comes between a host and itself");
+  SHOAL_CHECK(from != to, "a host cannot be cut off from itself");
   cuts_.insert({from, to});
 }
 
@@ -131,7 +131,7 @@ std::shared_ptr<sim::Listening> SimFabric::listening(const std::string& caller_h
 
 Result<std::unique_ptr<Listener>> SimFabric::listen(const std::shared_ptr<sim::Process>& process, const Endpoint& endpoint,
                                                     Network::Accepted accepted) {
-  if (!process->alive) return fail(internal("a process that crashed listens"));
+  if (!process->alive) return fail(internal("a crashed process listens"));
   if (listening_.size() >= sweep_at_) {
     std::erase_if(listening_, [](const auto& l) { return l.second.expired(); });
     sweep_at_ = 2 * listening_.size() + 16;

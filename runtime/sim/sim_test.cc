@@ -268,7 +268,7 @@ TEST(SimNetwork, AStrangerIsRefused) {
   EXPECT_TRUE(p.b->accepted.empty());
 }
 
-TEST(SimNetwork, NobodyListeningAndAddressInUseAreNamed) {
+TEST(SimNetwork, AMissingListenerAndAnAddressInUseAreNamed) {
   Pair p(1);
   p.a->connect(Endpoint::tcp("b", 1));
   ASSERT_TRUE(p.run_until([&] { return p.a->error.has_value(); }, 1s));
@@ -297,7 +297,7 @@ TEST(SimNetwork, UnixNamesBelongToTheirHostAndPassDescriptors) {
   ASSERT_TRUE(p.run_until([&] { return !p.listener().fds.empty(); }));
 }
 
-TEST(SimNetwork, OneOfTwoWaysIsTakenByWhereTheCallerIs) {
+TEST(SimNetwork, TheCallersHostSelectsTheEndpoint) {
   Pair p(1);
   const Endpoint at = p.b->listen({"node", "b", 0});
   EXPECT_TRUE(at.is_both());
@@ -309,7 +309,7 @@ TEST(SimNetwork, OneOfTwoWaysIsTakenByWhereTheCallerIs) {
   EXPECT_FALSE(p.a->called->connection->identity().local);
 }
 
-TEST(SimNetwork, AnEndThatClosesIsHeardAfterWhatItSent) {
+TEST(SimNetwork, ACloseIsReportedAfterTheSentFrames) {
   Pair p(1);
   p.meet();
   p.caller().send(0, 10);
@@ -329,7 +329,7 @@ TEST(SimNetwork, AHandlerMayCloseItsConnectionWhileAFrameArrives) {
   EXPECT_EQ(p.listener().received.size(), 1u);
 }
 
-TEST(SimNetwork, ADisconnectDeliversAPrefixAndBothSidesHear) {
+TEST(SimNetwork, ADisconnectDeliversAPrefixAndIsReportedToBothSides) {
   bool some_lost = false, some_arrived = false;
   for (const auto seed : seeds(kSeeds)) {
     SCOPED_TRACE("SHOAL_SEED=" + std::to_string(seed));
@@ -381,7 +381,7 @@ TEST(SimNetwork, APartitionIsSilentAndItsHealDeliversEverythingOrDisconnects) {
   EXPECT_TRUE(whole > 0 && broken > 0);
 }
 
-TEST(SimNetwork, AnEndThatClosesInAPartitionIsHeardAfterTheHeal) {
+TEST(SimNetwork, ACloseInAPartitionIsReportedAfterTheHeal) {
   Pair p(1);
   p.meet();
   p.world.fabric().partition("a", "b");
@@ -421,7 +421,7 @@ TEST(SimNetwork, ACutInOneDirectionLetsTheOtherThrough) {
   EXPECT_TRUE(p.listener().heard_exactly(0, 3));
 }
 
-TEST(SimNetwork, ASenderGivesUpAndTheOtherSideHearsOfItAfterTheHeal) {
+TEST(SimNetwork, ASendersTimeoutIsReportedToTheOtherSideAfterTheHeal) {
   Pair p(1, {.broken_by_partition_per_mille = 0, .give_up = 10s});
   p.meet();
   p.world.fabric().partition("a", "b");
@@ -454,7 +454,7 @@ TEST(SimNetwork, AConnectTimesOutInAPartition) {
   EXPECT_TRUE(p.b->accepted.empty());
 }
 
-TEST(SimNetwork, AProcessThatCrashesIsHeardAfterWhatItSentAndItsDestructorsReachNobody) {
+TEST(SimNetwork, ACrashIsReportedAfterTheSentFramesAndDestructorsSendNothing) {
   for (const auto seed : seeds(kSeeds)) {
     SCOPED_TRACE("SHOAL_SEED=" + std::to_string(seed));
     Pair p(seed);
@@ -472,7 +472,7 @@ TEST(SimNetwork, AProcessThatCrashesIsHeardAfterWhatItSentAndItsDestructorsReach
   }
 }
 
-TEST(SimNetwork, ACrashedHostAnswersNobodyUntilAProcessStartsThereAgain) {
+TEST(SimNetwork, ACrashedHostDoesNotAnswerUntilAProcessStartsThere) {
   Pair p(1);
   p.meet();
   const Endpoint at = p.b->listener->endpoint();
@@ -494,7 +494,7 @@ TEST(SimNetwork, ACrashedHostAnswersNobodyUntilAProcessStartsThereAgain) {
   ASSERT_TRUE(p.run_until([&] { return p.a->called != nullptr; }, 1s));
 }
 
-TEST(SimNetwork, TheCrashOfAPartitionedHostIsHeardAfterTheHeal) {
+TEST(SimNetwork, TheCrashOfAPartitionedHostIsReportedAfterTheHeal) {
   Pair p(1);
   p.meet();
   p.world.fabric().partition("a", "b");

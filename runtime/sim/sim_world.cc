@@ -13,7 +13,7 @@ bool SimWorld::run_until(const std::function<bool()>& done, Duration limit) {
   const TimePoint end = clock_.now() + limit;
   std::uint64_t at_once = 0;
   while (!done()) {
-    SHOAL_CHECK(at_once++ < options_.max_events_at_once, "events without end, and no time passes");
+    SHOAL_CHECK(at_once++ < options_.max_events_at_once, "events repeat without end while no time passes");
     if (loop_.poll_one()) continue;
     if (clock_.next() > end) {
       clock_.advance_to(end);

@@ -34,20 +34,20 @@ namespace detail {
 
 Result<kj::ArrayPtr<const capnp::word>> checked_words(const Bytes& body) {
   if (body.size() < sizeof(capnp::word) || body.size() % sizeof(capnp::word) != 0) {
-    return fail(invalid_argument("a message that is no whole number of words"));
+    return fail(invalid_argument("the message is not a whole number of words"));
   }
   std::uint32_t last_segment = 0;
   std::memcpy(&last_segment, body.data(), 4);
-  if (last_segment >= kMaxSegments) return fail(invalid_argument("a message of too many segments"));
+  if (last_segment >= kMaxSegments) return fail(invalid_argument("the message has too many segments"));
   const std::size_t table_bytes = ((last_segment + 2) * 4 + 7) / 8 * 8;
   std::uint64_t total = table_bytes / 8;
-  if (table_bytes > body.size()) return fail(invalid_argument("a message that ends in its segment table"));
+  if (table_bytes > body.size()) return fail(invalid_argument("the message ends in its segment table"));
   for (std::uint32_t i = 0; i <= last_segment; ++i) {
     std::uint32_t size = 0;
     std::memcpy(&size, body.data() + 4 + 4 * i, 4);
     total += size;
   }
-  if (total != body.size() / sizeof(capnp::word)) return fail(invalid_argument("a message whose segments do not fill its frame"));
+  if (total != body.size() / sizeof(capnp::word)) return fail(invalid_argument("the message's segments do not fill its frame"));
   return kj::arrayPtr(reinterpret_cast<const capnp::word*>(body.data()), body.size() / sizeof(capnp::word));
 }
 

@@ -16,7 +16,7 @@ TEST(Codec, AnErrorArrivesAsItWasSent) {
   EXPECT_EQ(e.to_string(), sample().to_string());
 }
 
-TEST(Codec, AnErrorFitsIntoAFrameHoweverMuchItSays) {
+TEST(Codec, AnErrorOfAnyLengthFitsIntoAFrame) {
   const std::string much(1 << 20, 'x');
   Error e = unavailable(much).with_reason(much).with_hint(much);
   for (std::size_t i = 0; i < Error::kMaxContext; ++i) e = std::move(e).in(much);
@@ -25,7 +25,7 @@ TEST(Codec, AnErrorFitsIntoAFrameHoweverMuchItSays) {
   EXPECT_EQ(decode_error(bytes).code(), Code::kUnavailable);
 }
 
-TEST(Codec, AnErrorIsTextWhateverItQuotes) {
+TEST(Codec, AnErrorIsValidUtf8WithAnyContent) {
   const Error e = decode_error(encode_error(unavailable("bad \xff byte").in("actor \xfe")));
   EXPECT_EQ(e.message(), "bad \xef\xbf\xbd byte");
   EXPECT_EQ(e.context(), std::vector<std::string>{"actor \xef\xbf\xbd"});

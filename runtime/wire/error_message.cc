@@ -41,7 +41,7 @@ Bytes encode_error(const Error& error) {
 
 Error decode_error(const Bytes& body) {
   auto error = read<wire::ErrorMessage>(body, read_error);
-  return error ? *std::move(error) : internal("an error arrived that cannot be read: " + error.error().message());
+  return error ? *std::move(error) : internal("a received error cannot be read: " + error.error().message());
 }
 
 }  // namespace shoal::runtime

@@ -293,7 +293,7 @@ def that_hangs_up(token, connection):
     ("impostor", "code", "submit_code", "text"),
     [
         (of_another_version, 1, 122, "this side speaks 1 to 1, the other 8 to 9"),
-        (without_the_token, 4, 123, "does not know the cluster's token"),
+        (without_the_token, 4, 123, "does not have the cluster's token"),
         (that_speaks_http, 1, 120, "does not speak Shoal's protocol"),
         (that_hangs_up, 5, 124, "closed the connection"),
     ],

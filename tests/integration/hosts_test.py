@@ -92,7 +92,7 @@ def test_wrong_tokens_and_fingerprints_are_refused(both, tmp_path):
     assert "TokenRefused" in refused("--token-file", wrong, *fingerprint)
     assert "TlsRequired" in refused(*token)
     assert "--token-file" in refused(*fingerprint)
-    assert "no fingerprint" in refused(*token, "--ca-fingerprint", "abc")
+    assert "not a fingerprint" in refused(*token, "--ca-fingerprint", "abc")
     assert hosts.b.json("status")["nodes"] == 2
 
 

@@ -34,7 +34,7 @@ void Cancels::note(CallKey call, CancelHow how) {
 PyIncoming::~PyIncoming() {
   if (answered_) return;
   if (const auto session = PySession::use_of(users_)) {
-    (*session)->own([&] { incoming_.fail(internal("a call was let go of without an answer").in(incoming_.call.method)); });
+    (*session)->own([&] { incoming_.fail(internal("a call was dropped without an answer").in(incoming_.call.method)); });
   } else {
     incoming_.taken.forget();
   }

@@ -149,7 +149,7 @@ void Ref::leave(const std::shared_ptr<Tally>& tally) const {
 
 Readiness::Readiness() : noted_(std::make_shared<Noted>()) {
   noted_->event = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!noted_->event) raise(unavailable("no descriptor for an event").with_reason("Full"));
+  if (!noted_->event) raise(unavailable("the process has no descriptor left for an event").with_reason("Full"));
 }
 
 // Only the first note wakes the reader; take() clears the event before it takes the notes.
@@ -159,7 +159,7 @@ void Readiness::Noted::push(std::uint64_t number) {
   while (!last.compare_exchange_weak(before, node)) node->next = before;
   const std::uint64_t one = 1;
   if (before == nullptr) {  // `node` may already be taken
-    SHOAL_CHECK(write(event.get(), &one, sizeof one) == sizeof one || errno == EAGAIN, "an event that cannot be set");
+    SHOAL_CHECK(write(event.get(), &one, sizeof one) == sizeof one || errno == EAGAIN, "an event cannot be set");
   }
 }
 

@@ -58,8 +58,7 @@ std::optional<PySession::Use> PySession::use_of(const std::shared_ptr<Users>& us
 PySession::Use PySession::use() const {
   if (auto session = users_->enter()) return Use(std::move(session), users_);
   const bool forked = users_->forked;
-  raise(unavailable(forked ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
-                           : "this session is closed")
+  raise(unavailable(forked ? "this process was forked from one that uses Shoal; call shoal.init() in it" : "this session is closed")
             .with_reason(forked ? "Forked" : "Closed"));
 }
 
