@@ -31,13 +31,13 @@ class Available {
 };
 
 Error owner_died(const std::string& cause) {
-  return unavailable("the process that was to make this object is gone: " + cause).with_reason("OwnerDied");
+  return unavailable("the process that should make this object is gone: " + cause).with_reason("OwnerDied");
 }
 
 Error object_freed() {
-  return unavailable("nobody referred to this object any more, and it was freed")
+  return unavailable("this object was freed, because no reference to it was left")
       .with_reason("ObjectFreed")
-      .with_hint("keep a reference to it; one that was pickled by hand counts only while the process that did so lives");
+      .with_hint("keep a reference to it; a reference that was pickled by hand counts only while the pickling process lives");
 }
 
 Error job_ended() { return not_found("the job has ended").with_reason("JobEnded"); }
@@ -48,7 +48,7 @@ MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
   if (!options_.available_bytes) options_.available_bytes = Available();
 }
 
-Error MemoryTable::no_place() { return resource_exhausted("too many arenas and objects on this node"); }
+Error MemoryTable::no_place() { return resource_exhausted("this node has too many arenas and objects"); }
 
 Result<void> MemoryTable::has_place() const {
   if (num_entries() >= options_.max_entries) return fail(no_place());
@@ -61,10 +61,11 @@ Result<void> MemoryTable::admit(JobId job, std::uint64_t bytes) const {
   if (options_.spare_bytes == 0) return {};
   const std::uint64_t available = options_.available_bytes();
   if (bytes > available || available - bytes < options_.spare_bytes) {
-    return fail(resource_exhausted(fmt::format("no room for {} MiB of shared memory: {} MiB are available, of which {} stay free",
-                                               bytes >> 20, available >> 20, options_.spare_bytes >> 20))
-                    .with_reason("OutOfMemory")
-                    .with_hint("use a smaller model or batch, more nodes, or free memory on this machine"));
+    return fail(
+        resource_exhausted(fmt::format("the node has no room for {} MiB of shared memory: {} MiB are available, of which {} stay free",
+                                       bytes >> 20, available >> 20, options_.spare_bytes >> 20))
+            .with_reason("OutOfMemory")
+            .with_hint("use a smaller model or batch, more nodes, or free memory on this machine"));
   }
   return {};
 }
@@ -73,8 +74,9 @@ Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key,
   const auto it = arenas_.find({job, key});
   if (it != arenas_.end()) {
     if (it->second.bytes != bytes) {
-      return fail(invalid_argument(fmt::format("arena {} has {} bytes, somebody else opened it with {}: do all ranks build the same model?",
-                                               key, bytes, it->second.bytes)));
+      return fail(
+          invalid_argument(fmt::format("arena {} has {} bytes, but another process opened it with {}: do all ranks build the same model?",
+                                       key, bytes, it->second.bytes)));
     }
     SHOAL_TRY(Fd copy, runtime::duplicate(it->second.memory));
     it->second.holders.insert(worker);
@@ -100,7 +102,7 @@ void MemoryTable::drop(JobId job, const std::string& key, WorkerId worker) {
 
 Result<void> MemoryTable::join_membership_page(JobId job, const std::string& key, WorkerId worker, std::uint32_t member) {
   const auto it = arenas_.find({job, key});
-  if (it == arenas_.end()) return fail(not_found("no arena " + key));
+  if (it == arenas_.end()) return fail(not_found("this node has no arena " + key));
   Arena& arena = it->second;
   if (arena.bytes < runtime::MembershipPage::kBytes || member >= runtime::MembershipPage::kMaxMembers) {
     return fail(invalid_argument(fmt::format("arena {} has no place for member {}", key, member)));
@@ -203,7 +205,7 @@ void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
   if (freed(job, id)) return got(fail(object_freed()));
   // A full refused_ may be missing this object, so refuse it as well.
   if (refused_.contains({job, id}) || refused_.size() >= options_.max_entries) return got(fail(no_place()));
-  if (waiting_.size() >= options_.max_entries) return got(fail(resource_exhausted("too many wait for objects")));
+  if (waiting_.size() >= options_.max_entries) return got(fail(resource_exhausted("too many requests wait for objects on this node")));
   waiting_.emplace(std::pair{job, id}, Waiting{owner, std::move(got)});
 }
 
@@ -235,9 +237,9 @@ Result<void> MemoryTable::move(JobId job, ObjectId id, Fd file) {
   const auto it = objects_.find({job, id});
   if (it == objects_.end() || !it->second.memory || !runtime::is_memory(*it->second.memory)) return {};
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(file));
-  if (runtime::is_memory(file)) return fail(invalid_argument("an object that is to lie in a file, and does not"));
+  if (runtime::is_memory(file)) return fail(invalid_argument("a moved object does not lie in a file"));
   if (bytes != it->second.bytes) {
-    return fail(invalid_argument(fmt::format("a file of {} bytes for an object of {}", bytes, it->second.bytes)));
+    return fail(invalid_argument(fmt::format("a moved object has a file of {} bytes instead of {}", bytes, it->second.bytes)));
   }
   settled(it);
   it->second.memory = std::move(file);

@@ -39,7 +39,7 @@ TEST_F(MemoryTableTest, TheFirstToOpenAnArenaMakesItAndTheOthersShareIt) {
   EXPECT_EQ(table_.bytes(), 4096u + 8192u);
 }
 
-TEST_F(MemoryTableTest, AnArenaIsForgottenWhenNobodyNeedsItAnyMore) {
+TEST_F(MemoryTableTest, AnUnusedArenaIsDropped) {
   const WorkerId other{101};
   ASSERT_TRUE(table_.open(kJob, "a", 4096, kWorker));
   ASSERT_TRUE(table_.open(kJob, "a", 4096, other));
@@ -68,7 +68,7 @@ TEST_F(MemoryTableTest, AnObjectIsTakenHoweverLittleIsLeftAsItsPagesAreThere) {
   EXPECT_TRUE(*got);
 }
 
-TEST_F(MemoryTableTest, WhatDoesNotFitIsRefusedWithNumbers) {
+TEST_F(MemoryTableTest, AnArenaWithoutRoomIsRefusedWithNumbers) {
   EXPECT_TRUE(table_.open(kJob, "a", 80u << 20, kWorker));
   const auto refused = table_.open(kJob, "b", 95u << 20, kWorker);
   ASSERT_FALSE(refused);
@@ -76,7 +76,7 @@ TEST_F(MemoryTableTest, WhatDoesNotFitIsRefusedWithNumbers) {
   EXPECT_NE(refused.error().message().find("95 MiB"), std::string::npos);
 }
 
-TEST_F(MemoryTableTest, WhoeverGetsAnObjectThatFailedHearsOfIt) {
+TEST_F(MemoryTableTest, AGetOfAFailedObjectFails) {
   const ObjectId early{1}, late{2}, refused{3};
   std::vector<std::string> received;
   const auto got = [&](Result<Fd> r) { received.push_back(r ? "memory" : r.error().message()); };
@@ -113,7 +113,7 @@ TEST_F(MemoryTableTest, AnObjectIsGotBeforeOrAfterItIsPut) {
   EXPECT_FALSE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
 }
 
-TEST_F(MemoryTableTest, WhoeverWaitsForAnObjectOfADeadProcessIsTold) {
+TEST_F(MemoryTableTest, AWaiterForAnObjectOfADeadProcessFails) {
   std::vector<std::string> reasons;
   table_.get(kJob, ObjectId{1}, kWorker, [&](Result<Fd> r) { reasons.push_back(r ? "" : r.error().reason()); });
   table_.get(kJob, ObjectId{2}, WorkerId{101}, [&](Result<Fd> r) { reasons.push_back(r ? "" : r.error().reason()); });
@@ -121,7 +121,7 @@ TEST_F(MemoryTableTest, WhoeverWaitsForAnObjectOfADeadProcessIsTold) {
   EXPECT_EQ(reasons, std::vector<std::string>{"OwnerDied"});  // the other object's owner lives
 }
 
-TEST_F(MemoryTableTest, AJobsEndFreesAllOfItAndAnswersWhoeverWaits) {
+TEST_F(MemoryTableTest, AJobsEndFreesItsMemoryAndAnswersItsWaiters) {
   ASSERT_TRUE(table_.open(kJob, "a", 4096, kWorker));
   ASSERT_TRUE(table_.open(kOther, "a", 4096, kWorker));
   ASSERT_TRUE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
@@ -133,7 +133,7 @@ TEST_F(MemoryTableTest, AJobsEndFreesAllOfItAndAnswersWhoeverWaits) {
   EXPECT_EQ(table_.num_entries(), 1u);
 }
 
-TEST_F(MemoryTableTest, WhatComesAfterAJobsEndIsRefused) {
+TEST_F(MemoryTableTest, RequestsAfterAJobsEndAreRefused) {
   table_.end_job(kJob);
   table_.end_job(kJob);  // repeated after a reconnect
   EXPECT_EQ(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()).error().reason(), "JobEnded");
@@ -183,7 +183,7 @@ class MovableTest : public testing::Test {
   MemoryTable table_{{.spare_bytes = 0, .available_bytes = {}}};
 };
 
-TEST_F(MovableTest, WhatNobodyReadsIsToldFromWhatSomebodyDoes) {
+TEST_F(MovableTest, IdleMemoryIsDistinguishedFromReadMemory) {
   Fd first = put(1), second = put(2);
   std::size_t looks = 100;
   EXPECT_FALSE(table_.next_idle(looks));
@@ -201,7 +201,7 @@ TEST_F(MovableTest, WhatNobodyReadsIsToldFromWhatSomebodyDoes) {
   EXPECT_FALSE(in_memory(1));
 }
 
-TEST_F(MovableTest, WhatWasIdleIsNotMovedOnceItIsReadOrGone) {
+TEST_F(MovableTest, IdleMemoryIsNotMovedOnceReadOrFreed) {
   put(1);
   put(2);
   const auto reader = get(1);
@@ -222,7 +222,7 @@ TEST_F(MovableTest, SmallOnesAndThoseInFilesAreNotMoved) {
   EXPECT_TRUE(idle().empty());
 }
 
-TEST_F(MovableTest, OnlyAFileLikeItTakesAnObjectsPlace) {
+TEST_F(MovableTest, OnlyAFileOfTheSameSizeReplacesAnObject) {
   put(1);
   EXPECT_FALSE(move(1, file(kLarge - 1)));
   EXPECT_FALSE(move(1, file(kLarge + 1)));
@@ -235,7 +235,7 @@ TEST_F(MovableTest, OnlyAFileLikeItTakesAnObjectsPlace) {
   EXPECT_FALSE(in_memory(1));
 }
 
-TEST_F(MovableTest, NotAllAreLookedAtEachTimeButAllInTurn) {
+TEST_F(MovableTest, EachLookExaminesSomeAndAllInTurn) {
   std::vector<Fd> read;
   for (std::uint64_t id = 1; id <= 5; ++id) read.push_back(put(id));
   put(6);
@@ -243,7 +243,7 @@ TEST_F(MovableTest, NotAllAreLookedAtEachTimeButAllInTurn) {
   EXPECT_EQ(idle(3), std::vector<std::uint64_t>{6});
 }
 
-TEST_F(MovableTest, WhatTheNodeHasMovedIsCountedAsLongAsItIsThere) {
+TEST_F(MovableTest, MovedObjectsAreCountedUntilFreed) {
   for (std::uint64_t id = 1; id <= 3; ++id) put(id);
   EXPECT_EQ(idle().size(), 3u);
   EXPECT_EQ(table_.filed_bytes(), 3 * kLarge);
@@ -254,7 +254,7 @@ TEST_F(MovableTest, WhatTheNodeHasMovedIsCountedAsLongAsItIsThere) {
   EXPECT_EQ(table_.filed_bytes(), 0u);
 }
 
-TEST_F(MovableTest, WhatADeadProcessMadeIsCountedUntilItIsInAFileOrGone) {
+TEST_F(MovableTest, ADeadProcessesObjectsAreCountedUntilMovedOrFreed) {
   for (std::uint64_t id = 1; id <= 4; ++id) put(id);
   put(5, WorkerId{101});
   put(6, kWorker, 4096);
@@ -271,7 +271,7 @@ TEST_F(MovableTest, WhatADeadProcessMadeIsCountedUntilItIsInAFileOrGone) {
   EXPECT_EQ(table_.orphaned_bytes(), 0u);
 }
 
-TEST_F(MovableTest, WhatSomebodyElseKeepsCountOfIsNotMoved) {
+TEST_F(MovableTest, ObjectsCountedByAnotherProcessAreNotMoved) {
   const Fd memory = runtime::make_memory("o", kLarge).value();
   ASSERT_TRUE(table_.put(kJob, ObjectId{1}, runtime::reader_of(memory)));
   table_.mark_gone(kWorker, "killed");
@@ -279,7 +279,7 @@ TEST_F(MovableTest, WhatSomebodyElseKeepsCountOfIsNotMoved) {
   EXPECT_EQ(table_.orphaned_bytes(), 0u);
 }
 
-TEST_F(MemoryTableTest, WhatWasFreedIsNotTakenAgain) {
+TEST_F(MemoryTableTest, FreedObjectsAreNotAccepted) {
   const auto put = [&](JobId job, std::uint64_t id) { return table_.put(job, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
   std::string reason;
   table_.get(kJob, ObjectId{30}, kWorker, [&](Result<Fd> r) { reason = r ? "" : r.error().reason(); });
@@ -293,7 +293,7 @@ TEST_F(MemoryTableTest, WhatWasFreedIsNotTakenAgain) {
     EXPECT_TRUE(table_.has(job, ObjectId{id}));
 }
 
-TEST(MemoryTableBoundsTest, WhoeverGetsWhatThereWasNoPlaceForHearsSo) {
+TEST(MemoryTableBoundsTest, AGetOfARefusedObjectFails) {
   MemoryTable table{{.spare_bytes = 0, .max_entries = 2, .available_bytes = {}}};
   const auto put = [&](JobId job, std::uint64_t id) { return table.put(job, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
   const auto get = [&](JobId job, std::uint64_t id) {
@@ -318,7 +318,7 @@ TEST(MemoryTableBoundsTest, WhoeverGetsWhatThereWasNoPlaceForHearsSo) {
   EXPECT_EQ(get(kOther, 4), "memory");
 }
 
-TEST(MemoryTableBoundsTest, OfThoseThatWereFreedTheOneOfLongestAgoIsForgotten) {
+TEST(MemoryTableBoundsTest, TheOldestFreedObjectIsForgottenFirst) {
   MemoryTable table{{.spare_bytes = 0, .max_freed = 3, .available_bytes = {}}};
   for (const std::uint64_t id : {10u, 20u, 30u, 30u, 40u}) table.free(kJob, ObjectId{id});
   EXPECT_FALSE(table.freed(kJob, ObjectId{10}));

@@ -32,7 +32,7 @@ TEST(Outbox, SendsOneMessageAtATime) {
   EXPECT_EQ(box.size(), 0u);
 }
 
-TEST(Outbox, SendsTheSameMessageAgainWhenNobodyKnowsWhetherItArrived) {
+TEST(Outbox, RepeatsAnUnacknowledgedMessage) {
   Outbox<int> box(8);
   box.add(1);
   ASSERT_NE(box.next(), nullptr);
@@ -57,7 +57,7 @@ TEST(Inbox, TakesEachMessageOnceOfEachNode) {
 
 // Processes of three nodes pass references on and report counts to their node, which forwards them to the home over breaking connections.
 // Processes die, and their nodes report that in order. The object is freed exactly when no reference is held or under way.
-TEST(CountsOverNodes, FreeWhatNobodyHasAndNothingElse) {
+TEST(CountsOverNodes, FreeUnreferencedObjectsOnly) {
   constexpr std::size_t kNodes = 3, kProcesses = 6;
   struct Said {
     WorkerId holder;

@@ -32,7 +32,7 @@ Result<void> ReferenceTable::contain(Object outer, const std::vector<Object>& in
     if (!entries_.contains(object) && !uncounted_.contains(object)) added.insert(object);
   }
   if (contained_.size() >= max_entries_ || entries_.size() + added.size() > max_entries_)
-    return fail(resource_exhausted("too many references between objects on this node"));
+    return fail(resource_exhausted("this node counts too many references between objects"));
   contained_[outer] = inner;
   for (const Object& object : inner) {
     if (uncounted_.contains(object)) continue;

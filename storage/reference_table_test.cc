@@ -31,7 +31,7 @@ TEST_F(ReferenceTableTest, IsFreedWithTheLastOfItsHolders) {
   EXPECT_EQ(table_.num_entries(), 0u);
 }
 
-TEST_F(ReferenceTableTest, WhatIsTakenOffBeforeItWasCountedFreesNothing) {
+TEST_F(ReferenceTableTest, ARemovalBeforeItsAdditionFreesNothing) {
   EXPECT_EQ(table_.count(object(1), kBorrower, -1), Freed());  // sooner, over another connection
   EXPECT_EQ(table_.count(object(1), kOwner, 1), Freed());
   EXPECT_EQ(table_.count(object(1), kBorrower, 1), Freed());
@@ -48,7 +48,7 @@ TEST_F(ReferenceTableTest, AProcessThatEndsHoldsNothing) {
   EXPECT_EQ(table_.num_entries(), 0u);
 }
 
-TEST_F(ReferenceTableTest, WhatAnObjectContainsStaysWithIt) {
+TEST_F(ReferenceTableTest, ContainedObjectsLiveWithTheirContainer) {
   table_.count(object(1), kOwner, 1);
   table_.count(object(2), kOwner, 1);
   table_.count(object(3), kOwner, 1);
@@ -68,7 +68,7 @@ TEST_F(ReferenceTableTest, ALongChainIsFreedAtOnce) {
   EXPECT_EQ(table_.count(object(0), kOwner, -1).size(), kLength);
 }
 
-TEST_F(ReferenceTableTest, WhatIsDroppedLetsGoOfWhatItContains) {
+TEST_F(ReferenceTableTest, ADroppedObjectReleasesItsContents) {
   table_.count(object(1), kOwner, 1);
   table_.contain(object(2), {object(1)});
   table_.count(object(1), kOwner, -1);
@@ -127,7 +127,7 @@ TEST_F(ReferenceTableTest, AnObjectOfWhichACountWasRefusedIsNeverFreed) {
 
 // Processes pass references on over separate connections, in any interleaving, and die. An object is freed exactly when no reference is
 // held or under way.
-TEST(ReferenceTableModel, FreesWhatNobodyHasAndNothingElse) {
+TEST(ReferenceTableModel, FreesUnreferencedObjectsOnly) {
   constexpr std::size_t kProcesses = 4;
   for (unsigned seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);

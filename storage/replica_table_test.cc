@@ -24,7 +24,7 @@ class ReplicaTableTest : public testing::Test {
   ReplicaTable table_{ReplicaTable::Options{10, 100, 250}};
 };
 
-TEST_F(ReplicaTableTest, OneTransferServesAllWhoAsk) {
+TEST_F(ReplicaTableTest, OneTransferServesAllRequests) {
   EXPECT_TRUE(table_.wanted(object(1), kOne));
   EXPECT_FALSE(table_.wanted(object(1), kTwo));
   EXPECT_FALSE(table_.let_go(object(1), kOne));
@@ -34,7 +34,7 @@ TEST_F(ReplicaTableTest, OneTransferServesAllWhoAsk) {
   EXPECT_EQ(table_.size(), 0u);
 }
 
-TEST_F(ReplicaTableTest, WhatFitsTheFirstPartIsCompleteAtOnce) {
+TEST_F(ReplicaTableTest, AnObjectOfOnePartIsCompleteAtOnce) {
   table_.wanted(object(1), kOne);
   EXPECT_FALSE(table_.complete(object(1)));
   table_.begun(object(1), 5, 5, {object(2)});
@@ -75,7 +75,7 @@ TEST_F(ReplicaTableTest, PartsAreAskedForInOrderAndWithinABound) {
   EXPECT_EQ(table_.under_way(), 0u);
 }
 
-TEST_F(ReplicaTableTest, WhatBeganFirstIsAskedForFirst) {
+TEST_F(ReplicaTableTest, TheFirstBegunTransferIsContinuedFirst) {
   for (const std::uint64_t n : {1, 2}) table_.wanted(object(n), kOne);
   table_.begun(object(2), 1000, 0, {});
   table_.begun(object(1), 1000, 0, {});

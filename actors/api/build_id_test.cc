@@ -26,14 +26,14 @@ TEST(BuildIdTest, ThisProgramHasOne) {
   EXPECT_EQ(id.find_first_not_of("0123456789abcdef"), std::string::npos) << id;
 }
 
-TEST(BuildIdTest, ItIsFoundBehindOtherNotes) {
+TEST(BuildIdTest, ItIsFoundAfterOtherNotes) {
   auto notes = note(4, 5, 1, kGnu + std::string("abcde\0\0\0", 8));
   const auto id = note(4, 3, NT_GNU_BUILD_ID, kGnu + std::string("\x01\xab\xff\0", 4));
   notes.insert(notes.end(), id.begin(), id.end());
   EXPECT_EQ(build_id_in(notes), "01abff");
 }
 
-TEST(BuildIdTest, NotesThatMakeNoSenseHoldNone) {
+TEST(BuildIdTest, MalformedNotesHaveNone) {
   EXPECT_FALSE(build_id_in({}));
   EXPECT_FALSE(build_id_in(note(4, 0, NT_GNU_BUILD_ID, kGnu)));
   EXPECT_FALSE(build_id_in(note(4, 20, NT_GNU_BUILD_ID, kGnu + "short")));

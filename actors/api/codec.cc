@@ -47,7 +47,7 @@ void write_json(CborWriter& to, const nlohmann::json& value) {
 }
 
 Error Decoder::why() const {
-  if (how_.method.empty()) return invalid_argument(fmt::format("the result is not of its type: {}", reader_.why()));
+  if (how_.method.empty()) return invalid_argument(fmt::format("the result does not have its declared type: {}", reader_.why()));
   if (index_ == 0) return invalid_argument(fmt::format("the arguments of {}: {}", how_.method, reader_.why()));
   return invalid_argument(fmt::format("argument {} of {}: {}", index_, how_.method, reader_.why()));
 }

@@ -232,7 +232,7 @@ class Decoder {
     }
   }
   bool end() {
-    if (!reader_.at_end()) return reader_.fail("something stands behind the last value");
+    if (!reader_.at_end()) return reader_.fail("bytes follow the last value");
     return next_piece_ >= pieces_.size() || pieces_.empty() || reader_.fail("there are more bytes than were expected");
   }
   Error why() const;
@@ -242,7 +242,7 @@ class Decoder {
   bool take_reference(Stored<P>& out) {
     std::uint64_t n = 0;
     if (!read_integer(reader_, n)) return false;
-    if (how_.deps == nullptr || n >= how_.deps->size()) return reader_.fail("a reference to a value that is not there");
+    if (how_.deps == nullptr || n >= how_.deps->size()) return reader_.fail("a reference has no value among the arguments");
     const Value& dep = (*how_.deps)[n];
     if constexpr (kIsBytes<P> && !std::is_same_v<Stored<P>, Bytes>) {
       if (dep.num_pieces() != 2) return reader_.fail("bytes were expected");

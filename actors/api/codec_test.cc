@@ -151,14 +151,14 @@ TEST(CodecTest, NumbersTravelAsTheyLieInMemoryAndOneByOneAreReadToo) {
   EXPECT_FALSE(decode(List<std::vector<double>>(), encode(List<std::vector<float>>(), std::vector<float>{1}).value()));
 }
 
-TEST(CodecTest, WhatIsWrongIsSaidWithItsMethodAndPosition) {
+TEST(CodecTest, AnErrorNamesTheMethodAndPosition) {
   using nlohmann::json;
   const auto why = [](const json& head) { return decode(List<int, std::string>(), cbor(head), {.method = "add"}).error().message(); };
   EXPECT_EQ(why(json::array({1, 2})), "argument 2 of add: text was expected, there is an integer (at byte 2 of 3)");
   EXPECT_EQ(why(json::array({1})), "the arguments of add: 2 values were expected, there are 1 (at byte 1 of 2)");
   EXPECT_EQ(why(json::array({1e10, "x"})), "argument 1 of add: an integer was expected, there is a number (at byte 1 of 8)");
   EXPECT_EQ(decode_result<bool>(cbor(json::array({json::array()}))).error().message(),
-            "the result is not of its type: a boolean was expected, there is an array (at byte 1 of 2)");
+            "the result does not have its declared type: a boolean was expected, there is an array (at byte 1 of 2)");
 }
 
 TEST(CodecTest, ArgumentsAreConvertedAsACallWould) {
@@ -181,7 +181,7 @@ TEST(CodecTest, BytesStayOutsideOfTheHead) {
   EXPECT_EQ(second.data(), value.pieces()[2].data());  // a view, no copy
 }
 
-TEST(CodecTest, AResultIsAListOfOneOrNone) {
+TEST(CodecTest, AResultIsAListOfZeroOrOneValues) {
   EXPECT_EQ(decode_result<int>(encode(List<int>(), 5).value()).value(), 5);
   EXPECT_TRUE(decode_result<void>(encode(List<>()).value()));
   EXPECT_EQ(decode_result<Bytes>(encode(List<Bytes>(), Bytes::copy_of("b")).value())->view(), "b");
@@ -191,7 +191,7 @@ TEST(CodecTest, AResultIsAListOfOneOrNone) {
   static_assert(std::is_same_v<Returned<std::span<const std::byte>>, Bytes>);
 }
 
-TEST(CodecTest, WhatDoesNotFitIsRefused) {
+TEST(CodecTest, AValueOfAnotherTypeIsRefused) {
   const auto code = [](const auto& result) { return result ? Code::kInternal : result.error().code(); };
   using nlohmann::json;
   using One = List<int>;
@@ -222,7 +222,7 @@ TEST(CodecTest, NestingHasABound) {
   EXPECT_FALSE(decode(List<nlohmann::json>(), nested(10'000'000, 0x9f)));
 }
 
-TEST(CodecTest, WhatAConversionThrowsIsAnError) {
+TEST(CodecTest, AnExceptionOfAConversionIsAnError) {
   EXPECT_EQ(encode(List<Fussy>(), Fussy{-1}).error().message(), "the values cannot be encoded: fussy: negative");
   EXPECT_EQ(decode(List<Fussy>(), cbor(nlohmann::json::array({101}))).error().code(), Code::kInvalidArgument);
 }
@@ -297,7 +297,7 @@ TEST(CodecTest, ATupleWithOneInItIsOneResult) {
   EXPECT_EQ(decode_result<Nested>(encode_result<Nested>(nullptr, nested).value()), nested);
 }
 
-TEST(CodecTest, WhatIsReferredToIsTheValues) {
+TEST(CodecTest, ReferencesAreReplacedByTheirValues) {
   CborWriter none, one, two;
   const auto hold = std::make_shared<int>(5);
   one.refers_to({JobId{1}, ObjectId{2}, NodeId{3}}, hold);

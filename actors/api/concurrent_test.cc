@@ -120,7 +120,7 @@ TEST_F(CallSchedulerTest, SoManyBytesOfSmallArgumentsWaitAsTheGroupsShare) {
   EXPECT_EQ(answer("f"), "ResourceExhausted");
 }
 
-TEST_F(CallSchedulerTest, OneCallMayWaitWhateverItsSize) {
+TEST_F(CallSchedulerTest, OneCallMayWaitWithAnySize) {
   CallScheduler scheduler({1, 1}, {.max_waiting = 1000, .max_bytes = 20});
   scheduler.add(call(0, "a", 50'000));
   scheduler.add(call(0, "b"));

@@ -30,8 +30,8 @@ Context::~Context() = default;
 Result<std::vector<Context::Created>> Context::create(std::size_t count, bool mesh, const Class& of, const ActorOptions& options,
                                                       const api::Encoded& args) {
   if (!options_.class_names.contains(of.full_name)) {
-    return fail(invalid_argument(fmt::format("the workers of this program do not know the actor {}", of.name))
-                    .with_hint(fmt::format("tell shoal::main: shoal::main<{}, ..>(argc, argv, run)", of.name)));
+    return fail(invalid_argument(fmt::format("this program does not register actor {}", of.name))
+                    .with_hint(fmt::format("name it in main: shoal::main<{}, ..>(argc, argv, run)", of.name)));
   }
   if (count < 1 || count > actors::GangSpec::kMaxActors) {
     return fail(invalid_argument(fmt::format("a mesh has 1 to {} actors, not {}", actors::GangSpec::kMaxActors, count)));
@@ -42,12 +42,14 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
   }
   const bool makes_itself = options.detached || options.max_restarts != 0;
   if (mesh && (makes_itself || !options.name.empty())) {
-    return fail(invalid_argument("names, detached and max_restarts are of a single actor, not of a mesh").with_hint("spawn() each"));
+    return fail(
+        invalid_argument("name, detached and max_restarts apply to a single actor, not to a mesh").with_hint("spawn each actor by itself"));
   }
-  if (options.get_if_exists && options.name.empty()) return fail(invalid_argument("get_if_exists without a name"));
+  if (options.get_if_exists && options.name.empty()) return fail(invalid_argument("get_if_exists needs a name"));
   if (makes_itself && (!args.deps.empty() || args.has_futures)) {
-    return fail(invalid_argument("an actor that is started again, or detached, is made from values that its caller may not have any more")
-                    .with_hint("pass future.get() instead of the future"));
+    return fail(
+        invalid_argument("an actor that may be restarted or is detached takes values as arguments, because its caller may have ended")
+            .with_hint("pass future.get() instead of the future"));
   }
   SHOAL_TRY(const auto resources, api::resources_of(options.num_cpus, options.num_gpus, options.memory, options.resources));
   SHOAL_TRY(actors::GangSpec spec, launcher_.gang(count, of.name, resources, {options.where, options.env, options.working_dir}));

@@ -117,8 +117,8 @@ Reply FunctionPools::submit(std::string_view name, const FunctionOptions& option
   const auto queued = [&]() -> Result<ValueFuture> {
     if (!args) return fail(std::move(args).error());
     if (!known_.contains(name)) {
-      return fail(invalid_argument(fmt::format("the workers of this program do not know the function {}", name))
-                      .with_hint(fmt::format("tell shoal::main: shoal::main<shoal::Functions<&{}>, ..>(argc, argv, run)", name)));
+      return fail(invalid_argument(fmt::format("this program does not register function {}", name))
+                      .with_hint(fmt::format("name it in main: shoal::main<shoal::Functions<&{}>, ..>(argc, argv, run)", name)));
     }
     SHOAL_TRY(const auto pool, pool_for(options));
     TaskPool::Task task;
@@ -218,7 +218,7 @@ void FunctionPools::end(ActorId worker) {
 void FunctionPools::ask(Leaving& leaving) {
   Session& session = hub_.session;
   auto asked = encode(List<std::int64_t>(), options_.needed.count());
-  SHOAL_CHECK(asked.has_value(), "a number that is not encoded");
+  SHOAL_CHECK(asked.has_value(), "the request has no encoded number");
   Call call;
   call.actor = leaving.worker;
   call.method = kHandOver;

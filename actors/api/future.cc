@@ -77,7 +77,7 @@ Result<const Value*> Reply::good() const {
 Result<BytesView> Reply::view() const {
   SHOAL_TRY(const Value* const value, good());
   const auto pieces = value->pieces();
-  if (pieces.size() != 2) return fail(located(invalid_argument("the result is no Bytes")));
+  if (pieces.size() != 2) return fail(located(invalid_argument("the result is not of type Bytes")));
   return BytesView(*value, pieces[1]);
 }
 
@@ -117,7 +117,7 @@ Name Reply::name() const {
 }
 
 std::vector<Reply> Reply::split(std::size_t count) const {
-  SHOAL_CHECK(valid(), "a future of nothing is split");
+  SHOAL_CHECK(valid(), "split() of an empty future");
   const ValueFuture& whole = future();
   const auto origin = std::make_shared<const Origin>(whole, origin_ ? origin_->name : Name());
   std::vector<Reply> out;
@@ -160,7 +160,7 @@ bool read_reply(CborReader& from, Reply& out) {
   if (!from.take_tag(kFutureTag)) return from.fail("a future was expected");
   std::tuple<JobId, ObjectId, NodeId, WorkerId> name;
   if (!read_item(from, name)) return false;
-  if (from.hub == nullptr) return from.fail("a future where there is no Context");
+  if (from.hub == nullptr) return from.fail("a future was received without a Context");
   const auto& [job, id, home, owner] = name;
   out = Reply::borrowed(*from.hub, {job, id, home}, owner);
   return true;
@@ -240,7 +240,8 @@ Result<Waited> wait_some(const std::vector<const Reply*>& replies, std::size_t c
   Waited out;
   if (replies.empty()) return out;
   if (count < 1 || count > replies.size()) {
-    return fail(invalid_argument(fmt::format("wait() for 1 to {} of {} futures, not for {}", replies.size(), replies.size(), count)));
+    return fail(
+        invalid_argument(fmt::format("wait() takes a count from 1 to {} for {} futures, not {}", replies.size(), replies.size(), count)));
   }
   std::vector<const void*> seen;
   for (const auto* r : replies) seen.push_back(r->future().identity());

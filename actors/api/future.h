@@ -96,7 +96,7 @@ class Reply {
 
   bool valid() const { return future_.valid() || is_borrowed(); }
   bool ready() const {
-    SHOAL_CHECK(valid(), "a future of nothing is asked");
+    SHOAL_CHECK(valid(), "ready() of an empty future");
     return future().ready();
   }
   // Runs the loop until the answer is ready. DeadlineExceeded, or an error of Session::wait.

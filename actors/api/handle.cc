@@ -38,7 +38,7 @@ bool read_handle(CborReader& from, std::string_view full_class_name, std::string
   if (n == 5 && (!read_item(from, token.job) || !read_item(from, token.id) || !read_item(from, token.home))) return false;
   from.leave();
   if (theirs != full_class_name) return from.fail("a handle of a " + theirs);
-  if (from.hub == nullptr) return from.fail("a handle where there is no Context");
+  if (from.hub == nullptr) return from.fail("a handle was received without a Context");
   Session& session = from.hub->session;
   if (const auto known = session.know(out.actor, std::string(class_name)); !known) return from.fail(known.error().message());
   if (n == 5) out.share = session.own([&] { return session.handles().borrowed(out.actor, token); });

@@ -165,14 +165,14 @@ class Mesh {
 
   std::size_t size() const { return handles_.size(); }
   const Handle<T>& operator[](std::size_t rank) const {
-    SHOAL_CHECK(rank < handles_.size(), "a rank beyond the mesh");
+    SHOAL_CHECK(rank < handles_.size(), "the rank is outside of the mesh");
     return handles_[rank];
   }
   auto begin() const { return handles_.begin(); }
   auto end() const { return handles_.end(); }
   // Ranks first to first + count - 1, which keep their ranks in errors.
   Mesh slice(std::size_t first, std::size_t count) const {
-    SHOAL_CHECK(first <= size() && count <= size() - first, "a slice beyond the mesh");
+    SHOAL_CHECK(first <= size() && count <= size() - first, "the slice is outside of the mesh");
     const auto from = handles_.begin() + static_cast<std::ptrdiff_t>(first);
     return Mesh(*hub_, {from, from + static_cast<std::ptrdiff_t>(count)});
   }

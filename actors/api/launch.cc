@@ -37,9 +37,9 @@ Result<std::string> to_creation_spec(const Making& making) {
   to.head(Major::kArray, pieces.size());
   for (const auto& p : pieces) to.bytes(p);
   if (to.written().size() > GangSpec::kMaxCreationSpec) {
-    return fail(invalid_argument(fmt::format("the arguments of an actor that may be started again take at most {} bytes, not {}",
+    return fail(invalid_argument(fmt::format("the creation spec of an actor that may be restarted can have {} bytes, not {}",
                                              GangSpec::kMaxCreationSpec, to.written().size()))
-                    .with_hint("let it fetch what is large itself"));
+                    .with_hint("let the actor fetch large values itself"));
   }
   const auto written = std::string_view(reinterpret_cast<const char*>(to.written().data()), to.written().size());
   return std::string(written);
@@ -50,15 +50,15 @@ Result<Making> from_creation_spec(std::string_view creation_spec) {
   Making out;
   std::uint64_t n = 0;
   Value::Pieces pieces;
-  bool good = from.begin(Major::kArray, n, "a birth") && n == 6 && read_item(from, out.full_class_name) && read_item(from, out.rank) &&
-              read_item(from, out.world_size) && read_item(from, out.max_concurrency) && read_item(from, out.restarts) &&
-              from.begin(Major::kArray, n, "pieces");
+  bool good = from.begin(Major::kArray, n, "a creation spec") && n == 6 && read_item(from, out.full_class_name) &&
+              read_item(from, out.rank) && read_item(from, out.world_size) && read_item(from, out.max_concurrency) &&
+              read_item(from, out.restarts) && from.begin(Major::kArray, n, "pieces");
   for (std::uint64_t i = 0; good && i < n; ++i) {
     std::string_view piece;
     good = from.run(Major::kBytes, piece, "a piece");
     pieces.push_back(std::as_bytes(std::span(piece)));
   }
-  if (!good || !from.at_end()) return fail(internal("an actor's birth that is none: " + from.why()));
+  if (!good || !from.at_end()) return fail(internal("malformed creation spec: " + from.why()));
   SHOAL_TRY(out.args, Value::make(pieces));
   return out;
 }
@@ -72,7 +72,7 @@ Result<Resources> resources_of(double num_cpus, double num_gpus, double memory, 
 
 Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, const Resources& each, const Surroundings& around) const {
   if (options_.build_id.empty()) {
-    return fail(invalid_argument("this program has no build id, so its workers could not be told from those of another build")
+    return fail(invalid_argument("this program has no build id, so its workers cannot be distinguished from those of another build")
                     .with_hint("link it with -Wl,--build-id"));
   }
   namespace fs = std::filesystem;
@@ -80,7 +80,7 @@ Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, 
   const std::string& wanted = around.working_dir.empty() ? options_.working_dir : around.working_dir;
   const fs::path folder = wanted.empty() ? fs::current_path(failed) : fs::absolute(wanted, failed);
   if (!wanted.empty() && !fs::is_directory(folder, failed)) {
-    return fail(invalid_argument(fmt::format("the working_dir {} is no folder", wanted)).with_hint("it is a path on this host"));
+    return fail(invalid_argument(fmt::format("the working_dir {} is not a folder", wanted)).with_hint("name a path on this host"));
   }
   Session& session = hub_.session;
   GangSpec spec;

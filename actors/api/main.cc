@@ -143,7 +143,7 @@ Result<StartedRole> start_local(const Environment& e, const fs::path& program, c
   if (!started && started.error().code() == Code::kNotFound) {
     return fail(Error(started.error())
                     .with_hint("set SHOAL_BINARY to the shoal command (in this workspace `bazel build //scheduler:shoal` makes it), or "
-                               "SHOAL_ADDRESS to a cluster that runs"));
+                               "SHOAL_ADDRESS to the address of a running cluster"));
   }
   return started;
 }

@@ -51,7 +51,7 @@ namespace shoal {
 // Returns the process's exit code. `run` returns it as an int, or returns a Result<void> whose error is printed. 1 without a cluster.
 template <class... Actors, class Run>
 int main(int argc, char** argv, Run&& run, const MainOptions& options = {}) {
-  static_assert(sizeof...(Actors) > 0, "shoal::main is told actors and functions: shoal::main<Counter, Functions<&f>>(argc, argv, run)");
+  static_assert(sizeof...(Actors) > 0, "shoal::main takes actors and functions: shoal::main<Counter, Functions<&f>>(argc, argv, run)");
   return actors::api::run_main(
       argc, argv, actors::api::program<Actors...>(),
       [&run](Context& context) -> int {

@@ -21,7 +21,7 @@ Result<void> check_cancelled() {
 }
 
 Context& context() {
-  SHOAL_CHECK(actors::api::this_threads_call.context != nullptr, "shoal::context() outside of a method or a remote function");
+  SHOAL_CHECK(actors::api::this_threads_call.context != nullptr, "shoal::context() is called outside of a method or a remote function");
   return *actors::api::this_threads_call.context;
 }
 

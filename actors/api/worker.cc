@@ -26,7 +26,7 @@ struct Answer {
 
 Result<std::unique_ptr<Instance>> make(Context& context, const Classes& classes, const Making& making, const std::vector<Value>& deps) {
   const auto it = classes.find(making.full_class_name);
-  if (it == classes.end()) return fail(not_found(fmt::format("this program has no actor {}", making.full_class_name)));
+  if (it == classes.end()) return fail(not_found(fmt::format("this program does not register actor {}", making.full_class_name)));
   return it->second(Place{Rank{making.rank}, making.world_size, &context}, {making.args, &deps, &context.hub()});
 }
 
@@ -194,7 +194,9 @@ class Server {
     }
     context_.is_of(call.actor);
     auto head = decode(ConstructHead(), call.args, {"the constructor"});
-    if (!head || call.deps.empty()) return {std::move(incoming), fail(head ? invalid_argument("no arguments") : head.error())};
+    if (!head || call.deps.empty())
+      return {std::move(incoming),
+              fail(head ? invalid_argument("the actor's constructor was called without its arguments") : head.error())};
     const auto& [name, rank, world_size, threads, restarts] = *head;
     const Making making{name, rank, world_size, threads, call.deps[0], restarts};
     const RunsCall runs({&context_, incoming.key(), call.method});
@@ -222,7 +224,7 @@ class Server {
       loop_.reset();
       instance_.reset();  // runs its destructor
     }
-    session_.own([&] { incoming.fail(unavailable("nothing referred to it any more").with_reason("ActorDied")); });
+    session_.own([&] { incoming.fail(unavailable("no handle of it was left").with_reason("ActorDied")); });
     session_.send_last_metrics(kLastMetrics);
     (void)session_.wait([this] { return session_.actor_host().queued_bytes() == 0; }, session_.deadline_in(kDrain));
     std::fflush(nullptr);

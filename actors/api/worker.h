@@ -85,7 +85,7 @@ Result<Value> answer(ValueMemory* memory, Run&& run) {
 // Runs the generator f(arguments..); the last argument is its stream's number. Returns the number of items.
 template <class... P, class F>
 Result<Value> run_generator(std::string_view name, List<P...>, const Arguments& args, F&& f) {
-  if (args.hub == nullptr || args.incoming == nullptr) return fail(invalid_argument("a generator runs where there is a Context"));
+  if (args.hub == nullptr || args.incoming == nullptr) return fail(invalid_argument("a generator method needs a Context"));
   SHOAL_TRY(auto stored, decode(List<P..., Streams::Id>(), args.value, {name, args.deps, args.hub}));
   const auto run = [&]<std::size_t... I>(std::index_sequence<I...>) {
     return publish(*args.hub, *args.incoming, std::get<sizeof...(P)>(stored), f(pass<P>(std::get<I>(stored))...), method_threw);
@@ -137,7 +137,7 @@ class TypedInstance final : public Instance {
     const bool found = [&]<std::size_t... I>(std::index_sequence<I...>) {
       return ((kNames[I] == method && (out = invoke<Table<T>::template pointer<I>()>(kNames[I], args), true)) || ...);
     }(std::make_index_sequence<Table<T>::kNumMethods>());
-    if (!found) return fail(not_found("there is no method " + std::string(method)));
+    if (!found) return fail(not_found("the actor has no method " + std::string(method)));
     return out;
   }
   Task<Value> start(std::string_view method, Arguments args) override {
@@ -185,7 +185,7 @@ class TypedInstance final : public Instance {
   Result<Value> invoke(std::string_view method, const Arguments& args) {
     using R = ReturnOf<decltype(kPointer)>;
     if constexpr (kIsTask<R>) {
-      return fail(unimplemented(std::string(method) + " is a coroutine, which runs on a loop"));
+      return fail(unimplemented(std::string(method) + " is a coroutine and must be called on a loop"));
     } else {
       return run_call<R>(method, typename Signature<decltype(kPointer)>::Params(), args,
                          [&](auto&&... a) -> decltype(auto) { return (actor_.*kPointer)(std::forward<decltype(a)>(a)...); });
@@ -225,7 +225,7 @@ class FunctionTable final : public Instance {
                               name, typename FunctionSignature<decltype(functions)>::Params(), args, functions),
                           true)) ||
                         ...);
-    if (!found) out = fail(not_found("there is no function " + std::string(name)));
+    if (!found) out = fail(not_found("this program does not register function " + std::string(name)));
     return out ? std::move(out) : raised_value(out.error());
   }
 };
@@ -238,7 +238,7 @@ struct Program {
 
 template <class T>
 struct Listed {
-  static_assert(Actor<T>, "shoal::main is told actors, which list their methods, and shoal::Functions<&f, ..>");
+  static_assert(Actor<T>, "shoal::main takes actors, which list their methods, and shoal::Functions<&f, ..>");
   static void add(Program& to) { to.classes.emplace(full_class_name<T>(), &TypedInstance<T>::make); }
 };
 template <auto... functions>

@@ -82,7 +82,7 @@ TEST_F(WorkerTest, AnErrorIsReturnedAsItIs) {
   EXPECT_EQ(ask("refuse").error().code(), Code::kNotFound);
 }
 
-TEST_F(WorkerTest, WhatAMethodThrowsIsAnError) {
+TEST_F(WorkerTest, AnExceptionOfAMethodIsAnError) {
   EXPECT_EQ(ask("throws", std::string("oh")).error().to_string(), "error[Internal/MethodThrew]: the method threw: oh");
   EXPECT_EQ(ask("throws_a_number").error().reason(), "MethodThrew");
   EXPECT_EQ(TypedInstance<Counter>::make(Place{}, {encode(List<int>(), -1).value()}).error().message(),
@@ -120,7 +120,7 @@ TEST_F(WorkerTest, FunctionsRunByNameAndTheirErrorsAreValues) {
   EXPECT_EQ(raised_error(Value::make({std::as_bytes(std::span("pickle"))}, Value::Kind::kRaised).value()).code(), Code::kUnimplemented);
 }
 
-TEST_F(WorkerTest, ABirthSaysWhatAnActorIsMadeFrom) {
+TEST_F(WorkerTest, ACreationSpecHasTheActorsArguments) {
   const Making making{"user::Counter", 0, 1, 3, encode(List<int, Bytes>(), 5, Bytes::copy_of("bytes")).value(), true};
   const std::string creation_spec = to_creation_spec(making).value();
   const Making again = from_creation_spec(creation_spec).value();
@@ -133,7 +133,7 @@ TEST_F(WorkerTest, ABirthSaysWhatAnActorIsMadeFrom) {
   EXPECT_EQ(to_creation_spec(large).error().code(), Code::kInvalidArgument);
 }
 
-TEST_F(WorkerTest, WhatIsFoundByNameSaysItsClassToBothLanguages) {
+TEST_F(WorkerTest, AnActorFoundByNameHasItsClassInBothLanguages) {
   EXPECT_EQ(to_found("user::Counter"), "cshoal._handle\n_foreign\n(Vuser::Counter\ntR.");  // the same bytes as in
                                                                                            // tests/semantics/names_test.py
   EXPECT_EQ(class_of_found(to_found("user::Counter")), "user::Counter");
@@ -158,7 +158,7 @@ TEST_F(WorkerTest, AGeneratorYieldsUpToItsEndOrItsFailure) {
   EXPECT_EQ(throws.next(method_threw).error().to_string(), "error[Internal/MethodThrew]: the generator threw: oh");
 }
 
-TEST_F(WorkerTest, OfCancelledCallsThatAreOverNothingIsLeft) {
+TEST_F(WorkerTest, FinishedCancelledCallsLeaveNothing) {
   CancelledCalls cancelled;
   EXPECT_FALSE(cancelled.any());
   cancelled.note({1, 2});
@@ -182,7 +182,7 @@ class Mixed {
       shoal::concurrency_groups(shoal::concurrency_group(5, &Mixed::three), shoal::concurrency_group(7, &Mixed::one));
 };
 
-TEST_F(WorkerTest, AClassSaysHowItsCallsRun) {
+TEST_F(WorkerTest, AClassDeclaresHowItsCallsRun) {
   EXPECT_FALSE(instance_->concurrency().on_loop);
   EXPECT_TRUE(instance_->concurrency().groups.empty());
   const auto mixed = TypedInstance<Mixed>::make(Place{}, {encode(List<>()).value()}).value();

@@ -26,7 +26,7 @@ Result<Resources> Resources::of(const std::map<std::string, double>& amounts) {
   for (const auto& [name, amount] : amounts) {
     if (name.empty() || name.size() > 100) return fail(invalid_argument("a resource's name has 1 to 100 characters"));
     if (!std::isfinite(amount) || amount < 0 || amount > kMaxAmount) {
-      return fail(invalid_argument(fmt::format("resource {}: {} is no amount", name, amount)));
+      return fail(invalid_argument(fmt::format("resource {}: {} is not an amount", name, amount)));
     }
     const double units = amount * kUnit;
     if (std::abs(units - std::round(units)) > 1e-6 * std::max(1.0, units)) {

@@ -20,7 +20,7 @@ TEST(Resources, FractionsAddUpExactly) {
   EXPECT_FALSE(tenth.fits_in(room));
 }
 
-TEST(Resources, WhatIsMissingIsNamedWithWhatIsThere) {
+TEST(Resources, AMissingAmountIsNamedWithTheAvailableOne) {
   const Resources want = of({{"CPU", 1}, {"GPU", 4}, {"memory", 8.0 * (1 << 30)}});
   const Resources has = of({{"CPU", 2}, {"memory", 1.0 * (1 << 30)}});
   EXPECT_EQ(want.missing_in(has), "GPU 4 (has 0), memory 8 GiB (has 1 GiB)");

@@ -87,7 +87,7 @@ void ActorCalls::received(const ActorRow& row) {
     lose_sent(row.id, t, away(row.id, t, row.cause.value_or(unavailable("its process ended"))), Lost::kProcess);
   }
   if (row.state == ActorState::kDead) {
-    return die(row.id, t, row.cause.value_or(lost(t.class_name, row.id, "no cause was given")));
+    return die(row.id, t, row.cause.value_or(lost(t.class_name, row.id, "the head reported no cause")));
   }
   if (row.state != ActorState::kAlive || !t.endpoint.empty()) return;
   t.endpoint = row.endpoint;
@@ -148,7 +148,7 @@ void ActorCalls::suspend(ActorId id, Target& t, const Error& cause) {
 }
 
 Error ActorCalls::away(ActorId id, const Target& t, const Error& cause) {
-  return unavailable(fmt::format("actor {} is not there now, its process is started again: {}", t.class_name, cause.message()))
+  return unavailable(fmt::format("actor {} is not available now, its process is restarted: {}", t.class_name, cause.message()))
       .with_reason("ActorUnavailable")
       .in(fmt::format("actor {}({})", t.class_name, to_string(id)));
 }
@@ -252,7 +252,7 @@ void ActorCalls::connect(const std::string& endpoint) {
 }
 
 void ActorCalls::on_request(runtime::Peer&, runtime::Request, runtime::Responder responder) {
-  responder.fail(unimplemented("a caller takes no requests"));
+  responder.fail(unimplemented("a caller accepts no requests"));
 }
 
 void ActorCalls::on_closed(runtime::Peer& peer, const Error& why) {
@@ -341,8 +341,8 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
   const auto future = promise.future();
   if (call.task == 0) call.task = next_task_++;
   if (it == targets_.end()) {
-    const auto unknown = forgotten(id) ? unavailable("it died long ago, or was never known here").with_reason("ActorDied")
-                                       : not_found("no actor " + to_string(id) + " is known here");
+    const auto unknown = forgotten(id) ? unavailable("it died long ago, or this process never had its handle").with_reason("ActorDied")
+                                       : not_found("this process has no handle of actor " + to_string(id));
     promise.set(fail(Error(unknown).in("actor " + to_string(id))));
     return future;
   }
@@ -353,7 +353,7 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
   }
   Queued queued{std::move(call), std::move(deps), std::move(promise)};
   if (queued.deps.size() > Call::kMaxAllDeps) {
-    queued.promise.set(fail(invalid_argument(fmt::format("a call with {} references as arguments", queued.deps.size()))
+    queued.promise.set(fail(invalid_argument(fmt::format("a call has {} references as arguments, which are too many", queued.deps.size()))
                                 .with_reason("TooManyArguments")
                                 .with_hint("pass them as one list of references, and get() it where they are needed")));
     return future;

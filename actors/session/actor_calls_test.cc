@@ -135,7 +135,7 @@ class ManyArgumentsTest : public ActorCallsTest {
   }
 };
 
-TEST_F(ManyArgumentsTest, AllOfThemComeAndTheCallsBehindThemStayBehindThem) {
+TEST_F(ManyArgumentsTest, AllOfThemArriveAndLaterCallsStayAfterThem) {
   now_alive();
   const auto before = call(kActor, "before");
   std::vector<ValueFuture> results;
@@ -149,7 +149,7 @@ TEST_F(ManyArgumentsTest, AllOfThemComeAndTheCallsBehindThemStayBehindThem) {
   EXPECT_EQ(actor_->received, (std::vector<std::string>{"before", "last"}));
 }
 
-TEST_F(ManyArgumentsTest, OneThatIsCancelledBetweenThemLeavesNothingToTheNext) {
+TEST_F(ManyArgumentsTest, ACallCancelledAmongItsArgumentsLeavesNone) {
   now_alive();
   const auto first = call(kActor, "first");
   ASSERT_TRUE(run_until_ready(first));  // it is connected
@@ -173,7 +173,7 @@ TEST_F(ManyArgumentsTest, AConnectionThatBreaksBetweenThemCostsNothingButTime) {
   EXPECT_EQ(outcome(result), all(400));
 }
 
-TEST_F(ManyArgumentsTest, WhatOneOfThemCameToIsWhatTheCallComesTo) {
+TEST_F(ManyArgumentsTest, AFailedReferenceFailsTheCall) {
   now_alive();
   const runtime::Promise<Value> late;
   auto given = values(300);
@@ -186,7 +186,7 @@ TEST_F(ManyArgumentsTest, WhatOneOfThemCameToIsWhatTheCallComesTo) {
   EXPECT_EQ(outcome(result), "InvalidArgument/Mine");
 }
 
-TEST_F(ManyArgumentsTest, InAnyOrderTheyDoNotMix) {
+TEST_F(ManyArgumentsTest, InAnyOrderArgumentsOfCallsDoNotMix) {
   now_alive();
   calls_.in_any_order(kActor, true);
   const runtime::Promise<Value> late;
@@ -247,7 +247,7 @@ class LargeArgumentsTest : public ActorCallsTest {
   LargeArgumentsTest() : ActorCallsTest(20 << 20) {}
 };
 
-TEST_F(LargeArgumentsTest, ToAnotherHostTheyGoBeforeTheirCallAsFastAsTheSocketTakesThem) {
+TEST_F(LargeArgumentsTest, ToAnotherHostArgumentsPrecedeTheirCallAtTheSocketsPace) {
   now_alive();
   const Value mebibyte = text_value(std::string(1 << 20, 'x'));
   const auto result = call(kActor, "how many", std::vector<ValueFuture>(40, there(mebibyte)));
@@ -341,7 +341,7 @@ TEST_F(CountedArgumentsTest, ACallThatCannotBeReadWithAllThatCameBeforeIt) {
   EXPECT_EQ(reported(), (Told{{1, -1}, {2, -1}, {3, -1}}));
 }
 
-TEST_F(CountedArgumentsTest, WhatWentBeforeACallThatIsTooLargeItselfIsForgotten) {
+TEST_F(CountedArgumentsTest, ArgumentsOfATooLargeCallAreDropped) {
   now_alive();
   auto given = values(200);
   given[0] = there(small(1));
@@ -358,7 +358,7 @@ TEST_F(CountedArgumentsTest, WhatWentBeforeACallThatIsTooLargeItselfIsForgotten)
   EXPECT_EQ(outcome(next), all(200));
 }
 
-TEST_F(ActorCallsTest, WhatACallYieldsComesBeforeItsAnswer) {
+TEST_F(ActorCallsTest, YieldedItemsArriveBeforeTheAnswer) {
   now_alive();
   Streams& streams = calls_.streams();
   const auto stream = streams.open();
@@ -378,7 +378,7 @@ TEST_F(ActorCallsTest, WhatACallYieldsComesBeforeItsAnswer) {
   EXPECT_EQ(outcome(streams.next(stream)), "Unavailable/StreamOver");
 }
 
-TEST_F(ActorCallsTest, WhoYieldsToNobodyIsTold) {
+TEST_F(ActorCallsTest, AGeneratorWithoutAReaderGetsAnError) {
   now_alive();
   const auto held = call(kActor, "hold");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
@@ -391,7 +391,7 @@ TEST_F(ActorCallsTest, WhoYieldsToNobodyIsTold) {
   EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kUnheard);
 }
 
-TEST_F(ActorCallsTest, OfThoseThatYieldToOneCallerNoTwoFindTheSameRoom) {
+TEST_F(ActorCallsTest, TwoGeneratorsOfOneCallerDoNotShareRoom) {
   now_alive();
   Streams& streams = calls_.streams();
   const auto stream = streams.open();
@@ -445,7 +445,7 @@ TEST_F(ActorCallsTest, CallsMadeBeforeItLivesArriveInOrder) {
 }
 
 // Each call's argument is the previous call's result, with alternating actors. All fail with the first call's error.
-TEST_F(ActorCallsTest, ALongChainWhoseFirstCallFailsEndsWithoutAStackOfItsLength) {
+TEST_F(ActorCallsTest, AFailureAtTheStartOfALongChainNeedsNoDeepStack) {
   constexpr int kLength = 100'000;
   for (const bool known : {false, true}) {
     if (known) now_alive();
@@ -480,7 +480,7 @@ TEST_F(ActorCallsTest, ACallerThatIsFasterThanTheSocketWaits) {
   EXPECT_EQ(calls_.cause(kActor), nullptr);
 }
 
-TEST_F(ActorCallsTest, WhatItsQueueDoesNotHoldIsRefusedCallByCall) {
+TEST_F(ActorCallsTest, CallsBeyondTheQueuesBoundAreRefused) {
   const std::string argument(50'000, 'x');
   std::vector<ValueFuture> all;
   for (std::size_t sent = 0; sent < 9 * kSocketBytes; sent += argument.size()) all.push_back(call(kActor, "next", {}, argument));
@@ -491,7 +491,7 @@ TEST_F(ActorCallsTest, WhatItsQueueDoesNotHoldIsRefusedCallByCall) {
   EXPECT_EQ(outcome(call(kActor, "next")), "pending");
 }
 
-TEST_F(ActorCallsTest, ABrokenConnectionFailsWhatWasSentAndIsMadeAgain) {
+TEST_F(ActorCallsTest, ABrokenConnectionFailsSentCallsAndReconnects) {
   now_alive();
   const auto held = call(kActor, "hold");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
@@ -504,7 +504,7 @@ TEST_F(ActorCallsTest, ABrokenConnectionFailsWhatWasSentAndIsMadeAgain) {
   EXPECT_EQ(calls_.cause(kActor), nullptr);
 }
 
-TEST_F(ActorCallsTest, TheCauseOfADeathComesInTimeForWhatWasSent) {
+TEST_F(ActorCallsTest, TheCauseOfADeathArrivesBeforeSentCallsFail) {
   now_alive();
   const auto held = call(kActor, "hold");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
@@ -543,7 +543,7 @@ class StartedAgainTest : public ActorCallsTest {
   }
 };
 
-TEST_F(StartedAgainTest, WhatWasSentToAProcessThatEndsWhileItMakesTheActorGoesToTheNext) {
+TEST_F(StartedAgainTest, CallsToAProcessThatEndsInTheConstructorGoToTheNextOne) {
   const auto first = held(2);
   starts_again();
   const auto last = call(kActor, "last");  // behind the held calls
@@ -556,7 +556,7 @@ TEST_F(StartedAgainTest, WhatWasSentToAProcessThatEndsWhileItMakesTheActorGoesTo
   EXPECT_EQ(outcome(first[0]) + outcome(first[1]) + outcome(last), "45last");
 }
 
-TEST_F(StartedAgainTest, WhatMayHaveBegunDoesNot) {
+TEST_F(StartedAgainTest, CallsThatMayHaveBegunDoNotGoToTheNextOne) {
   const auto before = held(1);
   host_->made();
   const auto after = held(1);
@@ -570,7 +570,7 @@ TEST_F(StartedAgainTest, WhatMayHaveBegunDoesNot) {
   EXPECT_EQ(outcome(next[0]), "pending");
 }
 
-TEST_F(StartedAgainTest, WhatCannotGoToTheNextIsNotKept) {
+TEST_F(StartedAgainTest, CallsThatCannotBeRepeatedAreNotKept) {
   const auto kept = std::make_shared<int>();
   Call c;
   c.actor = kActor;
@@ -586,7 +586,7 @@ TEST_F(StartedAgainTest, WhatCannotGoToTheNextIsNotKept) {
   EXPECT_EQ(outcome(sent), "pending");
 }
 
-TEST_F(StartedAgainTest, WhoCallsLaterIsToldToo) {
+TEST_F(StartedAgainTest, LaterCallsFailWithTheSameCause) {
   host_->made();
   const auto sent = held(1);
   starts_again();
@@ -607,7 +607,7 @@ class StartedAgainLaterTest : public StartedAgainTest {
   }
 };
 
-TEST_F(StartedAgainLaterTest, WhatIsMadeAgainWaitsAndSoDoesWhatIsBehindItInOrder) {
+TEST_F(StartedAgainLaterTest, CallsWaitInOrderWhileAnActorIsRestarted) {
   const auto lost = again("hold");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
   host_->made();
@@ -622,7 +622,7 @@ TEST_F(StartedAgainLaterTest, WhatIsMadeAgainWaitsAndSoDoesWhatIsBehindItInOrder
   EXPECT_EQ(actor_->received.back(), "behind");
 }
 
-TEST_F(StartedAgainLaterTest, InAnyOrderOthersGoAndItIsCancelledAtOnce) {
+TEST_F(StartedAgainLaterTest, InAnyOrderOtherCallsContinueAndACancelIsImmediate) {
   calls_.in_any_order(kActor, true);
   const auto lost = again("hold");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
@@ -634,7 +634,7 @@ TEST_F(StartedAgainLaterTest, InAnyOrderOthersGoAndItIsCancelledAtOnce) {
   EXPECT_EQ(outcome(lost), "Cancelled/TaskCancelled");
 }
 
-TEST_F(ActorCallsTest, OneThatWasNeverPlacedWaitsForNobodyUntilACallDoes) {
+TEST_F(ActorCallsTest, AnActorThatWasNeverPlacedIsAwaitedOnlyByACall) {
   EXPECT_TRUE(calls_.waits_for_nobody(kActor));
   call(kActor, "__init__");
   call(kActor, std::string(kRelease));
@@ -651,21 +651,21 @@ class StartedAgainElsewhereTest : public StartedAgainTest {
   StartedAgainElsewhereTest() : StartedAgainTest(false) {}
 };
 
-TEST_F(StartedAgainElsewhereTest, NobodyKnowsWhetherItHasBegun) {
+TEST_F(StartedAgainElsewhereTest, ACallInTransitMayHaveBegun) {
   const auto sent = held(1);
   starts_again();
   ASSERT_TRUE(run_until_ready(sent[0]));
   EXPECT_EQ(outcome(sent[0]), "Unavailable/ActorUnavailable");
 }
 
-TEST_F(StartedAgainElsewhereTest, NorDoesWhatAConnectionLostWhoseProcessMayLive) {
+TEST_F(StartedAgainElsewhereTest, CallsOfABrokenConnectionAreNotRepeated) {
   const auto sent = held(1);
   world_.fabric().disconnect("caller", "host");
   ASSERT_TRUE(run_until_ready(sent[0]));
   EXPECT_EQ(outcome(sent[0]), "Unavailable/ActorUnavailable");
 }
 
-TEST_F(StartedAgainTest, NorWhereNotAllIsReadThatItSaid) {
+TEST_F(StartedAgainTest, CallsAreNotRepeatedWhileAnswersAreUnread) {
   const auto sent = held(1);
   tell(ActorState::kRestarting);
   ASSERT_TRUE(run_until_ready(sent[0]));
@@ -752,7 +752,7 @@ TEST_F(ActorCallsTest, AForgottenActorFailsItsCallsAndMayBeExpectedAgain) {
 
 // ---- the actor's side
 
-TEST_F(ActorCallsTest, OneThatIsMadeOnceMoreIsBeforeThoseThatMayWaitForIt) {
+TEST_F(ActorCallsTest, ARepeatedCallPrecedesCallsThatMayWaitForIt) {
   runtime::Promise<Value> first;
   const auto behind = call(kActor, "behind", {first.future()});
   now_alive();
@@ -770,7 +770,7 @@ TEST_F(ActorCallsTest, OneThatIsMadeOnceMoreIsBeforeThoseThatMayWaitForIt) {
   EXPECT_EQ(actor_->received, (std::vector<std::string>{"again", "behind"}));
 }
 
-TEST_F(ActorCallsTest, OfThoseThatDiedOnlyTheLastAreRemembered) {
+TEST_F(ActorCallsTest, OnlyTheLastDeadActorsAreRemembered) {
   const auto dies = [&](std::uint64_t n) {
     calls_.expect(ActorId{n}, "Short");
     calls_.updated(row(ActorId{n}, ActorState::kDead));
@@ -804,7 +804,7 @@ TEST_F(ActorCallsTest, ACallThatTheActorsQueueHasNoRoomForIsRefused) {
   EXPECT_TRUE(queue->empty());
 }
 
-TEST_F(ActorCallsTest, ACallThatIsNotSentIsCancelledHereAndThoseBehindItGoOn) {
+TEST_F(ActorCallsTest, CancellingAnUnsentCallLetsLaterOnesContinue) {
   now_alive();
   const runtime::Promise<Value> never;
   const auto blocked = call(kActor, "blocked", {never.future()}), behind = call(kActor, "behind");
@@ -816,7 +816,7 @@ TEST_F(ActorCallsTest, ACallThatIsNotSentIsCancelledHereAndThoseBehindItGoOn) {
   EXPECT_EQ(actor_->received, std::vector<std::string>{"behind"});
 }
 
-TEST_F(ActorCallsTest, InAnyOrderWhatWaitsForAReferenceHoldsUpNobody) {
+TEST_F(ActorCallsTest, InAnyOrderACallThatWaitsForAReferenceBlocksNoOther) {
   now_alive();
   const runtime::Promise<Value> later;
   const auto blocked = call(kActor, "blocked", {later.future()}), behind = call(kActor, "behind");
@@ -829,7 +829,7 @@ TEST_F(ActorCallsTest, InAnyOrderWhatWaitsForAReferenceHoldsUpNobody) {
   EXPECT_EQ(actor_->received, (std::vector<std::string>{"behind", "blocked", "last"}));
 }
 
-TEST_F(ActorCallsTest, InAnyOrderTheWordThatNobodyRefersToItIsTheLastAllTheSame) {
+TEST_F(ActorCallsTest, InAnyOrderTheReleaseIsTheLastCall) {
   calls_.in_any_order(kActor, true);
   now_alive();
   runtime::Promise<Value> first;
@@ -842,7 +842,7 @@ TEST_F(ActorCallsTest, InAnyOrderTheWordThatNobodyRefersToItIsTheLastAllTheSame)
   EXPECT_EQ(actor_->received, (std::vector<std::string>{"waits", std::string(kRelease), "next"}));
 }
 
-TEST_F(ActorCallsTest, WhatIsKeptStaysUntilTheCallsOfThatMomentAreAnswered) {
+TEST_F(ActorCallsTest, KeptValuesStayUntilTheCurrentCallsAreAnswered) {
   now_alive();
   const runtime::Promise<Value> later;
   const auto held = call(kActor, "hold"), blocked = call(kActor, "blocked", {later.future()}), other = call(kOther, "hold");
@@ -887,7 +887,7 @@ TEST_F(ActorCallsTest, NothingIsKeptForCallsThatAreNotMade) {
   }
 }
 
-TEST_F(ActorCallsTest, OfACallThatIsSentTheActorIsTold) {
+TEST_F(ActorCallsTest, CancellingASentCallNotifiesTheActor) {
   now_alive();
   const auto held = call(kActor, "hold"), other = call(kActor, "hold");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 2; }, 30s));
@@ -900,7 +900,7 @@ TEST_F(ActorCallsTest, OfACallThatIsSentTheActorIsTold) {
   EXPECT_EQ(outcome(other), "pending");  // the actor decides
 }
 
-TEST_F(ActorCallsTest, WhatACallMadeIsCancelledWithIt) {
+TEST_F(ActorCallsTest, NestedCallsAreCancelledWithTheirCall) {
   Call mine;
   mine.actor = kActor;
   mine.method = "mine";

@@ -42,7 +42,7 @@ std::size_t ActorHost::queued_bytes() const {
 
 void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) {
   if (request.method != number(Method::kCall) && request.method != kCallOfArguments) {
-    return responder.fail(unimplemented(fmt::format("an actor does not know method {}", request.method)));
+    return responder.fail(unimplemented(fmt::format("an actor's process does not implement request {}", request.method)));
   }
   Unread unread;
   auto call = call_from(std::move(request.message), memory_, unread);
@@ -58,7 +58,7 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
   }
   if (request.method == kCallOfArguments) {
     auto before = before_.extract({peer.number(), call->actor});
-    if (before.empty()) return responder.fail(invalid_argument("a call without the arguments that were to come before it"));
+    if (before.empty()) return responder.fail(invalid_argument("a call arrived without the arguments that should precede it"));
     if (before.mapped().failed) return responder.fail(*before.mapped().failed);
     auto& values = before.mapped().values;
     values.insert(values.end(), std::move_iterator(call->deps.begin()), std::move_iterator(call->deps.end()));
@@ -105,7 +105,7 @@ void ActorHost::on_arguments(const runtime::Peer& peer, runtime::Message message
   if (before.failed) return refuse(*before.failed);
   if (!arguments->values) return refuse(arguments->values.error());
   if (arguments->first != before.values.size() || arguments->first + arguments->values->size() > Call::kMaxAllDeps) {
-    return refuse(invalid_argument("arguments that do not follow those before them"));
+    return refuse(invalid_argument("arguments arrived out of order"));
   }
   for (Value& v : *arguments->values) {
     if (references_ != nullptr) arrived(v, *references_, *memory_);
@@ -113,7 +113,7 @@ void ActorHost::on_arguments(const runtime::Peer& peer, runtime::Message message
     before.values.push_back(std::move(v));
   }
   if (before.inline_bytes > kMaxBefore) {
-    before = {{}, 0, resource_exhausted(fmt::format("a call with more than {} bytes of small arguments", kMaxBefore))};
+    before = {{}, 0, resource_exhausted(fmt::format("a call has more than {} bytes of small arguments", kMaxBefore))};
   }
 }
 

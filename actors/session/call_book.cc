@@ -134,8 +134,7 @@ void CallBook::measure(Counts counts, std::vector<MetricFamily>& out) const {
     finished += ended_[name].first;
     failed += ended_[name].second;
   }
-  FamilyOf over(MetricKind::kCounter, "shoal_tasks_ended_total",
-                "Calls that workers ran to an end; those whose worker died are not among them.");
+  FamilyOf over(MetricKind::kCounter, "shoal_tasks_ended_total", "Calls that workers ran to an end, without those whose worker died.");
   for (const auto& [name, n] : ended) {
     over.add(static_cast<double>(n.first), {{"name", name}, {"state", to_string(TaskState::kFinished)}});
     over.add(static_cast<double>(n.second), {{"name", name}, {"state", to_string(TaskState::kFailed)}});

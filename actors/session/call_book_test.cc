@@ -35,7 +35,7 @@ class CallBookTest : public testing::Test {
   CallBook book_{world_.clock()};
 };
 
-TEST_F(CallBookTest, WhatRunsAndWhatRanIsToldWithItsTimes) {
+TEST_F(CallBookTest, RunningAndFinishedCallsAreReportedWithTheirTimes) {
   pass(1s);
   const auto first = book_.taken(call_of("add", 1), kCaller);
   const auto second = book_.taken(call_of("run", 2, "half"), kCaller);
@@ -56,7 +56,7 @@ TEST_F(CallBookTest, WhatRunsAndWhatRanIsToldWithItsTimes) {
   EXPECT_EQ(reported()[0].state, TaskState::kFinished);
 }
 
-TEST_F(CallBookTest, OneThatIsHandedOnWaitsUntilItBegins) {
+TEST_F(CallBookTest, AHandedOverCallWaitsUntilItBegins) {
   const auto entry = book_.taken(call_of("slow", 1), kCaller, true);
   EXPECT_EQ(reported()[0].state, TaskState::kPendingTurn);
   pass(1s);
@@ -74,7 +74,7 @@ TEST_F(CallBookTest, OnlyTheLastAreKeptNewestFirst) {
   EXPECT_EQ(tasks.back().number, 11u);
 }
 
-TEST_F(CallBookTest, OfThoseThatRunIsToldHowManyMoreThereAreAndOfOthersWhatThereIsRoomFor) {
+TEST_F(CallBookTest, ReportsHaveTheNumberOfOmittedRunningCalls) {
   pass(1s);
   for (std::uint64_t i = 1; i <= 3; ++i) book_.taken(call_of("add", i), kCaller);
   for (std::uint64_t i = 4; i <= 6; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
@@ -87,7 +87,7 @@ TEST_F(CallBookTest, OfThoseThatRunIsToldHowManyMoreThereAreAndOfOthersWhatThere
   EXPECT_EQ(out[3].number, 5u);
 }
 
-TEST_F(CallBookTest, WhatComesOftenDrivesOutOnlyItsOwnKind) {
+TEST_F(CallBookTest, FrequentCallsEvictOnlyTheirOwnKind) {
   const std::uint64_t of_pool = std::uint64_t{1} << kPoolTaskBits;
   const auto note = [&](std::uint64_t number, std::string_view failure) {
     pass(1us);
@@ -106,7 +106,7 @@ TEST_F(CallBookTest, WhatComesOftenDrivesOutOnlyItsOwnKind) {
   EXPECT_EQ(tasks[CallBook::kMaxDone + 2].number, 1u);
 }
 
-TEST_F(CallBookTest, OneThatIsLetGoOfHasFailedAndItsPlaceIsFree) {
+TEST_F(CallBookTest, ADroppedCallHasFailedAndFreesItsPlace) {
   pass(1s);
   const auto entry = book_.taken(call_of("add", 1), kCaller);
   {
@@ -119,7 +119,7 @@ TEST_F(CallBookTest, OneThatIsLetGoOfHasFailedAndItsPlaceIsFree) {
   EXPECT_EQ(book_.taken(call_of("add", 2), kCaller), entry);
 }
 
-TEST_F(CallBookTest, HowItEndedIsSaidOnce) {
+TEST_F(CallBookTest, AnEndIsReportedOnce) {
   pass(1s);
   CallBook::Taken taken(book_, book_.taken(call_of("add", 1), kCaller));
   taken.ended();
@@ -139,7 +139,7 @@ TEST_F(CallBookTest, NamesAreBounded) {
   EXPECT_EQ(reported().front().state, TaskState::kFailed);
 }
 
-TEST_F(CallBookTest, ANameThatIsLongIsNoneAndOthersAreFoundAgain) {
+TEST_F(CallBookTest, ALongNameIsDroppedAndOthersAreFoundAgain) {
   const std::string longest(CallBook::kMaxNameBytes, 'x');
   for (const auto& method : {std::string("a"), longest, longest + "y", std::string("b"), std::string("a"), longest}) {
     book_.ended(book_.taken(call_of(method, 1), kCaller));
@@ -151,7 +151,7 @@ TEST_F(CallBookTest, ANameThatIsLongIsNoneAndOthersAreFoundAgain) {
   EXPECT_NE(book_.name("a", ""), book_.name("a", "f"));
 }
 
-TEST_F(CallBookTest, WhatEndedMakesRoomForTheNext) {
+TEST_F(CallBookTest, AnEndedCallMakesRoomForTheNext) {
   const auto first = book_.taken(call_of("add", 1), kCaller);
   book_.ended(first);
   EXPECT_EQ(book_.taken(call_of("add", 2), kCaller), first);

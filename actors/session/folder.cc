@@ -64,7 +64,7 @@ bool is_session(const fs::directory_entry& entry) {
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream file(path);
-  if (!file) return fail(not_found("no file " + path));
+  if (!file) return fail(not_found("file " + path + " does not exist"));
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
@@ -176,10 +176,9 @@ Result<SessionFolder> SessionFolder::at_address(const std::string& root, const s
       from = end + 1;
     }
   }
-  return fail(
-      unavailable(any ? "no cluster is running" : "no running cluster of this user has the address " + address)
-          .with_reason("NoCluster")
-          .with_hint(any ? "`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for" : way_to(root, address)));
+  return fail(unavailable(any ? "no cluster is running" : "no running cluster of this user has the address " + address)
+                  .with_reason("NoCluster")
+                  .with_hint(any ? "`shoal start --head` starts one; SHOAL_HOME names the folder of sessions" : way_to(root, address)));
 }
 
 Result<runtime::Token> SessionFolder::token() const {
@@ -188,7 +187,7 @@ Result<runtime::Token> SessionFolder::token() const {
   if (token) return token;
   return fail(invalid_argument("the cluster's token cannot be used: " + path_ + "/token: " + token.error().message())
                   .with_reason("TokenRefused")
-                  .with_hint("only the one who started the cluster can read it; `shoal stop` ends a cluster without it"));
+                  .with_hint("only the user who started the cluster can read it; `shoal stop` ends a cluster without it"));
 }
 
 Result<void> SessionFolder::write_http_token(const std::string& token) const { return write_file(http_token_file(), token + "\n"); }

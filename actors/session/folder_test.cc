@@ -101,7 +101,7 @@ TEST_F(FolderTest, ADamagedFileIsAnError) {
   }
 }
 
-TEST_F(FolderTest, WhatIsNoSessionIsNeverRemoved) {
+TEST_F(FolderTest, AFolderThatIsNoSessionIsNeverRemoved) {
   namespace fs = std::filesystem;
   for (int i = 0; i < 30; ++i) fs::create_directories(root_ + "/work" + std::to_string(i));
   fs::create_directories(root_ + "/20240101-000000-0000000a/logs");  // named like a session
@@ -117,7 +117,7 @@ TEST_F(FolderTest, EndedSessionsAreKeptUpToABound) {
   EXPECT_EQ(n, SessionFolder::kKeep + 1);
 }
 
-TEST_F(FolderTest, WhatBelongsToAnotherHostIsNotSeenToHaveEnded) {
+TEST_F(FolderTest, ASessionOfAnotherHostDoesNotCountAsEnded) {
   const auto theirs = SessionFolder::create(root_, token_, 0, 99);
   ASSERT_TRUE(theirs);
   std::ofstream(theirs->path() + "/host") << "elsewhere pid:[1]\n";

@@ -76,7 +76,7 @@ class HandlesTest : public testing::Test {
                     }}};
 };
 
-TEST_F(HandlesTest, OneThatNeverLeftEndsItsActorOnce) {
+TEST_F(HandlesTest, AHandleThatNeverTravelledEndsItsActorOnce) {
   auto one = handles_->made(kActor, {}), other = handles_->made(kOther, {});
   auto copy = one;
   one.reset();
@@ -90,7 +90,7 @@ TEST_F(HandlesTest, OneThatNeverLeftEndsItsActorOnce) {
   EXPECT_TRUE(waits_.empty());
 }
 
-TEST_F(HandlesTest, OneThatLeftEndsItWhenNobodyHasTheStand) {
+TEST_F(HandlesTest, AHandleThatTravelledEndsTheActorWhenNoReferenceIsLeft) {
   auto share = handles_->made(kActor, {});
   auto token = handles_->leaves(kActor, share);
   ASSERT_TRUE(token);
@@ -109,7 +109,7 @@ TEST_F(HandlesTest, OneThatLeftEndsItWhenNobodyHasTheStand) {
   EXPECT_EQ(reported(), std::vector{kActor});
 }
 
-TEST_F(HandlesTest, OfAnotherEndThanItsOwnNobodyIsTold) {
+TEST_F(HandlesTest, ALostLifetimeTokenIsNotReported) {
   auto share = handles_->made(kActor, {});
   const auto object = handles_->leaves(kActor, share)->object;
   got(object, "ObjectLetGo");  // by this node
@@ -120,7 +120,7 @@ TEST_F(HandlesTest, OfAnotherEndThanItsOwnNobodyIsTold) {
   EXPECT_TRUE(reported().empty());
 }
 
-TEST_F(HandlesTest, OneThatCameFromElsewhereIsAReferenceAndTellsNobody) {
+TEST_F(HandlesTest, ABorrowedHandleIsAReferenceAndReportsNothing) {
   auto share = handles_->borrowed(kActor, kTheirs);
   EXPECT_EQ(counted(kTheirs), 1);
   EXPECT_EQ(handles_->leaves(kActor, share)->object, kTheirs);  // passed on
@@ -132,7 +132,7 @@ TEST_F(HandlesTest, OneThatCameFromElsewhereIsAReferenceAndTellsNobody) {
   EXPECT_EQ(counted(kTheirs), 0);
 }
 
-TEST_F(HandlesTest, OneThatDoesNotCountLeavesAlone) {
+TEST_F(HandlesTest, AnUncountedHandleEndsNoActor) {
   EXPECT_FALSE(handles_->leaves(kActor, nullptr));
   EXPECT_FALSE(handles_->leaves({}, nullptr));
 }
@@ -154,7 +154,7 @@ TEST_F(HandlesTest, AnActorsOwnKeepItOnlyWhereItGaveThemAway) {
   EXPECT_TRUE(handles_->may_end());
 }
 
-TEST_F(HandlesTest, WhoHasNotHeardItIsToldAgain) {
+TEST_F(HandlesTest, AnUnacknowledgedReleaseIsSentAgain) {
   auto kept = std::make_shared<const Value>();
   auto again = handles_->made(kActor, {.restarts = true, .kept = kept}), once = handles_->made(kOther, {});
   again.reset();
@@ -175,7 +175,7 @@ TEST_F(HandlesTest, WhoHasNotHeardItIsToldAgain) {
   EXPECT_EQ(kept.use_count(), 1);  // no restart needs the value
 }
 
-TEST_F(HandlesTest, WhatIsToldAgainLaterIsNotWhenTheSessionIsOver) {
+TEST_F(HandlesTest, ALaterRepeatIsDroppedWhenTheSessionEnds) {
   handles_->made(kActor, {}).reset();
   EXPECT_EQ(reported(), std::vector{kActor});
   answers_.at(0).set(fail(resource_exhausted("it has too many calls")));
@@ -184,7 +184,7 @@ TEST_F(HandlesTest, WhatIsToldAgainLaterIsNotWhenTheSessionIsOver) {
   EXPECT_TRUE(reported().empty());
 }
 
-TEST_F(HandlesTest, WhatAProcessLeavesAnotherOneCounts) {
+TEST_F(HandlesTest, ALeavingProcessHandsItsActorsOver) {
   auto never_left = handles_->made(kActor, {.class_name = "A"}), gone = handles_->made(kSelf, {.class_name = "C"});
   auto left = handles_->made(kOther, {.class_name = "B", .restarts = true, .kept = std::make_shared<const Value>()});
   const auto token = handles_->leaves(kOther, left)->object;

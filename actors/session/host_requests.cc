@@ -8,7 +8,7 @@ runtime::Future<HostedActor> HostRequests::add(runtime::Peer& head, const HostAc
   r.body = to_bytes(actor);
   r.refused = std::move(refused);
   r.deadline = clock_.after(timeout, [this, id = actor.actor] {
-    finish(id, fail(deadline_exceeded("the rest of the gang of actor " + to_string(id) + " did not come")));
+    finish(id, fail(deadline_exceeded("the rest of the gang of actor " + to_string(id) + " did not join in time")));
   });
   auto out = r.promise.future();
   ask(head, actor.actor);

@@ -14,7 +14,7 @@ class LineFoldTest : public testing::Test {
   runtime::TimePoint now_{};
 };
 
-TEST_F(LineFoldTest, WhatSeveralSayIsShownOnceAndCounted) {
+TEST_F(LineFoldTest, ALineOfSeveralProcessesIsShownOnceAndCounted) {
   EXPECT_EQ(add("A pid=1", "loading"), "(A pid=1) loading\n");
   EXPECT_EQ(fold_.next(), std::nullopt);
   EXPECT_EQ(add("A pid=2", "loading"), "");
@@ -27,14 +27,14 @@ TEST_F(LineFoldTest, WhatSeveralSayIsShownOnceAndCounted) {
   EXPECT_EQ(add("A pid=2", "loading"), "(A pid=2) loading\n");  // again, much later
 }
 
-TEST_F(LineFoldTest, WhoRepeatsItselfIsNotFolded) {
+TEST_F(LineFoldTest, RepeatedLinesOfOneProcessAreNotFolded) {
   EXPECT_EQ(add("A", "tick"), "(A) tick\n");
   EXPECT_EQ(add("A", "tick"), "(A) tick\n");
   EXPECT_EQ(add("A", ""), "(A) \n");
   EXPECT_EQ(add("B", ""), "(B) \n");  // empty lines are not folded
 }
 
-TEST_F(LineFoldTest, OnlySoManyAreRemembered) {
+TEST_F(LineFoldTest, TheNumberOfRememberedLinesIsBounded) {
   add("A", "1");
   add("B", "1");
   add("A", "2");

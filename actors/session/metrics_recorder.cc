@@ -18,7 +18,8 @@ void MetricsRecorder::Series::observe(double value, const std::vector<double>& b
 
 Result<MetricsRecorder::Metric*> MetricsRecorder::metric(MetricKind kind, const std::string& name, const std::string& help,
                                                          std::vector<double> bounds) {
-  if (!is_metric_name(name)) return fail(invalid_argument("'" + name + "' is no name of a metric: letters, digits and _, no digit first"));
+  if (!is_metric_name(name))
+    return fail(invalid_argument("'" + name + "' is not a metric's name: use letters, digits and _, no digit first"));
   const auto finite = [](double b) { return std::isfinite(b); };
   if (!std::all_of(bounds.begin(), bounds.end(), finite) ||
       std::adjacent_find(bounds.begin(), bounds.end(), std::greater_equal<>()) != bounds.end()) {
@@ -29,9 +30,9 @@ Result<MetricsRecorder::Metric*> MetricsRecorder::metric(MetricKind kind, const 
   if (!known)
     known = std::make_unique<Metric>(kind, name, help, std::move(bounds));
   else if (known->kind != kind)
-    return fail(invalid_argument("metric " + name + " is of another kind in this process already"));
+    return fail(invalid_argument("metric " + name + " already has another kind in this process"));
   else if (known->bounds != bounds)
-    return fail(invalid_argument("histogram " + name + " has other boundaries in this process already"));
+    return fail(invalid_argument("histogram " + name + " already has other boundaries in this process"));
   return known.get();
 }
 

@@ -8,7 +8,7 @@
 namespace shoal::actors {
 namespace {
 
-TEST(MetricsRecorderTest, TellsWhatWasRecorded) {
+TEST(MetricsRecorderTest, ReportsRecordedMetrics) {
   MetricsRecorder recorder;
   auto* const steps = recorder.metric(MetricKind::kCounter, "steps", "of training").value();
   auto* const loss = recorder.metric(MetricKind::kGauge, "loss", "").value();
@@ -33,7 +33,7 @@ TEST(MetricsRecorderTest, TheSameNameIsTheSameMetric) {
   EXPECT_EQ(recorder.metric(MetricKind::kHistogram, "h", "", {1, 3}).error().code(), Code::kInvalidArgument);
 }
 
-TEST(MetricsRecorderTest, RefusesWhatPrometheusCouldNotRead) {
+TEST(MetricsRecorderTest, RefusesMetricsThatPrometheusCannotRead) {
   MetricsRecorder recorder;
   for (const char* name : {"", "1st", "a-b", "a b", "a:b", "\xc3\xa4"}) EXPECT_FALSE(recorder.metric(MetricKind::kGauge, name, "")) << name;
   EXPECT_FALSE(recorder.metric(MetricKind::kHistogram, "h", "", {2, 1}));
@@ -65,7 +65,7 @@ TEST(MetricsRecorderTest, SeriesAreBounded) {
   EXPECT_NE(recorder.series(*counter, {{"i", "0"}}), nullptr);
 }
 
-TEST(MetricsRecorderTest, WhatWasForgottenIsToldOnce) {
+TEST(MetricsRecorderTest, DroppedSeriesAreReportedOnce) {
   MetricsRecorder recorder;
   auto* const counter = recorder.metric(MetricKind::kCounter, "n", "").value();
   auto* const gauge = recorder.metric(MetricKind::kGauge, "g", "").value();

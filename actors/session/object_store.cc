@@ -132,7 +132,7 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
                                           "{} lie in files; {}",
                                           bytes, total.kept, limit, membership_page_->of(place_->member).kept, total.spilled, why))
         .with_reason("ObjectStoreFull")
-        .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory");
+        .with_hint("release references and arrays that are not needed, or start with a larger object_store_memory");
   };
   std::optional<Error> ended;  // why the wait ends
   const auto ends = [&] {
@@ -157,7 +157,7 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     if (no_file_) return no_file_->message();
     if (const auto disk = runtime::room_on_disk(bytes, place_->folder); !disk) return disk.error().message();
-    return "what is left is looked at by somebody";
+    return "processes read all remaining objects";
   };
   // A search for unread memory covers the whole pool, so it runs once per step, and pauses last four times as long as it.
   const std::uint64_t step = std::max(bytes, std::min(limit / 64, kMovedAtOnce));

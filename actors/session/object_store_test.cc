@@ -70,7 +70,7 @@ class ObjectStoreFullTest : public ObjectStoreTest {
   ObjectStoreFullTest() : ObjectStoreTest(std::chrono::milliseconds(200)) {}
 };
 
-TEST_F(ObjectStoreTest, MovesWhatWasUsedLongestAgoIntoFilesAndReadsItThere) {
+TEST_F(ObjectStoreTest, MovesTheLeastRecentlyUsedIntoFilesAndReadsThemThere) {
   std::vector<Value> values;
   for (char c = 'a'; c < 'g'; ++c) {
     values.push_back(make(c, here_).value());
@@ -85,7 +85,7 @@ TEST_F(ObjectStoreTest, MovesWhatWasUsedLongestAgoIntoFilesAndReadsItThere) {
   EXPECT_EQ(total().spilled, 0u);
 }
 
-TEST_F(ObjectStoreTest, LeavesWhatSomebodyLooksAt) {
+TEST_F(ObjectStoreTest, KeepsObjectsThatAreRead) {
   const Value looked_at = make('a', here_).value();
   const auto here = looked_at.pin().value();
   std::vector<Value> values;
@@ -94,7 +94,7 @@ TEST_F(ObjectStoreTest, LeavesWhatSomebodyLooksAt) {
   EXPECT_EQ(here.pieces[0].back(), std::byte{'a'});
 }
 
-TEST_F(ObjectStoreTest, OneThatIsInAFileIsPassedOnLikeAnyOther) {
+TEST_F(ObjectStoreTest, AnObjectInAFileIsPassedOn) {
   const Value value = make('a', here_).value();
   std::vector<Value> values;
   for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
@@ -103,7 +103,7 @@ TEST_F(ObjectStoreTest, OneThatIsInAFileIsPassedOnLikeAnyOther) {
   EXPECT_EQ(look(there), 'a');
 }
 
-TEST_F(ObjectStoreTest, TheNodeHearsOfThoseThatItKeeps) {
+TEST_F(ObjectStoreTest, TheNodeIsNotifiedOfObjectsThatItKeeps) {
   const Value value = make('a', here_).value();
   value.memory()->published_as({JobId{3}, ObjectId{7}, NodeId{1}});
   std::vector<Value> values;
@@ -122,7 +122,7 @@ TEST_F(ObjectStoreTest, AsksOthersForRoom) {
   for (const Value& v : ours) EXPECT_EQ(look(v), 'o');
 }
 
-TEST_F(ObjectStoreFullTest, RefusesWithTheNumbersWhatThereIsNoRoomFor) {
+TEST_F(ObjectStoreFullTest, RefusesAnObjectWithoutRoomAndNamesTheNumbers) {
   EXPECT_EQ(make('a', here_, 11 * kMiB).error().reason(), "ObjectStoreFull");
   std::vector<Value> values;
   std::vector<Value::Pinned> looked_at;
@@ -138,7 +138,7 @@ TEST_F(ObjectStoreFullTest, RefusesWithTheNumbersWhatThereIsNoRoomFor) {
   EXPECT_TRUE(make('b', here_));
 }
 
-TEST_F(ObjectStoreFullTest, SaysWhyThereCanBeNoFile) {
+TEST_F(ObjectStoreFullTest, ReportsWhyAFileCannotBeMade) {
   std::filesystem::remove(folder_);
   std::vector<Value> values;
   for (int k = 0; k < 3; ++k) values.push_back(make('a', here_).value());
@@ -157,7 +157,7 @@ TEST_F(ObjectStoreTest, ACopyToWriteToIsALookToo) {
   EXPECT_EQ(look(value), 'a');
 }
 
-TEST_F(ObjectStoreTest, WhatIsMovedIsTheObjectAndNotWhatSomebodyWroteIntoItsView) {
+TEST_F(ObjectStoreTest, TheMovedObjectHasNoWritesToItsView) {
   const Value value = make('a', here_).value();
   const_cast<std::byte&>(value.pin().value().pieces[0][0]) = std::byte{'!'};
   std::vector<Value> values;
@@ -166,7 +166,7 @@ TEST_F(ObjectStoreTest, WhatIsMovedIsTheObjectAndNotWhatSomebodyWroteIntoItsView
   EXPECT_EQ(look(value), 'a');
 }
 
-TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
+TEST_F(ObjectStoreTest, AProcessAtItsOwnBoundMovesObjectsDespiteFreeRoom) {
   ObjectStore few({.max_segments = 4});
   ObjectStore::Place place;
   place.membership_page = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
@@ -192,7 +192,7 @@ TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
   }
 }
 
-TEST_F(ObjectStoreTest, WhatTheLoopFillsWaitsForNothingAndCountsAsLongAsSomebodyHasIt) {
+TEST_F(ObjectStoreTest, AnObjectFilledByTheLoopDoesNotWaitAndCountsWhileItIsReferenced) {
   const std::string text(3 * kMiB, 'l');
   const auto fill = [&] { return Value::make({std::as_bytes(std::span(text))}, Value::Kind::kResult, &here_.at_once()).value(); };
   std::vector<Value> values;
@@ -236,7 +236,7 @@ class ObjectStoreSharedTest : public ObjectStoreTest {
   std::vector<Fd> elsewhere_;  // other processes' descriptors of them
 };
 
-TEST_F(ObjectStoreSharedTest, WhatMakesNoRoomIsNotAllMovedBeforeOthersAreAsked) {
+TEST_F(ObjectStoreSharedTest, OtherProcessesAreAskedBeforeAllSmallObjectsAreMoved) {
   std::ptrdiff_t before = -1;
   const auto out = one_more([&](ObjectStore::Place& place) {
     place.ask_others = [&](std::uint64_t) {
@@ -249,7 +249,7 @@ TEST_F(ObjectStoreSharedTest, WhatMakesNoRoomIsNotAllMovedBeforeOthersAreAsked) 
   EXPECT_LE(before, 4);
 }
 
-TEST_F(ObjectStoreSharedTest, WhoMovesValuesCanBeInterruptedToo) {
+TEST_F(ObjectStoreSharedTest, MovingValuesCanBeInterrupted) {
   int asked = 0;
   const auto out = one_more([&](ObjectStore::Place& place) { place.interrupted = [&asked] { return ++asked == 2; }; });
   ASSERT_FALSE(out);
@@ -258,7 +258,7 @@ TEST_F(ObjectStoreSharedTest, WhoMovesValuesCanBeInterruptedToo) {
   EXPECT_EQ(in_files(), 0);
 }
 
-TEST_F(ObjectStoreSharedTest, WhatAHandlerOfASignalPutsMeanwhileIsNoDeadlock) {
+TEST_F(ObjectStoreSharedTest, APutInASignalHandlerDoesNotDeadlock) {
   int asked = 0;
   std::string reason;
   const auto out = one_more([&](ObjectStore::Place& place) {

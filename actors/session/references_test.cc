@@ -31,7 +31,7 @@ class ReferencesTest : public testing::Test {
 
 using Told = std::map<std::pair<ObjectKey, WorkerId>, std::int64_t>;
 
-TEST_F(ReferencesTest, TellsOfTheFirstHoldAndOfTheLast) {
+TEST_F(ReferencesTest, ReportsTheFirstReferenceAndTheLast) {
   auto first = references_->hold({kOne}), second = references_->hold({kOne});
   EXPECT_EQ(reported(), (Told{{{kOne, {}}, 1}}));
   first.reset();
@@ -81,7 +81,7 @@ TEST_F(ReferencesTest, AHoldMayOutliveTheSession) {
   EXPECT_EQ(wakes_, 1);
 }
 
-TEST_F(ReferencesTest, WhatArrivesIsKeptOnceWhetherItCameAsBytesOrAsADescriptor) {
+TEST_F(ReferencesTest, AReceivedValueIsKeptOnceAsBytesOrAsADescriptor) {
   struct Counting final : ValueMemory {
     Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override { return pool.fill(bytes, parts); }
     void keeps(const std::shared_ptr<SharedMemory>& memory) override { ++kept[memory]; }

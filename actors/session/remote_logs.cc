@@ -56,7 +56,7 @@ void RemoteLogs::ask(Link& link, std::uint16_t method, Bytes bytes) {
 }
 
 void RemoteLogs::on_request(Peer&, runtime::Request, runtime::Responder responder) {
-  responder.fail(unimplemented("a client takes no requests"));
+  responder.fail(unimplemented("a client accepts no requests"));
 }
 
 void RemoteLogs::on_notice(Peer& peer, runtime::Request notice) {

@@ -26,7 +26,7 @@ std::string text_of(const json& j, const char* key) {
 
 Result<StartedRole> parse_report(const std::string& role, const std::string& line) {
   const json said = json::parse(line, nullptr, false);
-  if (!said.is_object()) return fail(internal("the " + role + " said something strange: " + line));
+  if (!said.is_object()) return fail(internal("the " + role + " printed an unexpected line: " + line));
   if (const auto e = said.find("error"); e != said.end() && e->is_object()) {
     Code code = Code::kInternal;
     for (std::uint16_t c = 0; c < kNumCodes; ++c) {

@@ -34,7 +34,7 @@ Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 bool may_be_elsewhere(const Error& e) { return e.code() == Code::kUnavailable || e.code() == Code::kDeadlineExceeded; }
 
 Error head_gone() {
-  return unavailable("the head is gone").with_reason("HeadGone").with_hint("running actors go on; `shoal status` tells when it is back");
+  return unavailable("the head is gone").with_reason("HeadGone").with_hint("running actors go on; `shoal status` shows when it is back");
 }
 
 // The memory of a result, for the node. An error becomes an object too, so that those who get it receive the error.
@@ -88,7 +88,7 @@ class Session::Link final : public runtime::PeerHandler {
     const bool there = endpoints.substr(0, endpoints.find(',')) == connected_to_;
     endpoint_ = endpoints;
     if (!moved || there || !peer()) return;
-    peer_->close(unavailable("another head leads").with_reason("Disconnected"));
+    peer_->close(unavailable("another head leads now").with_reason("Disconnected"));
     dial(std::string(endpoint_));
   }
 
@@ -142,7 +142,7 @@ class Session::Link final : public runtime::PeerHandler {
   std::string connected_to_;  // one of `endpoint_`
   std::unique_ptr<Peer> peer_;
   bool dialling_ = false, was_open_ = false;
-  Error failure_ = unavailable("it was never connected");
+  Error failure_ = unavailable("the connection was never made");
   runtime::Duration pause_ = kFirstPause;
   runtime::Timer redial_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
@@ -244,7 +244,7 @@ Result<void> Session::connect_driver() {
     if (why.code() != Code::kUnavailable || why.reason() == "HungUp") return fail(why);
     return fail(unavailable("no head answers at " + options_.head + ": " + why.message())
                     .with_reason(why.reason())
-                    .with_hint("the node beside a head starts it again when it dies; `shoal status` tells whether it did, and what to do"));
+                    .with_hint("the node beside a head starts it again when it dies; `shoal status` shows the result, and what to do"));
   }
   SHOAL_TRY(const Message reply, ask(*head_, Method::kRegisterDriver, to_bytes(RegisterDriver{options_.name, getpid(), options_.job}),
                                      options_.control_timeout));
@@ -258,7 +258,7 @@ Result<void> Session::connect_driver() {
     return fail(unavailable("no node of the cluster runs on this host")
                     .with_reason("NoNode")
                     .with_hint("shoal start --address " + head_endpoint_ +
-                               " --token-file FILE --ca-fingerprint sha256:.. makes this host one of the cluster's"));
+                               " --token-file FILE --ca-fingerprint sha256:.. adds this host to the cluster"));
   }
   SHOAL_OK(connect_node(node));
   return {};
@@ -293,7 +293,7 @@ Result<void> Session::share_memory(const Fd& membership_page, std::int32_t membe
   using runtime::UsageBoard;
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(membership_page));
   if (bytes != UsageBoard::kBytes || static_cast<std::size_t>(member) >= UsageBoard::kMaxMembers)
-    return fail(internal("a board that is none"));
+    return fail(internal("malformed membership page"));
   ObjectStore::Place place;
   SHOAL_TRY(place.membership_page, runtime::map(membership_page, bytes, runtime::Access::kReadWrite));
   place.member = static_cast<std::size_t>(member);
@@ -334,7 +334,7 @@ Result<void> Session::wait(const std::function<bool()>& done, std::chrono::stead
     case LoopThread::Woken::kInterrupted:
       return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
   }
-  return fail(internal("a wait that never ended"));
+  return fail(internal("a wait returned without a result"));
 }
 
 std::chrono::steady_clock::time_point Session::deadline_in(runtime::Duration limit) const {
@@ -432,7 +432,7 @@ Result<std::optional<FoundActor>> Session::create_gang(const GangSpec& spec) {
     forget(created.error());
     return fail(created.error());
   }
-  forget(not_found("another actor has its name"));
+  forget(not_found("another actor has this actor's name"));
   SHOAL_TRY(auto exists, from_bytes<FoundActor>(created->body));
   SHOAL_OK(know(exists.row.id, exists.row.class_name));  // a report on it may have come earlier
   return std::optional(std::move(exists));
@@ -591,8 +591,8 @@ Result<void> Session::cancel_now(const ToCancel& what, CancelHow how) {
   const ValueFuture result = what.answer();
   for (const auto& pool : task_pools_) pool->cancel(result, how);
   if (!result.ready() && how.force && calls_->pending(result)) {
-    return fail(invalid_argument("force is for remote functions: a process that is an actor is not ended by a call that is cancelled")
-                    .with_hint("cancel it without force, or kill() the actor"));
+    return fail(invalid_argument("force applies to remote functions: cancelling a call does not end an actor's process")
+                    .with_hint("cancel the call without force, or kill() the actor"));
   }
   what.done();  // first, since cancelling may run callbacks
   if (!result.ready()) calls_->cancel(result, how);
@@ -828,7 +828,7 @@ ValueFuture Session::fetch_now(const ObjectKey& object, WorkerId owner) {
   node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{object.id, object.job, 0, owner, {}, object.home})), Peer::kNoTimeout,
              [this, promise, object](Result<Message> r) {
                if (!r) return promise.set(fail(r.error()));
-               if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
+               if (r->fds.size() != 1) return promise.set(fail(internal("an object arrived without its memory")));
                auto value = Value::from_memory(std::move(r->fds[0]));
                if (value) {
                  value->memory()->published_as({object.job, object.id, object.home == node_id_ ? NodeId() : object.home});
@@ -900,9 +900,9 @@ void Session::set_blocked(bool blocked) {
 
 Result<Fd> Session::open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member) {
   SHOAL_TRY(Message reply, ask(*node_, Method::kOpenArena, to_bytes(OpenArena{key, bytes, job_, member}), options_.control_timeout));
-  if (reply.fds.size() != 1) return fail(internal("an arena without its memory"));
+  if (reply.fds.size() != 1) return fail(internal("an arena arrived without its memory"));
   SHOAL_TRY(const std::size_t size, runtime::memory_bytes(reply.fds[0]));
-  if (size != bytes) return fail(internal("an arena of the wrong size"));
+  if (size != bytes) return fail(internal("an arena arrived with another size"));
   return std::move(reply.fds[0]);
 }
 
@@ -972,7 +972,7 @@ Result<Message> Session::asked(const runtime::Request& request) {
     SHOAL_TRY(const auto inspect, from_bytes<Inspect>(request.message.body));
     return Message{{}, to_bytes(reported(inspect)), {}};
   }
-  if (method != kCancelResult) return fail(unimplemented("a client takes no such requests"));
+  if (method != kCancelResult) return fail(unimplemented("a client accepts no such requests"));
   SHOAL_TRY(const auto cancel, from_bytes<CancelResult>(request.message.body));
   SHOAL_OK(cancel_published(cancel.object, {cancel.recursive, cancel.force}));
   return Message();

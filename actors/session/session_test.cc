@@ -226,7 +226,7 @@ TEST_F(SessionTest, AGangIsNotTakenForLostByTheConnectionThatIsMadeForIt) {
   EXPECT_EQ(outcome(f), "ok");
 }
 
-TEST_F(SessionTest, AnActorOfWhichTheHeadKnowsNothingIsRefusedEachTime) {
+TEST_F(SessionTest, AnUnknownActorIsRefusedEachTime) {
   for (int i = 0; i < 2; ++i) {
     const auto known = session_->know(kActor, "Echo");
     ASSERT_FALSE(known);
@@ -239,7 +239,7 @@ TEST_F(SessionTest, AnActorOfWhichTheHeadKnowsNothingIsRefusedEachTime) {
   EXPECT_EQ(outcome(call()), "ok");
 }
 
-TEST_F(SessionTest, WithoutAHeadNobodyIsKnownAndCallsToLiveActorsGoOn) {
+TEST_F(SessionTest, WithoutAHeadLookupsFailAndCallsToLiveActorsContinue) {
   cluster_.host(kActor, std::make_shared<Echo>());
   cluster_.set(kActor, ActorState::kAlive);
   ASSERT_TRUE(session_->know(kActor, "Echo"));
@@ -308,7 +308,7 @@ TEST_F(SessionTest, HoweverManyReferencesThereAreAllAreCounted) {
   EXPECT_TRUE(cluster_.has_counted(0));
 }
 
-TEST_F(SessionTest, WhoWaitsForAnObjectThatIsTooMuchToShareHearsOfIt) {
+TEST_F(SessionTest, AWaiterForAnObjectBeyondTheSharedMemoryIsNotified) {
   std::vector<ObjectKey> objects;
   for (std::uint64_t k = 1; k <= 200'000; ++k) objects.push_back({kJob, ObjectId{k}});
   const std::string text = "references";

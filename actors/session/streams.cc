@@ -11,9 +11,9 @@ Streams::Id Streams::open() {
 
 void Streams::end(const Stream& stream, std::uint64_t index, const runtime::Promise<Value>& item) {
   if (stream.items.upper_bound(index) != stream.items.end()) {
-    item.set(fail(data_loss(fmt::format("item {} of the stream could not be read when it came", index)).with_reason("ItemLost")));
+    item.set(fail(data_loss(fmt::format("item {} of the stream could not be read when it arrived", index)).with_reason("ItemLost")));
   } else {
-    item.set(fail(unavailable("there are no more items").with_reason("StreamOver")));
+    item.set(fail(unavailable("the stream has no more items").with_reason("StreamOver")));
   }
 }
 

@@ -45,7 +45,7 @@ TEST_F(StreamsTest, ItemsAreTakenInTheirOrderWheneverTheyCome) {
   EXPECT_EQ(outcome(streams_.next(stream_)), "pending");
 }
 
-TEST_F(StreamsTest, WhatIsHereStaysWhenTheCallIsDoneAndThereIsNothingBehindIt) {
+TEST_F(StreamsTest, ReceivedItemsStayWhenTheCallIsDone) {
   streams_.arrived(stream_, 0, text_value("a"));
   const auto asked = streams_.next(stream_);
   done_.set(fail(unavailable("it died").with_reason("ActorDied")));
@@ -54,7 +54,7 @@ TEST_F(StreamsTest, WhatIsHereStaysWhenTheCallIsDoneAndThereIsNothingBehindIt) {
   EXPECT_EQ(take(), "StreamOver");
 }
 
-TEST_F(StreamsTest, WhoWaitsHearsOfTheEnd) {
+TEST_F(StreamsTest, AWaiterIsNotifiedOfTheEnd) {
   const auto asked = streams_.next(stream_);
   done_.set(text_value("0"));
   EXPECT_EQ(outcome(asked), "StreamOver");
@@ -62,7 +62,7 @@ TEST_F(StreamsTest, WhoWaitsHearsOfTheEnd) {
   EXPECT_EQ(outcome(streams_.next(stream_)), "StreamOver");
 }
 
-TEST_F(StreamsTest, AnItemThatDidNotComeIsAFailureAndThoseBehindItAreThere) {
+TEST_F(StreamsTest, AMissingItemFailsAndLaterOnesAreReadable) {
   for (const std::uint64_t k : {1, 3, 4}) streams_.arrived(stream_, k, text_value(std::to_string(k)));
   const auto asked = streams_.next(stream_);
   EXPECT_EQ(outcome(asked), "pending");
@@ -80,7 +80,7 @@ TEST_F(StreamsTest, ACallThatIsMadeAgainYieldsNothingTwice) {
   EXPECT_EQ(take(), "again");
 }
 
-TEST_F(StreamsTest, OfOneThatNobodyTakesAnyMoreNothingIsKept) {
+TEST_F(StreamsTest, AnAbandonedStreamKeepsNoItems) {
   const auto asked = streams_.next(stream_);
   streams_.close(stream_);
   streams_.arrived(stream_, 0, text_value("a"));
@@ -89,7 +89,7 @@ TEST_F(StreamsTest, OfOneThatNobodyTakesAnyMoreNothingIsKept) {
   done_.set(text_value("1"));
 }
 
-TEST_F(StreamsTest, WhatNobodyIsToTakeIsLetGoOf) {
+TEST_F(StreamsTest, ItemsWithoutAReaderAreReleased) {
   std::weak_ptr<const void> kept;
   const auto watched = [&] {
     const auto hold = std::make_shared<int>(0);

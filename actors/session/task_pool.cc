@@ -95,7 +95,7 @@ void TaskPool::add(ActorId id, const ValueFuture& made, NodeId node) {
         const ItemPtr first = waiting_.front();
         if (first->task.retries == 0) {
           waiting_.pop_front();
-          crashed(first, result ? unavailable("it could not be made") : result.error());
+          crashed(first, result ? unavailable("it could not be started") : result.error());
         } else if (first->task.retries > 0) {
           --first->task.retries;
         }

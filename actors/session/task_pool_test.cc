@@ -161,7 +161,7 @@ TEST_F(SpreadTest, NodesHaveTheirTurns) {
   EXPECT_EQ(where({"f", "g", "h"}), "2:f 1:g 2:h");
 }
 
-TEST_F(SpreadTest, OnlySoManyNodesGetWorkersAsThereAreTasksThatWaitAndOne) {
+TEST_F(SpreadTest, AtMostOneNodeMoreThanWaitingTasksGetsWorkers) {
   const std::vector<NodeId> roomy = {NodeId{4}, NodeId{1}, NodeId{2}, NodeId{3}};
   using Nodes = std::vector<NodeId>;
   EXPECT_EQ(pool_.next_nodes(roomy), Nodes{NodeId{4}});
@@ -186,7 +186,7 @@ TEST_F(SpreadTest, NodesGetWorkersInTheirTurns) {
   EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}, NodeId{3}}), std::vector<NodeId>{NodeId{3}});  // it never had its turn
 }
 
-TEST_F(SpreadTest, OneWhoseNodeIsBusyGoesElsewhere) {
+TEST_F(SpreadTest, ATaskWhoseNextNodeIsBusyGoesElsewhere) {
   worker(kA);
   worker(kB);
   const auto a = submit("a"), b = submit("b"), c = submit("c");
@@ -216,7 +216,7 @@ TEST_F(SpreadTest, TheTurnOfANodeThatGetsNoWorkerIsNotKeptForEver) {
   EXPECT_EQ(where({"c", "d"}), "1:c 1:d");
 }
 
-TEST_F(SpreadTest, NorThatOfOneWhoseWorkerCannotBeMade) {
+TEST_F(SpreadTest, ANodeWhoseWorkerCannotStartLosesItsTurn) {
   worker(kA);
   const auto second = being_made(kB);
   EXPECT_EQ(where({"a"}), "1:a");
@@ -241,7 +241,7 @@ TEST_F(SpreadTest, AfterOneThatCannotBeMadeOthersAreWantedLater) {
   }
 }
 
-TEST_F(SpreadTest, OneThatIsNotMadeForLongIsNoReasonToHaveNoOther) {
+TEST_F(SpreadTest, ASlowWorkerStartDoesNotPreventOthers) {
   worker(kA);
   const auto second = being_made(kB);
   const auto a = submit("a"), b = submit("b");
@@ -266,7 +266,7 @@ TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
   EXPECT_EQ(outcome(a), "pending");
 }
 
-TEST_F(TaskPoolTest, WhatComesToAWorkerThatDiedIdleBeganNowhere) {
+TEST_F(TaskPoolTest, ATaskSentToADeadIdleWorkerHasNotBegun) {
   worker(kA);
   gone_.insert(kA);
   const auto a = submit("a");  // allowed one run
@@ -278,7 +278,7 @@ TEST_F(TaskPoolTest, WhatComesToAWorkerThatDiedIdleBeganNowhere) {
   EXPECT_EQ(outcome(a), "WorkerCrashed");
 }
 
-TEST_F(TaskPoolTest, OfQuickFunctionsAWorkerGetsSeveral) {
+TEST_F(TaskPoolTest, AWorkerGetsSeveralQuickFunctions) {
   worker(kA);
   submit("a");
   pass(100us);
@@ -298,7 +298,7 @@ TEST_F(TaskPoolTest, OfQuickFunctionsAWorkerGetsSeveral) {
   EXPECT_EQ(running(), "1:slow 2:e");
 }
 
-TEST_F(TaskPoolTest, WhatWaitsForAReferenceHoldsUpNobody) {
+TEST_F(TaskPoolTest, ATaskThatWaitsForAReferenceBlocksNoOther) {
   worker(kA);
   const runtime::Promise<Value> first;
   auto blocked = task("blocked");
@@ -338,7 +338,7 @@ TEST_F(TaskPoolTest, ADeathIsChargedToTheTaskThatRan) {
   EXPECT_EQ(outcome(second), "<never>");
 }
 
-TEST_F(DelayedTaskPoolTest, AnotherAttemptAfterADeathComesLaterAndHoldsUpNobody) {
+TEST_F(DelayedTaskPoolTest, ARetryAfterADeathIsDelayedAndBlocksNoOther) {
   worker(kA);
   const auto first = pool_.submit(mortal("first"));
   pass(500ms);
@@ -357,7 +357,7 @@ TEST_F(DelayedTaskPoolTest, AnotherAttemptAfterADeathComesLaterAndHoldsUpNobody)
   EXPECT_FALSE(pool_.any_open());
 }
 
-TEST_F(DelayedTaskPoolTest, WhatIsCancelledMeanwhileOrClosedIsOverAtOnce) {
+TEST_F(DelayedTaskPoolTest, ADelayedTaskThatIsCancelledOrClosedEndsAtOnce) {
   worker(kA);
   worker(kB);
   const auto first = pool_.submit(mortal("first")), second = pool_.submit(mortal("second"));
@@ -385,7 +385,7 @@ TEST_F(LendingTaskPoolTest, AWorkerWithoutWorkLendsItsCpusAndHasThemAgainBeforeI
   EXPECT_TRUE(lent_.empty());
 }
 
-TEST_F(LendingTaskPoolTest, WhileOthersHaveThemItRunsNothingAndAnotherWorkerIsWanted) {
+TEST_F(LendingTaskPoolTest, AWorkerWithoutItsLentCpusRunsNothingAndAnotherIsRequested) {
   worker(kA);
   pass(100ms);
   EXPECT_EQ(lent_, std::set<ActorId>{kA});
@@ -406,7 +406,7 @@ TEST_F(LendingTaskPoolTest, WhileOthersHaveThemItRunsNothingAndAnotherWorkerIsWa
   EXPECT_FALSE(pool_.take_wants(1h).alone);
 }
 
-TEST_F(LendingTaskPoolTest, NoMoreAreAskedThanThereAreTasks) {
+TEST_F(LendingTaskPoolTest, NoMoreWorkersAreRequestedThanTasksWait) {
   worker(kA);
   worker(kB);
   pass(100ms);
@@ -416,7 +416,7 @@ TEST_F(LendingTaskPoolTest, NoMoreAreAskedThanThereAreTasks) {
   EXPECT_EQ(pool_.take_wants(1h).workers, 0u);
 }
 
-TEST_F(TaskPoolTest, WhatRaisedIsJudgedIfThatIsWanted) {
+TEST_F(TaskPoolTest, RaisedExceptionsAreJudgedIfRequested) {
   worker(kA);
   auto judged = task("judged");
   judged.judge_raised = true;
@@ -454,7 +454,7 @@ TEST_F(TaskPoolTest, UsedUpAndIdleWorkersEnd) {
   EXPECT_TRUE(pool_.take_wants(2s).alone);
 }
 
-TEST_F(TaskPoolTest, WhatOthersWaitForIsGivenBackByWhoIsIdleOrElseAfterWhatTheOldestRuns) {
+TEST_F(TaskPoolTest, AWantedWorkerIsTheIdleOneOrTheOldestAfterItsTask) {
   worker(kA);
   pass(100ms);
   worker(kB);
@@ -479,7 +479,7 @@ TEST_F(TaskPoolTest, WhatOthersWaitForIsGivenBackByWhoIsIdleOrElseAfterWhatTheOl
   EXPECT_TRUE(pool_.take_wants(1h).alone);
 }
 
-TEST_F(TaskPoolTest, AWorkerThatCannotBeMadeIsChargedToWhatWaitsFirst) {
+TEST_F(TaskPoolTest, AWorkerThatCannotStartCostsTheFirstTaskAnAttempt) {
   const auto a = submit("a"), b = submit("b");
   const runtime::Promise<Value> made;
   pool_.add(kA, made.future());
@@ -495,12 +495,12 @@ TEST_F(TaskPoolTest, AWorkerThatNoNodeCouldEverHoldFailsAllThatWait) {
   const auto a = submit("a"), b = submit("b");
   const runtime::Promise<Value> made;
   pool_.add(kA, made.future());
-  made.set(fail(resource_exhausted("the node that it had to be on was lost").with_reason("Unschedulable")));
+  made.set(fail(resource_exhausted("its required node was lost").with_reason("Unschedulable")));
   EXPECT_EQ(outcome(a), "TaskUnschedulable");
   EXPECT_EQ(outcome(b), "TaskUnschedulable");
 }
 
-TEST_F(TaskPoolTest, ItsEndFailsWhatIsNotDone) {
+TEST_F(TaskPoolTest, ItsEndFailsUnfinishedTasks) {
   worker(kA);
   const auto runs = submit("a"), waits = submit("b");
   pool_.close();
@@ -510,7 +510,7 @@ TEST_F(TaskPoolTest, ItsEndFailsWhatIsNotDone) {
   EXPECT_EQ(submit("c").peek().error().code(), Code::kCancelled);
 }
 
-TEST_F(TaskPoolTest, WhatNoWorkerHasIsCancelledAtOnceAndForGood) {
+TEST_F(TaskPoolTest, AWaitingTaskIsCancelledAtOnceAndForGood) {
   const runtime::Promise<Value> argument;
   auto blocked = task("blocked");
   blocked.deps.push_back(argument.future());
@@ -526,7 +526,7 @@ TEST_F(TaskPoolTest, WhatNoWorkerHasIsCancelledAtOnceAndForGood) {
   EXPECT_EQ(pool_.take_wants(2s).ended, std::vector<ActorId>{kA});
 }
 
-TEST_F(TaskPoolTest, AWorkerThatIsNotMadeAndThatNobodyNeedsEnds) {
+TEST_F(TaskPoolTest, AnUnneededStartingWorkerEnds) {
   const auto waits = submit("waits");
   const runtime::Promise<Value> made;
   pool_.add(kA, made.future());
@@ -537,7 +537,7 @@ TEST_F(TaskPoolTest, AWorkerThatIsNotMadeAndThatNobodyNeedsEnds) {
   made.set(fail(unavailable("actor functions died: killed").with_reason("ActorDied")));
 }
 
-TEST_F(TaskPoolTest, OneThatIsJudgedIsNotRunAgainOnceItIsCancelled) {
+TEST_F(TaskPoolTest, AJudgedTaskIsNotRepeatedAfterACancel) {
   worker(kA);
   auto judged = task("judged");
   judged.judge_raised = true;
@@ -552,7 +552,7 @@ TEST_F(TaskPoolTest, OneThatIsJudgedIsNotRunAgainOnceItIsCancelled) {
   EXPECT_EQ(running(), "");
 }
 
-TEST_F(TaskPoolTest, OneThatRunsIsInterruptedAndNotRunAgain) {
+TEST_F(TaskPoolTest, ACancelledRunningTaskIsInterruptedAndNotRepeated) {
   worker(kA);
   auto runs = task("runs");
   runs.retries = -1;
@@ -568,7 +568,7 @@ TEST_F(TaskPoolTest, OneThatRunsIsInterruptedAndNotRunAgain) {
 }
 
 // The other task never began, and keeps its retries.
-TEST_F(TaskPoolTest, ByForceTheWorkerEndsThatRunsIt) {
+TEST_F(TaskPoolTest, ForceEndsTheWorkerThatRunsTheTask) {
   worker(kA);
   for (const auto* name : {"x", "y"}) {  // quick ones
     submit(name);
@@ -589,7 +589,7 @@ TEST_F(TaskPoolTest, ByForceTheWorkerEndsThatRunsIt) {
   EXPECT_TRUE(pool_.take_wants(1h).alone);
 }
 
-TEST_F(TaskPoolTest, ByForceOneThatHasNotBegunEndsNobody) {
+TEST_F(TaskPoolTest, ForceOnAnUnbegunTaskEndsNoWorker) {
   worker(kA);
   submit("x");
   pass(100us);
@@ -651,7 +651,7 @@ TEST_F(NotedTaskPoolTest, EachAttemptIsNoted) {
   EXPECT_EQ(reported[0].end_unix_us - reported[0].start_unix_us, 3'000'000);
 }
 
-TEST_F(NotedTaskPoolTest, WhatNeverBeganIsNoAttempt) {
+TEST_F(NotedTaskPoolTest, AnUnbegunTaskIsNoAttempt) {
   submit("a");
   worker(kA);
   pass(500us);
@@ -668,7 +668,7 @@ TEST_F(NotedTaskPoolTest, WhatNeverBeganIsNoAttempt) {
   EXPECT_EQ(reported[0].start_unix_us, 0);
 }
 
-TEST_F(NotedTaskPoolTest, OneBeginsWhenTheOneBeforeItIsDone) {
+TEST_F(NotedTaskPoolTest, ATaskBeginsWhenTheOneBeforeItIsDone) {
   submit("a");
   worker(kA);
   pass(500us);
@@ -684,7 +684,7 @@ TEST_F(NotedTaskPoolTest, OneBeginsWhenTheOneBeforeItIsDone) {
   EXPECT_EQ(reported[0].start_unix_us, reported[1].end_unix_us);
 }
 
-TEST_F(NotedTaskPoolTest, OfManyThatWaitSomeAreToldAndTheOthersCounted) {
+TEST_F(NotedTaskPoolTest, SomeOfManyWaitingTasksAreReportedAndTheOthersCounted) {
   for (const char* what : {"a", "b", "c"}) submit(what);
   std::vector<TaskReport> out;
   EXPECT_EQ(pool_.tell(out, 2), 1u);

@@ -35,7 +35,7 @@ Result<void> attach(runtime::Message& message, bool local, const Value& first, s
   count(first);
   for (const auto& v : others) count(v);
   auto payload = runtime::allocate(total);
-  if (!payload) return fail(resource_exhausted("no memory for a message of " + std::to_string(total) + " bytes"));
+  if (!payload) return fail(resource_exhausted("this process has no memory for a message of " + std::to_string(total) + " bytes"));
   message.payload = *std::move(payload);
   std::size_t at = 0;
   const auto add = [&](const Value& v) -> Result<void> {
@@ -117,17 +117,17 @@ class Detacher {
   Result<Value> bytes_of(Shape shape) {
     if (shape.shared) {
       if (next_fd_ >= message_.fds.size()) {
-        return fail(invalid_argument("a shared value without its memory")
-                        .with_hint("this process may have too many files open: let go of values, or raise its limit (ulimit -n)"));
+        return fail(invalid_argument("a shared value arrived without its memory")
+                        .with_hint("this process may have too many files open: release values, or raise its limit (ulimit -n)"));
       }
       return Value::from_memory(std::move(message_.fds[next_fd_++]));
     }
     std::size_t total = 0;
     for (const auto s : shape.sizes.all()) {
-      if (s > size_) return fail(invalid_argument("a value larger than its frame"));
+      if (s > size_) return fail(invalid_argument("a value is larger than its frame"));
       total += s;
     }
-    if (total > size_ - at_) return fail(invalid_argument("a value larger than its frame"));
+    if (total > size_ - at_) return fail(invalid_argument("a value is larger than its frame"));
     const auto kind = shape.raised ? Value::Kind::kRaised : Value::Kind::kResult;
     if (total > Value::kMaxInlineBytes) {  // from another host; shared here like any large value
       Value::Pieces pieces;
@@ -167,7 +167,9 @@ Result<std::vector<Value>> values_of(std::vector<Shape> shapes, Detacher& detach
 
 Error call_cancelled(const std::string& what) { return cancelled("the call of " + what + " was cancelled").with_reason("TaskCancelled"); }
 
-Error caller_gone(const std::string& what) { return cancelled("nobody hears what " + what + " yields").with_reason("CallerGone"); }
+Error caller_gone(const std::string& what) {
+  return cancelled("the caller of " + what + " has stopped reading its items").with_reason("CallerGone");
+}
 
 Result<runtime::Message> to_message(const Call& call, bool local, std::size_t sent) {
   const auto values = std::span(call.deps).subspan(sent);
@@ -218,7 +220,7 @@ Result<Call> take_call(runtime::Message& message, ValueMemory* memory) {
               return m.hasDeps() ? read_shapes(m.getDeps()) : std::vector<Shape>();
             }));
   if (!args) {
-    if (!deps.empty()) return fail(invalid_argument("a call with references, and without arguments in which they stand"));
+    if (!deps.empty()) return fail(invalid_argument("a call has references, but no arguments that contain them"));
     SHOAL_TRY(call.args, plain_value(message, memory));
     return call;
   }

@@ -126,7 +126,7 @@ Result<Value> Value::make_many(const std::vector<Pieces>& values, ValueMemory* m
     counts.push_back(static_cast<std::uint32_t>(pieces.size()));
     all.insert(all.end(), pieces.begin(), pieces.end());
   }
-  if (all.size() > kMaxBuffers) return fail(invalid_argument("results of more than 16384 pieces"));
+  if (all.size() > kMaxBuffers) return fail(invalid_argument("the results have more than 16384 pieces"));
   all[0] = std::as_bytes(std::span(counts));
   return make(all, Kind::kResult, memory);
 }
@@ -134,7 +134,7 @@ Result<Value> Value::make_many(const std::vector<Pieces>& values, ValueMemory* m
 Result<std::vector<Value>> Value::split(std::size_t count) const {
   SHOAL_TRY(const auto here, pin());
   const Pieces& all = here.pieces;
-  const auto bad = [] { return fail(invalid_argument("an answer that does not consist of as many values as were asked for")); };
+  const auto bad = [] { return fail(invalid_argument("an answer has another number of values than the call expects")); };
   if (all.empty() || all[0].size() != count * sizeof(std::uint32_t)) return bad();
   std::vector<Value> out;
   std::size_t next = 1;
@@ -181,7 +181,7 @@ Result<Value> Value::from_memory(Fd memory) {
   Value out;
   SHOAL_TRY(out.more().memory, SharedMemory::of(std::move(memory), bytes));
   SHOAL_TRY(const auto mapping, out.memory()->mapping());
-  const auto bad = [] { return fail(invalid_argument("a memory that holds no value")); };
+  const auto bad = [] { return fail(invalid_argument("a shared memory has no value's header")); };
   MemoryHeader header{};
   if (bytes < sizeof header) return bad();
   std::memcpy(&header, mapping->data(), sizeof header);
@@ -207,11 +207,10 @@ Result<Value> Value::from_inline(PieceSizes sizes, Bytes data, Kind kind) {
   const auto all = sizes.all();
   std::size_t total = 0;
   for (const auto s : all) {
-    if (s > data.size()) return fail(invalid_argument("a value larger than its bytes"));
+    if (s > data.size()) return fail(invalid_argument("a value is larger than its bytes"));
     total += s;
   }
-  if (all.empty() || all.size() > kMaxBuffers || total != data.size())
-    return fail(invalid_argument("a value that does not fill its bytes"));
+  if (all.empty() || all.size() > kMaxBuffers || total != data.size()) return fail(invalid_argument("a value does not fill its bytes"));
   Value out;
   out.set_sizes(std::move(sizes));
   out.inline_bytes_ = data.size();

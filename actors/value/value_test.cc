@@ -35,7 +35,7 @@ TEST_F(ValueTest, SmallOnesAreInlineAndLargeOnesShared) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(large.pieces()[1].data()) % Value::kAlignment, 0u);
 }
 
-TEST_F(ValueTest, WhatAUserWritesIntoAValueNobodyElseSees) {
+TEST_F(ValueTest, WritesToAValueAreInvisibleToOthers) {
   for (const std::string& buffer : {small_, large_}) {
     const Value value = Value::make({bytes(head_), bytes(buffer)}).value();
     const Value mine = value.for_user().value(), other = value.for_user().value();
@@ -97,7 +97,7 @@ TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   for (std::size_t i = 0; i < 3; ++i) expect_same(back.deps[i], call.deps[i]);
 }
 
-TEST_F(ValueTest, WhatIsPlainNeedsNoDescription) {
+TEST_F(ValueTest, APlainValueNeedsNoDescription) {
   const auto answer = [&](const Value& value, bool local, bool plain) {
     auto message = to_message(value, local).value();
     EXPECT_EQ(message.body.empty(), plain);
@@ -260,7 +260,7 @@ TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
   EXPECT_FALSE(value_from(std::move(shared)));
 }
 
-TEST_F(ValueTest, WhatACopyRefersToIsItsOwn) {
+TEST_F(ValueTest, ACopyHasItsOwnReferences) {
   const std::vector<ObjectKey> one(1), two(2);
   for (const Value::Pieces& pieces : {Value::Pieces{bytes(head_)}, {bytes(head_), bytes(head_)}, {bytes(large_)}}) {
     Value value = Value::make(pieces).value();

@@ -370,7 +370,7 @@ def test_is_canceled_raises_in_async_methods_and_drivers():
 
 def test_force_is_refused_for_methods(gate, recorder):
     ref = recorder.wait_at.remote(gate)
-    with pytest.raises(ValueError, match="force is for remote functions"):
+    with pytest.raises(ValueError, match="force applies to remote functions"):
         ray.cancel(ref, force=True)
     gate.open.remote()
     assert ray.get(ref, timeout=GUARD_S) is None
@@ -393,7 +393,7 @@ def test_a_method_is_retried_after_a_refused_force(gate, by_others):
     actor = Tries.remote()
     ref = actor.run.remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
-    with pytest.raises(ValueError, match="force is for remote functions"):
+    with pytest.raises(ValueError, match="force applies to remote functions"):
         ray.get(cancels.remote([ref], force=True), timeout=GUARD_S) if by_others else ray.cancel(ref, force=True)
     ray.get(gate.open.remote())
     assert ray.get(ref, timeout=GUARD_S) == 2
@@ -518,7 +518,7 @@ def test_another_process_cancels_by_force(gate):
 
 def test_force_from_another_process_is_refused_for_methods(gate, recorder):
     ref = recorder.wait_at.remote(gate)
-    with pytest.raises(ValueError, match="force is for remote functions"):
+    with pytest.raises(ValueError, match="force applies to remote functions"):
         ray.get(cancels.remote([ref], force=True), timeout=GUARD_S)
     gate.open.remote()
     assert ray.get(ref, timeout=GUARD_S) is None
@@ -627,7 +627,7 @@ def test_a_call_is_cancelled_through_a_returned_reference(gate, recorder, how):
 def test_a_returned_reference_follows_the_same_force_rules(gate, recorder):
     function, method = stubborn.options(max_retries=-1).remote(gate), gate.wait.remote("method", 1)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
-    with pytest.raises(ValueError, match="force is for remote functions"):
+    with pytest.raises(ValueError, match="force applies to remote functions"):
         ray.cancel(came_back("from an actor", method, recorder), force=True)
     ray.cancel(came_back("from an actor", function, recorder), force=True)
     is_cancelled(function)

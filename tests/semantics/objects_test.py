@@ -357,7 +357,7 @@ def test_get_of_a_freed_value_raises_at_once(holder):
     assert is_freed(name)
     from shoal._objects import refs
 
-    with pytest.raises(ObjectFreedError, match="it was freed"):
+    with pytest.raises(ObjectFreedError):
         ray.get(refs._fetch(name[0], "", name[1]), timeout=GUARD_S)
 
 

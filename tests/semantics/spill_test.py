@@ -149,7 +149,7 @@ def test_a_value_larger_than_the_store_is_refused_with_the_sizes():
 
 def test_a_store_full_of_values_in_use_refuses_and_recovers():
     arrays = [ray.get(ray.put(made(k))) for k in range(7)]
-    with pytest.raises(ObjectStoreFullError, match="looked at"):
+    with pytest.raises(ObjectStoreFullError, match="read all remaining"):
         ray.put(np.zeros(2 * SIZE // 8))
     assert all(right(a, k) for k, a in enumerate(arrays))
     del arrays
