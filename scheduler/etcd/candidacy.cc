@@ -97,7 +97,7 @@ class EtcdCandidacy final : public Candidacy {
     }
     return fail(invalid_argument("the heads of " + address_.text() + " have another token, or certificates of another authority")
                     .with_reason("TokenRefused")
-                    .with_hint("give this one theirs with --token-file and, over hosts, --authority; or name another cluster"));
+                    .with_hint("give this head theirs with --token-file and, over hosts, --authority; or name another cluster"));
   }
 
   Result<void> join() {

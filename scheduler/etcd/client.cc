@@ -60,7 +60,7 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
   const json said = json::parse(reply.body, nullptr, false);
   if (!said.is_object() || !said.contains("code") || !said["code"].is_number_integer()) {
     return invalid_argument(server + " answers with HTTP status " + std::to_string(reply.status) +
-                            ": it is no etcd of version 3.4 or later")
+                            ": it is not an etcd of version 3.4 or later")
         .with_hint("--store etcd://HOST:PORT/NAME names etcd's client port; it is etcds:// where that speaks TLS");
   }
   const std::string message = "etcd at " + server + ": " + text_in(said, "error");
@@ -74,7 +74,8 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
     case 16:
       return invalid_argument(message);
     case 8:
-      if (message.find("space") == std::string::npos) return unavailable(message);  // too many requests
+      // etcd answers too many requests and a full database with one code, which only their texts distinguish.
+      if (message.find("space") == std::string::npos) return unavailable(message);
       return resource_exhausted(message).with_hint("etcdctl defrag and etcdctl alarm disarm, or raise its --quota-backend-bytes");
     default:
       return unavailable(message);
@@ -105,14 +106,14 @@ Result<Address> Address::parse(const std::string& text, const Access& access) {
   };
   const bool tls = text.starts_with(kTls);
   const std::string_view scheme = tls ? kTls : kClear;
-  if (!text.starts_with(scheme)) return wrong("is none that Shoal knows");
+  if (!text.starts_with(scheme)) return wrong("is not a kind of store that Shoal supports");
   const auto& files = access.tls;
   if (tls && (files.authority.empty() || files.certificate.empty() || files.key.empty())) {
-    return wrong("needs the certificate of etcd's authority, and a certificate with its key by which etcd knows this cluster",
+    return wrong("needs the certificate of etcd's authority, and a certificate with its key that etcd accepts from this cluster",
                  "--store-ca-file, --store-cert-file and --store-key-file name files in PEM");
   }
   if (!tls && !(files.authority.empty() && files.certificate.empty() && files.key.empty())) {
-    return wrong("is spoken to in clear text, where certificates have no use", "say etcds://, or leave --store-*-file out");
+    return wrong("is reached in clear text, where certificates have no use", "write etcds://, or leave --store-*-file out");
   }
   const auto slash = text.find('/', scheme.size());
   if (slash == std::string::npos) return wrong("names no cluster");
@@ -121,18 +122,19 @@ Result<Address> Address::parse(const std::string& text, const Access& access) {
   out.cluster = text.substr(slash + 1);
   const bool plain = std::all_of(out.cluster.begin(), out.cluster.end(),
                                  [](unsigned char c) { return (c < 128 && std::isalnum(c)) || c == '.' || c == '_' || c == '-'; });
-  if (out.cluster.empty() || out.cluster.size() > 100 || !plain) return wrong("has a name that is none (letters, digits, . _ -)");
+  if (out.cluster.empty() || out.cluster.size() > 100 || !plain) return wrong("has an invalid name (use letters, digits, . _ -)");
   for (std::size_t from = scheme.size(); from <= slash;) {
     const auto end = std::min(text.find(',', from), slash);
     const std::string server = text.substr(from, end - from);
     const auto endpoint = runtime::parse_endpoint(server);
-    if (!endpoint || endpoint->is_unix()) return wrong("has a server that is none: '" + server + "'");
+    if (!endpoint || endpoint->is_unix()) return wrong("has an invalid server: '" + server + "'");
     if (!tls && !access.in_clear_text && !is_here(endpoint->host)) {
-      return fail(invalid_argument("the store '" + text + "' has a server beyond this host's loopback, '" + server +
-                                   "', and no TLS: whoever reaches that etcd could run programs in this cluster")
-                      .with_reason("TlsRequired")
-                      .with_hint("let etcd ask clients for certificates (--client-cert-auth) and say etcds://.., --store-ca-file, "
-                                 "--store-cert-file and --store-key-file; or --store-in-clear-text where all who reach it may do that"));
+      return fail(
+          invalid_argument("the store '" + text + "' has a server beyond this host's loopback, '" + server +
+                           "', and no TLS: every process that reaches that etcd could run programs in this cluster")
+              .with_reason("TlsRequired")
+              .with_hint("let etcd ask clients for certificates (--client-cert-auth) and pass etcds://.., --store-ca-file, "
+                         "--store-cert-file and --store-key-file; or --store-in-clear-text where all processes that reach it may do that"));
     }
     out.servers.push_back(server);
     from = end + 1;
@@ -180,7 +182,7 @@ Result<json> Client::ask(const std::string& path, const json& body) {
     if (reply && reply->status == 200) {
       json out = json::parse(reply->body, nullptr, false);
       if (out.is_object()) return out;
-      last = invalid_argument(server + " answers what is no JSON: it is no etcd");
+      last = invalid_argument(server + " does not answer in JSON: it is not an etcd");
     } else {
       last = reply ? error_of(server, *reply) : Error(reply.error());
     }

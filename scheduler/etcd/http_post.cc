@@ -45,7 +45,7 @@ Result<Curl> load() {
   find(curl.easy_cleanup, "curl_easy_cleanup");
   find(curl.slist_append, "curl_slist_append");
   find(curl.slist_free_all, "curl_slist_free_all");
-  if (!all || curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) return fail(internal("libcurl of this host cannot be used"));
+  if (!all || curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) return fail(internal("this host's libcurl cannot be used"));
   return curl;
 }
 

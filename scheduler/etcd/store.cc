@@ -88,7 +88,7 @@ class Writer {
   }
 
   Result<std::vector<Record>> load() {
-    SHOAL_OK(write(json::array()));  // fails if this head does not lead any more
+    SHOAL_OK(write(json::array()));  // fails if this head no longer leads
     SHOAL_OK(recover_journal());
     std::map<std::pair<TableName, std::uint64_t>, std::string> texts;
     const std::string rows = address_.key("rows/"), end = end_of(rows);
@@ -128,7 +128,7 @@ class Writer {
       texts[{table, std::strtoull(key.c_str() + slash + 1, nullptr, 16)}] += value;
       return {};
     }
-    return fail(data_loss("etcd has a row of a table that is unknown: " + key));
+    return fail(data_loss("etcd has a row of an unknown table: " + key));
   }
 
   // One transaction, which succeeds only while this head leads. Unavailable: it may have happened, and cannot happen any more once the next
@@ -145,12 +145,12 @@ class Writer {
       if (reply.succeeded) break;
       const auto& leaders = reply.ranges[0];
       if (leaders.empty() || leaders[0].create_revision != leadership_.revision) {
-        return fail(unavailable("this head does not lead any more").with_reason("Fenced"));
+        return fail(unavailable("this head no longer leads").with_reason("Fenced"));
       }
       const std::string there = reply.ranges[1].empty() ? "" : reply.ranges[1][0].value;
       if (there == mine) break;  // repeated after its answer was lost
       if (there == at_ || !there.starts_with(leadership_.id + ":")) {
-        return fail(data_loss("somebody else writes to " + address_.text()));
+        return fail(data_loss("another program writes to " + address_.text()));
       }
       at_ = there;  // a write that was given up has happened
     }
@@ -268,7 +268,7 @@ class EtcdStore final : public Store {
     }
     if (all.size() == 1 && all.front().list.empty()) return done({});
     const std::lock_guard lock(mutex_);
-    SHOAL_CHECK(!done_, "a commit before the one under way is over");
+    SHOAL_CHECK(!done_, "a commit begins before the previous one has ended");
     pieces_ = std::move(all);
     done_ = std::move(done);
     work_ = true;

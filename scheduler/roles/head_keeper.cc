@@ -49,12 +49,12 @@ Result<std::unique_ptr<HeadKeeper>> HeadKeeper::make(runtime::Loop& loop, runtim
     if (keeper->command_.empty()) continue;
     std::error_code error;
     keeper->command_[0] = std::filesystem::read_symlink("/proc/self/exe", error);
-    if (error) return fail(internal("cannot tell which program this is: " + error.message()));
+    if (error) return fail(internal("the path of this program cannot be read: " + error.message()));
     adapt(keeper->command_, info.head);
     keeper->watch(p.pid);
     return keeper;
   }
-  return fail(unavailable("no head of this session runs here"));
+  return fail(unavailable("this session has no head on this host"));
 }
 
 void HeadKeeper::watch(pid_t pid) {

@@ -91,7 +91,7 @@ class HeldPort {
     at.sin_family = AF_INET;
     at.sin_port = htons(port);
     if (inet_pton(AF_INET, host == "localhost" ? "127.0.0.1" : host.c_str(), &at.sin_addr) != 1) {
-      return fail(invalid_argument("'" + host + "' is no address that other hosts reach this one at"));
+      return fail(invalid_argument("'" + host + "' is not an address at which other hosts reach this one"));
     }
     socklen_t size = sizeof at;
     if (bind(out.fd_.get(), reinterpret_cast<sockaddr*>(&at), size) != 0) {
@@ -175,7 +175,7 @@ class OneOfSeveral {
     options.store = role_.store;
     sign_with_authority(w_, options);
     options.leads = [this] { return candidacy_->leads(); };
-    options.on_fenced = [this] { give_up(unavailable("its lease is over, or another one has it")); };
+    options.on_fenced = [this] { give_up(unavailable("its lease has ended, or another head has it")); };
     options.on_shutdown = [this] {
       candidacy_->end_cluster();
       leaving_ = w_.clock->after(std::chrono::milliseconds(20), [this] { over_ = true; });

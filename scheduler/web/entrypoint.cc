@@ -55,7 +55,7 @@ Result<Environment> read_environment(const std::string& text) {
       for (const auto& [name, variable] : out.variables) {
         if (name.empty() || name.find_first_of(std::string_view("=\0", 2)) != std::string::npos ||
             variable.find('\0') != std::string::npos) {
-          return fail(invalid_argument("env_vars of runtime_env has a name or a value that no environment can hold"));
+          return fail(invalid_argument("env_vars of runtime_env has a name or a value that an environment cannot hold"));
         }
         out.by_python |= variable.find('$') != std::string::npos;  // refers to existing variables
       }
@@ -63,8 +63,8 @@ Result<Environment> read_environment(const std::string& text) {
       if (!value.is_string()) return fail(invalid_argument("working_dir of runtime_env is a path"));
       const std::string path = value;
       if (path.find("://") != std::string::npos) {
-        return fail(
-            unimplemented("working_dir of runtime_env at an address (" + path + ")").with_hint("give a folder of the cluster's host"));
+        return fail(unimplemented("working_dir of runtime_env cannot be an address (" + path + ")")
+                        .with_hint("give a folder of the cluster's host"));
       }
       std::error_code ignored;
       if (!std::filesystem::path(path).is_absolute()) return fail(invalid_argument("working_dir of runtime_env is not absolute: " + path));
@@ -74,7 +74,7 @@ Result<Environment> read_environment(const std::string& text) {
       } else if (path.ends_with(".zip") && std::filesystem::is_regular_file(path, ignored)) {
         out.by_python = true;
       } else {
-        return fail(invalid_argument("working_dir of runtime_env: there is no folder " + path));
+        return fail(invalid_argument("working_dir of runtime_env: this host has no folder " + path));
       }
     } else if (key == "pip" || key == "py_modules" || key == "uv") {
       out.by_python = true;
@@ -126,7 +126,7 @@ Result<JobRequest> parse_job_request(std::string_view text) {
     } else if (key == "entrypoint_label_selector") {
       if (!value.empty()) return fail(unimplemented("a job's process cannot be placed by labels yet; its actors can"));
     } else {
-      return fail(invalid_argument("a job has no " + key));
+      return fail(invalid_argument("a job has no field " + key));
     }
   }
   return out;
@@ -135,7 +135,7 @@ Result<JobRequest> parse_job_request(std::string_view text) {
 Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& around) {
   const Submission& s = request.submission;
   if (s.entrypoint.empty())
-    return fail(invalid_argument("a job without an entrypoint").with_hint("a shell command line, as \"python train.py\""));
+    return fail(invalid_argument("the job has no entrypoint").with_hint("pass a shell command line, as \"python train.py\""));
   std::size_t metadata_bytes = 0;
   for (const auto& [name, value] : s.metadata) metadata_bytes += name.size() + value.size();
   if (s.id.size() > Submission::kMaxId || s.entrypoint.size() > Submission::kMaxText || s.runtime_env.size() > Submission::kMaxText ||
@@ -144,7 +144,7 @@ Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& 
                                              Submission::kMaxId, Submission::kMaxText)));
   }
   if (s.id.find_first_of("/?#\n\r") != std::string::npos || s.entrypoint.find('\0') != std::string::npos) {
-    return fail(invalid_argument("a job's id or entrypoint has a character that it cannot have"));
+    return fail(invalid_argument("a job's id or entrypoint has a forbidden character"));
   }
   SHOAL_TRY(const Environment env, read_environment(s.runtime_env));
   actors::JobSpec spec;

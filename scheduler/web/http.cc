@@ -173,7 +173,7 @@ std::optional<Refusal> HttpParser::read_header(std::string_view line) {
 }
 
 std::optional<Refusal> HttpParser::judge_body() {
-  if (request_.headers.contains("transfer-encoding")) return Refusal{501, "a body comes with its Content-Length here"};
+  if (request_.headers.contains("transfer-encoding")) return Refusal{501, "a body needs a Content-Length"};
   const auto it = request_.headers.find("content-length");
   if (it == request_.headers.end()) return std::nullopt;
   const std::string& text = it->second;

@@ -181,7 +181,7 @@ class Connection::Reply final : public HttpReply {
  public:
   explicit Reply(std::shared_ptr<Connection> connection) : connection_(std::move(connection)) {}
   ~Reply() override {
-    if (!answered_) send(500, error_body(internal("nobody answered this request")));
+    if (!answered_) send(500, error_body(internal("no handler answered this request")));
     if (begun_ && !ended_) connection_->close();  // without the last chunk, clients see the answer as cut off
   }
 
@@ -226,7 +226,7 @@ void Connection::ask() {
 Result<void> HttpServer::Impl::open(const runtime::Token& token) {
   std::error_code error;
   const auto address = asio::ip::make_address(options.host, error);
-  if (error) return fail(invalid_argument("'" + options.host + "' is no address"));
+  if (error) return fail(invalid_argument("'" + options.host + "' is not an address"));
   const tcp::endpoint at(address, options.port);
   acceptor.open(at.protocol(), error);
   if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);

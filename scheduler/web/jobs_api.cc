@@ -19,11 +19,11 @@ namespace {
 constexpr std::string_view kJobs = "/api/jobs/", kRows = "/api/v0/";
 
 void not_allowed(const std::shared_ptr<HttpReply>& reply) {
-  reply->send(405, error_body(invalid_argument("this path does not know that method")));
+  reply->send(405, error_body(invalid_argument("this path does not support that method")));
 }
 
 void no_such_path(const std::shared_ptr<HttpReply>& reply, const std::string& path) {
-  reply->send(404, error_body(not_found("nothing is served at " + path)));
+  reply->send(404, error_body(not_found("the HTTP interface serves nothing at " + path)));
 }
 
 }  // namespace

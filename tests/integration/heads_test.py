@@ -203,7 +203,7 @@ def test_stop_ends_every_head_and_node(heads, shoal_command):
 
 
 def test_wrong_options_are_errors_that_name_them(shoal_command):
-    for store, text in (("etcd://127.0.0.1:1", "names no cluster"), ("redis://x", "none that Shoal knows")):
+    for store, text in (("etcd://127.0.0.1:1", "names no cluster"), ("redis://x", "not a kind of store that Shoal supports")):
         refused = shoal_command("start", "--head", "--port", "0", "--store", store)
         assert refused.returncode != 0
         assert text in refused.stderr

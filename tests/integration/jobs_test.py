@@ -225,12 +225,12 @@ def test_invalid_submissions_are_refused(client, tmp_path):
         with pytest.raises(RuntimeError, match=match):
             client.submit_job(**{"entrypoint": "true", **how})
 
-    refused("without an entrypoint", entrypoint="")
+    refused("has no entrypoint", entrypoint="")
     refused("needs GPU 64", entrypoint_num_gpus=64)
-    refused("there is no folder", runtime_env={"working_dir": str(tmp_path / "absent")})
-    refused("501.*at an address", runtime_env={"working_dir": "https://example.com/x.zip"})
+    refused("this host has no folder", runtime_env={"working_dir": str(tmp_path / "absent")})
+    refused("501.*cannot be an address", runtime_env={"working_dir": "https://example.com/x.zip"})
     refused("501.*labels", entrypoint_label_selector={"zone": "a"})
-    refused("a character that it cannot have", submission_id="a/b")
+    refused("a forbidden character", submission_id="a/b")
     refused("metadata is an object of strings", metadata={"a": 1})
     refused("not negative", entrypoint_num_cpus=-1)
     with pytest.raises(Unimplemented):
