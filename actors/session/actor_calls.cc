@@ -11,11 +11,11 @@ namespace shoal::actors {
 
 namespace {
 
-Error lost(const std::string& class_name, ActorId id, const std::string& why, const std::string& reason = {},
-           const std::string& hint = {}) {
-  return unavailable(fmt::format("actor {} died: {}", class_name, why))
-      .with_reason(reason == kOutOfMemory ? reason : "ActorDied")
-      .with_hint(hint)
+Error lost(const std::string& class_name, ActorId id, const Error& why) {
+  return unavailable(fmt::format("actor {} died: ", class_name))
+      .because(why)
+      .with_reason(why.reason() == kOutOfMemory ? why.reason() : "ActorDied")
+      .with_hint(why.hint())
       .in(fmt::format("actor {}({})", class_name, to_string(id)));
 }
 
@@ -87,7 +87,7 @@ void ActorCalls::received(const ActorRow& row) {
     lose_sent(row.id, t, away(row.id, t, row.cause.value_or(unavailable("its process ended"))), Lost::kProcess);
   }
   if (row.state == ActorState::kDead) {
-    return die(row.id, t, row.cause.value_or(lost(t.class_name, row.id, "the head reported no cause")));
+    return die(row.id, t, row.cause.value_or(lost(t.class_name, row.id, unavailable("the head reported no cause"))));
   }
   if (row.state != ActorState::kAlive || !t.endpoint.empty()) return;
   t.endpoint = row.endpoint;
@@ -113,7 +113,7 @@ void ActorCalls::heard_gone(ActorId id, WorkerId worker, const Error& cause) {
   if (t.restarts && !t.disowned && !no_news_) {
     suspend(id, t, cause);
   } else {
-    die(id, t, lost(t.class_name, id, cause.message(), cause.reason(), cause.hint()));
+    die(id, t, lost(t.class_name, id, cause));
   }
 }
 
@@ -142,7 +142,7 @@ void ActorCalls::suspend(ActorId id, Target& t, const Error& cause) {
     if (head_here_) {
       lose_sent(id, target, away(id, target, cause), Lost::kProcess);
     } else {
-      die(id, target, lost(target.class_name, id, cause.message(), cause.reason(), cause.hint()));  // no head restarts it
+      die(id, target, lost(target.class_name, id, cause));  // no head restarts it
     }
   });
 }
@@ -196,7 +196,7 @@ void ActorCalls::delay(ActorId id, Target& t) {
 void ActorCalls::no_more_news(const Error& cause) {
   no_news_ = cause;
   for (auto& [id, t] : targets_) {
-    if (!t.dead && !connected(t)) die(id, t, lost(t.class_name, id, cause.message()));
+    if (!t.dead && !connected(t)) die(id, t, lost(t.class_name, id, unavailable(cause.message())));
   }
 }
 
@@ -293,7 +293,7 @@ void ActorCalls::link_broke(const std::string& endpoint, const Error& why) {
   for (auto& [id, t] : targets_) {
     if (t.endpoint != endpoint || t.dead) continue;
     if (no_news_) {
-      die(id, t, lost(t.class_name, id, no_news_->message()));
+      die(id, t, lost(t.class_name, id, unavailable(no_news_->message())));
     } else {
       wanted = true;
     }
@@ -314,7 +314,7 @@ void ActorCalls::redial(const std::string& endpoint, const Error& why) {
   for (auto& [id, t] : targets_) {
     if (t.endpoint != endpoint || t.dead) continue;
     if (t.disowned) {
-      die(id, t, lost(t.class_name, id, why.message()));
+      die(id, t, lost(t.class_name, id, unavailable(why.message())));
       continue;
     }
     wanted = true;

@@ -377,9 +377,7 @@ void TaskPool::end_delays() {
 }
 
 void TaskPool::crashed(const ItemPtr& item, const Error& cause) {
-  const auto& message = cause.message();
-  const auto colon = message.find("died: ");
-  auto how = colon == std::string::npos ? message : message.substr(colon + 6);
+  std::string how(cause.cause_message().empty() ? std::string_view(cause.message()) : cause.cause_message());
   // A node reports such a process as "remote functions: f (pid 7) was killed", where f may be another function.
   const auto pid = how.find(" (pid ");
   if (how.starts_with(kFunctionWorker) && pid != std::string::npos) how.replace(0, pid, "its process");

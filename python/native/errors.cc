@@ -19,7 +19,7 @@ nb::object to_exception(const Error& e) {
   if (!factory().is_valid()) throw std::runtime_error(e.to_string());
   nb::list context;
   for (const auto& frame : e.context()) context.append(text(frame));
-  return factory()(static_cast<int>(e.code()), text(e.reason()), text(e.message()), text(e.hint()), context);
+  return factory()(static_cast<int>(e.code()), text(e.reason()), text(e.message()), text(e.hint()), context, text(e.cause_reason()));
 }
 
 void raise(const Error& e) {
@@ -48,7 +48,7 @@ nb::object memory_view(std::span<const std::byte> bytes, std::shared_ptr<const v
 void bind_errors(nb::module_& m) {
   m.def(
       "set_error_factory", [](nb::object make) { factory() = std::move(make); }, nb::arg("make"),
-      "Names the function (code, reason, message, hint, context) -> exception that errors become.");
+      "Names the function (code, reason, message, hint, context, cause_reason) -> exception that errors become.");
 }
 
 }  // namespace shoal::python

@@ -65,13 +65,14 @@ __all__ = [
 
 
 class ShoalError(Exception):
-    """Base of all. ``code`` and ``reason`` are stable names; ``context`` says where it passed, innermost first."""
+    """Base of all. ``code`` and ``reason`` are stable names; ``context`` says where it passed, innermost first. ``cause_reason`` is the
+    reason of the error that caused this one."""
 
     code = "Internal"
 
-    def __init__(self, message: str = "", *, reason: str = "", hint: str = "", context: tuple[str, ...] = ()):
+    def __init__(self, message: str = "", *, reason: str = "", hint: str = "", context: tuple[str, ...] = (), cause_reason: str = ""):
         message = message or (type(self).__doc__ or "").partition("\n")[0]
-        self.message, self.reason, self.hint, self.context = message, reason, hint, tuple(context)
+        self.message, self.reason, self.hint, self.context, self.cause_reason = message, reason, hint, tuple(context), cause_reason
         super().__init__(message)
 
     def __str__(self) -> str:
@@ -83,11 +84,11 @@ class ShoalError(Exception):
         return text
 
     def __reduce__(self):
-        return _rebuild, (type(self), self.message, self.reason, self.hint, self.context)
+        return _rebuild, (type(self), self.message, self.reason, self.hint, self.context, self.cause_reason)
 
 
-def _rebuild(cls, message, reason, hint, context):
-    return cls(message, reason=reason, hint=hint, context=context)
+def _rebuild(cls, message, reason, hint, context, cause_reason):
+    return cls(message, reason=reason, hint=hint, context=context, cause_reason=cause_reason)
 
 
 class Cancelled(ShoalError):
@@ -171,7 +172,7 @@ class RayActorError(Unavailable):
     @property
     def preempted(self) -> bool:
         """True if the actor's node was drained."""
-        return "its node was drained" in self.message
+        return self.cause_reason == "NodeDrained"
 
     @property
     def actor_id(self) -> str | None:
@@ -370,17 +371,15 @@ _REASONS = {
 }
 
 
-def from_error(code: int, reason: str, message: str, hint: str, context: list[str]) -> ShoalError:
+def from_error(code: int, reason: str, message: str, hint: str, context: list[str], cause_reason: str = "") -> ShoalError:
     """Returns the exception for an Error of the engine."""
     cls = _REASONS.get(reason, RpcError if _CODES[code] is Unavailable else _CODES[code])
-    if cls is ActorDiedError:  # Ray's wording
-        message = message.replace(" died: it was killed by shoal.kill", " died. The actor is dead because it was killed by shoal.kill", 1)
     if reason == "GroupRemoved" and cls is Cancelled:
         cls = TaskPlacementGroupRemoved
-    return cls(message, reason=reason, hint=hint, context=tuple(context))
+    return cls(message, reason=reason, hint=hint, context=tuple(context), cause_reason=cause_reason)
 
 
-_OURS = {"code", "reason", "message", "hint", "context"}
+_OURS = {"code", "reason", "message", "hint", "context", "cause_reason"}
 
 
 _causes: dict[str, Callable] = {}  # "pack" and "unpack" of a TaskError's cause

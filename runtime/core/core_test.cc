@@ -34,6 +34,15 @@ TEST(Error, PrintsCodeReasonContextAndHintFirstCauseFirst) {
   EXPECT_EQ(e.to_string(), "error[Unavailable/ActorDied]: killed by signal 9\n  in: actor A, rank 1\n  hint: look at the logs");
 }
 
+TEST(Error, HasTheReasonAndTheMessageOfItsCause) {
+  const Error cause = unavailable("its node was drained").with_reason("NodeDrained");
+  const Error e = unavailable("actor A died: ").because(cause).with_reason("ActorDied");
+  EXPECT_EQ(e.message(), "actor A died: its node was drained");
+  EXPECT_EQ(e.cause_message(), cause.message());
+  EXPECT_EQ(Error(e).cause_reason(), "NodeDrained");
+  EXPECT_EQ(cause.cause_message(), "");
+}
+
 TEST(Error, KeepsTheInnermostFramesWhenTheChainIsTooLong) {
   Error e = internal("x");
   for (int i = 0; i < 100; ++i) e = std::move(e).in(std::to_string(i));

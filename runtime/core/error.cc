@@ -29,7 +29,9 @@ const char* code_name(Code code) {
   return "Internal";
 }
 
-Error::Error(Code code, std::string message) : detail_(std::make_unique<Detail>(Detail{code, {}, std::move(message), {}, {}})) {}
+Error::Error(Code code, std::string message) : detail_(std::make_unique<Detail>(Detail{code, {}, std::move(message), {}, {}, {}, 0})) {
+  detail_->cause_at = detail_->message.size();
+}
 
 Error::Error(const Error& other) : detail_(std::make_unique<Detail>(*other.detail_)) {}
 
@@ -45,6 +47,13 @@ Error&& Error::with_reason(std::string reason) && {
 
 Error&& Error::with_hint(std::string hint) && {
   detail_->hint = std::move(hint);
+  return std::move(*this);
+}
+
+Error&& Error::because(const Error& cause) && {
+  detail_->cause_at = detail_->message.size();
+  detail_->message += cause.message();
+  detail_->cause_reason = cause.reason();
   return std::move(*this);
 }
 

@@ -3,6 +3,7 @@
 // Error is one owning pointer, so Result<void> is small. Code moves it; copies serve broadcasts, such as a death reported to many callers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,11 +42,16 @@ class [[nodiscard]] Error {
   const std::string& reason() const { return detail_->reason; }
   const std::string& message() const { return detail_->message; }
   const std::string& hint() const { return detail_->hint; }
+  // The reason, and the message, of the error that caused this one; empty without a cause. The message is the end of message().
+  const std::string& cause_reason() const { return detail_->cause_reason; }
+  std::string_view cause_message() const { return std::string_view(message()).substr(detail_->cause_at); }
   // The frames that the error passed, innermost first: "actor Counter(3f..)", "rank 1", "step 12", "node unshard(block.3)".
   const std::vector<std::string>& context() const { return detail_->context; }
 
   Error&& with_reason(std::string reason) &&;
   Error&& with_hint(std::string hint) &&;
+  // States what caused this error: appends the message of `cause` to this one's, and keeps its reason.
+  Error&& because(const Error& cause) &&;
   // Appends one frame of context. Frames beyond kMaxContext are dropped: the innermost ones, near the cause, matter most.
   Error&& in(std::string frame) &&;
 
@@ -61,6 +67,8 @@ class [[nodiscard]] Error {
     std::string message;
     std::string hint;
     std::vector<std::string> context;
+    std::string cause_reason;
+    std::size_t cause_at;  // where the cause's message begins; the end of `message` without a cause
   };
   std::unique_ptr<Detail> detail_;
 };

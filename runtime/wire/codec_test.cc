@@ -16,6 +16,21 @@ TEST(Codec, AnErrorArrivesAsItWasSent) {
   EXPECT_EQ(e.to_string(), sample().to_string());
 }
 
+TEST(Codec, AnErrorArrivesWithItsCause) {
+  const Error e = decode_error(encode_error(unavailable("actor A\xff died: ").because(cancelled("its job ended").with_reason("JobEnded"))));
+  EXPECT_EQ(e.message(), "actor A\xef\xbf\xbd died: its job ended");
+  EXPECT_EQ(e.cause_message(), "its job ended");
+  EXPECT_EQ(e.cause_reason(), "JobEnded");
+  const Error without = decode_error(encode_error(sample()));
+  EXPECT_EQ(without.cause_message(), "");
+  EXPECT_EQ(without.cause_reason(), "");
+  const Bytes foreign = write<wire::ErrorMessage>([](wire::ErrorMessage::Builder m) {
+    m.setMessage("short");
+    m.setCauseBytes(100);
+  });
+  EXPECT_EQ(decode_error(foreign).cause_message(), "short");
+}
+
 TEST(Codec, AnErrorOfAnyLengthFitsIntoAFrame) {
   const std::string much(1 << 20, 'x');
   Error e = unavailable(much).with_reason(much).with_hint(much);

@@ -10,4 +10,6 @@ struct ErrorMessage {
   message @2 :Text;
   hint @3 :Text;
   context @4 :List(Text);
+  causeReason @5 :Text;  # absent from releases that had no causes
+  causeBytes @6 :UInt32;  # the end of `message` that is the cause's message
 }

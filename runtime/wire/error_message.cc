@@ -1,5 +1,7 @@
 #include "runtime/wire/error_message.h"
 
+#include <algorithm>
+
 #include "runtime/core/utf8.h"
 #include "runtime/wire/codec.h"
 
@@ -20,6 +22,12 @@ void fill_error(wire::ErrorMessage::Builder m, const Error& error) {
   m.setReason(clipped(error.reason()));
   m.setMessage(clipped(error.message()));
   m.setHint(clipped(error.hint()));
+  if (!error.cause_reason().empty()) m.setCauseReason(clipped(error.cause_reason()));
+  if (const auto cause = error.cause_message(); !cause.empty()) {
+    const std::size_t sent = m.getMessage().size(),
+                      begin = clipped(error.message().substr(0, error.message().size() - cause.size())).size();
+    m.setCauseBytes(static_cast<std::uint32_t>(sent - std::min(begin, sent)));
+  }
   auto context = m.initContext(static_cast<unsigned>(error.context().size()));
   for (unsigned i = 0; i < context.size(); ++i) context.set(i, clipped(error.context()[i], kMaxFrameText));
 }
@@ -27,7 +35,11 @@ void fill_error(wire::ErrorMessage::Builder m, const Error& error) {
 Error read_error(wire::ErrorMessage::Reader m) {
   const auto code = m.getCode() < kNumCodes ? static_cast<Code>(m.getCode()) : Code::kInternal;
   const auto valid = [](const auto& t) { return valid_utf8(text(t)); };
-  Error out = Error(code, valid(m.getMessage())).with_reason(valid(m.getReason())).with_hint(valid(m.getHint()));
+  const std::string message = text(m.getMessage());
+  const std::size_t cause_at = message.size() - std::min<std::size_t>(m.getCauseBytes(), message.size());
+  const Error cause = Error(code, valid_utf8(message.substr(cause_at))).with_reason(valid(m.getCauseReason()));
+  Error out =
+      Error(code, valid_utf8(message.substr(0, cause_at))).because(cause).with_reason(valid(m.getReason())).with_hint(valid(m.getHint()));
   for (const auto frame : m.getContext()) {
     if (out.context().size() == Error::kMaxContext) break;
     out = std::move(out).in(valid(frame));

@@ -26,8 +26,7 @@ Error creator_ended(const ActorRow* creator, const Error& why) {
   if (creator == nullptr) return unavailable("its creator ended: " + why.message()).with_reason("CreatorEnded");
   const bool reported = creator->state == ActorState::kDead && creator->cause;
   std::string how = reported ? creator->cause->message() : why.message();
-  const std::string prefix = fmt::format("actor {} died: ", creator->class_name);
-  if (reported && how.starts_with(prefix)) how = how.substr(prefix.size());
+  if (reported && !creator->cause->cause_message().empty()) how = creator->cause->cause_message();
   how = how.substr(0, how.find('\n'));
   const std::string who = actors::is_function_worker(*creator) ? "a worker of remote functions"
                                                                : fmt::format("actor {}({})", creator->class_name, to_string(creator->id));

@@ -62,7 +62,7 @@ def test_get_and_describe_show_one_object(shoal_command, actors):
     assert shoal_command.json("get", "actor", "alive")["id"] == alive  # by its name
     assert "state: ALIVE\n" in shoal_command("get", "actor", alive[:12]).stdout
     text = shoal_command("describe", "actor", dead).stdout
-    assert "why it ended: actor Log died: it was killed by shoal.kill" in text
+    assert "why it ended: actor Log died. The actor is dead because it was killed by shoal.kill" in text
     assert f"next: shoal logs {dead}" in text
     done = shoal_command("get", "actor", "0000")
     assert (done.returncode, done.stdout) == (3, "")

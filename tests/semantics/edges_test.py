@@ -354,7 +354,8 @@ def test_an_actors_death_has_its_cause_and_the_preempted_flag():
 
 
 def test_an_error_from_a_drained_node_is_preempted():
-    assert ActorDiedError("actor A died: its node was drained").preempted is True
+    died = ActorDiedError("actor A died", cause_reason="NodeDrained")
+    assert died.preempted is pickle.loads(pickle.dumps(died)).preempted is True
 
 
 # ---- impossible amounts and nodes

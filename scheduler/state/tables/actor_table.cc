@@ -10,8 +10,11 @@ using actors::ActorState;
 namespace {
 
 Error actor_died(const ActorRow& row, const Error& cause) {
-  const bool in_order = cause.reason() == "JobEnded";
-  Error e = Error(Code::kUnavailable, fmt::format("actor {} {}: {}", row.class_name, in_order ? "is gone" : "died", cause.message()))
+  const char* const end = cause.reason() == "JobEnded" ? "is gone: "
+                          : cause.reason() == "Killed" ? "died. The actor is dead because "  // Ray's words
+                                                       : "died: ";
+  Error e = unavailable(fmt::format("actor {} {}", row.class_name, end))
+                .because(cause)
                 .with_reason(cause.reason() == "Unschedulable" || cause.reason() == actors::kOutOfMemory ? cause.reason() : "ActorDied")
                 .with_hint(cause.hint());
   for (const auto& frame : cause.context()) e = std::move(e).in(frame);
