@@ -37,7 +37,7 @@ class TaskPoolTest : public testing::Test {
   ValueFuture run(Call call) {
     if (gone_.contains(call.actor)) {
       const runtime::Promise<Value> refused;
-      refused.set(fail(unavailable("actor functions died: was killed").with_reason("ActorDied")));
+      refused.set(fail(unavailable("actor functions died: ").because(unavailable("was killed")).with_reason("ActorDied")));
       return refused.future();
     }
     const auto head = call.args.pieces().at(0);
@@ -79,7 +79,7 @@ class TaskPoolTest : public testing::Test {
         continue;
       }
       const std::string what = it->what;
-      answers(what, fail(unavailable("actor functions died: was killed").with_reason("ActorDied")));
+      answers(what, fail(unavailable("actor functions died: ").because(unavailable("was killed")).with_reason("ActorDied")));
       it = running_.begin();
     }
   }
@@ -484,7 +484,7 @@ TEST_F(TaskPoolTest, AWorkerThatCannotStartCostsTheFirstTaskAnAttempt) {
   const runtime::Promise<Value> made;
   pool_.add(kA, made.future());
   EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // one is on its way
-  made.set(fail(unavailable("actor functions died: no such program").with_reason("ActorDied")));
+  made.set(fail(unavailable("actor functions died: ").because(unavailable("no such program")).with_reason("ActorDied")));
   EXPECT_EQ(outcome(a), "WorkerCrashed");
   EXPECT_EQ(outcome(b), "pending");
   pool_.fail_waiting(resource_exhausted("no").with_reason("Unschedulable"));
@@ -534,7 +534,7 @@ TEST_F(TaskPoolTest, AnUnneededStartingWorkerEnds) {
   EXPECT_TRUE(pool_.take_wants(2s).ended.empty());
   pass(3s);
   EXPECT_EQ(pool_.take_wants(2s).ended, std::vector<ActorId>{kA});
-  made.set(fail(unavailable("actor functions died: killed").with_reason("ActorDied")));
+  made.set(fail(unavailable("actor functions died: ").because(unavailable("killed")).with_reason("ActorDied")));
 }
 
 TEST_F(TaskPoolTest, AJudgedTaskIsNotRepeatedAfterACancel) {
