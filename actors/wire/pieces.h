@@ -1,7 +1,7 @@
 // Parts of several messages and of the head's records: rows, launches and resources, to Cap'n Proto and back.
 //
-// For code that defines messages (messages.cc, scheduler/state/tables/records.cc). The readers throw kj::Exception for hostile input, so call
-// them within runtime::read.
+// For code that defines messages (messages.cc, scheduler/state/tables/records.cc). The readers throw kj::Exception for hostile input, so
+// call them within runtime::read.
 #pragma once
 
 #include <map>

@@ -20,8 +20,7 @@ constexpr std::uint64_t kRestartBytes = 16 << 10;
 Error broken(const char* what) { return invalid_argument(std::string("a ring has an impossible ") + what).with_reason("BrokenRing"); }
 
 // The length word of a record, atomic because a faulty peer may write it concurrently.
-std::atomic_ref<std::uint64_t> word_at(std::byte* at) {
-    return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(at)); }
+std::atomic_ref<std::uint64_t> word_at(std::byte* at) { return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(at)); }
 
 }  // namespace
 
