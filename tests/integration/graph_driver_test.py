@@ -251,7 +251,7 @@ def test_incompatible_passes_are_an_error():
         step.passes(recompute=["tail"])
     with pytest.raises(InvalidArgument, match="unit_bytes"):
         step.passes(bucket_bytes=100)
-    with pytest.raises(InvalidArgument, match="max_norm must be a positive number"):
+    with pytest.raises(InvalidArgument, match="max_norm = 0 is not positive"):
         step.passes(max_norm=0)
 
 

@@ -42,8 +42,8 @@ def then(folder, first):
     [
         ("other shape", "float32 of shape (8, 2) on rank 1 and float32 of shape (4, 2) on other ranks", None),
         ("uneven", "on rank 1 the loader raises MarkError", "batch of 5 rows must be divisible by 2"),
-        ("ends", "on rank 1 the loader ends, on other ranks it goes on", None),
-        ("raises", "on rank 1 the loader raises OSError: the disk is gone, on other ranks it goes on", "the disk is gone"),
+        ("ends", "on rank 1 the loader ends, on other ranks it continues", None),
+        ("raises", "on rank 1 the loader raises OSError: the disk is gone, on other ranks it continues", "the disk is gone"),
         ("shards", "on rank 1: 1 shards for 2 devices", None),
     ],
 )

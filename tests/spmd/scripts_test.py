@@ -592,7 +592,7 @@ def test_functions_of_xlac():
         xlac._xla_mark_sharding(x, MESH.get_op_sharding(("fsdp",)))
     assert not hasattr(xlac, "_get_xla_tensors_hlo")
     for name, hint in (("_get_xla_tensors_hlo", "explain"), ("_get_xla_tensors_text", "explain"), ("_xla_nothing", "README")):
-        with pytest.raises(AttributeError, match=rf"torch_xla\._XLAC\.{name} is not there[\s\S]*{hint}"):
+        with pytest.raises(AttributeError, match=rf"torch_xla\._XLAC\.{name} is not supported[\s\S]*{hint}"):
             getattr(xlac, name)
 
 
