@@ -21,7 +21,7 @@ def open_standard_streams() -> None:
 
 def set_error_factory(make: object) -> None:
     """
-    Names the function (code, reason, message, hint, context) -> exception that errors become.
+    Names the function (code, reason, message, hint, context, cause_reason) -> exception that errors become.
     """
 
 def settled(refs: Sequence[Ref]) -> tuple[bool, int]:

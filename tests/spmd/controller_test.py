@@ -232,7 +232,7 @@ for workers in (None, 2, 3):
     try:
         xr.use_spmd(workers=workers)
     except ValueError as error:
-        assert workers == 3 and "has 2 workers" in str(error), error
+        assert workers == 3 and "gave the program 2 workers" in str(error), error
     else:
         assert workers != 3
 print("done")
