@@ -5,6 +5,7 @@ With --device cpu the same on the CPU, with units outside of an arena as on a de
 """
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ def sharded(fully_shard, model, mesh, **policies):
 
 def train(device, make, optimizer_of):
     """Returns the losses of ten steps of one seed, and the device's peak memory in bytes."""
+    gc.collect()  # a model is part of reference cycles
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
