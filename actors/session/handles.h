@@ -5,7 +5,7 @@
 // freed. An actor counts the handles of itself that it passes on with an object of its own, and stays until that is free as well. The end
 // is a call (kRelease) behind all earlier calls.
 //
-// Python's handles use the same messages (python/shoal/_handle.py), where Python's garbage collector releases them.
+// Python's handles use the same messages (python/shoal/_actors/ownership.py), where Python's garbage collector releases them.
 #pragma once
 
 #include <functional>

@@ -5,7 +5,7 @@
 namespace shoal::scheduler {
 
 namespace {
-constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // python/shoal/_environment.py
+constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // python/shoal/_runtime_env/environment.py
 }  // namespace
 
 void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {

@@ -1,6 +1,6 @@
 // Marks that attribute a worker's output to its calls. A worker that runs one Python call at a time prints a mark before each call's first
-// line on each stream. The mark is a line of its own (python/shoal/_marks.py). A mark of no call (zeros) stands where the worker begins to
-// serve. The node removes the marks.
+// line on each stream. The mark is a line of its own (python/shoal/_worker/marks.py). A mark of no call (zeros) stands where the worker
+// begins to serve. The node removes the marks.
 #pragma once
 
 #include <algorithm>

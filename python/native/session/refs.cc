@@ -64,7 +64,7 @@ void stand_alone(Session& session, const std::vector<Ref*>& refs) {
 
 namespace {
 
-// True when the pickle names the function that makes tensors (python/shoal/_serialize.py).
+// True when the pickle names the function that makes tensors (python/shoal/_core/serialize.py).
 bool may_have_tensors(std::span<const std::byte> head) {
   constexpr std::string_view kMaker = "_tensor";
   return memmem(head.data(), head.size(), kMaker.data(), kMaker.size()) != nullptr;
