@@ -10,7 +10,7 @@ from fixtures import *  # noqa: F403
 from launch import run
 
 PROGRAM = str(Path(__file__).parent / "gpt_steps.py")
-CONFIG = os.environ.get("SHOAL_GPT_CONFIG", "T")
+CONFIG = os.environ.get("GPT_CONFIG", "T")
 
 
 def losses(*arguments: str, processes: int = 0, **env: str) -> list[float]:
