@@ -21,7 +21,7 @@ if walk.xr.process_index() == 0:
     print(json.dumps(found))
 """
 # Devices and processes. Facts about 2, 3 and 6 devices concern only index ranges and counts.
-SLICE = "8 over 2, 4 over 4"
+SLICE = "8 over 2, 4 over 4, 8 over 8"
 
 
 @pytest.mark.parametrize("case", os.environ.get("SHOAL_SPMD_WALKS", SLICE).split(", "))

@@ -365,7 +365,8 @@ class Unit:
             with _going("rows"):
                 return self.module(*args, **kwargs)
         units = self._units()
-        self._check_parameters(units)
+        if torch._C._current_graph_task_id() == -1:  # a forward recomputed in the backward pass finds unsharded parameters
+            self._check_parameters(units)
         flat, tree = tree_flatten((args, kwargs))
         other = next((a for a in flat if not isinstance(a, (Tensor, *_CONSTANTS))), None)
         key = None
@@ -386,12 +387,11 @@ class Unit:
 
     def _check_parameters(self, units: list[Unit]) -> None:
         for p in (p for u in units for p in u.parameters):
-            for m, name in p._engine.owners:
-                if m._parameters.get(name) is not p:
-                    raise Unimplemented(
-                        f"parameter {p._engine.name} of a module under SpmdFullyShardedDataParallel was replaced by another one",
-                        hint="replace or convert parameters before the module is wrapped, or write values into it: p.data = value",
-                    )
+            if any(m._parameters.get(name) is not p for m, name in p._engine.owners):
+                raise Unimplemented(
+                    f"parameter {p._engine.name} of a module under SpmdFullyShardedDataParallel was replaced by another one",
+                    hint="replace or convert parameters before the module is wrapped, or write values into it: p.data = value",
+                )
 
     def _way_of(self, key: Any, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
         if key in self._ways:
