@@ -8,7 +8,6 @@ peak memory is more than 0.1 % above FSDP2's. With --device cpu a small model, w
 import argparse
 import gc
 import json
-import os
 import statistics
 import sys
 import time
@@ -17,7 +16,7 @@ import gpt
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
+from device import mesh_of_one_rank
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 CONFIGS = {
@@ -82,17 +81,7 @@ def main():
     parser.add_argument("--steps", type=int, default=12, help="steps of a run; the first four are not measured")
     options = parser.parse_args()
     device = options.device
-    if device == "cuda" and not torch.cuda.is_available():
-        print(f"tests/gpu: there is no CUDA device that torch {torch.__version__} can use here; nothing was tested")
-        return 2
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
-        os.environ.setdefault(name, value)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-    if device == "cpu":
-        from shoal.fsdp._mesh import DataMesh
-
-        DataMesh.in_arena = property(lambda self: False)
-    mesh, config = init_device_mesh(device, (1,)), CONFIGS[device]
+    mesh, config = mesh_of_one_rank(device), CONFIGS[device]
     rows = {"FSDP2": [], "shoal.fsdp": []}
     failed, expected, tokens = 0, None, config["batch"] * config["seq"]
     for _ in range(options.rounds):

@@ -7,14 +7,13 @@ With --device cpu the same on the CPU, with units outside of an arena as on a de
 import argparse
 import gc
 import json
-import os
 import sys
 
 import gpt
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
+from device import mesh_of_one_rank
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 CONFIG, STEPS, ROWS = gpt.CONFIGS["T"], 10, 4
@@ -74,17 +73,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     device = parser.parse_args().device
-    if device == "cuda" and not torch.cuda.is_available():
-        print(f"tests/gpu: there is no CUDA device that torch {torch.__version__} can use here; nothing was tested")
-        return 2
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
-        os.environ.setdefault(name, value)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-    if device == "cpu":
-        from shoal.fsdp._mesh import DataMesh
-
-        DataMesh.in_arena = property(lambda self: False)
-    mesh = init_device_mesh(device, (1,))
+    mesh = mesh_of_one_rank(device)
     failed, expected = 0, None
     all_ways = ways(device, mesh)
     for name, (make, optimizer_of, tolerance) in all_ways.items():

@@ -292,8 +292,8 @@ void add_head_options(CLI::App& verb, StartOptions& options) {
                   "cluster with several heads (default: a database in its session's folder)");
   add_store_options(verb, options.store_access);
   verb.add_option("--authority", options.authority,
-                  "Of each but the first of several heads with --host: a copy of the folder tls/ of the first one's session (a "
-                  "secret, as the token is)");
+                  "A copy of the folder tls/ of the first head's session (a secret, as the token is); every further head with --host "
+                  "needs it");
   verb.add_option("--durability", options.durability,
                   "process: a decision survives the death of any process, a power cut costs 100 ms of them; fsync: each waits for the disk")
       ->check(CLI::IsMember({"process", "fsync"}))
