@@ -13,7 +13,7 @@ _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
 def asked(variable="SHOAL_FSDP"):
-    """Whether the variable is on, in upper or lower case. Raises ValueError for a value that is neither on nor off."""
+    """Returns True if the variable is on, in upper or lower case. Raises ValueError for a value that is neither on nor off."""
     value = os.environ.get(variable, "")
     if (word := value.strip().lower()) not in _ON + _OFF:
         raise ValueError(f"{variable} is 1, true, on or yes, or 0, false, off, no or empty, not {value!r}")

@@ -1,7 +1,7 @@
 """Debian's libraries as targets. Headers come from /usr/include, which the compiler searches by itself, so there is nothing to copy.
 
-What Bazel cannot see there it cannot track: after an `apt upgrade` its caches would serve objects of the old headers. So the versions
-of the packages become a source file that every library here depends on: other versions, other cache keys.
+Bazel does not track files there: after an `apt upgrade` its caches would serve objects of the old headers. So the versions of the
+packages become a source file that every library here depends on: other versions, other cache keys.
 """
 
 def _names(text):

@@ -15,7 +15,7 @@ namespace shoal::scheduler {
 class MetricsBook {
  public:
   static constexpr std::size_t kMaxOverSeries = 2'000;    // total for ended jobs; the first ended go first
-  static constexpr std::size_t kMaxEndedSeries = 10'000;  // of a job's processes that have ended; what comes then is left out
+  static constexpr std::size_t kMaxEndedSeries = 10'000;  // for a job's ended processes; further series are left out
 
   static constexpr std::size_t kMaxSeries = 10'000;  // for all processes, living ones first
 
