@@ -363,3 +363,12 @@ def test_directed_cases_equal_plain_torch(watch):
                 found += map(_on_host, (out, *_gradients(out, given)))
             how = [str(t._box.array.sharding) for _, t in pairs]
             _compare(ours, expected, False, f"{name}, seed {seed}, of {how}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_at_indices_of_parts_of_one_row(dtype):
+    here, source, index = torch.full((5, 5), 2, dtype=dtype), torch.full((5, 10), 3, dtype=dtype), torch.arange(10) % 5
+    there = here.to(DEVICE)
+    xs.mark_sharding(there, MESHES[0], (0, None))
+    ours = there.index_reduce(1, index.to(DEVICE), source.to(DEVICE), "prod")
+    torch.testing.assert_close(ours.cpu(), here.index_reduce(1, index, source, "prod"), rtol=0, atol=0)
