@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import shoal as ray
 from shoal.util import placement_group, remove_placement_group
 
-_BATCH = 1000  # calls made before the first answer is awaited
+_BATCH = 1000  # calls that are made before their answers are awaited
 _ROUNDS = 3
 _OTHERS = 4  # number of concurrent callers
 

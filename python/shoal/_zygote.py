@@ -36,7 +36,7 @@ def main() -> int | None:
         _import_torch()
     _native.die_with(node)
     gc.collect()
-    gc.freeze()  # keeps present objects shared with the workers: the collector does not write to them
+    gc.freeze()  # the garbage collector does not write to present objects from now on, so that workers share their pages
     link.send(b'{"ready": true}')
     while True:
         data, fds, _, _ = socket.recv_fds(link, _MAX_REQUEST, 2)
@@ -149,7 +149,7 @@ def _spawn_instead(request: dict) -> None:
 
 def begin() -> int:
     """Runs the worker in a fresh interpreter. Returns the exit code of a script."""
-    if sys.path[:1] == [""]:  # from -c
+    if sys.path[:1] == [""]:  # python -c puts "" first
         del sys.path[0]
     return _run_worker(json.loads(sys.argv[1]))
 

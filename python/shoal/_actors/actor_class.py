@@ -81,13 +81,13 @@ class ActorClass:
         return options
 
     def options(self, /, **options) -> ActorClass:
-        other = object.__new__(ActorClass)  # keeps the cached properties
+        other = object.__new__(ActorClass)  # a copy that has the cached properties, too
         other.__dict__.update(self.__dict__, _shoal_options=self._shoal_checked({**self._shoal_options, **check_options(options)}))
         return other
 
     def remote(self, /, *args, **kwargs) -> ActorHandle:
         """Creates an actor. ``name``: other processes find it with ``get_actor``. ``lifetime="detached"``: it outlives its job, and only
-        ``shoal logs NAME`` shows its output. ``max_restarts``: its process is restarted after an unrequested end, including ``sys.exit``
+        ``shoal logs NAME`` shows its output. ``max_restarts``: its process is restarted if it ends unasked, also by ``sys.exit``
         with a code other than 0.
 
         Other actors end when no counted handle (see ``ActorHandle``) is left in any process, after the calls made on them. An actor also
@@ -106,7 +106,8 @@ class ActorClass:
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
         detached = options.get("lifetime") == "detached"
         settings = settings_of(self._shoal_cls, name, self._shoal_methods, resources, options)
-        # A detached actor is made from its creation spec, as its creator may be gone by then. The call only reports completion.
+        # A detached actor makes itself from its creation spec, as its creator may be gone by then. This call only returns when that is
+        # done.
         packed = pack_call((), {}) if detached else pack_call((serialize.Code(self._shoal_cls), settings, *args), kwargs, ours=2)
         limit = options.get("max_pending_calls", -1)
         handle = ActorHandle(
@@ -115,7 +116,7 @@ class ActorClass:
         handle._shoal_actor.any_order = self._shoal_takes_any_order(options)
         env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
         creation_spec, kept = pack_creation_spec(self._shoal_cls, settings, args, kwargs) if restarts or detached else (b"", [])
-        for ref in kept if detached else ():  # kept for good: no process learns of the actor's end
+        for ref in kept if detached else ():  # kept until this process ends, because no process is notified of a detached actor's end
             session.pin(ref)
         create = partial(
             session.create_actor,

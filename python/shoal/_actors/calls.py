@@ -1,4 +1,4 @@
-"""Calls on their way out: packed arguments, options that few calls have, and results."""
+"""The caller's side of a call: packed arguments, options that few calls have, and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRAPH = "__shoal_graph__"  # the method that runs an actor's part in a compiled 
 
 
 class Dep:
-    """Replaces the k-th reference argument in a pickled call."""
+    """Stands in a pickled call for its k-th argument that is a reference."""
 
     __slots__ = ("k",)
 
@@ -47,7 +47,7 @@ def _unsendable(args: tuple, kwargs: dict, error: Exception) -> Exception:
 
 
 def pack_call(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first: int = 0, ours: int = 0) -> _Packed:
-    """Returns (head, buffers, references that are arguments, references inside arguments). ``extra``: options that few calls have
+    """Returns (value head, buffers, references that are arguments, references inside arguments). ``extra``: options that few calls have
     (num_returns, group, name). ``first``: the index of the first reference argument. ``ours``: the number of leading arguments that Shoal
     added. TypeError names an argument that cannot be pickled."""
     deps: list[_native.Ref] = []

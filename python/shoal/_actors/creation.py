@@ -42,7 +42,7 @@ def create_gang(
     name, options = name or cls.__name__, options or {}
     session = _session()
     methods = with_retries(methods_of(cls), options.get("max_task_retries"))
-    # Packed first, so that unpicklable arguments leave no actors behind.
+    # Packed before the request, so that arguments that cannot be pickled leave no actors behind.
     packed = _pack_creation(cls, name, methods, args, kwargs or {}, resources, options)
     how = launch(resources.get("CPU", 0), torch=torch, env=env, runtime_env=runtime_env)
     ids = session.create_gang(name, count, resources, how, refuse_infeasible, placed or {})
@@ -84,9 +84,9 @@ def end_if_unmade(session: _native.Session, handle: ActorHandle, arguments: list
 
 
 def _end_unmade(session: _native.Session, actor_id: str, arguments: list[_native.Ref]) -> None:
-    """Ends an actor whose arguments have failed: it is never made."""
+    """Ends an actor that cannot be made, because one of its arguments has failed."""
     if any(a.ready and a.failed for a in arguments):
-        with contextlib.suppress(Exception):  # the session is closed, and the actor ended with it
+        with contextlib.suppress(Exception):  # if the session is closed, the actor has ended with it
             session.kill(actor_id)
 
 

@@ -24,7 +24,8 @@ __all__ = ["ActorHandle", "ActorMethod", "in_any_order", "own", "sharing"]
 
 
 class _Actor:
-    """The state that a handle and its methods share. ``counts``: the session in which the handle's end is reported (None: uncounted).
+    """The state that a handle and its methods share. ``counts``: the session that is notified when the handle is gone (None: the handle
+    does not count).
     ``token``: the counted object, once a handle has left the creating process."""
 
     __slots__ = ("__weakref__", "any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "token", "weak")
@@ -32,7 +33,7 @@ class _Actor:
     def __init__(self, actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], created: ObjectRef | None, max_pending: int):
         self.counts: _native.Session | None = None
         self.token: LifetimeToken | None = None
-        self.any_order = self.weak = False  # weak: keeps no actor alive, nor do its copies
+        self.any_order = self.weak = False  # weak: neither the handle nor its copies keep the actor
         self.id, self.class_name, self.methods, self.created = actor_id, class_name, methods, created
         self.max_pending, self.pending = max_pending, None
 
@@ -176,7 +177,7 @@ class ActorHandle:
             raise AttributeError(f"actor {actor.class_name} has no method {name}")
         plain = not options.keys() & METHOD_OPTIONS and actor.max_pending < 0
         method = ActorMethod(actor, name) if plain else _MethodWithOptions(actor, name, options)
-        self.__dict__[name] = method  # looked up once
+        self.__dict__[name] = method  # so that it is looked up once
         return method
 
     def __dir__(self) -> list[str]:
@@ -206,7 +207,7 @@ _ID_NAMES = ("_actor_id", "_ray_actor_id")  # the actor's id by Ray's names, unl
 
 
 def sharing(actor: _Actor) -> ActorHandle:
-    """Returns one more handle of the same actor, in the same process."""
+    """Returns another handle of the same actor, in the same process."""
     out = ActorHandle.__new__(ActorHandle)
     out._shoal_actor = actor
     return out
@@ -237,7 +238,7 @@ def _method_of(handle: ActorHandle, name: str, options: dict[str, Any]) -> Actor
 
 
 def _foreign(class_name: str):
-    """Refuses to unpickle an actor of a C++ program (actors/api/launch.cc writes a pickle of this call)."""
+    """Raises: the handle that is unpickled belongs to an actor of a C++ program (actors/api/launch.cc writes a pickle of this call)."""
     raise CrossLanguageError(
         f"the actor is a {class_name} of a C++ program: its arguments are of C++ types, in CBOR, and not pickles",
         hint="call it from C++ (Context::get_actor), or exchange data through files or sockets",
@@ -255,7 +256,8 @@ def _revive_handle(
 ) -> ActorHandle:
     _session().know(actor_id, class_name)
     handle = ActorHandle(actor_id, class_name, methods, max_pending=max_pending)
-    handle._shoal_actor.weak = not object_id  # also for this process's own actor, which counts the handles it gives away
+    # True as well for the actor of this process, which itself counts the handles of itself that it gives away.
+    handle._shoal_actor.weak = not object_id
     if object_id and actor_id != running.actor_id:  # an actor's handle of itself does not keep it
         _count(handle, object_id, place)
     return in_any_order(handle) if any_order else handle

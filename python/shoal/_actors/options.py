@@ -200,10 +200,10 @@ def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str
     for name, value in options.items():
         if name not in others and name not in _OF[kind]:
             raise ValueError(f"{name} is no option of {kind}; {meant(name, {*others, *_OF[kind]})}")
-        if value is not None and name in _CHECKS:  # placement options are checked by _placement.where
+        if value is not None and name in _CHECKS:  # options of placement have no check here: placement.where checks them
             checked = _CHECKS[name](value)
             out[name] = checked if name in _NUMBERS else value
-        elif value is None and name == "placement_group":  # differs from the default, which is the creator's group
+        elif value is None and name == "placement_group":  # here None is not the default, which is the creator's group
             out[name] = NO_GROUP
     return out
 

@@ -1,10 +1,10 @@
 """The count of an actor's handles, and the request to end an actor that has none left.
 
 An actor ends with its last counted handle on any node (``ActorOwnership``). The creator's handle and its copies count, those of
-``get_actor`` do not. While only the creating process has handles, none is counted. When the first one leaves it, an object without a
-value represents the actor, and each handle carries a counted reference to that object. When the object is freed, the creating process
-asks the actor to end. An actor counts the handles that it gave away of itself in the same way. It ends once it was asked to and they are
-gone."""
+``get_actor`` do not. While only the creating process has handles, no node counts them. When the first one leaves that process, an object
+without a value is made that stands for the actor (its lifetime token). Each handle then has a counted reference to that object. When the
+object is freed, the creating process asks the actor to end. An actor counts the handles that it gave away of itself in the same way. It
+ends once it was asked to and they are gone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorOwnership", "LifetimeToken", "actor_ownership"]
 
-_END_S = 5.0  # limit for the release thread's work at the session's end
+_END_S = 5.0  # limit in seconds for the work of this class's thread at the session's end
 
 
 class LifetimeToken(NamedTuple):
@@ -39,7 +39,7 @@ class LifetimeToken(NamedTuple):
 
     ref: _native.Ref
     object_id: str
-    place: str  # place of the process whose node counts
+    place: str  # owner's process and node; that node counts the references
 
 
 def _lifetime_token(session: _native.Session) -> LifetimeToken:
@@ -48,7 +48,7 @@ def _lifetime_token(session: _native.Session) -> LifetimeToken:
 
 
 class _Made(NamedTuple):
-    """An actor that ends when no handle is left. ``stand``: id and place of the object that represents it, if it is counted."""
+    """An actor that ends when no handle is left. ``stand``: id and place of its lifetime token, if it has one."""
 
     id: str
     class_name: str
@@ -72,7 +72,7 @@ class ActorOwnership:
     """The actors that this process asks to end: those that it made, and those adopted from a process that is gone. Its thread does the work
     that must not run in a handle's ``__del__``. Thread-safe."""
 
-    MAX_REPORTED = 1000  # number of remembered requests to end
+    MAX_REPORTED = 1000  # requests to end that are remembered
     AGAIN_S = 1.0  # pause before an overloaded actor is asked again
 
     def __init__(self):
@@ -85,8 +85,8 @@ class ActorOwnership:
         self._made: dict[str, _Made] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # references of restartable actors
         self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
-        self._held: WeakValueDictionary[str, _Actor] = WeakValueDictionary()  # the counted state of handles, for actors in _made
-        self.put = self._queue.put  # takes (session, actor, token) of a dropped handle; callable anywhere
+        self._held: WeakValueDictionary[str, _Actor] = WeakValueDictionary()  # the shared state of handles that count, for actors in _made
+        self.put = self._queue.put  # takes (session, actor, token) of a handle that is gone; may be called in any thread and by the GC
 
     def begin(self) -> None:
         if self._thread is not None:
@@ -106,7 +106,7 @@ class ActorOwnership:
             told.wait(_END_S)
 
     def is_alive(self, handle: ActorHandle) -> bool:
-        """False once this process has learnt of the actor's death."""
+        """False once a report of the actor's death has reached this process."""
         return not _session().dead(handle._shoal_actor.id)
 
     def keep_on(self, handle: ActorHandle) -> bool:
@@ -155,13 +155,13 @@ class ActorOwnership:
         actor.counts = _session()
 
     def token_for(self, actor: _Actor) -> LifetimeToken | None:
-        """Starts counting when a handle of an actor made here first leaves this process. Returns None in a forked child."""
+        """Makes the lifetime token when a handle of an actor made here first leaves this process. Returns None in a forked child."""
         with self._lock:
             made = self._made.get(actor.id)
             if actor.token is not None or made is None:
                 return actor.token
             token = _lifetime_token(actor.counts)
-            if actor.token is not None:  # set meanwhile by code that the GC ran
+            if actor.token is not None:  # the GC may have run code that set it meanwhile
                 return actor.token
             actor.token = token
             self._made[actor.id] = made = made._replace(token=actor.token[1:])
@@ -208,7 +208,7 @@ class ActorOwnership:
             words._publish()  # this process may have to pass it on
         while made:
             actor = made[0]
-            with contextlib.suppress(NotFound):  # already removed there
+            with contextlib.suppress(NotFound):  # the head has removed it already
                 session.know(actor.id, actor.class_name)
                 self._made[actor.id] = actor
                 if actor.restarts:
@@ -231,7 +231,8 @@ class ActorOwnership:
         except ObjectLostError as error:
             if error.reason == "ObjectFreed":
                 self.put((session, made.id, None))
-            elif error.reason in ("ObjectLetGo", "ObjectLost"):  # freed here, not on the counting node, or that node is unreachable
+            # The object was freed on this node only, or the node that counts it is unreachable.
+            elif error.reason in ("ObjectLetGo", "ObjectLost"):
                 with contextlib.suppress(Exception):
                     self._watch(session, made)
         except Exception:  # the counting process is gone or the job has ended; the actor ends as well
@@ -243,11 +244,11 @@ class ActorOwnership:
                 released.set()
                 continue
             session, actor_id, token = released
-            if session is state.session:  # false after the job, and in a forked child, whose parent has the actor
+            if session is state.session:  # not after the session's end, and not in a forked child, whose parent has the actor
                 with contextlib.suppress(Exception):  # the session may be closed meanwhile
                     if token is None:
                         self._tell(session, actor_id)
-                    else:  # unanswered calls still need the handle's reference
+                    else:  # calls without an answer still need the handle's reference to the token
                         session.keep_until_answered(actor_id, token.ref)
             released = session = token = None
 
@@ -256,7 +257,7 @@ class ActorOwnership:
         made = self._made.pop(actor_id, None)
         if made is None:
             return
-        with contextlib.suppress(Exception):  # the head is away: the request is sent once the actor is placed
+        with contextlib.suppress(Exception):  # no head answers; the request is sent once the actor is placed
             if session.withdraw(actor_id):
                 self._kept.pop(actor_id, None)
                 return

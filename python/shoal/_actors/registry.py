@@ -1,4 +1,4 @@
-"""Actors that the head knows by their names or ids: ``get_actor``, ``list_named_actors`` and ``kill``."""
+"""Actors that the head finds by their names or ids: ``get_actor``, ``list_named_actors`` and ``kill``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from shoal.exceptions import ActorHandleNotFoundError, NotFound
 
 __all__ = ["get_actor", "kill", "list_named_actors", "living"]
 
-_ENDS_S, _AGAIN_S = 5.0, 0.002  # limit for the head to learn of a death after this process, and pause between queries
+# Limit for a report of a death to reach the head once it has reached this process, and pause between queries.
+_ENDS_S, _AGAIN_S = 5.0, 0.002
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
@@ -27,8 +28,8 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
 
 def living(find: Callable[[], bytes | None], lives: Callable[[ActorHandle], bool] = actor_ownership.keep_on) -> ActorHandle | None:
-    """Returns the actor that the head has by a name. It asks again while the head has not yet learnt of a death that this process has
-    seen."""
+    """Returns the actor that the head has by a name. It asks again while the head has not received a report of a death that this
+    process has received."""
     until = time.monotonic() + _ENDS_S
     while (found := find()) is not None:
         handle = serialize.loads(found, [])
@@ -53,11 +54,11 @@ def kill(actor, *, no_restart: bool = True) -> None:
     if held is None:
         raise ValueError(f"kill() takes an actor handle, not {type(actor).__name__}; a call is ended by cancel()")
     actor_id = held.id
-    if state.session is None and not state.forked:  # must not start a cluster
+    if state.session is None and not state.forked:  # kill() must not start a cluster
         raise ActorHandleNotFoundError(f"this process has left the cluster of actor {actor_id}")
     session = _session()
     try:
         session.kill(actor_id, not no_restart)
-    except NotFound:  # unknown to the head, or already removed there
+    except NotFound:  # the head has no row of it, or has removed it
         if not session.dead(actor_id):
             raise ActorHandleNotFoundError(f"the cluster has no actor {actor_id}") from None

@@ -30,7 +30,7 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-_ACCELERATOR_SHARE = 0.001  # share of a node's one unit, so that any number of actors fits
+_ACCELERATOR_SHARE = 0.001  # the share of a node's single unit that an actor takes, so small that any number of actors fits
 
 
 def resources_of(options: dict[str, Any], default_cpus: float) -> dict[str, float]:

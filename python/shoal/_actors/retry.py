@@ -65,7 +65,7 @@ class MethodAttempts:
         awaited, result = callbacks(), self.attempts.ref
         number = awaited.number(self._judge)
         again = (self.retries.judges_exceptions, awaited.readiness, number, self.parent)
-        with self.starting:  # the attempt may be over before this thread goes on
+        with self.starting:  # the attempt may have ended before this thread goes on
             self.attempt = self.attempts.start(self.session, self.actor.id, self.method, self.args, self.deps, *again)
         when_ready(ObjectRef(result), lambda: awaited.forget(number))
         return result

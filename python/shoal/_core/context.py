@@ -18,7 +18,7 @@ class CallInfo:
 
     def __init__(self, where: str, extra: dict[str, Any] | None, incoming: Any = None):
         self.where, self.extra, self.incoming, self._task_id = where, extra, incoming, ""  # class and method, or function
-        self.began = self.leaves = self.over = False  # has its turn on a loop, called exit_actor, finished its code
+        self.began = self.leaves = self.over = False  # it has begun on its loop, has called exit_actor, has run all its code
 
     @property
     def task_id(self) -> str:
@@ -31,7 +31,7 @@ def method_of(instance, name: str):
     """Returns a method as the instance's class defines it, bound; attributes of the instance do not hide it from callers."""
     found = getattr(instance, name, None)
     if type(found) is MethodType and found.__self__ is instance and found.__func__ is getattr(type(instance), name, None):
-        return found  # the common case
+        return found  # the common case: an ordinary method
     for cls in type(instance).__mro__:
         if name in vars(cls):
             own = vars(cls)[name]
@@ -55,9 +55,10 @@ class Running:
     interruptible: bool = False  # user code runs, and a cancellation may interrupt it
     token: Any = None  # counts the handles that this actor gave away of itself
     ending: SystemExit | None = None  # the reason for this actor's end
-    leaving: list = field(default_factory=list)  # calls that the end answers
+    leaving: list = field(default_factory=list)  # calls that are answered by the actor's end
     graphs: dict = field(default_factory=dict)  # calls answered at the end of their graphs or of this actor
-    unanswered: list = field(default_factory=list)  # calls answered by the actor's death; a freed call is answered as Internal
+    # Calls that the actor's death answers; kept here, because a call that is freed without an answer fails as Internal.
+    unanswered: list = field(default_factory=list)
     runner: Any = None  # serves a concurrent actor
     function: Any = None  # the running remote function, in a worker of functions
     turn: Any = None  # lock of the running call, for ordinary actors in compiled graphs (shoal.dag._loop)

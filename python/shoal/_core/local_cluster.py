@@ -44,9 +44,9 @@ def start_local(
     http_port: int | None = None,
     timeout: float = 20,
 ):
-    """Starts head and node in one process that ends with this one. ``home``: the parent folder of its session, "" for the user's.
-    ``http_port`` is None for no HTTP interface, 0 for 8265 or any free one. Returns (process, its report when ready)."""
-    _native.open_standard_streams()  # a pipe at 0, 1 or 2 would be replaced in the child
+    """Starts a private cluster: head and node in one process, which ends with this one. ``home``: the parent folder of its session, "" for
+    the user's. ``http_port`` is None for no HTTP interface, 0 for 8265 or any free one. Returns (process, its report when ready)."""
+    _native.open_standard_streams()  # in the child, standard streams would replace a pipe with the number 0, 1 or 2
     reading, writing = os.pipe()
     command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]
     command += [f"--resource={name}={amount}" for name, amount in resources.items()]

@@ -23,7 +23,7 @@ class _State:
     session: _native.Session | None = None
     cluster: subprocess.Popen | None = None  # an embedded cluster, which ends with this process
     is_worker: bool = False
-    join: Callable[[], Any] | None = None  # opens a session on first use: ``init``, set by shoal._driver.init
+    join: Callable[[], Any] | None = None  # the function that opens a session on first use: ``init``, set by shoal._driver.init
     import_graphs: Callable[[], Any] | None = None  # imports shoal.dag, for ``bind``; set by shoal/__init__.py
     functions: object = None  # the pool of workers for remote functions (shoal._tasks)
     ending: list = field(default_factory=list)  # called before the session closes
@@ -36,7 +36,7 @@ class _State:
     notified_of_detached: bool = False  # the notice about detached actors' output was printed
     namespace: str = ""  # the scope of actor names in this process
     retry_delay_ms: int | None = None  # the argument of init (_system_config)
-    failed: bool = False  # exit with status 1, though no exception reports the failure
+    failed: bool = False  # the process has to exit with status 1, though no exception reports the failure
 
     def forget(self) -> None:
         """Resets the fields that belong to a session."""

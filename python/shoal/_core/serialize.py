@@ -18,7 +18,7 @@ from shoal.exceptions import TaskError, bare, parts, pickle_causes_by
 
 # Smaller buffers travel inside the pickle.
 _OUT_OF_BAND_BYTES = 4096
-# So do further buffers: a value has at most kMaxBuffers (actors/value/value.h).
+# Buffers beyond this number travel inside the pickle, too: a value has at most kMaxBuffers (actors/value/value.h).
 _MAX_BUFFERS = 10_000
 # Bytes of at least this size get their own buffer; for smaller ones a single frame is cheaper.
 _LARGE_BYTES = 1 << 16
@@ -32,7 +32,7 @@ def _plain(value: Any, depth: int = 4) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return True
-    if depth == 0:  # too deep, or self-referential
+    if depth == 0:  # it nests too deep, or contains itself
         return False
     if kind is tuple or kind is list:
         return len(value) <= 16 and all(_plain(v, depth - 1) for v in value)
@@ -78,7 +78,7 @@ def _leaf(tensor, wants_gradient: bool, parameter: bool):
 
 
 class _Memory:
-    """Pickles bytes as a buffer beside the pickle; plain pickle would copy them into it."""
+    """Wraps bytes, so that they become a buffer beside the pickle. Without it, pickle copies them into itself."""
 
     __slots__ = ("value",)
 
@@ -152,7 +152,7 @@ def _tensor_parts(tensor, torch) -> tuple:
         return _leaf, (tensor.detach(), tensor.requires_grad, parameter)
     if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         flat = tensor.as_strided((tensor.numel(),), (1,))  # a single element may have any stride
-        memory = flat.view(torch.uint8).numpy()  # numpy lacks some dtypes
+        memory = flat.view(torch.uint8).numpy()  # as bytes, since numpy lacks some dtypes
         return _tensor, (pickle.PickleBuffer(memory), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
     once = tensor.resolve_conj().resolve_neg()
     for dim, stride in enumerate(once.stride()):
@@ -190,7 +190,7 @@ def _pickles_by_default(cls: type[BaseException]) -> bool:
 
 
 def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[memoryview]]:
-    """Returns (head, buffers): the pickle, and the memory of large arrays and bytes, not copied."""
+    """Returns (value head, buffers): the pickle, and the memory of large arrays and bytes, not copied."""
     value = beside(value)
     if _plain(value):
         return pickle.dumps(value, protocol=5), []
@@ -219,8 +219,8 @@ _pickled = threading.local()  # .refs: the references that pack() has found in t
 
 
 def pack(value: Any, pickler: type[_Pickler] = _Pickler, what: str = "") -> tuple[bytes, list[memoryview], list]:
-    """Returns (head, buffers, refs): as ``dumps``, with the references in the value, which must be kept as long as the value. ``what``
-    names the value in the TypeError if it cannot be pickled; without it pickle's own error is raised."""
+    """Returns (value head, buffers, refs): as ``dumps``, with the references in the value, which must be kept as long as the value.
+    ``what`` names the value in the TypeError if it cannot be pickled; without it pickle's own error is raised."""
     if small(value):
         return pickle.dumps(value, protocol=5), [], []
     outer = getattr(_pickled, "refs", None)
@@ -258,7 +258,7 @@ def is_large(head, buffers) -> bool:
 
 
 def note_ref(ref) -> bool:
-    """Notes a reference in the value that pack() is packing. False outside of pack(): the destination is unknown."""
+    """Notes a reference inside the value that pack() is packing. Returns False outside of pack(), where the receiver is unknown."""
     refs = getattr(_pickled, "refs", None)
     if refs is not None:
         refs.append(ref)
@@ -325,7 +325,7 @@ def _traceback_of(error: BaseException) -> str:
     pairs: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(told, error)]
     while pairs:
         of, one = pairs.pop()
-        if of is None or one is None:  # a cause that is formatted elsewhere
+        if of is None or one is None:  # an exception that was formatted elsewhere
             continue
         ours = [frame.filename.startswith(_PACKAGE) for frame in of.stack]
         if not all(ours):
@@ -362,7 +362,8 @@ pickle_causes_by(pack_exception, unpack_exception)
 
 
 class _Strings:
-    """Pickles as the exception, with text for arguments that cannot be pickled and without such attributes."""
+    """Wraps an exception that cannot be pickled. It pickles as that exception, with text instead of such arguments, and without such
+    attributes."""
 
     def __init__(self, error: BaseException):
         self.error = error

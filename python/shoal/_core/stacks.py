@@ -15,5 +15,5 @@ _SIGNAL = signal.SIGRTMIN + 5  # same as kStackSignal in scheduler/cli/verbs/sta
 def offer(worker: str) -> None:
     """Creates the memory that the command finds by name and reads after the signal. It is kept until the process ends."""
     if hasattr(signal, "SIGRTMIN") and (file := os.memfd_create(f"shoal:stacks:{worker}")) >= 0:
-        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # because the command truncates it
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # appends, because the command truncates the file before each signal
         faulthandler.register(_SIGNAL, file=file, all_threads=True)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from shoal.exceptions import DeadlineExceeded, InvalidArgument, ShoalError, Unavailable, from_error
 
 LOOK = 1.5  # seconds between two checks during a wait
-_NEVER_SENT = 0x7FFFFFF1  # a reserved tag
+_NEVER_SENT = 0x7FFFFFF1  # a tag that no message has
 _WORDS = 192  # bytes for a rank's readable description of its next call
 _DIGEST = 16  # bytes for the digest of the collective, its number, operation, dtype and sizes
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
@@ -53,7 +53,7 @@ class Ledger:
         return [self._get(str(r)) or {} for r in range(self.world_size)]
 
     def fail(self, error: dict) -> None:
-        """Records an error; the first one wins."""
+        """Records the group's failure; only the first one is kept."""
         self._store.compare_set(f"{self._prefix}/failed", "", json.dumps(error))
 
     def failure(self) -> dict | None:
@@ -258,7 +258,8 @@ class ProcessGroupBackend:
         except ShoalError as error:  # so that the others get the cause, not only a lost rank
             self.abort(error.code, error.reason, error.message, error.hint)
             raise
-        except BaseException as error:  # a signal: gloo still uses the memory, and the call's remains would confuse the others
+        # After a signal gloo still uses the memory, and the other ranks would take what is left of this call for the next one.
+        except BaseException as error:
             self.abort("Cancelled", "Interrupted", f"rank {self.rank} was interrupted in {what}: {type(error).__name__}", "")
             with contextlib.suppress(RuntimeError):
                 work.wait(timedelta(seconds=10))
@@ -276,7 +277,8 @@ class ProcessGroupBackend:
     def _look(self, what: str, before: list[dict] | None) -> list[dict]:
         """Raises a failure that the ledger shows; returns the positions of all ranks."""
         lines = self._ledger.lines()
-        if (failure := self._ledger.failure()) is not None:  # read after the lines: a rank posts the failure before it leaves
+        # Read after the ranks' positions, because a rank stores the failure before it removes its position.
+        if (failure := self._ledger.failure()) is not None:
             raise _error(failure)
         left = [r for r, line in enumerate(lines) if line.get("left")]
         if left:

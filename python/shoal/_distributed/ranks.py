@@ -28,7 +28,7 @@ WARN_AFTER = 5.0
 
 
 _named: dict[tuple[str, int], int] = {}
-_attaching = threading.Lock()  # held because ranks may be threads of one process
+_attaching = threading.Lock()  # a lock, because ranks may be threads of one process
 
 
 _LAUNCHERS_SET = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -58,7 +58,8 @@ def default_mesh() -> DeviceMesh:
 def gang_name(kind: str, ranks: tuple[int, ...], rank: int) -> str:
     """Returns a name for an object of one kind that these ranks share; the first of them makes it."""
     store, key = dist.distributed_c10d._get_default_store(), f"shoal/{kind}/" + "-".join(map(str, ranks))
-    count = _named[key, rank] = _named.get((key, rank), 0) + 1  # all ranks ask equally often, so that old and new names differ
+    # The number of requests, which is the same on all ranks, so that a new object gets a new name.
+    count = _named[key, rank] = _named.get((key, rank), 0) + 1
     if count > 1:
         key += f"/{count}"
     if rank == 0:
@@ -67,7 +68,7 @@ def gang_name(kind: str, ranks: tuple[int, ...], rank: int) -> str:
 
 
 def _host_key() -> str:
-    """Processes with equal keys share memory and the name space of abstract sockets.
+    """Returns a text that is equal for processes that share memory and the name space of abstract sockets.
 
     ``SHOAL_HOST`` overrides the kernel's answer, for tests and for containers that look alike.
     """
@@ -93,7 +94,7 @@ def attach(ranks: tuple[int, ...]) -> Host:
     with _attaching:
         if state.session is None:
             _attach(store, key)
-    key += f"/{state.session.node}"  # shared memory goes through a node, of which one host may have several
+    key += f"/{state.session.node}"  # processes share memory through a node, and one host may have several nodes
     store.set(f"shoal/host/{me}", key)
     here = tuple(r for r in ranks if store.get(f"shoal/host/{r}").decode() == key)
     one_head = here == ranks or started_by_node()

@@ -1,1 +1,1 @@
-"""A driver's way into a cluster: init, the decorator remote, the cluster's resources, and its HTTP interface."""
+"""The functions with which a driver joins and uses a cluster: init, remote, the cluster's resources, and its HTTP interface."""

@@ -34,7 +34,8 @@ _NOT_HERE = {
     "_redis_username": _ETCD,
     "_tracing_startup_hook": "shoal.timeline() is a trace of what ran",
 }
-_CHANGE_NOTHING = {"_driver_object_store_memory", "_skip_env_hook"}  # without effect in Ray as well: deprecated, and for an unset hook
+# They have no effect in Ray either: one is deprecated, the other is for a hook that is not set.
+_CHANGE_NOTHING = {"_driver_object_store_memory", "_skip_env_hook"}
 
 _NO_EFFECT = {  # settings of Ray's own processes that programs and tests use most
     "automatic_object_spilling_enabled", "enable_timeline", "enable_worker_prestart", "event_stats", "fetch_warn_timeout_milliseconds",

@@ -35,7 +35,7 @@ class _Response(http.client.HTTPResponse):
         self._socket = sock
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # closed by the other side
+        with contextlib.suppress(OSError):  # the other side may have closed the connection
             self._socket.shutdown(socket.SHUT_RDWR)
         super().close()
 

@@ -59,7 +59,7 @@ def _travelling() -> _native.Session:
 
 
 class Waitable:
-    """The base of everything that ``wait`` accepts."""
+    """The base class of everything that ``wait`` accepts."""
 
     __slots__ = ()
 
@@ -81,7 +81,8 @@ class ObjectRef(Waitable):
     def _named(self) -> str:
         """Returns the id, which is made on request: most references never need one."""
         if not self._id:
-            fresh = new_object_id() if state.session is not None else "0" * 16 + os.urandom(8).hex()  # unique is enough without a session
+            # Without a session the id only has to be unique.
+            fresh = new_object_id() if state.session is not None else "0" * 16 + os.urandom(8).hex()
             name = fresh[:16] + self._ref.known_as(fresh[16:])
             with _first:
                 self._id = self._id or name
@@ -112,7 +113,7 @@ class ObjectRef(Waitable):
         return TaskID((self._owner or _travelling().place)[:16] + number) if number else TaskID.nil()
 
     def _number(self) -> str:
-        """The number of its call among its owner's, or "" for an object that was put."""
+        """The number of its call among the calls of its owner, or "" for an object that was put."""
         return self._task or self._ref.task
 
     def is_nil(self) -> bool:
@@ -126,7 +127,7 @@ class ObjectRef(Waitable):
         from concurrent.futures import Future
 
         future: Future = Future()
-        _for_users.get().add(self, lambda: _settle(future, self))  # in the thread that may run users' callbacks
+        _for_users.get().add(self, lambda: _settle(future, self))  # in the thread that runs callbacks of user code
         return future
 
     def as_future(self) -> asyncio.Future:
@@ -192,7 +193,7 @@ class _Afar(ObjectRef):
     def _ref(self) -> _native.Ref:
         ref = _session().borrow(self._id, self._owner)
         with _first:
-            if type(self) is not _Afar:  # another thread was faster
+            if type(self) is not _Afar:  # another thread has fetched it meanwhile
                 return _get_ref(self)
             _set_ref(self, ref)
             self.__class__ = ObjectRef
@@ -227,7 +228,7 @@ def load(ref: ObjectRef, where: str = "") -> Any:
     """Returns the value of a ready reference, or raises its error. ``where`` is added to the error's context."""
     try:
         head, buffers = ref._ref.value()
-    except ShoalError as error:  # raised by the engine: the value never arrived
+    except ShoalError as error:  # an error of the runtime: the value has not arrived
         error.context = (*error.context, *([where] if where else []))
         raise
     value = serialize.loads(head, buffers)
@@ -277,7 +278,8 @@ def _settle(future, ref: ObjectRef) -> None:
 
 
 def when_gone(worker: str, callback: Callable[[], None]) -> None:
-    """Calls back when a process of this node has ended: the node then fails the fetch of an object that only that process could make."""
+    """Calls back when a process of this node has ended. It fetches an object that only that process could make, and never makes: the node
+    fails the fetch when the process ends."""
     when_ready(ObjectRef(_session().fetch(new_object_id(), worker)), callback)
 
 
@@ -397,7 +399,8 @@ class _Once:
             return self._thread
 
 
-# Three threads: a user's callback may wait for a call that needs ours, and a pool's callback for one that needs both others.
+# Three threads, because callbacks may wait. One of user code may wait for a call that needs this package's; one of a pool, for a call that
+# needs both.
 _for_us, _for_users, _for_pools = _Once(), _Once(), _Once()
 
 

@@ -44,7 +44,7 @@ class ObjectRefGenerator(Waitable):
     ``wait`` accepts it, too: it is ready when ``next`` would not block.
     """
 
-    _id = ""  # a generator has no copies
+    _id = ""  # a generator has no copies, so it needs no id
 
     def __init__(self, where: str):
         self._session, self._where = _session(), where
@@ -129,7 +129,7 @@ class ObjectRefGenerator(Waitable):
             return self._done if self._done._ref.failed else None
 
     def __del__(self):
-        with contextlib.suppress(Exception):  # the session is closed, or the call could not be made
+        with contextlib.suppress(Exception):  # the session may be closed, or the call could not be made
             if not self._over:
                 self._session.close_stream(self._stream)
 

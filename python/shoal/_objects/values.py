@@ -32,7 +32,7 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
     return ObjectRef(_session().put(*serialize.pack(value, what="the value that was put")))
 
 
-_SHORT_S = 0.002  # a wait this short is not reported to the node; tasks in a chain of waits each pay it
+_SHORT_S = 0.002  # seconds; a shorter wait is not reported to the node. In a chain of tasks that wait for each other, each takes that long
 
 
 def wait_lending(waits, enough, timeout: float | None, *what):
@@ -113,7 +113,7 @@ def wait(
     if not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is between 1 and the number of references ({len(refs)})")
     natives = [r._ref for r in refs]
-    if _native.settled(natives)[0]:  # works after shutdown as well
+    if _native.settled(natives)[0]:  # so that it works after shutdown as well
         return refs[:num_returns], refs[num_returns:]
     flags = wait_lending(_session().wait_some, lambda flags: sum(flags) >= num_returns, timeout, natives, num_returns)
     ready = [r for r, f in zip(refs, flags, strict=True) if f][:num_returns]

@@ -162,7 +162,7 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
         raise Unimplemented(f"{what} of runtime_env cannot be an address ({text})", hint="give a folder or a .zip of this host")
     source = Path(text).expanduser().resolve()
     if source.is_relative_to(_store()):
-        return str(source)  # copied by the process that started this one
+        return str(source)  # it is a copy already, made by the process that started this one
     zipped, lone = source.suffix == ".zip" and source.is_file(), as_module and source.suffix == ".py" and source.is_file()
     if not zipped and not lone and not source.is_dir():
         kinds = "a module, a folder, a .py, a .zip or a .whl" if as_module else "a folder or a .zip"
@@ -210,5 +210,5 @@ def _checked(files: list[tuple[Path, str]], source: Path, what: str) -> list[tup
 def _publish(making: Path, target: Path) -> None:
     try:
         making.rename(target)
-    except OSError:  # another process was faster
+    except OSError:  # another process has made it meanwhile
         shutil.rmtree(making, ignore_errors=True)

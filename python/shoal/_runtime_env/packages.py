@@ -70,8 +70,8 @@ def end_of(env: dict[str, Any]) -> float | None:
 
 
 def installed(tool: str, config: dict[str, Any], store: Path, end: float | None = None) -> str:
-    """Returns a folder with these packages, from the tool's configured index. It is made once for each ``config``. RuntimeEnvSetupError
-    when that fails or exceeds ``end``."""
+    """Returns a folder with these packages, from the tool's configured index. It is made once for each ``config``. Raises
+    RuntimeEnvSetupError if that fails or exceeds ``end``."""
     text = json.dumps([sys.version, tool, config], sort_keys=True)
     target = store / (tool + "-" + hashlib.sha256(text.encode()).hexdigest()[:24])
     if target.exists():
@@ -85,7 +85,7 @@ def installed(tool: str, config: dict[str, Any], store: Path, end: float | None 
             _run(tool, config, [sys.executable, "-m", "pip", "check"], {"PYTHONPATH": str(making)}, end)
         making.rename(target)
     except OSError:
-        if not target.exists():  # another process was faster
+        if not target.exists():  # another process may have made it meanwhile
             raise
     finally:
         shutil.rmtree(making, ignore_errors=True)
@@ -123,7 +123,7 @@ def _uv(config: dict[str, Any], store: Path, end: float | None) -> tuple[list[st
     return [*command, "pip", "install", "--quiet", "--python", sys.executable, *config.get("uv_pip_install_options", ["--no-cache"])], {}
 
 
-_TIDY_S = 5.0  # for an interrupted installer to clean up
+_TIDY_S = 5.0  # seconds for an interrupted installer to clean up
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -34,7 +34,7 @@ ENVIRONMENT = "SHOAL_PACKAGES"  # {"store": the sender's folder of copies, "of":
 MAX_BYTES = 500 << 20  # for one folder, as in Ray
 _PART = 512 << 10  # same as in actors/wire/packages.h
 _ATTEMPTS = 5
-_SURE_S = 60  # period in which the head is not asked again for a package
+_SURE_S = 60  # seconds in which the head is not asked again whether it has a package
 _CACHE = "SHOAL_RUNTIME_ENV_CACHE_BYTES"  # limit for a host's fetched packages; unused ones beyond it are deleted
 _CACHE_BYTES = 10 << 30  # Ray's default
 
@@ -136,7 +136,8 @@ def _send(package: str, file: IO[bytes]) -> None:
                 if session().put_package(package, total, offset, file.read(_PART)):
                     return
         except InvalidArgument as error:
-            if error.reason != "FromTheFirst" or attempt == _ATTEMPTS:  # the connection to the head was replaced meanwhile
+            # If the connection to the head was replaced meanwhile, all parts are sent again.
+            if error.reason != "FromTheFirst" or attempt == _ATTEMPTS:
                 raise
 
 
@@ -154,7 +155,7 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
     own = os.path.join(os.environ["SHOAL_SESSION"], "files")
     if not told:
         return cwd, path
-    if told["store"] == own:  # the sender's host, where its own fetched packages must be kept in use as well
+    if told["store"] == own:  # this is the sender's host: packages that the sender itself has fetched must be kept in use as well
         for root, package in told["of"].items():
             if root == os.path.join(own, package[:24]):
                 _here(package, Path(own))
@@ -196,7 +197,7 @@ def _here(package: str, own: Path) -> str:
     fd = os.open(use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.set_inheritable(fd, True)  # inherited by programs that this process executes or starts
     _in_use.append(fd)
-    fcntl.flock(fd, fcntl.LOCK_SH)  # no process removes it from here on
+    fcntl.flock(fd, fcntl.LOCK_SH)  # while this process has the lock, no process removes the folder
     if not target.is_dir():
         with _locked(own / f"{package[:24]}.bringing", fcntl.LOCK_EX):
             if not target.is_dir():
@@ -209,7 +210,8 @@ def _here(package: str, own: Path) -> str:
 
 
 def _bring(package: str, target: Path) -> int:
-    making = target.with_suffix(".making")  # made by one process at a time; a leftover is from a killed one
+    # One process at a time makes it; what is there already is left over from a process that was killed.
+    making = target.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)
     with tempfile.TemporaryFile(dir=target.parent) as file:
         digest, offset, total = hashlib.sha256(), 0, 1
@@ -236,7 +238,7 @@ def _forget_others(own: Path) -> None:
         with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(use, fcntl.LOCK_EX | fcntl.LOCK_NB):
             gone = use.with_suffix(".gone")
             shutil.rmtree(gone, ignore_errors=True)
-            use.with_suffix("").rename(gone)  # first, so that an interrupted removal leaves no partial folder
+            use.with_suffix("").rename(gone)  # renamed first, so that an interrupted removal leaves no incomplete folder under the name
             shutil.rmtree(gone, ignore_errors=True)
             too_much -= size
 

@@ -1,4 +1,4 @@
-"""Functions as pools and workers know them: sent once, with the options of their calls."""
+"""Functions in the form in which pools and workers use them: pickled once, with the options of their calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_RETRIES = 3  # default for a task whose worker died
 
 
 class FunctionWorker:
-    """Runs one task at a time."""
+    """The class of the actor in a worker of functions. It runs one task at a time."""
 
     def run(self, function, /, *args, **kwargs):
         return function(*args, **kwargs)
@@ -43,7 +43,7 @@ class Sent:
             raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error
 
     def number(self, retries: Retries) -> int:
-        """Returns a number for calls with equal rules for exceptions; a pool asks for a judgement by this number."""
+        """Returns a number for calls with equal rules for exceptions. By this number a pool finds the rules when a call has raised."""
         judgement = retries.exceptions if retries.judges_exceptions else False
         return self._by_judgement.setdefault(judgement, next(self._numbers))
 

@@ -43,15 +43,16 @@ class _Pool:
 
     def __init__(self, owner: FunctionPool, number: int, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
         self.number, self.resources, self.placed = number, resources, placed
-        self.spread = "spread" in placed[0]  # over nodes, each with a worker, which take turns
+        self.spread = "spread" in placed[0]  # tasks are spread over nodes: each node with room has a worker, and the workers take turns
         # Idle workers lend only CPUs. They return other resources by ending, when other jobs wait for them (wanted_back).
         lends = {name for name, amount in resources.items() if amount} == {"CPU"}
         self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread, lends)
-        self._look_at, self._called, self._roomy = 0.0, False, []  # time of the next search for nodes, a call since, nodes found
+        # Time of the next search for nodes, whether a call came since the last one, and the nodes that it found.
+        self._look_at, self._called, self._roomy = 0.0, False, []
         self.judges: dict[int, Retries] = {}  # rules of functions whose exceptions may have to be judged
         self.empty = True  # True if it had no workers when last served
-        self.asleep = False  # True if also no task waited: nothing to do until it reports something
-        self.workers: dict[str, ObjectRef] = {}  # their creation results by id; some workers may be dead
+        self.asleep = False  # True if it also had no waiting task, so that there is nothing to do until it reports something
+        self.workers: dict[str, ObjectRef] = {}  # by id, the results of the workers' creation; some workers may be dead
         self._many = _FEW
 
     def begin(self, owner: FunctionPool, function: str) -> None:
@@ -109,7 +110,7 @@ class _Pool:
         self.native.add(actor.id, actor.created._ref, node)
 
     def let_go(self, worker: str) -> bool:
-        """Removes a worker from the pool; True if it is made."""
+        """Removes a worker from the pool. Returns True if its process has started and made it."""
         created = self.workers.pop(worker, None)
         return created is not None and created._ref.ready and not created._ref.failed
 
@@ -130,7 +131,7 @@ class _Pool:
             self.native.give_back(owner.LEASE_S)
         waits = self.native.first_waiting() if self.spread else ""
         if self._called or waits:
-            with contextlib.suppress(ShoalError):  # the existing workers run the tasks
+            with contextlib.suppress(ShoalError):  # without a new worker, the existing ones run the tasks
                 self.spread_out(owner, waits)
         wants = self.take(owner, owner.IDLE_S)
         owner.see_off()
@@ -169,7 +170,7 @@ class _Leaving:
         """True if the worker reported that it is still needed, and must be asked again."""
         self.needed = False
         if self.made is None and self.words is not None and self.words._ref.ready:
-            with contextlib.suppress(Exception):  # it has died meanwhile, and the actors that it made with it
+            with contextlib.suppress(Exception):  # the worker has died, and with it the actors that it made
                 said = load(self.words)
                 self.needed, self.made = said is None, said and said[0]
         return self.needed
@@ -204,7 +205,7 @@ class FunctionPool:
         self._leaving: list[_Leaving] = []  # guarded by retiring
         self._again_at, self._looked_at = 0.0, time.monotonic()
         self._ended = False
-        self.wanted_back = False  # others wait for this process's resources: it makes no workers, and ends some
+        self.wanted_back = False  # other jobs wait for the resources of this process, so it makes no workers, and ends some
         self._ask_at = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True, name="shoal-tasks")
         self._thread.start()
@@ -259,12 +260,12 @@ class FunctionPool:
                 except NotFound:
                     pass  # ended long ago
                 except Exception:
-                    self._leaving.append(leaving)  # behind the others
+                    self._leaving.append(leaving)  # at the end of the list, so that the others come first
                     self._again_at = time.monotonic() + self.AGAIN_S
                 self._leaving.remove(leaving)
 
     def _overlook_own_silence(self) -> None:
-        """Extends the workers' deadlines by a period in which this process did not run."""
+        """Extends the deadlines of workers by the time for which this process itself stood still."""
         now, before = time.monotonic(), self._looked_at
         self._looked_at = now
         if now - before > self.HAND_OVER_S / 2:
@@ -296,7 +297,7 @@ class FunctionPool:
                 pool = self._pools.setdefault(key, _Pool(self, next(self._numbers), function.resources, function.placed))
                 self._numbered[pool.number] = pool
                 try:
-                    pool.begin(self, function.name)  # here, so that the first caller gets the error
+                    pool.begin(self, function.name)  # begun in this thread, so that the first caller gets the error
                 except BaseException:
                     if not pool.workers:  # with a worker the pool is kept for the next call (Ctrl-C, an alarm)
                         del self._pools[key], self._numbered[pool.number]
@@ -342,7 +343,7 @@ class FunctionPool:
                 if time.monotonic() >= self._ask_at and not all(pool.empty for pool in pools):
                     self._ask()
             for pool in pools:
-                del self._awake[pool]  # before it is served: a worker added meanwhile wakes it again
+                del self._awake[pool]  # removed before it is served, so that a call made meanwhile adds it again
                 pool.asleep = False
                 with contextlib.suppress(Exception):  # the session is closed
                     short |= pool.attend(self)

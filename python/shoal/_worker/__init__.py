@@ -1,1 +1,1 @@
-"""The side of a worker: it takes calls, runs them on its actor or as functions, answers them, and ends."""
+"""The worker's side of calls: it takes them, runs them on its actor or as functions, answers them, and ends."""

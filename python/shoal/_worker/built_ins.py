@@ -16,8 +16,8 @@ from shoal._worker.serving import LATER
 
 __all__ = ["BUILT_INS", "LAST_METRICS_S"]
 
-_AGAIN_S = 1.0  # pause before another attempt to reach the head
-LAST_METRICS_S = 9.0  # for the node's loop to take the last metrics
+_AGAIN_S = 1.0  # seconds before another attempt to reach the head
+LAST_METRICS_S = 9.0  # seconds for the node to take the last metrics
 
 
 def _call(instance, function, /, *args, **kwargs):
@@ -46,7 +46,7 @@ def _stay(incoming) -> None:
             state.session.leave()
             break
         except Exception:
-            time.sleep(_AGAIN_S)  # the head is away
+            time.sleep(_AGAIN_S)  # no head answers
     state.session.reply(incoming, *serialize.dumps(None))
 
 
@@ -55,13 +55,13 @@ def _hand_over(_, within: float) -> tuple | None:
     still open after ``within`` seconds: they would be lost. It is asked again then, and lends its CPUs meanwhile."""
     session, functions, until = state.session, state.functions, time.monotonic() + within
     if state.lends and not (session.wait_calls(0.0) and (functions is None or functions.idle())):
-        state.lends = False  # for good: it runs no more tasks
+        state.lends = False  # it never lends again, because it runs no more tasks
         session.set_blocked(True)
     if not session.wait_calls(max(0.0, until - time.monotonic())):
         return None
     if functions is not None and not functions.hand_over(until):
         return None
-    session.send_last_metrics(LAST_METRICS_S)  # values that it has put stay with its node
+    session.send_last_metrics(LAST_METRICS_S)  # values that it has put are at its node already
     return actor_ownership.hand_over() if session.wait_calls(0.0) else None  # threads may have made calls meanwhile
 
 
@@ -73,5 +73,5 @@ BUILT_INS: dict[str, Callable] = {
     HAND_OVER: _hand_over,
     "__ray_call__": _call,
     RELEASE: _release,
-    GRAPH: lambda *_: None,  # until shoal.dag._loop is loaded, which the unpickling of a part of a graph does
+    GRAPH: lambda *_: None,  # does nothing until shoal.dag._loop is loaded, which happens when a part of a graph is unpickled
 }

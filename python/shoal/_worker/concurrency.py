@@ -54,7 +54,7 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
         try:
             incoming = early.popleft() if early else session.next_call()
             handed = [] if incoming is None else [incoming]
-            incoming = None  # frees the call before the wait for the next one
+            incoming = None  # so that the call is freed before the wait for the next one
             if not handed:
                 for key in session.take_cancelled():
                     runner.cancel(key)
@@ -86,7 +86,7 @@ class _Runner:
 
     def note_made(self) -> None:
         with self._leaves:
-            if running.ending is not None:  # in the constructor
+            if running.ending is not None:  # the constructor has asked for the end
                 raise running.ending
             self._made = True
 
@@ -96,7 +96,7 @@ class _Runner:
             if running.ending is not None:
                 return
             running.ending = error
-            if not self._made:  # note_made raises it
+            if not self._made:  # note_made raises it later
                 return
         if error.code is None or error.code != 0:
             self.end()
@@ -212,7 +212,7 @@ class _OnThreads(_Runner):
             self.failed(incoming, error)
             return
         call = CallInfo(self.where(incoming.method), extra, incoming)
-        self._calls[call] = handed  # before the call may run: wind_up waits for it
+        self._calls[call] = handed  # before the call can run, because wind_up waits for the calls in it
         try:
             pool.submit(self._take, handed, call, args, kwargs)
         except RuntimeError as error:  # no thread can be started, but an existing one may take the call
@@ -287,7 +287,7 @@ class _OnThreads(_Runner):
             call.over = True
             self.failed(incoming, error)
         finally:
-            concurrent_call.set(None)  # frees the arguments now, not at this thread's next call
+            concurrent_call.set(None)  # so that the arguments are freed now, and not at this thread's next call
 
 
 class _Lane:
@@ -435,7 +435,7 @@ class _OnLoop(_Runner):
                 self.refuse_late(call.incoming)
             else:
                 self.session.refuse_cancelled(call.incoming, call.where)
-        del lane.tasks[task]  # only after the answer: the process may end now
+        del lane.tasks[task]  # after the answer, because the process may end once no task is left
         if running.ending is not None:
             self._over.set()
 

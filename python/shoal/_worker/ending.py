@@ -28,7 +28,7 @@ def leave(error: SystemExit, incoming: Any = None) -> None:
         running.runner.leave(error)
         return
     running.ending = running.ending or error
-    state.session.stop_serving()  # wakes the main loop, which may wait for a call
+    state.session.stop_serving()  # ends the main loop's wait for a call
 
 
 def own_call() -> CallInfo | None:

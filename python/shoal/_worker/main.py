@@ -24,14 +24,14 @@ from shoal._worker.ending import ActorExit, has_left, unless_left
 from shoal._worker.marks import mark_beginning, mark_function, mark_output
 from shoal._worker.serving import LATER, arguments, end, fail_creation, made, refuse, reply
 
-_CHILDREN_S = 2.0  # for children of multiprocessing to end after terminate()
-_DRAIN_S = 5.0  # for callers to take the last answers when a worker ends
+_CHILDREN_S = 2.0  # seconds for children of multiprocessing to end after terminate()
+_DRAIN_S = 5.0  # seconds for callers to take the last answers when a worker ends
 
 
 def main() -> int:
     """Serves until the process ends itself or is killed, by its node or together with it."""
     state.is_worker = True
-    mark_output()  # before other code keeps a stream, as handlers of logging do
+    mark_output()  # first, before other code keeps one of the streams, as handlers of logging do
     stacks.offer(os.environ["SHOAL_WORKER_ID"])
     session = attach_worker()
     session.serve()
@@ -92,7 +92,8 @@ def _interrupted(number, frame) -> None:
 
 def _serve(session, instance, early: deque) -> int:
     """Serves an ordinary actor, one call at a time."""
-    functions = {} if isinstance(instance, FunctionWorker) else None  # by pickle and identity
+    # The functions by their pickles, which end with the function's identity.
+    functions = {} if isinstance(instance, FunctionWorker) else None
     while True:
         was_early = bool(early)
         if early and running.ending is None:
@@ -117,7 +118,7 @@ def _serve(session, instance, early: deque) -> int:
                     running.where = running.function.__name__
                     mark_function()
                     running.interruptible = True
-                    if session.cancelled(incoming):  # cancelled since
+                    if session.cancelled(incoming):  # it was cancelled since
                         raise KeyboardInterrupt
                 built_in = BUILT_INS.get(method)
                 result = built_in(instance, *args, **kwargs) if built_in else method_of(instance, method)(*args, **kwargs)
@@ -177,7 +178,7 @@ def _run_exit_handlers() -> None:
 
 
 def _end_children(util) -> None:
-    util._run_finalizers(0)  # pools and managers first: a pool cannot end in order after its processes were killed
+    util._run_finalizers(0)  # ends pools and managers first, because a pool cannot end in order after its processes were killed
     children = sys.modules["multiprocessing.process"].active_children()
     for child in children:
         child.terminate()

@@ -28,7 +28,7 @@ class _Marked(io.TextIOWrapper):
     _at_start = True  # this stream's output ends with a line end
     _pipe = None  # device and inode of the node's pipe, which user code may replace
 
-    _writes = False  # this stream, not a user, is writing to its buffer
+    _writes = False  # this stream itself, and not other code, is writing to its buffer
 
     def write(self, text: str, /) -> int:
         if not text:
@@ -52,11 +52,11 @@ class _Marked(io.TextIOWrapper):
     def begin_function(self) -> None:
         self.flush()
         if mark := self._mark(running.incoming.task_id, running.where):
-            os.write(self.fileno(), mark.encode(self.encoding, self.errors))  # ends a line left open by the last function
+            os.write(self.fileno(), mark.encode(self.encoding, self.errors))  # ends a line that the last function has not ended
             self._at_start = True
 
     def mark_bytes(self, data) -> bytes:
-        """Flushes earlier text and returns the mark to write before ``data``, which a user is about to write to the buffer."""
+        """Flushes earlier text, and returns the mark to write before ``data``, which other code is about to write to the buffer."""
         if self._writes or not (size := memoryview(data).nbytes):
             return b""
         self.flush()
@@ -85,7 +85,7 @@ class _Marked(io.TextIOWrapper):
 
 
 class _MarkedFile(io.FileIO):
-    """The file under an unbuffered stream, which users also reach as ``sys.stdout.buffer``."""
+    """The file under an unbuffered stream, which user code also reaches as ``sys.stdout.buffer``."""
 
     text: _Marked | None = None
     raw = property(lambda self: self)  # as for a buffered stream
@@ -97,7 +97,7 @@ class _MarkedFile(io.FileIO):
 
 
 class _MarkedBuffer(io.BufferedWriter):
-    """The same for a buffered stream."""
+    """The buffer under a buffered stream, which users also reach as ``sys.stdout.buffer``."""
 
     text: _Marked | None = None
 
@@ -147,7 +147,7 @@ def mark_beginning() -> None:
             stream.begin()
 
 
-_function = ""  # the last one called
+_function = ""  # the function called last
 
 
 def mark_function() -> None:

@@ -179,5 +179,5 @@ def fail_creation(session, creation, early: deque, error: BaseException, where: 
 def _leave(session) -> None:
     """Reports an intended end, so that the actor is not restarted."""
     if running.settings.get("restarts", True):
-        with contextlib.suppress(Exception):  # without a head there is no restart
+        with contextlib.suppress(Exception):  # an error is ignored: without a head there is no restart
             session.leave()
