@@ -246,24 +246,31 @@ class _Outline:
 # ---- names and numbers -------------------------------------------------------------------------------------------------------------
 
 
-def rekeyed(
-    state_dict: dict[str, Any], key_type: OptimStateKeyType, model: nn.Module, optim: torch.optim.Optimizer | None, optim_input: Given
+def rekey_optim_state_dict(
+    optim_state_dict: dict[str, Any],
+    optim_state_key_type: OptimStateKeyType,
+    model: nn.Module,
+    optim_input: Given = None,
+    optim: torch.optim.Optimizer | None = None,
 ) -> dict[str, Any]:
-    """The same states, keyed by names or by the optimizer's numbers. Raises ValueError for a mixture of keys."""
-    if key_type not in (OptimStateKeyType.PARAM_NAME, OptimStateKeyType.PARAM_ID):
-        raise KeyTypeUnknown(f"Expected optim_state_key_type to be PARAM_NAME or PARAM_ID, got {key_type}")
-    kinds = {type(key) for key in state_dict["state"]}
+    """Converts a whole optimizer state from numbers (of an unwrapped model's optimizer) to names, or the reverse.
+
+    Raises ValueError for a mixture of keys.
+    """
+    if optim_state_key_type not in (OptimStateKeyType.PARAM_NAME, OptimStateKeyType.PARAM_ID):
+        raise KeyTypeUnknown(f"Expected optim_state_key_type to be PARAM_NAME or PARAM_ID, got {optim_state_key_type}")
+    kinds = {type(key) for key in optim_state_dict["state"]}
     if kinds - {str} and kinds - {int}:
         raise InvalidArgument(
-            f"Invalid parameter keys: {state_dict['state'].keys()}", hint="they should be all names or all numbers of parameters"
+            f"Invalid parameter keys: {optim_state_dict['state'].keys()}", hint="they should be all names or all numbers of parameters"
         )
-    to_names = key_type is OptimStateKeyType.PARAM_NAME
+    to_names = optim_state_key_type is OptimStateKeyType.PARAM_NAME
     if kinds == {str if to_names else int}:
-        return state_dict
+        return optim_state_dict
     names = names_of(model)
     pairs = [(i, _name(names, p)) for i, p in enumerate(_ordered(model, optim, optim_input))]
     new = dict(pairs) if to_names else {name: i for i, name in pairs}
     return {
-        "state": {new[key]: values for key, values in state_dict["state"].items()},
-        "param_groups": [_with_params(g, sorted(new[p] for p in g["params"])) for g in state_dict["param_groups"]],
+        "state": {new[key]: values for key, values in optim_state_dict["state"].items()},
+        "param_groups": [_with_params(g, sorted(new[p] for p in g["params"])) for g in optim_state_dict["param_groups"]],
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,7 +50,7 @@ def settings_for(
     return StateDictSettings(state_dict_type, *made)
 
 
-def settings_of(module: nn.Module) -> StateDictSettings | None:
+def get_state_dict_type(module: nn.Module) -> StateDictSettings | None:
     """The settings of a tree; None if it has no unit. Raises InvalidArgument if its units differ."""
     found = [u._settings for u in units_of(module)]
     if any(s != found[0] for s in found):
@@ -59,8 +61,17 @@ def settings_of(module: nn.Module) -> StateDictSettings | None:
     return found[0] if found else None
 
 
-def set_settings(module: nn.Module, settings: StateDictSettings) -> StateDictSettings:
-    """Sets them in a tree. Returns the previous settings."""
+def set_state_dict_type(
+    module: nn.Module,
+    state_dict_type: StateDictType,
+    state_dict_config: StateDictConfig | None = None,
+    optim_state_dict_config: OptimStateDictConfig | None = None,
+) -> StateDictSettings:
+    """Sets the form of ``state_dict`` and ``optim_state_dict`` for all units in a tree. Returns the previous settings."""
+    return _set(module, settings_for(state_dict_type, state_dict_config, optim_state_dict_config))
+
+
+def _set(module: nn.Module, settings: StateDictSettings) -> StateDictSettings:
     units = units_of(module)
     if not units:
         raise InvalidArgument(f"{type(module).__name__} has no FSDP unit", hint="pass the model that FullyShardedDataParallel returned")
@@ -70,6 +81,21 @@ def set_settings(module: nn.Module, settings: StateDictSettings) -> StateDictSet
     for unit in units:
         unit._settings = settings
     return before
+
+
+@contextmanager
+def state_dict_type(
+    module: nn.Module,
+    state_dict_type: StateDictType,
+    state_dict_config: StateDictConfig | None = None,
+    optim_state_dict_config: OptimStateDictConfig | None = None,
+) -> Iterator[None]:
+    """Applies ``set_state_dict_type`` inside a ``with`` block."""
+    before = set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
+    try:
+        yield
+    finally:
+        _set(module, before)
 
 
 # ---- saving ------------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,17 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp import FSDPModule, fully_shard
 from shoal.fsdp._errors import HookRefused, HookUnsupported, NotTheRoot, OtherType
 from shoal.fsdp._names import clean
-from shoal.fsdp1 import _arguments, _auto_wrap, _full_parameters, _meshes, _optimizer_state, _precision, _state_dict, _values
+from shoal.fsdp1 import (
+    _arguments,
+    _auto_wrap,
+    _full_parameters,
+    _meshes,
+    _optimizer_methods,
+    _optimizer_state,
+    _precision,
+    _state_dict,
+    _values,
+)
 from shoal.fsdp1._comm_hook import HookedReduceScatter
 from shoal.fsdp1._flat_parameter import FlatParameter
 from shoal.fsdp1._names import WRAPPED, modules_of
@@ -389,143 +399,17 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
                 pass
         return super().state_dict(*args, **kwargs)
 
-    @staticmethod
-    def set_state_dict_type(
-        module: nn.Module,
-        state_dict_type: StateDictType,
-        state_dict_config: StateDictConfig | None = None,
-        optim_state_dict_config: OptimStateDictConfig | None = None,
-    ) -> StateDictSettings:
-        """Sets the form of ``state_dict`` and ``optim_state_dict`` for all units in a tree. Returns the previous settings."""
-        settings = _state_dict.settings_for(state_dict_type, state_dict_config, optim_state_dict_config)
-        return _state_dict.set_settings(module, settings)
-
-    @staticmethod
-    def get_state_dict_type(module: nn.Module) -> StateDictSettings | None:
-        """The settings of a tree; None if it has no unit."""
-        return _state_dict.settings_of(module)
-
-    @staticmethod
-    @contextmanager
-    def state_dict_type(
-        module: nn.Module,
-        state_dict_type: StateDictType,
-        state_dict_config: StateDictConfig | None = None,
-        optim_state_dict_config: OptimStateDictConfig | None = None,
-    ) -> Iterator[None]:
-        """Applies ``set_state_dict_type`` inside a ``with`` block."""
-        settings = _state_dict.settings_for(state_dict_type, state_dict_config, optim_state_dict_config)
-        before = _state_dict.set_settings(module, settings)
-        try:
-            yield
-        finally:
-            _state_dict.set_settings(module, before)
+    set_state_dict_type = staticmethod(_state_dict.set_state_dict_type)
+    get_state_dict_type = staticmethod(_state_dict.get_state_dict_type)
+    state_dict_type = staticmethod(_state_dict.state_dict_type)
 
     # ---- optimizer states ----
 
-    @staticmethod
-    def optim_state_dict(
-        model: nn.Module, optim: torch.optim.Optimizer, optim_state_dict: dict[str, Any] | None = None, group: Any = None
-    ) -> dict[str, Any]:
-        """The optimizer's state by parameter names, in the form of ``state_dict_type``. Every rank must call it.
-
-        Returns {"state": {name: {key: value}}, "param_groups": [{..., "params": [names]}]}; with ``rank0_only`` the other ranks get {}.
-        The sharded state of an optimizer that has not stepped has the initial values of its first step, for torch.distributed.checkpoint
-        to load into.
-        """
-        settings = _state_dict.settings_of(model) or _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
-        config = settings.optim_state_dict_config
-        if optim_state_dict is None:
-            optim_state_dict = optim.state_dict()
-            if settings.state_dict_type is StateDictType.SHARDED_STATE_DICT and not optim_state_dict["state"]:
-                optim_state_dict = _optimizer_state.before_the_first_step(optim)
-        return _optimizer_state.saved(
-            model,
-            optim,
-            optim_state_dict,
-            settings.state_dict_type,
-            rank0_only=getattr(config, "rank0_only", False),
-            offload_to_cpu=config.offload_to_cpu,
-            group=group,
-        )
-
-    @staticmethod
-    def optim_state_dict_to_load(
-        model: nn.Module,
-        optim: torch.optim.Optimizer,
-        optim_state_dict: dict[str, Any],
-        is_named_optimizer: bool = False,
-        load_directly: bool = False,
-        group: Any = None,
-    ) -> dict[str, Any]:
-        """Converts a result of ``optim_state_dict`` for ``optim.load_state_dict``. A whole state may come from any number of ranks.
-
-        ``load_directly``: also loads it. With ``rank0_only`` rank 0 broadcasts its state; the argument of other ranks is ignored.
-        """
-        settings = _state_dict.settings_of(model) or _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
-        result = _optimizer_state.to_load(
-            model,
-            optim,
-            optim_state_dict,
-            settings.state_dict_type,
-            rank0_only=getattr(settings.optim_state_dict_config, "rank0_only", False),
-            named=is_named_optimizer,
-            group=group,
-        )
-        if load_directly:
-            optim.load_state_dict(result)
-        return result
-
-    @staticmethod
-    def full_optim_state_dict(
-        model: nn.Module, optim: torch.optim.Optimizer, optim_input: Any = None, rank0_only: bool = True, group: Any = None
-    ) -> dict[str, Any]:
-        """The whole optimizer state by names, on the host; with ``rank0_only`` the other ranks get {}. Every rank must call it."""
-        return _optimizer_state.saved(
-            model, optim, optim.state_dict(), StateDictType.FULL_STATE_DICT, rank0_only=rank0_only, offload_to_cpu=True, group=group
-        )
-
-    @staticmethod
-    def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer, group: Any = None) -> dict[str, Any]:
-        """The optimizer state by names, as DTensors."""
-        return _optimizer_state.saved(
-            model, optim, optim.state_dict(), StateDictType.SHARDED_STATE_DICT, rank0_only=False, offload_to_cpu=False, group=group
-        )
-
-    @staticmethod
-    def shard_full_optim_state_dict(
-        full_optim_state_dict: dict[str, Any], model: nn.Module, optim_input: Any = None, optim: torch.optim.Optimizer | None = None
-    ) -> dict[str, Any]:
-        """Converts a whole state, which every rank has, for ``optim.load_state_dict``."""
-        return _optimizer_state.to_load(model, optim, full_optim_state_dict, StateDictType.FULL_STATE_DICT, optim_input=optim_input)
-
-    @staticmethod
-    def scatter_full_optim_state_dict(
-        full_optim_state_dict: dict[str, Any] | None,
-        model: nn.Module,
-        optim_input: Any = None,
-        optim: torch.optim.Optimizer | None = None,
-        group: Any = None,
-    ) -> dict[str, Any]:
-        """Converts a whole state, which only rank 0 has, for ``optim.load_state_dict``. Every rank must call it."""
-        return _optimizer_state.to_load(
-            model, optim, full_optim_state_dict, StateDictType.FULL_STATE_DICT, rank0_only=True, group=group, optim_input=optim_input
-        )
-
-    @staticmethod
-    def flatten_sharded_optim_state_dict(
-        sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
-    ) -> dict[str, Any]:
-        """Converts a result of ``sharded_optim_state_dict`` for ``optim.load_state_dict``; nothing is flattened."""
-        return _optimizer_state.to_load(model, optim, sharded_optim_state_dict, StateDictType.SHARDED_STATE_DICT)
-
-    @staticmethod
-    def rekey_optim_state_dict(
-        optim_state_dict: dict[str, Any],
-        optim_state_key_type: OptimStateKeyType,
-        model: nn.Module,
-        optim_input: Any = None,
-        optim: torch.optim.Optimizer | None = None,
-    ) -> dict[str, Any]:
-        """Converts a whole optimizer state from numbers (of an unwrapped model's optimizer) to names, or the reverse."""
-        return _optimizer_state.rekeyed(optim_state_dict, optim_state_key_type, model, optim, optim_input)
+    optim_state_dict = staticmethod(_optimizer_methods.optim_state_dict)
+    optim_state_dict_to_load = staticmethod(_optimizer_methods.optim_state_dict_to_load)
+    full_optim_state_dict = staticmethod(_optimizer_methods.full_optim_state_dict)
+    sharded_optim_state_dict = staticmethod(_optimizer_methods.sharded_optim_state_dict)
+    shard_full_optim_state_dict = staticmethod(_optimizer_methods.shard_full_optim_state_dict)
+    scatter_full_optim_state_dict = staticmethod(_optimizer_methods.scatter_full_optim_state_dict)
+    flatten_sharded_optim_state_dict = staticmethod(_optimizer_methods.flatten_sharded_optim_state_dict)
+    rekey_optim_state_dict = staticmethod(_optimizer_state.rekey_optim_state_dict)
