@@ -234,13 +234,16 @@ def test_the_variable_works_for_any_import_order(shoal_command, first):
     program = (
         f"import site; site.addsitedir({str(PTH.parent)!r}); import {first}; "
         "import shoal.fsdp, torch.distributed.fsdp as fsdp, torch.distributed.checkpoint.state_dict as dcp; "
-        "print(shoal.fsdp.is_installed(), fsdp.FullyShardedDataParallel.__module__, dcp.FSDP.__module__)"
+        "print(shoal.fsdp.is_installed(), fsdp.FullyShardedDataParallel.__module__, dcp.FSDP.__module__); "
+        "shoal.fsdp.uninstall(); print(fsdp.fully_shard.__module__, fsdp.FullyShardedDataParallel.__module__)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "SHOAL_FSDP": "1"}, capture_output=True, text=True, timeout=LIMIT_S
     )
     module = "fully_sharded_data_parallel"
-    assert done.stdout == f"True shoal.fsdp1.{module} torch.distributed.fsdp.{module}\n", done.stderr
+    installed, after = done.stdout.splitlines()
+    assert installed == f"True shoal.fsdp1.{module} torch.distributed.fsdp.{module}", done.stderr
+    assert after == f"torch.distributed.fsdp torch.distributed.fsdp.{module}", done.stderr
 
 
 @pytest.mark.parametrize(("value", "on"), [("False", False), ("off", False), ("NO", False), ("On", True), ("yes", True), ("true", True)])

@@ -4,6 +4,11 @@ The ranks of a host share one copy of the parameters, in shared memory, so that 
 (``ShardActor``); this package translates hooks of modules, autograd and optimizers into calls of it.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from _shoal_switch import asked
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 try:
@@ -15,12 +20,14 @@ from shoal.fsdp._bootstrap import shard_actor_handles
 from shoal.fsdp._describe import ParameterSharding, ShardingDescription, describe_sharding
 from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._graph import Memory, StepGraph
-from shoal.fsdp._install import install, install_if_asked, is_installed, uninstall
 from shoal.fsdp._join import join
 from shoal.fsdp._memory import MemoryEstimate, estimate_memory
 from shoal.fsdp._module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
 from shoal.fsdp._optimizers import write
 from shoal.fsdp._plan import plan
+
+if TYPE_CHECKING:
+    from shoal.fsdp._install import install, is_installed, uninstall
 
 __all__ = [
     "CPUOffloadPolicy",
@@ -49,4 +56,18 @@ __all__ = [
     "write",
 ]
 
-install_if_asked()
+_INSTALLATION = ("install", "is_installed", "uninstall")  # in _install, which lies above FSDP1's package and loads it
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _INSTALLATION:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from shoal.fsdp import _install  # late: it imports shoal.fsdp1, whose modules import this package first
+
+    return getattr(_install, name)
+
+
+if asked():
+    from shoal.fsdp import _install
+
+    _install.install()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from shoal.exceptions import Unimplemented
 from shoal.fsdp import _bootstrap
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._errors import ShardedTwice
-from shoal.fsdp._mesh import data_mesh
+from shoal.fsdp._mesh import DataMesh, data_mesh
 from shoal.fsdp._module import sharded_class
 from shoal.fsdp._names import unwrapped
 from shoal.fsdp._settings import Settings
@@ -26,6 +27,9 @@ from shoal.fsdp._sharding import shard
 from shoal.fsdp._state import State
 
 _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
+
+# Called with the first module's class name and the mesh of each call. `_install`, which lies above, announces its meshes through it.
+on_sharded: list[Callable[[str, DataMesh], None]] = []
 
 
 def fully_shard(
@@ -78,8 +82,6 @@ def fully_shard(
         raise TypeError(f"offload_policy should be an OffloadPolicy, got {type(offload_policy).__name__}")
     if type(offload_policy) not in (OffloadPolicy, CPUOffloadPolicy):
         raise Unimplemented(f"{type(offload_policy).__name__} is not in this release", hint="use CPUOffloadPolicy")
-    from shoal.fsdp import _install  # here: it imports this module
-
     data = data_mesh(mesh if mesh is not None else _bootstrap.default_mesh(), dp_mesh_dims)
     modules = tuple(_get_root_modules(listed)) if len(listed) > 1 else tuple(listed)
     guard = _LEASE_GUARD if lease_guard is None else lease_guard
@@ -96,7 +98,8 @@ def fully_shard(
         m.__dict__.setdefault(REGISTRY_KEY, {})["fully_shard"] = RegistryItem()  # excludes it from torch's replicate
         m.__class__ = sharded_class(type(m))
     state.hook()
-    _install.announce(first, data)
+    for call in on_sharded:
+        call(first, data)
     return module
 
 

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from _shoal_switch import asked
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP1
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp import register_fsdp_forward_method as torch_register_fsdp_forward_method
 from torch.distributed.fsdp import share_comm_ctx as torch_share_comm_ctx
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as TorchShardedGradScaler
 
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _libraries
-from shoal.fsdp._fully_shard import fully_shard
+from shoal.fsdp._fully_shard import fully_shard, on_sharded
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._module import register_fsdp_forward_method, share_comm_ctx
+from shoal.fsdp1.fully_sharded_data_parallel import FullyShardedDataParallel
+from shoal.fsdp1.sharded_grad_scaler import ShardedGradScaler
 
 # Modules of torch that export the names. Its other modules keep torch's classes, because they expect FSDP1's flat parameters.
 _WHERE = (
@@ -62,9 +64,6 @@ def install() -> None:
         return
     import torch.distributed._composable.fsdp  # the old path of the same names
     import torch.distributed.checkpoint.state_dict  # noqa: F401  before rebinding: it must keep torch's FSDP1
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as TorchShardedGradScaler
-
-    from shoal.fsdp1 import FullyShardedDataParallel, ShardedGradScaler
 
     ours = {id(TorchFSDP1): FullyShardedDataParallel, id(TorchShardedGradScaler): ShardedGradScaler}
     done = _Installed()
@@ -86,14 +85,7 @@ def install() -> None:
                 done.names.append((namespace, of, theirs))
                 namespace[of] = ours[id(theirs)]
     _installed = done
-    _libraries.follow()
-
-
-def install_if_asked() -> None:
-    """Installs if $SHOAL_FSDP is on. ``shoal.fsdp`` and ``shoal.fsdp1`` call it at the end of their import."""
-    half = sys.modules.get("shoal.fsdp1")  # if it imports shoal.fsdp now, it is incomplete
-    if asked() and (half is None or hasattr(half, "FullyShardedDataParallel")):
-        install()
+    _libraries.follow(is_installed)
 
 
 def announce(unit: str, data: DataMesh) -> None:
@@ -104,6 +96,9 @@ def announce(unit: str, data: DataMesh) -> None:
     hybrid = f", {data.replicas}x{data.shards}: replicas x shards" if data.replicas > 1 else ""
     over = f"{len(data.ranks)} rank{'s' if len(data.ranks) > 1 else ''} ({data.mesh.device_type}{hybrid})"
     sys.stderr.write(f"shoal: Shoal shards this model over {over}, in the place of torch's FSDP; first unit: {unit}\n")  # in one write
+
+
+on_sharded.append(announce)
 
 
 def uninstall() -> None:
@@ -118,23 +113,23 @@ def uninstall() -> None:
     _installed = None
 
 
-# The code of torch's functions while Shoal is installed. It runs in torch's namespace, hence the imports inside.
+# The code of torch's functions while Shoal is installed.
 
 
 def _fully_shard(*args, **kwargs):
-    from shoal.fsdp import fully_shard
+    from shoal.fsdp._fully_shard import fully_shard  # late: this code runs in torch's namespace
 
     return fully_shard(*args, **kwargs)
 
 
 def _register_fsdp_forward_method(*args, **kwargs):
-    from shoal.fsdp import register_fsdp_forward_method
+    from shoal.fsdp._module import register_fsdp_forward_method  # late: this code runs in torch's namespace
 
     return register_fsdp_forward_method(*args, **kwargs)
 
 
 def _share_comm_ctx(*args, **kwargs):
-    from shoal.fsdp import share_comm_ctx
+    from shoal.fsdp._module import share_comm_ctx  # late: this code runs in torch's namespace
 
     return share_comm_ctx(*args, **kwargs)
 
@@ -143,8 +138,6 @@ def _new_fsdp1(cls: type, *args: Any, **kwargs: Any) -> Any:
     """``__new__`` of torch's FSDP1 from the first ``install`` on; Python cannot remove a ``__new__`` from a class again."""
     if _installed is None:
         return object.__new__(cls)
-    from shoal.fsdp1 import FullyShardedDataParallel
-
     if cls is not TorchFSDP1:
         raise InvalidArgument(
             f"{cls.__module__}.{cls.__qualname__} was derived from torch's FullyShardedDataParallel before shoal.fsdp.install()",

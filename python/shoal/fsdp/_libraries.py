@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import torch
 from _shoal_switch import after_import
 
+from shoal.fsdp1.fully_sharded_data_parallel import FullyShardedDataParallel
+
 
 @functools.cache  # once per process
-def follow() -> None:
-    after_import("accelerate.state", shard_on_cpus)
+def follow(is_installed: Callable[[], bool]) -> None:
+    after_import("accelerate.state", partial(shard_on_cpus, is_installed))
     for package in ("lightning.fabric", "lightning_fabric"):  # the package of lightning, and that of pytorch_lightning
         after_import(f"{package}.strategies.model_parallel", load_whole_state_dicts)
 
 
-def shard_on_cpus(state: ModuleType) -> None:
+def shard_on_cpus(is_installed: Callable[[], bool], state: ModuleType) -> None:
     """Patches ``accelerate.state``: for FSDP on CPUs ``AcceleratorState`` silently selects DDP; now it selects FSDP."""
-    from shoal.fsdp._install import is_installed
-
     original = state.AcceleratorState.__init__
 
     @functools.wraps(original)
@@ -46,8 +48,6 @@ def load_whole_state_dicts(model_parallel: ModuleType) -> None:
 
     Lightning takes any model with DTensors for FSDP2's. The wrapper loads whole state dicts by itself.
     """
-    from shoal.fsdp1 import FullyShardedDataParallel
-
     original = model_parallel._has_dtensor_modules
 
     @functools.wraps(original)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._collect import state_of
 from shoal.optim._fused import Fused
 
 # Values that an optimizer keeps for each element of a parameter.
@@ -102,9 +103,7 @@ def state_bytes_to_come(optimizer: torch.optim.Optimizer, group: dict, p: torch.
 
 def _units(model: nn.Module, units: Iterable[nn.Module] | None) -> list[list[nn.Parameter]]:
     """The parameters of each unit, without those of inner units."""
-    from shoal.fsdp import FSDPModule
-
-    chosen = list(units) if units is not None else [m for m in model.modules() if isinstance(m, FSDPModule)] or list(model.children())
+    chosen = list(units) if units is not None else [m for m in model.modules() if state_of(m) is not None] or list(model.children())
     chosen = list(dict.fromkeys([*chosen, model]))
     found = []
     for unit in chosen:

@@ -59,14 +59,14 @@ class FSDPModule(TorchFSDPModule):
         state = self._get_fsdp_state()
         state.settings.forward_prefetch = _states_of(modules)
         if state.root is not None:
-            _plan.replan(state.root)
+            state.root.replan()
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Unshards these units at the beginning of this unit's backward, after its own. Raises ValueError for other modules."""
         state = self._get_fsdp_state()
         state.settings.backward_prefetch = _states_of(modules)
         if state.root is not None:
-            _plan.replan(state.root)
+            state.root.replan()
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         if not isinstance(reshard_after_forward, bool):

@@ -8,72 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from shoal import _native
 from shoal._core.budget import bytes_of
-from shoal._objects.tensors import long_lived
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._graph import Memory
+from shoal.fsdp._in_backward import OptimizerInBackward
 from shoal.fsdp._memory import state_bytes_to_come
 from shoal.fsdp._views import local_of
 
 if TYPE_CHECKING:
     from shoal.fsdp._root import Root
-    from shoal.fsdp._unit import Unit
-
-
-class BufferPool:
-    """Recycles the memory of freed gradients for others of the same shape. With the optimizer in backward it holds a few units' worth."""
-
-    def __init__(self):
-        self._free: dict[tuple, list[torch.Tensor]] = {}
-
-    def take(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        free = self._free.get((tuple(shape), dtype))
-        return free.pop() if free else long_lived(shape, dtype)
-
-    def put(self, buffer: torch.Tensor) -> None:
-        self._free.setdefault((tuple(buffer.shape), buffer.dtype), []).append(buffer)
-
-
-class OptimizerInBackward:
-    """Updates each unit as soon as its gradients are reduced, and frees them. By then every rank has published its gradients, and no
-    longer reads the unit (``ShardedModel::give_up``)."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self.optimizer, self.updating = optimizer, False
-        self._pool = BufferPool()
-
-    def attach(self, units: list[Unit]) -> None:
-        for p in (p for u in units for p in u.parameters):
-            p.gradient.use_pool(self._pool)
-
-    def detach(self, units: list[Unit]) -> None:
-        for p in (p for u in units for p in u.parameters):
-            p.gradient.pool = None
-
-    def update(self, unit: Unit) -> None:
-        """Steps the optimizer for a unit whose gradients are complete."""
-        mine = {p.views.sharded for p in unit.parameters if p.views.sharded.grad is not None}
-        groups = self.optimizer.param_groups
-        parts = [{**group, "params": [p for p in group["params"] if p in mine]} for group in groups]
-        updated = {p for part in parts for p in part["params"]}
-        if not updated:
-            return
-        unit.model.optimizer_begin()
-        unit.show_rows(plain=True)
-        self.optimizer.param_groups, self.updating = [part for part in parts if part["params"]], True
-        try:
-            self.optimizer.step()
-        finally:
-            self.optimizer.param_groups, self.updating = groups, False
-            for group, part in zip(groups, parts, strict=True):  # state that a step keeps in its groups
-                group.update({key: value for key, value in part.items() if key != "params"})
-            unit.show_rows(plain=False)
-        unit.model.optimizer_end(unit.index)
-        for p in unit.parameters:
-            if p.views.sharded in updated:
-                p.gradient.free()
 
 
 def root_of(model: nn.Module) -> Root:
@@ -89,18 +33,6 @@ def root_of(model: nn.Module) -> Root:
         state.lazy_init()
         state.root.preliminary = True
     return state.root
-
-
-def replan(root: Root) -> None:
-    """Passes the prefetch depth and the units' own prefetch lists to the engine, for the next steps."""
-    for place, (model, units) in enumerate(zip(root.models, root.units_of, strict=True)):
-        lists = []
-        for u in units:
-            for backward, ahead in ((False, u.state.settings.forward_prefetch), (True, u.state.settings.backward_prefetch)):
-                indices = [a.index for s in ahead if s.root is root for a in s.units if a.place == place]
-                if indices:
-                    lists.append(_native.PrefetchList(unit=u.index, backward=backward, ahead=indices))
-        model.plan(root.prefetch, lists)
 
 
 def memory_of(root: Root, activations: int | None = None, optimizer: torch.optim.Optimizer | None = None) -> Memory:
@@ -209,5 +141,5 @@ def plan(
     if root.in_backward_optimizer is not None:
         root.in_backward_optimizer.attach(root.units)
     root.prefetch = 1 if prefetch is None else prefetch
-    replan(root)
+    root.replan()
     return memory

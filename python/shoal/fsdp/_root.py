@@ -18,10 +18,10 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._added import Added
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._errors import OnMetaDevice
+from shoal.fsdp._in_backward import OptimizerInBackward
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters import ShardedParameter
 from shoal.fsdp._phases import Phase
-from shoal.fsdp._plan import OptimizerInBackward, replan
 from shoal.fsdp._views import refuse_substitute
 
 if TYPE_CHECKING:
@@ -90,7 +90,18 @@ class Root:
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
-        replan(self)
+        self.replan()
+
+    def replan(self) -> None:
+        """Passes the prefetch depth and the units' own prefetch lists to the engine, for the next steps."""
+        for place, (model, units) in enumerate(zip(self.models, self.units_of, strict=True)):
+            lists = []
+            for u in units:
+                for backward, ahead in ((False, u.state.settings.forward_prefetch), (True, u.state.settings.backward_prefetch)):
+                    indices = [a.index for s in ahead if s.root is self for a in s.units if a.place == place]
+                    if indices:
+                        lists.append(_native.PrefetchList(unit=u.index, backward=backward, ahead=indices))
+            model.plan(self.prefetch, lists)
 
     def dissolve(self) -> None:
         for s in self.states:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from shoal._core import program
-from shoal.fsdp import install
+from shoal.fsdp._install import install
 
 
 def main(words: list[str]) -> None:

@@ -10,7 +10,7 @@ import warnings as _warnings
 
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, apply_activation_checkpointing, checkpoint_wrapper
 
-from shoal.fsdp._install import install_if_asked as _install_if_asked
+from shoal import fsdp as _fsdp  # noqa: F401  first: where $SHOAL_FSDP is on, its import ends with install()
 from shoal.fsdp1.api import (
     BackwardPrefetch,
     CPUOffload,
@@ -60,6 +60,3 @@ def __getattr__(name: str):
         _warnings.warn(f"{name} is now called apply_activation_checkpointing", FutureWarning, stacklevel=2)
         return apply_activation_checkpointing
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-_install_if_asked()

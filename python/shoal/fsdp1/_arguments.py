@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffload as _CPUOffload
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from shoal.fsdp._errors import OtherType
 from shoal.fsdp1.api import BackwardPrefetch, MixedPrecision, ShardingStrategy
 

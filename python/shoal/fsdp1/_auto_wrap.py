@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp import FSDPModule
+from shoal.fsdp._module import FSDPModule
 from shoal.fsdp1 import wrap
 from shoal.fsdp1._names import is_unit
 from shoal.fsdp1._precision import keep_in_fp32

@@ -16,8 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp import FSDPModule, fully_shard
 from shoal.fsdp._errors import HookRefused, HookUnsupported, NotTheRoot, OtherType
+from shoal.fsdp._fully_shard import fully_shard
+from shoal.fsdp._module import FSDPModule
 from shoal.fsdp._names import clean
 from shoal.fsdp1 import (
     _arguments,
