@@ -17,7 +17,7 @@ def mesh_of_one_rank(device: str) -> DeviceMesh:
         os.environ.setdefault(name, value)
     dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     if device == "cpu":
-        from shoal.fsdp._mesh import DataMesh
+        from shoal.fsdp._parameters.mesh import DataMesh
 
         DataMesh.in_arena = property(lambda self: False)
     return init_device_mesh(device, (1,))

@@ -43,7 +43,7 @@ OURS_ALONE = {"units_that_are_built_anew": units_that_are_built_anew}
 
 
 def all_cases():
-    from shoal.fsdp._mesh import DataMesh
+    from shoal.fsdp._parameters.mesh import DataMesh
 
     DataMesh.in_arena = property(lambda self: False)
     return {**run_cases(), **run(OURS_ALONE)}

@@ -1079,9 +1079,9 @@ def parameters_added_after_sharding_cause_a_warning():
 
 @use
 def gradients_of_added_parameters_are_averaged_per_dtype_and_device():
-    from shoal.fsdp import _added
+    from shoal.fsdp._engine.added import Added
 
-    class Kept(_added.Added):
+    class Kept(Added):
         def _average(self, dtype, device, parameters):
             calls.append((dtype, device.type, len(parameters)))
             for p in parameters:

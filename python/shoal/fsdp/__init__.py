@@ -16,15 +16,15 @@ try:
 except ImportError:  # torch before 2.12
     DataParallelMeshDims = None
 
-from shoal.fsdp._bootstrap import shard_actor_handles
 from shoal.fsdp._describe import ParameterSharding, ShardingDescription, describe_sharding
+from shoal.fsdp._engine.bootstrap import shard_actor_handles
+from shoal.fsdp._engine.optimizers import write
 from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._graph import Memory, StepGraph
 from shoal.fsdp._join import join
 from shoal.fsdp._memory import MemoryEstimate, estimate_memory
 from shoal.fsdp._module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
-from shoal.fsdp._optimizers import write
-from shoal.fsdp._plan import plan
+from shoal.fsdp._plan.plan import plan
 
 if TYPE_CHECKING:
     from shoal.fsdp._install import install, is_installed, uninstall

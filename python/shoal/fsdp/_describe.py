@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shoal.fsdp._collect import state_of
+from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._names import clean
 
 

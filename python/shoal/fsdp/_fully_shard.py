@@ -15,16 +15,16 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.utils import _get_root_modules
 
+from shoal._distributed.ranks import default_mesh
 from shoal.exceptions import Unimplemented
-from shoal.fsdp import _bootstrap
-from shoal.fsdp._collect import state_of
+from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.settings import Settings
+from shoal.fsdp._engine.sharding import shard
+from shoal.fsdp._engine.state import State
 from shoal.fsdp._errors import ShardedTwice
-from shoal.fsdp._mesh import DataMesh, data_mesh
 from shoal.fsdp._module import sharded_class
 from shoal.fsdp._names import unwrapped
-from shoal.fsdp._settings import Settings
-from shoal.fsdp._sharding import shard
-from shoal.fsdp._state import State
+from shoal.fsdp._parameters.mesh import DataMesh, data_mesh
 
 _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
 
@@ -82,7 +82,7 @@ def fully_shard(
         raise TypeError(f"offload_policy should be an OffloadPolicy, got {type(offload_policy).__name__}")
     if type(offload_policy) not in (OffloadPolicy, CPUOffloadPolicy):
         raise Unimplemented(f"{type(offload_policy).__name__} is not in this release", hint="use CPUOffloadPolicy")
-    data = data_mesh(mesh if mesh is not None else _bootstrap.default_mesh(), dp_mesh_dims)
+    data = data_mesh(mesh if mesh is not None else default_mesh(), dp_mesh_dims)
     modules = tuple(_get_root_modules(listed)) if len(listed) > 1 else tuple(listed)
     guard = _LEASE_GUARD if lease_guard is None else lease_guard
     reshard = _checked_reshard(reshard_after_forward, data.shards, dp_mesh_dims is not None)

@@ -10,10 +10,11 @@ from torch import nn
 
 from shoal import _native
 from shoal._core.process import state
+from shoal._distributed.ranks import TIMEOUT, WARN_AFTER
 from shoal._objects.tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp import _bootstrap, _graph
-from shoal.fsdp._collect import own_parameters
+from shoal.fsdp import _graph
+from shoal.fsdp._engine.collect import own_parameters
 
 if TYPE_CHECKING:
     from shoal.fsdp.graph import AdamW
@@ -40,8 +41,8 @@ class GraphWorker:
             rank=rank,
             world_size=world_size,
             replicas=1,
-            timeout=_bootstrap.TIMEOUT,
-            warn_after=_bootstrap.WARN_AFTER,
+            timeout=TIMEOUT,
+            warn_after=WARN_AFTER,
         )
         state.ending.append(self._actor.leave)
         self._modules, self._parameters, natives = list(units.values()), [], []

@@ -16,8 +16,8 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as Torc
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _libraries
 from shoal.fsdp._fully_shard import fully_shard, on_sharded
-from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._module import register_fsdp_forward_method, share_comm_ctx
+from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp1.fully_sharded_data_parallel import FullyShardedDataParallel
 from shoal.fsdp1.sharded_grad_scaler import ShardedGradScaler
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._collect import state_of
-from shoal.fsdp._root import Root, roots_in
+from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.root import Root, roots_in
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._collect import state_of
+from shoal.fsdp._engine.collect import state_of
 from shoal.optim._fused import Fused
 
 # Values that an optimizer keeps for each element of a parameter.

@@ -15,11 +15,12 @@ from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 
 from shoal import _native
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp import _example, _graph, _plan
-from shoal.fsdp._collect import state_of
+from shoal.fsdp import _graph
+from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.state import State
+from shoal.fsdp._engine.unit import Unit
 from shoal.fsdp._errors import ShardedOutsideForward
-from shoal.fsdp._state import State
-from shoal.fsdp._unit import Unit
+from shoal.fsdp._plan import example, plan
 
 
 class FSDPModule(TorchFSDPModule):
@@ -324,17 +325,17 @@ def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.op
     Raises InvalidArgument for an inner module, without a step or ``example_inputs``, and for an optimizer of unknown state size. A forward
     that fails on fake tensors raises it, too.
     """
-    root = _plan.root_of(model)
+    root = plan.root_of(model)
     activations = boundaries = None
     if example_inputs is not None:
-        boundaries, activations = _example.run(model, root.states, example_inputs)
+        boundaries, activations = example.run(model, root.states, example_inputs)
     for m in root.models:
         m.end_step()
     if root.models[0].has_plan:
-        return _graph.of_model(root.models[0], _plan.memory_of(root, activations, optimizer))
+        return _graph.of_model(root.models[0], plan.memory_of(root, activations, optimizer))
     if boundaries is None:
         raise InvalidArgument("there is no step to show yet", hint="run a training step, or pass example_inputs=")
     units = root.units_of[0]
     reshard = [u.state.reshard_after_forward is True for u in units]
     expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, root.prefetch)
-    return _graph.of_model(expected, _plan.memory_of(root, activations, optimizer))
+    return _graph.of_model(expected, plan.memory_of(root, activations, optimizer))

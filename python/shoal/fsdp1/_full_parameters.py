@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shoal.exceptions import DeadlineExceeded, InvalidArgument, Unimplemented
+from shoal.fsdp._engine.optimizers import write
 from shoal.fsdp._errors import SummonedInside
-from shoal.fsdp._optimizers import write
 from shoal.fsdp1._names import is_unit
 from shoal.fsdp1.api import ShardingStrategy
 

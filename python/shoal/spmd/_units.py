@@ -45,7 +45,7 @@ from shoal.spmd._tensor import Box, Parameter, Tensor, on_device
 from shoal.spmd._world import Processes, loading, world
 
 if TYPE_CHECKING:
-    from shoal.fsdp._parameters import ShardedParameter
+    from shoal.fsdp._parameters.parameter import ShardedParameter
     from shoal.spmd._mesh import Mesh
 
 _log = logging.getLogger("shoal.spmd")
@@ -304,7 +304,7 @@ class Unit:
 
     def __init__(self, module: nn.Module):
         from shoal.fsdp import fully_shard  # late: loads shoal.fsdp, which other programs of shoal.spmd do not need
-        from shoal.fsdp._collect import state_of  # late: as above
+        from shoal.fsdp._engine.collect import state_of  # late: as above
 
         self.module = module
         self._tree = ModuleTree(module)

@@ -29,7 +29,7 @@ class TrainWorker:
         _init_process_group(dist)
         try:
             result = loop(config) if config is not None else loop()
-            for name in ("shoal.fsdp._bootstrap", "shoal.collective._group"):
+            for name in ("shoal.fsdp._engine.bootstrap", "shoal.collective._group"):
                 if (module := sys.modules.get(name)) is not None:
                     module.leave_all()  # not after an exception, which the driver reports
             return result

@@ -9,7 +9,7 @@ import torch
 from shoal._objects.tensors import long_lived
 
 if TYPE_CHECKING:
-    from shoal.fsdp._unit import Unit
+    from shoal.fsdp._engine.unit import Unit
 
 
 class BufferPool:

@@ -11,8 +11,8 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._names import below
 
 if TYPE_CHECKING:
-    from shoal.fsdp._parameters import ShardedParameter
-    from shoal.fsdp._state import State
+    from shoal.fsdp._engine.state import State
+    from shoal.fsdp._parameters.parameter import ShardedParameter
 
 
 def state_of(module: nn.Module) -> State | None:

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from shoal import _native
 from shoal._objects.tensors import dtensor, dtensor_parameter, is_wrapper, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._gradient import AS_BYTES, ParameterGradient, engine_dtype
-from shoal.fsdp._mesh import DataMesh
-from shoal.fsdp._rows import Rows
-from shoal.fsdp._views import Views, local_of
+from shoal.fsdp._parameters.gradient import AS_BYTES, ParameterGradient, engine_dtype
+from shoal.fsdp._parameters.mesh import DataMesh
+from shoal.fsdp._parameters.rows import Rows
+from shoal.fsdp._parameters.views import Views, local_of
 
 _POISON = {4: 0x7FC0DEAD, 2: 0x7FDE, 8: 0x7FF80000DEADDEAD, 1: 0x7F}  # by element size, NaNs that no computation yields
 _META = torch.device("meta")

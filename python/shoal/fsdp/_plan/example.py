@@ -17,8 +17,8 @@ from shoal._objects.tensors import tensors_in
 from shoal.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
-    from shoal.fsdp._parameters import ShardedParameter
-    from shoal.fsdp._state import State
+    from shoal.fsdp._engine.state import State
+    from shoal.fsdp._parameters.parameter import ShardedParameter
 
 # Raised by a forward that needs values, or has an operator without a shape function.
 _NOT_FAKED = (

@@ -18,10 +18,10 @@ from torch.nn.utils import stateless
 
 from shoal._objects.tensors import dtensor, dtensor_parameter, lasting, with_dtype
 from shoal.exceptions import Unimplemented
-from shoal.fsdp._rows import rows_of, whole_of
+from shoal.fsdp._parameters.rows import rows_of, whole_of
 
 if TYPE_CHECKING:
-    from shoal.fsdp._parameters import ShardedParameter
+    from shoal.fsdp._parameters.parameter import ShardedParameter
 
 
 def local_of(t: torch.Tensor) -> torch.Tensor:

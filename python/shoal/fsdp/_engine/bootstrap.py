@@ -12,7 +12,7 @@ from shoal._core.process import state
 from shoal._distributed.communicator import make_communicator
 from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._mesh import data_mesh
+from shoal.fsdp._parameters.mesh import data_mesh
 
 
 @dataclass

@@ -17,10 +17,10 @@ from torch._prims_common import make_contiguous_strides_for
 
 from shoal._objects.tensors import lasting
 from shoal.exceptions import Unimplemented
-from shoal.fsdp._parameters import Kind, ShardedParameter
+from shoal.fsdp._parameters.parameter import Kind, ShardedParameter
 
 if TYPE_CHECKING:
-    from shoal.fsdp._unit import Unit
+    from shoal.fsdp._engine.unit import Unit
 
 
 # Dtypes that every backend gathers; all others are sent as bytes.

@@ -9,19 +9,19 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
-from shoal.fsdp import _bootstrap
-from shoal.fsdp._gathered import Gathered
-from shoal.fsdp._mesh import DataMesh
-from shoal.fsdp._parameters import ShardedParameter
+from shoal.fsdp._engine.bootstrap import shard_actor
+from shoal.fsdp._engine.gathered import Gathered
+from shoal.fsdp._parameters.mesh import DataMesh
+from shoal.fsdp._parameters.parameter import ShardedParameter
 
 if TYPE_CHECKING:
-    from shoal.fsdp._state import State
+    from shoal.fsdp._engine.state import State
 
 
 class Unit:
     def __init__(self, state: State, data: DataMesh):
         self.state, self.data = state, data
-        self.actor = _bootstrap.shard_actor(data.ranks, data.index, data.replicas)
+        self.actor = shard_actor(data.ranks, data.index, data.replicas)
         self.parameters: list[ShardedParameter] = []
         self.native: _native.ShardedUnit | None = None
         self.model: _native.ShardedModel | None = None

@@ -13,12 +13,12 @@ from torch.nn.modules.module import register_module_module_registration_hook, re
 from torch.nn.parameter import is_lazy
 
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._collect import is_replicated, managed
+from shoal.fsdp._engine.collect import is_replicated, managed
 from shoal.fsdp._names import below
 
 if TYPE_CHECKING:
-    from shoal.fsdp._mesh import DataMesh
-    from shoal.fsdp._root import Root
+    from shoal.fsdp._engine.root import Root
+    from shoal.fsdp._parameters.mesh import DataMesh
 
 
 class _Registrations:

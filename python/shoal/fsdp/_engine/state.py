@@ -16,18 +16,18 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal._objects.tensors import tensors_in
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._collect import state_of
-from shoal.fsdp._ends import Ends, InputOfShardedUnit
+from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.ends import Ends, InputOfShardedUnit
+from shoal.fsdp._engine.phases import Phase, Shown
+from shoal.fsdp._engine.root import ForwardToken, Root
+from shoal.fsdp._engine.settings import Settings
+from shoal.fsdp._engine.sharding import check_tied, inner_modules
+from shoal.fsdp._engine.unit import Unit
+from shoal.fsdp._engine.untraced import only_inlined, untraced
+from shoal.fsdp._engine.writes import WriteGuard
 from shoal.fsdp._errors import RootRanLater, StaleBackward
-from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._names import clean
-from shoal.fsdp._phases import Phase, Shown
-from shoal.fsdp._root import ForwardToken, Root
-from shoal.fsdp._settings import Settings
-from shoal.fsdp._sharding import check_tied, inner_modules
-from shoal.fsdp._unit import Unit
-from shoal.fsdp._untraced import only_inlined, untraced
-from shoal.fsdp._writes import WriteGuard
+from shoal.fsdp._parameters.mesh import DataMesh
 
 
 class State:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from shoal.fsdp._root import ForwardToken
-    from shoal.fsdp._state import State
+    from shoal.fsdp._engine.root import ForwardToken
+    from shoal.fsdp._engine.state import State
 
 
 class Ends:

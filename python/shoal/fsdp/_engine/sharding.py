@@ -11,15 +11,15 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._collect import managed, own_parameters, state_of
-from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
+from shoal.fsdp._engine.collect import managed, own_parameters, state_of
+from shoal.fsdp._engine.unit import Unit
 from shoal.fsdp._names import clean
-from shoal.fsdp._parameters import ShardedParameter
-from shoal.fsdp._unit import Unit
-from shoal.fsdp._views import local_of
+from shoal.fsdp._parameters.mesh import DataMesh, of_mesh_info, post_forward_mesh
+from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._parameters.views import local_of
 
 if TYPE_CHECKING:
-    from shoal.fsdp._state import State
+    from shoal.fsdp._engine.state import State
 
 
 def shard(state: State, ignored: set[nn.Parameter], placement: Callable | None) -> None:

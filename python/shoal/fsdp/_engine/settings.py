@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 if TYPE_CHECKING:
-    from shoal.fsdp._state import State
+    from shoal.fsdp._engine.state import State
 
 
 @dataclass(slots=True)

@@ -10,14 +10,14 @@ from torch import nn
 
 from shoal._core.budget import bytes_of
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
-from shoal.fsdp._collect import state_of
+from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.in_backward import OptimizerInBackward
 from shoal.fsdp._graph import Memory
-from shoal.fsdp._in_backward import OptimizerInBackward
 from shoal.fsdp._memory import state_bytes_to_come
-from shoal.fsdp._views import local_of
+from shoal.fsdp._parameters.views import local_of
 
 if TYPE_CHECKING:
-    from shoal.fsdp._root import Root
+    from shoal.fsdp._engine.root import Root
 
 
 def root_of(model: nn.Module) -> Root:

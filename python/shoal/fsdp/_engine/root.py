@@ -15,18 +15,18 @@ from torch.autograd import Variable
 from shoal import _native
 from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._added import Added
-from shoal.fsdp._collect import state_of
+from shoal.fsdp._engine.added import Added
+from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.in_backward import OptimizerInBackward
+from shoal.fsdp._engine.phases import Phase
 from shoal.fsdp._errors import OnMetaDevice
-from shoal.fsdp._in_backward import OptimizerInBackward
 from shoal.fsdp._names import clean
-from shoal.fsdp._parameters import ShardedParameter
-from shoal.fsdp._phases import Phase
-from shoal.fsdp._views import refuse_substitute
+from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._parameters.views import refuse_substitute
 
 if TYPE_CHECKING:
-    from shoal.fsdp._state import State
-    from shoal.fsdp._unit import Unit
+    from shoal.fsdp._engine.state import State
+    from shoal.fsdp._engine.unit import Unit
 
 
 class ForwardToken:

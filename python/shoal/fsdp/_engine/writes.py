@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._parameters import ShardedParameter
-from shoal.fsdp._phases import Shown
-from shoal.fsdp._views import local_of, version_of
+from shoal.fsdp._engine.phases import Shown
+from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._parameters.views import local_of, version_of
 
 if TYPE_CHECKING:
-    from shoal.fsdp._state import State
+    from shoal.fsdp._engine.state import State
 
 
 class WriteGuard:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._collect import state_of
-from shoal.fsdp._root import Root, roots_in
+from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.root import Root, roots_in
 
 
 def _bind(optimizer: torch.optim.Optimizer) -> None:

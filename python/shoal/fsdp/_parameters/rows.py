@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from shoal.fsdp._parameters import ShardedParameter
+    from shoal.fsdp._parameters.parameter import ShardedParameter
 
 
 class Rows(torch.Tensor):

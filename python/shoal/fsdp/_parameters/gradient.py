@@ -13,7 +13,7 @@ from shoal import _native
 from shoal._objects.tensors import address_of, in_memory, long_lived
 
 if TYPE_CHECKING:
-    from shoal.fsdp._parameters import ShardedParameter
+    from shoal.fsdp._parameters.parameter import ShardedParameter
 
 # Dtypes that the engine treats as uint8, because it only moves their bytes.
 AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}

@@ -1,0 +1,1 @@
+"""A sharded parameter: its mesh, its tensors and its gradient."""
