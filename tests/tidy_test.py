@@ -330,6 +330,25 @@ def test_an_import_against_the_order_of_the_layers_is_found() -> None:
     ]
 
 
+def test_the_order_inside_of_a_package_is_checked() -> None:
+    s = survey(
+        {
+            "python/shoal/fsdp/__init__.py": "from shoal.fsdp import _install\nfrom shoal.fsdp._engine import root\n",
+            "python/shoal/fsdp/_install.py": "from shoal.fsdp1 import api\n",
+            "python/shoal/fsdp/_engine/root.py": "from shoal.fsdp._engine import unit\nfrom shoal.fsdp._parameters import rows\n",
+            "python/shoal/fsdp/_engine/unit.py": "from shoal import fsdp\n",
+            "python/shoal/fsdp/_parameters/rows.py": "from shoal.fsdp._engine.root import x\n",
+            "python/shoal/fsdp1/__init__.py": "import shoal.fsdp\nfrom shoal.fsdp1 import api\n",
+            "python/shoal/fsdp1/api.py": "import shoal.fsdp._engine.root\nfrom shoal.fsdp import x\n",
+        }
+    )
+    assert [place.partition("python/shoal/")[2] for places in s.places["wrong_imports"].values() for place in places] == [
+        "fsdp/_engine/unit.py:1: shoal.fsdp._engine.unit imports shoal.fsdp",
+        "fsdp/_parameters/rows.py:1: shoal.fsdp._parameters.rows imports shoal.fsdp._engine.root",
+        "fsdp1/api.py:2: shoal.fsdp1.api imports shoal.fsdp",
+    ]
+
+
 def test_an_include_of_a_room_above_is_found() -> None:
     s = survey(
         {

@@ -35,7 +35,8 @@ BELOW = {
 }
 
 # The layers of the package shoal, the lowest first (python/README.md). A module imports from its own name and from the layers below; the
-# names of one layer do not import each other. "" is shoal/__init__.py.
+# names of one layer do not import each other. A name stands for a module and for the modules below it that have no longer name here; with
+# a dot at its end, for the latter alone, without the package's __init__.py. "" is shoal/__init__.py.
 LAYERS = (
     ("exceptions", "cloudpickle"),
     ("_core",),
@@ -44,8 +45,18 @@ LAYERS = (
     ("_tasks",),
     ("_worker", "_driver", "_distributed"),
     ("actor", "remote_function", "runtime_env", "types", "util", "cluster_utils", "dag", "job_submission", "train", "optim", "collective"),
-    ("runtime_context", "_stored_names", "fsdp"),
-    ("fsdp1", "checkpoint"),
+    ("runtime_context", "_stored_names", "fsdp._errors", "fsdp._names", "fsdp._draw"),
+    ("fsdp._parameters",),
+    ("fsdp._engine",),
+    ("fsdp._graph", "fsdp._describe", "fsdp._memory"),  # results with fixed names, because programs may pickle them
+    ("fsdp._plan", "fsdp._graph_worker"),
+    ("fsdp._module", "fsdp._join", "fsdp.graph"),
+    ("fsdp._fully_shard",),
+    ("fsdp1.",),
+    ("fsdp._libraries",),  # patches other libraries for both packages
+    ("fsdp._install",),  # replaces torch's names by those of both packages
+    ("fsdp",),
+    ("fsdp1", "checkpoint"),  # shoal/fsdp1/__init__.py imports shoal.fsdp first, which installs where $SHOAL_FSDP is on
     ("spmd",),
     ("",),
     ("_zygote", "_entrypoint", "_submitting", "_microbenchmark"),  # programs that the engine starts by name
@@ -136,22 +147,26 @@ def add_sizes(s: Survey, path: str, text: str, tree: ast.Module | None) -> None:
         s.add_size("fields", f"{path} {cls.name}", cls.fields, place)
 
 
-def layer(module: str) -> int:
-    """The position in LAYERS of a module of shoal; -1 if it has none."""
-    name = module.partition(".")[2].partition(".")[0]
-    return next((k for k, names in enumerate(LAYERS) if name in names), -1)
+def layer_of(module: str) -> tuple[int, str]:
+    """The position in LAYERS of a module of shoal, and its name there; -1 if it has none."""
+    name = module.partition(".")[2]
+    candidates = [name]
+    while name:
+        name = name.rpartition(".")[0]
+        candidates += [f"{name}.", name] if name else []
+    return next(((k, name) for name in candidates for k, names in enumerate(LAYERS) if name in names), (-1, ""))
 
 
 def add_imports(s: Survey, path: str, text: str, imports: list[tuple[str, bool, int]]) -> None:
     """Imports inside functions without a reason, and imports against the order of the layers."""
     lines, module = text.split("\n"), python_scan.module_name(path)
-    own = module.split(".")[1:2]
-    if layer(module) < 0:
+    layer, own = layer_of(module)
+    if layer < 0:
         s.places["wrong_imports"][path].append(f"{path}:1: {module} is in no layer")
     for name, inside, line in imports:
         if inside and not LATE.search(lines[line - 1]):
             s.places["hidden_imports"][path].append(f"{path}:{line}: {name}")
-        if name != EXTENSION and name.split(".")[1:2] != own and not layer(name) < layer(module):
+        if name != EXTENSION and layer_of(name) != (layer, own) and not layer_of(name)[0] < layer:
             s.places["wrong_imports"][path].append(f"{path}:{line}: {module} imports {name}")
 
 
