@@ -76,13 +76,13 @@ def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_bac
             u = root.units_of[0][unit]
             if u.parameters and u.parameters[0].gradient.reducing:
                 model.await_reductions()
-                root.settle_all()
+                root.reductions.settle_all()
             u.publish(True)
         elif what == "window":
             for s in root.states:
                 s.to_sharded()
             model.finish_backward(True)
-            root.settle_all()
+            root.reductions.settle_all()
             if after_backward is not None:
                 after_backward()
             for optimizer in optimizers:

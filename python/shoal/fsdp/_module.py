@@ -1,4 +1,7 @@
-"""``FSDPModule``: the methods that fully_shard adds to a module. Names and semantics are FSDP2's."""
+"""``FSDPModule``: the methods that fully_shard adds to a module. Names and semantics are FSDP2's.
+
+The class has more methods than others of Shoal, because FSDP2's has them: most set one field of a unit's ``Settings``.
+"""
 
 from __future__ import annotations
 

@@ -307,8 +307,7 @@ class Gathered:
         for (p, _), part in zip(work, out.split(sizes), strict=True):
             own = part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim])
             p.gradient.add(p.dtensor(own.to(device=p.home, dtype=p.dtype).contiguous()))
-            if p.views.sharded._post_accumulate_grad_hooks:
-                u.state.root.accumulated[p] = None
+            u.state.root.reductions.accumulated(p)
 
     def _packed(self, work: list[tuple[ShardedParameter, torch.Tensor]], dtype: torch.dtype, sizes: list[int]) -> torch.Tensor:
         """The gradients in the reduce dtype, one piece per rank after the other; each piece has ``sizes`` elements per parameter."""

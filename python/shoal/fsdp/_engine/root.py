@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.in_backward import OptimizerInBackward
 from shoal.fsdp._engine.phases import Phase
+from shoal.fsdp._engine.reductions import Reductions
 from shoal.fsdp._errors import OnMetaDevice
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
@@ -57,16 +57,12 @@ class Root:
         self.casts = 1  # counts clearings of autocast's cache
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.running: State | None = None  # the unit whose forward the program called, perhaps an inner one
-        self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, in order: parameters with post-accumulate-grad hooks
         self.samples: int | None = None  # samples in this rank's batch, if they weigh gradients
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
         self.joining = self.unstepped = False  # inside `join`; a window that no optimizer step has used yet
         self.skipped: list[State] = []  # in this backward pass: unpublished units that no forward of this rank ran
         self.prefetch = 1  # number of forwards or backwards that a unit is unsharded ahead
         self.in_backward_optimizer: OptimizerInBackward | None = None
-        # By model: reduced units that are not settled (hooks and optimizer not run), and the number of unsettled publications.
-        self.reduced: list[deque[tuple[int, list[bool]]]] = []
-        self.unsettled: list[int] = []
         self.added = Added(self)
         for index, s in enumerate(states):
             s.root, s.index = self, index
@@ -82,14 +78,14 @@ class Root:
         for u in self.units:
             by_actor.setdefault(id(u.actor), []).append(u)
         self.rows_plain = False  # while an optimizer steps
-        self.slots = max((s.settings.max_input_buffers for s in self.states), default=2)
+        slots = max((s.settings.max_input_buffers for s in self.states), default=2)
         self.units_of: list[list[Unit]] = list(by_actor.values())
-        self.reduced, self.unsettled = [deque() for _ in self.units_of], [0] * len(self.units_of)
         for place, units in enumerate(self.units_of):
-            model = units[0].actor.make_model([u.native for u in units], [u.state.name for u in units], slots=self.slots)
+            model = units[0].actor.make_model([u.native for u in units], [u.state.name for u in units], slots=slots)
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
+        self.reductions = Reductions(self, slots)
         self.replan()
 
     def replan(self) -> None:
@@ -293,14 +289,14 @@ class Root:
         self.unstepped = leave and self.in_backward_optimizer is None
         if self.samples is not None:
             self.samples_kept = 0 if synced else self.samples_kept + self.samples
-        self.settle_all()
+        self.reductions.settle_all()
         if self.in_backward_optimizer is not None:  # excludes the optimizer's own writes from check_closed_window
             self.record_window(self.states, why)
         self.backward = self.running = None
         if synced:
             self.added.reduce()
         self._refuse_late()
-        self.run_hooks()
+        self.reductions.run_hooks()
 
     def _refuse_late(self) -> None:
         """Raises InvalidArgument for gradients that arrived after their unit's publication, which would count for the next step."""
@@ -315,31 +311,6 @@ class Root:
                 hint="compute what depends on a parameter inside the forward of its unit",
             )
 
-    def published(self, place: int) -> None:
-        """Called after each publication. Runs hooks and the optimizer in backward for the unit published ``slots`` publications earlier.
-
-        The slot of that unit is in use again, so every rank has reduced it. The moment depends only on the order of publications, which all
-        ranks share, so that communicating user code matches across ranks.
-        """
-        self.unsettled[place] += 1
-        self._settle(place, self.slots)
-
-    def settle_all(self) -> None:
-        """Settles all units, after a wait for all reductions: every rank has published the same units."""
-        for place in range(len(self.models)):
-            self._settle(place, 0)
-
-    def _settle(self, place: int, kept: int) -> None:
-        reduced, units = self.reduced[place], self.units_of[place]
-        reduced.extend(self.models[place].take_reduced())
-        # After a reset on another rank `reduced` may run empty; this pass then ends with Diverged.
-        while self.unsettled[place] > kept and reduced:
-            index, present = reduced.popleft()
-            self.unsettled[place] -= 1
-            units[index].gradients_done(present, self.accumulated)
-            if self.gives_up(units[index].state):
-                self.in_backward_optimizer.update(units[index])
-
     def gives_up(self, state: State) -> bool:
         """Returns True if a unit published now is updated as soon as it is reduced, and not read again in this step."""
         return (
@@ -348,13 +319,6 @@ class Root:
             and state.settings.sync
             and all(u.everywhere for u in state.units)
         )
-
-    def run_hooks(self) -> None:
-        """Runs post-accumulate-grad hooks after a pass. They may write, so they run after the window has opened."""
-        accumulated, self.accumulated = self.accumulated, {}
-        for p in accumulated:
-            for hook in tuple(p.views.sharded._post_accumulate_grad_hooks.values()):
-                hook(p.views.sharded)
 
     # ---- detection of writes while the window is closed ----
 
@@ -392,10 +356,8 @@ class Root:
 
     def reset(self, states: list[State]) -> None:
         self.backward = self.running = None
-        self.accumulated.clear()
-        for place, m in enumerate(self.models):
-            self.reduced[place].clear()
-            self.unsettled[place] = 0
+        self.reductions.drop()
+        for m in self.models:
             m.reset()
             if self.in_backward_optimizer is not None:  # no reads of this version, which may be partly updated
                 m.open_window("reset_iter_state")

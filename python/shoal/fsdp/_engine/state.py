@@ -367,7 +367,7 @@ class State:
             if self.settings.sync and u.parameters and u.parameters[0].gradient.reducing:
                 # Published in this pass already, by another graph. Ranks publish in one order, so this wait cannot deadlock.
                 u.model.await_reductions()
-                self.root.settle_all()
+                self.root.reductions.settle_all()
             self._publish(u, self.settings.reshard_after_backward)
         if self.settings.reshard_after_backward or self.root.gives_up(self):
             self.to_sharded()

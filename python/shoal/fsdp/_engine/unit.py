@@ -120,17 +120,16 @@ class Unit:
         for p in self.parameters:
             p.gradient.published()
         if work:  # a unit without parameters publishes nothing
-            s.root.published(self.place)
+            s.root.reductions.published(self.place)
 
-    def gradients_done(self, present: list[bool], accumulated: dict[ShardedParameter, None]) -> None:
+    def gradients_done(self, present: list[bool]) -> None:
         done = [(p, p.gradient.done(has)) for p, has in zip(self.parameters, present, strict=True)]
         done = [(p, gradient) for p, gradient in done if gradient is not None]
         if self.all_reduce_hook is not None and done:
             self._call_hook([(p, gradient._local_tensor) for p, gradient in done])
         for p, gradient in done:
             p.gradient.add(gradient)
-            if p.views.sharded._post_accumulate_grad_hooks:
-                accumulated[p] = None
+            self.state.root.reductions.accumulated(p)
 
     def _call_hook(self, gradients: list[tuple[ShardedParameter, torch.Tensor]]) -> None:
         """Calls the hook on all gradients as one flat tensor in the reduce dtype, as FSDP2 does."""
