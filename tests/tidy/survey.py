@@ -35,8 +35,8 @@ BELOW = {
 }
 
 # The layers of the package shoal, the lowest first (python/README.md). A module imports from its own name and from the layers below; the
-# names of one layer do not import each other. A name stands for a module and for the modules below it that have no longer name here; with
-# a dot at its end, for the latter alone, without the package's __init__.py. "" is shoal/__init__.py.
+# names of one layer do not import each other. A name stands for a module and for the modules below it that have no longer name here. A name
+# with a dot at its end leaves out the package's __init__.py. "" is shoal/__init__.py.
 LAYERS = (
     ("exceptions", "cloudpickle"),
     ("_core",),
