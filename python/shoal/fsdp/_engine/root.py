@@ -19,10 +19,10 @@ from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.in_backward import OptimizerInBackward
 from shoal.fsdp._engine.phases import Phase
 from shoal.fsdp._engine.reductions import Reductions
+from shoal.fsdp._engine.ties import adopt_ties
 from shoal.fsdp._errors import OnMetaDevice
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
-from shoal.fsdp._parameters.views import refuse_substitute
 
 if TYPE_CHECKING:
     from shoal.fsdp._engine.state import State
@@ -158,7 +158,7 @@ class Root:
             self._adopt()
 
     def _adopt(self) -> None:
-        changed = self._adopt_ties()
+        changed = adopt_ties(self.states)
         for s in self.states:
             for u in s.units:
                 if u.adopt():
@@ -183,53 +183,6 @@ class Root:
             f"{found}\nFor example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each "
             "module to initialize values."
         )
-
-    def _adopt_ties(self) -> dict[Unit, None]:
-        """Merges parameters that the user tied after fully_shard, in the innermost unit around both. Returns the changed units."""
-        changed: dict[Unit, None] = {}
-        unit_of = {id(p.views.sharded): u for u in self.units for p in u.parameters}
-        parameter_of = {
-            id(view): p
-            for u in self.units
-            for p in u.parameters
-            for view in (p.views.sharded, p.views.unsharded, p.views.front)
-            if view is not None
-        }
-        for u in self.units:
-            for p in list(u.parameters):
-                for owner in list(p.owners):
-                    current = owner[0]._parameters.get(owner[1])
-                    if current is not None and id(current) not in parameter_of:
-                        refuse_substitute(p.name, current)
-                    # An unknown tensor in two places: the first parameter adopts it.
-                    other = parameter_of.setdefault(id(current), p) if current is not None else p
-                    if other is p:
-                        continue
-                    p.owners.remove(owner)
-                    other.owners.append(owner)
-                    if not p.owners:
-                        u.parameters.remove(p)
-                        changed[u] = None
-                    home = unit_of[id(other.views.sharded)]
-                    outer = self._around(home.state, u.state).unit_like(home)
-                    if outer is not home:
-                        home.parameters.remove(other)
-                        outer.parameters.append(other)
-                        unit_of[id(other.views.sharded)] = outer
-                        changed[home] = changed[outer] = None
-        return changed
-
-    def _around(self, *inner: State) -> State:
-        """The innermost unit around all of ``inner``. Raises InvalidArgument if there is none."""
-        wanted = {id(m) for s in inner for m in s.modules}
-        found: tuple[State, set[int]] | None = None
-        for s in self.states:
-            covered = s.covered()
-            if wanted <= covered and (found is None or len(covered) < len(found[1])):
-                found = s, covered
-        if found is None:
-            raise InvalidArgument("parameters of modules were tied that no common unit contains", hint="tie them before fully_shard")
-        return found[0]
 
     # ---- a backward pass ----
 
