@@ -1,0 +1,138 @@
+// Every method of the control protocol: its request, its reply, and whether it changes the head's state.
+//
+// Method (messages.h) has the numbers. Each method is declared here once. Two methods with one number do not compile: the second
+// declaration repeats the first.
+//
+// method_table.h decodes requests and encodes replies by these declarations.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actors/wire/cancelling.h"
+#include "actors/wire/inspection.h"
+#include "actors/wire/joining.h"
+#include "actors/wire/log_files.h"
+#include "actors/wire/messages.h"
+#include "actors/wire/packages.h"
+#include "actors/wire/task_log.h"
+
+namespace shoal::actors {
+
+// No content. A receiver does not read the body.
+struct Empty {};
+// A T that travels as payload, because a body is too small for it.
+template <class T>
+struct InPayload {};
+// A T as body, with a payload or descriptors beside it.
+template <class T>
+struct WithExtras {
+  T body;
+  Bytes payload;
+  std::vector<Fd> fds;
+};
+// std::optional<T> is an empty body if it has no value.
+
+template <class RequestType, class ReplyType = Empty>
+struct Signature {
+  using Request = RequestType;
+  using Reply = ReplyType;
+  static constexpr bool kChangesState = false;
+};
+// A request that is refused while the head cannot store its state, and answered once its changes are stored.
+template <class RequestType, class ReplyType = Empty>
+struct ChangingSignature : Signature<RequestType, ReplyType> {
+  static constexpr bool kChangesState = true;
+};
+
+// Declared<kMethod>::Request and ::Reply. A notice has no reply.
+template <Method kMethod>
+struct Declared;
+
+#define SHOAL_METHOD(method, ...) \
+  template <>                     \
+  struct Declared<method> : __VA_ARGS__ {}
+
+// To the head.
+SHOAL_METHOD(Method::kRegisterNode, Signature<RegisterNode, RegisteredNode>);
+SHOAL_METHOD(Method::kHeartbeat, Signature<Empty>);  // a notice; with several heads a request
+SHOAL_METHOD(Method::kWorkerUpdate, Signature<WorkerUpdate>);
+SHOAL_METHOD(Method::kEndDriver, Signature<JobRef>);
+SHOAL_METHOD(Method::kRegisterDriver, ChangingSignature<RegisterDriver, RegisteredDriver>);
+SHOAL_METHOD(Method::kCreateGang, ChangingSignature<GangSpec, std::optional<FoundActor>>);
+SHOAL_METHOD(Method::kKillActor, ChangingSignature<KillActor>);
+SHOAL_METHOD(Method::kHostActor, ChangingSignature<HostActor, HostedActor>);
+SHOAL_METHOD(Method::kSetAttributes, Signature<SetAttributes>);
+SHOAL_METHOD(Method::kSubmitJob, ChangingSignature<JobSpec, JobRef>);
+SHOAL_METHOD(Method::kStopJob, ChangingSignature<StopJob>);
+SHOAL_METHOD(Method::kList, Signature<ListRequest, ListReply>);
+SHOAL_METHOD(Method::kStatus, Signature<std::optional<JobRef>, ClusterStatus>);  // with a job: resources only
+SHOAL_METHOD(Method::kShutdown, Signature<Empty>);
+SHOAL_METHOD(Method::kWatchJob, Signature<JobRef, JobRow>);
+SHOAL_METHOD(Method::kWatchActor, Signature<ActorRef, ActorRow>);
+SHOAL_METHOD(Method::kFindActor, Signature<FindActor, FoundActor>);
+SHOAL_METHOD(Method::kCreateGroup, ChangingSignature<GroupSpec>);
+SHOAL_METHOD(Method::kRemoveGroup, Signature<GroupRef>);
+SHOAL_METHOD(Method::kWatchGroup, Signature<GroupRef, GroupRow>);
+SHOAL_METHOD(Method::kFindGroup, Signature<FindActor, GroupRow>);
+SHOAL_METHOD(Method::kGetCreationSpec, Signature<GetCreationSpec, FoundActor>);
+SHOAL_METHOD(Method::kWorkerBlocked, Signature<WorkerBlocked>);  // a notice; to resume a request
+SHOAL_METHOD(Method::kWorkerLeaves, Signature<GetCreationSpec>);
+SHOAL_METHOD(Method::kWatchNode, Signature<NodeRef, ListReply>);
+SHOAL_METHOD(Method::kDeleteJob, ChangingSignature<JobRef>);
+SHOAL_METHOD(Method::kSetNodeScheduling, ChangingSignature<SetNodeScheduling>);
+SHOAL_METHOD(kSignCertificate, Signature<SignCertificate, SignedCertificate>);
+SHOAL_METHOD(kPutPackage, Signature<PackagePart, HasPackage>);
+SHOAL_METHOD(kGetPackage, Signature<PackagePart, PackagePart>);
+
+// From the head to a client.
+SHOAL_METHOD(Method::kActorUpdate, Signature<ActorRow>);
+SHOAL_METHOD(Method::kJobUpdate, Signature<JobRow>);
+SHOAL_METHOD(Method::kWarning, Signature<Warning>);
+SHOAL_METHOD(Method::kGroupUpdate, Signature<GroupRow>);
+SHOAL_METHOD(Method::kNodeGone, Signature<NodeGone>);
+SHOAL_METHOD(Method::kJobOnNode, Signature<ListReply>);
+SHOAL_METHOD(Method::kHeads, Signature<Heads>);  // also from a node to its clients
+
+// From the head to a node.
+SHOAL_METHOD(Method::kStartWorker, Signature<StartWorker>);
+SHOAL_METHOD(Method::kStopWorker, Signature<StopWorker>);
+SHOAL_METHOD(Method::kEndJob, Signature<JobRef>);
+SHOAL_METHOD(Method::kKillHosted, Signature<KillHosted>);
+SHOAL_METHOD(Method::kFreePort, Signature<Empty, FreePort>);
+
+// To a node.
+SHOAL_METHOD(Method::kAttach, Signature<Attach, WithExtras<Attached>>);
+SHOAL_METHOD(Method::kOpenArena, Signature<OpenArena, WithExtras<OpenedArena>>);
+SHOAL_METHOD(Method::kDropArena, Signature<ArenaRef>);
+SHOAL_METHOD(Method::kPutObject, Signature<WithExtras<ObjectRef>>);
+SHOAL_METHOD(Method::kGetObject, Signature<ObjectRef, WithExtras<ObjectRef>>);
+SHOAL_METHOD(Method::kDropObject, Signature<ObjectRef>);
+SHOAL_METHOD(Method::kFollowLogs, Signature<JobRef>);
+SHOAL_METHOD(Method::kReadLog, Signature<ReadLog, InPayload<std::string>>);
+SHOAL_METHOD(Method::kWorkerReady, Signature<WorkerUpdate>);
+SHOAL_METHOD(Method::kEndNode, Signature<Empty>);
+SHOAL_METHOD(Method::kSyncLogs, Signature<Empty>);
+SHOAL_METHOD(Method::kCountObjects, Signature<CountObjects>);
+SHOAL_METHOD(Method::kMakeRoom, Signature<MakeRoom>);
+SHOAL_METHOD(Method::kMoveObject, Signature<WithExtras<ObjectRef>>);
+SHOAL_METHOD(kReadTaskLog, Signature<ReadTaskLog, InPayload<std::string>>);
+SHOAL_METHOD(kReadLogFile, Signature<ReadLogFile, InPayload<std::string>>);
+SHOAL_METHOD(kLastMetrics, Signature<InPayload<ReportedMetrics>>);
+SHOAL_METHOD(kCancelResult, Signature<CancelResult>);  // also from a node to another, and to the process that made the call
+// A node replies with NodeReport, a process with ProcessReport, the head with ReportedMetrics.
+SHOAL_METHOD(kInspect, Signature<Inspect, InPayload<ReportedMetrics>>);
+
+// From a node to another.
+SHOAL_METHOD(Method::kMeetNode, Signature<MeetNode>);
+SHOAL_METHOD(Method::kPullObject, Signature<PullObject, WithExtras<ObjectRef>>);
+
+// From a node to a client.
+SHOAL_METHOD(Method::kWorkerExited, Signature<WorkerUpdate>);
+SHOAL_METHOD(Method::kLogLines, Signature<WithExtras<LogLines>>);
+SHOAL_METHOD(Method::kKillHere, Signature<KillHosted>);
+
+#undef SHOAL_METHOD
+
+}  // namespace shoal::actors
