@@ -12,16 +12,16 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <variant>
 #include <vector>
 
-#include "actors/wire/inspection.h"
-#include "actors/wire/joining.h"
+#include "actors/wire/method_table.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
+#include "scheduler/head/node_watch.h"
 #include "scheduler/head/packages.h"
+#include "scheduler/head/watchers.h"
 #include "scheduler/state/cluster_state.h"
 #include "scheduler/store/store.h"
 
@@ -69,17 +69,22 @@ class Head final : public runtime::PeerHandler {
   struct Client {
     std::unique_ptr<runtime::Peer> peer;
     NodeId node;  // for clients that are nodes
+    std::uint64_t number() const { return peer->number(); }
   };
+  using Methods = actors::MethodTable<Client>;
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
 
-  Result<runtime::Message> answer(Client& client, actors::Method method, const Bytes& body, runtime::Responder& responder, bool& later);
-  Result<runtime::Message> sign_certificate(const Bytes& body);
-  Result<runtime::Message> reported(const Bytes& body) const;
-  Result<runtime::Message> register_node(Client& client, const Bytes& body);
-  Result<runtime::Message> register_driver(Client& client, const Bytes& body);
+  // Sets the handlers of methods.
+  void answer_cluster();
+  void answer_jobs();  // and groups
+  void answer_actors();
+  void take_notices();
+  Result<actors::ReportedMetrics> reported(const actors::Inspect& asked) const;
+  Result<actors::RegisteredNode> register_node(Client& client, const actors::RegisterNode& node);
+  Result<actors::RegisteredDriver> register_driver(Client& client, const actors::RegisterDriver& driver);
   void tick();
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
   Result<void> restore();
@@ -92,16 +97,12 @@ class Head final : public runtime::PeerHandler {
   // Returns true once this head does not lead any more.
   bool fenced();
   void perform(Action action);
+  void start_worker(const StartWorkerOn& start);
+  void disconnect(const Disconnect& given_up);
+  void find_port(const FindPortOn& find);
+  void answer_hosted(const AnswerHosted& answer);
   void forget(std::uint64_t client);
-  // Checks the nodes whose connection broke: a host that refuses connections there proves that the process is gone.
-  void look_for_missing();
-  void watch_node(NodeId id, pid_t pid);
-  // Watches the process of a node that joined over TCP but runs on this host.
-  void watch_if_near(const actors::RegisterNode& node);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
-  // Sends a job's watchers a node that has, or had, workers of the job.
-  void job_is_on(NodeId node, const std::set<std::uint64_t>& watchers);
-  void to_watchers(const std::set<std::uint64_t>& watchers, actors::Method method, const Bytes& body);
   Client& client(const runtime::Peer& peer) { return clients_.at(peer.number()); }
 
   runtime::Clock& clock_;
@@ -113,20 +114,15 @@ class Head final : public runtime::PeerHandler {
   const runtime::TimePoint began_ = clock_.now();
   ClusterState state_;
   Packages packages_;
+  Methods methods_;
+  Watchers watchers_;
+  NodeWatch node_watch_;
   std::vector<std::unique_ptr<runtime::Listener>> listeners_;
   std::map<std::uint64_t, Client> clients_;  // in order of arrival
   std::uint64_t next_client_ = 1;
   std::map<NodeId, runtime::Peer*> nodes_;
-  std::set<NodeId> missing_;                               // nodes whose connection broke
-  std::set<NodeId> looked_for_;                            // missing nodes with a check under way
-  std::map<NodeId, std::shared_ptr<void>> node_watches_;   // node processes; a watch outlives a connection
   std::map<JobId, std::shared_ptr<void>> driver_watches_;  // until their job ends
-  std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
-  std::map<JobId, std::set<std::uint64_t>> job_watchers_;
-  std::map<JobId, std::set<NodeId>> job_nodes_;  // nodes sent to a job's watchers, until it ends
-  std::map<GroupId, std::set<std::uint64_t>> group_watchers_;
-  std::map<NodeId, std::set<std::uint64_t>> node_watchers_;
-  std::map<ActorId, runtime::Responder> hosting_;  // requests that wait for their gang
+  std::map<ActorId, runtime::Responder> hosting_;          // requests that wait for their gang
   struct Answer {
     runtime::Responder responder;
     Result<runtime::Message> result;
