@@ -11,10 +11,9 @@
 #include <set>
 #include <string>
 
-#include "actors/wire/cancelling.h"
+#include "actors/wire/method_table.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
-#include "runtime/shm/usage_board.h"
 #include "scheduler/node/devices.h"
 #include "scheduler/node/inspection.h"
 #include "scheduler/node/launcher.h"
@@ -22,6 +21,7 @@
 #include "scheduler/node/memory_monitor.h"
 #include "scheduler/node/metrics_book.h"
 #include "scheduler/node/objects.h"
+#include "scheduler/node/usage_places.h"
 #include "storage/memory_table.h"
 
 namespace shoal::scheduler {
@@ -103,6 +103,12 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     NodeId node;  // for connections of other nodes
   };
 
+  struct Sender {
+    runtime::Peer& peer;
+    Client* client = nullptr;  // null for the head
+  };
+  using Methods = actors::MethodTable<Sender>;
+
   // runtime::PeerHandler
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
@@ -123,8 +129,11 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void report_exit(const Worker& w, std::int32_t shell_code, const Error& cause);
   void report(const Worker& worker, std::int32_t shell_code = 0, const std::optional<Error>& cause = {});
 
-  Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
-                                  bool& later);
+  // Sets the handlers of methods.
+  void answer_head();
+  void answer_nodes();
+  void answer_clients();
+  void answer_object_clients();
   void inspect(const actors::Inspect& asked, runtime::Responder responder);
   // Forwards to the process that made the call, or to its node.
   void cancel_result(const actors::CancelResult& cancel, runtime::Responder responder);
@@ -132,8 +141,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void measure(Inspection& inspection);
   std::vector<actors::MetricFamily> own_metrics() const;
   void start_worker(const actors::StartWorker& spec, runtime::Responder responder);
-  Result<runtime::Message> attach(runtime::Peer& peer, const actors::Attach& attach);
-  Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
+  Result<actors::WithExtras<actors::Attached>> attach(const Sender& sender, const actors::Attach& attach);
   // Sends the job's output so far, and from now on.
   void follow(runtime::Peer& peer, JobId job);
   // `function`: the one that printed the lines, for a worker of remote functions.
@@ -141,10 +149,6 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
                   std::string_view lines);
   void stop_worker(const actors::StopWorker& stop);
   void end_job(JobId job);
-  // Adds the board of object memory to `reply` and gives the worker a place on it; none if it is full.
-  Result<void> share_membership_page(Worker& worker, runtime::Message& reply);
-  Result<runtime::Message> answer_node(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
-                                       bool& later);
   void become(NodeId id);
   std::vector<MemoryUser> memory_users() const;
   void want_room(std::uint64_t bytes, const runtime::Peer* but);
@@ -161,14 +165,13 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   NodeId id_;
   storage::MemoryTable memory_;
   Objects objects_;
-  Fd membership_memory_;
-  std::optional<runtime::Mapping> membership_page_;
-  std::set<std::int32_t> membership_pages_of_;
+  UsagePlaces usage_;
   MetricsBook metrics_;
   LogBook logs_;
   Devices devices_;
   MemoryMonitor monitor_;
 
+  Methods of_head_, of_nodes_, of_clients_;  // by sender; drivers, workers and commands are clients
   std::unique_ptr<runtime::Listener> listener_;
   std::unique_ptr<runtime::Peer> head_;
   bool registered_ = false;
@@ -189,8 +192,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   std::set<JobId> torch_jobs_;
   std::shared_ptr<void> owner_watch_;
   bool owner_gone_ = false;
-  bool ending_ = false;
-  std::string end_reason_;
+  std::optional<std::string> ending_;  // why
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -12,11 +12,10 @@ void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
   actors::NodeReport begun;
   begun.node = id_;
   begun.pid = options_.pid;
-  if (membership_page_) {
-    const runtime::UsageBoard membership_page(membership_page_->data());
-    begun.kept_bytes = membership_page.total().kept;
-    begun.spilled_bytes = membership_page.total().spilled;
-    begun.limit_bytes = membership_page.limit();
+  if (const auto board = usage_.board()) {
+    begun.kept_bytes = board->total().kept;
+    begun.spilled_bytes = board->total().spilled;
+    begun.limit_bytes = board->limit();
   }
   if (asked.what == actors::Inspect::What::kObjects) begun.objects = report_objects(memory_, objects_.references());
   if (asked.what == actors::Inspect::What::kEnvironments) {
@@ -93,13 +92,10 @@ std::vector<actors::MetricFamily> Node::own_metrics() const {
   std::vector<MetricFamily> out = {
       gauge("shoal_node_processes", "Workers and drivers on the node.", workers_.size()),
       gauge("shoal_object_store_objects", "Objects, and arenas of meshes, that the node keeps for its processes.", memory_.num_entries())};
-  if (membership_page_) {
-    const runtime::UsageBoard membership_page(membership_page_->data());
-    out.push_back(
-        gauge("shoal_object_store_used_bytes", "Memory that large values of the node's processes take.", membership_page.total().kept));
-    out.push_back(gauge("shoal_object_store_spilled_bytes", "Large values that were moved to files.", membership_page.total().spilled));
-    out.push_back(
-        gauge("shoal_object_store_limit_bytes", "Memory that they may take before some are moved to files.", membership_page.limit()));
+  if (const auto board = usage_.board()) {
+    out.push_back(gauge("shoal_object_store_used_bytes", "Memory that large values of the node's processes take.", board->total().kept));
+    out.push_back(gauge("shoal_object_store_spilled_bytes", "Large values that were moved to files.", board->total().spilled));
+    out.push_back(gauge("shoal_object_store_limit_bytes", "Memory that they may take before some are moved to files.", board->limit()));
   }
   return out;
 }

@@ -185,10 +185,7 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
   w.state = WorkerState::kExited;
   log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
   objects_.worker_gone(worker, cause.message());  // counts what it leaves
-  if (w.member >= 0) {
-    runtime::UsageBoard(membership_page_->data()).clear(static_cast<std::size_t>(w.member));
-    membership_pages_of_.erase(w.member);
-  }
+  if (w.member >= 0) usage_.leave(w.member);
   metrics_.ended(worker);
   const Bytes update =
       to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});

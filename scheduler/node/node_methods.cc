@@ -1,0 +1,192 @@
+// The node's answers to requests, and its handling of notices, by sender.
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "runtime/wire/codec.h"
+#include "scheduler/node/log_files.h"
+#include "scheduler/node/node.h"
+
+namespace shoal::scheduler {
+
+using actors::Empty;
+using actors::Method;
+using actors::number;
+using actors::to_bytes;
+using actors::WithExtras;
+using actors::WorkerState;
+using runtime::Message;
+using runtime::Peer;
+using runtime::Responder;
+
+namespace {
+constexpr std::uint64_t kMaxReadBytes = 32u << 20;  // per read of a log
+}  // namespace
+
+void Node::on_request(Peer& peer, runtime::Request request, Responder responder) {
+  const auto method = static_cast<Method>(request.method);
+  const bool from_head = &peer == head_.get();
+  const bool from_node = peer.identity().role == runtime::Role::kNode;
+  Sender sender{peer, from_head ? nullptr : &clients_.at(peer.number())};
+  const auto answered = [&]() -> Methods::Answer {
+    const auto& methods = from_head                                                                    ? of_head_
+                          : of_nodes_.contains(method) && (from_node || !of_clients_.contains(method)) ? of_nodes_
+                                                                                                       : of_clients_;
+    if (!methods.contains(method)) {
+      return fail(unimplemented("a node does not implement method " + std::to_string(number(method)) + (from_head ? " of a head" : "")));
+    }
+    if (&methods == &of_nodes_) {
+      if (!from_node) return fail(invalid_argument("only a node may send this request"));
+      if (method != Method::kMeetNode && !sender.client->node) return fail(invalid_argument("send MeetNode first"));
+    }
+    return methods.answer(method, sender, request.message, responder);
+  };
+  if (auto answer = answered()) responder.answer(*std::move(answer));
+}
+
+void Node::on_notice(Peer& peer, runtime::Request notice) {
+  const auto method = static_cast<Method>(notice.method);
+  const bool from_head = &peer == head_.get();
+  if (!of_clients_.contains_notice(method)) {
+    if (!of_head_.contains_notice(method)) return log_->warn("unknown notice {}", notice.method);
+    if (!from_head) return;
+  }
+  const auto client = clients_.find(peer.number());
+  Sender sender{peer, client == clients_.end() ? nullptr : &client->second};
+  const auto& methods = of_head_.contains_notice(method) ? of_head_ : of_clients_;
+  if (!methods.take(method, sender, notice.message) && method == Method::kPutObject) log_->warn("malformed PutObject notice");
+}
+
+void Node::answer_head() {
+  of_head_.on<Method::kStartWorker>([this](Sender&, const actors::StartWorker& spec, Responder& responder) -> Result<void> {
+    start_worker(spec, std::move(responder));
+    return {};
+  });
+  of_head_.on<Method::kStopWorker>([this](Sender&, const actors::StopWorker& stop) { stop_worker(stop); });
+  of_head_.on<Method::kEndJob>([this](Sender&, const actors::JobRef& ref) { end_job(ref.job); });
+  of_head_.on<Method::kKillHosted>([this](Sender&, const actors::KillHosted& kill) -> Result<void> {
+    const auto it = workers_.find(kill.worker);
+    if (it == workers_.end() || it->second.peer == nullptr) return fail(not_found("no process " + to_string(kill.worker)));
+    it->second.peer->notify(number(Method::kKillHere), {to_bytes(kill), {}, {}});
+    return {};
+  });
+  of_head_.on<Method::kFreePort>([this](Sender&, Empty) -> Result<actors::FreePort> {
+    SHOAL_TRY(const std::uint16_t port, launcher_.free_port());
+    return actors::FreePort{port};
+  });
+  of_head_.on_notice<Method::kEndNode>([this](Sender&, Empty) { end("the head shuts the cluster down"); });
+  of_head_.on_notice<Method::kHeads>([this](Sender&, const actors::Heads& m) {
+    if (registered_) {
+      heads_are(m.endpoints);
+    } else {
+      heads_news_ = m.endpoints;
+    }
+  });
+  of_head_.on_notice<Method::kNodeGone>([this](Sender&, const actors::NodeGone& m) { objects_.peer_nodes().head_said_gone(m); });
+}
+
+void Node::answer_nodes() {
+  of_nodes_.on<Method::kMeetNode>([this](Sender& sender, const actors::MeetNode& meeting) -> Result<void> {
+    SHOAL_OK(objects_.met(meeting));
+    sender.client->node = meeting.caller;
+    return {};
+  });
+  of_nodes_.on<Method::kCountObjects>(
+      [this](Sender& sender, const actors::CountObjects& news) { objects_.reported(sender.client->node, news); });
+  of_nodes_.on<actors::kCancelResult>([this](Sender&, const actors::CancelResult& cancel, Responder& responder) -> Result<void> {
+    cancel_here(cancel, std::move(responder));
+    return {};
+  });
+  of_nodes_.on<Method::kPullObject>([this](Sender& sender, const actors::PullObject& asked, Responder& responder) -> Result<void> {
+    objects_.pull(asked, sender.peer, std::move(responder));
+    return {};
+  });
+}
+
+void Node::answer_clients() {
+  of_clients_.on<Method::kAttach>([this](Sender& sender, const actors::Attach& m) { return attach(sender, m); });
+  of_clients_.on<Method::kWorkerReady>([this](Sender& sender, const actors::WorkerUpdate& m) -> Result<void> {
+    const auto it = workers_.find(sender.client->worker);
+    if (it == workers_.end()) return fail(not_found("this process has not attached to the node"));
+    it->second.endpoint = m.endpoint;
+    it->second.state = WorkerState::kRunning;
+    report(it->second);
+    return {};
+  });
+  of_clients_.on<actors::kLastMetrics>([this](Sender& sender, actors::ReportedMetrics& last) -> Result<void> {
+    const auto it = workers_.find(sender.client->worker);
+    if (it == workers_.end()) return fail(not_found("this process has not attached to the node"));
+    metrics_.reported(it->first, {it->second.spec.job, it->second.role, it->second.pid}, std::move(last.metrics));
+    return {};
+  });
+  of_clients_.on<actors::kInspect>([this](Sender&, const actors::Inspect& asked, Responder& responder) -> Result<void> {
+    inspect(asked, std::move(responder));
+    return {};
+  });
+  of_clients_.on<actors::kCancelResult>([this](Sender& sender, const actors::CancelResult& m, Responder& responder) -> Result<void> {
+    if (!sender.client->worker) return fail(invalid_argument("attach first: a process without a job has no references"));
+    cancel_result(m, std::move(responder));
+    return {};
+  });
+  of_clients_.on<actors::kReadTaskLog>([this](Sender&, const actors::ReadTaskLog& m) {
+    const std::size_t bytes = std::min(m.log.tail_bytes, kMaxReadBytes);
+    return logs_.read(m.log.worker, static_cast<Launcher::Stream>(m.log.stream), bytes, {m.caller, m.number});
+  });
+  of_clients_.on<actors::kReadLogFile>([this](Sender&, const actors::ReadLogFile& m) -> Result<std::string> {
+    const std::string& folder = options_.logs.folder;
+    if (m.name.empty()) return fmt::format("{}", fmt::join(log_files(folder), "\n"));
+    return read_log_file(folder, m.name, std::min(m.tail_bytes, kMaxReadBytes));
+  });
+  of_clients_.on<Method::kReadLog>([this](Sender&, const actors::ReadLog& m) {
+    return logs_.read(m.worker, static_cast<Launcher::Stream>(m.stream), std::min(m.tail_bytes, kMaxReadBytes));
+  });
+  of_clients_.on<Method::kFollowLogs>([this](Sender& sender, const actors::JobRef& m) { follow(sender.peer, m.job); });
+  of_clients_.on<Method::kSyncLogs>([this](Sender&, Empty) { launcher_.drain_output(); });
+  of_clients_.on<Method::kEndNode>([this](Sender&, Empty) { end("it was asked to"); });
+}
+
+void Node::answer_object_clients() {
+  of_clients_.on<Method::kOpenArena>([this](Sender& sender, const actors::OpenArena& m) -> Result<WithExtras<actors::OpenedArena>> {
+    const Client& client = *sender.client;
+    if (!client.worker) return fail(invalid_argument("attach to a job before opening an arena"));
+    SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes, client.worker));
+    if (m.member >= 0) SHOAL_OK(memory_.join_membership_page(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
+    WithExtras<actors::OpenedArena> out{{opened.created}, {}, {}};
+    out.fds.push_back(std::move(opened.memory));
+    return out;
+  });
+  of_clients_.on<Method::kDropArena>(
+      [this](Sender& sender, const actors::ArenaRef& m) { memory_.drop(sender.client->job, m.key, sender.client->worker); });
+  of_clients_.on<Method::kGetObject>([this](Sender& sender, const actors::ObjectRef& m, Responder& responder) -> Result<void> {
+    objects_.get(m.job ? m.job : sender.client->job, sender.client->worker, m, std::move(responder));
+    return {};
+  });
+  of_clients_.on_notice<Method::kPutObject>([this](Sender& sender, WithExtras<actors::ObjectRef>& m) {
+    if (sender.client == nullptr) return log_->warn("malformed PutObject notice");
+    Result<Fd> memory = fail(resource_exhausted("the node has no descriptor left for the object"));
+    if (m.fds.size() == 1) {
+      memory = std::move(m.fds[0]);
+    } else if (!m.payload.empty()) {
+      memory = fail(runtime::decode_error(m.payload));
+    }
+    objects_.put(sender.client->job, sender.client->worker, m.body, std::move(memory));
+  });
+  of_clients_.on_notice<Method::kDropObject>([this](Sender& sender, const actors::ObjectRef& m) {
+    if (sender.client != nullptr) objects_.drop(sender.client->job, sender.client->worker, m);
+  });
+  of_clients_.on_notice<Method::kMakeRoom>([this](Sender& sender, const actors::MakeRoom& m) {
+    objects_.make_room(m.bytes);
+    want_room(m.bytes, &sender.peer);
+  });
+  of_clients_.on_notice<Method::kMoveObject>([this](Sender& sender, WithExtras<actors::ObjectRef>& m) {
+    if (sender.client == nullptr || m.fds.size() != 1) return;
+    const auto& object = m.body;
+    objects_.move(sender.client->job, sender.client->worker, {object.job, object.id, object.home}, std::move(m.fds[0]));
+  });
+  of_clients_.on_notice<Method::kCountObjects>([this](Sender& sender, const actors::CountObjects& m) {
+    if (sender.client != nullptr) objects_.count(sender.client->worker, m);
+  });
+}
+
+}  // namespace shoal::scheduler
