@@ -170,6 +170,35 @@ TEST_F(HeadTest, AHeadThatCannotStoreItsStateRefusesWithTheReason) {
   EXPECT_EQ(jobs_kept().size(), 1u);
 }
 
+// A head that restarts would take the announced end for a crash, and start the actor again.
+TEST_F(HeadTest, AnAnnouncedEndIsAnsweredOnceItIsStoredAndNeverRefused) {
+  FakeNode node;
+  join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
+  actors::GangSpec gang;
+  gang.id = world_.random().id<GangId>();
+  gang.job = submit();
+  gang.actors.emplace_back().id = world_.random().id<ActorId>();
+  gang.actors[0].resources = actors::Resources::of({{"CPU", 1}}).value();
+  std::optional<Result<runtime::Message>> created, held, left, left_late;
+  call(Method::kCreateGang, to_bytes(gang), created);
+  world_.run_for(200ms);
+  ASSERT_TRUE(created && *created);
+  const WorkerId worker = head_->state().actor(gang.actors[0].id)->worker;
+  ASSERT_TRUE(worker);
+  store_.locked = true;
+  call(Method::kSubmitJob, to_bytes(waiting()), held);
+  world_.run_for(300ms);
+  ASSERT_GT(store_.num_refused, 0);
+  call(Method::kWorkerLeaves, to_bytes(actors::GetCreationSpec{worker}), left);
+  world_.run_for(2s);  // longer than until requests are refused
+  call(Method::kWorkerLeaves, to_bytes(actors::GetCreationSpec{worker}), left_late);
+  world_.run_for(300ms);
+  EXPECT_FALSE(held || left || left_late);
+  store_.locked = false;
+  world_.run_for(1s);
+  EXPECT_TRUE(left && *left && left_late && *left_late);
+}
+
 TEST_F(HeadTest, SimultaneousEventsAreCommittedTogether) {
   std::vector<std::optional<Result<runtime::Message>>> answers(20);
   store_.slow = true;
