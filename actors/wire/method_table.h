@@ -80,7 +80,7 @@ class MethodTable {
         requests_
             .try_emplace(
                 kMethod,
-                Entry{Declared<kMethod>::kChangesState,
+                Entry{Declared<kMethod>::kEffect,
                       [handler = std::move(handler)](Caller& caller, runtime::Message& message, runtime::Responder& responder) -> Answer {
                         auto request = Request::read(message);
                         if (!request) return fail(request.error());
@@ -108,9 +108,9 @@ class MethodTable {
   }
 
   bool contains(Method method) const { return requests_.contains(method); }
-  bool changes_state(Method method) const {
+  Effect effect(Method method) const {
     const auto it = requests_.find(method);
-    return it != requests_.end() && it->second.changes_state;
+    return it == requests_.end() ? Effect::kNone : it->second.effect;
   }
 
   // Answers a request for a method that the table contains.
@@ -123,7 +123,7 @@ class MethodTable {
 
  private:
   struct Entry {
-    bool changes_state = false;
+    Effect effect = Effect::kNone;
     std::function<Answer(Caller&, runtime::Message&, runtime::Responder&)> answer;
   };
 

@@ -137,12 +137,12 @@ TEST_F(MethodTableTest, NoticesHaveHandlersOfTheirOwn) {
   EXPECT_EQ(notify(Method::kWorkerBlocked, {Bytes::copy_of("x"), {}, {}}).error().code(), Code::kInvalidArgument);
 }
 
-TEST_F(MethodTableTest, ARequestThatChangesStateIsMarked) {
+TEST_F(MethodTableTest, TheEffectOfARequestIsDeclared) {
   table_.on<Method::kStopJob>([](Caller&, const StopJob&) {});
   table_.on<Method::kList>([](Caller&, const ListRequest&) { return ListReply(); });
-  EXPECT_TRUE(table_.changes_state(Method::kStopJob));
-  EXPECT_FALSE(table_.changes_state(Method::kList));
-  EXPECT_FALSE(table_.changes_state(Method::kDeleteJob));  // no handler
+  EXPECT_EQ(table_.effect(Method::kStopJob), Effect::kChange);
+  EXPECT_EQ(table_.effect(Method::kList), Effect::kNone);
+  EXPECT_EQ(table_.effect(Method::kDeleteJob), Effect::kNone);  // no handler
   EXPECT_FALSE(table_.contains(Method::kDeleteJob));
 }
 

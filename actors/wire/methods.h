@@ -34,17 +34,21 @@ struct WithExtras {
 };
 // std::optional<T> is an empty body if it has no value.
 
-template <class RequestType, class ReplyType = Empty>
+// The effect of a request on the state that the head stores.
+enum class Effect {
+  kNone,
+  kChange,  // answered once it is stored, and refused while the head cannot store its state
+  kFact,    // answered once it is stored, never refused: it has happened
+};
+
+template <class RequestType, class ReplyType = Empty, Effect kItsEffect = Effect::kNone>
 struct Signature {
   using Request = RequestType;
   using Reply = ReplyType;
-  static constexpr bool kChangesState = false;
+  static constexpr Effect kEffect = kItsEffect;
 };
-// A request that is refused while the head cannot store its state, and answered once its changes are stored.
 template <class RequestType, class ReplyType = Empty>
-struct ChangingSignature : Signature<RequestType, ReplyType> {
-  static constexpr bool kChangesState = true;
-};
+using ChangingSignature = Signature<RequestType, ReplyType, Effect::kChange>;
 
 // Declared<kMethod>::Request and ::Reply. A notice has no reply.
 template <Method kMethod>
@@ -78,7 +82,7 @@ SHOAL_METHOD(Method::kWatchGroup, Signature<GroupRef, GroupRow>);
 SHOAL_METHOD(Method::kFindGroup, Signature<FindActor, GroupRow>);
 SHOAL_METHOD(Method::kGetCreationSpec, Signature<GetCreationSpec, FoundActor>);
 SHOAL_METHOD(Method::kWorkerBlocked, Signature<WorkerBlocked>);  // a notice; to resume a request
-SHOAL_METHOD(Method::kWorkerLeaves, Signature<GetCreationSpec>);
+SHOAL_METHOD(Method::kWorkerLeaves, Signature<GetCreationSpec, Empty, Effect::kFact>);
 SHOAL_METHOD(Method::kWatchNode, Signature<NodeRef, ListReply>);
 SHOAL_METHOD(Method::kDeleteJob, ChangingSignature<JobRef>);
 SHOAL_METHOD(Method::kSetNodeScheduling, ChangingSignature<SetNodeScheduling>);

@@ -114,9 +114,10 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   now();
   const auto method = static_cast<Method>(request.method);
   auto& sender = client(peer);
+  const auto effect = methods_.effect(method);
   const auto answered = [&]() -> Methods::Answer {
     if (!methods_.contains(method)) return fail(unimplemented("the head does not implement method " + std::to_string(number(method))));
-    if (methods_.changes_state(method)) SHOAL_OK(writable());
+    if (effect == actors::Effect::kChange) SHOAL_OK(writable());
     if (method == Method::kRegisterNode && peer.identity().role != runtime::Role::kNode) {
       return fail(invalid_argument("only a node can register as a node"));
     }
@@ -126,7 +127,7 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   settle();  // watchers are notified before this answer
   // A read-only request is answered at once, unless it may have seen changes that are being stored.
   const bool waits =
-      method != Method::kHeartbeat && (unsaved_ ? methods_.changes_state(method) && answer && *answer : busy_ || flush_soon_);
+      method != Method::kHeartbeat && (unsaved_ ? effect != actors::Effect::kNone && answer && *answer : busy_ || flush_soon_);
   if (answer && waits) {
     outbox_.push_back(Answer{std::move(responder), *std::move(answer)});
   } else if (answer) {
