@@ -18,7 +18,7 @@ class UsagePlaces {
   UsagePlaces(std::size_t own, std::uint64_t limit) : own_(static_cast<std::int32_t>(own)), limit_(limit) {}
 
   std::optional<runtime::UsageBoard> board() const;
-  // The board's memory for a process at `place`. A place below 0 becomes a free one. None without a board, or if it is full.
+  // The board's memory for a process at `place`, or nullopt without a board or when it is full. A place below 0 becomes a free one.
   Result<std::optional<Fd>> share(std::int32_t& place);
   void leave(std::int32_t place);
 
