@@ -512,7 +512,7 @@ Result<bool> ActorCalls::send_before(ActorId id, Target& t, Link& link, std::siz
     if (references_ != nullptr) {
       for (const Value& v : values) references_->sending(v, t.worker, t.node);
     }
-    const auto sent = peer.notify(kArguments, std::move(message));
+    const auto sent = peer.notify(number(Method::kArguments), std::move(message));
     if (!sent && !peer.connected()) return false;  // on_closed handles it
     if (!sent) return fail(sent.error());
     q.before = end;
@@ -548,7 +548,7 @@ void ActorCalls::send(ActorId id, Target& t, Link& link, Queued&& q) {
   }
   const auto number_sent = next_++;
   Sent sent{std::move(q.promise), {}, false, q.tries, peer.next_request(), q.call.parent, q.call.task, name_of(q.call)};
-  const std::uint16_t method = q.before > 0 ? kCallOfArguments : number(Method::kCall);
+  const std::uint16_t method = q.before > 0 ? number(Method::kCallOfArguments) : number(Method::kCall);
   const std::int32_t retries = q.call.retries.value_or(t.retries);
   sent.unmade_only = retries >= 0 && q.tries >= retries;
   if ((!sent.unmade_only || (t.restarts && !t.made)) && q.call.method != "__init__") sent.again = std::make_unique<Call>(std::move(q.call));
@@ -615,8 +615,8 @@ void ActorCalls::now_made(Target& t) {
 
 void ActorCalls::on_notice(runtime::Peer& peer, runtime::Request notice) {
   if (!*alive_) return;
-  if (notice.method == kMade) return heard_made(peer);
-  if (notice.method != kItem) return;
+  if (notice.method == number(Method::kMade)) return heard_made(peer);
+  if (notice.method != number(Method::kItem)) return;
   auto item = item_from(std::move(notice.message), memory_);
   if (!item) return;
   if (item->value && references_ != nullptr) arrived(*item->value, *references_, *memory_);
@@ -706,7 +706,7 @@ void ActorCalls::forget_before(const Target& t, const Queued& q) {
   if (q.before == 0 || link == links_.end() || !link->second.peer || link->second.connection != q.connection) return;
   Call none;
   none.actor = q.call.actor;
-  if (auto message = arguments_message(none, 0, 0, true)) (void)link->second.peer->notify(kArguments, *std::move(message));
+  if (auto message = arguments_message(none, 0, 0, true)) (void)link->second.peer->notify(number(Method::kArguments), *std::move(message));
 }
 
 void ActorCalls::cancel_children(CallKey parent) {

@@ -288,11 +288,11 @@ class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandl
     return out;
   }
   void send_portion(const Call& call, std::size_t first, std::size_t end) {
-    ASSERT_TRUE(peer_->notify(kArguments, arguments_message(call, first, end, false).value()));
+    ASSERT_TRUE(peer_->notify(number(Method::kArguments), arguments_message(call, first, end, false).value()));
   }
   std::string send_call(const Call& call, std::size_t sent) {
     std::string out;
-    peer_->call(kCallOfArguments, to_message(call, false, sent).value(), runtime::Peer::kNoTimeout,
+    peer_->call(number(Method::kCallOfArguments), to_message(call, false, sent).value(), runtime::Peer::kNoTimeout,
                 [&](const Result<runtime::Message>& answer) { out = answer ? "an answer" : code_name(answer.error().code()); });
     EXPECT_TRUE(world_.run_until([&] { return !out.empty(); }, 30s));
     return out;

@@ -12,7 +12,7 @@ Result<void> ActorHost::listen(const runtime::Endpoint& endpoint) {
   SHOAL_TRY(listener_, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
     const std::uint64_t number = next_peer_++;
     peers_[number] = std::make_unique<runtime::Peer>(std::move(connection), clock_, *this, number);
-    if (made_) (void)peers_[number]->notify(kMade, {});
+    if (made_) (void)peers_[number]->notify(actors::number(Method::kMade), {});
   }));
   return {};
 }
@@ -23,7 +23,7 @@ void ActorHost::add(ActorId id, std::string class_name, std::shared_ptr<Hosted> 
 
 void ActorHost::made() {
   made_ = true;
-  for (const auto& [number, peer] : peers_) (void)peer->notify(kMade, {});
+  for (const auto& [number, peer] : peers_) (void)peer->notify(actors::number(Method::kMade), {});
 }
 
 void ActorHost::kill(ActorId id, const Error& cause) {
@@ -41,14 +41,14 @@ std::size_t ActorHost::queued_bytes() const {
 }
 
 void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) {
-  if (request.method != number(Method::kCall) && request.method != kCallOfArguments) {
+  if (request.method != number(Method::kCall) && request.method != number(Method::kCallOfArguments)) {
     return responder.fail(unimplemented(fmt::format("an actor's process does not implement request {}", request.method)));
   }
   Unread unread;
   auto call = call_from(std::move(request.message), memory_, unread);
   if (!call) {
     let_go(unread.contains);
-    if (request.method == kCallOfArguments) before_.erase({peer.number(), unread.actor});
+    if (request.method == number(Method::kCallOfArguments)) before_.erase({peer.number(), unread.actor});
     return responder.fail(call.error());
   }
   if (call->from) callers_[peer.number()] = {call->from, call->from_node};
@@ -56,7 +56,7 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
     arrived(call->args, *references_, *memory_);
     for (Value& d : call->deps) arrived(d, *references_, *memory_);
   }
-  if (request.method == kCallOfArguments) {
+  if (request.method == number(Method::kCallOfArguments)) {
     auto before = before_.extract({peer.number(), call->actor});
     if (before.empty()) return responder.fail(invalid_argument("a call arrived without the arguments that should precede it"));
     if (before.mapped().failed) return responder.fail(*before.mapped().failed);
@@ -124,14 +124,14 @@ Result<ActorHost::Yielded> ActorHost::yields(const Incoming& incoming, std::uint
   if (peer.queued_bytes() > (incoming.local && value.shared() ? 0 : kAhead)) return Yielded::kNoRoom;
   SHOAL_TRY(auto message, item_message(stream, index, value, incoming.local));
   if (references_ != nullptr) references_->sending(value, incoming.from, incoming.from_node);
-  const auto sent = peer.notify(kItem, std::move(message));
+  const auto sent = peer.notify(number(Method::kItem), std::move(message));
   if (sent) return Yielded::kSent;
   if (!peer.connected()) return Yielded::kUnheard;
   return fail(sent.error());
 }
 
 void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {
-  if (notice.method == kArguments) return on_arguments(peer, std::move(notice.message));
+  if (notice.method == number(Method::kArguments)) return on_arguments(peer, std::move(notice.message));
   if (notice.method != number(Method::kCancelCall)) return;
   const auto cancel = cancel_from(notice.message.body);
   if (!cancel) return;

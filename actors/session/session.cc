@@ -608,7 +608,7 @@ Result<void> Session::cancel_published(const ObjectKey& object, CancelHow how) {
 
 Result<void> Session::cancel_elsewhere(const ObjectKey& object, WorkerId owner, CancelHow how) {
   if (owner == worker_) return own([&] { return cancel_published(object, how); });
-  SHOAL_OK(ask(*node_, kCancelResult, to_bytes(CancelResult{object, owner, how.recursive, how.force}), options_.control_timeout));
+  SHOAL_OK(ask(*node_, Method::kCancelResult, to_bytes(CancelResult{object, owner, how.recursive, how.force}), options_.control_timeout));
   return {};
 }
 
@@ -726,13 +726,13 @@ Result<ClusterStatus> Session::resources() {
 }
 
 Result<bool> Session::put_package(const PackagePart& part) {
-  SHOAL_TRY(const Message reply, ask_head(kPutPackage, to_bytes(part)));
+  SHOAL_TRY(const Message reply, ask_head(Method::kPutPackage, to_bytes(part)));
   SHOAL_TRY(const auto has, from_bytes<HasPackage>(reply.body));
   return has.whole;
 }
 
 Result<PackagePart> Session::get_package(const std::string& name, std::uint64_t offset) {
-  SHOAL_TRY(const Message reply, ask_head(kGetPackage, to_bytes(PackagePart{name, 0, offset, {}})));
+  SHOAL_TRY(const Message reply, ask_head(Method::kGetPackage, to_bytes(PackagePart{name, 0, offset, {}})));
   return from_bytes<PackagePart>(reply.body);
 }
 
@@ -968,11 +968,11 @@ void Session::on_head_notice(runtime::Request notice) {
 // Requests from the node: inspection, or the cancellation of a call of this process.
 Result<Message> Session::asked(const runtime::Request& request) {
   const auto method = static_cast<Method>(request.method);
-  if (method == kInspect) {
+  if (method == Method::kInspect) {
     SHOAL_TRY(const auto inspect, from_bytes<Inspect>(request.message.body));
     return Message{{}, to_bytes(reported(inspect)), {}};
   }
-  if (method != kCancelResult) return fail(unimplemented("a client accepts no such requests"));
+  if (method != Method::kCancelResult) return fail(unimplemented("a client accepts no such requests"));
   SHOAL_TRY(const auto cancel, from_bytes<CancelResult>(request.message.body));
   SHOAL_OK(cancel_published(cancel.object, {cancel.recursive, cancel.force}));
   return Message();
@@ -1026,7 +1026,7 @@ void Session::send_last_metrics(runtime::Duration within) {
     if (is_driver_) last_metrics_ = last.metrics;
     if (last.metrics.empty()) return;
     *answered = false;
-    peer->call(number(kLastMetrics), {{}, to_bytes(last), {}}, within, [answered](Result<Message>) { *answered = true; });
+    peer->call(number(Method::kLastMetrics), {{}, to_bytes(last), {}}, within, [answered](Result<Message>) { *answered = true; });
   });
   (void)wait([&] { return *answered; });
 }

@@ -105,10 +105,6 @@ class Portion {
   std::size_t count_ = 0, described_ = 0, bytes_ = 0;
 };
 
-// Notices with argument values that do not fit into their call, which follows over the same connection as kCallOfArguments. `first`
-// values were sent before these; first = 0 discards earlier ones.
-inline constexpr std::uint16_t kArguments = 122;
-inline constexpr std::uint16_t kCallOfArguments = 123;
 struct Arguments {
   ActorId actor;
   std::size_t first = 0;
@@ -124,17 +120,12 @@ Result<runtime::Message> arguments_message(const Call& call, std::size_t first, 
 Result<Arguments> arguments_from(runtime::Message message, ValueMemory* memory = nullptr);
 
 // A notice with an item that a call yields, sent over the call's connection before its answer. `stream`: the caller's number for it.
-inline constexpr std::uint16_t kItem = 124;
 struct Item {
   std::uint64_t stream = 0, index = 0;
   Result<Value> value;
 };
 Result<runtime::Message> item_message(std::uint64_t stream, std::uint64_t index, const Value& value, bool local);
 Result<Item> item_from(runtime::Message message, ValueMemory* memory = nullptr);
-
-// A notice without a body, from an actor's process to each caller once the actor is made, before any other message of its own. A caller
-// without it may assume that none of its calls has begun.
-inline constexpr std::uint16_t kMade = 125;
 
 struct CancelCall {
   ActorId actor;

@@ -1,13 +1,9 @@
-// The request to cancel another process's call. An extension of messages.h.
+// The request to cancel another process's call.
 #pragma once
 
 #include "actors/wire/messages.h"
 
 namespace shoal::actors {
-
-// To a node, which forwards it to the object's home node, which forwards it to the process that made the call. The process cancels the
-// call and answers, with an error if it refuses. Success if there is nothing left to cancel.
-inline constexpr auto kCancelResult = static_cast<Method>(77);
 
 struct CancelResult {
   ObjectKey object;

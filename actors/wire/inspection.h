@@ -1,5 +1,5 @@
-// Messages for inspection: objects and their holders, tasks that wait, run or ended, runtime environments, metrics. An extension of
-// messages.h with its own methods. Answers are not stored; each counts the rows it omits.
+// Messages for inspection: objects and their holders, tasks that wait, run or ended, runtime environments, metrics. Answers are not stored;
+// each counts the rows it omits.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,6 @@
 #include "runtime/core/fd.h"
 
 namespace shoal::actors {
-
-// A node answers with NodeReport, its processes (which the node asks) with ProcessReport, the head (only for metrics) with ReportedMetrics.
-// Answers are payloads, since a body is too small.
-inline constexpr auto kInspect = static_cast<Method>(75);
-// ReportedMetrics to a node, from a process that ends in order and waits for the answer.
-inline constexpr auto kLastMetrics = static_cast<Method>(78);
 
 struct Inspect {
   enum class What : std::uint16_t { kObjects = 0, kTasks = 1, kEnvironments = 2, kMetrics = 3 };

@@ -1,4 +1,4 @@
-// The request of a host that joins a cluster to its head. An extension of messages.h.
+// The request of a host that joins a cluster to its head.
 #pragma once
 
 #include <string>
@@ -6,9 +6,6 @@
 #include "actors/wire/messages.h"
 
 namespace shoal::actors {
-
-// To the head, answered with SignedCertificate.
-inline constexpr auto kSignCertificate = static_cast<Method>(40);
 
 struct SignCertificate {
   std::string request, host;

@@ -1,4 +1,4 @@
-// Log files of a session on a node's host. An extension of messages.h.
+// Log files of a session on a node's host.
 #pragma once
 
 #include <string>
@@ -6,9 +6,6 @@
 #include "actors/wire/messages.h"
 
 namespace shoal::actors {
-
-// To a node; answered with text as payload.
-inline constexpr auto kReadLogFile = static_cast<Method>(139);
 
 struct ReadLogFile {
   std::string name;              // "": the names of all files, a line each

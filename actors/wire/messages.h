@@ -45,6 +45,9 @@ enum class Method : std::uint16_t {
   kWatchNode = 25,        // NodeRef: its row now, as ListReply; a NodeGone notice when it is dead
   kDeleteJob = 28,        // JobRef: forgets a job that has ended
   kSetNodeScheduling = 29,
+  kSignCertificate = 40,  // from a host that joins
+  kPutPackage = 41,       // a part for the head to store, parts in order; without data: whether the package is complete
+  kGetPackage = 42,       // a part without data, answered with the part that begins at its offset; NotFound
   // from the head to a client, notices
   kActorUpdate = 30,  // ActorRow
   kJobUpdate = 31,    // JobRow
@@ -74,6 +77,16 @@ enum class Method : std::uint16_t {
   kMakeRoom = 67,      // notice that an object needs memory; the node forwards it to its other clients
   kMoveObject = 68,    // notice, ObjectRef with a descriptor of its new place
   kFreePort = 64,      // an unused TCP port on the node's host
+  kReadTaskLog = 76,
+  kLastMetrics = 78,   // from a process that ends in order and waits for the answer
+  kReadLogFile = 139,  // answered with text as payload
+  // to a node, which forwards it to the object's home, which forwards it to the process that made the call. The process cancels the call
+  // and answers, with an error if it refuses. Success if there is nothing left to cancel.
+  kCancelResult = 77,
+  // to a node, which asks its processes. An answer is a payload, since a body is too small: NodeReport; a process's is ProcessReport, and
+  // the
+  // head's (only for metrics) ReportedMetrics.
+  kInspect = 75,
   // from a node to another
   kMeetNode = 70,  // first message of a connection
   kPullObject =
@@ -85,6 +98,15 @@ enum class Method : std::uint16_t {
   // to an actor
   kCall = 100,
   kCancelCall = 101,  // notice, for a call that came over this connection
+  // Notices with argument values that do not fit into their call, which follows over the same connection as kCallOfArguments. `first`
+  // values were sent before these; first = 0 discards earlier ones.
+  kArguments = 122,
+  kCallOfArguments = 123,
+  // from an actor to its callers, notices
+  kItem = 124,  // that a call yields, sent over the call's connection before its answer
+  // Without a body, to each caller once the actor is made, before any other message of its own. A caller without it may assume that none of
+  // its calls has begun.
+  kMade = 125,
 };
 
 template <class Enum>

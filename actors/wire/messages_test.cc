@@ -88,28 +88,6 @@ TEST(Messages, ARankOutsideItsGangIsHostile) {
   EXPECT_FALSE(from_bytes<HostActor>(to_bytes(m)));
 }
 
-// Methods outside of the enum in messages.h. A number used twice does not compile.
-bool is_apart(Method m) {
-  switch (static_cast<std::uint16_t>(m)) {
-    case number(kInspect):
-    case number(kReadTaskLog):
-    case number(kCancelResult):
-    case number(kLastMetrics):
-    case number(kSignCertificate):
-    case number(kPutPackage):
-    case number(kGetPackage):
-    case number(kReadLogFile):
-      return true;
-    default:
-      return false;
-  }
-}
-
-TEST(Messages, EachMethodHasANumberOfItsOwn) {
-  EXPECT_TRUE(is_apart(kLastMetrics));
-  for (std::uint16_t n = 0; n <= 70; ++n) EXPECT_EQ(is_apart(static_cast<Method>(n)), n >= 40 && n <= 42) << n;
-}
-
 TEST(Messages, NoAlteredMessageCrashesTheReader) {
   std::mt19937 random(1);
   const Bytes good = to_bytes(gang());

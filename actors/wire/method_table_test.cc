@@ -106,8 +106,8 @@ TEST_F(MethodTableTest, AnEmptyBodyIsAnAbsentOption) {
 }
 
 TEST_F(MethodTableTest, AReplyInThePayloadLeavesTheBodyEmpty) {
-  table_.on<kReadLogFile>([](Caller&, const ReadLogFile& asked) { return "text of " + asked.name; });
-  const auto answer = ask(kReadLogFile, {to_bytes(ReadLogFile{"head", 0}), {}, {}});
+  table_.on<Method::kReadLogFile>([](Caller&, const ReadLogFile& asked) { return "text of " + asked.name; });
+  const auto answer = ask(Method::kReadLogFile, {to_bytes(ReadLogFile{"head", 0}), {}, {}});
   EXPECT_EQ(answer.value().payload.view(), "text of head");
   EXPECT_TRUE(answer->body.empty());
 }

@@ -20,6 +20,12 @@
 
 namespace shoal::actors {
 
+struct Arguments;
+struct Call;
+struct CancelCall;
+struct Item;
+class Value;
+
 // No content. A receiver does not read the body.
 struct Empty {};
 // A T that travels as payload, because a body is too small for it.
@@ -86,9 +92,9 @@ SHOAL_METHOD(Method::kWorkerLeaves, Signature<GetCreationSpec, Empty, Effect::kF
 SHOAL_METHOD(Method::kWatchNode, Signature<NodeRef, ListReply>);
 SHOAL_METHOD(Method::kDeleteJob, ChangingSignature<JobRef>);
 SHOAL_METHOD(Method::kSetNodeScheduling, ChangingSignature<SetNodeScheduling>);
-SHOAL_METHOD(kSignCertificate, Signature<SignCertificate, SignedCertificate>);
-SHOAL_METHOD(kPutPackage, Signature<PackagePart, HasPackage>);
-SHOAL_METHOD(kGetPackage, Signature<PackagePart, PackagePart>);
+SHOAL_METHOD(Method::kSignCertificate, Signature<SignCertificate, SignedCertificate>);
+SHOAL_METHOD(Method::kPutPackage, Signature<PackagePart, HasPackage>);
+SHOAL_METHOD(Method::kGetPackage, Signature<PackagePart, PackagePart>);
 
 // From the head to a client.
 SHOAL_METHOD(Method::kActorUpdate, Signature<ActorRow>);
@@ -121,12 +127,12 @@ SHOAL_METHOD(Method::kSyncLogs, Signature<Empty>);
 SHOAL_METHOD(Method::kCountObjects, Signature<CountObjects>);
 SHOAL_METHOD(Method::kMakeRoom, Signature<MakeRoom>);
 SHOAL_METHOD(Method::kMoveObject, Signature<WithExtras<ObjectRef>>);
-SHOAL_METHOD(kReadTaskLog, Signature<ReadTaskLog, InPayload<std::string>>);
-SHOAL_METHOD(kReadLogFile, Signature<ReadLogFile, InPayload<std::string>>);
-SHOAL_METHOD(kLastMetrics, Signature<InPayload<ReportedMetrics>>);
-SHOAL_METHOD(kCancelResult, Signature<CancelResult>);  // also from a node to another, and to the process that made the call
+SHOAL_METHOD(Method::kReadTaskLog, Signature<ReadTaskLog, InPayload<std::string>>);
+SHOAL_METHOD(Method::kReadLogFile, Signature<ReadLogFile, InPayload<std::string>>);
+SHOAL_METHOD(Method::kLastMetrics, Signature<InPayload<ReportedMetrics>>);
+SHOAL_METHOD(Method::kCancelResult, Signature<CancelResult>);  // also from a node to another, and to the process that made the call
 // A node replies with NodeReport, a process with ProcessReport, the head with ReportedMetrics.
-SHOAL_METHOD(kInspect, Signature<Inspect, InPayload<ReportedMetrics>>);
+SHOAL_METHOD(Method::kInspect, Signature<Inspect, InPayload<ReportedMetrics>>);
 
 // From a node to another.
 SHOAL_METHOD(Method::kMeetNode, Signature<MeetNode>);
@@ -136,6 +142,14 @@ SHOAL_METHOD(Method::kPullObject, Signature<PullObject, WithExtras<ObjectRef>>);
 SHOAL_METHOD(Method::kWorkerExited, Signature<WorkerUpdate>);
 SHOAL_METHOD(Method::kLogLines, Signature<WithExtras<LogLines>>);
 SHOAL_METHOD(Method::kKillHere, Signature<KillHosted>);
+
+// To an actor, and from it to its callers (actors/value/call.h).
+SHOAL_METHOD(Method::kCall, Signature<Call, Value>);
+SHOAL_METHOD(Method::kCancelCall, Signature<CancelCall>);
+SHOAL_METHOD(Method::kArguments, Signature<Arguments>);
+SHOAL_METHOD(Method::kCallOfArguments, Signature<Call, Value>);
+SHOAL_METHOD(Method::kItem, Signature<Item>);
+SHOAL_METHOD(Method::kMade, Signature<Empty>);
 
 #undef SHOAL_METHOD
 

@@ -1,4 +1,4 @@
-// Folders sent to hosts that lack them: zip files that the head keeps, named by their contents. An extension of messages.h.
+// Folders sent to hosts that lack them: zip files that the head keeps, named by their contents.
 #pragma once
 
 #include <string>
@@ -6,11 +6,6 @@
 #include "actors/wire/messages.h"
 
 namespace shoal::actors {
-
-// A PackagePart for the head to keep, parts in order. Without data it only asks if the package is complete. Answered with HasPackage.
-inline constexpr auto kPutPackage = static_cast<Method>(41);
-// A PackagePart without data to the head, answered with the part that begins at its offset. NotFound.
-inline constexpr auto kGetPackage = static_cast<Method>(42);
 
 struct PackagePart {
   std::string name;

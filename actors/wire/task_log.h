@@ -1,12 +1,9 @@
-// The output of one call, from a worker that marks it (scheduler/node/task_marks.h). An extension of messages.h.
+// The output of one call, from a worker that marks it (scheduler/node/task_marks.h).
 #pragma once
 
 #include "actors/wire/messages.h"
 
 namespace shoal::actors {
-
-// To a node, answered like kReadLog.
-inline constexpr auto kReadTaskLog = static_cast<Method>(76);
 
 struct ReadTaskLog {
   ReadLog log;

@@ -16,7 +16,7 @@ void Head::answer_cluster() {
   methods_.on<Method::kHeartbeat>([this](Client& client, Empty) { state_.step(NodeBeat{client.node}); });
   methods_.on<Method::kRegisterDriver>(
       [this](Client& client, const actors::RegisterDriver& driver) { return register_driver(client, driver); });
-  methods_.on<actors::kSignCertificate>([this](Client&, const actors::SignCertificate& asked) -> Result<actors::SignedCertificate> {
+  methods_.on<Method::kSignCertificate>([this](Client&, const actors::SignCertificate& asked) -> Result<actors::SignedCertificate> {
     if (!options_.sign) {
       return fail(invalid_argument("this cluster lives on one host and has no certificates")
                       .with_hint("start it with: shoal start --head --host ADDRESS"));
@@ -25,10 +25,10 @@ void Head::answer_cluster() {
     log_->info("host={} got a certificate", asked.host);
     return actors::SignedCertificate{certificate};
   });
-  methods_.on<actors::kPutPackage>(
+  methods_.on<Method::kPutPackage>(
       [this](Client& client, const actors::PackagePart& part) { return packages_.put(client.number(), part); });
-  methods_.on<actors::kGetPackage>([this](Client&, const actors::PackagePart& part) { return packages_.get(part); });
-  methods_.on<actors::kInspect>([this](Client&, const actors::Inspect& asked) { return reported(asked); });
+  methods_.on<Method::kGetPackage>([this](Client&, const actors::PackagePart& part) { return packages_.get(part); });
+  methods_.on<Method::kInspect>([this](Client&, const actors::Inspect& asked) { return reported(asked); });
   methods_.on<Method::kWatchNode>([this](Client& client, const actors::NodeRef& ref) -> Result<actors::ListReply> {
     const auto* row = state_.node(ref.node);
     if (row == nullptr) return fail(not_found("no node " + to_string(ref.node)));

@@ -217,7 +217,7 @@ void Node::cancel_result(const actors::CancelResult& cancel, runtime::Responder 
   const NodeId home = cancel.object.home;
   if (!home || home == id_) return cancel_here(cancel, std::move(responder));
   auto shared = std::make_shared<runtime::Responder>(std::move(responder));
-  objects_.peer_nodes().call(home, actors::kCancelResult, to_bytes(cancel), [shared](Result<Message> r) {
+  objects_.peer_nodes().call(home, Method::kCancelResult, to_bytes(cancel), [shared](Result<Message> r) {
     if (!r && r.error().reason() == "OwnerDied") return shared->reply(Message());
     shared->answer(std::move(r));
   });
@@ -227,7 +227,7 @@ void Node::cancel_here(const actors::CancelResult& cancel, runtime::Responder re
   const auto it = workers_.find(cancel.owner);
   if (it == workers_.end() || it->second.peer == nullptr) return responder.reply(Message());
   auto shared = std::make_shared<runtime::Responder>(std::move(responder));
-  it->second.peer->call(number(actors::kCancelResult), body(to_bytes(cancel)), Peer::kNoTimeout, [shared](Result<Message> r) {
+  it->second.peer->call(number(Method::kCancelResult), body(to_bytes(cancel)), Peer::kNoTimeout, [shared](Result<Message> r) {
     if (!r && r.error().reason() == "Disconnected") return shared->reply(Message());
     shared->answer(std::move(r));
   });

@@ -94,7 +94,7 @@ void Node::answer_nodes() {
   });
   of_nodes_.on<Method::kCountObjects>(
       [this](Sender& sender, const actors::CountObjects& news) { objects_.reported(sender.client->node, news); });
-  of_nodes_.on<actors::kCancelResult>([this](Sender&, const actors::CancelResult& cancel, Responder& responder) -> Result<void> {
+  of_nodes_.on<Method::kCancelResult>([this](Sender&, const actors::CancelResult& cancel, Responder& responder) -> Result<void> {
     cancel_here(cancel, std::move(responder));
     return {};
   });
@@ -114,26 +114,26 @@ void Node::answer_clients() {
     report(it->second);
     return {};
   });
-  of_clients_.on<actors::kLastMetrics>([this](Sender& sender, actors::ReportedMetrics& last) -> Result<void> {
+  of_clients_.on<Method::kLastMetrics>([this](Sender& sender, actors::ReportedMetrics& last) -> Result<void> {
     const auto it = workers_.find(sender.client->worker);
     if (it == workers_.end()) return fail(not_found("this process has not attached to the node"));
     metrics_.reported(it->first, {it->second.spec.job, it->second.role, it->second.pid}, std::move(last.metrics));
     return {};
   });
-  of_clients_.on<actors::kInspect>([this](Sender&, const actors::Inspect& asked, Responder& responder) -> Result<void> {
+  of_clients_.on<Method::kInspect>([this](Sender&, const actors::Inspect& asked, Responder& responder) -> Result<void> {
     inspect(asked, std::move(responder));
     return {};
   });
-  of_clients_.on<actors::kCancelResult>([this](Sender& sender, const actors::CancelResult& m, Responder& responder) -> Result<void> {
+  of_clients_.on<Method::kCancelResult>([this](Sender& sender, const actors::CancelResult& m, Responder& responder) -> Result<void> {
     if (!sender.client->worker) return fail(invalid_argument("attach first: a process without a job has no references"));
     cancel_result(m, std::move(responder));
     return {};
   });
-  of_clients_.on<actors::kReadTaskLog>([this](Sender&, const actors::ReadTaskLog& m) {
+  of_clients_.on<Method::kReadTaskLog>([this](Sender&, const actors::ReadTaskLog& m) {
     const std::size_t bytes = std::min(m.log.tail_bytes, kMaxReadBytes);
     return logs_.read(m.log.worker, static_cast<Launcher::Stream>(m.log.stream), bytes, {m.caller, m.number});
   });
-  of_clients_.on<actors::kReadLogFile>([this](Sender&, const actors::ReadLogFile& m) -> Result<std::string> {
+  of_clients_.on<Method::kReadLogFile>([this](Sender&, const actors::ReadLogFile& m) -> Result<std::string> {
     const std::string& folder = options_.logs.folder;
     if (m.name.empty()) return fmt::format("{}", fmt::join(log_files(folder), "\n"));
     return read_log_file(folder, m.name, std::min(m.tail_bytes, kMaxReadBytes));

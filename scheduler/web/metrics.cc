@@ -16,7 +16,7 @@ void Metrics::ask(Callback reported) {
   if (asked_.size() > 1) return;
   const auto pull = std::make_shared<Pull>();
   pull->began = clock_.now();
-  gateway_.ask(actors::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), [this, alive = alive_, pull](Result<Message> r) {
+  gateway_.ask(actors::Method::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), [this, alive = alive_, pull](Result<Message> r) {
     if (!*alive) return;
     const auto of_head = r ? from_bytes<ReportedMetrics>(r->payload) : Result<ReportedMetrics>(fail(r.error()));
     if (!of_head) return finish(fail(of_head.error()));
@@ -41,7 +41,7 @@ void Metrics::ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<act
   for (const auto& row : nodes) {
     if (row.state != actors::NodeState::kAlive) continue;
     ++pull->waiting;
-    gateway_.ask_node(row.endpoint, actors::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), options_.patience,
+    gateway_.ask_node(row.endpoint, actors::Method::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), options_.patience,
                       [alive = alive_, pull, id = row.id, host = row.host, answered](Result<Message> r) {
                         if (!*alive) return;
                         auto reported = r ? from_bytes<NodeReport>(r->payload) : Result<NodeReport>(fail(r.error()));

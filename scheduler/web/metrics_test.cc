@@ -32,7 +32,7 @@ class Asked final : public runtime::PeerHandler {
       reply.nodes = rows;
       return responder.reply({to_bytes(reply), {}, {}});
     }
-    EXPECT_EQ(static_cast<actors::Method>(request.method), actors::kInspect);
+    EXPECT_EQ(static_cast<actors::Method>(request.method), actors::Method::kInspect);
     EXPECT_EQ(actors::from_bytes<actors::Inspect>(request.message.body)->what, actors::Inspect::What::kMetrics);
     ++asked;
     if (is_head) return responder.reply({{}, to_bytes(actors::ReportedMetrics{gauge("head", asked)}), {}});

@@ -34,7 +34,7 @@ Result<InspectionReply> ask_nodes(ClusterConnection& cluster, Inspect::What what
   }
   std::size_t waiting = asked.size();
   for (auto& a : asked) {
-    a.client->ask_later(actors::kInspect, to_bytes(Inspect{what}), kPatience, [&a, &waiting](Result<runtime::Message> answer) {
+    a.client->ask_later(actors::Method::kInspect, to_bytes(Inspect{what}), kPatience, [&a, &waiting](Result<runtime::Message> answer) {
       a.answer.emplace(std::move(answer));
       --waiting;
     });

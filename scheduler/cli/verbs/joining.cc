@@ -64,8 +64,8 @@ Result<SessionFolder> join(const Common& common, const std::string& public_host,
   SHOAL_TRY(const auto asked, runtime::make_certificate_request("shoal " + host));
   Context context(credentials);
   SHOAL_TRY(const auto client, connect_head(context, found));
-  SHOAL_TRY(const auto answer,
-            client->ask_for<actors::SignedCertificate>(actors::kSignCertificate, to_bytes(actors::SignCertificate{asked.request, host})));
+  SHOAL_TRY(const auto answer, client->ask_for<actors::SignedCertificate>(actors::Method::kSignCertificate,
+                                                                          to_bytes(actors::SignCertificate{asked.request, host})));
   // The answer holds the node's certificate, then the authority's.
   const auto second = answer.certificate.rfind("-----BEGIN CERTIFICATE-----");
   actors::SessionTls tls{{second == std::string::npos ? "" : answer.certificate.substr(second), ""}, {answer.certificate, asked.key}, host};

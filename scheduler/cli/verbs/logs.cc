@@ -184,7 +184,7 @@ Result<std::string> kept_text(const ClusterConnection& cluster, const Nodes& nod
                               const TaskRef& task) {
   for (const auto& node : nodes) {
     const actors::ReadLog read{worker, stream, kMaxBytes};
-    const auto text = task.caller ? node->ask(actors::kReadTaskLog, to_bytes(actors::ReadTaskLog{read, task.caller, task.number}))
+    const auto text = task.caller ? node->ask(actors::Method::kReadTaskLog, to_bytes(actors::ReadTaskLog{read, task.caller, task.number}))
                                   : node->ask(Method::kReadLog, to_bytes(read));
     if (text) return std::string(text->payload.view());
     if (text.error().code() != Code::kNotFound) return fail(text.error());
@@ -326,7 +326,7 @@ int log_files(const Common& common, const ClusterConnection& cluster, const Logs
   const auto ask = [&](const std::string& name) -> Result<std::string> {
     const std::uint64_t bytes = o.tail_lines == 0 ? 0 : kMaxBytes;
     if (!files->node) return read_log_file(files->folder, name, bytes);
-    SHOAL_TRY(const auto answer, files->node->ask(actors::kReadLogFile, to_bytes(actors::ReadLogFile{name, bytes})));
+    SHOAL_TRY(const auto answer, files->node->ask(actors::Method::kReadLogFile, to_bytes(actors::ReadLogFile{name, bytes})));
     return std::string(answer.payload.view());
   };
   std::vector<std::string> all;

@@ -58,13 +58,13 @@ Result<void> ship_folder(const Common& common, const std::string& store, Client&
   struct stat seen {};
   if (fstat(package.get(), &seen) != 0) return fail(from_errno(errno, file));
   actors::PackagePart part{name, static_cast<std::uint64_t>(seen.st_size), 0, {}};
-  SHOAL_TRY(auto has, head.ask_for<actors::HasPackage>(actors::kPutPackage, to_bytes(part)));
+  SHOAL_TRY(auto has, head.ask_for<actors::HasPackage>(actors::Method::kPutPackage, to_bytes(part)));
   while (!has.whole) {
     part.data.resize(std::min<std::uint64_t>(actors::PackagePart::kMaxBytes, part.total - part.offset));
     const ssize_t n = pread(package.get(), part.data.data(), part.data.size(), static_cast<off_t>(part.offset));
     if (n <= 0) return fail(data_loss(file + " was changed meanwhile"));
     part.data.resize(static_cast<std::size_t>(n));
-    SHOAL_TRY(has, head.ask_for<actors::HasPackage>(actors::kPutPackage, to_bytes(part)));
+    SHOAL_TRY(has, head.ask_for<actors::HasPackage>(actors::Method::kPutPackage, to_bytes(part)));
     part.offset += part.data.size();
   }
   auto& launch = spec.launch;
