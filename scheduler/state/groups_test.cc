@@ -90,6 +90,16 @@ TEST_F(GroupTest, ActorsLiveOffItsBundlesAndDieWithIt) {
   EXPECT_EQ(state_.step(GangRequested{in(g, {{"CPU", 1}})}).error().reason(), "GroupRemoved");
 }
 
+TEST_F(GroupTest, ARemovedGroupWaitsForNothing) {
+  join(1, {{"CPU", 1}});
+  const auto g = group({{{"CPU", 2}}}, actors::Strategy::kPack);
+  ASSERT_TRUE(state_.step(GroupRequested{g}));
+  EXPECT_NE(state_.group(g.id)->pending_reason, "");
+  state_.step(GroupRemoved{g.id});
+  EXPECT_EQ(state_of_group(g), "REMOVED");
+  EXPECT_EQ(state_.group(g.id)->pending_reason, "");
+}
+
 TEST_F(GroupTest, ARequestThatFitsNoBundleIsRefused) {
   join(1, {{"CPU", 2}});
   const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);

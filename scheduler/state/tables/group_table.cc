@@ -77,6 +77,7 @@ std::vector<GroupTable::Bundle> GroupTable::lose(GroupId id, NodeId node) {
 std::vector<GroupTable::Bundle> GroupTable::remove(GroupId id, const Error& cause) {
   Group& group = edit(id);
   group.row.state = GroupState::kRemoved;
+  group.row.pending_reason.clear();
   group.row.cause = cause;
   std::vector<Bundle> out;
   for (std::size_t i = 0; i < group.row.nodes.size(); ++i) {
