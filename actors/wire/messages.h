@@ -15,7 +15,8 @@
 
 namespace shoal::actors {
 
-// Methods by the process that answers them. The numbers are part of the protocol: never reuse one.
+// Methods by the process that answers them; methods.h declares their requests and replies. The numbers are part of the protocol: never reuse
+// one.
 enum class Method : std::uint16_t {
   // to the head
   kRegisterNode = 1,
@@ -83,14 +84,13 @@ enum class Method : std::uint16_t {
   // to a node, which forwards it to the object's home, which forwards it to the process that made the call. The process cancels the call
   // and answers, with an error if it refuses. Success if there is nothing left to cancel.
   kCancelResult = 77,
-  // to a node, which asks its processes. An answer is a payload, since a body is too small: NodeReport; a process's is ProcessReport, and
-  // the
-  // head's (only for metrics) ReportedMetrics.
+  // to a node, which asks its processes, and to the head for metrics only. Replies are payloads, since a body is too small: NodeReport of
+  // a node, ProcessReport of a process, ReportedMetrics of the head.
   kInspect = 75,
   // from a node to another
   kMeetNode = 70,  // first message of a connection
-  kPullObject =
-      71,  // waits for the object; answered with ObjectRef (total bytes, contents) and the part as payload, or a descriptor on one host
+  // waits for the object; answered with ObjectRef (total bytes, contents) and the part as payload, or a descriptor on one host
+  kPullObject = 71,
   // from a node to a client, notices
   kWorkerExited = 80,  // WorkerUpdate
   kLogLines = 81,

@@ -42,7 +42,7 @@ struct WithExtras {
 
 // The effect of a request on the state that the head stores.
 enum class Effect {
-  kNone,
+  kNone,    // or one that a sender repeats to the next head, or that is not stored
   kChange,  // answered once it is stored, and refused while the head cannot store its state
   kFact,    // answered once it is stored, never refused: it has happened
 };
@@ -65,7 +65,7 @@ struct Declared;
   struct Declared<method> : __VA_ARGS__ {}
 
 // To the head.
-SHOAL_METHOD(Method::kRegisterNode, Signature<RegisterNode, RegisteredNode>);
+SHOAL_METHOD(Method::kRegisterNode, Signature<RegisterNode, RegisteredNode>);  // a node repeats it on each connection
 SHOAL_METHOD(Method::kHeartbeat, Signature<Empty>);  // a notice; with several heads a request
 SHOAL_METHOD(Method::kWorkerUpdate, Signature<WorkerUpdate>);
 SHOAL_METHOD(Method::kEndDriver, Signature<JobRef>);
@@ -87,7 +87,7 @@ SHOAL_METHOD(Method::kRemoveGroup, Signature<GroupRef>);
 SHOAL_METHOD(Method::kWatchGroup, Signature<GroupRef, GroupRow>);
 SHOAL_METHOD(Method::kFindGroup, Signature<FindActor, GroupRow>);
 SHOAL_METHOD(Method::kGetCreationSpec, Signature<GetCreationSpec, FoundActor>);
-SHOAL_METHOD(Method::kWorkerBlocked, Signature<WorkerBlocked>);  // a notice; to resume a request
+SHOAL_METHOD(Method::kWorkerBlocked, Signature<WorkerBlocked>);  // a notice; to resume a request. Not stored
 SHOAL_METHOD(Method::kWorkerLeaves, Signature<GetCreationSpec, Empty, Effect::kFact>);
 SHOAL_METHOD(Method::kWatchNode, Signature<NodeRef, ListReply>);
 SHOAL_METHOD(Method::kDeleteJob, ChangingSignature<JobRef>);

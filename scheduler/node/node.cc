@@ -306,7 +306,7 @@ Result<actors::WithExtras<actors::Attached>> Node::attach(const Sender& sender, 
       {},
       {}};
   auto shared = usage_.share(it->second.member);
-  if (!shared) log_->warn("no membership page: {}", shared.error().message());
+  if (!shared) log_->warn("no usage board: {}", shared.error().message());
   if (shared && *shared) {
     out.body.member = it->second.member;
     out.fds.push_back(**std::move(shared));
