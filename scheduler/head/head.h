@@ -1,9 +1,8 @@
 // The head drives ClusterState: it listens, turns requests into events, stores what they change, then performs actions and answers. It is
 // never on the path of a call, an object or a step.
 //
-// No decision becomes visible before it is stored: an event's actions and answers wait in an outbox for the commit of its changes. Events
-// that arrive together share a commit. While the store fails (a locked database, a full disk), the outbox waits and each tick retries.
-// After `refuse_after`, requests that change state are refused.
+// Its parts: Clients are the connections, NodeLinks those of nodes. Commits makes no decision visible before it is stored. Fence ends its
+// decisions once another head leads. Watchers get the changes of rows, and NodeWatch proves that a node is gone.
 //
 // Loop thread only. Everything it needs is passed in, so the simulation runs this very class.
 #pragma once
@@ -11,14 +10,16 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "actors/wire/method_table.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
+#include "scheduler/head/clients.h"
+#include "scheduler/head/commits.h"
+#include "scheduler/head/fence.h"
+#include "scheduler/head/node_links.h"
 #include "scheduler/head/node_watch.h"
 #include "scheduler/head/packages.h"
 #include "scheduler/head/watchers.h"
@@ -55,22 +56,16 @@ class Head final : public runtime::PeerHandler {
 
   // All references outlive the head.
   Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options);
-  ~Head();
 
   // Restores the stored state, then listens on every endpoint, or returns the error that names a taken one.
   Result<void> start();
-  std::vector<runtime::Endpoint> endpoints() const;
+  std::vector<runtime::Endpoint> endpoints() const { return clients_.endpoints(); }
   // Endpoints of all heads in a cluster with several, the leader's first. Nodes are notified.
   void set_heads(std::vector<std::string> endpoints);
 
   const ClusterState& state() const { return state_; }
 
  private:
-  struct Client {
-    std::unique_ptr<runtime::Peer> peer;
-    NodeId node;  // for clients that are nodes
-    std::uint64_t number() const { return peer->number(); }
-  };
   using Methods = actors::MethodTable<Client>;
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
@@ -85,60 +80,42 @@ class Head final : public runtime::PeerHandler {
   Result<actors::ReportedMetrics> reported(const actors::Inspect& asked) const;
   Result<actors::RegisteredNode> register_node(Client& client, const actors::RegisterNode& node);
   Result<actors::RegisteredDriver> register_driver(Client& client, const actors::RegisterDriver& driver);
+  Result<void> restore();
   void tick();
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
-  Result<void> restore();
-  // Queues the effects of an event and schedules a commit. A change that no caller awaits may wait a moment for a commit that it can share.
-  enum class Awaited { kYes, kNo };
-  void settle(Awaited awaited = Awaited::kYes);
-  void flush();
-  void committed(std::vector<Record> records, Result<void> result);
-  Result<void> writable() const;
-  // Returns true once this head does not lead any more.
-  bool fenced();
-  void perform(Action action);
+  // Decides an event that no message of a client brought.
+  template <class Event>
+  void happened(const Event& event) {
+    now();
+    state_.step(event);
+    commits_.settle();
+  }
+  void perform(const Action& action);
   void start_worker(const StartWorkerOn& start);
   void disconnect(const Disconnect& given_up);
   void find_port(const FindPortOn& find);
   void answer_hosted(const AnswerHosted& answer);
   void forget(std::uint64_t client);
-  void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
-  Client& client(const runtime::Peer& peer) { return clients_.at(peer.number()); }
 
   runtime::Clock& clock_;
-  runtime::Random& random_;
   runtime::Network& network_;
   Store& store_;
   const runtime::Log log_;
   const Options options_;
   const runtime::TimePoint began_ = clock_.now();
+  std::vector<std::string> heads_;
   ClusterState state_;
+  Fence fence_;
   Packages packages_;
   Methods methods_;
   Watchers watchers_;
   NodeWatch node_watch_;
-  std::vector<std::unique_ptr<runtime::Listener>> listeners_;
-  std::map<std::uint64_t, Client> clients_;  // in order of arrival
-  std::uint64_t next_client_ = 1;
-  std::map<NodeId, runtime::Peer*> nodes_;
   std::map<JobId, std::shared_ptr<void>> driver_watches_;  // until their job ends
-  std::map<ActorId, runtime::Responder> hosting_;          // requests that wait for their gang
-  struct Answer {
-    runtime::Responder responder;
-    Result<runtime::Message> result;
-  };
-  using Effect = std::variant<Action, Answer>;
-  std::vector<Effect> outbox_;
-  bool flush_soon_ = false;
-  bool flush_in_a_moment_ = false;  // with flush_soon_: after kMoment
-  std::vector<Effect> committing_;  // effects of the commit under way
-  bool busy_ = false;               // a commit is under way, or its effects are being performed
-  std::optional<Error> unsaved_;    // why the last commit failed
-  runtime::TimePoint unsaved_since_{};
-  std::vector<std::string> heads_;
-  bool fenced_ = false;
-  runtime::Timer ticking_, flushing_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  runtime::Timer ticking_;
+  Commits commits_;
+  std::map<ActorId, runtime::Responder> hosting_;  // requests that wait for their gang
+  Clients clients_;                                // ends before answers that wait: clients see a broken connection, and ask the next head
+  NodeLinks links_;                                // ends before the connections
 };
 
 }  // namespace shoal::scheduler

@@ -7,13 +7,10 @@ namespace shoal::scheduler {
 
 using actors::from_bytes;
 using actors::Method;
-using actors::number;
 using actors::to_bytes;
 using runtime::Message;
 
 namespace {
-
-constexpr const char* kNotReached = "NotReached";  // reason of requests that did not reach their node
 
 template <class... Handlers>
 struct ByKind : Handlers... {
@@ -22,16 +19,16 @@ struct ByKind : Handlers... {
 
 }  // namespace
 
-void Head::perform(Action action) {
+void Head::perform(const Action& action) {
   log_->debug("action {}", to_string(action));
   std::visit(ByKind{[this](const StartWorkerOn& a) { start_worker(a); },
-                    [this](const StopWorkerOn& a) { to_node(a.node, Method::kStopWorker, to_bytes(a.message)); },
-                    [this](const EndJobOn& a) { to_node(a.node, Method::kEndJob, to_bytes(actors::JobRef{a.job})); },
-                    [this](const KillHostedOn& a) { to_node(a.node, Method::kKillHosted, to_bytes(a.message)); },
+                    [this](const StopWorkerOn& a) { links_.call(a.node, Method::kStopWorker, to_bytes(a.message)); },
+                    [this](const EndJobOn& a) { links_.call(a.node, Method::kEndJob, to_bytes(actors::JobRef{a.job})); },
+                    [this](const KillHostedOn& a) { links_.call(a.node, Method::kKillHosted, to_bytes(a.message)); },
                     [this](const Disconnect& a) { disconnect(a); },
                     [this](const EndNodeOn& a) {
                       log_->info("node={} leaves", to_string(a.node));
-                      if (const auto it = nodes_.find(a.node); it != nodes_.end()) it->second->notify(number(Method::kEndNode), {});
+                      links_.notify(a.node, Method::kEndNode);
                     },
                     [this](const FindPortOn& a) { find_port(a); },
                     [this](const NotifyActor& a) {
@@ -59,44 +56,30 @@ void Head::perform(Action action) {
 void Head::start_worker(const StartWorkerOn& start) {
   const WorkerId worker = start.message.worker;
   watchers_.starts_on(start.message.job, start.node, state_.node(start.node));
-  to_node(start.node, Method::kStartWorker, to_bytes(start.message), [this, worker](Result<Message> r) {
+  links_.call(start.node, Method::kStartWorker, to_bytes(start.message), [this, worker](const Result<Message>& r) {
     if (r) return;
-    now();
-    if (r.error().reason() == kNotReached) {
+    if (r.error().reason() == NodeLinks::kNotReached) {
       log_->info("worker={} node not reached: {}", to_string(worker), r.error().message());
-      state_.step(WorkerNotReached{worker, r.error()});
-      return settle();
+      return happened(WorkerNotReached{worker, r.error()});
     }
     const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // a shell's exit codes
     log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
-    state_.step(WorkerNotStarted{worker, code, r.error()});
-    settle();
+    happened(WorkerNotStarted{worker, code, r.error()});
   });
 }
 
 // The connection may have outlived a partition; without its end the node would not learn that it was given up.
 void Head::disconnect(const Disconnect& given_up) {
   watchers_.gone(given_up.node, given_up.cause);
-  const auto it = nodes_.find(given_up.node);
-  if (it == nodes_.end()) return;
-  const std::uint64_t client = it->second->number();
-  nodes_.erase(it);
-  forget(client);
+  if (const auto client = links_.drop(given_up.node)) forget(*client);
 }
 
 void Head::find_port(const FindPortOn& find) {
-  to_node(find.node, Method::kFreePort, {}, [this, job = find.job](Result<Message> r) {
-    now();
-    if (!r && r.error().reason() == kNotReached) {
-      state_.step(PortNotAsked{job});
-    } else if (!r) {
-      state_.step(PortFound{job, fail(r.error())});
-    } else if (const auto m = from_bytes<actors::FreePort>(r->body); m) {
-      state_.step(PortFound{job, m->port});
-    } else {
-      state_.step(PortFound{job, fail(m.error())});
-    }
-    settle();
+  links_.call(find.node, Method::kFreePort, {}, [this, job = find.job](const Result<Message>& r) {
+    if (!r && r.error().reason() == NodeLinks::kNotReached) return happened(PortNotAsked{job});
+    if (!r) return happened(PortFound{job, fail(r.error())});
+    const auto m = from_bytes<actors::FreePort>(r->body);
+    happened(PortFound{job, m ? Result<std::uint16_t>(m->port) : fail(m.error())});
   });
 }
 
@@ -108,28 +91,6 @@ void Head::answer_hosted(const AnswerHosted& answer) {
   } else {
     waiting.mapped().fail(answer.result.error());
   }
-}
-
-void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(Result<Message>)> callback) {
-  const auto it = nodes_.find(node);
-  if (it == nodes_.end()) {
-    if (callback) callback(fail(unavailable("node " + to_string(node) + " is not connected").with_reason(kNotReached)));
-    return;
-  }
-  if (!callback) {
-    callback = [this, node, method](Result<Message> r) {
-      if (!r) log_->warn("node={} method={} failed: {}", to_string(node), number(method), r.error().message());
-    };
-  }
-  it->second->call(number(method), {std::move(bytes), {}, {}},
-                   method == Method::kStartWorker ? options_.start_timeout : options_.call_timeout,
-                   [this, alive = alive_, node, number = it->second->number(), callback = std::move(callback)](Result<Message> r) {
-                     if (!*alive) return;
-                     const auto now = nodes_.find(node);
-                     const bool lost = now == nodes_.end() || now->second->number() != number || !now->second->connected();
-                     if (!r && lost) return callback(fail(Error(r.error()).with_reason(kNotReached)));
-                     callback(std::move(r));
-                   });
 }
 
 }  // namespace shoal::scheduler

@@ -54,7 +54,7 @@ void Head::answer_cluster() {
   });
   methods_.on<Method::kShutdown>([this](Client&, Empty) {
     log_->info("shutdown requested");
-    for (const auto& [node, peer] : nodes_) peer->notify(actors::number(Method::kEndNode), {});
+    links_.notify_all(Method::kEndNode, {});
   });
 }
 
@@ -80,7 +80,7 @@ void Head::answer_jobs() {
     const bool again = state_.group(spec.id) != nullptr;
     SHOAL_OK(state_.step(GroupRequested{spec}));
     watchers_.watch(spec.id, client.number());
-    if (again) outbox_.emplace_back(Action(NotifyGroup{*state_.group(spec.id)}));
+    if (again) commits_.perform(NotifyGroup{*state_.group(spec.id)});
     return {};
   });
   methods_.on<Method::kWatchGroup>([this](Client& client, const actors::GroupRef& ref) -> Result<actors::GroupRow> {
@@ -107,7 +107,7 @@ void Head::answer_actors() {
     for (const auto& a : spec.actors) {
       watchers_.watch(a.id, client.number());
       // Updates so far went to an earlier connection.
-      if (const auto* row = again ? state_.actor(a.id) : nullptr) outbox_.emplace_back(Action(NotifyActor{*row}));
+      if (const auto* row = again ? state_.actor(a.id) : nullptr) commits_.perform(NotifyActor{*row});
     }
     log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(), spec.actors[0].class_name);
     return std::nullopt;
@@ -178,11 +178,8 @@ Result<actors::RegisteredNode> Head::register_node(Client& client, const actors:
   SHOAL_OK(state_.step(NodeJoined{node}));
   // A node has one connection. An older one is closed: its messages are outdated or will be repeated. If the node uses that one, it
   // reconnects.
-  if (const auto old = nodes_.find(node.id); old != nodes_.end() && old->second != client.peer.get()) {
-    forget(nodes_.extract(old).mapped()->number());
-  }
+  if (const auto old = links_.set(node.id, *client.peer)) forget(*old);
   client.node = node.id;
-  nodes_[node.id] = client.peer.get();
   if (client.peer->identity().local) {
     node_watch_.watch(node.id, node.pid);
   } else {
@@ -203,16 +200,14 @@ Result<actors::RegisteredDriver> Head::register_driver(Client& client, const act
   if (options_.watch_process && client.peer->identity().local && job != driver.job) {
     driver_watches_[job] = options_.watch_process(client.peer->identity().pid, [this, job] {
       const auto over = driver_watches_.extract(job);
-      now();
-      state_.step(DriverGone{job});
-      settle();
+      happened(DriverGone{job});
     });
   }
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
   // Prefers a node of the driver's host, as far as the head can see. A driver elsewhere finds its host's node by itself.
   const auto of_its_host = [&](NodeId id) {
-    const auto node = nodes_.find(id);
-    return node != nodes_.end() && node->second->identity().local == client.peer->identity().local;
+    const auto* link = links_.find(id);
+    return link != nullptr && link->identity().local == client.peer->identity().local;
   };
   const auto near = std::find_if(alive.begin(), alive.end(), of_its_host);
   const NodeId node = near != alive.end() ? *near : alive.front();
