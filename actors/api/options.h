@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/cluster.h"
+#include "actors/cluster/specs.h"
 #include "runtime/core/id.h"
 
 namespace shoal {

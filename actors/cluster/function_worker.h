@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "actors/cluster/cluster.h"
+#include "actors/cluster/rows.h"
 
 namespace shoal::actors {
 

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "actors/session/handles.h"
-#include "actors/wire/messages.h"
+#include "actors/wire/method.h"
 
 namespace shoal::actors {
 

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/cluster.h"
+#include "actors/cluster/rows.h"
 #include "actors/session/call_book.h"
 #include "actors/session/references.h"
 #include "actors/session/streams.h"

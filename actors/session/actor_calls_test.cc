@@ -1,13 +1,13 @@
 #include "actors/session/actor_calls.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 
 #include <gtest/gtest.h>
 
 #include "actors/session/actor_host.h"
 #include "actors/session/handles.h"
+#include "actors/wire/method.h"
 #include "runtime/sim/sim_world.h"
 
 namespace shoal::actors {

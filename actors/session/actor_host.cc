@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/method.h"
 
 namespace shoal::actors {
 

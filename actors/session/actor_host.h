@@ -11,7 +11,6 @@
 #include <string>
 #include <utility>
 
-#include "actors/cluster/cluster.h"
 #include "actors/session/call_book.h"
 #include "actors/session/references.h"
 #include "actors/value/call.h"

@@ -1,5 +1,7 @@
 #include "actors/session/call_book.h"
 
+#include "actors/cluster/rows.h"
+
 #include <algorithm>
 #include <array>
 

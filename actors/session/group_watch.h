@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "actors/cluster/cluster.h"
+#include "actors/cluster/rows.h"
 #include "actors/session/actor_calls.h"
 
 namespace shoal::actors {

@@ -1,5 +1,7 @@
 #include "actors/session/host_requests.h"
 
+#include "actors/wire/method.h"
+
 namespace shoal::actors {
 
 runtime::Future<HostedActor> HostRequests::add(runtime::Peer& head, const HostActor& actor, runtime::Duration timeout,

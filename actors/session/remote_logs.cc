@@ -4,7 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/head_messages.h"
+#include "actors/wire/method.h"
 
 namespace shoal::actors {
 

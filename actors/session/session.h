@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/cluster.h"
 #include "actors/cluster/metrics.h"
 #include "actors/session/actor_calls.h"
 #include "actors/session/actor_host.h"
@@ -24,11 +23,12 @@
 #include "actors/session/object_store.h"
 #include "actors/session/remote_logs.h"
 #include "actors/session/task_pool.h"
+#include "actors/wire/head_messages.h"
 #include "actors/wire/inspection.h"
-#include "actors/wire/messages.h"
+#include "actors/wire/method.h"
+#include "actors/wire/node_messages.h"
 #include "actors/wire/packages.h"
 #include "runtime/loop/loop_thread.h"
-#include "runtime/net/hello.h"
 
 namespace shoal::actors {
 

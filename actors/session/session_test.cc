@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "actors/wire/node_messages.h"
 #include "runtime/net/socket_network.h"
 #include "runtime/wire/codec.h"
 

@@ -1,7 +1,9 @@
 // The request to cancel another process's call.
 #pragma once
 
-#include "actors/wire/messages.h"
+#include "actors/cluster/object_key.h"
+#include "actors/wire/from_bytes.h"
+#include "runtime/core/id.h"
 
 namespace shoal::actors {
 

@@ -1,6 +1,6 @@
 @0xb7f2d6a94c1e8035;
 
-# Messages between head, nodes and clients (actors/cluster/cluster.h has the same as plain values).
+# Messages between head, nodes and clients (head_messages.h, node_messages.h and actors/cluster have the same as plain values).
 #
 # Evolution: fields are only added; a reader of version N understands N-1, whose absent fields read as their defaults. Enums are
 # UInt16, which the reader checks.

@@ -2,14 +2,17 @@
 // each counts the rows it omits.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "actors/cluster/metrics.h"
-#include "actors/wire/messages.h"
+#include "actors/wire/from_bytes.h"
 #include "runtime/core/fd.h"
+#include "runtime/core/id.h"
 
 namespace shoal::actors {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/from_bytes.h"
 
 namespace shoal::actors {
 

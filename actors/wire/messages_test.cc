@@ -1,4 +1,4 @@
-#include "actors/wire/messages.h"
+#include "actors/wire/head_messages.h"
 
 #include "actors/wire/cancelling.h"
 #include "actors/wire/inspection.h"

@@ -1,6 +1,6 @@
 // Every method of the control protocol: its request, its reply, and whether it changes the head's state.
 //
-// Method (messages.h) has the numbers. Each method is declared here once. Two methods with one number do not compile: the second
+// Method (method.h) has the numbers. Each method is declared here once. Two methods with one number do not compile: the second
 // declaration repeats the first.
 //
 // method_table.h decodes requests and encodes replies by these declarations.
@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "actors/wire/cancelling.h"
+#include "actors/wire/head_messages.h"
 #include "actors/wire/inspection.h"
 #include "actors/wire/joining.h"
 #include "actors/wire/log_files.h"
-#include "actors/wire/messages.h"
+#include "actors/wire/method.h"
+#include "actors/wire/node_messages.h"
 #include "actors/wire/packages.h"
 #include "actors/wire/task_log.h"
 
@@ -66,7 +68,7 @@ struct Declared;
 
 // To the head.
 SHOAL_METHOD(Method::kRegisterNode, Signature<RegisterNode, RegisteredNode>);  // a node repeats it on each connection
-SHOAL_METHOD(Method::kHeartbeat, Signature<Empty>);  // a notice; with several heads a request
+SHOAL_METHOD(Method::kHeartbeat, Signature<Empty>);                            // a notice; with several heads a request
 SHOAL_METHOD(Method::kWorkerUpdate, Signature<WorkerUpdate>);
 SHOAL_METHOD(Method::kEndDriver, Signature<JobRef>);
 SHOAL_METHOD(Method::kRegisterDriver, ChangingSignature<RegisterDriver, RegisteredDriver>);

@@ -1,4 +1,4 @@
-#include "actors/wire/messages.h"
+#include "actors/wire/node_messages.h"
 
 #include "actors/wire/control.capnp.h"
 #include "actors/wire/object_key.h"

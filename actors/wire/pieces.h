@@ -1,17 +1,19 @@
 // Parts of several messages and of the head's records: rows, launches and resources, to Cap'n Proto and back.
 //
-// For code that defines messages (messages.cc, scheduler/state/tables/records.cc). The readers throw kj::Exception for hostile input, so
-// call them within runtime::read.
+// For code that defines messages (head_messages.cc, node_messages.cc, scheduler/state/tables/records.cc). The readers throw kj::Exception
+// for hostile input, so call them within runtime::read.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "actors/cluster/cluster.h"
+#include "actors/cluster/rows.h"
+#include "actors/cluster/specs.h"
 #include "actors/wire/control.capnp.h"
-#include "actors/wire/messages.h"
+#include "actors/wire/method.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/error_message.h"
 

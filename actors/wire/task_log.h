@@ -1,7 +1,7 @@
 // The output of one call, from a worker that marks it (scheduler/node/task_marks.h).
 #pragma once
 
-#include "actors/wire/messages.h"
+#include "actors/wire/node_messages.h"
 
 namespace shoal::actors {
 

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "actors/session/folder.h"
-#include "actors/wire/messages.h"
+#include "actors/wire/head_messages.h"
+#include "actors/wire/method.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/peer.h"
 #include "runtime/net/socket_network.h"

@@ -6,7 +6,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "actors/cluster/cluster.h"
 #include "runtime/core/result.h"
 #include "scheduler/web/rows.h"
 

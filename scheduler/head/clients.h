@@ -13,14 +13,14 @@
 
 namespace shoal::scheduler {
 
-struct Client {
-  std::unique_ptr<runtime::Peer> peer;
-  NodeId node;  // for clients that are nodes
-  std::uint64_t number() const { return peer->number(); }
-};
-
 class Clients {
  public:
+  struct Client {
+    std::unique_ptr<runtime::Peer> peer;
+    NodeId node;  // for clients that are nodes
+    std::uint64_t number() const { return peer->number(); }
+  };
+
   // Accepts connections for `handler`, and returns the endpoint with its port. The references outlive the clients. Fails with an error that
   // names a taken endpoint.
   Result<runtime::Endpoint> listen(const runtime::Endpoint& endpoint, runtime::Network& network, runtime::Clock& clock,

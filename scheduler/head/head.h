@@ -66,6 +66,7 @@ class Head final : public runtime::PeerHandler {
   const ClusterState& state() const { return state_; }
 
  private:
+  using Client = Clients::Client;
   using Methods = actors::MethodTable<Client>;
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;

@@ -9,7 +9,8 @@
 #include <memory>
 #include <optional>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/method.h"
+#include "runtime/core/id.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 

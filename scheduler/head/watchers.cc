@@ -1,5 +1,8 @@
 #include "scheduler/head/watchers.h"
 
+#include "actors/wire/head_messages.h"
+#include "actors/wire/node_messages.h"
+
 #include <utility>
 
 namespace shoal::scheduler {

@@ -9,7 +9,9 @@
 #include <set>
 #include <string>
 
-#include "actors/wire/messages.h"
+#include "actors/cluster/rows.h"
+#include "actors/wire/method.h"
+#include "runtime/core/bytes.h"
 
 namespace shoal::scheduler {
 

@@ -3,7 +3,7 @@
 
 #include <deque>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/node_messages.h"
 
 namespace shoal::scheduler {
 

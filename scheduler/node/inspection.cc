@@ -1,5 +1,7 @@
 #include "scheduler/node/inspection.h"
 
+#include "actors/wire/method.h"
+
 #include <algorithm>
 #include <filesystem>
 #include <map>

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/node_messages.h"
 #include "runtime/process/process.h"
 
 namespace shoal::scheduler {

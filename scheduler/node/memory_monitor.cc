@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/cluster/cluster.h"
+#include "actors/cluster/rows.h"
 
 namespace shoal::scheduler {
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/node_messages.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "runtime/shm/usage_board.h"

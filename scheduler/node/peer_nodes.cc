@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "actors/wire/head_messages.h"
 #include "scheduler/node/changes.h"
 
 namespace shoal::scheduler {

@@ -11,7 +11,8 @@
 #include <optional>
 #include <string>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/method.h"
+#include "actors/wire/node_messages.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "storage/outbox.h"

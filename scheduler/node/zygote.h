@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/node_messages.h"
 #include "runtime/log/log.h"
 #include "runtime/loop/loop.h"
 #include "runtime/process/process.h"

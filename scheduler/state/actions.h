@@ -4,8 +4,9 @@
 #include <string>
 #include <variant>
 
-#include "actors/cluster/cluster.h"
-#include "actors/wire/messages.h"
+#include "actors/cluster/rows.h"
+#include "actors/wire/head_messages.h"
+#include "actors/wire/node_messages.h"
 
 namespace shoal::scheduler {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/cluster.h"
+#include "actors/cluster/specs.h"
 
 namespace shoal::scheduler {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "actors/cluster/cluster.h"
+#include "actors/cluster/specs.h"
 
 namespace shoal::scheduler::web {
 

@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/head_messages.h"
+#include "actors/wire/method.h"
 #include "runtime/net/peer.h"
 #include "scheduler/node/log_book.h"
 

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/head_messages.h"
 
 namespace shoal::scheduler {
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/head_messages.h"
+#include "actors/wire/method.h"
+#include "actors/wire/node_messages.h"
 #include "tests/simulation/sim_worker.h"
 
 namespace shoal::simulation {

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "actors/cluster/rows.h"
 #include "actors/wire/inspection.h"
 
 namespace shoal::scheduler::cli {

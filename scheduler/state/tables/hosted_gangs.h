@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/head_messages.h"
 #include "runtime/loop/random.h"
 
 namespace shoal::scheduler {

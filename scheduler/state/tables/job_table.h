@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/messages.h"
+#include "actors/wire/head_messages.h"
 #include "scheduler/state/tables/rows.h"
 #include "scheduler/state/tables/table.h"
 

@@ -1,3 +1,4 @@
+#include "actors/wire/head_messages.h"
 #include "actors/wire/pieces.h"
 #include "scheduler/state/tables/records.capnp.h"
 #include "scheduler/state/tables/rows.h"

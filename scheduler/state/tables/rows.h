@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/cluster.h"
-#include "actors/wire/messages.h"
+#include "actors/cluster/rows.h"
+#include "actors/cluster/specs.h"
 #include "runtime/core/bytes.h"
 #include "runtime/loop/clock.h"
 

@@ -1,4 +1,4 @@
-#include "actors/cluster/cluster.h"
+#include "actors/cluster/rows.h"
 
 namespace shoal::actors {
 
@@ -56,20 +56,6 @@ const char* to_string(GroupState state) {
       return "RESCHEDULING";
     case GroupState::kRemoved:
       return "REMOVED";
-  }
-  return "?";
-}
-
-const char* to_string(Strategy strategy) {
-  switch (strategy) {
-    case Strategy::kPack:
-      return "PACK";
-    case Strategy::kSpread:
-      return "SPREAD";
-    case Strategy::kStrictPack:
-      return "STRICT_PACK";
-    case Strategy::kStrictSpread:
-      return "STRICT_SPREAD";
   }
   return "?";
 }

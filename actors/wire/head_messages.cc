@@ -1,4 +1,4 @@
-#include "actors/wire/messages.h"
+#include "actors/wire/head_messages.h"
 
 #include "actors/wire/control.capnp.h"
 #include "actors/wire/pieces.h"
