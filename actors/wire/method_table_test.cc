@@ -91,7 +91,7 @@ TEST_F(MethodTableTest, ARequestIsDecodedAndItsReplyEncoded) {
 
 TEST_F(MethodTableTest, AnUnreadableRequestDoesNotReachItsHandler) {
   table_.on<Method::kStopJob>([](Caller& caller, const StopJob&) { ++caller.num_requests; });
-  EXPECT_EQ(ask(Method::kStopJob, {Bytes::copy_of("x"), {}, {}}).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(ask(Method::kStopJob, {Bytes::copy_of("no words"), {}, {}}).error().code(), Code::kInvalidArgument);
   EXPECT_EQ(server_.caller.num_requests, 0);
 }
 
@@ -134,7 +134,7 @@ TEST_F(MethodTableTest, NoticesHaveHandlersOfTheirOwn) {
   table_.on_notice<Method::kWorkerBlocked>([](Caller& caller, const WorkerBlocked& m) { caller.num_requests += m.blocked ? 1 : 100; });
   EXPECT_TRUE(notify(Method::kWorkerBlocked, {to_bytes(WorkerBlocked{{}, true}), {}, {}}));
   EXPECT_EQ(server_.caller.num_requests, 1);
-  EXPECT_EQ(notify(Method::kWorkerBlocked, {Bytes::copy_of("x"), {}, {}}).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(notify(Method::kWorkerBlocked, {Bytes::copy_of("no words"), {}, {}}).error().code(), Code::kInvalidArgument);
 }
 
 TEST_F(MethodTableTest, TheEffectOfARequestIsDeclared) {
