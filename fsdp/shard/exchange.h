@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/shard/control.h"
-#include "fsdp/shard/reducer.h"
+#include "fsdp/protocol/control.h"
+#include "fsdp/protocol/reducer.h"
 #include "fsdp/shard/sharded_unit.h"
 #include "runtime/transport/communicator.h"
 

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "fsdp/graph/stepper.h"
-#include "fsdp/shard/control.h"
+#include "fsdp/protocol/control.h"
+#include "fsdp/protocol/reducer.h"
+#include "fsdp/protocol/version_gate.h"
 #include "fsdp/shard/exchange.h"
-#include "fsdp/shard/reducer.h"
 #include "fsdp/shard/sharded_unit.h"
-#include "fsdp/shard/version_gate.h"
 
 namespace shoal::fsdp {
 

@@ -1,5 +1,5 @@
 // A hand-written step: the user's computation in Python, run by the engine.
-#include "fsdp/shard/step_runner.h"
+#include "fsdp/runner/step_runner.h"
 
 #include "fsdp/graph/runnable.h"
 #include "python/native/fsdp/fsdp.h"

@@ -23,8 +23,8 @@
 #include "fsdp/graph/progress.h"
 #include "fsdp/graph/step_graph.h"
 #include "fsdp/kernels/adam.h"
+#include "fsdp/runner/step_rows.h"
 #include "fsdp/shard/sharded_model.h"
-#include "fsdp/shard/step_rows.h"
 
 namespace shoal::fsdp {
 

@@ -1,4 +1,4 @@
-#include "fsdp/shard/reducer.h"
+#include "fsdp/protocol/reducer.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "fsdp/shard/step_rows.h"
+#include "fsdp/runner/step_rows.h"
 
 #include <algorithm>
 

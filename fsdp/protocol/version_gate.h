@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "fsdp/shard/control.h"
+#include "fsdp/protocol/control.h"
 
 namespace shoal::fsdp {
 

@@ -1,4 +1,4 @@
-#include "fsdp/shard/state_file.h"
+#include "fsdp/runner/state_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

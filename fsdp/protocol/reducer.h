@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "fsdp/layout/layout.h"
-#include "fsdp/shard/control.h"
+#include "fsdp/protocol/control.h"
 #include "runtime/core/result.h"
 
 namespace shoal::fsdp {

@@ -10,8 +10,8 @@
 
 #include "fsdp/graph/step_graph.h"
 #include "fsdp/kernels/adam.h"
+#include "fsdp/runner/state_file.h"
 #include "fsdp/shard/sharded_model.h"
-#include "fsdp/shard/state_file.h"
 
 namespace shoal::fsdp {
 

@@ -1,4 +1,4 @@
-#include "fsdp/shard/version_gate.h"
+#include "fsdp/protocol/version_gate.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "fsdp/shard/step_runner.h"
+#include "fsdp/runner/step_runner.h"
 
 #include <cmath>
 #include <map>
