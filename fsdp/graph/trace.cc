@@ -17,7 +17,6 @@ struct Segment {
   double duration = 0;
   bool keep = true;
   std::int32_t part = 0;
-  std::int32_t node = -1;
 };
 
 std::int32_t must(Result<std::int32_t> id) {
@@ -25,6 +24,7 @@ std::int32_t must(Result<std::int32_t> id) {
   return *id;
 }
 
+// The segments that get a node, in order: the compute lane.
 std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double min_part) {
   std::vector<Segment> out;
   std::vector<std::pair<std::int32_t, bool>> stack;  // units with an open forward or backward
@@ -50,7 +50,7 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
     }
     if (!stack.empty()) {
       const double until = index + 1 < times.size() ? times[index + 1] : times[index];
-      out.push_back({index, stack.back().first, stack.back().second, std::max(0.0, until - times[index] - inside[index]), true, 0, -1});
+      out.push_back({index, stack.back().first, stack.back().second, std::max(0.0, until - times[index] - inside[index]), true, 0});
     }
     ++index;
   }
@@ -65,6 +65,137 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
       if (out[i].keep) out[i].part = part++;
     }
   }
+  std::erase_if(out, [](const Segment& s) { return !s.keep; });
+  return out;
+}
+
+// A communication node, or an update in backward, with its boundary. An unshard ran before the boundary that it serves.
+struct Communication {
+  TraceEvent event;
+  std::size_t boundary = 0;
+  double duration() const { return event.span.end - event.span.start; }
+};
+
+// The communication and the updates of a traced step.
+struct Others {
+  std::vector<Communication> communications;
+  std::vector<TraceEvent> updates;  // after backward
+};
+
+Others others_of(const std::vector<TraceEvent>& trace) {
+  Others out;
+  std::size_t passed = 0;
+  for (const auto& e : trace) {
+    if (e.boundary) {
+      ++passed;
+    } else if ((e.op == Op::kOptimizerUpdate && e.unit < 0) || e.op == Op::kClipNorm || e.op == Op::kCommit) {
+      out.updates.push_back(e);
+    } else {
+      out.communications.push_back({e, e.op == Op::kUnshard ? passed : passed == 0 ? 0 : passed - 1});
+    }
+  }
+  return out;
+}
+
+// The unshards by segment. One stands before the first segment of its unit at or after its boundary, until a pass moves it.
+std::vector<std::vector<Communication>> unshards_of(const std::vector<Segment>& segments,
+                                                    const std::vector<Communication>& communications) {
+  std::vector<std::vector<Communication>> out(segments.size());
+  for (const auto& c : communications) {
+    if (c.event.op != Op::kUnshard) continue;
+    const auto serves = [&](const Segment& s) { return s.boundary >= c.boundary && s.unit == c.event.unit; };
+    const auto first = std::find_if(segments.begin(), segments.end(), serves);
+    if (first != segments.end()) out[static_cast<std::size_t>(first - segments.begin())].push_back(c);
+  }
+  return out;
+}
+
+// The graph of a traced step, built in the order of its compute. A node depends on the latest node that made its data.
+class TracedStep {
+ public:
+  explicit TracedStep(const std::vector<std::string>& units) : graph(units) {}
+
+  void unshard(const Communication& c, std::size_t boundary) {
+    std::vector<Edge> after;
+    depend(after, resharded_, {c.event.unit, false});
+    unsharded_[{c.event.unit, c.event.backward}] =
+        add({Op::kUnshard, c.event.unit, c.event.backward}, std::move(after), c.duration(), boundary);
+  }
+  void compute(const Segment& s) {
+    std::vector<Edge> after;
+    depend(after, unsharded_, {s.unit, s.backward});
+    if (previous_ >= 0) after.push_back({previous_, EdgeKind::kData});
+    previous_ = add({s.backward ? Op::kBackward : Op::kForward, s.unit, s.backward, s.part}, std::move(after), s.duration, s.boundary);
+    computed_[{s.unit, s.backward}] = previous_;
+  }
+  // A reshard, a reduction, or an update in backward.
+  void communicate(const Communication& c) {
+    const auto& event = c.event;
+    std::vector<Edge> after;
+    if (event.op == Op::kOptimizerUpdate) {
+      if (const auto it = reduced_.find(event.unit); it != reduced_.end()) after.push_back({it->second, EdgeKind::kData});
+    } else {
+      depend(after, computed_, {event.unit, event.backward});
+    }
+    const auto id = add({event.op, event.unit, event.backward}, std::move(after), c.duration(), c.boundary);
+    if (event.op == Op::kReshard) resharded_[{event.unit, event.backward}] = id;
+    if (event.op == Op::kReduceScatter) reduced_[event.unit] = id;
+  }
+  void update(const TraceEvent& event) {
+    std::vector<Edge> after;
+    for (const auto& [unit, node] : reduced_) {
+      if (event.unit < 0 || event.unit == unit) after.push_back({node, EdgeKind::kData});
+    }
+    if (previous_ >= 0) after.push_back({previous_, EdgeKind::kOrder});
+    previous_ = add({event.op, event.unit}, std::move(after), event.span.end - event.span.start, 0);
+  }
+
+  StepGraph graph;
+  // By node of `graph`.
+  std::vector<double> durations;
+  std::vector<std::size_t> boundaries;  // for a compute node, the boundary before it
+
+ private:
+  struct What {
+    Op op;
+    std::int32_t unit;
+    bool backward = false;
+    std::int32_t part = 0;
+  };
+  using Nodes = std::map<std::pair<std::int32_t, bool>, std::int32_t>;  // by unit and pass
+
+  std::int32_t add(What what, std::vector<Edge> after, double duration, std::size_t boundary) {
+    durations.push_back(duration);
+    boundaries.push_back(boundary);
+    return must(graph.add(what.op, what.unit, std::move(after), what.part, what.backward));
+  }
+  static void depend(std::vector<Edge>& after, const Nodes& nodes, std::pair<std::int32_t, bool> on) {
+    if (const auto it = nodes.find(on); it != nodes.end()) after.push_back({it->second, EdgeKind::kData});
+  }
+
+  Nodes unsharded_, computed_, resharded_;
+  std::map<std::int32_t, std::int32_t> reduced_;  // by unit
+  std::int32_t previous_ = -1;                    // the latest compute node or update
+};
+
+TracedStep traced_step(const std::vector<std::string>& units, const std::vector<TraceEvent>& trace, double min_part) {
+  const auto segments = segments_of(trace, min_part);
+  const auto others = others_of(trace);
+  const auto unshards = unshards_of(segments, others.communications);
+  TracedStep out(units);
+  auto next = others.communications.begin();
+  const auto communicate_until = [&](std::size_t boundary) {
+    for (; next != others.communications.end() && next->boundary <= boundary; ++next) {
+      if (next->event.op != Op::kUnshard) out.communicate(*next);
+    }
+  };
+  for (std::size_t k = 0; k < segments.size(); ++k) {
+    communicate_until(segments[k].boundary);
+    for (const auto& c : unshards[k]) out.unshard(c, segments[k].boundary);
+    out.compute(segments[k]);
+  }
+  communicate_until(trace.size());
+  for (const auto& e : others.updates) out.update(e);
   return out;
 }
 
@@ -94,108 +225,15 @@ std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, con
 
 Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<TraceEvent>& trace, const PlanOptions& options) {
   Plan plan(units);
-  auto segments = segments_of(trace, options.min_part);
   for (const auto& e : trace) {
     if (e.boundary) plan.boundaries_.push_back(*e.boundary);
   }
   plan.at_.resize(plan.boundaries_.size());
   plan.compute_after_.assign(plan.boundaries_.size(), -1);
-
-  // Communication nodes and updates in backward, with their boundary. An unshard ran before the boundary that it serves.
-  struct Communication {
-    TraceEvent event;
-    std::size_t boundary;
-  };
-  std::vector<Communication> communications;
-  std::vector<TraceEvent> updates;
-  std::size_t passed = 0;
-  for (const auto& e : trace) {
-    if (e.boundary) {
-      ++passed;
-    } else if ((e.op == Op::kOptimizerUpdate && e.unit < 0) || e.op == Op::kClipNorm || e.op == Op::kCommit) {
-      updates.push_back(e);
-    } else {
-      communications.push_back({e, e.op == Op::kUnshard ? passed : passed == 0 ? 0 : passed - 1});
-    }
-  }
-
-  // The kept segments in order: the compute lane.
-  std::vector<std::size_t> kept;
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    if (segments[i].keep) kept.push_back(i);
-  }
-  // An unshard stands before the first kept segment of its unit at or after its boundary, until a pass moves it.
-  std::multimap<std::size_t, std::size_t> unshards;  // kept segment to communication
-  for (std::size_t c = 0; c < communications.size(); ++c) {
-    const auto& [event, boundary] = communications[c];
-    if (event.op != Op::kUnshard) continue;
-    for (std::size_t k = 0; k < kept.size(); ++k) {
-      const auto& s = segments[kept[k]];
-      if (s.boundary < boundary || s.unit != event.unit) continue;
-      unshards.emplace(k, c);
-      break;
-    }
-  }
-
-  StepGraph traced(units);
-  std::vector<double> durations;        // by node of `traced`
-  std::vector<std::size_t> boundaries;  // by node of `traced`; for a compute node, the boundary before it
-  std::map<std::pair<std::int32_t, bool>, std::int32_t> last_compute, unsharded, resharded;  // by unit and pass
-  std::map<std::int32_t, std::int32_t> reduced;
-  std::int32_t previous = -1;
-  const auto add = [&](Op op, std::int32_t unit, std::vector<Edge> after, double duration, std::size_t boundary, std::int32_t part = 0,
-                       bool backward = false) {
-    const auto id = must(traced.add(op, unit, std::move(after), part, backward));
-    durations.push_back(duration);
-    boundaries.push_back(boundary);
-    return id;
-  };
-  std::size_t next_communication = 0;
-  const auto add_other_communications = [&](std::size_t up_to_boundary) {
-    for (; next_communication < communications.size() && communications[next_communication].boundary < up_to_boundary;
-         ++next_communication) {
-      const auto& [event, boundary] = communications[next_communication];
-      if (event.op == Op::kUnshard) continue;
-      std::vector<Edge> after;
-      if (const auto it = last_compute.find({event.unit, event.backward}); it != last_compute.end() && event.op != Op::kOptimizerUpdate)
-        after.push_back({it->second, EdgeKind::kData});
-      if (const auto it = reduced.find(event.unit); it != reduced.end() && event.op == Op::kOptimizerUpdate)
-        after.push_back({it->second, EdgeKind::kData});
-      const auto id = add(event.op, event.unit, std::move(after), event.span.end - event.span.start, boundary, 0, event.backward);
-      if (event.op == Op::kReshard) resharded[{event.unit, event.backward}] = id;
-      if (event.op == Op::kReduceScatter) reduced[event.unit] = id;
-    }
-  };
-  for (std::size_t k = 0; k < kept.size(); ++k) {
-    Segment& s = segments[kept[k]];
-    add_other_communications(s.boundary + 1);
-    for (auto [it, end] = unshards.equal_range(k); it != end; ++it) {
-      const auto& event = communications[it->second].event;
-      std::vector<Edge> after;
-      if (const auto before = resharded.find({event.unit, false}); before != resharded.end())
-        after.push_back({before->second, EdgeKind::kData});
-      unsharded[{event.unit, event.backward}] =
-          add(Op::kUnshard, event.unit, std::move(after), event.span.end - event.span.start, s.boundary, 0, event.backward);
-    }
-    std::vector<Edge> after;
-    if (const auto it = unsharded.find({s.unit, s.backward}); it != unsharded.end()) after.push_back({it->second, EdgeKind::kData});
-    if (previous >= 0) after.push_back({previous, EdgeKind::kData});
-    s.node = add(s.backward ? Op::kBackward : Op::kForward, s.unit, std::move(after), s.duration, s.boundary, s.part, s.backward);
-    last_compute[{s.unit, s.backward}] = s.node;
-    previous = s.node;
-  }
-  add_other_communications(plan.boundaries_.size() + 1);
-  for (const auto& e : updates) {
-    std::vector<Edge> after;
-    for (const auto& [unit, node] : reduced) {
-      if (e.unit < 0 || e.unit == unit) after.push_back({node, EdgeKind::kData});
-    }
-    if (previous >= 0) after.push_back({previous, EdgeKind::kOrder});
-    previous = add(e.op, e.unit, std::move(after), e.span.end - e.span.start, 0);
-  }
-  auto rewritten = prefetch(traced, options.prefetch);
+  const auto traced = traced_step(units, trace, options.min_part);
+  auto rewritten = prefetch(traced.graph, options.prefetch);
   SHOAL_CHECK(rewritten.has_value(), "a traced step cannot be planned");
-  plan.take(std::move(*rewritten), durations, boundaries);
+  plan.take(std::move(*rewritten), traced.durations, traced.boundaries);
   return plan;
 }
 
