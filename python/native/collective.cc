@@ -91,7 +91,13 @@ void PyCommunicator::close() {
   if (memory_) memory_->close();
 }
 
-void bind_collective(nb::module_& m) {
+namespace {
+
+using C = PyCommunicator;
+using CommunicatorClass = nb::class_<C>;
+using Sizes = std::vector<std::size_t>;
+
+void bind_work(nb::module_& m) {
   nb::class_<Work>(m, "Work", "An operation under way.")
       .def(
           "done",
@@ -106,7 +112,9 @@ void bind_collective(nb::module_& m) {
           },
           "Whether wait() would return at once.")
       .def("wait", [](Work& w) { without_gil([&] { return w.wait(); }); }, "Until it is done; raises how it failed.");
+}
 
+void bind_window(nb::module_& m) {
   nb::class_<Window>(m, "Window", "Memory of every rank that all may read.")
       .def_prop_ro(
           "own",
@@ -119,25 +127,26 @@ void bind_collective(nb::module_& m) {
           },
           "This rank's part, as a torch tensor of uint8.")
       .def("bytes", &Window::bytes, nb::arg("rank"), "Of a rank's part.");
+}
 
-  using C = PyCommunicator;
-  using Sizes = std::vector<std::size_t>;
-  nb::class_<C>(m, "Communicator",
-                "Messages among the ranks of a group. Sizes and counts are bytes; a call is (label, step, timeout, background).")
-      .def_static("make", &C::make, nb::arg("session"), nb::kw_only(), nb::arg("name"), nb::arg("rank"), nb::arg("world_size"),
-                  nb::arg("shares_memory"), nb::arg("backend"), nb::arg("open_backend"), nb::arg("timeout"), nb::arg("warn_after"),
-                  nb::arg("spins"), "Of shared memory if all ranks share the node's, else of this backend, opened on every rank.")
+void bind_group(CommunicatorClass& c) {
+  c.def_static("make", &C::make, nb::arg("session"), nb::kw_only(), nb::arg("name"), nb::arg("rank"), nb::arg("world_size"),
+               nb::arg("shares_memory"), nb::arg("backend"), nb::arg("open_backend"), nb::arg("timeout"), nb::arg("warn_after"),
+               nb::arg("spins"), "Of shared memory if all ranks share the node's, else of this backend, opened on every rank.")
       .def_prop_ro("rank", [](const C& c) { return c.get().rank(); })
       .def_prop_ro("world_size", [](const C& c) { return c.get().world_size(); })
       .def_prop_ro("generation", [](const C& c) { return c.get().generation(); })
-      .def_prop_ro("transport", [](const C& c) { return std::string(c.get().transport()); })
-      .def(
-          "all_gather",
-          [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& counts, const std::string& dtype, const PyCall& call) {
-            const auto type = dtype_of(dtype);
-            return submit([&] { return c.get().all_gather(input_of(input), output_of(output), counts, type, call_of(call)); });
-          },
-          nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("call"))
+      .def_prop_ro("transport", [](const C& c) { return std::string(c.get().transport()); });
+}
+
+void bind_collectives(CommunicatorClass& c) {
+  c.def(
+       "all_gather",
+       [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& counts, const std::string& dtype, const PyCall& call) {
+         const auto type = dtype_of(dtype);
+         return submit([&] { return c.get().all_gather(input_of(input), output_of(output), counts, type, call_of(call)); });
+       },
+       nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("call"))
       .def(
           "reduce_scatter",
           [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& counts, const std::string& dtype, const std::string& op,
@@ -170,15 +179,17 @@ void bind_collective(nb::module_& m) {
             return submit([&] { return c.get().all_to_all(input_of(input), output_of(output), sends, receives, type, call_of(call)); });
           },
           nb::arg("input"), nb::arg("output"), nb::arg("sends"), nb::arg("receives"), nb::arg("dtype"), nb::arg("call"))
-      .def(
-          "barrier", [](C& c, const PyCall& call) { return submit([&] { return c.get().barrier(call_of(call)); }); }, nb::arg("call"))
-      .def(
-          "send",
-          [](C& c, const PyMemory& data, int to, const std::string& dtype, std::uint32_t tag, const PyCall& call) {
-            const auto type = dtype_of(dtype);
-            return submit([&] { return c.get().send(input_of(data), to, type, tag, call_of(call)); });
-          },
-          nb::arg("data"), nb::arg("to"), nb::arg("dtype"), nb::arg("tag"), nb::arg("call"))
+      .def("barrier", [](C& c, const PyCall& call) { return submit([&] { return c.get().barrier(call_of(call)); }); }, nb::arg("call"));
+}
+
+void bind_messages(CommunicatorClass& c) {
+  c.def(
+       "send",
+       [](C& c, const PyMemory& data, int to, const std::string& dtype, std::uint32_t tag, const PyCall& call) {
+         const auto type = dtype_of(dtype);
+         return submit([&] { return c.get().send(input_of(data), to, type, tag, call_of(call)); });
+       },
+       nb::arg("data"), nb::arg("to"), nb::arg("dtype"), nb::arg("tag"), nb::arg("call"))
       .def(
           "receive",
           [](C& c, const PyMemory& data, int from, const std::string& dtype, std::uint32_t tag, const PyCall& call) {
@@ -195,9 +206,12 @@ void bind_collective(nb::module_& m) {
           [](C& c, Window& window, int from, std::size_t offset, const PyMemory& out) {
             without_gil([&] { return c.get().read(window, from, offset, output_of(out)); });
           },
-          nb::arg("window"), nb::arg("source"), nb::arg("offset"), nb::arg("out"))
-      .def(
-          "abort", [](C& c, const std::string& cause) { c.get().abort(cancelled(cause).with_reason("Aborted")); }, nb::arg("cause"))
+          nb::arg("window"), nb::arg("source"), nb::arg("offset"), nb::arg("out"));
+}
+
+void bind_end(CommunicatorClass& c) {
+  c.def(
+       "abort", [](C& c, const std::string& cause) { c.get().abort(cancelled(cause).with_reason("Aborted")); }, nb::arg("cause"))
       .def(
           "failed",
           [](const C& c) -> nb::object {
@@ -209,6 +223,19 @@ void bind_collective(nb::module_& m) {
       .def("reform", &C::reform)
       .def("leave", [](C& c) { c.get().leave(); })
       .def("close", &C::close);
+}
+
+}  // namespace
+
+void bind_collective(nb::module_& m) {
+  bind_work(m);
+  bind_window(m);
+  CommunicatorClass communicator(
+      m, "Communicator", "Messages among the ranks of a group. Sizes and counts are bytes; a call is (label, step, timeout, background).");
+  bind_group(communicator);
+  bind_collectives(communicator);
+  bind_messages(communicator);
+  bind_end(communicator);
 }
 
 }  // namespace shoal::python
