@@ -28,6 +28,13 @@ void VersionGate::open() {
   phase_ = Phase::kWriting;
 }
 
+bool VersionGate::others_left() const {
+  for (int r = 0; phase_ == Phase::kReading && r < world_size_; ++r) {
+    if (control_.rank(r).done.load(std::memory_order_acquire) >= version_) return true;
+  }
+  return false;
+}
+
 std::uint64_t VersionGate::slowest(Word word) const {
   std::uint64_t out = ~std::uint64_t{0};
   for (int r = 0; r < world_size_; ++r) out = std::min(out, (control_.rank(r).*word).load(std::memory_order_acquire));

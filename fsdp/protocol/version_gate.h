@@ -40,6 +40,9 @@ class VersionGate {
   bool writable() const { return slowest(&Control::RankWords::done) >= version_; }
   void open();
 
+  // True when another rank has left the version that this rank reads.
+  bool others_left() const;
+
   // The first rank that is behind, to name in waits; -1 when none is.
   int missing_to_read() const { return behind(&Control::RankWords::entered); }
   int missing_to_write() const { return behind(&Control::RankWords::done); }

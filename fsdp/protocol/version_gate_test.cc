@@ -50,6 +50,20 @@ TEST_F(GateTest, NoRankWritesUntilEveryRankIsDone) {
   EXPECT_EQ(gates_[0].phase(), Phase::kWriting);
 }
 
+TEST_F(GateTest, AReaderSeesThatAnotherRankHasLeftItsVersion) {
+  make(2);
+  for (auto& g : gates_) g.enter();
+  EXPECT_FALSE(gates_[0].others_left());
+  gates_[1].leave();
+  EXPECT_TRUE(gates_[0].others_left());
+  EXPECT_FALSE(gates_[1].others_left());  // it reads no version
+  gates_[0].leave();
+  gates_[0].open();
+  EXPECT_FALSE(gates_[0].others_left());
+  gates_[0].enter();
+  EXPECT_FALSE(gates_[0].others_left());  // the next version has no leaver yet
+}
+
 TEST_F(GateTest, EnteringAgainWithoutAWindowIsTheSameVersion) {
   make(2);
   for (auto& g : gates_) g.enter();

@@ -16,7 +16,7 @@ std::size_t own_numel(const ShardedUnit& unit, std::size_t parameter) {
   return unit.own_bytes(parameter) / dtype_bytes(unit.layout().placed()[parameter].parameter.dtype);
 }
 
-Result<void> check_dtypes(const ShardedModel::Units& units, const StepGraph& graph) {
+Result<void> check_dtypes(const Units& units, const StepGraph& graph) {
   for (const auto& n : graph.nodes()) {
     if (n.op != Op::kOptimizerUpdate && n.op != Op::kClipNorm) continue;
     for (std::size_t u = 0; u < units.size(); ++u) {
@@ -62,7 +62,7 @@ RowsPlan plan_rows(const StepGraph& graph, const std::vector<std::size_t>& own_n
   return out;
 }
 
-Result<StepRows> StepRows::make(const ShardedModel::Units& units, const StepGraph& graph, const std::string& offload_folder) {
+Result<StepRows> StepRows::make(const Units& units, const StepGraph& graph, const std::string& offload_folder) {
   SHOAL_OK(check_dtypes(units, graph));
   StepRows out(units);
   std::vector<std::size_t> numel(units.size());

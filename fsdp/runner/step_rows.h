@@ -19,7 +19,7 @@ class StepRows {
  public:
   // `graph` is runnable and has these units. Unimplemented when it updates or clips other dtypes than fp32. InvalidArgument when it
   // offloads without a folder. Other errors: as StateFile::make.
-  static Result<StepRows> make(const ShardedModel::Units& units, const StepGraph& graph, const std::string& offload_folder);
+  static Result<StepRows> make(const Units& units, const StepGraph& graph, const std::string& offload_folder);
 
   void begin_step();
   // The destination of each parameter's sum for a reduction of this unit, and whether it is added.
@@ -55,9 +55,9 @@ class StepRows {
     std::size_t file_offset = 0;
   };
 
-  explicit StepRows(ShardedModel::Units units) : sharded_(std::move(units)) {}
+  explicit StepRows(Units units) : sharded_(std::move(units)) {}
 
-  ShardedModel::Units sharded_;
+  Units sharded_;
   std::vector<Unit> units_;
   std::vector<std::byte> block_;
   std::size_t moments_bytes_ = 0;

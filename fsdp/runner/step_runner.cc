@@ -50,7 +50,7 @@ Result<void> StepRunner::run(StepProgram& program) {
     lost_ = std::move(done).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_));
     // The board already names a dead peer as the cause. Otherwise mark_gone() comes before reset(), so that other ranks see this error, not
     // a step that was started over.
-    if (lost_->reason() != "ActorDied") model_->mark_gone(fmt::format("its step {} failed: {}", steps_, lost_->message()));
+    if (lost_->reason() != "ActorDied") model_->peers().mark_gone(fmt::format("its step {} failed: {}", steps_, lost_->message()));
     model_->reset();
     return fail(*lost_);
   }
@@ -69,7 +69,7 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
   gradients_.clear();
   released_.clear();
   SHOAL_OK(model_->enter(commits_));
-  model_->interrupt_by([this] { return stopping_.load(); });
+  model_->peers().interrupt_by([this] { return stopping_.load(); });
   {
     const runtime::SideThread communication([this] { run_lane(Lane::kCommunication, [this](const Node& n) { return communicate(n); }); });
     std::optional<runtime::SideThread> host_copy;
@@ -81,7 +81,7 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
     while (!failure_ && !finished()) wait_for_other_lane(lock, Lane::kCompute);
     stopping_ = failure_.has_value();
   }
-  model_->interrupt_by({});
+  model_->peers().interrupt_by({});
   report_released(program);
   if (failure_) return fail(*std::move(failure_));
   model_->end_step();
@@ -150,13 +150,13 @@ Result<void> StepRunner::compute(const Node& node, StepProgram& program) {
   const auto unit = static_cast<std::size_t>(node.unit);
   switch (node.op) {
     case Op::kForward:
-      if (node.unit >= 0) model_->at(Doing::kForward, unit);
+      if (node.unit >= 0) model_->peers().at(Doing::kForward, unit);
       return program.forward(node, input_of(graph_, node), !has(graph_, Op::kRecompute, node.unit, node.micro));
     case Op::kRecompute:
-      model_->at(Doing::kBackward, unit);
+      model_->peers().at(Doing::kBackward, unit);
       return program.recompute(node, input_of(graph_, node));
     case Op::kBackward: {
-      model_->at(Doing::kBackward, unit);
+      model_->peers().at(Doing::kBackward, unit);
       const bool reduced = has(graph_, Op::kReduceScatter, node.unit, node.micro);
       SHOAL_TRY(auto gradients, program.backward(node, input_of(graph_, node), reduced));
       if (!reduced) return {};
@@ -167,7 +167,7 @@ Result<void> StepRunner::compute(const Node& node, StepProgram& program) {
       return {};
     }
     case Op::kOptimizerUpdate:
-      model_->at(Doing::kOptimizer, unit);
+      model_->peers().at(Doing::kOptimizer, unit);
       rows_.update(unit, options_.optimizer);
       return {};
     default:
@@ -213,14 +213,14 @@ Result<void> StepRunner::reduce_scatter(const Node& node) {
     const std::lock_guard lock(mutex_);
     released_.emplace_back(index, node.micro);
   }
-  SHOAL_OK(model_->await_reductions());
-  for (const auto& reduced : model_->take_reduced()) rows_.reduced(reduced);
+  SHOAL_OK(model_->reductions().wait());
+  for (const auto& reduced : model_->reductions().take()) rows_.reduced(reduced);
   return {};
 }
 
 // Same formula as torch.nn.utils.clip_grad_norm_.
 Result<void> StepRunner::clip(double max_norm) {
-  SHOAL_TRY(const double squares, model_->sum_over_ranks(rows_.squares()));
+  SHOAL_TRY(const double squares, model_->reductions().sum_over_ranks(rows_.squares()));
   norm_ = std::sqrt(squares);
   if (const auto factor = static_cast<float>(max_norm / (norm_ + 1e-6)); factor < 1) rows_.scale(factor);
   return {};

@@ -89,14 +89,14 @@ class StepRunnerTest : public testing::Test {
                           runtime::make_memory("b", layout.arena_bytes(world)).value()};
     std::optional<Fd> control, slots;
     for (int r = 0; r < world; ++r) {
-      ShardedModel::Units units;
+      Units units;
       for (int u = 0; u < 2; ++u) units.push_back(ShardedUnit::make(u == 0 ? "a" : "b", layout, arenas[u], r, world, {}).value());
       const std::size_t control_bytes = ShardedModel::control_bytes(world), slot_bytes = ShardedModel::slot_bytes(units, world, 2);
       if (!control) control = runtime::make_memory("control", control_bytes).value();
       if (!slots) slots = runtime::make_memory("slots", slot_bytes).value();
       ShardedModel::Options options;
-      options.spins = 0;
-      options.timeout = 60s;
+      options.waits.spins = 0;
+      options.waits.timeout = 60s;
       models_.push_back(std::make_shared<ShardedModel>(
           r, world, std::move(units), runtime::map(*control, control_bytes, runtime::Access::kReadWrite).value(),
           runtime::map(*slots, slot_bytes, runtime::Access::kReadWrite).value(), clock_, std::move(options)));

@@ -49,8 +49,8 @@ class ExchangeTest : public testing::TestWithParam<std::tuple<int, int>> {
       return shares ? shared(name, bytes) : runtime::make_memory(name, bytes).value();
     };
     ShardedModel::Options options;
-    options.spins = 0;
-    options.timeout = 20s;
+    options.waits.spins = 0;
+    options.waits.timeout = 20s;
     if (!shares) {
       runtime::CommunicatorRequest request;
       request.rank = rank;
@@ -63,7 +63,7 @@ class ExchangeTest : public testing::TestWithParam<std::tuple<int, int>> {
       };
       options.communicator = runtime::make_communicator(std::move(request), clock_).value();
     }
-    ShardedModel::Units units;
+    Units units;
     for (std::size_t u = 0; u < layouts.size(); ++u) {
       const auto name = "unit" + std::to_string(u);
       units.push_back(ShardedUnit::make(name, layouts[u], memory(name, layouts[u].arena_bytes(grid)), rank, grid, {}).value());
@@ -98,7 +98,7 @@ class ExchangeTest : public testing::TestWithParam<std::tuple<int, int>> {
       std::vector<std::vector<std::vector<float>>> grads(model.units().size());
       for (std::size_t u = model.units().size(); u-- > 0;) {
         const auto& unit = *model.units()[u];
-        SHOAL_OK(model.backward_begin(u, model.version()));
+        SHOAL_OK(model.backward_begin(u, model.leases().version()));
         std::vector<std::vector<float>> whole;
         std::vector<Reducer::Gradient> gradients;
         for (const auto& p : unit.layout().placed()) {
@@ -115,7 +115,7 @@ class ExchangeTest : public testing::TestWithParam<std::tuple<int, int>> {
         SHOAL_OK(model.backward_end(u, gradients, {1.0 / grid.world_size, true}, true));
       }
       SHOAL_OK(model.finish_backward(true));
-      for (const auto& reduced : model.take_reduced()) {
+      for (const auto& reduced : model.reductions().take()) {
         ended.present.push_back(reduced.present);
         const auto& unit = *model.units()[reduced.unit];
         for (std::size_t i = 0; i < reduced.present.size(); ++i) {

@@ -53,7 +53,7 @@ void ShardActor::leave() {
     kept_.clear();
   }
   for (const auto& model : models) {
-    if (model) model->leave();
+    if (model) model->peers().leave();
   }
   if (options_.model.communicator) options_.model.communicator->leave();
   for (const auto& key : arenas_) session_->drop_arena(key);
@@ -120,7 +120,7 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
   return unit;
 }
 
-Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units units, int slots) {
+Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int slots) {
   if (const auto dead = killed()) return fail(*dead);
   if (slots < 1 || slots > Control::kMaxSlots) {
     return fail(
@@ -137,7 +137,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units
   auto options = options_.model;
   options.slots = slots;
   // Ranks that outnumber the cores must not spin.
-  if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.spins = 0;
+  if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.waits.spins = 0;
   auto made = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),
                                              session_->clock(), std::move(options));
   std::shared_ptr<ShardedModel> model(made.release(), [actor = weak_from_this(), key](ShardedModel* gone) {
@@ -147,7 +147,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units
   {
     const std::lock_guard lock(mutex_);
     models_.push_back(model);
-    if (killed_) model->mark_gone(killed_->message());
+    if (killed_) model->peers().mark_gone(killed_->message());
   }
   report_attributes();
   return model;
@@ -186,7 +186,7 @@ void ShardActor::on_kill(const Error& cause) {
   for (const auto& weak : models_) {
     auto model = weak.lock();
     if (!model) continue;
-    model->mark_gone(fmt::format("ShardActor rank {} ended: {}", options_.rank, cause.message()));
+    model->peers().mark_gone(fmt::format("ShardActor rank {} ended: {}", options_.rank, cause.message()));
     kept_.push_back(std::move(model));
   }
 }

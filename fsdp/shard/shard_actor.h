@@ -40,7 +40,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options);
   // A model of these units; waits until the gang is placed. The n-th models of all ranks are one model. Its memory is freed like a unit's.
   // `slots`: as in ShardedModel::Options.
-  Result<std::shared_ptr<ShardedModel>> make_model(ShardedModel::Units units, int slots);
+  Result<std::shared_ptr<ShardedModel>> make_model(Units units, int slots);
 
   // Leaves its models, frees its arenas and stops using the session. Units and models keep working on their mapped memory.
   void leave();

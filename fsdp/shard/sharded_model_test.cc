@@ -18,14 +18,14 @@ class ShardedModelTest : public testing::Test {
                           runtime::make_memory("b", layout.arena_bytes(world)).value()};
     std::optional<Fd> control, slots;
     for (int r = 0; r < world; ++r) {
-      ShardedModel::Units units;
+      Units units;
       for (int u = 0; u < 2; ++u) units.push_back(ShardedUnit::make(u == 0 ? "a" : "b", layout, arenas[u], r, world, {}).value());
       const std::size_t control_bytes = ShardedModel::control_bytes(world), slot_bytes = ShardedModel::slot_bytes(units, world, 2);
       if (!control) control = runtime::make_memory("control", control_bytes).value();
       if (!slots) slots = runtime::make_memory("slots", slot_bytes).value();
       ShardedModel::Options options;
-      options.spins = 0;
-      options.interrupted = [] { return true; };
+      options.waits.spins = 0;
+      options.waits.interrupted = [] { return true; };
       models_.push_back(std::make_unique<ShardedModel>(
           r, world, std::move(units), runtime::map(*control, control_bytes, runtime::Access::kReadWrite).value(),
           runtime::map(*slots, slot_bytes, runtime::Access::kReadWrite).value(), clock_, std::move(options)));
@@ -46,15 +46,15 @@ TEST_F(ShardedModelTest, AfterAWaitAtADoorThatFailedTheWindowOpensBeforeTheNextV
   auto& first = *models_[0];
   auto& second = *models_[1];
   everybody_reads();
-  ASSERT_FALSE(first.open_window("a test"));  // the other rank still reads
+  ASSERT_FALSE(first.leases().open_window("a test"));  // the other rank still reads
   EXPECT_FALSE(first.enter(false));
   EXPECT_FALSE(first.unshard(0));
-  EXPECT_EQ(first.version(), 1u);
+  EXPECT_EQ(first.leases().version(), 1u);
 
-  ASSERT_TRUE(second.open_window("a test"));
+  ASSERT_TRUE(second.leases().open_window("a test"));
   ASSERT_TRUE(second.enter(false));
   ASSERT_TRUE(first.unshard(0));
-  EXPECT_EQ(first.version(), 2u);
+  EXPECT_EQ(first.leases().version(), 2u);
   ASSERT_TRUE(second.unshard(0));
 }
 
@@ -70,7 +70,7 @@ TEST_F(ShardedModelTest, TheCallerDecidesWhetherAUnitIsResharded) {
       EXPECT_EQ(model.units()[u]->leased(), !reshard) << "unit " << u << " after forward of step " << step;
     }
     for (const std::size_t u : {1u, 0u}) {
-      ASSERT_TRUE(model.backward_begin(u, model.version()));
+      ASSERT_TRUE(model.backward_begin(u, model.leases().version()));
       ASSERT_TRUE(model.backward_end(u, {}, {}, reshard));
       EXPECT_EQ(model.units()[u]->leased(), !reshard) << "unit " << u << " after backward of step " << step;
     }
@@ -85,15 +85,15 @@ TEST_F(ShardedModelTest, AUnitThatWasGivenUpIsReadAgainInTheNextVersionOnly) {
   auto& model = *models_[0];
   ASSERT_TRUE(model.enter(true));
   for (std::size_t u = 0; u < 2; ++u) ASSERT_TRUE(model.unshard(u));
-  const auto version = model.version();
+  const auto version = model.leases().version();
   model.reshard(1, true);
-  model.give_up(1);
-  for (const auto& refused : {model.unshard(1), model.check_version(1, version), model.backward_begin(1, version)}) {
+  model.leases().give_up(1);
+  for (const auto& refused : {model.unshard(1), model.leases().check_version(1, version), model.backward_begin(1, version)}) {
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().reason(), "StaleBackward");
     EXPECT_EQ(refused.error().message(), "unit b is read again in a step whose backward has already updated it");
   }
-  EXPECT_TRUE(model.check_version(0, version));
+  EXPECT_TRUE(model.leases().check_version(0, version));
   ASSERT_TRUE(model.finish_backward(true));
   ASSERT_TRUE(model.enter(true));
   EXPECT_TRUE(model.unshard(1));
@@ -103,11 +103,11 @@ TEST_F(ShardedModelTest, RanksThatStartedOverSumTheirNewPartsOnly) {
   place(2);
   auto& first = *models_[0];
   auto& second = *models_[1];
-  ASSERT_FALSE(first.sum_over_ranks(1));  // the other rank never came to this sum
+  ASSERT_FALSE(first.reductions().sum_over_ranks(1));  // the other rank never came to this sum
   first.reset();
   second.reset();
-  ASSERT_FALSE(first.sum_over_ranks(2));  // it has contributed, and a signal ends its wait
-  const auto sum = second.sum_over_ranks(3);
+  ASSERT_FALSE(first.reductions().sum_over_ranks(2));  // it has contributed, and a signal ends its wait
+  const auto sum = second.reductions().sum_over_ranks(3);
   ASSERT_TRUE(sum) << sum.error().to_string();
   EXPECT_EQ(*sum, 5);
 }
@@ -117,13 +117,13 @@ TEST_F(ShardedModelTest, ASumWithARankThatStartedOverIsRefused) {
   auto& first = *models_[0];
   auto& second = *models_[1];
   first.reset();
-  ASSERT_FALSE(first.sum_over_ranks(2));
-  const auto sum = second.sum_over_ranks(3);
+  ASSERT_FALSE(first.reductions().sum_over_ranks(2));
+  const auto sum = second.reductions().sum_over_ranks(3);
   ASSERT_FALSE(sum);
   EXPECT_EQ(sum.error().reason(), "Diverged");
   EXPECT_EQ(sum.error().message(), "rank 0 has started step 0 over, rank 1 has not");
   second.reset();
-  EXPECT_EQ(second.sum_over_ranks(3).value(), 5);
+  EXPECT_EQ(second.reductions().sum_over_ranks(3).value(), 5);
 }
 
 TEST_F(ShardedModelTest, MemoryIsThatOfItsMappings) {

@@ -27,6 +27,8 @@ class ShardedUnit {
   const std::string& name() const { return name_; }
   // Sets its path in the model when the model is made: "blocks.0", "" for the root.
   void rename(std::string name);
+  // Its name in messages.
+  std::string label() const { return name_.empty() ? "(root)" : name_; }
   const Layout& layout() const { return layout_; }
   Grid grid() const { return grid_; }
   int rank() const { return rank_; }
@@ -64,5 +66,7 @@ class ShardedUnit {
   std::optional<GuardedRange> guard_;
   bool leased_ = false;
 };
+
+using Units = std::vector<std::shared_ptr<ShardedUnit>>;  // the units of one model, on one rank
 
 }  // namespace shoal::fsdp

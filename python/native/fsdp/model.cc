@@ -34,7 +34,7 @@ void backward_end(ShardedModel& s, std::size_t unit, const std::vector<Gradient>
 
 std::vector<std::pair<std::uint32_t, std::vector<bool>>> take_reduced(ShardedModel& s) {
   std::vector<std::pair<std::uint32_t, std::vector<bool>>> out;
-  for (auto& r : s.take_reduced()) out.emplace_back(r.unit, std::move(r.present));
+  for (auto& r : s.reductions().take()) out.emplace_back(r.unit, std::move(r.present));
   return out;
 }
 
@@ -70,7 +70,8 @@ void bind_passes(ModelClass& model) {
           nb::arg("unit"), nb::arg("training"))
       .def("forward_end", &ShardedModel::forward_end, nb::arg("unit"), nb::arg("training"), nb::arg("reshard"))
       .def(
-          "check_version", [](ShardedModel& s, std::size_t unit, std::uint64_t version) { unwrap(s.check_version(unit, version)); },
+          "check_version",
+          [](ShardedModel& s, std::size_t unit, std::uint64_t version) { unwrap(s.leases().check_version(unit, version)); },
           nb::arg("unit"), nb::arg("version"))
       .def(
           "backward_begin",
@@ -79,7 +80,7 @@ void bind_passes(ModelClass& model) {
       .def("backward_end", &backward_end, nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"),
            nb::arg("reshard"), nb::arg("weight") = -1.0)
       .def(
-          "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.await_reductions(); }); },
+          "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.reductions().wait(); }); },
           "Waits until all publications of this rank are reduced.")
       .def(
           "finish_backward", [](ShardedModel& s, bool leave) { without_gil([&] { return s.finish_backward(leave); }); }, nb::arg("leave"))
@@ -94,16 +95,18 @@ void bind_passes(ModelClass& model) {
 void bind_window(ModelClass& model) {
   model
       .def(
-          "open_window", [](ShardedModel& s, const std::string& caller) { without_gil([&] { return s.open_window(caller); }); },
+          "open_window", [](ShardedModel& s, const std::string& caller) { without_gil([&] { return s.leases().open_window(caller); }); },
           nb::arg("caller"))
       .def("join", [](ShardedModel& s) { unwrap(s.join()); })
       .def("asked", &asked, "For a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
       .def("optimizer_end", &ShardedModel::optimizer_end, nb::arg("unit") = -1)
-      .def("give_up", &ShardedModel::give_up, nb::arg("unit"), "This rank reads the unit no more in this version.")
+      .def(
+          "give_up", [](ShardedModel& s, std::size_t unit) { s.leases().give_up(unit); }, nb::arg("unit"),
+          "This rank reads the unit no more in this version.")
       .def("end_step", &ShardedModel::end_step)
-      .def_prop_ro("version", &ShardedModel::version)
-      .def_prop_ro("window_open", &ShardedModel::window_open);
+      .def_prop_ro("version", [](ShardedModel& s) { return s.leases().version(); })
+      .def_prop_ro("window_open", [](ShardedModel& s) { return s.leases().window_open(); });
 }
 
 void bind_graph(ModelClass& model) {

@@ -52,10 +52,10 @@ std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, i
   o.replicas = replicas;
   if (communicator != nullptr) o.model.communicator = communicator->shared();
   std::tie(o.place_rank, o.place_size) = place_as;
-  o.place_timeout = o.model.timeout = duration_of(timeout);
-  o.model.warn_after = duration_of(warn_after);
-  o.model.interrupted = signals_pending;
-  o.model.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+  o.place_timeout = o.model.waits.timeout = duration_of(timeout);
+  o.model.waits.warn_after = duration_of(warn_after);
+  o.model.waits.interrupted = signals_pending;
+  o.model.waits.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
   return unwrap(in_session(session, [&](actors::Session& s) { return ShardActor::place(s, std::move(o)); }));
 }
 

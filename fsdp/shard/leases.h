@@ -1,0 +1,58 @@
+// This rank's leases on a model's units, and the version of the parameters that they read.
+//
+// A unit is leased only while this rank reads a version of which every rank's rows are final, and, without shared memory, gathered. All
+// leases end before the write window opens. All ranks have the same model; the first lease compares them. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp/protocol/version_gate.h"
+#include "fsdp/shard/exchange.h"
+#include "fsdp/shard/peers.h"
+#include "fsdp/shard/sharded_unit.h"
+
+namespace shoal::fsdp {
+
+class Leases {
+ public:
+  // All references outlive this object. `exchange`: for ranks without shared memory, else null.
+  Leases(Control& control, int rank, int world_size, const Units& units, Peers& peers, Exchange* exchange);
+
+  // Enters the engine: this rank's writes become the next version. A window that an earlier call waited for in vain opens first.
+  Result<void> enter();
+  // Enters the engine and takes a lease. Waits until the version may be read.
+  Result<void> take(std::size_t unit);
+  void drop_all();
+  // Opens this rank's write window: waits until no rank reads this version. `caller` names the caller in messages about the wait.
+  Result<void> open_window(const std::string& caller);
+  bool window_open() const { return gate_.phase() == VersionGate::Phase::kWriting; }
+
+  std::uint64_t version() const { return gate_.version(); }
+  // Checks that a backward may continue, that is, its forward's `version` is still current. Fails when that version is gone.
+  Result<void> check_version(std::size_t unit, std::uint64_t version) const;
+  // Stops reading a unit in this version once its gradients are published (optimizer in backward). After their reduction its rows may be
+  // written before the window opens. Its leases and backwards fail until the next version.
+  void give_up(std::size_t unit) { given_up_[unit] = gate_.version(); }
+  // True when another rank has left the version that this rank still reads.
+  bool others_left() const { return gate_.others_left(); }
+
+ private:
+  Result<void> check_models();
+  Result<void> check_given_up(std::size_t unit) const;
+
+  Control& control_;
+  const int rank_;
+  const int world_size_;
+  const Units& units_;
+  Peers& peers_;
+  Exchange* const exchange_;
+  const std::uint64_t fingerprint_;  // hash of the model
+  bool models_checked_ = false;
+  VersionGate gate_;
+  std::vector<std::uint64_t> gathered_;  // with exchange_: the gathered version of each unit
+  std::vector<std::uint64_t> given_up_;  // by unit: the version in which it was given up; 0: never
+};
+
+}  // namespace shoal::fsdp

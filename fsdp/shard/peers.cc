@@ -1,0 +1,215 @@
+#include "fsdp/shard/peers.h"
+
+#include <fmt/format.h>
+
+namespace shoal::fsdp {
+
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(50);      // interval at which a sleeping wait polls for signals
+constexpr auto kProof = std::chrono::seconds(1);           // time without any change in all ranks' waits before they count as stuck
+constexpr auto kDepartureGrace = std::chrono::seconds(1);  // time from a rank's leave until its process's end is known
+
+const char* doing_name(Doing d) {
+  switch (d) {
+    case Doing::kStarting:
+      return "has not run a forward yet";
+    case Doing::kForward:
+      return "is in forward of";
+    case Doing::kBackward:
+      return "is in backward of";
+    case Doing::kBetween:
+      return "is between backward and its next forward";
+    case Doing::kOptimizer:
+      return "is in its optimizer";
+    case Doing::kLeft:
+      return "has left";
+  }
+  return "is somewhere";
+}
+
+auto seconds_between(runtime::TimePoint from, runtime::TimePoint to) {
+  return std::chrono::duration_cast<std::chrono::seconds>(to - from).count();
+}
+
+// States in this rank's words that it waits, until the wait ends.
+class WaitingWord {
+ public:
+  explicit WaitingWord(Control::RankWords& words) : words_(words) {}
+  WaitingWord(const WaitingWord&) = delete;
+  ~WaitingWord() {
+    if (set_) words_.waiting.store(0, std::memory_order_release);
+  }
+  // A fruitless check of the wait that `num_waits` will count.
+  void looked(std::uint64_t& num_waits) {
+    if (!set_) {
+      words_.stuck.store(0, std::memory_order_release);
+      words_.waiting.store(++num_waits, std::memory_order_release);
+      set_ = true;
+    }
+    words_.looks.fetch_add(1, std::memory_order_release);
+  }
+
+ private:
+  Control::RankWords& words_;
+  bool set_ = false;
+};
+
+}  // namespace
+
+Peers::Peers(Control& control, int rank, int world_size, const Units& units, Reducer& reducer, const Stepper& stepper,
+             std::shared_ptr<runtime::Clock> clock, Options options)
+    : control_(control),
+      rank_(rank),
+      world_size_(world_size),
+      units_(units),
+      reducer_(reducer),
+      stepper_(stepper),
+      clock_(std::move(clock)),
+      options_(std::move(options)) {}
+
+void Peers::leave() {
+  if (control_.membership_page().is_gone(static_cast<std::uint32_t>(rank_))) return;  // its actor was killed: peers must see that cause
+  control_.rank(rank_).place.store(encode_place({Doing::kLeft, 0, step()}), std::memory_order_release);
+  notify_all();
+}
+
+void Peers::at(Doing doing, std::size_t unit) {
+  control_.rank(rank_).place.store(encode_place({doing, static_cast<std::uint16_t>(unit), step()}), std::memory_order_relaxed);
+}
+
+Result<bool> Peers::serve() {
+  SHOAL_TRY(const bool served, reducer_.serve());
+  if (served) notify_all();
+  return served;
+}
+
+// ---- the others --------------------------------------------------------------------------------------------------------------------
+
+std::string Peers::describe(int rank) const {
+  const Place p = decode_place(control_.rank(rank).place.load(std::memory_order_relaxed));
+  std::string out = fmt::format("rank {} {}", rank, doing_name(p.doing));
+  if ((p.doing == Doing::kForward || p.doing == Doing::kBackward) && p.unit < units_.size()) {
+    out += " unit " + units_[p.unit]->label();
+  }
+  return out + fmt::format(", step {}", p.step);
+}
+
+bool Peers::has_left(int rank) const {
+  return decode_place(control_.rank(rank).place.load(std::memory_order_acquire)).doing == Doing::kLeft;
+}
+
+int Peers::first_lost() const {
+  const auto& membership_page = control_.membership_page();
+  const int gone = membership_page.first_gone(static_cast<std::uint32_t>(world_size_));
+  if (gone < 0) return -1;
+  for (int r = gone; r < world_size_; ++r) {
+    if (membership_page.is_gone(static_cast<std::uint32_t>(r)) && !has_left(r)) return r;
+  }
+  return -1;
+}
+
+Error Peers::lost(int rank) const {
+  const auto& membership_page = control_.membership_page();
+  const auto member = static_cast<std::uint32_t>(rank);
+  const bool gone = membership_page.is_gone(member);
+  Error e = unavailable(gone ? membership_page.cause(member)
+                             : fmt::format("rank {} has left: it ended, raised an error, or dropped the model", rank))
+                .with_reason("ActorDied");
+  if (gone || has_left(rank)) {
+    e = std::move(e).with_hint(
+        fmt::format("look at the output of rank {}; if it only had fewer batches than others, train inside shoal.fsdp.join", rank));
+  }
+  return std::move(e)
+      .in(fmt::format("ShardActor rank {}", rank))
+      .in(fmt::format("seen by rank {}", rank_))
+      .in(fmt::format("step {}", step()));
+}
+
+// ---- waiting -----------------------------------------------------------------------------------------------------------------------
+
+Result<void> Peers::wait(const std::function<bool()>& done, const Waiting& waiting) {
+  const auto began = clock_->now();
+  Watch watch{waiting, done, began, began + kProof, began + options_.warn_after};
+  WaitingWord word(control_.rank(rank_));
+  const auto due = [&] { return done() || first_lost() >= 0 || (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0); };
+  while (true) {
+    SHOAL_OK(check());
+    if (done()) return {};
+    SHOAL_TRY(const bool served, serve());
+    if (served) continue;
+    if (control_.membership_page().wait_until(due, kLook, options_.spins) == runtime::MembershipPage::WaitResult::kDone) continue;
+    const auto& interrupted = interrupt_by_ ? interrupt_by_ : options_.interrupted;
+    if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
+    const auto now = clock_->now();
+    word.looked(num_waits_);
+    SHOAL_OK(check_stuck(watch, now));
+    SHOAL_OK(check_left(watch, now));
+    SHOAL_OK(check_time(watch, now));
+  }
+}
+
+// True when every rank is in the same wait as before and has checked again since. A stopped rank proves nothing.
+bool Peers::all_stuck(Watch& watch) const {
+  auto& before = watch.waits;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> now;
+  bool all = static_cast<int>(before.size()) == world_size_;
+  for (int r = 0; r < world_size_; ++r) {
+    const auto& words = control_.rank(r);
+    const auto wait = words.waiting.load(std::memory_order_acquire), looks = words.looks.load(std::memory_order_acquire);
+    now.emplace_back(wait, looks);
+    all = all && wait != 0 && wait == before[static_cast<std::size_t>(r)].first && looks > before[static_cast<std::size_t>(r)].second;
+  }
+  before = std::move(now);
+  return all;
+}
+
+// All ranks wait and no wait has ended since the last check. Each serves what is due, so none ever will.
+Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
+  if (now < watch.look_at) return {};
+  watch.look_at = now + kProof;
+  const bool proven = control_.rank(rank_).stuck.exchange(0, std::memory_order_acq_rel) != 0;  // by another rank
+  if (!proven && (!all_stuck(watch) || watch.done())) return {};
+  std::string others;
+  for (int r = 0; r < world_size_; ++r) {
+    if (r == rank_) continue;
+    if (!proven) control_.rank(r).stuck.store(1, std::memory_order_release);
+    others += (others.empty() ? "" : "; ") + describe(r);
+  }
+  notify_all();
+  const int missing = watch.waiting.missing();
+  return fail(invalid_argument(fmt::format("all ranks wait for each other: rank {} for {}{}; {}", rank_, watch.waiting.for_what,
+                                           missing < 0 ? "" : fmt::format(" of rank {}", missing), others))
+                  .with_reason("Diverged")
+                  .with_hint("every rank must run the same forward and backward passes and optimizer steps in the same order")
+                  .in(fmt::format("step {}", step())));
+}
+
+// A rank that has left does nothing more. The cause of its process's end may follow shortly.
+Result<void> Peers::check_left(Watch& watch, runtime::TimePoint now) const {
+  const int missing = watch.waiting.missing();
+  if (missing < 0 || !has_left(missing) || watch.waiting.missing() != missing || watch.done()) return {};
+  if (!watch.left_since) watch.left_since = now;
+  const bool ended = control_.membership_page().is_gone(static_cast<std::uint32_t>(missing));
+  if (!ended && now - *watch.left_since <= kDepartureGrace) return {};
+  return fail(lost(missing).in("waiting for " + watch.waiting.for_what));
+}
+
+Result<void> Peers::check_time(Watch& watch, runtime::TimePoint now) const {
+  const auto missing = [&] {
+    const int rank = watch.waiting.missing();
+    return rank < 0 ? std::string("no rank in particular") : describe(rank);
+  };
+  if (now >= watch.warn_at && options_.warn) {
+    options_.warn(
+        fmt::format("rank {} waits for {} since {} s: {}", rank_, watch.waiting.for_what, seconds_between(watch.began, now), missing()));
+    watch.warn_at = now + 6 * options_.warn_after;
+  }
+  if (now - watch.began <= options_.timeout) return {};
+  return fail(deadline_exceeded(fmt::format("rank {} waited {} s for {}: {}", rank_, seconds_between(watch.began, now),
+                                            watch.waiting.for_what, missing()))
+                  .with_reason("Late")
+                  .with_hint("a rank ran fewer batches, skipped a module, or is stuck outside the engine"));
+}
+
+}  // namespace shoal::fsdp

@@ -1,0 +1,95 @@
+// A model's other ranks as one rank sees them: their positions, their ends, and every wait for them.
+//
+// Each wait serves due reductions, detects dead peers at once, names the missing rank after `warn_after`, and fails after `timeout`. When
+// all ranks wait and no wait can end, each of them fails. This rank's words state its position, and its wait while it has one. One thread
+// at a time, except for mark_gone() and at().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/graph/stepper.h"
+#include "fsdp/protocol/control.h"
+#include "fsdp/protocol/reducer.h"
+#include "fsdp/shard/sharded_unit.h"
+
+namespace shoal::fsdp {
+
+class Peers {
+ public:
+  struct Options {
+    runtime::Duration warn_after = std::chrono::seconds(5);
+    runtime::Duration timeout = std::chrono::seconds(600);
+    int spins = 300;  // polls before a wait sleeps; 0 where ranks outnumber cores
+    std::function<bool()> interrupted;
+    std::function<void(const std::string&)> warn;
+  };
+  struct Waiting {
+    std::string for_what;
+    std::function<int()> missing;  // a rank that is missing, -1 when unknown
+  };
+
+  // All references outlive this object. `reducer`: its due reductions are served; `stepper`: it counts the steps.
+  Peers(Control& control, int rank, int world_size, const Units& units, Reducer& reducer, const Stepper& stepper,
+        std::shared_ptr<runtime::Clock> clock, Options options);
+
+  Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
+  // Serves a reduction, if one is due. True after progress.
+  Result<bool> serve();
+  // Fails when a rank is gone without having left.
+  Result<void> check() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
+  // Wakes all ranks that wait. Call it after a store that another rank may wait for.
+  void notify_all() { control_.membership_page().notify_all(); }
+
+  // Sets the predicate that can interrupt waits, polled now and then; empty: Options::interrupted again.
+  void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
+  // Sets this rank's position, which is shown to ranks that wait for it.
+  void at(Doing doing, std::size_t unit);
+  // This rank's program no longer uses the model; it may end or continue. Peers that still need something of this rank fail, others are not
+  // affected.
+  void leave();
+  // Marks this rank as gone on the membership page, from any thread: pending and later calls on every rank fail with `cause`.
+  void mark_gone(const std::string& cause) { control_.membership_page().mark_gone(static_cast<std::uint32_t>(rank_), cause); }
+  // The number of this rank's current step, from 0.
+  std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
+
+ private:
+  // A wait that has slept at least once.
+  struct Watch {
+    const Waiting& waiting;
+    const std::function<bool()>& done;
+    runtime::TimePoint began, look_at, warn_at;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> waits = {};  // waits of all ranks at the last check, with their fruitless checks
+    std::optional<runtime::TimePoint> left_since = {};                // the awaited rank has left since then
+  };
+  // Each fails when the wait cannot end: because all ranks wait for each other, the missing rank has left, or the time is over. check_time
+  // warns before.
+  Result<void> check_stuck(Watch& watch, runtime::TimePoint now);
+  Result<void> check_left(Watch& watch, runtime::TimePoint now) const;
+  Result<void> check_time(Watch& watch, runtime::TimePoint now) const;
+  // True when all ranks have waited without progress since the last check: then no wait can end.
+  bool all_stuck(Watch& watch) const;
+
+  int first_lost() const;  // first rank that is gone without having left, or -1
+  bool has_left(int rank) const;
+  Error lost(int rank) const;
+  std::string describe(int rank) const;
+
+  Control& control_;
+  const int rank_;
+  const int world_size_;
+  const Units& units_;
+  Reducer& reducer_;
+  const Stepper& stepper_;
+  const std::shared_ptr<runtime::Clock> clock_;
+  const Options options_;
+  std::function<bool()> interrupt_by_;
+  std::uint64_t num_waits_ = 0;
+};
+
+}  // namespace shoal::fsdp
