@@ -1,4 +1,4 @@
-#include "actors/session/line_fold.h"
+#include "actors/session/logs/line_fold.h"
 
 #include <fmt/format.h>
 

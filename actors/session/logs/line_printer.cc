@@ -1,4 +1,4 @@
-#include "actors/session/line_printer.h"
+#include "actors/session/logs/line_printer.h"
 
 #include <unistd.h>
 

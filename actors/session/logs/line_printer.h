@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "actors/session/line_fold.h"
+#include "actors/session/logs/line_fold.h"
 
 namespace shoal::actors {
 

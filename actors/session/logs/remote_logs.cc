@@ -1,4 +1,4 @@
-#include "actors/session/remote_logs.h"
+#include "actors/session/logs/remote_logs.h"
 
 #include <algorithm>
 
