@@ -11,7 +11,7 @@ namespace api = actors::api;
 namespace {
 
 Context::Options named(Context::Options options, const actors::Session& session) {
-  if (options.name_space.empty()) options.name_space = to_string(session.job());
+  if (options.name_space.empty()) options.name_space = to_string(session.identity().job);
   return options;
 }
 
@@ -67,7 +67,7 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
   if (makes_itself) {
     SHOAL_TRY(spec.creation_spec, api::to_creation_spec(making));
   }
-  SHOAL_TRY(const auto exists, hub_.session.create_gang(spec));
+  SHOAL_TRY(const auto exists, hub_.session.actors().create_gang(spec));
 
   std::vector<Created> out(exists ? 1 : count);
   if (exists) {
@@ -83,8 +83,8 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
     making.rank = static_cast<std::int32_t>(i);
     SHOAL_TRY(out[i].constructed, launcher_.construct(out[i].id, making, args.deps));
   }
-  hub_.session.own([&] {
-    actors::Handles& handles = hub_.session.handles();
+  hub_.session.loop().own([&] {
+    actors::Handles& handles = hub_.session.actors().handles();
     if (options.detached && kept) handles.pin(kept);  // this process gets no report of its end
     for (Created& c : out) {
       if (!options.detached) c.share = handles.made(c.id, {std::string(of.name), restarts, kept});
@@ -102,15 +102,15 @@ Result<void> Context::check_class(const actors::FoundActor& found, std::string_v
 }
 
 Result<ActorId> Context::find(const std::string& name, const std::string& name_space, std::string_view full_class_name) {
-  SHOAL_TRY(const auto found, hub_.session.find_actor({name, name_space.empty() ? options_.name_space : name_space}));
+  SHOAL_TRY(const auto found, hub_.session.actors().find({name, name_space.empty() ? options_.name_space : name_space}));
   SHOAL_OK(check_class(found, full_class_name));
   return found.row.id;
 }
 
 Result<PlacementGroup> Context::placement_group(const std::vector<std::map<std::string, double>>& bundles, const GroupOptions& options) {
   actors::GroupSpec spec;
-  spec.id = hub_.session.new_group_id();
-  spec.job = hub_.session.job();
+  spec.id = hub_.session.groups().new_id();
+  spec.job = hub_.session.identity().job;
   spec.name = options.name;
   if (!spec.name.empty()) spec.name_space = options.name_space.empty() ? options_.name_space : options.name_space;
   spec.strategy = options.strategy;
@@ -121,24 +121,24 @@ Result<PlacementGroup> Context::placement_group(const std::vector<std::map<std::
     SHOAL_TRY(auto resources, actors::Resources::of(b));
     spec.bundles.push_back(std::move(resources));
   }
-  SHOAL_OK(hub_.session.create_group(spec));
+  SHOAL_OK(hub_.session.groups().create(spec));
   SHOAL_TRY(auto nothing, api::encode(api::List<>()));
-  return PlacementGroup{spec.id, Future<void>(api::Reply(hub_, {}, "placement group", hub_.session.group_ready(spec.id, nothing)))};
+  return PlacementGroup{spec.id, Future<void>(api::Reply(hub_, {}, "placement group", hub_.session.groups().ready(spec.id, nothing)))};
 }
 
 Result<void> Context::drive(asio::io_context& here, asio::cancellation_signal& cancel, const std::function<bool()>& done,
                             Duration timeout) {
   actors::Session& session = hub_.session;
-  const auto deadline = session.deadline_in(timeout);
+  const auto deadline = session.loop().deadline_in(timeout);
   const auto work = asio::make_work_guard(here);
   Result<void> out;
   while (true) {
-    const std::uint64_t seen = session.own([this] { return hub_.wakeups; });
+    const std::uint64_t seen = session.loop().own([this] { return hub_.wakeups; });
     here.poll();
     if (done()) return out;
     const auto woken = [&] { return hub_.wakeups != seen; };
     // After the cancellation only the coroutine's end is awaited.
-    const auto waited = out ? hub_.wait(woken, deadline) : session.wait(woken);
+    const auto waited = out ? hub_.wait(woken, deadline) : session.loop().wait(woken);
     if (!waited && out) {
       out = fail(Error(waited.error()).in("coroutine"));
       cancel.emit(asio::cancellation_type::all);

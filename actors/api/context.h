@@ -81,7 +81,7 @@ class Context {
   // left only loses its process.
   template <class T>
   Result<void> kill(const Handle<T>& handle, bool no_restart = true) {
-    return hub_.session.kill(handle.id(), !no_restart);
+    return hub_.session.actors().kill(handle.id(), !no_restart);
   }
 
   // A remote function listed in shoal::main: context.remote<&square>()(5).get(). It runs in a worker that this process keeps for
@@ -94,19 +94,19 @@ class Context {
   // A ready value as an argument of several calls: encoded once, and in shared memory once if large.
   template <class T>
   Result<Future<actors::api::Returned<T>>> put(const T& value) {
-    SHOAL_TRY(auto encoded, actors::api::encode_result<T>(&session_->memory(), value));
+    SHOAL_TRY(auto encoded, actors::api::encode_result<T>(&session_->objects().memory(), value));
     return Future<actors::api::Returned<T>>(actors::api::ready_reply(hub_, {}, "put", std::move(encoded)));
   }
 
   // Returns when the head accepts the group; `ready` waits for its room. InvalidArgument/NameTaken.
   Result<PlacementGroup> placement_group(const std::vector<std::map<std::string, double>>& bundles, const GroupOptions& options = {});
   // Actors and functions in the group end.
-  Result<void> remove(const PlacementGroup& group) { return hub_.session.remove_group(group.id); }
+  Result<void> remove(const PlacementGroup& group) { return hub_.session.groups().remove(group.id); }
 
   // Identity and location of this process.
-  JobId job() const { return session_->job(); }
-  NodeId node() const { return session_->node(); }
-  WorkerId worker() const { return session_->worker(); }
+  JobId job() const { return session_->identity().job; }
+  NodeId node() const { return session_->identity().node; }
+  WorkerId worker() const { return session_->identity().worker; }
   ActorId actor() const { return actor_; }  // this process's; none in a driver, and in a worker of functions
   const std::string& name_space() const { return options_.name_space; }
   std::uint32_t num_restarts() const { return options_.num_restarts; }
@@ -135,7 +135,7 @@ class Context {
   actors::api::FunctionPools& functions() { return *functions_; }
   void is_of(ActorId actor) {  // called by the worker before all else
     actor_ = actor;
-    session_->own([&] { session_->handles().is_of(actor); });
+    session_->loop().own([&] { session_->actors().handles().is_of(actor); });
   }
 
  private:
@@ -143,7 +143,7 @@ class Context {
   Result<std::vector<Handle<T>>> spawn_gang(std::size_t count, bool mesh, const ActorOptions& options, const A&... args) {
     using Params = typename actors::api::Table<T>::Construction::Params;
     actors::api::check_arguments(Params(), actors::api::List<A...>());
-    SHOAL_TRY(const auto encoded, actors::api::encode_call(&session_->memory(), Params(), args...));
+    SHOAL_TRY(const auto encoded, actors::api::encode_call(&session_->objects().memory(), Params(), args...));
     const auto name = actors::api::class_name<T>();
     const Class of{name, actors::api::full_class_name<T>(), actors::api::Table<T>::kOnLoop};
     SHOAL_TRY(auto created, create(count, mesh, of, options, encoded));

@@ -59,12 +59,12 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
   Session& session = hub_.session;
   for (; leaving.adopted < std::get<1>(left).size(); ++leaving.adopted) {
     const LeftItem& item = std::get<1>(left)[leaving.adopted];
-    const auto known = session.know(item.actor, item.class_name);
+    const auto known = session.actors().know(item.actor, item.class_name);
     if (!is_over(known)) return fail(known.error());
     if (!known) continue;  // the head has forgotten it
     Handles::Left one{item.actor, {item.class_name, item.restarts, item.restarts ? kept : nullptr}, {}};
     if (item.token) one.token = std::make_from_tuple<ObjectKey>(*item.token);
-    session.own([&] { session.handles().adopt(std::move(one)); });
+    session.loop().own([&] { session.actors().handles().adopt(std::move(one)); });
   }
   return {};
 }
@@ -73,17 +73,17 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
 Result<Value> FunctionPools::hand_over(const Value& asked) {
   Session& session = hub_.session;
   SHOAL_TRY(const auto within, decode(List<std::int64_t>(), asked, {"hand-over"}));
-  const auto until = session.deadline_in(std::chrono::milliseconds(std::max<std::int64_t>(10, std::get<0>(within))));
-  const auto none_open = [&] { return !session.any_open_calls(); };
+  const auto until = session.loop().deadline_in(std::chrono::milliseconds(std::max<std::int64_t>(10, std::get<0>(within))));
+  const auto none_open = [&] { return !session.calls().any_open(); };
   const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };
-  if (!session.own(none_open)) lend();
-  if (!session.wait(none_open, until) || !see_off_all(until)) return needed();
-  session.send_last_metrics(kLastMetrics);       // its objects are at the node already
-  if (!session.own(none_open)) return needed();  // threads may have made calls meanwhile
+  if (!session.loop().own(none_open)) lend();
+  if (!session.loop().wait(none_open, until) || !see_off_all(until)) return needed();
+  session.reporter().send_last_metrics(kLastMetrics);   // its objects are at the node already
+  if (!session.loop().own(none_open)) return needed();  // threads may have made calls meanwhile
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
   auto holds = std::make_shared<std::vector<std::shared_ptr<const Value>>>();
-  for (const auto& left : session.own([&] { return session.handles().left(); })) {
+  for (const auto& left : session.loop().own([&] { return session.actors().handles().left(); })) {
     out.push_back({left.actor, left.making.class_name, left.making.restarts, {}});
     if (left.token) out.back().token = {left.token->job, left.token->id, left.token->home};
     if (!left.making.kept) continue;
@@ -97,7 +97,7 @@ Result<Value> FunctionPools::hand_over(const Value& asked) {
 
 // For good, since it runs no more functions.
 void FunctionPools::lend() {
-  if (!std::exchange(lent_, true)) hub_.session.set_blocked(true);
+  if (!std::exchange(lent_, true)) hub_.session.hosting().set_blocked(true);
 }
 
 FunctionPools::~FunctionPools() {
@@ -107,7 +107,7 @@ FunctionPools::~FunctionPools() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  hub_.session.own([&] {
+  hub_.session.loop().own([&] {
     *alive_ = false;
     for (const auto& [key, pool] : pools_) pool->tasks->close();
   });
@@ -129,7 +129,7 @@ Reply FunctionPools::submit(std::string_view name, const FunctionOptions& option
     task.retries = options.max_retries;
     task.max_calls = options.max_calls;
     task.parent = this_threads_call.key;
-    return hub_.session.own([&] { return pool->tasks->submit(std::move(task)); });
+    return hub_.session.loop().own([&] { return pool->tasks->submit(std::move(task)); });
   };
   auto future = queued();
   if (!future) return ready_reply(hub_, {}, name, fail(std::move(future).error()));
@@ -154,7 +154,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   const auto& held = resources.all();
   const bool lends =
       resources.units("CPU") > 0 && std::all_of(held.begin(), held.end(), [](const auto& r) { return r.first == "CPU" || r.second == 0; });
-  pool->tasks = hub_.session.make_task_pool(wanted, false, lends);
+  pool->tasks = hub_.session.calls().pools().make(wanted, {.lends = lends});
   pools_[key] = pool;  // the thread starts all workers, since the head may be away
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   return pool;
@@ -166,21 +166,21 @@ Result<void> FunctionPools::grow(Pool& pool) {
             launcher_.gang(1, actors::kFunctionWorker, pool.resources, {pool.options.where, pool.options.env, pool.options.working_dir}));
   const ActorId id = spec.actors[0].id;
   Making making{.full_class_name = std::string(kFunctionClass)};
-  SHOAL_TRY(making.args, encode(List<WorkerId, NodeId>(), session.worker(), session.node()));
-  SHOAL_OK(session.create_gang(spec));
+  SHOAL_TRY(making.args, encode(List<WorkerId, NodeId>(), session.identity().worker, session.identity().node));
+  SHOAL_OK(session.actors().create_gang(spec));
   SHOAL_TRY(const auto made, launcher_.construct(id, making, {}));
   if (made_.size() >= sweep_at_) {
-    std::erase_if(made_, [&](const auto& worker) { return session.dead(worker.first); });
+    std::erase_if(made_, [&](const auto& worker) { return session.actors().dead(worker.first); });
     sweep_at_ = std::max<std::size_t>(64, 2 * made_.size());
   }
   made_[id] = made;
-  session.own([&] { pool.tasks->add(id, made); });
+  session.loop().own([&] { pool.tasks->add(id, made); });
   return {};
 }
 
 std::size_t FunctionPools::room_for(const Pool& pool, std::size_t workers, bool starting) {
   if (pool.options.where.group) return starting ? 0 : 1;  // only the head has the free room of the group, so one more may wait for it
-  const auto status = hub_.session.status();
+  const auto status = hub_.session.cluster().status();
   if (!status) return 0;
   std::size_t out = workers;
   for (const auto& [name, units] : pool.resources.all()) {
@@ -192,14 +192,14 @@ std::size_t FunctionPools::room_for(const Pool& pool, std::size_t workers, bool 
 
 bool FunctionPools::attend(Pool& pool) {
   Session& session = hub_.session;
-  const auto wants = session.own([&] { return pool.tasks->take_wants(options_.idle); });
+  const auto wants = session.loop().own([&] { return pool.tasks->take_wants(options_.idle); });
   for (const ActorId id : wants.ended) end(id);
   for (const ActorId id : wants.condemned) leaving_.push_back({id, {}, {}, Leaving::How::kKilled});
   if (wants.workers == 0) return false;
   const std::size_t room = room_for(pool, wants.workers, wants.starting);
   for (std::size_t i = 0; i < std::max<std::size_t>(room, wants.alone); ++i) {
     if (const auto grown = grow(pool); !grown) {
-      session.own([&] { pool.tasks->fail_waiting(Error(grown.error()).in("starting a worker for remote functions")); });
+      session.loop().own([&] { pool.tasks->fail_waiting(Error(grown.error()).in("starting a worker for remote functions")); });
       break;
     }
   }
@@ -224,9 +224,9 @@ void FunctionPools::ask(Leaving& leaving) {
   call.method = kHandOver;
   call.args = *std::move(asked);
   call.retries = -1;
-  const ValueFuture words = leaving.words = session.call(std::move(call), {});
-  leaving.until = session.deadline_in(options_.hand_over);
-  session.own([&] {
+  const ValueFuture words = leaving.words = session.calls().call(std::move(call), {});
+  leaving.until = session.loop().deadline_in(options_.hand_over);
+  session.loop().own([&] {
     words.then([this, alive = alive_](const Result<Value>&) {
       if (!*alive) return;
       {
@@ -242,13 +242,13 @@ void FunctionPools::see_off() {
   Session& session = hub_.session;
   using How = Leaving::How;
   // Time in which this process stood still does not count against the workers that it has asked.
-  const auto looked_at = std::exchange(looked_at_, session.deadline_in({}));
+  const auto looked_at = std::exchange(looked_at_, session.loop().deadline_in({}));
   if (const auto still = looked_at_ - looked_at; still > options_.hand_over / 2) {
     for (Leaving& leaving : leaving_) leaving.until += still;
   }
   std::vector<Leaving> stay;
   for (Leaving& leaving : leaving_) {
-    const auto now = session.deadline_in({});
+    const auto now = session.loop().deadline_in({});
     const bool asked = leaving.how == How::kAsked, received = asked && leaving.words.ready() && leaving.words.peek();
     const bool waits = asked && !leaving.words.ready() && now < leaving.until;
     if (received && !said_all(*leaving.words.peek())) {  // it is needed
@@ -256,9 +256,9 @@ void FunctionPools::see_off() {
     } else if (!waits && now >= again_at_) {
       const auto adopted = received ? adopt(leaving) : Result<void>();
       const bool retired = received || leaving.how == How::kRetired;
-      if (adopted && is_over(retired ? session.retire(leaving.worker) : session.kill(leaving.worker))) continue;
+      if (adopted && is_over(retired ? session.actors().retire(leaving.worker) : session.actors().kill(leaving.worker))) continue;
       if (!adopted && adopted.error().code() == Code::kInvalidArgument) leaving.how = How::kKilled;  // an invalid answer
-      again_at_ = session.deadline_in(kAgain);
+      again_at_ = session.loop().deadline_in(kAgain);
     }
     stay.push_back(std::move(leaving));
   }
@@ -275,16 +275,16 @@ bool FunctionPools::see_off_all(std::chrono::steady_clock::time_point until) {
   }
   const std::lock_guard retiring(retiring_mutex_);
   for (const auto& tasks : pools) {
-    const auto wants = session.own([&] { return tasks->take_wants({}); });
+    const auto wants = session.loop().own([&] { return tasks->take_wants({}); });
     for (const ActorId id : wants.ended) end(id);
     for (const ActorId id : wants.condemned) leaving_.push_back({id, {}, {}, Leaving::How::kKilled});
   }
   const auto says_nothing = [](const Leaving& l) { return l.how != Leaving::How::kAsked || l.words.ready(); };
   const auto received = [&] { return std::all_of(leaving_.begin(), leaving_.end(), says_nothing); };
   if (!leaving_.empty()) lend();
-  while (!leaving_.empty() && session.deadline_in({}) < until && session.wait(received, until)) {
+  while (!leaving_.empty() && session.loop().deadline_in({}) < until && session.loop().wait(received, until)) {
     see_off();
-    (void)session.wait([] { return false; }, std::min(until, again_at_));
+    (void)session.loop().wait([] { return false; }, std::min(until, again_at_));
   }
   return leaving_.empty();
 }

@@ -16,15 +16,15 @@ constexpr std::chrono::milliseconds kShortWait{2};  // without lending CPUs
 }  // namespace
 
 Result<void> Hub::wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline) {
-  if (function_in != std::this_thread::get_id()) return session.wait(done, deadline);
+  if (function_in != std::this_thread::get_id()) return session.loop().wait(done, deadline);
   bool stopped = false;
   const auto over = [&] { return done() || (stopped = cancelled.has(this_threads_call.key)); };
-  const auto soon = std::min(deadline, session.deadline_in(kShortWait));
-  auto waited = session.wait(over, soon);
+  const auto soon = std::min(deadline, session.loop().deadline_in(kShortWait));
+  auto waited = session.loop().wait(over, soon);
   if (!waited && soon != deadline && waited.error().code() == Code::kDeadlineExceeded) {
-    session.set_blocked(true);
-    waited = session.wait(over, deadline);
-    session.set_blocked(false);
+    session.hosting().set_blocked(true);
+    waited = session.loop().wait(over, deadline);
+    session.hosting().set_blocked(false);
   }
   if (stopped) return fail(call_cancelled(std::string(this_threads_call.name)));
   return waited;
@@ -41,10 +41,11 @@ Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
     return it == published_.end() ? nullptr : it->second.lock();
   };
   // The node treats an id that was held and released as a freed object, and remembers it. So look up first.
-  if (const auto there = session.own(named)) return {there->name.object, there->name.owner, there};
-  const ObjectKey object{session.job(), session.new_id<ObjectId>(), session.node()};
-  auto fresh = std::make_shared<const Published>(Published{{object, session.worker(), session.references().hold({object})}, future});
-  const auto known = session.own([&] {
+  if (const auto there = session.loop().own(named)) return {there->name.object, there->name.owner, there};
+  const ObjectKey object{session.identity().job, session.new_id<ObjectId>(), session.identity().node};
+  auto fresh = std::make_shared<const Published>(
+      Published{{object, session.identity().worker, session.objects().references().hold({object})}, future});
+  const auto known = session.loop().own([&] {
     if (auto there = named()) return there;  // another thread's
     if (published_.size() >= sweep_at_) {
       std::erase_if(published_, [](const auto& entry) { return entry.second.expired(); });
@@ -54,9 +55,9 @@ Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
     return fresh;
   });
   if (known == fresh) {
-    Session::ToCancel what;
+    ToCancel what;
     if (!(call == future)) what = {[call] { return call; }, [] {}};
-    (void)session.publish(object.id, future, std::move(what));  // `fresh` holds it
+    (void)session.objects().publish(object.id, future, std::move(what));  // `fresh` holds it
   }
   return {known->name.object, known->name.owner, known};
 }
@@ -82,14 +83,14 @@ Result<BytesView> Reply::view() const {
 }
 
 Reply Reply::borrowed(Hub& hub, const ObjectKey& object, WorkerId owner) {
-  Name name{object, owner, hub.session.references().hold({object})};
+  Name name{object, owner, hub.session.objects().references().hold({object})};
   Reply out(hub, {}, {}, {});
   out.origin_ = std::make_shared<const Origin>(ValueFuture(), std::move(name));
   return out;
 }
 
 const ValueFuture& Reply::asked() const {
-  std::call_once(origin_->asked, [this] { origin_->value = hub_->session.fetch(origin_->name.object, origin_->name.owner); });
+  std::call_once(origin_->asked, [this] { origin_->value = hub_->session.objects().fetch(origin_->name.object, origin_->name.owner); });
   return origin_->value;
 }
 
@@ -97,7 +98,7 @@ void Reply::stand_alone() const {
   if (is_borrowed() || !ready()) return;  // a fetched value has its own memory
   const auto& value = future_.peek();
   // Without room the call copies it into memory outside the limit.
-  if (value && value->shared() && !value->whole()) (void)value->own_memory(&hub_->session.memory());
+  if (value && value->shared() && !value->whole()) (void)value->own_memory(&hub_->session.objects().memory());
 }
 
 ValueFuture Reply::as_argument() const {
@@ -105,7 +106,7 @@ ValueFuture Reply::as_argument() const {
   const ValueFuture& value_of_it = future();
   if (origin_ == nullptr || origin_->name.hold == nullptr || value_of_it.ready()) return value_of_it;
   const runtime::Promise<Value> promise;
-  hub_->session.own([&] { value_of_it.then([promise, origin = origin_](const Result<Value>& value) { promise.set(value); }); });
+  hub_->session.loop().own([&] { value_of_it.then([promise, origin = origin_](const Result<Value>& value) { promise.set(value); }); });
   return promise.future();
 }
 
@@ -121,7 +122,7 @@ std::vector<Reply> Reply::split(std::size_t count) const {
   const ValueFuture& whole = future();
   const auto origin = std::make_shared<const Origin>(whole, origin_ ? origin_->name : Name());
   std::vector<Reply> out;
-  for (auto& part : hub_->session.split(whole, count)) {
+  for (auto& part : hub_->session.calls().split(whole, count)) {
     out.emplace_back(*hub_, callee_, method_, std::move(part));
     out.back().origin_ = origin;
   }
@@ -132,10 +133,10 @@ Result<void> Reply::cancel(CancelHow how) const {
   if (!is_borrowed() && ready()) return {};
   Result<void> done;
   if (origin_ != nullptr && origin_->name.object.id) {
-    done = hub_->session.cancel_elsewhere(origin_->name.object, origin_->name.owner, how);
+    done = hub_->session.objects().cancel(origin_->name.object, origin_->name.owner, how);
   } else {
     const ValueFuture call = origin_ ? origin_->call : future_;
-    done = hub_->session.cancel({[call] { return call; }, [] {}}, how);
+    done = hub_->session.calls().cancel({[call] { return call; }, [] {}}, how);
   }
   if (!done) return fail(located(done.error()));
   return {};
@@ -180,7 +181,7 @@ Error Reply::located(Error error) const {
 
 Result<void> Reply::wait(Duration timeout) const {
   if (ready()) return {};
-  const auto waited = hub_->wait([this] { return future().ready(); }, hub_->session.deadline_in(timeout));
+  const auto waited = hub_->wait([this] { return future().ready(); }, hub_->session.loop().deadline_in(timeout));
   if (!waited) return fail(located(waited.error()));
   return {};
 }
@@ -192,7 +193,7 @@ Task<void> Reply::until_ready(Reply reply) {
     Session& session;
     std::shared_ptr<bool> here = std::make_shared<bool>(true);
     ~Waiting() {
-      session.own([this] { *here = false; });
+      session.loop().own([this] { *here = false; });
     }
   };
   Hub& hub = *reply.hub_;
@@ -200,7 +201,7 @@ Task<void> Reply::until_ready(Reply reply) {
   const auto executor = co_await asio::this_coro::executor;
   std::function<void(std::function<void(Result<void>)>)> start = [&hub, executor, here = waiting.here,
                                                                   future = reply.future()](std::function<void(Result<void>)> done) {
-    hub.session.own([&] {
+    hub.session.loop().own([&] {
       future.then([&hub, executor, here, done](const Result<Value>&) {
         if (!*here) return;
         asio::post(executor, [done] { done(Result<void>()); });
@@ -219,7 +220,7 @@ Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration 
   const auto tally = std::make_shared<Tally>(Tally{0, replies.size()});
   Session& session = replies[0]->hub_->session;
   for (const Reply* r : replies) (void)r->future();  // requests the values
-  session.own([&] {
+  session.loop().own([&] {
     for (std::size_t i = 0; i < replies.size(); ++i) {
       replies[i]->future().then([tally, i, all = replies.size()](const Result<Value>& value) {
         ++tally->ready;
@@ -228,7 +229,7 @@ Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration 
     }
   });
   const auto over = [&] { return tally->ready == replies.size() || tally->failed < replies.size(); };
-  const auto waited = replies[0]->hub_->wait(over, session.deadline_in(timeout));
+  const auto waited = replies[0]->hub_->wait(over, session.loop().deadline_in(timeout));
   if (waited) return tally->failed;
   for (const auto* r : replies) {
     if (!r->ready()) return fail(r->located(waited.error()));
@@ -253,7 +254,7 @@ Result<Waited> wait_some(const std::vector<const Reply*>& replies, std::size_t c
     return ready >= count;
   };
   Hub& hub = *replies[0]->hub_;
-  const auto waited = hub.wait(enough, hub.session.deadline_in(timeout));
+  const auto waited = hub.wait(enough, hub.session.loop().deadline_in(timeout));
   if (!waited && waited.error().code() != Code::kDeadlineExceeded) return fail(waited.error());
   for (std::size_t i = 0; i < replies.size(); ++i) {
     (replies[i]->ready() && out.ready.size() < count ? out.ready : out.rest).push_back(i);

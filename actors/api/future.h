@@ -56,7 +56,7 @@ struct Hub {
   std::thread::id function_in;
   CancelledCalls cancelled = {};
 
-  // Session::wait for user code. Cancelled/TaskCancelled in a cancelled remote function.
+  // SessionLoop::wait for user code. Cancelled/TaskCancelled in a cancelled remote function.
   Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline);
   // Publishes a value of this process, ready or not; the name is reused while it is held. `call`: what a cancellation of the object
   // cancels.
@@ -99,7 +99,7 @@ class Reply {
     SHOAL_CHECK(valid(), "ready() of an empty future");
     return future().ready();
   }
-  // Runs the loop until the answer is ready. DeadlineExceeded, or an error of Session::wait.
+  // Runs the loop until the answer is ready. DeadlineExceeded, or an error of SessionLoop::wait.
   Result<void> wait(Duration timeout) const;
   // The same as a coroutine, in the thread that runs it (Context::run).
   static Task<void> until_ready(Reply reply);

@@ -10,13 +10,13 @@ Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encod
   call.caller = hub.caller;
   call.args = std::move(args->value);
   call.parent = this_threads_call.key;
-  return Reply(hub, callee, method, hub.session.call(std::move(call), std::move(args->deps)));
+  return Reply(hub, callee, method, hub.session.calls().call(std::move(call), std::move(args->deps)));
 }
 
 // [class, actor], and for a counting handle [.., job, object, home] of the object that stands for the actor.
 void write_handle(CborWriter& to, Hub* hub, std::string_view full_class_name, const HandleItem& handle) {
   if (hub == nullptr) return to.simple(kNull);
-  auto token = hub->session.own([&] { return hub->session.handles().leaves(handle.actor, handle.share); });
+  auto token = hub->session.loop().own([&] { return hub->session.actors().handles().leaves(handle.actor, handle.share); });
   to.head(Major::kArray, token ? 5 : 2);
   to.text(full_class_name);
   write_item(to, handle.actor);
@@ -40,8 +40,8 @@ bool read_handle(CborReader& from, std::string_view full_class_name, std::string
   if (theirs != full_class_name) return from.fail("a handle of a " + theirs);
   if (from.hub == nullptr) return from.fail("a handle was received without a Context");
   Session& session = from.hub->session;
-  if (const auto known = session.know(out.actor, std::string(class_name)); !known) return from.fail(known.error().message());
-  if (n == 5) out.share = session.own([&] { return session.handles().borrowed(out.actor, token); });
+  if (const auto known = session.actors().know(out.actor, std::string(class_name)); !known) return from.fail(known.error().message());
+  if (n == 5) out.share = session.loop().own([&] { return session.actors().handles().borrowed(out.actor, token); });
   return true;
 }
 

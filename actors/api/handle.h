@@ -88,7 +88,7 @@ std::pair<std::string_view, Result<Encoded>> prepare(Hub& hub, Pointer method, S
   if (name.empty()) {
     return {name, fail(invalid_argument("this method of " + std::string(class_name<T>()) + " is not listed in its `methods`"))};
   }
-  return {name, encode_for<ReturnOf<Pointer>>(&hub.session.memory(), Params(), stream, args...)};
+  return {name, encode_for<ReturnOf<Pointer>>(&hub.session.objects().memory(), Params(), stream, args...)};
 }
 
 }  // namespace shoal::actors::api
@@ -111,7 +111,7 @@ class Handle {
   }
   // For an actor that another process spawned, or that was found by name; it does not count. NotFound when the head does not have it.
   static Result<Handle> of(actors::api::Hub& hub, ActorId id) {
-    SHOAL_OK(hub.session.know(id, std::string(actors::api::class_name<T>())));
+    SHOAL_OK(hub.session.actors().know(id, std::string(actors::api::class_name<T>())));
     return known(hub, id, {});
   }
 

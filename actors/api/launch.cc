@@ -85,7 +85,7 @@ Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, 
   Session& session = hub_.session;
   GangSpec spec;
   spec.id = session.new_id<GangId>();
-  spec.job = session.job();
+  spec.job = session.identity().job;
   for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), std::string(class_name), each});
   const shoal::Where& where = around.where;
   spec.where = {where.group, where.bundle, where.node, where.soft, where.spread, where.labels, where.prefers};
@@ -111,7 +111,7 @@ Result<ValueFuture> Launcher::construct(ActorId actor, const Making& making, std
   SHOAL_TRY(call.args,
             encode(ConstructHead(), making.full_class_name, making.rank, making.world_size, making.max_concurrency, making.restarts));
   call.deps = {making.args};
-  return hub_.session.call(std::move(call), std::move(deps));
+  return hub_.session.calls().call(std::move(call), std::move(deps));
 }
 
 }  // namespace shoal::actors::api

@@ -196,7 +196,7 @@ int run_driver(Result<std::unique_ptr<Session>> session, Context::Options option
   if (!session) return print_error(session.error());
   Context context(*std::move(session), std::move(options));
   const int code = run(context);
-  if (end_cluster) (void)context.session().shutdown_cluster();  // it may be gone already
+  if (end_cluster) (void)context.session().cluster().shutdown();  // it may be gone already
   return code;
 }
 

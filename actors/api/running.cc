@@ -12,7 +12,7 @@ bool is_cancelled() {
   const auto& call = actors::api::this_threads_call;
   if (call.context == nullptr) return false;
   const auto& cancelled = call.context->hub().cancelled;
-  return cancelled.any() && call.context->session().own([&] { return cancelled.has(call.key); });
+  return cancelled.any() && call.context->session().loop().own([&] { return cancelled.has(call.key); });
 }
 
 Result<void> check_cancelled() {

@@ -3,17 +3,17 @@
 namespace shoal::actors::api {
 
 Streams::Id new_stream(Hub& hub) {
-  return hub.session.own([&] { return hub.session.streams().open(); });
+  return hub.session.loop().own([&] { return hub.session.calls().streams().open(); });
 }
 
 Result<void> Publisher::give(const Value& item) {
   using Yielded = ActorHost::Yielded;
   Result<Yielded> given;
   const auto gives = [&] {
-    given = hub_.session.actor_host().yields(incoming_, stream_, count_, item);
+    given = hub_.session.hosting().actors().yields(incoming_, stream_, count_, item);
     return !given || *given != Yielded::kNoRoom || hub_.cancelled.has(incoming_.key());
   };
-  while (!hub_.session.wait(gives)) {  // an interruption, which a worker ignores
+  while (!hub_.session.loop().wait(gives)) {  // an interruption, which a worker ignores
   }
   if (!given) return fail(given.error());
   if (*given == Yielded::kUnheard) return fail(caller_gone(incoming_.call.method));
@@ -22,16 +22,16 @@ Result<void> Publisher::give(const Value& item) {
 }
 
 Items::Items(Hub& hub, Reply done, Streams::Id stream) : hub_(hub), done_(std::move(done)), stream_(stream) {
-  hub_.session.own([this] { hub_.session.streams().follow(stream_, done_.future()); });
+  hub_.session.loop().own([this] { hub_.session.calls().streams().follow(stream_, done_.future()); });
 }
 
 Items::~Items() {
   if (over_) return;
-  hub_.session.own([this] { hub_.session.streams().close(stream_); });
+  hub_.session.loop().own([this] { hub_.session.calls().streams().close(stream_); });
 }
 
 const Reply& Items::ahead() {
-  if (!ahead_.valid()) ahead_ = done_.with(hub_.session.own([this] { return hub_.session.streams().next(stream_); }));
+  if (!ahead_.valid()) ahead_ = done_.with(hub_.session.loop().own([this] { return hub_.session.calls().streams().next(stream_); }));
   return ahead_;
 }
 
@@ -39,7 +39,7 @@ Items::Next Items::take() {
   Reply item = std::exchange(ahead_, {});
   const auto& value = item.future().peek();
   over_ = !value && value.error().reason() == "StreamOver";
-  hub_.session.own([this] { over_ ? hub_.session.streams().close(stream_) : hub_.session.streams().take(stream_); });
+  hub_.session.loop().own([this] { over_ ? hub_.session.calls().streams().close(stream_) : hub_.session.calls().streams().take(stream_); });
   if (!over_) return item;
   if (done_.result<std::uint64_t>()) return std::nullopt;
   return done_;

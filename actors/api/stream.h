@@ -66,7 +66,7 @@ Result<std::uint64_t> publish(Hub& hub, const Incoming& incoming, Streams::Id st
   while (true) {
     SHOAL_TRY(const T* const item, items.next(thrown));
     if (item == nullptr) return to.count();
-    SHOAL_TRY(const Value value, encode_result<T>(&hub.session.memory(), *item));
+    SHOAL_TRY(const Value value, encode_result<T>(&hub.session.objects().memory(), *item));
     SHOAL_OK(to.give(value));
     SHOAL_OK(check_cancelled());
   }

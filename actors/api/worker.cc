@@ -34,7 +34,7 @@ Result<std::unique_ptr<Instance>> make(Context& context, const Classes& classes,
 // that cause. There is no restart, which would fail likewise.
 [[noreturn]] void end_unmade(Session& session, const Error& why) {
   std::fprintf(stderr, "%s\n", why.to_string().c_str());
-  (void)session.leave();
+  (void)session.hosting().leave();
   std::fflush(nullptr);
   std::_Exit(1);
 }
@@ -45,12 +45,12 @@ class Server {
       : context_(context), session_(context.session()), cancelled_(context.hub().cancelled), classes_(classes) {}
 
   int run(bool makes_itself) {
-    session_.own([&] {
+    session_.loop().own([&] {
       queue_->note_in(session_.call_book());
       queue_->on_cancel_taken([this](CallKey call, CancelHow how) { cancel(call, how); });
-      session_.actor_host().set_default(queue_);
+      session_.hosting().actors().set_default(queue_);
     });
-    if (const auto ready = session_.ready(); !ready) {
+    if (const auto ready = session_.hosting().ready(); !ready) {
       std::fprintf(stderr, "%s\n", ready.error().to_string().c_str());
       return 1;
     }
@@ -67,7 +67,7 @@ class Server {
         auto words = context_.functions().hand_over(incoming.call.args);
         due.emplace(Answer{std::move(incoming), std::move(words)});
       } else if (!instance_) {
-        session_.own([&] { early_.push_back(std::move(incoming)); });
+        session_.loop().own([&] { early_.push_back(std::move(incoming)); });
       } else if (turns_) {
         incoming.taken.began();
         loop_ ? loop_->begin(*std::move(turn)) : threads_->begin(*std::move(turn));
@@ -101,7 +101,7 @@ class Server {
       now_ = out->incoming.key();
       return true;
     };
-    while (!session_.wait(turn)) {  // an interruption, which a worker ignores
+    while (!session_.loop().wait(turn)) {  // an interruption, which a worker ignores
     }
     return out;
   }
@@ -145,12 +145,12 @@ class Server {
   void made(const Making& making, std::unique_ptr<Instance> instance) {
     instance_ = std::move(instance);
     restarts_ = making.restarts;
-    session_.own([&] { session_.actor_host().made(); });
+    session_.loop().own([&] { session_.hosting().actors().made(); });
     const Concurrency wants = instance_->concurrency();
     if (making.max_concurrency <= 1 && !wants.on_loop && wants.groups.empty()) return;
     std::vector<std::size_t> sizes = {static_cast<std::size_t>(making.max_concurrency)};
     sizes.insert(sizes.end(), wants.groups.begin(), wants.groups.end());
-    session_.own([&] {
+    session_.loop().own([&] {
       queue_->hands_on();
       turns_.emplace(sizes);
       if (wants.on_loop) {
@@ -167,14 +167,14 @@ class Server {
   }
   // For a call that ran beside others; any thread. Frees its arguments without owning the loop.
   void done(std::size_t group, Answer answer) {
-    session_.own([&] {
+    session_.loop().own([&] {
       send(answer, false);
       turns_->done(group);
     });
   }
 
   void make_again() {
-    const auto creation_spec = session_.creation_spec();
+    const auto creation_spec = session_.hosting().creation_spec();
     if (!creation_spec) end_unmade(session_, creation_spec.error());
     context_.is_of(creation_spec->row.id);
     const auto making = from_creation_spec(creation_spec->handle);
@@ -189,7 +189,7 @@ class Server {
     Incoming& incoming = turn.incoming;
     const Call& call = incoming.call;
     if (instance_) {  // made from its creation spec, before its creator's call arrived
-      if (turns_) session_.own([&] { turns_->done(turn.group); });
+      if (turns_) session_.loop().own([&] { turns_->done(turn.group); });
       return {std::move(incoming), encode(List<>())};
     }
     context_.is_of(call.actor);
@@ -202,7 +202,7 @@ class Server {
     const RunsCall runs({&context_, incoming.key(), call.method});
     auto instance = make(context_, classes_, making, {call.deps.begin() + 1, call.deps.end()});
     if (!instance) {
-      session_.own([&] { incoming.fail(instance.error()); });
+      session_.loop().own([&] { incoming.fail(instance.error()); });
       end_unmade(session_, instance.error());
     }
     made(making, *std::move(instance));
@@ -213,20 +213,20 @@ class Server {
   // constructor call would have come first.
   std::optional<Answer> release(Incoming incoming) {
     incoming.taken.began();
-    if (instance_ && !session_.own([this] { return session_.handles().may_end(); })) {
+    if (instance_ && !session_.loop().own([this] { return session_.actors().handles().may_end(); })) {
       if (!restarts_) return Answer{std::move(incoming), encode(List<>())};
       stay(std::move(incoming));
       return std::nullopt;
     }
-    if (restarts_) (void)session_.leave();  // without a head there is no restart
+    if (restarts_) (void)session_.hosting().leave();  // without a head there is no restart
     {
       const RunsCall runs({&context_, incoming.key(), incoming.call.method});
       loop_.reset();
       instance_.reset();  // runs its destructor
     }
-    session_.own([&] { incoming.fail(unavailable("no handle of it was left").with_reason("ActorDied")); });
-    session_.send_last_metrics(kLastMetrics);
-    (void)session_.wait([this] { return session_.actor_host().queued_bytes() == 0; }, session_.deadline_in(kDrain));
+    session_.loop().own([&] { incoming.fail(unavailable("no handle of it was left").with_reason("ActorDied")); });
+    session_.reporter().send_last_metrics(kLastMetrics);
+    (void)session_.loop().wait([this] { return session_.hosting().actors().queued_bytes() == 0; }, session_.loop().deadline_in(kDrain));
     std::fflush(nullptr);
     std::_Exit(0);
   }
@@ -235,9 +235,9 @@ class Server {
   // release. If it dies before, its creator sees the failure and releases the next one.
   void stay(Incoming incoming) {
     std::thread([this, waits = std::make_shared<Incoming>(std::move(incoming))] {
-      while (!session_.leave()) std::this_thread::sleep_for(kAgain);
+      while (!session_.hosting().leave()) std::this_thread::sleep_for(kAgain);
       const auto nothing = encode(List<>());
-      session_.own([&] { nothing ? waits->reply(*nothing, runtime::Flush::kNow) : waits->fail(nothing.error()); });
+      session_.loop().own([&] { nothing ? waits->reply(*nothing, runtime::Flush::kNow) : waits->fail(nothing.error()); });
     }).detach();  // this process ends by _Exit
   }
 
@@ -270,11 +270,11 @@ class Server {
 void runs_functions_for(Context& context, WorkerId creator, NodeId node) {
   Session& session = context.session();
   context.is_of({});
-  session.own([&] { context.hub().function_in = std::this_thread::get_id(); });
-  if (node != session.node()) return;  // a keeper on another node is not reported here
+  session.loop().own([&] { context.hub().function_in = std::this_thread::get_id(); });
+  if (node != session.identity().node) return;  // a keeper on another node is not reported here
   // The node fails the fetch of an object that only the keeper could have made, when the keeper ends.
-  const auto gone = session.fetch({session.job(), session.new_id<ObjectId>()}, creator);
-  session.own([&] { gone.then([](const Result<Value>&) { std::_Exit(1); }); });
+  const auto gone = session.objects().fetch({session.identity().job, session.new_id<ObjectId>()}, creator);
+  session.loop().own([&] { gone.then([](const Result<Value>&) { std::_Exit(1); }); });
 }
 
 int serve(Context& context, const Classes& classes, bool makes_itself) { return Server(context, classes).run(makes_itself); }

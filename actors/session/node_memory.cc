@@ -9,7 +9,7 @@ NodeMemory::NodeMemory(Session& session) : pid_(getpid()), session_(&session) {}
 Result<std::shared_ptr<runtime::Mapping>> NodeMemory::open(const std::string& name, std::size_t bytes, int member) {
   const std::lock_guard lock(mutex_);
   if (session_ == nullptr) return fail(unavailable("this process has left its node").with_reason("Closed"));
-  SHOAL_TRY(const Fd memory, session_->open_arena(name, bytes, member));
+  SHOAL_TRY(const Fd memory, session_->node().open_arena(name, bytes, member));
   SHOAL_TRY(runtime::Mapping mapping, runtime::map(memory, bytes, runtime::Access::kReadWrite));
   return std::shared_ptr<runtime::Mapping>(new runtime::Mapping(std::move(mapping)),
                                            [self = shared_from_this(), name](runtime::Mapping* gone) {
@@ -20,7 +20,7 @@ Result<std::shared_ptr<runtime::Mapping>> NodeMemory::open(const std::string& na
 
 void NodeMemory::drop(const std::string& name) {
   const std::lock_guard lock(mutex_);
-  if (session_ != nullptr && getpid() == pid_) session_->drop_arena(name);
+  if (session_ != nullptr && getpid() == pid_) session_->node().drop_arena(name);
 }
 
 void NodeMemory::close() {

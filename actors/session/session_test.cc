@@ -84,6 +84,11 @@ class FakeCluster final : public runtime::PeerHandler {
     return loop_thread_.wait([&] { return counted_ == references; }, std::chrono::steady_clock::now() + 60s) ==
            runtime::LoopThread::Woken::kDone;
   }
+  // Waits until the head has received `removals` of placement groups in all.
+  bool has_removed(int removals) {
+    return loop_thread_.wait([&] { return removed_ == removals; }, std::chrono::steady_clock::now() + 60s) ==
+           runtime::LoopThread::Woken::kDone;
+  }
   // Sets an actor's state at the head, which reports it only on request.
   void set(ActorId id, ActorState state) {
     loop_thread_.own([&] {
@@ -137,6 +142,7 @@ class FakeCluster final : public runtime::PeerHandler {
   }
   void on_notice(Peer&, runtime::Request notice) override {
     if (static_cast<Method>(notice.method) == Method::kPutObject) object_ = std::move(notice.message);
+    if (static_cast<Method>(notice.method) == Method::kRemoveGroup) ++removed_;
     if (static_cast<Method>(notice.method) == Method::kCountObjects) {
       const auto counts = from_bytes<CountObjects>(notice.message.body).value();
       for (const auto& change : counts.changes) counted_ += change.by;
@@ -163,6 +169,7 @@ class FakeCluster final : public runtime::PeerHandler {
   std::map<ActorId, ActorRow> rows_;
   std::optional<Message> object_;
   std::int64_t counted_ = 0;
+  int removed_ = 0;
   runtime::LoopThread loop_thread_{loop_};
 };
 
@@ -179,11 +186,11 @@ class SessionTest : public testing::Test {
     call.actor = kActor;
     call.method = method;
     call.args = Value::make({std::as_bytes(std::span(method))}).value();
-    return session_->call(std::move(call), {});
+    return session_->calls().call(std::move(call), {});
   }
   // The result: its error's code, "ok", or "pending" after 10 s.
   std::string outcome(const ValueFuture& f) {
-    if (!session_->wait([&] { return f.ready(); }, session_->deadline_in(10s))) return "pending";
+    if (!session_->loop().wait([&] { return f.ready(); }, session_->loop().deadline_in(10s))) return "pending";
     return f.peek() ? "ok" : code_name(f.peek().error().code());
   }
   Result<std::optional<FoundActor>> create() {
@@ -191,7 +198,7 @@ class SessionTest : public testing::Test {
     spec.id = GangId{5};
     spec.job = kJob;
     spec.actors.push_back({kActor, "Echo", {}});
-    return session_->create_gang(spec);
+    return session_->actors().create_gang(spec);
   }
 
   FakeCluster cluster_;
@@ -229,24 +236,24 @@ TEST_F(SessionTest, AGangIsNotTakenForLostByTheConnectionThatIsMadeForIt) {
 
 TEST_F(SessionTest, AnUnknownActorIsRefusedEachTime) {
   for (int i = 0; i < 2; ++i) {
-    const auto known = session_->know(kActor, "Echo");
+    const auto known = session_->actors().know(kActor, "Echo");
     ASSERT_FALSE(known);
     EXPECT_EQ(known.error().code(), Code::kNotFound);
     EXPECT_EQ(outcome(call()), "NotFound");
   }
   cluster_.host(kActor, std::make_shared<Echo>());
   cluster_.set(kActor, ActorState::kAlive);
-  ASSERT_TRUE(session_->know(kActor, "Echo"));
+  ASSERT_TRUE(session_->actors().know(kActor, "Echo"));
   EXPECT_EQ(outcome(call()), "ok");
 }
 
 TEST_F(SessionTest, WithoutAHeadLookupsFailAndCallsToLiveActorsContinue) {
   cluster_.host(kActor, std::make_shared<Echo>());
   cluster_.set(kActor, ActorState::kAlive);
-  ASSERT_TRUE(session_->know(kActor, "Echo"));
+  ASSERT_TRUE(session_->actors().know(kActor, "Echo"));
   EXPECT_EQ(outcome(call()), "ok");
   cluster_.stop_head();
-  EXPECT_EQ(session_->know(ActorId{8}, "Echo").error().reason(), "HeadGone");
+  EXPECT_EQ(session_->actors().know(ActorId{8}, "Echo").error().reason(), "HeadGone");
   cluster_.stop_node();
   EXPECT_EQ(outcome(call()), "ok");
 }
@@ -265,9 +272,29 @@ TEST_F(SessionTest, WithoutHeadAndNodeAnActorThatIsNotConnectedIsDead) {
   }
 }
 
+TEST_F(SessionTest, TheEndOfAClusterThatThisSessionEndsDoesNotFailOpenCalls) {
+  ASSERT_TRUE(create());
+  const auto f = call();
+  ASSERT_TRUE(session_->cluster().shutdown());
+  cluster_.stop_head();
+  cluster_.stop_node();
+  const auto gone = [&] { return !session_->head().link().connected() && !session_->node().link().connected(); };
+  ASSERT_TRUE(session_->loop().wait(gone, session_->loop().deadline_in(60s)));
+  EXPECT_FALSE(f.ready());
+  session_.reset();
+  EXPECT_EQ(f.peek().error().code(), Code::kCancelled);
+}
+
+TEST_F(SessionTest, TheNextHeadGetsTheRemovalOfAGroupAgain) {
+  ASSERT_TRUE(session_->groups().remove(GroupId{4}));
+  ASSERT_TRUE(cluster_.has_removed(1));
+  cluster_.drop_head_connections();
+  EXPECT_TRUE(cluster_.has_removed(2));
+}
+
 TEST_F(SessionTest, AnObjectThatCannotBeSharedIsPutAsItsError) {
-  const auto value = session_->put(Value::make({std::as_bytes(std::span("seven"))}).value());
-  session_->publish(ObjectId{1}, value);
+  const auto value = ready_future(Value::make({std::as_bytes(std::span("seven"))}).value());
+  session_->objects().publish(ObjectId{1}, value);
   EXPECT_EQ(cluster_.object().fds.size(), 1u);
   rlimit before{};
   getrlimit(RLIMIT_NOFILE, &before);
@@ -275,7 +302,7 @@ TEST_F(SessionTest, AnObjectThatCannotBeSharedIsPutAsItsError) {
   rlimit none = before;
   none.rlim_cur = static_cast<rlim_t>(next.get());
   setrlimit(RLIMIT_NOFILE, &none);
-  session_->publish(ObjectId{2}, value);
+  session_->objects().publish(ObjectId{2}, value);
   setrlimit(RLIMIT_NOFILE, &before);
   const Message failed = cluster_.object();
   EXPECT_TRUE(failed.fds.empty());
@@ -290,20 +317,20 @@ TEST_F(SessionTest, ThreadsThatFindNoHeadMakeOneConnection) {
     std::array<std::string, 4> outcomes;
     for (auto& out : outcomes) {
       threads.emplace_back([&] {
-        const auto r = session_->list(ListRequest::What::kActors);
+        const auto r = session_->cluster().list(ListRequest::What::kActors);
         out = r ? "ok" : r.error().reason();
       });
     }
     for (auto& t : threads) t.join();
     for (const auto& out : outcomes) EXPECT_TRUE(out == "ok" || out == "HeadGone") << out;
   }
-  EXPECT_TRUE(session_->list(ListRequest::What::kActors));
+  EXPECT_TRUE(session_->cluster().list(ListRequest::What::kActors));
 }
 
 TEST_F(SessionTest, HoweverManyReferencesThereAreAllAreCounted) {
   std::vector<ObjectKey> objects;
   for (std::uint64_t k = 1; k <= 60'000; ++k) objects.push_back({kJob, ObjectId{k}});
-  auto hold = session_->references().hold(objects);
+  auto hold = session_->objects().references().hold(objects);
   EXPECT_TRUE(cluster_.has_counted(60'000));
   hold.reset();
   EXPECT_TRUE(cluster_.has_counted(0));
@@ -315,7 +342,7 @@ TEST_F(SessionTest, AWaiterForAnObjectBeyondTheSharedMemoryIsNotified) {
   const std::string text = "references";
   Value value = Value::make({std::as_bytes(std::span(text))}).value();
   value.refer(std::move(objects), nullptr);
-  session_->give(ObjectId{7}, session_->put(std::move(value)));
+  session_->objects().give(ObjectId{7}, ready_future(std::move(value)));
   const Message put = cluster_.object();
   ASSERT_EQ(from_bytes<ObjectRef>(put.body).value().id, ObjectId{7});
   EXPECT_TRUE(put.fds.empty());

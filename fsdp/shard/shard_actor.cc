@@ -38,7 +38,7 @@ Result<std::shared_ptr<ShardActor>> ShardActor::place(actors::Session& session, 
   request.rank = actor->options_.place_rank >= 0 ? actor->options_.place_rank : actor->options_.rank;
   request.world_size = actor->options_.place_rank >= 0 ? actor->options_.place_size : actor->options_.world_size;
   request.attributes = {{"rows", "0"}, {"bytes", "0"}, {"units", "0"}};
-  SHOAL_TRY(actor->placed_, session.host_actor(std::move(request), actor, actor->options_.place_timeout));
+  SHOAL_TRY(actor->placed_, session.hosting().place(std::move(request), actor, actor->options_.place_timeout));
   return actor;
 }
 
@@ -56,7 +56,7 @@ void ShardActor::leave() {
     if (model) model->peers().leave();
   }
   if (options_.model.communicator) options_.model.communicator->leave();
-  for (const auto& key : arenas_) session_->drop_arena(key);
+  for (const auto& key : arenas_) session_->node().drop_arena(key);
   session_ = nullptr;
 }
 
@@ -69,7 +69,7 @@ void ShardActor::give_back(const std::vector<std::string>& arenas, std::int64_t 
   }
   if (session_ == nullptr) return;
   for (const auto& key : arenas) {
-    if (std::erase(arenas_, key) > 0) session_->drop_arena(key);
+    if (std::erase(arenas_, key) > 0) session_->node().drop_arena(key);
   }
   if (!members_.empty()) report_attributes();
 }
@@ -77,7 +77,7 @@ void ShardActor::give_back(const std::vector<std::string>& arenas, std::int64_t 
 Result<void> ShardActor::await_gang() {
   if (!members_.empty()) return {};
   if (session_ == nullptr) return fail(left());
-  SHOAL_OK(session_->wait([this] { return placed_.ready(); }));
+  SHOAL_OK(session_->loop().wait([this] { return placed_.ready(); }));
   const auto& placed = placed_.peek();
   if (!placed) return fail(Error(placed.error()).in(fmt::format("placing ShardActor rank {} of {}", options_.rank, options_.world_size)));
   members_ = placed->members;
@@ -87,7 +87,7 @@ Result<void> ShardActor::await_gang() {
 
 Result<Fd> ShardActor::open_memory(const std::string& key, std::size_t bytes, int member) {
   if (options_.model.communicator) return runtime::make_memory(key, bytes);
-  SHOAL_TRY(Fd memory, session_->open_arena(key, bytes, member));
+  SHOAL_TRY(Fd memory, session_->node().open_arena(key, bytes, member));
   arenas_.push_back(key);
   return memory;
 }
@@ -139,7 +139,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
   // Ranks that outnumber the cores must not spin.
   if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.waits.spins = 0;
   auto made = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),
-                                             session_->clock(), std::move(options));
+                                             session_->loop().clock(), std::move(options));
   std::shared_ptr<ShardedModel> model(made.release(), [actor = weak_from_this(), key](ShardedModel* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key + "/control", key + "/gradients"}, 0, 0);
@@ -160,7 +160,7 @@ void ShardActor::report_attributes() {
     const std::lock_guard lock(mutex_);
     m.attributes = {{"rows", std::to_string(rows_)}, {"bytes", std::to_string(bytes_)}, {"units", std::to_string(num_units_)}};
   }
-  session_->set_attributes(m);
+  session_->hosting().set_attributes(m);
 }
 
 std::optional<Error> ShardActor::killed() const {

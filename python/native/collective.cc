@@ -76,7 +76,7 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
                                          }};
   auto made = [&] {
     const nb::gil_scoped_release release;
-    return runtime::make_communicator(std::move(request), use->clock());
+    return runtime::make_communicator(std::move(request), use->loop().clock());
   }();
   if (raised) throw *std::move(raised);
   return std::make_unique<PyCommunicator>(unwrap(std::move(made)), std::move(memory));

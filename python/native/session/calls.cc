@@ -10,7 +10,7 @@ using actors::Session;
 namespace {
 
 void know(const PySession& s, const std::string& actor, const std::string& class_name) {
-  unwrap(in_session(s, [&](Session& session) { return session.know(id_of<ActorId>(actor), class_name); }));
+  unwrap(in_session(s, [&](Session& session) { return session.actors().know(id_of<ActorId>(actor), class_name); }));
 }
 
 Ref call(const PySession& s, std::string_view actor, std::string_view method, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
@@ -27,42 +27,42 @@ Ref call(const PySession& s, std::string_view actor, std::string_view method, co
   stand_alone(session, deps);
   const nb::gil_scoped_release release;
   std::uint64_t task = 0;
-  auto result = session.call(std::move(call), std::move(futures), &task);
+  auto result = session.calls().call(std::move(call), std::move(futures), &task);
   return Ref(std::move(result)).of_task(task);
 }
 
 void in_any_order(const PySession& s, const std::string& actor, bool any) {
-  in_session(s, [&](Session& session) { session.in_any_order(id_of<ActorId>(actor), any); });
+  in_session(s, [&](Session& session) { session.calls().in_any_order(id_of<ActorId>(actor), any); });
 }
 
 void keep_until_answered(const PySession& s, const std::string& actor, const Ref& ref) {
   auto hold = ref.hold();
-  in_session(s, [&](Session& session) { session.keep_until_answered(id_of<ActorId>(actor), std::move(hold)); });
+  in_session(s, [&](Session& session) { session.calls().keep_until_answered(id_of<ActorId>(actor), std::move(hold)); });
 }
 
 void cancel(const PySession& s, const Ref& ref, bool recursive, bool force) {
-  unwrap(in_session(s, [&](Session& session) { return session.cancel(ref.to_cancel(), {recursive, force}); }));
+  unwrap(in_session(s, [&](Session& session) { return session.calls().cancel(ref.to_cancel(), {recursive, force}); }));
 }
 
 void cancel_elsewhere(const PySession& s, const std::string& id, const std::string& owner, bool recursive, bool force) {
   const auto [object, worker] = object_at(id, owner);
-  unwrap(in_session(s, [&, o = object, w = worker](Session& session) { return session.cancel_elsewhere(o, w, {recursive, force}); }));
+  unwrap(in_session(s, [&, o = object, w = worker](Session& session) { return session.objects().cancel(o, w, {recursive, force}); }));
 }
 
 bool withdraw(const PySession& s, const std::string& actor) {
-  return unwrap(in_session(s, [&](Session& session) { return session.withdraw(id_of<ActorId>(actor)); }));
+  return unwrap(in_session(s, [&](Session& session) { return session.actors().withdraw(id_of<ActorId>(actor)); }));
 }
 
 void retire(const PySession& s, const std::string& worker) {
-  unwrap(in_session(s, [&](Session& session) { return session.retire(id_of<ActorId>(worker)); }));
+  unwrap(in_session(s, [&](Session& session) { return session.actors().retire(id_of<ActorId>(worker)); }));
 }
 
 void kill(const PySession& s, const std::string& actor, bool restart) {
-  unwrap(in_session(s, [&](Session& session) { return session.kill(id_of<ActorId>(actor), restart); }));
+  unwrap(in_session(s, [&](Session& session) { return session.actors().kill(id_of<ActorId>(actor), restart); }));
 }
 
 bool dead(const PySession& s, const std::string& actor) {
-  return in_session(s, [&](Session& session) { return session.dead(id_of<ActorId>(actor)); });
+  return in_session(s, [&](Session& session) { return session.actors().dead(id_of<ActorId>(actor)); });
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ nb::list list(const PySession& s, const std::string& what) {
   const std::map<std::string, What> kinds = {
       {"actors", What::kActors}, {"nodes", What::kNodes}, {"workers", What::kWorkers}, {"jobs", What::kJobs}, {"groups", What::kGroups}};
   if (!kinds.contains(what)) throw nb::value_error("actors, nodes, workers, jobs or groups");
-  const auto reply = unwrap(in_session(s, [&](Session& session) { return session.list(kinds.at(what)); }));
+  const auto reply = unwrap(in_session(s, [&](Session& session) { return session.cluster().list(kinds.at(what)); }));
   nb::list out;
   for (const auto& r : reply.actors) out.append(dict_of(r));
   for (const auto& r : reply.nodes) out.append(dict_of(r));
@@ -81,7 +81,7 @@ nb::list list(const PySession& s, const std::string& what) {
 }
 
 actors::ClusterStatus resources(const PySession& s) {
-  return unwrap(in_session(s, [](Session& session) { return session.resources(); }));
+  return unwrap(in_session(s, [](Session& session) { return session.cluster().resources(); }));
 }
 
 std::pair<std::uint64_t, std::uint64_t> traffic(const PySession& s) {
@@ -90,25 +90,25 @@ std::pair<std::uint64_t, std::uint64_t> traffic(const PySession& s) {
 }
 
 bool has_package(const PySession& s, const std::string& name) {
-  return unwrap(in_session(s, [&](Session& session) { return session.put_package({name, 0, 0, {}}); }));
+  return unwrap(in_session(s, [&](Session& session) { return session.cluster().put_package({name, 0, 0, {}}); }));
 }
 
 bool put_package(const PySession& s, const std::string& name, std::uint64_t total, std::uint64_t offset, const nb::bytes& data) {
   const actors::PackagePart part{name, total, offset, std::string(data.c_str(), data.size())};
-  return unwrap(in_session(s, [&](Session& session) { return session.put_package(part); }));
+  return unwrap(in_session(s, [&](Session& session) { return session.cluster().put_package(part); }));
 }
 
 std::pair<std::uint64_t, nb::bytes> get_package(const PySession& s, const std::string& name, std::uint64_t offset) {
-  const auto part = unwrap(in_session(s, [&](Session& session) { return session.get_package(name, offset); }));
+  const auto part = unwrap(in_session(s, [&](Session& session) { return session.cluster().get_package(name, offset); }));
   return {part.total, nb::bytes(part.data.data(), part.data.size())};
 }
 
 void sync_logs(const PySession& s) {
-  unwrap(in_session(s, [](Session& session) { return session.sync_logs(); }));
+  unwrap(in_session(s, [](Session& session) { return session.logs().sync(); }));
 }
 
 void shutdown_cluster(const PySession& s) {
-  unwrap(in_session(s, [](Session& session) { return session.shutdown_cluster(); }));
+  unwrap(in_session(s, [](Session& session) { return session.cluster().shutdown(); }));
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ void Cancels::note(CallKey call, CancelHow how) {
 PyIncoming::~PyIncoming() {
   if (answered_) return;
   if (const auto session = PySession::use_of(users_)) {
-    (*session)->own([&] { incoming_.fail(internal("a call was dropped without an answer").in(incoming_.call.method)); });
+    (*session)->loop().own([&] { incoming_.fail(internal("a call was dropped without an answer").in(incoming_.call.method)); });
   } else {
     incoming_.taken.forget();
   }
@@ -52,7 +52,7 @@ void raise_if_interrupted(const Result<Value>& value) {
 void answer(const PySession& s, PyIncoming& incoming, const Result<Value>& value) {
   raise_if_interrupted(value);
   in_session(s, [&](Session& session) {
-    session.own([&] {
+    session.loop().own([&] {
       if (value) {
         incoming.reply(*value);
       } else {
@@ -85,42 +85,42 @@ struct PyPart {
 void serve(PySession& s) {
   s.queue = std::make_shared<actors::CallQueue>();
   unwrap(in_session(s, [&](Session& session) {
-    session.own([&] {
+    session.loop().own([&] {
       s.queue->note_in(session.call_book());
       s.queue->on_cancel_taken([cancels = s.cancels](CallKey call, CancelHow how) { cancels->note(call, how); });
-      session.actor_host().set_default(s.queue);
+      session.hosting().actors().set_default(s.queue);
     });
-    return session.ready();
+    return session.hosting().ready();
   }));
 }
 
 void made(const PySession& s) {
   const auto use = s.use();
-  use->own([&] { use->actor_host().made(); });
+  use->loop().own([&] { use->hosting().actors().made(); });
 }
 
 void leave(const PySession& s) {
-  unwrap(in_session(s, [](Session& session) { return session.leave(); }));
+  unwrap(in_session(s, [](Session& session) { return session.hosting().leave(); }));
 }
 
 void set_blocked(const PySession& s, bool blocked) {
-  in_session(s, [&](Session& session) { session.set_blocked(blocked); });
+  in_session(s, [&](Session& session) { session.hosting().set_blocked(blocked); });
 }
 
 void stop_serving(PySession& s) {
-  in_session(s, [&](Session& session) { session.own([&] { s.stopped = true; }); });
+  in_session(s, [&](Session& session) { session.loop().own([&] { s.stopped = true; }); });
 }
 
 void drain(PySession& s, double timeout) {
   const auto deadline = deadline_in(timeout);
   in_session(s, [&](Session& session) {
-    if (s.due) session.own([&] { std::exchange(s.due, std::nullopt)->send(runtime::Flush::kNow); });
-    (void)session.wait([&] { return session.actor_host().queued_bytes() == 0; }, deadline);
+    if (s.due) session.loop().own([&] { std::exchange(s.due, std::nullopt)->send(runtime::Flush::kNow); });
+    (void)session.loop().wait([&] { return session.hosting().actors().queued_bytes() == 0; }, deadline);
   });
 }
 
 void send_last_metrics(const PySession& s, double timeout) {
-  in_session(s, [&](Session& session) { session.send_last_metrics(duration_of(timeout)); });
+  in_session(s, [&](Session& session) { session.reporter().send_last_metrics(duration_of(timeout)); });
 }
 
 // ---- calls and answers ----
@@ -129,7 +129,7 @@ std::unique_ptr<PyIncoming> next_call(PySession& s, std::optional<double> timeou
   const auto deadline = deadline_in(timeout);
   bool got = false;
   const auto waited = in_session(s, [&](Session& session) {
-    return session.wait(
+    return session.loop().wait(
         [&] {
           // Answers to calls that arrived together are sent together.
           if (s.due) s.due->send(s.queue->empty() ? runtime::Flush::kNow : runtime::Flush::kLater);
@@ -170,7 +170,7 @@ void reply_many(const PySession& s, PyIncoming& incoming, const std::vector<PyPa
     const auto refs = nb::cast<std::vector<Ref*>>(part->refs);
     all.insert(all.end(), refs.begin(), refs.end());
   }
-  auto value = in_session(s, [&](Session& session) { return Value::make_many(pieces, &session.memory()); });
+  auto value = in_session(s, [&](Session& session) { return Value::make_many(pieces, &session.objects().memory()); });
   if (value) refer(*value, all);
   answer(s, incoming, value);
 }
@@ -185,24 +185,24 @@ std::optional<bool> give_item(const PySession& s, const PyIncoming& incoming, st
   Result<Yielded> given;
   unwrap(in_session(s, [&](Session& session) -> Result<void> {
     const auto gives = [&] {
-      given = session.actor_host().yields(incoming.incoming(), stream, index, item.value);
+      given = session.hosting().actors().yields(incoming.incoming(), stream, index, item.value);
       return !given || *given != Yielded::kNoRoom;
     };
-    if (session.own(gives) || !waits) return {};
-    return session.wait(gives);
+    if (session.loop().own(gives) || !waits) return {};
+    return session.loop().wait(gives);
   }));
   const Yielded how = unwrap(std::move(given));
   return how == Yielded::kUnheard ? std::nullopt : std::optional(how == Yielded::kSent);
 }
 
 void refuse(const PySession& s, PyIncoming& incoming, const std::string& reason, const std::string& message) {
-  in_session(s, [&](Session& session) { session.own([&] { incoming.fail(unavailable(message).with_reason(reason)); }); });
+  in_session(s, [&](Session& session) { session.loop().own([&] { incoming.fail(unavailable(message).with_reason(reason)); }); });
 }
 
 // ---- cancelled calls ----
 
 std::vector<std::pair<std::uint64_t, std::uint64_t>> take_cancelled(PySession& s) {
-  const auto untold = s.use()->own([&] { return std::exchange(s.cancels->untold, {}); });
+  const auto untold = s.use()->loop().own([&] { return std::exchange(s.cancels->untold, {}); });
   std::vector<std::pair<std::uint64_t, std::uint64_t>> out;
   for (const CallKey& call : untold) out.emplace_back(call.peer, call.request);
   return out;
@@ -210,11 +210,11 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> take_cancelled(PySession& s
 
 bool cancelled(const PySession& s, const PyIncoming& incoming) {
   if (!s.cancels->any) return false;
-  return s.use()->own([&] { return s.cancels->has(incoming.key()); });
+  return s.use()->loop().own([&] { return s.cancels->has(incoming.key()); });
 }
 
 void refuse_cancelled(const PySession& s, PyIncoming& incoming, const std::string& what) {
-  in_session(s, [&](Session& session) { session.own([&] { incoming.fail(actors::call_cancelled(what)); }); });
+  in_session(s, [&](Session& session) { session.loop().own([&] { incoming.fail(actors::call_cancelled(what)); }); });
 }
 
 nb::list deps_of(const PyIncoming& i) {
@@ -259,7 +259,7 @@ void bind_serving(SessionClass& session) {
       .def("send_last_metrics", &send_last_metrics, nb::arg("timeout"),
            "Returns when the node has this process's measurements, or at the timeout.")
       .def(
-          "hand_on", [](PySession& s) { s.use()->own([&] { s.queue->hands_on(); }); },
+          "hand_on", [](PySession& s) { s.use()->loop().own([&] { s.queue->hands_on(); }); },
           "For a worker whose calls wait for their turn after next_call: `began` reports the turn of each.")
       .def(
           "began",
@@ -289,13 +289,13 @@ void bind_answers(SessionClass& session) {
 void bind_cancellation(SessionClass& session) {
   session
       .def(
-          "interrupt_calls", [](PySession& s) { s.use()->own([&] { s.cancels->interrupted = pthread_self(); }); },
+          "interrupt_calls", [](PySession& s) { s.use()->loop().own([&] { s.cancels->interrupted = pthread_self(); }); },
           "For a worker that runs one call at a time in this thread: a cancellation sends it SIGINT, and with force ends the process.")
       .def(
           "take_interrupt", [](PySession& s) { return s.cancels->signalled.exchange(false); },
           "True if a cancellation sent SIGINT since the last call.")
       .def(
-          "report_cancelled", [](PySession& s) { s.use()->own([&] { s.cancels->tells = true; }); },
+          "report_cancelled", [](PySession& s) { s.use()->loop().own([&] { s.cancels->tells = true; }); },
           "Makes next_call return as soon as a call was cancelled.")
       .def("take_cancelled", &take_cancelled, "Keys of the calls that were cancelled since the last call.")
       .def("cancelled", &cancelled, nb::arg("incoming"), "True if the call was cancelled.")

@@ -20,7 +20,7 @@ ObjectId object_id(std::string_view hex) { return id_of<ObjectId>(two_ids(hex).s
 
 Ref put(const PySession& s, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& refs) {
   const auto use = s.use();
-  return Ref(use->put(unwrap(make_value(*use, head, buffers, refs))));
+  return Ref(actors::ready_future(unwrap(make_value(*use, head, buffers, refs))));
 }
 
 void publish(const PySession& s, Ref& ref, const std::string& id) {
@@ -29,44 +29,44 @@ void publish(const PySession& s, Ref& ref, const std::string& id) {
   stand_alone(session, {&ref});
   auto hold = [&] {
     const nb::gil_scoped_release release;
-    return session.publish(object_id(id), ref.future(), ref.to_cancel());
+    return session.objects().publish(object_id(id), ref.future(), ref.to_cancel());
   }();
-  ref.name({session.job(), object_id(id), session.node()}, std::move(hold));
+  ref.name({session.identity().job, object_id(id), session.identity().node}, std::move(hold));
 }
 
 void give(const PySession& s, const Ref& ref, const std::string& id) {
-  in_session(s, [&](Session& session) { session.give(object_id(id), ref.future()); });
+  in_session(s, [&](Session& session) { session.objects().give(object_id(id), ref.future()); });
 }
 
 Ref borrow(const PySession& s, const std::string& id, const std::string& owner) {
   return in_session(s, [&](Session& session) {
     const auto [object, worker] = object_at(id, owner);
-    auto hold = session.references().hold({object});
-    return Ref(session.fetch(object, worker), object, std::move(hold));
+    auto hold = session.objects().references().hold({object});
+    return Ref(session.objects().fetch(object, worker), object, std::move(hold));
   });
 }
 
 Ref hold(const PySession& s, const std::string& id, const std::string& owner) {
   const auto use = s.use();
   const auto object = object_at(id, owner).first;
-  return Ref(runtime::Promise<Value>().future(), object, use->references().hold({object}));
+  return Ref(runtime::Promise<Value>().future(), object, use->objects().references().hold({object}));
 }
 
 Ref fetch(const PySession& s, const std::string& id, const std::string& owner) {
   return in_session(s, [&](Session& session) {
     const auto [object, worker] = object_at(id, owner);
-    return Ref(session.fetch(object, worker));
+    return Ref(session.objects().fetch(object, worker));
   });
 }
 
 void drop(const PySession& s, const std::string& id) {
-  in_session(s, [&](Session& session) { session.drop(object_id(id)); });
+  in_session(s, [&](Session& session) { session.objects().drop(object_id(id)); });
 }
 
 // Calls `does` with the streams, on the loop.
 template <class Does>
 auto of_streams(const PySession& s, const Does& does) {
-  return in_session(s, [&](Session& session) { return session.own([&] { return does(session.streams()); }); });
+  return in_session(s, [&](Session& session) { return session.loop().own([&] { return does(session.calls().streams()); }); });
 }
 
 Streams::Id open_stream(const PySession& s) {

@@ -58,7 +58,7 @@ actors::GangSpec gang_of(Session& session, const std::string& class_name, std::s
                          const nb::dict& where) {
   actors::GangSpec spec;
   spec.id = session.new_id<GangId>();
-  spec.job = session.job();
+  spec.job = session.identity().job;
   const auto resources = unwrap(actors::Resources::of(each));
   for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), class_name, resources});
   spec.launch = launch_of(launch);
@@ -71,7 +71,7 @@ std::vector<std::string> create_gang(const PySession& s, const std::string& clas
   const auto use = s.use();
   actors::GangSpec spec = gang_of(*use, class_name, count, each, launch, where);
   spec.refuse_infeasible = refuse_infeasible;
-  without_gil([&] { return use->create_gang(spec); });
+  without_gil([&] { return use->actors().create_gang(spec); });
   std::vector<std::string> ids;
   for (const auto& a : spec.actors) ids.push_back(to_string(a.id));
   return ids;
@@ -92,19 +92,19 @@ std::optional<nb::bytes> create_actor(const PySession& s, const std::string& id,
   spec.max_restarts = max_restarts;
   spec.max_task_retries = max_task_retries;
   spec.creation_spec = std::string(creation_spec.c_str(), creation_spec.size());
-  const auto exists = without_gil([&] { return use->create_gang(spec); });
+  const auto exists = without_gil([&] { return use->actors().create_gang(spec); });
   if (!exists) return std::nullopt;
   return nb::bytes(exists->handle.data(), exists->handle.size());
 }
 
 nb::bytes find_actor(const PySession& s, const std::string& name, const std::string& name_space) {
-  const auto found = unwrap(in_session(s, [&](Session& session) { return session.find_actor({name, name_space}); }));
+  const auto found = unwrap(in_session(s, [&](Session& session) { return session.actors().find({name, name_space}); }));
   return nb::bytes(found.handle.data(), found.handle.size());
 }
 
 // The id and the creation spec of an actor that its process makes without its creator.
 std::pair<std::string, nb::bytes> creation_spec(const PySession& s) {
-  const auto found = unwrap(in_session(s, [](Session& session) { return session.creation_spec(); }));
+  const auto found = unwrap(in_session(s, [](Session& session) { return session.hosting().creation_spec(); }));
   return {to_string(found.row.id), nb::bytes(found.handle.data(), found.handle.size())};
 }
 
@@ -112,33 +112,33 @@ std::string create_group(const PySession& s, const std::vector<Amounts>& bundles
                          const std::string& name_space, bool detached, const nb::list& labels) {
   const auto use = s.use();
   actors::GroupSpec spec;
-  spec.id = use->new_group_id();
-  spec.job = use->job();
+  spec.id = use->groups().new_id();
+  spec.job = use->identity().job;
   spec.name = name;
   spec.name_space = name_space;
   spec.detached = detached;
   for (const auto of_bundle : labels) spec.labels.push_back(labels_of(of_bundle));
   for (const auto& b : bundles) spec.bundles.push_back(unwrap(actors::Resources::of(b)));
   spec.strategy = strategy_of(strategy);
-  without_gil([&] { return use->create_group(spec); });
+  without_gil([&] { return use->groups().create(spec); });
   return to_string(spec.id);
 }
 
 Ref group_ready(const PySession& s, const std::string& group, const nb::bytes& value) {
   auto v = unwrap(Value::make({span_of(value)}));
-  return in_session(s, [&](Session& session) { return Ref(session.group_ready(id_of<GroupId>(group), std::move(v))); });
+  return in_session(s, [&](Session& session) { return Ref(session.groups().ready(id_of<GroupId>(group), std::move(v))); });
 }
 
 void remove_group(const PySession& s, const std::string& group) {
-  unwrap(in_session(s, [&](Session& session) { return session.remove_group(id_of<GroupId>(group)); }));
+  unwrap(in_session(s, [&](Session& session) { return session.groups().remove(id_of<GroupId>(group)); }));
 }
 
 nb::dict group(const PySession& s, const std::string& group) {
-  return group_dict(unwrap(in_session(s, [&](Session& session) { return session.group(id_of<GroupId>(group)); })));
+  return group_dict(unwrap(in_session(s, [&](Session& session) { return session.groups().row(id_of<GroupId>(group)); })));
 }
 
 nb::dict find_group(const PySession& s, const std::string& name, const std::string& name_space) {
-  return group_dict(unwrap(in_session(s, [&](Session& session) { return session.find_group({name, name_space}); })));
+  return group_dict(unwrap(in_session(s, [&](Session& session) { return session.groups().find({name, name_space}); })));
 }
 
 }  // namespace

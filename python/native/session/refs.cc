@@ -30,7 +30,7 @@ Result<Value> make_value(Session& session, const nb::bytes& head, const std::vec
     if (buffers.empty() && head.size() <= Value::kMaxInlineBytes) return Value::of(std::array{span_of(head)}, kind);
     const auto pieces = pieces_of(head, buffers);
     const nb::gil_scoped_release release;
-    return Value::make(pieces, kind, &session.memory());
+    return Value::make(pieces, kind, &session.objects().memory());
   }();
   if (value) refer(*value, refs);
   return value;
@@ -54,7 +54,7 @@ void stand_alone(Session& session, const std::vector<Ref*>& refs) {
     if (!value || !value->shared() || value->whole()) continue;
     auto own = [&] {
       const nb::gil_scoped_release release;
-      return value->own_memory(&session.memory());
+      return value->own_memory(&session.objects().memory());
     }();
     if (!own && own.error().reason() == "ObjectStoreFull")
       continue;  // then the call makes a copy outside the object store, which is only counted
@@ -168,7 +168,7 @@ Readiness::Noted::~Noted() {
 }
 
 void Readiness::add(Session& session, const ValueFuture& future, std::uint64_t number) const {
-  session.own([&] { future.then([noted = noted_, number](const Result<Value>&) { noted->push(number); }); });
+  session.loop().own([&] { future.then([noted = noted_, number](const Result<Value>&) { noted->push(number); }); });
 }
 
 std::vector<std::uint64_t> Readiness::take() const {
@@ -187,10 +187,10 @@ std::vector<std::uint64_t> Readiness::take() const {
 
 Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, bool judge_raised, Readiness readiness,
                     std::uint64_t number) const {
-  const bool cancelled = session.own([&] {
+  const bool cancelled = session.loop().own([&] {
     if (source_->task == 0) {
-      source_->task = session.new_task();
-      session.note_open(promise_.future());
+      source_->task = session.calls().new_task();
+      session.calls().note_open(promise_.future());
     }
     call.attempts = source_->attempts;
     call.task = actors::task_number(source_->task, (*source_->attempts)++);
@@ -198,11 +198,11 @@ Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, 
   });
   if (cancelled) {
     const auto error = actors::call_cancelled(call.method);
-    session.own([&] { promise_.set(fail(error)); });
+    session.loop().own([&] { promise_.set(fail(error)); });
     return Ref(promise_.future());
   }
-  const auto attempt = session.call(std::move(call), deps);
-  session.own([&] {
+  const auto attempt = session.calls().call(std::move(call), deps);
+  session.loop().own([&] {
     source_->call = attempt;
     attempt.then(
         [self = *this, given = std::move(deps), judge_raised, readiness = std::move(readiness), number](const Result<Value>& result) {
@@ -227,7 +227,7 @@ std::vector<ValueFuture> futures_of(Session& session, const std::vector<Ref*>& r
   }
   if (to_hold.empty()) return out;
   const nb::gil_scoped_release release;
-  session.own([&] {
+  session.loop().own([&] {
     for (const auto& [at, hold] : to_hold) {
       const runtime::Promise<Value> promise;
       out[at].then([promise, hold = hold](const Result<Value>& value) { promise.set(value); });
@@ -243,7 +243,7 @@ namespace {
 std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
   std::vector<Ref> out;
   const auto source = whole.source() ? whole.source() : std::make_shared<Ref::Source>(Ref::Source{whole.future()});
-  for (auto& part : session.split(whole.future(), count)) out.push_back(Ref(std::move(part), source).of_task(whole.task()));
+  for (auto& part : session.calls().split(whole.future(), count)) out.push_back(Ref(std::move(part), source).of_task(whole.task()));
   return out;
 }
 
@@ -319,7 +319,7 @@ void bind_attempts(nb::module_& m) {
       .def(
           "settle",
           [](const Attempts& a, const PySession& s, const Ref& attempt) {
-            in_session(s, [&](Session& session) { session.own([&] { a.settle(attempt.future()); }); });
+            in_session(s, [&](Session& session) { session.loop().own([&] { a.settle(attempt.future()); }); });
           },
           nb::arg("session"), nb::arg("attempt"), "Makes this attempt's result the final one.");
 }

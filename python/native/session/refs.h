@@ -65,7 +65,7 @@ class Ref {
   }
   void follows(const Ref& other) { task_ = other.task(); }
   // The future to cancel for this ref, and a callback that marks the cancellation.
-  actors::Session::ToCancel to_cancel() const {
+  actors::ToCancel to_cancel() const {
     if (!source_) return {[future = future_] { return future; }, [] {}};
     return {[source = source_] { return source->call; }, [source = source_] { source->cancelled = true; }};
   }

@@ -142,16 +142,16 @@ void bind_session(nb::module_& m) {
                   nb::arg("fold_logs") = false, nb::arg("ends_job") = true, nb::arg("retry_delay_s"), nb::arg("head_timeout_s") = 60.0)
       .def("close", &PySession::close)
       .def("abandon_after_fork", &PySession::abandon_after_fork)
-      .def_prop_ro("job", [](const PySession& s) { return to_string(s.use()->job()); })
-      .def_prop_ro("worker", [](const PySession& s) { return to_string(s.use()->worker()); })
-      .def_prop_ro("node", [](const PySession& s) { return to_string(s.use()->node()); })
+      .def_prop_ro("job", [](const PySession& s) { return to_string(s.use()->identity().job); })
+      .def_prop_ro("worker", [](const PySession& s) { return to_string(s.use()->identity().worker); })
+      .def_prop_ro("node", [](const PySession& s) { return to_string(s.use()->identity().node); })
       .def_prop_ro(
-          "place", [](const PySession& s) { return to_string(s.use()->worker()) + to_string(s.use()->node()); },
+          "place", [](const PySession& s) { return to_string(s.use()->identity().worker) + to_string(s.use()->identity().node); },
           "The place of objects that this process publishes: its own id and its node's.")
-      .def_prop_ro("folder", [](const PySession& s) { return s.use()->folder(); })
-      .def_prop_ro("host", [](const PySession& s) { return s.use()->host(); })
-      .def_prop_ro("head_endpoint", [](const PySession& s) { return s.use()->head_endpoint(); })
-      .def_prop_ro("node_endpoint", [](const PySession& s) { return s.use()->node_endpoint(); });
+      .def_prop_ro("folder", [](const PySession& s) { return s.use()->identity().folder; })
+      .def_prop_ro("host", [](const PySession& s) { return s.use()->identity().host; })
+      .def_prop_ro("head_endpoint", [](const PySession& s) { return s.use()->head().endpoints(); })
+      .def_prop_ro("node_endpoint", [](const PySession& s) { return s.use()->node().endpoint(); });
   bind_placement(session);
   bind_cluster(m, session);
   bind_calls(session);

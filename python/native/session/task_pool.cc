@@ -22,7 +22,7 @@ struct PyTaskPool {
 // Calls fn(pool) on the loop.
 template <class F>
 auto on_loop(const PyTaskPool& p, F&& fn) {
-  return in_session(*p.session, [&](Session& session) { return session.own([&] { return fn(*p.pool); }); });
+  return in_session(*p.session, [&](Session& session) { return session.loop().own([&] { return fn(*p.pool); }); });
 }
 
 std::vector<std::string> hex_of(const std::vector<ActorId>& ids) {
@@ -34,7 +34,7 @@ std::vector<std::string> hex_of(const std::vector<ActorId>& ids) {
 // `number` is noted when take_wants has a result.
 void make(PyTaskPool* out, PySession& s, const Readiness& readiness, std::uint64_t number, bool spread, bool lends) {
   auto pool = in_session(
-      s, [&](Session& session) { return session.make_task_pool([readiness, number] { readiness.note(number); }, spread, lends); });
+      s, [&](Session& session) { return session.calls().pools().make([readiness, number] { readiness.note(number); }, {spread, lends}); });
   new (out) PyTaskPool{&s, std::move(pool)};
 }
 
@@ -55,7 +55,7 @@ Ref submit(const PyTaskPool& p, const std::string& name, std::uint64_t function,
   task.parent = key_of(parent);
   const nb::gil_scoped_release release;
   std::uint64_t number = 0;
-  auto result = session.own([&] {
+  auto result = session.loop().own([&] {
     number = p.pool->next_number();
     return p.pool->submit(std::move(task));
   });

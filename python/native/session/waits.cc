@@ -11,7 +11,7 @@ using actors::Session;
 namespace {
 
 void count(Session& session, const std::shared_ptr<Tally>& tally, const std::vector<Ref*>& refs) {
-  session.own([&] {
+  session.loop().own([&] {
     tally->of += refs.size();
     for (const auto* ref : refs) ref->follow(tally);
   });
@@ -32,9 +32,9 @@ Result<void> wait_until(Session& session, const std::vector<Ref*>& refs, const s
     all = t->ready == t->of;
     return enough(*t);
   };
-  const auto waited = session.wait(is_enough, deadline);
+  const auto waited = session.loop().wait(is_enough, deadline);
   if (all) return waited;
-  session.own([&] {
+  session.loop().own([&] {
     for (const auto* ref : refs) ref->leave(t);
   });
   return waited;
@@ -72,8 +72,8 @@ std::vector<bool> wait_some(const PySession& s, const std::vector<Ref*>& refs, s
 bool wait_calls(const PySession& s, double timeout, std::string_view actor) {
   const std::optional<ActorId> of = actor.empty() ? std::nullopt : std::optional(id_of<ActorId>(actor));
   return in_time(in_session(s, [&](Session& session) {
-    const auto none = [&] { return of ? !session.any_open_calls(*of) : !session.any_open_calls(); };
-    return session.own(none) ? Result<void>() : session.wait(none, deadline_in(timeout));
+    const auto none = [&] { return of ? !session.calls().any_open(*of) : !session.calls().any_open(); };
+    return session.loop().own(none) ? Result<void>() : session.loop().wait(none, deadline_in(timeout));
   }));
 }
 
@@ -87,8 +87,8 @@ std::string host_queue(PySession& s, const std::string& class_name) {
   request.class_name = class_name;
   request.gang_key = class_name + "-" + to_string(id);
   without_gil([&]() -> Result<void> {
-    SHOAL_TRY(const auto future, session.host_actor(std::move(request), queue, std::chrono::seconds(30)));
-    SHOAL_OK(session.wait([&] { return future.ready(); }));
+    SHOAL_TRY(const auto future, session.hosting().place(std::move(request), queue, std::chrono::seconds(30)));
+    SHOAL_OK(session.loop().wait([&] { return future.ready(); }));
     if (!future.peek()) return fail(future.peek().error());
     return {};
   });
@@ -101,7 +101,7 @@ std::unique_ptr<PyIncoming> next_report(PySession& s, const std::string& queue, 
   const auto calls = s.queues.at(queue);
   std::unique_ptr<PyIncoming> out;
   without_gil([&] {
-    return use->wait([&] {
+    return use->loop().wait([&] {
       if (t->failed || t->ready > seen) return true;
       if (calls->empty()) return t->ready == t->of;
       out = std::make_unique<PyIncoming>(calls->pop(), s.users());
@@ -114,7 +114,7 @@ std::unique_ptr<PyIncoming> next_report(PySession& s, const std::string& queue, 
 void close_queue(PySession& s, const std::string& queue) {
   in_session(s, [&](Session& session) {
     s.queues.erase(queue);
-    session.own([&] { session.actor_host().remove(id_of<ActorId>(queue)); });
+    session.loop().own([&] { session.hosting().actors().remove(id_of<ActorId>(queue)); });
   });
 }
 
@@ -124,7 +124,7 @@ void bind_waits(nb::module_& m, SessionClass& session) {
   nb::class_<Tally>(m, "Tally", "Counts ready references among some.").def_ro("of", &Tally::of).def_ro("ready", &Tally::ready);
   session
       .def(
-          "hand_over", [](const PySession& s) { s.use()->hand_over(); },
+          "hand_over", [](const PySession& s) { s.use()->loop().hand_over(); },
           "For a thread that sleeps until a Readiness has something: the background thread serves the connections at once.")
       .def("wait_all", &wait_all, nb::arg("refs"), nb::arg("timeout") = nb::none(),
            "True once all are ready or one has failed; False at the timeout.")

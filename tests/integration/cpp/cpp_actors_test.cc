@@ -276,7 +276,7 @@ TEST_F(CppActorsTest, AMeshIsPlacedCompletelyOrNotAtAll) {
   EXPECT_EQ(e.code(), Code::kResourceExhausted) << e.to_string();
   const auto waits = driver->spawn_mesh<Member>(5, {.num_cpus = 1}, 0).value();
   EXPECT_EQ(waits.call_all(&Member::world_size).get(300ms).error().code(), Code::kDeadlineExceeded);
-  const auto rows = driver->session().list(shoal::actors::ListRequest::What::kActors).value();
+  const auto rows = driver->session().cluster().list(shoal::actors::ListRequest::What::kActors).value();
   for (const auto& row : rows.actors) {
     for (const auto& m : waits) EXPECT_TRUE(row.id != m.id() || row.pid == 0) << "rank " << row.rank << " was placed alone";
   }
@@ -366,11 +366,11 @@ TEST_F(CppActorsTest, SeveralThreadsCallAndAwait) {
 TEST_F(CppActorsTest, ARebuiltProgramIsRefused) {
   shoal::actors::SessionOptions session;
   session.credentials.token = shoal::runtime::Token::parse([] {
-                                std::ifstream file(driver->session().folder() + "/token");
+                                std::ifstream file(driver->session().identity().folder + "/token");
                                 return std::string(std::istreambuf_iterator<char>(file), {});
                               }())
                                   .value();
-  session.head = driver->session().head_endpoint();
+  session.head = driver->session().head().endpoints();
   session.name = "of another build";
   session.print_logs = false;
   shoal::Context::Options options;

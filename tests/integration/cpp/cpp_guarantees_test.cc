@@ -159,7 +159,7 @@ TEST_F(CppGuaranteesTest, ADetachedActorOutlivesItsCreator) {
   const auto found = driver->get_actor<Counter>("stays").value();
   EXPECT_EQ(found.call(&Counter::add, 1).get().value(), 9);
   EXPECT_EQ(found.call(&Counter::self).get().value(), found.id());
-  const auto rows = driver->session().list(shoal::actors::ListRequest::What::kActors).value();
+  const auto rows = driver->session().cluster().list(shoal::actors::ListRequest::What::kActors).value();
   for (const auto& row : rows.actors) {
     EXPECT_TRUE(row.id != found.id() || row.job != driver->job());
   }

@@ -1,4 +1,4 @@
-#include "actors/session/host_requests.h"
+#include "actors/session/clients/host_requests.h"
 
 #include "actors/wire/method.h"
 

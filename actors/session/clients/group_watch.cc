@@ -1,4 +1,4 @@
-#include "actors/session/group_watch.h"
+#include "actors/session/clients/group_watch.h"
 
 #include <utility>
 

@@ -1,0 +1,49 @@
+// The client of placement groups: it makes and removes them, and waits for their resources. Any thread, unless noted.
+//
+// A restarted head gets the requests for awaited groups again. It also gets the removals again, since its predecessor may have ended before
+// it stored them.
+#pragma once
+
+#include <deque>
+#include <set>
+
+#include "actors/session/clients/group_watch.h"
+#include "actors/session/link/head_client.h"
+#include "runtime/loop/random.h"
+
+namespace shoal::actors {
+
+class GroupClient {
+ public:
+  GroupClient(SessionLoop& loop, HeadClient& head, runtime::Random& random);
+  GroupClient(const GroupClient&) = delete;
+  GroupClient& operator=(const GroupClient&) = delete;
+
+  // Begins with the time, so that groups that come and go together are adjacent in the head's store. The rest is random.
+  GroupId new_id();
+  // Returns when the head accepts the group; ready() waits for its placement.
+  Result<void> create(const GroupSpec& spec);
+  // `value` once it has all its bundles. Cancelled/GroupRemoved, NotFound.
+  ValueFuture ready(GroupId group, Value value);
+  // Does not wait for the head. Later requests to the head find the group removed.
+  Result<void> remove(GroupId group);
+  Result<GroupRow> row(GroupId group);
+  Result<GroupRow> find(const FindActor& request);
+  // Futures that wait fail. Only while the loop is owned.
+  void close();
+
+ private:
+  void watch(GroupId group);
+  void repeat();
+
+  static constexpr std::size_t kMaxRemoved = 1000;  // a head stores a removal within milliseconds
+
+  SessionLoop& loop_;
+  HeadClient& head_;
+  runtime::Random& random_;
+  GroupWatch groups_;
+  std::set<GroupId> creating_;  // a restarted head may lack these until their request is repeated
+  std::deque<GroupId> removed_;
+};
+
+}  // namespace shoal::actors

@@ -1,0 +1,46 @@
+// This process's answers to inspection (actors/wire/inspection.h), made on request, and the metrics that it leaves with its node.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "actors/session/call_book.h"
+#include "actors/session/clients/call_client.h"
+#include "actors/session/clients/object_client.h"
+#include "actors/session/link/identity.h"
+#include "actors/session/link/node_client.h"
+#include "actors/wire/inspection.h"
+#include "runtime/loop/random.h"
+
+namespace shoal::actors {
+
+class ProcessReporter {
+ public:
+  // Metrics of this process's users. `last`: the process leaves, and counts restart at zero. Any thread, never with Python's GIL held.
+  using Measured = std::function<std::vector<MetricFamily>(bool last)>;
+  ProcessReporter(SessionLoop& loop, NodeClient& node, CallClient& calls, ObjectClient& objects, const CallBook& book,
+                  runtime::Random& random, const Identity& self, Measured measured);
+  ProcessReporter(const ProcessReporter&) = delete;
+  ProcessReporter& operator=(const ProcessReporter&) = delete;
+
+  // For a process about to end: sends its metrics to the node and waits for the answer, at most `within`. Any thread.
+  void send_last_metrics(runtime::Duration within);
+
+ private:
+  // Loop only.
+  ProcessReport report(const Inspect& asked);
+  std::vector<MetricFamily> metrics(bool last) const;
+
+  SessionLoop& loop_;
+  NodeClient& node_;
+  CallClient& calls_;
+  ObjectClient& objects_;
+  const CallBook& book_;
+  runtime::Random& random_;
+  const Identity& self_;
+  const Measured measured_;
+  std::optional<std::vector<MetricFamily>> last_;  // set when leaving; recording then starts anew
+};
+
+}  // namespace shoal::actors

@@ -1,0 +1,76 @@
+// The client of the head: a connection that is made again, and requests that survive the head's death.
+//
+// The node of the head's host starts a dead head again, or another head leads. A request that fails for lack of a head is therefore
+// repeated until head_timeout, while this process has a node. This is safe, since each request names what it makes
+// (docs/decisions/requests-name-what-they-make.md). A restarted head has no watches: parts of the session that need some add them again in
+// link().on_opened().
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "actors/session/link/link.h"
+#include "actors/session/link/node_client.h"
+#include "actors/wire/head_messages.h"
+
+namespace shoal::actors {
+
+class HeadClient {
+ public:
+  struct Options {
+    runtime::Duration connect_timeout = {}, control_timeout = {};
+    runtime::Duration head_timeout = {};
+  };
+  // Reports of the node update the head's endpoints.
+  HeadClient(SessionLoop& loop, runtime::Network& network, NodeClient& node, Options options);
+
+  // ---- any thread ----
+  // Endpoints of the head, tried in turn.
+  std::string endpoints();
+  // Waits for the connection. Unavailable/HeadGone.
+  Result<void> reach();
+  // The same, without repetition.
+  Result<void> reach_once();
+  Result<runtime::Message> ask(Method method, const Bytes& bytes, const std::function<void()>& sending = {});
+  template <class Reply>
+  Result<Reply> ask_for(Method method, const Bytes& bytes) {
+    SHOAL_TRY(const runtime::Message reply, ask(method, bytes));
+    return from_bytes<Reply>(reply.body);
+  }
+  // As ask(), without repetition: only if there is a connection.
+  Result<runtime::Message> ask_once(Method method, Bytes bytes) { return link_.ask(method, std::move(bytes), options_.control_timeout); }
+  // Repeats `attempt` while it fails with HeadGone.
+  Result<void> retry(const std::function<Result<void>()>& attempt);
+  // This process leaves: a dead head is awaited no longer than `limit`.
+  void hurry(runtime::Duration limit);
+
+  // ---- only while the loop is owned ----
+  Link& link() { return link_; }
+  // An answer after control_timeout is an error.
+  void call(Method method, Bytes bytes, runtime::Peer::Callback done) {
+    link_.call(method, body(std::move(bytes)), options_.control_timeout, std::move(done));
+  }
+  // A report of the head, unless the cluster ends for this session.
+  template <class Notice>
+  void on_notice(Method method, std::function<void(const Notice&)> handle) {
+    link_.on_notice(method, [this, handle = std::move(handle)](const runtime::Message& message) {
+      if (cluster_ends_) return;
+      if (const auto notice = from_bytes<Notice>(message.body)) handle(*notice);
+    });
+  }
+  // This session ends the cluster: processes and connections that end with it are no news for open calls.
+  void expect_end() { cluster_ends_ = true; }
+  bool cluster_ends() const { return cluster_ends_; }
+
+ private:
+  SessionLoop& loop_;
+  const NodeClient& node_;
+  Options options_;
+  Link link_;
+  bool cluster_ends_ = false;
+};
+
+// The error of a request without a head.
+Error head_gone();
+
+}  // namespace shoal::actors

@@ -1,0 +1,46 @@
+// The client of this process's node: its connection, and the memories that the node keeps by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "actors/session/link/identity.h"
+#include "actors/session/link/link.h"
+#include "actors/wire/node_messages.h"
+#include "runtime/core/fd.h"
+
+namespace shoal::actors {
+
+class NodeClient {
+ public:
+  struct Options {
+    runtime::Duration connect_timeout = {}, control_timeout = {};
+  };
+  NodeClient(SessionLoop& loop, runtime::Network& network, const Identity& self, Options options);
+
+  // ---- any thread ----
+  // Connects to the node and presents this process, once. The descriptor is that of the node's membership page, if it has one.
+  struct Presented {
+    Attached node;
+    std::vector<Fd> membership_page;
+  };
+  Result<Presented> attach(const std::string& endpoint, const Attach& process);
+  // A constant once attach() has returned.
+  const std::string& endpoint() const { return link_.endpoints(); }
+  Result<runtime::Message> ask(Method method, Bytes bytes) { return link_.ask(method, std::move(bytes), options_.control_timeout); }
+  // The job's memory of this key, zeroed for the first process.
+  Result<Fd> open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member = -1);
+  void drop_arena(const std::string& key);
+
+  // ---- only while the loop is owned ----
+  Link& link() { return link_; }
+  const Link& link() const { return link_; }
+
+ private:
+  SessionLoop& loop_;
+  const Identity& self_;
+  const Options options_;
+  Link link_;
+};
+
+}  // namespace shoal::actors

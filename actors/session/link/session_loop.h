@@ -1,0 +1,51 @@
+// The loop of a process with a session, for the process's threads. A thread owns it for a moment, or waits and runs it meanwhile.
+//
+// Any thread may call any member; a handler of the loop may only call post(), clock() and deadline_in().
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "runtime/core/result.h"
+#include "runtime/loop/clock.h"
+#include "runtime/loop/loop.h"
+#include "runtime/loop/loop_thread.h"
+
+namespace shoal::actors {
+
+class SessionLoop {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  // `thread` runs loop(): it is made after this object and destroyed before it. Waits poll `interrupted`; true ends them.
+  SessionLoop(runtime::LoopThread& thread, std::function<bool()> interrupted);
+  SessionLoop(const SessionLoop&) = delete;
+  SessionLoop& operator=(const SessionLoop&) = delete;
+
+  // Runs fn while this thread owns the loop.
+  template <class F>
+  auto own(F&& fn) {
+    return thread_.own(std::forward<F>(fn));
+  }
+  // Waits until done() holds (called while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
+  Result<void> wait(const std::function<bool()>& done, Deadline deadline = runtime::LoopThread::kForever);
+  // `limit` from now, for wait(); Duration::max(): no deadline.
+  Deadline deadline_in(runtime::Duration limit) const;
+  // For a thread about to sleep on a descriptor that a handler sets (LoopThread::hand_over).
+  void hand_over() { thread_.hand_over(); }
+  void post(std::function<void()> fn) { loop_.post(std::move(fn)); }
+
+  runtime::Loop& loop() { return loop_; }
+  // May be kept longer than the session.
+  const std::shared_ptr<runtime::Clock>& clock() const { return clock_; }
+
+ private:
+  runtime::Loop loop_;
+  const std::shared_ptr<runtime::Clock> clock_;
+  runtime::LoopThread& thread_;
+  const std::function<bool()> interrupted_;
+};
+
+}  // namespace shoal::actors
