@@ -20,7 +20,7 @@
 #include "scheduler/node/log_book.h"
 #include "scheduler/node/memory_monitor.h"
 #include "scheduler/node/metrics_book.h"
-#include "scheduler/node/objects.h"
+#include "scheduler/node/objects/objects.h"
 #include "scheduler/node/usage_places.h"
 #include "storage/memory_table.h"
 

@@ -1,4 +1,4 @@
-#include "scheduler/node/changes.h"
+#include "scheduler/node/objects/changes.h"
 
 #include <random>
 #include <set>

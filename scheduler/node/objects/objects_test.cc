@@ -1,4 +1,4 @@
-#include "scheduler/node/objects.h"
+#include "scheduler/node/objects/objects.h"
 
 #include <fcntl.h>
 #include <unistd.h>
