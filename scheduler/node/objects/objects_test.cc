@@ -140,7 +140,7 @@ class Side final : public runtime::PeerHandler {
   std::set<WorkerId> workers;
   NodeId self;
   std::deque<std::pair<std::function<void()>, std::function<void()>>> writes;  // pending writes of objects into files
-  std::optional<runtime::UsageBoard> membership_page;
+  std::optional<runtime::UsageBoard> usage_board;
   storage::MemoryTable memory{[] {
     storage::MemoryTable::Options o;
     o.spare_bytes = 0;
@@ -160,7 +160,7 @@ class Side final : public runtime::PeerHandler {
                   }(),
                   {.merge_beyond = 5},
                   [this] { return to_head_.get(); },
-                  {[this](WorkerId worker) { return workers.contains(worker); }, [this] { return membership_page; }, [](std::uint64_t) {},
+                  {[this](WorkerId worker) { return workers.contains(worker); }, [this] { return usage_board; }, [](std::uint64_t) {},
                    [this](std::uint64_t n) { return clients_.at(n).peer ? clients_.at(n).peer->queued_bytes() : 0; }}};
 
  private:
@@ -379,9 +379,9 @@ class ObjectsRoomTest : public ObjectsTest {
  protected:
   void SetUp() override {
     if (!runtime::room_on_disk(kMiB, testing::TempDir())) GTEST_SKIP() << "tests have no disk here";
-    b_.membership_page.emplace(words_.data());
-    b_.membership_page->set_limit(100 * kMiB);
-    b_.membership_page->set_members(1);
+    b_.usage_board.emplace(words_.data());
+    b_.usage_board->set_limit(100 * kMiB);
+    b_.usage_board->set_members(1);
   }
   const Fd words_memory_ = runtime::make_memory("board", runtime::UsageBoard::kBytes).value();
   const runtime::Mapping words_ = runtime::map(words_memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
@@ -390,7 +390,7 @@ class ObjectsRoomTest : public ObjectsTest {
 TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
   std::vector<ObjectKey> keys;
   for (std::uint64_t id = 1; id <= 4; ++id) keys.push_back(b_.put(ObjectId{id}, kMiB));
-  EXPECT_EQ(b_.membership_page->total().kept, 4 * kMiB);  // objects whose maker is gone
+  EXPECT_EQ(b_.usage_board->total().kept, 4 * kMiB);  // objects whose maker is gone
   b_.objects.make_room(100 * kMiB);
   ASSERT_EQ(b_.writes.size(), 1u);  // write of the first object
   b_.memory.free(kJob, ObjectId{1});
@@ -407,11 +407,11 @@ TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
   EXPECT_TRUE(b_.in_memory(keys[3]));  // a move would free nothing
   EXPECT_TRUE(b_.writes.empty());
   EXPECT_TRUE(b_.in_memory(keys[1]));
-  EXPECT_EQ(b_.membership_page->total().kept, 2 * kMiB);
-  EXPECT_EQ(b_.membership_page->total().spilled, kMiB);
+  EXPECT_EQ(b_.usage_board->total().kept, 2 * kMiB);
+  EXPECT_EQ(b_.usage_board->total().spilled, kMiB);
   b_.objects.end_job(kJob);
-  EXPECT_EQ(b_.membership_page->total().kept, 0u);
-  EXPECT_EQ(b_.membership_page->total().spilled, 0u);
+  EXPECT_EQ(b_.usage_board->total().kept, 0u);
+  EXPECT_EQ(b_.usage_board->total().spilled, 0u);
 }
 
 // Processes of three nodes put objects, pass references on, read, drop and die, over connections that break. Each holder of a reference

@@ -1,0 +1,66 @@
+// The memory of replicas. Its bytes are counted from the grant of room until no process reads it, also after the replica is dropped.
+//
+// The node can write it. Readers get another open file of it, with a shared lock, so an exclusive lock proves that none reads. Loop thread
+// only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "runtime/core/fd.h"
+#include "runtime/loop/clock.h"
+#include "scheduler/node/objects/options.h"
+#include "scheduler/node/objects/uncounted_bytes.h"
+#include "storage/reference_table.h"
+
+namespace shoal::scheduler {
+
+class ReplicaMemory {
+ public:
+  using Object = storage::ReferenceTable::Object;
+
+  ReplicaMemory(runtime::Clock& clock, UncountedBytes& uncounted, const ObjectOptions& options)
+      : clock_(clock), uncounted_(uncounted), options_(options) {}
+
+  // Counts the bytes of an object that is about to be made.
+  void count(const Object& object, std::uint64_t bytes);
+  // Makes the object's memory, with `first` at its start.
+  Result<void> make(const Object& object, std::uint64_t bytes, std::span<const std::byte> first);
+  Result<void> write(const Object& object, std::uint64_t offset, std::span<const std::byte> bytes);
+  Result<Fd> for_readers(const Object& object) const;
+  // Notes a get, for the order of evictable().
+  void used(const Object& object);
+
+  // Counted objects, least recently used first.
+  std::vector<Object> evictable() const;
+  // Frees the object's memory and returns its bytes. nullopt, and no change, while a process reads it.
+  std::optional<std::uint64_t> evict(const Object& object);
+  // The object is dropped; its memory is given back once no process reads it.
+  void drop(const Object& object);
+  // A file has replaced the object's memory.
+  void replaced(const Object& object);
+  // Gives back memory of dropped objects. Checks a limited number of them in turn, as there may be very many.
+  void check_left();
+
+ private:
+  struct Copy {
+    Fd memory;
+    std::uint64_t counted = 0;  // bytes
+    std::uint64_t last_used = 0;
+  };
+  bool give_back(const Copy& copy);
+
+  runtime::Clock& clock_;
+  UncountedBytes& uncounted_;
+  const ObjectOptions& options_;
+  std::map<Object, Copy> copies_;
+  std::deque<Copy> left_;  // dropped replicas that a process may still read
+  std::uint64_t next_use_ = 1;
+  runtime::Timer checking_left_;
+};
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,64 @@
+// Room for replicas within the node's limit: transfers that wait for it, in order. Waiting ends when replicas are evicted or processes make
+// room, and fails after a limit of patience without progress.
+//
+// Loop thread only.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "runtime/core/result.h"
+#include "runtime/loop/clock.h"
+#include "runtime/shm/usage_board.h"
+#include "scheduler/node/objects/options.h"
+#include "scheduler/node/objects/replica_memory.h"
+#include "scheduler/node/objects/spiller.h"
+#include "scheduler/node/objects/uncounted_bytes.h"
+
+namespace shoal::scheduler {
+
+class ReplicaRoom {
+ public:
+  using Object = storage::ReferenceTable::Object;
+  struct Events {
+    std::function<bool(const Object& object, std::uint64_t transfer)> wanted;  // the transfer is still under way
+    std::function<bool(std::uint64_t bytes)> evict;                            // drops replicas; true if that was enough
+    std::function<void(std::uint64_t bytes)> want_room;                        // asks all processes here
+  };
+  using Then = std::function<void(Result<void>)>;
+
+  ReplicaRoom(runtime::Clock& clock, UncountedBytes& uncounted, ReplicaMemory& copies, Spiller& spiller, const ObjectOptions& options,
+              Events events)
+      : clock_(clock), uncounted_(uncounted), copies_(copies), spiller_(spiller), options_(options), events_(std::move(events)) {}
+
+  // Counts `bytes` for the object and calls `then`, at once or later; not at all if the transfer is no longer wanted.
+  void take(const Object& object, std::uint64_t transfer, std::uint64_t bytes, Then then);
+
+ private:
+  struct Waiting {
+    Object object;
+    std::uint64_t transfer = 0;
+    std::uint64_t bytes = 0;
+    Then then;
+    runtime::TimePoint since{};
+    std::optional<runtime::TimePoint> asked{};
+    runtime::UsageBoard::Usage before{};
+  };
+  void look();
+  // Returns nothing while processes are asked to make room.
+  std::optional<Result<void>> decide(Waiting& waiting);
+
+  runtime::Clock& clock_;
+  UncountedBytes& uncounted_;
+  ReplicaMemory& copies_;
+  Spiller& spiller_;
+  const ObjectOptions& options_;
+  const Events events_;
+  std::deque<Waiting> waiting_;
+  runtime::Timer looking_;
+  runtime::TimePoint looked_{};  // last look
+};
+
+}  // namespace shoal::scheduler

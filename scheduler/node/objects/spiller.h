@@ -1,0 +1,48 @@
+// Moves objects that only the node has into files, one at a time and beside the loop. Each is checked to be idle at its turn, and again
+// when its file is written.
+//
+// Loop thread only.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "runtime/log/log.h"
+#include "runtime/loop/clock.h"
+#include "scheduler/node/objects/options.h"
+#include "scheduler/node/objects/uncounted_bytes.h"
+#include "storage/memory_table.h"
+
+namespace shoal::scheduler {
+
+class Spiller {
+ public:
+  Spiller(runtime::Clock& clock, storage::MemoryTable& memory, UncountedBytes& uncounted, runtime::Log log, const ObjectOptions& options)
+      : clock_(clock), memory_(memory), uncounted_(uncounted), log_(std::move(log)), options_(options) {}
+  // Gives up a file that is being written.
+  ~Spiller() { *over_ = true; }
+
+  // Begins to move `bytes` or more: a process that makes one object usually makes others, and would wait each time.
+  void spill(std::uint64_t bytes);
+  // The error of the last file, "" if it was written.
+  const std::string& why_no_file() const { return no_file_; }
+
+ private:
+  void spill_next();
+
+  runtime::Clock& clock_;
+  storage::MemoryTable& memory_;
+  UncountedBytes& uncounted_;
+  const runtime::Log log_;
+  const ObjectOptions& options_;
+  std::uint64_t to_spill_ = 0;  // bytes to move
+  std::size_t looks_ = 0;       // objects that may still be examined for that
+  bool writing_ = false;
+  std::optional<runtime::TimePoint> in_vain_;  // last time that nothing could be moved
+  std::string no_file_;
+  std::shared_ptr<std::atomic<bool>> over_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+}  // namespace shoal::scheduler
