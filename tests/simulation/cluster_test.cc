@@ -15,8 +15,8 @@ class ClusterTest : public testing::Test {
  protected:
   ~ClusterTest() override {
     cluster_.state().check_invariants();
-    EXPECT_EQ(cluster_.num_logged_errors(), 0u);
-    if (HasFailure()) std::fprintf(stderr, "the last lines of the log:\n%s", cluster_.log().c_str());
+    EXPECT_EQ(cluster_.log().num_errors(), 0u);
+    if (HasFailure()) std::fprintf(stderr, "the last lines of the log:\n%s", cluster_.log().text().c_str());
   }
 
   void join() {
@@ -65,11 +65,11 @@ TEST_F(ClusterTest, AGangIsPlacedOverThreeNodesAndAnswers) {
   join();
   const auto actors = gang(12);
   EXPECT_EQ(hosts_of(actors), (std::set<std::string>{"n0", "n1", "n2"}));
-  EXPECT_EQ(cluster_.num_workers_running(), 12u);
+  EXPECT_EQ(cluster_.nodes().workers().size(), 12u);
   expect_at_rest();
   cluster_.driver_leaves();
   expect_all_free();
-  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 0; }));
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.nodes().workers().empty(); }));
 }
 
 TEST_F(ClusterTest, AWorkerCrashFailsItsCallsWithTheCauseAndNoOthers) {
@@ -113,15 +113,15 @@ TEST_F(ClusterTest, ActorsOnAnyNodeEndWithTheirCreator) {
   ASSERT_EQ(hosts_of(chain).size(), 3u);
   driver().kill(chain[0]);
   ASSERT_TRUE(cluster_.run_until([&] { return heard_dead({chain[0]}); }));
-  cluster_.crash_head();
+  cluster_.heads().crash();
   cluster_.run_for(1s);
-  cluster_.boot_head();
+  cluster_.heads().boot();
   ASSERT_TRUE(cluster_.run_until([&] { return heard_dead(chain); }, 60s));
   EXPECT_NE(driver().cause(chain[2])->message().find("its creator, actor Echo(" + to_string(chain[1]) + "), ended: its creator"),
             std::string::npos)
       << driver().cause(chain[2])->message();
   EXPECT_TRUE(cluster_.all_answer(others));
-  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == others.size(); }, 60s));
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.nodes().workers().size() == others.size(); }, 60s));
   expect_at_rest();
 }
 
@@ -130,7 +130,7 @@ TEST_F(ClusterTest, ANodeCrashEndsOnlyItsActors) {
   const auto actors = gang(12);
   const auto gone = on("n1", actors), rest = on("n1", actors, false);
   ASSERT_EQ(gone.size(), 4u);
-  cluster_.crash_node(1);
+  cluster_.nodes().crash(1);
   EXPECT_TRUE(cluster_.all_answer(rest));
   EXPECT_TRUE(cluster_.run_until([&] { return heard_dead(gone); }));
   ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 2; }));
@@ -139,7 +139,7 @@ TEST_F(ClusterTest, ANodeCrashEndsOnlyItsActors) {
   const auto waiting = driver().create_gang(2, 2);  // no room
   cluster_.run_for(5s);
   EXPECT_EQ(cluster_.state().actor(waiting[0])->state, ActorState::kPending);
-  cluster_.boot_node(1);
+  cluster_.nodes().boot(1);
   EXPECT_TRUE(cluster_.all_answer(waiting));
   expect_at_rest();
 }
@@ -150,7 +150,7 @@ TEST_F(ClusterTest, AKilledActorLeavesNothingBehind) {
   driver().kill(actors[1]);
   ASSERT_TRUE(cluster_.run_until([&] { return driver().cause(actors[1]) != nullptr; }));
   EXPECT_NE(driver().cause(actors[1])->message().find("killed by shoal.kill"), std::string::npos);
-  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 2; }));
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.nodes().workers().size() == 2; }));
   expect_at_rest();
 }
 
@@ -160,7 +160,7 @@ TEST_F(ClusterTest, ADriversCrashEndsItsActors) {
   gang(12);
   driver().crash();
   expect_all_free();
-  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 0; }));
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.nodes().workers().empty(); }));
   cluster_.new_driver();
   join();
   gang(12);
@@ -171,12 +171,12 @@ TEST_F(ClusterTest, ANodeIsLostOnceItsHostRefusesConnections) {
   join();
   const auto actors = gang(12);
   const auto gone = on("n1", actors), rest = on("n1", actors, false);
-  cluster_.kill_node(1);
+  cluster_.nodes().kill(1);
   ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 2; }, 500ms));
   ASSERT_TRUE(cluster_.run_until([&] { return heard_dead(gone); }, 500ms));
   EXPECT_NE(driver().cause(gone[0])->message().find("its node's process ended"), std::string::npos);
   EXPECT_TRUE(cluster_.all_answer(rest));
-  cluster_.boot_node(1);
+  cluster_.nodes().boot(1);
   gang(4);
   expect_at_rest();
 }
@@ -187,7 +187,7 @@ TEST_F(ClusterTest, ANodeIsLostOnceItsHostRefusesConnections) {
 TEST_F(ClusterTest, ANodeThatIsSlowToComeBackIsNotLost) {
   join();
   const auto actors = gang(12);
-  const NodeId before = cluster_.node_id(1);
+  const NodeId before = cluster_.nodes().id(1);
   for (const bool answers : {true, false}) {
     cluster_.clock_of("n1").stand_still();
     cluster_.world().fabric().disconnect("head", "n1");
@@ -199,7 +199,7 @@ TEST_F(ClusterTest, ANodeThatIsSlowToComeBackIsNotLost) {
     cluster_.clock_of("n1").go_on();
     cluster_.run_for(2s);
   }
-  EXPECT_EQ(cluster_.node_id(1), before);
+  EXPECT_EQ(cluster_.nodes().id(1), before);
   EXPECT_TRUE(cluster_.all_answer(actors));
   expect_at_rest();
 }
@@ -259,7 +259,7 @@ TEST_F(ClusterTest, AnActorKilledOnADisconnectedNodeEndsAfterItsReturn) {
   cluster_.run_for(50ms);
   driver().kill(actors[0]);
   expect_at_rest();
-  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 2; }));
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.nodes().workers().size() == 2; }));
 }
 
 TEST_F(ClusterTest, AJobsEndReachesADisconnectedNodeAfterItsReturn) {
@@ -283,7 +283,7 @@ TEST_F(ClusterTest, AJobStartsCompletelyDespiteADisconnect) {
     ASSERT_EQ(driver().submitted().size(), i + 1);
     const auto* job = cluster_.state().job(driver().submitted().back());
     EXPECT_EQ(job->state, actors::JobState::kRunning) << i;
-    EXPECT_EQ(cluster_.num_workers_running(), 12u) << i;
+    EXPECT_EQ(cluster_.nodes().workers().size(), 12u) << i;
     driver().stop(job->id, true);
     expect_all_free();
   }
@@ -302,17 +302,17 @@ TEST_P(PartitionTest, ALostNodeReturnsAsANewNodeWithoutWorkers) {
   join();
   const auto actors = gang(12);
   const auto there = on("n1", actors), rest = on("n1", actors, false);
-  const NodeId before = cluster_.node_id(1);
+  const NodeId before = cluster_.nodes().id(1);
   cluster_.partition("head", "n1");
   ASSERT_TRUE(cluster_.run_until([&] { return heard_dead(there); }, 10s));
   EXPECT_NE(driver().cause(there[0])->message().find("stopped answering"), std::string::npos);
-  EXPECT_EQ(cluster_.launcher(1).running().size(), 4u);  // the partition kept the order to end them away
+  EXPECT_EQ(cluster_.nodes().launcher(1).running().size(), 4u);  // the partition kept the order to end them away
   EXPECT_TRUE(cluster_.all_answer(rest));
   cluster_.run_for(1min);
   cluster_.heal();
   ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 3; }, 10s));
-  EXPECT_NE(cluster_.node_id(1), before);
-  EXPECT_TRUE(cluster_.launcher(1).running().empty());
+  EXPECT_NE(cluster_.nodes().id(1), before);
+  EXPECT_TRUE(cluster_.nodes().launcher(1).running().empty());
   EXPECT_TRUE(cluster_.all_answer(rest));
   gang(4);
   expect_at_rest();
@@ -324,12 +324,12 @@ TEST_P(PartitionTest, AShortPartitionChangesNothing) {
   join();
   const auto actors = gang(12);
   for (const std::string host : {"n0", "n1", "n2"}) {
-    const NodeId before = cluster_.node_id(1);
+    const NodeId before = cluster_.nodes().id(1);
     cluster_.partition("head", host);
     cluster_.run_for(3s);
     cluster_.heal();
     cluster_.run_for(3s);
-    EXPECT_EQ(cluster_.node_id(1), before);
+    EXPECT_EQ(cluster_.nodes().id(1), before);
   }
   EXPECT_TRUE(cluster_.all_answer(actors));
   expect_at_rest();
@@ -338,7 +338,7 @@ TEST_P(PartitionTest, AShortPartitionChangesNothing) {
 TEST_P(PartitionTest, WorkersStartingOnALostNodeAreEnded) {
   join();
   for (int i = 0; i < 10; ++i) {
-    cluster_.set_launch_faults({.most_start = 20s});
+    cluster_.nodes().set_launch_faults({.most_start = 20s});
     const auto actors = driver().create_gang(12, 1);
     cluster_.run_for(1s);
     cluster_.partition("head", "n1");
@@ -362,14 +362,14 @@ class HeadsTest : public testing::Test {
 };
 
 TEST_F(HeadsTest, WallClockJumpsExpireNoLease) {
-  const auto epoch = cluster_.etcd().epoch();
+  const auto epoch = cluster_.heads().etcd().epoch();
   const auto nodes = cluster_.state().alive_nodes();
   for (int i = 0; i < 100; ++i) {
     for (const auto& host : cluster_.hosts()) cluster_.clock_of(host).set_wall_ahead(i % 2 == 0 ? 24h * i : -24h * i);
     cluster_.run_for(200ms);
     ASSERT_TRUE(cluster_.head_runs());
   }
-  EXPECT_EQ(cluster_.etcd().epoch(), epoch);
+  EXPECT_EQ(cluster_.heads().etcd().epoch(), epoch);
   EXPECT_EQ(cluster_.state().alive_nodes(), nodes);
 }
 
@@ -378,21 +378,21 @@ TEST_F(HeadsTest, ALeaderSuspendedBeyondItsLeaseStopsLeading) {
   auto& driver = cluster_.new_driver_on_node(0);
   ASSERT_TRUE(cluster_.run_until([&] { return driver.joined(); }));
   for (int i = 0; i < 5; ++i) {
-    const auto epoch = cluster_.etcd().epoch();
+    const auto epoch = cluster_.heads().etcd().epoch();
     for (const auto& host : {"head", "head1"}) {
-      if (!cluster_.leads(host)) continue;
+      if (!cluster_.heads().leads(host)) continue;
       cluster_.clock_of(host).stand_still();
       for (const auto& other : cluster_.hosts()) {
         if (other != host) cluster_.partition(host, other);
       }
       break;
     }
-    ASSERT_TRUE(cluster_.run_until([&] { return cluster_.etcd().epoch() > epoch && cluster_.head_runs(); }));
+    ASSERT_TRUE(cluster_.run_until([&] { return cluster_.heads().etcd().epoch() > epoch && cluster_.head_runs(); }));
     ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 3; }));
     cluster_.heal();
     for (const auto& host : cluster_.hosts()) cluster_.clock_of(host).go_on();
     cluster_.run_for(10s);
-    EXPECT_EQ(cluster_.etcd().epoch(), epoch + 1);
+    EXPECT_EQ(cluster_.heads().etcd().epoch(), epoch + 1);
     EXPECT_EQ(cluster_.not_kept(), "");
     EXPECT_TRUE(cluster_.run_until([&] { return cluster_.disagreement().empty(); }, 60s)) << cluster_.disagreement();
     EXPECT_TRUE(cluster_.run_until([&] { return cluster_.store_agrees(); }));
@@ -409,9 +409,9 @@ std::pair<std::uint64_t, std::uint64_t> run_of(std::uint64_t seed) {
     const auto actors = driver.create_gang(12, 1);
     cluster.all_answer(actors);
     for (const ActorId a : actors) driver.call(a, "slow");
-    cluster.crash_node(1);
+    cluster.nodes().crash(1);
     cluster.run_for(20s);
-    cluster.boot_node(1);
+    cluster.nodes().boot(1);
     cluster.run_for(1s);
   }
   return {cluster.world().trace_hash(), cluster.world().last_draw()};

@@ -51,16 +51,16 @@ class Exploration {
   void settle() {
     cluster_.heal();
     clocks_go_on();
-    cluster_.store().set_slow(0, {});
-    for (std::size_t i = 0; i < cluster_.num_heads(); ++i) {
-      if (several() || !cluster_.head_runs()) cluster_.boot_head();
+    cluster_.heads().store().set_slow(0, {});
+    for (std::size_t i = 0; i < cluster_.heads().num(); ++i) {
+      if (several() || !cluster_.head_runs()) cluster_.heads().boot();
     }
-    cluster_.etcd().heal();
-    cluster_.etcd().set_faults(0, 0);
+    cluster_.heads().etcd().heal();
+    cluster_.heads().etcd().set_faults(0, 0);
     cluster_.world().fabric().set_delays({});
-    cluster_.set_launch_faults({});
-    for (std::size_t i = 0; i < cluster_.num_nodes(); ++i) {
-      if (!cluster_.node_runs(i)) cluster_.boot_node(i);
+    cluster_.nodes().set_launch_faults({});
+    for (std::size_t i = 0; i < cluster_.nodes().num(); ++i) {
+      if (!cluster_.nodes().runs(i)) cluster_.nodes().boot(i);
     }
     cluster_.run_for(5s);  // time to notice what is broken already
     ASSERT_TRUE(soon([&] { return cluster_.head_runs(); })) << "nobody leads";
@@ -79,7 +79,7 @@ class Exploration {
     cluster_.driver_leaves();
     ASSERT_TRUE(soon([&] { return all_free(); })) << "available: " << cluster_.state().status().available.to_string();
     ASSERT_TRUE(!several() || soon([&] { return cluster_.store_agrees(); })) << "the store has other rows than the head";
-    ASSERT_TRUE(soon([&] { return cluster_.world().fabric().num_links() == cluster_.num_nodes(); }))
+    ASSERT_TRUE(soon([&] { return cluster_.world().fabric().num_links() == cluster_.nodes().num(); }))
         << cluster_.world().fabric().num_links() << " connections";  // one per node, to the head
   }
 
@@ -115,7 +115,7 @@ class Exploration {
   bool soon(const std::function<bool()>& done) { return cluster_.run_until(done, 120s); }
   bool all_free() {
     const auto status = cluster_.state().status();
-    return status.available == status.total && cluster_.num_workers_running() == 0;
+    return status.available == status.total && cluster_.nodes().workers().empty();
   }
 
   void draw_faults() {
@@ -123,20 +123,21 @@ class Exploration {
     weights_[kGang] += 1;
     pause_ = between(random_, 1ms, happens(random_, 500) ? 50ms : 2s);
     if (weights_[kCrashHead] > 0) weights_[kBootHead] += 4;
-    cluster_.store().set_slow(happens(random_, 500) ? static_cast<std::uint32_t>(random_.below(1001)) : 0, between(random_, 1ms, 500ms));
+    cluster_.heads().store().set_slow(happens(random_, 500) ? static_cast<std::uint32_t>(random_.below(1001)) : 0,
+                                      between(random_, 1ms, 500ms));
     if (several()) {
-      cluster_.etcd().set_faults(happens(random_, 500) ? static_cast<std::uint32_t>(random_.below(200)) : 0,
-                                 static_cast<std::uint32_t>(random_.below(300)));
+      cluster_.heads().etcd().set_faults(happens(random_, 500) ? static_cast<std::uint32_t>(random_.below(200)) : 0,
+                                         static_cast<std::uint32_t>(random_.below(300)));
     } else {
       weights_[kCutStore] = 0;
     }
     auto& fabric = cluster_.world().fabric();
     fabric.set_delays({.slow_per_mille = static_cast<std::uint32_t>(random_.below(100))});
     fabric.set_partitions(static_cast<std::uint32_t>(random_.below(1001)), happens(random_, 500) ? between(random_, 1s, 60s) : 15min);
-    cluster_.set_launch_faults({.start_fails_per_mille = static_cast<std::uint32_t>(random_.below(100)),
-                                .dies_while_starting_per_mille = static_cast<std::uint32_t>(random_.below(100)),
-                                .ignores_sigterm_per_mille = static_cast<std::uint32_t>(random_.below(500)),
-                                .most_start = between(random_, 2ms, 3s)});
+    cluster_.nodes().set_launch_faults({.start_fails_per_mille = static_cast<std::uint32_t>(random_.below(100)),
+                                        .dies_while_starting_per_mille = static_cast<std::uint32_t>(random_.below(100)),
+                                        .ignores_sigterm_per_mille = static_cast<std::uint32_t>(random_.below(500)),
+                                        .most_start = between(random_, 2ms, 3s)});
   }
 
   Kind draw_kind() {
@@ -154,8 +155,8 @@ class Exploration {
   T one_of(const std::vector<T>& of) {
     return of[random_.below(of.size())];
   }
-  bool several() const { return cluster_.num_heads() > 1; }
-  std::size_t some_head() { return several() ? random_.below(cluster_.num_heads()) : 0; }
+  bool several() { return cluster_.heads().num() > 1; }
+  std::size_t some_head() { return several() ? random_.below(cluster_.heads().num()) : 0; }
   // Each step moves each host's wall clock by up to a day in either direction. The draws come from a generator of their own, so that they
   // change nothing else.
   void jump_wall_clocks() {
@@ -176,7 +177,7 @@ class Exploration {
   void clocks_go_on() {
     for (const auto& host : cluster_.hosts()) cluster_.clock_of(host).go_on();
   }
-  std::size_t some_node() { return random_.below(cluster_.num_nodes()); }
+  std::size_t some_node() { return random_.below(cluster_.nodes().num()); }
   std::pair<std::string, std::string> two_hosts() {
     const auto hosts = cluster_.hosts();
     const std::size_t a = random_.below(hosts.size()), b = (a + 1 + random_.below(hosts.size() - 1)) % hosts.size();
@@ -191,81 +192,39 @@ class Exploration {
   bool driven() { return cluster_.has_driver() && cluster_.driver().joined(); }
 
   void act() {
-    auto& fabric = cluster_.world().fabric();
-    switch (draw_kind()) {
-      case kCall: {
-        if (!driven() || actors_.empty()) return;
-        static const std::vector<std::string> methods = {"echo", "echo", "host", "slow", "exit"};
-        const std::size_t count = 1 + random_.below(4);
-        for (std::size_t i = 0; i < count; ++i) cluster_.driver().call(one_of(actors_), one_of(methods));
-        return;
-      }
-      case kGang: {
-        if (!driven()) return;
-        const auto made = cluster_.driver().create_gang(1 + random_.below(6), happens(random_, 800) ? 1 : 2.5);
-        actors_.insert(actors_.end(), made.begin(), made.end());
-        return;
-      }
-      case kActor: {  // restartable; sometimes in a group or created by another actor
-        if (!driven()) return;
-        const bool grouped = !groups_.empty() && happens(random_, 500);
-        const WorkerId creator = happens(random_, 500) ? process_of_one() : WorkerId();
-        const int restarts = static_cast<int>(random_.below(4)) - 1;
-        actors_.push_back(cluster_.driver().create_actor(restarts, grouped ? one_of(groups_) : GroupId(), creator));
-        return;
-      }
-      case kGroup: {
-        if (!driven()) return;
-        static const std::vector<actors::Strategy> strategies = {actors::Strategy::kPack, actors::Strategy::kSpread,
-                                                                 actors::Strategy::kStrictPack, actors::Strategy::kStrictSpread};
-        groups_.push_back(cluster_.driver().create_group(1 + random_.below(4), one_of(strategies)));
-        return;
-      }
+    const Kind kind = draw_kind();
+    switch (kind) {
+      case kCall:
+      case kGang:
+      case kActor:
+      case kGroup:
       case kRemoveGroup:
-        if (driven() && !groups_.empty()) cluster_.driver().remove_group(one_of(groups_));
-        return;
       case kKill:
-        if (driven() && !actors_.empty()) cluster_.driver().kill(one_of(actors_));
-        return;
       case kSubmit:
-        if (driven())
-          cluster_.driver().submit(random_.below(5), 1, static_cast<int>(random_.below(5) * 500), static_cast<int>(random_.below(2)));
-        return;
       case kStop:
-        if (driven() && !cluster_.driver().submitted().empty())
-          cluster_.driver().stop(one_of(cluster_.driver().submitted()), happens(random_, 500));
+        if (driven()) drive(kind);
         return;
-      case kDriver: {
-        if (cluster_.has_driver() && happens(random_, 500)) cluster_.driver_leaves();
-        actors_.clear();
-        groups_.clear();
-        const std::size_t node = some_node();
-        if (happens(random_, 500) && cluster_.node_runs(node)) {
-          cluster_.new_driver_on_node(node);
-        } else {
-          cluster_.new_driver();
-        }
-        return;
-      }
+      case kDriver:
+        return replace_driver();
       case kCrashWorker:
         if (!actors_.empty()) cluster_.crash_worker_of(one_of(actors_));
         return;
       case kCrashNode:
-        if (const std::size_t i = some_node(); cluster_.node_runs(i)) {
-          happens(random_, 500) ? cluster_.crash_node(i) : cluster_.kill_node(i);
+        if (const std::size_t i = some_node(); cluster_.nodes().runs(i)) {
+          happens(random_, 500) ? cluster_.nodes().crash(i) : cluster_.nodes().kill(i);
         }
         return;
       case kBootNode:
-        if (const std::size_t i = some_node(); !cluster_.node_runs(i)) cluster_.boot_node(i);
+        if (const std::size_t i = some_node(); !cluster_.nodes().runs(i)) cluster_.nodes().boot(i);
         return;
       case kCrashHead:
-        if (several() || cluster_.head_runs()) cluster_.crash_head(some_head());
+        if (several() || cluster_.head_runs()) cluster_.heads().crash(some_head());
         return;
       case kBootHead:
-        if (several() || !cluster_.head_runs()) cluster_.boot_head();
+        if (several() || !cluster_.head_runs()) cluster_.heads().boot();
         return;
       case kCutStore:
-        if (several()) cluster_.etcd().cut(some_head() == 0 ? "head" : "head1");
+        if (several()) cluster_.heads().etcd().cut(some_head() == 0 ? "head" : "head1");
         return;
       case kStandStill:
         return stand_still(one_of(cluster_.hosts()));
@@ -273,23 +232,69 @@ class Exploration {
         const auto longest = happens(random_, 500) ? 2s : happens(random_, 800) ? 60s : 3600s;
         return cluster_.clock_of(one_of(cluster_.hosts())).leap(between(random_, 1ms, longest));
       }
-      case kPartition: {
-        const auto [a, b] = two_hosts();
-        return fabric.partition(a, b);
-      }
-      case kCut: {
-        const auto [a, b] = two_hosts();
-        return fabric.cut(a, b);
-      }
+      case kPartition:
+      case kCut:
       case kHeal:
-        cluster_.etcd().heal();
-        clocks_go_on();
-        return fabric.heal();
       case kDisconnect:
-        fabric.disconnect_any();
-        return;
+        return change_network(kind);
       case kKinds:
         return;
+    }
+  }
+
+  // The driver's requests.
+  void drive(Kind kind) {
+    auto& driver = cluster_.driver();
+    if (kind == kCall && !actors_.empty()) {
+      static const std::vector<std::string> methods = {"echo", "echo", "host", "slow", "exit"};
+      const std::size_t count = 1 + random_.below(4);
+      for (std::size_t i = 0; i < count; ++i) driver.call(one_of(actors_), one_of(methods));
+    } else if (kind == kGang) {
+      const auto made = driver.create_gang(1 + random_.below(6), happens(random_, 800) ? 1 : 2.5);
+      actors_.insert(actors_.end(), made.begin(), made.end());
+    } else if (kind == kActor) {  // restartable; sometimes in a group or created by another actor
+      const bool grouped = !groups_.empty() && happens(random_, 500);
+      const WorkerId creator = happens(random_, 500) ? process_of_one() : WorkerId();
+      const int restarts = static_cast<int>(random_.below(4)) - 1;
+      actors_.push_back(driver.create_actor(restarts, grouped ? one_of(groups_) : GroupId(), creator));
+    } else if (kind == kGroup) {
+      static const std::vector<actors::Strategy> strategies = {actors::Strategy::kPack, actors::Strategy::kSpread,
+                                                               actors::Strategy::kStrictPack, actors::Strategy::kStrictSpread};
+      groups_.push_back(driver.create_group(1 + random_.below(4), one_of(strategies)));
+    } else if (kind == kRemoveGroup && !groups_.empty()) {
+      driver.remove_group(one_of(groups_));
+    } else if (kind == kKill && !actors_.empty()) {
+      driver.kill(one_of(actors_));
+    } else if (kind == kSubmit) {
+      driver.submit(random_.below(5), 1, static_cast<int>(random_.below(5) * 500), static_cast<int>(random_.below(2)));
+    } else if (kind == kStop && !driver.submitted().empty()) {
+      driver.stop(one_of(driver.submitted()), happens(random_, 500));
+    }
+  }
+
+  void replace_driver() {
+    if (cluster_.has_driver() && happens(random_, 500)) cluster_.driver_leaves();
+    actors_.clear();
+    groups_.clear();
+    const std::size_t node = some_node();
+    if (happens(random_, 500) && cluster_.nodes().runs(node)) {
+      cluster_.new_driver_on_node(node);
+    } else {
+      cluster_.new_driver();
+    }
+  }
+
+  void change_network(Kind kind) {
+    auto& fabric = cluster_.world().fabric();
+    if (kind == kPartition || kind == kCut) {
+      const auto [a, b] = two_hosts();
+      kind == kPartition ? fabric.partition(a, b) : fabric.cut(a, b);
+    } else if (kind == kHeal) {
+      cluster_.heads().etcd().heal();
+      clocks_go_on();
+      fabric.heal();
+    } else {
+      fabric.disconnect_any();
     }
   }
 
@@ -309,11 +314,11 @@ class Explorer : public testing::TestWithParam<std::uint64_t> {
     Exploration run(GetParam(), num_heads, wall_clocks_jump);
     run.explore();
     if (!HasFatalFailure()) run.settle();
-    EXPECT_EQ(run.cluster().num_logged_errors(), 0u);
+    EXPECT_EQ(run.cluster().log().num_errors(), 0u);
     if (HasFailure()) {
       std::fprintf(stderr,
                    "the last lines of the log:\n%s\nreplay: bazel test --test_env=SHOAL_SEED=%llu //tests/simulation:explorer_test\n",
-                   run.cluster().log().c_str(), static_cast<unsigned long long>(GetParam()));
+                   run.cluster().log().text().c_str(), static_cast<unsigned long long>(GetParam()));
     }
     return run.outcome();
   }

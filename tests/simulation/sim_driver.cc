@@ -30,10 +30,10 @@ SimDriver::SimDriver(runtime::SimWorld& world, ProcessTable& processes, const st
       processes_(processes),
       clock_(world.clock_of(host)),
       pid_(processes.start()),
-      heads_(std::move(heads)),
-      node_(std::move(node)),
       network_(world.fabric().attach(host, pid_)),
-      calls_(clock_, *network_, {}) {
+      calls_(clock_, *network_, {}),
+      head_{std::move(heads)},
+      node_{std::move(node)} {
   connect_head();
 }
 
@@ -46,63 +46,64 @@ void SimDriver::crash() {
 }
 
 void SimDriver::leave() {
-  if (head_) head_->notify(number(Method::kEndDriver), body(to_bytes(actors::JobRef{job_})));
+  if (head_.peer) head_.peer->notify(number(Method::kEndDriver), body(to_bytes(actors::JobRef{job_})));
 }
 
 // ---- head and node ----
 
 void SimDriver::connect_head() {
-  network_->connect(heads_[at_head_], runtime::Role::kClient, kConnectTimeout, [this](Result<std::unique_ptr<runtime::Connection>> r) {
-    if (!r) return retry_later();
-    head_ = std::make_unique<runtime::Peer>(*std::move(r), clock_, *this);
-    const actors::RegisterDriver me{"simulated", pid_, job_};
-    if (job_) return joined_head();
-    head_->call(number(Method::kRegisterDriver), body(to_bytes(me)), kControlTimeout, [this](Result<Message> reply) {
-      if (!reply) {
-        if (reply.error().reason() == "Disconnected" || gone_) return;  // on_closed tries again
-        head_.reset();
-        return retry_later();
-      }
-      job_ = actors::from_bytes<actors::RegisteredDriver>(reply->body).value().job;
-      joined_head();
-    });
-  });
+  network_->connect(head_.endpoints[head_.at], runtime::Role::kClient, kConnectTimeout,
+                    [this](Result<std::unique_ptr<runtime::Connection>> r) {
+                      if (!r) return retry_later();
+                      head_.peer = std::make_unique<runtime::Peer>(*std::move(r), clock_, *this);
+                      const actors::RegisterDriver me{"simulated", pid_, job_};
+                      if (job_) return joined_head();
+                      head_.peer->call(number(Method::kRegisterDriver), body(to_bytes(me)), kControlTimeout, [this](Result<Message> reply) {
+                        if (!reply) {
+                          if (reply.error().reason() == "Disconnected" || gone_) return;  // on_closed tries again
+                          head_.peer.reset();
+                          return retry_later();
+                        }
+                        job_ = actors::from_bytes<actors::RegisteredDriver>(reply->body).value().job;
+                        joined_head();
+                      });
+                    });
 }
 
 void SimDriver::retry_later() {
-  at_head_ = (at_head_ + 1) % heads_.size();
-  retry_ = clock_.after(kReconnect, [this] { connect_head(); });
+  head_.at = (head_.at + 1) % head_.endpoints.size();
+  head_.retry = clock_.after(kReconnect, [this] { connect_head(); });
 }
 
 // Watches its actors again, because they may have changed without a connection.
 void SimDriver::joined_head() {
-  if (node_ && !node_link_) connect_node();
+  if (node_.endpoint && !node_.peer) connect_node();
   for (const auto& [actor, n] : next_) {
     if (calls_.cause(actor) == nullptr) watch(actor);
   }
-  for (const GroupId group : removed_groups_) head_->notify(number(Method::kRemoveGroup), body(to_bytes(actors::GroupRef{group})));
+  for (const GroupId group : removed_groups_) head_.peer->notify(number(Method::kRemoveGroup), body(to_bytes(actors::GroupRef{group})));
 }
 
 void SimDriver::connect_node() {
-  network_->connect(*node_, runtime::Role::kClient, kConnectTimeout, [this](Result<std::unique_ptr<runtime::Connection>> r) {
+  network_->connect(*node_.endpoint, runtime::Role::kClient, kConnectTimeout, [this](Result<std::unique_ptr<runtime::Connection>> r) {
     if (!r) {
-      retry_node_ = clock_.after(kReconnect, [this] { connect_node(); });
+      node_.retry = clock_.after(kReconnect, [this] { connect_node(); });
       return;
     }
-    node_link_ = std::make_unique<runtime::Peer>(*std::move(r), clock_, *this);
-    node_link_->call(number(Method::kAttach), body(to_bytes(actors::Attach{{}, job_, "driver"})), kControlTimeout,
+    node_.peer = std::make_unique<runtime::Peer>(*std::move(r), clock_, *this);
+    node_.peer->call(number(Method::kAttach), body(to_bytes(actors::Attach{{}, job_, "driver"})), kControlTimeout,
                      [this](Result<Message> reply) {
-                       if (reply) worker_ = actors::from_bytes<actors::Attached>(reply->body).value().worker;
+                       if (reply) node_.worker = actors::from_bytes<actors::Attached>(reply->body).value().worker;
                      });
   });
 }
 
 void SimDriver::watch(ActorId actor) {
-  head_->call(number(Method::kWatchActor), body(to_bytes(actors::ActorRef{actor})), runtime::Peer::kNoTimeout,
-              [this, actor](Result<Message> r) {
-                if (r) return calls_.updated(actors::from_bytes<actors::ActorRow>(r->body).value());
-                if (r.error().code() == Code::kNotFound) lost(actor, r.error());
-              });
+  head_.peer->call(number(Method::kWatchActor), body(to_bytes(actors::ActorRef{actor})), runtime::Peer::kNoTimeout,
+                   [this, actor](Result<Message> r) {
+                     if (r) return calls_.updated(actors::from_bytes<actors::ActorRow>(r->body).value());
+                     if (r.error().code() == Code::kNotFound) lost(actor, r.error());
+                   });
 }
 
 void SimDriver::lost(ActorId actor, const Error& cause) {
@@ -127,7 +128,7 @@ void SimDriver::on_notice(runtime::Peer&, runtime::Request notice) {
     }
     case Method::kHeads: {
       const auto m = actors::from_bytes<actors::Heads>(notice.message.body).value();
-      if (m.moved && head_) head_->close(unavailable("another head leads").with_reason("Disconnected"));
+      if (m.moved && head_.peer) head_.peer->close(unavailable("another head leads").with_reason("Disconnected"));
       return;
     }
     default:
@@ -136,11 +137,11 @@ void SimDriver::on_notice(runtime::Peer&, runtime::Request notice) {
 }
 
 void SimDriver::on_closed(runtime::Peer& peer, const Error&) {
-  if (&peer == head_.get()) {
-    const auto owned = std::move(head_);
+  if (&peer == head_.peer.get()) {
+    const auto owned = std::move(head_.peer);
     return retry_later();
   }
-  const auto owned = std::move(node_link_);
+  const auto owned = std::move(node_.peer);
   calls_.no_more_news(unavailable("its node is gone"));
 }
 
@@ -164,13 +165,13 @@ GroupId SimDriver::create_group(std::size_t count, actors::Strategy strategy) {
   spec.job = job_;
   spec.strategy = strategy;
   spec.bundles.assign(count, of_cpus(1));
-  if (head_) head_->call(number(Method::kCreateGroup), body(to_bytes(spec)), kControlTimeout, [](Result<Message>) {});
+  if (head_.peer) head_.peer->call(number(Method::kCreateGroup), body(to_bytes(spec)), kControlTimeout, [](Result<Message>) {});
   return spec.id;
 }
 
 void SimDriver::remove_group(GroupId group) {
   removed_groups_.push_back(group);
-  if (head_) head_->notify(number(Method::kRemoveGroup), body(to_bytes(actors::GroupRef{group})));
+  if (head_.peer) head_.peer->notify(number(Method::kRemoveGroup), body(to_bytes(actors::GroupRef{group})));
 }
 
 std::vector<ActorId> SimDriver::create(actors::GangSpec spec, std::size_t count, double cpus) {
@@ -188,11 +189,11 @@ std::vector<ActorId> SimDriver::create(actors::GangSpec spec, std::size_t count,
   const auto refused = [this, out](const Error& why) {
     for (const ActorId id : out) lost(id, why);
   };
-  if (!head_) {
+  if (!head_.peer) {
     refused(unavailable("the head is gone").with_reason("HeadGone"));
     return out;
   }
-  head_->call(number(Method::kCreateGang), body(to_bytes(spec)), kControlTimeout, [refused](Result<Message> r) {
+  head_.peer->call(number(Method::kCreateGang), body(to_bytes(spec)), kControlTimeout, [refused](Result<Message> r) {
     if (!r) refused(r.error());
   });
   return out;
@@ -210,24 +211,26 @@ actors::ValueFuture SimDriver::call(ActorId actor, const std::string& method, co
 }
 
 void SimDriver::kill(ActorId actor) {
-  if (head_) head_->call(number(Method::kKillActor), body(to_bytes(actors::ActorRef{actor})), kControlTimeout, [](Result<Message>) {});
+  if (head_.peer)
+    head_.peer->call(number(Method::kKillActor), body(to_bytes(actors::ActorRef{actor})), kControlTimeout, [](Result<Message>) {});
 }
 
 void SimDriver::submit(std::size_t count, double cpus, int ms, int code) {
-  if (!head_) return;
+  if (!head_.peer) return;
   actors::JobSpec spec;
   spec.name = "programs";
   spec.launch.argv = {"run", std::to_string(ms), std::to_string(code)};
   spec.num_workers = static_cast<std::uint32_t>(count);
   spec.resources = of_cpus(cpus);
   spec.wait = true;
-  head_->call(number(Method::kSubmitJob), body(to_bytes(spec)), kControlTimeout, [this](Result<Message> r) {
+  head_.peer->call(number(Method::kSubmitJob), body(to_bytes(spec)), kControlTimeout, [this](Result<Message> r) {
     if (r) submitted_.push_back(actors::from_bytes<actors::JobRef>(r->body).value().job);
   });
 }
 
 void SimDriver::stop(JobId job, bool force) {
-  if (head_) head_->call(number(Method::kStopJob), body(to_bytes(actors::StopJob{job, force})), kControlTimeout, [](Result<Message>) {});
+  if (head_.peer)
+    head_.peer->call(number(Method::kStopJob), body(to_bytes(actors::StopJob{job, force})), kControlTimeout, [](Result<Message>) {});
 }
 
 std::size_t SimDriver::num_unanswered() const {

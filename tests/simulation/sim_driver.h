@@ -24,9 +24,9 @@ class SimDriver final : public runtime::PeerHandler {
   ~SimDriver();
 
   // True once the head has registered its job, the node (if any) has registered its process, and the head is connected.
-  bool joined() const { return bool(job_) && head_ && (!node_ || worker_); }
+  bool joined() const { return bool(job_) && head_.peer && (!node_.endpoint || node_.worker); }
   JobId job() const { return job_; }
-  WorkerId worker() const { return worker_; }  // the id from the node; empty when it is not attached
+  WorkerId worker() const { return node_.worker; }  // the id from the node; empty when it is not attached
   const std::string& host() const { return network_->host(); }
 
   // A gang of `count` actors with `cpus` each. Refused before joined().
@@ -54,6 +54,21 @@ class SimDriver final : public runtime::PeerHandler {
   void crash();
 
  private:
+  // The connection to the head; the heads are tried in turn.
+  struct ToHead {
+    const std::vector<runtime::Endpoint> endpoints;
+    std::size_t at = 0;
+    runtime::Timer retry{};
+    std::unique_ptr<runtime::Peer> peer{};
+  };
+  // The connection to the node of its host, if it has one.
+  struct ToNode {
+    const std::optional<runtime::Endpoint> endpoint;
+    WorkerId worker{};  // this process, once it has attached
+    runtime::Timer retry{};
+    std::unique_ptr<runtime::Peer> peer{};
+  };
+
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
@@ -69,21 +84,17 @@ class SimDriver final : public runtime::PeerHandler {
   ProcessTable& processes_;
   runtime::Clock& clock_;  // the host's
   const pid_t pid_;
-  const std::vector<runtime::Endpoint> heads_;
-  std::size_t at_head_ = 0;
-  const std::optional<runtime::Endpoint> node_;
   std::unique_ptr<runtime::SimNetwork> network_;
   JobId job_;
-  WorkerId worker_;
   bool gone_ = false;
-  runtime::Timer retry_, retry_node_;
   std::map<ActorId, std::uint64_t> next_;  // number of the next call on each actor
   std::set<ActorId> repeated_;             // actors whose lost calls are made again
   std::vector<actors::ValueFuture> futures_;
   std::vector<JobId> submitted_;
   std::vector<GroupId> removed_groups_;
   actors::ActorCalls calls_;
-  std::unique_ptr<runtime::Peer> head_, node_link_;
+  ToHead head_;
+  ToNode node_;
 };
 
 }  // namespace shoal::simulation
