@@ -11,8 +11,8 @@
 
 #include "actors/wire/node_messages.h"
 #include "scheduler/node/objects/object_names.h"
-#include "scheduler/node/objects/peer_nodes.h"
 #include "scheduler/node/objects/uncounted_bytes.h"
+#include "scheduler/node/peers/peer_nodes.h"
 #include "storage/memory_table.h"
 #include "storage/outbox.h"
 #include "storage/reference_table.h"

@@ -13,14 +13,14 @@
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "runtime/shm/usage_board.h"
-#include "scheduler/node/objects/chunk_sender.h"
 #include "scheduler/node/objects/object_names.h"
 #include "scheduler/node/objects/object_references.h"
 #include "scheduler/node/objects/options.h"
-#include "scheduler/node/objects/peer_nodes.h"
 #include "scheduler/node/objects/replicas.h"
 #include "scheduler/node/objects/spiller.h"
 #include "scheduler/node/objects/uncounted_bytes.h"
+#include "scheduler/node/peers/chunk_sender.h"
+#include "scheduler/node/peers/peer_nodes.h"
 #include "storage/memory_table.h"
 
 namespace shoal::scheduler {

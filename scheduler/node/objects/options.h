@@ -6,7 +6,7 @@
 #include <string>
 
 #include "runtime/loop/clock.h"
-#include "scheduler/node/objects/chunk_sender.h"
+#include "scheduler/node/peers/chunk_sender.h"
 #include "storage/replica_table.h"
 
 namespace shoal::scheduler {

@@ -44,7 +44,7 @@ class ReplicaRoomTest : public testing::Test {
   Spiller spiller_{world_.clock(), memory_, uncounted_, runtime::make_null_log(), options_};
   ReplicaMemory copies_{world_.clock(), uncounted_, options_};
   bool wanted_ = true;
-  std::vector<std::uint64_t> asked_;  // of processes
+  std::vector<std::uint64_t> asked_;  // requests to processes
   ReplicaRoom room_{world_.clock(),
                     uncounted_,
                     copies_,

@@ -13,10 +13,10 @@
 #include "runtime/net/peer.h"
 #include "scheduler/node/objects/object_names.h"
 #include "scheduler/node/objects/options.h"
-#include "scheduler/node/objects/peer_nodes.h"
 #include "scheduler/node/objects/replica_memory.h"
 #include "scheduler/node/objects/replica_room.h"
 #include "scheduler/node/objects/spiller.h"
+#include "scheduler/node/peers/peer_nodes.h"
 #include "storage/memory_table.h"
 #include "storage/replica_table.h"
 

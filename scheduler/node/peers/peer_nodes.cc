@@ -1,11 +1,11 @@
-#include "scheduler/node/objects/peer_nodes.h"
+#include "scheduler/node/peers/peer_nodes.h"
 
 #include <algorithm>
 
 #include <fmt/format.h>
 
 #include "actors/wire/head_messages.h"
-#include "scheduler/node/objects/changes.h"
+#include "scheduler/node/peers/changes.h"
 
 namespace shoal::scheduler {
 

@@ -1,4 +1,4 @@
-#include "scheduler/node/objects/chunk_sender.h"
+#include "scheduler/node/peers/chunk_sender.h"
 
 #include <unistd.h>
 

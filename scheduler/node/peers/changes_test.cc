@@ -1,4 +1,4 @@
-#include "scheduler/node/objects/changes.h"
+#include "scheduler/node/peers/changes.h"
 
 #include <random>
 #include <set>
