@@ -320,7 +320,11 @@ class Explorer : public testing::TestWithParam<std::uint64_t> {
                    "the last lines of the log:\n%s\nreplay: bazel test --test_env=SHOAL_SEED=%llu //tests/simulation:explorer_test\n",
                    run.cluster().log().text().c_str(), static_cast<unsigned long long>(GetParam()));
     }
-    return run.outcome();
+    const Outcome out = run.outcome();
+    // For a comparison of two builds: bazel-testlogs/tests/simulation/explorer_test/test.xml.
+    RecordProperty("heads_" + std::to_string(num_heads) + (wall_clocks_jump ? "" : "_steady"),
+                   std::to_string(out.hash) + " " + std::to_string(out.draw) + " " + std::to_string(out.events));
+    return out;
   }
 };
 
