@@ -36,6 +36,8 @@ class Launcher {
   virtual void drain_output() = 0;
   // Signals the worker and its process group, but no daemon with a session of its own. Does nothing if the worker is unknown or gone.
   virtual void signal(WorkerId worker, int signal) = 0;
+  // Signals a process that this launcher did not start, or has lost: it alone, not its group.
+  virtual void signal_process(pid_t pid, int signal) = 0;
   // Calls back when a process that this launcher did not start ends.
   virtual std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) = 0;
   // Ends the warm processes with torch, which no job needs any more.

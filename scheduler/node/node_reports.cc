@@ -1,6 +1,7 @@
-// A node's answers to inspections of itself and its processes (docs/decisions/processes-answer-inspections-on-request.md,
-// docs/decisions/metrics-are-collected-on-each-scrape.md).
-#include "scheduler/node/node.h"
+#include "scheduler/node/node_reports.h"
+
+#include <map>
+#include <set>
 
 namespace shoal::scheduler {
 
@@ -8,10 +9,7 @@ namespace {
 constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // python/shoal/_runtime_env/environment.py
 }  // namespace
 
-void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
-  actors::NodeReport begun;
-  begun.node = id_;
-  begun.pid = options_.pid;
+void NodeReports::inspect(actors::NodeReport begun, const actors::Inspect& asked, runtime::Responder responder) {
   if (const auto board = usage_.board()) {
     begun.kept_bytes = board->total().kept;
     begun.spilled_bytes = board->total().spilled;
@@ -20,7 +18,7 @@ void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
   if (asked.what == actors::Inspect::What::kObjects) begun.objects = report_objects(memory_, objects_.references());
   if (asked.what == actors::Inspect::What::kEnvironments) {
     std::map<std::string, std::uint32_t> counts;
-    for (const auto& [id, w] : workers_) {
+    for (const auto& [id, w] : workers_.all()) {
       for (const auto& [name, value] : w.spec.launch.env) {
         if (name == kRuntimeEnv && value != "{}") ++counts[value];
       }
@@ -29,14 +27,14 @@ void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
   }
   const auto inspection = std::make_shared<Inspection>(std::move(begun), asked, std::move(responder));
   if (asked.what == actors::Inspect::What::kMetrics) measure(*inspection);
-  for (const auto& [id, w] : workers_) {
+  for (const auto& [id, w] : workers_.all()) {
     if (w.peer == nullptr || asked.what == actors::Inspect::What::kEnvironments) continue;
     inspection->ask(*w.peer, {id, w.spec.job, w.pid, w.role, {}, {}, 0, {}});
   }
   inspection->asked_all();
 }
 
-void Node::measure(Inspection& inspection) {
+void NodeReports::measure(Inspection& inspection) {
   const auto received = [this, alive = alive_](actors::ProcessReport& process) {
     // A process that has ended meanwhile keeps its earlier metrics.
     if (*alive && workers_.contains(process.worker)) {
@@ -45,52 +43,55 @@ void Node::measure(Inspection& inspection) {
     process.metrics.clear();
   };
   const auto machine = std::make_shared<std::vector<actors::MetricFamily>>();
-  const auto all = [this, alive = alive_, machine](actors::NodeReport& reported) {
-    if (!*alive) return;
-    std::set<WorkerId> silent;
-    for (const auto& process : reported.processes) {
-      if (process.silent) silent.insert(process.worker);
-    }
-    reported.processes.clear();
-    reported.metrics = own_metrics();
-    std::move(machine->begin(), machine->end(), std::back_inserter(reported.metrics));
-    const auto sums = metrics_.sums(silent);
-    auto of_processes = sums.families();
-    std::move(of_processes.begin(), of_processes.end(), std::back_inserter(reported.metrics));
-    using actors::FamilyOf;
-    reported.metrics.push_back(
-        FamilyOf(actors::MetricKind::kGauge, "shoal_node_silent_processes",
-                 "Processes that did not answer this scrape in time: their gauges are missing, their counters are older.")
-            .add(static_cast<double>(silent.size())));
-    reported.metrics.push_back(FamilyOf(actors::MetricKind::kGauge, "shoal_node_left_out_series",
-                                        "Series of this scrape that could not be added up (several kinds under one name), or are too many.")
-                                   .add(static_cast<double>(sums.left_out())));
-    reported.metrics.push_back(FamilyOf(actors::MetricKind::kCounter, "shoal_node_refused_samples_total",
-                                        "Samples that processes reported and Prometheus could not read: names, labels, too long, too many.")
-                                   .add(static_cast<double>(metrics_.left_out())));
+  const auto all = [this, alive = alive_, machine](actors::NodeReport& report) {
+    if (*alive) add_metrics(report, std::move(*machine));
   };
   inspection.pass_through(received, all);
-  if (!options_.measure) return;
+  if (!measure_) return;
   // The measurement or its timeout, whichever comes first, ends the wait.
   const auto done = std::make_shared<std::function<void()>>(inspection.expect());
   const auto finish = [done] {
     if (const auto once = std::exchange(*done, {})) once();
   };
   const auto late = std::make_shared<runtime::Timer>(clock_.after(Inspection::kMetricsPatience, finish));
-  options_.measure([machine, finish, late](std::vector<actors::MetricFamily> measured) {
+  measure_([machine, finish, late](std::vector<actors::MetricFamily> measured) {
     *late = {};
     *machine = std::move(measured);
     finish();
   });
 }
 
-std::vector<actors::MetricFamily> Node::own_metrics() const {
+void NodeReports::add_metrics(actors::NodeReport& report, std::vector<actors::MetricFamily> machine) const {
+  std::set<WorkerId> silent;
+  for (const auto& process : report.processes) {
+    if (process.silent) silent.insert(process.worker);
+  }
+  report.processes.clear();
+  report.metrics = own_metrics();
+  std::move(machine.begin(), machine.end(), std::back_inserter(report.metrics));
+  const auto sums = metrics_.sums(silent);
+  auto of_processes = sums.families();
+  std::move(of_processes.begin(), of_processes.end(), std::back_inserter(report.metrics));
+  using actors::FamilyOf;
+  report.metrics.push_back(
+      FamilyOf(actors::MetricKind::kGauge, "shoal_node_silent_processes",
+               "Processes that did not answer this scrape in time: their gauges are missing, their counters are older.")
+          .add(static_cast<double>(silent.size())));
+  report.metrics.push_back(FamilyOf(actors::MetricKind::kGauge, "shoal_node_left_out_series",
+                                    "Series of this scrape that could not be added up (several kinds under one name), or are too many.")
+                               .add(static_cast<double>(sums.left_out())));
+  report.metrics.push_back(FamilyOf(actors::MetricKind::kCounter, "shoal_node_refused_samples_total",
+                                    "Samples that processes reported and Prometheus could not read: names, labels, too long, too many.")
+                               .add(static_cast<double>(metrics_.left_out())));
+}
+
+std::vector<actors::MetricFamily> NodeReports::own_metrics() const {
   using actors::MetricFamily;
   const auto gauge = [](const char* name, const char* help, auto value) -> MetricFamily {
     return actors::FamilyOf(actors::MetricKind::kGauge, name, help).add(static_cast<double>(value));
   };
   std::vector<MetricFamily> out = {
-      gauge("shoal_node_processes", "Workers and drivers on the node.", workers_.size()),
+      gauge("shoal_node_processes", "Workers and drivers on the node.", workers_.all().size()),
       gauge("shoal_object_store_objects", "Objects, and arenas of meshes, that the node keeps for its processes.", memory_.num_entries())};
   if (const auto board = usage_.board()) {
     out.push_back(gauge("shoal_object_store_used_bytes", "Memory that large values of the node's processes take.", board->total().kept));

@@ -1,5 +1,7 @@
 #include "scheduler/node/node.h"
 
+#include <csignal>
+
 #include <gtest/gtest.h>
 
 #include "runtime/shm/memory.h"
@@ -24,15 +26,14 @@ constexpr JobId kJob{1};
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
-// A launcher that starts nothing: the node's processes attach by themselves. The test decides when they end.
+// A launcher that starts nothing: the node's processes attach by themselves. The test answers starts, and decides when processes end.
 class Watches final : public Launcher {
  public:
   void set_events(Events*) override {}
-  void start(const actors::StartWorker&, const Env&, std::function<void(Result<pid_t>)> started) override {
-    started(fail(unimplemented("nothing is started here")));
-  }
+  void start(const actors::StartWorker&, const Env&, std::function<void(Result<pid_t>)> started) override { starting = std::move(started); }
   void drain_output() override {}
   void signal(WorkerId, int) override {}
+  void signal_process(pid_t pid, int signal) override { signalled[pid] = signal; }
   std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) override {
     watched[pid] = std::move(gone);
     return std::make_shared<int>(0);
@@ -40,16 +41,46 @@ class Watches final : public Launcher {
   void retire_torch() override {}
   Result<std::uint16_t> free_port() override { return fail(unimplemented("there are no ports here")); }
 
+  std::function<void(Result<pid_t>)> starting;  // the last start
+  std::map<pid_t, int> signalled;
   std::map<pid_t, std::function<void()>> watched;
+};
+
+// A head that registers the node and keeps what it reports.
+class Head final : public runtime::PeerHandler {
+ public:
+  explicit Head(runtime::SimWorld& world) : network_(world.fabric().attach("head", 1)) {
+    listener_ = *network_->listen(Endpoint::tcp("head", 1), [this, &world](std::unique_ptr<runtime::Connection> c) {
+      node = std::make_unique<Peer>(std::move(c), world.clock(), *this);
+    });
+  }
+  void on_request(Peer&, runtime::Request request, runtime::Responder responder) override {
+    EXPECT_EQ(request.method, number(Method::kRegisterNode));
+    responder.reply(body(to_bytes(actors::RegisteredNode{})));
+  }
+  void on_notice(Peer&, runtime::Request notice) override {
+    if (notice.method != number(Method::kWorkerUpdate)) return;
+    const auto update = *from_bytes<actors::WorkerUpdate>(notice.message.body);
+    if (update.state == actors::WorkerState::kExited) exits[update.worker] = update;
+  }
+  void on_closed(Peer&, const Error&) override {}
+
+  std::unique_ptr<Peer> node;
+  std::map<WorkerId, actors::WorkerUpdate> exits;
+
+ private:
+  std::unique_ptr<runtime::SimNetwork> network_;
+  std::unique_ptr<runtime::Listener> listener_;
 };
 
 // A process on the node's host.
 class Process final : public runtime::PeerHandler {
  public:
-  Process(runtime::SimWorld& world, pid_t pid, const Endpoint& node) : pid(pid), network_(world.fabric().attach("host", pid)) {
-    network_->connect(node, runtime::Role::kClient, 5s, [this, &world](auto c) {
+  Process(runtime::SimWorld& world, pid_t pid, const Endpoint& node, WorkerId worker = {})
+      : pid(pid), network_(world.fabric().attach("host", pid)) {
+    network_->connect(node, runtime::Role::kClient, 5s, [this, &world, worker](auto c) {
       peer = std::make_unique<Peer>(*std::move(c), world.clock(), *this);
-      peer->call(number(Method::kAttach), body(to_bytes(actors::Attach{{}, kJob, "process"})), Peer::kNoTimeout,
+      peer->call(number(Method::kAttach), body(to_bytes(actors::Attach{worker, kJob, "process"})), Peer::kNoTimeout,
                  [this](Result<Message> r) { id = from_bytes<actors::Attached>(r.value().body).value().worker; });
     });
     EXPECT_TRUE(world.run_until([this] { return static_cast<bool>(id); }, 10s));
@@ -97,13 +128,14 @@ class NodeTest : public testing::Test {
 
   static Node::Options options() {
     Node::Options o;
-    o.heads = {Endpoint::tcp("nowhere", 1)};
+    o.head.endpoints = {Endpoint::tcp("head", 1)};
     o.listen = Endpoint::unix_at("node");
     o.memory.spare_bytes = 0;
     o.logs.folder = testing::TempDir();
     return o;
   }
   runtime::SimWorld world_{{}};
+  Head head_{world_};
   std::unique_ptr<runtime::SimNetwork> network_ = world_.fabric().attach("host", 10);
   Watches launcher_;
   Node node_{world_.clock(), world_.random(), *network_, launcher_, runtime::make_null_log(), options()};
@@ -128,6 +160,32 @@ TEST_F(NodeTest, ReportsBeforeADeathCountAlsoIfTheDeathArrivesFirst) {
   EXPECT_EQ(get(other, kAwaited, dead.id, reported_cause), "");
   EXPECT_EQ(get(other, kGiven, dead.id), "");
   EXPECT_EQ(get(other, kOwn, dead.id), "ObjectFreed");
+}
+
+// The launcher may lose a process that it has started, as when its zygote dies before it reports the pid.
+TEST_F(NodeTest, AnAttachedWorkerWhoseStartFailsIsKilledAndItsEndReported) {
+  constexpr WorkerId kWorker{21};
+  ASSERT_TRUE(world_.run_until([&] { return head_.node != nullptr; }, 10s));
+  actors::StartWorker spec;
+  spec.worker = kWorker;
+  spec.job = kJob;
+  std::optional<Result<Message>> started;
+  head_.node->call(number(Method::kStartWorker), body(to_bytes(spec)), Peer::kNoTimeout,
+                   [&](Result<Message> r) { started = std::move(r); });
+  ASSERT_TRUE(world_.run_until([&] { return launcher_.starting != nullptr; }, 10s));
+  const Process process(world_, 11, node_.endpoint(), kWorker);
+  ASSERT_EQ(process.id, kWorker);
+
+  launcher_.starting(fail(unavailable("the zygote is gone")));
+  EXPECT_EQ(launcher_.signalled, (std::map<pid_t, int>{{11, SIGKILL}}));
+  world_.run_for(1s);
+  ASSERT_TRUE(started);
+  EXPECT_FALSE(*started);
+  EXPECT_TRUE(head_.exits.empty());  // it still runs
+  launcher_.watched.at(11)();
+  ASSERT_TRUE(world_.run_until([&] { return head_.exits.contains(kWorker); }, 10s));
+  EXPECT_EQ(head_.exits.at(kWorker).shell_code, 126);
+  EXPECT_EQ(head_.exits.at(kWorker).cause->message(), "the zygote is gone");
 }
 
 }  // namespace

@@ -174,6 +174,10 @@ class PosixLauncher final : public Launcher {
     if (const auto it = workers_.find(worker); it != workers_.end()) runtime::signal_group(it->second.pid, signal);
   }
 
+  void signal_process(pid_t pid, int signal) override {
+    if (pid > 1) ::kill(pid, signal);
+  }
+
   std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) override {
     return std::make_shared<runtime::ProcessWatch>(loop_, pid, [gone = std::move(gone)](ExitStatus) { gone(); });
   }

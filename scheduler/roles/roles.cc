@@ -52,7 +52,7 @@ std::string spill_folder(const std::string& reported, const std::string& session
 class Looks {
  public:
   explicit Looks(runtime::Loop& loop) : side_(loop) {}
-  void run(const std::string& folder, Node::Options::Measured measured) {
+  void run(const std::string& folder, NodeReports::Measured measured) {
     waiting_.push_back(std::move(measured));
     if (waiting_.size() > 1) return;
     const auto seen = std::make_shared<Machine>();
@@ -63,7 +63,7 @@ class Looks {
   }
 
  private:
-  std::vector<Node::Options::Measured> waiting_;
+  std::vector<NodeReports::Measured> waiting_;
   runtime::SideWork side_;
 };
 
@@ -84,14 +84,14 @@ Result<Node::Options> node_options(RoleProcess& process, const actors::Resources
   const std::int64_t objects = resources.units(kObjectStoreMemory) / actors::Resources::kUnit;
   o.object_store_bytes = objects > 0 ? static_cast<std::uint64_t>(objects) : default_object_store();
   const std::int64_t gpus = resources.units("GPU") / actors::Resources::kUnit;
-  SHOAL_TRY(o.gpus, device_ids(gpus, std::getenv("CUDA_VISIBLE_DEVICES")));
+  SHOAL_TRY(o.workers.gpus, device_ids(gpus, std::getenv("CUDA_VISIBLE_DEVICES")));
   o.labels = labels;
   if (const auto type = gpus > 0 ? detect_accelerator() : ""; !type.empty()) {
     o.labels.try_emplace("shoal.io/accelerator-type", type);
     if (o.resources.units("accelerator_type:" + type) == 0) o.resources.set_units("accelerator_type:" + type, actors::Resources::kUnit);
   }
   o.pid = getpid();
-  o.heads = std::move(heads);
+  o.head.endpoints = std::move(heads);
   o.listen = process.credentials.endpoint("shoal-" + process.folder.name() + "-node-" + std::to_string(getpid()));
   if (!process.credentials.host.empty()) o.host = process.credentials.host;
   // Ray's resource names for nodes: they place work by address.
@@ -101,15 +101,16 @@ Result<Node::Options> node_options(RoleProcess& process, const actors::Resources
   o.session = process.folder.path();
   o.objects.write_aside = [&writes = process.writes](auto work, auto then) { writes.run(std::move(work), std::move(then)); };
   o.logs.folder = process.folder.logs();
-  o.monitor = {.threshold = memory.threshold,
-               .limit = memory.limit,
-               .where = "node " + o.host,
-               .machine = [] { return runtime::machine_memory(); },
-               .measure = [side = std::make_shared<runtime::SideWork>(process.loop)](auto pids, auto then) { measure(*side, pids, then); },
-               .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
+  o.workers.monitor = {
+      .threshold = memory.threshold,
+      .limit = memory.limit,
+      .where = "node " + o.host,
+      .machine = [] { return runtime::machine_memory(); },
+      .measure = [side = std::make_shared<runtime::SideWork>(process.loop)](auto pids, auto then) { measure(*side, pids, then); },
+      .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
   o.objects.parts.aside = [&side = process.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   // A GPU driver may take long or hang: at most one measurement runs, in its own thread.
-  o.measure = [looks = std::make_shared<Looks>(process.loop), folder = o.session](Node::Options::Measured measured) {
+  o.measure = [looks = std::make_shared<Looks>(process.loop), folder = o.session](NodeReports::Measured measured) {
     looks->run(folder, std::move(measured));
   };
   return o;
@@ -144,17 +145,17 @@ int run_node(const NodeRole& role) {
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
   options.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
-  options.on_ending = [&] {
+  options.events.on_ending = [&] {
     if (keeper) keeper->stop();
   };
-  options.on_end = [&](const std::string& why) {
+  options.events.on_end = [&](const std::string& why) {
     w.log->info("node ended: {}", why);
     over = true;
   };
   int ready_fd = role.ready_fd;
   Node* self = nullptr;
   // Ready means that the head has registered this node and can place work there.
-  options.on_registered = [&] {
+  options.events.on_registered = [&] {
     report(std::exchange(ready_fd, -1), {{"node", self->endpoint().to_string()}, {"id", to_string(self->id())}});
   };
   {
@@ -196,16 +197,15 @@ int run_local(const LocalRole& role) {
     if (!made) return refuse_role(role.ready_fd, made.error());
     Node::Options& node_opts = *made;
     node_opts.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
-    node_opts.ends_with_owner = role.owner != 0;
-    node_opts.owner = role.owner;
-    node_opts.stop_grace = std::chrono::milliseconds(500);
-    node_opts.on_end = [&](const std::string& why) {
+    if (role.owner != 0) node_opts.owner = role.owner;
+    node_opts.workers.stop_grace = std::chrono::milliseconds(500);
+    node_opts.events.on_end = [&](const std::string& why) {
       w.log->info("local cluster ended: {}", why);
       over = true;
     };
     int ready_fd = role.ready_fd;
     Node* self = nullptr;
-    node_opts.on_registered = [&] {
+    node_opts.events.on_registered = [&] {
       report(std::exchange(ready_fd, -1),
              {{"session", w.folder.path()}, {"head_local", info.head_local}, {"node", self->endpoint().to_string()}});
     };

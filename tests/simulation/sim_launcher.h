@@ -42,6 +42,7 @@ class SimLauncher final : public scheduler::Launcher {
   void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) override;
   void drain_output() override {}  // output is reported without delay
   void signal(WorkerId worker, int signal) override;
+  void signal_process(pid_t, int) override {}  // only drivers attach by themselves, and tests end those
   std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) override { return processes_.watch(pid, std::move(gone)); }
   void retire_torch() override {}
   Result<std::uint16_t> free_port() override { return next_port_++; }

@@ -27,7 +27,7 @@ void SimNodes::boot(std::size_t i) {
   o.resources = actors::Resources::of({{"CPU", options_.cpus}}).value();
   o.host = name;
   o.pid = pid;
-  o.heads = options_.heads;
+  o.head.endpoints = options_.heads;
   o.listen = {"node-" + std::to_string(pid), name, 0};
   o.memory.spare_bytes = 0;
   h.node = std::make_unique<scheduler::Node>(world_.clock_of(name), world_.random(), *h.network, *h.launcher, log_.make(name), o);

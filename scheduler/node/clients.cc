@@ -1,0 +1,45 @@
+#include "scheduler/node/clients.h"
+
+#include "actors/wire/method.h"
+
+namespace shoal::scheduler {
+
+using runtime::Peer;
+
+void Clients::add(std::unique_ptr<runtime::Connection> connection) {
+  const Number number = next_++;
+  clients_[number].peer = std::make_unique<Peer>(std::move(connection), clock_, handler_, number);
+}
+
+Client* Clients::find(Number number) {
+  const auto it = clients_.find(number);
+  return it == clients_.end() ? nullptr : &it->second;
+}
+
+Client Clients::take(Number number) { return std::move(clients_.extract(number).mapped()); }
+
+void Clients::close_nodes(const std::function<void(Number)>& closed) {
+  std::erase_if(clients_, [&](const auto& client) {
+    if (!client.second.node) return false;
+    closed(client.first);
+    return true;
+  });
+}
+
+std::size_t Clients::queued(Number number) const {
+  const auto it = clients_.find(number);
+  return it == clients_.end() ? 0 : it->second.peer->queued_bytes();
+}
+
+void Clients::each(const std::function<void(Number, const Client&)>& see) const {
+  for (const auto& [number, client] : clients_) see(number, client);
+}
+
+void Clients::want_room(std::uint64_t bytes, const Peer* but) const {
+  for (const auto& [number, client] : clients_) {
+    if (client.peer.get() == but || !client.worker) continue;
+    client.peer->notify(actors::number(actors::Method::kMakeRoom), {to_bytes(actors::MakeRoom{bytes}), {}, {}});
+  }
+}
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,35 @@
+// The endpoints of a cluster's heads as a node has them: the configured ones, then those that a head reported. One is in use, or tried
+// next.
+//
+// Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actors/wire/head_messages.h"
+#include "runtime/net/endpoint.h"
+
+namespace shoal::scheduler {
+
+class HeadEndpoints {
+ public:
+  explicit HeadEndpoints(std::vector<runtime::Endpoint> configured) : configured_(std::move(configured)), all_(configured_) {}
+
+  std::size_t size() const { return all_.size(); }
+  const runtime::Endpoint& in_use() const { return all_[at_]; }
+  void next() { at_ = (at_ + 1) % all_.size(); }
+  // The one in use first, reported ones last.
+  std::vector<std::string> in_order() const;
+  // Sets the list of all heads. Returns the news for clients, if the order has changed.
+  std::optional<actors::Heads> set_reported(const std::vector<std::string>& reported);
+
+ private:
+  const std::vector<runtime::Endpoint> configured_;
+  std::vector<runtime::Endpoint> all_;
+  std::size_t at_ = 0;
+  std::vector<std::string> last_;  // order of the last news
+};
+
+}  // namespace shoal::scheduler

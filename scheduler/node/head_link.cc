@@ -1,0 +1,143 @@
+#include "scheduler/node/head_link.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "actors/wire/method.h"
+
+namespace shoal::scheduler {
+
+using actors::from_bytes;
+using actors::Method;
+using actors::number;
+using actors::to_bytes;
+using runtime::Message;
+using runtime::Peer;
+
+namespace {
+
+constexpr std::chrono::seconds kLate(1);  // delay of a heartbeat that is logged
+
+Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+
+}  // namespace
+
+HeadLink::HeadLink(runtime::Clock& clock, runtime::Network& network, runtime::Log log, Options options, runtime::PeerHandler& handler,
+                   Events events)
+    : clock_(clock),
+      network_(network),
+      log_(std::move(log)),
+      options_(std::move(options)),
+      handler_(handler),
+      events_(std::move(events)),
+      endpoints_(options_.endpoints) {}
+
+void HeadLink::connect() {
+  // A head that stands still may accept a connection and not answer.
+  const auto timeout = several() ? std::min(options_.connect_timeout, options_.silence) : options_.connect_timeout;
+  network_.connect(endpoints_.in_use(), runtime::Role::kNode, timeout,
+                   [this, alive = alive_](Result<std::unique_ptr<runtime::Connection>> connection) {
+                     if (!*alive || stopped_) return;
+                     if (!connection) return try_next(connection.error().message());
+                     peer_ = std::make_unique<Peer>(*std::move(connection), clock_, handler_);
+                     early_heads_.reset();
+                     register_node();
+                   });
+}
+
+void HeadLink::connect_after(runtime::Duration pause) {
+  reconnecting_ = clock_.after(pause, [this] { connect(); });
+}
+
+// Tries the next head, after a pause when all were tried.
+void HeadLink::try_next(const std::string& why) {
+  log_->debug("no head at {}: {}", endpoints_.in_use().to_string(), why);
+  endpoints_.next();
+  if (++tried_ % endpoints_.size() != 0) return connect();
+  connect_after(several() ? options_.reconnect_several : options_.reconnect);
+}
+
+void HeadLink::closed(const Error& why) {
+  const auto owned = std::move(peer_);
+  registered_ = false;
+  log_->warn("the head is gone: {}", why.message());
+  if (stopped_) return;
+  if (several()) endpoints_.next();
+  connect_after(several() ? options_.reconnect_several : options_.reconnect);
+}
+
+void HeadLink::register_node() {
+  peer_->call(number(Method::kRegisterNode), body(to_bytes(events_.registration())), options_.connect_timeout,
+              [this, alive = alive_](Result<Message> r) {
+                if (*alive && !stopped_) registered(std::move(r));
+              });
+}
+
+void HeadLink::registered(Result<Message> answer) {
+  if (!answer) {
+    log_->warn("not registered: {}", answer.error().message());
+    if (answer.error().reason() == "Fenced") {
+      events_.fenced();
+      exits_.clear();
+    }
+    peer_.reset();
+    return connect_after(options_.reconnect);
+  }
+  tried_ = 0;
+  registered_ = true;
+  if (const auto m = from_bytes<actors::RegisteredNode>(answer->body)) {
+    if (m->heartbeat_ms > 0) heartbeat_ = std::chrono::milliseconds(m->heartbeat_ms);
+    set_heads(early_heads_.value_or(m->heads));
+  }
+  // Repeats what a head that was away has missed.
+  for (const auto& exit : exits_) report(exit);
+  for (const auto& worker : events_.workers()) report(worker);
+  beat();
+  events_.registered();
+}
+
+void HeadLink::heads_are(const std::vector<std::string>& reported) {
+  if (registered_) {
+    set_heads(reported);
+  } else {
+    early_heads_ = reported;
+  }
+}
+
+void HeadLink::set_heads(const std::vector<std::string>& reported) {
+  const auto news = endpoints_.set_reported(reported);
+  if (!news) return;
+  log_->info("heads={}", fmt::join(news->endpoints, ","));
+  events_.heads_changed(*news);
+}
+
+void HeadLink::beat() {
+  if (!peer_ || !registered_) return;
+  if (!several()) {
+    peer_->notify(number(Method::kHeartbeat), {});
+  } else {  // a head that stands still or is cut off keeps its connections, while another leads
+    peer_->call(number(Method::kHeartbeat), {}, options_.silence, [this, alive = alive_](Result<Message> r) {
+      if (!*alive || r || r.error().code() != Code::kDeadlineExceeded) return;
+      if (peer_) peer_->close(unavailable("the head does not answer"));
+    });
+  }
+  beating_ = clock_.after(heartbeat_, [this, due = clock_.now() + heartbeat_] {
+    const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(clock_.now() - due);
+    if (late > kLate) log_->warn("the event loop was blocked for {} ms", late.count());
+    beat();
+  });
+}
+
+void HeadLink::report(const actors::WorkerUpdate& worker) {
+  if (peer_ && registered_) peer_->notify(number(Method::kWorkerUpdate), body(to_bytes(worker)));
+}
+
+void HeadLink::report_exit(const actors::WorkerUpdate& exit) {
+  report(exit);
+  exits_.push_back(exit);
+  if (exits_.size() > options_.max_exits) exits_.pop_front();
+}
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,118 @@
+// The processes of a node's host: those that the node launches, and those that attach to it. Their starts, stops and ends.
+//
+// A worker is in the table from the order to start it, or from its attachment. The launcher, or a watch on its pid, reports the end, which
+// removes it. Loop thread only.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "actors/wire/head_messages.h"
+#include "actors/wire/node_messages.h"
+#include "runtime/log/log.h"
+#include "runtime/net/peer.h"
+#include "scheduler/node/devices.h"
+#include "scheduler/node/launcher.h"
+#include "scheduler/node/memory_monitor.h"
+
+namespace shoal::scheduler {
+
+struct Worker {
+  enum class Origin : std::uint8_t {
+    kLaunched,  // by this node
+    kInside,    // started by a launched one; the node does not wait for it
+    kAttached,  // by itself: a driver, a rank under torchrun
+  };
+  enum class Fate : std::uint8_t {
+    kRuns,
+    kStops,   // its end was requested
+    kKilled,  // likewise, by SIGKILL as soon as it has a pid
+  };
+
+  actors::StartWorker spec;
+  Origin origin = Origin::kLaunched;
+  Fate fate = Fate::kRuns;
+  std::uint64_t order = 0;  // number of its launch
+  pid_t pid = 0;
+  actors::WorkerState state = actors::WorkerState::kStarting;
+  std::string endpoint = {};
+  std::string role = {};
+  runtime::Peer* peer = nullptr;
+  std::int32_t member = -1;     // place on the board of object memory; -1: none
+  std::shared_ptr<void> watch;  // for a process that the launcher does not have
+  runtime::Timer kill;          // SIGKILL after the grace period
+
+  bool launched() const { return origin == Origin::kLaunched; }
+  actors::WorkerUpdate update(std::int32_t shell_code = 0, const std::optional<Error>& cause = {}) const;
+};
+
+class Workers final : private Launcher::Events {
+ public:
+  struct Options {
+    std::vector<std::string> gpus;  // names for CUDA_VISIBLE_DEVICES; none: workers see what the node sees
+    MemoryMonitor::Options monitor;
+    runtime::Duration stop_grace = std::chrono::seconds(2);  // between SIGTERM and SIGKILL when the node ends
+  };
+  struct Events {
+    // Lines of a worker; null: it is in the table no more.
+    std::function<void(const Worker* worker, WorkerId id, Launcher::Stream stream, std::string_view lines)> output;
+    std::function<std::string(WorkerId worker)> tail;  // last lines of its stderr
+    std::function<void(const Worker& worker)> changed;
+    std::function<void(const actors::WorkerUpdate& exit)> not_started;                  // removed from the table
+    std::function<void(const Worker& worker, const actors::WorkerUpdate& exit)> ended;  // likewise
+  };
+  Workers(runtime::Clock& clock, Launcher& launcher, runtime::Log log, Options options, Events events);
+  ~Workers();
+
+  // Starts to observe the host's memory.
+  void start_monitor() { monitor_.start(); }
+
+  const std::map<WorkerId, Worker>& all() const { return workers_; }
+  bool contains(WorkerId worker) const { return workers_.contains(worker); }
+  Worker* find(WorkerId worker);
+  bool any(Worker::Origin origin) const;
+
+  // `env` goes on top of the launch's own.
+  void start(const actors::StartWorker& spec, Launcher::Env env, runtime::Responder responder);
+  // Adds a process that attached without being launched.
+  Worker& adopt(WorkerId id, JobId job, pid_t pid, Worker::Origin origin, const std::string& role);
+  void ready(Worker& worker, const std::string& endpoint);
+  void stop(const actors::StopWorker& stop);
+  // Kills all launched workers, or those of the job.
+  void kill_launched(std::optional<JobId> job = {});
+  void end_job(JobId job);
+  // Ends all workers (SIGTERM, then SIGKILL), and starts no more.
+  void end();
+
+ private:
+  // Launcher::Events
+  void output(WorkerId worker, Launcher::Stream stream, std::string_view lines) override;
+  void exited(WorkerId worker, runtime::ExitStatus status) override;
+
+  void started(WorkerId id, Result<pid_t> pid, runtime::Responder& responder);
+  void not_started(Worker& worker, const Error& why, runtime::Responder& responder);
+  void gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
+  void send_signal(const Worker& worker, int signal);
+  std::vector<MemoryUser> memory_users() const;
+
+  runtime::Clock& clock_;
+  Launcher& launcher_;
+  const runtime::Log log_;
+  const Options options_;
+  const Events events_;
+  Devices devices_;
+  MemoryMonitor monitor_;
+  std::map<WorkerId, Worker> workers_;
+  std::set<JobId> torch_jobs_;
+  std::uint64_t next_order_ = 1;
+  bool ending_ = false;
+  runtime::Timer killing_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace shoal::scheduler
