@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "actors/session/actor_calls.h"
+#include "actors/session/calls/actor_calls.h"
 #include "runtime/sim/sim_world.h"
 
 namespace shoal::actors::api {

@@ -5,8 +5,8 @@
 //   ...
 //   context.remote<&mean>({.num_cpus = 2})(numbers).get()
 //
-// actors/session/task_pool.h assigns tasks to workers and retries them. This file starts and ends workers, in a thread of its own. Any
-// thread.
+// actors/session/tasks/task_pool.h assigns tasks to workers and retries them. This file starts and ends workers, in a thread of its own.
+// Any thread.
 #pragma once
 
 #include <chrono>
@@ -24,7 +24,7 @@
 #include "actors/api/handle.h"
 #include "actors/api/launch.h"
 #include "actors/api/options.h"
-#include "actors/session/task_pool.h"
+#include "actors/session/tasks/task_pool.h"
 
 namespace shoal::actors::api {
 

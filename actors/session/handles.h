@@ -16,14 +16,12 @@
 #include <vector>
 
 #include "actors/cluster/object_key.h"
-#include "actors/session/actor_calls.h"
 #include "actors/session/references.h"
+#include "actors/value/call.h"
 #include "runtime/loop/clock.h"
 
 namespace shoal::actors {
 
-// The method that reports to an actor that no handle is left.
-inline constexpr std::string_view kRelease = "__shoal_release__";
 // The method that asks a worker of functions for the actors it leaves (Handles::left).
 inline constexpr std::string_view kHandOver = "__shoal_last_words__";
 

@@ -8,9 +8,13 @@
 #include <vector>
 
 #include "actors/value/value.h"
+#include "runtime/loop/future.h"
 #include "runtime/net/peer.h"
 
 namespace shoal::actors {
+
+// The answer to a call.
+using ValueFuture = runtime::Future<Value>;
 
 // Identifies a call in the process that runs it: the connection over which it came, and its number there.
 struct CallKey {
@@ -62,6 +66,8 @@ constexpr std::uint64_t task_number(std::uint64_t number, std::int32_t attempt) 
 inline constexpr int kPoolTaskBits = 42;
 // The prefix of the runtime's own methods, which every actor has.
 inline constexpr std::string_view kOurs = "__shoal_";
+// The method that reports to an actor that no handle is left.
+inline constexpr std::string_view kRelease = "__shoal_release__";
 constexpr bool task_of_pool(std::uint64_t task) { return task_number(task, 0) >> kPoolTaskBits != 0; }
 
 // Large values are sent as descriptors if both ends are on one host (`local`), else as bytes. The first `sent` values of `deps` were sent

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/session/actor_calls.h"
+#include "actors/session/calls/actor_calls.h"
 #include "runtime/sim/sim_world.h"
 #include "tests/simulation/process_table.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "actors/cluster/rows.h"
-#include "actors/session/actor_calls.h"
+#include "actors/value/call.h"
 
 namespace shoal::actors {
 

@@ -1,5 +1,5 @@
-// Pools of remote functions (actors/session/task_pool.h).
-#include "actors/session/task_pool.h"
+// Pools of remote functions (actors/session/tasks/task_pool.h).
+#include "actors/session/tasks/task_pool.h"
 
 #include "python/native/session/hosting.h"
 #include "python/native/session/refs.h"

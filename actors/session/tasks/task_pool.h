@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/session/actor_calls.h"
+#include "actors/session/call_book.h"
 
 namespace shoal::actors {
 

@@ -1,4 +1,4 @@
-#include "actors/session/actor_calls.h"
+#include "actors/session/calls/actor_calls.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include "actors/session/actor_host.h"
-#include "actors/session/handles.h"
 #include "actors/wire/method.h"
 #include "runtime/sim/sim_world.h"
 

@@ -23,12 +23,9 @@
 #include "actors/session/references.h"
 #include "actors/session/streams.h"
 #include "actors/value/call.h"
-#include "runtime/loop/future.h"
 #include "runtime/net/peer.h"
 
 namespace shoal::actors {
-
-using ValueFuture = runtime::Future<Value>;
 
 class ActorCalls final : public runtime::PeerHandler {
  public:

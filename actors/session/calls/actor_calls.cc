@@ -1,10 +1,9 @@
-#include "actors/session/actor_calls.h"
+#include "actors/session/calls/actor_calls.h"
 
 #include <algorithm>
 
 #include <fmt/format.h>
 
-#include "actors/session/handles.h"
 #include "actors/wire/method.h"
 
 namespace shoal::actors {

@@ -1,4 +1,4 @@
-#include "actors/session/task_pool.h"
+#include "actors/session/tasks/task_pool.h"
 
 #include <algorithm>
 #include <set>
