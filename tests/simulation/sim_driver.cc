@@ -79,7 +79,7 @@ void SimDriver::retry_later() {
 void SimDriver::joined_head() {
   if (node_.endpoint && !node_.peer) connect_node();
   for (const auto& [actor, n] : next_) {
-    if (calls_.cause(actor) == nullptr) watch(actor);
+    if (calls_.actors().cause(actor) == nullptr) watch(actor);
   }
   for (const GroupId group : removed_groups_) head_.peer->notify(number(Method::kRemoveGroup), body(to_bytes(actors::GroupRef{group})));
 }

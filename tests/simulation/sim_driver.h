@@ -44,8 +44,8 @@ class SimDriver final : public runtime::PeerHandler {
   const std::vector<JobId>& submitted() const { return submitted_; }
   void stop(JobId job, bool force);
 
-  bool alive(ActorId actor) const { return calls_.alive(actor); }
-  const Error* cause(ActorId actor) const { return calls_.cause(actor); }
+  bool alive(ActorId actor) const { return calls_.actors().alive(actor); }
+  const Error* cause(ActorId actor) const { return calls_.actors().cause(actor); }
   // Futures that have no value yet.
   std::size_t num_unanswered() const;
 

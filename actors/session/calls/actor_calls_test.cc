@@ -45,7 +45,7 @@ TEST_F(ActorCallsTest, ACallerThatIsFasterThanTheSocketWaits) {
   for (std::size_t sent = 0; sent < 4 * kSocketBytes; sent += argument.size()) last = call(kActor, "next", {}, argument);
   ASSERT_TRUE(run_until_ready(last));
   EXPECT_EQ(outcome(last), "next");
-  EXPECT_EQ(calls_.cause(kActor), nullptr);
+  EXPECT_EQ(calls_.actors().cause(kActor), nullptr);
 }
 
 TEST_F(ActorCallsTest, CallsBeyondTheQueuesBoundAreRefused) {
@@ -60,14 +60,14 @@ TEST_F(ActorCallsTest, CallsBeyondTheQueuesBoundAreRefused) {
 }
 
 TEST_F(ActorCallsTest, AnActorThatWasNeverPlacedIsAwaitedOnlyByACall) {
-  EXPECT_TRUE(calls_.waits_for_nobody(kActor));
+  EXPECT_TRUE(calls_.actors().waits_for_nobody(kActor));
   call(kActor, "__init__");
   call(kActor, std::string(kRelease));
-  EXPECT_TRUE(calls_.waits_for_nobody(kActor));
+  EXPECT_TRUE(calls_.actors().waits_for_nobody(kActor));
   call(kActor, "method");
-  EXPECT_FALSE(calls_.waits_for_nobody(kActor));
+  EXPECT_FALSE(calls_.actors().waits_for_nobody(kActor));
   now_alive();
-  EXPECT_FALSE(calls_.waits_for_nobody(kOther));
+  EXPECT_FALSE(calls_.actors().waits_for_nobody(kOther));
 }
 
 TEST_F(ActorCallsTest, ARepeatedCallPrecedesCallsThatMayWaitForIt) {
@@ -109,10 +109,10 @@ TEST_F(ActorCallsTest, CancellingAnUnsentCallLetsLaterOnesContinue) {
   now_alive();
   const runtime::Promise<Value> never;
   const auto blocked = call(kActor, "blocked", {never.future()}), behind = call(kActor, "behind");
-  EXPECT_TRUE(calls_.pending(blocked));
+  EXPECT_TRUE(calls_.actors().pending(blocked));
   calls_.cancel(blocked, {});
   EXPECT_EQ(outcome(blocked), "Cancelled/TaskCancelled");
-  EXPECT_FALSE(calls_.pending(blocked));
+  EXPECT_FALSE(calls_.actors().pending(blocked));
   ASSERT_TRUE(run_until_ready(behind));
   EXPECT_EQ(actor_->received, std::vector<std::string>{"behind"});
 }

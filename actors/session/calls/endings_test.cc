@@ -15,7 +15,7 @@ TEST_F(ActorCallsTest, ABrokenConnectionFailsSentCallsAndReconnects) {
   const auto next = call(kActor, "next");
   ASSERT_TRUE(run_until_ready(next));
   EXPECT_EQ(outcome(next), "next");
-  EXPECT_EQ(calls_.cause(kActor), nullptr);
+  EXPECT_EQ(calls_.actors().cause(kActor), nullptr);
 }
 
 TEST_F(ActorCallsTest, TheCauseOfADeathArrivesBeforeSentCallsFail) {
@@ -88,9 +88,9 @@ TEST_F(ActorCallsTest, AnActorThatTheHeadDoesNotKnowLivesAsLongAsItsConnection) 
   calls_.updated(row(kActor, ActorState::kAlive));
   const auto held = call(kActor, "hold"), never_placed = call(kOther, "next");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
-  for (const ActorId id : calls_.expected()) calls_.unknown(id, not_found("no actor"));
+  for (const ActorId id : calls_.actors().expected()) calls_.unknown(id, not_found("no actor"));
   EXPECT_EQ(outcome(never_placed), "NotFound/");
-  EXPECT_EQ(calls_.expected(), std::vector{kActor});
+  EXPECT_EQ(calls_.actors().expected(), std::vector{kActor});
   world_.fabric().disconnect("caller", "host");
   ASSERT_TRUE(run_until_ready(held));
   EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
@@ -100,7 +100,7 @@ TEST_F(ActorCallsTest, AForgottenActorFailsItsCallsAndMayBeExpectedAgain) {
   const auto first = call(kActor, "a");
   calls_.forget(kActor, not_found("no actor"));
   EXPECT_EQ(outcome(first), "NotFound/");
-  EXPECT_FALSE(calls_.knows(kActor));
+  EXPECT_FALSE(calls_.actors().knows(kActor));
   calls_.expect(kActor, "Echo");
   const auto second = call(kActor, "b");
   now_alive();
@@ -116,9 +116,9 @@ TEST_F(ActorCallsTest, OnlyTheLastDeadActorsAreRemembered) {
   EXPECT_EQ(outcome(call(ActorId{99}, "next")), "NotFound/");  // no actor was forgotten
   for (std::uint64_t n = 100; n < 100 + 2 * calls_options_.max_dead; ++n) dies(n);
   calls_.expect(ActorId{50}, "Next");
-  EXPECT_FALSE(calls_.knows(ActorId{100}));
+  EXPECT_FALSE(calls_.actors().knows(ActorId{100}));
   EXPECT_EQ(outcome(call(ActorId{100}, "next")), "Unavailable/ActorDied");
-  EXPECT_NE(calls_.cause(ActorId{99 + 2 * calls_options_.max_dead}), nullptr);
+  EXPECT_NE(calls_.actors().cause(ActorId{99 + 2 * calls_options_.max_dead}), nullptr);
   now_alive();
   const auto next = call(kActor, "next");
   ASSERT_TRUE(run_until_ready(next));
