@@ -1,0 +1,95 @@
+// The tasks of a pool that no worker has. Each is in one of four places. It waits for a worker, for a reference among its arguments, or
+// for the end of the delay before its next attempt. Or it raised an exception, and waits for the judgement whether that allows another
+// attempt. Loop thread only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "actors/session/tasks/pool_task.h"
+#include "actors/wire/inspection.h"
+
+namespace shoal::actors {
+
+class WaitingTasks {
+ public:
+  struct Judgement {
+    std::uint64_t id = 0;
+    std::uint64_t function = 0;
+    ValueFuture raised;
+  };
+  // `ready` is called when tasks have begun to wait for a worker.
+  WaitingTasks(runtime::Clock& clock, runtime::Duration retry_delay, std::function<void()> ready)
+      : clock_(clock), retry_delay_(retry_delay), ready_(std::move(ready)) {}
+  ~WaitingTasks() { *alive_ = false; }
+
+  // ---- tasks that wait for a worker, in their order
+  bool none_ready() const { return waiting_.empty(); }
+  std::size_t num_ready() const { return waiting_.size(); }
+  PoolTask& first() const { return *waiting_.front(); }
+  PoolTaskPtr take_first();
+  std::deque<PoolTaskPtr> take_ready();
+  // `place`: the number of tasks before it.
+  void insert(PoolTaskPtr task, std::size_t place);
+
+  // ---- the others
+  bool none_blocked() const { return blocked_.empty(); }
+  // A new task: it waits for its references, if any are not ready, and then for a worker.
+  void add(PoolTaskPtr task);
+  // A task whose worker died waits for options.retry_delay; false: there is no delay.
+  bool delay(const PoolTaskPtr& task);
+  // A task that raised waits for take_judgement().
+  void judge(PoolTaskPtr task, const Result<Value>& raised);
+  // Those that were not reported before.
+  std::vector<Judgement> new_judgements();
+  // The task and what it raised; null: it was cancelled.
+  std::pair<PoolTaskPtr, ValueFuture> take_judgement(std::uint64_t id);
+
+  // ---- all
+  bool empty() const { return size() == 0; }
+  std::size_t size() const { return waiting_.size() + blocked_.size() + delayed_.size() + judging_.size(); }
+  // Removes the task with this result; null: none.
+  PoolTaskPtr remove(const ValueFuture& result);
+  // Removes all, with what they raised if they wait for a judgement.
+  std::vector<std::pair<PoolTaskPtr, std::optional<ValueFuture>>> take_all();
+  // Calls see(task, state) until it returns false.
+  template <class F>
+  void each(F see) const {
+    for (const auto& task : waiting_) {
+      if (!see(*task, TaskState::kPendingPlace)) return;
+    }
+    for (const auto& [n, task] : blocked_) {
+      if (!see(*task, TaskState::kPendingArguments)) return;
+    }
+    for (const auto& [until, task] : delayed_) {
+      if (!see(*task, TaskState::kPendingPlace)) return;
+    }
+    for (const auto& [n, judged] : judging_) {
+      if (!see(*judged.first, TaskState::kPendingPlace)) return;
+    }
+  }
+
+ private:
+  void end_delays();
+
+  runtime::Clock& clock_;
+  const runtime::Duration retry_delay_;
+  const std::function<void()> ready_;
+  std::deque<PoolTaskPtr> waiting_;
+  std::map<std::uint64_t, PoolTaskPtr> blocked_;                    // by number
+  std::deque<std::pair<runtime::TimePoint, PoolTaskPtr>> delayed_;  // by the end of the delay
+  runtime::Timer delay_over_;
+  std::map<std::uint64_t, std::pair<PoolTaskPtr, ValueFuture>> judging_;  // by number
+  std::vector<std::uint64_t> unjudged_;                                   // entries not reported yet
+  std::uint64_t next_ = 1;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace shoal::actors
