@@ -17,6 +17,38 @@ constexpr auto kLongLook = std::chrono::seconds(1);           // a longer interv
 constexpr auto kLooked = std::chrono::milliseconds(2);        // between looks for room that others make
 }  // namespace
 
+// Makes room for one value, in the thread that makes the value. It first trims the pool, then spills own values, then asks others.
+class ObjectStore::MakingRoom {
+ public:
+  MakingRoom(ObjectStore& store, std::uint64_t bytes) : store_(store), bytes_(bytes) {}
+  Result<void> make();
+
+ private:
+  using Steady = std::chrono::steady_clock;
+  void trim_full_pool();
+  void spill_own();
+  Result<void> wait_for_others();
+  bool has_room();
+  bool ends();
+  // Usage of the node's memory, and the files of others.
+  runtime::UsageBoard::Usage others() const;
+  std::uint64_t kept_here() const { return store_.membership_page_->of(store_.place_->member).kept; }
+  std::uint64_t spill_step() {
+    return store_.spill(step_, [this] { return ends(); });
+  }
+  std::string why_not() const;
+  Error full(const std::string& why) const;
+
+  ObjectStore& store_;
+  const std::uint64_t bytes_;
+  const std::uint64_t limit_ = store_.membership_page_->limit();
+  // A search for unread memory covers the whole pool, so it runs once per step, and pauses last four times as long as it.
+  const std::uint64_t step_ = std::max(bytes_, std::min(limit_ / 64, kMovedAtOnce));
+  const Steady::time_point start_ = Steady::now();
+  Steady::duration pause_ = kLooked;
+  std::optional<Error> ended_;  // why the wait ends
+};
+
 ObjectStore::~ObjectStore() {
   {
     const std::lock_guard lock(mutex_);
@@ -36,7 +68,7 @@ void ObjectStore::join(Place place) {
 Result<Fd> ObjectStore::fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) {
   SHOAL_TRY(auto again, pool_.fill_again(bytes, parts));
   if (again) return *std::move(again);
-  if (membership_page_) SHOAL_OK(make_room(bytes));
+  if (membership_page_) SHOAL_OK(MakingRoom(*this, bytes).make());
   return filled(bytes, parts);
 }
 
@@ -122,95 +154,105 @@ bool ObjectStore::over(std::uint64_t bytes) const {
   return limit != 0 && membership_page_->total().kept + bytes > limit;
 }
 
-Result<void> ObjectStore::make_room(std::uint64_t bytes) {
-  using std::chrono::steady_clock;
-  const std::uint64_t limit = membership_page_->limit();
-  const auto start = steady_clock::now();
-  const auto full = [&](const std::string& why) {
-    const auto total = membership_page_->total();
-    return resource_exhausted(fmt::format("no room for an object of {} bytes: {} of the node's {} bytes for objects are taken ({} here), "
-                                          "{} lie in files; {}",
-                                          bytes, total.kept, limit, membership_page_->of(place_->member).kept, total.spilled, why))
-        .with_reason("ObjectStoreFull")
-        .with_hint("release references and arrays that are not needed, or start with a larger object_store_memory");
-  };
-  std::optional<Error> ended;  // why the wait ends
-  const auto ends = [&] {
-    if (ended) return true;
-    if (place_->interrupted && place_->interrupted()) {
-      ended = cancelled("interrupted by a signal").with_reason("Interrupted");
-    } else if (steady_clock::now() - start > place_->longest) {
-      ended = full("what others give back is taken by others again");
-    }
-    return ended.has_value();
-  };
-  if (limit != 0 && pool_.full()) {  // even with room, so that the pool can keep more
-    pool_.trim();
-    if (pool_.full() && spill(kMovedAtOnce, ends) > 0) pool_.trim();
-    tell();
-    if (ended) return fail(*ended);
-    // If all its memories are in use, the new one is neither kept nor counted.
+Result<void> ObjectStore::MakingRoom::make() {
+  trim_full_pool();
+  if (ended_) return fail(*ended_);
+  if (!store_.over(bytes_)) return {};
+  if (bytes_ > limit_) return fail(full("it is larger than all of that"));
+  spill_own();
+  return wait_for_others();
+}
+
+// Even with room, so that the pool can keep more. If all its memories are in use, the new one is neither kept nor counted.
+void ObjectStore::MakingRoom::trim_full_pool() {
+  if (limit_ == 0 || !store_.pool_.full()) return;
+  store_.pool_.trim();
+  if (store_.pool_.full() && store_.spill(kMovedAtOnce, [this] { return ends(); }) > 0) store_.pool_.trim();
+  store_.tell();
+}
+
+// Memory that others hold as well is freed only when they release it.
+void ObjectStore::MakingRoom::spill_own() {
+  for (int in_vain = 0; in_vain < 2 && !has_room();) {
+    const std::uint64_t before = store_.membership_page_->total().kept;
+    if (ends() || spill_step() == 0) break;
+    in_vain = has_room() || store_.membership_page_->total().kept < before ? 0 : in_vain + 1;
   }
-  if (!over(bytes)) return {};
-  if (bytes > limit) return fail(full("it is larger than all of that"));
-  const auto why = [&]() -> std::string {
-    const std::lock_guard lock(mutex_);
-    if (no_file_) return no_file_->message();
-    if (const auto disk = runtime::room_on_disk(bytes, place_->folder); !disk) return disk.error().message();
-    return "processes read all remaining objects";
-  };
-  // A search for unread memory covers the whole pool, so it runs once per step, and pauses last four times as long as it.
-  const std::uint64_t step = std::max(bytes, std::min(limit / 64, kMovedAtOnce));
-  steady_clock::duration pause = kLooked;
-  const auto room = [&] {
-    if (!over(bytes)) return true;
-    const auto begun = steady_clock::now();
-    pool_.trim();
-    tell();
-    pause = std::max<steady_clock::duration>(kLooked, 4 * (steady_clock::now() - begun));
-    return !over(bytes);
-  };
-  // Memory that others hold as well is freed only when they release it.
-  for (int in_vain = 0; in_vain < 2 && !room();) {
-    const std::uint64_t before = membership_page_->total().kept;
-    if (ends() || spill(step, ends) == 0) break;
-    in_vain = room() || membership_page_->total().kept < before ? 0 : in_vain + 1;
-  }
-  // Counts only time in which this thread ran, not the gaps when the machine stood still.
-  const auto others = [this] {
-    auto out = membership_page_->total();
-    out.spilled -= std::min(out.spilled, membership_page_->of(place_->member).spilled);
-    return out;
-  };
-  auto looked = steady_clock::now(), asked = looked - kAskedAgain;
-  steady_clock::duration waited{};
+}
+
+// Counts only time in which this thread ran, not the gaps when the machine stood still.
+Result<void> ObjectStore::MakingRoom::wait_for_others() {
+  auto looked = Steady::now(), asked = looked - kAskedAgain;
+  Steady::duration waited{};
   // Spilling memory that others hold frees nothing here: after two such steps the next one comes later.
   int in_vain = 0;
   auto moved = looked;
-  for (auto before = others(); !ended && !room();) {
-    const auto now = steady_clock::now();
+  for (auto before = others(); !ended_ && !has_room();) {
+    const auto now = Steady::now();
     const auto total = others();
     const bool gave = total.kept < before.kept, asks = now - asked >= kAskedAgain;
-    waited += std::min<steady_clock::duration>(now - std::exchange(looked, now), kLongLook);
+    waited += std::min<Steady::duration>(now - std::exchange(looked, now), kLongLook);
     if (gave || total.spilled > before.spilled) waited = {};
     before = total;
     if (ends()) break;
-    if (waited > place_->patience) return fail(full(why()));
+    if (waited > store_.place_->patience) return fail(full(why_not()));
     if (asks) {
-      place_->ask_others(bytes);
+      store_.place_->ask_others(bytes_);
       asked = now;
     }
-    std::this_thread::sleep_for(pause);
+    std::this_thread::sleep_for(pause_);
     if (in_vain < 2 ? asks || gave : now - moved > kLongLook) {
       moved = now;
-      const std::uint64_t own = membership_page_->of(place_->member).kept;
-      spill(step, ends);
-      (void)room();
-      in_vain = membership_page_->of(place_->member).kept < own ? 0 : in_vain + 1;
+      const std::uint64_t own = kept_here();
+      spill_step();
+      (void)has_room();
+      in_vain = kept_here() < own ? 0 : in_vain + 1;
     }
   }
-  if (ended) return fail(*ended);
+  if (ended_) return fail(*ended_);
   return {};
+}
+
+bool ObjectStore::MakingRoom::has_room() {
+  if (!store_.over(bytes_)) return true;
+  const auto begun = Steady::now();
+  store_.pool_.trim();
+  store_.tell();
+  pause_ = std::max<Steady::duration>(kLooked, 4 * (Steady::now() - begun));
+  return !store_.over(bytes_);
+}
+
+bool ObjectStore::MakingRoom::ends() {
+  if (ended_) return true;
+  const Place& place = *store_.place_;
+  if (place.interrupted && place.interrupted()) {
+    ended_ = cancelled("interrupted by a signal").with_reason("Interrupted");
+  } else if (Steady::now() - start_ > place.longest) {
+    ended_ = full("what others give back is taken by others again");
+  }
+  return ended_.has_value();
+}
+
+runtime::UsageBoard::Usage ObjectStore::MakingRoom::others() const {
+  auto out = store_.membership_page_->total();
+  out.spilled -= std::min(out.spilled, store_.membership_page_->of(store_.place_->member).spilled);
+  return out;
+}
+
+std::string ObjectStore::MakingRoom::why_not() const {
+  const std::lock_guard lock(store_.mutex_);
+  if (store_.no_file_) return store_.no_file_->message();
+  if (const auto disk = runtime::room_on_disk(bytes_, store_.place_->folder); !disk) return disk.error().message();
+  return "processes read all remaining objects";
+}
+
+Error ObjectStore::MakingRoom::full(const std::string& why) const {
+  const auto total = store_.membership_page_->total();
+  return resource_exhausted(fmt::format("no room for an object of {} bytes: {} of the node's {} bytes for objects are taken ({} here), "
+                                        "{} lie in files; {}",
+                                        bytes_, total.kept, limit_, kept_here(), total.spilled, why))
+      .with_reason("ObjectStoreFull")
+      .with_hint("release references and arrays that are not needed, or start with a larger object_store_memory");
 }
 
 // Spills values, least recently used first, until `bytes` were moved, none are left, or `stop` returns true.

@@ -64,7 +64,7 @@ class ObjectStore final : public ValueMemory {
   void keep();
   void start_keeper();
   bool over(std::uint64_t bytes) const;
-  Result<void> make_room(std::uint64_t bytes);
+  class MakingRoom;  // for one value
   std::uint64_t spill(std::uint64_t bytes, const std::function<bool()>& stop);
   void tell();
 
