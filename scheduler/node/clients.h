@@ -13,37 +13,37 @@
 
 namespace shoal::scheduler {
 
-struct Client {
+struct NodeClient {
   std::unique_ptr<runtime::Peer> peer;
   WorkerId worker;  // set once it has attached
   JobId job;
   NodeId node;  // for connections of other nodes
 };
 
-class Clients {
+class NodeClients {
  public:
   using Number = std::uint64_t;
 
-  Clients(runtime::Clock& clock, runtime::PeerHandler& handler) : clock_(clock), handler_(handler) {}
+  NodeClients(runtime::Clock& clock, runtime::PeerHandler& handler) : clock_(clock), handler_(handler) {}
 
   void add(std::unique_ptr<runtime::Connection> connection);
-  Client* find(Number number);
+  NodeClient* find(Number number);
   // Removes the client.
-  Client take(Number number);
+  NodeClient take(Number number);
   // Closes the connections of other nodes, and calls `closed` for each.
   void close_nodes(const std::function<void(Number)>& closed);
   void clear() { clients_.clear(); }
 
   // Bytes queued in a connection; 0 if it is closed.
   std::size_t queued(Number number) const;
-  void each(const std::function<void(Number, const Client&)>& see) const;
+  void each(const std::function<void(Number, const NodeClient&)>& see) const;
   // Asks all attached processes but one to make room.
   void want_room(std::uint64_t bytes, const runtime::Peer* but) const;
 
  private:
   runtime::Clock& clock_;
   runtime::PeerHandler& handler_;
-  std::map<Number, Client> clients_;
+  std::map<Number, NodeClient> clients_;
   Number next_ = 1;
 };
 

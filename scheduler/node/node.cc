@@ -68,7 +68,7 @@ HeadLink::Events Node::head_events() {
           },
       .heads_changed =
           [this](const actors::Heads& heads) {
-            clients_.each([&](auto, const Client& client) { client.peer->notify(number(Method::kHeads), body(to_bytes(heads))); });
+            clients_.each([&](auto, const NodeClient& client) { client.peer->notify(number(Method::kHeads), body(to_bytes(heads))); });
           },
   };
 }
@@ -115,14 +115,14 @@ Result<void> Node::start() {
 void Node::become(NodeId id) {
   id_ = id;
   objects_.start_as(id);
-  clients_.close_nodes([this](Clients::Number number) { objects_.parts().closed(number); });
+  clients_.close_nodes([this](NodeClients::Number number) { objects_.parts().closed(number); });
 }
 
 void Node::on_drained(Peer& peer) { objects_.parts().drained(peer.number()); }
 
 void Node::on_closed(Peer& peer, const Error& why) {
   if (head_.is(peer)) return head_.closed(why);
-  const Client owned = clients_.take(peer.number());  // destroyed on return
+  const NodeClient owned = clients_.take(peer.number());  // destroyed on return
   // A closed connection is no death; the pidfd reports that. A forked child may hold the socket open, or a user may have closed it.
   if (Worker* const w = workers_.find(owned.worker); w != nullptr && w->peer == &peer) {
     w->peer = nullptr;
@@ -146,7 +146,7 @@ Launcher::Env Node::environment(const actors::StartWorker& spec) const {
 
 Result<actors::WithExtras<actors::Attached>> Node::attach(const Sender& sender, const actors::Attach& m) {
   Peer& peer = sender.peer;
-  Client& client = *sender.client;
+  NodeClient& client = *sender.client;
   using Reply = actors::WithExtras<actors::Attached>;
   const pid_t pid = peer.identity().pid;
   const std::string heads = fmt::format("{}", fmt::join(head_.endpoints(), ","));
@@ -204,7 +204,7 @@ void Node::worker_ended(const Worker& w, const actors::WorkerUpdate& exit) {
   if (w.member >= 0) usage_.leave(w.member);
   reports_.metrics().ended(exit.worker);
   const Bytes news = to_bytes(exit);
-  clients_.each([&](Clients::Number key, const Client& client) {
+  clients_.each([&](NodeClients::Number key, const NodeClient& client) {
     if (client.job != exit.job && !logs_.follows(key, exit.job)) return;
     client.peer->notify(number(Method::kWorkerExited), {news.clone(), {}, {}});
   });

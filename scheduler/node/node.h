@@ -69,7 +69,7 @@ class Node final : public runtime::PeerHandler {
  private:
   struct Sender {
     runtime::Peer& peer;
-    Client* client = nullptr;  // null for the head
+    NodeClient* client = nullptr;  // null for the head
   };
   // By sender; drivers, workers and commands are clients.
   struct Methods {
@@ -126,7 +126,7 @@ class Node final : public runtime::PeerHandler {
   Methods methods_;
   std::unique_ptr<runtime::Listener> listener_;
   HeadLink head_;
-  Clients clients_;
+  NodeClients clients_;
   Ending ending_;
 };
 
