@@ -1,7 +1,9 @@
-"""Units outside of an arena, as on CUDA meshes: fsdp2_test's cases on the CPU, with data moved by the mesh's process groups."""
+"""Units outside of an arena, as on CUDA meshes: the cases of fsdp2's tests on the CPU, with data moved by the mesh's process groups."""
 
 import functools
 
+import fsdp2_combined_test  # noqa: F401  its cases
+import fsdp2_extensions_test  # noqa: F401  its cases
 import fsdp2_test  # noqa: F401  its cases
 import pytest
 import torch
