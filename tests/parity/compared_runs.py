@@ -6,6 +6,7 @@ A case is a function of an API: a namespace with ``fully_shard`` and its policie
 import functools
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,18 +14,27 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from uses import run
 
+import shoal
+from shoal.train import ScalingConfig, Trainer
+
 STEPS = 3
-CASES = {}
 
 
-def case(worlds=(1, 2, 3, 4), plain=True, rtol=1e-5, atol=1e-6, theirs=True):
-    """``plain``: compare with one plain process; ``theirs``: compare with FSDP2."""
+class Cases(dict):
+    """Cases by name; calling it makes a decorator that adds one."""
 
-    def keep(function):
-        CASES[function.__name__] = SimpleNamespace(function=function, worlds=worlds, plain=plain, rtol=rtol, atol=atol, theirs=theirs)
-        return function
+    def __call__(self, worlds=(1, 2, 3, 4), plain=True, rtol=1e-5, atol=1e-6, theirs=True):
+        """``plain``: compare with one plain process; ``theirs``: compare with FSDP2."""
 
-    return keep
+        def keep(function):
+            self[function.__name__] = SimpleNamespace(function=function, worlds=worlds, plain=plain, rtol=rtol, atol=atol, theirs=theirs)
+            return function
+
+        return keep
+
+    def by_world(self):
+        """World sizes with the names of their cases, for a test's parameters."""
+        return [(n, name) for n in (1, 2, 3, 4) for name, spec in self.items() if n in spec.worlds]
 
 
 class Net(nn.Module):
@@ -157,7 +167,19 @@ def try_case(spec, apis):
         _compare(ours, spec.function(apis["theirs"]), spec, "FSDP2")
 
 
-def run_cases():
+def run_cases(cases):
     """Runs on a rank: returns name and traceback of every failed case of this world size."""
     apis = _apis()
-    return run({name: functools.partial(try_case, spec, apis) for name, spec in CASES.items() if world() in spec.worlds})
+    return run({name: functools.partial(try_case, spec, apis) for name, spec in cases.items() if world() in spec.worlds})
+
+
+def worlds(on_a_rank, num_cpus=16):
+    """A fixture of a test's module: a function of the world size, which returns the results of ``on_a_rank`` (see ``uses.ranks``)."""
+
+    @pytest.fixture(scope="module")
+    def failed():
+        shoal.init(num_cpus=num_cpus)
+        yield functools.cache(lambda workers: Trainer(on_a_rank, scaling_config=ScalingConfig(num_workers=workers)).fit().returns)
+        shoal.shutdown()
+
+    return failed

@@ -4,14 +4,13 @@ import functools
 
 import pytest
 import torch
-from compared_runs import CASES, STEPS, Net, Seen, batch, case, loss_of, rank, run_cases, sharded, train, world
+from compared_runs import STEPS, Cases, Net, Seen, batch, loss_of, rank, run_cases, sharded, train, world, worlds
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.functional import softplus
 from uses import check
 
-import shoal
-from shoal.train import ScalingConfig, Trainer
+case = Cases()
 
 # ---- with tensor parallelism ---------------------------------------------------------------------------------------------------------
 
@@ -285,16 +284,12 @@ def frozen_and_thawed_while_gradients_are_accumulated(api):
 
 
 def all_cases():
-    return run_cases()
+    return run_cases(case)
 
 
-@pytest.fixture(scope="module")
-def failed():
-    shoal.init(num_cpus=16)
-    yield functools.cache(lambda workers: Trainer(all_cases, scaling_config=ScalingConfig(num_workers=workers)).fit().returns)
-    shoal.shutdown()
+failed = worlds(all_cases)
 
 
-@pytest.mark.parametrize(("workers", "name"), [(n, name) for n in (1, 2, 3, 4) for name, spec in CASES.items() if n in spec.worlds])
+@pytest.mark.parametrize(("workers", "name"), case.by_world())
 def test_case(workers, name, failed):
     check(name, failed(workers))

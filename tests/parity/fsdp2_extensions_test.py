@@ -1,17 +1,14 @@
 """Parameters that are tensor subclasses with extensions of all_gather, beside torch's FSDP2 and a plain process."""
 
-import functools
-
 import pytest
 import torch
-from compared_runs import CASES, STEPS, Net, Seen, batch, case, rank, run_cases, sharded, train, world
+from compared_runs import STEPS, Cases, Net, Seen, batch, rank, run_cases, sharded, train, world, worlds
 from torch import nn
 from torch.distributed.tensor import Shard
 from torch.testing._internal.two_tensor import TwoTensor
 from uses import check
 
-import shoal
-from shoal.train import ScalingConfig, Trainer
+case = Cases()
 
 # ---- tensors with extensions ---------------------------------------------------------------------------------------------------------
 
@@ -328,16 +325,12 @@ def embeddings_renormalised_in_forward(api):
 
 
 def all_cases():
-    return run_cases()
+    return run_cases(case)
 
 
-@pytest.fixture(scope="module")
-def failed():
-    shoal.init(num_cpus=16)
-    yield functools.cache(lambda workers: Trainer(all_cases, scaling_config=ScalingConfig(num_workers=workers)).fit().returns)
-    shoal.shutdown()
+failed = worlds(all_cases)
 
 
-@pytest.mark.parametrize(("workers", "name"), [(n, name) for n in (1, 2, 3, 4) for name, spec in CASES.items() if n in spec.worlds])
+@pytest.mark.parametrize(("workers", "name"), case.by_world())
 def test_case(workers, name, failed):
     check(name, failed(workers))

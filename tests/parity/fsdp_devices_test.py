@@ -1,20 +1,16 @@
 """Units outside of an arena, as on CUDA meshes: the cases of fsdp2's tests on the CPU, with data moved by the mesh's process groups."""
 
-import functools
-
-import fsdp2_combined_test  # noqa: F401  its cases
-import fsdp2_extensions_test  # noqa: F401  its cases
-import fsdp2_test  # noqa: F401  its cases
+import fsdp2_combined_test
+import fsdp2_extensions_test
+import fsdp2_test
 import pytest
 import torch
-from compared_runs import CASES, run_cases
+from compared_runs import run_cases, worlds
 from torch import nn
 from uses import check, run
 
-import shoal
-from shoal.train import ScalingConfig, Trainer
-
 WORLDS = (1, 2)
+CASES = {**fsdp2_test.case, **fsdp2_extensions_test.case, **fsdp2_combined_test.case}
 
 
 def units_that_are_built_anew():
@@ -48,17 +44,13 @@ def all_cases():
     from shoal.fsdp._parameters.mesh import DataMesh
 
     DataMesh.in_arena = property(lambda self: False)
-    return {**run_cases(), **run(OURS_ALONE)}
+    return {**run_cases(CASES), **run(OURS_ALONE)}
 
 
 NAMED = [(n, name) for n in WORLDS for name in (*(c for c, spec in CASES.items() if n in spec.worlds), *OURS_ALONE)]
 
 
-@pytest.fixture(scope="module")
-def failed():
-    shoal.init(num_cpus=8)
-    yield functools.cache(lambda workers: Trainer(all_cases, scaling_config=ScalingConfig(num_workers=workers)).fit().returns)
-    shoal.shutdown()
+failed = worlds(all_cases, num_cpus=8)
 
 
 @pytest.mark.parametrize(("workers", "name"), NAMED)
