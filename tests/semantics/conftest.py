@@ -1,8 +1,10 @@
 import pytest
+from counted_actors import Holder
 from fixtures import *  # noqa: F403
-from semantics_actors import Gate, Recorder
+from semantics_actors import GUARD_S, Gate, Recorder, Tries
 
 import shoal as ray
+from shoal._tasks import pool
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,3 +28,19 @@ def recorder():
 @pytest.fixture
 def gate():
     yield from _ends(Gate.remote())
+
+
+@pytest.fixture
+def holder():
+    yield from _ends(Holder.remote())
+
+
+@pytest.fixture
+def tries():
+    yield from _ends(Tries.remote())
+
+
+@pytest.fixture
+def workers_stay(monkeypatch):
+    """Idle workers of functions stay for the whole test, even on a slow machine."""
+    monkeypatch.setattr(pool.FunctionPool, "IDLE_S", GUARD_S)

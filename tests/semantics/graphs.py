@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import threading
 
@@ -134,3 +136,38 @@ def memories_of_the_node():
 
 def graph_threads(actor):
     return ray.get(actor.threads.remote()).count("shoal-graph")
+
+
+@ray.remote(max_concurrency=2)
+class Threaded:
+    def double(self, value):
+        return 2 * value
+
+    def leave(self, value):
+        ray.exit_actor()
+
+    def leave_quietly(self, value):
+        with contextlib.suppress(SystemExit):
+            ray.exit_actor()
+        return value
+
+
+@ray.remote
+class Async:
+    async def double(self, value):
+        await asyncio.sleep(0)
+        return 2 * value
+
+    def put(self, value):
+        return ray.put(value)
+
+    def loop_is_mine(self, value):
+        return value, asyncio.get_running_loop() is not None
+
+    async def leave(self, value):
+        ray.exit_actor()
+
+    async def leave_quietly(self, value):
+        with contextlib.suppress(Exception):
+            ray.exit_actor()
+        return value

@@ -88,3 +88,18 @@ class Recorder:
     @ray.method(num_returns=2)
     def pair(self, first=1, second=2):
         return first, second
+
+
+@ray.remote
+class Tries:
+    """Counts attempts, and records their pids."""
+
+    def __init__(self):
+        self.pids = []
+
+    def add(self, pid):
+        self.pids.append(pid)
+        return len(self.pids)
+
+    def all(self):
+        return self.pids
