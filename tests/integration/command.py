@@ -20,6 +20,15 @@ from shoal._core.local_cluster import binary
 _WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False)"
 LIMIT_S = 240  # hang guard; an idle machine needs less than a tenth
 
+# The first lines of a driver that uses the shared actors.
+CREW = os.path.dirname(__file__)
+BEGIN = f"""
+import os, signal, sys, time
+sys.path.insert(0, {CREW!r})
+import shoal
+from shared_actors import Log
+"""
+
 
 @contextlib.contextmanager
 def printed(folder: Path):
@@ -160,3 +169,10 @@ class Command:
             if running.process.poll() is None:
                 running.signal(signal.SIGKILL)
             running.code()
+
+
+def pids_in(running) -> list[int]:
+    """The numbers of the driver's line `pids ..`."""
+    running.said("pids ")
+    wait_until(lambda: any(line.startswith("pids ") and line.endswith("\n") for line in running.out.splitlines(True)), 5)
+    return [int(p) for p in next(line for line in running.out.splitlines() if line.startswith("pids ")).split()[1:]]

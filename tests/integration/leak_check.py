@@ -55,6 +55,10 @@ def command_of(pid: int) -> str:
         return ""
 
 
+def gone(pids, within=5.0):
+    wait_until(lambda: not any(alive(p) for p in pids), within, f"the end of {pids}")
+
+
 def stop_cluster_of(driver) -> None:
     """Freezes the cluster embedded in a driver, head and node at once: it stops answering."""
     (pid,) = (p for p in descendants(driver.pid) if stat_of(p)[1] == driver.pid)

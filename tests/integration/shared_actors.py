@@ -131,3 +131,8 @@ class Meeting:
 
     def count(self):
         return self.present
+
+
+@shoal.remote
+def square(x):
+    return x * x

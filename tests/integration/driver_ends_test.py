@@ -1,0 +1,261 @@
+"""A driver's end, in order or by force, without leftovers of its cluster."""
+
+import os
+import signal
+import time
+
+import pytest
+from command import BEGIN, pids_in
+from leak_check import alive, descendants, gone, stat_of, stop_cluster_of, wait_until
+from shared_actors import Log
+
+import shoal
+from shoal.exceptions import ActorDiedError, Unavailable
+
+
+@pytest.fixture(autouse=True)
+def session(home):
+    yield
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize("closed", ["0", "12", "012"])
+def test_a_driver_without_standard_streams_works(shoal_command, tmp_path, closed):
+    out = tmp_path / "out"
+    driver = shoal_command.driver(
+        BEGIN
+        + f"""
+said = os.dup2(os.open({str(out)!r}, os.O_WRONLY | os.O_CREAT), 50)
+os.closerange(3, 50)
+for number in {closed!r}:
+    os.close(int(number))
+try:
+    shoal.init(num_cpus=1)
+    a = Log.remote()
+    shoal.get(a.say.remote("something"))
+    os.write(said, b"a value")
+except BaseException as error:
+    os.write(said, repr(error).encode())
+"""
+    )
+    assert (driver.code(), out.read_text()) == (0, "a value")
+
+
+def test_an_ended_driver_leaves_nothing_and_loses_no_line(shoal_command):
+    driver = shoal_command.driver(
+        BEGIN
+        + """
+        shoal.init(num_cpus=2)
+        a = Log.remote()
+        for i in range(200):
+            last = a.say.remote(f"line {i}.")
+        shoal.get(last)
+        """.replace("\n        ", "\n")
+    )
+    assert driver.code() == 0, driver.err
+    for text in (driver.out, driver.err):
+        lines = [line.partition(") ")[2] for line in text.splitlines() if line.startswith("(Log pid=")]
+        assert lines == [f"line {i}." for i in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("last_line", "code"),
+    [("raise ValueError('mine')", 1), ("sys.exit(5)", 5), ("os._exit(6)", 6), ("os.kill(os.getpid(), signal.SIGSEGV)", -11)],
+)
+def test_a_driver_keeps_its_exit_code_for_every_kind_of_end(shoal_command, last_line, code):
+    driver = shoal_command.driver(
+        BEGIN + f"shoal.init(num_cpus=2)\na = Log.remote()\nprint('pids', shoal.get(a.pid.remote()))\n{last_line}\n"
+    )
+    pids = pids_in(driver)
+    assert driver.code() == code, driver.err
+    gone(pids)
+
+
+BLOCKED = (
+    BEGIN
+    + """
+shoal.init(num_cpus=2)
+a = Log.remote()
+print("pids", shoal.get(a.pid.remote()), *shoal.get(a.fork_sleepers.remote(1)))
+shoal.get(a.sleep.remote(1000))
+"""
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_signal_ends_a_waiting_driver_and_its_cluster(shoal_command, number):
+    driver = shoal_command.driver(BLOCKED)
+    pids = [*pids_in(driver), *descendants(driver.pid)]
+    driver.signal(number)
+    assert driver.code() == -number
+    gone(pids)
+    if number == signal.SIGINT:
+        assert driver.err.rstrip().endswith("KeyboardInterrupt")
+
+
+STUBBORN = (
+    BEGIN
+    + """
+@shoal.remote
+class Stubborn:
+    def ignore(self):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        return os.getpid()
+
+    def sleep(self):
+        while True:
+            time.sleep(1000)
+
+shoal.init(num_cpus=2)
+a = Stubborn.remote()
+print("pids", shoal.get(a.ignore.remote()))
+shoal.get(a.sleep.remote())
+"""
+)
+
+
+def test_a_second_ctrl_c_ends_a_frozen_cluster(shoal_command):
+    driver = shoal_command.driver(STUBBORN)
+    pids = [*pids_in(driver), *descendants(driver.pid)]
+    stop_cluster_of(driver)  # so that the first signal alone takes long
+    driver.signal(signal.SIGINT)
+    driver.said("KeyboardInterrupt")
+    time.sleep(0.3)
+    assert driver.process.poll() is None
+    driver.signal(signal.SIGINT)
+    driver.code()
+    assert "atexit callback" in driver.err  # the second signal arrived there
+    gone(pids)
+
+
+def test_a_worker_that_ignores_sigterm_is_killed(shoal_command):
+    driver = shoal_command.driver(STUBBORN)
+    pids = pids_in(driver)
+    driver.signal(signal.SIGINT)
+    driver.code()
+    gone(pids)
+
+
+def test_forked_children_of_a_driver_exit_freely(shoal_command):
+    driver = shoal_command.driver(
+        BEGIN
+        + """
+shoal.init(num_cpus=2)
+a = Log.remote()
+shoal.get(a.echo.remote(1))
+ways = [lambda: sys.exit(0), lambda: os._exit(0), lambda: 1 / 0, lambda: os.kill(os.getpid(), signal.SIGKILL), shoal.shutdown]
+for way in ways:
+    pid = os.fork()
+    if pid == 0:
+        way()
+        sys.exit(7)
+    print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    assert shoal.get(a.echo.remote(pid)) == pid
+print("the parent goes on")
+"""
+    )
+    assert driver.code() == 0, driver.err
+    assert [line for line in driver.out.splitlines() if line.startswith("child")] == [f"child {c}" for c in (0, 0, 1, -9, 7)]
+    assert driver.out.endswith("the parent goes on\n")
+
+
+def test_a_child_that_outlives_its_driver_keeps_no_cluster_alive(shoal_command):
+    driver = shoal_command.driver(
+        BEGIN
+        + """
+shoal.init(num_cpus=2)
+a = Log.remote()
+worker = shoal.get(a.pid.remote())
+child = os.fork()
+if child == 0:
+    os.close(1), os.close(2)
+    time.sleep(1000)
+print("pids", worker, shoal._core.process.state.cluster.pid, child)
+"""
+    )
+    *cluster, child = pids_in(driver)
+    assert driver.code() == 0
+    gone(cluster)
+    assert alive(child)
+    os.kill(child, signal.SIGKILL)
+
+
+def test_sigkill_of_the_embedded_cluster_fails_waiting_calls():
+    shoal.init(num_cpus=2)
+    cluster = shoal._core.process.state.cluster.pid
+    actor = Log.remote()
+    pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
+    ref = actor.sleep.remote(1000)
+    os.kill(cluster, signal.SIGKILL)
+    with pytest.raises(ActorDiedError):
+        shoal.get(ref, timeout=60)
+    for call in (
+        lambda: shoal.nodes(),
+        lambda: Log.remote(),
+        lambda: shoal.kill(actor),
+        lambda: shoal.get(actor.echo.remote(1), timeout=60),
+    ):
+        with pytest.raises(Unavailable, check=lambda e: e.reason in ("ActorDied", "HeadGone", "NodeGone")):
+            call()
+    gone(pids)
+    shoal.shutdown()
+    shoal.init(num_cpus=2)
+    assert shoal.get(Log.remote().echo.remote(1)) == 1
+
+
+def test_an_endlessly_printing_worker_blocks_no_other(shoal_command):
+    driver = shoal_command.driver(
+        BEGIN
+        + """
+@shoal.remote
+class Loud:
+    def shout(self):
+        while True:
+            print("x" * 500)
+
+shoal.init(num_cpus=2)
+loud, quiet = Loud.remote(), Log.remote()
+print("pids", shoal.get(quiet.pid.remote()))
+shout = loud.shout.remote()
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    assert shoal.get(quiet.echo.remote(1), timeout=60) == 1
+    assert shoal.wait([shout], timeout=0) == ([], [shout])
+shoal.kill(loud)
+try:
+    shoal.get(shout, timeout=60)
+except shoal.exceptions.ActorDiedError as error:
+    print(error)
+print("over")
+"""
+    )
+    assert driver.code() == 0, driver.err
+    assert "over" in driver.out  # late lines of the worker may follow
+    assert "shoal.kill" in driver.out
+
+
+def test_workers_and_children_end_with_a_killed_node(shoal_command):
+    cluster = shoal_command.start()
+    shoal.init(cluster.address)
+    actor = Log.remote()
+    pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
+    ref = actor.sleep.remote(1000)
+    os.kill(cluster.pid("node"), signal.SIGKILL)
+    with pytest.raises(ActorDiedError, match="its node's process ended"):  # a silent node "stopped answering"
+        shoal.get(ref, timeout=60)
+    gone(pids)
+    wait_until(lambda: shoal.nodes()[0]["state"] == "DEAD", 5, "the head to know")
+    shoal.shutdown()
+    assert shoal_command("stop").returncode == 0
+
+
+def test_a_node_reaps_orphans_of_its_workers(shoal_command):
+    cluster = shoal_command.start()
+    shoal.init(cluster.address)
+    actor = Log.remote()
+    orphans = shoal.get(actor.fork_sleepers.remote(3))
+    shoal.kill(actor)
+    wait_until(lambda: not any(stat_of(p) for p in orphans), 5, "the funeral")
+    shoal.shutdown()
+    assert shoal_command("stop").returncode == 0
