@@ -197,10 +197,8 @@ time.sleep(600)
     driver.signal(signal.SIGKILL)
 
 
-def test_output_from_every_writer_belongs_to_its_call(shoal_command, cluster):
-    """Covers loggers created before the call, C code, other processes, and text after a line without a newline."""
-    driver = shoal_command.driver(
-        """
+# Calls that write in many ways. The driver prints their ids in this order.
+WRITERS = """
 import ctypes, logging, os, subprocess, sys, time
 import shoal
 shoal.init(address="auto", logging_config=shoal.LoggingConfig(log_level="WARNING"))
@@ -281,7 +279,25 @@ calls += (writes_bytes, (b"one",)), (writes_bytes, (b"two",)), (prints_in_c, ())
 print("ids", *[shoal.get(f.remote(*args)) for f, args in calls], flush=True)
 time.sleep(600)
 """
-    )
+
+# The output and errors of a call, by its position among WRITERS.
+PRINTED = {
+    0: ("(noisy) beside noise\n", "(noisy) noise of a library\n"),
+    3: ("(breaks_off) a line\n(breaks_off) no end\n", ""),
+    4: ("(ends) after it\n", ""),
+    5: ("(größe) in ASCII\n", ""),
+    6: ("(takes) while it is loaded\n", ""),
+    7: ("(writes_bytes) text and bytes of one\n", ""),
+    8: ("(writes_bytes) text and bytes of two\n", ""),
+    9: ("(prints_in_c) of printf\n(prints_in_c) of another process\n(prints_in_c) unbuffered\n", "(prints_in_c) its error\n"),
+    10: ("(leaves_open) open\n", ""),
+    11: ("(writes) of write\n", ""),
+}
+
+
+def test_output_from_every_writer_belongs_to_its_call(shoal_command, cluster):
+    """Covers loggers created before the call, C code, other processes, and text after a line without a newline."""
+    driver = shoal_command.driver(WRITERS)
     driver.said("ids ")
     tasks = next(line.split()[1:] for line in driver.out.splitlines() if line.startswith("ids "))
     assert len(tasks) == 12
@@ -291,19 +307,7 @@ time.sleep(600)
         assert done.returncode == 0, done
         return done.stdout, done.stderr
 
-    texts = {
-        0: ("(noisy) beside noise\n", "(noisy) noise of a library\n"),
-        3: ("(breaks_off) a line\n(breaks_off) no end\n", ""),
-        4: ("(ends) after it\n", ""),
-        5: ("(größe) in ASCII\n", ""),
-        6: ("(takes) while it is loaded\n", ""),
-        7: ("(writes_bytes) text and bytes of one\n", ""),
-        8: ("(writes_bytes) text and bytes of two\n", ""),
-        9: ("(prints_in_c) of printf\n(prints_in_c) of another process\n(prints_in_c) unbuffered\n", "(prints_in_c) its error\n"),
-        10: ("(leaves_open) open\n", ""),
-        11: ("(writes) of write\n", ""),
-    }
-    for k, expected in texts.items():
+    for k, expected in PRINTED.items():
         wait_until(lambda task=tasks[k], expected=expected: printed(task) == expected, 60, f"what {tasks[k]} printed")
     for k, text, other in ((1, "-- one", "-- two"), (2, "-- two", "-- one")):
         wait_until(lambda task=tasks[k], text=text: text in printed(task)[1], 60, f"what {tasks[k]} logged")
