@@ -1,5 +1,5 @@
-// Cancelled calls, calls with several results or a stream, concurrent calls, and references inside of values, on a real cluster. This
-// program is the driver and its workers.
+// Cancelled calls, calls with several results, environments, and concurrent calls, on a real cluster. This program is the driver and its
+// workers.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,8 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
-#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -30,11 +29,6 @@ using shoal::Code;
 using shoal::Future;
 using shoal::Handle;
 using shoal::Result;
-
-void touch(const std::string& file) { std::ofstream(file) << "x"; }
-void await_file(const std::string& file) {
-  while (access(file.c_str(), F_OK) != 0) std::this_thread::sleep_for(1ms);
-}
 
 // ---- remote functions and actors ----
 
@@ -76,42 +70,6 @@ Result<std::tuple<std::string, Bytes>> named(const std::string& name, std::size_
   return std::tuple(name, Bytes(size));
 }
 
-shoal::Generator<int> counts(int to) {
-  for (int i = 0; i < to; ++i) co_yield i;
-}
-shoal::Generator<Bytes> large(int count, const std::string& file) {
-  for (int i = 0; i < count; ++i) co_yield Bytes(1 << 20);
-  await_file(file);
-}
-// Yields an error at item `fails`, throws at item `throws`.
-shoal::Generator<int> fails_at(int fails, int throws) {
-  for (int i = 0;; ++i) {
-    if (i == fails) co_yield shoal::fail(shoal::resource_exhausted("there are no more").with_reason("NoMore"));
-    if (i == throws) throw std::runtime_error("oh");
-    co_yield i;
-  }
-}
-
-struct Parts {
-  std::string name;
-  std::vector<Future<int>> numbers;
-  std::map<std::string, Future<Bytes>> blobs;
-  Future<int> none;
-  static constexpr auto fields = shoal::fields(&Parts::name, &Parts::numbers, &Parts::blobs, &Parts::none);
-};
-Result<int> sum(const Parts& parts) {
-  int out = parts.none.valid() ? 1'000'000 : 0;
-  for (const auto& n : parts.numbers) {
-    SHOAL_TRY(const int number, n.get());
-    out += number;
-  }
-  for (const auto& [name, blob] : parts.blobs) {
-    SHOAL_TRY(const auto view, blob.view());
-    out += static_cast<int>(view.size());
-  }
-  return out;
-}
-
 std::string surroundings() {
   std::string out = std::filesystem::current_path();
   for (const char* name : {"OF_ALL", "OF_ONE"}) out += std::string(" ") + (std::getenv(name) != nullptr ? std::getenv(name) : "-");
@@ -128,34 +86,6 @@ class Counter {
     const int before = value_;
     return {before, value_ += n};
   }
-  // Yields one item, waits for the file, then yields one more.
-  shoal::Generator<int> two(const std::string& file) {
-    co_yield value_;
-    await_file(file);
-    co_yield value_ + 1;
-  }
-  shoal::Generator<int> until_cancelled() {
-    co_yield 0;
-    while (!shoal::is_cancelled()) std::this_thread::sleep_for(1ms);
-    for (int i = 1;; ++i) co_yield i;
-  }
-  // Runs until its stream is dropped.
-  shoal::Generator<int> endless(const std::string& ended) {
-    const struct Ends {
-      std::string file;
-      ~Ends() { touch(file); }
-    } ends{ended};
-    for (int i = 0;; ++i) {
-      co_yield i;
-      std::this_thread::sleep_for(1ms);
-    }
-  }
-  // Takes one item and drops the stream with this actor.
-  Result<int> takes_one(const Handle<Counter>& other, const std::string& ended) {
-    taken_.emplace(other.call(&Counter::endless, ended));
-    SHOAL_TRY(const auto first, taken_->next());
-    return first->get();
-  }
   // The surroundings of this actor and of two that it spawns.
   Result<std::vector<std::string>> surroundings() const {
     SHOAL_TRY(const auto child, shoal::context().spawn<Counter>({}));
@@ -165,45 +95,20 @@ class Counter {
     return std::vector{here(), of_child, of_other};
   }
   std::string here() const { return ::surroundings(); }
-  // References.
-  bool is_ready(const Future<bool>& future) const { return future.ready(); }
+  Result<void> stop(const std::vector<Future<int>>& futures) const { return shoal::cancel(futures.at(0)); }
   void keep(const std::vector<Future<Bytes>>& futures) { kept_ = futures; }
   Result<std::size_t> kept_bytes() const {
     SHOAL_TRY(const auto bytes, kept_.at(0).get());
     return bytes.size();
   }
-  std::size_t open_files() const {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
-  }
-  Result<std::size_t> open_files_with(const std::vector<Future<Bytes>>& futures) const {
-    SHOAL_OK(futures.back().get());
-    return open_files();
-  }
-  Future<int> begin(int n) const { return shoal::context().remote<&plus>({.num_cpus = 0})(n, 1); }
-  Future<int> add_on(const Handle<Counter>& other, const Future<int>& number) const { return other.call(&Counter::add, number); }
-  Result<void> stop(const std::vector<Future<int>>& futures) const { return shoal::cancel(futures.at(0)); }
 
   static constexpr auto methods =
-      shoal::methods(&Counter::add, &Counter::looks, &Counter::does_not_care, &Counter::asks, &Counter::before_and_after,
-                     &Counter::is_ready, &Counter::keep, &Counter::kept_bytes, &Counter::open_files, &Counter::open_files_with,
-                     &Counter::begin, &Counter::add_on, &Counter::stop, &Counter::two, &Counter::until_cancelled, &Counter::endless,
-                     &Counter::takes_one, &Counter::surroundings, &Counter::here);
+      shoal::methods(&Counter::add, &Counter::looks, &Counter::does_not_care, &Counter::asks, &Counter::before_and_after, &Counter::stop,
+                     &Counter::keep, &Counter::kept_bytes, &Counter::surroundings, &Counter::here);
 
  private:
   int value_ = 0;
-  std::optional<shoal::Stream<int>> taken_;
   std::vector<Future<Bytes>> kept_;
-};
-
-// An actor with a constructor argument.
-class Holder {
- public:
-  explicit Holder(std::vector<Future<int>> given) : given_(std::move(given)) {}
-  Result<int> first() const { return given_.at(0).get(); }
-  static constexpr auto methods = shoal::methods(shoal::constructor<std::vector<Future<int>>>, &Holder::first);
-
- private:
-  std::vector<Future<int>> given_;
 };
 
 // An actor whose methods are coroutines, so that many calls run at once.
@@ -267,19 +172,7 @@ class GroupedLoop {
   int begun_ = 0;
 };
 
-class CppCallsTest : public testing::Test {
- protected:
-  CppCallsTest() { EXPECT_NE(mkdtemp(folder_.data()), nullptr); }
-  ~CppCallsTest() override { std::filesystem::remove_all(folder_); }
-  std::string file(const std::string& name) const { return folder_ + "/" + name; }
-  template <class T>
-  static std::string reason(const Future<T>& future) {
-    const auto result = future.get();
-    if (result) return "";
-    return result.error().reason();
-  }
-  std::string folder_ = "/tmp/shoal-cpp.XXXXXX";
-};
+using CppCallsTest = ProgramTest;
 
 // ---- cancel ----
 
@@ -449,213 +342,6 @@ TEST_F(CppCallsTest, AFailedCallFailsAllItsResults) {
   ASSERT_TRUE(driver->kill(counter));
 }
 
-// ---- references inside of values ----
-
-TEST_F(CppCallsTest, FuturesInsideOfValuesStayReferences) {
-  const auto counter = driver->spawn<Counter>({}).value();
-  Parts parts;
-  parts.name = "all of them";
-  parts.numbers = {counter.call(&Counter::add, 1), driver->put(20).value(), driver->remote<&plus>({.num_cpus = 0})(100, 200)};
-  parts.blobs.emplace("large", driver->put(Bytes(1 << 20)).value());
-  EXPECT_EQ(driver->remote<&sum>({.num_cpus = 0})(parts).get().value(), 321 + (1 << 20));
-  EXPECT_EQ(driver->remote<&sum>({.num_cpus = 0})(driver->put(parts).value()).get().value(), 321 + (1 << 20));
-  parts.numbers.push_back(driver->remote<&looks>({.num_cpus = 0})(file("began")));
-  const auto fails = driver->remote<&sum>({.num_cpus = 0})(parts);
-  await_file(file("began"));
-  ASSERT_TRUE(shoal::cancel(parts.numbers.back()));
-  EXPECT_EQ(reason(fails), "TaskCancelled");  // the reader gets the cause
-  ASSERT_TRUE(driver->kill(counter));
-}
-
-TEST_F(CppCallsTest, AParameterThatIsAFutureIsNotWaitedFor) {
-  const auto counter = driver->spawn<Counter>({}).value();
-  const auto pending = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
-  EXPECT_FALSE(counter.call(&Counter::is_ready, pending).get().value());
-  touch(file("gate"));
-  ASSERT_TRUE(pending.get());
-  ASSERT_TRUE(driver->kill(counter));
-}
-
-TEST_F(CppCallsTest, AValueLivesAsLongAsItsReference) {
-  const auto counter = driver->spawn<Counter>({}).value();
-  for (const std::size_t size : {10u, 1u << 20}) {
-    {
-      const auto bytes = driver->put(Bytes(size)).value();
-      ASSERT_TRUE(counter.call(&Counter::keep, std::vector{bytes}).get());
-    }  // the actor's reference is the last one
-    EXPECT_EQ(counter.call(&Counter::kept_bytes).get().value(), size);
-  }
-  ASSERT_TRUE(driver->kill(counter));
-}
-
-TEST_F(CppCallsTest, AReferenceIsFetchedOnDemand) {
-  const auto counter = driver->spawn<Counter>({}).value();
-  std::vector<Future<Bytes>> futures;
-  for (int i = 0; i < 200; ++i) futures.push_back(driver->put(Bytes(1000)).value());
-  const auto before = counter.call(&Counter::open_files).get().value();
-  EXPECT_LT(counter.call(&Counter::open_files_with, futures).get().value(), before + 100);
-}
-
-TEST_F(CppCallsTest, AFutureIsAResultAndIsPassedOn) {
-  const auto a = driver->spawn<Counter>({}).value(), b = driver->spawn<Counter>({}).value();
-  const auto begun = a.call(&Counter::begin, 5).get().value();  // the future belongs to another process
-  EXPECT_EQ(begun.get().value(), 6);
-  EXPECT_EQ(b.call(&Counter::add, begun).get().value(), 6);  // as an argument
-  const auto added = a.call(&Counter::add_on, b, begun).get().value();
-  EXPECT_EQ(added.get().value(), 12);
-  EXPECT_EQ(driver->remote<&plus>({.num_cpus = 0})(a.call(&Counter::begin, 1).get().value(), 1).get().value(), 3);
-  for (const auto& h : {a, b}) ASSERT_TRUE(driver->kill(h));
-}
-
-TEST_F(CppCallsTest, ARestartableActorRefusesReferencesInItsArguments) {
-  const std::vector<Future<int>> given = {driver->put(7).value()};
-  const auto holder = driver->spawn<Holder>({}, given).value();
-  EXPECT_EQ(holder.call(&Holder::first).get().value(), 7);
-  EXPECT_EQ(driver->spawn<Holder>({.max_restarts = 1}, given).error().code(), Code::kInvalidArgument);
-  ASSERT_TRUE(driver->kill(holder));
-}
-
-// ---- streams ----
-
-TEST_F(CppCallsTest, AStreamHasTheItemsOfAGeneratorInOrder) {
-  for (const int count : {0, 1, 50}) {
-    auto stream = driver->remote<&counts>({.num_cpus = 0})(count);
-    int next = 0;
-    for (const auto& item : stream) EXPECT_EQ(item.get().value(), next++);
-    EXPECT_EQ(next, count);
-    EXPECT_EQ(stream.completed().get().value(), static_cast<std::uint64_t>(count));
-    EXPECT_FALSE(stream.next().value());  // the end is permanent
-  }
-}
-
-TEST_F(CppCallsTest, AnItemArrivesBeforeTheNextIsReady) {
-  const auto counter = driver->spawn<Counter>({}).value();
-  auto stream = counter.call(&Counter::two, file("gate"));
-  const auto first = stream.next().value();
-  ASSERT_TRUE(first);
-  EXPECT_EQ(first->get().value(), 0);
-  EXPECT_EQ(stream.next(10ms).error().code(), Code::kDeadlineExceeded);
-  touch(file("gate"));
-  EXPECT_EQ(stream.next().value()->get().value(), 1);
-  EXPECT_FALSE(stream.next().value());
-  ASSERT_TRUE(driver->kill(counter));
-}
-
-TEST_F(CppCallsTest, LargeItemsArePassedOn) {
-  auto stream = driver->remote<&large>({.num_cpus = 0})(3, file("gate"));
-  std::size_t all = 0;
-  for (int i = 0; i < 3; ++i) {
-    const auto item = stream.next().value();
-    ASSERT_TRUE(item);
-    all += driver->remote<&length>({.num_cpus = 0})(*item).get().value();
-  }
-  EXPECT_EQ(all, 3u << 20);
-  touch(file("gate"));
-  EXPECT_FALSE(stream.next().value());
-}
-
-TEST_F(CppCallsTest, TheLastItemOfAFailedStreamIsTheError) {
-  const auto ends = [](shoal::Stream<int> stream) {
-    std::vector<std::string> out;
-    for (const auto& item : stream) out.push_back(item.get() ? std::to_string(item.get().value()) : item.get().error().reason());
-    return out;
-  };
-  EXPECT_EQ(ends(driver->remote<&fails_at>({.num_cpus = 0})(2, -1)), (std::vector<std::string>{"0", "1", "NoMore"}));
-  EXPECT_EQ(ends(driver->remote<&fails_at>({.num_cpus = 0})(-1, 1)), (std::vector<std::string>{"0", "MethodThrew"}));
-  const auto counter = driver->spawn<Counter>({}).value();
-  auto stream = counter.call(&Counter::two, file("never"));
-  EXPECT_TRUE(stream.next().value());
-  ASSERT_TRUE(driver->kill(counter));
-  const auto died = ends(std::move(stream));
-  ASSERT_EQ(died.size(), 1u);
-  EXPECT_TRUE(died[0] == "ActorDied" || died[0] == "ActorUnavailable") << died[0];  // depends on which report arrives first
-}
-
-TEST_F(CppCallsTest, ACancelledStreamEndsAtTheNextItem) {
-  const auto counter = driver->spawn<Counter>({}).value();
-  auto stream = counter.call(&Counter::until_cancelled);
-  EXPECT_EQ(stream.next().value()->get().value(), 0);
-  ASSERT_TRUE(shoal::cancel(stream));
-  std::vector<std::string> rest;
-  for (const auto& item : stream) rest.push_back(reason(item));
-  ASSERT_FALSE(rest.empty());
-  EXPECT_LE(rest.size(), 2u);  // one more item, unless the worker had it already
-  EXPECT_EQ(rest.back(), "TaskCancelled");
-  EXPECT_EQ(counter.call(&Counter::add, 1).get().value(), 1);
-  { const auto nobody_takes_it = counter.call(&Counter::two, file("gate")); }
-  touch(file("gate"));
-  EXPECT_EQ(counter.call(&Counter::add, 1).get().value(), 2);
-  ASSERT_TRUE(driver->kill(counter));
-}
-
-shoal::Task<int> total(shoal::Stream<int> stream) {
-  int out = 0;
-  while (true) {
-    SHOAL_CO_TRY(const auto item, co_await stream.async());
-    if (!item) co_return out;
-    SHOAL_CO_TRY(const int value, co_await item->async());
-    out += value;
-  }
-}
-
-TEST_F(CppCallsTest, ACoroutineAwaitsAStream) {
-  EXPECT_EQ(driver->run(total(driver->remote<&counts>({.num_cpus = 0})(10))).value(), 45);
-  EXPECT_EQ(driver->run(total(driver->remote<&fails_at>({.num_cpus = 0})(3, -1))).error().reason(), "NoMore");
-}
-
-// Returns the reason of the item after the first, which is the death of the worker.
-shoal::Task<std::string> hand_over(shoal::Stream<int> stream, Handle<Counter> counter) {
-  SHOAL_CO_TRY(const auto first, co_await stream.async());
-  if (!first) co_return "it yields nothing";
-  SHOAL_CO_OK(driver->kill(counter));
-  SHOAL_CO_TRY(const auto last, co_await stream.async());
-  if (!last) co_return "it ended well";
-  SHOAL_CO_TRY(const auto after, co_await stream.async());
-  if (after) co_return "it goes on";
-  co_return last->get() ? "it is an item" : last->get().error().reason();
-}
-
-TEST_F(CppCallsTest, AnAwaitedStreamReportsTheDeathOfItsWorker) {
-  for (int i = 0; i < 5; ++i) {
-    const auto counter = driver->spawn<Counter>({}).value();
-    const auto received = driver->run(hand_over(counter.call(&Counter::two, file("never")), counter), 60s);
-    ASSERT_TRUE(received) << received.error().to_string();
-    EXPECT_TRUE(*received == "ActorDied" || *received == "ActorUnavailable") << *received;  // depends on which report arrives first
-  }
-}
-
-TEST_F(CppCallsTest, AStreamOfAnotherJobsActorWorks) {
-  const auto counter = driver->spawn<Counter>({.name = "yields", .detached = true}).value();
-  auto stream = driver->get_actor<Counter>("yields").value().call(&Counter::two, file("gate"));
-  touch(file("gate"));
-  for (const int wanted : {0, 1}) {
-    const auto item = stream.next(60s);
-    ASSERT_TRUE(item) << item.error().to_string();
-    ASSERT_TRUE(*item);
-    EXPECT_EQ((*item)->get().value(), wanted);
-  }
-  EXPECT_FALSE(stream.next().value());
-  ASSERT_TRUE(driver->kill(counter));
-}
-
-TEST_F(CppCallsTest, AGeneratorEndsWithItsReaderAndItsActorGoesOn) {
-  for (const int threads : {1, 2}) {
-    const auto counter = driver->spawn<Counter>({.max_concurrency = threads}).value(), caller = driver->spawn<Counter>({}).value();
-    const std::string ended = file("ended" + std::to_string(threads));
-    const auto first = caller.call(&Counter::takes_one, counter, ended).get(60s);
-    ASSERT_TRUE(first) << first.error().to_string();
-    EXPECT_EQ(*first, 0);
-    ASSERT_TRUE(driver->kill(caller));
-    const auto deadline = std::chrono::steady_clock::now() + 60s;
-    while (access(ended.c_str(), F_OK) != 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(access(ended.c_str(), F_OK), 0);
-    const auto next = counter.call(&Counter::add, 1).get(60s);
-    ASSERT_TRUE(next) << next.error().to_string();
-    EXPECT_EQ(*next, 1);
-    ASSERT_TRUE(driver->kill(counter));
-  }
-}
-
 // ---- environments ----
 
 TEST_F(CppCallsTest, AProcessStartsInItsFolderWithItsVariables) {
@@ -777,6 +463,6 @@ int main(int argc, char** argv) {
   shoal::MainOptions options;
   options.env = {{"OF_ALL", "job"}};
   using All = shoal::Functions<&looks, &does_not_care, &never_ends, &waits_for, &asks_another, &waits, &plus, &length, &divided, &named,
-                               &sum, &counts, &large, &fails_at, &surroundings>;
-  return run_program<Counter, Holder, Loop, Grouped, GroupedLoop, All>(argc, argv, options);
+                               &surroundings>;
+  return run_program<Counter, Loop, Grouped, GroupedLoop, All>(argc, argv, options);
 }

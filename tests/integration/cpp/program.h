@@ -1,9 +1,14 @@
-// Main function of a test program that is driver and workers of a cluster of its own, with a temporary SHOAL_HOME.
+// Main function and fixture of a test program that is driver and workers of a cluster of its own, with a temporary SHOAL_HOME.
 #pragma once
 
+#include <unistd.h>
+
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -33,3 +38,25 @@ int run_program(int argc, char** argv, shoal::MainOptions options = {}) {
   if (!is_worker) std::filesystem::remove_all(home);
   return code;
 }
+
+inline void touch(const std::string& file) { std::ofstream(file) << "x"; }
+inline bool there(const std::string& file) { return access(file.c_str(), F_OK) == 0; }
+inline bool await_file(const std::string& file) {
+  while (!there(file)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return true;
+}
+
+// A test with a folder of its own.
+class ProgramTest : public testing::Test {
+ protected:
+  ProgramTest() { EXPECT_NE(mkdtemp(folder_.data()), nullptr); }
+  ~ProgramTest() override { std::filesystem::remove_all(folder_); }
+  std::string file(const std::string& name) const { return folder_ + "/" + name; }
+  template <class T>
+  static std::string reason(const shoal::Future<T>& future) {
+    const auto result = future.get();
+    if (result) return "";
+    return result.error().reason();
+  }
+  std::string folder_ = "/tmp/shoal-cpp.XXXXXX";
+};
