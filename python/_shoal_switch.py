@@ -106,6 +106,6 @@ class _TorchXla:
         """importlib.metadata asks; shoal.spmd.install() answers from then on."""
         if context.name not in ("torch_xla", "torch-xla") or "torch_xla" in sys.modules or not asked("SHOAL_SPMD"):
             return []
-        from shoal.spmd._install import Metadata
+        from shoal.spmd._names.install import Metadata
 
         return [Metadata()]

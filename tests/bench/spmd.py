@@ -50,7 +50,7 @@ print(json.dumps(found))
 AUTO = """
 import json, time, torch, gpt
 import shoal.spmd as xs, shoal.spmd.runtime as xr
-from shoal.spmd import _traffic
+from shoal.spmd._layout import traffic
 xr.use_spmd()
 config = gpt.CONFIGS["M"]
 with torch.device("meta"):
@@ -65,7 +65,7 @@ def below(frames):  # as many as a layer in a block of a model has
         return below(frames - 1)
     begin = time.perf_counter()
     for _ in range(100):
-        _traffic.origin("aten::mm", ())
+        traffic.origin("aten::mm", ())
     return (time.perf_counter() - begin) / 100
 
 for _ in range(9):

@@ -21,7 +21,7 @@ import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
 from shoal.exceptions import InvalidArgument
-from shoal.spmd import _auto
+from shoal.spmd._auto import plan as _auto
 from shoal.spmd.fsdp import checkpoint_module
 
 xr.use_spmd()

@@ -18,8 +18,8 @@ from training import Decoder, initialise, run
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
-from shoal.spmd import _engine
-from shoal.spmd._array import Array
+from shoal.spmd._engine import execution
+from shoal.spmd._layout.array import Array
 
 xr.use_spmd()
 DEVICE = xm.xla_device()
@@ -103,7 +103,7 @@ def split(t: torch.Tensor) -> torch.Tensor:
 def seen(monkeypatch):
     """Operators that ran on replicated tensors, and those that resharded split ones."""
     found = {"whole": Counter(), "moved": Counter()}
-    replicate, resharded = _engine._replicate, Array.resharded
+    replicate, resharded = execution._replicate, Array.resharded
 
     def counted(func, *args):
         found["whole"][str(func)] += 1
@@ -114,7 +114,7 @@ def seen(monkeypatch):
             found["moved"][label] += 1
         return resharded(self, sharding, label)
 
-    monkeypatch.setattr(_engine, "_replicate", counted)
+    monkeypatch.setattr(execution, "_replicate", counted)
     monkeypatch.setattr(Array, "resharded", moved)
     return found
 

@@ -43,7 +43,8 @@ import collections, json, os, signal
 import torch
 import shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
 from shoal.exceptions import ActorDiedError
-from shoal.spmd import _recording, _world
+from shoal.spmd._controller import recording
+from shoal.spmd._layout import processes
 
 def caught(action):
     try:
@@ -87,7 +88,7 @@ print("done")
 
 DEATH = """
 # More operators than are kept, and a timeline of them.
-_recording._PLANS = 4
+recording._PLANS = 4
 values = torch.arange(40.0).view(8, 5)
 t = values.to(device)
 xs.mark_sharding(t, xs.get_1d_mesh("x"), ("x", None))
@@ -110,17 +111,17 @@ inside = [e for e in spans["rank 1"] if "communicate" in e["name"] and product["
 assert inside and inside[0]["dur"] <= product["dur"], spans["rank 1"][-3:]
 
 # Among indices, masks alone decide shapes, so that the ranks are asked.
-_recording._PLANS = 1000
+recording._PLANS = 1000
 rows = torch.tensor([6, 1], device=device)
 def indexed(k):
     return [t[rows - k], t[torch.tensor([k, 3])]]
 indexed(0), t[t[:, 0] > 20]
-asked, ask = [], _world.controller.ask
-_world.controller.ask = lambda item: asked.append(item[0]) or ask(item)
+asked, ask = [], processes.controller.ask
+processes.controller.ask = lambda item: asked.append(item[0]) or ask(item)
 found = indexed(1)
 assert asked == [], asked
 found.append(t[t[:, 0] > 5])
-_world.controller.ask = ask
+processes.controller.ask = ask
 assert asked, found
 assert [f.tolist() for f in found] == [values[i].tolist() for i in ([5, 0], [1, 3], slice(2, 8))], found
 
@@ -129,9 +130,9 @@ class Meddling(collections.deque):
     def append(self, entry):
         super().append(entry)
         super().append((("forget_replicated",), None))
-_world.controller.queue = Meddling(_world.controller.queue)
+processes.controller.queue = Meddling(processes.controller.queue)
 assert (t + 1).sum().item() == values.sum().item() + 40
-_world.controller.queue = collections.deque(_world.controller.queue)
+processes.controller.queue = collections.deque(processes.controller.queue)
 
 found = xs.explain(gram)
 line = 1 + next(i for i, text in enumerate(open(__file__)) if "# OVER THERE" in text)
@@ -141,7 +142,7 @@ view = xs.explain(turned.unsqueeze(0))
 assert (view.operator, view.source, view.communicated, view.is_view) == (found.operator, found.source, found.communicated, True), view
 
 # A rank that dies is named.
-os.kill(_world.controller.pids()[1], signal.SIGKILL)
+os.kill(processes.controller.pids()[1], signal.SIGKILL)
 error = caught(lambda: (good.sum() + 1).tolist())  # the sum needs both
 assert isinstance(error, ActorDiedError) and "rank 1" in str(error) and "from its last checkpoint" in str(error), error
 assert "an operator failed before" in str(caught(lambda: (good + 1).tolist()))
@@ -153,11 +154,12 @@ print("done")
 FACTS_OF_CALLS = """
 import torch
 import shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
-from shoal.spmd import _recording, _world
+from shoal.spmd._controller import recording
+from shoal.spmd._layout import processes
 
 xr.use_spmd()
 device = xm.xla_device()
-controller = _world.controller
+controller = processes.controller
 
 # Modes of torch: those of the program.
 whole = torch.arange(3).to(device)
@@ -220,12 +222,12 @@ controller.ask = ask
 assert asked == [], asked
 
 # The controller forgets plans and templates beyond a bound.
-_recording._PLANS = 8
+recording._PLANS = 8
 for k in range(60):
     (zeros.to(device)[: k % 7] + torch.zeros(1, k + 1).to(device)[:, : k % 7]).sum()
 xm.wait_device_ops()
 assert len(controller._operators) <= 8 and len(controller._plans) <= 8, (len(controller._operators), len(controller._plans))
-assert len(_recording.Meta._known) < 50, len(_recording.Meta._known)
+assert len(recording.Meta._known) < 50, len(recording.Meta._known)
 
 # A later call of use_spmd wants what is there.
 for workers in (None, 2, 3):
@@ -247,7 +249,7 @@ def test_ranks_compute_the_same_as_the_program(home):
 LATE = """
 import torch
 import shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
-from shoal.spmd import _world
+from shoal.spmd._layout import processes
 
 assert torch.ones(3, device="xla").sum() == 3
 for _ in range(2):

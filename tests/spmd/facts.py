@@ -30,9 +30,9 @@ from shoal.spmd import debugging
 from shoal.spmd import parallel_loader as pl
 from shoal.spmd import runtime as xr
 from shoal.spmd import xla_model as xm
-from shoal.spmd._marking import text_of as spec
-from shoal.spmd._marking import type_of
-from shoal.spmd._world import world
+from shoal.spmd._layout.processes import world
+from shoal.spmd._marks.marking import text_of as spec
+from shoal.spmd._marks.marking import type_of
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
 from shoal.spmd.fsdp import checkpoint_module, wrap
 

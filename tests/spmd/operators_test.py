@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
-from shoal.spmd import _engine
-from shoal.spmd._tensor import Tensor
+from shoal.spmd._engine import execution
+from shoal.spmd._engine.tensor import Tensor
 
 xr.use_spmd()
 DEVICE = xm.xla_device()
@@ -150,7 +150,7 @@ class Watch:
 
     def __init__(self, patch):
         self.ran, self.split, self.added = set(), set(), False
-        run_flat, by_parts, summed = _engine.run_flat, _engine._by_parts, _engine._summed
+        run_flat, by_parts, summed = execution.run_flat, execution._by_parts, execution._summed
 
         def watched_run(func, *args):
             self.ran.add(func._schema.name.removeprefix("aten::").removesuffix("_"))
@@ -164,9 +164,9 @@ class Watch:
             self.added = True
             return summed(*args)
 
-        patch.setattr(_engine, "run_flat", watched_run)
-        patch.setattr(_engine, "_by_parts", watched_parts)
-        patch.setattr(_engine, "_summed", watched_sum)
+        patch.setattr(execution, "run_flat", watched_run)
+        patch.setattr(execution, "_by_parts", watched_parts)
+        patch.setattr(execution, "_summed", watched_sum)
 
     def clear(self):
         self.ran, self.split, self.added = set(), set(), False

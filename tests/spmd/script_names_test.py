@@ -174,7 +174,7 @@ def test_modules_of_torch_xla_with_a_meaning_here(tmp_path):
         ("torch_xla.stablehlo", "Shoal makes no StableHLO: export the model on the host"),
         ("torch_xla._internal.pjrt", "There is no PJRT beneath Shoal: torch_xla.runtime"),
         ("torch_xla.core.xla_builder", "Shoal builds no XLA computations"),
-        ("torch_xla.distributed.spmd._mesh", "README of shoal.spmd lists"),  # a file in Shoal's own folder
+        ("torch_xla.distributed.spmd._layout", "README of shoal.spmd lists"),  # a file in Shoal's own folder
         ("torch_xla.nowhere", "README of shoal.spmd lists"),
     ],
 )

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import shoal.checkpoint
 import shoal.spmd
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.spmd._module_tree import ModuleTree
+from shoal.spmd._fsdp.module_tree import ModuleTree
 
 shoal.spmd.install()
 
@@ -325,7 +325,7 @@ def test_a_model_that_transformers_wraps_trains_as_in_plain_torch(monkeypatch):
     from transformers.integrations.tpu import tpu_spmd_dataloader, wrap_model_xla_fsdp
 
     monkeypatch.setattr(xm, "optimizer_step", xm.optimizer_step)  # wrap_model_xla_fsdp replaces it
-    monkeypatch.setattr(shoal.spmd._mesh, "_global", xs.Mesh(np.arange(8), (8, 1), ("fsdp", "tensor")))
+    monkeypatch.setattr(shoal.spmd._layout.mesh, "_global", xs.Mesh(np.arange(8), (8, 1), ("fsdp", "tensor")))
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32}
     torch.manual_seed(0)
     plain = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes))

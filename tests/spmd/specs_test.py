@@ -22,7 +22,7 @@ import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._sharding import Sharding, ShardingType
+from shoal.spmd._layout.sharding import Sharding, ShardingType
 
 xr.use_spmd()
 DEVICE = xm.xla_device()

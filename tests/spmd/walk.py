@@ -12,8 +12,8 @@ import training
 from facts import NAMES, NUM_DEVICES, ORACLE, as_spec, check, device, facts, operand, same, see_all_shards, spec, xr, xs
 from torch import nn
 
-from shoal.spmd._sharding import Sharding
-from shoal.spmd._world import world
+from shoal.spmd._layout.processes import world
+from shoal.spmd._layout.sharding import Sharding
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 
-from shoal.spmd import _torch, runtime  # noqa: F401  _torch adds the device to torch's functions
-from shoal.spmd._auto import Machine, ShardingPlan, auto_shard
-from shoal.spmd._distribute import auto_policy, xla_distribute_module, xla_distribute_tensor
-from shoal.spmd._engine import replicated_ops
-from shoal.spmd._explain import Explanation, explain
-from shoal.spmd._hybrid_mesh import HybridMesh
-from shoal.spmd._install import install
-from shoal.spmd._manual import disable_manual_sharding, enable_manual_sharding
-from shoal.spmd._marking import (
+from shoal.spmd import runtime
+from shoal.spmd._auto.distribute import auto_policy, xla_distribute_module, xla_distribute_tensor
+from shoal.spmd._auto.plan import Machine, ShardingPlan, auto_shard
+from shoal.spmd._controller.timeline import timeline
+from shoal.spmd._engine.execution import replicated_ops
+from shoal.spmd._layout import torch_functions  # noqa: F401  adds the device to torch's functions
+from shoal.spmd._layout.mesh import Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
+from shoal.spmd._layout.sharding import ShardingType
+from shoal.spmd._layout.traffic import communicated
+from shoal.spmd._marks.explain import Explanation, explain
+from shoal.spmd._marks.manual import disable_manual_sharding, enable_manual_sharding
+from shoal.spmd._marks.marking import (
     ShardingSpec,
     XLAShard,
     XLAShardedTensor,
@@ -25,16 +28,14 @@ from shoal.spmd._marking import (
     wrap_as_sharded_tensor,
     wrap_if_sharded,
 )
-from shoal.spmd._mesh import Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
-from shoal.spmd._patched import (
+from shoal.spmd._marks.patched import (
     XLAPatchedLinear,
     apply_backward_optimization_barrier,
     apply_xla_patch_to_nn_linear,
     xla_patched_nn_linear_forward,
 )
-from shoal.spmd._sharding import ShardingType
-from shoal.spmd._timeline import timeline
-from shoal.spmd._traffic import communicated
+from shoal.spmd._names.hybrid_mesh import HybridMesh
+from shoal.spmd._names.install import install
 
 __all__ = [
     "Explanation",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shoal.spmd._device import DEVICE
+from shoal.spmd._layout.device import DEVICE
 
 
 class autocast(torch.autocast):

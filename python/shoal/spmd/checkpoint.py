@@ -23,11 +23,11 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.utils._pytree import tree_map
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd import _process_group
-from shoal.spmd._array import Array
-from shoal.spmd._sharding import parts_of
-from shoal.spmd._tensor import Box, Tensor
-from shoal.spmd._world import world
+from shoal.spmd._engine.tensor import Box, Tensor
+from shoal.spmd._layout import process_group as _process_group
+from shoal.spmd._layout.array import Array
+from shoal.spmd._layout.processes import world
+from shoal.spmd._layout.sharding import parts_of
 
 
 class _StepError(InvalidArgument, AssertionError):

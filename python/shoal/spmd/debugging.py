@@ -13,9 +13,9 @@ import torch
 
 from shoal.exceptions import InvalidArgument, NotFound
 from shoal.spmd import runtime
-from shoal.spmd._marking import text_of
-from shoal.spmd._picture import picture
-from shoal.spmd._sharding import Sharding
+from shoal.spmd._layout.picture import picture
+from shoal.spmd._layout.sharding import Sharding
+from shoal.spmd._marks.marking import text_of
 
 if TYPE_CHECKING:
     from rich.table import Table

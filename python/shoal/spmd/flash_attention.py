@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._marking import mark_sharding
-from shoal.spmd._mesh import Mesh, get_global_mesh
+from shoal.spmd._layout.mesh import Mesh, get_global_mesh
+from shoal.spmd._marks.marking import mark_sharding
 
 
 def flash_attention(

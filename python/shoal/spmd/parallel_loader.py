@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal.spmd import xla_model
-from shoal.spmd._errors import DivergedError
-from shoal.spmd._loading import InputSharding, Loaded, check_sharding, placed_on_device, verify
-from shoal.spmd._world import loading, world
+from shoal.spmd._layout.errors import DivergedError
+from shoal.spmd._layout.processes import loading, world
+from shoal.spmd._marks.loading import InputSharding, Loaded, check_sharding, placed_on_device, verify
 
 _END = object()
 

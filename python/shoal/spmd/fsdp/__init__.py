@@ -3,7 +3,7 @@
 from typing import Any
 
 from shoal.exceptions import Unimplemented
-from shoal.spmd._fsdp import SpmdFullyShardedDataParallel, checkpoint_module
+from shoal.spmd._fsdp.wrapper import SpmdFullyShardedDataParallel, checkpoint_module
 from shoal.spmd.fsdp import wrap
 
 

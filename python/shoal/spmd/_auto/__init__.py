@@ -1,0 +1,1 @@
+"""Automatic sharding: a recorded step, its costs, and the choice of specs."""

@@ -1,0 +1,1 @@
+"""One controller: recording of operators, batches to the ranks, and their execution there."""

@@ -1,0 +1,1 @@
+"""SpmdFullyShardedDataParallel: marks, or units of ``shoal.fsdp``'s engine."""

@@ -1,0 +1,1 @@
+"""Devices and processes, and the parts of tensors on them."""

@@ -1,0 +1,117 @@
+"""The value of a tensor on the devices: a local tensor per part. Devices of one process that hold copies of a part share it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from shoal.spmd._layout import traffic
+from shoal.spmd._layout.processes import Piece, world
+from shoal.spmd._layout.sharding import Sharding, parts_of
+
+
+class Array:
+    """``locals``: the local tensors of this process's parts, by position among all parts in row-major order. A local tensor has the part's
+    ranges without padding. ``origin``: the cause of this layout; None for a whole array. ``yields``: operators reshard it to fit their
+    other arguments, whatever the sizes. It is set on a parameter of SpmdFullyShardedDataParallel, which is gathered for the rows of the
+    batch."""
+
+    __slots__ = ("dtype", "locals", "order", "origin", "shape", "sharding", "yields")
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, sharding: Sharding, local_tensors: dict[int, torch.Tensor]):
+        self.shape, self.dtype, self.sharding, self.locals = tuple(shape), dtype, sharding, local_tensors
+        self.origin: traffic.Origin | None = None
+        self.yields = False
+        self.order: tuple[int, ...] | None = (
+            None  # order of dimensions in memory, outermost first, after a transposition; the same on all processes
+        )
+
+    @classmethod
+    def whole(cls, value: torch.Tensor, num_devices: int) -> Array:
+        """Returns a replicated array with this memory."""
+        return cls(value.shape, value.dtype, Sharding.replicated(value.dim(), num_devices), {0: value})
+
+    def gathered(self, label: str = "read") -> torch.Tensor:
+        """Returns the whole tensor; the local tensor itself if the array is replicated."""
+        if self.sharding.is_replicated:
+            return self.locals[0]
+        return self.resharded(Sharding.replicated(len(self.shape), world().num_devices), label).locals[0]
+
+    def resharded(self, sharding: Sharding, label: str = "mark_sharding") -> Array:
+        """Returns itself if it has this layout, otherwise an array in new memory. Processes communicate unless each has all the data that
+        it needs."""
+        if sharding == self.sharding:
+            return self
+        if not self.sharding.is_replicated:
+            note(f"{label} needs it laid out in another way")
+        plan = world().transfer(self.sharding, sharding, self.shape)
+        received: list[list[torch.Tensor]] = [[] for _ in plan.receives]
+        if plan.remote:
+            order = self.order or tuple(range(len(self.shape)))  # elements travel in memory order, for contiguous copies
+            back = [order.index(d) for d in range(len(order))]
+            sent = [[self.locals[p.source][p.of].permute(order) for p in pieces] for pieces in plan.sends]
+            expected = [[tuple(p.shape[d] for d in order) for p in pieces] for pieces in plan.receives]
+            received = [[t.permute(back) for t in ts] for ts in world().travel(sent, expected, self.dtype, label)]
+        found = [(p, self.locals[p.source][p.of]) for p in plan.own]
+        found += [(p, t) for pieces, ts in zip(plan.receives, received, strict=True) for p, t in zip(pieces, ts, strict=True)]
+        by_target: dict[int, list[tuple[Piece, torch.Tensor]]] = {t: [] for t in world().held(sharding)}
+        for piece, value in found:
+            by_target[piece.target].append((piece, value))
+        cuts, order = parts_of(self.shape, sharding), list(self.order or _order(next(iter(self.locals.values()))))
+        made = Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype, order) for t in by_target})
+        made.yields, made.order = self.yields, self.order
+        move = traffic.move_of(self.shape, self.sharding, sharding)
+        moves = () if move is None else traffic.count(label, move.collective, move.total * self.dtype.itemsize)
+        made.origin = traffic.origin(label, moves)
+        return made
+
+    def write(self, whole: torch.Tensor) -> None:
+        """Writes into the existing memory."""
+        cuts = parts_of(self.shape, self.sharding)
+        for position, local in self.locals.items():
+            local.copy_(whole[cuts[position]])
+
+
+_seen: list[str] | None = None
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[list[str]]:
+    """Collects notes where operators move elements between devices, sum over devices, or draw random numbers."""
+    global _seen
+    before, _seen = _seen, []
+    try:
+        yield _seen
+    finally:
+        _seen = before
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    global _seen
+    before, _seen = _seen, None
+    try:
+        yield
+    finally:
+        _seen = before
+
+
+def note(what: str) -> None:
+    if _seen is not None:
+        _seen.append(what)
+
+
+def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]], dtype: torch.dtype, order: list[int]) -> torch.Tensor:
+    """Returns a tensor whose dimensions lie in memory in this order, outermost first."""
+    shape = tuple(c.stop - c.start for c in cut)
+    made = torch.empty([shape[d] for d in order], dtype=dtype).permute([order.index(d) for d in range(len(order))])
+    for piece, value in pieces:
+        made[piece.to] = value
+    return made
+
+
+def _order(local: torch.Tensor) -> list[int]:
+    """Returns a tensor's dimensions in memory order. A transposed matrix stays so when resharded, for products with the same bits."""
+    return sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))

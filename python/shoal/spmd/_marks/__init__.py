@@ -1,0 +1,1 @@
+"""Marks of tensors, and batches on their way to the device."""

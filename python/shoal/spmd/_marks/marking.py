@@ -1,0 +1,293 @@
+"""Marking: an assignment of mesh axes to the dimensions of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.spmd._engine.tensor import Box, Tensor
+from shoal.spmd._layout import devices as _devices
+from shoal.spmd._layout.array import Array
+from shoal.spmd._layout.errors import MarkError, SpecError
+from shoal.spmd._layout.mesh import Mesh
+from shoal.spmd._layout.placements import convert_to_xla_partition_spec, placements_of
+from shoal.spmd._layout.processes import world
+from shoal.spmd._layout.sharding import Sharding, ShardingType, Spec, parts_of
+
+
+@dataclass
+class XLAShard:
+    """One device's part. ``data``: a copy on the host, padded with zeros to the common size. ``indices``: its ranges in the whole tensor,
+    ``...`` for all of it. ``replica_id``: its number among the devices that hold the same part."""
+
+    data: torch.Tensor
+    indices: Any
+    shard_device: str
+    replica_id: int
+
+    @property
+    def unpadded_data(self) -> torch.Tensor:
+        return self.data if self.indices is ... else self.data[tuple(slice(0, i.stop - i.start) for i in self.indices)]
+
+    @unpadded_data.setter
+    def unpadded_data(self, value: torch.Tensor) -> None:
+        self.unpadded_data.copy_(value)
+
+
+class XLAShardedTensor(Tensor):
+    """A marked tensor with its sharding; operators on it return such tensors. ``global_tensor``: the tensor that was marked."""
+
+    def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
+        made = not isinstance(tensor, torch.Tensor)  # made from a box
+        box = tensor if made else _tensor(tensor, "XLAShardedTensor")._box
+        t = super().__new__(cls, box, requires_grad)
+        t._global = None if made else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
+        t.mesh_shape, t.partition_spec, t._mesh = mesh_shape, partition_spec, mesh
+        return t
+
+    def __init__(self, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
+        pass
+
+    @classmethod
+    def result(cls, box: Box) -> XLAShardedTensor:
+        return cls(box)
+
+    @property
+    def global_tensor(self) -> Tensor:
+        if self._global is None:
+            self._global = Tensor(self._box)
+        return self._global
+
+    @property
+    def sharding_spec(self) -> str:
+        return text_of(self)
+
+    @property
+    def sharding_type(self) -> ShardingType | None:
+        return type_of(self)
+
+    @property
+    def local_shards(self) -> list[XLAShard]:
+        """One per device of this process, in order."""
+        array = _marked_array(self)
+        sharding, tile = array.sharding, array.sharding.tile(array.shape)
+        cuts = parts_of(array.shape, sharding)
+        shards = []
+        for device in world().devices:
+            at = sharding.position(device)
+            data = torch.zeros(tile, dtype=array.dtype)
+            data[tuple(slice(0, c.stop - c.start) for c in cuts[at])] = array.locals[at]
+            indices = ... if sharding.is_replicated else [slice(c.start, c.stop, 1) for c in cuts[at]]
+            shards.append(XLAShard(data, indices, f"CPU:{device}", sharding.replica(device)))
+        return shards
+
+    @property
+    def placements(self) -> tuple:
+        """Per axis of the mesh, torch's Shard or Replicate."""
+        if self._mesh is None or self.partition_spec is None:
+            raise InvalidArgument("the result of an operator has no placements", hint="mark it with mark_sharding")
+        return placements_of(self._mesh, self.partition_spec)
+
+    def redistribute(self, mesh: Mesh, placements: Any) -> XLAShardedTensor:
+        """Returns a copy with these placements, one per axis of the mesh."""
+        if len(placements) != len(mesh.mesh_shape):
+            raise InvalidArgument(f"{len(placements)} placements for a mesh of {len(mesh.mesh_shape)} axes", hint="give one per axis")
+        if any(p.is_partial() for p in placements):
+            raise Unimplemented("redistribute to Partial is not supported", hint="use Shard(dim) or Replicate()")
+        spec = convert_to_xla_partition_spec(self.dim(), placements)
+        copied = Tensor(self._box).clone()
+        mark_freely(copied, sharding_for(mesh, spec, self.dim()))
+        return XLAShardedTensor(copied, mesh.mesh_shape, spec, mesh=mesh)
+
+    def load_local_shards_(self, shards: list[XLAShard]) -> None:
+        """Writes the shards of this process's devices, in order, into the tensor. All processes must call it. Raises MarkError on all
+        processes for shards that do not fit on one of them."""
+        array = _marked_array(self)
+        if array.sharding.is_replicated:
+            raise MarkError(
+                "load_local_shards_ needs a sharded tensor, but this one is replicated", hint="write the tensor itself: tensor.copy_(value)"
+            )
+        wrong = [(rank, text) for rank, text in enumerate(world().passed(_misfit(array, shards))) if text is not None]
+        if wrong:
+            where = f" on rank {wrong[0][0]}" if world().num_processes > 1 else ""
+            raise MarkError(f"load_local_shards_{where}: {wrong[0][1]}", hint="pass one shard per device of the process, in their order")
+        self._box.before_write()
+        written = set()
+        for device, shard in zip(world().devices, shards, strict=True):
+            at = array.sharding.position(device)
+            if at not in written:  # only the first of this process's copies
+                written.add(at)
+                array.locals[at].copy_(shard.data[tuple(slice(0, n) for n in array.locals[at].shape)])
+        self._box.wrote()
+
+
+def _misfit(array: Array, shards: list[XLAShard]) -> str | None:
+    """The reason why the array cannot take these shards of this process's devices, or None."""
+    devices, tile = world().devices, array.sharding.tile(array.shape)
+    if len(shards) != len(devices):
+        return f"{len(shards)} shards for {len(devices)} devices"
+    for device, shard in zip(devices, shards, strict=True):
+        if tuple(shard.data.shape) != tile:
+            return f"the shard of device {device} has shape {tuple(shard.data.shape)} instead of {tile}, padding included"
+        if shard.shard_device.rpartition(":")[2] != str(device):
+            return f"the shard for device {device} belongs to device {shard.shard_device}"
+    return None
+
+
+def _marked_array(t: Tensor) -> Array:
+    if text_of(t) == "":
+        raise MarkError("the tensor is not sharded", hint="mark it with mark_sharding")
+    return t._box.array
+
+
+def text_of(t: Any) -> str:
+    """The sharding in XLA's text form; "" for an unmarked tensor that is whole on every device."""
+    sharding = t._box.array.sharding
+    return "" if t._box.mark is None and sharding.is_replicated else str(sharding)
+
+
+def type_of(t: Any) -> ShardingType | None:
+    return None if text_of(t) == "" else t._box.array.sharding.type
+
+
+def _tensor(t: Any, what: str) -> Tensor:
+    if not isinstance(t, Tensor):
+        of = t.type() if isinstance(t, torch.Tensor) else type(t).__name__
+        raise MarkError(f"Expected XLA tensor. Got: {of}. {what} takes tensors of the device", hint="move it with .to(xm.xla_device())")
+    return t
+
+
+def sharding_for(mesh: Mesh, spec: Spec, rank: int) -> Sharding:
+    if not isinstance(mesh, Mesh):
+        raise InvalidArgument(f"mesh is {type(mesh).__name__}, not a Mesh", hint="pass one, or set it with set_global_mesh")
+    spec = (spec,) if isinstance(spec, str) else tuple(spec)
+    plain = all(e is None or type(e) is str for e in spec)
+    if plain and len(spec) == rank and spec in mesh.shardings:
+        return mesh.shardings[spec]
+    sharding = Sharding.of(mesh, spec)
+    if len(spec) != rank:
+        raise SpecError(
+            f"partition spec {spec} has {len(spec)} entries for a tensor of {rank} dimensions",
+            hint="give one entry per dimension, None for whole",
+        )
+    if plain:
+        mesh.shardings[spec] = sharding
+    return sharding
+
+
+def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
+    """Splits ``t`` in place: entry i of the spec names the mesh axes (a name, an index, a tuple of them, or None) that split dimension i.
+    Returns ``t`` as an XLAShardedTensor. Follows torch_xla.distributed.spmd.mark_sharding; raises SpecError, ValueError or MarkError."""
+    _tensor(t, "mark_sharding")
+    if not _devices.is_spmd():
+        raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin")
+    sharding = sharding_for(mesh, partition_spec, t.dim())
+    box = t._box
+    if box.mark is not None and not box.mark.is_replicated and box.mark != sharding:
+        raise MarkError(
+            f"the tensor of shape {tuple(t.shape)} is marked {box.mark} and cannot be marked {sharding}",
+            hint="an existing annotation must be cleared first, with clear_sharding(t)",
+        )
+    box.lay(sharding)
+    box.mark = sharding
+    if isinstance(t, XLAShardedTensor):
+        t.mesh_shape, t.partition_spec, t._mesh = mesh.mesh_shape, partition_spec, mesh
+        return t
+    return XLAShardedTensor(t, mesh.mesh_shape, partition_spec, mesh=mesh)
+
+
+def clear_sharding(t: torch.Tensor) -> torch.Tensor:
+    """Makes ``t`` whole on every device and returns it."""
+    box = _tensor(t, "clear_sharding")._box
+    box.lay(Sharding.replicated(t.dim(), _devices.global_runtime_device_count()))
+    box.mark = None
+    return t.global_tensor if isinstance(t, XLAShardedTensor) else t
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t, mesh, spec):
+        ctx.sharding = (mesh, spec)
+        out = t.detach().clone()
+        mark_freely(out, sharding_for(mesh, spec, t.dim()))
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        mark_freely(gradient, sharding_for(*ctx.sharding, gradient.dim()))
+        return gradient, None, None
+
+
+def mark_freely(t: Tensor, sharding: Sharding) -> None:
+    t._box.lay(sharding)
+    t._box.mark = sharding
+
+
+def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
+    """Returns a copy of ``t`` with this sharding, which its gradient gets as well. ``t`` is unchanged."""
+    _tensor(t, "mark_sharding_with_gradients")
+    sharding_for(mesh, partition_spec, t.dim())
+    return _WithGradients.apply(t, mesh, partition_spec)
+
+
+def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
+    """Same as mark_sharding, but replaces an existing mark."""
+    _tensor(t, "annotate_custom_sharding")
+    mark_freely(t, sharding_for(mesh, partition_spec, t.dim()))
+    return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh.mesh_shape, partition_spec)
+
+
+def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+    """Copies two structures of tensors and shards tensors of one place alike: as in ``a``, or as in ``b`` where ``a`` is whole. Raises
+    SpecError for different structures or shapes."""
+
+    def alike(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if x.shape != y.shape:
+            raise SpecError(f"shard_as takes tensors of equal shapes, not {tuple(x.shape)} and {tuple(y.shape)}")
+        sharding = (x if not x._box.array.sharding.is_replicated else y)._box.array.sharding
+        copies = x.clone(), y.clone()
+        for t in copies:
+            mark_freely(t, sharding)
+        return copies
+
+    (of_a, tree), (of_b, other) = tree_flatten(a), tree_flatten(b)
+    if tree != other:
+        raise SpecError(f"shard_as takes equal structures, not {tree} and {other}")
+    pairs = [alike(_tensor(x, "shard_as"), _tensor(y, "shard_as")) for x, y in zip(of_a, of_b, strict=True)]
+    return tree_unflatten([x for x, _ in pairs], tree), tree_unflatten([y for _, y in pairs], tree)
+
+
+def wrap_if_sharded(t: Any) -> Any:
+    return XLAShardedTensor(t) if type(t) is not XLAShardedTensor and isinstance(t, Tensor) and text_of(t) else t
+
+
+def wrap_as_sharded_tensor(t: Any, mesh_shape=None, partition_spec=None) -> Any:
+    return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh_shape, partition_spec)
+
+
+def unwrap_sharded_tensor(t: Any) -> Any:
+    return t.global_tensor if isinstance(t, XLAShardedTensor) else t
+
+
+@dataclass
+class ShardingSpec:
+    """The sharding of loaded batches. ``minibatch``: each process loads only its part of the batch."""
+
+    mesh: Mesh
+    partition_spec: Spec
+    minibatch: bool | None = False
+
+    def __post_init__(self) -> None:
+        Sharding.of(self.mesh, self.partition_spec)
+
+    def can_apply(self, t: torch.Tensor) -> bool:
+        return len(t.shape) == len(self.partition_spec)
+
+    def apply(self, t: torch.Tensor) -> None:
+        assert isinstance(t, Tensor), "the tensor is not on the device"
+        mark_sharding(t, self.mesh, self.partition_spec)
