@@ -21,7 +21,8 @@ import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._auto import plan as _auto
+from shoal.spmd._auto import choice
+from shoal.spmd._layout.sharding import Sharding
 from shoal.spmd.fsdp import checkpoint_module
 
 xr.use_spmd()
@@ -178,7 +179,7 @@ def automatic():
         xr.use_spmd(auto=True, memory_budget=memory_budget)
 
     yield on
-    _auto.disable()
+    choice.disable()
     os.environ.pop("XLA_AUTO_SPMD", None)
 
 
@@ -204,7 +205,7 @@ def test_results_equal_the_unsharded_program_for_every_choice(name, automatic, c
         assert table.startswith("Automatic sharding over 8 devices")
         assert table.count("A step takes about") == 1
         chosen.add(tuple(str(p._box.array.sharding) for p in model.parameters()))
-        _auto.disable()
+        choice.disable()
         if budget is None:
             with pytest.raises(InvalidArgument, match="smallest") as raised:
                 xs.auto_shard(make(), tuple(inputs(0)), memory_budget=1, apply=False)
@@ -235,7 +236,7 @@ def test_planned_bytes_per_device_equal_the_actual_ones(automatic):
             p = model.get_parameter(row.name)
             there = [p, p.grad, *(s for s in optimizer.state[p].values() if s.dim())]
             assert sum(map(held, there)) == row.device_bytes
-    assert xs.XLAShardedTensor(x).sharding_spec == str(xs._auto.Sharding.of(LINE, plan.input_specs["0"]))
+    assert xs.XLAShardedTensor(x).sharding_spec == str(Sharding.of(LINE, plan.input_specs["0"]))
 
 
 def test_marks_of_the_program_are_kept(automatic):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 from shoal.spmd import runtime
+from shoal.spmd._auto.choice import auto_shard
+from shoal.spmd._auto.costs import Machine
 from shoal.spmd._auto.distribute import auto_policy, xla_distribute_module, xla_distribute_tensor
-from shoal.spmd._auto.plan import Machine, ShardingPlan, auto_shard
+from shoal.spmd._auto.plan import ShardingPlan
 from shoal.spmd._controller.timeline import timeline
 from shoal.spmd._engine.execution import replicated_ops
 from shoal.spmd._layout import torch_functions  # noqa: F401  adds the device to torch's functions

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.utils._pytree import tree_map
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._engine.tensor import Box, Tensor
+from shoal.spmd._engine.box import Box
+from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._layout import process_group as _process_group
 from shoal.spmd._layout.array import Array
 from shoal.spmd._layout.processes import world

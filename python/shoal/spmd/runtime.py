@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._auto import plan as _auto
+from shoal.spmd._auto import choice
 from shoal.spmd._controller import workers as _workers
 from shoal.spmd._layout import devices, processes
 from shoal.spmd._layout.devices import (
@@ -67,7 +67,7 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers
         devices.begin()
     if auto or os.environ.get("XLA_AUTO_SPMD") == "1":
         os.environ["XLA_AUTO_SPMD"] = "1"
-        _auto.enable(memory_budget)
+        choice.enable(memory_budget)
 
 
 def _check_same(workers: int) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate
 
-from shoal.spmd._auto.plan import choose_at_first_call
+from shoal.spmd._auto.choice import choose_at_first_call
 from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._layout.mesh import Mesh

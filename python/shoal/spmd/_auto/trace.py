@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._engine.tensor import Box, Parameter, Tensor
+from shoal.spmd._engine.box import Box
+from shoal.spmd._engine.tensor import Parameter, Tensor
 from shoal.spmd._layout import devices, processes
 from shoal.spmd._layout.array import Array
 from shoal.spmd._layout.device import DEVICE

@@ -28,8 +28,8 @@ import torch
 
 from shoal._objects.values import get
 from shoal.exceptions import Internal
-from shoal.spmd._engine import execution
-from shoal.spmd._engine import tensor as _tensor
+from shoal.spmd._engine import dispatch, execution
+from shoal.spmd._engine.tensor import Tensor, on_device
 from shoal.spmd._layout import devices as _devices
 from shoal.spmd._layout import traffic
 from shoal.spmd._layout.processes import Processes, world
@@ -122,7 +122,7 @@ class Replay:
     """The numbered tensors of a rank, and the execution of items."""
 
     def __init__(self) -> None:
-        self.tensors: dict[int, _tensor.Tensor] = {}
+        self.tensors: dict[int, Tensor] = {}
         self._templates: dict[int, _Template] = {}
         self._stopped = False
         self._spans: list[tuple[str, float, float, int | None]] | None = None  # name, begin, end, number of the operator
@@ -192,7 +192,7 @@ class Replay:
         expected = None if random is None else random[1] if random[0] else zlib.crc32(_state(generator))
         self._numbered += 1
         begin = time.time() if self._spans is not None else 0.0
-        out = _tensor.dispatch(t.func, args, kwargs)
+        out = dispatch.dispatch(t.func, args, kwargs)
         if self._spans is not None:
             self._spans.append((t.name, begin, time.time(), self._numbered))
         after = None
@@ -206,7 +206,7 @@ class Replay:
         """Per result: (shape, dtype) of a new tensor, the index of a tensor argument, or (value,)."""
         found: list[Any] = []
         for o in out if isinstance(out, (list, tuple)) else [out]:
-            if isinstance(o, _tensor.Tensor):
+            if isinstance(o, Tensor):
                 same = [i for i, g in enumerate(given) if g is o]
                 found.append(same[0] if same else (tuple(o.shape), o.dtype))
             else:
@@ -240,7 +240,7 @@ class Replay:
         func: Any = torch.ops
         for part in name.split("."):
             func = getattr(func, part)
-        self.tensors[number] = _tensor.on_device(func(*args, **kwargs, device="cpu"))
+        self.tensors[number] = on_device(func(*args, **kwargs, device="cpu"))
 
     def _modes(self, dtype: torch.dtype, precision: str, deterministic: bool, warn_only: bool) -> None:
         torch.set_default_dtype(dtype)
@@ -248,7 +248,7 @@ class Replay:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
     def _put(self, number: int, value: Any) -> None:
-        self.tensors[number] = _tensor.on_device(value.tensor() if type(value) is Small else self._larges[value.index])
+        self.tensors[number] = on_device(value.tensor() if type(value) is Small else self._larges[value.index])
 
     # ---- shardings
 
@@ -347,7 +347,7 @@ class Rank:
         _keep_freed_memory()
         os.environ.update(environment)
         _devices.begin()
-        _tensor.checks = False
+        dispatch.checks = False
         self._replay = Replay()
 
     def abort(self, cause: str) -> None:

@@ -31,8 +31,8 @@ def begin(workers: int) -> None:
     devices = processes.world().num_devices if os.environ.get("SHOAL_SPMD_DEVICES") else workers
     if processes._world is not None and processes._world.num_devices != devices:
         raise InvalidArgument(
-            f"the program has used its devices already, of which there are {processes._world.num_devices}: with {workers} workers there would "
-            f"be {devices}",
+            f"the program has used its devices already, of which there are {processes._world.num_devices}: with {workers} workers there "
+            f"would be {devices}",
             hint="call use_spmd before anything else of shoal.spmd, or set SHOAL_SPMD_DEVICES",
         )
     if devices % workers:

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from shoal.exceptions import InvalidArgument, ShoalError
 from shoal.spmd._engine.tensor import Tensor
-from shoal.spmd._fsdp import unit
-from shoal.spmd._fsdp.unit import Unit, largest_dim
+from shoal.spmd._fsdp.running import as_now, is_again, on_rows
+from shoal.spmd._fsdp.unit import Unit, allows, largest_dim
 from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._layout.mesh import Mesh, get_global_mesh
 from shoal.spmd._layout.sharding import Sharding
@@ -66,7 +66,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         self._shard_output = shard_output or self._split_batch
         inside = [m for m in module.modules() if isinstance(m, SpmdFullyShardedDataParallel)]
         self._unit: Unit | None = None
-        if extra_data_axis is None and all(m._unit is not None for m in inside) and unit.allows(module, mesh, [m._unit for m in inside]):
+        if extra_data_axis is None and all(m._unit is not None for m in inside) and allows(module, mesh, [m._unit for m in inside]):
             self._unit = Unit(module)
             return
         inner = {p for m in inside for p in m.parameters()}
@@ -86,7 +86,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
             output = self._orig_module(*args, **kwargs)
         else:
             output = self._unit.run(args, kwargs)
-            if unit.on_rows() or unit.is_again(args, kwargs):
+            if on_rows() or is_again(args, kwargs):
                 return output  # an ordinary tensor of a nested unit
         self._shard_output(output, self._mesh)
         return output
@@ -178,7 +178,7 @@ def checkpoint_module(module: nn.Module) -> nn.Module:
 
     @functools.wraps(forward)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(unit.as_now(forward), *args, use_reentrant=False, **kwargs)
+        return checkpoint(as_now(forward), *args, use_reentrant=False, **kwargs)
 
     checkpointed._shoal_checkpointed = True
     module.forward = checkpointed

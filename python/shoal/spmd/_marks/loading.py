@@ -8,7 +8,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._engine.tensor import Box, Tensor, on_device
+from shoal.spmd._engine.box import Box
+from shoal.spmd._engine.tensor import Tensor, on_device
 from shoal.spmd._layout.array import Array
 from shoal.spmd._layout.errors import DivergedError, MarkError
 from shoal.spmd._layout.processes import digest, world

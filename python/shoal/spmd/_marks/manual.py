@@ -8,7 +8,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._engine.tensor import Box, Tensor
+from shoal.spmd._engine.box import Box
+from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._layout.array import Array
 from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._layout.errors import MarkError

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shoal.spmd._engine.tensor import SPECIAL
+from shoal.spmd._engine.copies import SPECIAL
 from shoal.spmd._layout.mesh import Mesh
 from shoal.spmd._marks.marking import mark_sharding
 

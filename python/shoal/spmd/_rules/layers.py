@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from shoal.spmd._rules.registry import Labels, Plan, Steps, argument, as_dtype, changed, pointwise, rule, wide
+from shoal.spmd._rules.arithmetic import as_dtype, wide
+from shoal.spmd._rules.registry import Labels, Plan, Steps, argument, changed, pointwise, rule
 
 aten = torch.ops.aten
 

@@ -1,0 +1,144 @@
+"""Values on the ranks, as the program sees them: metadata and a number."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from shoal.spmd._controller.controller import Position
+from shoal.spmd._engine.tensor import Tensor
+from shoal.spmd._layout.array import Array
+from shoal.spmd._layout.sharding import Sharding, parts_of
+from shoal.spmd._layout.traffic import Origin
+
+if TYPE_CHECKING:
+    from shoal.spmd._controller.recording import Recorder
+
+
+class Meta:
+    """A shape with a dtype, as one object for each combination."""
+
+    __slots__ = ("dtype", "shape")
+    _known: ClassVar[dict[tuple, Meta]] = {}
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype):
+        self.shape, self.dtype = shape, dtype
+
+    @classmethod
+    def of(cls, shape: Any, dtype: torch.dtype) -> Meta:
+        key = (tuple(shape), dtype)
+        found = cls._known.get(key)
+        if found is None:
+            found = cls._known[key] = cls(*key)
+        return found
+
+    @classmethod
+    def forget(cls) -> None:
+        """Clears the cache. Existing tensors keep their Metas, so plans for these are made once more."""
+        cls._known.clear()
+
+
+class RemoteBox:
+    """A Tensor's handle of a value on the ranks."""
+
+    __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "of", "recorder", "strides")
+
+    def __init__(self, recorder: Recorder, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
+        self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
+        self._mark: Sharding | None = None
+        self._sharding = sharding  # if known; a view's changes with its base
+        self.at: Position = None  # position in the program of the operator that laid it out
+        self.of: tuple[Position, Any] | None = None  # the same for the base of a view
+        self._held: tuple[Sharding, dict[int, weakref.ref]] | None = None
+        self.strides: tuple[int, ...] | None = None
+
+    def __del__(self) -> None:
+        self.recorder.queue.append(self.number)
+
+    @property
+    def mark(self) -> Sharding | None:
+        return self._mark
+
+    @mark.setter
+    def mark(self, sharding: Sharding | None) -> None:
+        self._mark = sharding
+        parts, devices = (None, ()) if sharding is None else (sharding.parts, sharding.devices)
+        self.recorder.add(("mark", self.number, parts, devices))
+
+    def let_yield(self) -> None:
+        self.recorder.add(("yield", self.number))
+
+    def lay(self, sharding: Sharding) -> None:
+        self.at = self.recorder.add(("lay", self.number, sharding.parts, sharding.devices))
+        self._sharding = None if self.is_view else sharding
+
+    @property
+    def sharding(self) -> Sharding:
+        if self._sharding is not None:
+            return self._sharding
+        found = Sharding(*self.recorder.ask(("sharding", self.number)))
+        if not self.is_view:
+            self._sharding = found
+        return found
+
+    @property
+    def array(self) -> RemoteArray:
+        return RemoteArray(self)
+
+    @property
+    def laid(self) -> tuple[Origin | None, int]:
+        found = self.recorder.ask(("origin", self.number))
+        if found is None:
+            return None, 0
+        operator, moves, views = found
+        at, of = self.at, self.of
+        for _ in range(views):
+            if of is not None:
+                at, of = of
+        return (operator, at, moves), views
+
+    def whole(self) -> torch.Tensor:
+        return self.recorder.ask(("whole", self.number))
+
+    def held(self, sharding: Sharding, parts: dict[int, torch.Tensor]) -> None:
+        self._held = (sharding, {position: weakref.ref(p) for position, p in parts.items()})
+
+    def before_write(self) -> None:
+        """Does nothing, because the parts are copies."""
+
+    def wrote(self) -> None:
+        """Writes the program's copies of the parts back to the ranks."""
+        assert self._held is not None  # the writer has requested the parts
+        whole = self.whole()
+        cuts = parts_of(self._array.shape, self._held[0])
+        for position, ref in self._held[1].items():
+            if (part := ref()) is not None:
+                whole[cuts[position]] = part
+        self.recorder.dispatch(torch.ops.aten.copy_.default, (Tensor(self), whole), {})
+
+
+class RemoteArray(Array):
+    """A value on the ranks, which the program copies when it reads the parts."""
+
+    def __init__(self, box: RemoteBox):
+        self._box, self.shape, self.dtype = box, box._array.shape, box._array.dtype
+        self._locals: dict[int, torch.Tensor] | None = None
+        self.yields, self.order, self.origin = False, None, None  # kept by the ranks
+
+    @property
+    def sharding(self) -> Sharding:
+        return self._box.sharding
+
+    @property
+    def locals(self) -> dict[int, torch.Tensor]:
+        if self._locals is None:
+            whole, sharding = self._box.whole(), self.sharding
+            cuts = enumerate(parts_of(self.shape, sharding))
+            self._locals = {0: whole} if sharding.is_replicated else {position: whole[cut].clone() for position, cut in cuts}
+            self._box.held(sharding, self._locals)
+        return self._locals
+
+    def gathered(self, label: str = "") -> torch.Tensor:
+        return self._box.whole()

@@ -1,0 +1,116 @@
+"""The way in which units run now, and the buffers that their modules have then."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+from shoal.spmd._engine.tensor import Tensor
+from shoal.spmd._layout.processes import loading
+
+if TYPE_CHECKING:
+    from shoal.spmd._fsdp.unit import Unit
+
+
+# The way of the outermost running unit: "rows", "operators", "looking", "trying"; None outside of units.
+now: str | None = None
+
+
+def on_rows() -> bool:
+    """True while a unit runs on this process's rows, with ordinary tensors."""
+    return now in ("rows", "trying")
+
+
+@contextlib.contextmanager
+def going(way: str | None) -> Iterator[None]:
+    global now
+    before, now = now, way
+    try:
+        yield
+    finally:
+        now = before
+
+
+_PATIENCE_S = 5.0  # limit of the wait for a loader's thread, which may itself wait for the program
+
+
+@contextlib.contextmanager
+def loaders_waiting() -> Iterator[None]:
+    """Keeps loaders' threads from drawing random numbers meanwhile."""
+    alone = loading.acquire(timeout=_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if alone:
+            loading.release()
+
+
+_units_paused: list[Unit] = []
+
+
+@contextlib.contextmanager
+def paused(units: list[Unit]) -> Iterator[None]:
+    """Runs modules without the engine, on the program's parameters."""
+    global _units_paused
+    before, _units_paused = _units_paused, [*_units_paused, *units]
+    for u in units:
+        u.state.replaced = True
+    try:
+        yield
+    finally:
+        _units_paused = before
+        for u in units:
+            u.state.replaced = u in before
+
+
+def is_again(args: tuple, kwargs: dict) -> bool:
+    """True if the backward pass recomputes a forward that ran on rows: torch.utils.checkpoint then passes ordinary tensors."""
+    if now not in (None, "rows") or torch._C._current_graph_task_id() == -1:
+        return False
+    return any(isinstance(a, torch.Tensor) and not isinstance(a, Tensor) for a in tree_flatten((args, kwargs))[0])
+
+
+def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function so that it runs later as it would now: the backward pass recomputes the forward of a checkpointed module."""
+    way, units = now, _units_paused
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with going(way), paused(units):
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def local_buffers(modules: list[nn.Module]) -> Iterator[None]:
+    """Gives these modules ordinary tensors as buffers, in the same memory."""
+    held = [(m, name, b) for m in modules if m._buffers for name, b in m._buffers.items() if isinstance(b, Tensor)]
+    for m, name, b in held:
+        (m._buffers[name],) = b._box.array.locals.values()
+    try:
+        yield
+    finally:
+        for m, name, b in held:
+            m._buffers[name] = b
+
+
+_swapped: list[tuple[nn.Module, dict]] = []
+
+
+def begin_again(m: nn.Module, args: tuple, kwargs: dict) -> None:
+    """Gives a module ordinary tensors as buffers while torch.utils.checkpoint recomputes a forward on rows."""
+    if is_again(args, kwargs):
+        _swapped.append((m, dict(m._buffers)))
+        for name, b in m._buffers.items():
+            if isinstance(b, Tensor):
+                (m._buffers[name],) = b._box.array.locals.values()
+
+
+def end_again(m: nn.Module, args: tuple, output: Any) -> None:
+    if _swapped and _swapped[-1][0] is m:
+        m._buffers.update(_swapped.pop()[1])
