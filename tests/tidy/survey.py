@@ -57,9 +57,18 @@ LAYERS = (
     ("fsdp._install",),  # replaces torch's names by those of both packages
     ("fsdp",),
     ("fsdp1", "checkpoint"),  # shoal/fsdp1/__init__.py imports shoal.fsdp first, which installs where $SHOAL_FSDP is on
+    ("spmd._layout",),
+    ("spmd._rules",),
+    ("spmd._engine",),
+    ("spmd._marks",),
+    ("spmd._fsdp", "spmd._auto", "spmd._controller"),
+    ("spmd.runtime",),
+    ("spmd.xla_model",),
+    ("spmd.",),  # the other modules with torch_xla's names
+    ("spmd._names",),
     ("spmd",),
     ("",),
-    ("_zygote", "_entrypoint", "_submitting", "_microbenchmark"),  # programs that the engine starts by name
+    ("spmd.run", "_zygote", "_entrypoint", "_submitting", "_microbenchmark"),  # programs that are started by their name
 )
 EXTENSION = "shoal._native"
 LATE = re.compile(r"# late: \w")  # the reason of an import inside a function, on its line
