@@ -97,28 +97,11 @@ int status(const Common& common, bool verbose) {
   return kOk;
 }
 
-int health_check(const Common& common) {
-  auto cluster = connect_cluster(common);
-  if (!cluster) return failed(common, cluster.error());
-  const auto s = cluster->head->ask_for<actors::ClusterStatus>(Method::kStatus, {});
-  if (!s) return failed(common, s.error());
-  if (common.json) {
-    print_json({{"schema", "shoal.health/1"}, {"address", cluster->address}, {"nodes", s->num_nodes}});
-  } else {
-    std::printf("%s answers; %u nodes live.\n", cluster->address.c_str(), s->num_nodes);
-  }
-  return s->num_nodes > 0 ? kOk : kFailed;
-}
-
 void add_status(CommandLine& line) {
   auto& verbose = line.own(false);
   auto* verb = line.add_verb("status", "What a cluster has and does, and why something waits");
   verb->add_flag("-v,--verbose", verbose, "With its nodes and what is used of them");
   line.on_run(verb, [&verbose](const Common& common) { return status(common, verbose); });
-}
-
-void add_health_check(CommandLine& line) {
-  line.on_run(line.add_verb("health-check", "Exits with 0 when the cluster answers and has a node"), health_check);
 }
 
 }  // namespace shoal::scheduler::cli

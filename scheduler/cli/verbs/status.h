@@ -1,4 +1,4 @@
-// status, health-check: the cluster's state and its addresses.
+// status: the cluster's state and its addresses.
 #pragma once
 
 #include "scheduler/cli/cluster.h"
@@ -9,9 +9,7 @@ class CommandLine;
 
 // `verbose` adds a row per node.
 int status(const Common& common, bool verbose);
-int health_check(const Common& common);
 
 void add_status(CommandLine& line);
-void add_health_check(CommandLine& line);
 
 }  // namespace shoal::scheduler::cli

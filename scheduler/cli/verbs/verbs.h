@@ -20,6 +20,9 @@
 
 namespace shoal::scheduler::cli {
 
+// Verbs whose action nothing else calls have no header.
+void add_health_check(CommandLine& line);
+
 inline constexpr void (*kVerbs[])(CommandLine&) = {
     add_start,    add_stop,           add_status,  add_health_check, add_stack,  add_memory,     add_metrics,
     add_timeline, add_microbenchmark, add_cordon,  add_uncordon,     add_drain,  add_drain_node, add_list,

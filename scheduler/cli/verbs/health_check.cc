@@ -1,0 +1,40 @@
+// health-check: whether the cluster answers, and how many nodes it has.
+//
+// The pattern for a new verb: copy this file, declare and list its add_NAME in verbs.h. All sources of the folder are compiled together, so
+// names in anonymous namespaces differ between files.
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "scheduler/cli/cluster.h"
+#include "scheduler/cli/command_line.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
+
+namespace shoal::scheduler::cli {
+
+namespace {
+
+// The action. `common` has the options of all verbs: the cluster, --json. Data goes to stdout, errors to stderr (failed), and the result is
+// an exit code: kOk, kFailed or another one of output.h.
+int health_check(const Common& common) {
+  auto cluster = connect_cluster(common);  // its `head` answers requests
+  if (!cluster) return failed(common, cluster.error());
+  const auto s = cluster->head->ask_for<actors::ClusterStatus>(actors::Method::kStatus, {});
+  if (!s) return failed(common, s.error());
+  if (common.json) {
+    print_json({{"schema", "shoal.health/1"}, {"address", cluster->address}, {"nodes", s->num_nodes}});
+  } else {
+    std::printf("%s answers; %u nodes live.\n", cluster->address.c_str(), s->num_nodes);
+  }
+  return s->num_nodes > 0 ? kOk : kFailed;
+}
+
+}  // namespace
+
+// Options: a struct from line.own(Options()), whose fields verb->add_option() and verb->add_flag() fill (status.cc).
+void add_health_check(CommandLine& line) {
+  line.on_run(line.add_verb("health-check", "Exits with 0 when the cluster answers and has a node"), health_check);
+}
+
+}  // namespace shoal::scheduler::cli
