@@ -18,7 +18,8 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Fused:
-    """A mixin before a class of ``torch.optim``, whose ``step`` it replaces. Constructor, options and state keys are torch's.
+    """A mixin before a class of ``torch.optim``, whose ``step`` it replaces. Constructor, options and state keys are torch's. Where torch
+    has no such class, the mixin comes before ``torch.optim.Optimizer``.
 
     A subclass defines ``_update(group, grad_scale)`` and ``_keys(group)``, the names of states with the parameter's layout.
     ``master_weights`` is an option of a parameter group: None means fp32 master weights for bf16 and fp16 parameters, False none.
