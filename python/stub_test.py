@@ -9,7 +9,6 @@ from pathlib import Path
 import shoal
 
 STUB = Path(shoal.__file__).with_name("_native.pyi")
-COMMAND = "PYTHONPATH=python:bazel-bin/python .venv/bin/python -m nanobind.stubgen -q -m shoal._native -o python/shoal/_native.pyi"
 
 
 def test_the_stub_is_the_bindings(tmp_path):
@@ -19,4 +18,4 @@ def test_the_stub_is_the_bindings(tmp_path):
     subprocess.run(argv, check=True, env={**os.environ, "PYTHONPATH": paths})
     known, now = STUB.read_text().splitlines(), made.read_text().splitlines()
     changes = "\n".join(difflib.unified_diff(known, now, "python/shoal/_native.pyi", "the bindings", lineterm=""))
-    assert not changes, f"the bindings changed without their stub. After `bazel build //python:shoal` run\n  {COMMAND}\n{changes}"
+    assert not changes, f"the bindings changed without their stub; `./dev stub` writes it anew\n{changes}"
