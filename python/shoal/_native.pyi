@@ -941,6 +941,11 @@ class ParameterSpec:
     @property
     def name(self) -> str: ...
 
+class UnitOptions:
+    """The arguments of fully_shard that the engine takes, for one unit."""
+
+    def __init__(self, *, lease_guard: bool = False) -> None: ...
+
 class ShardActor:
     """The actor that owns this rank's rows."""
 
@@ -950,7 +955,7 @@ class ShardActor:
         communicator: for ranks that share no memory; place_as: (rank, ranks) at this head, (-1, 0) for all.
         """
 
-    def add_unit(self, name: str, parameters: Sequence[ParameterSpec], lease_guard: bool) -> ShardedUnit: ...
+    def add_unit(self, name: str, parameters: Sequence[ParameterSpec], options: UnitOptions) -> ShardedUnit: ...
 
     def make_model(self, units: Sequence[ShardedUnit], names: Sequence[str], slots: int) -> ShardedModel:
         """Waits until every rank's ShardActor is placed."""

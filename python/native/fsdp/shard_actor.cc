@@ -59,8 +59,9 @@ std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, i
   return unwrap(in_session(session, [&](actors::Session& s) { return ShardActor::place(s, std::move(o)); }));
 }
 
-std::shared_ptr<ShardedUnit> add_unit(ShardActor& a, const std::string& name, std::vector<fsdp::Parameter> parameters, bool lease_guard) {
-  return without_gil([&] { return a.add_unit(name, std::move(parameters), {.lease_guard = lease_guard}); });
+std::shared_ptr<ShardedUnit> add_unit(ShardActor& a, const std::string& name, std::vector<fsdp::Parameter> parameters,
+                                      ShardedUnit::Options options) {
+  return without_gil([&] { return a.add_unit(name, std::move(parameters), options); });
 }
 
 std::shared_ptr<fsdp::ShardedModel> make_model(ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units,
@@ -114,12 +115,14 @@ void bind_shard_actor(nb::module_& m) {
           "`dim`: the sharded one. `compute_dtype`: of the whole parameter. `reduce_dtype`: of gradients on their way. `external`: it lies "
           "outside the arena.")
       .def_ro("name", &fsdp::Parameter::name);
+  nb::class_<ShardedUnit::Options>(m, "UnitOptions", "The arguments of fully_shard that the engine takes, for one unit.")
+      .def(nb::init<bool>(), nb::kw_only(), nb::arg("lease_guard") = false);
   nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
       .def_static("place", &place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"),
                   nb::arg("timeout"), nb::arg("warn_after"), nb::arg("communicator") = nb::none(),
                   nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
                   "communicator: for ranks that share no memory; place_as: (rank, ranks) at this head, (-1, 0) for all.")
-      .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("lease_guard"))
+      .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("options"))
       .def("make_model", &make_model, nb::arg("units"), nb::arg("names"), nb::arg("slots"),
            "Waits until every rank's ShardActor is placed.")
       .def("leave", &ShardActor::leave, "Before the session closes: gives the arenas back and makes no further requests.")

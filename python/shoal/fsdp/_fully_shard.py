@@ -15,6 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.utils import _get_root_modules
 
+from shoal import _native
 from shoal._distributed.ranks import default_mesh
 from shoal.exceptions import Unimplemented
 from shoal.fsdp._engine.collect import state_of
@@ -84,11 +85,11 @@ def fully_shard(
         raise Unimplemented(f"{type(offload_policy).__name__} is not in this release", hint="use CPUOffloadPolicy")
     data = data_mesh(mesh if mesh is not None else default_mesh(), dp_mesh_dims)
     modules = tuple(_get_root_modules(listed)) if len(listed) > 1 else tuple(listed)
-    guard = _LEASE_GUARD if lease_guard is None else lease_guard
+    engine = _native.UnitOptions(lease_guard=_LEASE_GUARD if lease_guard is None else lease_guard)
     reshard = _checked_reshard(reshard_after_forward, data.shards, dp_mesh_dims is not None)
     offload = offload_policy if isinstance(offload_policy, CPUOffloadPolicy) else None
     first = type(unwrapped(modules[0])).__name__
-    state = State(modules, data, Settings(mp_policy, reshard, offload, guard))
+    state = State(modules, data, Settings(mp_policy, reshard, offload, engine))
     shard(state, ignored_params or set(), shard_placement_fn)
     for m in modules:
         for inner in m.modules():  # flags that torch.compile and libraries read

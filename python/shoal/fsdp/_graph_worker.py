@@ -53,7 +53,9 @@ class GraphWorker:
                 if owner_of.setdefault(parameter, name) != name:
                     raise InvalidArgument(f"units {owner_of[parameter]} and {name} share a parameter", hint="put both into one unit")
         for name, found in parameters.items():
-            unit = self._actor.add_unit(name, [_spec_of(n, p) for n, (p, _) in found.items()], self._lease_guard)
+            unit = self._actor.add_unit(
+                name, [_spec_of(n, p) for n, (p, _) in found.items()], _native.UnitOptions(lease_guard=self._lease_guard)
+            )
             natives.append(unit)
             self._parameters.append([self._move(unit, i, p, owners, world_size) for i, (p, owners) in enumerate(found.values())])
         self._model = self._actor.make_model(natives, list(units), slots=2)

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
+from shoal import _native
+
 if TYPE_CHECKING:
     from shoal.fsdp._engine.state import State
 
@@ -21,7 +23,7 @@ class Settings:
     policy: MixedPrecisionPolicy
     reshard_after_forward: bool | int | None  # by default True, but False for the root
     offload: CPUOffloadPolicy | None = None
-    lease_guard: bool = False
+    engine: _native.UnitOptions = field(default_factory=_native.UnitOptions)  # arguments that the C++ unit takes
     ignored: WeakKeyDictionary[nn.Module, set[str]] = field(default_factory=WeakKeyDictionary)  # attribute names by module
     reshard_after_backward: bool = True
     unshard_in_backward: bool = True

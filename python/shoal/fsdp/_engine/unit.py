@@ -58,7 +58,7 @@ class Unit:
         self._gather_external()
 
     def _make_native(self) -> None:
-        self.native = self.actor.add_unit(self.state.name, [p.engine_spec() for p in self.parameters], self.state.settings.lease_guard)
+        self.native = self.actor.add_unit(self.state.name, [p.engine_spec() for p in self.parameters], self.state.settings.engine)
 
     def _gather_external(self) -> None:
         if any(p.external for p in self.parameters):
