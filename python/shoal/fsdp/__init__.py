@@ -67,6 +67,10 @@ def __getattr__(name: str) -> Any:
     return getattr(_install, name)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 if asked():
     from shoal.fsdp import _install
 
