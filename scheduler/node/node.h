@@ -1,6 +1,6 @@
 // The node of a host: owns what its workers share, starts and ends them, and reports their deaths.
 //
-// Its parts: workers.h has the processes, head_link.h the connection to the head, clients.h the others, objects/ the objects.
+// Its parts: workers.h has the processes, head_link.h the connection to the head, node_clients.h the others, objects/ the objects.
 // The handlers in node_methods.cc connect them. Loop thread only. Everything it needs is passed in, so the simulation runs this very
 // class.
 #pragma once
@@ -15,9 +15,9 @@
 #include "actors/wire/method_table.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
-#include "scheduler/node/clients.h"
 #include "scheduler/node/head_link.h"
 #include "scheduler/node/launcher.h"
+#include "scheduler/node/node_clients.h"
 #include "scheduler/node/node_reports.h"
 #include "scheduler/node/objects/objects.h"
 #include "scheduler/node/usage_places.h"

@@ -1,4 +1,4 @@
-#include "scheduler/node/clients.h"
+#include "scheduler/node/node_clients.h"
 
 #include "actors/wire/method.h"
 
