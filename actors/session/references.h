@@ -1,6 +1,6 @@
 // References to the node's objects that this process holds or passes on, reported to the node in batches.
 //
-// A reference counts from the first time that it leaves its process (Session::publish); most never do, and cost nothing. The sender
+// A reference counts from the first time that it leaves its process (ObjectClient::publish); most never do, and cost nothing. The sender
 // counts it for the receiver before the message. The receiver uncounts it when its last holder is gone. storage/reference_table.h is the
 // node's side. Any thread, unless noted.
 #pragma once

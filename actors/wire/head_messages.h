@@ -74,7 +74,7 @@ struct ActorRef {
 struct KillActor {
   ActorId actor;
   bool restart = false;
-  bool hand_on = false;  // see Session::retire
+  bool hand_on = false;  // see ActorClient::retire
 };
 struct GetCreationSpec {
   WorkerId worker;
