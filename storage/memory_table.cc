@@ -12,8 +12,8 @@ namespace shoal::storage {
 
 namespace {
 
-// Caches the available memory, because reading it takes several files: for at least 20 ms, and for 50 times as long as the reading
-// took.
+// The memory that is available now. A reading takes several files, so each one is kept for 20 ms at least, and for 50 times its own
+// duration.
 class Available {
  public:
   std::uint64_t operator()() {
@@ -153,15 +153,16 @@ Result<Fd> MemoryTable::Object::handed_out() const {
   return order != 0 ? runtime::reader_of(*memory) : runtime::duplicate(*memory);
 }
 
-// The table holds movable objects as a keeper, not as a reader, so that has_readers() shows other processes' use.
+// The table opens movable objects as a keeper, not as a reader (runtime/shm/readers.h), so that has_readers() shows whether processes use
+// them.
 Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory, std::optional<WorkerId> maker) {
   if (ended_.contains(job)) return fail(job_ended());
-  if (freed(job, id)) return {};  // freed before the put
+  if (freed(job, id)) return {};  // the object was freed before its put arrived
   if (objects_.contains({job, id})) return fail(invalid_argument("object " + to_string(id) + " exists already"));
   std::size_t bytes = 0;
   const auto admitted = [&]() -> Result<void> {
     SHOAL_TRY(bytes, runtime::memory_bytes(*memory));
-    return has_place();  // no check for room: its pages exist already
+    return has_place();  // no check for room: the memory's pages exist already
   };
   if (memory) {
     if (const auto checked = admitted(); !checked) memory = fail(checked.error());
@@ -195,7 +196,7 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory, std::op
       made_by_.emplace(object.maker, Key{job, id});
     }
   }
-  objects_.emplace(std::pair{job, id}, std::move(object));  // also an error, for later gets
+  objects_.emplace(std::pair{job, id}, std::move(object));  // an error is stored as well, for later gets
   return out;
 }
 
@@ -203,7 +204,7 @@ void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
   if (const auto it = objects_.find({job, id}); it != objects_.end()) return got(it->second.handed_out());
   if (ended_.contains(job)) return got(fail(job_ended()));
   if (freed(job, id)) return got(fail(object_freed()));
-  // A full refused_ may be missing this object, so refuse it as well.
+  // Once refused_ is full, some refused objects are not in it: then every unknown object counts as refused.
   if (refused_.contains({job, id}) || refused_.size() >= options_.max_entries) return got(fail(no_place()));
   if (waiting_.size() >= options_.max_entries) return got(fail(resource_exhausted("too many requests wait for objects on this node")));
   waiting_.emplace(std::pair{job, id}, Waiting{owner, std::move(got)});
@@ -257,7 +258,7 @@ std::optional<MemoryTable::Idle> MemoryTable::next_idle(std::size_t& looks) {
       return Idle{key.first, key.second, *std::move(copy), object.bytes};
     }
     movable_.erase(movable_.begin());
-    movable_.emplace(object.order = next_order_++, key);  // moved behind the others
+    movable_.emplace(object.order = next_order_++, key);  // now the last to be checked
   }
   return std::nullopt;
 }

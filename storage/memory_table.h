@@ -1,4 +1,4 @@
-// The memory that a node owns for its jobs: arenas, opened by key and shared by workers, and objects, put once and got by id.
+// The shared memory that a node owns for its jobs. Arenas are opened by key and shared by workers. Objects are put once, and got by id.
 //
 // The node keeps the descriptors, so a worker's death frees nothing that others still use; a job's end frees all its memory. Loop thread
 // only.
@@ -27,10 +27,11 @@ class MemoryTable {
     // open() refuses arenas that would leave less than this many bytes available; 0: no check.
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
-    std::size_t max_ended_jobs = 1000;        // ended jobs to remember, whose late puts are refused; the oldest are forgotten first
-    std::size_t max_freed = 100'000;          // freed objects to remember, likewise
+    // Ended jobs that are remembered, so that their late puts are refused; the oldest are forgotten.
+    std::size_t max_ended_jobs = 1000;
+    std::size_t max_freed = 100'000;          // freed objects that are remembered, for the same reason
     std::uint64_t movable_bytes = 128 << 10;  // smallest object that may move into a file
-    // Returns the bytes available in the machine and this process's control groups; empty: machine_memory().
+    // Returns the bytes available in the machine and this process's control groups; if empty, runtime::machine_memory() is read.
     std::function<std::uint64_t()> available_bytes;
   };
 
@@ -40,10 +41,10 @@ class MemoryTable {
     Fd memory;  // a duplicate for the caller
     bool created = false;
   };
-  // Opens the arena of that key for `worker`, which holds it until drop(); the first call makes it. InvalidArgument when it exists with
-  // another size, ResourceExhausted with the numbers when the machine has no room.
+  // Opens the arena of that key for `worker`, which holds it until drop(); the first call makes it. Returns InvalidArgument if it exists
+  // with another size, and ResourceExhausted, with the numbers, if the machine has no room.
   Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker);
-  // `worker` gives up its hold. The last holder's drop frees the arena.
+  // `worker` holds the arena no longer. With its last holder the arena is freed.
   void drop(JobId job, const std::string& key, WorkerId worker);
 
   // Makes `worker` a member of the membership page at the start of an arena (it has at least MembershipPage::kBytes).
@@ -52,12 +53,13 @@ class MemoryTable {
   // workers held.
   void mark_gone(WorkerId worker, const std::string& cause);
 
-  // Stores a memory, or the error that gets of this object will return. `maker`: the process that filled it and counts it as long as it
-  // lives (id 0: it is gone). Without a maker another process counts the object, and it is never moved.
+  // Stores an object's memory, or the error that gets of it return. `maker`: the process that filled the memory. While it lives, the memory
+  // counts as that process's usage; id 0: it is gone. Without a maker the memory counts as another process's, and is never moved into a
+  // file.
   Result<void> put(JobId job, ObjectId id, Result<Fd> memory, std::optional<WorkerId> maker = std::nullopt);
   using Got = std::function<void(Result<Fd>)>;
-  // Calls `got` with a duplicate, at once or after the put. NotFound when the job ends first, Unavailable/OwnerDied when `owner`, which
-  // should put it, is gone.
+  // Calls `got` with a duplicate descriptor, at once or after the put. If the job ends first, it gets NotFound. If `owner`, the process
+  // that has to put the object, is gone, it gets Unavailable/OwnerDied.
   void get(JobId job, ObjectId id, WorkerId owner, Got got);
   bool has(JobId job, ObjectId id) const { return objects_.contains({job, id}); }
   // Calls `see` for every stored object and every stored error.
@@ -65,11 +67,11 @@ class MemoryTable {
     for (const auto& [key, object] : objects_) see(key.first, key.second, object.memory, object.bytes);
   }
   void drop(JobId job, ObjectId id);
-  // Replaces an object's memory by a file with the same bytes. No effect if the object is absent or in a file already. InvalidArgument if
-  // `file` is no file or has another size; the memory stays then.
+  // Replaces an object's memory by a file with the same bytes. No effect if the object is absent or in a file already. Returns
+  // InvalidArgument if `file` is no file or has another size; the object then stays in memory.
   Result<void> move(JobId job, ObjectId id, Fd file);
-  // The least recently put or checked large object in memory without readers. `looks` limits the number of checks, and returns
-  // the rest. Idle::memory is a duplicate.
+  // The least recently put or checked large object in memory without readers. `looks` limits the number of checks, and receives the checks
+  // left over. Idle::memory is a duplicate.
   struct Idle {
     JobId job;
     ObjectId id;
@@ -79,16 +81,16 @@ class MemoryTable {
   std::optional<Idle> next_idle(std::size_t& looks);
   // Replaces the object's memory by `file`, to which the node has written it. Returns false if the object is gone or has readers by now.
   bool move_idle(JobId job, ObjectId id, Fd file);
-  // Bytes of present objects that move_idle has moved.
+  // The bytes of those objects that are in files because of move_idle().
   std::uint64_t filed_bytes() const { return filed_bytes_; }
-  // Bytes of large objects in memory whose makers are gone, so that no process counts them.
+  // The bytes of large objects in memory whose makers are gone, so that they count as no process's usage.
   std::uint64_t orphaned_bytes() const { return orphaned_bytes_; }
   // Drops an object without references. Later puts of it are ignored, and gets fail with Unavailable/ObjectFreed, as long as the id is
   // remembered (Options::max_freed).
   void free(JobId job, ObjectId id);
   bool freed(JobId job, ObjectId id) const { return freed_.contains({job, id}); }
 
-  // Frees everything of the job. Later calls, such as a put that was under way, fail with NotFound/JobEnded.
+  // Frees everything of the job. Later calls for this job, such as a put under way, return NotFound/JobEnded.
   void end_job(JobId job);
   bool ended(JobId job) const { return ended_.contains(job); }
 
@@ -127,7 +129,7 @@ class MemoryTable {
   Result<void> admit(JobId job, std::uint64_t bytes) const;
   using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
   Objects::iterator erase(Objects::iterator it);
-  void settled(Objects::iterator it);  // ends its accounting as a movable object
+  void settled(Objects::iterator it);  // the object is no longer movable: removes it from the sums and maps of movable ones
 
   Options options_;
   std::map<std::pair<JobId, std::string>, Arena> arenas_;
@@ -137,9 +139,9 @@ class MemoryTable {
   std::map<std::uint64_t, std::pair<JobId, ObjectId>> movable_;  // least recently put or checked first
   std::uint64_t next_order_ = 1;
   std::set<std::pair<WorkerId, Key>> made_by_;  // movable objects of living makers
-  std::set<JobId> ended_;                       // remembered ended jobs
+  std::set<JobId> ended_;                       // ended jobs that are remembered
   std::deque<JobId> ended_order_;
-  std::set<Key> refused_;  // objects that found no place; at most max_entries
+  std::set<Key> refused_;  // objects for which the table had no room; at most max_entries
   std::set<Key> freed_;
   std::deque<Key> freed_order_;  // oldest first
 };

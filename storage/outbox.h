@@ -1,5 +1,5 @@
-// Delivers items to another node in order and exactly once, across broken connections. One numbered message is under way at a time, and is
-// resent unchanged until it is acknowledged; the receiver skips numbers that it has seen. Pure.
+// Items for another node, delivered in order and exactly once, also when connections break. One numbered message of items is under way at a
+// time. It is sent again unchanged until it is acknowledged; the receiver skips numbers that it has seen. Pure: the caller sends.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ class Outbox {
 
   void add(Item item) { waiting_.push_back(std::move(item)); }
   std::size_t size() const { return waiting_.size() + parcel_.items.size(); }
-  // Items that are in no message yet, which the caller may merge.
+  // Items that are in no message yet. The caller may merge them.
   std::deque<Item>& waiting() { return waiting_; }
   // Returns the message to send now, or nullptr while one is under way or no item waits.
   const Parcel* next() {
@@ -46,7 +46,7 @@ class Outbox {
   void lost() { under_way_ = false; }
 
  private:
-  const std::size_t max_items_;  // limit per message
+  const std::size_t max_items_;  // most items in one message
   std::deque<Item> waiting_;
   Parcel parcel_;
   bool under_way_ = false;

@@ -20,7 +20,7 @@ ReferenceTable::Freed ReferenceTable::count(Object object, WorkerId holder, std:
   return freed;
 }
 
-// A full uncounted_ may be missing this object.
+// Once uncounted_ is full, some uncounted objects are not in it: then every unknown object counts as uncounted.
 bool ReferenceTable::is_uncounted(Object object) const {
   return uncounted_.contains(object) || (uncounted_.size() >= max_entries_ && !entries_.contains(object));
 }

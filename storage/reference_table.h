@@ -22,21 +22,22 @@ class ReferenceTable {
   struct Object {
     JobId job;
     ObjectId id;
-    NodeId home = {};  // set for another node's object, of which only containing objects of this node are counted
+    // For another node's object, its home. This table then counts only the objects of this node that contain it.
+    NodeId home = {};
     auto operator<=>(const Object&) const = default;
   };
-  using Freed = std::vector<Object>;  // includes objects that only freed ones contained
+  using Freed = std::vector<Object>;  // the objects that are free now, and those that only they contained
 
   explicit ReferenceTable(std::size_t max_entries = 1 << 20) : max_entries_(max_entries) {}
 
-  // Changes a process's count. Beyond `max_entries` new objects are not counted, and stay until their job ends, also when
-  // there is room again.
+  // Changes a process's count of an object, and returns the objects that are free now. A full table (`max_entries`) does not count new
+  // objects: these stay until their job ends, even if there is room later.
   Freed count(Object object, WorkerId holder, std::int64_t change);
-  // Records that `outer` contains references to `inner`, as long as it exists. ResourceExhausted beyond `max_entries`, of new inner objects
-  // or of objects that contain some: nothing is recorded then, and `outer` must not be kept.
+  // Records that `outer` contains references to `inner`, as long as it exists. Returns ResourceExhausted, and records nothing, if the table
+  // has no room for new inner objects, or for one more object that contains some. The caller must not keep `outer` then.
   Result<void> contain(Object outer, const std::vector<Object>& inner);
   std::vector<Object> contained(Object outer) const;
-  // Removes an object regardless of its counts.
+  // Removes an object whatever its counts are.
   Freed drop(Object object);
   Freed worker_gone(WorkerId worker);
   // Removes the job's objects. Returns objects of other jobs that only they contained.

@@ -42,7 +42,7 @@ std::vector<ReplicaTable::Piece> ReplicaTable::next() {
   return out;
 }
 
-// For a transfer that was given up, only the bytes under way are released.
+// If its transfer was given up, the piece only stops counting as under way.
 bool ReplicaTable::arrived(const Piece& piece) {
   homes_[piece.object.home].under_way -= piece.bytes;
   forget_if_idle(piece.object.home);

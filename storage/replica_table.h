@@ -1,5 +1,6 @@
-// Replicas of other nodes' objects, complete or under way: the processes of this node that want each, and the parts to request next. One
-// transfer serves all of them; a replica is dropped when no process here has a reference. Pure: no memory, no clock.
+// Replicas: this node's copies of other nodes' objects, complete or under way. For each, the table has the processes of this node that want
+// it, and the pieces to request next. One transfer serves all those processes. A replica is dropped when no process here has a reference.
+// Pure: no memory, no clock.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +18,16 @@ class ReplicaTable {
  public:
   using Object = ReferenceTable::Object;
   struct Options {
-    std::uint64_t first_bytes = 64 << 10;     // requested together with the size
+    std::uint64_t first_bytes = 64 << 10;     // first bytes of the object, requested together with its size
     std::uint64_t piece_bytes = 1 << 20;      // size of later requests
-    std::uint64_t max_under_way = 32u << 20;  // limit of such pieces per home
+    std::uint64_t max_under_way = 32u << 20;  // bytes of requested pieces per home
   };
   ReplicaTable() = default;
   explicit ReplicaTable(Options options) : options_(options) {}
 
   // Records that `by` wants the object. Returns true for the first one: then the caller requests its first bytes and calls begun().
   bool wanted(Object object, WorkerId by);
-  // Number of the object's transfer, which differs from that of any earlier transfer. nullopt: no process wants the object.
+  // The number of the object's transfer, which no earlier transfer had. nullopt: no process wants the object.
   std::optional<std::uint64_t> transfer(Object object) const;
   // The object has `bytes` bytes, of which the first `here` have arrived.
   void begun(Object object, std::uint64_t bytes, std::uint64_t here, std::vector<Object> contains);
@@ -35,8 +36,8 @@ class ReplicaTable {
     std::uint64_t transfer = 0;
     std::uint64_t offset = 0, bytes = 0;
   };
-  // Returns the parts to request now, per home those of the oldest transfer first. The caller passes each part to arrived(), also of a
-  // transfer that was given up.
+  // The pieces to request now; of each home, those of the oldest transfer first. The caller passes each piece to arrived() once it is here,
+  // even if its transfer was given up.
   std::vector<Piece> next();
   // Returns true if the object is complete now.
   bool arrived(const Piece& piece);
@@ -44,7 +45,7 @@ class ReplicaTable {
   bool is_wanted(Object object, WorkerId by) const;
   std::vector<Object> contained(Object object) const;
 
-  // These remove replicas that no process wants any more; the caller drops their memory. let_go() returns true if it removed one.
+  // These remove replicas that no process wants any more; the caller then drops their memory. let_go() returns true if it removed one.
   bool let_go(Object object, WorkerId by);
   std::vector<Object> worker_gone(WorkerId worker);
   std::vector<Object> node_gone(NodeId home);
@@ -74,7 +75,7 @@ class ReplicaTable {
   const Options options_;
   std::map<Object, Replica> replicas_;
   struct Home {
-    std::map<std::uint64_t, Object> begun;  // transfers with parts to request, by number
+    std::map<std::uint64_t, Object> begun;  // transfers that have pieces to request, by number
     std::uint64_t under_way = 0;
   };
   std::map<NodeId, Home> homes_;

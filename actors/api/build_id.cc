@@ -10,7 +10,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::size_t kMaxIdBytes = 64;  // linkers make 16 or 20
+constexpr std::size_t kMaxIdBytes = 64;  // linkers make ids of 16 or 20 bytes
 
 constexpr std::size_t padded(std::size_t n) { return (n + 3) / 4 * 4; }
 
@@ -52,7 +52,7 @@ std::string own_build_id() {
             break;
           }
         }
-        return 1;  // the program comes first, its libraries follow
+        return 1;  // stops: the program comes first, and its libraries are not asked
       },
       &out);
   return out;

@@ -13,7 +13,7 @@
 
 namespace shoal::actors::api {
 
-// An exception as the Error that `make` creates from its text. Asio's cancellation of a coroutine is Cancelled.
+// The Error that `make` creates from an exception's text. For Asio's cancellation of a coroutine it is Cancelled.
 inline Error from_exception(const std::exception_ptr& thrown, Error (*make)(std::string), std::string_view doing) {
   const std::string what(doing);
   try {

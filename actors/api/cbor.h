@@ -28,8 +28,10 @@ enum class Major : std::uint8_t { kUnsigned, kNegative, kBytes, kText, kArray, k
 // Single bytes of the major type kOther, and tags.
 inline constexpr std::uint8_t kFalse = 0xf4, kTrue = 0xf5, kNull = 0xf6, kUndefined = 0xf7, kFloat16 = 0xf9, kFloat32 = 0xfa,
                               kFloat64 = 0xfb;
-inline constexpr std::uint64_t kReferenceTag = 0x53484f41;  // Shoal's ("SHOA"): the item is the number of a value besides the head
-inline constexpr std::uint64_t kFutureTag = 0x53484f42;     // likewise: [job, object, home, owner] of a value that is not sent
+// Shoal's own tag ("SHOA"): the item is the index of a value that the call carries besides its arguments.
+inline constexpr std::uint64_t kReferenceTag = 0x53484f41;
+// Shoal's own tag: the item is [job, object, home, owner] of a value that is not sent.
+inline constexpr std::uint64_t kFutureTag = 0x53484f42;
 
 class CborWriter {
  public:
@@ -54,7 +56,7 @@ class CborWriter {
   void simple(std::uint8_t which) { byte(room(1), which); }
   void text(std::string_view t) { run(Major::kText, t.data(), t.size()); }
   void bytes(std::span<const std::byte> b) { run(Major::kBytes, b.data(), b.size()); }
-  // Items in encoded form.
+  // Appends items that are encoded already.
   void raw(const void* data, std::size_t size) {
     if (size == 0) return;
     std::memcpy(room(size), data, size);
@@ -74,7 +76,7 @@ class CborWriter {
   struct Refs {
     std::vector<ObjectKey> objects;
     std::vector<std::shared_ptr<const void>> holds;
-    bool to_values = false;  // some are references to values
+    bool to_values = false;  // some references are to values, not to actors
   };
   const Refs* refs() const { return refs_.get(); }  // null: none
 
@@ -107,7 +109,8 @@ class CborWriter {
   std::size_t size_ = 0, capacity_ = sizeof small_;
 };
 
-// The head of an item: its type, and its number or length. For kOther `first` is the byte itself, and `n` a float's bits.
+// The first bytes of an item ("head" in RFC 8949): its type, and its number or length. For kOther, `first` is the byte itself, and `n` has
+// the bits of a float.
 struct CborHead {
   Major major = Major::kOther;
   std::uint8_t first = 0;
@@ -124,7 +127,7 @@ class CborReader {
   bool begin(Major major, std::uint64_t& n, const char* expected);
   bool run(Major major, std::string_view& out, const char* expected);
   bool integer(bool& negative, std::uint64_t& n);  // negative: the value is -1 - n
-  bool number(double& out);                        // also from an integer
+  bool number(double& out);                        // reads a float or an integer
   bool boolean(bool& out);
   // True if the next item is this single byte, which is then passed.
   bool take_if(std::uint8_t first) {
@@ -137,17 +140,17 @@ class CborReader {
   // One whole item of any kind, as its bytes.
   bool skip(std::span<const std::byte>& item);
 
-  // Around the items of an array or map: false beyond kMaxDepth.
+  // enter() and leave() are called around the items of an array or map. enter() returns false beyond kMaxDepth.
   bool enter() { return ++depth_ <= kMaxDepth || fail("it nests too deep"); }
   void leave() { --depth_; }
 
-  // Records the first reason. Always false.
+  // Records the reason of the first failure. Always returns false.
   bool fail(std::string why);
   bool failed() const { return !why_.empty(); }
   const std::string& why() const { return why_; }
   bool at_end() const { return at_ == end_; }
 
-  Hub* hub = nullptr;  // the reading process's, for handles and futures; may be null
+  Hub* hub = nullptr;  // the process's Hub, for handles and futures; may be null
 
  private:
   std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }

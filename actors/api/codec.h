@@ -1,12 +1,12 @@
 // Arguments and results, to Values and back.
 //
-// The head is a CBOR array with one item per parameter (items.h). Bytes and std::span<const std::byte> have a null item, and are the
-// buffers after the head, in order. An argument that is a future is a reference: its item is the index of a value that the call carries
-// besides its arguments. Futures for parameters of type Future, and inside other values, stay references (future.h). A result is a list
-// of one, empty for void; a tuple (with no tuple in it) is several values (Value::make_many).
+// The value head is a CBOR array with one item per parameter (items.h). A parameter of type Bytes or std::span<const std::byte> has a null
+// item there. Its bytes are a buffer after the head, in the same order. An argument that is a future is a reference: its item is the index
+// of a value that the call carries besides its arguments. Futures for parameters of type Future, and inside other values, stay references
+// (future.h). A result is an array of one item (void: of none). A tuple (with no tuple in it) is several values (Value::make_many).
 //
-// Received bytes are checked against the parameters' types. Bytes that do not fit, or nest deeper than kMaxDepth, are InvalidArgument,
-// with the argument's position and the method's name.
+// Received bytes are checked against the parameters' types. Bytes that do not fit, or nest deeper than kMaxDepth, give InvalidArgument with
+// the argument's position and the method's name.
 #pragma once
 
 #include <array>
@@ -93,14 +93,14 @@ struct ReferenceTo {
 struct Encoded {
   Value value;
   std::vector<runtime::Future<Value>> deps;  // the references among the arguments, by number
-  bool has_futures = false;                  // in other arguments
+  bool has_futures = false;                  // some other arguments contain futures
 };
 
-// The source of the values, for errors and for items that need a Context.
+// The origin of the values that are decoded, for texts of errors and for items that need a Context.
 struct Decoding {
   std::string_view method = {};         // the arguments' method; empty for a result
   const std::vector<Value>* deps = {};  // values of the references
-  Hub* hub = {};                        // this process's; handles need it
+  Hub* hub = {};                        // this process's Hub, which handles need
 };
 
 inline std::span<const std::byte> bytes_of(const Bytes& b) { return b.span(); }
@@ -127,7 +127,7 @@ struct Encoder {
     } else if constexpr (std::is_same_v<Stored<P>, std::string> && std::is_convertible_v<const A&, std::string_view>) {
       head.text(arg);
     } else {
-      const std::remove_cvref_t<P> converted = arg;  // converted as a call would
+      const std::remove_cvref_t<P> converted = arg;  // converted as in an ordinary call
       write_item<Stored<P>>(head, converted);
     }
   }
@@ -137,7 +137,7 @@ struct Encoder {
   }
 };
 
-// Gives the value the references in the heads.
+// Adds the references that these writers recorded to the value.
 void refer(Value& value, std::span<const CborWriter* const> heads);
 
 // The arguments of a method with parameters P. `memory`: for large values; null: a new memory.
@@ -152,7 +152,7 @@ Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
     return Encoded{std::move(value), std::move(to.deps), to.head.refs() != nullptr && to.head.refs()->to_values};
   });
 }
-// For values without references.
+// The same for a value without references.
 template <class... P, class... A>
 Result<Value> encode(ValueMemory* memory, List<P...> params, const A&... args) {
   static_assert(((!ReferenceTo<A>::kIs || std::is_same_v<A, Stored<P>>) && ...), "a future is there already: it is an argument of calls");
@@ -192,9 +192,9 @@ Result<Value> encode_result(ValueMemory* memory, const A& result) {
   }
 }
 
-// An error as an answer's value: a remote function's own error, unlike that of its worker.
+// An error as the value of an answer. It is the remote function's own error, whereas an error without a value means that its worker failed.
 Result<Value> raised_value(const Error& error);
-// Unimplemented for an exception of another language.
+// The error in such a value; Unimplemented if it is an exception of another language.
 Error raised_error(const Value& value);
 
 template <class T>
@@ -212,7 +212,7 @@ class Decoder {
     return reader_.begin(Major::kArray, n, "an array of values") && reader_.enter() &&
            (n == count || reader_.fail(std::to_string(count) + " values were expected, there are " + std::to_string(n)));
   }
-  // A span points into the value.
+  // Decodes one argument. A span points into the value.
   template <class P>
   bool take(Stored<P>& out) {
     ++index_;
@@ -261,7 +261,7 @@ class Decoder {
   std::size_t next_piece_ = 1, index_ = 0;
 };
 
-// The inverse of encode.
+// Decodes values that encode() made.
 template <class... P>
 Result<std::tuple<Stored<P>...>> decode(List<P...>, const Value& value, const Decoding& how = {}) {
   using Out = Result<std::tuple<Stored<P>...>>;

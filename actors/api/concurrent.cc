@@ -25,7 +25,7 @@ class CallExecutor {
       std::move(f)();
     });
   }
-  // Never inline, since the current thread may be running another call.
+  // Never runs a step inside the caller, which may be a step of another call.
   asio::io_context& query(asio::execution::context_t) const { return *loop_; }
   static constexpr asio::execution::blocking_t query(asio::execution::blocking_t) { return asio::execution::blocking.never; }
   CallExecutor require(asio::execution::blocking_t::never_t) const { return *this; }
@@ -118,7 +118,8 @@ void CallLoop::begin_now(const std::shared_ptr<Running>& running) {
   const CallKey key = incoming.key();
   const RunningCall call{&context_, key, incoming.call.method};
   const RunsCall runs(call);
-  if (const auto wanted = check_cancelled(); !wanted) return done_(std::move(running->turn), fail(wanted.error()));  // while it waited
+  // It was cancelled while it waited.
+  if (const auto wanted = check_cancelled(); !wanted) return done_(std::move(running->turn), fail(wanted.error()));
   running_[{key.peer, key.request}] = running;
   asio::co_spawn(CallExecutor(loop_, call), start_(incoming),
                  asio::bind_cancellation_slot(running->stop.slot(), [this, running, key](std::exception_ptr thrown, Result<Value> value) {
@@ -135,7 +136,7 @@ void CallLoop::cancel(CallKey call) {
   asio::post(loop_, [this, call] {
     const auto it = running_.find({call.peer, call.request});
     if (it == running_.end()) return;
-    const auto running = it->second;  // it may end at once
+    const auto running = it->second;  // keeps it alive, since it may end at once
     running->cancelled = true;
     running->stop.emit(asio::cancellation_type::all);
   });

@@ -28,8 +28,8 @@ struct Turn {
   Incoming incoming;
 };
 
-// Calls wait here until their group has room. A full group refuses its own calls and does not affect the others. Only while the session's
-// loop is owned.
+// The calls that wait until their concurrency group has room. A full group refuses its own calls, and does not affect other groups. Only
+// while the session's loop is owned.
 class CallScheduler {
  public:
   // `sizes`: concurrent calls per group; the first is for methods without one. `all`: bounds of waiting calls, shared equally by the
@@ -54,14 +54,14 @@ class CallScheduler {
   struct Group {
     std::size_t free = 0;
     std::deque<Waiting> waiting;
-    std::size_t bytes = 0;  // total of small arguments
+    std::size_t bytes = 0;  // bytes of the waiting calls' small arguments
   };
   std::vector<Group> groups_;
   const std::size_t max_waiting_, max_bytes_;
   std::uint64_t next_ = 1;
 };
 
-// The caller begins at most as many calls as there are free threads.
+// Threads that run calls. The caller begins at most as many calls as there are free threads.
 class CallThreads {
  public:
   CallThreads(std::size_t count, const std::function<void(Turn)>& run);
@@ -78,7 +78,7 @@ class CallLoop {
  public:
   using Start = std::function<Task<Value>(const Incoming& incoming)>;
   using Done = std::function<void(Turn turn, Result<Value> result)>;
-  // Both are called on the loop's thread.
+  // Both functions are called in the thread of this loop.
   CallLoop(Context& context, Start start, Done done);
   ~CallLoop();
   // Any thread.

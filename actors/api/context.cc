@@ -85,7 +85,8 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
   }
   hub_.session.loop().own([&] {
     actors::Handles& handles = hub_.session.actors().handles();
-    if (options.detached && kept) handles.pin(kept);  // this process gets no report of its end
+    // This process gets no report of a detached actor's end, so the objects are kept as long as the process lives.
+    if (options.detached && kept) handles.pin(kept);
     for (Created& c : out) {
       if (!options.detached) c.share = handles.made(c.id, {std::string(of.name), restarts, kept});
     }
@@ -137,7 +138,7 @@ Result<void> Context::drive(asio::io_context& here, asio::cancellation_signal& c
     here.poll();
     if (done()) return out;
     const auto woken = [&] { return hub_.wakeups != seen; };
-    // After the cancellation only the coroutine's end is awaited.
+    // After a cancellation this waits for the coroutine's end only.
     const auto waited = out ? hub_.wait(woken, deadline) : session.loop().wait(woken);
     if (!waited && out) {
       out = fail(Error(waited.error()).in("coroutine"));

@@ -28,7 +28,7 @@ namespace shoal {
 // Resources reserved together, bundle by bundle, in which Where places actors and functions. A value.
 struct PlacementGroup {
   GroupId id;
-  Future<void> ready;  // once all bundles are reserved
+  Future<void> ready;  // ready once all bundles are reserved
 };
 
 class Context {
@@ -36,15 +36,15 @@ class Context {
   struct Options {
     std::string program;                             // this binary, which its workers run too
     std::string build_id;                            // the build that workers must have
-    std::string caller = "driver";                   // this process, in its actors' errors
+    std::string caller = "driver";                   // describes this process in errors of the actors that it calls
     std::set<std::string, std::less<>> class_names;  // full names of the program's actors
     std::set<std::string, std::less<>> functions;    // the program's remote functions
-    std::string name_space;                          // for names; empty: the job's own
+    std::string name_space;                          // for names of actors and groups; empty: the job's own
     std::uint32_t num_restarts = 0;                  // restarts of this process's actor
     std::map<std::string, std::string> env = {};     // for the processes that it starts
-    std::string working_dir = "";                    // likewise
-    std::chrono::milliseconds hand_over{30'000};     // for an ending worker of functions to report its actors
-    std::chrono::milliseconds needed{5'000};         // or, after this time with open calls, that it is needed
+    std::string working_dir = "";                    // the working folder of those processes
+    std::chrono::milliseconds hand_over{30'000};     // time in which a worker of functions that shall end reports the actors that it leaves
+    std::chrono::milliseconds needed{5'000};         // a worker whose calls are still open after this time answers that it is needed
   };
   Context(std::unique_ptr<actors::Session> session, Options options);
   ~Context();
@@ -52,8 +52,8 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   // Returns when the head accepts the actor, which is constructed in its own process; calls wait for it. It ends with its last handle
-  // (handle.h), unless detached. InvalidArgument for a class that is not in shoal::main; also ResourceExhausted/Infeasible and
-  // Unavailable/HeadGone.
+  // (handle.h), unless detached. Returns InvalidArgument for a class that is not in shoal::main, ResourceExhausted/Infeasible as
+  // refuse_infeasible has it, and Unavailable/HeadGone if no head answers.
   template <actors::api::Actor T, class... A>
   Result<Handle<T>> spawn(const ActorOptions& options, const A&... args) {
     SHOAL_TRY(auto handles, spawn_gang<T>(1, false, options, args...));
@@ -70,8 +70,8 @@ class Context {
   Result<Handle<T>> handle(ActorId id) {
     return Handle<T>::of(hub_, id);
   }
-  // The living actor of this name, in any job; this handle does not count. NotFound/NoSuchName; InvalidArgument for an actor of another
-  // class.
+  // The living actor of this name, in any job; this handle does not count. Returns NotFound/NoSuchName if there is none, InvalidArgument if
+  // it is of another class.
   template <actors::api::Actor T>
   Result<Handle<T>> get_actor(const std::string& name, const std::string& name_space = "") {
     SHOAL_TRY(const ActorId id, find(name, name_space, actors::api::full_class_name<T>()));
@@ -91,16 +91,17 @@ class Context {
     return {*functions_, std::move(options)};
   }
 
-  // A ready value as an argument of several calls: encoded once, and in shared memory once if large.
+  // A ready future with `value`, to be the argument of several calls. The value is encoded once; a large one is copied to shared memory
+  // once.
   template <class T>
   Result<Future<actors::api::Returned<T>>> put(const T& value) {
     SHOAL_TRY(auto encoded, actors::api::encode_result<T>(&session_->objects().memory(), value));
     return Future<actors::api::Returned<T>>(actors::api::ready_reply(hub_, {}, "put", std::move(encoded)));
   }
 
-  // Returns when the head accepts the group; `ready` waits for its room. InvalidArgument/NameTaken.
+  // Returns when the head accepts the group; `ready` waits for its room. Returns InvalidArgument/NameTaken if a living group has its name.
   Result<PlacementGroup> placement_group(const std::vector<std::map<std::string, double>>& bundles, const GroupOptions& options = {});
-  // Actors and functions in the group end.
+  // Removes the group. Actors and functions in it end.
   Result<void> remove(const PlacementGroup& group) { return hub_.session.groups().remove(group.id); }
 
   // Identity and location of this process.
@@ -128,7 +129,7 @@ class Context {
     return *std::move(result);
   }
 
-  // The layers below: lists, status, and untyped calls.
+  // The layer below, for lists, status and untyped calls.
   actors::Session& session() { return *session_; }
   actors::api::Hub& hub() { return hub_; }
   const Options& options() const { return options_; }
@@ -171,7 +172,7 @@ class Context {
   static constexpr std::int32_t kMaxThreads = 1000, kMaxOnLoop = 1'000'000, kOnLoop = 1000;
   Result<void> check_class(const actors::FoundActor& found, std::string_view full_class_name) const;
   Result<ActorId> find(const std::string& name, const std::string& name_space, std::string_view full_class_name);
-  // Runs handlers of `here` until done(). After `timeout` it cancels once, and returns the error after done().
+  // Runs handlers of `here` until done(). After `timeout` it cancels once, goes on until done(), and returns DeadlineExceeded.
   Result<void> drive(asio::io_context& here, asio::cancellation_signal& cancel, const std::function<bool()>& done, Duration timeout);
 
   const std::unique_ptr<actors::Session> session_;

@@ -14,7 +14,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::milliseconds kShort{1};  // between two visits to a pool that always wants something
+constexpr std::chrono::milliseconds kShort{1};  // pause between two visits to a pool that wants something each time
 
 // Identifies a kind of worker: calls with equal keys may share workers.
 std::string key_of(const Resources& resources, const FunctionOptions& o) {
@@ -37,7 +37,7 @@ struct LeftItem {
   static constexpr auto fields = shoal::fields(&LeftItem::actor, &LeftItem::class_name, &LeftItem::restarts, &LeftItem::token);
 };
 
-// False while the worker is needed, and the actors that it leaves.
+// A worker's answer when it shall end: a flag, false if the worker is still needed, and the actors that it leaves.
 using Words = List<bool, std::vector<LeftItem>>;
 bool said_all(const Value& words) {
   const auto said = decode(Words(), words, {"hand-over"});
@@ -46,12 +46,13 @@ bool said_all(const Value& words) {
 
 bool is_over(const Result<void>& done) { return done || done.error().code() == Code::kNotFound; }
 
-constexpr std::chrono::seconds kAgain(1);        // before another attempt to end workers
-constexpr std::chrono::seconds kLastMetrics(9);  // less than the keeper waits, including `needed`
+constexpr std::chrono::seconds kAgain(1);        // pause before another attempt to end workers
+constexpr std::chrono::seconds kLastMetrics(9);  // together with `needed`, less than the keeper waits for the answer
 
 }  // namespace
 
-// Called by the keeper: the actors are its own from now on, one by one. Fails while the head is away.
+// Called by the keeper (the process for which the worker runs functions). It takes over the actors that the worker leaves, one by one.
+// Fails while no head answers.
 Result<void> FunctionPools::adopt(Leaving& leaving) {
   const Value& words = *leaving.words.peek();
   SHOAL_TRY(const auto left, decode(Words(), words, {"hand-over"}));
@@ -61,7 +62,7 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
     const LeftItem& item = std::get<1>(left)[leaving.adopted];
     const auto known = session.actors().know(item.actor, item.class_name);
     if (!is_over(known)) return fail(known.error());
-    if (!known) continue;  // the head has forgotten it
+    if (!known) continue;  // the head has no row of it any more
     Handles::Left one{item.actor, {item.class_name, item.restarts, item.restarts ? kept : nullptr}, {}};
     if (item.token) one.token = std::make_from_tuple<ObjectKey>(*item.token);
     session.loop().own([&] { session.actors().handles().adopt(std::move(one)); });
@@ -78,7 +79,7 @@ Result<Value> FunctionPools::hand_over(const Value& asked) {
   const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };
   if (!session.loop().own(none_open)) lend();
   if (!session.loop().wait(none_open, until) || !see_off_all(until)) return needed();
-  session.reporter().send_last_metrics(kLastMetrics);   // its objects are at the node already
+  session.reporter().send_last_metrics(kLastMetrics);   // its objects are at the node by now
   if (!session.loop().own(none_open)) return needed();  // threads may have made calls meanwhile
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
@@ -95,7 +96,7 @@ Result<Value> FunctionPools::hand_over(const Value& asked) {
   return words;
 }
 
-// For good, since it runs no more functions.
+// Lends this process's CPUs for good, since it runs no more functions.
 void FunctionPools::lend() {
   if (!std::exchange(lent_, true)) hub_.session.hosting().set_blocked(true);
 }
@@ -142,7 +143,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   const std::lock_guard lock(pools_mutex_);
   if (const auto it = pools_.find(key); it != pools_.end()) return it->second;
   auto pool = std::make_shared<Pool>(Pool{resources, options, {}});
-  // Runs on the loop, which must not block: no thread may hold this mutex while it waits for the loop.
+  // Runs on the loop, which must not block. So no thread waits for the loop while it holds this mutex.
   const auto wanted = [this] {
     {
       const std::lock_guard process_report(mutex_);
@@ -209,7 +210,7 @@ bool FunctionPools::attend(Pool& pool) {
 void FunctionPools::end(ActorId worker) {
   const auto made = made_.extract(worker);
   if (made.empty() || !made.mapped().ready() || !made.mapped().peek()) {
-    return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // it leaves nothing
+    return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // it has made nothing, so it leaves nothing
   }
   leaving_.push_back({worker, {}, {}});
   ask(leaving_.back());
@@ -241,7 +242,7 @@ void FunctionPools::ask(Leaving& leaving) {
 void FunctionPools::see_off() {
   Session& session = hub_.session;
   using How = Leaving::How;
-  // Time in which this process stood still does not count against the workers that it has asked.
+  // The time for which this process itself stood still is added to the deadlines of the workers that it has asked.
   const auto looked_at = std::exchange(looked_at_, session.loop().deadline_in({}));
   if (const auto still = looked_at_ - looked_at; still > options_.hand_over / 2) {
     for (Leaving& leaving : leaving_) leaving.until += still;
@@ -251,18 +252,19 @@ void FunctionPools::see_off() {
     const auto now = session.loop().deadline_in({});
     const bool asked = leaving.how == How::kAsked, received = asked && leaving.words.ready() && leaving.words.peek();
     const bool waits = asked && !leaving.words.ready() && now < leaving.until;
-    if (received && !said_all(*leaving.words.peek())) {  // it is needed
+    if (received && !said_all(*leaving.words.peek())) {  // the worker is still needed
       ask(leaving);
     } else if (!waits && now >= again_at_) {
       const auto adopted = received ? adopt(leaving) : Result<void>();
       const bool retired = received || leaving.how == How::kRetired;
       if (adopted && is_over(retired ? session.actors().retire(leaving.worker) : session.actors().kill(leaving.worker))) continue;
-      if (!adopted && adopted.error().code() == Code::kInvalidArgument) leaving.how = How::kKilled;  // an invalid answer
+      // The answer is invalid, so the worker is killed.
+      if (!adopted && adopted.error().code() == Code::kInvalidArgument) leaving.how = How::kKilled;
       again_at_ = session.loop().deadline_in(kAgain);
     }
     stay.push_back(std::move(leaving));
   }
-  if (!stay.empty()) std::rotate(stay.begin(), stay.begin() + 1, stay.end());  // so that others come first next time
+  if (!stay.empty()) std::rotate(stay.begin(), stay.begin() + 1, stay.end());  // so that other workers come first next time
   leaving_ = std::move(stay);
 }
 

@@ -38,7 +38,7 @@ struct FunctionSignature<R (*)(P...)> {
 template <class R, class... P>
 struct FunctionSignature<R (*)(P...) noexcept> : FunctionSignature<R (*)(P...)> {};
 
-// With namespaces; identifies the function in workers.
+// The function's name with its namespaces, by which workers find it.
 template <auto function>
 constexpr std::string_view function_name() {
   std::string_view name = argument_in(pretty_pointer<function>());
@@ -52,22 +52,24 @@ inline constexpr std::string_view kFunctionClass = "shoal::functions";
 class FunctionPools {
  public:
   struct Options {
-    std::chrono::milliseconds idle{2000};  // after that a worker ends
+    std::chrono::milliseconds idle{2000};  // an idle worker ends after this time
     std::chrono::milliseconds look{100};   // interval of checks for room in a full cluster
-    std::chrono::milliseconds hand_over;   // for the answer of an ending worker: the actors that it leaves,
-    std::chrono::milliseconds needed;      // or, after this time with open calls, that it is needed and must be asked again
+    std::chrono::milliseconds hand_over;   // time for the answer of a worker that shall end: the actors that it leaves
+    // A worker whose calls are still open after this time answers that it is needed; it is asked again later.
+    std::chrono::milliseconds needed;
   };
   using Names = std::set<std::string, std::less<>>;
   // `known`: the functions of this program's workers.
   FunctionPools(Hub& hub, const Launcher& launcher, const Names& known, Options options)
       : hub_(hub), launcher_(launcher), known_(known), options_(options) {}
-  ~FunctionPools();  // open calls fail as Cancelled
+  ~FunctionPools();  // calls without an answer fail as Cancelled
 
   Hub& hub() { return hub_; }
   // Queues a call. `name` must outlive the process.
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
-  // The answer of this worker of functions to kLastWords. `asked`: the time for it, in ms. It has a flag, false while its calls are open
-  // (so it is asked again), and the actors that it leaves or was left.
+  // The answer of this worker of functions to kLastWords, with which its keeper asks what it leaves. `asked`: the time for the answer, in
+  // ms. The answer has a flag and a list. The flag is false while calls of this worker are open: then it is asked again. The list has the
+  // actors that it has made or taken over.
   Result<Value> hand_over(const Value& asked);
 
  private:
@@ -78,10 +80,10 @@ class FunctionPools {
   };
   Result<std::shared_ptr<Pool>> pool_for(const FunctionOptions& options);
   Result<void> grow(Pool& pool);
-  // Does what the pool wants; true if some of it waits for room.
+  // Starts and ends workers as the pool wants. Returns true if a start waits for room in the cluster.
   bool attend(Pool& pool);
   std::size_t room_for(const Pool& pool, std::size_t workers, bool starting);
-  // Ends an idle worker. A worker that was made is first asked what it leaves, without waiting here.
+  // Ends an idle worker. One that has run is first asked what it leaves; this function does not wait for the answer.
   void end(ActorId worker);
   // Retires the workers that have answered, and adopts their actors. A worker without an answer is killed, and its actors with it, since
   // their handles could not be counted. While the head is away, workers stay in leaving_.
@@ -96,7 +98,7 @@ class FunctionPools {
   const Names& known_;
   const Options options_;
   std::mutex pools_mutex_;
-  std::map<std::string, std::shared_ptr<Pool>> pools_;  // by the properties of their workers
+  std::map<std::string, std::shared_ptr<Pool>> pools_;  // by the properties of their workers (key_of)
   std::mutex mutex_;                                    // guards the next three; taken by handlers of the loop
   std::condition_variable changed_;
   bool wanted_ = false, ending_ = false;
@@ -111,12 +113,12 @@ class FunctionPools {
   void ask(Leaving& leaving);
   Result<void> adopt(Leaving& leaving);
   std::map<ActorId, ValueFuture> made_;
-  bool lent_ = false;  // this process's CPUs, for good
+  bool lent_ = false;  // this process's CPUs are lent for good
   std::size_t sweep_at_ = 64;
   std::vector<Leaving> leaving_;
-  std::chrono::steady_clock::time_point again_at_;  // no retry before
+  std::chrono::steady_clock::time_point again_at_;  // time before which ending workers is not tried again
   std::chrono::steady_clock::time_point looked_at_ = std::chrono::steady_clock::now();
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // set on the loop
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // false once this object is destroyed; set on the loop
   std::thread thread_;                                                // started with the first pool
 };
 
@@ -129,7 +131,7 @@ class RemoteFunction {
 
   RemoteFunction(FunctionPools& pools, FunctionOptions options) : pools_(&pools), options_(std::move(options)) {}
 
-  // Never blocks for the call, and errors are in the future. The first call of a kind has a worker started.
+  // Does not wait for the call; errors are in the future. The first call of a kind has a worker started.
   template <class... A>
   Answer<Return> operator()(const A&... args) const {
     Streams::Id stream = 0;

@@ -11,7 +11,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::milliseconds kShortWait{2};  // without lending CPUs
+constexpr std::chrono::milliseconds kShortWait{2};  // a wait up to this length lends no CPUs
 
 }  // namespace
 
@@ -32,7 +32,7 @@ Result<void> Hub::wait(const std::function<bool()>& done, std::chrono::steady_cl
 
 struct Hub::Published {
   Name name;
-  ValueFuture future;  // keeps its address, and so its identity, while the name is in use
+  ValueFuture future;  // kept, so that no other future gets its address while the name is in use
 };
 
 Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
@@ -40,13 +40,13 @@ Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
     const auto it = published_.find(future.identity());
     return it == published_.end() ? nullptr : it->second.lock();
   };
-  // The node treats an id that was held and released as a freed object, and remembers it. So look up first.
+  // Looks for an existing name first. A new id that is dropped again would be one more freed object that the node has to remember.
   if (const auto there = session.loop().own(named)) return {there->name.object, there->name.owner, there};
   const ObjectKey object{session.identity().job, session.new_id<ObjectId>(), session.identity().node};
   auto fresh = std::make_shared<const Published>(
       Published{{object, session.identity().worker, session.objects().references().hold({object})}, future});
   const auto known = session.loop().own([&] {
-    if (auto there = named()) return there;  // another thread's
+    if (auto there = named()) return there;  // another thread has published it meanwhile
     if (published_.size() >= sweep_at_) {
       std::erase_if(published_, [](const auto& entry) { return entry.second.expired(); });
       sweep_at_ = std::max<std::size_t>(64, 2 * published_.size());
@@ -57,7 +57,7 @@ Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
   if (known == fresh) {
     ToCancel what;
     if (!(call == future)) what = {[call] { return call; }, [] {}};
-    (void)session.objects().publish(object.id, future, std::move(what));  // `fresh` holds it
+    (void)session.objects().publish(object.id, future, std::move(what));  // `fresh` holds the object
   }
   return {known->name.object, known->name.owner, known};
 }
@@ -95,7 +95,7 @@ const ValueFuture& Reply::asked() const {
 }
 
 void Reply::stand_alone() const {
-  if (is_borrowed() || !ready()) return;  // a fetched value has its own memory
+  if (is_borrowed() || !ready()) return;  // a fetched value has its own memory already
   const auto& value = future_.peek();
   // Without room the call copies it into memory outside the limit.
   if (value && value->shared() && !value->whole()) (void)value->own_memory(&hub_->session.objects().memory());
@@ -168,10 +168,10 @@ bool read_reply(CborReader& from, Reply& out) {
 }
 
 Error Reply::located(Error error) const {
-  if (!callee_.actor && method_.empty()) return error;  // its source is unknown here
+  if (!callee_.actor && method_.empty()) return error;  // the future comes from another process, without its method and actor
   if (!callee_.actor) return std::move(error).in(fmt::format("function {}", method_));
   const std::string actor = fmt::format("actor {}({})", callee_.class_name, to_string(callee_.actor));
-  // The error of an actor's death names the actor already.
+  // An error about an actor's death names the actor already.
   const bool named = !error.context().empty() && error.context().back() == actor;
   Error out = std::move(error).in(fmt::format("method {}", method_));
   if (!named) out = std::move(out).in(actor);
@@ -219,7 +219,7 @@ Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration 
   };
   const auto tally = std::make_shared<Tally>(Tally{0, replies.size()});
   Session& session = replies[0]->hub_->session;
-  for (const Reply* r : replies) (void)r->future();  // requests the values
+  for (const Reply* r : replies) (void)r->future();  // requests values of other processes, so that all transfers begin now
   session.loop().own([&] {
     for (std::size_t i = 0; i < replies.size(); ++i) {
       replies[i]->future().then([tally, i, all = replies.size()](const Result<Value>& value) {

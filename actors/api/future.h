@@ -44,19 +44,19 @@ struct Name {
   std::shared_ptr<const void> hold;  // keeps the object
 };
 
-// State of a Context that handles and futures share.
+// The part of a Context that its handles and futures use.
 struct Hub {
   Hub(Session& s, std::string who) : session(s), caller(std::move(who)) {}
 
   Session& session;
-  std::string caller;         // the caller in errors
+  std::string caller;         // describes this process in errors
   std::uint64_t wakeups = 0;  // coroutines whose future became ready; only while the loop is owned
   // The thread that runs remote functions, in a worker. It lends its CPUs during long waits, and stops waiting when its call is
   // cancelled.
   std::thread::id function_in;
   CancelledCalls cancelled = {};
 
-  // SessionLoop::wait for user code. Cancelled/TaskCancelled in a cancelled remote function.
+  // SessionLoop::wait for user code. Returns Cancelled/TaskCancelled in a cancelled remote function.
   Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline);
   // Publishes a value of this process, ready or not; the name is reused while it is held. `call`: what a cancellation of the object
   // cancels.
@@ -68,19 +68,19 @@ struct Hub {
   std::size_t sweep_at_ = 64;
 };
 
-// The source of an answer. Without an actor: a remote function, or put().
+// Where an answer comes from: an actor, or, without one, a remote function or put().
 struct Callee {
   ActorId actor;
   std::string_view class_name;
   std::int32_t rank = -1;  // in its mesh; -1 for a single actor
 };
 
-// For a future that is not the answer to a call of this process.
+// For a future that is not itself the answer to a call of this process: where its value comes from.
 struct Origin {
   Origin(ValueFuture c, Name n) : call(std::move(c)), name(std::move(n)) {}
-  const ValueFuture call;  // a part's whole answer
-  const Name name;         // a borrowed future's name, or that of a part's whole answer
-  // A borrowed future's value, once it is requested.
+  const ValueFuture call;  // for one of several results, the answer with all of them
+  const Name name;         // the name of a future that came from another process, or of the answer with all results
+  // The value of a future that came from another process, once it is requested.
   mutable std::once_flag asked = {};
   mutable ValueFuture value = {};
 };
@@ -99,17 +99,17 @@ class Reply {
     SHOAL_CHECK(valid(), "ready() of an empty future");
     return future().ready();
   }
-  // Runs the loop until the answer is ready. DeadlineExceeded, or an error of SessionLoop::wait.
+  // Runs the loop until the answer is ready. Returns DeadlineExceeded, or an error of SessionLoop::wait.
   Result<void> wait(Duration timeout) const;
   // The same as a coroutine, in the thread that runs it (Context::run).
   static Task<void> until_ready(Reply reply);
-  // At first not while the loop is owned, since it may request the value.
+  // The future of the value. The first call may request the value, so it must not come while the loop is owned.
   const ValueFuture& future() const { return is_borrowed() ? asked() : future_; }
   // The future for a call with this argument; it keeps the object until it is ready.
   ValueFuture as_argument() const;
   // The name by which other processes refer to it.
   Name name() const;
-  // Another value of the same call.
+  // Another of the same call's values.
   Reply with(ValueFuture future) const { return Reply(*hub_, callee_, method_, std::move(future)); }
   // The answer's `count` results.
   std::vector<Reply> split(std::size_t count) const;
@@ -122,16 +122,16 @@ class Reply {
     if (!decoded) return fail(located(std::move(decoded).error()));
     return decoded;
   }
-  // For Bytes.
+  // The bytes of a ready answer of type Bytes.
   Result<BytesView> view() const;
-  // The error with its path.
+  // The error, with its path (see above) appended.
   Error located(Error error) const;
 
  private:
   bool is_borrowed() const { return !future_.valid() && origin_ != nullptr; }
   const ValueFuture& asked() const;
   Result<const Value*> good() const;
-  // Gives a part of several results its own memory before it is passed on. This may block for room.
+  // Copies one of several results into a memory of its own, as it has to be before it is passed on. This may wait for room.
   void stand_alone() const;
 
   friend Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
@@ -140,20 +140,20 @@ class Reply {
   Callee callee_;
   std::string_view method_;
   ValueFuture future_;
-  std::shared_ptr<const Origin> origin_;  // usually null
+  std::shared_ptr<const Origin> origin_;  // null unless the value comes from elsewhere (Origin)
 };
 
-// An answer of the same call that failed with `error`.
+// A failed answer of the same call, with `error`.
 Reply failed_reply(const Reply& of, const Error& error);
 
-// A future inside a value; null for an empty one.
+// Writes the item of a future inside a value: null for an empty one.
 void write_reply(CborWriter& to, const Reply& reply);
 bool read_reply(CborReader& from, Reply& out);
 
 // Waits until all are ready or one has failed. Returns the index of the first failure, else their number.
 Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
 
-// A ready answer.
+// Makes a reply that is ready, with `value`.
 Reply ready_reply(Hub& hub, const Callee& callee, std::string_view method, Result<Value> value);
 
 template <class T, class E>
@@ -214,7 +214,7 @@ struct Results<std::tuple<T...>> {
   static Type of(const Reply& reply) {
     auto parts = reply.split(sizeof...(T));
     auto part = parts.begin();
-    return Type{Future<T>(std::move(*part++))...};  // braces evaluate in order
+    return Type{Future<T>(std::move(*part++))...};  // the elements of a braced list are evaluated in order
   }
 };
 
@@ -266,7 +266,7 @@ class [[nodiscard]] Future {
   actors::api::Reply reply_;
 };
 
-// The answers of a mesh, by rank.
+// The answers of a mesh's actors to the same call, by rank.
 template <class T>
 class [[nodiscard]] Futures {
  public:
@@ -317,8 +317,8 @@ Result<Waited> wait_some(const std::vector<const Reply*>& replies, std::size_t c
 
 namespace shoal {
 
-// Waits until `num_ready` are ready or the time is over. `ready` has at most that many, failed ones included. InvalidArgument for a
-// duplicate future, or a num_ready not between 1 and their number.
+// Waits until `num_ready` are ready or the time is over. `ready` has at most that many, failed ones included. Returns InvalidArgument for a
+// duplicate future, and for a `num_ready` that is not between 1 and their number.
 template <class T>
 Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready = 1, Duration timeout = kForever) {
   std::vector<const actors::api::Reply*> replies;
@@ -327,8 +327,8 @@ Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready
 }
 
 struct CancelOptions {
-  bool force = false;     // end the process of a running function. InvalidArgument for methods, whose actors end by Context::kill
-  bool recursive = true;  // its child calls too
+  bool force = false;     // end the process of a running function; InvalidArgument for a method, whose actor ends by Context::kill
+  bool recursive = true;  // cancel the calls made within it, too
 };
 
 // Cancels a call: its future, and calls with it as an argument, fail with Cancelled/TaskCancelled. A call that has not begun never
@@ -340,7 +340,7 @@ Result<void> cancel(const Future<T>& future, const CancelOptions& options = {}) 
   return future.reply().cancel({options.recursive, options.force});
 }
 
-// A reference, where it does not stand for its value.
+// A future inside another value is a reference, and does not stand for its value.
 template <class T>
 struct Codec<Future<T>> {
   static void write(actors::api::CborWriter& to, const Future<T>& future) { actors::api::write_reply(to, future.reply()); }

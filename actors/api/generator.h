@@ -27,7 +27,7 @@ class [[nodiscard]] Generator {
     Generator get_return_object() { return Generator(std::coroutine_handle<promise_type>::from_promise(*this)); }
     std::suspend_always initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
-    std::suspend_always yield_value(const T& value) {  // lives until the next resume
+    std::suspend_always yield_value(const T& value) {  // `value` lives until the coroutine is resumed
       item = &value;
       return {};
     }
@@ -38,7 +38,7 @@ class [[nodiscard]] Generator {
     void unhandled_exception() { thrown = std::current_exception(); }
     void return_void() {}
     template <class A>
-    void await_transform(A&&) = delete;  // it yields, and waits by get(): no awaited event would resume it
+    void await_transform(A&&) = delete;  // a generator may yield and wait by get(), but not co_await: nothing would resume it
 
     const T* item = nullptr;
     std::optional<tl::unexpected<Error>> failed;
@@ -55,8 +55,8 @@ class [[nodiscard]] Generator {
     if (coroutine_) coroutine_.destroy();
   }
 
-  // Runs it to its next item, which stays valid until the next call. Null at the end, or the error; `thrown` makes one of an exception.
-  // Not to be called after either.
+  // Runs it to its next item, which stays valid until the next call. Returns null at the end, or the error that ended it; `thrown` makes
+  // the error of an exception. It must not be called again after that.
   Result<const T*> next(Error (*thrown)(std::string)) {
     auto& promise = coroutine_.promise();
     promise.item = nullptr;

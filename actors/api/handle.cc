@@ -13,7 +13,7 @@ Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encod
   return Reply(hub, callee, method, hub.session.calls().call(std::move(call), std::move(args->deps)));
 }
 
-// [class, actor], and for a counting handle [.., job, object, home] of the object that stands for the actor.
+// Writes [class, actor]. A handle that counts also has [.., job, object, home] of the actor's lifetime token.
 void write_handle(CborWriter& to, Hub* hub, std::string_view full_class_name, const HandleItem& handle) {
   if (hub == nullptr) return to.simple(kNull);
   auto token = hub->session.loop().own([&] { return hub->session.actors().handles().leaves(handle.actor, handle.share); });

@@ -24,7 +24,7 @@ namespace shoal::actors::api {
 inline constexpr std::string_view kConstruct = "__init__";
 using ConstructHead = List<std::string_view, std::int32_t, std::int32_t, std::int32_t, bool>;
 
-// A handle inside a value: its actor, and its share if it counts. A null id for an empty handle.
+// A handle inside a value: its actor, and its share (Handles::Share) if it counts. An empty handle has id 0.
 struct HandleItem {
   ActorId actor;
   Handles::Share share;
@@ -35,7 +35,8 @@ bool read_handle(CborReader& from, std::string_view full_class_name, std::string
 // Queues the call. `args` are the encoded arguments, or the encoding error.
 Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args);
 
-// A future stands for its value, of the parameter's type, or for itself if the parameter is a future.
+// True if an argument of type A may be given for a parameter of type P. A future stands for its value, or for itself if the parameter is a
+// future.
 template <class P, class A>
 constexpr bool is_argument_for() {
   if constexpr (ReferenceTo<A>::kIs && !std::is_same_v<A, Stored<P>>) {
@@ -78,7 +79,7 @@ Answer<R> answer_of(Hub& hub, Reply reply, Streams::Id stream) {
   }
 }
 
-// The name and the encoded arguments of a call on a T. The name is "" if the method is not listed.
+// The method's name and the encoded arguments, for a call on an actor of class T. The name is "" if T does not list the method.
 template <class T, class Pointer, class... A>
 std::pair<std::string_view, Result<Encoded>> prepare(Hub& hub, Pointer method, Streams::Id stream, const A&... args) {
   static_assert(std::is_member_function_pointer_v<Pointer>, "call takes a method: handle.call(&Counter::add, ..)");
@@ -109,7 +110,7 @@ class Handle {
     const auto there = actors::api::ready_reply(hub, callee, actors::api::kConstruct, actors::api::encode(actors::api::List<>()));
     return Handle(hub, callee, there, std::move(share));
   }
-  // For an actor that another process spawned, or that was found by name; it does not count. NotFound when the head does not have it.
+  // For an actor that another process spawned, or that was found by name; it does not count. Returns NotFound if the head does not have it.
   static Result<Handle> of(actors::api::Hub& hub, ActorId id) {
     SHOAL_OK(hub.session.actors().know(id, std::string(actors::api::class_name<T>())));
     return known(hub, id, {});
@@ -135,7 +136,7 @@ class Handle {
   void write(actors::api::CborWriter& to) const {
     actors::api::write_handle(to, hub_, actors::api::full_class_name<T>(), {callee_.actor, share_});
   }
-  // Ready once its constructor has returned. Calls need not wait for it.
+  // A future that is ready once its constructor has returned. Calls need not wait for it.
   Future<void> constructed() const { return Future<void>(constructed_); }
 
  private:
@@ -170,7 +171,7 @@ class Mesh {
   }
   auto begin() const { return handles_.begin(); }
   auto end() const { return handles_.end(); }
-  // Ranks first to first + count - 1, which keep their ranks in errors.
+  // The actors of ranks `first` to `first` + `count` - 1. In errors they keep their ranks.
   Mesh slice(std::size_t first, std::size_t count) const {
     SHOAL_CHECK(first <= size() && count <= size() - first, "the slice is outside of the mesh");
     const auto from = handles_.begin() + static_cast<std::ptrdiff_t>(first);

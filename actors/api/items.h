@@ -82,7 +82,7 @@ inline constexpr bool kIsId<Id<Tag>> = true;
 template <class T>
 inline constexpr bool kNever = false;
 
-// RFC 8746, little-endian; 0: none.
+// The tag of RFC 8746 for a vector of these numbers, little-endian; 0: there is none.
 template <class T>
 constexpr std::uint64_t array_tag() {
   if constexpr (std::is_same_v<T, bool> || !std::is_arithmetic_v<T> || sizeof(T) < 2 || sizeof(T) > 8) {
@@ -97,7 +97,7 @@ inline constexpr std::uint64_t kArrayTag = 0;
 template <class T, class A>
 inline constexpr std::uint64_t kArrayTag<std::vector<T, A>> = std::endian::native == std::endian::little ? array_tag<T>() : 0;
 
-// Items by nlohmann::json, whose exceptions pass.
+// Conversions by nlohmann::json. Its exceptions pass through.
 nlohmann::json json_of(std::span<const std::byte> item);
 void write_json(CborWriter& to, const nlohmann::json& value);
 
@@ -208,7 +208,7 @@ bool read_fields(CborReader& from, T& out) {
     if (!from.run(Major::kText, name, "the name of a field")) return false;
     const auto field = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), name) - kNames.begin());
     bool good = true;
-    if (field == kCount) {  // from a newer program
+    if (field == kCount) {  // a field that this program does not have: the value comes from a newer one
       std::span<const std::byte> unknown;
       good = from.skip(unknown);
     } else {
@@ -240,7 +240,7 @@ bool read_list(CborReader& from, T& out) {
   std::uint64_t n = 0;
   if (!from.begin(Major::kArray, n, "an array") || !from.enter()) return false;
   if constexpr (requires { out.reserve(n); })
-    out.reserve(static_cast<std::size_t>(std::min<std::uint64_t>(n, 4096)));  // `n` is only a claim
+    out.reserve(static_cast<std::size_t>(std::min<std::uint64_t>(n, 4096)));  // `n` is what the sender claims, so it is not trusted
   for (std::uint64_t i = 0; i < n; ++i) {
     typename T::value_type item{};
     if (!read_item(from, item)) return false;

@@ -94,7 +94,7 @@ Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, 
   spec.launch.build_id = options_.build_id;
   spec.launch.cwd = folder;
   auto env = around.env;
-  env.insert(options_.env.begin(), options_.env.end());  // existing entries win
+  env.insert(options_.env.begin(), options_.env.end());  // entries that exist already are kept
   std::string names;
   for (const auto& [name, value] : env) names += (names.empty() ? "" : ":") + name;
   spec.launch.env.assign(env.begin(), env.end());

@@ -17,15 +17,15 @@ struct Making {
   std::string full_class_name;
   std::int32_t rank = 0, world_size = 1, max_concurrency = 1;
   Value args = {};
-  bool restarts = false;  // if its process ends unrequested
+  bool restarts = false;  // it restarts if its process ends without a request to
 };
-// InvalidArgument if the arguments are too large to be kept.
+// Encodes the creation spec. Returns InvalidArgument if the arguments are too large to be kept.
 Result<std::string> to_creation_spec(const Making& making);
 Result<Making> from_creation_spec(std::string_view creation_spec);
 
-// The handle bytes found by an actor's name: they contain its class. Python reads them as a pickle that marks a C++ actor.
+// The bytes that the head returns for an actor's name. They contain its class. Python reads them as a pickle, which marks a C++ actor.
 std::string to_found(std::string_view full_class_name);
-// nullopt for an actor of another language.
+// The class in such bytes; nullopt for an actor of another language.
 std::optional<std::string_view> class_of_found(std::string_view handle);
 
 Result<Resources> resources_of(double num_cpus, double num_gpus, double memory, std::map<std::string, double> others);
@@ -36,9 +36,9 @@ class Launcher {
     std::string program;  // this binary
     std::string build_id;
     std::string name_space;
-    // Defaults for its processes.
+    // Defaults for the processes that the program starts.
     std::map<std::string, std::string> env = {};
-    std::string working_dir = "";  // empty: this process's
+    std::string working_dir = "";  // empty: this process's working folder
   };
   Launcher(Hub& hub, Options options) : hub_(hub), options_(std::move(options)) {}
 
@@ -47,7 +47,8 @@ class Launcher {
     const std::map<std::string, std::string>& env;
     const std::string& working_dir;
   };
-  // A gang of `count` with new ids; the caller fills in the rest. InvalidArgument for a program without a build id, or an invalid folder.
+  // A gang of `count` actors with new ids; the caller fills in the rest. Returns InvalidArgument for a program without a build id, and for
+  // a working folder that does not exist.
   Result<GangSpec> gang(std::size_t count, std::string_view class_name, const Resources& each, const Surroundings& around) const;
   // The call that constructs the actor.
   Result<ValueFuture> construct(ActorId actor, const Making& making, std::vector<ValueFuture> deps) const;
@@ -59,7 +60,8 @@ class Launcher {
   const Options options_;
 };
 
-// A worker's variable with the names of those that its launch set (separated by ':'), which its own processes inherit.
+// An environment variable of a worker. It has the names, separated by ':', of the variables that the worker's launch has set. The processes
+// that the worker starts get these, too.
 inline constexpr const char* kEnvNames = "SHOAL_ENV_NAMES";
 
 }  // namespace shoal::actors::api

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::chrono::seconds kEndOfCluster{3};  // after that it is killed
+constexpr std::chrono::seconds kEndOfCluster{3};  // after this time the local cluster is killed
 
 // All environment variables that this program reads.
 struct Environment {
@@ -62,7 +62,8 @@ Environment read_environment() {
   e.retry_delay_ms = env("SHOAL_TASK_RETRY_DELAY_MS");
   std::istringstream names(env(kEnvNames));
   for (std::string name; std::getline(names, name, ':');) e.set[name] = env(name.c_str());
-  for (const char* name : {"SHOAL_BUILD_ID", "SHOAL_RESTARTS", "SHOAL_SELF_MADE"}) unsetenv(name);  // child processes are no workers
+  // A child process of this one is no worker.
+  for (const char* name : {"SHOAL_BUILD_ID", "SHOAL_RESTARTS", "SHOAL_SELF_MADE"}) unsetenv(name);
   return e;
 }
 
@@ -113,14 +114,14 @@ std::vector<std::string> resource_words(const MainOptions& o) {
   CPU_ZERO(&set);
   const double cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   amounts["CPU"] = o.num_cpus >= 0 ? o.num_cpus : cpus;
-  if (o.num_gpus >= 0) amounts["GPU"] = o.num_gpus;  // otherwise the cluster counts them
+  if (o.num_gpus >= 0) amounts["GPU"] = o.num_gpus;  // if it is not given, the cluster counts the GPUs
   amounts["memory"] = o.memory >= 0 ? o.memory : static_cast<double>(runtime::machine_memory().total);
   std::vector<std::string> out;
   for (const auto& [name, amount] : amounts) out.push_back(fmt::format("--resource={}={}", name, amount));
   return out;
 }
 
-// The shoal command without $SHOAL_BINARY: beside the program, in the Bazel output tree around it, or on PATH.
+// The shoal command where $SHOAL_BINARY is not set. It is beside the program, in the Bazel output tree around it, or on PATH.
 fs::path find_command(const fs::path& program) {
   const auto runs = [](const fs::path& file) { return access(file.c_str(), X_OK) == 0; };
   if (const auto beside = program.parent_path() / "shoal"; runs(beside)) return beside;
@@ -148,7 +149,8 @@ Result<StartedRole> start_local(const Environment& e, const fs::path& program, c
   return started;
 }
 
-// Ends with the driver: in order, or killed after a while. The cluster itself detects a driver's death.
+// A local cluster, which ends with this driver: in order, or killed after kEndOfCluster. If the driver dies, the cluster detects that
+// itself.
 class LocalCluster {
  public:
   explicit LocalCluster(StartedRole role) : role_(std::move(role)) {}
@@ -196,7 +198,7 @@ int run_driver(Result<std::unique_ptr<Session>> session, Context::Options option
   if (!session) return print_error(session.error());
   Context context(*std::move(session), std::move(options));
   const int code = run(context);
-  if (end_cluster) (void)context.session().cluster().shutdown();  // it may be gone already
+  if (end_cluster) (void)context.session().cluster().shutdown();  // an error is ignored: the cluster may be gone
   return code;
 }
 
@@ -227,7 +229,7 @@ int run_main(int argc, char** argv, const Program& program, const std::function<
   auto driver = context_options(path, program, options.name_space);
   driver.env = options.env;
   driver.working_dir = options.working_dir;
-  if (e.from_node()) return run_driver(attach(e), driver, run, false);  // submitted as a job
+  if (e.from_node()) return run_driver(attach(e), driver, run, false);  // this program was submitted as a job
   if (!e.address.empty() && e.address != "local") return run_driver(connect(e, name, options.print_logs), driver, run, false);
 
   auto started = start_local(e, path, options);

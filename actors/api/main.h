@@ -27,7 +27,7 @@ struct MainOptions {
   std::map<std::string, double> resources = {};
   std::string name_space = "";  // for names of actors and placement groups; empty: the job's own
   bool print_logs = true;       // print the actors' output on this process's stdout and stderr
-  // For all processes of this job, unless an actor's or function's options override it (options.h). On any cluster.
+  // Environment variables of all processes of this job, on any cluster. Options of an actor or function override them (options.h).
   std::map<std::string, std::string> env = {};
   std::string working_dir = "";
 };
@@ -38,7 +38,7 @@ namespace shoal::actors::api {
 
 int run_main(int argc, char** argv, const Program& program, const std::function<int(Context&)>& run, const MainOptions& options);
 
-// InvalidArgument/BuildMismatch when a worker's build id differs from its driver's.
+// Returns InvalidArgument/BuildMismatch if a worker's build id differs from its driver's.
 Result<void> check_build_id(const std::string& own, const std::string& wanted, const std::string& program);
 
 // Prints an Error as the shoal command does; returns its exit code.
@@ -48,7 +48,8 @@ int print_error(const Error& error);
 
 namespace shoal {
 
-// Returns the process's exit code. `run` returns it as an int, or returns a Result<void> whose error is printed. 1 without a cluster.
+// Returns the process's exit code. `run` returns it as an int, or returns a Result<void> whose error is printed. It is 1 if there is no
+// cluster.
 template <class... Actors, class Run>
 int main(int argc, char** argv, Run&& run, const MainOptions& options = {}) {
   static_assert(sizeof...(Actors) > 0, "shoal::main takes actors and functions: shoal::main<Counter, Functions<&f>>(argc, argv, run)");

@@ -133,12 +133,12 @@ constexpr std::string_view unqualified(std::string_view name) {
   return name.substr(from);
 }
 
-// With namespaces; identifies the class in workers.
+// The class's name with its namespaces, by which workers find it.
 template <class T>
 constexpr std::string_view full_class_name() {
   return argument_in(pretty_type<T>());
 }
-// For messages.
+// The class's name without namespaces, for texts.
 template <class T>
 constexpr std::string_view class_name() {
   return unqualified(full_class_name<T>());
@@ -214,7 +214,7 @@ struct Table {
       return std::size_t{0};
     }
   }();
-  // Each method's concurrency group, from 1 on; 0: none. `good`: each method in a group is listed, and in one group only.
+  // The group of each method, from 1 on; 0: none. `good`: each method in a group is listed among the methods, and in one group only.
   struct Grouped {
     std::array<std::size_t, kNumMethods> group{};
     std::array<std::int32_t, kNumGroups> sizes{};
@@ -245,7 +245,7 @@ struct Table {
   static_assert(grouped().good,
                 "a concurrency group has room for a call at least, and methods that `methods` lists and no other group has");
 
-  // True if a method has this signature, which is all that compile time can check of a pointer value.
+  // True if some method has the signature of this pointer. The compiler cannot check more of a pointer that is a value.
   template <class Pointer>
   static constexpr bool lists() {
     return []<std::size_t... I>(std::index_sequence<I...>) {
@@ -253,7 +253,7 @@ struct Table {
     }(std::make_index_sequence<kNumMethods>());
   }
 
-  // "" if the method is not listed.
+  // The method's name; "" if it is not listed.
   template <class Pointer>
   static std::string_view name_of(Pointer wanted) {
     static constexpr auto kNames = names();

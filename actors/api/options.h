@@ -21,7 +21,7 @@ struct Where {
   std::int32_t bundle = -1;              // from this bundle of the group; -1: any
   NodeId node = {};                      // on this node
   bool soft = false;                     // if that node is gone or could never hold it, on another
-  bool spread = false;                   // where few are placed already
+  bool spread = false;                   // on the node with the fewest processes
   std::vector<LabelMatch> labels = {};   // on a node with these
   std::vector<LabelMatch> prefers = {};  // preferred labels, if such a node has room
 };
@@ -36,7 +36,7 @@ struct ActorOptions {
   // this process's. The folder is not copied, and must exist on the actor's host.
   std::map<std::string, std::string> env = {};
   std::string working_dir = "";
-  // Fail with ResourceExhausted/Infeasible if no present node could ever hold it, instead of waiting for such a node.
+  // Fails with ResourceExhausted/Infeasible if no present node could ever hold the actor. Otherwise the actor waits for such a node.
   bool refuse_infeasible = false;
   Where where = {};
 
@@ -50,8 +50,8 @@ struct ActorOptions {
   std::string name = "", name_space = "";
   bool get_if_exists = false;
   bool detached = false;
-  // Restarts from the constructor's arguments (at most 512 KiB) after an unrequested end of its process (-1: unlimited). Retries of a
-  // call lost that way, which otherwise fails with Unavailable/ActorUnavailable.
+  // How often the actor is made anew from its constructor's arguments (at most 512 KiB) after its process ended unasked. Then how often a
+  // call that was lost that way is repeated; otherwise it fails with Unavailable/ActorUnavailable. -1: without limit.
   std::int32_t max_restarts = 0, max_task_retries = 0;
 };
 
@@ -63,14 +63,14 @@ struct FunctionOptions {
   std::map<std::string, std::string> env = {};  // like an actor's
   std::string working_dir = "";
   Where where = {};
-  std::int32_t max_retries = 3;  // after deaths of its process (-1: unlimited); then Unavailable/WorkerCrashed
-  std::uint32_t max_calls = 0;   // per process; 0: unlimited
+  std::int32_t max_retries = 3;  // after deaths of its process (-1: without limit); then the call fails with Unavailable/WorkerCrashed
+  std::uint32_t max_calls = 0;   // after so many calls a worker process ends; 0: without limit
 };
 
 struct GroupOptions {
   Strategy strategy = Strategy::kPack;
   std::string name = "", name_space = "";
-  std::vector<LabelMatch> labels = {};  // required of the nodes
+  std::vector<LabelMatch> labels = {};  // labels of the node that a bundle may be on
   bool detached = false;                // outlives its job
 };
 

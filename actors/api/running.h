@@ -17,9 +17,9 @@ class Context;
 // For a method or remote function that runs in this thread: true once its call was cancelled (future.h: cancel). The call goes on to its
 // end, so long ones should check this. False outside of calls. Coroutines need no check, since their awaits end.
 bool is_cancelled();
-// The same as a Result, for SHOAL_OK: Cancelled/TaskCancelled.
+// The same as a Result, for SHOAL_OK: it returns Cancelled/TaskCancelled once the call was cancelled.
 Result<void> check_cancelled();
-// The Context of this process, for functions that call others. Only in a call.
+// The Context of this process, for functions that call others. To be called within a call only.
 Context& context();
 
 }  // namespace shoal
@@ -35,7 +35,7 @@ class CancelledCalls {
   void note(CallKey call);
   bool has(CallKey call) const;
   void forget(CallKey call);
-  // Any thread: false if there are none.
+  // Returns false if there are none. Any thread.
   bool any() const { return any_.load(std::memory_order_relaxed); }
 
  private:

@@ -13,7 +13,7 @@ Result<void> Publisher::give(const Value& item) {
     given = hub_.session.hosting().actors().yields(incoming_, stream_, count_, item);
     return !given || *given != Yielded::kNoRoom || hub_.cancelled.has(incoming_.key());
   };
-  while (!hub_.session.loop().wait(gives)) {  // an interruption, which a worker ignores
+  while (!hub_.session.loop().wait(gives)) {  // wait() fails for an interruption by a signal, which a worker ignores
   }
   if (!given) return fail(given.error());
   if (*given == Yielded::kUnheard) return fail(caller_gone(incoming_.call.method));

@@ -44,11 +44,11 @@ using Answer = typename AnswerType<R>::Type;
 // Opens a stream before the call is made; its number is the call's last argument.
 Streams::Id new_stream(Hub& hub);
 
-// Sends items, in the worker.
+// The worker's side: sends items.
 class Publisher {
  public:
   Publisher(Hub& hub, const Incoming& incoming, Streams::Id stream) : hub_(hub), incoming_(incoming), stream_(stream) {}
-  // Waits for room in the caller's socket, unless the call is cancelled. Cancelled/CallerGone when the connection is gone.
+  // Waits for room in the caller's socket, unless the call is cancelled. Returns Cancelled/CallerGone if the connection is gone.
   Result<void> give(const Value& item);
   std::uint64_t count() const { return count_; }
 
@@ -77,18 +77,19 @@ class Items {
  public:
   // `done`: the answer of the call made with this stream.
   Items(Hub& hub, Reply done, Streams::Id stream);
-  ~Items();  // drops untaken items
+  ~Items();  // drops the items that were not taken
   Items(const Items&) = delete;
   Items& operator=(const Items&) = delete;
 
   using Next = std::optional<Reply>;
-  // The next item; nothing after the last, or the call's failure. DeadlineExceeded: may be called again.
+  // The next item, or nothing after the last one. Returns the call's error if that failed, and DeadlineExceeded after `timeout`; then it
+  // may be called again.
   Result<Next> next(Duration timeout);
   static Task<Next> next_async(std::shared_ptr<Items> self);
   const Reply& done() const { return done_; }
 
  private:
-  // The next item's answer: ready when the item is here, or the call is over without one.
+  // The next item as an answer. It is ready when the item is here, or the call has ended without one.
   const Reply& ahead();
   // Takes a ready item.
   Next take();
@@ -116,8 +117,8 @@ class [[nodiscard]] Stream {
   Stream(Stream&&) = default;
   Stream& operator=(Stream&&) = default;
 
-  // Blocks until the next item is here; nothing after the last. If the call fails, the last future is its failure. DeadlineExceeded after
-  // `timeout`: may be called again.
+  // Blocks until the next item is here; nothing after the last. If the call fails, the last future is its failure. Returns DeadlineExceeded
+  // after `timeout`; it may then be called again.
   Result<std::optional<Future<T>>> next(Duration timeout = kForever) {
     SHOAL_TRY(auto item, items_->next(timeout));
     return item ? std::optional<Future<T>>(Future<T>(*std::move(item))) : std::nullopt;
@@ -136,7 +137,7 @@ class [[nodiscard]] Stream {
     const Future<T>* operator->() const { return &*item_; }
     Iterator& operator++() {
       auto next = last_ ? Result<std::optional<Future<T>>>() : stream_->next();
-      last_ = !next;  // a failed wait ends the iteration
+      last_ = !next;  // an error of the wait ends the iteration
       item_ = next ? *std::move(next) : Future<T>(actors::api::failed_reply(stream_->items_->done(), std::move(next).error()));
       return *this;
     }

@@ -14,10 +14,10 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::seconds kLastMetrics{30};  // for the node to take the last metrics
-constexpr std::chrono::seconds kDrain{5};         // for unsent answers when a worker ends
+constexpr std::chrono::seconds kLastMetrics{30};  // time for the node to take the last metrics
+constexpr std::chrono::seconds kDrain{5};         // time for unsent answers when a worker ends
 
-constexpr std::chrono::seconds kAgain{1};  // before the head is tried again
+constexpr std::chrono::seconds kAgain{1};  // pause before the head is asked again
 
 struct Answer {
   Incoming incoming;
@@ -30,8 +30,8 @@ Result<std::unique_ptr<Instance>> make(Context& context, const Classes& classes,
   return it->second(Place{Rank{making.rank}, making.world_size, &context}, {making.args, &deps, &context.hub()});
 }
 
-// Ends the process, whose node reports its printed error as the cause of death. Waiting calls stay unanswered, so that they fail with
-// that cause. There is no restart, which would fail likewise.
+// Ends the process, whose node reports its printed error as the cause of death. Waiting calls are not answered, so that they fail with that
+// cause. The actor is not restarted, because its constructor would fail again.
 [[noreturn]] void end_unmade(Session& session, const Error& why) {
   std::fprintf(stderr, "%s\n", why.to_string().c_str());
   (void)session.hosting().leave();
@@ -101,11 +101,11 @@ class Server {
       now_ = out->incoming.key();
       return true;
     };
-    while (!session_.loop().wait(turn)) {  // an interruption, which a worker ignores
+    while (!session_.loop().wait(turn)) {  // wait() fails for an interruption by a signal, which a worker ignores
     }
     return out;
   }
-  // `more`: further answers follow at once.
+  // `more`: further answers follow at once, and are sent together with this one.
   void send(Answer& answer, bool more) {
     const CallKey key = answer.incoming.key();
     if (cancelled_.any()) cancelled_.forget(key);
@@ -130,12 +130,13 @@ class Server {
 
   // Called by a handler of the loop.
   void cancel(CallKey call, CancelHow how) {
-    if (how.force && context_.hub().function_in != std::thread::id()) std::_Exit(1);  // its caller has failed the call already
+    if (how.force && context_.hub().function_in != std::thread::id()) std::_Exit(1);  // the caller's process has failed the call already
     if (turns_) {
       if (auto waits = turns_->cancel(call)) return waits->fail(call_cancelled(waits->call.method));
     }
     const auto is_early = [&] { return std::any_of(early_.begin(), early_.end(), [&](const Incoming& i) { return i.key() == call; }); };
-    if (call != now_ && !begun_.contains(of(call)) && !is_early()) return;  // answered already, so its note would never be removed
+    // It is answered already, so that a note of its cancellation would stay for ever.
+    if (call != now_ && !begun_.contains(of(call)) && !is_early()) return;
     cancelled_.note(call);
     if (loop_) loop_->cancel(call);
   }
@@ -165,7 +166,7 @@ class Server {
       done(turn.group, {std::move(turn.incoming), std::move(result)});
     });
   }
-  // For a call that ran beside others; any thread. Frees its arguments without owning the loop.
+  // Answers a call that ran beside others. Any thread: the call's arguments are freed without owning the loop.
   void done(std::size_t group, Answer answer) {
     session_.loop().own([&] {
       send(answer, false);
@@ -209,8 +210,8 @@ class Server {
     return {std::move(incoming), encode(List<>())};
   }
 
-  // No handle is left, except those of itself that the actor passed on. An actor that is not made yet never will be, since its
-  // constructor call would have come first.
+  // The final call, sent when no handle is left, except those of itself that the actor passed on. An actor that is not made by now never
+  // will be, since its constructor call would have come first.
   std::optional<Answer> release(Incoming incoming) {
     incoming.taken.began();
     if (instance_ && !session_.loop().own([this] { return session_.actors().handles().may_end(); })) {
@@ -218,7 +219,7 @@ class Server {
       stay(std::move(incoming));
       return std::nullopt;
     }
-    if (restarts_) (void)session_.hosting().leave();  // without a head there is no restart
+    if (restarts_) (void)session_.hosting().leave();  // an error is ignored: without a head there is no restart
     {
       const RunsCall runs({&context_, incoming.key(), incoming.call.method});
       loop_.reset();
@@ -238,14 +239,14 @@ class Server {
       while (!session_.hosting().leave()) std::this_thread::sleep_for(kAgain);
       const auto nothing = encode(List<>());
       session_.loop().own([&] { nothing ? waits->reply(*nothing, runtime::Flush::kNow) : waits->fail(nothing.error()); });
-    }).detach();  // this process ends by _Exit
+    }).detach();  // detached, because this process ends by _Exit
   }
 
   Arguments arguments(const Incoming& incoming) const { return {incoming.call.args, &incoming.call.deps, &context_.hub(), &incoming}; }
 
   Result<Value> call(const Incoming& incoming) {
     const RunsCall runs({&context_, incoming.key(), incoming.call.method});
-    SHOAL_OK(check_cancelled());  // while it waited here
+    SHOAL_OK(check_cancelled());  // it was cancelled while it waited here
     return instance_->call(incoming.call.method, arguments(incoming));
   }
 
@@ -256,8 +257,8 @@ class Server {
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
   std::deque<Incoming> early_;                               // calls that arrived before the construct call
   CallKey now_;                                              // the running call, until its answer is sent
-  std::set<std::pair<std::uint64_t, std::uint64_t>> begun_;  // calls running beside others, likewise
-  std::deque<Incoming> releases_;                            // for an actor that runs several calls at once
+  std::set<std::pair<std::uint64_t, std::uint64_t>> begun_;  // calls that run beside others, until their answers are sent
+  std::deque<Incoming> releases_;                            // final calls, for an actor that runs several calls at once
   std::unique_ptr<Instance> instance_;
   bool restarts_ = false;
   std::optional<CallScheduler> turns_;  // set for an actor that runs several calls at once; only while the loop is owned
@@ -271,8 +272,8 @@ void runs_functions_for(Context& context, WorkerId creator, NodeId node) {
   Session& session = context.session();
   context.is_of({});
   session.loop().own([&] { context.hub().function_in = std::this_thread::get_id(); });
-  if (node != session.identity().node) return;  // a keeper on another node is not reported here
-  // The node fails the fetch of an object that only the keeper could have made, when the keeper ends.
+  if (node != session.identity().node) return;  // this node does not report a keeper on another node
+  // Fetches an object that only the keeper could make and never makes. So the fetch fails when the keeper ends, and shows that.
   const auto gone = session.objects().fetch({session.identity().job, session.new_id<ObjectId>()}, creator);
   session.loop().own([&] { gone.then([](const Result<Value>&) { std::_Exit(1); }); });
 }

@@ -1,5 +1,5 @@
-// The worker's side: constructs this process's actor and runs calls on it. They run in turn on the main thread, which runs the loop
-// between them, or (max_concurrency) on threads to which it hands them.
+// The worker's side: constructs this process's actor and runs calls on it. Calls run one after the other on the main thread, which runs the
+// loop between them. With max_concurrency, it passes them to other threads.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace shoal::actors::api {
 
-// A call's values, and its process.
+// The arguments of one call, and the process that runs it.
 struct Arguments {
   const Value& value;
   const std::vector<Value>* deps = nullptr;
@@ -31,17 +31,17 @@ struct Concurrency {
   std::vector<std::int32_t> groups = {};  // sizes of its concurrency groups
 };
 
-// An actor without its type.
+// An actor of any class, as a worker uses it.
 class Instance {
  public:
   virtual ~Instance() = default;
-  // Returns the method's result. NotFound for a method that is not listed, InvalidArgument for wrong arguments, Internal/MethodThrew for
-  // an exception.
+  // Returns the method's result. Returns NotFound for a method that is not listed, InvalidArgument for wrong arguments,
+  // Internal/MethodThrew for an exception.
   virtual Result<Value> call(std::string_view method, const Arguments& args) = 0;
   // The same for calls on a loop. The arguments must live until it ends; exceptions of a coroutine pass through.
   virtual Task<Value> start(std::string_view method, Arguments args) { return now(*this, method, args); }
   virtual Concurrency concurrency() const { return {}; }
-  // A method's group, from 1 on; 0: none.
+  // The method's concurrency group, from 1 on; 0: none.
   virtual std::size_t group_of(std::string_view) const { return 0; }
 
  protected:
@@ -61,7 +61,7 @@ void runs_functions_for(Context& context, WorkerId creator, NodeId node);
 // The error for an exception of user code.
 inline Error method_threw(std::string what) { return internal(std::move(what)).with_reason("MethodThrew"); }
 
-// The encoded result of run().
+// Runs user code, and encodes its result.
 template <class Run>
 Result<Value> answer(ValueMemory* memory, Run&& run) {
   using R = std::invoke_result_t<Run>;
@@ -191,7 +191,7 @@ class TypedInstance final : public Instance {
                          [&](auto&&... a) -> decltype(auto) { return (actor_.*kPointer)(std::forward<decltype(a)>(a)...); });
     }
   }
-  // Leaves `out` empty for a method that is no coroutine.
+  // Starts a method that is a coroutine. Leaves `out` empty for another method.
   template <auto kPointer>
   void begin(std::optional<Task<Value>>& out, std::string_view method, const Arguments& args) {
     if constexpr (kIsTask<ReturnOf<decltype(kPointer)>>) {
@@ -211,7 +211,7 @@ class FunctionTable final : public Instance {
                 "a remote function is no coroutine: it has a process to itself; methods of actors may be some");
 
  public:
-  // `creator`: the keeper, and its node.
+  // The instance of a worker of functions. Its first argument is the keeper, with its node.
   static Result<std::unique_ptr<Instance>> make(const Place& place, const Arguments& args) {
     SHOAL_TRY(const auto creator, decode(List<WorkerId, NodeId>(), args.value, {"the constructor"}));
     if (place.context != nullptr) runs_functions_for(*place.context, std::get<0>(creator), std::get<1>(creator));

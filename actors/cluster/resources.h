@@ -16,7 +16,7 @@ class Resources {
   static constexpr std::int64_t kUnit = 10'000;
 
   Resources() = default;
-  // From amounts in natural units. InvalidArgument for one that is negative, too large, not finite or finer than 1/10000.
+  // Resources from amounts in natural units. Returns InvalidArgument for one that is negative, too large, not finite or finer than 1/10000.
   static Result<Resources> of(const std::map<std::string, double>& amounts);
 
   std::int64_t units(const std::string& name) const;

@@ -63,7 +63,7 @@ class ActorHost final : public runtime::PeerHandler {
 
   ActorHost(runtime::Clock& clock, runtime::Network& network) : clock_(clock), network_(network) {}
 
-  // See ActorCalls.
+  // Counts references in received and sent values, for this process and the receivers. Both outlive this.
   void count_with(References& references, ValueMemory& memory) {
     references_ = &references;
     memory_ = &memory;

@@ -64,8 +64,8 @@ class SessionFolder {
   static std::vector<SessionFolder> running(const std::string& root);
   // The running ones that are not private, have an address and are not being stopped.
   static std::vector<SessionFolder> shared(const std::string& root);
-  // The running session with this address (or one of several, comma-separated), of a head or local; "auto": the latest shared one.
-  // Unavailable/NoCluster.
+  // The running session of a head or a local cluster with this address, or one of several addresses with commas between them. "auto": the
+  // latest shared one. Returns Unavailable/NoCluster if there is none.
   static Result<SessionFolder> at_address(const std::string& root, const std::string& address);
 
   const std::string& path() const { return path_; }
@@ -83,7 +83,7 @@ class SessionFolder {
   Result<Credentials> credentials() const;
   Result<void> write_tls(const SessionTls& tls) const;
   bool has_tls() const;
-  // NotFound except at the cluster's head.
+  // The certificate authority with its key. Returns NotFound on hosts other than the head's.
   Result<runtime::KeyedCertificate> authority() const;
   Result<void> write_info(const SessionInfo& info) const;
   Result<SessionInfo> info() const;

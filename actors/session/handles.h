@@ -54,7 +54,8 @@ class Handles {
     std::shared_ptr<const Value> kept = {};
   };
   Share made(ActorId actor, Making making);
-  // A handle from another process, with the object that stands for the actor. Null for this process's own actor.
+  // A handle that came from another process; `token`: the actor's lifetime token. Null for a handle of the actor that lives in this process
+  // (is_of): such handles do not keep it.
   Share borrowed(ActorId actor, const ObjectKey& token);
   // A reference to the object that stands for an actor, for a handle that leaves this process; nullopt if it does not count.
   struct LifetimeToken {

@@ -18,8 +18,8 @@ class NodeMemory : public std::enable_shared_from_this<NodeMemory> {
   // The session outlives it, or close() is called first.
   static std::shared_ptr<NodeMemory> of(Session& session) { return std::shared_ptr<NodeMemory>(new NodeMemory(session)); }
 
-  // The memory of this name, zeroed for the first process. With `member` >= 0 the node records that member's death on the board at the
-  // memory's start. Not on the loop.
+  // The memory of this name, zeroed for the first process. With `member` >= 0 the node records that member's death on the membership page
+  // at the memory's start. Not on the loop.
   Result<std::shared_ptr<runtime::Mapping>> open(const std::string& name, std::size_t bytes, int member);
   // Stops using the session. Mapped memories stay mapped, and the node takes them back when this process ends.
   void close();

@@ -1,8 +1,8 @@
 // The large values of this process: those made here, those received, and those spilled to files. Any thread, unless noted.
 //
-// All processes of a node share one limit and write their usage on a board (runtime/shm/usage_board.h). A process that would exceed the
-// limit gives back memory without readers, then spills its own unused values, least recently used first. Then it asks the others, through
-// the node, to do the same. A separate thread serves these requests, never the loop.
+// All processes of a node share one limit, and write their usage on the usage board (runtime/shm/usage_board.h). A process that would
+// exceed the limit gives back memory without readers, then spills its own unused values, least recently used first. Then it asks the
+// others, through the node, to do the same. A separate thread serves these requests, never the loop.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,8 @@ class ObjectStore final : public ValueMemory {
 
   // Applies the node's limit from now on.
   void join(Place place);
-  // ResourceExhausted/ObjectStoreFull, Cancelled/Interrupted. Not on the loop, since it may wait for room.
+  // As ValueMemory::fill. Returns ResourceExhausted/ObjectStoreFull if memory and disk have no room, Cancelled/Interrupted if a signal
+  // ended the wait for room. Not on the loop, where it must not wait.
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override;
   void keeps(const std::shared_ptr<SharedMemory>& memory) override;
   // For the loop: exceeds the limit instead of waiting for room.

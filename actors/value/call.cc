@@ -17,13 +17,13 @@ void describe(wire::Value::Builder m, const Value& value, bool local) {
   m.setShared(value.shared() && local);
   m.setRaised(value.raised());
   if (!value.refs().empty()) fill_keys(m.initContains(static_cast<unsigned>(value.refs().size())), value.refs());
-  if (value.shared() && local) return;  // described by its own memory
+  if (value.shared() && local) return;  // its own memory describes it
   const auto all = value.sizes();
   auto sizes = m.initBuffers(static_cast<unsigned>(all.size()));
   for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, all[i]);
 }
 
-// A plain value needs no description if it is alone in its message: it is the whole payload.
+// Returns true for a value that needs no description in the message's body: if it is alone there, it is the whole payload.
 bool is_plain(const Value& value, bool local) {
   return value.num_pieces() == 1 && !value.raised() && value.refs().empty() && !(value.shared() && local);
 }
@@ -93,7 +93,7 @@ std::vector<Shape> read_shapes(capnp::List<wire::Value>::Reader list) {
   return out;
 }
 
-// The only value of a message without a description.
+// The value of a message whose body describes none: the whole payload.
 Result<Value> plain_value(runtime::Message& message, ValueMemory* memory) {
   const auto piece = message.payload.span();
   if (piece.size() > Value::kMaxInlineBytes) return Value::make_shared({&piece, 1}, Value::Kind::kResult, memory);
@@ -129,7 +129,7 @@ class Detacher {
     }
     if (total > size_ - at_) return fail(invalid_argument("a value is larger than its frame"));
     const auto kind = shape.raised ? Value::Kind::kRaised : Value::Kind::kResult;
-    if (total > Value::kMaxInlineBytes) {  // from another host; shared here like any large value
+    if (total > Value::kMaxInlineBytes) {  // its bytes come from another host, and go into shared memory like those of any large value
       Value::Pieces pieces;
       for (const auto size : shape.sizes.all()) {
         pieces.emplace_back(message_.payload.data() + at_, size);
@@ -193,7 +193,7 @@ Result<runtime::Message> to_message(const Call& call, bool local, std::size_t se
 
 namespace {
 
-// Most calls run the same function as the one before.
+// The function's name, shared with the call before if that ran the same function, as most do.
 std::shared_ptr<const std::string> shared_name(std::string_view name) {
   thread_local std::shared_ptr<const std::string> last;
   if (last == nullptr || *last != name) last = std::make_shared<const std::string>(name);
@@ -204,7 +204,7 @@ std::shared_ptr<const std::string> shared_name(std::string_view name) {
 
 namespace {
 
-// Leaves the body in the message.
+// Decodes a call; leaves the message's body in place, for a caller that reads it after a failure.
 Result<Call> take_call(runtime::Message& message, ValueMemory* memory) {
   Call call;
   std::optional<Shape> args;

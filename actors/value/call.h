@@ -23,15 +23,15 @@ struct CallKey {
   bool operator==(const CallKey&) const = default;
 };
 
-// How to cancel a call. Hosted::on_cancel interrupts a running one where that is possible.
+// How to cancel a call. A running one is interrupted where its worker can do that (Hosted::on_cancel).
 struct CancelHow {
-  bool recursive = true;  // its child calls too
+  bool recursive = true;  // cancels the calls made within it, too
   bool force = false;     // ends the process that runs a function
 };
 
-// The result of a cancelled call.
+// The error of a cancelled call.
 Error call_cancelled(const std::string& what);
-// The result of a generator whose caller is gone.
+// The error that ends a generator whose caller is gone.
 Error caller_gone(const std::string& what);
 
 struct Call {
@@ -39,16 +39,18 @@ struct Call {
   std::string method;
   std::string caller;  // the caller's description for errors: "driver", "actor Counter(..)"
   Value args;
-  std::vector<Value> deps;                      // values of the references among the arguments
-  WorkerId from;                                // the caller's process; only in the first call over a connection
-  NodeId from_node;                             // its node, likewise
-  CallKey parent;                               // the call of this process in which it was made; not sent
-  std::uint64_t task = 0;                       // its number among the caller's tasks: see task_number
-  std::shared_ptr<std::int32_t> attempts;       // number of attempts, which the retrier counts; null: one. Not sent
+  std::vector<Value> deps;  // values of the references among the arguments
+  WorkerId from;            // the caller's process; only in the first call over a connection
+  NodeId from_node;         // the node of that process; only in the first call over a connection
+  CallKey parent;           // the call, run by this process, within which this one was made; not sent
+  std::uint64_t task = 0;   // its number among the caller's tasks: see task_number
+  // Number of attempts, counted by the code that repeats the call; null: there is one. Not sent.
+  std::shared_ptr<std::int32_t> attempts;
   std::shared_ptr<const std::string> function;  // the name of the remote function; null: a method
-  // Resends after its actor's process ended and was restarted (below 0: unlimited); nullopt: the actor's own setting. Not sent.
+  // How often it may be sent again after its actor's process ended and restarted. Below 0: without limit; nullopt: as the actor's options
+  // have it. Not sent.
   std::optional<std::int32_t> retries;
-  // The bound of one message. Further or larger values are sent before the call (Portion).
+  // The largest number of values in one message, and in all messages of a call. Values that do not fit are sent before the call (Portion).
   static constexpr std::size_t kMaxDeps = 128;
   static constexpr std::size_t kMaxAllDeps = 1 << 20;
 
@@ -57,7 +59,7 @@ struct Call {
   std::size_t inline_bytes() const;
 };
 
-// The number of a task in inspection answers: its caller's count (below 2^56), with the attempt in the top 8 bits.
+// The number of a task in the answers to inspections: its caller's count (below 2^56), with the attempt in the top 8 bits.
 constexpr std::uint64_t task_number(std::uint64_t number, std::int32_t attempt) {
   return (number & ~(std::uint64_t{0xff} << 56)) | static_cast<std::uint64_t>(attempt < 255 ? attempt : 255) << 56;
 }
@@ -73,16 +75,17 @@ constexpr bool task_of_pool(std::uint64_t task) { return task_number(task, 0) >>
 // Large values are sent as descriptors if both ends are on one host (`local`), else as bytes. The first `sent` values of `deps` were sent
 // before it and are omitted.
 Result<runtime::Message> to_message(const Call& call, bool local, std::size_t sent = 0);
-// Parts of an unreadable message: its actor, and the objects in its values, which the sender has counted for this process.
+// The readable parts of a message that is no valid call: its actor, and the objects in its values. The sender has counted those for this
+// process, which has to release them.
 struct Unread {
   ActorId actor;
   std::vector<ObjectKey> contains;
 };
-// `memory` holds large values that came as bytes; it must not block. `unread` is filled on failure.
+// Decodes a call. `memory` gives memory for large values that came as bytes; it must not block. `unread` is filled on failure.
 Result<Call> call_from(runtime::Message message, ValueMemory* memory = nullptr);
 Result<Call> call_from(runtime::Message message, ValueMemory* memory, Unread& unread);
 
-// Decides which values fit into one message, by the size of their description in its body and by their bytes.
+// A portion: the values that fit into one message. Their descriptions in its body count, and their bytes.
 class Portion {
  public:
   static constexpr std::size_t kMaxDescribed = 512 << 10, kMaxBytes = 16 << 20;
@@ -115,17 +118,19 @@ struct Arguments {
   ActorId actor;
   std::size_t first = 0;
   Result<std::vector<Value>> values;
-  std::vector<ObjectKey> unread = {};  // objects in `values`, if these are an error
+  std::vector<ObjectKey> unread = {};  // the objects in the values, if `values` is an error
 };
-// goes_with_call: the values from `first` on fit into the call's own message. end_of_portion: the end of those that fit into
-// the next message before it.
+// goes_with_call() returns true if the values from `first` on fit into the call's own message. Otherwise end_of_portion() is the end of
+// those that fit into the next message before it.
 bool goes_with_call(const Call& call, std::size_t first, bool local);
 std::size_t end_of_portion(const Call& call, std::size_t first, bool local);
 Result<runtime::Message> arguments_message(const Call& call, std::size_t first, std::size_t end, bool local);
-// Fails if the body is unreadable, so that the actor is unknown. Unreadable values are an error in `values`.
+// Decodes such a message. Fails if the body cannot be read, so that the actor is unknown. If only values cannot be read, `values` is the
+// error.
 Result<Arguments> arguments_from(runtime::Message message, ValueMemory* memory = nullptr);
 
-// A notice with an item that a call yields, sent over the call's connection before its answer. `stream`: the caller's number for it.
+// A message with an item that a call yields, sent over the call's connection before its answer. `stream`: the number that the caller gave
+// to the sequence of items.
 struct Item {
   std::uint64_t stream = 0, index = 0;
   Result<Value> value;

@@ -7,7 +7,7 @@ namespace shoal::actors {
 namespace {
 
 std::uint64_t next_use() {
-  static std::atomic<std::uint64_t> uses = 0;  // per process; only an order
+  static std::atomic<std::uint64_t> uses = 0;  // counts uses in this process: the counts only give an order
   return ++uses;
 }
 

@@ -24,29 +24,30 @@ class SharedMemory {
   ~SharedMemory();
 
   std::size_t bytes() const { return bytes_; }
-  // The memory is not moved while the caller keeps the mapping. Writes to it are private to this process.
+  // Maps the memory. While the caller keeps the mapping, the memory is not moved to a file. Writes to the mapping are private to this
+  // process.
   Result<std::shared_ptr<const runtime::Mapping>> mapping();
-  // The memory is never moved from now on.
+  // From now on, the memory is never moved to a file.
   void stay() { stays_ = true; }
-  // Another mapping, whose writes only its owner sees. The memory is not moved while it exists, either.
+  // Maps the memory once more: writes are visible in this mapping only. It, too, keeps the memory from being moved.
   Result<std::shared_ptr<const runtime::Mapping>> copy();
-  // A duplicate to send to another process.
+  // A duplicate of the descriptor, to send to another process.
   Result<Fd> descriptor() const;
 
   // Moves the memory into a file in `folder` and returns true, unless a mapping is in use or it is moved already. Slow, so never on a loop.
-  // Cancelled when `stop` returns true.
+  // Returns Cancelled once `stop` returns true.
   Result<bool> spill(const std::string& folder, const std::function<bool()>& stop = {});
   bool spilled() const;
   // Position in this process's order of uses; a lower one is longer ago.
   std::uint64_t last_used() const { return last_used_; }
-  // `told` is called in any thread when the memory is destroyed.
+  // `reported` is called, in any thread, when the memory is destroyed.
   void on_gone(std::function<void()> reported);
-  // The object that its node keeps of this memory; a spill sends that node the file as well. `object.home` is 0 for this node.
+  // Notes that the node keeps this memory as an object; a spill then sends the file to the node as well. `object.home` is 0 for this node.
   void published_as(const ObjectKey& object);
   std::optional<ObjectKey> published() const;
-  // Identifier in inspection answers, set at the first one; published memory uses its object's key.
+  // The value's id in answers to inspections, set by the first one. Published memory has its object's key instead.
   std::atomic<std::uint64_t> name = 0;
-  std::atomic<bool> referred = false;  // made here or the answer of a call, not only read
+  std::atomic<bool> referred = false;  // the value was made here or answers a call, so that a reference to it may exist here
 
  private:
   const std::size_t bytes_;

@@ -17,7 +17,7 @@ struct MemoryHeader {
 };
 constexpr std::uint64_t kMagic = 0x31764c414f4853ULL;  // "SHOALv1"
 
-constexpr std::size_t kCopied = 256;  // bytes from the wire; copying so few costs less than keeping their frame
+constexpr std::size_t kCopied = 256;  // up to so many received bytes are copied, which costs less than keeping their frame
 
 std::size_t aligned(std::size_t n) { return (n + Value::kAlignment - 1) / Value::kAlignment * Value::kAlignment; }
 
@@ -34,7 +34,7 @@ class FreshMemory final : public ValueMemory {
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override {
     SHOAL_TRY(Fd out, runtime::make_memory("shoal:value", bytes));
     for (const auto& part : parts) SHOAL_OK(runtime::write_at(out, part.offset, part.bytes));
-    if (bytes > Value::kMaxInlineBytes) return runtime::reader_of(out);  // read-only like a pool's
+    if (bytes > Value::kMaxInlineBytes) return runtime::reader_of(out);  // read-only, like the memories of a SegmentPool
     return out;
   }
 };
@@ -251,7 +251,7 @@ Result<Value::Pinned> Value::pin() const {
 Value::Pieces Value::pieces() const {
   if (shared()) memory()->stay();
   auto here = pin();
-  // pin() fails only if a discarded mapping cannot be mapped again.
+  // pin() fails only if the memory, which is not mapped now, cannot be mapped again. Then all pieces are empty.
   return here ? std::move(here->pieces) : Pieces(num_pieces());
 }
 

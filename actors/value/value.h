@@ -1,7 +1,7 @@
 // A serialized value: arguments of a call, its result, or an object passed to put().
 //
-// It has a head (for Python: the pickle) and out-of-band buffers. Small values are sent inside the frame. A large one lies in its own
-// shared memory, which describes itself, so that a reader needs only its descriptor. Immutable once made.
+// It consists of pieces: a head (for Python: the pickle) and buffers (for example, the bytes of arrays). A small value is sent inside a
+// frame. A large one lies in a shared memory, whose header describes it, so that a reader needs only the descriptor. Immutable once made.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ namespace shoal::actors {
 class PieceSizes {
  public:
   PieceSizes() = default;
-  // For `count` sizes, which push_back then adds.
+  // Reserves place for `count` sizes, which push_back() adds.
   explicit PieceSizes(std::size_t count) : count_(count) {
     if (count > 1) many_.reserve(count);
   }
@@ -66,14 +66,14 @@ class Value {
     return of(pieces, kind, memory);
   }
   static Result<Value> of(std::span<const std::span<const std::byte>> pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr);
-  // Always shared, for objects that the node keeps. Without `memory` a new one is made.
+  // Makes a value in shared memory, whatever its size: for objects that the node keeps. `memory`: null makes a new memory.
   static Result<Value> make_shared(std::span<const std::span<const std::byte>> pieces, Kind kind = Kind::kResult,
                                    ValueMemory* memory = nullptr);
-  // Several values as one: the answer of a call with several results.
+  // Makes one value of several: the answer of a call with several results.
   static Result<Value> make_many(const std::vector<Pieces>& values, ValueMemory* memory = nullptr);
-  // From another process's memory. InvalidArgument when it does not describe a value.
+  // The value in another process's memory. Returns InvalidArgument if the memory does not describe one.
   static Result<Value> from_memory(Fd memory);
-  // From a frame: `sizes` are those of the head and the buffers.
+  // The value in a frame. `sizes`: those of the head and the buffers.
   static Result<Value> from_inline(PieceSizes sizes, Bytes data, Kind kind);
 
   Kind kind() const { return kind_; }
@@ -84,13 +84,13 @@ class Value {
   }
   std::size_t num_pieces() const { return sizes().size(); }
   std::size_t total_bytes() const;
-  // Bytes inside a frame.
+  // The number of its bytes inside a frame; 0 if it is shared.
   std::size_t inline_bytes() const { return inline_ ? inline_bytes_ : 0; }
-  // The head, then the buffers; valid as long as a copy of this value lives. A shared value is not spilled from now on.
+  // The head, then the buffers; valid as long as a copy of this value lives. A shared value is never moved to a file from now on.
   Pieces pieces() const;
   // The first piece; empty when there is none.
   std::span<const std::byte> head() const;
-  // The pieces for as long as `keep` lives; after that the memory may be spilled again.
+  // The pieces, valid as long as `keep` lives. Then the memory may be moved to a file again.
   struct Pinned {
     Pieces pieces;
     std::shared_ptr<const void> keep;
@@ -98,22 +98,23 @@ class Value {
   };
   Result<Pinned> pin() const;
 
-  // The values inside a make_many value. Large ones share its memory, which lives as long as any of them. InvalidArgument when their
-  // number is not `count`.
+  // The values of which make_many() made this one. Large ones share its memory, which lives as long as any of them. Returns InvalidArgument
+  // if their number is not `count`.
   Result<std::vector<Value>> split(std::size_t count) const;
 
-  // The same bytes with private writes: copy-on-write pages for a shared value, a copy for a small one. Only for reading in this process,
-  // since it has no descriptor to send.
+  // The same value with bytes to which this process may write: copy-on-write pages for a shared value, a copy for a small one. It has no
+  // descriptor, so it cannot be sent.
   Result<Value> for_user() const;
 
-  // For a shared value: its memory holds nothing else. Otherwise it cannot be sent as a descriptor (see own_memory).
+  // Returns true if a shared value's memory contains nothing else. A part of a make_many() value cannot be sent as a descriptor (see
+  // own_memory).
   bool whole() const { return !more_ || more_->start == 0; }
   // A shared value's own memory. For a part the first call copies it, into `memory`, which may block for room, or into a memory outside
   // all limits. Any thread.
   Result<std::shared_ptr<SharedMemory>> own_memory(ValueMemory* memory = nullptr) const;
-  // Null for an inline value.
+  // A shared value's memory; null for an inline value.
   const std::shared_ptr<SharedMemory>& memory() const { return more_ ? more_->memory : kNoMemory; }
-  // Empty for a shared value.
+  // An inline value's bytes; empty for a shared value.
   std::span<const std::byte> inline_data() const { return {inline_.get(), inline_bytes()}; }
   // The objects that references inside refer to; they live as long as a copy of this value lives in this process.
   const std::vector<ObjectKey>& refs() const { return more_ && more_->refs ? more_->refs->objects : kNoRefs; }
@@ -139,7 +140,7 @@ class Value {
   };
   static const std::vector<ObjectKey> kNoRefs;
   static const std::shared_ptr<SharedMemory> kNoMemory;
-  // For changes, which copies of this value do not see.
+  // The rare fields, for a change that copies of this value do not see.
   More& more();
   void set_sizes(PieceSizes sizes);
 

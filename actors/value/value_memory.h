@@ -15,10 +15,10 @@ namespace shoal::actors {
 class ValueMemory {
  public:
   virtual ~ValueMemory() = default;
-  // A descriptor of a sealed memory of at least `bytes` with these parts; gaps hold arbitrary bytes of this process. It is not written to
-  // while a duplicate or mapping exists. ResourceExhausted.
+  // Returns a descriptor of a sealed memory of at least `bytes` bytes with these parts; gaps have arbitrary bytes of this process. The
+  // memory is not written again while a duplicate or mapping exists. Returns ResourceExhausted if there is no room.
   virtual Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) = 0;
-  // Registers a memory filled here or received, which may then be spilled when memory is short.
+  // Registers a memory that this process has filled or received. It may then be moved to a file when memory is short.
   virtual void keeps(const std::shared_ptr<SharedMemory>&) {}
 };
 

@@ -38,7 +38,7 @@ enum class Method : std::uint16_t {
   kSetNodeScheduling = 29,
   kSignCertificate = 40,  // from a host that joins
   kPutPackage = 41,       // a part for the head to store, parts in order; without data: whether the package is complete
-  kGetPackage = 42,       // a part without data, answered with the part that begins at its offset; NotFound
+  kGetPackage = 42,       // a part without data, answered with the part that begins at its offset, or with NotFound
   // from the head to a client, notices
   kActorUpdate = 30,  // ActorRow
   kJobUpdate = 31,    // JobRow
@@ -88,14 +88,14 @@ enum class Method : std::uint16_t {
   // to an actor
   kCall = 100,
   kCancelCall = 101,  // notice, for a call that came over this connection
-  // Notices with argument values that do not fit into their call, which follows over the same connection as kCallOfArguments. `first`
-  // values were sent before these; first = 0 discards earlier ones.
+  // Notices with values of arguments that do not fit into their call. The call follows over the same connection, as kCallOfArguments.
+  // `first`: the number of values sent before these; with 0 the receiver discards those that it has.
   kArguments = 122,
   kCallOfArguments = 123,
   // from an actor to its callers, notices
   kItem = 124,  // an item that a call yields, sent over the call's connection before its answer
-  // Without a body, to each caller once the actor is made, before any other message of its own. A caller without it may assume that none of
-  // its calls has begun.
+  // Without a body, to each caller once the actor is made, before any other message. A caller that has not received it may assume that none
+  // of its calls has begun.
   kMade = 125,
 };
 

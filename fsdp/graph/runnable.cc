@@ -253,14 +253,16 @@ class Checker {
     if (commit_ != kNone) {
       SHOAL_OK(after(commit_, n));
     } else {
-      // In backward: once the unit's reduction has ended, every rank has published and reads the unit no more.
+      // No commit: the update runs in backward. The unit's reduction proves that every rank has published it. Reads after the publication
+      // are excluded below.
       if (u.unreduced != kNone) return fail(wrong(n, fmt::format("runs before the gradients of {} are reduced", name(u.unreduced))));
       if (!before(u.last_reduced, n)) {
         return fail(wrong(n, fmt::format("has neither a commit nor {} before it: other ranks may still read the rows that it would write",
                                          name(u.last_reduced))));
       }
       SHOAL_OK(after(u.last_reader, n));
-      // The publication is all that is known of other ranks: they may still read the unit afterwards.
+      // Other ranks run the same graph, and their publication proves no more than that they came so far. A read after it may still be going
+      // on.
       if (u.last_reader != kNone && u.last_reader != u.last_reduced && !before(u.last_reader, node(u.last_reduced))) {
         return fail(wrong(n, fmt::format("has no commit before it, and {} reads the unit after {}: other ranks may still read it",
                                          name(u.last_reader), name(u.last_reduced))));

@@ -20,7 +20,8 @@ namespace shoal::fsdp {
 //   - There is at most one commit. It comes after all nodes except the updates that follow it, their fetches and their offloads.
 //   - Updates, fetches, offloads, clip_norm and commit belong to no micro-batch (0).
 //   - A unit has at most one update, and per micro-batch one forward, recompute, backward and reduce_scatter.
-// StepGraph::add excludes cycles. InvalidArgument names the node and what it lacks; Unimplemented an op without an implementation.
+// StepGraph::add excludes cycles. Returns InvalidArgument, with the node and what it lacks, or Unimplemented for an op without an
+// implementation.
 Result<void> check_runnable(const StepGraph& graph);
 
 // For a runnable graph: the node whose output a forward or backward reads; -1: it reads the batch.

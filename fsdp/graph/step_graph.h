@@ -75,7 +75,8 @@ class StepGraph {
 
   explicit StepGraph(std::vector<std::string> units) : units_(std::move(units)) {}
 
-  // Returns the id; ids count up. InvalidArgument for an unknown unit, or an edge from a node that is not added yet: this excludes cycles.
+  // Returns the id; ids count up. Returns InvalidArgument for an unknown unit, or an edge from a node that is not added yet: this excludes
+  // cycles.
   Result<std::int32_t> add(Op op, std::int32_t unit, std::vector<Edge> after, std::int32_t part = 0, bool backward = false);
   // The same with all fields of a node; its id is ignored.
   Result<std::int32_t> add(Node node);

@@ -69,7 +69,8 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
   return out;
 }
 
-// A communication node, or an update in backward, with its boundary. An unshard ran before the boundary that it serves.
+// A communication node, or the update of a single unit in backward, with the index of the boundary at which it ran. An unshard has the next
+// boundary's index, because it runs before that boundary.
 struct Communication {
   TraceEvent event;
   std::size_t boundary = 0;

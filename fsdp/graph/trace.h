@@ -13,6 +13,7 @@
 
 namespace shoal::fsdp {
 
+// A point of the program: a unit's forward or backward begins or ends.
 struct Boundary {
   bool backward = false;
   bool begin = false;

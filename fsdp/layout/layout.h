@@ -83,7 +83,7 @@ Piece piece_of(const Placed& p, int shards, int shard);
 class Layout {
  public:
   static constexpr std::size_t kAlignment = 64;
-  // InvalidArgument names a parameter without dimensions, with a negative size, or with too many bytes.
+  // Returns InvalidArgument, with its name, for a parameter without dimensions, with a negative size, or with too many bytes.
   static Result<Layout> make(std::vector<Parameter> parameters);
 
   const std::vector<Placed>& placed() const { return placed_; }

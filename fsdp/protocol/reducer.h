@@ -2,7 +2,8 @@
 // its rows from its peers' slots, in the order of ranks.
 //
 // The n-th publications of all ranks belong together. A rank has at most `slots` of them in flight, then waits until the owners have read
-// the oldest. The reducer neither waits nor rings: its caller does, and serves reductions meanwhile.
+// the oldest. The reducer neither waits for peers nor wakes them (MembershipPage::notify_all): its caller does both, and serves reductions
+// while it waits.
 //
 // Every rank starts an interrupted backward pass over (start_over). Publications continue at the next attempt's first number, above all
 // numbers of the attempt before, so all ranks match again from any position. A rank that has not started over detects that another has: it
@@ -56,13 +57,13 @@ class Reducer {
   // The rank whose reduction the next publication waits for, possibly this one; -1 when there is a slot.
   int missing_slot() const;
   // Copies other owners' rows to the slot. Sums at once if possible; else copies this rank's rows to their place. The gradients may be
-  // freed on return. `gradients` has one entry per parameter. The caller rings.
+  // freed on return. `gradients` has one entry per parameter. The caller then notifies the page.
   void publish(std::uint32_t unit, std::span<const Gradient> gradients, How how);
 
-  // Sums the oldest publication if every rank has published it. True after progress; the caller rings. InvalidArgument when the ranks'
-  // publications do not match.
+  // Sums the oldest publication if every rank has published it. Returns true after progress; the caller then notifies the page. Returns
+  // InvalidArgument if the ranks' publications do not match.
   Result<bool> serve();
-  // Drops this rank's pending reductions: its gradients are no longer read or written. The caller rings.
+  // Drops this rank's pending reductions: its gradients are no longer read or written. The caller then notifies the page.
   void start_over();
   // A rank that has started over while this one had pending reductions, so this one must start over, too; -1: none.
   int overtaken_by() const { return overtaken_by_; }

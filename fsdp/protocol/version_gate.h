@@ -9,7 +9,7 @@
 //
 //   done[r] = v      Rank r reads version v no more. Stored at the end of a synchronised backward, or at another opening of a write window.
 //
-// The gate is a pure state machine over those words: it neither waits nor rings.
+// The gate is a pure state machine over those words: it neither waits nor wakes other ranks (MembershipPage::notify_all).
 #pragma once
 
 #include <cstdint>
@@ -29,12 +29,12 @@ class VersionGate {
   Phase phase() const { return phase_; }
   std::uint64_t version() const { return version_; }
 
-  // Enters the engine: this rank's writes become the next version. True when a word was stored; the caller then rings.
+  // Enters the engine: this rank's writes become the next version. Returns true if a word was stored; the caller then notifies the page.
   bool enter();
   // True when every rank's rows of version() are final.
   bool readable() const { return slowest(&Control::RankWords::entered) >= version_; }
 
-  // Declares that this rank reads version() no more. True when a word was stored; the caller then rings.
+  // Declares that this rank reads version() no more. Returns true if a word was stored; the caller then notifies the page.
   bool leave();
   // True when no rank reads version() any more. Called after leave(); then open() opens the window.
   bool writable() const { return slowest(&Control::RankWords::done) >= version_; }

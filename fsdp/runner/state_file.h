@@ -12,10 +12,10 @@ namespace shoal::fsdp {
 
 class StateFile {
  public:
-  // Creates `bytes` zeros in this folder. Unavailable when the folder is not writable.
+  // Creates `bytes` zeros in this folder. Returns Unavailable if the folder is not writable.
   static Result<StateFile> make(const std::string& folder, std::size_t bytes);
 
-  // Transfer whole spans. DataLoss when the disk fails, ResourceExhausted when it is full.
+  // Transfer whole spans. They return DataLoss if the disk fails, ResourceExhausted if it is full.
   Result<void> read(std::size_t offset, std::span<std::byte> out) const;
   Result<void> write(std::size_t offset, std::span<const std::byte> in) const;
 

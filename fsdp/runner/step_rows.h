@@ -17,7 +17,7 @@ namespace shoal::fsdp {
 
 class StepRows {
  public:
-  // `graph` is runnable and has these units. Unimplemented when it updates or clips other dtypes than fp32. InvalidArgument when it
+  // `graph` is runnable and has these units. Returns Unimplemented if it updates or clips other dtypes than fp32, InvalidArgument if it
   // offloads without a folder. Other errors: as StateFile::make.
   static Result<StepRows> make(const Units& units, const StepGraph& graph, const std::string& offload_folder);
 

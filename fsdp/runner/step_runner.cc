@@ -48,8 +48,8 @@ Result<void> StepRunner::run(StepProgram& program) {
   auto done = run_lanes(program);
   if (!done) {
     lost_ = std::move(done).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_));
-    // The board already names a dead peer as the cause. Otherwise mark_gone() comes before reset(), so that other ranks see this error, not
-    // a step that was started over.
+    // The membership page already names a dead peer as the cause. Otherwise mark_gone() comes before reset(), so that other ranks see this
+    // error, not a step that was started over.
     if (lost_->reason() != "ActorDied") model_->peers().mark_gone(fmt::format("its step {} failed: {}", steps_, lost_->message()));
     model_->reset();
     return fail(*lost_);

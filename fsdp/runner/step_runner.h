@@ -54,7 +54,8 @@ class StepRunner {
     std::string offload_folder;         // for graphs that offload
     std::function<bool()> interrupted;  // polled by the compute lane while it waits
   };
-  // InvalidArgument for a graph that cannot be run (check_runnable) or has other units than the model. Other errors: as StepRows::make.
+  // Returns InvalidArgument for a graph that cannot be run (check_runnable) or has other units than the model. Other errors: as
+  // StepRows::make.
   static Result<std::unique_ptr<StepRunner>> make(std::shared_ptr<ShardedModel> model, StepGraph graph, Options options);
 
   // Runs one step. Every rank runs the same graph. After an error this rank's part of the model is lost: further steps fail with the same

@@ -164,7 +164,8 @@ bool Peers::all_stuck(Watch& watch) const {
   return all;
 }
 
-// All ranks wait and no wait has ended since the last check. Each serves what is due, so none ever will.
+// Every kProof: if all ranks wait, and no wait has ended since the last check, none ever will. For each rank serves what is due while it
+// waits.
 Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
   if (now < watch.look_at) return {};
   watch.look_at = now + kProof;

@@ -23,8 +23,8 @@ class Reductions {
 
   // Sends a unit's gradients to their owners; they may be freed on return. Waits for a slot.
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
-  // Waits until this rank's publications are reduced: only then may a unit be published again, as its gradients are added up.
-  // InvalidArgument/Diverged when another rank has started over and this one has not.
+  // Waits until this rank's publications are reduced: only then may a unit be published again, as its gradients are added up. Returns
+  // InvalidArgument/Diverged if another rank has started over and this one has not.
   Result<void> wait();
   // The same at the end of a backward pass, if anything was published in it.
   Result<void> end_pass();

@@ -1,4 +1,4 @@
-// Shared by the binding files: converts an Error to a Python exception, and Python's buffers to spans.
+// Conversions that all binding files use: of an Error to a Python exception, and of Python's buffers to spans.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -34,7 +34,8 @@ void bind_model(nb::module_& m);
 void bind_shard_actor(nb::module_& m);
 void bind_optim(nb::module_& m);
 
-// Raises the exception that shoal.exceptions makes of `error`. An interrupted wait raises the signal handler's exception.
+// Raises the exception that shoal.exceptions makes of `error`. If a signal ended a wait, it raises the exception of Python's signal
+// handler.
 [[noreturn]] void raise(const Error& error);
 nb::object to_exception(const Error& error);
 
@@ -54,7 +55,7 @@ auto without_gil(F&& fn) {
   return unwrap(std::move(result));
 }
 
-// Runs Python's pending signal handlers during a wait; true when one raised. Called without the GIL.
+// Runs Python's pending signal handlers during a wait. Returns true if one raised. Called without the GIL.
 bool signals_pending();
 
 using ReadBuffer = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -63,7 +64,7 @@ using Memory = nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>>;
 inline std::span<const std::byte> span_of(const nb::bytes& b) { return {static_cast<const std::byte*>(b.data()), b.size()}; }
 inline std::span<const std::byte> span_of(const ReadBuffer& b) { return {reinterpret_cast<const std::byte*>(b.data()), b.size()}; }
 
-// A read-only memoryview that keeps its owner alive. Tensors made from its `.obj` are writable: a tensor cannot be read-only.
+// A read-only memoryview that keeps its owner alive. A tensor made from its `.obj` is writable, because a tensor cannot be read-only.
 nb::object memory_view(std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
 
 }  // namespace shoal::python

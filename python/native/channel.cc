@@ -1,8 +1,9 @@
-// Channels of compiled graphs (shoal.dag): rings in one memory of the node, one for each value that passes between two processes.
+// Channels of compiled graphs (shoal.dag). A channel is a ring in a memory of the node. The graph has one for each value that passes
+// between two processes.
 //
 // A record's first bytes hold its kind. Plain values (None, bool, int, float, bytes, str) are written and read here. Any other value is a
-// pickle followed by its buffers. A value above the channel's limit is a reference to its location, which Python interprets
-// (shoal/dag/_channels.py). A channel has room for the maximal number of values in flight at their limit, so a write never waits.
+// pickle followed by its buffers. A value above the channel's limit lies elsewhere, and the record has a reference to it, which Python
+// reads (shoal/dag/_channels.py). A channel has room for as many values of that limit as may be in flight, so that a write never waits.
 #include <cstring>
 
 #include "actors/session/node_memory.h"
@@ -19,7 +20,7 @@ using runtime::Spin;
 using runtime::Waited;
 using std::chrono::milliseconds;
 
-// A graph's processes often outnumber the cores: a spinning wait offers its core at once.
+// Options of waits that spin: they offer their core at once, because a graph often has more processes than there are cores.
 Spin::Options offering() {
   Spin::Options out;
   out.alone = {};
@@ -30,14 +31,14 @@ enum class Kind : std::uint8_t { kNone, kFalse, kTrue, kInt, kFloat, kBytes, kTe
 
 struct Head {
   Kind kind;
-  bool raised;  // for a pickle: an exception that was raised
+  bool raised;  // for a pickle: it is an exception that was raised
   std::uint16_t unused;
   std::uint32_t num_buffers;  // for a pickle: its sizes, the pickle and the buffers follow
   std::uint64_t bytes;        // size of the rest; for a pickle without its buffers
 };
 static_assert(sizeof(Head) == 16);
 
-constexpr std::size_t kAlignment = 64;  // alignment between buffers
+constexpr std::size_t kAlignment = 64;  // alignment of buffers in a record
 constexpr std::size_t kMaxBuffers = 1 << 14;
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -56,7 +57,7 @@ class Channels {
     for (std::size_t i = 0; i < count_; ++i) Ring(at(i), capacity_).close();
   }
   bool closed() const { return count_ > 0 && Ring(at(0), capacity_).closed(); }
-  // The session closes: the node gets nothing back afterwards.
+  // Called when the session closes. The node then takes the memory back by itself.
   void leave() const { node_->close(); }
 
   std::byte* at(std::size_t index) const {
@@ -80,7 +81,7 @@ class Sender {
   Sender(const Channels& channels, std::size_t index, std::size_t limit)
       : memory_(channels.memory()), ring_(channels.at(index), channels.capacity()), limit_(limit) {}
 
-  // True when write() accepts the value.
+  // Returns true if write() accepts the value.
   bool takes(const nb::handle& value) const {
     PyObject* const v = value.ptr();
     if (v == Py_None || PyBool_Check(v) || PyFloat_CheckExact(v)) return true;
@@ -93,11 +94,11 @@ class Sender {
     Py_ssize_t bytes = 0;
     if (!PyUnicode_CheckExact(v)) return false;
     if (PyUnicode_AsUTF8AndSize(v, &bytes) != nullptr) return static_cast<std::size_t>(bytes) <= limit_;
-    PyErr_Clear();  // surrogates
+    PyErr_Clear();  // the text has surrogates, which UTF-8 cannot encode
     return false;
   }
 
-  // False without a write when the value is not plain or too long.
+  // Writes a plain value. Returns false, and writes nothing, if the value is not plain or is too long.
   bool write(const nb::handle& value) {
     PyObject* const v = value.ptr();
     if (v == Py_None) return put(Kind::kNone, {});
@@ -120,7 +121,7 @@ class Sender {
     return put(Kind::kText, {reinterpret_cast<const std::byte*>(text), static_cast<std::size_t>(bytes)});
   }
 
-  // The caller checks the size first: see Outgoing.
+  // The caller has checked the size (Outgoing in shoal/dag/_channels.py).
   void write_pickle(const nb::bytes& head, const std::vector<ReadBuffer>& buffers, bool raised) {
     std::size_t bytes = sizeof(Head) + buffers.size() * sizeof(std::uint64_t) + head.size();
     const std::size_t beside = aligned(bytes);
@@ -162,7 +163,7 @@ class Sender {
       if (ring_.closed()) raise(python::closed());
       if (const auto room = unwrap(ring_.reserve(bytes))) return room->data();
       {
-        const nb::gil_scoped_release release;  // too many values in flight: waits for the reader
+        const nb::gil_scoped_release release;  // no room, because too many values are in flight: waits for the reader
         ring_.wait(bytes, milliseconds(50), spin_);
       }
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -182,7 +183,7 @@ class Receiver {
   Receiver(const Channels& channels, std::size_t index, nb::object unpack)
       : memory_(channels.memory()), ring_(channels.at(index), channels.capacity()), unpack_(std::move(unpack)) {}
 
-  // Reads the next value. Unavailable/ChannelClosed after the last one.
+  // Reads the next value. Raises Unavailable/ChannelClosed after the last one.
   nb::object read() {
     auto record = unwrap(ring_.peek());
     while (!record) {
@@ -191,7 +192,7 @@ class Receiver {
     }
     return take(*record);
   }
-  // Reads a value and appends it in one step with respect to signal handlers. They run during the wait.
+  // Reads a value and appends it to `values`. Signal handlers run during the wait, but not between the two, where the value would be lost.
   void read_into(nb::list values, std::optional<double> timeout) {
     auto record = unwrap(ring_.peek());
     while (!record) {

@@ -15,12 +15,12 @@ namespace {
 
 runtime::Duration seconds(double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); }
 
-// (address, bytes) of a tensor that Python keeps alive.
+// A tensor that Python keeps alive, as (address, bytes).
 using PyMemory = std::pair<std::uintptr_t, std::size_t>;
 std::span<const std::byte> input_of(const PyMemory& m) { return {reinterpret_cast<const std::byte*>(m.first), m.second}; }
 std::span<std::byte> output_of(const PyMemory& m) { return {reinterpret_cast<std::byte*>(m.first), m.second}; }
 
-// (label, step, timeout in seconds or 0, background)
+// The caller's description of an operation, as (label, step, timeout in seconds or 0, background).
 using PyCall = std::tuple<std::string, std::uint64_t, double, bool>;
 Call call_of(const PyCall& c) {
   Call out;

@@ -1,4 +1,4 @@
-// A Communicator for Python, with its memory of the node, if any.
+// A Communicator for Python, with the node's memory that it uses, if any.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ class PyCommunicator {
   PyCommunicator(std::shared_ptr<runtime::Communicator> communicator, std::shared_ptr<actors::NodeMemory> memory)
       : communicator_(std::move(communicator)), memory_(std::move(memory)) {}
 
-  // Chooses the transport (runtime/transport/make_communicator.h). `open_backend` makes the Python object that moves bytes under the name
-  // `backend` (shoal._distributed.process_group).
+  // Chooses the transport (runtime/transport/make_communicator.h). `open_backend` makes the Python object that moves the bytes; `backend`
+  // is its name (shoal._distributed.process_group).
   static std::unique_ptr<PyCommunicator> make(PySession& session, const std::string& name, int rank, int world_size, bool shares_memory,
                                               const std::string& backend, nb::callable open_backend, double timeout, double warn_after,
                                               bool spins);
@@ -24,7 +24,7 @@ class PyCommunicator {
   runtime::Communicator& get() const { return *communicator_; }
   const std::shared_ptr<runtime::Communicator>& shared() const { return communicator_; }
   std::unique_ptr<PyCommunicator> reform() const;
-  // The session closes: the node gets nothing back afterwards.
+  // Called when the session closes. The node then takes the memory back by itself.
   void close();
 
  private:

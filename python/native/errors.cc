@@ -10,7 +10,7 @@ nb::object& factory() {
   return *made;
 }
 
-// Never fails: a native error may quote arbitrary bytes.
+// Python's text for a native one, which may contain arbitrary bytes: it never fails.
 nb::object text(const std::string& s) { return nb::steal(PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace")); }
 
 }  // namespace
@@ -25,7 +25,7 @@ nb::object to_exception(const Error& e) {
 void raise(const Error& e) {
   if (e.reason() == "Interrupted") {
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
-    raise(cancelled("this process left the cluster").with_reason("Closed"));  // another thread closed the session
+    raise(cancelled("this process left the cluster").with_reason("Closed"));  // another thread has closed the session meanwhile
   }
   const nb::object exception = to_exception(e);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());

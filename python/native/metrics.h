@@ -5,7 +5,7 @@
 
 namespace shoal::python {
 
-// The process's only recorder: it also records outside a cluster, and outlives a session.
+// The recorder of this process. There is one only: it also records before the process joins a cluster, and outlives a session.
 actors::MetricsRecorder& recorder();
 
 }  // namespace shoal::python

@@ -1,4 +1,4 @@
-// An owned byte buffer: 16-byte aligned, not zeroed, movable; only copy_of() and clone() copy.
+// A byte buffer with one owner. It is aligned to 16 bytes and not zeroed; it can be moved, and only copy_of() and clone() copy it.
 #pragma once
 
 #include <cstddef>

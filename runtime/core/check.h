@@ -1,5 +1,5 @@
-// SHOAL_CHECK guards against programmer errors in every build: it prints to stderr and aborts; supervision restarts the process.
-// It never checks data from a peer or a disk.
+// SHOAL_CHECK guards against programmer errors in every build: it prints to stderr and aborts. It is not for data from a peer or a disk,
+// for which errors are returned.
 #pragma once
 
 namespace shoal {

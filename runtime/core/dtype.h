@@ -1,5 +1,5 @@
-// The type of a tensor's elements: in parameters and in messages among ranks. Processes read each other's values in shared memory, so a
-// new dtype goes to the end.
+// The type of a tensor's elements, in parameters and in messages among ranks. Processes read each other's numbers of dtypes in shared
+// memory, so a new dtype is added at the end.
 #pragma once
 
 #include <cstddef>

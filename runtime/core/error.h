@@ -1,6 +1,8 @@
-// An error as a value: a code that implies an action of the caller, a message, a hint, and a context.
+// An error as a value: a code, a reason, a message, a hint for the user, and the context in which it arose. The code implies what the
+// caller may do.
 //
-// Error is one owning pointer, so Result<void> is small. Code moves it; copies serve broadcasts, such as a death reported to many callers.
+// Error owns one pointer, so Result<void> is small. It is moved as a rule, and copied where many get the same error, as the callers of an
+// actor that died.
 #pragma once
 
 #include <cstddef>
@@ -45,17 +47,17 @@ class [[nodiscard]] Error {
   // The reason, and the message, of the error that caused this one; empty without a cause. The message is the end of message().
   const std::string& cause_reason() const { return detail_->cause_reason; }
   std::string_view cause_message() const { return std::string_view(message()).substr(detail_->cause_at); }
-  // The frames that the error passed, innermost first: "actor Counter(3f..)", "rank 1", "step 12", "node unshard(block.3)".
+  // The levels through which the error came, innermost first: "actor Counter(3f..)", "rank 1", "step 12", "node unshard(block.3)".
   const std::vector<std::string>& context() const { return detail_->context; }
 
   Error&& with_reason(std::string reason) &&;
   Error&& with_hint(std::string hint) &&;
   // States what caused this error: appends the message of `cause` to this one's, and keeps its reason.
   Error&& because(const Error& cause) &&;
-  // Appends one frame of context. Frames beyond kMaxContext are dropped: the innermost ones, near the cause, matter most.
+  // Adds one level to the context, unless it has kMaxContext levels: those near the cause matter most, so they are kept.
   Error&& in(std::string frame) &&;
 
-  // "error[Unavailable/ActorDied]: message", followed by the lines "  in: frames" and "  hint: ..." where present.
+  // "error[Unavailable/ActorDied]: message", then a line " in: " with the context and a line " hint: ", if there are any.
   std::string to_string() const;
 
   static constexpr std::size_t kMaxContext = 16;

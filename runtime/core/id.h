@@ -10,7 +10,7 @@
 
 namespace shoal {
 
-// 64 random bits. 0 means "none".
+// An id of 64 random bits. 0 is the id of nothing.
 template <class Tag>
 struct Id {
   std::uint64_t value = 0;
@@ -35,13 +35,13 @@ using ObjectId = Id<struct ObjectTag>;
 using GangId = Id<struct GangTag>;
 using GroupId = Id<struct GroupTag>;  // a placement group
 
-// Position of a process in a gang or mesh: 0 to world_size - 1.
+// The position of a process in a gang or mesh, from 0 to world_size - 1.
 struct Rank {
   std::int32_t value = 0;
   auto operator<=>(const Rank&) const = default;
 };
 
-// Number of a gang's membership; a plan is compiled for one generation.
+// The number of a gang's membership; a plan of a step is made for one generation.
 struct Generation {
   std::uint64_t value = 0;
   auto operator<=>(const Generation&) const = default;

@@ -18,8 +18,8 @@ inline auto fail(Error error) { return tl::unexpected<Error>(std::move(error)); 
 #define SHOAL_CONCAT_(a, b) a##b
 #define SHOAL_CONCAT(a, b) SHOAL_CONCAT_(a, b)
 
-// SHOAL_TRY(auto x, f()): declares x as the value of f(), or returns its error. The macro is no statement expression, so
-// that the expression may contain a co_await in SHOAL_CO_TRY.
+// SHOAL_TRY(auto x, f()): declares x as the value of f(), or returns its error. It is a sequence of statements, so that in SHOAL_CO_TRY,
+// its form for coroutines, the expression may contain a co_await.
 #define SHOAL_TRY_(tmp, decl, ret, ...)                \
   auto tmp = __VA_ARGS__;                              \
   if (!tmp) ret ::shoal::fail(std::move(tmp).error()); \

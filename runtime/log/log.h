@@ -1,7 +1,7 @@
 // Logging with spdlog: one line per state transition, `key=value`, ids first; no logging on the data path.
 //
-// main() passes a Log down to its users. Levels: error for bugs in Shoal, warn for conditions that users should see, info for state
-// transitions.
+// main() makes a Log, and passes it to the objects that log. Levels: error for bugs in Shoal, warn for conditions that users should see,
+// info for state transitions.
 #pragma once
 
 #include <spdlog/logger.h>

@@ -23,7 +23,7 @@ void BusyPoller::remove(std::size_t index) {
   awake_.pop_back();
 }
 
-// poll() may add to the list and remove from it.
+// A ring's poll() may add to awake_ and remove from it.
 bool BusyPoller::look() {
   for (int i = 0; i < kAtOnce && !awake_.empty(); ++i) {
     next_ = (next_ + 1) % awake_.size();

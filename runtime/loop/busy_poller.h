@@ -1,9 +1,9 @@
-// A loop polls its BusyPoller before it sleeps: rings of this process's connections, and sockets to other hosts. Rings have no descriptor
-// to signal new records; a read finds data on a socket sooner than epoll reports it.
+// The sources that a loop polls before it sleeps: rings of this process's connections, and sockets to other hosts. A ring has no descriptor
+// that could signal new records. On a socket, a read finds data sooner than epoll reports it.
 //
-// The loop polls a ring while it is in use. An idle loop polls on for a moment (Spin), asks the peers to wake it through their
-// sockets from now on (prepare_to_sleep), and sleeps. So an idle process polls nothing. Polling a socket is a system call, made only in the
-// moment before the sleep. Only the loop's owner calls these functions.
+// A ring is "awake" while it is polled. A loop without other work polls on for a moment (Spin). Then it asks the peers to wake it by their
+// sockets from now on (prepare_to_sleep), and sleeps, so that an idle process polls nothing. Polling a socket is a system call, made only
+// in that last moment. Only the thread that owns the loop calls these functions.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@ class PollSource {
  public:
   // Does a bounded piece of the pending work; returns false if there was none.
   virtual bool poll() = 0;
-  // The loop stops polling. True: a descriptor will signal new data. False: there is work now, keep polling.
+  // Called when the loop stops polling this source. Returns true if a descriptor will signal new data, false if there is work now, so that
+  // polling has to go on.
   virtual bool prepare_to_sleep() = 0;
 
  protected:
@@ -28,17 +29,18 @@ class PollSource {
 
 class BusyPoller {
  public:
-  // Polls `polled` until it prepares to sleep or remove() is called.
+  // Polls `polled` from now on, until its prepare_to_sleep() returns true or remove() is called.
   void look_at(std::shared_ptr<PollSource> polled);
   // Adds a socket that epoll reports as well. Polling it is a system call, so only busy_poll() does.
   void add_socket(std::shared_ptr<PollSource> polled) { sockets_.push_back(std::move(polled)); }
   void remove(const PollSource& polled);
   bool empty() const { return awake_.empty() && sockets_.empty(); }
 
-  // Polls some of them in turn until one had work; returns false if none had.
+  // Polls up to kAtOnce awake rings, continuing after the one polled last, until one had work. Returns false if none had. Sockets are
+  // polled by busy_poll() only.
   bool look();
-  // Polls repeatedly while that pays (Spin). `between` runs every few looks, or at each look if there is nothing to poll; its success
-  // ends the polling as well.
+  // Polls repeatedly while that pays (Spin). Ends once something had work. `between` runs every few looks, or at each look if there is
+  // nothing to poll; when it returns true, the polling ends, too.
   template <class Between>
   bool busy_poll(Between&& between, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
     const bool memory = !awake_.empty(), sockets = !sockets_.empty() && sockets_.size() <= kFewSockets;
@@ -54,15 +56,15 @@ class BusyPoller {
         },
         at_most);
   }
-  // Called before the loop sleeps. False: there is work, so it must not sleep.
+  // Called before the loop sleeps. Returns false if there is work, so that it must not sleep.
   bool prepare_to_sleep();
 
  private:
-  static constexpr int kAtOnce = 8;  // polled by one look()
+  static constexpr int kAtOnce = 8;  // rings polled by one look()
   static constexpr int kLooksBetween = 32;
   static constexpr int kSocketLooksBetween = 8;
-  static constexpr std::size_t kFewSockets = 8;  // with more, epoll reports as soon
-  static constexpr std::size_t kFew = 16;        // awake ones; beyond that, idle ones are put to sleep one by one
+  static constexpr std::size_t kFewSockets = 8;  // sockets that are polled; with more of them, epoll is as fast
+  static constexpr std::size_t kFew = 16;        // awake rings; if there are more, idle ones are put to sleep one by one
   static constexpr std::uint32_t kIdleLooks = 1000;
 
   struct Awake {

@@ -12,7 +12,7 @@ namespace {
 class RealTimer final : public Timer::Pending {
  public:
   RealTimer(asio::io_context& io, Duration delay, std::function<void()> fn) : timer_(io, delay), alive_(std::make_shared<bool>(true)) {
-    // A handler that is already queued when the timer is destroyed still runs with success; `alive` makes it a no-op.
+    // A handler that is already queued when the timer is destroyed still runs with success; `alive` is false then, so that it does nothing.
     timer_.async_wait([fn = std::move(fn), alive = alive_](std::error_code error) {
       if (!error && *alive) fn();
     });

@@ -13,7 +13,7 @@ class Loop;
 using Duration = std::chrono::nanoseconds;
 using TimePoint = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 
-// A pending call. Destruction cancels the call; a default-constructed Timer is empty. Loop thread only.
+// A call that is to be made later. Its destruction cancels the call. Timer() is empty. Loop thread only.
 class Timer {
  public:
   class Pending {

@@ -1,7 +1,7 @@
-// The result of an operation under way: a caller polls it, waits for it, or registers a callback.
+// The result of an operation under way. A caller asks whether it is there, waits for it, or registers a callback.
 //
-// A Promise sets the value once, on the loop; afterwards it is immutable. Future is a shared handle. Its users in
-// actors/ provide a blocking get().
+// A Promise sets the value once, on the loop; afterwards it is immutable. Future is a shared handle. Classes of actors/ that contain one
+// provide a blocking get().
 #pragma once
 
 #include <atomic>
@@ -58,7 +58,7 @@ class Promise {
   Promise() : state_(std::make_shared<typename Future<T>::State>()) {}
   Future<T> future() const { return Future<T>(state_); }
   bool is_set() const { return state_->ready.load(std::memory_order_relaxed); }
-  // Loop thread only. Ignores a second value: a death and an answer may race, and the first one counts.
+  // Loop thread only. Ignores a second value: where the news of a death and an answer arrive almost together, the first one counts.
   void set(Result<T> value) const {
     if (is_set()) return;
     state_->value.emplace(std::move(value));

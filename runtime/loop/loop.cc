@@ -20,7 +20,7 @@ struct Loop::Impl {
   asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
   BusyPoller busy_poller;
   std::set<int> tracked;
-  int in_a_row = 0;  // consecutive pieces of work from memory, without a turn for io
+  int in_a_row = 0;  // number of times in a row that the busy poller had work, so that `io` had no turn
 
   bool found_in_memory() {
     if (++in_a_row < kInARow && busy_poller.look()) return true;

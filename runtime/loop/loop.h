@@ -31,7 +31,7 @@ class Loop {
   void run();
   enum class Idle {
     kSleep,
-    kSpin,  // polling for a moment before the sleep: for a thread that waits for an answer, or gives many
+    kSpin,  // polls for a moment before the sleep: for a thread that waits for an answer, or sends many
   };
   // Runs one handler, or none if `limit` passes first.
   void run_one(std::chrono::nanoseconds limit, Idle idle = Idle::kSleep);
@@ -45,8 +45,8 @@ class Loop {
   asio::io_context& io();     // for the files of runtime that use Asio
   BusyPoller& busy_poller();  // for connections through shared memory
 
-  // The descriptors of this process's connections. A forked child closes its copies, which would otherwise keep a connection open
-  // after the parent has closed it.
+  // The descriptors of this process's connections. A forked child closes its copies, because they would keep a connection open after the
+  // parent has closed it.
   void track(int fd);
   void untrack(int fd);
   void close_tracked();

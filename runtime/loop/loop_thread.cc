@@ -9,14 +9,14 @@ namespace shoal::runtime {
 
 namespace {
 constexpr int kPollsBeforeParking = 50;
-constexpr int kHandlersAtOnce = 64;  // for threads that took the loop for another purpose
+constexpr int kHandlersAtOnce = 64;  // handlers that poll_some() runs at most
 }  // namespace
 
 struct LoopThread::Waiter {
   enum class Wakeup { kNothing, kDone, kLead };
   const std::function<bool()>& done;
   std::condition_variable woken = {};
-  Wakeup reported = Wakeup::kNothing;  // guarded by mutex_ while it follows
+  Wakeup reported = Wakeup::kNothing;  // guarded by mutex_ while this waiter follows a leader
 };
 
 LoopThread::LoopThread(Loop& loop, Options options) : loop_(loop), options_(options) {
@@ -35,7 +35,7 @@ LoopThread::~LoopThread() {
     wanted_.fetch_add(1);
   }
   wake_background_.notify_all();
-  loop_.post([] {});  // wakes it from its wait for events
+  loop_.post([] {});  // wakes the loop from its wait for events
   thread_.join();
 }
 
@@ -59,7 +59,7 @@ void LoopThread::poll_some() {
 }
 
 void LoopThread::release() {
-  // Frequent owners keep the background thread away, so they run the ready handlers themselves.
+  // Threads that take the loop often keep the background thread away, so they run the ready handlers themselves.
   if (std::chrono::steady_clock::now() - served_ > options_.grace) poll_some();
   bool wake;
   {
@@ -116,12 +116,12 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     }
     if (leader_ != nullptr && leader_ != &self) {
       follow(self, std::min(deadline, next_look));
-      if (self.reported == Waiter::Wakeup::kDone) return Woken::kDone;  // and no list refers to `self` any more
+      if (self.reported == Waiter::Wakeup::kDone) return Woken::kDone;  // then no list refers to `self` any more
       continue;
     }
     leader_ = &self;
     notify_followers();
-    if (wanted_.load() > 0) {  // give way: acquire() queues behind the notified thread, so every thread gets its turn
+    if (wanted_.load() > 0) {  // gives way: acquire() then waits behind the thread that was notified, so that every thread gets its turn
       release();
       std::this_thread::yield();
       acquire();
@@ -129,7 +129,7 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     }
     const auto until = std::min(deadline, next_look);
     loop_.run_one(until == kForever ? std::chrono::hours(1) : std::chrono::nanoseconds(until - now), Loop::Idle::kSpin);
-    served_ = now;  // at the latest
+    served_ = now;  // a handler ran at this time, or a moment later
   }
 }
 
@@ -179,8 +179,8 @@ void LoopThread::background() {
   int quiet_polls = 0;
   const auto to_take_now = [this] { return stopping_ || (summoned_ && !owned_ && waits_.load() == 0 && wanted_.load() == 0); };
   while (!stopping_) {
-    // While other threads serve, check again every `grace`. Once an owner stays long (a worker waiting for its next call), sleep until
-    // it releases the loop.
+    // While other threads serve the loop in turns, this thread checks again every `grace`. If one of them keeps it for long (a worker
+    // waiting for its next call), this thread sleeps until the loop is released.
     if (owned_ || wanted_.load() > 0 || (seen != releases_ && !to_take_now())) {
       const bool changed = seen != releases_;
       seen = releases_;
@@ -204,7 +204,7 @@ void LoopThread::background() {
     seen = releases_;
     quiet_polls = 0;
     owner_changed_.notify_one();
-    // Leaves time for the thread that asked to acquire the loop.
+    // Leaves time for the thread that has asked for the loop to take it.
     wake_background_.wait_for(lock, options_.grace, to_take_now);
   }
 }

@@ -1,11 +1,12 @@
 // A loop for a process whose main thread belongs to the user.
 //
-// A background thread serves the loop while no other thread does. A thread without other work serves it itself: a caller blocked on
-// a future, a worker between calls. So a call and its answer need no hand-over between threads, unless user code runs for longer than
-// `grace`. (A hand-over takes about 36 us on a small virtual machine.) The background thread never takes the GIL and blocks all signals.
+// A background thread serves the loop while no other thread does. A thread that has no other work serves it itself: a caller that waits for
+// a future, a worker between calls. To serve the loop is to own it and to run its handlers. So a call and its answer need no hand-over
+// between threads, unless user code runs for longer than `grace`. (A hand-over takes about 36 us on a small virtual machine.) The
+// background thread never takes the GIL and blocks all signals.
 //
-// Threads that take the loop repeatedly without serving it (own(), or wait() past its deadline) run some handlers
-// whenever none have run for `grace`.
+// Threads that take the loop repeatedly without serving it (own(), or wait() past its deadline) run some handlers whenever none have run
+// for `grace`.
 //
 // If several threads wait, one leader serves the loop for all: after each handler it checks the others' conditions and wakes those that
 // hold. When it leaves, another waiter leads.
@@ -41,7 +42,7 @@ class LoopThread {
   LoopThread(const LoopThread&) = delete;
   LoopThread& operator=(const LoopThread&) = delete;
 
-  // Runs fn while this thread owns the loop, so no handler runs meanwhile. fn must not block.
+  // Runs fn while this thread owns the loop, so that no handler runs meanwhile. fn must not block.
   template <class F>
   auto own(F&& fn) {
     const Ownership owned(*this);
@@ -49,14 +50,14 @@ class LoopThread {
   }
 
   enum class Woken { kDone, kDeadline, kInterrupted };
-  // Serves the loop until done() returns true. Only a thread that owns the loop calls done(): this one, or the leader. So done() may
-  // read the loop's state; it is not called again after it returned true. `interrupted`, if not empty, is called without ownership
-  // every interrupt_period, so that the caller can check for signals.
+  // Serves the loop until done() returns true. Only a thread that owns the loop calls done(): this one, or the leader. So done() may read
+  // the state of the loop's handlers. It is not called again after it returned true. `interrupted`, if not empty, is called without
+  // ownership every interrupt_period, so that the caller can check for signals.
   Woken wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline,
              const std::function<bool()>& interrupted = {});
 
-  // For a thread that will sleep on another event set by a handler (a descriptor). If no thread serves the loop, the background thread
-  // does so now instead of after `grace`.
+  // For a thread that is about to sleep on something else that a handler sets (a descriptor). If no thread serves the loop, the background
+  // thread does so now instead of after `grace`.
   void hand_over();
 
   static constexpr std::chrono::steady_clock::time_point kForever = std::chrono::steady_clock::time_point::max();
@@ -101,7 +102,7 @@ class LoopThread {
   Waiter* leader_ = nullptr;                                                         // the waiter that serves in wait(); owner only
   std::vector<Waiter*> followers_;                                                   // owner only
   std::atomic<int> waits_{0};                                                        // threads in wait(), which serve the loop
-  std::atomic<int> wanted_{0};  // threads waiting in acquire(), to which the serving thread gives way
+  std::atomic<int> wanted_{0};  // threads that wait in acquire(); the thread that serves the loop gives way to them
   std::thread thread_;
 };
 

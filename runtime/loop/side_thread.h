@@ -11,7 +11,7 @@ namespace shoal::runtime {
 class SideThread {
  public:
   explicit SideThread(std::function<void()> run);
-  // Joins the thread. An owner that wants `run` to end early arranges that first.
+  // Joins the thread. If `run` is to end early, the owner makes it end first.
   ~SideThread();
   SideThread(const SideThread&) = delete;
   SideThread& operator=(const SideThread&) = delete;

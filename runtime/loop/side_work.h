@@ -22,7 +22,7 @@ class SideWork {
   // Waits for the job in progress. Queued jobs are dropped, and no `then` runs any more.
   ~SideWork();
 
-  // `then` runs on the loop, never inside this call. State that both functions use must outlive the caller.
+  // `then` runs on the loop, never inside this call. State that both functions use must live until they have run.
   void run(std::function<void()> work, std::function<void()> then);
 
  private:

@@ -1,7 +1,8 @@
-// Coroutines: Task<T> is an Asio awaitable of a Result<T>. Headers that can do with a callback do not include this one.
+// Coroutines: Task<T> is an Asio awaitable of a Result<T>. A header that needs no more than a callback does not include this one, because
+// Asio compiles slowly.
 //
-// Restrictions of GCC 12: no capturing lambda as a coroutine; parameters by value. No co_await in a ternary, in braces or beside
-// a capturing temporary.
+// Restrictions of GCC 12: no capturing lambda as a coroutine; parameters by value. No co_await in a ternary, in braces or beside a
+// capturing temporary.
 #pragma once
 
 #include <asio/any_io_executor.hpp>
@@ -45,7 +46,7 @@ Task<T> suspend(std::function<void(std::function<void(Result<T>)>)> start) {
       asio::use_awaitable, std::move(start));
 }
 
-// Returns after `delay`, or Cancelled.
+// Returns after `delay`; returns Cancelled if the task is cancelled before that.
 Task<void> sleep(Clock& clock, Duration delay);
 
 }  // namespace shoal::runtime

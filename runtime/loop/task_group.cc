@@ -61,7 +61,7 @@ void TaskGroup::stop(std::function<void()> drained) {
   stopping_ = true;
   if (running_.empty()) return drained();
   drained_ = std::move(drained);
-  // A cancelled task may end, which erases it from running_: iterate over a copy of the signals.
+  // A cancelled task may end at once, which erases it from running_. So this iterates over a copy of the signals.
   std::vector<asio::cancellation_signal*> signals;
   for (auto& r : running_) signals.push_back(&r.cancel);
   for (auto* s : signals) {

@@ -51,7 +51,7 @@ struct CertificateRequest {
 };
 Result<CertificateRequest> make_certificate_request(const std::string& name);
 
-// Returns a certificate for a server at `host` (a name or an address), followed by the authority's own. InvalidArgument when the
+// Returns a certificate for a server at `host` (a name or an address), followed by the authority's own. Returns InvalidArgument if the
 // request is malformed or not signed by its own key; its other fields are ignored.
 Result<std::string> sign_certificate(const KeyedCertificate& authority, const std::string& request, const std::string& host,
                                      Validity validity);

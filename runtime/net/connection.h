@@ -79,7 +79,7 @@ class Network {
   using Connected = std::function<void(Result<std::unique_ptr<Connection>>)>;
 
   virtual ~Network() = default;
-  // Calls `accepted` with connections whose hello succeeded. ResourceExhausted/AddressInUse when the address is taken.
+  // Calls `accepted` with connections whose hello succeeded. Returns ResourceExhausted/AddressInUse if the address is taken.
   virtual Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint, Accepted accepted) = 0;
   // Errors: Unavailable without a listener, the errors of the hello, DeadlineExceeded.
   virtual void connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) = 0;

@@ -27,13 +27,14 @@ struct Endpoint {
   static Endpoint tcp(std::string host, std::uint16_t port) { return {{}, std::move(host), port}; }
 };
 
-// InvalidArgument describes the mistake. Abstract names have 1 to 100 characters.
+// Returns InvalidArgument, with the mistake, if the text is no endpoint. Abstract names have 1 to 100 characters.
 Result<Endpoint> parse_endpoint(std::string_view text);
 // Alternative addresses, tried in turn: ENDPOINT[,ENDPOINT]
 Result<std::vector<Endpoint>> parse_endpoints(std::string_view text);
 
 bool is_loopback(std::string_view host);  // by address or by the name localhost, without a lookup
-// Returns this host's address on its route to `host`, at which hosts on that route reach it. NotFound; Unavailable without a route.
+// Returns this host's address on its route to `host`, at which hosts on that route reach it. Returns NotFound for an unknown host,
+// Unavailable without a route.
 Result<std::string> own_address_towards(const std::string& host);
 
 }  // namespace shoal::runtime

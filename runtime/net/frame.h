@@ -55,7 +55,7 @@ struct FrameLimits {
 // For sizes that a peer or a user chooses: returns nullopt if there is not enough memory.
 std::optional<Bytes> allocate(std::size_t bytes);
 
-// InvalidArgument/FrameTooLarge if the frame must not be sent.
+// Returns InvalidArgument/FrameTooLarge if the frame must not be sent.
 Result<void> check_size(const Frame& frame, const FrameLimits& limits);
 
 struct FrameHeader {
@@ -71,7 +71,7 @@ struct FrameHeader {
   std::array<std::byte, kBytes> encode() const;
 };
 
-// InvalidArgument when the header is malformed or exceeds a limit; the caller then drops the peer.
+// Returns InvalidArgument if the header is malformed or exceeds a limit; the caller then drops the peer.
 Result<FrameHeader> decode_header(const std::byte* bytes, const FrameLimits& limits);
 
 }  // namespace shoal::runtime

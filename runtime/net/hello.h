@@ -73,7 +73,7 @@ class HelloListener {
 class HelloCaller {
  public:
   HelloCaller(const Token& token, VersionRange versions, Role role, Random& random, HelloBinding binding = {});
-  // InvalidArgument/VersionMismatch contains both sides' ranges.
+  // Returns InvalidArgument/VersionMismatch, with both sides' ranges, if these do not overlap.
   Result<HelloMessage> answer(const HelloMessage& challenge);
   // Returns the agreed version, or an error.
   Result<std::uint16_t> conclude(const HelloMessage& verdict) const;

@@ -148,7 +148,8 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
   void send(Frame frame, Flush flush) {
     if (closed_ || unheard_) return;
     SHOAL_CHECK(check_size(frame, limits_).has_value(), "the frame exceeds the limits");
-    // Between hosts the new frame does not count: one large message has to wait anyway, and does not show a stalled peer.
+    // A peer that lets more than max_queued_bytes wait is stalled, and its connection closes. Between hosts the new frame is not in that
+    // sum. A large value travels inside its frame, so one frame may exceed the bound although the peer reads.
     const std::size_t waiting = identity_.local ? queue_.bytes() + frame.wire_bytes() : queue_.bytes();
     queue_.push(std::move(frame));
     ++traffic_->sent;

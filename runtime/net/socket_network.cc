@@ -206,8 +206,8 @@ struct Door {
   std::list<Greeting> greeting;   // hellos under way, oldest first
   std::function<void()> goes_on;  // resumes a listener that waits for room
 
-  // Returns how long the next caller has to wait for room. If `max` hellos are under way, the oldest one that has sent nothing for
-  // `patience` is closed. Those that are younger or have unread bytes stay.
+  // Returns how long to wait before the next connection is accepted; zero: accept it now. At most `max` connections may be in their hello.
+  // To make room, closes the oldest of them that is older than `patience` and has no unread bytes.
   Duration wait_for_room(std::size_t max, TimePoint now, Duration patience) {
     if (greeting.size() < max) return Duration::zero();
     for (auto it = greeting.begin(); it != greeting.end(); ++it) {

@@ -20,7 +20,7 @@ namespace shoal::runtime {
 // Configuration of one end. Without a certificate it can only call.
 class Tls {
  public:
-  // InvalidArgument when certificate and key do not match, or do not come with that authority.
+  // Returns InvalidArgument if certificate and key do not match, or are not of that authority.
   static Result<std::shared_ptr<const Tls>> make(const Fingerprint& authority, const KeyedCertificate& own = {});
   ~Tls();
 
@@ -62,7 +62,7 @@ class TlsSession {
     Step step = Step::kDone;
     bool ended = false;  // the peer has closed
   };
-  // Unavailable when the connection broke, DataLoss when the received bytes fail authentication.
+  // Returns Unavailable if the connection broke, DataLoss if the received bytes fail authentication.
   Result<Moved> read(std::span<std::byte> room);
   Result<Moved> write(std::span<const std::byte> bytes);  // after a wait, repeat it with the same bytes or more
   bool has_buffered() const;                              // the next read may return data although the socket has none

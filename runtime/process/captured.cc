@@ -14,7 +14,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr auto kKillPatience = std::chrono::seconds(10);
-constexpr std::size_t kDrainBytes = 1 << 20;  // taken from a pipe at once: as much as the kernel lets a pipe hold
+constexpr std::size_t kDrainBytes = 1 << 20;  // bytes read from a pipe at once: as many as a pipe can have
 
 struct Pipe {
   Fd reads, writes;
@@ -55,7 +55,8 @@ Result<Captured> run_captured(SpawnSpec spec, const CaptureLimits& limits) {
   spec.out = std::move(out.writes);
   spec.err = std::move(err.writes);
   SHOAL_TRY(const pid_t pid, spawn(std::move(spec)));
-  const Fd ended(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));  // without one, the ends of both streams have to do
+  // Without a pidfd, the program counts as ended once both streams have ended.
+  const Fd ended(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   const auto kill_it = [&](Error why) -> Result<Captured> {
     signal_group(pid, SIGKILL);
     (void)wait_exit(pid, kKillPatience);
@@ -69,7 +70,7 @@ Result<Captured> run_captured(SpawnSpec spec, const CaptureLimits& limits) {
     if (n < 0 && errno != EINTR) return kill_it(from_errno(errno, "poll"));
     if (Clock::now() >= end) return kill_it(deadline_exceeded(name + " did not end in time"));
     if (n < 0) continue;
-    over = polled[2].revents != 0;  // the pipes hold by now all that it wrote
+    over = polled[2].revents != 0;  // the pipes have all that it wrote by now
     drain(out.reads, captured.out);
     drain(err.reads, captured.err);
     if (captured.out.size() > limits.out_bytes)

@@ -1,4 +1,4 @@
-// Runs a program to its end and keeps what it writes. For programs that end by themselves soon; a ProcessWatch is for all others.
+// Runs a program to its end and keeps what it writes. For programs that end soon by themselves; for others, use ProcessWatch.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,8 @@ struct Captured {
 };
 
 // Blocks until the program has ended, and reads both streams meanwhile: neither of them can fill up and stop it. Descendants that outlive
-// the program are not awaited. `spec.out` and `spec.err` are replaced. DeadlineExceeded or ResourceExhausted beyond the limits: the
-// program's process group is killed then. Other errors: as spawn.
+// the program are not awaited. `spec.out` and `spec.err` are replaced. Returns DeadlineExceeded or ResourceExhausted beyond the limits,
+// after it has killed the program's process group. Other errors are those of spawn().
 Result<Captured> run_captured(SpawnSpec spec, const CaptureLimits& limits);
 
 }  // namespace shoal::runtime

@@ -14,7 +14,8 @@ namespace shoal::runtime {
 namespace {
 
 constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
-constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;  // version 1 has a number at least this large instead of "max"
+// A limit from this number on is none: version 1 has such a number where version 2 has "max".
+constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;
 
 // Returns kNone for "max" and for a missing file.
 std::uint64_t number_in(const std::string& file) {
@@ -54,7 +55,7 @@ void limit_by(MachineMemory& memory, const std::string& folder, const Controller
   memory.available = std::min(memory.available, limit - std::min(limit, held));
 }
 
-// Applies the limits of the group and its ancestors. In a container the path may be the host's, of which few or no folders are visible.
+// Applies the limits of the group and its ancestors. In a container the path may be the host's, and few or none of its folders are visible.
 void limit_along(MachineMemory& memory, const std::string& mount, std::string path, const Controller& names) {
   for (;;) {
     limit_by(memory, mount + path, names);

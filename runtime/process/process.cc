@@ -73,7 +73,7 @@ ExitStatus reap(int fd) {
     if (getppid() != parent) _exit(127);  // the parent died before prctl
   }
   if (!spec.cwd.empty() && chdir(spec.cwd.c_str()) != 0) give_up();
-  // First duplicates all descriptors above the target range, because one may occupy the target of another.
+  // First duplicates all descriptors to numbers above the final ones (0, 1, 2, 3, ...), because one may have the final number of another.
   const int base = 3 + static_cast<int>(spec.inherited.size());
   std::vector<int> sources;
   for (const Fd* fd : {&spec.in, &spec.out, &spec.err}) sources.push_back(fd->get() < 0 ? -1 : fcntl(fd->get(), F_DUPFD_CLOEXEC, base));
@@ -196,7 +196,7 @@ std::uint64_t start_time(pid_t pid) {
   std::istringstream fields(line.substr(line.rfind(')') + 1));
   std::string field;
   fields >> field;
-  if (field == "Z" || field == "X") return 0;    // has ended, not yet reaped
+  if (field == "Z" || field == "X") return 0;    // the process has ended, and is not reaped yet
   for (int i = 1; i < 20; ++i) fields >> field;  // the 22nd field of the line
   return std::strtoull(field.c_str(), nullptr, 10);
 }

@@ -39,15 +39,15 @@ struct SpawnSpec {
   bool dies_with_parent = true;   // SIGKILL when the spawning thread ends (PR_SET_PDEATHSIG): spawn from the main thread
 };
 
-// Starts a child that leads a session and process group of its own, so that signal_group reaches all its descendants there.
-// InvalidArgument or NotFound when the program cannot be run; no process remains then.
+// Starts a child that leads a session and process group of its own, so that signal_group reaches all its descendants there. Returns
+// InvalidArgument or NotFound if the program cannot be run; no process remains then.
 Result<pid_t> spawn(SpawnSpec spec);
 
 // Blocks until a child has ended and reaps it; returns nullopt after `limit`. For children that no loop watches.
 std::optional<ExitStatus> wait_exit(pid_t child, std::chrono::nanoseconds limit);
 
-// Blocks until a first line arrives in a pipe, and returns it without its newline. DeadlineExceeded; Unavailable at the end of the
-// stream or beyond max_bytes.
+// Blocks until a first line arrives in a pipe, and returns it without its newline. Returns DeadlineExceeded after `limit`, Unavailable at
+// the end of the stream or beyond max_bytes.
 Result<std::string> read_line(const Fd& pipe, std::size_t max_bytes, std::chrono::nanoseconds limit);
 
 // Signals the process group that `leader` leads; no effect if it is gone.
@@ -64,8 +64,8 @@ void become_subreaper();
 // zombie.
 std::uint64_t start_time(pid_t pid);
 
-// Calls `ended` once on the loop when the process has ended, and reaps a child. Uses a pidfd, and retries while the system has none
-// left. Destruction cancels the call.
+// Calls `ended` once on the loop when the process has ended, and reaps a child. It uses a pidfd, and tries again while the system has no
+// descriptor left. Destruction cancels the call.
 class ProcessWatch {
  public:
   ProcessWatch(Loop& loop, pid_t pid, std::function<void(ExitStatus)> ended);

@@ -10,8 +10,9 @@ namespace shoal::runtime {
 void open_standard_streams() {
   for (int fd = 0; fd <= 2; ++fd) {
     if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
-    const int opened = open("/dev/null", O_RDWR);  // lowest free number; inherited by children like standard streams
-    if (opened > 2) close(opened);                 // another thread took the number
+    // Gets the lowest free number; without O_CLOEXEC, because children inherit standard streams.
+    const int opened = open("/dev/null", O_RDWR);
+    if (opened > 2) close(opened);  // another thread has taken the number meanwhile
   }
 }
 

@@ -46,7 +46,8 @@ int MembershipPage::first_gone(std::uint32_t num_members) const {
 }
 
 void MembershipPage::notify_all() {
-  page_->bell.fetch_add(1);  // sequentially consistent, as is the load of waiters: at least one side sees the other's store
+  // Sequentially consistent, as the load of `waiters` is: either the waiter sees the new count, or this thread sees the waiter.
+  page_->bell.fetch_add(1);
   if (page_->waiters.load() > 0) syscall(SYS_futex, &page_->bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
@@ -70,7 +71,7 @@ MembershipPage::WaitResult MembershipPage::wait_until(const std::function<bool()
     }
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
     const timespec wait{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-    syscall(SYS_futex, &page_->bell, FUTEX_WAIT, received, &wait, nullptr, 0);  // EINTR, EAGAIN: check again
+    syscall(SYS_futex, &page_->bell, FUTEX_WAIT, received, &wait, nullptr, 0);  // after EINTR and EAGAIN the condition is checked again
     page_->waiters.fetch_sub(1);
   }
 }

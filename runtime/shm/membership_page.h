@@ -1,9 +1,9 @@
 // A membership page: the first pages of a shared memory that several processes (members) use. It records which members are gone and why,
-// and has a bell that wakes all waiters.
+// and notify_all() wakes all threads that wait on it.
 //
-// Members write shared data behind the page and ring. Only the node learns of deaths (from pidfds); it records the death here and rings.
-// So a rank that sleeps in a wait learns of a dead peer at once, without a message and without a thread. Trust: all members of a page are
-// processes of one job; other jobs never map it.
+// Members write shared data behind the page, and then notify the page. The node reads deaths from pidfds, records them here, and notifies
+// the page. So a rank that waits wakes at a peer's death at once, without a message and without a thread of its own. Trust: all members of
+// a page are processes of one job; other jobs never map it.
 #pragma once
 
 #include <atomic>
@@ -23,10 +23,10 @@ class MembershipPage {
   static constexpr std::uint32_t kMaxMembers = 64;
   static constexpr std::size_t kBytes = 20 << 10;  // offset of the members' own data
 
-  // The board at the start of a mapping of at least kBytes, which outlives this object.
+  // The page at the start of a mapping of at least kBytes, which outlives this object.
   explicit MembershipPage(std::byte* memory) : page_(reinterpret_cast<Page*>(memory)) {}
 
-  // Marks a member as gone, with a description of the cause (cut to fit), and rings. Later causes are ignored.
+  // Marks a member as gone, with a description of the cause (cut to fit), and notifies all. Later causes are ignored.
   void mark_gone(std::uint32_t member, std::string_view cause);
   bool is_gone(std::uint32_t member) const;
   std::string cause(std::uint32_t member) const;
@@ -37,7 +37,8 @@ class MembershipPage {
   void notify_all();
 
   enum class WaitResult { kDone, kTimeout };
-  // Returns kDone once done() holds, checked at each ring, and kTimeout after `limit`. First spins for `spins` checks.
+  // Returns kDone once done() holds, and kTimeout after `limit`. It checks done() `spins` times without a sleep, and then at each
+  // notify_all().
   WaitResult wait_until(const std::function<bool()>& done, std::chrono::nanoseconds limit, int spins);
 
  private:
@@ -46,7 +47,7 @@ class MembershipPage {
     char cause[252];
   };
   struct Page {
-    std::atomic<std::uint32_t> bell;     // counts rings: the futex word
+    std::atomic<std::uint32_t> bell;     // counts calls of notify_all(); waiters sleep on this futex word
     std::atomic<std::uint32_t> waiters;  // number of sleepers: notify_all() needs no system call at 0
     char padding[1016];
     Member members[kMaxMembers];

@@ -60,7 +60,8 @@ Result<std::size_t> memory_bytes(const Fd& memory) {
   struct stat info {};
   if (fstat(memory.get(), &info) != 0) return fail(from_errno(errno, "fstat"));
   const bool sealed = is_memory(memory);
-  const bool ours = S_ISREG(info.st_mode) && info.st_nlink == 0 && info.st_uid == geteuid();  // a file that other users cannot open
+  // A file of this user without a name, which other users cannot open.
+  const bool ours = S_ISREG(info.st_mode) && info.st_nlink == 0 && info.st_uid == geteuid();
   const bool read_only = (fcntl(memory.get(), F_GETFL) & O_ACCMODE) == O_RDONLY;
   if (!sealed && !(ours && read_only)) return fail(invalid_argument("the descriptor is not sealed memory"));
   return static_cast<std::size_t>(info.st_size);
@@ -86,8 +87,8 @@ Result<Mapping> private_memory(std::size_t bytes, bool touched) {
   if (at == MAP_FAILED) return fail(from_errno(errno, "cannot allocate memory of " + std::to_string(bytes) + " bytes"));
   out.data_ = static_cast<std::byte*>(at);
   out.size_ = bytes;
-  (void)madvise(at, bytes, MADV_HUGEPAGE);                     // a hint
-  if (touched) (void)madvise(at, bytes, MADV_POPULATE_WRITE);  // Linux 5.14; before it, pages come with the first write
+  (void)madvise(at, bytes, MADV_HUGEPAGE);                     // only a hint, so that an error is ignored
+  if (touched) (void)madvise(at, bytes, MADV_POPULATE_WRITE);  // needs Linux 5.14; without it, pages come with the first write
   return out;
 }
 

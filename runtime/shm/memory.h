@@ -31,7 +31,7 @@ class Mapping {
   // Faults in all pages of a writable mapping at once (needs Linux 5.14; otherwise no effect).
   void populate() const;
 
-  // Forbids every access, or allows it again; an access in between faults. For the lease guard.
+  // Forbids every access, so that one faults; the next function allows them again. For the lease guard (fsdp).
   void forbid() const;
   void allow(Access access) const;
 
@@ -44,15 +44,15 @@ class Mapping {
 
 // Makes a zeroed memory of a fixed size: seals forbid shrinking and growing, so no holder can make a reader fault.
 Result<Fd> make_memory(const std::string& name, std::size_t bytes);
-// Returns the size of a memory from another process. InvalidArgument unless it is sealed as by make_memory, or is a file of this user
-// without a name that is open for reading only.
+// Returns the size of a memory from another process. Returns InvalidArgument unless it is sealed as by make_memory, or is a file of this
+// user without a name that is open for reading only.
 Result<std::size_t> memory_bytes(const Fd& memory);
 // For descriptors that memory_bytes accepts: true for a sealed memory, false for a file.
 bool is_memory(const Fd& memory);
 Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
 Result<Fd> duplicate(const Fd& fd);
-// Writes into memory whose pages do not exist yet, two to four times as fast as through a mapping (measured). The kernel copies
-// into new pages without zeroing them and without faults. ResourceExhausted when there is no room.
+// Writes into memory whose pages do not exist yet, two to four times as fast as through a mapping (measured). The kernel copies into new
+// pages without zeroing them and without faults. Returns ResourceExhausted if there is no room.
 Result<void> write_at(const Fd& memory, std::size_t offset, std::span<const std::byte> bytes);
 
 // Maps zeroed private memory. With `touched` all pages exist at once, otherwise each after its first access. Asks for huge pages,

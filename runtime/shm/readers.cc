@@ -28,7 +28,7 @@ Result<Fd> keeper_of(const Fd& memory) {
 }
 
 // Adds an open file description lock, which also belongs to the open file, not to the process. On a kernel without such locks (a sandbox
-// that is not Linux), every holder counts as a reader.
+// that imitates Linux), every holder counts as a reader.
 Result<Fd> reader_of(const Fd& memory) {
   SHOAL_TRY(Fd out, keeper_of(memory));
   struct flock lock = lock_of(F_RDLCK);

@@ -1,8 +1,8 @@
 // Counts the holders of a shared memory by file locks, which the kernel releases also when a process dies.
 //
 // Other processes get a new, read-only open file of the memory with shared locks on it. Its duplicates, mappings and copies in messages
-// keep the open file; it closes with the last of them. A reader's file carries two locks, a keeper's one: a keeper needs the bytes to
-// stay unchanged, but does not read them.
+// keep the open file; it closes with the last of them. A reader's file has two locks, a keeper's one. A reader reads the bytes; a keeper,
+// such as the node, only needs them to stay unchanged.
 #pragma once
 
 #include "runtime/core/fd.h"
@@ -13,7 +13,8 @@ namespace shoal::runtime {
 Result<Fd> reader_of(const Fd& memory);
 Result<Fd> keeper_of(const Fd& memory);
 
-// Returns true if `memory` has readers or keepers. `memory` is the writable file, without locks. After false, none can appear.
+// Returns true if `memory` has readers or keepers. `memory` is the writable file, without locks. Once it returned false, the memory can get
+// none.
 bool has_holders(const Fd& memory);
 // Returns true if the memory has readers. `memory` is a keeper's file or the writable one, not a reader's.
 bool has_readers(const Fd& memory);

@@ -14,7 +14,7 @@ namespace shoal::runtime {
 
 namespace {
 
-// A writer that crosses a multiple of this while the ring is empty restarts, so that light traffic uses few pages.
+// A writer that reaches a multiple of this while the ring is empty restarts at its beginning, so that light traffic uses few pages.
 constexpr std::uint64_t kRestartBytes = 16 << 10;
 
 Error broken(const char* what) { return invalid_argument(std::string("a ring has an impossible ") + what).with_reason("BrokenRing"); }
@@ -49,7 +49,8 @@ Wake Ring::close() {
 void Ring::futex_wait(std::atomic<std::uint32_t>& word, std::chrono::nanoseconds limit) {
   const auto ns = limit.count();
   const timespec wait{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-  syscall(SYS_futex, &word, FUTEX_WAIT, static_cast<std::uint32_t>(kFutex), &wait, nullptr, 0);  // EINTR, EAGAIN: check again
+  // After EINTR and EAGAIN the condition is checked again.
+  syscall(SYS_futex, &word, FUTEX_WAIT, static_cast<std::uint32_t>(kFutex), &wait, nullptr, 0);
 }
 
 template <class Ready>

@@ -12,7 +12,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kMaxTurned = 4096;  // segments visited per fill
+constexpr std::size_t kMaxTurned = 4096;  // most segments that one fill looks at
 
 // Rounds up to a size that later values are likely to fit as well. Pages that are not written take no memory.
 std::size_t capacity_of(std::size_t bytes) {
@@ -41,7 +41,7 @@ Result<Fd> SegmentPool::fill(std::size_t bytes, std::span<const Part> parts) {
   Segment segment;
   segment.bytes = kept ? capacity_of(bytes) : bytes;
   SHOAL_TRY(segment.memory, make_memory("shoal:value", segment.bytes));
-  if (is_wide(bytes)) {  // through a mapping kept for the next fill: no slower than write_at
+  if (is_wide(bytes)) {  // through a mapping, which is kept for the next fill; for wide copies that is as fast as write_at
     SHOAL_TRY(segment.mapping, map(segment.memory, segment.bytes, Access::kReadWrite));
     for (const Part& p : parts) SHOAL_OK(wide_fill({segment.mapping.data() + p.offset, p.bytes.size()}, p.bytes));
   } else {
@@ -86,7 +86,7 @@ std::optional<SegmentPool::Segment> SegmentPool::take_idle(std::size_t bytes) {
 void SegmentPool::put_back(Segment segment) {
   segment.idle_since.reset();
   const std::lock_guard lock(mutex_);
-  if (segments_.size() >= max_segments_) return;  // the readers keep it alive
+  if (segments_.size() >= max_segments_) return;  // the memory is not kept here; it lives as long as its readers
   bytes_ += segment.bytes;
   segments_.push_back(std::move(segment));
 }
@@ -112,7 +112,7 @@ void SegmentPool::tend(TimePoint now) {
       }
       idle += s.bytes;
       if (s.mapping.data() == nullptr) {
-        bytes_ -= s.bytes;  // until it is put back
+        bytes_ -= s.bytes;  // it is added again when the segment is put back
         unmapped.push_back(std::move(s));
       } else {
         kept.push_back(std::move(s));
@@ -123,7 +123,7 @@ void SegmentPool::tend(TimePoint now) {
   for (Segment& s : unmapped) {
     const auto idle_since = s.idle_since;
     auto mapping = map(s.memory, s.bytes, Access::kReadWrite);
-    if (!mapping) continue;  // frees the memory
+    if (!mapping) continue;  // without a mapping the memory is freed
     s.mapping = *std::move(mapping);
     s.mapping.populate();
     const std::lock_guard lock(mutex_);
@@ -151,7 +151,7 @@ std::size_t SegmentPool::trim() {
 }
 
 void SegmentPool::abandon_after_fork() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);  // a thread that held it does not exist in the child
+  const std::unique_lock lock(mutex_, std::try_to_lock);  // the mutex may be held by a thread that does not exist in the child
   if (lock) segments_.clear();
 }
 

@@ -1,8 +1,8 @@
-// Large memories that this process fills for readers in other processes, and refills once they have no holders. A copy into touched pages
-// runs at memory speed; fresh pages cost several times that.
+// Large memories that this process fills for readers in other processes, and refills once they have no holders. A copy into pages that
+// exist runs at memory speed; new pages cost several times as much.
 //
-// Locks show whether a memory has holders (readers.h); once it has none, none can appear. Only the process that made a memory refills it,
-// so no bytes pass from one job to another. Any thread.
+// File locks show whether a memory has holders (readers.h); once it has none, it can get none. Only the process that made a memory fills it
+// again, so that no bytes get from one job to another. Any thread.
 #pragma once
 
 #include <chrono>
@@ -38,9 +38,9 @@ class SegmentPool {
   explicit SegmentPool(Options options);
 
   // Returns a read-only descriptor of a memory of at least `bytes` bytes with these parts. The gaps contain arbitrary bytes of this
-  // process. ResourceExhausted when the machine has no room. A full pool neither keeps nor counts the memory.
+  // process. Returns ResourceExhausted if the machine has no room. A full pool neither keeps nor counts the memory.
   Result<Fd> fill(std::size_t bytes, std::span<const Part> parts);
-  // The same in an idle memory of the pool; nullopt if there is none.
+  // The same, but only if the pool has an idle memory for it; otherwise nullopt.
   Result<std::optional<Fd>> fill_again(std::size_t bytes, std::span<const Part> parts);
   // Frees memories that were idle for long or exceed max_idle_bytes, and maps the other idle ones. Slow: not for a loop's thread.
   void tend(TimePoint now);

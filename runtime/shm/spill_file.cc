@@ -66,7 +66,7 @@ Result<void> room_on_disk(std::size_t bytes, const std::string& folder) {
     return fail(
         invalid_argument(folder + " lies in memory, so moving objects there would free none").with_reason("NoDisk").with_hint(kHint));
   }
-  struct statvfs blocks {};  // has f_frsize, the unit of its counts
+  struct statvfs blocks {};  // statvfs, because statfs lacks f_frsize, the unit of the counts
   if (statvfs(folder.c_str(), &blocks) != 0) return fail(from_errno(errno, "cannot create a file for an object in " + folder));
   const std::uint64_t available = blocks.f_bavail * blocks.f_frsize, stays = kept_free(blocks.f_blocks * blocks.f_frsize);
   if (available < stays || available - stays < bytes) {

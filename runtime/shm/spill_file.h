@@ -21,13 +21,13 @@ std::string folder_on_disk(std::span<const std::string> folders);
 // Returns the bytes of a disk to leave free for other writers, such as the head's state: 5 %, at most 5 GiB.
 std::uint64_t kept_free(std::uint64_t disk_bytes);
 
-// Checks for room for `bytes` bytes. ResourceExhausted/DiskFull when less than kept_free would remain; InvalidArgument/NoDisk for a
-// folder in memory.
+// Checks whether a folder has room for `bytes` bytes. Returns ResourceExhausted/DiskFull if less than kept_free() would remain,
+// InvalidArgument/NoDisk for a folder in memory.
 Result<void> room_on_disk(std::size_t bytes, const std::string& folder);
 
-// Returns a read-only file of the memory's size with its first `bytes` bytes. Slow: not for a loop's thread. Errors: those of
-// room_on_disk; InvalidArgument/NoDisk on a file system that keeps names of open files (NFS). Cancelled once `stop`, called before each
-// 64 MiB, returns true.
+// Returns a read-only file of the memory's size with its first `bytes` bytes. Slow: not for a loop's thread. Returns an error of
+// room_on_disk(), or InvalidArgument/NoDisk on a file system on which an open file has to keep its name (NFS). Returns Cancelled once
+// `stop`, called before each 64 MiB, returns true.
 Result<Fd> spill_to_file(const Fd& memory, std::size_t bytes, const std::string& folder, const std::function<bool()>& stop = {});
 
 }  // namespace shoal::runtime

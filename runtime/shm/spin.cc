@@ -30,7 +30,8 @@ void Spin::begin(std::chrono::nanoseconds at_most) {
 }
 
 bool Spin::found() {
-  if (batches_ > 0) credit_ = std::min(credit_ + 1, options_.max_credit);  // otherwise the first looks found it, without spinning
+  // If the first looks found something, the run cost and earned nothing.
+  if (batches_ > 0) credit_ = std::min(credit_ + 1, options_.max_credit);
   return true;
 }
 
@@ -50,7 +51,7 @@ bool Spin::goes_on() {
   return !preempted(back - now, back);
 }
 
-// `away` covers the offer only, because look() may also process what it finds, which takes time.
+// `away`: the time that the offer of the core took. look() is not included, because it may process what it finds.
 bool Spin::preempted(Clock::duration away, Clock::time_point now) {
   const bool preempted = away > options_.preempted, again = std::exchange(was_preempted_, preempted) && preempted;
   if (preempted) away_ += away;

@@ -1,13 +1,13 @@
 // Decides whether to poll for another process's next step before sleeping: only while polling has paid lately.
 //
-// A wake-up by the kernel takes tens of microseconds, on virtual machines hundreds; a look at shared memory takes a tenth of one. Once
-// both ends sleep between two messages, they stay in that pattern. But a fruitless look uses a core that others may need, perhaps the
-// awaited process. So each run is bounded, and after a moment it yields the core between looks, which helps where more processes
-// communicate than there are cores. Runs become rare where most find nothing.
+// A run is a series of looks at shared memory. A wake-up by the kernel takes tens of microseconds, on virtual machines hundreds. A look
+// takes a tenth of a microsecond. Once both ends sleep between two messages, they stay in that pattern. But a fruitless look uses a core
+// that others may need, perhaps the awaited process. So each run is bounded. After a moment it offers the core to other threads between
+// looks (sched_yield), which helps where more processes communicate than there are cores. Runs become rare where most find nothing.
 //
-// If another thread computes on the yielded core, the core comes back only after milliseconds, while a sleeper is woken at once. After
-// two such losses in a row, no runs take place for thirty times as long. A single loss does not count, because virtual machines
-// pause on their own: with a rest after each pause most waits would end in a wake-up.
+// If another thread computes on the offered core, this one gets it back only after milliseconds, while a sleeper is woken at once. This is
+// a loss of the core. After two such losses in a row, no runs take place for thirty times as long. A single loss does not count, because
+// virtual machines pause on their own: with a rest after each pause most waits would end in a wake-up.
 #pragma once
 
 #include <chrono>
@@ -33,11 +33,11 @@ class Spin {
     std::chrono::nanoseconds alone = std::chrono::microseconds(3);        // from the start of a run to the first offer of the core
     std::chrono::nanoseconds preempted = std::chrono::microseconds(500);  // an absence from the core that counts as a loss
     int backoff = 30;               // pause after two losses in a row, as a multiple of the second one
-    int max_credit = 16;            // upper limit; a run that succeeds after its first looks earns one
-    int miss_costs = 4;             // cost of a run up to the limit that finds nothing
+    int max_credit = 16;            // largest credit; a run that finds something after its first looks earns 1
+    int miss_costs = 4;             // credit that a run costs which finds nothing up to its limit
     std::uint32_t probe_every = 8;  // without credit, one run in this many tries again
-    int looks = 16;                 // per check of the clock
-    int looks_between = 4;          // per offer of the core, after the first one
+    int looks = 16;                 // looks per check of the clock
+    int looks_between = 4;          // looks per offer of the core, after the first offer
     void (*yield_to_others)() = &yield_core;
   };
   Spin() : Spin(Options()) {}
@@ -71,13 +71,13 @@ class Spin {
   int credit_;
   std::uint32_t passed_ = 0;
   Clock::time_point not_before_{};
-  bool was_preempted_ = false;  // at the last offer of the core
+  bool was_preempted_ = false;  // true if the last offer of the core was a loss
   // State of the current run.
   std::chrono::nanoseconds at_most_{};
   int looks_ = 0;
   std::uint32_t batches_ = 0;
   Clock::time_point begun_{};
-  Clock::duration away_{};  // total of its losses
+  Clock::duration away_{};  // total time of the run's losses
 };
 
 }  // namespace shoal::runtime

@@ -1,7 +1,8 @@
-// Usage of the object memory per process: two words for each, in a memory that the node owns and all processes map. A process that needs
-// more sums them up, without a message.
+// The usage board: how much object memory each process of a node uses. It has two words per process, in a memory that the node owns and all
+// processes map. A process that needs more memory adds them up, without a message.
 //
-// Each process writes its own words; the node clears them when it is gone. The numbers only decide when to spill, so they need no trust.
+// Each process writes its own words; the node clears them when it is gone. The numbers only decide when values are moved to files, so wrong
+// ones do little harm.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,7 @@ class UsageBoard {
 
   void set_kept(std::size_t member, std::uint64_t bytes) { words_[1 + member].kept = bytes; }
   void add_spilled(std::size_t member, std::int64_t bytes) { words_[1 + member].spilled += static_cast<std::uint64_t>(bytes); }
-  // For the node, as members join: total() sums up members [0, members).
+  // For the node, when a process joins: total() adds up the processes [0, members).
   void set_members(std::size_t members) { words_[0].spilled = members; }
 
   struct Usage {

@@ -24,7 +24,7 @@ namespace {
 constexpr std::size_t kPerThread = std::size_t{32} << 20;
 constexpr std::size_t kMaxThreads = 4;
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kPortion = std::size_t{1} << 20;  // fresh pages to fault in at once, small enough for the caches
+constexpr std::size_t kPortion = std::size_t{1} << 20;  // new pages that are faulted in at once, few enough for the caches
 
 void copy(std::span<std::byte> to, std::span<const std::byte> from) {
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
@@ -94,7 +94,7 @@ void by_several(std::span<std::byte> to, std::span<const std::byte> from, const 
   work(to.subspan(begun), from.subspan(begun));
 }
 
-// Faults in the pages of `bytes`. Returns 0 or errno; 0 also before Linux 5.14, where pages come with the first write.
+// Faults in the pages of `bytes`. Returns 0 or errno; before Linux 5.14 it does nothing and returns 0: pages come with the first write.
 int populate(std::span<std::byte> bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
   const auto first = begin / kPage * kPage;

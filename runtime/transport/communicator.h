@@ -21,7 +21,7 @@
 
 namespace shoal::runtime {
 
-// Parses the dtype of a message, by torch's name without "torch.". InvalidArgument lists the known names.
+// Parses the dtype of a message, by torch's name without "torch.". Returns InvalidArgument, with the known names, for another one.
 Result<DType> parse_dtype(std::string_view name);
 
 // Attributes of one operation, set by its caller.
@@ -115,7 +115,7 @@ class Communicator {
   virtual void leave() = 0;
 
  protected:
-  // InvalidArgument unless `rank` is a rank of the group. `what`: "root", "source", ...
+  // Returns InvalidArgument unless `rank` is a rank of the group. `what`: "root", "source", ...
   enum class Self { kRefused, kAllowed };
   Result<void> check_peer(int rank, const char* what, Self self) const;
 

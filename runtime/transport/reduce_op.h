@@ -15,7 +15,7 @@ enum class ReduceOp : std::uint8_t { kSum, kAvg, kMin, kMax, kProduct };
 Result<ReduceOp> parse_reduce_op(std::string_view name);  // "sum", "avg", "min", "max", "product"
 const char* reduce_op_name(ReduceOp op);
 
-// Unimplemented, with the dtype's name, unless reduce() supports it: it takes the dtypes that gloo or NCCL reduce.
+// Returns Unimplemented, with the dtype's name, unless reduce() supports it: it takes the dtypes that gloo or NCCL reduce.
 Result<void> check_reducible(DType dtype, ReduceOp op);
 
 }  // namespace shoal::runtime

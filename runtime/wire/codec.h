@@ -36,8 +36,8 @@ template <class T>
 struct IsResult<Result<T>> : std::true_type {};
 }  // namespace detail
 
-// Reads a message: read<Schema>(bytes, [&](Schema::Reader m) { return ...; }). The function returns plain values that do not
-// point into the message, or a Result of them. InvalidArgument when the bytes are not a message.
+// Reads a message: read<Schema>(bytes, [&](Schema::Reader m) { return ...; }). The function returns plain values that do not point into the
+// message, or a Result of them. Returns InvalidArgument if the bytes are not a message.
 template <class Schema, class Use>
 auto read(const Bytes& body, Use&& use) {
   using Raw = std::invoke_result_t<Use, typename Schema::Reader>;

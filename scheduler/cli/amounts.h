@@ -10,15 +10,15 @@
 
 namespace shoal::scheduler::cli {
 
-// Words NAME=AMOUNT, on top of `amounts`.
+// Reads words NAME=AMOUNT, and adds them to `amounts`.
 Result<actors::Resources> parse_amounts(const std::vector<std::string>& words, std::map<std::string, double> amounts);
-// Words NAME=VALUE.
+// Reads words NAME=VALUE.
 Result<std::map<std::string, std::string>> parse_labels(const std::vector<std::string>& words);
-// {"slot": 1} as words NAME=AMOUNT.
+// Turns JSON such as {"slot": 1} into words NAME=AMOUNT.
 Result<std::vector<std::string>> amounts_of_json(const std::string& text);
 // Splits NAME=VALUE,NAME=VALUE.
 std::vector<std::string> words_of_list(const std::string& text);
-// Options of a role: --resource NAME=AMOUNT, ..
+// These resources as options of a role: --resource NAME=AMOUNT, ..
 std::vector<std::string> resource_words(const actors::Resources& resources);
 
 }  // namespace shoal::scheduler::cli

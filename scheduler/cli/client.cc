@@ -44,7 +44,7 @@ Result<std::unique_ptr<runtime::Connection>> Client::dial(const runtime::Endpoin
 Result<void> Client::reconnect(runtime::Duration patience) {
   const auto end = context_.clock->now() + patience;
   for (;;) {
-    bool nobody = true;  // no endpoint listens; a head that hangs up has refused us, so there is no retry
+    bool nobody = true;  // no endpoint listens, so retry; a head that listens and hangs up has refused this client for good
     std::optional<Error> first;
     for (const auto& endpoint : endpoints_) {
       auto connection = dial(endpoint);

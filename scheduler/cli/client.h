@@ -1,4 +1,4 @@
-// The CLI's connection to a head or a node: one blocking request at a time; notices may arrive in between.
+// A command's connection to a head or a node. It makes one blocking request at a time; messages without a request may arrive meanwhile.
 #pragma once
 
 #include <functional>
@@ -34,17 +34,17 @@ class Context {
 class Client final : public runtime::PeerHandler {
  public:
   using OnNotice = std::function<void(actors::Method, runtime::Message)>;
-  // A dead head is restarted within moments: connect() retries for this long.
+  // connect() retries for this long, because a dead head is restarted within moments.
   static constexpr runtime::Duration kPatience = std::chrono::milliseconds(1500);
   static constexpr runtime::Duration kNextHead = std::chrono::seconds(10);  // as kPatience, for a command that waits for the cluster
   static Result<std::unique_ptr<Client>> connect(Context& context, const std::string& endpoints, runtime::Duration patience = kPatience);
   // Connects again after the connection broke. Subscriptions of the old connection are lost: the caller requests them again.
   Result<void> reconnect(runtime::Duration patience);
-  // After a failed request: true if the head had died and the next one took this connection. The request may then be repeated.
+  // Called after a failed request. Returns true if the head had died and the next one answers. The caller may then repeat the request.
   bool is_back() { return closed() && reconnect(kNextHead).has_value(); }
 
   Result<runtime::Message> ask(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10));
-  // Does not wait: `answered` runs while the context's loop runs.
+  // Sends a request without waiting; `answered` runs later, while the context's loop runs.
   void ask_later(actors::Method method, Bytes body, runtime::Duration timeout, std::function<void(Result<runtime::Message>)> answered) {
     peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, std::move(answered));
   }

@@ -60,7 +60,7 @@ Result<Found> found_in(const Target& target, const SessionFolder& folder, std::s
   return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
 }
 
-// The cluster of this host with its HTTP interface at `address`; Ray's job commands name clusters this way.
+// The cluster of this host whose HTTP interface listens at `address`. Ray's job commands name clusters by that address.
 Result<SessionFolder> at_http(const std::string& root, const std::string& address) {
   const auto port_of = [](std::string url) {
     url.resize(url.find_last_not_of('/') + 1);
@@ -108,7 +108,7 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
     (folder.is_private() ? others : found).push_back({folder, info->way(), info->head.empty() ? info->head_local : info->head});
   }
   if (found.empty() && !exactly) found = others;
-  // Heads that share a store are one cluster: keep the first.
+  // Heads that share a store belong to one cluster, of which the first session is kept.
   std::set<std::string> stores;
   std::erase_if(found, [&](const Candidate& f) {
     const auto info = f.folder.info();

@@ -16,10 +16,11 @@ struct Target {
   std::string root;     // folder of session folders
   std::string address;  // "": none given
   // Credentials for a cluster that has no session on this host; "" when not given.
-  std::string token;         // text of the token, from the environment
-  std::string token_file;    // file with the token
-  bool token_named = false;  // given on the command line: must be the cluster's token, even where a session holds it
-  std::string fingerprint;   // fingerprint of the cluster's certificate authority
+  std::string token;       // the token itself, from the environment
+  std::string token_file;  // file with the token
+  // The token is given on the command line: it has to be the cluster's, even if a session of this host has that already.
+  bool token_named = false;
+  std::string fingerprint;  // fingerprint of the cluster's certificate authority
 };
 
 // The values from the command line and the environment that every verb gets.
@@ -40,11 +41,11 @@ struct Found {
   std::string endpoint;  // one or several comma-separated head endpoints, reachable from this host
   std::string address;   // the address shown to users
 };
-// Reads token and fingerprint. InvalidArgument names the one that is missing or wrong.
+// Reads token and fingerprint. Returns InvalidArgument, with its name, if one is missing or wrong.
 Result<actors::Credentials> credentials_of(const Target& target);
-// Unavailable/NoCluster when none runs. Without an address, `exactly` (commands that use or end a cluster) requires exactly one cluster
-// that is not private to a program. InvalidArgument/SeveralClusters lists them when there are more. Without `exactly` the latest cluster is
-// taken, a private one if there is no other.
+// Finds the cluster of `target`. Returns Unavailable/NoCluster if none runs. Without an address there are two ways. With `exactly`
+// (commands that use or end a cluster), exactly one cluster must run, apart from those private to a program. If there are more, it returns
+// InvalidArgument/SeveralClusters with a list. Without `exactly` the latest cluster is taken, a private one if there is no other.
 Result<Found> find_cluster(const Target& target, bool exactly);
 
 // Connects to the head. The error names the addresses that were tried and what to do.
@@ -55,7 +56,7 @@ struct ClusterConnection {
   std::unique_ptr<Client> head;
   std::string address;
   std::string endpoint;  // one or several comma-separated head endpoints, reachable from this host
-  std::string logs;      // folder
+  std::string logs;      // folder of the session's logs
   std::string host;      // this host, in a cluster over several hosts
   bool over_hosts = false;
 };

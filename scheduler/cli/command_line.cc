@@ -54,7 +54,7 @@ std::optional<Error> unknown_command(const CLI::App& app, int argc, char** argv)
   return std::nullopt;
 }
 
-// The argument that the command lacks, and its valid values.
+// The error for an argument that the command lacks; it names the valid values.
 std::optional<Error> missing_argument(const CLI::App& app) {
   const CLI::App* at = &app;
   std::string command = "shoal";

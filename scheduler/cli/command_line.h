@@ -27,9 +27,9 @@ class CommandLine {
 
   // Adds a verb with the options that name a cluster, and --json. `group`: the verb that it follows, as in `shoal job list`.
   CLI::App* add_verb(const std::string& name, const std::string& about, CLI::App* group = nullptr);
-  // Adds a verb for which no cluster has to run: of those options it has only --json.
+  // Adds a verb that needs no cluster: it has --json, but not the options that name a cluster.
   CLI::App* add_verb_without_cluster(const std::string& name, const std::string& about);
-  // Adds a word in front of other verbs.
+  // Adds a group of verbs, whose name stands in front of theirs: `shoal job list`.
   CLI::App* add_group(const std::string& name, const std::string& about);
 
   void on_run(CLI::App* verb, Action action);

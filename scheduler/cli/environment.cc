@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Variables that a job does not inherit: names of clusters, their secrets and stores, this host, and Shoal's own per-process settings.
+// Variables that a job does not inherit. They name clusters, secrets, stores and this host, or are settings of Shoal for one process.
 const std::set<std::string> kNotForJobs = {
     "_",
     "PWD",
@@ -44,7 +44,7 @@ const std::set<std::string> kNotForJobs = {
     "SHOAL_WORKER_ID",
 };
 
-// The folder in which this command was found, without resolving links: the environment's interpreter lies there.
+// The folder in which this command was found. Links are not resolved, because a virtual environment's interpreter lies beside the link.
 std::string found_at(const Environment& environment, const std::string& argv0) {
   if (argv0.find('/') != std::string::npos) return fs::absolute(argv0).parent_path();
   const std::string path = environment.get("PATH");

@@ -14,11 +14,11 @@ namespace shoal::scheduler::cli {
 
 class Environment {
  public:
-  // NAME=VALUE each.
+  // `entries`: NAME=VALUE each.
   explicit Environment(std::vector<std::string> entries = {}) : entries_(std::move(entries)) {}
 
   std::string get(std::string_view name) const;  // "" when absent
-  // For processes that the command starts.
+  // All variables, for processes that the command starts.
   const std::vector<std::string>& entries() const { return entries_; }
 
  private:
@@ -31,10 +31,11 @@ std::string find_python(const Environment& environment, const std::string& argv0
 // The variables of the submitter that a job's processes get.
 std::vector<std::pair<std::string, std::string>> job_variables(const Environment& environment);
 
-// Limits at which this host's node ends workers: $SHOAL_MEMORY_USAGE_THRESHOLD and $SHOAL_MEMORY_LIMIT, which `init` reads, too.
+// The limits of memory at which this host's node ends workers: $SHOAL_MEMORY_USAGE_THRESHOLD and $SHOAL_MEMORY_LIMIT. Python's shoal.init
+// reads them, too.
 Result<MemoryRule> memory_rule(const Environment& environment);
 
-// $SHOAL_STORE_..: the defaults of the options for a store in etcd.
+// The defaults of the options for a store in etcd, from variables $SHOAL_STORE_..
 etcd::Access store_access(const Environment& environment);
 
 }  // namespace shoal::scheduler::cli

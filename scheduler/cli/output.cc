@@ -9,7 +9,7 @@ using nlohmann::json;
 
 namespace {
 
-// One side lacks the other's token or certificate, or does not trust it.
+// Returns true for the errors of a hello in which one side lacks the other's token or certificate, or does not trust it.
 bool refused(const Error& e) { return e.reason() == "TokenRefused" || e.reason() == "CertificateRefused" || e.reason() == "TlsRequired"; }
 
 }  // namespace

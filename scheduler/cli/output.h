@@ -11,7 +11,7 @@
 
 namespace shoal::scheduler::cli {
 
-// Documented in this folder's README.
+// The command's exit codes. The README of this folder explains them.
 enum Exit : int {
   kOk = 0,
   kFailed = 1,
@@ -44,7 +44,7 @@ void print_json(const nlohmann::json& out);
 // Removes the resources that only identify a node.
 actors::Resources for_people(actors::Resources resources);
 
-// Columns as wide as their widest cell.
+// Prints a table, whose columns are as wide as their widest cell.
 void print_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace shoal::scheduler::cli

@@ -24,7 +24,7 @@ Result<SessionFolder> new_session(const std::string& root, std::optional<runtime
 Result<actors::StartedRole> start_role(const Common& common, const SessionFolder& folder, std::vector<std::string> words) {
   actors::RoleStart start;
   start.program = common.self;
-  // A role's stderr holds its messages from outside the log, such as a crash: keep it.
+  // A role's stderr is kept in a file, because it has what is not in the log, such as a crash.
   const std::string stderr_path = folder.logs() + "/" + words[0] + ".stderr";
   start.err = Fd(open(stderr_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   words.insert(words.end(), {"--session", folder.path()});

@@ -14,7 +14,7 @@ namespace shoal::scheduler::cli {
 // Creates a session with `token`, or with a new random token.
 Result<actors::SessionFolder> new_session(const std::string& root, std::optional<runtime::Token> token = {});
 
-// Starts a role of this executable in its own Unix session and waits for its report.
+// Starts a head, node or other role of this executable in a Unix session of its own, and waits for its report.
 Result<actors::StartedRole> start_role(const Common& common, const actors::SessionFolder& folder, std::vector<std::string> words);
 
 // Ends the session's processes: first by a request to its head, then by signals. `force`: kills them at once. Returns the number of

@@ -8,7 +8,7 @@ namespace shoal::scheduler::cli {
 
 namespace {
 
-// Optimal string alignment distance.
+// The number of edits between two words (optimal string alignment distance).
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before, last(b.size() + 1), row(b.size() + 1);
   std::iota(last.begin(), last.end(), std::size_t{0});

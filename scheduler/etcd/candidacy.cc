@@ -21,7 +21,8 @@ namespace {
 
 constexpr const char* kSchema = "1";
 constexpr std::int64_t kEndedSeconds = 10;
-constexpr runtime::Duration kPatient = std::chrono::seconds(5), kHasty = std::chrono::seconds(1);  // timeouts; the lease runs meanwhile
+// Timeouts of requests: before this head is registered, and from then on, while its lease may run out.
+constexpr runtime::Duration kPatient = std::chrono::seconds(5), kHasty = std::chrono::seconds(1);
 
 // Identifies the host and pid namespace in which pids are valid.
 std::string host_of_pids() {
@@ -145,7 +146,7 @@ class EtcdCandidacy final : public Candidacy {
     }
   }
 
-  // The proof ends a tenth early, as clocks differ.
+  // Extends the proof that this head leads: until a tenth before the lease's end, as clocks run at different rates.
   void proven(runtime::TimePoint sent, std::int64_t ttl_s) {
     lease_until_ = (sent + std::chrono::milliseconds(ttl_s * 900)).time_since_epoch().count();
     if (leading_) leads_until_ = lease_until_;
@@ -174,8 +175,9 @@ class EtcdCandidacy final : public Candidacy {
     tell(field("endpoint"), std::move(endpoints));
     if (leading_) return;
     if (leaders.empty()) return stand();
-    if (field("id") == id_ && field("lease") == std::to_string(lease_)) return won(leaders[0].create_revision);  // a lost answer
-    // A dead leader on this host writes no more: its lease can be revoked.
+    // Won before, by a request whose answer was lost.
+    if (field("id") == id_ && field("lease") == std::to_string(lease_)) return won(leaders[0].create_revision);
+    // A leader on this host whose process is dead writes no more, so its lease can be revoked at once.
     const auto number = [&](const char* name) { return std::strtoll(field(name).c_str(), nullptr, 10); };
     if (field("host") != host_ || lives(static_cast<pid_t>(number("pid")), static_cast<std::uint64_t>(number("started")))) return;
     log_->info("the head that led is dead pid={}", number("pid"));
@@ -234,7 +236,7 @@ class EtcdCandidacy final : public Candidacy {
   std::vector<std::string> heads_;
   std::int64_t lease_until_ = 0;
 
-  std::atomic<std::int64_t> leads_until_{0};  // 0 until elected
+  std::atomic<std::int64_t> leads_until_{0};  // end of the proof, on the steady clock; 0 until this head is elected
   std::mutex mutex_;
   std::condition_variable woken_;
   bool over_ = false;

@@ -1,8 +1,9 @@
-// One head among several: registered in etcd under a lease, and the leader as soon as there is no other.
+// The candidacy of one head among several. It is registered in etcd under a lease, and leads as soon as no other head does. (This lease is
+// etcd's: a key with a lease vanishes unless its owner extends the lease in time.)
 //
-// A thread keeps the lease. This process leads from `elected` until it can no longer prove, on its own clock, that etcd still has its
-// lease. When a leader's process dies, the next head follows when the lease ends; one on the same host sees the death and follows at once.
-// An elected head never stands again: it leads, and ends.
+// A thread keeps the lease. This process leads from the callback `elected` on. It stops when it cannot prove, by its own clock, that its
+// lease has not run out. When a leader's process dies, the next head follows when the lease ends; one on the same host sees the death and
+// follows at once. A head that was elected never stands again: when it leads no more, its process ends.
 //
 // Keys below shoal/NAME/: `about` (shared by all heads), `heads/ID`, `leader`, `ended`. All but `about` end with a lease.
 #pragma once
@@ -28,15 +29,16 @@ struct CandidacyOptions {
   // Callbacks on the loop:
   std::function<void(Leadership)> elected;
   std::function<void(std::string leader, std::vector<std::string> heads)> heads;  // endpoints, whenever they change; leader "": none
-  std::function<void()> ended;                                                    // the cluster ends
+  std::function<void()> ended;                                                    // called when the cluster ends
 };
 
 class Candidacy {
  public:
-  // Registers the head. InvalidArgument/TokenRefused if the cluster's heads have another token; Unavailable without etcd.
+  // Registers the head. Returns InvalidArgument/TokenRefused if the cluster's heads have another token, Unavailable if etcd does not
+  // answer.
   static Result<std::unique_ptr<Candidacy>> make(runtime::Loop& loop, runtime::Clock& clock, runtime::Random& random, runtime::Log log,
                                                  const Address& address, CandidacyOptions options);
-  // Gives the lease back, so that the next head leads at once. The head itself has to end before.
+  // Gives the lease back, so that the next head leads at once. The caller has ended its Head before.
   virtual ~Candidacy() = default;
   // Returns true while this head is the elected leader. Loop thread.
   virtual bool leads() const = 0;

@@ -68,7 +68,7 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
     case 3:
       return internal(message);
     case 5:
-    case 11:  // a compacted revision
+    case 11:  // the revision was compacted away
       return not_found(message);
     case 7:
     case 16:

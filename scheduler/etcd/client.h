@@ -23,7 +23,8 @@ struct Address {
   bool in_tls() const { return !tls.authority.empty(); }
   std::string text() const;
   std::string key(const std::string& rest) const { return "shoal/" + cluster + "/" + rest; }
-  // A name has at most 100 letters, digits, '.', '_' and '-'. Reason "TlsRequired": a server beyond loopback without TLS.
+  // A name has at most 100 letters, digits, '.', '_' and '-'. Returns an error with the reason TlsRequired for a server beyond loopback
+  // without TLS.
   static Result<Address> parse(const std::string& text, const Access& access = {});
 };
 
@@ -47,7 +48,7 @@ std::string end_of(const std::string& prefix);
 struct TxnReply {
   bool succeeded = false;
   std::int64_t revision = 0;                  // etcd's revision at that time
-  std::vector<std::vector<KeyValue>> ranges;  // one per operation of the branch taken; empty for other operations than ranges
+  std::vector<std::vector<KeyValue>> ranges;  // one list per operation of the branch that was taken; empty unless the operation is a range
 };
 
 class Client {
@@ -56,13 +57,14 @@ class Client {
   static Result<std::unique_ptr<Client>> open(const Address& address, runtime::Duration timeout);
   void set_timeout(runtime::Duration timeout) { timeout_ = timeout; }
 
-  // Unavailable: it may have happened, or may still happen. ResourceExhausted: etcd has no space left.
+  // Returns Unavailable if its outcome is unknown: it may have happened, or may still happen. Returns ResourceExhausted if etcd has no
+  // space left.
   Result<TxnReply> txn(const nlohmann::json& compare, const nlohmann::json& then,
                        const nlohmann::json& otherwise = nlohmann::json::array());
   // Keys from `from` up to `end`, at most `limit`.
   Result<std::vector<KeyValue>> range(const std::string& from, const std::string& end, std::int64_t limit);
   Result<std::int64_t> grant(std::int64_t ttl_s);
-  // The seconds left; none if the lease is over.
+  // Extends a lease, and returns its seconds left; nullopt if the lease is over.
   Result<std::optional<std::int64_t>> keep_alive(std::int64_t lease);
   Result<void> revoke(std::int64_t lease);
   // Discards values older than `revision`. Succeeds if that was done already.

@@ -11,7 +11,7 @@ Compactor::~Compactor() {
   woken_.notify_one();
 }
 
-// A head that no longer leads writes nothing: its revision stays, and nothing is compacted.
+// A head that leads no more writes nothing. Then `written` stays the same, and nothing is compacted.
 void Compactor::run() {
   for (std::int64_t next = written_(), done = 0;;) {
     {

@@ -17,7 +17,7 @@ namespace shoal::scheduler::etcd {
 
 class Compactor {
  public:
-  // `written`: returns the revision of this head's last write; called on this thread. Discarded values are at least `every` old.
+  // `written`: returns the revision of this head's last write; called on this thread. A discarded value was replaced at least `every` ago.
   Compactor(runtime::Log log, std::unique_ptr<Client> client, runtime::Duration every, std::function<std::int64_t()> written);
   // Waits for a request under way.
   ~Compactor();

@@ -100,7 +100,7 @@ class CurlPost final : public HttpPost {
     curl_.easy_setopt(handle_, CURLOPT_SSL_VERIFYPEER, 1L);
     curl_.easy_setopt(handle_, CURLOPT_SSL_VERIFYHOST, 2L);
     curl_.easy_setopt(handle_, CURLOPT_CAINFO, tls.authority.c_str());
-    curl_.easy_setopt(handle_, CURLOPT_CA_CACHE_TIMEOUT, 0L);  // withdrawn authorities are not trusted any more
+    curl_.easy_setopt(handle_, CURLOPT_CA_CACHE_TIMEOUT, 0L);  // reads the authorities anew, so that a withdrawn one is not trusted
     curl_.easy_setopt(handle_, CURLOPT_CAPATH, nullptr);       // the system's authorities are not trusted
     if (tls.certificate.empty()) return;
     curl_.easy_setopt(handle_, CURLOPT_SSLCERT, tls.certificate.c_str());
@@ -108,8 +108,8 @@ class CurlPost final : public HttpPost {
     curl_.easy_setopt(handle_, CURLOPT_KEYPASSWD, "");  // no prompt for a pass phrase
   }
 
-  // The only conversion of libcurl's codes to errors. In TLS 1.3 a client learns only from what it reads, if at all, that its certificate
-  // was refused.
+  // The only conversion of libcurl's codes to errors. In TLS 1.3 the refusal of a client's certificate arrives after the handshake, with
+  // the first bytes that the client reads, or is lost.
   Error error_of(const std::string& url, CURLcode code) const {
     auto e = unavailable(url + ": " + (detail_[0] != 0 ? detail_ : curl_.easy_strerror(code)));
     if (!secret_) return code == CURLE_GOT_NOTHING ? std::move(e).with_hint("it is etcds:// where etcd speaks TLS") : e;

@@ -20,12 +20,12 @@ class HttpPost {
     long status = 0;
     std::string body;
   };
-  // With an authority: https only, TLS 1.2 or later. Without: http only. NotFound if this host lacks libcurl or one of the files;
-  // InvalidArgument if one cannot be read.
+  // With an authority: https only, TLS 1.2 or later. Without: http only. Returns NotFound if this host lacks libcurl or one of the files,
+  // InvalidArgument if a file cannot be read.
   static Result<std::unique_ptr<HttpPost>> make(const TlsFiles& tls = {});
   virtual ~HttpPost() = default;
-  // Connects directly to the url's host and ignores proxies in the environment. Unavailable: the request may have arrived; with reason
-  // "CertificateRefused" nothing was sent.
+  // Connects directly to the url's host and ignores proxies in the environment. Returns Unavailable if there is no answer: the request may
+  // have arrived. With the reason CertificateRefused nothing was sent.
   virtual Result<Reply> post(const std::string& url, const std::string& body, runtime::Duration timeout) = 0;
 };
 

@@ -18,11 +18,11 @@ using nlohmann::json;
 
 namespace {
 
-// Limits of a transaction: less than etcd's (128 operations, 1.5 MB), as keys and the sequence come on top.
+// Limits of a transaction. They are below etcd's (128 operations, 1.5 MB), because keys and the sequence key come on top.
 constexpr std::size_t kMaxOps = 100, kMaxBytes = 1u << 20;
 constexpr std::size_t kPartBytes = 256u << 10;   // largest value; longer rows have several keys
 constexpr std::size_t kChunkBytes = 512u << 10;  // largest chunk of a journal, which is text
-constexpr std::int64_t kPage = 100;              // keys
+constexpr std::int64_t kPage = 100;              // keys per read
 constexpr runtime::Duration kPause = std::chrono::milliseconds(50);
 
 struct Ops {
@@ -30,7 +30,8 @@ struct Ops {
   std::size_t bytes = 0;
 };
 
-// Encodes a row: "NAME_BYTES STATE_BYTES ALL_BYTES " and these, then the record. The caller cuts it into parts.
+// Encodes a row as "NAME_BYTES STATE_BYTES ALL_BYTES ", name, state and record. The three numbers are sizes; the last is that of name,
+// state and record together. The caller cuts it into parts.
 std::string encode(const Record& r) {
   std::string out = fmt::format("{} {} {} ", r.name.size(), r.state.size(), r.name.size() + r.state.size() + r.bytes.size());
   out += r.name;
@@ -57,7 +58,7 @@ Result<Record> decode(TableName table, std::uint64_t id, const std::string& text
                 Bytes::copy_of(rest.substr(sizes[0] + sizes[1], sizes[2] - sizes[0] - sizes[1]))};
 }
 
-// Everything that blocks, on the store's thread.
+// The requests to etcd. They block, so they run in the store's thread.
 class Writer {
  public:
   Writer(runtime::Clock& clock, const Address& address, const Leadership& leadership, const StoreOptions& options,
@@ -75,7 +76,7 @@ class Writer {
     if (cancel_journal_) SHOAL_OK(clear_journal());
     if (pieces.empty()) return {};
     if (pieces.size() == 1) return write(pieces.front().list);
-    cancel_journal_ = true;  // until the mark is confirmed
+    cancel_journal_ = true;  // until etcd has confirmed the mark
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       SHOAL_OK(write(json::array({put(journal(i), pieces[i].list.dump())})));
     }
@@ -83,7 +84,7 @@ class Writer {
     cancel_journal_ = false;
     marked_ = true;
     for (auto& piece : pieces) unapplied_.push_back(std::move(piece.list));
-    (void)finish_journal();  // the commit is kept; the rest is put in place before the next one
+    (void)finish_journal();  // the commit is safe already: what is not in place yet follows before the next commit
     return {};
   }
 
@@ -131,8 +132,8 @@ class Writer {
     return fail(data_loss("etcd has a row of an unknown table: " + key));
   }
 
-  // One transaction, which succeeds only while this head leads. Unavailable: it may have happened, and cannot happen any more once the next
-  // one has.
+  // Makes one transaction, which succeeds only while this head leads. Returns Unavailable if its outcome is unknown: it may have happened.
+  // Once a later one succeeds, it can happen no more.
   Result<void> write(json ops) {
     const std::string mine = fmt::format("{}:{}", leadership_.id, ++num_writes_);
     const std::string leader = leader_key(address_), sequence = sequence_key(address_);
@@ -158,7 +159,7 @@ class Writer {
     return {};
   }
 
-  // Repeats an attempt for `give_up` while etcd does not answer.
+  // Repeats an attempt while etcd does not answer, for the time `give_up` at most.
   template <class F>
   auto patiently(F&& attempt) -> decltype(attempt()) {
     const auto end = clock_.now() + options_.give_up;
@@ -213,7 +214,7 @@ class Writer {
   const Leadership leadership_;
   const StoreOptions options_;
   const std::unique_ptr<Client> client_;
-  std::string at_;  // value of the sequence key, as far as known
+  std::string at_;  // value of the sequence key after the last answered write
   std::atomic<std::int64_t> written_;
   std::uint64_t num_writes_ = 0;
   bool cancel_journal_ = false;  // a commit was given up; the next one has all of its changes
@@ -250,7 +251,7 @@ class EtcdStore final : public Store {
       all.back().list.push_back(std::move(op));
       all.back().bytes += bytes;
     };
-    for (const std::size_t most : {kMaxBytes, kChunkBytes}) {  // if one is not enough, smaller chunks
+    for (const std::size_t most : {kMaxBytes, kChunkBytes}) {  // first as one transaction, then as a journal of smaller chunks
       all.assign(1, {});
       for (const auto& [at, record] : last) {
         const std::string key = address_.key(fmt::format("rows/{}/{:016x}", to_string(at.first), at.second));
@@ -275,7 +276,7 @@ class EtcdStore final : public Store {
     woken_.notify_one();
   }
 
-  Result<std::vector<Record>> load() override { return writer_.load(); }  // before the first commit, while the thread sleeps
+  Result<std::vector<Record>> load() override { return writer_.load(); }  // called before the first commit, so the thread is idle
 
  private:
   // Erases the key and its parts.

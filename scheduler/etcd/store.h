@@ -1,4 +1,4 @@
-// The head's rows in etcd, for clusters with several heads: only the leader can write.
+// The store of rows in etcd, for clusters with several heads. Only the leader can write.
 //
 // Every write is one transaction with two conditions. The leader's key is still the one that was won (its create_revision is the fencing
 // token). The sequence key has the value that the previous write left. So a write whose answer was lost can be repeated, and one that
@@ -20,22 +20,22 @@
 
 namespace shoal::scheduler::etcd {
 
-// The proof of leadership: the leader's key that was won.
+// The proof that a head leads: the leader's key that it won.
 struct Leadership {
-  std::string id;             // the head's
-  std::int64_t revision = 0;  // creation of the leader's key
+  std::string id;             // the id with which the head registered
+  std::int64_t revision = 0;  // etcd's revision at which the leader's key was created
 };
 std::string leader_key(const Address& address);
 std::string sequence_key(const Address& address);
 std::string first_sequence(const std::string& id);
 
 struct StoreOptions {
-  runtime::Duration give_up = std::chrono::seconds(2);  // time for a commit that etcd does not answer: Unavailable
+  runtime::Duration give_up = std::chrono::seconds(2);  // a commit that etcd has not answered by then fails with Unavailable
   runtime::Duration request_timeout = std::chrono::seconds(3);
-  runtime::Duration compact_every = std::chrono::minutes(2);  // compactor.h
+  runtime::Duration compact_every = std::chrono::minutes(2);  // interval at which former values are discarded (compactor.h)
 };
 
-// Commits are answered on the loop. Reason "Fenced": this head does not lead, and never will again.
+// Commits are answered on the loop. An error with the reason Fenced means that this head leads no more, and never will again.
 Result<std::unique_ptr<Store>> open_store(runtime::Loop& loop, runtime::Clock& clock, runtime::Log log, const Address& address,
                                           const Leadership& leadership, const StoreOptions& options = {});
 

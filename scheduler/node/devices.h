@@ -34,7 +34,7 @@ class Devices {
 std::optional<std::vector<std::string>> visible_devices(const char* visible);
 // The number of GPUs in /dev (`folder`), limited by CUDA_VISIBLE_DEVICES.
 std::size_t count_devices(const std::string& folder, const char* visible);
-// Names for `count` GPUs. InvalidArgument/DevicesHidden if CUDA_VISIBLE_DEVICES names fewer: the hidden ones are not ours.
+// Names for `count` GPUs. Returns InvalidArgument/DevicesHidden if CUDA_VISIBLE_DEVICES names fewer: hidden ones must not be used.
 Result<std::vector<std::string>> device_ids(std::int64_t count, const char* visible);
 
 // "A100" from "NVIDIA A100-SXM4-80GB", as users ask for it; "" if the name has no such word.

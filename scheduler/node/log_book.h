@@ -39,10 +39,10 @@ class LogBook {
   std::string tail(WorkerId worker) const;
   // Closes the worker's files, which stay readable.
   void close(WorkerId worker);
-  // The last `bytes` of a stream, over both halves. NotFound without such a file.
+  // The last `bytes` of a stream, over both halves. Returns NotFound if there is no such file.
   Result<std::string> read(WorkerId worker, Launcher::Stream stream, std::size_t bytes) const;
-  // The kept part of the call's output; "" if it printed nothing. Unimplemented/NoMarks if the worker has marked no call, on neither
-  // stream; NotFound if the worker is unknown here.
+  // The kept part of the call's output; "" if it printed nothing. Returns Unimplemented/NoMarks if the worker has marked no call on either
+  // stream, NotFound if the worker is unknown here.
   Result<std::string> read(WorkerId worker, Launcher::Stream stream, std::size_t bytes, TaskRef task) const;
   // Calls piece(function, text) for all that is kept of a stream, at most the last `bytes`, in order.
   void pieces(WorkerId worker, Launcher::Stream stream, std::size_t bytes,

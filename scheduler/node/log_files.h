@@ -15,7 +15,7 @@ namespace shoal::scheduler {
 inline constexpr std::size_t kMaxLogFiles = 10'000;
 std::vector<std::string> log_files(const std::string& folder);
 
-// The last `bytes` of a file. InvalidArgument for a text that is no file name; NotFound.
+// The last `bytes` of a file. Returns InvalidArgument for a text that is no file name, NotFound if there is no such file.
 Result<std::string> read_log_file(const std::string& folder, const std::string& name, std::size_t bytes);
 
 // Removes the logs that a role's processes have left (ROLE-PID.log), except for the last `keep` and those of living processes. A head that

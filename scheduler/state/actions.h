@@ -26,14 +26,14 @@ struct KillHostedOn {
   NodeId node;
   actors::KillHosted message;
 };
-struct Disconnect {  // a node that was given up; its watchers are notified, and its return under this id is refused as Fenced
+struct Disconnect {  // a node that was given up: notifies its watchers. If it joins again under this id, it is refused (Unavailable/Fenced)
   NodeId node;
   Error cause;
 };
-struct EndNodeOn {  // a drained node
+struct EndNodeOn {  // asks a drained node to end
   NodeId node;
 };
-struct FindPortOn {  // answered by port_found
+struct FindPortOn {  // the node answers with PortFound
   NodeId node;
   JobId job;
 };
@@ -46,7 +46,7 @@ struct NotifyJob {
 struct NotifyGroup {  // sent to the group's watchers
   actors::GroupRow row;
 };
-struct AnswerHosted {  // the answer to actor_hosted
+struct AnswerHosted {  // the answer to the request behind ActorHosted
   ActorId actor;
   Result<actors::HostedActor> result;
 };

@@ -19,7 +19,7 @@ using rows::Gang;
 
 namespace {
 
-// The worker whose end ends the gang, or none. Cancelled/CreatorEnded.
+// The worker whose end ends the gang; id 0 if there is none. Returns Cancelled/CreatorEnded if that worker has ended already.
 Result<WorkerId> creator_of(const Parts& s, const actors::GangSpec& spec) {
   if (!spec.creator || spec.detached) return WorkerId();
   const auto* const w = s.workers.living(spec.creator);
@@ -45,8 +45,8 @@ Result<Gang> checked(const Parts& s, const actors::GangSpec& spec) {
   return gang;
 }
 
-// Gives what `from` made to another process. Function workers that it made stay and end with it, but what they made is handed on. A gang
-// that never finished starting also stays: `from` has not sent its constructor call yet.
+// Makes `to` the creator of the gangs that `from` made. Two kinds stay with `from` and end with it. Workers of functions are one, but what
+// they made goes to `to`. The other are gangs that have not finished starting: `from` has not sent their constructor calls yet.
 void hand_on(Parts& s, WorkerId from, WorkerId to) {
   for (const GangId id : s.gangs.take_made_by(from)) {
     const auto& members = s.gangs.at(id).spec.actors;

@@ -29,12 +29,12 @@ class ClusterState {
     parts_.turn.now = now;
     parts_.turn.unix_ms = unix_ms;
   }
-  // Decides one event of events.h and returns its answer.
+  // Decides what one event of events.h does, and returns the answer to its request.
   template <class Event>
   auto step(const Event& event) {
     return on(parts_, event);
   }
-  // The actions of the steps since the last call.
+  // The actions that the events since the last call caused, in order.
   std::vector<Action> take_actions() { return std::exchange(parts_.turn.actions, {}); }
 
   // ---- stored state
@@ -45,35 +45,35 @@ class ClusterState {
   void change_again(const std::vector<Record>& records);
   std::vector<Record> all_records() const;
   // Continues from stored rows, before any event. Nodes are away until they join again; workers that they do not report then have ended.
-  // DataLoss.
+  // Returns DataLoss if a record cannot be decoded or contradicts others.
   Result<void> restore(const std::vector<Record>& records);
 
   // ---- queries
   // A page of rows ordered by id, after `request.after`.
   actors::ListReply list(const actors::ListRequest& request) const;
   actors::ClusterStatus status() const;
-  actors::ClusterStatus resources(JobId asking) const;  // the cheap part of status()
-  // Returns true if an entry waits that would fit in place of this job's workers of remote functions and goes before them (queue.h).
+  actors::ClusterStatus resources(JobId asking) const;  // without the parts of status() that visit every row
+  // Returns true if a request waits that goes before this job's workers of remote functions, and would fit in their place (queue.h).
   bool wanted_back(JobId job) const;
   // Rows by state, and resources by node.
   std::vector<actors::MetricFamily> metrics() const;
   const actors::ActorRow* actor(ActorId id) const;
-  // The row of the actor that this worker is to make, and its construction data. NotFound.
+  // The row of the actor that this worker is to make, and its creation spec. Returns NotFound if there is none.
   Result<actors::FoundActor> creation_spec(WorkerId worker) const;
   // Returns true if the environment of a living or waiting gang or job contains `text`.
   bool mentions(const std::string& text) const;
-  // The living actor of this name. NotFound.
+  // The living actor of this name. Returns NotFound if there is none.
   Result<actors::FoundActor> find(const actors::FindActor& request) const { return find_actor(parts_, request); }
   const actors::JobRow* job(JobId id) const;
   const actors::GroupRow* group(GroupId id) const;
-  // The living placement group of this name. NotFound.
+  // The living placement group of this name. Returns NotFound if there is none.
   Result<actors::GroupRow> find_group(const actors::FindActor& request) const;
   const actors::NodeRow* node(NodeId id) const;
   std::vector<NodeId> alive_nodes() const;
   // Nodes that have, or had, workers of the job.
   std::set<NodeId> nodes_of(JobId job) const;
 
-  // Aborts when the books do not add up: resources taken and given, rows that point at each other. For tests and the simulation.
+  // Aborts if resources taken and free do not add up to a node's total, or if rows contradict each other. For tests and the simulation.
   void check_invariants() const;
 
  private:

@@ -1,4 +1,5 @@
-// Fixture of the cluster state's tests. Each step checks the books, and that the stored rows are those in memory.
+// Fixture of the cluster state's tests. Each step checks the invariants (ClusterState::check_invariants), and that the stored rows are
+// those in memory.
 #pragma once
 
 #include <map>
@@ -29,7 +30,7 @@ class ClusterStateTest : public testing::Test {
   ClusterStateTest() { pass(0s); }
   ~ClusterStateTest() override { check(); }
 
-  // Checks the books, and that a head restored from the store has the same rows.
+  // Checks the invariants, and that a head restored from the store has the same rows.
   void check() {
     state_.check_invariants();
     store_->commit(state_.take_changes(), [](Result<void> r) { EXPECT_TRUE(r); });

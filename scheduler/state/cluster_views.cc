@@ -50,7 +50,7 @@ std::optional<Error> brief(const std::optional<Error>& cause, std::size_t max_te
     std::size_t end = std::min(text.find('\n'), text.size());
     if (end > max_text) {
       end = max_text;
-      while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not inside a UTF-8 character
+      while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // does not cut inside a UTF-8 character
     }
     return text.substr(0, end);
   };
@@ -131,7 +131,7 @@ std::vector<actors::MetricFamily> ClusterState::metrics() const {
   using actors::FamilyOf;
   using actors::MetricKind;
   std::vector<actors::MetricFamily> out;
-  // A state without rows has a sample, too, so that its graph begins at 0.
+  // A state without rows has a sample, too, so that its curve in Prometheus begins at 0.
   const auto by_state = [&](const char* name, const char* help, const auto& table, const auto& state_of, auto... states) {
     std::map<std::string, double> counts = {{states, 0}...};
     for (const auto& [id, row] : table) ++counts[state_of(row)];
@@ -252,7 +252,8 @@ void ClusterState::check_invariants() const {
     sum += taken[id];
     SHOAL_CHECK(sum == n.row.total, "a node's resources do not add up");
     for (const auto& [name, units] : n.row.available.all()) {
-      SHOAL_CHECK(units >= 0 || name == "CPU", "a node gave more than it has");  // lent CPUs are taken back while in use
+      // CPUs may go below 0: lent ones are taken back while another process uses them.
+      SHOAL_CHECK(units >= 0 || name == "CPU", "a node gave more than it has");
     }
   }
   for (const auto& [id, a] : parts_.actors) {

@@ -33,7 +33,7 @@ Error creator_ended(const ActorRow* creator, const Error& why) {
   return unavailable(fmt::format("its creator, {}, ended{}", who, how.size() > kMaxWhy ? "" : ": " + how)).with_reason("CreatorEnded");
 }
 
-// The end of the actor itself. If it was hosted, a gang that still gathers fails.
+// Ends the actor itself. If an existing process hosted it, and its gang still gathers members, the gang fails (hosted_gangs.h).
 void actor_dies(Parts& s, ActorId id, const Error& cause) {
   const GangId gang = s.actors.at(id).gang;
   if (s.gangs.contains(gang) && s.gangs.lose_member(gang)) {
@@ -105,8 +105,8 @@ void job_process_exited(Parts& s, const Worker& worker, std::int32_t shell_code,
   end_job(s, id, job.stopping ? JobState::kStopped : job.row.exit_code == 0 ? JobState::kSucceeded : JobState::kFailed);
 }
 
-// The process of a driver or of a detached actor exited without a restart. Only a detached actor may end by itself; a driver ends in order
-// by driver_ended().
+// The leading process of a job, its driver or its detached actor, exited and is not restarted. A driver reports an orderly end before it
+// exits (DriverEnded), so its job has failed here. A detached actor may end its job by exiting with 0.
 void leading_process_exited(Parts& s, const Job& job, std::int32_t shell_code, const Error& why) {
   const bool by_itself = job.detached && shell_code == 0;
   s.jobs.set_outcome(job.row.id, shell_code, by_itself ? std::nullopt : std::optional(why));
@@ -127,7 +127,7 @@ void worker_exited(Parts& s, WorkerId id, std::int32_t shell_code, const std::op
 
   const Error why = cause.value_or(unavailable("its process ended").with_reason("WorkerExited"));
   const bool restarts = end_actors_in(s, worker, shell_code, why);
-  end_made_by(s, worker, why);  // before anything is placed again
+  end_made_by(s, worker, why);  // first, before any actor is placed again
   if (const Job* const job = s.jobs.living(worker.row.job)) {
     if (std::ranges::count(job->processes, id) > 0) {
       job_process_exited(s, worker, shell_code, cause);
@@ -147,7 +147,7 @@ void end_actor(Parts& s, ActorId id, const Error& cause) {
   actor_dies(s, id, cause);
   const auto w = s.workers.find(row.worker);
   if (waited) {
-    // A gang is placed as a whole: one that lost a member is never placed.
+    // A gang is placed as a whole, so one that lost a member can never be placed.
     drop_gang(s.queue, row.gang);
     for (const auto& a : members) {
       const ActorRow* const other = s.actors.living(a.id);

@@ -1,7 +1,7 @@
 // Ends of processes, actors, groups and jobs, each with all that ends because of it.
 //
-// An exit ends or restarts the actors in the process, and ends what they made, and the job that the process led. A job's end ends its
-// gangs, actors and groups; a group's end the actors in it; a detached actor's end its job.
+// The exit of a process ends or restarts its actors, and ends what they made. It ends the job whose driver or detached actor the process
+// was. A job's end ends its gangs, actors and groups; a group's end the actors in it; a detached actor's end its job.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace shoal::scheduler {
 
-// Records the end of a process that has not exited yet, and places what waits.
+// Records that a process exited, does all that follows from it, and places what waits. The worker's row must not be kExited yet.
 void worker_exited(Parts& s, WorkerId worker, std::int32_t shell_code, const std::optional<Error>& cause);
-// Ends a living actor, its process, and its whole gang if that still waits.
+// Ends a living actor and its process. If its gang still waits for room, the whole gang ends.
 void end_actor(Parts& s, ActorId actor, const Error& cause);
-// The caller drops the group's own entry from the queue. Ignores a removed group.
+// Removes a placement group, unless it is removed already. The caller drops the group's own entry from the queue.
 void remove_group(Parts& s, GroupId group, const Error& cause);
-// Ends the job and places what waits. Ignores a job that has ended.
+// Ends the job, unless it has ended already, and places what waits.
 void end_job(Parts& s, JobId job, actors::JobState state);
 // Asks the job's processes to end.
 void stop_processes(Parts& s, JobId job, int signal);

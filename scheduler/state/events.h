@@ -1,6 +1,7 @@
-// The events of the cluster state, and what each of them does: on() answers the event and leaves its actions in the turn.
+// The events of the cluster state, and what each of them does. on() decides an event. It returns the answer to the request behind it, and
+// adds the actions to the turn (parts.h). An error that a comment names is such an answer.
 //
-// An event refers to its message, and so lives for one step.
+// An event refers to its message, and so lives for one call of step().
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,9 @@ struct Tick {};
 void on(Parts& s, const Tick& event);
 
 // ---- nodes
-// A second one with the same id means that the node reconnected. Requests that could not reach it are repeated, at once or when the node
-// reports the workers concerned. Unavailable/Fenced if the node was given up: it has to end its workers, which were declared dead, and
-// register under a new id.
+// A node registered. A second event with the same id means that the node reconnected. Requests that could not reach it are repeated, at
+// once or when the node reports the workers concerned. Returns Unavailable/Fenced if the node was given up. It then has to end its workers,
+// which were declared dead, and to register under a new id.
 struct NodeJoined {
   const actors::RegisterNode& node;
 };
@@ -32,8 +33,8 @@ struct NodeLost {
   NodeId node;
   const Error& cause;
 };
-// A cordoned node takes no new work. A draining node also has its restartable actors moved to other nodes, and leaves once it runs
-// nothing or at its deadline. NotFound; InvalidArgument once the node was asked to leave.
+// A cordoned node takes no new work. A draining node also has its restartable actors moved to other nodes, and leaves once it runs nothing
+// or at its deadline. Returns NotFound for an unknown or dead node, InvalidArgument if the node was asked to leave already.
 struct SchedulingSet {
   const actors::SetNodeScheduling& wish;
 };
@@ -53,13 +54,13 @@ struct WorkerUpdated {
 struct WorkerLeaves {
   WorkerId worker;
 };
-// `blocked`: the worker's task waits for others, and its CPUs are lent. `false` takes them back at once, even if CPUs are then
-// overcommitted.
+// `blocked`: the worker's task waits for other tasks, and its CPUs are lent to them. If it is false, the worker takes its CPUs back at
+// once, even if more are in use then than the node has.
 struct WorkerBlocked {
   WorkerId worker;
   bool blocked;
 };
-// A worker asks for its lent CPUs back. ResourceExhausted while they are in use, or others wait for them.
+// A worker asks for its lent CPUs back. Returns ResourceExhausted while they are in use, or others wait for them.
 struct WorkerResumes {
   WorkerId worker;
 };
@@ -108,7 +109,7 @@ struct JobStopped {
   JobId job;
   bool force;
 };
-// InvalidArgument while the job has not ended.
+// Deletes an ended job's row. Returns InvalidArgument if the job has not ended.
 struct JobDeleted {
   JobId job;
 };
@@ -122,8 +123,8 @@ Result<void> on(Parts& s, const JobStopped& event);
 Result<void> on(Parts& s, const JobDeleted& event);
 
 // ---- actors
-// Answered by the living actor of this name if the request allows it (get_if_exists); the gang is then not created.
-// InvalidArgument/NameTaken; Cancelled/CreatorEnded.
+// A process asks for actors. If one of them names a living actor, that actor is the answer where the request allows it (get_if_exists), and
+// nothing is made. Otherwise returns InvalidArgument/NameTaken. Returns Cancelled/CreatorEnded if the process that asks has ended.
 struct GangRequested {
   const actors::GangSpec& spec;
 };
@@ -136,7 +137,7 @@ struct ActorKilled {
 struct WorkerRetired {
   ActorId actor;
 };
-// AnswerHosted answers each member once the gang is complete.
+// A process asks to place an actor that it hosts itself. Once all members of the gang have asked, AnswerHosted answers each.
 struct ActorHosted {
   const actors::HostActor& actor;
 };
@@ -150,18 +151,18 @@ Result<void> on(Parts& s, const ActorHosted& event);
 void on(Parts& s, const AttributesSet& event);
 
 // ---- placement groups
-// InvalidArgument/NameTaken.
+// A process asks for a placement group. Returns InvalidArgument/NameTaken if a living group has this name.
 struct GroupRequested {
   const actors::GroupSpec& spec;
 };
-// Ends the actors in the group.
+// Removes a placement group, and ends the actors in it.
 struct GroupRemoved {
   GroupId group;
 };
 Result<void> on(Parts& s, const GroupRequested& event);
 void on(Parts& s, const GroupRemoved& event);
 
-// The living actor of this name. NotFound.
+// The living actor of this name. Returns NotFound if there is none.
 Result<actors::FoundActor> find_actor(const Parts& s, const actors::FindActor& request);
 
 }  // namespace shoal::scheduler

@@ -11,7 +11,7 @@ namespace shoal::scheduler {
 std::string why(const Parts& s, const Pending& entry);
 // Explains entries, and warns the jobs of those that have waited for a moment.
 void explain_pending(Parts& s);
-// Explains the newest entry at once, so that an early query shows the reason; the warning comes later.
+// Explains the newest entry at once, so that the first list of rows shows its reason. The warning comes later.
 void explain_newcomer(Parts& s);
 
 }  // namespace shoal::scheduler

@@ -1,7 +1,7 @@
 // The order of turns among jobs that wait for the same nodes: the job with the smallest share goes first.
 //
-// A share is the largest fraction that a job holds of any resource (dominant resource fairness, Ghodsi et al., NSDI 2011). Four of ten CPUs
-// and one of two GPUs are a half. Among equal shares, and within a job, the earlier request goes first.
+// A share is the largest fraction that a job holds of any resource (dominant resource fairness, Ghodsi et al., NSDI 2011). A job with four
+// of ten CPUs and one of two GPUs has the share 1/2. Among equal shares, and within a job, the earlier request goes first.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ class Shares {
 // One round, in which each added entry has one turn.
 class FairShareQueue {
  public:
-  // A job's share is read again after each of its turns.
+  // Reads a job's share anew after each of its turns.
   FairShareQueue(const Shares& shares, const actors::Resources& all) : shares_(shares), all_(all) {}
   // `index`: the entry's position in the queue. Callers add in ascending order.
   void add(JobId job, std::size_t index);
@@ -49,8 +49,8 @@ class FairShareQueue {
   const Shares& shares_;
   const actors::Resources& all_;
   std::map<JobId, Line> lines_;
-  std::pair<const JobId, Line>* added_ = nullptr;           // the line that was added to last
-  std::set<std::tuple<double, std::size_t, JobId>> heads_;  // (share, index, job) of all lines but turn_
+  std::pair<const JobId, Line>* added_ = nullptr;           // the job that add() named last, and its line
+  std::set<std::tuple<double, std::size_t, JobId>> heads_;  // (share, index, job) of the next entry of every line but turn_'s
   std::pair<const JobId, Line>* turn_ = nullptr;
   bool begun_ = false;
 };

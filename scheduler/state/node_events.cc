@@ -38,7 +38,7 @@ void start_again(Parts& s, const Worker& w) {
   s.turn.act(StartWorkerOn{w.row.node, *std::move(message)});
 }
 
-// The node has reported all its workers.
+// Ends the node's workers that it has not reported, once it has reported all.
 void end_unreported(Parts& s, NodeId node) {
   for (const WorkerId id : s.workers.unreported(node)) {
     const Worker& w = s.workers.at(id);
@@ -50,7 +50,7 @@ void end_unreported(Parts& s, NodeId node) {
   }
 }
 
-// Called after the node's workers have exited and returned what they held of its bundles.
+// Gives up the bundles on a lost node. Called after the node's workers have exited and returned what they held of them.
 void lose_bundles(Parts& s, NodeId node) {
   for (const auto& [id, group] : s.groups) {
     if (group.row.state == GroupState::kRemoved || std::ranges::count(group.row.nodes, node) == 0) continue;
@@ -129,7 +129,7 @@ Result<void> on(Parts& s, const NodeJoined& event) {
   } else {
     s.nodes.join(node, s.turn.now);
   }
-  // A new node may be a given-up node under a new id, and still have what ended jobs left there.
+  // A new node may be a given-up one under a new id. It may then still have memory of jobs that ended meanwhile.
   for (const JobId job : s.jobs.ended_jobs()) s.turn.act(EndJobOn{node.id, job});
   if (s.nodes.at(node.id).leave_sent) s.turn.act(EndNodeOn{node.id});
   place_pending(s);

@@ -1,7 +1,7 @@
 // The parts of the cluster state: a table per kind of row, the queue of what waits, and the turn of the current event.
 //
-// A table keeps its own invariants. Functions on Parts compose them: events.h begins, endings.h ends what depends on each other, placing.h
-// and queue.h give room. Each of these uses the later ones only.
+// A table keeps its own invariants. Functions on Parts change several tables. events.h handles events, and endings.h ends what depends on
+// something that ended. queue.h chooses the next entry, and placing.h gives it room. Each of these uses later ones only.
 #pragma once
 
 #include <cstdint>
@@ -27,45 +27,48 @@ namespace shoal::scheduler {
 
 struct StateOptions {
   runtime::Duration node_timeout = std::chrono::seconds(5);  // longest time without a heartbeat
-  runtime::Duration longest_tick = std::chrono::seconds(1);  // expected time between ticks; the excess is no node's silence
-  runtime::Duration warn_after = std::chrono::seconds(1);    // time pending before a warning
-  std::uint32_t stop_grace_ms = 3000;                        // from SIGTERM to SIGKILL
-  std::size_t max_ended_rows = 1000;                         // per table; the oldest are dropped first
-  std::size_t max_listed_rows = 500;                         // per reply to list(), which has to fit a message
+  // Expected time between ticks; what exceeds it does not count as a node's silence.
+  runtime::Duration longest_tick = std::chrono::seconds(1);
+  runtime::Duration warn_after = std::chrono::seconds(1);  // time pending before a warning
+  std::uint32_t stop_grace_ms = 3000;                      // from SIGTERM to SIGKILL
+  std::size_t max_ended_rows = 1000;                       // per table; the oldest are dropped first
+  std::size_t max_listed_rows = 500;                       // per reply to list(), which has to fit a message
   // From its second consecutive death within `early_death` of a start, an actor waits before it restarts: first_pause, then twice as long
   // each time.
   runtime::Duration early_death = std::chrono::seconds(10);
   runtime::Duration first_pause = std::chrono::milliseconds(100), longest_pause = std::chrono::seconds(5);
-  // `patience`: time that an entry waits before room is kept for it. The windows are the times for which room is kept.
+  // `patience`: how long an entry waits before room is kept for it. The room is then kept for a window: the first one lasts `first_window`,
+  // later ones longer.
   runtime::Duration patience = std::chrono::seconds(30), first_window = std::chrono::seconds(10), longest_window = std::chrono::seconds(60);
   std::size_t max_listed_bytes = 200'000;  // per reply to list(), without causes
   std::size_t max_listed_text = 500;       // bytes of each text of a cause in list(); actor() and job() return all of it
 };
 
-// The event under way: its time, where new ids and orders come from, and its actions so far.
+// The event that is being decided: its time, the source of new ids and orders, and the actions so far.
 struct Turn {
   const StateOptions options;
   runtime::Random& random;
   runtime::TimePoint now{};
   std::int64_t unix_ms = 0;
-  std::uint64_t next_order = 1;  // for requests and ends
+  std::uint64_t next_order = 1;  // the order of the next request or end
   std::vector<Action> actions = {};
 
   void act(Action action) { actions.push_back(std::move(action)); }
 };
 
-// An entry that waits for room. Jobs take turns: the job with the smallest share of the nodes goes next (fair_share_queue.h), with its
-// earliest entry. An entry that does not fit is passed over. A gang, a group or a submitted job is placed as a whole or not at all.
+// An entry of the queue: a gang, a group or a submitted job that waits for room. Jobs take turns: the job with the smallest share goes next
+// (fair_share_queue.h), with its earliest entry. An entry that does not fit is passed over. A gang, a group or a submitted job is placed as
+// a whole or not at all.
 struct Pending {
-  enum class Shown { kNothing, kReason, kWarning };  // to users, so far
+  enum class Shown { kNothing, kReason, kWarning };  // the part of `why` that users have seen
 
-  GangId gang;  // one of the three is set
+  GangId gang;  // one of the three ids is set
   JobId job;
   GroupId group;
   runtime::TimePoint since;
   Shown shown = Shown::kNothing;
   runtime::TimePoint not_before{};
-  GangId like{};               // for gangs: the first of consecutive ones with equal wants and place; none: waits in a group
+  GangId like{};               // for gangs: the first of consecutive gangs with equal requests; none: the gang waits in a placement group
   JobId gang_job{};            // for gangs
   std::uint64_t tried_at = 0;  // ResourceIndex::growth() of the last attempt; retried once it has grown
   int windows = 0;             // number of windows so far

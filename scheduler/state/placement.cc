@@ -30,7 +30,7 @@ Placed on_one(const Wants& wants, const NodeResources& room) {
   return std::nullopt;
 }
 
-// A room and the amounts taken from it.
+// Free resources by node, less the amounts that place() has taken so far.
 class Left {
  public:
   explicit Left(const NodeResources& room) : room_(room) {}
@@ -64,7 +64,7 @@ Placed packed(const Wants& wants, const NodeResources& room) {
   return out;
 }
 
-// Packs the largest wants first, after packing in the order of ranks failed.
+// Packs the largest wants first. Called when packing in the order of ranks has failed.
 Placed packed_by_size(const Wants& wants, const NodeResources& room) {
   std::vector<std::size_t> order(wants.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -111,9 +111,9 @@ Placed spread(const Wants& wants, const NodeResources& room, const Load& load) {
   return out;
 }
 
-// A matching of wants and nodes, by augmenting paths.
+// Gives each want a node of its own: a bipartite matching, by augmenting paths.
 Placed apart(const Wants& wants, const NodeResources& room) {
-  std::map<NodeId, std::size_t> taken;  // by which want
+  std::map<NodeId, std::size_t> taken;  // index of the want that has the node
   struct Search {
     const Wants& wants;
     const NodeResources& room;
@@ -142,7 +142,7 @@ Placed apart(const Wants& wants, const NodeResources& room) {
 // The part of `want` that is not free: "CPU 2 (1 of 4 free)".
 std::string in_use(const Resources& want, const Resources& free, const Resources& whole) {
   std::string out;
-  const auto amount = [](const std::string& name, std::int64_t units) {  // without the name
+  const auto amount = [](const std::string& name, std::int64_t units) {  // the amount alone, without its resource's name
     Resources one;
     one.set_units(name, std::max<std::int64_t>(0, units));  // negative if lent CPUs are in use twice
     return one.empty() ? "0" : one.to_string().substr(name.size() + 1);

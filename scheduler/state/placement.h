@@ -13,10 +13,10 @@ namespace shoal::scheduler {
 using NodeResources = std::map<NodeId, actors::Resources>;
 using Load = std::map<NodeId, std::size_t>;  // processes by node; absent: 0
 
-// Returns one node for each of `wants`, or nothing unless all fit. Pack uses one node if all fit there; otherwise neighbours in rank share
-// a node while it has room. Spread prefers the node with the fewest of these wants, then the smallest `load`. Strict pack uses one node for
-// all, strict spread a different node for each. Pack tries the order of ranks, then of sizes. Pack and spread are first-fit searches that
-// may miss a placement; the strict strategies miss none.
+// Returns one node for each of `wants`, or nothing unless all fit into `room`, the free resources by node. Pack uses one node if all fit
+// there; otherwise wants that follow each other share a node while it has room. Spread prefers the node with the fewest of these wants,
+// then the smallest `load`. Strict pack uses one node for all, strict spread a different node for each. Pack tries the order of ranks, then
+// of sizes. Pack and spread are first-fit searches that may miss a placement; the strict strategies miss none.
 std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& wants, const NodeResources& room,
                                          actors::Strategy strategy = actors::Strategy::kPack, const Load& load = {});
 
@@ -25,11 +25,12 @@ std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& w
 std::string explain(const std::vector<actors::Resources>& wants, const NodeResources& room,
                     actors::Strategy strategy = actors::Strategy::kPack, const NodeResources* whole = nullptr);
 
-// The user's text for a pending entry, from explain()'s: busy() if it starts by itself later, impossible() if it cannot start, with a hint.
+// The text that users see for a pending entry, made from that of explain(). With busy() the entry starts once others end. With impossible()
+// no node could hold it; that text has a hint.
 std::string busy(const std::string& why);
 std::string impossible(const std::string& why);
 
-// ResourceExhausted/Infeasible with a hint; `why` comes from explain().
+// The error ResourceExhausted/Infeasible with a hint. `why`: the text of explain().
 Error infeasible(const std::string& why);
 
 bool matches(const std::map<std::string, std::string>& labels, const std::vector<actors::LabelMatch>& wanted);

@@ -20,7 +20,7 @@ using rows::Worker;
 
 namespace {
 
-// The node of the process that asked for the gang; none if unknown.
+// The node of the process that asked for the gang; id 0 if it is unknown.
 NodeId home_of(const Parts& s, const Gang& gang) {
   const auto job = s.jobs.find(gang.spec.job);
   for (const WorkerId id : {gang.spec.creator, job == s.jobs.end() ? WorkerId() : job->second.driver}) {
@@ -168,7 +168,7 @@ actors::StartWorker start_of(const Parts& s, const Gang& gang, std::size_t membe
   const bool alone = gang.spec.actors.size() == 1;
   const std::int32_t rank = alone ? -1 : static_cast<std::int32_t>(member);
   const bool of_functions = actors::is_function_class(spec.class_name);
-  const bool run_again = may_restart(actor) || of_functions;  // functions are retried
+  const bool run_again = may_restart(actor) || of_functions;  // a lost call of a function is repeated
   return {{},
           gang.spec.job,
           std::move(launch),
@@ -185,7 +185,8 @@ actors::StartWorker start_of(const Job& job, std::size_t rank) {
 
 Resources& source(Parts& s, const Worker& worker) {
   const Group* const group = s.groups.living(worker.group);
-  // A lost or removed bundle returned only its free part to the node. Its workers return the rest there directly.
+  // A bundle that was lost or removed has returned only its free part to the node. So its workers return what they hold to the node, not to
+  // the bundle.
   const bool reserved = group != nullptr && group->row.nodes.at(static_cast<std::size_t>(worker.bundle)) == worker.row.node;
   return reserved ? s.groups.free(worker.group, worker.bundle) : s.nodes.free(worker.row.node);
 }

@@ -10,18 +10,18 @@ namespace shoal::scheduler {
 
 // Places one entry of the queue, as a whole. Returns false if it does not fit.
 bool place_one(Parts& s, const Pending& entry);
-// Returns the room of a job's places that has no processes yet.
+// Frees the resources that a job was given and that no process of it has taken yet.
 void give_back_places(Parts& s, JobId job);
 void start_job(Parts& s, JobId job);
-// The message that starts, or starts again, a member of a gang or a rank of a job; its worker is not set.
+// The message to a node that starts a member of a gang, or a rank of a job. The caller sets its worker id.
 actors::StartWorker start_of(const Parts& s, const rows::Gang& gang, std::size_t member);
 actors::StartWorker start_of(const rows::Job& job, std::size_t rank);
 
-// The free resources of the bundle or the node that the worker's are taken from.
+// The free resources of the bundle or node from which the worker's resources are taken.
 actors::Resources& source(Parts& s, const rows::Worker& worker);
 
-// The bundles without a node, as wants, and the nodes allowed. A bundle's label rules become an extra resource that only matching nodes
-// have.
+// The bundles of a group that have no node, as wants, and the free resources of the nodes that may get them. A bundle's label rules become
+// an extra resource that only matching nodes have.
 struct Asked {
   std::vector<actors::Resources> wants;
   Allowed allowed;

@@ -37,7 +37,8 @@ runtime::Duration window_length(const StateOptions& options, const Pending& p) {
   return std::min<runtime::Duration>(options.first_window * (1 << std::min(p.windows, 10)), options.longest_window);
 }
 
-// Returns true if a placement group was placed: gangs in it may have had their turn before.
+// One round of turns. Returns true if a placement group was placed: then another round is due, since gangs in the group may have had their
+// turn before it.
 bool place_pending_once(Parts& s) {
   std::deque<Pending> all = std::exchange(s.queue.entries, {});
   FairShareQueue fair_share_queue(s.shares, s.nodes.index().all());
@@ -64,7 +65,7 @@ bool place_pending_once(Parts& s) {
     std::size_t i = 0;
     std::erase_if(all, [&](const Pending&) { return placed[i++]; });
   }
-  for (auto& p : s.queue.entries) all.push_back(p);  // empty today: a start adds no entry
+  for (auto& p : s.queue.entries) all.push_back(p);  // entries that placing has added: none today
   s.queue.entries = std::move(all);
   return placed_group;
 }

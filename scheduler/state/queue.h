@@ -21,10 +21,10 @@ void drop_group(Queue& queue, GroupId group);
 void drop_job(Parts& s, JobId job);
 
 std::string name_of(const Parts& s, const Pending& entry);
-// Returns true while the window of another entry keeps the resources that this one asks for.
+// Returns true while room is kept for another entry (Window), and this one asks for resources that the other one wants.
 bool held_up(const Parts& s, const Pending& entry);
-// Returns true if an entry waits that would fit in place of this job's workers of remote functions and goes before them. It belongs to the
-// same job, or to one with a smaller share.
+// Returns true if an entry waits that goes before this job's workers of remote functions, and would fit in their place. Such an entry
+// belongs to the same job, or to one with a smaller share.
 bool wanted_back(const Parts& s, JobId job);
 
 }  // namespace shoal::scheduler

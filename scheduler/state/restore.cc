@@ -79,7 +79,7 @@ Result<void> known(bool is, const char* what) {
   return fail(data_loss(std::string("the head's stored state is inconsistent: ") + what));
 }
 
-// Derives what workers and groups hold of each node.
+// Computes anew what workers and groups hold of each node, since no record has it.
 Result<void> restore_holdings(Parts& s) {
   s.nodes.restored(s.turn.now, s.turn.unix_ms);
   for (const auto& [id, group] : s.groups) {
@@ -145,10 +145,10 @@ void restore_actors(Parts& s) {
   std::vector<ActorId> incomplete;
   for (const auto& [id, row] : s.actors) {
     if (row.state == ActorState::kDead || s.gangs.contains(row.gang)) continue;
-    s.hosted.put_in(row.worker, id);  // hosted by a running process
+    s.hosted.put_in(row.worker, id);  // an existing process hosts the actor
     if (row.state == ActorState::kPending) incomplete.push_back(id);
   }
-  for (const ActorId id : incomplete) s.actors.forget(id);  // requested again by its process
+  for (const ActorId id : incomplete) s.actors.forget(id);  // its process requests the actor again
 }
 
 }  // namespace

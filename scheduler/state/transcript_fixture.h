@@ -29,7 +29,8 @@ class TranscriptTest : public testing::Test {
     names_[to_string(id)] = name;
     return id;
   }
-  // Writes the event, lets it happen, and writes what came of it. Workers are named in the order of their starts: w1, w2, ...
+  // Writes the event's line, runs `effect`, and writes the error, changed rows and actions that follow. Workers are named in the order of
+  // their starts: w1, w2, ...
   void event(const std::string& what, const std::function<Result<void>()>& effect) {
     write(what);
     if (const auto r = effect(); !r) {

@@ -15,12 +15,12 @@ using rows::Worker;
 
 namespace {
 
-// Adds a process that attached to its node by itself.
+// Adds a process that connected to its node by itself.
 void attach(Parts& s, NodeId node, const actors::WorkerUpdate& process) {
   s.workers.attach(node, process);
   if (!s.jobs.contains(process.job)) return;
   s.jobs.attach(process.job, node, process);
-  // The job ended before this process was reported, so its end was not sent to this node.
+  // The job ended before this process was reported, so the head did not send the job's end to this node.
   if (s.jobs.living(process.job) == nullptr) s.turn.act(EndJobOn{node, process.job});
 }
 

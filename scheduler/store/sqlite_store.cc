@@ -23,7 +23,8 @@ constexpr const char* kSchema =
     "INSERT OR IGNORE INTO meta VALUES('schema', '2');";
 constexpr const char* kVersion = "2";
 
-// Time to wait while another process locks the file. It is short, as the loop stands still meanwhile and the head retries.
+// The time that SQLite waits while another process locks the file. It is short, because the loop stands still meanwhile; the head tries
+// again.
 constexpr int kBusyMs = 50;
 
 constexpr std::uint64_t kPageBytes = 4096;
@@ -94,18 +95,18 @@ class Syncer {
     woken_.notify_one();
     if (thread_.joinable()) thread_.join();
   }
-  // `copy`: copies soon, because the log is long, or could not grow on a full disk and has to begin anew.
+  // A commit was made. `copy`: the log is to be copied soon. Either it is long, or it could not grow on a full disk and has to begin anew.
   void committed(bool copy) {
     const std::lock_guard lock(mutex_);
     copy_ |= copy;
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
     if (!std::exchange(dirty_, true)) woken_.notify_one();
   }
-  // Returns true once after a long log was copied, except for commits that came meanwhile.
+  // Returns true once after the copy of a long log; commits made during the copy are not in it.
   bool has_copied() { return copied_.load(std::memory_order_relaxed) && copied_.exchange(false); }
 
  private:
-  static constexpr int kCheckpointEvery = 20;  // syncs
+  static constexpr int kCheckpointEvery = 20;  // number of syncs between two copies of the log
 
   void run() {
     std::unique_lock lock(mutex_);
@@ -270,7 +271,7 @@ class SqliteStore final : public Store {
 
   const Db db_;
   const SqliteOptions options_;
-  std::uint64_t log_pages_ = 0;  // after the last commit
+  std::uint64_t log_pages_ = 0;  // pages in the log after the last commit
   Statement begin_, commit_, rollback_;
   std::array<Statement, kNumTables> put_, erase_;
   Syncer syncer_;

@@ -21,7 +21,7 @@ const char* to_string(TableName table);
 struct Record {
   TableName table = TableName::kNodes;
   std::uint64_t id = 0;
-  std::string name, state;  // for users of sqlite3(1)
+  std::string name, state;  // for people who read the database with sqlite3(1)
   Bytes bytes;              // empty: the row is deleted
 };
 
@@ -43,12 +43,12 @@ struct SqliteOptions {
   // At `log_bytes`, SQLite's log is copied into the database beside the commits. One commit then waits for the copy of the rest, and the
   // log begins anew. From `most_log_bytes` on, each commit waits. With `fsync`, commits copy the log at 4 MB each time.
   std::uint64_t log_bytes = 32u << 20, most_log_bytes = 128u << 20;
-  // Runs `work` in a thread of its own, then `then` on the loop, for a commit that waits for a copy. It has ended before the store is
-  // destroyed. Empty: the loop waits.
+  // A function that runs `work` in a thread of its own, then `then` on the loop. Commits that wait for a copy use it; it has ended before
+  // the store is destroyed. If it is empty, the loop waits.
   std::function<void(std::function<void()> work, std::function<void()> then)> aside = {};
 };
 
-// Unavailable after a moment if another process has locked the file: to be retried.
+// Returns Unavailable if another process has locked the file: the caller tries again.
 Result<std::unique_ptr<Store>> open_sqlite_store(const std::string& path, const SqliteOptions& options = {});
 std::unique_ptr<Store> make_memory_store();
 

@@ -187,7 +187,7 @@ TEST_F(StoreTest, AFullLogIsRestarted) {
   EXPECT_EQ(taken_after, 1);
 }
 
-// SIGKILL at any moment loses no commit whose `done` was called.
+// A SIGKILL at any moment loses no commit whose `done` was called.
 TEST_F(StoreTest, CommittedRowsSurviveTheProcess) {
   int said[2];
   ASSERT_EQ(pipe(said), 0);

@@ -70,7 +70,7 @@ Result<Environment> read_environment(const std::string& text) {
       if (!std::filesystem::path(path).is_absolute()) return fail(invalid_argument("working_dir of runtime_env is not absolute: " + path));
       if (std::filesystem::is_directory(path, ignored)) {
         out.folder = path;
-        inherited.erase(key);  // used in place: changes to its files are visible
+        inherited.erase(key);  // the folder is used in place, so the job sees later changes to its files
       } else if (path.ends_with(".zip") && std::filesystem::is_regular_file(path, ignored)) {
         out.by_python = true;
       } else {
@@ -156,7 +156,7 @@ Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& 
   launch.kind = Launch::Kind::kProgram;
   launch.cwd = env.folder.empty() ? around.folder : env.folder;
   launch.env = {{"PYTHONUNBUFFERED", "1"}};
-  // `python` belongs to the cluster.
+  // The folder of the cluster's interpreter goes first on PATH.
   if (const auto folder = std::filesystem::path(around.python).parent_path(); !folder.empty()) {
     launch.env.emplace_back("PATH", folder.string() + (around.path.empty() ? "" : ":" + around.path));
   }

@@ -18,11 +18,11 @@ struct Surroundings {
 };
 
 struct JobRequest {
-  actors::Submission submission;  // with the runtime_env of the entrypoint
+  actors::Submission submission;  // the submitted job, with the runtime_env of its entrypoint
   std::map<std::string, double> resources;
 };
 
-// InvalidArgument for a faulty request, Unimplemented for features of Ray that Shoal lacks.
+// Reads a request of the job API. Returns InvalidArgument if it is faulty, Unimplemented for features of Ray that Shoal lacks.
 Result<JobRequest> parse_job_request(std::string_view json_text);
 Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& around);
 

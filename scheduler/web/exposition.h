@@ -30,8 +30,8 @@ class ClusterMetrics {
   std::size_t silent_ = 0;
 };
 
-// Keeps the given order and skips families without samples; adjacent families of one name become one. Levels are gauges; histogram buckets
-// are cumulative, as Prometheus defines them.
+// The text of these families, in this order. Families without samples are left out, and adjacent ones of one name become one. Levels are
+// gauges; histogram buckets are cumulative, as Prometheus defines them.
 std::string exposition(const std::vector<actors::MetricFamily>& families);
 
 }  // namespace shoal::scheduler::web

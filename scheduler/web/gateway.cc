@@ -22,7 +22,7 @@ LogBook::Options kept_in(const std::string& folder) {
   o.folder = folder;
   return o;
 }
-// The job's own processes have log files; lines of actors arrive with a label.
+// Returns true for a process of the job itself, whose lines are printed as they are. Lines of actors get a label.
 bool is_own(const WorkerRow& w) { return w.role == "driver" || w.role.starts_with("rank "); }
 
 constexpr std::size_t kMaxProcesses = 100;  // processes in one answer
@@ -99,7 +99,7 @@ void Gateway::find_job(const std::string& id, std::function<void(Result<actors::
     const auto it =
         std::find_if(r->jobs.begin(), r->jobs.end(), [&](const auto& j) { return j.submission.id == id || to_string(j.id) == id; });
     if (it == r->jobs.end()) return found(fail(not_found("no job " + id).with_hint("see shoal list jobs")));
-    // Fetches the whole row: a list has only the first line of a cause.
+    // Fetches the whole row, because a list has only the first line of a cause.
     ask(Method::kWatchJob, to_bytes(actors::JobRef{it->id}), [found, row = *it](Result<Message> whole) {
       auto read = whole ? from_bytes<actors::JobRow>(whole->body) : Result<actors::JobRow>(fail(whole.error()));
       found(read ? *std::move(read) : row);

@@ -1,6 +1,6 @@
 // The HTTP interface's client of the head and the nodes. It never blocks.
 //
-// Loop thread only. Every callback runs once; with Cancelled when the gateway ends.
+// Loop thread only. Every callback runs once. If the gateway ends first, the callback gets Cancelled.
 #pragma once
 
 #include <deque>
@@ -23,8 +23,8 @@ class Gateway final : public runtime::PeerHandler {
     runtime::Endpoint head;
     std::string logs;  // folder of the session's logs, for workers of dead nodes
     runtime::Duration timeout = std::chrono::seconds(10);
-    runtime::Duration look_again = std::chrono::milliseconds(200);  // for a job without a process yet
-    std::size_t max_log_bytes = 16u << 20;                          // per stream of a process
+    runtime::Duration look_again = std::chrono::milliseconds(200);  // interval of checks whether a job has a process
+    std::size_t max_log_bytes = 16u << 20;                          // limit of a log's text, per stream of a process
   };
   // Clock and network outlive the gateway.
   Gateway(runtime::Clock& clock, runtime::Network& network, Options options);
@@ -36,7 +36,7 @@ class Gateway final : public runtime::PeerHandler {
   void list(actors::ListRequest::What what, JobId job, Rows rows);
   // Asks a node on a separate connection, for up to `patience`.
   void ask_node(const std::string& endpoint, actors::Method method, Bytes body, runtime::Duration patience, Answer answer);
-  // Finds a job by submission id or job id. NotFound.
+  // Finds a job by submission id or job id. `found` gets NotFound if there is none.
   void find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found);
 
   // The output of the job's processes: its own in the order of ranks, then its actors, whose lines carry a label.

@@ -13,7 +13,7 @@
 namespace shoal::scheduler::web {
 
 std::string http_token(const runtime::Token& token) {
-  constexpr std::string_view kPurpose = "shoal http";  // same text as in python/shoal/_driver/http.py
+  constexpr std::string_view kPurpose = "shoal http";  // the same text as in python/shoal/_driver/http.py
   std::array<std::uint8_t, 32> made{};
   const auto* const ok = HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(token.bytes().size()),
                               reinterpret_cast<const unsigned char*>(kPurpose.data()), kPurpose.size(), made.data(), nullptr);

@@ -19,8 +19,8 @@ class Guard {
   // `host` is the server's bound address.
   Guard(const runtime::Token& token, const std::string& host, std::uint16_t port);
 
-  // 403 for a foreign Host (DNS rebinding) or a foreign Origin (cross-site requests), then 401 without http_token(token). The time of the
-  // comparison does not depend on the token that was sent.
+  // The status is 403 for a foreign Host (DNS rebinding) or a foreign Origin (cross-site requests), and 401 without http_token(token). The
+  // time of the comparison does not depend on the token that was sent.
   std::optional<Refusal> check(const HttpRequest& request) const;
 
  private:

@@ -17,7 +17,7 @@ struct HttpRequest {
   std::map<std::string, std::string> headers;  // names in lower case
   std::string body;
 
-  // "" when absent.
+  // The value of this header; "" if it is absent.
   const std::string& header(const std::string& name) const;
 };
 
@@ -56,10 +56,11 @@ class HttpParser {
   HttpRequest request_;
 };
 
-std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes);  // chunked without a size
-std::string chunk(std::string_view bytes);                                                                    // "": the last chunk
+// Without a size, the body is sent in chunks.
+std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes);
+std::string chunk(std::string_view bytes);  // an empty one ends the body
 
-// Decodes %XX, and + as a space in queries. Empty when the text is malformed or contains a NUL.
+// Decodes %XX, and + as a space in queries. Returns nullopt if the text is malformed or contains a NUL.
 std::optional<std::string> decode_percent(std::string_view text, bool plus_is_space);
 
 }  // namespace shoal::scheduler::web

@@ -102,7 +102,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     finish();
   }
   bool gone() const { return server_ == nullptr; }
-  // No request yet, a refused one, or one that is answered.
+  // Returns true if no request has arrived, or the one that has is refused or answered.
   bool idle() const { return !asked_ || refused_ || (last_ && !writing_); }
 
   void close() {

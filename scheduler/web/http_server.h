@@ -19,7 +19,7 @@
 
 namespace shoal::scheduler::web {
 
-// The answer to one request. Handlers keep it as long as they need; destroyed unanswered, it sends 500.
+// The answer to one request. Handlers keep it as long as they need; a reply that is destroyed unanswered sends status 500.
 class HttpReply {
  public:
   virtual ~HttpReply() = default;
@@ -27,11 +27,11 @@ class HttpReply {
   void fail(const Error& error);
   virtual void send_text(const std::string& content_type, const std::string& text) = 0;
 
-  // An answer in pieces.
+  // Begins an answer in pieces.
   virtual void begin(const std::string& content_type) = 0;
   virtual void write(std::string_view piece) = 0;
   virtual void end() = 0;
-  // The client left, or reads too slowly: further output is useless.
+  // Returns true if the client has left or reads too slowly, so that further output is useless.
   virtual bool gone() const = 0;
 };
 
@@ -51,7 +51,7 @@ class HttpServer {
   };
   using Handler = std::function<void(const HttpRequest&, std::shared_ptr<HttpReply>)>;
 
-  // ResourceExhausted/AddressInUse. Loop, clock and handler outlive the server.
+  // Returns ResourceExhausted/AddressInUse if another process listens on the port. Loop, clock and handler outlive the server.
   static Result<std::unique_ptr<HttpServer>> listen(runtime::Loop& loop, runtime::Clock& clock, runtime::Log log,
                                                     const runtime::Token& token, const Options& options, Handler handler);
   ~HttpServer();  // closes all connections; pending replies send nothing

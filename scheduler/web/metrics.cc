@@ -37,7 +37,7 @@ void Metrics::ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<act
     scrape->text = exposition(scrape->families);
     finish(std::shared_ptr<const Scrape>(scrape));
   };
-  pull->waiting = 1;  // one for the loop below, until every node is asked
+  pull->waiting = 1;  // one more while the loop below still asks nodes, so that early answers do not end the pull
   for (const auto& row : nodes) {
     if (row.state != actors::NodeState::kAlive) continue;
     ++pull->waiting;

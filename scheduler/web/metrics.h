@@ -18,7 +18,7 @@ class Metrics {
  public:
   struct Options {
     runtime::Duration patience = std::chrono::seconds(4);  // time limit per node; a node's own limit for its processes is shorter
-    runtime::Duration keep = std::chrono::seconds(1);      // lifetime of a kept answer
+    runtime::Duration keep = std::chrono::seconds(1);      // for which the last answer serves later requests
   };
   // The clock outlives it. The gateway may end later and then fail pending requests, which are ignored.
   Metrics(Gateway& gateway, runtime::Clock& clock) : Metrics(gateway, clock, Options()) {}
@@ -32,7 +32,8 @@ class Metrics {
     std::string text;  // the families in Prometheus' text format
   };
   using Callback = std::function<void(const Result<std::shared_ptr<const Scrape>>&)>;
-  // Metrics of the whole cluster. Requests that arrive during a pull share its result. No callback runs after destruction.
+  // Metrics of the whole cluster. Requests that arrive during a round of requests to the nodes (Pull) share its result. No callback runs
+  // after destruction.
   void ask(Callback reported);
 
  private:

@@ -1,4 +1,4 @@
-// Nesting depth of a JSON text. JSON code recurses once per level: the limit protects its stack from outside texts.
+// Nesting depth of a JSON text. JSON code recurses once per level, so texts from outside are refused beyond a depth that its stack holds.
 #pragma once
 
 #include <algorithm>

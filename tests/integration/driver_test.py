@@ -102,7 +102,7 @@ def test_shutdown_wakes_waiting_threads_with_an_error():
         begun.release()
         try:
             session.wait_all([pending._ref])
-        except (shoal.exceptions.Cancelled, Unavailable) as error:  # Unavailable: it had not begun yet
+        except (shoal.exceptions.Cancelled, Unavailable) as error:  # fails as Unavailable: it had not begun yet
             heard.append(error)
         else:
             heard.append(pending)

@@ -209,7 +209,7 @@ until_both(lambda: [shoal.get(node.remote(), timeout=60)])
 until_both(lambda: shoal.get([node.remote() for _ in range(40)], timeout=60))
 assert {shoal.get(node.options(label_selector={"zone": "b"}).remote(), timeout=60) for _ in range(4)} == {zones["b"]}
 
-# where one node has no room the other does all of it
+# where one node has no room, the other one runs all calls
 full = [Here.options(label_selector={"zone": "a"}, num_cpus=1).remote() for _ in range(2)]
 shoal.get([a.node.remote() for a in full], timeout=60)
 assert shoal.get([node.options(name="more").remote() for _ in range(4)], timeout=60)

@@ -100,7 +100,8 @@ TEST_F(ClusterTest, AnActorThatEndsItsProcessIsDeadWithItsExitCode) {
   EXPECT_NE(answer.peek().error().message().find("exited with code 3"), std::string::npos) << answer.peek().error().to_string();
 }
 
-// A chain of actors over all nodes. The head crashes in between, and the next head sends the notices that the first had not sent yet.
+// Each actor of the chain is made by the one before, and each lives on another node. The head crashes once the first one's death is known;
+// the next head reports the deaths of the others.
 TEST_F(ClusterTest, ActorsOnAnyNodeEndWithTheirCreator) {
   join();
   std::vector<ActorId> others, chain;

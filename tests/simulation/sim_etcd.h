@@ -34,9 +34,10 @@ class SimEtcd {
 
   // ---- requests of heads; `answered` is called later, with nullopt when the outcome is unknown ----
 
-  // Answers with the epoch if `who` leads now or still, 0 if not. A leader passes its current epoch.
+  // `who` asks to lead, or to go on leading. Answers with its epoch (the number of its leadership), or 0 if it does not lead. `epoch`: the
+  // asker's present one, 0 for a head that does not lead. A leader whose lease has run out gets 0 for ever.
   void lead(const std::string& host, pid_t who, std::uint64_t epoch, std::function<void(std::optional<std::uint64_t>)> answered);
-  // Answers whether the rows were committed. False: this head does not lead.
+  // Answers true if the rows were committed, false if this head does not lead.
   void commit(const std::string& host, std::uint64_t epoch, std::vector<scheduler::Record> records,
               std::function<void(std::optional<bool>)> answered);
   Result<std::vector<scheduler::Record>> load() const { return disk_->load(); }

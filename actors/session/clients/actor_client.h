@@ -31,9 +31,9 @@ class ActorClient {
   // The caller fills in ids, job and gang id (Session::new_id). An existing actor (get_if_exists) is returned, and the ids in `spec` are
   // unused.
   Result<std::optional<FoundActor>> create_gang(const GangSpec& spec);
-  // The living actor of this name, in any job; calls on it may be made from now on. NotFound/NoSuchName.
+  // The living actor of this name, in any job; calls on it may be made from now on. Returns NotFound/NoSuchName if there is none.
   Result<FoundActor> find(const FindActor& request);
-  // Allows calls on another process's actor, since handles are plain values. NotFound when the head does not have it.
+  // Allows calls on another process's actor, since handles are plain values. Returns NotFound if the head does not have it.
   Result<void> know(ActorId actor, const std::string& class_name);
   // Calls made after this fail. `restart`: a restartable actor only loses its process.
   Result<void> kill(ActorId actor, bool restart = false);

@@ -35,19 +35,19 @@ class CallClient {
   ValueFuture call(Call call, std::vector<ValueFuture> deps, std::uint64_t* task = nullptr);
   // The `count` results of a call as separate futures.
   std::vector<ValueFuture> split(const ValueFuture& whole, std::size_t count);
-  // See ActorCalls.
+  // `any`: a call that waits for a reference does not hold up those behind it. No effect on an unknown actor.
   void in_any_order(ActorId actor, bool any);
   // Keeps `what` until every call on this actor that was made by now has its answer.
   void keep_until_answered(ActorId actor, std::shared_ptr<const void> what);
   // Cancels a call: it fails as Cancelled/TaskCancelled, unless its answer comes first. No effect if it is answered, or not made by this
-  // process. InvalidArgument for `force` on an actor's method, which then goes on.
+  // process. Returns InvalidArgument for `force` on an actor's method, which then goes on.
   Result<void> cancel(const ToCancel& what, CancelHow how);
 
   // ---- only while the loop is owned ----
   // The same, from a handler.
   Result<void> cancel_now(const ToCancel& what, CancelHow how);
   void cancel_children(CallKey parent, CancelHow how);
-  // See ActorCalls.
+  // A new number for Call::task, the same for all attempts of one call.
   std::uint64_t new_task() { return by_actor_->new_task(); }
   Streams& streams() { return by_actor_->streams(); }
   // True if calls made by this process are unanswered: their results would be lost with it.

@@ -17,10 +17,10 @@ class ClusterClient {
   Result<ListReply> list(ListRequest::What what, JobId job = {});
   Result<ClusterStatus> status();
   Result<ClusterStatus> resources();  // only total, available and wanted_back
-  // Stores a part (without data: only asks), and returns true once all parts are there. InvalidArgument/FromTheFirst if earlier parts are
-  // missing.
+  // Stores a part (without data: only asks), and returns true once all parts are there. Returns InvalidArgument/FromTheFirst if earlier
+  // parts are missing.
   Result<bool> put_package(const PackagePart& part);
-  // The part at `offset`.
+  // The part of the package that begins at `offset`.
   Result<PackagePart> get_package(const std::string& name, std::uint64_t offset);
   // Asks the head to end the whole cluster.
   Result<void> shutdown();

@@ -23,7 +23,8 @@ class GroupClient {
   GroupId new_id();
   // Returns when the head accepts the group; ready() waits for its placement.
   Result<void> create(const GroupSpec& spec);
-  // `value` once it has all its bundles. Cancelled/GroupRemoved, NotFound.
+  // A future of `value`, ready once the group has all its bundles. It fails with Cancelled/GroupRemoved if the group is removed, with
+  // NotFound if the head does not have it.
   ValueFuture ready(GroupId group, Value value);
   // Does not wait for the head. Later requests to the head find the group removed.
   Result<void> remove(GroupId group);

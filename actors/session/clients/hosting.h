@@ -28,7 +28,7 @@ class Hosting {
   Result<void> leave();
   // For a worker that blocks: others may use its CPUs meanwhile.
   void set_blocked(bool blocked);
-  // The handle and creation spec of the restarted actor that this worker has to make. NotFound.
+  // The handle and creation spec of the restarted actor that this worker has to make. Returns NotFound if there is none.
   Result<FoundActor> creation_spec();
   // Places an actor in this process as a member of a gang over `world_size` processes. The future is ready when all are there.
   Result<runtime::Future<HostedActor>> place(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout);

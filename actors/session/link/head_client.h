@@ -27,7 +27,7 @@ class HeadClient {
   // ---- any thread ----
   // Endpoints of the head, tried in turn.
   std::string endpoints();
-  // Waits for the connection. Unavailable/HeadGone.
+  // Waits for the connection. Returns Unavailable/HeadGone if no head answers.
   Result<void> reach();
   // The same, without repetition.
   Result<void> reach_once();

@@ -55,7 +55,7 @@ class Link final : public runtime::PeerHandler {
   bool connected() const { return peer_ && peer_->connected(); }
   // Calls `done` at once without a connection.
   void call(Method method, Message message, runtime::Duration timeout, runtime::Peer::Callback done);
-  // Unavailable without a connection.
+  // Returns Unavailable without a connection.
   Result<void> notify(Method method, Message message, runtime::Flush flush = runtime::Flush::kNow);
   // Null as soon as the connection is gone.
   runtime::Peer* peer() const { return connected() ? peer_.get() : nullptr; }

@@ -29,7 +29,8 @@ class SessionLoop {
   auto own(F&& fn) {
     return thread_.own(std::forward<F>(fn));
   }
-  // Waits until done() holds (called while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
+  // Waits until done() holds; done() is called while the loop is owned. Returns DeadlineExceeded after `deadline`, Cancelled/Interrupted if
+  // a signal ended the wait.
   Result<void> wait(const std::function<bool()>& done, Deadline deadline = runtime::LoopThread::kForever);
   // `limit` from now, for wait(); Duration::max(): no deadline.
   Deadline deadline_in(runtime::Duration limit) const;

@@ -35,7 +35,7 @@ class Edit {
   // Removes `number` and connects its predecessors to its successors.
   void remove(std::int32_t number);
 
-  // Internal when an edge leads backwards: a pass moved a node too far.
+  // Returns Internal if an edge leads backwards, because a pass moved a node too far.
   Result<Rewritten> done() const;
 
  private:

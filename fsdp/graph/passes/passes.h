@@ -1,6 +1,6 @@
 // Passes: pure functions from one step graph to another, each in its own file. apply() runs them in a valid order.
 //
-// Input is a hand-written or traced graph. InvalidArgument where a pass does not apply to it.
+// The input is a hand-written or traced graph. A pass returns InvalidArgument if it does not apply to the graph.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,8 @@ Result<Rewritten> bucket(const StepGraph& graph, const std::vector<std::size_t>&
 Result<Rewritten> clip_norm(const StepGraph& graph, double max_norm);
 
 // Updates each unit as soon as its gradients are reduced: by then every rank has published them and reads the unit no more. The update
-// follows one more backward node, which hides the reduction. InvalidArgument with a clip_norm, which needs all gradients first.
+// follows one more backward node, which hides the reduction. Returns InvalidArgument for a graph with a clip_norm, which needs all
+// gradients first.
 Result<Rewritten> optimizer_in_backward(const StepGraph& graph);
 
 // Keeps these units' optimizer state outside memory except around the update. fetch(u) runs during the previous unit's update, offload(u)
@@ -75,7 +76,7 @@ struct Fitted {
   std::vector<bool> reshard_after_forward;
   std::size_t bytes = 0;  // fixed_bytes plus the leases
 };
-// ResourceExhausted names the smallest sufficient budget.
+// Returns ResourceExhausted, with the smallest sufficient budget, if this one is too small.
 Result<Fitted> fit(const StepGraph& graph, const Budget& budget);
 
 struct PassOptions {

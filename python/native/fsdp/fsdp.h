@@ -1,4 +1,4 @@
-// Shared by the binding files of the sharding engine.
+// Types that all binding files of the sharding engine use.
 #pragma once
 
 #include "fsdp/graph/passes/passes.h"
@@ -13,11 +13,11 @@ struct GraphNode {
   std::string lane;
   std::vector<std::int32_t> after;  // ids of its predecessors
   std::string op;
-  std::vector<std::string> units;  // their names, the root's as "root"; empty for all units
+  std::vector<std::string> units;  // names of its units, with "root" for the root's; empty: all units
   std::int32_t micro = 0;
 };
 std::vector<GraphNode> graph_nodes(const fsdp::StepGraph& graph);
-// (start, end) in microseconds per node, or None.
+// A list with (start, end) in microseconds for each node, or None for a node that did not run.
 nb::list spans_list(const std::vector<fsdp::Span>& spans);
 nb::dict memory_dict(const fsdp::ShardedModel::Memory& memory);
 

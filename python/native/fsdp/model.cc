@@ -20,7 +20,7 @@ std::size_t gradient_bytes(const ShardedUnit& u) {
 
 std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
-// An address is 0 if there is no such memory.
+// Makes a Gradient of addresses; an address is 0 if there is no such memory.
 void make_gradient(Gradient* out, std::uintptr_t whole, int dtype, std::uintptr_t own, bool accumulate, std::uintptr_t partial,
                    bool has_partial) {
   if (dtype < 0 || dtype >= kNumDTypes || !fsdp::can_be_sharded(static_cast<DType>(dtype))) throw nb::value_error("not a dtype's number");

@@ -14,7 +14,7 @@ namespace {
 
 using DTypes = std::array<DType, fsdp::kMaxArrays>;
 
-// Dtype names; "" for an array that the update does not have.
+// The dtypes of these names; "" stands for an array that the update does not have.
 DTypes dtypes_of(const std::vector<std::string>& names) {
   if (names.size() > fsdp::kMaxArrays) throw nb::value_error("an update has at most six arrays");
   DTypes out{};
@@ -29,7 +29,7 @@ std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(addr
 // The arrays of one parameter's update, by address. Python keeps it from step to step.
 struct UpdateRow {
   fsdp::Shard shard;
-  float* step = nullptr;  // Adam's
+  float* step = nullptr;  // Adam's number of steps; null for other optimizers
 };
 
 constexpr std::size_t kGradient = 1, kStates = 2;  // positions in Shard::at

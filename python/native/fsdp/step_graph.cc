@@ -32,7 +32,7 @@ std::int32_t add_node(StepGraph& g, const std::string& op, const std::vector<std
   return unwrap(g.add(std::move(node)));
 }
 
-// The plan of a step that has not run. `forward`: (a unit's forward begins or ends, unit) in order.
+// The planned graph of a step that has not run. `forward`: the boundaries of the forward in order, as (it begins, unit).
 StepGraph expected(const std::vector<std::string>& units, const std::vector<std::pair<bool, std::int32_t>>& forward,
                    const std::vector<bool>& reshard, int prefetch) {
   std::vector<fsdp::Boundary> boundaries;
@@ -47,7 +47,7 @@ Fitted fit(const StepGraph& g, std::size_t bytes, std::size_t fixed_bytes, std::
   return unwrap(fsdp::fit(g, {bytes, fixed_bytes, std::move(unsharded_bytes)}));
 }
 
-// From a dict with the names of PassOptions' fields.
+// Makes PassOptions from a dict, whose keys are the names of the fields.
 fsdp::PassOptions pass_options_of(const nb::dict& d) {
   fsdp::PassOptions o;
   const auto take = [&](const char* name, auto& out) {

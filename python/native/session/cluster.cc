@@ -1,4 +1,4 @@
-// The session's questions about its cluster, and what the head keeps for a job: rows, resources, packages, logs.
+// The session's requests about its cluster and about what the head keeps for a job: rows, resources, packages, logs.
 #include "python/native/session/rows.h"
 
 namespace shoal::python {

@@ -21,16 +21,17 @@ Clock::time_point deadline_in(std::optional<double> seconds) {
 }
 
 void Cancels::note(CallKey call, CancelHow how) {
-  if (how.force && interrupted) _exit(1);  // its caller has been answered
+  if (how.force && interrupted) _exit(1);  // the caller's process has failed the call already
   if (calls.size() == kMaxCalls) calls.pop_front();
   calls.push_back(call);
   any = true;
   if (tells) untold.push_back(call);
-  // One signal at a time: take_interrupt counts one. A further SIGINT would count as the user's and end the process.
+  // Sends no second SIGINT before take_interrupt has counted the first. A further one would be taken as the user's Ctrl-C, and end the
+  // process.
   if (interrupted && !signalled.exchange(true)) pthread_kill(*interrupted, SIGINT);
 }
 
-// The answer and the call's entry in the book belong to the loop.
+// The answer and the call's entry in the CallBook may be used while the loop is owned only.
 PyIncoming::~PyIncoming() {
   if (answered_) return;
   if (const auto session = PySession::use_of(users_)) {
@@ -44,7 +45,7 @@ bool Cancels::has(CallKey call) const { return std::find(calls.begin(), calls.en
 
 namespace {
 
-// Raises for a user's signal during a wait for room: that error is not the call's.
+// Raises if a signal of the user ended a wait for room, because that error does not belong to the call.
 void raise_if_interrupted(const Result<Value>& value) {
   if (!value && value.error().reason() == "Interrupted") raise(value.error());
 }
@@ -66,7 +67,7 @@ struct PyItem {
   Value value;
 };
 
-// The arguments' head if they are a pickle without buffers and references, as most are; else None.
+// The value head of the arguments if they are a pickle without buffers and references, as most are; otherwise None.
 nb::object plain_head(const actors::Call& call) {
   if (!call.deps.empty() || call.args.num_pieces() != 1 || call.args.shared()) return nb::none();
   const auto head = call.args.head();
@@ -143,7 +144,7 @@ std::unique_ptr<PyIncoming> next_call(PySession& s, std::optional<double> timeou
   });
   if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
   if (!got) return nullptr;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();  // before the call is handed over: it would be lost
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();  // raises before the call is passed to Python, where it would be lost
   auto out = std::make_unique<PyIncoming>(*std::move(s.taken), s.users());
   s.taken.reset();
   return out;

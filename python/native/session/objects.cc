@@ -11,7 +11,7 @@ using actors::Value;
 
 namespace {
 
-// Two ids as 32 hex digits; the second may be missing.
+// Splits 32 hex digits into two ids; the second may be missing.
 std::pair<std::string_view, std::string_view> two_ids(std::string_view hex) {
   return {hex.substr(0, 16), hex.size() > 16 ? hex.substr(16) : std::string_view()};
 }

@@ -1,4 +1,4 @@
-// Names of objects in Python.
+// The names that objects have in Python.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace shoal::python {
 
-// An object by its id (the job's and its own) and its place (its owner's process and node), 32 hex digits each.
+// The object that Python names by two texts of 32 hex digits. `id` has the job's id and its own; `place` has its owner's process and node.
 std::pair<actors::ObjectKey, WorkerId> object_at(const std::string& id, const std::string& place);
 
 }  // namespace shoal::python

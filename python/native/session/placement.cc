@@ -30,7 +30,7 @@ actors::Strategy strategy_of(const std::string& name) {
   throw nb::value_error("a strategy is PACK, SPREAD, STRICT_PACK or STRICT_SPREAD");
 }
 
-// LabelMatch of python/shoal/_actors/placement.py: options with it are pickled, so it is a class of Python.
+// Converts objects of LabelMatch (python/shoal/_actors/placement.py), which is a class of Python because it is pickled.
 std::vector<actors::LabelMatch> labels_of(const nb::handle& matches) {
   std::vector<actors::LabelMatch> out;
   for (const auto m : nb::cast<nb::list>(matches)) {

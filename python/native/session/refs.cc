@@ -56,15 +56,14 @@ void stand_alone(Session& session, const std::vector<Ref*>& refs) {
       const nb::gil_scoped_release release;
       return value->own_memory(&session.objects().memory());
     }();
-    if (!own && own.error().reason() == "ObjectStoreFull")
-      continue;  // then the call makes a copy outside the object store, which is only counted
+    if (!own && own.error().reason() == "ObjectStoreFull") continue;  // then the call makes a copy outside the object store's limit
     unwrap(std::move(own));
   }
 }
 
 namespace {
 
-// True when the pickle names the function that makes tensors (python/shoal/_core/serialize.py).
+// Returns true if the pickle names the function that makes tensors (python/shoal/_core/serialize.py).
 bool may_have_tensors(std::span<const std::byte> head) {
   constexpr std::string_view kMaker = "_tensor";
   return memmem(head.data(), head.size(), kMaker.data(), kMaker.size()) != nullptr;
@@ -75,7 +74,7 @@ bool all_aligned(const Value::Pieces& pieces) {
                      [](const auto& p) { return reinterpret_cast<std::uintptr_t>(p.data()) % Value::kAlignment == 0; });
 }
 
-// A small value's buffers lie unaligned behind its pickle: copies them to aligned addresses.
+// Copies a small value's buffers to aligned addresses, because behind its pickle they are not aligned.
 void align(Value::Pinned& here) {
   const auto room = [](std::size_t bytes) { return (bytes + Value::kAlignment - 1) / Value::kAlignment * Value::kAlignment; };
   std::size_t total = 0;
@@ -90,7 +89,7 @@ void align(Value::Pinned& here) {
     at += room(piece.size());
   }
   here.keep = std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(
-      block, here.keep);  // keeps the pickle alive, too
+      block, here.keep);  // the new block keeps the pickle alive, too
 }
 
 }  // namespace
@@ -98,7 +97,7 @@ void align(Value::Pinned& here) {
 nb::tuple to_python(const Value& given) {
   auto here = unwrap(given.pin());
   if (here.pieces.size() > 1) {
-    const bool is_users = may_have_tensors(here.pieces[0]);  // the user's tensors are writable
+    const bool is_users = may_have_tensors(here.pieces[0]);  // its tensors are the user's, and have to be writable
     if (is_users && given.shared()) here = unwrap(unwrap(given.for_user()).pin());
     if (!given.shared() && (is_users || !all_aligned(here.pieces))) align(here);
   }
@@ -152,13 +151,13 @@ Readiness::Readiness() : noted_(std::make_shared<Noted>()) {
   if (!noted_->event) raise(unavailable("the process has no descriptor left for an event").with_reason("Full"));
 }
 
-// Only the first note wakes the reader; take() clears the event before it takes the notes.
+// Wakes the reader if this is the first note. take() clears the event before it takes the notes, so that none is missed.
 void Readiness::Noted::push(std::uint64_t number) {
   Node* before = last.load();
   Node* const node = new Node{number, before};
   while (!last.compare_exchange_weak(before, node)) node->next = before;
   const std::uint64_t one = 1;
-  if (before == nullptr) {  // `node` may already be taken
+  if (before == nullptr) {  // another thread may have taken `node` by now
     SHOAL_CHECK(write(event.get(), &one, sizeof one) == sizeof one || errno == EAGAIN, "an event cannot be set");
   }
 }
@@ -206,7 +205,7 @@ Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, 
     source_->call = attempt;
     attempt.then(
         [self = *this, given = std::move(deps), judge_raised, readiness = std::move(readiness), number](const Result<Value>& result) {
-          // A failed argument is not a failure of the function.
+          // An argument that failed is no failure of the function, so the call is not repeated.
           const bool argument_failed =
               std::any_of(given.begin(), given.end(), [](const ValueFuture& d) { return d.ready() && (!d.peek() || d.peek()->raised()); });
           const bool died = !result && result.error().code() == Code::kUnavailable;
@@ -247,7 +246,7 @@ std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
   return out;
 }
 
-// (True if all are ready, index of the first that has failed or -1)
+// Returns (true if all are ready, index of the first one that has failed or -1).
 std::pair<bool, std::ptrdiff_t> settled(const std::vector<Ref*>& refs) {
   bool all = true;
   std::ptrdiff_t failed = -1, at = 0;

@@ -18,34 +18,36 @@ class Ref;
 // Makes a value from a pickle and its buffers; a large one is copied without the GIL. `refs` were pickled with it.
 Result<actors::Value> make_value(actors::Session& session, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
                                  const std::vector<Ref*>& refs, actors::Value::Kind kind = actors::Value::Kind::kResult);
-// Adds `refs` to the value, which then keeps their objects alive.
+// Adds references to the value, which then keeps their objects alive.
 void refer(actors::Value& value, const std::vector<Ref*>& refs);
-// (head, [buffer, ...]): a small head as bytes, all other pieces as read-only views of the memory they lie in. All conversions of one value
-// share that memory. A value with tensors gets a private copy, as tensors cannot be read-only.
+// The value as (value head, [buffer, ...]). A small head is a bytes object; all other pieces are read-only views of the memory in which
+// they lie. All conversions of one value share that memory. A value with tensors gets a private copy, as tensors cannot be read-only.
 nb::tuple to_python(const actors::Value& given);
 
-// Counts ready refs among `of`, and records whether one failed. Updated on the loop.
+// A tally counts the refs among `of` that are ready, and records whether one failed. The loop updates it.
 struct Tally {
   std::size_t of = 0;
   std::size_t ready = 0;
   bool failed = false;
 };
 
-// Copies parts of results into memories of their own before they are passed on. Not on the loop: it may wait for room.
+// Copies parts of results into memories of their own, as has to be before they are passed on. Not on the loop, because it may wait for
+// room.
 void stand_alone(actors::Session& session, const std::vector<Ref*>& refs);
 
-// A future value.
+// The native part of an ObjectRef: a value that is there or will be.
 class Ref {
  public:
   // For a ref derived from a call's answer: that answer, and whether the ref was cancelled. Loop only.
   struct Source {
     actors::ValueFuture call;
     bool cancelled = false;
-    std::uint64_t task = 0;                                                      // for a repeatable call: its number, once it was made
+    // The number of a call that may be repeated, once it was made.
+    std::uint64_t task = 0;
     std::shared_ptr<std::int32_t> attempts = std::make_shared<std::int32_t>(0);  // number of attempts made, shared with ActorCalls
   };
   explicit Ref(actors::ValueFuture future, std::shared_ptr<Source> source = {}) : future_(std::move(future)), source_(std::move(source)) {}
-  // A ref to an object of the node; `hold` keeps the object there.
+  // A ref to an object that the node has; `hold` keeps the object.
   Ref(actors::ValueFuture future, actors::ObjectKey object, std::shared_ptr<const void> hold) : future_(std::move(future)) {
     name(object, std::move(hold));
   }
@@ -74,10 +76,10 @@ class Ref {
   void follow(const std::shared_ptr<Tally>& tally) const;
   void leave(const std::shared_ptr<Tally>& tally) const;
   bool failed() const { return !future_.peek() || future_.peek()->raised(); }
-  // The name of its value in reports about this process: `fresh` if it has none yet. Any thread.
+  // The id of its value in reports about this process. If it has none yet, it gets `fresh`. Any thread.
   std::string known_as(const std::string& fresh) const;
   bool raised() const { return future_.peek() && future_.peek()->raised(); }
-  // (head, buffers); raises when the result is an Error.
+  // The value as (value head, buffers), like to_python(). Raises if the result is an Error.
   nb::tuple value() const;
 
  private:
@@ -90,7 +92,8 @@ class Ref {
   std::uint64_t task_ = 0;
 };
 
-// The futures of a call's arguments; each object is held until it is ready, even if its reference is dropped. With the GIL.
+// The futures of these refs, for a call's arguments. Each object is held until its value is ready, even if its reference is dropped. With
+// the GIL.
 std::vector<actors::ValueFuture> futures_of(actors::Session& session, const std::vector<Ref*>& refs);
 
 // Reports to Python which refs have become ready, by the numbers given to add(): `fd` is readable once there are some.
@@ -120,7 +123,7 @@ class Readiness {
   std::shared_ptr<Noted> noted_;
 };
 
-// The result of a method call that may be repeated: that of its final attempt.
+// The attempts of a method call that may be repeated; its result is that of the final one.
 class Attempts {
  public:
   Ref ref() const { return Ref(promise_.future(), source_); }

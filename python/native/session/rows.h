@@ -1,4 +1,4 @@
-// The head's rows as dicts.
+// Conversions of the head's rows to dicts.
 #pragma once
 
 #include "python/native/session/refs.h"

@@ -10,7 +10,7 @@
 namespace shoal::python {
 
 namespace {
-thread_local int uses_here = 0;  // nested uses on this thread
+thread_local int uses_here = 0;  // uses of a session by this thread, which may be nested
 }
 
 PySession::Use::Use(std::shared_ptr<actors::Session> session, std::shared_ptr<Users> users)
@@ -20,7 +20,7 @@ PySession::Use::Use(std::shared_ptr<actors::Session> session, std::shared_ptr<Us
 
 PySession::Use::~Use() {
   --uses_here;
-  session_.reset();  // before the notification: close() waits for it
+  session_.reset();  // dropped before the notification, for which close() waits
   const std::lock_guard lock(users_->mutex);
   --users_->count;
   users_->left.notify_all();
@@ -35,7 +35,7 @@ std::unique_ptr<PySession> PySession::open(actors::SessionOptions options) {
   return out;
 }
 
-// Breaks the cycle between session and users.
+// Breaks the cycle of references between the session and Users.
 PySession::~PySession() {
   users_->session.reset();
   if (due) due->incoming.taken.forget();
@@ -69,7 +69,8 @@ void PySession::close() {
   if (!ended) return;
   users_->ending = true;
   users_->left.wait(lock, [this] { return users_->count == uses_here; });
-  users_->ending = uses_here > 0;  // the session's own closing must not be cut short
+  // A wait of this thread still has to end; otherwise no wait is ended, because the session's own closing waits.
+  users_->ending = uses_here > 0;
   if (due) due->incoming.taken.forget();
   if (taken) taken->taken.forget();
   lock.unlock();
@@ -78,7 +79,7 @@ void PySession::close() {
 void PySession::abandon_after_fork() {
   if (!users_->session) return;
   users_->session->abandon_after_fork();
-  new std::shared_ptr<actors::Session>(std::move(users_->session));  // leaked: its thread does not exist in this process
+  new std::shared_ptr<actors::Session>(std::move(users_->session));  // never destroyed, because its thread does not exist in this process
   users_->forked = true;
 }
 

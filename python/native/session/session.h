@@ -1,4 +1,4 @@
-// The Session for Python.
+// The class Session of Python.
 #pragma once
 
 #include <pthread.h>
@@ -27,7 +27,7 @@ struct Cancels {
 
   static constexpr std::size_t kMaxCalls = 4096;  // the oldest have long been answered
   std::deque<actors::CallKey> calls;
-  std::vector<actors::CallKey> untold;  // calls not yet returned by take_cancelled, if `tells`
+  std::vector<actors::CallKey> untold;  // if `tells`, the cancelled calls that take_cancelled has not returned yet
   bool tells = false;
   std::optional<pthread_t> interrupted;  // thread that runs the calls, if they can be interrupted
   std::atomic<bool> any = false;
@@ -37,15 +37,16 @@ struct Cancels {
 // Any thread may call any member.
 class PySession {
  public:
-  // Shared by all users of the session.
+  // The threads that use the session at the moment. The PySession and objects that may outlive it share this.
   struct Users {
-    // Adds a user; null when the session is closed, or this process was forked from its own.
+    // Counts the caller as one that uses the session, so that close() waits for it. Null once the session is closed, and in a process that
+    // was forked from the one that opened the session.
     std::shared_ptr<actors::Session> enter();
     std::mutex mutex;
     std::condition_variable left;
     int count = 0;                             // guarded by mutex
-    std::shared_ptr<actors::Session> session;  // guarded by mutex; null once closed
-    std::atomic<bool> ending{false};           // true: waits end
+    std::shared_ptr<actors::Session> session;  // guarded by mutex; null once the session is closed
+    std::atomic<bool> ending{false};           // true: all waits end
     bool forked = false;                       // forked child: the mutex may be held by a thread that does not exist here
   };
   // Keeps the session open during its lifetime.
@@ -68,9 +69,9 @@ class PySession {
   PySession& operator=(const PySession&) = delete;
   ~PySession();
 
-  // Raises Unavailable when the session is closed, or when this process was forked from the one that opened it. With the GIL.
+  // Raises Unavailable if the session is closed, and in a process that was forked from the one that opened it. With the GIL.
   Use use() const;
-  // For objects that may outlive this one. Empty where use() raises.
+  // The same for objects that may outlive this one. Returns nullopt where use() raises.
   static std::optional<Use> use_of(const std::shared_ptr<Users>& users);
   const std::shared_ptr<Users>& users() const { return users_; }
   // Ends other threads' waits with Cancelled; returns once they have left and the session is closed. Inside a wait of this thread (in a
@@ -78,8 +79,9 @@ class PySession {
   void close();
   void abandon_after_fork();
 
-  std::shared_ptr<actors::CallQueue> queue;  // for a worker that serves
-  // An answer that is sent when the next call is taken: one handover of the loop for both. Serving thread only.
+  std::shared_ptr<actors::CallQueue> queue;  // the calls to this process's actor, in a worker
+  // An answer that is sent when the next call is taken, so that the loop changes hands once for both. Only for the thread that serves
+  // calls.
   struct Due {
     actors::Incoming incoming;
     Result<actors::Value> value;
@@ -89,10 +91,11 @@ class PySession {
     }
   };
   std::optional<Due> due;
-  std::optional<actors::Incoming> taken;  // a call taken by a next_call that a signal handler ended; the next next_call returns it
+  // A call that next_call had taken when a signal handler raised; the following next_call returns it.
+  std::optional<actors::Incoming> taken;
   std::shared_ptr<Cancels> cancels = std::make_shared<Cancels>();
   std::vector<std::shared_ptr<const void>> pinned;                   // objects whose references were passed on without counting
-  bool stopped = false;                                              // next_call ends; loop only
+  bool stopped = false;                                              // next_call returns without a call; loop only
   std::map<std::string, std::shared_ptr<actors::CallQueue>> queues;  // by actor id, for actors that a driver hosts
 
  private:
@@ -119,7 +122,7 @@ inline runtime::Duration duration_of(double seconds) {
   return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(seconds));
 }
 
-// The methods of Session, by room.
+// These functions define the methods of Session, by subject.
 using SessionClass = nb::class_<PySession>;
 void bind_placement(SessionClass& session);                // actors, gangs and placement groups
 void bind_cluster(nb::module_& m, SessionClass& session);  // the cluster's rows, resources, packages and logs

@@ -31,7 +31,7 @@ std::vector<std::string> hex_of(const std::vector<ActorId>& ids) {
   return out;
 }
 
-// `number` is noted when take_wants has a result.
+// `readiness` notes `number` whenever take_wants has a result.
 void make(PyTaskPool* out, PySession& s, const Readiness& readiness, std::uint64_t number, bool spread, bool lends) {
   auto pool = in_session(
       s, [&](Session& session) { return session.calls().pools().make([readiness, number] { readiness.note(number); }, {spread, lends}); });

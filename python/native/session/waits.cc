@@ -23,7 +23,8 @@ std::shared_ptr<Tally> tally(Session& session, const std::vector<Ref*>& refs) {
   return out;
 }
 
-// Counts only during the wait: a program may wait repeatedly for a result that never comes.
+// Waits until enough() holds for the refs' tally. It leaves nothing behind in their futures, because a program may wait again and again for
+// a result that never comes.
 Result<void> wait_until(Session& session, const std::vector<Ref*>& refs, const std::function<bool(const Tally&)>& enough,
                         std::chrono::steady_clock::time_point deadline) {
   const auto t = tally(session, refs);
@@ -40,7 +41,7 @@ Result<void> wait_until(Session& session, const std::vector<Ref*>& refs, const s
   return waited;
 }
 
-// True unless the wait ended at its deadline. Raises other errors.
+// Returns false if the wait ended at its deadline. Raises other errors.
 bool in_time(const Result<void>& waited) {
   if (!waited && waited.error().code() == Code::kDeadlineExceeded) return false;
   unwrap(waited);

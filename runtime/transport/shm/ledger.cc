@@ -178,7 +178,8 @@ std::string Ledger::describe(int rank) const {
 Result<void> Ledger::check_circle(TimePoint now) {
   std::vector<Standing> all;
   for (int r = 0; r < world_size_; ++r) all.push_back(standing(r));
-  // Only states older than kProof and unchanged since prove a cycle; younger ones are compared with themselves.
+  // Only waits that have lasted for kProof unchanged prove a cycle. A younger wait gets its present state as the old one, too. Its rank
+  // then has not looked again since, so waiting_circle() finds no cycle through it.
   before_.resize(all.size());
   since_.resize(all.size(), now);
   std::vector<Standing> old = before_;

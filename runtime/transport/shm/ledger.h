@@ -68,10 +68,10 @@ class Ledger {
   bool has_left(int rank) const;
   // A rank's position, for messages: "rank 1 waits for rank 0 in ...", "rank 1 is outside the communicator since ...".
   std::string describe(int rank) const;
-  // Checks whether this rank waits in a cycle. InvalidArgument/Diverged, with all waiting ranks, once that is proven.
+  // Checks whether this rank waits in a cycle. Returns InvalidArgument/Diverged, with all waiting ranks, once that is proven.
   Result<void> check_circle(TimePoint now);
 
-  // Records the group's failure and rings. Later causes are ignored.
+  // Records the group's failure and notifies the page. Later causes are ignored.
   void fail(const Error& cause);
   std::optional<Error> failure() const;
 

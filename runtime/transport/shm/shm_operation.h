@@ -2,7 +2,7 @@
 //
 // A collective is a stream of rounds (shm_memory.h). In each round every rank puts a chunk of its input, and reads its share of the others'
 // chunks. Two rounds are in flight, so that writing and reading overlap. A message between two ranks is a stream of pieces in the channel
-// of that pair. One thread at a time advances the operations of a communicator; the caller rings after progress.
+// of that pair. One thread at a time advances the operations of a communicator; the caller notifies the page after progress.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class ShmOperation {
   explicit ShmOperation(Call call, TimePoint began) : call_(std::move(call)), began_(began) {}
   virtual ~ShmOperation() = default;
 
-  // Advances; returns true after progress. InvalidArgument/Diverged if the ranks' calls differ.
+  // Advances; returns true after progress. Returns InvalidArgument/Diverged if the ranks' calls differ.
   virtual Result<bool> advance() = 0;
   virtual bool complete() const = 0;
   // A rank that it waits for, or -1.

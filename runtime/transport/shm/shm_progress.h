@@ -15,7 +15,8 @@ class ShmProgress {
   ShmProgress(ShmGroup& group, PendingOperations& pending, const CommunicatorRequest& request, const Clock& clock)
       : group_(group), pending_(pending), request_(request), watch_(group, request, clock) {}
 
-  // Advances pending operations until `until` is done or the group has failed. Cancelled/Interrupted when request.interrupted ends it.
+  // Advances pending operations until `until` is done or the group has failed. Returns Cancelled/Interrupted if request.interrupted ended
+  // it.
   Result<void> drive(const OperationPtr& until);
   // The same until no background operation is left. Nothing interrupts it.
   Result<void> drive_background();

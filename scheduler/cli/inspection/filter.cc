@@ -101,7 +101,7 @@ void write(const json& value, std::size_t indent, std::string& out) {
     }
   } else {
     for (const auto& v : value) {
-      if (v.is_object() && !v.empty()) {  // "- " goes into the item's first line
+      if (v.is_object() && !v.empty()) {  // the item's first line begins with "- "
         std::string item;
         write(v, indent + 2, item);
         item[indent] = '-';

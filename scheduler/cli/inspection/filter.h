@@ -17,8 +17,8 @@ struct Filter {
 };
 Result<Filter> parse_filter(const std::string& text);
 bool matches(const nlohmann::json& row, const Filter& filter);
-// Resolves keys that are no field of these rows of kind `what`: Ray's field names become Shoal's. InvalidArgument/Usage for an unknown key:
-// a misspelt filter would otherwise keep no row, or every row.
+// Replaces keys that are Ray's names of fields by Shoal's, for these rows of kind `what`. Returns InvalidArgument/Usage for an unknown key,
+// because a misspelt filter would keep no row, or every row.
 Result<void> resolve(const nlohmann::json& rows, const std::string& what, std::vector<Filter>& filters);
 
 std::string to_yaml(const nlohmann::json& value);

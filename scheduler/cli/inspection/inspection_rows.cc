@@ -22,7 +22,8 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* kConstruct = "__init__";
-constexpr std::uint64_t kNumberBits = (std::uint64_t{1} << 56) - 1;  // below the attempt: actors/value/call.h, task_number
+// The lower bits of a task's number, without its attempt (task_number in actors/value/call.h).
+constexpr std::uint64_t kNumberBits = (std::uint64_t{1} << 56) - 1;
 constexpr std::uint64_t kLastAttempt = 255;
 
 const char* status_of(ObjectState state) {
@@ -86,8 +87,9 @@ struct Teller {
 
 bool over(TaskState state) { return state == TaskState::kFinished || state == TaskState::kFailed; }
 
-// Chooses between two reports of one attempt. An end beats any other state, and the process that ran the attempt knows its times. All
-// attempts from the 255th on share a number: there a report that began after the other's end is a later attempt.
+// Chooses between two reports of one attempt. A report of its end is better than any other, and then one of the process that ran it, which
+// has its times. All attempts from the 255th on share a number. Among those, a report that began after the other one's end belongs to a
+// later attempt.
 bool better(const TaskReport& a, bool a_ran_it, const TaskReport& b, bool b_ran_it) {
   if (over(a.state) != over(b.state)) {
     const TaskReport &ended = over(a.state) ? a : b, &other = over(a.state) ? b : a;
@@ -133,7 +135,7 @@ json task_rows(const InspectionReply& reported) {
     const bool function = !t.function.empty() || of_functions || !t.actor;
     const bool creation = !function && t.method == kConstruct;
     const std::string method = known ? class_name + "." + t.method : t.method;
-    // Location: the process that reported running the task, or the actor's process from the head's row.
+    // A task's place is the process that reported to run it, or else the actor's process in the head's row.
     const bool placed = !best.ran_it && known && t.state >= TaskState::kSubmitted && t.state != TaskState::kPendingTurn;
     json node, host, worker, pid;
     if (best.ran_it) {

@@ -12,7 +12,7 @@
 
 namespace shoal::scheduler::cli {
 
-// A node or process that did not answer: rows may be missing.
+// A node or process that did not answer, so that rows may be missing.
 struct Silent {
   NodeId node;
   WorkerId worker;  // 0: the whole node
@@ -24,18 +24,18 @@ struct InspectionReply {
   std::vector<actors::NodeReport> nodes;
   std::vector<Silent> silent;
   std::uint64_t left_out = 0;  // rows that processes and nodes left out of their reports
-  // From the head.
+  // Rows of the head: hosts of nodes, and actors.
   std::map<NodeId, std::string> hosts;
-  std::map<ActorId, actors::ActorRow> actors;  // for tasks
+  std::map<ActorId, actors::ActorRow> actors;  // only for rows of tasks
 };
 
 nlohmann::json object_rows(const InspectionReply& reported);
-// A row per attempt, from the best report: callers report pending calls, processes the calls that they run. Running tasks come first, then
-// ended ones, latest first.
+// A row per attempt of a task, from the best report of it: callers report calls that wait, and processes the calls that they run. Running
+// tasks come first, then ended ones, the latest first.
 nlohmann::json task_rows(const InspectionReply& reported);
 nlohmann::json environment_rows(const InspectionReply& reported);
-// Task rows as a Chrome trace (JSON array format) for Perfetto and chrome://tracing. A trace process per node; lanes per worker process,
-// one for each of its concurrent calls. `now_unix_us`: end of the spans that still run.
+// Task rows as a Chrome trace (JSON array format) for Perfetto and chrome://tracing. A node is a process of the trace. A worker has a lane
+// for each call that it runs at the same time. `now_unix_us`: end of the spans that still run.
 nlohmann::json trace_of(const nlohmann::json& tasks, std::int64_t now_unix_us);
 nlohmann::json silent_rows(const InspectionReply& reported);
 // A line per silent node or process, and one with the number of rows left out.

@@ -32,7 +32,7 @@ Result<std::pair<What, std::string>> kind_of(std::string name) {
   return fail(invalid_argument("there is no list of " + name).with_hint(kWhats).with_reason("Usage"));
 }
 
-// Kinds that the head does not keep: the nodes report them.
+// The kind of rows of this name, if the nodes report it and not the head.
 std::optional<Inspect::What> inspected_kind(std::string& name) {
   std::replace(name.begin(), name.end(), '_', '-');
   if (!name.ends_with('s')) name += 's';

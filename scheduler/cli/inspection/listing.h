@@ -15,12 +15,12 @@ struct Listed {
   ClusterConnection cluster;
   std::string what;  // plural name
   actors::ListReply reply;
-  std::optional<InspectionReply> reported;  // instead of the reply
+  std::optional<InspectionReply> reported;  // the nodes' reports, instead of the head's reply
   nlohmann::json rows;                      // before filters and limit
 };
 
 // Kinds: actors, nodes, workers, jobs, groups, tasks, objects, runtime-envs. Singular and plural name one kind; Ray's names are accepted as
-// well. InvalidArgument/Usage for another word.
+// well. Returns InvalidArgument/Usage for another word.
 Result<Listed> rows_of(const Common& common, std::string kind);
 
 // The row with this id, or the only one whose id starts with it. Actors also match by name, jobs by submission id.

@@ -26,7 +26,7 @@ namespace {
 
 struct Check {
   std::string name;
-  char verdict;  // '+' good, '!' works with less, 'x' broken
+  char verdict;  // '+' good, '!' Shoal works without something, 'x' Shoal does not work
   std::string found;
   std::string fix;
 };

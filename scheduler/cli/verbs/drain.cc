@@ -38,7 +38,7 @@ Result<NodeRow> find_node(Client& head, const std::string& id) {
   return found.front();
 }
 
-// Waits until the node has left, also over the death of a head.
+// Waits until the node has left. If the head dies meanwhile, it asks the next one.
 Result<void> wait_until_left(ClusterConnection& cluster, NodeId id, std::chrono::milliseconds limit) {
   const auto end = cluster.context->clock->now() + limit;
   while (cluster.context->clock->now() < end) {

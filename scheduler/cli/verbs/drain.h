@@ -14,7 +14,7 @@ struct SchedulingOptions {
   actors::NodeScheduling scheduling = actors::NodeScheduling::kCordoned;
   double deadline_s = 60;       // for a drain
   bool wait = true;             // until the node is drained
-  std::string reason, message;  // Ray's names; an idle termination drains only an idle node
+  std::string reason, message;  // as Ray names them; with the reason of an idle termination only an idle node is drained
 };
 constexpr const char* kIdleTermination = "DRAIN_NODE_REASON_IDLE_TERMINATION";
 int set_scheduling(const Common& common, const SchedulingOptions& options);

@@ -17,7 +17,7 @@ using nlohmann::json;
 
 namespace {
 
-// Replaces a row of a list, which has the first line of a cause only, by the whole row.
+// Replaces a row that comes from a list by the whole row: in a list, a cause is cut to its first line.
 void whole_cause(ClusterConnection& cluster, const std::string& what, json& row) {
   if (what != "actors" && what != "jobs") return;
   const std::uint64_t id = parse_hex(row["id"].get<std::string>()).value_or(0);
@@ -30,7 +30,7 @@ void whole_cause(ClusterConnection& cluster, const std::string& what, json& row)
   }
 }
 
-// An object has a row per holder, a task a row per attempt.
+// Prints all rows with this id: an object has one per holder, a task one per attempt.
 int get_rows(const Common& common, const GetOptions& o, const Listed& listed) {
   std::map<std::string, json> found;  // by id
   for (const auto& row : listed.rows) {

@@ -14,7 +14,7 @@ struct GetOptions {
   std::string format;  // json, yaml
 };
 int get(const Common& common, const GetOptions& options);
-// Also shows why it waits or ended, and the next command.
+// Prints one row for people: also why it waits or ended, and the command to use next.
 int describe(const Common& common, const GetOptions& options);
 
 void add_get(CommandLine& line);

@@ -27,7 +27,7 @@ namespace {
 
 int by_outcome(JobState state) { return state == JobState::kFailed || state == JobState::kStopped ? kFailed : kOk; }
 
-// Fetches the whole row: a list has only the first line of a cause.
+// Fetches the whole row, because a list has only the first line of a cause.
 Result<JobRow> find_job(Client& head, const std::string& id) {
   SHOAL_TRY(const auto jobs, head.list(actors::ListRequest::What::kJobs));
   const auto it =
@@ -77,7 +77,7 @@ Result<std::string> request_of(const Common& common, const JobOptions& o, bool& 
     std::ostringstream text;
     text << file.rdbuf();
     env_text = text.str();
-    // A file that is not JSON is YAML, as in Ray; Python reads it.
+    // A file that is not JSON is taken as YAML, as in Ray, and Python converts it.
     if (!json::accept(env_text)) {
       SHOAL_TRY(env_text, ask_python(common, {"yaml", o.runtime_env_file}));
     }
@@ -90,7 +90,7 @@ Result<std::string> request_of(const Common& common, const JobOptions& o, bool& 
   if (folder.is_string() && folder.get<std::string>().find("://") == std::string::npos) {
     env["working_dir"] = (std::filesystem::path(o.cwd) / folder.get<std::string>()).lexically_normal().string();
   }
-  // A single word is the command line itself; several words are quoted one by one.
+  // A single word is a whole command line for the shell. Several words are its arguments, each of which is quoted.
   std::string entrypoint = o.words.size() == 1 ? o.words[0] : "";
   for (std::size_t i = 0; o.words.size() > 1 && i < o.words.size(); ++i) entrypoint += (i ? " " : "") + quoted(o.words[i]);
   SHOAL_TRY(const json metadata, object_of(o.metadata_json, "--metadata-json"));

@@ -34,7 +34,8 @@ Result<std::string> make_certificates(const SessionFolder& folder, const std::st
 
 namespace {
 
-// Creates a session in this root for a cluster of this host that was started in another root. Loopback needs no certificates.
+// Creates a session below `root` for a cluster of this host that was started with another root folder. It needs no certificates, because it
+// uses loopback.
 Result<SessionFolder> join_here(const Common& common, const Found& found) {
   Context context(found.credentials);
   SHOAL_TRY(const auto client, connect_head(context, found));  // checks the token

@@ -34,7 +34,7 @@ struct Wanted {
   JobId job;
   bool whole_job = false;  // includes workers that start later
   std::vector<actors::WorkerRow> workers;
-  TaskRef task;      // limits the worker's output to that of this call
+  TaskRef task;      // if set, only the worker's output during this call is printed
   std::string name;  // name of the function or method
 
   bool has(WorkerId id) const {
@@ -42,7 +42,7 @@ struct Wanted {
   }
 };
 
-// The latest process with this pid: pids are reused, and jobs, workers and actors have several processes.
+// The latest process with this pid. Pids are reused, and each host has its own.
 Result<WorkerId> worker_with(const std::vector<actors::WorkerRow>& workers, const std::vector<actors::NodeRow>& nodes,
                              const LogsOptions& o) {
   const auto on_node = [&](NodeId id) {
@@ -206,7 +206,7 @@ Result<void> print_kept(const Common& common, const ClusterConnection& cluster, 
       const auto text = kept_text(cluster, nodes, w.id, stream, wanted.task);
       if (!text) {
         const std::string reason = text.error().reason();
-        if (text.error().code() == Code::kNotFound && reason != "Forgotten") continue;  // no output
+        if (text.error().code() == Code::kNotFound && reason != "Forgotten") continue;  // the process has printed nothing
         if (reason == "NoMarks" || reason == "Forgotten") {
           return fail(Error(text.error()).with_hint(fmt::format("shoal logs worker --pid {}: of all its calls", w.pid)));
         }
@@ -261,20 +261,21 @@ Result<void> follow_wanted(ClusterConnection& cluster, const Wanted& wanted, con
     return job_ended || lost || (!wanted.whole_job && left.empty());
   };
   cluster.context->run_until(over, std::chrono::hours(24 * 365));
-  for (const auto& node : nodes) (void)node->ask(Method::kSyncLogs, {}, std::chrono::seconds(1));  // fetches the last lines
+  // The node reads what its workers have written last, and sends it.
+  for (const auto& node : nodes) (void)node->ask(Method::kSyncLogs, {}, std::chrono::seconds(1));
   return {};
 }
 
-// Neither an id nor a prefix of one.
+// Returns true if the argument is a pattern of file names, and not an id or a prefix of one.
 bool is_pattern(const LogsOptions& o) {
   return o.kind == "cluster" || (o.kind.empty() && o.id.find_first_not_of("0123456789abcdef") != std::string::npos &&
                                  o.id.find_first_of(".*?[") != std::string::npos);
 }
 
-// The log files of the named node's host, else of this host.
+// The folder of log files: that of the named node's host, or of this host.
 struct Files {
-  std::string folder;            // on this host; or
-  std::unique_ptr<Client> node;  // a node on their host
+  std::string folder;            // the folder, if it is on this host; or
+  std::unique_ptr<Client> node;  // a node on the host that has it
   std::string host;
 };
 
@@ -298,7 +299,7 @@ Result<Files> files_of(const ClusterConnection& cluster, const LogsOptions& o) {
   if (several) return fail(invalid_argument("the id of more than one node begins with " + o.node_id));
   out.host = first->host;
   std::stable_partition(rows.nodes.begin(), rows.nodes.end(), named);
-  // Nodes of one session on a host share a folder: any living one can answer for it.
+  // Nodes of one session on a host share a folder, so any living one can answer.
   std::optional<Error> why;
   for (const auto& n : rows.nodes) {
     if (n.host != out.host || n.state != actors::NodeState::kAlive) continue;

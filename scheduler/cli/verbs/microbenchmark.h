@@ -11,7 +11,7 @@ class CommandLine;
 
 struct MicrobenchmarkOptions {
   std::string filter;  // substring of the figures' names
-  double seconds = 1;  // per figure
+  double seconds = 1;  // time per figure
 };
 // Replaces this process by Python's benchmark; returns only on failure.
 int microbenchmark(const Common& common, const MicrobenchmarkOptions& options);

@@ -48,7 +48,8 @@ std::size_t size_of(const Fd& file) {
   return fstat(file.get(), &known) == 0 ? static_cast<std::size_t>(known.st_size) : 0;
 }
 
-// State of our signal in the worker: still pending, or blocked in these threads. A thread blocks it while it runs the handler.
+// The state of this command's signal in the worker: still pending, or blocked in these threads. A thread blocks it while it runs the
+// handler.
 struct Signalled {
   bool pending = false;
   std::set<std::string> blocked;
@@ -84,7 +85,7 @@ Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
   };
   if (kill(worker.pid, SIGRTMIN + kFromFirst) != 0) return fail(from_errno(errno, "kill"));
   const auto end = context.clock->now() + kLimit;
-  // The kernel clears "pending" before it sets "blocked"; so the handler counts as started only once the file has content.
+  // The kernel clears "pending" a moment before it sets "blocked". So the handler counts as started only once the file has content.
   while ((size_of(file) == 0 || !done()) && context.clock->now() < end) context.run_until([] { return false; }, kLook);
   const std::size_t size = size_of(file);
   if (size == 0) return fail(deadline_exceeded("it did not answer: it is stopped, or the kernel keeps it"));

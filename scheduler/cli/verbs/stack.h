@@ -9,7 +9,7 @@ namespace shoal::scheduler::cli {
 
 class CommandLine;
 
-// Those of the worker, actor, job or process `id`, or all for "".
+// Prints the stacks of the worker, actor, job or process `id`; of all workers for "".
 int stack(const Common& common, const std::string& id);
 
 void add_stack(CommandLine& line);

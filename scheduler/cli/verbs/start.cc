@@ -88,7 +88,7 @@ Result<void> check_head(const StartOptions& options, const std::string& host) {
   return {};
 }
 
-// The session of a new head, and the fingerprint of its authority; "" when it listens on loopback only.
+// The session of a new head, and the fingerprint of its certificate authority; "" if it listens on loopback only.
 struct HeadSession {
   SessionFolder folder;
   std::string fingerprint;
@@ -133,7 +133,7 @@ Result<void> wait_until_registered(const SessionFolder& folder, const actors::Se
   SHOAL_TRY(const auto client, Client::connect(context, info.way()));
   const auto registered = [&] {
     if (client->closed()) (void)client->reconnect(runtime::Duration::zero());
-    if (!info.store.empty()) {  // a shared store may hold other nodes
+    if (!info.store.empty()) {  // a shared store may have other nodes
       const auto nodes = client->list(actors::ListRequest::What::kNodes);
       return nodes && std::any_of(nodes->nodes.begin(), nodes->nodes.end(), [&](const auto& n) { return to_string(n.id) == node; });
     }
@@ -195,7 +195,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     folder.remove();
     return failed(common, head.error());
   }
-  const auto give_up = [&](const Error& e) {  // ends a half-started cluster
+  const auto give_up = [&](const Error& e) {  // ends the processes that have started already
     (void)stop_session(folder, 1);
     return failed(common, e);
   };
@@ -211,7 +211,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
 int start_joining(const Common& common, const StartOptions& options, const actors::Resources& resources) {
   const auto found = find_cluster(common.target, true);
   if (!found) return failed(common, found.error());
-  if (found->folder) {  // contacts the head first: a node would only keep retrying
+  if (found->folder) {  // asks the head first, because a node that finds none retries without an error
     Context context(found->credentials);
     const auto client = connect_head(context, *found);
     if (!client) return failed(common, client.error());
@@ -223,7 +223,7 @@ int start_joining(const Common& common, const StartOptions& options, const actor
     if (!found->folder) folder->remove();
     return failed(common, node.error());
   }
-  if (!found->folder) {  // for the drivers of this host
+  if (!found->folder) {  // the session is for the drivers of this host
     auto info = folder->info();
     if (info) info->node = node->node;
     const auto written = info ? folder->write_info(*info) : Result<void>(fail(info.error()));

@@ -24,7 +24,7 @@ struct StartOptions {
   std::string store;                                 // etcd://.. or etcds://..; "": a database in the session's folder
   etcd::Access store_access;
   std::string authority;               // tls folder of another head; "": a new authority
-  std::string durability = "process";  // or fsync
+  std::string durability = "process";  // "process": commits survive the head's death; "fsync": also a power cut
   std::string spill_folder;            // folder for spilled objects; "": the node's choice
   bool http = true;
   std::optional<std::uint16_t> http_port;  // unset: 8265, or any free one

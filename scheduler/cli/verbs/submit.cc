@@ -38,7 +38,7 @@ Result<Found> cluster_for(const Common& common, const actors::Resources& each, s
   own = true;
   SHOAL_TRY(const SessionFolder folder, new_session(common.target.root));
   std::vector<std::string> words = {"local", "--owner", std::to_string(getpid()), "--python", common.python};
-  // CPUs are logical: a cluster made for a job has as many as the job requests.
+  // A cluster that is made for a job has as many CPUs as the job asks for, since CPUs are logical.
   actors::Resources has = detect_resources();
   has.set_units("CPU", std::max(has.units("CPU"), each.units("CPU") * std::max<std::int64_t>(1, count)));
   for (const auto& word : resource_words(has)) words.push_back(word);
@@ -71,7 +71,7 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
   launch.argv[0] = script;
   if (o.num_workers > 0) {
     launch.kind = Launch::Kind::kPythonScript;
-    launch.torch = true;  // a gang with torchrun's variables runs PyTorch
+    launch.torch = true;  // a gang that gets torchrun's variables runs PyTorch
     // The warm interpreter has its own PYTHONPATH and another working directory.
     for (const auto& [name, value] : launch.env) {
       std::istringstream folders(name == "PYTHONPATH" ? value : "");
@@ -87,8 +87,8 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
 // Follows one job to its end.
 class Watcher {
  public:
-  // The first Ctrl-C ends the watching (kLeave, kLeaveSoon) or stops the job (kStop). With kLeaveSoon another Ctrl-C within
-  // `second_thought` stops the job. SIGTERM stops the job, except for kLeave.
+  // The first Ctrl-C ends the watching (kLeave, kLeaveSoon) or stops the job (kStop). With kLeaveSoon a second Ctrl-C within
+  // `second_thought` stops the job after all. SIGTERM stops the job, except with kLeave.
   enum class OnInterrupt { kLeave, kLeaveSoon, kStop };
   Watcher(Context& context, Client& head, const Common& common, OnInterrupt on_interrupt, runtime::Duration second_thought = {})
       : context_(context),
@@ -98,7 +98,7 @@ class Watcher {
         second_thought_(second_thought),
         signals_(context.loop.io(), SIGINT, SIGTERM) {
     head_.set_on_notice([this](Method method, runtime::Message message) {
-      // A running job's own process prints warnings about its pending calls, and they are shown with its output.
+      // While the job runs, its own process prints warnings about its pending calls, and its output is shown here anyway.
       if (method == Method::kWarning && !(row_ && row_->state == JobState::kRunning)) {
         if (const auto w = actors::from_bytes<actors::Warning>(message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
       }
@@ -163,8 +163,8 @@ class Watcher {
     return {};
   }
 
-  // Log lines use other connections than the job's end, and a slow reader of our stdout delays them. While lines keep arriving, wait for
-  // the last one.
+  // Log lines come over other connections than the job's end, and a slow reader of this command's stdout delays them. So this waits for the
+  // last one while lines keep arriving.
   void finish_output(Client& node) {
     for (std::size_t seen = 0, silent = 0; !given_up_ && !node.closed() && silent < kSilentSeconds; ++silent) {
       if (node.ask(Method::kSyncLogs, {}, std::chrono::seconds(1))) return;

@@ -25,7 +25,7 @@ struct SubmitOptions {
 };
 int submit(const Common& common, const SubmitOptions& options);
 
-// Prints the job's output until the job ends. Empty when a signal ended the watching.
+// Prints the job's output until the job ends, and returns its row; nullopt if a signal ended the watching.
 Result<std::optional<actors::JobRow>> follow_job(const Common& common, Context& context, Client& head, JobId job);
 
 void add_submit(CommandLine& line);

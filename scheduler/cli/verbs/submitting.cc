@@ -36,7 +36,7 @@ Result<std::string> ask_python(const Common& common, const std::vector<std::stri
   without_newlines(captured.out);
   without_newlines(captured.err);
   if (captured.ended.ok()) return std::move(captured.out);
-  const auto last = captured.err.substr(captured.err.rfind('\n') + 1);  // all of it when there is one line
+  const auto last = captured.err.substr(captured.err.rfind('\n') + 1);  // the whole text if it has one line
   return fail(invalid_argument(last.empty() ? common.python + " -m shoal._submitting " + captured.ended.to_string() : last));
 }
 

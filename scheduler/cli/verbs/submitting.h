@@ -8,12 +8,12 @@
 
 namespace shoal::scheduler::cli {
 
-// Runs the module with `words` and returns its stdout without trailing newlines. On failure: InvalidArgument with its last stderr line.
-// DeadlineExceeded after ten minutes; Python is killed then.
+// Runs the module with `words` and returns its stdout without trailing newlines. Returns InvalidArgument with the last line of its stderr
+// if it fails, and DeadlineExceeded after ten minutes, when Python is killed.
 Result<std::string> ask_python(const Common& common, const std::vector<std::string>& words);
 
-// A cluster over several hosts may run the job on another host: working_dir is uploaded to the head, and _entrypoint.py unpacks it there.
-// `store`: the folder in which this host's session keeps unpacked folders.
+// Uploads the job's working_dir to the head, because a cluster over several hosts may run the job on another host. There
+// python/shoal/_entrypoint.py unpacks it. `store`: the folder in which this host's session keeps unpacked folders.
 Result<void> ship_folder(const Common& common, const std::string& store, Client& head, const std::string& runtime_env,
                          actors::JobSpec& spec);
 

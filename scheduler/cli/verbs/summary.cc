@@ -15,7 +15,7 @@ int summary(const Common& common, const std::string& name) {
   const auto listed = rows_of(common, name);
   if (!listed) return failed(common, listed.error());
   std::map<std::pair<std::string, std::string>, std::size_t> counts;  // by kind or name, and state
-  // For these kinds the counts are also by this field (names), or by this field instead of the state (states).
+  // Fields by which rows are counted: `names` has the field that comes before the state, `states` the field that replaces it.
   const std::map<std::string, std::string> names = {
       {"actors", "class"}, {"workers", "role"}, {"tasks", "name"}, {"runtime-envs", "runtime_env"}};
   const std::map<std::string, std::string> states = {{"objects", "reference"}, {"runtime-envs", "node"}};

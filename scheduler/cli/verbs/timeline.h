@@ -9,7 +9,7 @@ namespace shoal::scheduler::cli {
 
 class CommandLine;
 
-// "-": to stdout.
+// `file`: "-" is stdout.
 int timeline(const Common& common, const std::string& file);
 
 void add_timeline(CommandLine& line);

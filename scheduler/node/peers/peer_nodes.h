@@ -42,8 +42,8 @@ class PeerNodes final : public runtime::PeerHandler {
   // Events::gone reports the node's end from now on.
   void watch(NodeId node);
   void tell(NodeId node, const Item& item);
-  // The request is repeated over each new connection. Unavailable/OwnerDied when the node is gone, Unavailable/ObjectLost when it cannot be
-  // reached.
+  // The request is repeated over each new connection. `callback` gets Unavailable/OwnerDied if the node is gone, Unavailable/ObjectLost if
+  // it cannot be reached.
   void call(NodeId node, actors::Method method, Bytes body, Callback callback);
   // The reason why a node is gone; null if it is not.
   const Error* gone(NodeId node) const;

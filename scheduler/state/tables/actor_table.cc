@@ -11,7 +11,7 @@ namespace {
 
 Error actor_died(const ActorRow& row, const Error& cause) {
   const char* const end = cause.reason() == "JobEnded" ? "is gone: "
-                          : cause.reason() == "Killed" ? "died. The actor is dead because "  // Ray's words
+                          : cause.reason() == "Killed" ? "died. The actor is dead because "  // the text that Ray has
                                                        : "died: ";
   Error e = unavailable(fmt::format("actor {} {}", row.class_name, end))
                 .because(cause)

@@ -21,13 +21,13 @@ class ActorTable : public Table<ActorId, actors::ActorRow> {
  public:
   using Names = std::map<std::pair<std::string, std::string>, ActorId>;  // (namespace, name): living actor
 
-  // The row unless the actor is unknown or dead.
+  // The actor's row; null if the actor is unknown or dead.
   const actors::ActorRow* living(ActorId id) const;
   const actors::ActorRow* named(const std::string& name_space, const std::string& name) const;
   const Names& names() const { return names_; }
 
   // ---- transitions
-  void request(const actors::GangSpec& spec, JobId job);  // all members
+  void request(const actors::GangSpec& spec, JobId job);  // adds all members of the gang
   void host(const actors::HostActor& request, const rows::Worker& process, GangId gang);
   void join_gang(ActorId id, std::uint64_t generation);  // a hosted actor whose gang is complete
   void start(ActorId id, NodeId node, WorkerId worker);

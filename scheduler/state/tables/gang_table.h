@@ -18,12 +18,12 @@ class GangTable : public Table<GangId, rows::Gang> {
   // A process of the gang ended. Returns the number of consecutive ends within `early` of a start.
   int count_end(GangId id, runtime::TimePoint now, runtime::Duration early);
   void forget(GangId id);
-  // Derives the second part of a restored row; `living`: its members that are not dead.
+  // Computes the part of a restored row that is not stored (rows.h). `living`: the number of members that are not dead.
   void restored(GangId id, std::size_t living, runtime::TimePoint now);
 
   // ---- creators
   const std::map<WorkerId, std::set<GangId>>& by_creator() const { return by_creator_; }
-  // The gangs that a process made, whose creator is open until set_creator() or the end of the gang.
+  // Removes and returns the gangs that a process made. They have no creator until set_creator().
   std::set<GangId> take_made_by(WorkerId creator);
   void set_creator(GangId id, WorkerId creator);
 

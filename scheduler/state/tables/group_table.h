@@ -17,18 +17,18 @@ namespace shoal::scheduler {
 
 class GroupTable : public Table<GroupId, rows::Group> {
  public:
-  // A bundle that was reserved or given up, and what of it no worker held.
+  // A bundle that was just reserved or given up: its node, and the resources of it that no worker held.
   struct Bundle {
     NodeId node;
     actors::Resources size, free;
   };
 
-  // The row unless the group is unknown or removed.
+  // The group's row; null if the group is unknown or removed.
   const rows::Group* living(GroupId id) const;
   const rows::Group* named(const std::string& name_space, const std::string& name) const;
 
   // ---- transitions
-  // InvalidArgument/NameTaken.
+  // Adds a group. Returns InvalidArgument/NameTaken if a living group has this name.
   Result<void> request(const actors::GroupSpec& spec, std::uint64_t order);
   // Gives each missing bundle a node, in their order; the group is created.
   std::vector<Bundle> reserve(GroupId id, const std::vector<NodeId>& nodes);
@@ -38,7 +38,7 @@ class GroupTable : public Table<GroupId, rows::Group> {
   actors::Resources& free(GroupId id, std::int32_t bundle) { return scratch(id).free.at(static_cast<std::size_t>(bundle)); }
   void explain(GroupId id, const std::string& why);
 
-  // Derives what a restored group holds, and returns its bundles.
+  // Computes the part of a restored row that is not stored (rows.h), and returns the group's bundles.
   std::vector<Bundle> restored(GroupId id);
   void forget_old(std::size_t max);
 
@@ -47,7 +47,7 @@ class GroupTable : public Table<GroupId, rows::Group> {
   std::deque<GroupId> removed_;
 };
 
-// The bundles without a node.
+// The resources of the group's bundles that have no node.
 std::vector<actors::Resources> missing_bundles(const rows::Group& group);
 
 }  // namespace shoal::scheduler

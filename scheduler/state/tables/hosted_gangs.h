@@ -1,6 +1,7 @@
-// Gangs whose actors live in existing processes, such as the ranks of a training job. Members ask one by one; all are answered together.
+// Gangs whose actors live in existing processes, such as the ranks of a training job. Members ask for their places one by one, and are
+// answered together.
 //
-// A gang gathers its members, and then is complete, or has failed because one died before. Only gathering gangs change.
+// A gang gathers its members. Then it is complete, or has failed because a member died before that. Neither changes any more.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +27,11 @@ class HostedGangs {
     std::optional<Error> failure;             // set for a failed gang
   };
 
-  // Adds a member, and draws an id for a new gang. InvalidArgument if the rank does not belong to the gang.
+  // Adds a member, and makes the gang with its first one. Returns InvalidArgument if the gang has no such rank.
   Result<const Gang*> add(const actors::HostActor& member, runtime::Random& random);
   // Why the gang of this member failed; null while it has not.
   const Error* failure_of(const actors::HostActor& member) const;
-  // Fails the gathering gang of this member and returns all members that have asked; none if it does not gather.
+  // Fails the gang of this member, if it still gathers, and returns all members that have asked.
   std::vector<ActorId> fail_gang_of(ActorId member, const Error& cause);
   void end_job(JobId job);
   // The actors in an existing process.

@@ -43,7 +43,7 @@ const Job* JobTable::living(JobId id) const {
 
 bool JobTable::has_submission(const std::string& id) const {
   return std::any_of(begin(), end(), [&](const auto& j) {
-    return j.second.row.submission.id == id || to_string(j.first) == id;  // two names of one job
+    return j.second.row.submission.id == id || to_string(j.first) == id;  // a submission id and a job id name the same job
   });
 }
 
@@ -138,7 +138,7 @@ void JobTable::finish(JobId id, JobState state, std::int64_t unix_ms, std::uint6
   Job& job = edit(id);
   job.row.state = state;
   job.row.ended_unix_ms = unix_ms;
-  job.order = order;  // order of ends, independent of the wall clock
+  job.order = order;  // the end's place in the order of ends, which no clock decides
   job.row.pending_reason.clear();
 }
 

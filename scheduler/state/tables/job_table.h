@@ -1,6 +1,7 @@
 // Jobs: drivers, submitted programs, and detached actors.
 //
-// A job waits (kPending), runs and ends once, by finish(). A submitted job that has places and no processes yet waits for a port.
+// A job waits (kPending), runs and ends once, by finish(). A submitted job that has nodes but no processes yet waits for a port, at which
+// its ranks will meet.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace shoal::scheduler {
 
 class JobTable : public Table<JobId, rows::Job> {
  public:
-  // The row unless the job is unknown or has ended.
+  // The job's row; null if the job is unknown or has ended.
   const rows::Job* living(JobId id) const;
   bool has_submission(const std::string& id) const;
 
@@ -28,7 +29,7 @@ class JobTable : public Table<JobId, rows::Job> {
   void add_submitted(JobId id, const actors::JobSpec& spec, const std::vector<actors::Resources>& wants, std::uint64_t order);
   // A node reported a process of the job that the head did not start.
   void attach(JobId id, NodeId node, const actors::WorkerUpdate& process);
-  void reach(JobId id, NodeId node);  // a process of it starts there
+  void reach(JobId id, NodeId node);  // a process of the job starts on this node
   void set_driver(JobId id, WorkerId process) { edit(id).driver = process; }
   void set_places(JobId id, const std::vector<NodeId>& nodes) { scratch(id).placed = nodes; }
   // Sets torchrun's environment variables for each rank. `address` is the host of rank 0.
@@ -43,7 +44,7 @@ class JobTable : public Table<JobId, rows::Job> {
   void explain(JobId id, const std::string& why);
   void remove(JobId id) { erase(id); }
 
-  // ---- ended jobs, in the order of their ends; a removed one stays among them, for nodes that come back
+  // ---- ended jobs, in the order of their ends; a deleted job stays among them, for nodes that join again and still have its memory
   const std::deque<JobId>& ended_jobs() const { return ended_; }
   void list_ended(JobId id) { ended_.push_back(id); }
   void forget_old(std::size_t max);

@@ -1,7 +1,7 @@
 // Nodes: connections, heartbeats, drains, and free resources.
 //
-// A node is alive until die(); it never comes back under its id. Free resources are the total without what workers, groups and placed jobs
-// hold.
+// A node is alive until die(), and never lives again under the same id. Its free resources are its total without what workers, groups and
+// placed jobs hold.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace shoal::scheduler {
 
-// The nodes that a request may use: a reference to the whole room, or a copy of a part.
+// The free resources of the nodes that a request may use. It refers to those of all nodes, or owns a copy of a part.
 class Allowed {
  public:
   explicit Allowed(const NodeResources* all) : all_(all) {}
@@ -42,14 +42,14 @@ class NodeTable : public Table<NodeId, rows::Node> {
   bool beat(NodeId id, runtime::TimePoint now);
   void lose_connection(NodeId id);
   void die(NodeId id) { edit(id).row.state = actors::NodeState::kDead; }
-  // NotFound; InvalidArgument once the node was asked to leave.
+  // Returns NotFound for an unknown or dead node, InvalidArgument if the node was asked to leave already.
   Result<void> schedule(const actors::SetNodeScheduling& wish, runtime::TimePoint now, std::int64_t unix_ms);
   void ask_to_leave(NodeId id) { scratch(id).leave_sent = true; }
-  // Called on every tick. A head that stood still for more than `longest` (a slow disk, a slow machine) has unread heartbeats: the excess
-  // does not count as silence.
+  // Called on every tick. If the last call is longer ago than `longest`, this head stood still (a slow disk, a slow machine), and
+  // heartbeats may be unread. The excess does not count as a node's silence.
   void tick(runtime::TimePoint now, runtime::Duration longest);
   std::vector<NodeId> silent(runtime::TimePoint now, runtime::Duration timeout) const;
-  // Derives the second part of each restored row. Nodes are away until they join again.
+  // Computes the part of each restored row that is not stored (rows.h). Nodes are away until they join again.
   void restored(runtime::TimePoint now, std::int64_t unix_ms);
 
   // ---- resources
@@ -58,14 +58,14 @@ class NodeTable : public Table<NodeId, rows::Node> {
   void remove_process(NodeId id) { --scratch(id).workers; }
   const ResourceIndex& index() const;
   Load load() const;
-  // The nodes of `room` that match.
+  // The part of `room` on nodes with these labels.
   Allowed only(const NodeResources& room, const std::vector<actors::LabelMatch>& labels) const;
   Allowed only(const NodeResources& room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
 
   // ---- notes for pending entries
-  // The node that `where` requires takes no new work. Empty if it does, or if no node is required.
+  // The text that the node required by `where` takes no new work; empty if it takes work, or none is required.
   std::string unschedulable(const actors::Where& where) const;
-  // The numbers of cordoned and draining nodes, to be appended to a reason.
+  // A text with the numbers of cordoned and draining nodes, for the end of a reason; empty if there are none.
   std::string unschedulable() const;
 
  private:

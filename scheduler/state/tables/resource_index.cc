@@ -62,7 +62,7 @@ void ResourceIndex::forget(NodeId id) {
   if (const auto it = capacity_.find(id); it != capacity_.end()) {
     all_ -= it->second;
     capacity_.erase(it);
-    ++growth_;  // gangs with a soft wish for it may go elsewhere now
+    ++growth_;  // gangs that preferred this node may go to another one now
   }
   takes_no_work(id);
 }

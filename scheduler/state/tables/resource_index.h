@@ -1,4 +1,4 @@
-// Free and total resources of nodes, updated as their rows change: the cost of an event is that of what it changed.
+// The free and total resources of all nodes, updated as rows change. So an event costs time only for what it changed, not for all nodes.
 #pragma once
 
 #include <map>
@@ -27,14 +27,14 @@ class ResourceIndex {
   const NodeResources& free() const { return free_; }
   // Like free(), without nodes that have no free CPU if all of `wants` ask for CPUs.
   const NodeResources& free_for(const std::vector<actors::Resources>& wants) const;
-  // The node for an actor that asks for no resources, among those that take work and have CPUs, free or not. It is `home` while that has
-  // fewer processes than CPUs, otherwise one with the fewest processes.
+  // The node for an actor that asks for no resources, among those that take work and have CPUs, free or not. It is `home`, the node of the
+  // process that asks, while that has fewer processes than CPUs. Otherwise it is one with the fewest processes.
   std::optional<NodeId> quietest(NodeId home) const;
   // Total resources of living nodes that are not draining.
   const NodeResources& capacity() const { return capacity_; }
-  // The sum of capacity().
+  // The sum of capacity() over all nodes.
   const actors::Resources& all() const { return all_; }
-  // Grows when an entry that did not fit may fit now.
+  // A counter that grows whenever an entry of the queue that did not fit may fit.
   std::uint64_t growth() const { return growth_; }
 
  private:
@@ -45,7 +45,7 @@ class ResourceIndex {
 
   NodeResources free_, free_cpus_, capacity_;
   std::set<std::pair<std::size_t, NodeId>> by_workers_;
-  std::map<NodeId, std::size_t> ranked_;  // the same, by node
+  std::map<NodeId, std::size_t> ranked_;  // the number of processes of each node in by_workers_
   actors::Resources all_;
   std::uint64_t growth_ = 1;
 };

@@ -1,5 +1,5 @@
-// Rows of the cluster state: node, worker, job, gang, placement group. A record stores the first part of each struct; a restarted head
-// derives the second part again.
+// Rows of the cluster state: node, worker, job, gang, placement group. The store has the first part of each struct. A restarted head
+// computes the second part anew.
 #pragma once
 
 #include <map>
@@ -34,11 +34,11 @@ struct Worker {
   GroupId group;  // placement group of the bundle it uses
   std::int32_t bundle = -1;
   ActorId actor;          // the actor placed in it
-  bool launched = false;  // by the head; other processes attached by themselves
+  bool launched = false;  // the head started it; other processes connected to their node by themselves
 
-  std::int64_t lent = 0;  // CPU units not held while it is blocked
-  bool reported = true;   // by its node since that joined again
-  bool moving = false;    // being ended because its node drains
+  std::int64_t lent = 0;  // CPU units that it has lent while it is blocked
+  bool reported = true;   // its node has reported it since the node joined again
+  bool moving = false;    // its process is being ended, so that its actor moves away from a draining node
 };
 
 struct Job {
@@ -49,10 +49,10 @@ struct Job {
   std::vector<WorkerId> processes;  // by rank
   WorkerId driver;                  // the driver, or a detached actor's process
   bool attached = false;            // a node has reported a process of it
-  bool detached = false;            // a detached actor's, whose process counts as the driver
+  bool detached = false;            // the job of a detached actor, whose process counts as the driver
   bool stopping = false;
   std::set<NodeId> nodes;   // nodes that had a process of it, and may have its objects
-  std::uint64_t order = 0;  // order of requests; of an ended job: of its end
+  std::uint64_t order = 0;  // position in the order of requests; for an ended job, in the order of ends
 
   std::size_t running = 0;
 };
@@ -64,18 +64,18 @@ struct Gang {
   std::vector<actors::Resources> wants;
   std::size_t living = 0;  // actors that are not dead
   runtime::TimePoint started;
-  int early_deaths = 0;  // consecutive
+  int early_deaths = 0;  // number of early deaths in a row
 };
 
 struct Group {
   actors::GroupRow row;
-  std::vector<std::vector<actors::LabelMatch>> labels;  // per bundle, of its node; or empty
+  std::vector<std::vector<actors::LabelMatch>> labels;  // label rules per bundle, for the choice of its node; or empty
   std::uint64_t order = 0;
 
-  std::vector<actors::Resources> free;  // per bundle: what no worker holds
+  std::vector<actors::Resources> free;  // per bundle: the resources that no worker holds
 };
 
-// The stored part of each row as bytes, and back. DataLoss for bytes that are no record.
+// The stored part of each row as bytes, and back. from_record() returns DataLoss for bytes that are no record.
 Bytes to_record(const Node& row);
 Bytes to_record(const Worker& row);
 Bytes to_record(const Job& row);

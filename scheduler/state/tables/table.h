@@ -31,7 +31,7 @@ class Table {
     return rows_[id];
   }
 
-  // Rows that changed in either part, for data derived from them. Needs watch().
+  // The rows that changed in either part since the last call, for data that depends on them. Empty without watch().
   std::set<Id> take_touched() const { return std::exchange(touched_, {}); }
 
  protected:
@@ -40,12 +40,12 @@ class Table {
     touch(id);
     return rows_[id];
   }
-  // For changes of the stored part of a row.
+  // The row, for a change of its stored part (rows.h).
   Row& edit(const Id& id) {
     touch(id);
     return rows_.at(id);
   }
-  // For changes of the derived part only, which a restarted head derives again.
+  // The row, for a change of the part that is not stored.
   Row& scratch(const Id& id) {
     if (watched_) touched_.insert(id);
     return rows_.at(id);

@@ -1,4 +1,4 @@
-// Processes: those that the head started, and those that attached to a node by themselves (drivers, ranks under torchrun).
+// Processes: those that the head started, and those that connected to a node by themselves (drivers, ranks under torchrun).
 //
 // A worker starts, runs and exits; it never leaves kExited. An exited worker holds nothing.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace shoal::scheduler {
 
-// The source of a worker's resources.
+// The place that a worker's resources are taken from: a node, or a bundle on it.
 struct Site {
   NodeId node;
   std::int32_t bundle = -1;  // index in the placement group; -1: no group
@@ -23,7 +23,7 @@ struct Site {
 
 class WorkerTable : public Table<WorkerId, rows::Worker> {
  public:
-  // The row unless the worker is unknown or has exited.
+  // The worker's row; null if the worker is unknown or has exited.
   const rows::Worker* living(WorkerId id) const;
 
   // ---- transitions
@@ -34,7 +34,7 @@ class WorkerTable : public Table<WorkerId, rows::Worker> {
   void set_actor(WorkerId id, ActorId actor) { edit(id).actor = actor; }
   void announce_end(WorkerId id);
   void move(WorkerId id) { scratch(id).moving = true; }
-  // Lends the worker's CPUs, or takes them back; returns them.
+  // lend() lends the worker's CPUs, the next function takes them back. Both return them.
   actors::Resources lend(WorkerId id);
   actors::Resources take_back(WorkerId id);
   // Returns what the worker held.

@@ -88,7 +88,7 @@ Result<int> divided(int a, int b) {
   if (b == 0) return shoal::fail(shoal::unavailable("nobody divides by zero").with_reason("Zero"));
   return a / b;
 }
-// Dies once per folder that does not exist yet, `times` at most.
+// Kills its process in each of the first `times` attempts, and then returns `times`. The folders 0, 1, ... in `folder` count the attempts.
 int survives(const std::string& folder, int times) {
   for (int i = 0; i < times; ++i) {
     if (mkdir((folder + "/" + std::to_string(i)).c_str(), 0700) == 0) raise(SIGKILL);
