@@ -105,18 +105,18 @@ Result<FoundActor> ActorClient::found(const Result<Message>& reply) {
   if (!reply) return fail(reply.error());
   SHOAL_TRY(auto out, from_bytes<FoundActor>(reply->body));
   if (auto* const actors = calls_.by_actor()) {
-    if (!actors->knows(out.row.id)) actors->expect(out.row.id, out.row.class_name);
+    if (!actors->actors().knows(out.row.id)) actors->expect(out.row.id, out.row.class_name);
     actors->updated(out.row);
   }
   return out;
 }
 
 Result<void> ActorClient::know(ActorId actor, const std::string& class_name) {
-  if (loop_.own([&] { return calls_.by_actor()->knows(actor); })) return {};
+  if (loop_.own([&] { return calls_.by_actor()->actors().knows(actor); })) return {};
   SHOAL_OK(head_.reach());
   auto answer = std::make_shared<std::optional<Result<void>>>();
   loop_.own([&] {
-    if (calls_.by_actor()->knows(actor)) return answer->emplace(), void();
+    if (calls_.by_actor()->actors().knows(actor)) return answer->emplace(), void();
     if (!head_.link().connected()) return answer->emplace(fail(head_gone())), void();
     calls_.by_actor()->expect(actor, class_name);
     watch(actor, control_timeout_, [answer](Result<void> r) { answer->emplace(std::move(r)); });
@@ -134,9 +134,9 @@ Result<void> ActorClient::kill(ActorId actor, bool restart) {
 }
 
 Result<bool> ActorClient::withdraw(ActorId actor) {
-  if (!loop_.own([&] { return calls_.by_actor()->waits_for_nobody(actor); })) return false;
+  if (!loop_.own([&] { return calls_.by_actor()->actors().waits_for_nobody(actor); })) return false;
   SHOAL_TRY(const auto row, head_.ask_for<ActorRow>(Method::kWatchActor, to_bytes(ActorRef{actor})));
-  if (row.state != ActorState::kPending && !loop_.own([&] { return calls_.by_actor()->waits_for_arguments(actor); })) return false;
+  if (row.state != ActorState::kPending && !loop_.own([&] { return calls_.by_actor()->actors().waits_for_arguments(actor); })) return false;
   SHOAL_OK(kill(actor));
   return true;
 }
@@ -147,7 +147,7 @@ Result<void> ActorClient::retire(ActorId worker) {
 }
 
 bool ActorClient::dead(ActorId actor) {
-  return loop_.own([&] { return calls_.by_actor()->cause(actor) != nullptr || calls_.by_actor()->forgotten(actor); });
+  return loop_.own([&] { return calls_.by_actor()->actors().cause(actor) != nullptr || calls_.by_actor()->actors().forgotten(actor); });
 }
 
 // ---- loop only ----
@@ -166,7 +166,7 @@ void ActorClient::watch(ActorId actor, runtime::Duration timeout, std::function<
 
 void ActorClient::watch_again() {
   calls_.by_actor()->news_again();
-  for (const ActorId actor : calls_.by_actor()->expected()) {
+  for (const ActorId actor : calls_.by_actor()->actors().expected()) {
     if (!creating_.contains(actor)) watch(actor, Peer::kNoTimeout, {});
   }
 }
@@ -195,7 +195,7 @@ ValueFuture ActorClient::release(ActorId actor) {
   call.actor = actor;
   call.method = kRelease;
   call.args = *std::move(nothing);
-  if (actors->waits_for_nobody(actor)) withdraw_soon(actor);
+  if (actors->actors().waits_for_nobody(actor)) withdraw_soon(actor);
   return actors->call(std::move(call), {});
 }
 
@@ -203,8 +203,8 @@ ValueFuture ActorClient::release(ActorId actor) {
 void ActorClient::withdraw_soon(ActorId actor) {
   head_.call(Method::kWatchActor, to_bytes(ActorRef{actor}), [this, actor](const Result<Message>& reply) {
     const auto row = row_in(reply);
-    if (!row || !head_.link().connected() || !calls_.by_actor()->waits_for_nobody(actor)) return;
-    if (row->state != ActorState::kPending && !calls_.by_actor()->waits_for_arguments(actor)) return;
+    if (!row || !head_.link().connected() || !calls_.by_actor()->actors().waits_for_nobody(actor)) return;
+    if (row->state != ActorState::kPending && !calls_.by_actor()->actors().waits_for_arguments(actor)) return;
     head_.call(Method::kKillActor, to_bytes(KillActor{actor, false}), [](const Result<Message>&) {});
   });
 }

@@ -53,7 +53,7 @@ Result<void> CallClient::cancel(const ToCancel& what, CancelHow how) {
 Result<void> CallClient::cancel_now(const ToCancel& what, CancelHow how) {
   const ValueFuture result = what.answer();
   pools_.cancel(result, how);
-  if (!result.ready() && how.force && by_actor_->pending(result)) {
+  if (!result.ready() && how.force && by_actor_->actors().pending(result)) {
     return fail(invalid_argument("force applies to remote functions: cancelling a call does not end an actor's process")
                     .with_hint("cancel the call without force, or kill() the actor"));
   }
@@ -67,7 +67,7 @@ void CallClient::cancel_children(CallKey parent, CancelHow how) {
   if (by_actor_) by_actor_->cancel_children(parent);
 }
 
-bool CallClient::any_open() const { return *num_open_ > 0 || (by_actor_ && by_actor_->any_open()) || pools_.any_open(); }
+bool CallClient::any_open() const { return *num_open_ > 0 || (by_actor_ && by_actor_->actors().any_open()) || pools_.any_open(); }
 
 void CallClient::note_open(const ValueFuture& whole) {
   ++*num_open_;
@@ -75,13 +75,13 @@ void CallClient::note_open(const ValueFuture& whole) {
 }
 
 std::uint64_t CallClient::report(std::vector<TaskReport>& out, std::size_t limit) const {
-  const std::uint64_t left_out = by_actor_ ? by_actor_->tell(out, limit) : 0;
+  const std::uint64_t left_out = by_actor_ ? by_actor_->actors().report(out, limit) : 0;
   return left_out + pools_.report(out, limit);
 }
 
 CallBook::Counts CallClient::counts() const {
   CallBook::Counts out;
-  if (by_actor_) by_actor_->count(out);
+  if (by_actor_) by_actor_->actors().count(out);
   pools_.count(out);
   return out;
 }

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "actors/session/actor_calls.h"
+#include "actors/session/calls/actor_calls.h"
 #include "actors/session/call_book.h"
 #include "actors/session/clients/task_pools.h"
 #include "actors/session/link/head_client.h"
@@ -53,7 +53,7 @@ class CallClient {
   // True if calls made by this process are unanswered: their results would be lost with it.
   bool any_open() const;
   // The same for calls on one actor.
-  bool any_open(ActorId actor) const { return by_actor_ && by_actor_->any_open(actor); }
+  bool any_open(ActorId actor) const { return by_actor_ && by_actor_->actors().any_open(actor); }
   // Counts `whole`, the result of several attempts, as open until it is ready, even between attempts.
   void note_open(const ValueFuture& whole);
   // Open calls and tasks, for inspection: as ActorCalls.

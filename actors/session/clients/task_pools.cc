@@ -13,7 +13,7 @@ std::shared_ptr<TaskPool> TaskPools::make(std::function<void()> wanted, Kind kin
     const auto call = [this](Call c, std::vector<ValueFuture> deps) { return calls_.call(std::move(c), std::move(deps)); };
     const auto cancel = [this](const ValueFuture& result, CancelHow how) { calls_.cancel(result, how); };
     auto pool = std::make_shared<TaskPool>(*loop_.clock(), call, cancel, std::move(wanted), TaskPool::Options{.retry_delay = retry_delay_});
-    if (kind.spreads) pool->spread([this](ActorId worker) { return calls_.node(worker); });
+    if (kind.spreads) pool->spread([this](ActorId worker) { return calls_.actors().node(worker); });
     if (kind.lends) {
       pool->lend({.lend = [this](ActorId worker) { lend(worker); },
                   .resume = [this](ActorId worker, std::function<void(bool)> done) { resume(worker, done); }});
@@ -26,13 +26,13 @@ std::shared_ptr<TaskPool> TaskPools::make(std::function<void()> wanted, Kind kin
 
 // Lends an idle worker's CPUs to others until it has work.
 void TaskPools::lend(ActorId worker) {
-  (void)head_.link().notify(Method::kWorkerBlocked, body(to_bytes(WorkerBlocked{calls_.worker(worker), true})));
+  (void)head_.link().notify(Method::kWorkerBlocked, body(to_bytes(WorkerBlocked{calls_.actors().worker(worker), true})));
 }
 
 // Without a head no others get them.
 void TaskPools::resume(ActorId worker, const std::function<void(bool)>& done) {
   if (!head_.link().connected()) return loop_.post([done] { done(true); });
-  head_.call(Method::kWorkerBlocked, to_bytes(WorkerBlocked{calls_.worker(worker), false}),
+  head_.call(Method::kWorkerBlocked, to_bytes(WorkerBlocked{calls_.actors().worker(worker), false}),
              [done](const Result<runtime::Message>& reply) { done(reply || reply.error().code() != Code::kResourceExhausted); });
 }
 

@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
-#include "actors/session/actor_calls.h"
+#include "actors/session/calls/actor_calls.h"
 #include "actors/session/call_book.h"
 #include "actors/session/link/head_client.h"
 #include "actors/session/link/identity.h"
-#include "actors/session/task_pool.h"
+#include "actors/session/tasks/task_pool.h"
 
 namespace shoal::actors {
 

@@ -102,7 +102,7 @@ class HandlesTest : public ProgramTest {
     return driver->spawn<Holder>(options, std::vector<Handle<Counts>>()).value();
   }
   static ActorRow row(ActorId id) {
-    const auto rows = driver->session().list(shoal::actors::ListRequest::What::kActors).value();
+    const auto rows = driver->session().cluster().list(shoal::actors::ListRequest::What::kActors).value();
     for (const auto& row : rows.actors) {
       if (row.id == id) return row;
     }
@@ -122,9 +122,9 @@ class HandlesTest : public ProgramTest {
   // Another driver of this program that waits very long for its actors' last calls, because the machine may be slow.
   static std::unique_ptr<shoal::Context> patient(std::chrono::milliseconds needed = 20min) {
     shoal::actors::SessionOptions session;
-    std::ifstream token(driver->session().folder() + "/token");
+    std::ifstream token(driver->session().identity().folder + "/token");
     session.credentials.token = shoal::runtime::Token::parse(std::string(std::istreambuf_iterator<char>(token), {})).value();
-    session.head = driver->session().head_endpoint();
+    session.head = driver->session().head().endpoints();
     session.name = "patient";
     session.print_logs = false;
     auto options = driver->options();
