@@ -58,14 +58,14 @@ void ActorCalls::unknown(ActorId actor, const Error& cause) { step(actor, Unknow
 void ActorCalls::process_gone(WorkerId worker, const Error& cause) {
   if (!worker) return;
   const TargetEvent gone = ProcessGone{worker, cause};
-  for (auto& [id, t] : targets_.all()) step(id, gone);
+  for (const ActorId id : targets_.ids()) step(id, gone);
 }
 
 void ActorCalls::no_more_news(const Error& cause) {
   reports_ = Reports::kNone;
   no_reports_ = cause;
   const TargetEvent ended = ReportsEnded{cause};
-  for (auto& [id, t] : targets_.all()) step(id, ended);
+  for (const ActorId id : targets_.ids()) step(id, ended);
 }
 
 void ActorCalls::news_again() {
@@ -78,8 +78,9 @@ void ActorCalls::head_gone() {
 }
 
 void ActorCalls::step_at(const std::string& endpoint, const TargetEvent& event) {
-  for (auto& [id, t] : targets_.all()) {
-    if (t.state.endpoint() == endpoint) step(id, event);
+  for (const ActorId id : targets_.ids()) {
+    const Target* const target = targets_.find(id);
+    if (target != nullptr && target->state.endpoint() == endpoint) step(id, event);
   }
 }
 
@@ -260,7 +261,9 @@ void ActorCalls::cancel(const ValueFuture& result, CancelHow how) {
     if (const std::size_t at = t.unsent.find(result); at < t.unsent.size()) {
       const UnsentCall call = t.unsent.take(at);
       sender_.fail_unsent(t, call, call_cancelled(t.state.class_name() + "." + call.call.method));
-      return sender_.flush(id, t);  // later calls may have waited for its arguments
+      Target* const left = targets_.find(id);         // the call's callbacks may have removed it
+      if (left != nullptr) sender_.flush(id, *left);  // later calls may have waited for its arguments
+      return;
     }
     SentCall* const sent = t.sent.find(result);
     if (sent == nullptr) continue;

@@ -57,8 +57,9 @@ void CallSender::flush(ActorId id, Target& t) {
 }
 
 void CallSender::flush_at(const std::string& endpoint) {
-  for (auto& [id, t] : targets_.all()) {
-    if (t.state.endpoint() == endpoint) flush(id, t);
+  for (const ActorId id : targets_.ids()) {
+    Target* const t = targets_.find(id);
+    if (t != nullptr && t->state.endpoint() == endpoint) flush(id, *t);
   }
 }
 

@@ -41,6 +41,13 @@ Target* Targets::find(ActorId actor) {
   return it == targets_.end() ? nullptr : &it->second;
 }
 
+std::vector<ActorId> Targets::ids() const {
+  std::vector<ActorId> out;
+  out.reserve(targets_.size());
+  for (const auto& [id, target] : targets_) out.push_back(id);
+  return out;
+}
+
 std::map<ActorId, Target>::node_type Targets::remove(ActorId actor) {
   std::erase(dead_, actor);
   return targets_.extract(actor);

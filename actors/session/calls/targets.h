@@ -51,6 +51,8 @@ class Targets {
   const Target* find(ActorId actor) const { return const_cast<Targets*>(this)->find(actor); }
   std::map<ActorId, Target>& all() { return targets_; }
   const std::map<ActorId, Target>& all() const { return targets_; }
+  // For loops that run callbacks, which may add and remove actors.
+  std::vector<ActorId> ids() const;
   std::map<ActorId, Target>::node_type remove(ActorId actor);
   void died(ActorId actor) { dead_.push_back(actor); }
 

@@ -164,14 +164,15 @@ void TaskPool::start(ActorId id, PoolWorker& worker, const PoolTaskPtr& task) {
 }
 
 void TaskPool::done(ActorId id, const PoolTaskPtr& task, const Result<Value>& result) {
-  PoolWorker* const w = workers_.find(id);
+  PoolWorker* w = workers_.find(id);
   if (w == nullptr) return;
   const auto now = clock_.now();
   if (std::erase(w->in_flight, task) == 0) return;  // cancelled by force
   task->sent = std::max(task->sent, w->last_done);  // it began when the one before it ended
   w->expected = w->in_flight.empty() ? 0 : w->expected - task->expected;
   ended(*w, task, result);
-  if (w->in_flight.empty()) {
+  w = workers_.find(id);  // a callback of the result may have removed it
+  if (w != nullptr && w->in_flight.empty()) {
     w->idle_since = now;
     if (w->state == State::kDead) {
       workers_.erase(id);
