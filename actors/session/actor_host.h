@@ -79,7 +79,7 @@ class ActorHost final : public runtime::PeerHandler {
   void set_default(std::shared_ptr<Hosted> actor) { default_ = std::move(actor); }
   // To be called once, when the actor is made: present and future callers receive kMade first.
   void made();
-  // `told` is called for each recursive cancellation of a call, even if the call is not here.
+  // `reported` is called for each recursive cancellation of a call, even if the call is not here: calls made within it end, too.
   void on_cancel_children(std::function<void(CallKey, CancelHow)> reported) { cancel_children_ = std::move(reported); }
   // Bytes of replies that the callers' sockets have not taken.
   std::size_t queued_bytes() const;

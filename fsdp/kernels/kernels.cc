@@ -71,7 +71,7 @@ void reduce_wide(std::span<const double* const> sources, double scale, bool accu
   HWY_DYNAMIC_DISPATCH(reduce_f64)(sources.data(), sources.size(), scale, accumulate, out, numel);
 }
 
-// Sources of another type than T pass through the first-level cache chunk by chunk, a few sources at a time.
+// Sums in T. Sources of another type are converted to T in chunks that fit the first-level cache, a few sources at a time.
 template <class T>
 void reduce_in(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, DType out_dtype, std::byte* out,
                std::size_t numel) {

@@ -64,7 +64,8 @@ class StepRows {
   std::optional<StateFile> file_;
 };
 
-// Layout of StepRows' block, by unit: gradients from the first reduction to the update, moments from fetch to offload.
+// Offsets in StepRows' block, by unit. A gradient has its place from its first reduction to its update, an offloaded moment from its fetch
+// to its offload. Units share bytes where these do not overlap.
 struct RowsPlan {
   std::vector<std::size_t> gradient, moments;  // offsets
   std::size_t bytes = 0;

@@ -117,9 +117,8 @@ Result<void> ShardedModel::enter(bool training) {
 Result<void> ShardedModel::forward_begin(std::size_t unit, bool training) {
   SHOAL_OK(peers_.check());
   peers_.at(Doing::kForward, unit);
-  // Its own lease comes first: the plan's prefetches serve later units.
   const bool follows = training && stepping();
-  SHOAL_OK(unshard(unit));
+  SHOAL_OK(unshard(unit));  // before the plan's prefetches, which serve later units
   if (!follows) return {};
   SHOAL_OK(follow({false, true, static_cast<std::int32_t>(unit)}, {}, false));
   SHOAL_OK(peers_.serve());

@@ -102,7 +102,8 @@ class RingConnectionTest : public testing::Test, public ConnectionHandler {
     if (!frame.payload.empty()) std::memcpy(bytes.data() + header.size(), frame.payload.data(), frame.payload.size());
     return record(bytes);
   }
-  // Returns the ids of frames that the connection has written into its ring since the last call; 0 for one in the socket.
+  // Returns the ids of frames that the connection has written into its ring since the last call. 0 stands for a frame
+  // that went over the socket.
   std::vector<std::uint64_t> written() {
     std::vector<std::uint64_t> out;
     while (const auto r = theirs_.peek().value()) {

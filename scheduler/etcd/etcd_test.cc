@@ -314,7 +314,8 @@ TEST_F(EtcdTest, AMarkedJournalIsAppliedAndAnUnmarkedOneIsDropped) {
   }
 }
 
-// The mark of a commit that was given up may or may not have arrived.
+// A commit too large for one transaction is written to the journal, then marked as complete (store.h). The head gave this one up and does
+// not know whether the mark was written.
 TEST_F(EtcdTest, ACommitAfterOneThatWasGivenUpInItsJournalStandsAlone) {
   for (int writes = 0; writes <= 3; ++writes) {
     Proxy proxy(server_->port());

@@ -204,7 +204,7 @@ Result<actors::RegisteredDriver> Head::register_driver(Client& client, const act
     });
   }
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
-  // Prefers a node of the driver's host, as far as the head can see. A driver elsewhere finds its host's node by itself.
+  // Prefers a node of the driver's host if the driver runs on the head's host. A driver on another host finds its host's node by itself.
   const auto of_its_host = [&](NodeId id) {
     const auto* link = links_.find(id);
     return link != nullptr && link->identity().local == client.peer->identity().local;

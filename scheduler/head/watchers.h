@@ -33,7 +33,7 @@ class Watchers {
   void gone(NodeId node, const Error& cause);
   // Sends a job's watchers a node that starts the job's first worker there. `row`: null if the node is unknown.
   void starts_on(JobId job, NodeId node, const actors::NodeRow* row);
-  // Sends a new watcher a node that has, or had, workers of its job.
+  // Sends `client`, which has begun to watch a job, the row of a node on which that job has, or had, workers.
   void is_on(const actors::NodeRow& row, std::uint64_t client) const;
   void warn(JobId job, const std::string& text) const;
 

@@ -214,8 +214,7 @@ void Node::worker_ended(const Worker& w, const actors::WorkerUpdate& exit) {
   check_ended();
 }
 
-// ---- the end
-// -----------------------------------------------------------------------------------------------------------------------
+// ---- the end -----------------------------------------------------------------------------------------------------------------------
 
 void Node::check_owner() {
   if (!ending_.owner_gone || ending_.why || workers_.any(Worker::Origin::kAttached)) return;  // another rank may still run

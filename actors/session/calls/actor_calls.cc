@@ -58,7 +58,11 @@ void ActorCalls::unknown(ActorId actor, const Error& cause) { step(actor, Unknow
 void ActorCalls::process_gone(WorkerId worker, const Error& cause) {
   if (!worker) return;
   const TargetEvent gone = ProcessGone{worker, cause};
-  for (const ActorId id : targets_.ids()) step(id, gone);
+  for (const ActorId id : targets_.ids()) {
+    const Target* const t = targets_.find(id);
+    const bool concerned = t != nullptr && (t->state.worker() == worker || t->state.phase() == Phase::kEnding);
+    if (concerned && t->state.phase() != Phase::kDead) step(id, gone);
+  }
 }
 
 void ActorCalls::no_more_news(const Error& cause) {

@@ -33,7 +33,7 @@ struct ProcessGone {
 struct Unknown {
   Error cause;
 };
-// No reports come any more.
+// This process has lost its head and its node, so no report of an end will come.
 struct ReportsEnded {
   Error cause;
 };

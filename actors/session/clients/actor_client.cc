@@ -42,7 +42,9 @@ ActorClient::ActorClient(SessionLoop& loop, HeadClient& head, NodeClient& node, 
   head.link().on_opened([this] { watch_again(); });
   head.link().on_closed([this] { lost_news(); });
   node.link().on_closed([this] { lost_news(); });
-  head.on_notice<ActorRow>(Method::kActorUpdate, [this](const ActorRow& row) { calls_.by_actor()->updated(row); });
+  head.on_notice<ActorRow>(Method::kActorUpdate, [this](const ActorRow& row) {
+    if (auto* const actors = calls_.by_actor()) actors->updated(row);
+  });
   node.link().on_notice(Method::kWorkerExited, [this](const Message& message) {
     if (const auto process = from_bytes<WorkerUpdate>(message.body)) process_gone(*process);
   });
@@ -165,16 +167,19 @@ void ActorClient::watch(ActorId actor, runtime::Duration timeout, std::function<
 }
 
 void ActorClient::watch_again() {
-  calls_.by_actor()->news_again();
-  for (const ActorId actor : calls_.by_actor()->actors().expected()) {
+  auto* const actors = calls_.by_actor();
+  if (actors == nullptr) return;
+  actors->news_again();
+  for (const ActorId actor : actors->actors().expected()) {
     if (!creating_.contains(actor)) watch(actor, Peer::kNoTimeout, {});
   }
 }
 
 void ActorClient::lost_news() {
-  if (head_.cluster_ends() || head_.link().connected()) return;
-  calls_.by_actor()->head_gone();
-  if (!node_.link().connected()) calls_.by_actor()->no_more_news(unavailable("its node is gone"));
+  auto* const actors = calls_.by_actor();
+  if (actors == nullptr || head_.cluster_ends() || head_.link().connected()) return;
+  actors->head_gone();
+  if (!node_.link().connected()) actors->no_more_news(unavailable("its node is gone"));
 }
 
 void ActorClient::process_gone(const WorkerUpdate& process) {

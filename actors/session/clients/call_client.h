@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "actors/session/calls/actor_calls.h"
 #include "actors/session/call_book.h"
+#include "actors/session/calls/actor_calls.h"
 #include "actors/session/clients/task_pools.h"
 #include "actors/session/link/head_client.h"
 #include "actors/session/link/identity.h"
@@ -44,7 +44,7 @@ class CallClient {
   Result<void> cancel(const ToCancel& what, CancelHow how);
 
   // ---- only while the loop is owned ----
-  // The same, from a handler.
+  // As cancel(), for a caller that owns the loop, such as a handler.
   Result<void> cancel_now(const ToCancel& what, CancelHow how);
   void cancel_children(CallKey parent, CancelHow how);
   // A new number for Call::task, the same for all attempts of one call.

@@ -12,8 +12,8 @@ namespace shoal::actors {
 
 class GroupWatch {
  public:
-  // `value` once the group has all its bundles; otherwise the cause of its removal, or the error of its lookup. The caller asks the head
-  // about an unknown group (knows).
+  // `value` once the group has all its bundles; otherwise the cause of its removal, or the error of its lookup. If !knows(group), the
+  // caller first asks the head about it.
   ValueFuture ready(GroupId group, Value value);
   bool knows(GroupId group) const { return groups_.contains(group); }
   void expect(GroupId group) { groups_.try_emplace(group); }

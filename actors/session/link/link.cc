@@ -54,7 +54,7 @@ void Link::dial() {
   dial(*std::move(to), 0);
 }
 
-// The callback runs on the loop, whose thread ends before this object.
+// The callback runs on the loop, whose thread ends before this object; close() sets ended_ before.
 void Link::dial(std::vector<runtime::Endpoint> to, std::size_t at) {
   const auto& endpoint = to[at];
   network_.connect(endpoint, runtime::Role::kClient, options_.connect_timeout,

@@ -55,7 +55,7 @@ class PendingOperations {
   // ---- without the lock ----
   // Wakes the threads that wait().
   void notify_all() { changed_.notify_all(); }
-  // Ends the driving of background operations.
+  // Ends the background thread. Operations that are still pending advance no more.
   void stop();
   bool background_is_over();
   // True if a thread of the program waits, and no other one could help it: then a cycle of waits is a deadlock.

@@ -58,7 +58,7 @@ class ShmCollective final : public ShmOperation {
 
  private:
   enum class Words { kPublished, kConsumed, kReduced };
-  // Returns the first rank, counted from the next one, whose counter is below `needed`, or -1.
+  // Returns the first rank after this one, in cyclic order, whose counter is below `needed`, or -1. This rank is the last candidate.
   int behind(Words words, std::uint64_t needed) const;
   bool has_put(int rank, std::uint64_t round) const;
   int missing_to_put() const;

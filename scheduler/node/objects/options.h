@@ -1,4 +1,4 @@
-// The options of a node's objects, for all of their parts: bounds and times.
+// Limits and delays of the classes that handle a node's objects (Spiller, ReplicaRoom, ReplicaMemory, ...), in one struct.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,14 @@ struct ObjectOptions {
   std::size_t looks = 4096;  // objects that are examined per request for room
 
   // ---- room for replicas (ReplicaRoom) ----
-  std::uint64_t uncounted_bytes = 128 << 10;             // smaller replicas are not counted
-  runtime::Duration patience = std::chrono::seconds(5);  // wait for processes to make room
-  runtime::Duration look = std::chrono::milliseconds(5);
-  runtime::Duration asked_again = std::chrono::milliseconds(100);
+  std::uint64_t uncounted_bytes = 128 << 10;                       // smaller replicas are not counted
+  runtime::Duration patience = std::chrono::seconds(5);            // wait for processes to make room
+  runtime::Duration look = std::chrono::milliseconds(5);           // between two looks of a waiting request at the free room
+  runtime::Duration asked_again = std::chrono::milliseconds(100);  // until processes are asked for room again
 
   // ---- memory of dropped replicas (ReplicaMemory) ----
-  runtime::Duration left_again = std::chrono::milliseconds(500);
-  std::size_t left_at_once = 500;
+  runtime::Duration left_again = std::chrono::milliseconds(500);  // between two checks whether processes still map it
+  std::size_t left_at_once = 500;                                 // memories per check
 };
 
 }  // namespace shoal::scheduler

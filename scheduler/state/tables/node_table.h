@@ -65,7 +65,7 @@ class NodeTable : public Table<NodeId, rows::Node> {
   // ---- notes for pending entries
   // The text that the node required by `where` takes no new work; empty if it takes work, or none is required.
   std::string unschedulable(const actors::Where& where) const;
-  // A text with the numbers of cordoned and draining nodes, for the end of a reason; empty if there are none.
+  // How many nodes are cordoned and draining, as "; 2 nodes are draining", to append to the text why an entry waits. Empty if none are.
   std::string unschedulable() const;
 
  private:
