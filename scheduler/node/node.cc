@@ -115,7 +115,10 @@ Result<void> Node::start() {
 void Node::become(NodeId id) {
   id_ = id;
   objects_.start_as(id);
-  clients_.close_nodes([this](NodeClients::Number number) { objects_.parts().closed(number); });
+  clients_.close_nodes([this](NodeClients::Number number) {
+    logs_.left(number);
+    objects_.parts().closed(number);
+  });
 }
 
 void Node::on_drained(Peer& peer) { objects_.parts().drained(peer.number()); }
@@ -132,8 +135,7 @@ void Node::on_closed(Peer& peer, const Error& why) {
   objects_.parts().closed(peer.number());
 }
 
-// ---- workers
-// -----------------------------------------------------------------------------------------------------------------------
+// ---- workers -----------------------------------------------------------------------------------------------------------------------
 
 // It has no token: that lies in the session's folder, readable by this user alone.
 Launcher::Env Node::environment(const actors::StartWorker& spec) const {

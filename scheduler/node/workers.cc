@@ -69,8 +69,7 @@ bool Workers::any(Worker::Origin origin) const {
   return std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) { return entry.second.origin == origin; });
 }
 
-// ---- starts
-// ----------------------------------------------------------------------------------------------------------------------
+// ---- starts ------------------------------------------------------------------------------------------------------------------------
 
 void Workers::start(const actors::StartWorker& spec, Launcher::Env env, runtime::Responder responder) {
   if (ending_) return responder.fail(unavailable("the node is ending"));
@@ -106,16 +105,23 @@ void Workers::started(WorkerId id, Result<pid_t> pid, runtime::Responder& respon
   if (w->fate == Worker::Fate::kKilled || ending_) launcher_.signal(id, SIGKILL);
 }
 
-// A worker that has attached runs, although the launcher has lost it: the node kills it, and waits for its end.
+// A worker that has attached runs, although the launcher has lost it. The node kills it and answers after its end, since the head gives its
+// devices to others then.
 void Workers::not_started(Worker& w, const Error& why, runtime::Responder& responder) {
   const WorkerId id = w.spec.worker;
   log_->warn("worker={} not started: {}", to_string(id), why.message());
   if (w.peer != nullptr && w.peer->identity().local) {
     w.pid = w.peer->identity().pid;
     w.fate = Worker::Fate::kKilled;
-    w.watch = launcher_.watch(w.pid, [this, id, why] { gone(id, shell_code(why), why); });
+    const auto answer = std::make_shared<runtime::Responder>(std::move(responder));
+    w.watch = launcher_.watch(w.pid, [this, id, why, answer] {
+      const auto kept = answer;  // gone() destroys this callback
+      const Error cause = why;
+      gone(id, shell_code(cause), cause);
+      kept->fail(cause);
+    });
     launcher_.signal_process(w.pid, SIGKILL);
-    return responder.fail(why);
+    return;
   }
   devices_.give_back(id);
   w.state = WorkerState::kExited;
@@ -148,8 +154,7 @@ void Workers::ready(Worker& w, const std::string& endpoint) {
   events_.changed(w);
 }
 
-// ---- ends
-// ------------------------------------------------------------------------------------------------------------------------
+// ---- ends --------------------------------------------------------------------------------------------------------------------------
 
 // A process that was not launched here gets the signal alone, without its group.
 void Workers::send_signal(const Worker& w, int signal) {

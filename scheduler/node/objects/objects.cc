@@ -64,8 +64,7 @@ void Objects::node_gone(NodeId node, const Error& why) {
   replicas_.node_gone(node, why);
 }
 
-// ---- for processes here
-// -------------------------------------------------------------------------------------------------------------
+// ---- for processes here ------------------------------------------------------------------------------------------------------------
 
 void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd> memory) {
   if (!memory_.ended(job) && !memory_.freed(job, object.id)) {  // otherwise its contents would never be released
@@ -143,8 +142,7 @@ void Objects::make_room(std::uint64_t bytes) {
   spiller_.spill(bytes);
 }
 
-// ---- for other nodes
-// ----------------------------------------------------------------------------------------------------------------
+// ---- for other nodes ---------------------------------------------------------------------------------------------------------------
 
 Result<void> Objects::met(const actors::MeetNode& meeting) const {
   const NodeId self = names_.self();

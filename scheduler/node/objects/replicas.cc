@@ -28,8 +28,7 @@ Replicas::Replicas(runtime::Clock& clock, const ObjectNames& names, PeerNodes& p
             {[this](const Object& object, std::uint64_t transfer) { return table_.transfer(object) == transfer; },
              [this](std::uint64_t bytes) { return evict(bytes); }, std::move(want_room)}) {}
 
-// ---- transfers
-// -------------------------------------------------------------------------------------------------------------------
+// ---- transfers ---------------------------------------------------------------------------------------------------------------------
 
 void Replicas::begin(const Object& object, WorkerId owner) {
   const auto transfer = *table_.transfer(object);
@@ -103,8 +102,7 @@ void Replicas::fail_transfer(const Object& object, const Error& why) {
   release({object}, why);
 }
 
-// ---- ends
-// ------------------------------------------------------------------------------------------------------------------------
+// ---- ends --------------------------------------------------------------------------------------------------------------------------
 
 void Replicas::release(const std::vector<Object>& objects, const Error& why) {
   for (const Object& object : objects) {

@@ -73,8 +73,7 @@ void PeerNodes::call(NodeId node, Method method, Bytes bytes, Callback callback)
   reach(node);
 }
 
-// ---- where it is
-// -------------------------------------------------------------------------------------------------------------------
+// ---- where it is -------------------------------------------------------------------------------------------------------------------
 
 void PeerNodes::ask_head(NodeId node) {
   Peer* const head = events_.head();
@@ -133,8 +132,7 @@ void PeerNodes::fail_asked(Link link, const Error& why) {
   for (auto& [n, asked] : link.asked) asked.callback(fail(why));
 }
 
-// ---- the connection
-// ----------------------------------------------------------------------------------------------------------------
+// ---- the connection ----------------------------------------------------------------------------------------------------------------
 
 void PeerNodes::reach(NodeId node) {
   Link& link = links_.at(node);
@@ -214,8 +212,7 @@ void PeerNodes::on_closed(Peer& peer, const Error& why) {
   }
 }
 
-// ---- messages
-// ------------------------------------------------------------------------------------------------------------------
+// ---- messages ----------------------------------------------------------------------------------------------------------------------
 
 // Changes of one turn of the loop go in one message.
 void PeerNodes::flush_soon() {
