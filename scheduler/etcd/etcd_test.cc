@@ -314,8 +314,7 @@ TEST_F(EtcdTest, AMarkedJournalIsAppliedAndAnUnmarkedOneIsDropped) {
   }
 }
 
-// A commit too large for one transaction is written to the journal, then marked as complete (store.h). The head gave this one up and does
-// not know whether the mark was written.
+// The head gave this commit up without knowing whether the mark that ends its journal was written (store.h).
 TEST_F(EtcdTest, ACommitAfterOneThatWasGivenUpInItsJournalStandsAlone) {
   for (int writes = 0; writes <= 3; ++writes) {
     Proxy proxy(server_->port());

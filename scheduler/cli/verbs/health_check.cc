@@ -4,8 +4,6 @@
 // names in anonymous namespaces differ between files.
 #include <cstdio>
 
-#include <fmt/format.h>
-
 #include "scheduler/cli/cluster.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
