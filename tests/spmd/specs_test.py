@@ -12,6 +12,7 @@ os.environ["SHOAL_SPMD_DEVICES"] = "8"
 
 import itertools
 import math
+import pickle
 import random
 
 import numpy as np
@@ -181,3 +182,14 @@ def check_tensor(mesh, spec, expected: Reference, shape: np.ndarray, where: str)
 def test_errors_about_axes_and_sizes_have_hints(make, hint):
     with pytest.raises(InvalidArgument, match=f"hint: {hint}"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("_auto", "ShardingPlan"), ("_costs", "Machine"), ("_explain", "Explanation"), ("_hybrid_mesh", "HybridMesh"),
+        ("_marking", "ShardingSpec"), ("_mesh", "Mesh"), ("_sharding", "ShardingType"),
+    ],
+)  # fmt: skip
+def test_pickles_find_public_classes_by_their_earlier_modules(module, name):
+    assert pickle.loads(f"cshoal.spmd.{module}\n{name}\n.".encode()) is getattr(xs, name)

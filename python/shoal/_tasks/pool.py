@@ -1,7 +1,7 @@
 """Pools of workers that run remote functions. They grow while tasks wait and shrink when workers are idle.
 
-actors/session/tasks/task_pool.h assigns tasks to workers and decides about repetitions. This module packs arguments, makes and ends the workers,
-and judges exceptions.
+actors/session/tasks/task_pool.h assigns tasks to workers and decides about repetitions. This module packs arguments, makes and ends the
+workers, and judges exceptions.
 """
 
 from __future__ import annotations

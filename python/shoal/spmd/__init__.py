@@ -11,7 +11,7 @@ from shoal.spmd._auto.distribute import auto_policy, xla_distribute_module, xla_
 from shoal.spmd._auto.plan import ShardingPlan
 from shoal.spmd._controller.timeline import timeline
 from shoal.spmd._engine.execution import replicated_ops
-from shoal.spmd._layout import torch_functions  # noqa: F401  adds the device to torch's functions
+from shoal.spmd._layout import torch_functions as _torch_functions  # noqa: F401  adds the device to torch's functions
 from shoal.spmd._layout.mesh import Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
 from shoal.spmd._layout.sharding import ShardingType
 from shoal.spmd._layout.traffic import communicated
@@ -36,6 +36,7 @@ from shoal.spmd._marks.patched import (
     apply_xla_patch_to_nn_linear,
     xla_patched_nn_linear_forward,
 )
+from shoal.spmd._names import stored as _stored  # noqa: F401  the classes' old places, for pickles
 from shoal.spmd._names.hybrid_mesh import HybridMesh
 from shoal.spmd._names.install import install
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from shoal.spmd._engine import execution
+from shoal.spmd._engine import execution as _execution
 
 
 def counter_names() -> list[str]:
     """Operators without a rule, such as ``aten.tril.default``."""
-    return list(execution.replicated_ops())
+    return list(_execution.replicated_ops())
 
 
 def counter_value(name: str) -> int | None:
     """The number of runs of an operator on whole tensors, or None."""
-    return execution.replicated_ops().get(name)
+    return _execution.replicated_ops().get(name)
 
 
 def executed_fallback_ops() -> list[str]:
@@ -20,7 +20,7 @@ def executed_fallback_ops() -> list[str]:
 
 
 def clear_counters() -> None:
-    execution.forget_replicated_ops()
+    _execution.forget_replicated_ops()
 
 
 def clear_all() -> None:
@@ -38,9 +38,9 @@ def metric_data(name: str) -> None:
 
 def metrics_report() -> str:
     """Lines of ``Counter: NAME`` and ``Value: TIMES``."""
-    return "".join(f"Counter: {name}\n  Value: {times}\n" for name, times in execution.replicated_ops().items())
+    return "".join(f"Counter: {name}\n  Value: {times}\n" for name, times in _execution.replicated_ops().items())
 
 
 def short_metrics_report(counter_names: list[str] | None = None, metric_names: list[str] | None = None) -> str:
-    found = execution.replicated_ops()
+    found = _execution.replicated_ops()
     return "".join(f"Counter: {n}\n  Value: {found[n]}\n" for n in (found if counter_names is None else counter_names) if n in found)

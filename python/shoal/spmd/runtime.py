@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._auto import choice
+from shoal.spmd._auto import choice as _choice
 from shoal.spmd._controller import workers as _workers
-from shoal.spmd._layout import devices, processes
+from shoal.spmd._layout import devices as _devices
+from shoal.spmd._layout import processes as _processes
 from shoal.spmd._layout.devices import (
     addressable_device_count,
     addressable_runtime_device_count,
@@ -62,17 +63,17 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers
     workers = _num_workers() if workers is None else workers
     if workers and not is_spmd():
         _workers.begin(workers)
-        devices.see_one()
+        _devices.see_one()
     else:
-        devices.begin()
+        _devices.begin()
     if auto or os.environ.get("XLA_AUTO_SPMD") == "1":
         os.environ["XLA_AUTO_SPMD"] = "1"
-        choice.enable(memory_budget)
+        _choice.enable(memory_budget)
 
 
 def _check_same(workers: int) -> None:
     """Raises unless a later call of use_spmd wants the same number of workers."""
-    there = 0 if processes.controller is None else processes.controller.num_ranks
+    there = 0 if _processes.controller is None else _processes.controller.num_ranks
     if workers != there:
         raise InvalidArgument(
             f"use_spmd(workers={workers}) follows an earlier call of use_spmd, which gave the program {there or 'no'} workers",

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from shoal.spmd import runtime
-from shoal.spmd._layout import processes
+from shoal.spmd._layout import processes as _processes
 from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._layout.processes import world
 from shoal.spmd._marks.loading import Loaded, placed_on_device, verify
@@ -64,8 +64,8 @@ def add_step_closure(closure: Callable[..., Any], args: tuple = (), run_async: b
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """Ends a step: operators have run or are sent to the ranks now, then closures run."""
-    if processes.controller is not None:
-        processes.controller.flush()
+    if _processes.controller is not None:
+        _processes.controller.flush()
     waiting, _closures[:] = _closures[:], []
     for closure, args in waiting:
         closure(*args)
@@ -74,8 +74,8 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
 def wait_device_ops(devices: Any = ()) -> None:
     """Waits until all recorded operators have run, and runs closures. Without ranks operators have run at once."""
     mark_step()
-    if processes.controller is not None:
-        processes.controller.wait()
+    if _processes.controller is not None:
+        _processes.controller.wait()
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, barrier: bool = False, optimizer_args: dict | None = None) -> Any:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from shoal.util import _state_tables as _tables
 from shoal.util._state_logs import get_log, list_logs
 from shoal.util._state_rows import StateRow
 from shoal.util._state_tables import (
-    TIMEOUT_S,
-    address_of,
     get_actor,
     get_job,
     get_node,
@@ -30,7 +29,6 @@ from shoal.util._state_tables import (
     list_runtime_envs,
     list_tasks,
     list_workers,
-    run_command,
     summarize_actors,
     summarize_objects,
     summarize_tasks,
@@ -65,10 +63,10 @@ __all__ = [
 class ListApiOptions:
     """The arguments ``limit``, ``timeout``, ``detail`` and ``filters`` of Ray's StateApiClient."""
 
-    def __init__(self, limit: int = 100, timeout: float = TIMEOUT_S, detail: bool = False, filters: Any = None):
+    def __init__(self, limit: int = 100, timeout: float = _tables.TIMEOUT_S, detail: bool = False, filters: Any = None):
         self.limit, self.timeout, self.detail, self.filters = limit, timeout, detail, filters or []
 
 
 def _timeline(filename: str | None) -> list[dict[str, Any]] | None:
-    said = run_command("timeline", "-o", filename or "-", *address_of(None), timeout=TIMEOUT_S)
+    said = _tables.run_command("timeline", "-o", filename or "-", *_tables.address_of(None), timeout=_tables.TIMEOUT_S)
     return None if filename else json.loads(said)

@@ -17,8 +17,8 @@ class Reductions:
     def __init__(self, root: Root, slots: int):
         self._root, self._slots = root, slots
         # By model: reduced units that are not settled, and the number of unsettled publications.
-        self._reduced: list[deque[tuple[int, list[bool]]]] = [deque() for _ in root.models]
-        self._unsettled = [0] * len(root.models)
+        self._reduced: list[deque[tuple[int, list[bool]]]] = [deque() for _ in root.units_of]
+        self._unsettled = [0] * len(root.units_of)
         self._hooked: dict[ShardedParameter, None] = {}  # in this pass, in order: parameters with post-accumulate-grad hooks
 
     def published(self, place: int) -> None:

@@ -80,12 +80,12 @@ class Root:
         self.rows_plain = False  # while an optimizer steps
         slots = max((s.settings.max_input_buffers for s in self.states), default=2)
         self.units_of: list[list[Unit]] = list(by_actor.values())
+        self.reductions = Reductions(self, slots)  # first: reset_iter_state() drops them, also after a first forward that failed
         for place, units in enumerate(self.units_of):
             model = units[0].actor.make_model([u.native for u in units], [u.state.name for u in units], slots=slots)
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
-        self.reductions = Reductions(self, slots)
         self.replan()
 
     def replan(self) -> None:
