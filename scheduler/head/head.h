@@ -84,9 +84,10 @@ class Head final : public runtime::PeerHandler {
   Result<void> restore();
   void tick();
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
-  // Decides an event that no message of a client brought.
+  // Decides an event that no message of a client brought, while this head leads.
   template <class Event>
   void happened(const Event& event) {
+    if (fence_.fenced()) return;
     now();
     state_.step(event);
     commits_.settle();

@@ -360,6 +360,16 @@ TEST_F(HeadTest, ANodeOfThisHostThatJoinedByPortIsWatched) {
   EXPECT_EQ(head_->state().alive_nodes().size(), 0u);
 }
 
+TEST_F(HeadTest, AHeadThatDoesNotLeadAnyMoreDecidesNoEnd) {
+  FakeNode node;
+  join(node, "head", 3, runtime::Endpoint::unix_at("here"), NodeId{5});
+  ASSERT_TRUE(watched_.contains(3));
+  leads_ = false;
+  watched_[3]();
+  EXPECT_EQ(num_fenced_, 1);
+  EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kAlive);
+}
+
 // A call made after kill() returned fails, even if the process still runs.
 TEST_F(HeadTest, AKillersDeathNoticePrecedesItsAnswer) {
   actors::GangSpec gang;
