@@ -50,7 +50,7 @@ class Checker {
     std::int32_t unshard = kNone;  // begin of the current lease
     std::int32_t reshard = kNone;  // end of the previous lease
     std::vector<std::int32_t> readers;
-    std::map<std::int32_t, Turn> fair_share_queue;  // by micro-batch
+    std::map<std::int32_t, Turn> turns;  // by micro-batch
     std::int32_t last_forward = kNone, last_reader = kNone, last_reduced = kNone;
     std::int32_t unreduced = kNone;  // the first backward after the last reduce_scatter
     std::int32_t updated = kNone, fetched = kNone, offloaded = kNone;
@@ -155,7 +155,7 @@ class Checker {
   }
 
   Result<void> forward(const Node& n, Unit& u) {
-    Turn& turn = u.fair_share_queue[n.micro];
+    Turn& turn = u.turns[n.micro];
     if (turn.forward != kNone) return fail(wrong(n, fmt::format("is a second forward of the unit, after {}", name(turn.forward))));
     SHOAL_OK(read(n, u));
     SHOAL_TRY(const auto from, input(n));
@@ -174,7 +174,7 @@ class Checker {
   }
 
   Result<void> recompute(const Node& n, Unit& u) {
-    Turn& turn = u.fair_share_queue[n.micro];
+    Turn& turn = u.turns[n.micro];
     if (turn.forward == kNone) return fail(wrong(n, "has no forward before it"));
     if (turn.recompute != kNone) return fail(wrong(n, fmt::format("is a second recompute of the unit, after {}", name(turn.recompute))));
     if (turn.backward != kNone) return fail(wrong(n, fmt::format("runs after {}, which needs it", name(turn.backward))));
@@ -187,14 +187,14 @@ class Checker {
   }
 
   Result<void> backward(const Node& n, Unit& u) {
-    Turn& turn = u.fair_share_queue[n.micro];
+    Turn& turn = u.turns[n.micro];
     if (turn.forward == kNone) return fail(wrong(n, "has no forward before it"));
     if (turn.backward != kNone) return fail(wrong(n, fmt::format("is a second backward of the unit, after {}", name(turn.backward))));
     SHOAL_OK(read(n, u));
     SHOAL_TRY(const auto from, input(n));
     if (from == kNone) return fail(wrong(n, "reads no gradient: neither the loss's nor another backward's"));
     // The forward that read this unit's output: `from` makes the gradient of that output.
-    const std::int32_t reader = node(from).op == Op::kBackward ? unit(node(from).unit).fair_share_queue[n.micro].forward : from;
+    const std::int32_t reader = node(from).op == Op::kBackward ? unit(node(from).unit).turns[n.micro].forward : from;
     if (node(from).op == Op::kForward && node(from).unit >= 0)
       return fail(wrong(n, fmt::format("cannot read a gradient from {}", name(from))));
     if (input_of(graph_, node(reader)) != turn.forward) {
@@ -207,7 +207,7 @@ class Checker {
   }
 
   Result<void> reduce_scatter(const Node& n, Unit& u) {
-    Turn& turn = u.fair_share_queue[n.micro];
+    Turn& turn = u.turns[n.micro];
     if (turn.reduced != kNone) return fail(wrong(n, fmt::format("reduces again what {} did", name(turn.reduced))));
     if (turn.backward == kNone) return fail(wrong(n, "has no backward before it"));
     SHOAL_OK(after(turn.backward, n));
