@@ -44,16 +44,17 @@ struct Rings {
 // Shared with the loop, which may keep it a little longer than the Connection lives.
 class RingStream final : public PollSource, public ConnectionHandler, public std::enable_shared_from_this<RingStream> {
  public:
-  RingStream(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const SocketOptions& options, std::shared_ptr<Traffic> traffic)
+  RingStream(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const RingOptions& options, std::size_t max_queued_bytes,
+             std::shared_ptr<Traffic> traffic)
       : loop_(loop),
         calls_(calls),
-        capacity_(options.rings.bytes),
-        max_queued_bytes_(options.max_queued_bytes),
+        capacity_(options.bytes),
+        max_queued_bytes_(max_queued_bytes),
         traffic_(std::move(traffic)),
         identity_(socket->identity()),
         limits_(socket->limits()),
         socket_(std::move(socket)),
-        frames_until_offer_(options.rings.after_frames) {}
+        frames_until_offer_(options.after_frames) {}
 
   void start(ConnectionHandler& handler) {
     SHOAL_CHECK(handler_ == nullptr, "a connection is started twice");
@@ -359,9 +360,9 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
 
 }  // namespace
 
-std::unique_ptr<Connection> make_ring_connection(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const SocketOptions& options,
-                                                 std::shared_ptr<Traffic> traffic) {
-  return make_stream_connection<RingStream>(loop, std::move(socket), calls, options, std::move(traffic));
+std::unique_ptr<Connection> make_ring_connection(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const RingOptions& options,
+                                                 std::size_t max_queued_bytes, std::shared_ptr<Traffic> traffic) {
+  return make_stream_connection<RingStream>(loop, std::move(socket), calls, options, max_queued_bytes, std::move(traffic));
 }
 
 }  // namespace shoal::runtime

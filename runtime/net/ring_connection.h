@@ -4,12 +4,20 @@
 #include <memory>
 
 #include "runtime/net/connection.h"
-#include "runtime/net/socket_network.h"
 
 namespace shoal::runtime {
 
-// `socket` is local and not started. `calls`: this end is the caller, which offers the rings.
-std::unique_ptr<Connection> make_ring_connection(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const SocketOptions& options,
-                                                 std::shared_ptr<Traffic> traffic);
+class Loop;
+
+// Processes of one host that call each other often (Role::kWorker) exchange frames through shared memory.
+struct RingOptions {
+  std::size_t bytes = 256u << 10;   // per direction, a power of two >= 4 KiB; unused pages take no memory. 0: no rings
+  std::uint32_t after_frames = 16;  // the caller's frames before it offers rings
+};
+
+// `socket` is local and not started. `calls`: this end is the caller, which offers the rings. The connection closes once more than
+// `max_queued_bytes` wait for a peer that does not read.
+std::unique_ptr<Connection> make_ring_connection(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const RingOptions& options,
+                                                 std::size_t max_queued_bytes, std::shared_ptr<Traffic> traffic);
 
 }  // namespace shoal::runtime

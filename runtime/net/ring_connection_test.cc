@@ -71,12 +71,12 @@ Frame link(std::uint16_t method, std::vector<Fd> fds = {}) { return {FrameKind::
 class RingConnectionTest : public testing::Test, public ConnectionHandler {
  protected:
   RingConnectionTest() {
-    options_.rings = {kCapacity, 0};
+    options_ = {kCapacity, 0};
     make(false);
   }
   void make(bool calls) {
     wire_ = {};
-    connection_ = make_ring_connection(loop_, std::make_unique<PlayedSocket>(wire_), calls, options_, traffic_);
+    connection_ = make_ring_connection(loop_, std::make_unique<PlayedSocket>(wire_), calls, options_, max_queued_bytes_, traffic_);
     connection_->start(*this);
   }
   void offer() {
@@ -134,7 +134,8 @@ class RingConnectionTest : public testing::Test, public ConnectionHandler {
 
   using Ids = std::vector<std::uint64_t>;
   Loop loop_;
-  SocketOptions options_;
+  RingOptions options_;
+  std::size_t max_queued_bytes_ = 256u << 20;
   std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();
   Wire wire_;
   const Fd memory_ = make_memory("rings", 2 * Ring::bytes(kCapacity)).value();
@@ -166,7 +167,7 @@ TEST_F(RingConnectionTest, FramesBeforeTheSwitchGoThroughTheSocketAndLaterOnesDo
 }
 
 TEST_F(RingConnectionTest, ACallerOffersOnceAndGoesOverWhenItIsAccepted) {
-  options_.rings.after_frames = 2;
+  options_.after_frames = 2;
   make(true);
   for (std::uint64_t id = 1; id <= 5; ++id) connection_->send(notice(id), Flush::kNow);
   ASSERT_EQ(wire_.sent.size(), 6u);
@@ -292,7 +293,7 @@ TEST_F(RingConnectionTest, FramesThatDoNotFitWaitAndAreReported) {
 }
 
 TEST_F(RingConnectionTest, APeerThatDoesNotReadIsDroppedAtTheBound) {
-  options_.max_queued_bytes = 10'000;
+  max_queued_bytes_ = 10'000;
   make(false);
   begin();
   for (std::uint64_t i = 1; i <= 30; ++i) connection_->send(notice(i, 1000), Flush::kNow);

@@ -258,7 +258,7 @@ struct SocketNetwork::Impl {
     }
     // The socket has counters of its own, because the ring's internal frames are not counted.
     auto connection = make_socket_connection(loop, std::move(fd), identity, options, std::make_shared<Traffic>());
-    return make_ring_connection(loop, std::move(connection), calls_as.has_value(), options, traffic);
+    return make_ring_connection(loop, std::move(connection), calls_as.has_value(), options.rings, options.max_queued_bytes, traffic);
   }
 
   void arrived(const std::shared_ptr<Door>& door, Fd fd) {

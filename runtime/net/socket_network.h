@@ -6,17 +6,12 @@
 #include <memory>
 
 #include "runtime/net/connection.h"
+#include "runtime/net/ring_connection.h"
 #include "runtime/net/tls.h"
 
 namespace shoal::runtime {
 
 class Loop;
-
-// Processes of one host that call each other often (Role::kWorker) exchange frames through shared memory.
-struct RingOptions {
-  std::size_t bytes = 256u << 10;   // per direction, a power of two >= 4 KiB; unused pages take no memory. 0: no rings
-  std::uint32_t after_frames = 16;  // the caller's frames before it offers rings
-};
 
 struct SocketOptions {
   FrameLimits limits;
