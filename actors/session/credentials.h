@@ -6,7 +6,7 @@
 
 #include "runtime/net/endpoint.h"
 #include "runtime/net/hello.h"
-#include "runtime/net/tls.h"
+#include "runtime/net/tls/tls.h"
 
 namespace shoal::actors {
 

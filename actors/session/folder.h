@@ -19,8 +19,8 @@
 
 #include "actors/session/credentials.h"
 #include "runtime/core/result.h"
-#include "runtime/net/certificates.h"
 #include "runtime/net/hello.h"
+#include "runtime/net/tls/certificates.h"
 
 namespace shoal::actors {
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "actors/session/credentials.h"
-#include "runtime/net/socket_network.h"
+#include "runtime/net/socket/socket_network.h"
 
 namespace shoal::actors {
 

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "actors/wire/node_messages.h"
-#include "runtime/net/socket_network.h"
+#include "runtime/net/socket/socket_network.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::actors {

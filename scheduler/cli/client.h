@@ -12,7 +12,7 @@
 #include "actors/wire/method.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/peer.h"
-#include "runtime/net/socket_network.h"
+#include "runtime/net/socket/socket_network.h"
 
 namespace shoal::scheduler::cli {
 

@@ -18,7 +18,7 @@
 #include "runtime/log/log.h"
 #include "runtime/loop/loop.h"
 #include "runtime/loop/side_work.h"
-#include "runtime/net/socket_network.h"
+#include "runtime/net/socket/socket_network.h"
 #include "runtime/process/process.h"
 #include "scheduler/head/head.h"
 #include "scheduler/node/log_files.h"

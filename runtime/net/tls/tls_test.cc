@@ -16,10 +16,10 @@
 
 #include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
-#include "runtime/net/certificates.h"
 #include "runtime/net/peer.h"
-#include "runtime/net/socket_connection.h"
-#include "runtime/net/socket_network.h"
+#include "runtime/net/socket/socket_connection.h"
+#include "runtime/net/socket/socket_network.h"
+#include "runtime/net/tls/certificates.h"
 
 namespace shoal::runtime {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/net/socket_network.h"
+#include "runtime/net/socket/socket_network.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -23,8 +23,8 @@
 
 #include "runtime/loop/loop.h"
 #include "runtime/loop/task_group.h"
-#include "runtime/net/ring_connection.h"
-#include "runtime/net/socket_connection.h"
+#include "runtime/net/ring/ring_connection.h"
+#include "runtime/net/socket/socket_connection.h"
 
 namespace shoal::runtime {
 namespace {

@@ -7,7 +7,7 @@
 //
 // An end that sleeps in epoll is woken through the socket (kBell). When the socket ends, by a close or a death, the records in the
 // ring are delivered first; then the connection is closed.
-#include "runtime/net/ring_connection.h"
+#include "runtime/net/ring/ring_connection.h"
 
 #include <cstring>
 #include <deque>

@@ -1,4 +1,4 @@
-#include "runtime/net/socket_network.h"
+#include "runtime/net/socket/socket_network.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

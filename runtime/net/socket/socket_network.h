@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "runtime/net/connection.h"
-#include "runtime/net/ring_connection.h"
-#include "runtime/net/tls.h"
+#include "runtime/net/ring/ring_connection.h"
+#include "runtime/net/tls/tls.h"
 
 namespace shoal::runtime {
 

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "runtime/net/connection.h"
-#include "runtime/net/socket_network.h"
-#include "runtime/net/tls.h"
+#include "runtime/net/socket/socket_network.h"
+#include "runtime/net/tls/tls.h"
 
 namespace shoal::runtime {
 

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "runtime/core/result.h"
-#include "runtime/net/certificates.h"
+#include "runtime/net/tls/certificates.h"
 
 namespace shoal::runtime {
 

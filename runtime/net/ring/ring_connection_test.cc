@@ -1,4 +1,4 @@
-#include "runtime/net/ring_connection.h"
+#include "runtime/net/ring/ring_connection.h"
 
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "runtime/net/certificates.h"
+#include "runtime/net/tls/certificates.h"
 
 #include <arpa/inet.h>
 #include <openssl/bio.h>

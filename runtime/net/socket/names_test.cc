@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/loop/loop.h"
-#include "runtime/net/socket_network.h"
+#include "runtime/net/socket/socket_network.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include "runtime/core/id.h"
 #include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
-#include "runtime/net/socket_network.h"
+#include "runtime/net/socket/socket_network.h"
 
 namespace shoal::runtime {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/net/tls.h"
+#include "runtime/net/tls/tls.h"
 
 #include <openssl/bio.h>
 #include <openssl/err.h>

@@ -1,4 +1,4 @@
-#include "runtime/net/socket_connection.h"
+#include "runtime/net/socket/socket_connection.h"
 
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -12,7 +12,7 @@
 #include "runtime/core/check.h"
 #include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
-#include "runtime/net/frame_io.h"
+#include "runtime/net/socket/frame_io.h"
 #include "runtime/net/stream_connection.h"
 
 namespace shoal::runtime {
