@@ -9,17 +9,15 @@
 // ring are delivered first; then the connection is closed.
 #include "runtime/net/ring/ring_connection.h"
 
-#include <cstring>
 #include <deque>
-#include <optional>
+#include <memory>
 #include <utility>
 
 #include "runtime/core/check.h"
 #include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
+#include "runtime/net/ring/frame_rings.h"
 #include "runtime/net/stream_connection.h"
-#include "runtime/shm/memory.h"
-#include "runtime/shm/ring.h"
 
 namespace shoal::runtime {
 namespace {
@@ -29,17 +27,6 @@ constexpr int kRecordsAtOnce = 16;  // limit per turn of the loop
 Frame link_frame(LinkMethod method) { return {FrameKind::kLink, static_cast<std::uint16_t>(method), 0, {}, {}, {}}; }
 
 Error out_of_order() { return invalid_argument("a frame of the socket is out of order with the ring's frames"); }
-
-// Two consecutive rings in one memory: the caller writes the first, the listener the second.
-struct Rings {
-  Rings(Mapping memory, std::size_t capacity, bool calls)
-      : mapping(std::move(memory)),
-        writer(mapping.data() + (calls ? 0 : Ring::bytes(capacity)), capacity),
-        reader(mapping.data() + (calls ? Ring::bytes(capacity) : 0), capacity) {}
-  const Mapping mapping;
-  RingWriter writer;
-  RingReader reader;
-};
 
 // Shared with the loop, which may keep it a little longer than the Connection lives.
 class RingStream final : public PollSource, public ConnectionHandler, public std::enable_shared_from_this<RingStream> {
@@ -107,9 +94,9 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
   }
 
   bool prepare_to_sleep() override {
-    if (reading_ && !stalled_ && !rings_->reader.arm()) return false;
-    if (!waiting_.empty() && !rings_->writer.arm(ring_bytes(waiting_.front()))) {
-      rings_->reader.disarm();
+    if (reading_ && !stalled_ && !rings_->arm_for_record()) return false;
+    if (!waiting_.empty() && !rings_->arm_for_room(waiting_.front())) {
+      rings_->disarm();
       return false;
     }
     looked_at_ = false;
@@ -123,11 +110,11 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
     look();
     // The frame's empty record was written before the frame was sent, so at most a ring full of records precedes it.
     for (std::size_t i = 0; !closed_ && !stalled_; ++i) {
-      if (i > capacity_ / 8 || read_one() == Read::kNothing) return close(out_of_order());
+      if (i > rings_->max_records() || read_one() == Read::kNothing) return close(out_of_order());
     }
     if (closed_) return;
     stalled_ = false;
-    if (rings_->reader.pop() == Wake::kBell) ring_bell(Flush::kNow);
+    if (rings_->pop() == Wake::kBell) ring_bell(Flush::kNow);
     deliver(std::move(frame));
   }
 
@@ -144,30 +131,24 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
   // ---- setup of the rings
 
   void offer() {
-    auto memory = make_memory("shoal-ring", 2 * Ring::bytes(capacity_));
-    if (!memory) return;  // out of descriptors or memory: the socket serves instead, without another try
-    auto mapping = map(*memory, 2 * Ring::bytes(capacity_), Access::kReadWrite);
-    if (!mapping) return;
-    rings_.emplace(*std::move(mapping), capacity_, true);
+    Fd memory;
+    auto rings = FrameRings::make(capacity_, memory);
+    if (!rings) return;  // out of descriptors or memory: the socket serves instead, without another try
+    rings_ = *std::move(rings);
     Frame frame = link_frame(LinkMethod::kOffer);
-    frame.fds.push_back(*std::move(memory));
+    frame.fds.push_back(std::move(memory));
     socket_->send(std::move(frame), Flush::kLater);
-  }
-
-  Result<void> take(const std::vector<Fd>& fds) {
-    if (fds.size() != 1) return fail(resource_exhausted("a ring was offered without its memory"));
-    SHOAL_TRY(const std::size_t bytes, memory_bytes(fds[0]));
-    if (bytes != 2 * Ring::bytes(capacity_)) return fail(invalid_argument("the offered rings have another size"));
-    SHOAL_TRY(Mapping mapping, map(fds[0], bytes, Access::kReadWrite));
-    rings_.emplace(std::move(mapping), capacity_, false);
-    return {};
   }
 
   void on_link(LinkMethod method, std::vector<Fd> fds) {
     switch (method) {
       case LinkMethod::kOffer:
         if (calls_ || rings_) return close(out_of_order());
-        if (!take(fds)) return socket_->send(link_frame(LinkMethod::kRefuse), Flush::kNow);
+        if (auto rings = FrameRings::take(fds, capacity_)) {
+          rings_ = *std::move(rings);
+        } else {
+          return socket_->send(link_frame(LinkMethod::kRefuse), Flush::kNow);
+        }
         socket_->send(link_frame(LinkMethod::kAccept), Flush::kNow);
         writing_ = true;
         return;
@@ -199,7 +180,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
   // Makes the loop poll the rings until it sleeps.
   void look() {
     if (closed_ || std::exchange(looked_at_, true)) return;
-    if (reading_) rings_->reader.disarm();
+    if (reading_) rings_->disarm();
     loop_.busy_poller().look_at(shared_from_this());
   }
 
@@ -215,45 +196,30 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
 
   // Reads at most one ring full of records, because a living peer may keep writing.
   void read_ring() {
-    for (std::size_t i = 0; reading_ && !closed_ && !stalled_ && i < capacity_ / 8; ++i) {
+    for (std::size_t i = 0; reading_ && !closed_ && !stalled_ && i < rings_->max_records(); ++i) {
       if (read_one() == Read::kNothing) break;
     }
   }
 
   // The handler may destroy the connection during this call.
   Read read_one() {
-    const auto record = rings_->reader.peek();
-    if (!record) {
-      close(record.error());
+    auto next = rings_->peek(limits_);
+    if (!next) {
+      close(next.error());
       return Read::kFrame;
     }
-    if (!*record) return Read::kNothing;
-    if ((*record)->empty()) {
-      stalled_ = true;
-      return Read::kFrame;
+    switch (next->what) {
+      case FrameRings::Next::What::kNothing:
+        return Read::kNothing;
+      case FrameRings::Next::What::kElsewhere:
+        stalled_ = true;
+        return Read::kFrame;
+      case FrameRings::Next::What::kFrame:
+        break;
     }
-    auto frame = parse(**record);
-    if (!frame) {
-      close(frame.error());
-      return Read::kFrame;
-    }
-    if (rings_->reader.pop() == Wake::kBell) ring_bell(Flush::kNow);
-    deliver(*std::move(frame));
+    if (rings_->pop() == Wake::kBell) ring_bell(Flush::kNow);
+    deliver(std::move(next->frame));
     return Read::kFrame;
-  }
-
-  // Copies the record, because the peer may change it during the parse.
-  Result<Frame> parse(std::span<const std::byte> record) const {
-    if (record.size() < FrameHeader::kBytes) return fail(invalid_argument("a ring's record is too short for a frame"));
-    std::byte head[FrameHeader::kBytes];
-    std::memcpy(head, record.data(), sizeof head);
-    SHOAL_TRY(const FrameHeader header, decode_header(head, limits_));
-    const std::size_t body = header.body_bytes, payload = header.payload_bytes;
-    if (header.num_fds != 0 || header.kind == FrameKind::kLink || sizeof head + body + payload != record.size()) {
-      return fail(invalid_argument("a ring's record is not a frame"));
-    }
-    const std::byte* const bytes = record.data() + sizeof head;
-    return Frame{header.kind, header.method, header.id, Bytes::copy_of(bytes, body), Bytes::copy_of(bytes + body, payload), {}, false};
   }
 
   void deliver(Frame frame) {
@@ -264,36 +230,20 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
 
   // ---- writing
 
-  bool fits(const Frame& frame) const { return frame.fds.empty() && frame.wire_bytes() <= Ring::max_record(capacity_); }
-  std::size_t ring_bytes(const Frame& frame) const { return fits(frame) ? frame.wire_bytes() : 0; }
-
   // Returns false if the frame has to wait; true also if the connection has ended.
   bool put(Frame& frame, Flush flush) {
-    const bool whole = fits(frame);
-    const auto record = rings_->writer.reserve(whole ? frame.wire_bytes() : 0);
-    if (!record) {
-      close_later(record.error());
+    const auto wake = rings_->write(frame);
+    if (!wake) {
+      close_later(wake.error());
       return true;
     }
-    if (!*record) return false;
-    if (whole) write(**record, frame);
-    const Wake wake = rings_->writer.commit();
-    if (!whole) {
+    if (!*wake) return false;
+    if (!rings_->fits(frame)) {
       socket_->send(std::move(frame), flush);  // the frame itself wakes the peer
-    } else if (wake == Wake::kBell) {
+    } else if (**wake == Wake::kBell) {
       ring_bell(flush);
     }
     return true;
-  }
-
-  static void write(std::span<std::byte> record, const Frame& frame) {
-    const auto header = FrameHeader::of(frame).encode();
-    std::byte* to = record.data();
-    std::memcpy(to, header.data(), header.size());
-    to += header.size();
-    if (!frame.body.empty()) std::memcpy(to, frame.body.data(), frame.body.size());
-    to += frame.body.size();
-    if (!frame.payload.empty()) std::memcpy(to, frame.payload.data(), frame.payload.size());
   }
 
   // Returns true if any frame was written.
@@ -348,7 +298,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
   const FrameLimits limits_;
   std::unique_ptr<Connection> socket_;  // null once closed
   std::uint32_t frames_until_offer_;
-  std::optional<Rings> rings_;
+  std::unique_ptr<FrameRings> rings_;
   bool writing_ = false, reading_ = false;  // rings in use, per direction
   bool stalled_ = false;                    // the next frame in order comes through the socket
   bool looked_at_ = false;                  // polled by the loop

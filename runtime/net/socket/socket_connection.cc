@@ -12,7 +12,8 @@
 #include "runtime/core/check.h"
 #include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
-#include "runtime/net/socket/frame_io.h"
+#include "runtime/net/socket/frame_reader.h"
+#include "runtime/net/socket/send_queue.h"
 #include "runtime/net/stream_connection.h"
 
 namespace shoal::runtime {
@@ -20,6 +21,7 @@ namespace {
 
 constexpr int kReadsPerWake = 8;                // limit per turn of the loop
 constexpr std::size_t kWriteBytes = 512 << 10;  // limit per turn of the loop, through TLS
+constexpr std::size_t kLaterBytes = 64 << 10;   // more unsent bytes than this are written at once, also with Flush::kLater
 constexpr std::size_t kMaxLoose = 2;            // sets of descriptors without a frame; a frame's set comes with its first byte
 
 // A process that exits with unread bytes resets its connections instead of closing them; both become Disconnected.
@@ -158,7 +160,7 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
     }
     look();
     if (waiting_write_) return;
-    if (flush == Flush::kNow || queue_.bytes() > kReadBytes) return write();
+    if (flush == Flush::kNow || queue_.bytes() > kLaterBytes) return write();
     if (flush_posted_) return;
     flush_posted_ = true;
     loop_.post([self = this->shared_from_this()] {

@@ -1,4 +1,4 @@
-#include "runtime/net/socket/frame_io.h"
+#include "runtime/net/socket/frame_reader.h"
 
 #include <sys/resource.h>
 

@@ -1,0 +1,43 @@
+// The hello on a new socket: both sides learn each other's identity, through TLS between hosts.
+#pragma once
+
+#include <asio/experimental/as_tuple.hpp>
+#include <asio/generic/stream_protocol.hpp>
+#include <asio/use_awaitable.hpp>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+#include "runtime/loop/random.h"
+#include "runtime/loop/task.h"
+#include "runtime/net/connection.h"
+#include "runtime/net/hello.h"
+#include "runtime/net/tls/tls.h"
+
+namespace shoal::runtime {
+
+inline constexpr auto kTuple = asio::experimental::as_tuple(asio::use_awaitable);
+using Socket = asio::generic::stream_protocol::socket;
+
+Error from_asio(std::error_code error, std::string_view what);
+
+// A socket and, between hosts, the TLS session on it.
+struct Line {
+  explicit Line(Socket socket) : socket(std::move(socket)) {}
+  void close() {
+    std::error_code ignored;
+    socket.close(ignored);
+  }
+  HelloBinding binding() const { return tls ? HelloBinding(tls->binding()) : HelloBinding(); }
+
+  Socket socket;
+  std::optional<TlsSession> tls;
+};
+
+// Each ends without a result when the line is closed meanwhile. `tls`: null for clear text.
+Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Random& random);
+Task<PeerIdentity> greet_listener(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Role role,
+                                  Random& random);
+
+}  // namespace shoal::runtime

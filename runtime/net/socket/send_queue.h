@@ -1,0 +1,51 @@
+// SendQueue: frames become a stream's unsent bytes. For socket connections.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/net/frame.h"
+
+namespace shoal::runtime {
+
+// Unsent bytes. Small frames are copied into a common chunk; large payloads and frames with descriptors have chunks of their
+// own. A payload beyond a frame's limit goes in parts, ahead of its frame.
+class SendQueue {
+ public:
+  explicit SendQueue(std::uint64_t max_frame_payload) : max_frame_payload_(max_frame_payload) {}
+  std::size_t bytes() const { return bytes_; }
+  bool empty() const { return chunks_.empty(); }
+
+  void push(Frame frame);
+  // The next bytes to send; empty if there are none.
+  std::span<const std::byte> front() const;
+  void consume(std::size_t n);
+  // Writes as much as the kernel accepts. Returns 0, also on EAGAIN, or errno.
+  int write(int fd);
+
+ private:
+  struct Slice {
+    std::shared_ptr<const Bytes> of;
+    std::size_t begin = 0, size = 0;
+    std::span<const std::byte> span() const { return of ? of->span().subspan(begin, size) : std::span<const std::byte>(); }
+  };
+  struct Chunk {
+    std::vector<std::byte> text;
+    Slice whole;  // used instead of text
+    std::vector<Fd> fds;
+    std::size_t sent = 0;
+    bool open = true;  // for further frames
+    std::span<const std::byte> data() const { return whole.of ? whole.span() : std::span<const std::byte>(text); }
+  };
+
+  void add(const FrameHeader& header, const Bytes& body, std::span<const std::byte> payload, std::vector<Fd> fds, bool open);
+  void add_whole(Slice slice);
+
+  const std::uint64_t max_frame_payload_;
+  std::deque<Chunk> chunks_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace shoal::runtime
