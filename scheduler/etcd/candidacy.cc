@@ -43,6 +43,20 @@ bool lives(pid_t pid, std::uint64_t started) {
   return state != 'Z' && state != 'X';
 }
 
+// A head's lease in etcd, and the time until which the head can prove it on its own clock.
+struct HeadLease {
+  std::int64_t id = 0;            // 0: none
+  runtime::TimePoint kept{};      // when the last successful renewal was sent
+  bool was_kept = true;           // the last attempt at a renewal succeeded
+  std::int64_t proven_until = 0;  // end of the proof, on the steady clock
+
+  // Extends the proof after etcd granted or renewed the lease for `ttl_s`, on a request sent at `sent`. The proof ends a tenth before the
+  // lease, as clocks run at different rates.
+  void prove(runtime::TimePoint sent, std::int64_t ttl_s) {
+    proven_until = (sent + std::chrono::milliseconds(ttl_s * 900)).time_since_epoch().count();
+  }
+};
+
 class EtcdCandidacy final : public Candidacy {
  public:
   EtcdCandidacy(runtime::Loop& loop, runtime::Clock& clock, runtime::Log log, const Address& address, CandidacyOptions options,
@@ -63,7 +77,7 @@ class EtcdCandidacy final : public Candidacy {
     }
     woken_.notify_one();
     thread_.reset();
-    if (lease_ != 0) (void)client_->revoke(lease_);
+    if (lease_.id != 0) (void)client_->revoke(lease_.id);
   }
 
   Result<void> begin() {
@@ -105,7 +119,7 @@ class EtcdCandidacy final : public Candidacy {
     const auto sent = clock_.now();
     SHOAL_TRY(const auto lease, client_->grant(options_.ttl_s));
     SHOAL_OK(client_->txn(json::array(), json::array({put(address_.key("heads/" + id_), options_.endpoint, lease)})));
-    lease_ = lease;
+    lease_.id = lease;
     proven(sent, options_.ttl_s);
     return {};
   }
@@ -121,24 +135,24 @@ class EtcdCandidacy final : public Candidacy {
   // Returns the time until the next round.
   runtime::Duration round() {
     const auto now = clock_.now();
-    if (lease_ == 0) {
+    if (lease_.id == 0) {
       if (const auto joined = join(); !joined) log_->warn("etcd: {}", joined.error().message());
-    } else if (now - kept_ >= options_.keep_every || !last_kept_) {
+    } else if (now - lease_.kept >= options_.keep_every || !lease_.was_kept) {
       keep_lease();
     }
-    if (lease_ != 0) look();
-    return leading_ ? options_.keep_every / (last_kept_ ? 1 : 4) : options_.look_every;
+    if (lease_.id != 0) look();
+    return leading_ ? options_.keep_every / (lease_.was_kept ? 1 : 4) : options_.look_every;
   }
 
   void keep_lease() {
     const auto sent = clock_.now();
-    const auto left = client_->keep_alive(lease_);
-    last_kept_ = left.has_value();
+    const auto left = client_->keep_alive(lease_.id);
+    lease_.was_kept = left.has_value();
     if (!left) return log_->warn("etcd: {}", left.error().message());
-    kept_ = sent;
+    lease_.kept = sent;
     if (*left) return proven(sent, **left);
     log_->warn("the lease of this head is over");
-    lease_ = 0;
+    lease_.id = 0;
     if (leading_) {
       leads_until_ = 0;
       const std::lock_guard lock(mutex_);
@@ -146,10 +160,9 @@ class EtcdCandidacy final : public Candidacy {
     }
   }
 
-  // Extends the proof that this head leads: until a tenth before the lease's end, as clocks run at different rates.
   void proven(runtime::TimePoint sent, std::int64_t ttl_s) {
-    lease_until_ = (sent + std::chrono::milliseconds(ttl_s * 900)).time_since_epoch().count();
-    if (leading_) leads_until_ = lease_until_;
+    lease_.prove(sent, ttl_s);
+    if (leading_) leads_until_ = lease_.proven_until;
   }
 
   void look() {
@@ -162,7 +175,7 @@ class EtcdCandidacy final : public Candidacy {
     if (!leading_ && !ended.empty() && ended[0].mod_revision > since_) return post([this] { options_.ended(); });
     const auto is_mine = [&](const KeyValue& kv) { return kv.key == address_.key("heads/" + id_); };
     if (!leading_ && std::none_of(heads.begin(), heads.end(), is_mine)) {  // its lease is over, or a late put replaced its key
-      lease_ = 0;
+      lease_.id = 0;
       return;
     }
     const json leader = leaders.empty() ? json() : json::parse(leaders[0].value, nullptr, false);
@@ -176,7 +189,7 @@ class EtcdCandidacy final : public Candidacy {
     if (leading_) return;
     if (leaders.empty()) return stand();
     // Won before, by a request whose answer was lost.
-    if (field("id") == id_ && field("lease") == std::to_string(lease_)) return won(leaders[0].create_revision);
+    if (field("id") == id_ && field("lease") == std::to_string(lease_.id)) return won(leaders[0].create_revision);
     // A leader on this host whose process is dead writes no more, so its lease can be revoked at once.
     const auto number = [&](const char* name) { return std::strtoll(field(name).c_str(), nullptr, 10); };
     if (field("host") != host_ || lives(static_cast<pid_t>(number("pid")), static_cast<std::uint64_t>(number("started")))) return;
@@ -190,17 +203,17 @@ class EtcdCandidacy final : public Candidacy {
                      {"host", host_},
                      {"pid", std::to_string(getpid())},
                      {"started", std::to_string(runtime::start_time(getpid()))},
-                     {"lease", std::to_string(lease_)}};
+                     {"lease", std::to_string(lease_.id)}};
     const std::string leader = leader_key(address_);
     const auto reply =
         client_->txn(json::array({if_created_at(leader, 0)}),
-                     json::array({put(leader, me.dump(), lease_), put(sequence_key(address_), first_sequence(id_)), range(leader)}));
+                     json::array({put(leader, me.dump(), lease_.id), put(sequence_key(address_), first_sequence(id_)), range(leader)}));
     if (reply && reply->succeeded && !reply->ranges[2].empty()) won(reply->ranges[2][0].create_revision);
   }
 
   void won(std::int64_t revision) {
     leading_ = true;
-    leads_until_ = lease_until_;
+    leads_until_ = lease_.proven_until;
     tell(options_.endpoint, heads_);
     post([this, revision] { options_.elected({id_, revision}); });
   }
@@ -228,13 +241,10 @@ class EtcdCandidacy final : public Candidacy {
   const std::unique_ptr<Client> client_;
   const std::string host_;
   std::int64_t since_ = 0;  // etcd's revision at the registration; an earlier `ended` concerns other heads
-  std::int64_t lease_ = 0;
-  runtime::TimePoint kept_{};
-  bool last_kept_ = true;
+  HeadLease lease_;
   bool leading_ = false;
   std::string leader_;
   std::vector<std::string> heads_;
-  std::int64_t lease_until_ = 0;
 
   std::atomic<std::int64_t> leads_until_{0};  // end of the proof, on the steady clock; 0 until this head is elected
   std::mutex mutex_;
