@@ -55,17 +55,30 @@ Link::Link(SimFabric& fabric, std::uint64_t id, std::shared_ptr<Process> caller,
 
 // ---- parcels ------------------------------------------------------------------------------------------------------------------------
 
+void Link::Queue::push(Parcel parcel) {
+  bytes_ += parcel.bytes();
+  parcels_.push_back(std::move(parcel));
+}
+
+Link::Parcel Link::Queue::pop() {
+  Parcel out = std::move(parcels_.front());
+  parcels_.pop_front();
+  bytes_ -= out.bytes();
+  return out;
+}
+
+void Link::Queue::keep(std::size_t count) {
+  for (; parcels_.size() > count; parcels_.pop_back()) bytes_ -= parcels_.back().bytes();
+}
+
 void Link::push(int to, Parcel parcel) {
   End& e = ends_[to];
   if (e.closed || e.closing) return;
   e.closing = parcel.kind == Kind::kClose;
   parcel.due = fabric_.clock_.now() + fabric_.delay(ends_[1 - to].host, e.host);  // or later, behind the parcels before it
-  if (parcel.kind == Kind::kFrame) e.incoming_bytes += parcel.frame.wire_bytes();
-  e.incoming.push_back(std::move(parcel));
+  e.incoming.push(std::move(parcel));
   if (e.incoming.size() == 1) pump(to);
 }
-
-void Link::push_close(int to, Error why) { push(to, {Kind::kClose, {}, {}, {}, std::move(why)}); }
 
 // Sets the timer of the first parcel's arrival. Parcels for a connection without a handler wait for start().
 void Link::pump(int to) {
@@ -78,9 +91,7 @@ void Link::arrive(int to) {
   const auto self = shared_from_this();
   End& e = ends_[to];
   if (!fabric_.reaches(ends_[1 - to].host, e.host)) return hold(to);
-  Parcel parcel = std::move(e.incoming.front());
-  e.incoming.pop_front();
-  if (parcel.kind == Kind::kFrame) e.incoming_bytes -= parcel.frame.wire_bytes();
+  Parcel parcel = e.incoming.pop();
   Trace& trace = fabric_.trace_;
   trace.event();
   trace.add(e.host);
@@ -89,7 +100,7 @@ void Link::arrive(int to) {
   trace.add(parcel.frame.id);
   trace.add(parcel.frame.body.span());
   trace.add(parcel.frame.payload.span());
-  const bool drained = parcel.kind == Kind::kFrame && e.incoming_bytes == 0;
+  const bool drained = parcel.kind == Kind::kFrame && e.incoming.bytes() == 0;
   deliver(to, std::move(parcel));
   pump(to);
   const End& from = ends_[1 - to];
@@ -108,7 +119,7 @@ void Link::deliver(int to, Parcel parcel) {
     case Kind::kFrame: {
       const auto header = decode_header(FrameHeader::of(parcel.frame).encode().data(), fabric_.options_.limits);
       if (header) return e.handler->on_frame(std::move(parcel.frame));
-      push_close(1 - to, broke());
+      push(1 - to, {Kind::kClose, {}, {}, broke()});
       return close(to, header.error());
     }
     case Kind::kClose:
@@ -128,9 +139,8 @@ void Link::gave_up(int to) {
   const auto self = shared_from_this();
   End& e = ends_[to];
   e.incoming.clear();
-  e.incoming_bytes = 0;
   e.closing = false;
-  push_close(to, broke());  // arrives once the partition heals
+  push(to, {Kind::kClose, {}, {}, broke()});  // arrives once the partition heals
   close(1 - to, from_errno(ETIMEDOUT, "the connection broke"));
 }
 
@@ -158,17 +168,15 @@ Error Link::broke() { return happens(fabric_.random_, 500) ? other_side_closed()
 void Link::lose_some(int to) {
   End& e = ends_[to];
   if (e.incoming.empty()) return;
-  e.incoming.erase(e.incoming.begin() + static_cast<std::ptrdiff_t>(fabric_.random_.below(e.incoming.size() + 1)), e.incoming.end());
-  e.incoming_bytes = 0;
-  for (const auto& p : e.incoming) e.incoming_bytes += p.kind == Kind::kFrame ? p.frame.wire_bytes() : 0;
-  e.closing = !e.incoming.empty() && e.incoming.back().kind == Kind::kClose;
+  e.incoming.keep(fabric_.random_.below(e.incoming.size() + 1));
+  e.closing = e.incoming.ends_with_close();
   if (e.incoming.empty()) e.arrival = {};
 }
 
 void Link::disconnect() {
   for (const int to : {0, 1}) {
     lose_some(to);
-    push_close(to, broke());
+    push(to, {Kind::kClose, {}, {}, broke()});
   }
 }
 
@@ -179,7 +187,6 @@ void Link::silence(int end) {
   e.held = false;
   e.handler = nullptr;
   e.incoming.clear();
-  e.incoming_bytes = 0;
   for (Timer* t : {&e.arrival, &e.give_up, &e.failing, &e.limit}) *t = {};
   if (end == 0) connected_ = nullptr;
   forget_if_over();
@@ -190,7 +197,7 @@ void Link::close(int end, const Error& why) {
   if (end == 0 && !ends_[0].established) return finish_connect(fail(why));
   ConnectionHandler* const handler = ends_[end].handler;
   silence(end);
-  if (!ends_[1 - end].closed) push_close(1 - end, broke());  // no effect if the close came from there
+  if (!ends_[1 - end].closed) push(1 - end, {Kind::kClose, {}, {}, broke()});  // no effect if the close came from there
   if (handler != nullptr) handler->on_closed(why);
 }
 
@@ -199,7 +206,7 @@ void Link::abandon(int end) {
   const auto self = shared_from_this();
   const bool unread = !ends_[end].incoming.empty();
   silence(end);
-  push_close(1 - end, unread ? broke() : other_side_closed());
+  push(1 - end, {Kind::kClose, {}, {}, unread ? broke() : other_side_closed()});
 }
 
 void Link::process_crashed(const Process& process, bool abrupt) {
@@ -208,7 +215,7 @@ void Link::process_crashed(const Process& process, bool abrupt) {
     if (ends_[end].closed || ends_[end].process.get() != &process) continue;
     silence(end);
     if (abrupt) lose_some(1 - end);
-    push_close(1 - end, broke());
+    push(1 - end, {Kind::kClose, {}, {}, broke()});
   }
 }
 
@@ -247,8 +254,8 @@ void Link::start(int end, ConnectionHandler& handler) {
 void Link::send(int end, Frame frame) {
   End& other = ends_[1 - end];
   if (ends_[end].closed || other.closing) return;
-  push(1 - end, {Kind::kFrame, {}, {}, std::move(frame), {}});
-  if (other.incoming_bytes <= fabric_.options_.max_queued_bytes) return;
+  push(1 - end, {Kind::kFrame, {}, std::move(frame)});
+  if (other.incoming.bytes() <= fabric_.options_.max_queued_bytes) return;
   // Defers on_closed, which must not run inside send(): its caller may be in an intermediate state.
   other.closing = true;
   ends_[end].failing = fabric_.clock_.after({}, [this, end] {
@@ -285,12 +292,12 @@ void Link::open(Duration timeout) {
     const auto self = shared_from_this();
     finish_connect(fail(deadline_exceeded("the other side did not answer the hello in time")));
   });
-  push(1, {Kind::kOpen, {}, {}, {}, {}});
+  push(1, {Kind::kOpen});
 }
 
 void Link::found(std::shared_ptr<Listening> listening) {
   if (!listening) {
-    if (!fabric_.down_.contains(ends_[1].host)) push(0, {Kind::kRefused, {}, {}, {}, {}});
+    if (!fabric_.down_.contains(ends_[1].host)) push(0, {Kind::kRefused});
     return;
   }
   End& e = ends_[1];
@@ -299,12 +306,12 @@ void Link::found(std::shared_ptr<Listening> listening) {
   listening_ = listening;
   listener_.emplace(e.process->token, fabric_.options_.versions, fabric_.random_);
   e.limit = fabric_.clock_.after(fabric_.options_.hello_timeout, [this] { abandon(1); });
-  push(0, {Kind::kHello, {}, listener_->challenge(), {}, {}});
+  push(0, {Kind::kHello, listener_->challenge()});
 }
 
 void Link::greet_caller(const HelloMessage& answer) {
   const auto verdict = listener_->judge(answer);
-  push(0, {Kind::kHello, {}, verdict.message, {}, {}});
+  push(0, {Kind::kHello, verdict.message});
   const auto listening = listening_.lock();
   if (!verdict.accepted || !listening) return abandon(1);
   listening->accepted(establish(1, verdict.role, verdict.version));
@@ -315,7 +322,7 @@ void Link::greet_listener(const HelloMessage& message) {
     answered_ = true;
     auto answer = caller_.answer(message);
     if (!answer) return finish_connect(fail(answer.error()));
-    return push(1, {Kind::kHello, {}, *answer, {}, {}});
+    return push(1, {Kind::kHello, *answer});
   }
   const auto version = caller_.conclude(message);
   if (!version) return finish_connect(fail(version.error()));

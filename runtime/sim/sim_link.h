@@ -44,7 +44,7 @@ class Link final : public std::enable_shared_from_this<Link> {
   void send(int end, Frame frame);
   void abandon(int end);  // closed by its owner
   void read_arrived(int end);
-  std::size_t queued_bytes(int end) const { return ends_[1 - end].incoming_bytes; }
+  std::size_t queued_bytes(int end) const { return ends_[1 - end].incoming.bytes(); }
   const FrameLimits& limits() const { return fabric_.options_.limits; }
 
   // ---- for the fabric ----
@@ -64,26 +64,42 @@ class Link final : public std::enable_shared_from_this<Link> {
   enum class Kind : std::uint8_t { kOpen, kRefused, kHello, kFrame, kClose };
   struct Parcel {
     Kind kind;
-    TimePoint due;
     HelloMessage hello{};
-    Frame frame;
-    std::optional<Error> why;
+    Frame frame{};
+    std::optional<Error> why{};
+    TimePoint due{};
+    std::size_t bytes() const { return kind == Kind::kFrame ? frame.wire_bytes() : 0; }
+  };
+  // Parcels on their way to an end, in order.
+  class Queue {
+   public:
+    bool empty() const { return parcels_.empty(); }
+    std::size_t size() const { return parcels_.size(); }
+    std::size_t bytes() const { return bytes_; }  // bytes of frames
+    Parcel& front() { return parcels_.front(); }
+    bool ends_with_close() const { return !empty() && parcels_.back().kind == Kind::kClose; }
+    void push(Parcel parcel);
+    Parcel pop();
+    void keep(std::size_t count);  // drops all but the first `count` parcels
+    void clear() { keep(0); }
+
+   private:
+    std::deque<Parcel> parcels_;
+    std::size_t bytes_ = 0;
   };
   struct End {
     std::string host;
     std::shared_ptr<Process> process;  // null until the listener is found
     ConnectionHandler* handler = nullptr;
     bool established = false;
-    bool closed = false;          // nothing arrives any more
-    bool closing = false;         // a close is queued; nothing follows it
-    bool held = false;            // the first parcel waits for the end of a partition
-    std::deque<Parcel> incoming;  // parcels on their way to this end
-    std::size_t incoming_bytes = 0;
+    bool closed = false;   // nothing arrives any more
+    bool closing = false;  // a close is queued; nothing follows it
+    bool held = false;     // the first parcel waits for the end of a partition
+    Queue incoming;
     Timer arrival, give_up, failing, limit;
   };
 
   void push(int to, Parcel parcel);
-  void push_close(int to, Error why);
   void pump(int to);
   void arrive(int to);
   void deliver(int to, Parcel parcel);
