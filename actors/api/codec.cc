@@ -1,4 +1,5 @@
-#include "actors/api/codec.h"
+#include "actors/api/decode.h"
+#include "actors/api/encode.h"
 
 #include <fmt/format.h>
 

@@ -14,6 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "actors/api/encode.h"
+#include "actors/api/futures.h"
+#include "actors/api/method_table.h"
 #include "actors/api/stream.h"
 #include "runtime/core/check.h"
 

@@ -1,4 +1,4 @@
-#include "actors/api/methods.h"
+#include "actors/api/method_table.h"
 
 #include <string>
 #include <vector>

@@ -1,9 +1,10 @@
-// Shoal for C++ users: actors, typed calls, futures, meshes. Read in this order: methods.h, handle.h, future.h,
+// Shoal for C++ users: actors, typed calls, futures, meshes. Read in this order: methods.h, handle.h, future.h, futures.h,
 // running.h, generator.h, stream.h, context.h, main.h.
 #pragma once
 
 #include "actors/api/context.h"
 #include "actors/api/future.h"
+#include "actors/api/futures.h"
 #include "actors/api/generator.h"
 #include "actors/api/handle.h"
 #include "actors/api/main.h"
