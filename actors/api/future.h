@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/codec.h"
-#include "actors/api/items.h"
-#include "actors/api/names.h"
+#include "actors/api/codec/codec.h"
+#include "actors/api/codec/items.h"
+#include "actors/api/codec/names.h"
 #include "actors/api/reply.h"
 #include "runtime/loop/task.h"
 

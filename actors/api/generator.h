@@ -15,7 +15,7 @@
 #include <string>
 #include <utility>
 
-#include "actors/api/caught.h"
+#include "actors/api/codec/caught.h"
 #include "runtime/core/result.h"
 
 namespace shoal {

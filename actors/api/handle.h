@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/encode.h"
+#include "actors/api/codec/encode.h"
 #include "actors/api/futures.h"
 #include "actors/api/method_table.h"
 #include "actors/api/stream.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/encode.h"
+#include "actors/api/codec/encode.h"
 #include "actors/api/future.h"
 #include "actors/api/options.h"
 

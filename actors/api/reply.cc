@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/api/write_items.h"
+#include "actors/api/codec/write_items.h"
 
 namespace shoal::actors::api {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/decode.h"
+#include "actors/api/codec/decode.h"
 #include "actors/api/hub.h"
 #include "actors/session/session.h"
 #include "runtime/core/check.h"

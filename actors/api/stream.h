@@ -10,7 +10,7 @@
 #include <optional>
 #include <utility>
 
-#include "actors/api/encode.h"
+#include "actors/api/codec/encode.h"
 #include "actors/api/future.h"
 #include "actors/api/generator.h"
 #include "actors/session/actor_host.h"

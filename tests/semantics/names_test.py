@@ -194,6 +194,6 @@ def test_calls_by_name_on_an_actor_with_a_failed_constructor_raise():
 
 
 def test_an_actor_of_a_cpp_program_is_found_and_refused():
-    found = b"cshoal._handle\n_foreign\n(Vuser::Counter\ntR."  # as in actors/api/worker_test.cc
+    found = b"cshoal._handle\n_foreign\n(Vuser::Counter\ntR."  # as in actors/api/worker/worker_test.cc
     with pytest.raises(shoal.exceptions.Unimplemented, match=r"a user::Counter of a C\+\+ program"):
         pickle.loads(found)

@@ -1,5 +1,5 @@
-#include "actors/api/decode.h"
-#include "actors/api/encode.h"
+#include "actors/api/codec/decode.h"
+#include "actors/api/codec/encode.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "actors/api/cbor.h"
+#include "actors/api/codec/cbor.h"
 
 #include <algorithm>
 #include <cmath>

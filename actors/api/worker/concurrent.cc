@@ -1,4 +1,4 @@
-#include "actors/api/concurrent.h"
+#include "actors/api/worker/concurrent.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 #include <asio/co_spawn.hpp>
 #include <asio/post.hpp>
 
-#include "actors/api/worker.h"
+#include "actors/api/worker/worker.h"
 
 namespace shoal::actors::api {
 

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/caught.h"
-#include "actors/api/codec.h"
-#include "actors/api/names.h"
-#include "actors/api/write_items.h"
+#include "actors/api/codec/caught.h"
+#include "actors/api/codec/codec.h"
+#include "actors/api/codec/names.h"
+#include "actors/api/codec/write_items.h"
 #include "actors/value/value.h"
 #include "runtime/loop/future.h"
 

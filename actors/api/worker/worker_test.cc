@@ -1,4 +1,4 @@
-#include "actors/api/worker.h"
+#include "actors/api/worker/worker.h"
 
 #include <stdexcept>
 #include <string>

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "actors/api/context.h"
-#include "actors/api/instance.h"
 #include "actors/api/method_table.h"
-#include "actors/api/run_call.h"
+#include "actors/api/worker/instance.h"
+#include "actors/api/worker/run_call.h"
 
 namespace shoal::actors::api {
 

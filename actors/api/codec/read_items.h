@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "actors/api/items.h"
+#include "actors/api/codec/items.h"
 
 namespace shoal::actors::api {
 

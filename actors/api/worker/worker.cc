@@ -1,4 +1,4 @@
-#include "actors/api/worker.h"
+#include "actors/api/worker/worker.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/api/concurrent.h"
+#include "actors/api/worker/concurrent.h"
 
 namespace shoal::actors::api {
 

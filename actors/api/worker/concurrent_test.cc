@@ -1,4 +1,4 @@
-#include "actors/api/concurrent.h"
+#include "actors/api/worker/concurrent.h"
 
 #include <gtest/gtest.h>
 

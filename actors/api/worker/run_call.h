@@ -8,9 +8,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "actors/api/decode.h"
-#include "actors/api/encode.h"
-#include "actors/api/instance.h"
+#include "actors/api/codec/decode.h"
+#include "actors/api/codec/encode.h"
+#include "actors/api/worker/instance.h"
 
 namespace shoal::actors::api {
 

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/caught.h"
-#include "actors/api/codec.h"
-#include "actors/api/names.h"
-#include "actors/api/read_items.h"
+#include "actors/api/codec/caught.h"
+#include "actors/api/codec/codec.h"
+#include "actors/api/codec/names.h"
+#include "actors/api/codec/read_items.h"
 #include "actors/value/value.h"
 
 namespace shoal::actors::api {

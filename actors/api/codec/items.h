@@ -25,8 +25,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "actors/api/cbor.h"
-#include "actors/api/names.h"
+#include "actors/api/codec/cbor.h"
+#include "actors/api/codec/names.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/id.h"
 
