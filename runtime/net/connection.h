@@ -1,6 +1,6 @@
 // Connection and Network. A connection delivers frames in order or disconnects; it never loses or reorders one.
 //
-// Real connections are sockets, with rings in shared memory beside them (socket_network.h); simulated ones are in runtime/sim. Loop
+// Real connections are sockets, with rings in shared memory beside them (socket/socket_network.h); simulated ones are in runtime/sim. Loop
 // thread only.
 #pragma once
 

@@ -24,12 +24,12 @@ enum class FrameKind : std::uint8_t {
 
 // The methods of kLink.
 enum class LinkMethod : std::uint16_t {
-  kOffer = 1,  // kOffer to kBell: setup and wake-ups of rings (ring_connection.cc)
+  kOffer = 1,  // kOffer to kBell: setup and wake-ups of rings (ring/ring_connection.cc)
   kAccept = 2,
   kRefuse = 3,
   kStart = 4,
   kBell = 5,
-  kPart = 6,  // part of a payload beyond a frame's limit (frame_io.h); the id holds the payload's total bytes
+  kPart = 6,  // part of a payload beyond a frame's limit (socket/send_queue.h); the id holds the payload's total bytes
 };
 
 struct Frame {
