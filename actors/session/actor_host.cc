@@ -93,7 +93,8 @@ void ActorHost::on_arguments(const runtime::Peer& peer, runtime::Message message
   } else if (arguments->values->empty()) {
     return;
   }
-  if (before_.size() >= kMaxUnfinished && !before_.contains(key)) {  // its call will be refused
+  // Too many: the call that these arguments belong to will be refused.
+  if (before_.size() >= kMaxUnfinished && !before_.contains(key)) {
     if (arguments->values) let_go(*std::move(arguments->values));
     return;
   }
@@ -145,7 +146,7 @@ void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {
 void ActorHost::on_closed(runtime::Peer& peer, const Error&) {
   callers_.erase(peer.number());
   std::erase_if(before_, [&](const auto& before) { return before.first.first == peer.number(); });
-  const auto owned = peers_.extract(peer.number());  // destroyed when this returns
+  const auto owned = peers_.extract(peer.number());  // the connection is destroyed when this function returns
 }
 
 void CallQueue::on_call(Incoming incoming) {

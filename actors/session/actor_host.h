@@ -1,7 +1,7 @@
 // The actors in this process, and the calls that arrive for them.
 //
-// Each has a mailbox that keeps a caller's calls in order. Actors on the main thread (Python, C++ user code) use a CallQueue, which that
-// thread drains. Actors with short methods (a ShardActor) answer on the loop. Loop thread only.
+// Each actor has a mailbox, which keeps the calls of one caller in order. Actors on the main thread (Python, C++ user code) use a
+// CallQueue, which that thread drains. Actors with short methods (a ShardActor) answer on the loop. Loop thread only.
 #pragma once
 
 #include <deque>
@@ -22,12 +22,12 @@ namespace shoal::actors {
 struct Incoming {
   Call call;
   runtime::Responder responder;
-  std::uint64_t peer = 0;  // its connection
-  bool local = true;       // from a process of this host
+  std::uint64_t peer = 0;  // number of the connection on which the call arrived
+  bool local = true;       // the caller is on this host
   WorkerId from;           // the caller's process, if known
   NodeId from_node;        // the caller's node
   References* references = nullptr;
-  CallBook::Taken taken{};  // set once it leaves its queue
+  CallBook::Taken taken{};  // its entry in the book, made when the call leaves its queue
 
   CallKey key() const { return {peer, responder.number()}; }
 
@@ -48,22 +48,23 @@ class Hosted {
  public:
   virtual ~Hosted() = default;
   virtual void on_call(Incoming incoming) = 0;
-  // The last call: the actor was killed, while its process lives on.
+  // Called once, when the actor is killed while its process lives on.
   virtual void on_kill(const Error& cause) = 0;
-  // The caller cancels a call, which may be answered already. A call that has not begun is answered with call_cancelled; the actor
-  // decides about a running one.
+  // Called when the caller cancels a call, which may be answered already. A call that has not begun is answered with call_cancelled(). The
+  // actor decides about a running one.
   virtual void on_cancel(CallKey, CancelHow) {}
 };
 
 class ActorHost final : public runtime::PeerHandler {
  public:
-  static constexpr std::size_t kMaxBefore = 1 << 30;       // bytes of small arguments per call
-  static constexpr std::size_t kMaxUnfinished = 16 << 10;  // calls whose arguments alone are here
-  static constexpr std::size_t kAhead = 256 << 10;  // bytes queued in a caller's socket before items wait; 0 for items with descriptors
+  static constexpr std::size_t kMaxBefore = 1 << 30;       // bytes of the small arguments that are sent before one call (on_arguments)
+  static constexpr std::size_t kMaxUnfinished = 16 << 10;  // calls of which only arguments have arrived so far
+  // An item of a call waits while more bytes than this are queued in the caller's socket; an item with a descriptor, while any are.
+  static constexpr std::size_t kAhead = 256 << 10;
 
   ActorHost(runtime::Clock& clock, runtime::Network& network) : clock_(clock), network_(network) {}
 
-  // Counts references in received and sent values, for this process and the receivers. Both outlive this.
+  // Received references are counted for this process, sent ones for their receivers. Both arguments outlive this object.
   void count_with(References& references, ValueMemory& memory) {
     references_ = &references;
     memory_ = &memory;
@@ -75,16 +76,17 @@ class ActorHost final : public runtime::PeerHandler {
   void remove(ActorId id) { actors_.erase(id); }
   // Ends an actor: later calls fail with `cause`.
   void kill(ActorId id, const Error& cause);
-  // The actor for unknown ids: a worker hosts one actor and gets its id with the first call.
+  // Sets the actor that gets the calls for unknown ids: a worker hosts one actor, and learns its id from the first call.
   void set_default(std::shared_ptr<Hosted> actor) { default_ = std::move(actor); }
-  // To be called once, when the actor is made: present and future callers receive kMade first.
+  // To be called once, when the actor is made. Every caller, present or future, then receives kMade before any other message.
   void made();
-  // `reported` is called for each recursive cancellation of a call, even if the call is not here: calls made within it end, too.
+  // `reported` is called for each recursive cancellation, even of a call that is not here, so that the calls made within that call end,
+  // too.
   void on_cancel_children(std::function<void(CallKey, CancelHow)> reported) { cancel_children_ = std::move(reported); }
-  // Bytes of replies that the callers' sockets have not taken.
+  // The bytes of replies that wait in this process because callers do not read fast enough.
   std::size_t queued_bytes() const;
-  // Sends an item of a call before its answer, if the caller's socket has room, since queued descriptors stay open here. A sent item
-  // takes its room at once, so that no two calls use the same. kUnheard: the call's connection is gone.
+  // Sends an item that a running call yields, before the call's answer. Returns kNoRoom if too much is queued in the caller's socket
+  // (kAhead): the item then has to be sent again later. Returns kUnheard if the call's connection is gone.
   enum class Yielded { kSent, kNoRoom, kUnheard };
   Result<Yielded> yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value);
 
@@ -99,18 +101,18 @@ class ActorHost final : public runtime::PeerHandler {
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
   void on_arguments(const runtime::Peer& peer, runtime::Message message);
-  // Uncounts objects in unread values, which the sender has counted for this process.
+  // Gives up the references in values that this process did not read: their sender has counted them for this process.
   void let_go(const std::vector<ObjectKey>& contains);
   void let_go(std::vector<Value> values);
 
   runtime::Clock& clock_;
   runtime::Network& network_;
   std::unique_ptr<runtime::Listener> listener_;
-  std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // in the order of arrival
+  std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // connections by number, in the order of arrival
   std::uint64_t next_peer_ = 1;
   bool made_ = false;
-  std::map<std::uint64_t, std::pair<WorkerId, NodeId>> callers_;  // by connection
-  // Arguments received before their call, by connection and actor, or the reason why they are unusable.
+  std::map<std::uint64_t, std::pair<WorkerId, NodeId>> callers_;  // process and node of each caller, by connection
+  // Arguments that arrived before their call, by connection and actor. `failed`: the reason why they are unusable.
   struct Before {
     std::vector<Value> values;
     std::size_t inline_bytes = 0;
@@ -129,7 +131,7 @@ class CallQueue final : public Hosted {
  public:
   struct Options {
     std::size_t max_waiting = 1 << 20;
-    std::size_t max_bytes = 1 << 30;  // total of small arguments
+    std::size_t max_bytes = 1 << 30;  // small arguments of all waiting calls together
   };
   CallQueue() = default;
   explicit CallQueue(Options options) : options_(options) {}
@@ -138,12 +140,12 @@ class CallQueue final : public Hosted {
   void on_call(Incoming incoming) override;
   void on_kill(const Error& cause) override { killed_ = cause; }
   void on_cancel(CallKey call, CancelHow how) override;
-  // `told` is called for calls cancelled after pop().
+  // `reported` is called when a call is cancelled that pop() has returned before.
   void on_cancel_taken(std::function<void(CallKey, CancelHow)> reported) { cancel_taken_ = std::move(reported); }
 
-  // Notes calls from pop() on. `book` outlives the calls.
+  // From now on pop() enters each call into `book`, which outlives the calls.
   void note_in(CallBook& book) { book_ = &book; }
-  // pop() does not start calls; they run from CallBook::began on.
+  // From now on the caller of pop() hands calls on to other threads, so that a call begins at CallBook::began, not at pop().
   void hands_on() { hands_on_ = true; }
 
   bool empty() const { return calls_.empty(); }

@@ -8,7 +8,7 @@
 namespace shoal::actors {
 
 namespace {
-constexpr std::uint32_t kFailed = 1;  // index in the names
+constexpr std::uint32_t kFailed = 1;  // index of the name FAILED in names_
 }
 
 CallBook::Entry CallBook::taken(const Call& call, WorkerId caller, bool waits) {

@@ -1,7 +1,7 @@
 // The calls that this process runs, and the last that it ran, for inspection only (process_report.h). They are lost with the process.
 //
-// Every call passes here: an entry is a few words in an existing ring, and a repeated name is found at once. Loop
-// thread only, except began().
+// Every call passes here, so an entry costs a few words in an existing ring, and the last name is found without a search. Loop thread only,
+// except began().
 #pragma once
 
 #include <atomic>
@@ -21,24 +21,25 @@ namespace shoal::actors {
 
 class CallBook {
  public:
-  static constexpr std::size_t kMaxDone = 2048;   // ended calls, per kind (Ring); the oldest are dropped
-  static constexpr std::size_t kMaxNames = 1000;  // methods and functions, up to kMaxNameBytes each; others are unnamed
+  static constexpr std::size_t kMaxDone = 2048;  // ended calls that each Ring keeps; the oldest are dropped
+  // Names of methods and functions, each up to kMaxNameBytes; calls with further names are listed without one
+  static constexpr std::size_t kMaxNames = 1000;
   static constexpr std::size_t kMaxNameBytes = 1000;
 
   struct Running;
-  using Entry = Running*;  // a call that was taken; null: none
+  using Entry = Running*;  // a call that taken() has entered; null: none
 
   explicit CallBook(runtime::Clock& clock) : clock_(clock) {}
   CallBook(const CallBook&) = delete;
   CallBook& operator=(const CallBook&) = delete;
 
-  // The call was taken from its queue. It runs from now on, or (`waits`) from began() on.
+  // Enters a call that was taken from its queue. It runs from now on or, if it `waits` for a thread, from began() on.
   Entry taken(const Call& call, WorkerId caller, bool waits = false);
-  // Any thread, before ended().
+  // The call begins to run. Any thread, but before ended().
   void began(Entry entry);
-  // `failure`: the kind of failure, if any.
+  // `failure`: the kind of failure, empty for a call that succeeded.
   void ended(Entry entry, std::string_view failure = {});
-  // An ended call that this process made, wherever it ran.
+  // A call that this process made and that ended, in whichever process it ran.
   struct Over {
     std::uint64_t number = 0;
     WorkerId caller;
@@ -48,7 +49,7 @@ class CallBook {
     std::string_view failure;
   };
   void over(const Over& over);
-  // The entry of a taken call, freed at destruction; without ended() the call counts as an internal failure.
+  // The entry of a taken call, which ends with this object: as an internal failure, unless ended() was called before.
   class Taken {
    public:
     Taken() = default;
@@ -66,7 +67,7 @@ class CallBook {
     void ended(std::string_view failure = {}) {
       if (book_ != nullptr) book_->ended(std::exchange(entry_, nullptr), failure);
     }
-    // For a destroyed book.
+    // For an entry of a book that was destroyed: the destructor leaves the book alone.
     void forget() { entry_ = nullptr; }
 
    private:
@@ -74,15 +75,15 @@ class CallBook {
     Entry entry_ = nullptr;
   };
 
-  // The number of a method's and function's name; 0: too many names.
+  // The number by which entries store this pair of names; 0: the book has too many names.
   std::uint32_t name(std::string_view method, std::string_view function);
   const std::pair<std::string, std::string>& named(std::uint32_t name) const { return names_[name]; }
 
   // Appends running calls, up to `limit` rows in all; returns the number omitted.
   std::uint64_t report_running(std::vector<TaskReport>& out, std::size_t limit) const;
-  // The first names have their own metrics; the others share one.
+  // The calls of the first kMaxMeasured names have metrics by name; all others share one.
   static constexpr std::uint32_t kMaxMeasured = 100;
-  // Numbers of calls by state: those here, and those added with note().
+  // Numbers of calls by state, for measure(): calls outside of the book are added with note().
   class Counts {
    public:
     void note(TaskState state, const CallBook& book, std::uint32_t name, std::uint64_t calls = 1);
@@ -91,7 +92,7 @@ class CallBook {
     friend class CallBook;
     std::map<std::pair<TaskState, std::string>, std::uint64_t> calls_;
   };
-  // Appends metrics of `counts`, of the calls here, and of all that ended here since the process began.
+  // Appends metrics of three kinds: `counts`, the calls here, and all calls that ended here since the process began.
   void measure(Counts counts, std::vector<MetricFamily>& out) const;
   // Appends ended calls, latest first, up to `limit` rows in all. Dropped ones are not reported.
   void report_over(std::vector<TaskReport>& out, std::size_t limit) const;
@@ -101,20 +102,20 @@ class CallBook {
     std::uint64_t number = 0;
     WorkerId caller;
     ActorId actor;
-    std::int64_t start = 0, end = 0;  // clock time, ns; 0: not yet
+    std::int64_t start = 0, end = 0;  // clock time in ns; 0: the call has not begun or ended yet
     std::uint32_t name = 0, failure = 0;
   };
   static_assert(sizeof(Record) <= 64);
-  // The last calls of one kind, so that frequent kinds do not displace others.
+  // The last calls of one kind. Each kind has a ring, so that many calls of one do not displace those of another.
   class Ring {
    public:
     void keep(const Record& record);
-    // The i-th latest call; null: no more.
+    // The record of the i-th latest call; null if there is none.
     const Record* newest(std::size_t i) const;
 
    private:
     std::vector<Record> records_;
-    std::size_t next_ = 0;  // the oldest, once full
+    std::size_t next_ = 0;  // position of the oldest record, once the ring is full
   };
   std::uint32_t name_of_failure(std::string_view failure);
   std::string measured(std::uint32_t name) const;
@@ -123,23 +124,26 @@ class CallBook {
   std::int64_t now() const { return clock_.now().time_since_epoch().count(); }
 
   runtime::Clock& clock_;
-  std::deque<std::pair<std::string, std::string>> names_{{"", ""}, {"FAILED", ""}};  // method and function, or a failure and ""
-  std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> by_name_;   // views of the texts in names_
+  // (method, function); for a kind of failure (kind, ""). The first entry is for unnamed calls.
+  std::deque<std::pair<std::string, std::string>> names_{{"", ""}, {"FAILED", ""}};
+  // Numbers of the names; the keys are views of texts in names_
+  std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> by_name_;
   std::uint32_t last_name_ = 0;
-  std::deque<Running> running_;  // stable addresses, reused
+  std::deque<Running> running_;  // taken calls, which keep their addresses and are reused
   Entry free_ = nullptr;
-  Ring ran_, functions_, failures_;                             // run here, run by this process's pools, other failures of its calls
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> ended_;  // by name: finished, failed
+  // Calls that ran here. Calls of this process's pools. Other calls of this process whose failure no other process reports.
+  Ring ran_, functions_, failures_;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> ended_;  // numbers of finished and failed calls of ran_, by name
 };
 
 struct CallBook::Running {
-  Record record;                       // except the start
-  std::atomic<std::int64_t> start{0};  // ns; 0: not begun
+  Record record;                       // all but the start
+  std::atomic<std::int64_t> start{0};  // clock time in ns; 0: the call has not begun
   bool taken = false;
   Running* next_free = nullptr;
 };
 
-// Ray's names for failures of calls.
+// The names that Ray gives to failures of calls.
 inline constexpr std::string_view kRaisedFailure = "TASK_EXECUTION_EXCEPTION", kWorkerDied = "WORKER_DIED";
 std::string_view kind_of_failure(const Error& error);
 

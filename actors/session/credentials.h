@@ -12,10 +12,11 @@ namespace shoal::actors {
 
 struct Credentials {
   runtime::Token token;
-  std::shared_ptr<const runtime::Tls> tls;  // for a cluster over several hosts; null: a single host
-  std::string host;                         // this host's address for other hosts; empty: no process here listens to them
+  std::shared_ptr<const runtime::Tls> tls;  // null in a cluster that lives on one host
+  // This host's address for other hosts. Empty: no process of this host listens to other hosts.
+  std::string host;
 
-  // The endpoint on which a process of this name listens.
+  // The endpoint on which a process with this name listens.
   runtime::Endpoint endpoint(std::string name) const { return {std::move(name), tls ? host : "", 0}; }
 };
 

@@ -37,7 +37,7 @@ Result<void> make_private_folder(const std::string& path) {
   return {};
 }
 
-// Written as a whole or not at all, readable by this user only.
+// Writes a file, readable by this user only, as a whole or not at all.
 Result<void> write_file(const std::string& path, const std::string& text) {
   const std::string fresh = path + ".new";
   const Fd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
@@ -48,10 +48,10 @@ Result<void> write_file(const std::string& path, const std::string& text) {
   return {};
 }
 
-// A folder that create() made. $SHOAL_HOME may contain other things, which must not be removed.
+// True for a folder that create() made. $SHOAL_HOME may contain other things, which must not be removed.
 bool is_session(const fs::directory_entry& entry) {
   const std::string name = entry.path().filename();
-  static constexpr std::string_view kShape = "dddddddd-dddddd-xxxxxxxx";  // the format of create()
+  static constexpr std::string_view kShape = "dddddddd-dddddd-xxxxxxxx";  // the form of the names that create() makes
   if (name.size() != kShape.size() || !entry.is_directory() || entry.is_symlink()) return false;
   for (std::size_t i = 0; i < name.size(); ++i) {
     const bool fits = kShape[i] == 'd'   ? std::isdigit(static_cast<unsigned char>(name[i])) != 0
@@ -68,7 +68,7 @@ Result<std::string> read_file(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// Identifies the pid namespace: hosts and containers may share a root.
+// Names this host and its pid namespace, because hosts and containers may share a root folder.
 std::string host_of_pids() {
   char host[256] = {};
   gethostname(host, sizeof host - 1);
@@ -76,7 +76,7 @@ std::string host_of_pids() {
   return fmt::format("{} {}\n", host, fs::read_symlink("/proc/self/ns/pid", ignored).string());
 }
 
-// A folder without a host file is this host's; an unreadable one is not.
+// True if the folder's `host` file names this host, or does not exist. False if the file cannot be read.
 bool is_of_this_host(const fs::path& folder) {
   std::error_code why;
   if (!fs::exists(folder / "host", why)) return !why;
@@ -106,7 +106,8 @@ Result<SessionFolder> SessionFolder::create(const std::string& root, const runti
   const std::time_t seconds = unix_ms / 1000;
   char when[32];
   std::strftime(when, sizeof when, "%Y%m%d-%H%M%S", std::gmtime(&seconds));
-  SessionFolder out(fmt::format("{}/{}-{:03x}{}", root, when, unix_ms % 1000, hex(unique).substr(11)));  // the later of two sorts last
+  // Names sort by time, so of two sessions the later one comes last.
+  SessionFolder out(fmt::format("{}/{}-{:03x}{}", root, when, unix_ms % 1000, hex(unique).substr(11)));
   SHOAL_OK(make_private_folder(out.path_));
   SHOAL_OK(make_private_folder(out.path_ + "/pids"));
   SHOAL_OK(make_private_folder(out.path_ + "/logs"));
@@ -139,7 +140,7 @@ std::vector<SessionFolder> SessionFolder::shared(const std::string& root) {
 
 namespace {
 
-// A hint for an address that no session of this user has.
+// The hint of the error for an address at which this user has no session.
 std::string way_to(const std::string& root, const std::string& address) {
   std::string out;
   for (const auto& folder : SessionFolder::shared(root)) {
@@ -167,7 +168,7 @@ Result<SessionFolder> SessionFolder::at_address(const std::string& root, const s
     const auto info = folder.info();
     if (!info) continue;
     if (any) return folder;
-    // A session here leads to heads on other hosts.
+    // A host that joined has a session folder that names heads on other hosts, so each address in the list is compared.
     for (std::size_t from = 0; !any && from <= address.size();) {
       const auto end = std::min(address.find(',', from), address.size());
       const std::string one = address.substr(from, end - from);
@@ -210,7 +211,8 @@ Result<void> SessionFolder::write_tls(const SessionTls& tls) const {
   if (!tls.authority.key.empty()) SHOAL_OK(write_file(folder + "ca.key", tls.authority.key));
   SHOAL_OK(write_file(folder + "node.pem", tls.own.certificate));
   SHOAL_OK(write_file(folder + "node.key", tls.own.key));
-  return write_file(folder + "host", tls.host);  // last, since has_tls() looks for it
+  // Written last, since has_tls() looks for this file.
+  return write_file(folder + "host", tls.host);
 }
 
 Result<runtime::KeyedCertificate> read_authority(const std::string& folder) {

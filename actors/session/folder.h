@@ -1,4 +1,4 @@
-// A cluster's session folder: its secret, addresses, processes and logs. One per cluster; several exist side by side.
+// A cluster's session folder: its secret, addresses, processes and logs. Each cluster has one; several exist side by side.
 //
 //   ROOT/NAME/token          0600, the only place with the secret.
 //   ROOT/NAME/http-token     0600, only for HTTP requests to the head.
@@ -26,20 +26,20 @@ namespace shoal::actors {
 
 struct SessionInfo {
   std::string head;        // HOST:PORT, empty for a cluster without a port
-  std::string head_local;  // unix:@NAME
+  std::string head_local;  // unix:@NAME, for processes of the head's host
   std::int64_t started_unix_ms = 0;
   std::string http = "";  // http://HOST:PORT, empty without HTTP
   std::string node = "";  // endpoint of this host's node, on a host that joined
-  // For a cluster with several heads:
-  std::string store = "";               // their shared store
+  // For a cluster with several heads.
+  std::string store = "";               // the store that the heads share
   std::vector<std::string> heads = {};  // HOST:PORT of each, the leader first
-  // Endpoints from this host to the head, for runtime::parse_endpoints.
+  // The endpoints by which this host reaches the head, as runtime::parse_endpoints reads them.
   std::string way() const;
 };
 
 // A host's certificates of the cluster.
 struct SessionTls {
-  runtime::KeyedCertificate authority;  // with its key only at the head
+  runtime::KeyedCertificate authority;  // its key is only on the head's host
   runtime::KeyedCertificate own;
   std::string host;
 };
@@ -49,23 +49,24 @@ struct SessionProcess {
   pid_t pid = 0;
 };
 
-// The authority that a head made, or a copy of it: `ca.pem` and `ca.key` of a session's tls/.
+// Reads the certificate authority that a head made, or a copy of it: `ca.pem` and `ca.key` of a session's tls/.
 Result<runtime::KeyedCertificate> read_authority(const std::string& folder);
 
 class SessionFolder {
  public:
-  // $SHOAL_HOME if set, else /tmp/shoal-UID. Made with mode 0700; InvalidArgument when it belongs to another user.
+  // Returns $SHOAL_HOME if that is set, else /tmp/shoal-UID, and makes it with mode 0700. Returns InvalidArgument if it belongs to another
+  // user.
   static Result<std::string> root(const char* shoal_home);
-  // A new folder with a fresh token. Ended sessions beyond kKeep are removed, oldest first, but none of other hosts or containers with
-  // the same root, whose processes are not visible here.
+  // Makes a new folder with the token. Removes ended sessions beyond kKeep, oldest first. Spares those of other hosts or containers with
+  // the same root, since their processes are not visible here.
   static Result<SessionFolder> create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms, std::uint64_t unique);
   static Result<SessionFolder> open(const std::string& path);
-  // Sessions with a living process, the latest first.
+  // The sessions that have a living process, the latest first.
   static std::vector<SessionFolder> running(const std::string& root);
-  // The running ones that are not private, have an address and are not being stopped.
+  // The running sessions that are not private, have an address and are not about to stop.
   static std::vector<SessionFolder> shared(const std::string& root);
-  // The running session of a head or a local cluster with this address, or one of several addresses with commas between them. "auto": the
-  // latest shared one. Returns Unavailable/NoCluster if there is none.
+  // Finds the running session of a head or a local cluster with this address, or with one of several addresses separated by commas. For
+  // "auto", finds the latest shared session. Returns Unavailable/NoCluster if there is none.
   static Result<SessionFolder> at_address(const std::string& root, const std::string& address);
 
   const std::string& path() const { return path_; }
@@ -76,10 +77,10 @@ class SessionFolder {
   Result<runtime::Token> token() const;
   Result<void> write_http_token(const std::string& token) const;
   std::string http_token_file() const { return path_ + "/http-token"; }
-  // Writes the address for Prometheus (its file_sd format): GET /metrics at this http://HOST:PORT.
+  // Writes a file that leads Prometheus (by its file_sd format) to GET /metrics at this http://HOST:PORT.
   Result<void> write_metrics_target(const std::string& http) const;
   std::string metrics_targets_file() const { return path_ + "/prom_metrics_service_discovery.json"; }
-  // The token, and the certificates if any.
+  // Reads the token and, if the cluster has any, the certificates.
   Result<Credentials> credentials() const;
   Result<void> write_tls(const SessionTls& tls) const;
   bool has_tls() const;
@@ -90,10 +91,11 @@ class SessionFolder {
 
   Result<void> enter(const std::string& role, pid_t pid) const;
   void leave(const std::string& role, pid_t pid) const;
-  bool entered(const std::string& role, pid_t pid) const;  // and has not left, alive or not
-  // The living processes.
+  // True if the process has entered and has not left, whether it lives or not.
+  bool entered(const std::string& role, pid_t pid) const;
+  // The processes of this session that live.
   std::vector<SessionProcess> processes() const;
-  // Marks the session as being stopped: a process that enters now, restarted just before, leaves at once.
+  // Marks the session as ending. A process that is restarted just before and enters now sees the mark and leaves at once.
   Result<void> set_ending() const;
   bool ending() const;
   // A private session belongs to one program (or job) and ends with it; other processes join it only by its address.

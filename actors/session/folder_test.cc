@@ -104,7 +104,7 @@ TEST_F(FolderTest, ADamagedFileIsAnError) {
 TEST_F(FolderTest, AFolderThatIsNoSessionIsNeverRemoved) {
   namespace fs = std::filesystem;
   for (int i = 0; i < 30; ++i) fs::create_directories(root_ + "/work" + std::to_string(i));
-  fs::create_directories(root_ + "/20240101-000000-0000000a/logs");  // named like a session
+  fs::create_directories(root_ + "/20240101-000000-0000000a/logs");  // a folder whose name looks like a session's
   for (int i = 0; i < 25; ++i) ASSERT_TRUE(SessionFolder::create(root_, token_, 1000 * i, static_cast<std::uint64_t>(i)));
   for (int i = 0; i < 30; ++i) EXPECT_TRUE(fs::exists(root_ + "/work" + std::to_string(i)));
   EXPECT_TRUE(fs::exists(root_ + "/20240101-000000-0000000a"));

@@ -45,7 +45,8 @@ struct Handles::State : std::enable_shared_from_this<State> {
     }
     for (auto& h : handles) {
       if (h.token) {
-        ways.keep_until_answered(h.actor, std::move(h.token->hold));  // still needed by open calls
+        // Calls on the actor that are still open need it.
+        ways.keep_until_answered(h.actor, std::move(h.token->hold));
       } else {
         tell(h.actor);
       }
@@ -65,12 +66,12 @@ struct Handles::State : std::enable_shared_from_this<State> {
       self->again[actor] = self->ways.later([weak, actor] {
         const auto state = weak.lock();
         if (!state || state->ended()) return;
-        const auto timer = state->again.extract(actor);  // destroyed when this returns
+        const auto timer = state->again.extract(actor);  // the timer is destroyed when this function returns
         state->tell(actor);
       });
     });
   }
-  // The release was lost: the connection broke, the actor restarted, or its queue is full.
+  // True for the error of a kRelease that the actor did not get: the connection broke, the actor restarted, or its queue is full.
   static bool is_lost(const Error& error) { return error.reason() == "ActorUnavailable" || error.code() == Code::kResourceExhausted; }
   LifetimeToken token() {
     const ObjectKey object = ways.new_object();
@@ -81,7 +82,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
       const auto self = weak.lock();
       if (!self || self->ended() || got) return;
       if (got.error().reason() == "ObjectFreed") self->tell(actor);
-      // This node released the object, not its home, or the home is unreachable.
+      // The object still exists: this node gave up its own reference, or the home is unreachable. So wait again.
       if (got.error().reason() == "ObjectLetGo" || got.error().reason() == "ObjectLost") self->watch(actor, object);
     });
   }
@@ -92,7 +93,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
   ActorId own;
   std::optional<LifetimeToken> own_token;
   std::map<ActorId, Made> made;
-  std::map<ActorId, std::shared_ptr<const Made>> reported;  // released, without an answer yet
+  std::map<ActorId, std::shared_ptr<const Made>> reported;  // released actors that have not answered yet
   std::map<ActorId, runtime::Timer> again;
   std::vector<std::shared_ptr<const void>> pinned;
 
@@ -121,7 +122,8 @@ class Handles::Counted {
  private:
   const std::shared_ptr<State> state_;
   const ActorId actor_;
-  mutable std::optional<LifetimeToken> token_;  // loop only; nullopt for an actor made here whose handles have not left
+  // Loop only. nullopt while no handle of an actor made here has left this process.
+  mutable std::optional<LifetimeToken> token_;
 };
 
 Handles::Handles(References& references, Ways ways) : state_(std::make_shared<State>(references, std::move(ways))) {}

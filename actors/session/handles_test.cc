@@ -23,7 +23,7 @@ class HandlesTest : public testing::Test {
     }
     references_.flush();
   }
-  // The actors released since the last call, in order.
+  // The actors released since the last call of this function, in order.
   std::vector<ActorId> reported() {
     serve();
     std::vector<ActorId> out;
@@ -38,22 +38,23 @@ class HandlesTest : public testing::Test {
     waits_.erase(object);
     promise.set(fail(unavailable("it is gone").with_reason(reason)));
   }
-  // This process's count at the node.
+  // The references to the object that this process has reported to the node, summed up.
   std::int64_t counted(const ObjectKey& object) {
     serve();
     return counts_[object];
   }
 
-  // Runs the delayed functions.
+  // Runs the functions that wait for a pause to end.
   void pass() {
     for (const auto& fn : std::exchange(later_, {})) fn();
   }
 
   std::vector<std::function<void()>> posted_, later_;
   std::map<ObjectKey, std::int64_t> counts_;
-  std::map<ObjectKey, runtime::Promise<Value>> waits_;  // by object: waits for its end
+  std::map<ObjectKey, runtime::Promise<Value>> waits_;  // by object: the waits for its end
   std::vector<std::pair<ActorId, runtime::Promise<Value>>> reported_;
-  std::vector<runtime::Promise<Value>> answers_;  // to released actors
+  // The answers of released actors, to be set by a test.
+  std::vector<runtime::Promise<Value>> answers_;
   std::vector<std::pair<ActorId, std::shared_ptr<const void>>> kept_;
   std::uint64_t next_ = 100;
   References references_{[] {},
@@ -82,7 +83,7 @@ TEST_F(HandlesTest, AHandleThatNeverTravelledEndsItsActorOnce) {
   one.reset();
   EXPECT_TRUE(reported().empty());
   copy.reset();
-  EXPECT_TRUE(reported_.empty());  // only the loop releases
+  EXPECT_TRUE(reported_.empty());  // a handle that is released outside of the loop sends nothing
   EXPECT_EQ(reported(), std::vector{kActor});
   other.reset();
   EXPECT_EQ(reported(), std::vector{kOther});
@@ -94,14 +95,14 @@ TEST_F(HandlesTest, AHandleThatTravelledEndsTheActorWhenNoReferenceIsLeft) {
   auto share = handles_->made(kActor, {});
   auto token = handles_->leaves(kActor, share);
   ASSERT_TRUE(token);
-  EXPECT_EQ(handles_->leaves(kActor, share)->object, token->object);  // one object for all handles
+  EXPECT_EQ(handles_->leaves(kActor, share)->object, token->object);  // all handles of an actor share one lifetime token
   EXPECT_EQ(counted(token->object), 1);
-  token->hold.reset();  // the value has been sent
+  token->hold.reset();  // the value with the handle has been sent
   share.reset();
   EXPECT_TRUE(reported().empty());
   ASSERT_EQ(kept_.size(), 1u);
   EXPECT_EQ(kept_[0].first, kActor);
-  EXPECT_EQ(counted(token->object), 1);  // while its calls are open
+  EXPECT_EQ(counted(token->object), 1);  // open calls keep the actor
   kept_.clear();
   EXPECT_EQ(counted(token->object), 0);
   EXPECT_TRUE(reported().empty());
@@ -112,7 +113,7 @@ TEST_F(HandlesTest, AHandleThatTravelledEndsTheActorWhenNoReferenceIsLeft) {
 TEST_F(HandlesTest, ALostLifetimeTokenIsNotReported) {
   auto share = handles_->made(kActor, {});
   const auto object = handles_->leaves(kActor, share)->object;
-  got(object, "ObjectLetGo");  // by this node
+  got(object, "ObjectLetGo");  // this node freed its entry, while the home keeps the object
   ASSERT_TRUE(waits_.contains(object));
   EXPECT_TRUE(reported().empty());
   got(object, "OwnerDied");
@@ -123,8 +124,8 @@ TEST_F(HandlesTest, ALostLifetimeTokenIsNotReported) {
 TEST_F(HandlesTest, ABorrowedHandleIsAReferenceAndReportsNothing) {
   auto share = handles_->borrowed(kActor, kTheirs);
   EXPECT_EQ(counted(kTheirs), 1);
-  EXPECT_EQ(handles_->leaves(kActor, share)->object, kTheirs);  // passed on
-  EXPECT_TRUE(waits_.empty());                                  // only its maker waits for its end
+  EXPECT_EQ(handles_->leaves(kActor, share)->object, kTheirs);  // a handle that is passed on has the token it came with
+  EXPECT_TRUE(waits_.empty());                                  // the token's maker alone waits for its end
   share.reset();
   EXPECT_TRUE(reported().empty());
   EXPECT_EQ(counted(kTheirs), 1);
@@ -146,11 +147,11 @@ TEST_F(HandlesTest, AnActorsOwnKeepItOnlyWhereItGaveThemAway) {
   ASSERT_TRUE(given);
   EXPECT_EQ(handles_->leaves(kSelf, nullptr)->object, given->object);
   EXPECT_FALSE(handles_->may_end());
-  EXPECT_FALSE(handles_->may_end());  // a second release
+  EXPECT_FALSE(handles_->may_end());  // a second release finds the same handles
   given->hold.reset();
   EXPECT_EQ(counted(given->object), 0);
   got(given->object, "ObjectFreed");
-  EXPECT_EQ(reported(), std::vector{kSelf});  // it releases itself
+  EXPECT_EQ(reported(), std::vector{kSelf});  // the actor releases itself
   EXPECT_TRUE(handles_->may_end());
 }
 
@@ -172,7 +173,7 @@ TEST_F(HandlesTest, AnUnacknowledgedReleaseIsSentAgain) {
   pass();
   EXPECT_TRUE(reported().empty());
   EXPECT_TRUE(handles_->left().empty());
-  EXPECT_EQ(kept.use_count(), 1);  // no restart needs the value
+  EXPECT_EQ(kept.use_count(), 1);  // the value for restarts is kept no longer
 }
 
 TEST_F(HandlesTest, ALaterRepeatIsDroppedWhenTheSessionEnds) {
@@ -196,13 +197,13 @@ TEST_F(HandlesTest, ALeavingProcessHandsItsActorsOver) {
             std::tuple(kActor, "A", false, std::nullopt));
   EXPECT_EQ(std::tuple(all[1].actor, all[1].making.class_name, all[1].making.restarts, all[1].token), std::tuple(kOther, "B", true, token));
   EXPECT_TRUE(all[1].making.kept);
-  EXPECT_EQ(all[2].actor, kSelf);  // it has not answered
+  EXPECT_EQ(all[2].actor, kSelf);  // its release has no answer yet
   answers_.at(0).set(fail(unavailable("it ended").with_reason("ActorDied")));
   EXPECT_EQ(handles_->left().size(), 2u);
 
   waits_.clear();
-  for (auto& one : all) handles_->adopt(std::move(one));  // as another process would
-  EXPECT_EQ(reported(), (std::vector{kActor, kSelf}));    // no other handles
+  for (auto& one : all) handles_->adopt(std::move(one));  // here they stand for another process's Handles
+  EXPECT_EQ(reported(), (std::vector{kActor, kSelf}));    // those without a token end at once
   got(token, "ObjectFreed");
   EXPECT_EQ(reported(), std::vector{kOther});
 }

@@ -76,7 +76,8 @@ std::vector<MetricFamily> MetricsRecorder::reported(bool forget) {
 }
 
 void MetricsRecorder::forget_after_fork() {
-  if (!mutex_.try_lock()) return;  // at the fork a thread was adding a series, which may be incomplete
+  // At the fork, another thread held the mutex to add a series, which may be incomplete here.
+  if (!mutex_.try_lock()) return;
   (void)take(true);
   mutex_.unlock();
 }

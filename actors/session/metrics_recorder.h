@@ -1,4 +1,4 @@
-// Metrics of a process's users: counters, gauges and histograms, until they are collected. Nothing is sent from here.
+// Metrics of a process's user code: counters, gauges and histograms, until they are collected. This class sends nothing.
 //
 // Recording is an atomic addition; any thread may record and collect. A series is never removed.
 #pragma once
@@ -19,7 +19,8 @@ namespace shoal::actors {
 
 class MetricsRecorder {
  public:
-  static constexpr std::size_t kMaxSeries = 2000;  // a histogram has one per bucket
+  // Number of series; a histogram needs one per bucket.
+  static constexpr std::size_t kMaxSeries = 2000;
 
   class Series {
    public:
@@ -48,13 +49,14 @@ class MetricsRecorder {
     std::map<MetricSample::Labels, Series> series_;
   };
 
-  // The name is [a-zA-Z_][a-zA-Z0-9_]*. A known name returns its metric; InvalidArgument if its kind or bounds (finite, ascending)
-  // differ.
+  // Returns the metric of this name ([a-zA-Z_][a-zA-Z0-9_]*), which is made at the first call. Returns InvalidArgument if it has another
+  // kind or other bounds (finite, ascending).
   Result<Metric*> metric(MetricKind kind, const std::string& name, const std::string& help, std::vector<double> bounds = {});
-  // Null beyond kMaxSeries. Labels that Shoal itself sets are renamed exported_.., as Prometheus does.
+  // The series of a metric with these labels, made at the first call. Null beyond kMaxSeries. A label that Shoal itself sets is renamed
+  // exported_.., as Prometheus does.
   Series* series(Metric& metric, MetricSample::Labels labels);
 
-  // Metrics under their public names: shoal_user_NAME, counters with _total. `forget`: counters and histograms restart at zero.
+  // Returns all metrics under their public names: shoal_user_NAME, counters with _total. `forget`: counters and histograms restart at zero.
   std::vector<MetricFamily> reported(bool forget = false);
   // In a forked child: discards the parent's counts.
   void forget_after_fork();

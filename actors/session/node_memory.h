@@ -1,5 +1,5 @@
-// Named memories of the node that one owner in this process opened. A memory is given back when it is unmapped, or when this process
-// ends. For ranks of one host that share memory without an actor (a Communicator).
+// Named shared memories of the node that one owner in this process has opened, such as a Communicator among ranks of one host. A memory is
+// given back to the node when it is unmapped, or when this process ends.
 #pragma once
 
 #include <sys/types.h>
@@ -15,7 +15,7 @@ namespace shoal::actors {
 
 class NodeMemory : public std::enable_shared_from_this<NodeMemory> {
  public:
-  // The session outlives it, or close() is called first.
+  // The session outlives the result, or close() is called first.
   static std::shared_ptr<NodeMemory> of(Session& session) { return std::shared_ptr<NodeMemory>(new NodeMemory(session)); }
 
   // The memory of this name, zeroed for the first process. With `member` >= 0 the node records that member's death on the membership page

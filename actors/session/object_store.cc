@@ -12,9 +12,12 @@ namespace shoal::actors {
 namespace {
 constexpr std::uint64_t kMovedAtOnce = 64u << 20;
 constexpr auto kTended = std::chrono::seconds(1);
-constexpr auto kAskedAgain = std::chrono::milliseconds(100);  // time for others to give back memory that one released
-constexpr auto kLongLook = std::chrono::seconds(1);           // a longer interval between two looks means that the machine stood still
-constexpr auto kLooked = std::chrono::milliseconds(2);        // between looks for room that others make
+// Pause before others are asked again: the time in which they can give back memory that one process released.
+constexpr auto kAskedAgain = std::chrono::milliseconds(100);
+// When two looks for room are further apart, the machine stood still.
+constexpr auto kLongLook = std::chrono::seconds(1);
+// Pause between looks for room that other processes make.
+constexpr auto kLooked = std::chrono::milliseconds(2);
 }  // namespace
 
 // Makes room for one value, in the thread that makes the value. It first trims the pool, then spills own values, then asks others.
@@ -30,7 +33,7 @@ class ObjectStore::MakingRoom {
   Result<void> wait_for_others();
   bool has_room();
   bool ends();
-  // Usage of the node's memory, and the files of others.
+  // Memory in use on the node, and bytes in files of the other processes.
   runtime::UsageBoard::Usage others() const;
   std::uint64_t kept_here() const { return store_.membership_page_->of(store_.place_->member).kept; }
   std::uint64_t spill_step() {
@@ -42,7 +45,8 @@ class ObjectStore::MakingRoom {
   ObjectStore& store_;
   const std::uint64_t bytes_;
   const std::uint64_t limit_ = store_.membership_page_->limit();
-  // A search for unread memory covers the whole pool, so it runs once per step, and pauses last four times as long as it.
+  // A search for unread memory covers the whole pool. So each step spills at least this much, and pauses last four times as long as a
+  // search.
   const std::uint64_t step_ = std::max(bytes_, std::min(limit_ / 64, kMovedAtOnce));
   const Steady::time_point start_ = Steady::now();
   Steady::duration pause_ = kLooked;
@@ -142,7 +146,8 @@ void ObjectStore::keep() {
         return ending_;
       };
       if (trimmed < bytes) spill(bytes - trimmed, ends);
-      pool_.trim();  // gives back memory that was filled here and is spilled now
+      // Gives back the memory of values that this pool filled and spill() has moved into files.
+      pool_.trim();
       tell();
     }
     lock.lock();
@@ -163,7 +168,8 @@ Result<void> ObjectStore::MakingRoom::make() {
   return wait_for_others();
 }
 
-// Even with room, so that the pool can keep more. If all its memories are in use, the new one is neither kept nor counted.
+// Gives memory of a full pool back, even if there is room, so that the pool can keep the new one. If all its memories are in use, the new
+// one is neither kept nor counted.
 void ObjectStore::MakingRoom::trim_full_pool() {
   if (limit_ == 0 || !store_.pool_.full()) return;
   store_.pool_.trim();
@@ -171,7 +177,7 @@ void ObjectStore::MakingRoom::trim_full_pool() {
   store_.tell();
 }
 
-// Memory that others hold as well is freed only when they release it.
+// Spills this process's own values until there is room. Stops after two steps that free nothing: other processes still hold that memory.
 void ObjectStore::MakingRoom::spill_own() {
   for (int in_vain = 0; in_vain < 2 && !has_room();) {
     const std::uint64_t before = store_.membership_page_->total().kept;
@@ -180,11 +186,11 @@ void ObjectStore::MakingRoom::spill_own() {
   }
 }
 
-// Counts only time in which this thread ran, not the gaps when the machine stood still.
+// Waits until other processes make room. Patience counts only the time in which this thread ran, not gaps when the machine stood still.
 Result<void> ObjectStore::MakingRoom::wait_for_others() {
   auto looked = Steady::now(), asked = looked - kAskedAgain;
   Steady::duration waited{};
-  // Spilling memory that others hold frees nothing here: after two such steps the next one comes later.
+  // Spilling memory that other processes hold frees nothing: after two such steps, the next one comes only after kLongLook.
   int in_vain = 0;
   auto moved = looked;
   for (auto before = others(); !ended_ && !has_room();) {
@@ -255,10 +261,11 @@ Error ObjectStore::MakingRoom::full(const std::string& why) const {
       .with_hint("release references and arrays that are not needed, or start with a larger object_store_memory");
 }
 
-// Spills values, least recently used first, until `bytes` were moved, none are left, or `stop` returns true.
+// Spills values, least recently used first, until `bytes` were moved, none are left, or `stop` returns true. Returns the bytes moved.
 std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()>& stop) {
   const auto self = std::this_thread::get_id();
-  if (spills_ == self) return 0;  // called by a signal handler that `stop` ran
+  // This thread is spilling: `stop` ran a signal handler that made a value.
+  if (spills_ == self) return 0;
   std::unique_lock one(spilling_, std::defer_lock);
   while (!one.try_lock()) {
     if (stop()) return 0;
@@ -289,7 +296,7 @@ std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()
     if (!*moved) continue;
     out += memory->bytes();
     membership_page_->add_spilled(place_->member, static_cast<std::int64_t>(memory->bytes()));
-    // The last holder may release it while this object is destroyed.
+    // The last holder of a value may release it in another thread while this object is destroyed.
     memory->on_gone([words = words_, member = place_->member, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
       if (alive.lock()) runtime::UsageBoard(words->data()).add_spilled(member, -static_cast<std::int64_t>(bytes));
     });

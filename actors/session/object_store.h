@@ -28,30 +28,33 @@ class ObjectStore final : public ValueMemory {
   struct Place {
     runtime::Mapping membership_page;
     std::size_t member = 0;
-    std::string folder;                                                       // for spilled files
-    std::function<void(std::uint64_t bytes)> ask_others;                      // to make room
-    std::function<void(const ObjectKey& object, Result<Fd> file)> moved;      // a value that the node keeps too
-    std::function<bool()> interrupted = {};                                   // true: give up waiting for room
-    std::chrono::steady_clock::duration patience = std::chrono::seconds(10);  // with others that free nothing
-    std::chrono::steady_clock::duration longest = std::chrono::minutes(2);    // with others that free memory and take it again
+    std::string folder;                                   // the folder of spilled files
+    std::function<void(std::uint64_t bytes)> ask_others;  // asks the other processes to make room
+    // Called for a published value that has moved into a file: the node then uses the file as well.
+    std::function<void(const ObjectKey& object, Result<Fd> file)> moved;
+    std::function<bool()> interrupted = {};  // polled while waiting for room; true ends the wait
+    // How long to wait while the other processes free nothing.
+    std::chrono::steady_clock::duration patience = std::chrono::seconds(10);
+    // How long to wait while the others free memory, but take it again.
+    std::chrono::steady_clock::duration longest = std::chrono::minutes(2);
   };
   ObjectStore() = default;
   explicit ObjectStore(runtime::SegmentPool::Options pool) : pool_(pool) {}
   ~ObjectStore() override;
 
-  // Applies the node's limit from now on.
+  // Applies the node's limit from now on; `place` is this process's place on the usage board.
   void join(Place place);
   // As ValueMemory::fill. Returns ResourceExhausted/ObjectStoreFull if memory and disk have no room, Cancelled/Interrupted if a signal
   // ended the wait for room. Not on the loop, where it must not wait.
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override;
   void keeps(const std::shared_ptr<SharedMemory>& memory) override;
-  // For the loop: exceeds the limit instead of waiting for room.
+  // The memory for values that are made on the loop: exceeds the limit instead of waiting for room.
   ValueMemory& at_once() { return at_once_; }
   // All large values of this process.
   std::vector<std::shared_ptr<SharedMemory>> all();
   // In a forked child: does not reuse the parent's memory, and reports nothing.
   void abandon_after_fork();
-  // Another process of the node needs `bytes`.
+  // To be called when another process of the node needs `bytes`.
   void wanted(std::uint64_t bytes);
 
  private:
@@ -65,14 +68,14 @@ class ObjectStore final : public ValueMemory {
   void keep();
   void start_keeper();
   bool over(std::uint64_t bytes) const;
-  class MakingRoom;  // for one value
+  class MakingRoom;  // makes room for one value
   std::uint64_t spill(std::uint64_t bytes, const std::function<bool()>& stop);
   void tell();
 
   runtime::SegmentPool pool_;
   AtOnce at_once_{*this};
   std::optional<Place> place_;
-  std::shared_ptr<const runtime::Mapping> words_;  // the board's
+  std::shared_ptr<const runtime::Mapping> words_;  // the usage board's memory
   std::optional<runtime::UsageBoard> membership_page_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -21,7 +21,7 @@ constexpr std::size_t kMiB = 1 << 20;
 
 class ObjectStoreTest : public testing::Test {
  protected:
-  // `patience`: long enough for slow peers by default; short where peers free nothing.
+  // By default, `patience` is long enough for slow peers. Tests in which peers free nothing make it short.
   explicit ObjectStoreTest(std::chrono::steady_clock::duration patience = std::chrono::minutes(2)) : patience_(patience) {
     runtime::UsageBoard membership_page(node_.data());
     membership_page.set_limit(10 * kMiB);
@@ -183,11 +183,11 @@ TEST_F(ObjectStoreTest, AProcessAtItsOwnBoundMovesObjectsDespiteFreeRoom) {
     in_files += value.memory()->spilled();
   }
   EXPECT_GE(in_files, 6u);
-  EXPECT_GE(total().kept, (10 - in_files) * kMiB / 4);  // memory that is not spilled is counted
+  EXPECT_GE(total().kept, (10 - in_files) * kMiB / 4);  // values that are not in files are counted
   std::vector<Value::Pinned> looked_at;
   for (const Value& value : values) looked_at.push_back(value.pin().value());
   for (int k = 0; k < 6; ++k) {
-    values.push_back(make('z', few, kMiB / 4).value());  // also when nothing can be spilled
+    values.push_back(make('z', few, kMiB / 4).value());  // possible even when no value can be spilled
     looked_at.push_back(values.back().pin().value());
   }
 }
@@ -197,16 +197,16 @@ TEST_F(ObjectStoreTest, AnObjectFilledByTheLoopDoesNotWaitAndCountsWhileItIsRefe
   const auto fill = [&] { return Value::make({std::as_bytes(std::span(text))}, Value::Kind::kResult, &here_.at_once()).value(); };
   std::vector<Value> values;
   for (int k = 0; k < 5; ++k) values.push_back(fill());
-  EXPECT_GE(total().kept, 15 * kMiB);  // beyond the limit
+  EXPECT_GE(total().kept, 15 * kMiB);  // more than the node's limit
   std::optional<Fd> elsewhere = values[4].memory()->descriptor().value();
   values.pop_back();
-  values.push_back(make('b', here_).value());  // spills the others
+  values.push_back(make('b', here_).value());  // moves the others into files
   for (std::size_t k = 0; k < 4; ++k) EXPECT_EQ(look(values[k]), 'l');
   values.clear();
   EXPECT_EQ(total().spilled, 0u);
   here_.wanted(1);
   while (total().kept >= 4 * kMiB) std::this_thread::yield();
-  EXPECT_GE(total().kept, 3 * kMiB);  // held by another process
+  EXPECT_GE(total().kept, 3 * kMiB);  // another process holds this value
   elsewhere.reset();
   here_.wanted(1);
   while (total().kept != 0) std::this_thread::yield();
@@ -214,7 +214,7 @@ TEST_F(ObjectStoreTest, AnObjectFilledByTheLoopDoesNotWaitAndCountsWhileItIsRefe
 
 class ObjectStoreSharedTest : public ObjectStoreTest {
  protected:
-  // One value more than fits, in a process whose values other processes hold too.
+  // Makes one value more than fits, in a process whose other values are all held by other processes, too.
   Result<Value> one_more(std::function<void(ObjectStore::Place&)> change) {
     ObjectStore::Place place;
     place.membership_page = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
@@ -233,7 +233,7 @@ class ObjectStoreSharedTest : public ObjectStoreTest {
   }
   ObjectStore store_;
   std::vector<Value> values_;
-  std::vector<Fd> elsewhere_;  // other processes' descriptors of them
+  std::vector<Fd> elsewhere_;  // descriptors of values_ in other processes
 };
 
 TEST_F(ObjectStoreSharedTest, OtherProcessesAreAskedBeforeAllSmallObjectsAreMoved) {
@@ -254,7 +254,8 @@ TEST_F(ObjectStoreSharedTest, MovingValuesCanBeInterrupted) {
   const auto out = one_more([&](ObjectStore::Place& place) { place.interrupted = [&asked] { return ++asked == 2; }; });
   ASSERT_FALSE(out);
   EXPECT_EQ(out.error().reason(), "Interrupted");
-  EXPECT_EQ(asked, 2);  // not asked again after it was interrupted
+  // Once `interrupted` has returned true, it is not polled again.
+  EXPECT_EQ(asked, 2);
   EXPECT_EQ(in_files(), 0);
 }
 
@@ -264,7 +265,7 @@ TEST_F(ObjectStoreSharedTest, APutInASignalHandlerDoesNotDeadlock) {
   const auto out = one_more([&](ObjectStore::Place& place) {
     place.patience = std::chrono::milliseconds(1);
     place.interrupted = [&] {
-      if (++asked != 2) return false;  // while the first is moved
+      if (++asked != 2) return false;  // while the first value is moved into a file
       reason = make('c', store_, 2 * kMiB).error().reason();
       return true;
     };
@@ -275,7 +276,7 @@ TEST_F(ObjectStoreSharedTest, APutInASignalHandlerDoesNotDeadlock) {
 
 class ObjectStoreWaitTest : public ObjectStoreTest {
  protected:
-  // A third process's value, on a node whose memory is full and in use.
+  // Makes a value in a third process, on a node whose memory is full and in use.
   Result<Value> waits(std::function<void(ObjectStore::Place&)> change) {
     std::vector<Value> values;
     std::vector<Value::Pinned> looked_at;

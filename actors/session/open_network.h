@@ -1,4 +1,4 @@
-// The network of a process, with the options of its credentials.
+// Opens the network of a process, with the options that its credentials demand.
 #pragma once
 
 #include <memory>

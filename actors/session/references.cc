@@ -10,13 +10,13 @@ namespace shoal::actors {
 struct References::State {
   struct Here {
     std::int64_t holds = 0;
-    std::int64_t counted = 0;  // at the node, for this process
+    std::int64_t counted = 0;  // references that the node counts for this process
   };
   const pid_t pid = getpid();
   std::mutex mutex;
   std::map<ObjectKey, Here> here;
   std::vector<Change> untold;
-  std::function<void()> wake;  // empty: the session is over
+  std::function<void()> wake;  // empty once the session is over
 
   void tell(const ObjectKey& object, WorkerId holder, std::int64_t by, NodeId holder_node = {}) {
     if (!wake) return;
@@ -42,9 +42,8 @@ struct References::Hold {
 
 void arrived(Value& value, References& references, ValueMemory& memory) {
   value.refer(value.refs(), references.received(value.refs()));
-  if (value.shared() && !value.memory()->referred)
-    memory.keeps(value.memory());  // one that came as bytes was made here and is kept
-                                   // already
+  // Memory that came by descriptor is kept from now on. A value that came as bytes lies in memory that this process keeps already.
+  if (value.shared() && !value.memory()->referred) memory.keeps(value.memory());
 }
 
 References::References(std::function<void()> wake, std::function<void(std::vector<Change>)> tell)
@@ -70,7 +69,8 @@ std::shared_ptr<const void> References::taken(const std::vector<ObjectKey>& obje
     ++here.holds;
     here.counted += counted;
     if (here.counted > 0) continue;
-    here.counted = 1;  // no sender counted it for this process
+    // No sender has counted a reference for this process, so this process reports one.
+    here.counted = 1;
     state_->tell(o, {}, 1);
   }
   out->state = state_;

@@ -1,8 +1,8 @@
 // References to the node's objects that this process holds or passes on, reported to the node in batches.
 //
 // A reference counts from the first time that it leaves its process (ObjectClient::publish); most never do, and cost nothing. The sender
-// counts it for the receiver before the message. The receiver uncounts it when its last holder is gone. storage/reference_table.h is the
-// node's side. Any thread, unless noted.
+// counts a reference for the receiver before it sends the message. The receiver takes that count back when it holds the reference no more.
+// storage/reference_table.h is the node's side. Any thread, unless noted.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@
 namespace shoal::actors {
 
 class References;
-// Registers a value received from another process.
+// Registers the references in a value received from another process, and its memory.
 void arrived(Value& value, References& references, ValueMemory& memory);
 
 class References {
@@ -23,21 +23,22 @@ class References {
     ObjectKey object;
     WorkerId holder;  // 0: this process
     std::int64_t by = 0;
-    NodeId holder_node = {};  // 0: this one
+    NodeId holder_node = {};  // 0: this node
   };
-  // `wake` is called, in any thread, when there are changes; flush() must then be called on the loop. `tell` sends them.
+  // `wake` is called, in any thread, when there are new changes; flush() must then be called on the loop. `tell` sends the changes to the
+  // node.
   References(std::function<void()> wake, std::function<void(std::vector<Change>)> tell);
   ~References();
   References(const References&) = delete;
   References& operator=(const References&) = delete;
 
-  // Keeps these objects while it lives. It may outlive this object; in a forked child it does nothing.
+  // Returns a reference that keeps these objects as long as it lives. It may outlive this object; in a forked child it does nothing.
   std::shared_ptr<const void> hold(const std::vector<ObjectKey>& objects);
-  // The same for objects in a received message, whose sender counted them for this process.
+  // As hold(), for objects in a received message: its sender has counted them for this process.
   std::shared_ptr<const void> received(const std::vector<ObjectKey>& objects);
-  // Counts a value's references for a process of that node. Loop only, before it is sent.
+  // Counts the references in a value for the process `to` on `node`. Loop only, before the value is sent to it.
   void sending(const Value& value, WorkerId to, NodeId node);
-  // Sends the changes. Loop only, before any message that depends on them.
+  // Sends the changes to the node. Loop only, before any message that depends on them.
   void flush();
 
  private:

@@ -71,7 +71,7 @@ TEST_F(ReferencesTest, WakesOncePerBatch) {
   EXPECT_EQ(wakes_, 1);
   reported();
   references_->received({kOne});
-  EXPECT_EQ(wakes_, 1);  // held already
+  EXPECT_EQ(wakes_, 1);  // the process holds the object already
 }
 
 TEST_F(ReferencesTest, AHoldMayOutliveTheSession) {

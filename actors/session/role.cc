@@ -60,7 +60,7 @@ Result<StartedRole> start_role(RoleStart start) {
   spec.out = start.out ? std::move(start.out) : Fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
   spec.err = start.err ? std::move(start.err) : Fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
   spec.inherited.push_back(Fd(ends[1]));
-  spec.dies_with_parent = false;  // it ends in order when it detects its owner's end
+  spec.dies_with_parent = false;  // the role ends in order when it detects that its owner has ended
   SHOAL_TRY(const pid_t pid, runtime::spawn(std::move(spec)));
   const auto line = runtime::read_line(reading, kMaxReport, start.timeout);
   auto said = line ? parse_report(role, *line) : Result<StartedRole>(fail(line.error()));
@@ -68,7 +68,7 @@ Result<StartedRole> start_role(RoleStart start) {
     said->pid = pid;
     return said;
   }
-  // A role that refused or crashed is about to end by itself.
+  // A role that refused or crashed is about to end by itself, so it gets a second before it is killed.
   const auto ended = runtime::wait_exit(pid, std::chrono::seconds(line || line.error().code() != Code::kDeadlineExceeded ? 1 : 0));
   if (!ended) {
     ::kill(pid, SIGKILL);

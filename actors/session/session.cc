@@ -40,11 +40,13 @@ Session::~Session() {
   reporter_.send_last_metrics(kLeaveWithin);
   if (identity_.owns_job) {
     head_.hurry(kLeaveWithin);
-    if (!loop_.own([this] { return head_.link().connected(); })) (void)head_.reach();  // an unreported end fails the job
+    // The job of a driver that ends without a report counts as failed
+    if (!loop_.own([this] { return head_.link().connected(); })) (void)head_.reach();
   }
   bool drained = false;
   loop_.own([this, &drained] {
-    // All in one turn of the loop, so that open calls are cancelled before the end of the job's actors and nodes can fail them.
+    // One turn of the loop does all of this. So open calls are cancelled before they could fail by the end of the job's actors or of a
+    // node.
     if (identity_.owns_job) (void)head_.link().notify(Method::kEndDriver, body(to_bytes(JobRef{identity_.job})));
     calls_.pools().close();
     groups_.close();
@@ -55,7 +57,7 @@ Session::~Session() {
     node_.link().close();
     network_->stop([&drained] { drained = true; });
   });
-  loop_thread_.wait([&drained] { return drained; }, loop_.deadline_in(kDrainWithin));  // no signal interrupts it
+  loop_thread_.wait([&drained] { return drained; }, loop_.deadline_in(kDrainWithin));  // not interrupted by signals
 }
 
 Result<std::unique_ptr<Session>> Session::open(SessionOptions options) {

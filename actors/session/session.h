@@ -38,28 +38,32 @@ namespace shoal::actors {
 
 struct SessionOptions {
   Credentials credentials;
-  std::string head;      // endpoints, tried in turn; a driver needs it
-  std::string node;      // endpoint; required for a worker, while the head returns a driver's
-  std::string own_node;  // a driver's node, on a host that joined the cluster
-  std::string name;      // a driver's displayed name
+  std::string head;  // endpoints, tried in turn; required for a driver
+  // Endpoint of the node. A worker needs it; a driver gets it from the head.
+  std::string node;
+  // For a driver on a host that joined the cluster: that host's node.
+  std::string own_node;
+  std::string name;  // displayed name of a driver
   std::string role = "driver";
-  WorkerId worker;         // for a process that a node started
-  JobId job;               // likewise
-  bool ends_job = true;    // a driver's job ends with it; false under torchrun, whose ranks are equals
+  WorkerId worker;  // set by the node that started this process
+  JobId job;        // set by the node, or the job that a driver joins
+  // A driver's job ends with it. False under torchrun, where no rank's end is the end of the job.
+  bool ends_job = true;
   bool print_logs = true;  // print the output of the job's workers, and the head's warnings, on stdout and stderr
-  bool fold_logs = false;  // on a terminal, show equal lines of several workers once
+  // On a terminal, show a line that several workers print once.
+  bool fold_logs = false;
   ProcessReporter::Measured measured = {};
   std::function<bool()> interrupted;                          // polled while waiting; true ends the wait with Cancelled/Interrupted
-  runtime::Duration head_timeout = std::chrono::seconds(60);  // for a dead head to restart, or another to lead
+  runtime::Duration head_timeout = std::chrono::seconds(60);  // how long to wait until a dead head restarts, or another one leads
   runtime::Duration control_timeout = std::chrono::seconds(30);
   runtime::Duration connect_timeout = std::chrono::seconds(5);
-  runtime::Duration retry_delay = std::chrono::seconds(1);  // before a call lost with its process is sent again
+  runtime::Duration retry_delay = std::chrono::seconds(1);  // pause before a call that was lost with its process is sent again
 };
 
 class Session {
  public:
-  // A driver registers a job (or joins `job`); a worker attaches to its node and can take calls. Raises this process's limit of
-  // descriptors.
+  // Opens the session. A driver registers a job (or joins `job`); a worker attaches to its node and can take calls. Raises this process's
+  // limit on open descriptors.
   static Result<std::unique_ptr<Session>> open(SessionOptions options);
   // Leaves the cluster in order: a driver's job and its actors end.
   ~Session();
@@ -71,9 +75,9 @@ class Session {
   IdType new_id() {
     return loop_.own([this] { return random_->id<IdType>(); });
   }
-  // Frames on all connections of this process: head, node, actors and callers.
+  // The numbers of frames on all connections of this process: to head, node, actors and callers.
   runtime::Traffic traffic();
-  // In a forked child: closes its copies of the descriptors. No other member may be called there, not even the destructor.
+  // For a forked child: closes its copies of the session's descriptors. No other member may be called there, not even the destructor.
   void abandon_after_fork();
 
   SessionLoop& loop() { return loop_; }
@@ -85,7 +89,7 @@ class Session {
   GroupClient& groups() { return groups_; }
   ClusterClient& cluster() { return cluster_; }
   JobLogs& logs() { return logs_; }
-  // The process's own side of calls.
+  // This process as a host of actors.
   Hosting& hosting() { return hosting_; }
   // Records the calls that this process runs. Only while the loop is owned.
   CallBook& call_book() { return book_; }

@@ -67,7 +67,7 @@ class FakeCluster final : public runtime::PeerHandler {
   void stop_node() {
     loop_thread_.own([this] { stop(node_); });
   }
-  // Breaks the head's connections, while it goes on.
+  // Breaks the connections to the fake head, which goes on.
   void drop_head_connections() {
     loop_thread_.own([this] { head_.peers.clear(); });
   }
@@ -79,7 +79,7 @@ class FakeCluster final : public runtime::PeerHandler {
     loop_thread_.wait([this] { return object_.has_value(); }, std::chrono::steady_clock::now() + 60s);
     return loop_thread_.own([this] { return std::exchange(object_, {}).value_or(Message()); });
   }
-  // Waits until the node has counted `references` in all.
+  // Waits until the node has received a sum of `references` in the reported changes.
   bool has_counted(std::int64_t references) {
     return loop_thread_.wait([&] { return counted_ == references; }, std::chrono::steady_clock::now() + 60s) ==
            runtime::LoopThread::Woken::kDone;
@@ -89,7 +89,7 @@ class FakeCluster final : public runtime::PeerHandler {
     return loop_thread_.wait([&] { return removed_ == removals; }, std::chrono::steady_clock::now() + 60s) ==
            runtime::LoopThread::Woken::kDone;
   }
-  // Sets an actor's state at the head, which reports it only on request.
+  // Sets an actor's state at the fake head, which reports it only when a process asks.
   void set(ActorId id, ActorState state) {
     loop_thread_.own([&] {
       ActorRow row;
@@ -188,7 +188,7 @@ class SessionTest : public testing::Test {
     call.args = Value::make({std::as_bytes(std::span(method))}).value();
     return session_->calls().call(std::move(call), {});
   }
-  // The result: its error's code, "ok", or "pending" after 10 s.
+  // The outcome of a call: its error's code, "ok", or "pending" after 10 s.
   std::string outcome(const ValueFuture& f) {
     if (!session_->loop().wait([&] { return f.ready(); }, session_->loop().deadline_in(10s))) return "pending";
     return f.peek() ? "ok" : code_name(f.peek().error().code());
@@ -210,7 +210,7 @@ TEST_F(SessionTest, AnActorIsWatchedAlsoAfterTheConnectionToTheHeadBroke) {
   const auto f = call();
   cluster_.host(kActor, std::make_shared<Echo>());
   cluster_.stop_head();
-  cluster_.set(kActor, ActorState::kAlive);  // without a notice
+  cluster_.set(kActor, ActorState::kAlive);  // the head sends no notice of it
   cluster_.start_head();
   EXPECT_EQ(outcome(f), "ok");
 }
@@ -309,7 +309,7 @@ TEST_F(SessionTest, AnObjectThatCannotBeSharedIsPutAsItsError) {
   EXPECT_EQ(runtime::decode_error(failed.payload).code(), Code::kResourceExhausted);
 }
 
-// Each thread dials when it finds no connection, and ends no other thread's connection.
+// Each thread dials only when it finds no connection, and so ends no connection of another thread.
 TEST_F(SessionTest, ThreadsThatFindNoHeadMakeOneConnection) {
   for (int round = 0; round < 30; ++round) {
     cluster_.drop_head_connections();

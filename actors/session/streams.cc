@@ -24,7 +24,8 @@ void Streams::follow(Id id, const runtime::Future<Value>& done) {
     it->second.over = true;
     const auto asked = it->second.items.find(it->second.next);
     if (asked != it->second.items.end())
-      end(it->second, it->second.next, runtime::Promise<Value>(asked->second));  // no effect on a received one
+      // No effect on an item that was received.
+      end(it->second, it->second.next, runtime::Promise<Value>(asked->second));
   });
 }
 

@@ -14,25 +14,26 @@ namespace shoal::actors {
 class Streams {
  public:
   using Id = std::uint64_t;
-  // To be called before the call is made.
+  // Makes a stream. To be called before the yielding call is made.
   Id open();
-  // `done`: the call's answer, after which no items come.
+  // Ties the stream to `done`, the call's answer, after which no items come.
   void follow(Id stream, const runtime::Future<Value>& done);
-  // The next item. After the last one it fails as Unavailable/StreamOver, once the call is done; as DataLoss/ItemLost if only later ones
-  // are here.
+  // The next item, which may not have arrived yet. If the call is done, fails as Unavailable/StreamOver after the last item, and as
+  // DataLoss/ItemLost if only later items arrived.
   runtime::Future<Value> next(Id stream);
   void take(Id stream);
-  // Drops all items, here and to come.
+  // Drops the stream's items, those received and those still to come.
   void close(Id stream) { streams_.erase(stream); }
   void arrived(Id stream, std::uint64_t index, Result<Value> item);
 
  private:
   struct Stream {
-    std::map<std::uint64_t, runtime::Promise<Value>> items;  // received or requested; none before `next`
+    // Items that were received or requested, by index from `next` on.
+    std::map<std::uint64_t, runtime::Promise<Value>> items;
     std::uint64_t next = 0;
     bool over = false;
   };
-  // For an item that is not here and will not come.
+  // Fails the promise of an item that was not received before the call's end.
   static void end(const Stream& stream, std::uint64_t index, const runtime::Promise<Value>& item);
   std::map<Id, Stream> streams_;
   Id next_id_ = 1;

@@ -102,7 +102,7 @@ TEST_F(StreamsTest, ItemsWithoutAReaderAreReleased) {
   EXPECT_FALSE(kept.expired());
   streams_.take(stream_);
   EXPECT_TRUE(kept.expired());
-  streams_.arrived(stream_, 0, watched());  // a second time
+  streams_.arrived(stream_, 0, watched());  // the repeated call yields it a second time
   EXPECT_TRUE(kept.expired());
   streams_.arrived(stream_, 1, watched());
   streams_.close(stream_);

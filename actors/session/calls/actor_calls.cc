@@ -92,7 +92,8 @@ void ActorCalls::step(ActorId id, const TargetEvent& event) {
   Target* target = targets_.find(id);
   if (target == nullptr) return;
   for (const TargetAction& action : target->state.step(event, {links_.connected(target->state.endpoint()), reports_})) {
-    target = targets_.find(id);  // a future's callback may have removed it
+    // A callback of a future may have removed the actor.
+    target = targets_.find(id);
     if (target == nullptr) return;
     perform(id, *target, action);
   }
@@ -157,7 +158,7 @@ void ActorCalls::fail_calls(ActorId id, Target& t, const Error& cause) {
 
 // ---- connections
 
-// The cause is on its way, unless no reports come any more.
+// If reports still come, one will explain this end. Otherwise none will, so the actors die now.
 void ActorCalls::link_failed(const std::string& endpoint, const Error& why) {
   if (no_reports_) step_at(endpoint, ReportsEnded{*no_reports_});
   if (targets_.any_at(endpoint)) {
@@ -189,7 +190,7 @@ void ActorCalls::on_notice(runtime::Peer& peer, runtime::Request notice) {
 void ActorCalls::on_closed(runtime::Peer& peer, const Error& why) {
   const auto link = links_.with(peer);
   if (link == nullptr) return;
-  const auto owned = std::move(link->second.peer);  // destroyed when this returns
+  const auto owned = std::move(link->second.peer);  // the connection is destroyed when this function returns
   const std::string endpoint = link->first;
   step_at(endpoint, ConnectionEnded{owned->identity().local});
   link_failed(endpoint, why);
@@ -204,9 +205,9 @@ void ActorCalls::on_answer(runtime::Peer&, runtime::CallTag tag, Result<runtime:
   Target* const t = targets_.find(ActorId{tag.first});
   if (t == nullptr) return;
   if (!answer) {
-    if (t->state.phase() == Phase::kUndecided) return;  // the head's report decides
+    if (t->state.phase() == Phase::kUndecided) return;  // the head's report will decide about this call
     const ActorLink* const link = links_.find(t->state.endpoint());
-    if (link != nullptr && link->peer && !link->peer->connected()) return;  // on_closed decides
+    if (link != nullptr && link->peer && !link->peer->connected()) return;  // on_closed() decides about this call
   }
   const auto call = sender_.answered(*t, tag.second);
   if (!call) return;
@@ -237,7 +238,7 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
                              : not_found("this process has no handle of actor " + to_string(id));
     return refuse(Error(unknown).in("actor " + to_string(id)));
   }
-  // Not noted: a loop of such calls would displace all other failures.
+  // The failure is not entered into the book, since a loop of such calls would displace all other failures.
   if (const Error* const cause = t->state.cause_of_death()) return refuse(*cause);
   if (unsent.deps.size() > Call::kMaxAllDeps) {
     return refuse(invalid_argument(fmt::format("a call has {} references as arguments, which are too many", unsent.deps.size()))
@@ -265,15 +266,16 @@ void ActorCalls::cancel(const ValueFuture& result, CancelHow how) {
     if (const std::size_t at = t.unsent.find(result); at < t.unsent.size()) {
       const UnsentCall call = t.unsent.take(at);
       sender_.fail_unsent(t, call, call_cancelled(t.state.class_name() + "." + call.call.method));
-      Target* const left = targets_.find(id);         // the call's callbacks may have removed it
-      if (left != nullptr) sender_.flush(id, *left);  // later calls may have waited for its arguments
+      // A callback of the cancelled call may have removed the actor.
+      Target* const left = targets_.find(id);
+      if (left != nullptr) sender_.flush(id, *left);  // calls behind it may have waited for its arguments
       return;
     }
     SentCall* const sent = t.sent.find(result);
     if (sent == nullptr) continue;
     sent->again.reset();
     const ActorLink* const link = links_.find(t.state.endpoint());
-    if (link == nullptr || !link->peer) return;  // lost already
+    if (link == nullptr || !link->peer) return;  // the call is lost already
     (void)link->peer->notify(number(Method::kCancelCall), {to_bytes(CancelCall{id, sent->request, how}), {}, {}});
     return;
   }
@@ -290,7 +292,7 @@ void ActorCalls::keep_until_answered(ActorId actor, std::shared_ptr<const void> 
   if (t->unanswered == 0) keep_next(actor, *t);
 }
 
-// In rounds, so that a call is counted once for all that is kept.
+// Works in rounds: each waits for the calls that are open at its beginning, once for all values kept by then.
 void ActorCalls::keep_next(ActorId id, Target& t) {
   t.kept = std::exchange(t.kept_next, {});
   if (t.kept.empty()) return;
@@ -298,7 +300,7 @@ void ActorCalls::keep_next(ActorId id, Target& t) {
     Target* const target = *alive ? targets_.find(id) : nullptr;
     if (target != nullptr && --target->unanswered == 0) keep_next(id, *target);
   };
-  // Without the constructor call, which may wait for resources forever: the actor's end is queued behind it.
+  // Leaves out the constructor call, which may wait for resources forever: the call that ends the actor is queued behind it.
   std::vector<ValueFuture> calls;
   for (const auto& unsent : t.unsent.all()) {
     if (unsent.call.method != "__init__") calls.push_back(unsent.promise.future());

@@ -1,4 +1,4 @@
-// Fixture of the tests of calls: a simulated process with actors, and its caller.
+// Fixture of the tests of calls: a simulated process that hosts actors, and a process that calls them.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline std::string outcome(const ValueFuture& f) {
   return {reinterpret_cast<const char*>(head.data()), head.size()};
 }
 
-// An actor that answers "boom" with an error, "hold" never, and other methods at once with their names.
+// An actor that answers the method "boom" with an error, "hold" never, and other methods at once with their names.
 class Echo final : public Hosted {
  public:
   void on_call(Incoming incoming) override {
@@ -51,7 +51,7 @@ class Echo final : public Hosted {
   std::vector<Incoming> held;
 };
 
-// A process with an actor, and its caller.
+// A process that hosts an actor, and the process that calls it.
 class ActorCallsTest : public testing::Test {
  protected:
   static constexpr ActorId kActor{7}, kOther{8};

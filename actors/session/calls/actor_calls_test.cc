@@ -135,7 +135,7 @@ TEST_F(ActorCallsTest, InAnyOrderTheReleaseIsTheLastCall) {
   now_alive();
   runtime::Promise<Value> first;
   const auto waits = call(kActor, "waits", {first.future()}), release = call(kActor, std::string(kRelease)), next = call(kActor, "next");
-  calls_.in_any_order(kActor, true);  // as if found by its name
+  calls_.in_any_order(kActor, true);  // as for an actor that was found by its name
   world_.run_for(1s);
   EXPECT_TRUE(actor_->received.empty());
   first.set(text_value("now"));
@@ -155,7 +155,7 @@ TEST_F(ActorCallsTest, KeptValuesStayUntilTheCurrentCallsAreAnswered) {
   calls_.keep_until_answered(kActor, std::exchange(second, {}));
   later.set(text_value("x"));
   ASSERT_TRUE(run_until_ready(blocked));
-  EXPECT_FALSE(kept.expired());  // a sent call is unanswered
+  EXPECT_FALSE(kept.expired());  // the sent call still has no answer
   actor_->held[0].reply(text_value("done"));
   ASSERT_TRUE(run_until_ready(held));
   EXPECT_TRUE(kept.expired());
@@ -198,7 +198,7 @@ TEST_F(ActorCallsTest, CancellingASentCallNotifiesTheActor) {
   EXPECT_EQ(actor_->cancelled[0].first, actor_->held[1].key());
   EXPECT_TRUE(actor_->cancelled[0].second.force);
   EXPECT_FALSE(actor_->cancelled[0].second.recursive);
-  EXPECT_EQ(outcome(other), "pending");  // the actor decides
+  EXPECT_EQ(outcome(other), "pending");  // the actor's process decides about a sent call
 }
 
 TEST_F(ActorCallsTest, NestedCallsAreCancelledWithTheirCall) {

@@ -7,7 +7,7 @@
 namespace shoal::actors {
 namespace {
 
-// Calls with more references' values than one message holds.
+// Calls with references to more values than one message holds.
 class ManyArgumentsTest : public ActorCallsTest {
  protected:
   static std::string nth(std::size_t n, const std::string& of) { return of + std::to_string(n) + std::string(1000, '.'); }
@@ -44,7 +44,7 @@ TEST_F(ManyArgumentsTest, AllOfThemArriveAndLaterCallsStayAfterThem) {
 TEST_F(ManyArgumentsTest, ACallCancelledAmongItsArgumentsLeavesNone) {
   now_alive();
   const auto first = call(kActor, "first");
-  ASSERT_TRUE(run_until_ready(first));  // it is connected
+  ASSERT_TRUE(run_until_ready(first));  // now it is connected
   const auto unwanted = call(kActor, "arguments", values(300, "unwanted"));
   const auto next = call(kActor, "arguments", values(200)), last = call(kActor, "arguments", values(2));
   calls_.cancel(unwanted, {});
@@ -133,7 +133,7 @@ TEST_F(ManyArgumentsTest, FewOnesWithManyReferencesInThemGoBeforeTheirCallToo) {
   }
 }
 
-// A socket with room for twenty values.
+// Calls over a socket whose queue has room for twenty values.
 class LargeArgumentsTest : public ActorCallsTest {
  protected:
   LargeArgumentsTest() : ActorCallsTest(20 << 20) {}
@@ -147,11 +147,11 @@ TEST_F(LargeArgumentsTest, ToAnotherHostArgumentsPrecedeTheirCallAtTheSocketsPac
   EXPECT_EQ(outcome(result), "40");
 }
 
-// References in messages that the receiver did not read are uncounted there, since the sender has counted them.
+// The sender counts references for the receiver, which takes back the counts of messages that it did not read.
 class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandler {
  protected:
   using Told = std::map<std::uint64_t, std::int64_t>;
-  // The host's changes of counts, by object number.
+  // The changes of counts that the process of the actors has reported, by object number.
   Told reported() {
     world_.run_for(1s);
     references_.flush();
@@ -159,7 +159,7 @@ class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandl
   }
   static ObjectKey object(std::uint64_t number) { return {JobId{1}, ObjectId{number}}; }
   static Value small(std::uint64_t contains) { return with_objects(text_value("small"), {object(contains)}); }
-  // The receiver has no memory for it.
+  // A value above the inline limit. The receiver cannot read it, since its memory_ is NoMemory.
   static Value unreadable(std::uint64_t contains) {
     return with_objects(text_value(std::string(Value::kMaxInlineBytes + 1, 'x')), {object(contains)});
   }

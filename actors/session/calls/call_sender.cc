@@ -41,7 +41,8 @@ void CallSender::add(Target& t, UnsentCall&& call) {
       if (Target* const target = targets_.find(id); target != nullptr) flush(id, *target);
     });
   }
-  const bool waits = t.unsent.any_order() && !call.all_ready();  // it holds up no call, so no flush is needed
+  // Calls may overtake one that waits for a reference, so it stops none, and no flush is needed.
+  const bool waits = t.unsent.any_order() && !call.all_ready();
   t.unsent.add(std::move(call));
   if (!waits) flush(id, t);
 }
@@ -94,12 +95,12 @@ void CallSender::flush_now(Target& t) {
   }
 }
 
-// Sends only while nothing is queued in the socket, since queued descriptors stay open.
+// Sends a portion only while nothing is queued in the socket, since each queued descriptor stays open in this process.
 Result<bool> CallSender::send_portions(Target& t, ActorLink& link, std::size_t at) {
   t.unsent.move_to_front(at);
   UnsentCall& c = t.unsent[0];
   if (std::any_of(c.deps.begin(), c.deps.end(), [](const ValueFuture& d) { return !d.peek() || d.peek()->raised(); })) return true;
-  (void)c.resolve();  // no argument failed
+  (void)c.resolve();  // succeeds: the lines above have looked for failed arguments
   runtime::Peer& peer = *link.peer;
   if (std::exchange(c.connection, link.connection) != link.connection) c.before = 0;
   const bool local = peer.identity().local;
@@ -117,7 +118,7 @@ Result<bool> CallSender::send_portions(Target& t, ActorLink& link, std::size_t a
     SHOAL_TRY(auto message, arguments_message(c.call, c.before, end, local));
     for (const Value& v : values) counts_.sending(v, t.state);
     const auto sent = peer.notify(number(Method::kArguments), std::move(message));
-    if (!sent && !peer.connected()) return false;  // on_closed handles it
+    if (!sent && !peer.connected()) return false;  // on_closed() then decides about the call
     if (!sent) return fail(sent.error());
     c.before = end;
   }
@@ -148,10 +149,10 @@ void CallSender::send(Target& t, ActorLink& link, UnsentCall&& c) {
   if ((!sent.unmade_only || t.state.repeats_unbegun()) && c.call.method != "__init__")
     sent.again = std::make_unique<Call>(std::move(c.call));
   t.sent.add(number_sent, std::move(sent), spare_);
-  // The first call of a batch is flushed at once, the others together.
+  // While an answer is due on this connection, calls are gathered and flushed together; otherwise the call is flushed at once.
   const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
   peer.call(method, *std::move(message), {id.value, number_sent}, flush);
-  if (c.before > 0 && !t.sent.contains(number_sent)) discard_portions(t, c);  // refused at once
+  if (c.before > 0 && !t.sent.contains(number_sent)) discard_portions(t, c);  // the connection refused it at once
 }
 
 void CallSender::fail_unsent(const Target& t, const UnsentCall& c, const Error& cause) {

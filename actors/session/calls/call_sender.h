@@ -1,7 +1,8 @@
 // Sends the calls that can be sent, in the order of each actor's queue. Loop thread only.
 //
-// A future that is set meanwhile may allow sends to any actor. The outermost call makes these in a loop, so that long chains need no
-// stack. Values that exceed one message are sent in portions before their call, over the same connection.
+// While a call is sent, a callback may set a future and thereby allow sends to other actors. The outermost flush() makes these sends in a
+// loop, so that long chains need no deep stack. Values that exceed one message are sent in portions before their call, over the same
+// connection.
 #pragma once
 
 #include <cstdint>
@@ -14,36 +15,37 @@
 
 namespace shoal::actors {
 
-// Counts references in sent and received values, for this process and the receivers.
+// Counts received references for this process, and sent ones for their receivers.
 struct ValueCounts {
-  References* references = nullptr;  // null: not counted
-  ValueMemory* memory = nullptr;     // for large values
+  References* references = nullptr;  // null: nothing is counted
+  ValueMemory* memory = nullptr;     // where large received values are put
   WorkerId self;
   NodeId node;
 
   void received(Result<Value>& value) const;
   void sending(const Value& value, const TargetState& to) const;
-  // Parts of a result get memories of their own, since a descriptor is sent for the whole memory.
+  // Several results of a call may be parts of one shared memory. Copies such parts into memories of their own, since a descriptor passes on
+  // the whole memory.
   void make_whole(std::span<const Value> values, bool local) const;
 };
 
 class CallSender {
  public:
-  // All outlive this.
+  // All arguments outlive this object.
   CallSender(Targets& targets, ActorLinks& links, const CallNotes& notes, const ValueCounts& counts)
       : targets_(targets), links_(links), notes_(notes), counts_(counts) {}
 
   ~CallSender() { *alive_ = false; }
 
-  // Queues the call of an actor that is not dead, or sends it at once.
+  // Sends the call at once, or queues it. The actor is not dead.
   void add(Target& target, UnsentCall&& call);
-  // Sends what can be sent; within a call of this, when that returns.
+  // Sends what can be sent. Inside of another flush(), the sends follow when that one is done.
   void flush(ActorId id, Target& target);
-  // The same for all actors at this endpoint.
+  // flush() for each actor at this endpoint.
   void flush_at(const std::string& endpoint);
-  // A call that left the queue, and is not sent, fails.
+  // Fails a call that left the queue and was not sent.
   void fail_unsent(const Target& target, const UnsentCall& call, const Error& cause);
-  // Removes a sent call whose answer has arrived; nullopt: it failed already.
+  // Removes a sent call whose answer has arrived. Returns nullopt if the call has failed before.
   std::optional<SentCalls::Answered> answered(Target& target, std::uint64_t number) { return target.sent.take(number, spare_); }
 
  private:
@@ -51,9 +53,10 @@ class CallSender {
   void flush_now(Target& target);
   void flush_others();
   void send(Target& target, ActorLink& link, UnsentCall&& call);
-  // Sends the portions before the call at `at`, which becomes the queue's first; true once all are sent.
+  // Moves the call at `at` to the front of the queue and sends portions of its values. Returns true once all portions before the call are
+  // sent.
   Result<bool> send_portions(Target& target, ActorLink& link, std::size_t at);
-  // Makes the receiver discard the portions sent for this call.
+  // Makes the receiver discard the portions that were sent for this call, which itself will not follow.
   void discard_portions(const Target& target, const UnsentCall& call);
 
   Targets& targets_;
@@ -62,7 +65,7 @@ class CallSender {
   const ValueCounts& counts_;
   std::deque<ActorId> to_flush_;
   bool flushing_ = false;
-  std::uint64_t next_ = 1;  // sent call
+  std::uint64_t next_ = 1;  // number of the next sent call
   SentCalls::Spare spare_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

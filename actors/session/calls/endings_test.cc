@@ -44,7 +44,7 @@ TEST_F(ActorCallsTest, NewsOfADeathDoNotOvertakeTheLastAnswers) {
   ASSERT_TRUE(run_until_ready(next));
   EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
   EXPECT_EQ(outcome(next), "Unavailable/ActorDied");
-  EXPECT_EQ(actor_->received.size(), 2u);  // nothing was sent to the ended process
+  EXPECT_EQ(actor_->received.size(), 2u);  // no call was sent to the ended process
 }
 
 TEST_F(ActorCallsTest, NewsOfADeathWaitNoLongerThanAMomentForAConnectionThatDoesNotEnd) {
@@ -113,7 +113,8 @@ TEST_F(ActorCallsTest, OnlyTheLastDeadActorsAreRemembered) {
     calls_.expect(ActorId{n}, "Short");
     calls_.updated(row(ActorId{n}, ActorState::kDead));
   };
-  EXPECT_EQ(outcome(call(ActorId{99}, "next")), "NotFound/");  // no actor was forgotten
+  // No dead actor was forgotten yet, so an unknown one was never there.
+  EXPECT_EQ(outcome(call(ActorId{99}, "next")), "NotFound/");
   for (std::uint64_t n = 100; n < 100 + 2 * calls_options_.max_dead; ++n) dies(n);
   calls_.expect(ActorId{50}, "Next");
   EXPECT_FALSE(calls_.actors().knows(ActorId{100}));
@@ -138,7 +139,7 @@ class StartedAgainTest : public ActorCallsTest {
     calls_.updated(reported);
   }
   void starts_again() {
-    world_.run_for(1s);  // lets its process's messages arrive, since the fabric drops messages under way
+    world_.run_for(1s);  // lets its process's messages arrive: the simulated network drops those under way at its end
     host_.reset();
     tell(ActorState::kRestarting);
     world_.run_for(100ms);
@@ -157,9 +158,9 @@ class StartedAgainTest : public ActorCallsTest {
 TEST_F(StartedAgainTest, CallsToAProcessThatEndsInTheConstructorGoToTheNextOne) {
   const auto first = held(2);
   starts_again();
-  const auto last = call(kActor, "last");  // behind the held calls
+  const auto last = call(kActor, "last");  // queued behind the held calls
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 4; }, 30s));
-  starts_again();  // a second restart resends too
+  starts_again();  // calls that were sent again once are sent again a second time
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 6; }, 30s));
   host_->made();
   for (std::size_t i : {4, 5}) actor_->held[i].reply(text_value(std::to_string(i)));
@@ -245,7 +246,7 @@ TEST_F(StartedAgainLaterTest, InAnyOrderOtherCallsContinueAndACancelIsImmediate)
   EXPECT_EQ(outcome(lost), "Cancelled/TaskCancelled");
 }
 
-// Messages of the process may be lost with the connection.
+// An actor on another host, whose last messages may be lost with the connection.
 class StartedAgainElsewhereTest : public StartedAgainTest {
  protected:
   StartedAgainElsewhereTest() : StartedAgainTest(false) {}

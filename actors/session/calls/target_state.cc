@@ -35,7 +35,8 @@ void TargetState::on(const ReportsEnded& ended, Facts facts) {
 
 void TargetState::on(const Made&, Facts) {
   made_ = true;
-  act(Kind::kDropCopies);  // the actor owns the values of sent calls now
+  // Sent calls may have begun from now on: copies for calls that have not begun would only keep values in memory.
+  act(Kind::kDropCopies);
 }
 
 void TargetState::on(const ConnectionEnded& ended, Facts facts) {
@@ -45,7 +46,7 @@ void TargetState::on(const ConnectionEnded& ended, Facts facts) {
   release_held(facts);
 }
 
-// No report explained the end of the connection, so the process is taken to live.
+// No report has explained the end of the connection, so the process counts as alive, except for an actor that the head does not have.
 void TargetState::on(const RedialDue& due, Facts) {
   if (at_head_ == AtHead::kUnknown) return die(died_of(due.why));
   act(due.unreachable ? Kind::kFailCalls : Kind::kRetryOnReconnection,
@@ -56,12 +57,12 @@ void TargetState::on(const RedialDue& due, Facts) {
 
 void TargetState::on(const GraceOver&, Facts facts) {
   if (phase_ == Phase::kEnding) {
-    made_ = true;  // kMade may be among the unread messages
+    made_ = true;  // the process may have sent kMade in a message that was not read
     release_held(facts);
   } else if (phase_ == Phase::kUndecided) {
     phase_ = Phase::kPending;
     const Error cause = *std::exchange(cause_, {});
-    if (facts.reports != Reports::kAll) return die(died_of(cause));  // no head restarts it
+    if (facts.reports != Reports::kAll) return die(died_of(cause));  // there is no head that would restart it
     process_lost(cause);
   }
 }
@@ -112,7 +113,7 @@ void TargetState::take(const ProcessGone& gone, Facts facts) {
 
 void TargetState::process_lost(const Error& cause) {
   endpoint_.clear();
-  // The next process has not made the actor.
+  // A next process begins without the actor.
   act(std::exchange(made_, false) ? Kind::kRetryOnNextProcess : Kind::kRequeueUnbegun,
       unavailable(fmt::format("actor {} is not available now, its process is restarted: {}", class_name_, cause.message()))
           .with_reason("ActorUnavailable")

@@ -1,8 +1,8 @@
 // The state of an actor as its callers see it: a pure machine that decides what becomes of their calls. No I/O, clock or thread.
 //
 // Reports of the head and of nodes, and the ends of connections, are its events. Its actions concern the calls that are sent, those that
-// are queued, and the connection. A report of a process's end may overtake the process's last messages, so it is held until the
-// connection ends, or until the grace is over. testdata/ has transcripts.
+// are queued, and the connection. A report of a process's end may overtake the process's last messages, so it is held until the connection
+// ends or the grace is over. The folder testdata/ has transcripts.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace shoal::actors {
 
-// Which reports of ends are to come.
+// The reports of processes' ends that this process can still receive.
 enum class Reports {
   kAll,
-  kOfNodes,  // the head is gone: it restarts no actor
+  kOfNodes,  // the head is gone and restarts no actor; the node still reports ends
   kNone,
 };
 
 // ---- events
 
-// A report of a node: the process is gone, with its actors.
+// A node reports that the process is gone, with its actors.
 struct ProcessGone {
   WorkerId worker;
   Error cause;
@@ -37,37 +37,37 @@ struct Unknown {
 struct ReportsEnded {
   Error cause;
 };
-// The process has sent kMade.
+// The actor's process has sent kMade: the actor is made.
 struct Made {};
-// The connection to the process ended. Without `all_read`, kMade may be lost with it.
+// The connection to the process ended. Without `all_read` some of its messages may be lost, perhaps kMade among them.
 struct ConnectionEnded {
   bool all_read = true;
 };
-// A new connection is due, since no report explained the end of the last one.
+// It is time to connect again, since no report has explained the end of the last connection.
 struct RedialDue {
   Error why;
-  bool unreachable = false;  // for long
+  bool unreachable = false;  // it has been broken for ActorCalls::Options::unreachable_after
 };
 struct GraceOver {};
-// The head's report is an ActorRow.
+// The events. ActorRow is the head's report on the actor.
 using TargetEvent = std::variant<ActorRow, ProcessGone, Unknown, ReportsEnded, Made, ConnectionEnded, RedialDue, GraceOver>;
 
 // ---- actions
 
 struct TargetAction {
   enum class Kind : std::uint8_t {
-    kConnect,              // to endpoint(), and send queued calls
-    kStartGrace,           // GraceOver follows after the grace, unless kStopGrace precedes it
-    kStopGrace,            //
-    kDropCopies,           // those of sent calls that are repeated only if they did not begin
-    kRequeueUnbegun,       // sent calls did not begin: those with a copy are queued again, the others fail
-    kRetryOnNextProcess,   // sent calls may have begun: those with retries left are queued again after the delay, the others fail
-    kRetryOnReconnection,  // the same without a delay
-    kFailCalls,            // sent and queued ones
-    kDie,                  // likewise, and so do later calls
+    kConnect,              // connect to endpoint(), and send queued calls
+    kStartGrace,           // send GraceOver after the grace, unless kStopGrace comes first
+    kStopGrace,            // GraceOver does not follow any more
+    kDropCopies,           // drop the copies of calls that may be sent again only if the actor was not made
+    kRequeueUnbegun,       // sent calls did not begin: queue those that have a copy again, fail the others
+    kRetryOnNextProcess,   // sent calls may have begun: queue those with retries left again after the delay, fail the others
+    kRetryOnReconnection,  // as kRetryOnNextProcess, without the delay
+    kFailCalls,            // fail sent and queued calls
+    kDie,                  // fail sent and queued calls, and refuse later ones
   };
   Kind kind;
-  std::optional<Error> cause = {};  // why calls fail
+  std::optional<Error> cause = {};  // the error of the calls that fail
 };
 const char* to_string(TargetAction::Kind kind);
 using TargetActions = std::vector<TargetAction>;
@@ -77,12 +77,12 @@ class TargetState {
   enum class Phase : std::uint8_t {
     kPending,    // it has no process: it is not placed yet, or it is restarted
     kPlaced,     // its process is at endpoint()
-    kEnding,     // the same, and reports of the process's end are held until the last messages are read
+    kEnding,     // its process has ended; reports of this are held until the process's last messages are read
     kUndecided,  // its process is gone, and the head's report decides about the calls sent to it
     kDead,
   };
   struct Facts {
-    bool connected = false;  // to endpoint()
+    bool connected = false;  // there is a connection to endpoint()
     Reports reports = Reports::kAll;
   };
 
@@ -93,21 +93,21 @@ class TargetState {
 
   Phase phase() const { return phase_; }
   const std::string& class_name() const { return class_name_; }
-  // The reported process and node.
+  // The actor's process and its node, as the head last reported them.
   WorkerId worker() const { return worker_; }
   NodeId node() const { return node_; }
-  // Empty without a process.
+  // Where the actor's process takes calls; empty without a process.
   const std::string& endpoint() const { return endpoint_; }
   // True if calls may be sent to endpoint().
   bool takes_calls() const { return phase_ == Phase::kPlaced; }
-  // Retries of a call that does not set its own number.
+  // How often a lost call is sent again, unless it has its own number.
   std::int32_t retries() const { return retries_; }
-  // True if a call that is lost with this process goes to the next one, since the actor is not made yet.
+  // True if calls that are lost with this process go to the next one, since this process has not made the actor yet.
   bool repeats_unbegun() const { return at_head_ != AtHead::kEndsWithProcess && !made_; }
   const Error* cause_of_death() const { return phase_ == Phase::kDead ? &*cause_ : nullptr; }
 
  private:
-  // kUnknown: the head will not report its death.
+  // The head's intention for the end of the actor's process. kUnknown: the head does not have the actor, and will report nothing about it.
   enum class AtHead : std::uint8_t { kEndsWithProcess, kMayRestart, kUnknown };
   using Report = std::variant<ActorRow, ProcessGone>;
 
@@ -119,7 +119,7 @@ class TargetState {
   void on(const ConnectionEnded& ended, Facts facts);
   void on(const RedialDue& due, Facts facts);
   void on(const GraceOver&, Facts facts);
-  // Holds a report of the process's end while its messages may be unread; false: it counts at once.
+  // Holds back a report of the process's end while messages of the process may be unread. Returns false if the report counts at once.
   bool holds(Report report, Facts facts);
   void release_held(Facts facts);
   void take(const ActorRow& row, Facts facts);
@@ -134,14 +134,14 @@ class TargetState {
   std::string class_name_;
   Phase phase_ = Phase::kPending;
   AtHead at_head_ = AtHead::kEndsWithProcess;
-  bool made_ = false;  // kMade was received, or may be unread: sent calls may have begun
+  bool made_ = false;  // kMade was received, or may be among lost messages, so sent calls may have begun
   std::int32_t retries_ = 0;
   WorkerId worker_;
   NodeId node_;
   std::string endpoint_;
-  std::optional<Error> cause_;  // why it is dead; while undecided, why its process ended
-  std::vector<Report> held_;    // in the order of arrival; not empty exactly in kEnding
-  TargetActions actions_;       // the present step's
+  std::optional<Error> cause_;  // if dead, why; if undecided, why its process ended
+  std::vector<Report> held_;    // in the order of arrival; only kEnding has any
+  TargetActions actions_;       // actions of the step that is under way
 };
 
 const char* to_string(TargetState::Phase phase);

@@ -86,7 +86,7 @@ class TargetStateTest : public testing::Test {
     connected();
   }
 
-  // Compares the text with testdata/`name`.
+  // Expects the text to equal the file testdata/`name`.
   void ends_as_in(const std::string& name) {
     std::ifstream file("actors/session/calls/testdata/" + name);
     const std::string golden{std::istreambuf_iterator<char>(file), {}};

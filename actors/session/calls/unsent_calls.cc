@@ -67,7 +67,8 @@ std::size_t UnsentCalls::find(const ValueFuture& answer) const {
 std::size_t UnsentCalls::next(std::size_t at) {
   for (; at < calls_.size(); ++at) {
     UnsentCall& c = calls_[at];
-    if (at > 0 && c.call.method == kRelease) break;  // it stays behind all earlier calls
+    // The call that ends the actor goes only when it is the first: all earlier calls are sent then.
+    if (at > 0 && c.call.method == kRelease) break;
     if ((!lost_wait_ || c.tries == 0) && c.all_ready()) return at;
     if (!any_order_) break;
   }

@@ -33,7 +33,7 @@ TEST_F(ActorCallsTest, AGeneratorWithoutAReaderGetsAnError) {
   world_.fabric().disconnect("caller", "host");
   ASSERT_TRUE(run_until_ready(held));
   EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kUnheard);
-  const auto again = call(kActor, "next");  // the same caller's, over another connection
+  const auto again = call(kActor, "next");  // from the same caller, over another connection
   ASSERT_TRUE(run_until_ready(again));
   EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kUnheard);
 }
@@ -57,7 +57,7 @@ TEST_F(ActorCallsTest, TwoGeneratorsOfOneCallerDoNotShareRoom) {
       ++sent;
       count += k % 2 == 0;
     }
-    EXPECT_EQ(sent, 2u);  // the second was sent while at most kAhead was queued
+    EXPECT_EQ(sent, 2u);  // when the second was sent, at most kAhead bytes were queued
     EXPECT_LT(last, ActorHost::kAhead + 300'000);
     ASSERT_TRUE(world_.run_until([&] { return host_->queued_bytes() == 0; }, 30s));
   }
@@ -77,7 +77,7 @@ TEST_F(ActorCallsTest, AnItemThatIsADescriptorWaitsUntilNothingElseDoes) {
   const Value small = text_value("small"), large = text_value(std::string(200'000, 'x'));
   EXPECT_EQ(host_->yields(incoming, 1, 0, small), Yielded::kSent);
   ASSERT_GT(host_->queued_bytes(), 0u);
-  incoming.local = true;  // a local caller would get it without its bytes
+  incoming.local = true;  // a caller on the same host would get a descriptor instead of the bytes
   EXPECT_EQ(host_->yields(incoming, 1, 1, large), Yielded::kNoRoom);
   EXPECT_EQ(host_->yields(incoming, 1, 1, small), Yielded::kSent);
 }

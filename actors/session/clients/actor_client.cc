@@ -10,8 +10,8 @@ using runtime::Peer;
 
 namespace {
 
-constexpr runtime::Duration kRetryEndAfter = std::chrono::seconds(1);  // before another kRelease
-constexpr std::array<std::byte, 1> kNoArguments{std::byte{0x80}};      // an array of nothing, in CBOR
+constexpr runtime::Duration kRetryEndAfter = std::chrono::seconds(1);  // pause before kRelease is sent again
+constexpr std::array<std::byte, 1> kNoArguments{std::byte{0x80}};      // an empty array in CBOR
 
 Result<ActorRow> row_in(const Result<Message>& reply) {
   if (!reply) return fail(reply.error());
@@ -32,7 +32,7 @@ ActorClient::ActorClient(SessionLoop& loop, HeadClient& head, NodeClient& node, 
                {.post = [this](std::function<void()> fn) { loop_.post(std::move(fn)); },
                 .new_object = [this, &random] { return ObjectKey{self_.job, random.id<ObjectId>(), self_.node}; },
                 .tell = [this](ActorId actor) { return release(actor); },
-                // Without the owner, whose process may be gone.
+                // Names no owner, since the fetch of a lifetime token must not fail when the process that made it is gone.
                 .get = [&objects](const ObjectKey& object) { return objects.fetch_now(object, {}); },
                 .keep_until_answered =
                     [this](ActorId actor, std::shared_ptr<const void> what) {
@@ -51,7 +51,7 @@ ActorClient::ActorClient(SessionLoop& loop, HeadClient& head, NodeClient& node, 
 }
 
 Result<std::optional<FoundActor>> ActorClient::create_gang(const GangSpec& spec) {
-  // Called once the connection exists, since a new connection asks the head about every expected actor.
+  // Runs only once there is a connection, since each new connection begins with a question about every expected actor.
   const auto expect = [&] {
     for (const auto& a : spec.actors) {
       creating_.insert(a.id);
@@ -83,7 +83,8 @@ Result<std::optional<FoundActor>> ActorClient::create_gang(const GangSpec& spec)
   }
   forget(not_found("another actor has this actor's name"));
   SHOAL_TRY(auto exists, from_bytes<FoundActor>(created->body));
-  SHOAL_OK(know(exists.row.id, exists.row.class_name));  // a report on it may have come earlier
+  // A report on the actor may have come before this process expected it, so know() asks for the row.
+  SHOAL_OK(know(exists.row.id, exists.row.class_name));
   return std::optional(std::move(exists));
 }
 
@@ -187,7 +188,7 @@ void ActorClient::process_gone(const WorkerUpdate& process) {
   if (actors && !head_.cluster_ends()) actors->process_gone(process.worker, process.cause.value_or(unavailable("its process ended")));
 }
 
-// No handle refers to this actor, which this process made.
+// Called when no handle refers to this actor any more, which this process made. Returns the answer of the call that ends it.
 ValueFuture ActorClient::release(ActorId actor) {
   auto nothing = Value::make({kNoArguments});
   auto* const actors = calls_.by_actor();
@@ -204,7 +205,7 @@ ValueFuture ActorClient::release(ActorId actor) {
   return actors->call(std::move(call), {});
 }
 
-// Like withdraw(); its release then fails.
+// As withdraw(), without waiting. If it kills the actor, the call that release() makes fails.
 void ActorClient::withdraw_soon(ActorId actor) {
   head_.call(Method::kWatchActor, to_bytes(ActorRef{actor}), [this, actor](const Result<Message>& reply) {
     const auto row = row_in(reply);

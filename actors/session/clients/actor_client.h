@@ -1,7 +1,7 @@
 // The client of actors: it makes, finds and ends them, and follows their lives by the reports of head and node.
 //
-// Calls may be made on an actor that this process knows: one that it made, found, or named to know(). The head reports changes of each
-// known actor for as long as a connection lasts. Any thread, unless noted.
+// Calls may be made on an actor that this process has made, has found, or has passed to know(). The head reports the changes of each such
+// actor for as long as a connection lasts. Any thread, unless noted.
 #pragma once
 
 #include <functional>
@@ -26,28 +26,28 @@ class ActorClient {
   ActorClient(const ActorClient&) = delete;
   ActorClient& operator=(const ActorClient&) = delete;
 
-  // Returns when the head accepts the gang; calls may be made at once. After a refusal such calls fail with its error. For a gang that
-  // can never be placed (Unschedulable) this succeeds, and all calls fail.
-  // The caller fills in ids, job and gang id (Session::new_id). An existing actor (get_if_exists) is returned, and the ids in `spec` are
-  // unused.
+  // Returns when the head accepts the gang; calls on its actors may be made at once. After a refusal such calls fail with its error. For a
+  // gang that can never be placed (Unschedulable), create_gang() succeeds and all calls fail. The caller fills in ids, job and gang id
+  // (Session::new_id). If the actor exists already (get_if_exists), it is returned, and the ids in `spec` are not used.
   Result<std::optional<FoundActor>> create_gang(const GangSpec& spec);
   // The living actor of this name, in any job; calls on it may be made from now on. Returns NotFound/NoSuchName if there is none.
   Result<FoundActor> find(const FindActor& request);
-  // Allows calls on another process's actor, since handles are plain values. Returns NotFound if the head does not have it.
+  // Allows calls on an actor of another process, whose handle came as a plain value. Returns NotFound if the head does not have the actor.
   Result<void> know(ActorId actor, const std::string& class_name);
-  // Calls made after this fail. `restart`: a restartable actor only loses its process.
+  // Ends an actor: calls made afterwards fail. `restart`: an actor that may restart loses only its process.
   Result<void> kill(ActorId actor, bool restart = false);
-  // Kills an actor that was never placed or lacks its arguments, unless a user's call waits for it here. Returns true if it did.
+  // Kills an actor that was never placed or lacks its arguments, unless a call of user code in this process waits for it. Returns true if
+  // it did.
   Result<bool> withdraw(ActorId actor);
-  // Kills an idle or used-up worker of functions. Actors that it made (a function may return a handle) become this process's.
+  // Kills an idle or used-up worker of functions. The actors that it made (a function may return a handle) are adopted by this process.
   Result<void> retire(ActorId worker);
-  // According to the reports received so far.
+  // True if the reports received so far include the actor's death, or if it is forgotten.
   bool dead(ActorId actor);
 
   // ---- only while the loop is owned ----
-  // Counts the handles that keep actors alive; a handle's share may end in any thread.
+  // Counts the handles that keep actors alive. The last copy of a handle may be released in any thread.
   Handles& handles() { return handles_; }
-  // A report that a process is gone, with its actors.
+  // To be called for a report that a process is gone, with its actors.
   void process_gone(const WorkerUpdate& process);
 
  private:

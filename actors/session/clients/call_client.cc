@@ -57,7 +57,8 @@ Result<void> CallClient::cancel_now(const ToCancel& what, CancelHow how) {
     return fail(invalid_argument("force applies to remote functions: cancelling a call does not end an actor's process")
                     .with_hint("cancel the call without force, or kill() the actor"));
   }
-  what.done();  // first, since cancelling may run callbacks
+  // Called before the cancellation, which may run callbacks.
+  what.done();
   if (!result.ready()) by_actor_->cancel(result, how);
   return {};
 }

@@ -16,7 +16,8 @@
 
 namespace shoal::actors {
 
-// An unwanted value's call, and a callback just before its cancellation. Both run on the loop.
+// How to cancel the call that makes a value: `answer` returns the call's future, and `done` runs just before the cancellation. Both run on
+// the loop.
 struct ToCancel {
   std::function<ValueFuture()> answer;
   std::function<void()> done;
@@ -33,9 +34,9 @@ class CallClient {
   // ---- any thread ----
   // `task`: receives the call's new task number.
   ValueFuture call(Call call, std::vector<ValueFuture> deps, std::uint64_t* task = nullptr);
-  // The `count` results of a call as separate futures.
+  // Splits the result of a call that returns `count` values into a future for each.
   std::vector<ValueFuture> split(const ValueFuture& whole, std::size_t count);
-  // `any`: a call that waits for a reference does not hold up those behind it. No effect on an unknown actor.
+  // `any`: the actor's calls may overtake a call that waits for a reference. No effect on an unknown actor.
   void in_any_order(ActorId actor, bool any);
   // Keeps `what` until every call on this actor that was made by now has its answer.
   void keep_until_answered(ActorId actor, std::shared_ptr<const void> what);
@@ -52,11 +53,11 @@ class CallClient {
   Streams& streams() { return by_actor_->streams(); }
   // True if calls made by this process are unanswered: their results would be lost with it.
   bool any_open() const;
-  // The same for calls on one actor.
+  // True if calls of this process on this actor are unanswered.
   bool any_open(ActorId actor) const { return by_actor_ && by_actor_->actors().any_open(actor); }
-  // Counts `whole`, the result of several attempts, as open until it is ready, even between attempts.
+  // Makes any_open() count `whole` as an open call until it is ready. It is the result of several attempts, and remains open between them.
   void note_open(const ValueFuture& whole);
-  // Open calls and tasks, for inspection: as ActorCalls.
+  // Appends open calls and tasks for inspection, up to `limit` rows in all; returns the number omitted.
   std::uint64_t report(std::vector<TaskReport>& out, std::size_t limit) const;
   CallBook::Counts counts() const;
 
@@ -69,7 +70,7 @@ class CallClient {
   SessionLoop& loop_;
   std::unique_ptr<ActorCalls> by_actor_;
   TaskPools pools_;
-  const std::shared_ptr<std::size_t> num_open_ = std::make_shared<std::size_t>(0);  // note_open
+  const std::shared_ptr<std::size_t> num_open_ = std::make_shared<std::size_t>(0);  // futures of note_open() that are not ready
 };
 
 }  // namespace shoal::actors

@@ -16,9 +16,9 @@ class ClusterClient {
 
   Result<ListReply> list(ListRequest::What what, JobId job = {});
   Result<ClusterStatus> status();
-  Result<ClusterStatus> resources();  // only total, available and wanted_back
-  // Stores a part (without data: only asks), and returns true once all parts are there. Returns InvalidArgument/FromTheFirst if earlier
-  // parts are missing.
+  Result<ClusterStatus> resources();  // fills in only total, available and wanted_back
+  // Sends a part of a package to the head, or, without data, only asks about the package. Returns true once the head has all parts,
+  // InvalidArgument/FromTheFirst if earlier parts are missing.
   Result<bool> put_package(const PackagePart& part);
   // The part of the package that begins at `offset`.
   Result<PackagePart> get_package(const std::string& name, std::uint64_t offset);

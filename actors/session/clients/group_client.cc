@@ -28,7 +28,7 @@ Result<void> GroupClient::create(const GroupSpec& spec) {
 }
 
 ValueFuture GroupClient::ready(GroupId group, Value value) {
-  (void)head_.reach();  // otherwise the future fails
+  (void)head_.reach();  // without a head the future fails
   return loop_.own([&] {
     const bool known = groups_.knows(group);
     auto out = groups_.ready(group, std::move(value));

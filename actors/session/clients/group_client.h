@@ -1,7 +1,7 @@
 // The client of placement groups: it makes and removes them, and waits for their resources. Any thread, unless noted.
 //
-// A restarted head gets the requests for awaited groups again. It also gets the removals again, since its predecessor may have ended before
-// it stored them.
+// A restarted head gets the requests for awaited groups again. It also gets the removals again, since the earlier head may have ended
+// before it stored them.
 #pragma once
 
 #include <deque>
@@ -19,25 +19,26 @@ class GroupClient {
   GroupClient(const GroupClient&) = delete;
   GroupClient& operator=(const GroupClient&) = delete;
 
-  // Begins with the time, so that groups that come and go together are adjacent in the head's store. The rest is random.
+  // Makes an id that begins with the time, so that groups that come and go together are adjacent in the head's store. The rest is random.
   GroupId new_id();
   // Returns when the head accepts the group; ready() waits for its placement.
   Result<void> create(const GroupSpec& spec);
   // A future of `value`, ready once the group has all its bundles. It fails with Cancelled/GroupRemoved if the group is removed, with
   // NotFound if the head does not have it.
   ValueFuture ready(GroupId group, Value value);
-  // Does not wait for the head. Later requests to the head find the group removed.
+  // Sends the removal, and does not wait until the head has done it. Later requests of this process find the group removed.
   Result<void> remove(GroupId group);
   Result<GroupRow> row(GroupId group);
   Result<GroupRow> find(const FindActor& request);
-  // Futures that wait fail. Only while the loop is owned.
+  // Fails the futures that wait. Only while the loop is owned.
   void close();
 
  private:
   void watch(GroupId group);
   void repeat();
 
-  static constexpr std::size_t kMaxRemoved = 1000;  // a head stores a removal within milliseconds
+  // Removals that are kept, to be sent again to a restarted head. A head stores a removal within milliseconds.
+  static constexpr std::size_t kMaxRemoved = 1000;
 
   SessionLoop& loop_;
   HeadClient& head_;

@@ -12,14 +12,14 @@ namespace shoal::actors {
 
 class GroupWatch {
  public:
-  // `value` once the group has all its bundles; otherwise the cause of its removal, or the error of its lookup. If !knows(group), the
-  // caller first asks the head about it.
+  // Returns a future of `value`, which is ready once the group has all its bundles. It fails with the cause of the group's removal, or with
+  // the error of its lookup. If !knows(group), the caller first asks the head about the group.
   ValueFuture ready(GroupId group, Value value);
   bool knows(GroupId group) const { return groups_.contains(group); }
   void expect(GroupId group) { groups_.try_emplace(group); }
   std::vector<GroupId> expected() const;
 
-  // A report from the head.
+  // The head has sent the group's row.
   void updated(const GroupRow& row);
   void unknown(GroupId group, const Error& cause);
 
@@ -32,7 +32,7 @@ class GroupWatch {
     bool created = false;
     std::vector<Waiting> waiting;
   };
-  std::map<GroupId, Group> groups_;  // reports are still to come
+  std::map<GroupId, Group> groups_;  // groups of which the head still sends changes
 };
 
 }  // namespace shoal::actors

@@ -21,7 +21,7 @@ void HostRequests::ask_again(runtime::Peer& head) {
   for (const auto& [id, request] : requests_) ask(head, id);
 }
 
-// An answer after close() finds no request; after a broken connection the request waits for ask_again.
+// An answer that arrives after close() is ignored. When the connection breaks, the request stays open until ask_again().
 void HostRequests::ask(runtime::Peer& head, ActorId actor) {
   head.call(number(Method::kHostActor), {requests_.at(actor).body.clone(), {}, {}}, runtime::Peer::kNoTimeout,
             [this, actor](Result<runtime::Message> reply) {

@@ -1,5 +1,5 @@
-// Requests to the head to place actors in this process, until they are answered. They are repeated after the head was away, since each
-// names its actor. Loop thread only.
+// Requests to the head to place actors in this process, until they are answered. Each names its actor, so it can be repeated to a head that
+// was away. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,8 @@ class HostRequests {
   HostRequests(const HostRequests&) = delete;
   HostRequests& operator=(const HostRequests&) = delete;
 
-  // Asks `head`, and again after it was away (`ask_again`). `refused` runs before the future fails: with the head's error, with
-  // DeadlineExceeded after `timeout`, or with close()'s error.
+  // Sends the request to `head`; ask_again() repeats it after the head was away. Before the future fails, `refused` runs. Errors are the
+  // head's, DeadlineExceeded after `timeout`, and that of close().
   runtime::Future<HostedActor> add(runtime::Peer& head, const HostActor& actor, runtime::Duration timeout, std::function<void()> refused);
   void ask_again(runtime::Peer& head);
   void close(const Error& why);

@@ -45,7 +45,7 @@ Result<void> Hosting::leave() {
 }
 
 void Hosting::set_blocked(bool blocked) {
-  (void)head_.reach_once();  // without a head nothing is placed
+  (void)head_.reach_once();  // a head that is away gives the CPUs to no others anyway
   loop_.own([&] {
     blocked_ = blocked;
     (void)head_.link().notify(Method::kWorkerBlocked, body(to_bytes(WorkerBlocked{self_.worker, blocked})));

@@ -15,7 +15,7 @@ namespace shoal::actors {
 
 class Hosting {
  public:
-  // A call that is cancelled recursively ends the calls in `calls` that it has made.
+  // A recursive cancellation of a call that runs here also cancels the calls in `calls` that it has made.
   Hosting(SessionLoop& loop, runtime::Network& network, HeadClient& head, NodeClient& node, CallClient& calls, const Identity& self);
   Hosting(const Hosting&) = delete;
   Hosting& operator=(const Hosting&) = delete;
@@ -24,19 +24,19 @@ class Hosting {
   std::string endpoint();
   // Reports to the node that this process takes calls.
   Result<void> ready();
-  // For a worker whose actor ends with it, even a restartable one.
+  // Announces to the head that this worker is about to end, and that its actor ends with it, even one that could restart.
   Result<void> leave();
-  // For a worker that blocks: others may use its CPUs meanwhile.
+  // Reports that this worker begins or ends to block: while it does, others may use its CPUs.
   void set_blocked(bool blocked);
   // The handle and creation spec of the restarted actor that this worker has to make. Returns NotFound if there is none.
   Result<FoundActor> creation_spec();
-  // Places an actor in this process as a member of a gang over `world_size` processes. The future is ready when all are there.
+  // Places an actor in this process as a member of a gang over `world_size` processes. The future is ready when all members are placed.
   Result<runtime::Future<HostedActor>> place(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout);
   void set_attributes(const SetAttributes& attributes);
 
   // Only while the loop is owned, and before close().
   ActorHost& actors() { return *actors_; }
-  // Requests to place actors fail, and no calls are taken any more. Only while the loop is owned.
+  // Fails the open requests to place actors, and takes no calls any more. Only while the loop is owned.
   void close();
 
  private:
@@ -46,7 +46,7 @@ class Hosting {
   const Identity& self_;
   std::unique_ptr<ActorHost> actors_;
   HostRequests requests_;
-  bool blocked_ = false;  // a restarted head is notified of it again
+  bool blocked_ = false;  // also reported to a restarted head
 };
 
 }  // namespace shoal::actors

@@ -12,7 +12,7 @@ using runtime::Peer;
 
 namespace {
 
-// The memory of a result, for the node. An error becomes an object too, so that those who get it receive the error.
+// The shared memory of a result, to be put at the node. An error becomes an object too, so that those who get it receive the error.
 Result<std::shared_ptr<SharedMemory>> shared_memory(const Result<Value>& value, ValueMemory& memory) {
   if (value && value->shared()) return value->own_memory(&memory);
   SHOAL_TRY(const Value copy,
@@ -45,7 +45,7 @@ ObjectClient::ObjectClient(SessionLoop& loop, NodeClient& node, CallClient& call
   });
 }
 
-// The object store calls these functions in its own thread.
+// The object store calls these functions in threads that do not own the loop.
 Result<void> ObjectClient::share_limit(Limit limit) {
   using runtime::UsageBoard;
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(limit.membership_page));
@@ -58,7 +58,7 @@ Result<void> ObjectClient::share_limit(Limit limit) {
   place.interrupted = std::move(limit.interrupted);
   place.ask_others = [this](std::uint64_t wanted) { notify_later(Method::kMakeRoom, body(to_bytes(MakeRoom{wanted}))); };
   place.moved = [this](const ObjectKey& object, Result<Fd> file) {
-    if (!file) return;  // the node keeps its copy
+    if (!file) return;  // without a file the object stays in the node's memory
     Message m = body(to_bytes(ObjectRef{object.id, object.job, 0, {}, {}, object.home}));
     m.fds.push_back(*std::move(file));
     notify_later(Method::kMoveObject, std::move(m));
@@ -106,10 +106,10 @@ void ObjectClient::put(ObjectId id, const Result<Value>& value) {
   if (done) return;
   Message m = body(to_bytes(ObjectRef{id, self_.job, 0, self_.worker, {}}));
   m.payload = runtime::encode_error(Error(done.error()).in("an object that was to be shared"));
-  (void)node_.link().notify(Method::kPutObject, std::move(m));  // so that waiting processes fail
+  (void)node_.link().notify(Method::kPutObject, std::move(m));  // makes processes that wait for the object fail
 }
 
-// Without a node nothing is counted.
+// Without a connection to the node the changes are dropped, since no node counts for this process any more.
 void ObjectClient::count(const std::vector<References::Change>& changes) {
   if (!node_.link().connected()) return;
   CountObjects out;
@@ -126,7 +126,8 @@ ValueFuture ObjectClient::fetch(const ObjectKey& object, WorkerId owner) {
 }
 
 ValueFuture ObjectClient::fetch_now(const ObjectKey& object, WorkerId owner) {
-  references_.flush();  // earlier releases must reach the node first
+  // The node has to receive earlier releases before this request.
+  references_.flush();
   const runtime::Promise<Value> promise;
   node_.link().call(Method::kGetObject, body(to_bytes(ObjectRef{object.id, object.job, 0, owner, {}, object.home})), Peer::kNoTimeout,
                     [this, promise, object](Result<Message> reply) { promise.set(arrived(object, std::move(reply))); });
@@ -163,8 +164,8 @@ Result<void> ObjectClient::cancel(const ObjectKey& object, WorkerId owner, Cance
 
 Result<void> ObjectClient::cancel_published(const ObjectKey& object, CancelHow how) {
   const auto promised = promised_.find(object.id);
-  if (promised == promised_.end() || object.job != self_.job) return {};  // ready already
-  const ToCancel what = promised->second;                                 // a copy, since cancelling may erase the entry
+  if (promised == promised_.end() || object.job != self_.job) return {};  // the object is ready, so there is no call to cancel
+  const ToCancel what = promised->second;                                 // a copy, since the cancellation may erase the entry
   return calls_.cancel_now(what, how);
 }
 

@@ -1,6 +1,7 @@
 // The client of the node's objects: values that this process shares with others, and values that it fetches.
 //
-// An object that is published before it is ready is a promise: the process of its future keeps how to cancel it.
+// An object may be published before its value exists. The process that published it then keeps a way to cancel the call that makes the
+// value.
 #pragma once
 
 #include <map>
@@ -23,12 +24,12 @@ class ObjectClient {
   ObjectClient& operator=(const ObjectClient&) = delete;
 
   // ---- any thread ----
-  // This process keeps to the node's shared limit from now on (ObjectStore::join).
+  // The node's limit on large values, which all its processes share, and this process's place on the usage board (ObjectStore::join).
   struct Limit {
     Fd membership_page;
     std::int32_t member = 0;
-    std::string folder;                 // for spilled files
-    std::function<bool()> interrupted;  // true ends waits for room
+    std::string folder;                 // where files of spilled values are made
+    std::function<bool()> interrupted;  // polled by waits for room; true ends them
   };
   Result<void> share_limit(Limit limit);
   // The memory for large values of this process.
@@ -36,21 +37,22 @@ class ObjectClient {
   // References that this process holds and passes on.
   References& references() { return references_; }
   // Publishes a value, ready or not, at the node under this id for other processes. A value that cannot be shared becomes an error. The
-  // node keeps it while any process holds it; the result is this process's hold. Without `to_cancel`, cancelling the object cancels the
-  // future itself.
+  // node keeps the value while any process holds a reference; the returned pointer is this process's. Without `to_cancel`, cancelling the
+  // object cancels the call of `future`.
   std::shared_ptr<const void> publish(ObjectId id, const ValueFuture& future, ToCancel to_cancel = {});
-  // The same, but the node keeps it until it is dropped, or its job ends.
+  // As publish(), but the node keeps the value until drop(), or until its job ends.
   void give(ObjectId id, const ValueFuture& future);
-  // An object that a process of its job published or will publish at `home` (none: this node). Errors are Unavailable: OwnerDied (process
-  // or node ended first), ObjectFreed (no holder left), ObjectLost (its node is unreachable).
+  // Fetches an object that a process of its job published or will publish at its home (none: this node). Fails as Unavailable: OwnerDied
+  // (the process or its node ended before), ObjectFreed (no holder left), ObjectLost (the home is unreachable).
   ValueFuture fetch(const ObjectKey& object, WorkerId owner);
-  // The node keeps it no longer, even if it is published later.
+  // Makes the node free an object, also one that is published only later.
   void drop(ObjectId id);
-  // Cancels the call of an object that any process published. Returns once that process has cancelled it. No effect if it is gone.
+  // Cancels the call that makes an object, in the process that published it. Returns once that process has cancelled the call. No effect if
+  // the process is gone.
   Result<void> cancel(const ObjectKey& object, WorkerId owner, CancelHow how);
 
   // ---- only while the loop is owned ----
-  // As fetch(), from a handler.
+  // As fetch(), for a caller that owns the loop, such as a handler.
   ValueFuture fetch_now(const ObjectKey& object, WorkerId owner);
 
  private:
@@ -66,11 +68,11 @@ class ObjectClient {
   CallClient& calls_;
   const Identity& self_;
   References references_;
-  std::map<ObjectId, ToCancel> promised_;  // published, and not ready yet
+  std::map<ObjectId, ToCancel> promised_;  // objects that are published and not ready yet
   ObjectStore store_;
 };
 
-// A future of this value.
+// Returns a future that is ready with this value.
 ValueFuture ready_future(Value value);
 
 }  // namespace shoal::actors

@@ -8,7 +8,7 @@ namespace shoal::actors {
 
 namespace {
 
-// This process's large values. Each gets an identifier at its first report, and keeps it.
+// Rows for this process's large values. Each value gets an identifier at its first report, and keeps it.
 std::vector<ObjectReport> report_memories(const std::vector<std::shared_ptr<SharedMemory>>& memories, JobId job, runtime::Random& random) {
   std::vector<ObjectReport> out;
   for (const auto& memory : memories) {

@@ -1,4 +1,5 @@
-// This process's answers to inspection (actors/wire/inspection.h), made on request, and the metrics that it leaves with its node.
+// This process's answers to inspection (actors/wire/inspection.h), made on request, and the last metrics, which it sends to its node before
+// it ends.
 #pragma once
 
 #include <functional>
@@ -17,7 +18,8 @@ namespace shoal::actors {
 
 class ProcessReporter {
  public:
-  // Metrics of this process's users. `last`: the process leaves, and counts restart at zero. Any thread, never with Python's GIL held.
+  // Returns the metrics of this process's user code. `last`: the process leaves, and counts restart at zero. Any thread, never with
+  // Python's GIL held.
   using Measured = std::function<std::vector<MetricFamily>(bool last)>;
   ProcessReporter(SessionLoop& loop, NodeClient& node, CallClient& calls, ObjectClient& objects, const CallBook& book,
                   runtime::Random& random, const Identity& self, Measured measured);
@@ -40,7 +42,8 @@ class ProcessReporter {
   runtime::Random& random_;
   const Identity& self_;
   const Measured measured_;
-  std::optional<std::vector<MetricFamily>> last_;  // set when leaving; recording then starts anew
+  // The metrics of send_last_metrics() in a process that owns its job, whose counts have restarted at zero since.
+  std::optional<std::vector<MetricFamily>> last_;
 };
 
 }  // namespace shoal::actors

@@ -29,7 +29,7 @@ void TaskPools::lend(ActorId worker) {
   (void)head_.link().notify(Method::kWorkerBlocked, body(to_bytes(WorkerBlocked{calls_.actors().worker(worker), true})));
 }
 
-// Without a head no others get them.
+// Requests the lent CPUs of a worker back. Without a head they are granted at once, since no others get them.
 void TaskPools::resume(ActorId worker, const std::function<void(bool)>& done) {
   if (!head_.link().connected()) return loop_.post([done] { done(true); });
   head_.call(Method::kWorkerBlocked, to_bytes(WorkerBlocked{calls_.actors().worker(worker), false}),

@@ -1,6 +1,6 @@
 // The pools of remote functions of this process. Only while the loop is owned, unless noted.
 //
-// The session closes with its pools: their tasks fail then, and callers may keep a closed pool.
+// close() fails the tasks of all pools. Callers may keep a closed pool.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace shoal::actors {
 
 class TaskPools {
  public:
-  // `calls` makes the calls of the pools until close(). Their ended tasks are noted in `book`.
+  // The pools make their calls through `calls` until close(), and enter ended tasks into `book`.
   TaskPools(SessionLoop& loop, HeadClient& head, ActorCalls& calls, CallBook& book, const Identity& self, runtime::Duration retry_delay);
   TaskPools(const TaskPools&) = delete;
   TaskPools& operator=(const TaskPools&) = delete;
@@ -27,12 +27,12 @@ class TaskPools {
     bool spreads = false;  // tasks go to nodes in turn
     bool lends = false;    // its workers hold CPUs, which others may use while they are idle
   };
-  // `wanted` is called on the loop when the pool's take_wants has something new. Any thread.
+  // `wanted` is called on the loop when TaskPool::take_wants() has something new for the pool's owner. Any thread.
   std::shared_ptr<TaskPool> make(std::function<void()> wanted, Kind kind);
   bool any_open() const;
   void cancel(const ValueFuture& result, CancelHow how);
   void cancel_children(CallKey parent, CancelHow how);
-  // Tasks without a worker, for inspection: as TaskPool.
+  // Appends tasks without a worker, up to `limit` rows in all; returns the number omitted.
   std::uint64_t report(std::vector<TaskReport>& out, std::size_t limit) const;
   void count(CallBook::Counts& counts) const;
   void close();
@@ -47,7 +47,8 @@ class TaskPools {
   CallBook& book_;
   const Identity& self_;
   const runtime::Duration retry_delay_;
-  std::uint64_t next_task_ = std::uint64_t{1} << kPoolTaskBits;  // all pools number their tasks together
+  // The number of the next task. All pools number their tasks together.
+  std::uint64_t next_task_ = std::uint64_t{1} << kPoolTaskBits;
   std::vector<std::shared_ptr<TaskPool>> pools_;
 };
 

@@ -9,7 +9,7 @@ namespace shoal::actors {
 
 namespace {
 
-constexpr runtime::Duration kPause = std::chrono::milliseconds(50);  // between attempts
+constexpr runtime::Duration kPause = std::chrono::milliseconds(50);  // pause between two attempts
 
 }  // namespace
 
@@ -47,7 +47,7 @@ Result<void> HeadClient::retry(const std::function<Result<void>()>& attempt) {
     const auto done = attempt();
     if (done || done.error().reason() != "HeadGone" || loop_.clock()->now() >= end) return done;
     const auto waited = loop_.wait([this] { return !node_.link().connected(); }, loop_.deadline_in(kPause));
-    if (waited) return done;  // without a node no head is restarted
+    if (waited) return done;  // a process without a node waits for no restart of the head
     if (waited.error().code() != Code::kDeadlineExceeded) return waited;
   }
 }

@@ -1,8 +1,8 @@
 // The client of the head: a connection that is made again, and requests that survive the head's death.
 //
 // The node of the head's host starts a dead head again, or another head leads. A request that fails for lack of a head is therefore
-// repeated until head_timeout, while this process has a node. This is safe, since each request names what it makes
-// (docs/decisions/requests-name-what-they-make.md). A restarted head has no watches: parts of the session that need some add them again in
+// repeated until head_timeout, while this process has a node. Repetition is safe, since each request names what it makes
+// (docs/decisions/requests-name-what-they-make.md). A restarted head has no watches, so clients that need some add them again in
 // link().on_opened().
 #pragma once
 
@@ -21,15 +21,15 @@ class HeadClient {
     runtime::Duration connect_timeout = {}, control_timeout = {};
     runtime::Duration head_timeout = {};
   };
-  // Reports of the node update the head's endpoints.
+  // Notices of `node` update the head's endpoints (kHeads).
   HeadClient(SessionLoop& loop, runtime::Network& network, NodeClient& node, Options options);
 
   // ---- any thread ----
   // Endpoints of the head, tried in turn.
   std::string endpoints();
-  // Waits for the connection. Returns Unavailable/HeadGone if no head answers.
+  // Waits for a connection to the head, and tries again until head_timeout. Returns Unavailable/HeadGone if no head answers.
   Result<void> reach();
-  // The same, without repetition.
+  // As reach(), with a single attempt.
   Result<void> reach_once();
   Result<runtime::Message> ask(Method method, const Bytes& bytes, const std::function<void()>& sending = {});
   template <class Reply>
@@ -37,20 +37,20 @@ class HeadClient {
     SHOAL_TRY(const runtime::Message reply, ask(method, bytes));
     return from_bytes<Reply>(reply.body);
   }
-  // As ask(), without repetition: only if there is a connection.
+  // As ask(), with a single attempt, and only if there is a connection.
   Result<runtime::Message> ask_once(Method method, Bytes bytes) { return link_.ask(method, std::move(bytes), options_.control_timeout); }
   // Repeats `attempt` while it fails with HeadGone.
   Result<void> retry(const std::function<Result<void>()>& attempt);
-  // This process leaves: a dead head is awaited no longer than `limit`.
+  // For a process that leaves: from now on requests wait for a dead head no longer than `limit`.
   void hurry(runtime::Duration limit);
 
   // ---- only while the loop is owned ----
   Link& link() { return link_; }
-  // An answer after control_timeout is an error.
+  // Sends a request. If no answer comes within control_timeout, `done` gets an error.
   void call(Method method, Bytes bytes, runtime::Peer::Callback done) {
     link_.call(method, body(std::move(bytes)), options_.control_timeout, std::move(done));
   }
-  // A report of the head, unless the cluster ends for this session.
+  // Sets the handler of a notice from the head. Notices are dropped once this session ends the cluster (expect_end).
   template <class Notice>
   void on_notice(Method method, std::function<void(const Notice&)> handle) {
     link_.on_notice(method, [this, handle = std::move(handle)](const runtime::Message& message) {
@@ -58,7 +58,7 @@ class HeadClient {
       if (const auto notice = from_bytes<Notice>(message.body)) handle(*notice);
     });
   }
-  // This session ends the cluster: processes and connections that end with it are no news for open calls.
+  // For a session that ends the cluster: reports of ends that follow are then ignored, so that open calls do not fail by them.
   void expect_end() { cluster_ends_ = true; }
   bool cluster_ends() const { return cluster_ends_; }
 

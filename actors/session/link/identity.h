@@ -13,8 +13,8 @@ struct Identity {
   NodeId node;
   std::string folder;            // the cluster's session folder
   std::string host;              // this host's address for other hosts
-  bool owns_job = false;         // a driver whose job ends with it
-  bool started_by_node = false;  // a worker, or a submitted program
+  bool owns_job = false;         // the process is a driver whose job ends with it
+  bool started_by_node = false;  // the process is a worker, or a submitted program
 };
 
 }  // namespace shoal::actors

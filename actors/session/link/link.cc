@@ -54,7 +54,7 @@ void Link::dial() {
   dial(*std::move(to), 0);
 }
 
-// The callback runs on the loop, whose thread ends before this object; close() sets ended_ before.
+// The callback needs no check that this object lives: it runs on the loop, whose thread ends first, and close() sets ended_.
 void Link::dial(std::vector<runtime::Endpoint> to, std::size_t at) {
   const auto& endpoint = to[at];
   network_.connect(endpoint, runtime::Role::kClient, options_.connect_timeout,
@@ -106,7 +106,7 @@ void Link::on_request(Peer&, runtime::Request request, runtime::Responder respon
   responder.answer(handler->second(request.message));
 }
 
-// A method without a handler comes from a newer version, or is for other clients.
+// Ignores a notice without a handler: it comes from a newer version, or is for other kinds of clients.
 void Link::on_notice(Peer&, runtime::Request notice) {
   if (const auto handler = notices_.find(static_cast<Method>(notice.method)); handler != notices_.end()) handler->second(notice.message);
 }

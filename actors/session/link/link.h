@@ -1,6 +1,6 @@
-// The connection of this process to the head or to its node, with the handlers of what arrives there.
+// The connection of this process to the head or to its node, with the handlers of the messages that arrive on it.
 //
-// At most one attempt to connect is under way. After close() there is no connection, and none is made again.
+// At most one attempt to connect is under way. close() ends the connection for good.
 #pragma once
 
 #include <functional>
@@ -16,13 +16,14 @@
 
 namespace shoal::actors {
 
-// A message of a body only.
+// A message that has a body and no payload or descriptors.
 inline runtime::Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 class Link final : public runtime::PeerHandler {
  public:
   using Message = runtime::Message;
-  enum class Lasts { kOnce, kMadeAgain };  // kMadeAgain: once it was made, it is made again whenever it breaks
+  // kMadeAgain: a connection that breaks is made again; the first one is made only by dial().
+  enum class Lasts { kOnce, kMadeAgain };
   struct Options {
     Lasts lasts = Lasts::kOnce;
     runtime::Duration connect_timeout = {};
@@ -33,33 +34,33 @@ class Link final : public runtime::PeerHandler {
   Link& operator=(const Link&) = delete;
 
   // ---- any thread ----
-  // Waits for the connection, and dials unless an attempt is under way.
+  // Dials, unless there is a connection or an attempt, and waits for the outcome.
   Result<void> reach();
-  // Sends a request and waits for its answer. `sending` runs on the loop just before, if there is a connection.
+  // Sends a request and waits for its answer. `sending` runs on the loop just before the request is sent, if there is a connection.
   Result<Message> ask(Method method, Bytes bytes, runtime::Duration timeout, const std::function<void()>& sending = {});
 
   // ---- only while the loop is owned ----
-  // To be called before the first attempt. Notices and requests of other methods have no effect, and are refused.
+  // The handlers, to be set before the first attempt. Notices without a handler are ignored, requests without one are refused.
   void on_opened(std::function<void()> fn) { opened_.push_back(std::move(fn)); }
   void on_closed(std::function<void()> fn) { closed_.push_back(std::move(fn)); }
   void on_notice(Method method, std::function<void(const Message&)> fn) { notices_[method] = std::move(fn); }
   void on_request(Method method, std::function<Result<Message>(const Message&)> fn) { requests_[method] = std::move(fn); }
 
-  // Addresses of one process, or of several that take turns, to be tried in this order.
+  // Addresses of one process, or of several processes that take turns. dial() tries them in this order.
   const std::string& endpoints() const { return endpoints_; }
   void set_endpoints(const std::string& endpoints) { endpoints_ = endpoints; }
-  // As set_endpoints. Another process than the connected one now serves at the first of them: open requests fail, and it is dialled.
+  // As set_endpoints(). If the process at the first endpoint is not the connected one, open requests fail and that process is dialled.
   void move_to(const std::string& endpoints);
-  // No effect while there is a connection or an attempt.
+  // Begins to connect. No effect while there is a connection or an attempt.
   void dial();
   bool connected() const { return peer_ && peer_->connected(); }
-  // Calls `done` at once without a connection.
+  // Sends a request. Without a connection, `done` is called at once with the error.
   void call(Method method, Message message, runtime::Duration timeout, runtime::Peer::Callback done);
   // Returns Unavailable without a connection.
   Result<void> notify(Method method, Message message, runtime::Flush flush = runtime::Flush::kNow);
   // Null as soon as the connection is gone.
   runtime::Peer* peer() const { return connected() ? peer_.get() : nullptr; }
-  // Open requests fail with Cancelled. No handler runs from then on.
+  // Fails open requests with Cancelled, and ends the connection. No handler runs from then on.
   void close();
 
  private:
@@ -79,7 +80,7 @@ class Link final : public runtime::PeerHandler {
   std::map<Method, std::function<void(const Message&)>> notices_;
   std::map<Method, std::function<Result<Message>(const Message&)>> requests_;
   std::string endpoints_;
-  std::string connected_to_;  // one of `endpoints_`
+  std::string connected_to_;  // the one of `endpoints_` that was dialled last
   std::unique_ptr<runtime::Peer> peer_;
   bool dialling_ = false, was_open_ = false, ended_ = false;
   Error failure_ = unavailable("the connection was never made");  // the reason why there is no connection

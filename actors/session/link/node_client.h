@@ -19,16 +19,16 @@ class NodeClient {
   NodeClient(SessionLoop& loop, runtime::Network& network, const Identity& self, Options options);
 
   // ---- any thread ----
-  // Connects to the node and presents this process, once. The descriptor is that of the node's membership page, if it has one.
+  // Connects to the node and presents this process to it, once. The descriptor is that of the node's usage board, if it has one.
   struct Presented {
     Attached node;
     std::vector<Fd> membership_page;
   };
   Result<Presented> attach(const std::string& endpoint, const Attach& process);
-  // A constant once attach() has returned.
+  // The node's endpoint, constant once attach() has returned.
   const std::string& endpoint() const { return link_.endpoints(); }
   Result<runtime::Message> ask(Method method, Bytes bytes) { return link_.ask(method, std::move(bytes), options_.control_timeout); }
-  // The job's memory of this key, zeroed for the first process.
+  // The job's shared memory of this key at the node, filled with zeros for the first process that opens it.
   Result<Fd> open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member = -1);
   void drop_arena(const std::string& key);
 

@@ -1,4 +1,5 @@
-// The loop of a process with a session, for the process's threads. A thread owns it for a moment, or waits and runs it meanwhile.
+// The event loop of a process with a session, as the process's threads use it. A thread owns the loop for a moment, or waits and meanwhile
+// runs it.
 //
 // Any thread may call any member; a handler of the loop may only call post(), clock() and deadline_in().
 #pragma once
@@ -19,7 +20,8 @@ class SessionLoop {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  // `thread` runs loop(): it is made after this object and destroyed before it. Waits poll `interrupted`; true ends them.
+  // `thread` runs loop(): it is made after this object and destroyed before it. A wait polls `interrupted`, and ends when that returns
+  // true.
   SessionLoop(runtime::LoopThread& thread, std::function<bool()> interrupted);
   SessionLoop(const SessionLoop&) = delete;
   SessionLoop& operator=(const SessionLoop&) = delete;
@@ -32,14 +34,15 @@ class SessionLoop {
   // Waits until done() holds; done() is called while the loop is owned. Returns DeadlineExceeded after `deadline`, Cancelled/Interrupted if
   // a signal ended the wait.
   Result<void> wait(const std::function<bool()>& done, Deadline deadline = runtime::LoopThread::kForever);
-  // `limit` from now, for wait(); Duration::max(): no deadline.
+  // The time `limit` from now, for wait(). Duration::max() means no deadline.
   Deadline deadline_in(runtime::Duration limit) const;
-  // For a thread about to sleep on a descriptor that a handler sets (LoopThread::hand_over).
+  // To be called by a thread before it sleeps on a descriptor that a handler sets: another thread then runs the loop
+  // (LoopThread::hand_over).
   void hand_over() { thread_.hand_over(); }
   void post(std::function<void()> fn) { loop_.post(std::move(fn)); }
 
   runtime::Loop& loop() { return loop_; }
-  // May be kept longer than the session.
+  // May be kept after the session has ended.
   const std::shared_ptr<runtime::Clock>& clock() const { return clock_; }
 
  private:

@@ -11,7 +11,8 @@ using runtime::Message;
 
 namespace {
 
-constexpr runtime::Duration kOwnNode = std::chrono::seconds(1), kOtherNodes = std::chrono::seconds(3);  // to deliver all lines
+// Time for a node to deliver all lines.
+constexpr runtime::Duration kOwnNode = std::chrono::seconds(1), kOtherNodes = std::chrono::seconds(3);
 
 void warn(const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); }
 
@@ -31,7 +32,7 @@ JobLogs::JobLogs(SessionLoop& loop, runtime::Network& network, HeadClient& head,
     }
   });
   head.on_notice<Warning>(Method::kWarning, [this](const Warning& warning) {
-    // Every process of the job gets the warning, but workers' output reaches the driver anyway.
+    // Every process of the job gets the warning. A worker drops it, since the driver shows its own copy.
     if (self_.owns_job || options_.print) warn(warning.text);
   });
   node.link().on_notice(Method::kLogLines, [this](const Message& lines) { print(self_.host, lines); });
@@ -73,11 +74,11 @@ void JobLogs::print(const std::string& host, const Message& lines) {
   printer_->print(fmt::format("{}{} pid={}{}", m->label, rank, m->pid, at), m->stream == 2, lines.payload.view());
 }
 
-// A draining node needs no warning.
+// Warns that a node's lines come no more, unless the head reports that the node is draining.
 void JobLogs::warn_unless_drained(NodeId node, const std::string& text) {
   const ListRequest request{ListRequest::What::kNodes, {}, node.value - 1};
   head_.call(Method::kList, to_bytes(request), [this, node, text](const Result<Message>& reply) {
-    if (!remote_) return;  // this process leaves
+    if (!remote_) return;  // this process leaves, so it warns no more
     const auto page = reply ? from_bytes<ListReply>(reply->body) : Result<ListReply>(fail(reply.error()));
     const bool drained = page && std::any_of(page->nodes.begin(), page->nodes.end(),
                                              [&](const NodeRow& n) { return n.id == node && n.scheduling() == NodeScheduling::kDraining; });

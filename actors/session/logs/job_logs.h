@@ -20,15 +20,15 @@ class JobLogs {
  public:
   struct Options {
     bool print = true;
-    bool fold = false;  // on a terminal, show equal lines of several workers once
+    bool fold = false;  // on a terminal, show a line that several workers print once
   };
-  // `exited` is called on the loop for each report of a worker's end on another node.
+  // `exited` is called on the loop for each report of the end of a worker on another node.
   JobLogs(SessionLoop& loop, runtime::Network& network, HeadClient& head, NodeClient& node, const Identity& self, Options options,
           std::function<void(const WorkerUpdate&)> exited);
   JobLogs(const JobLogs&) = delete;
   JobLogs& operator=(const JobLogs&) = delete;
 
-  // Prints from now on, if this process is a driver that prints. To be called once attached.
+  // Prints workers' output from now on, if this process is a driver that prints. To be called after NodeClient::attach().
   Result<void> follow();
   // Returns when all lines that the job's workers have printed so far are printed here. A driver calls this before it leaves.
   Result<void> sync();
@@ -48,7 +48,7 @@ class JobLogs {
   const Identity& self_;
   const Options options_;
   const std::function<void(const WorkerUpdate&)> exited_;
-  std::optional<LinePrinter> printer_;  // from the first lines on
+  std::optional<LinePrinter> printer_;  // made with the first lines
   std::unique_ptr<RemoteLogs> remote_;  // between follow() and close()
 };
 

@@ -7,7 +7,7 @@ namespace shoal::actors {
 std::string LineFold::add(const std::string& who, std::string_view line, runtime::TimePoint now) {
   std::string out = over(now);
   const auto it = seen_.find(line);
-  // A process that repeats its own line is not folded, only lines of several.
+  // Only lines of several processes are folded. A process that repeats its own line is shown each time.
   if (it != seen_.end() && it->second.first != who) {
     it->second.others.insert(who);
     ++it->second.repeats;

@@ -1,4 +1,5 @@
-// Folds equal lines of several processes: the first is shown, repetitions are counted. Only for terminals; logs keep all lines. No I/O.
+// Folds equal lines of several processes: the first is shown, later ones are counted. Used for terminals only, since logs keep all lines.
+// No I/O.
 #pragma once
 
 #include <deque>
@@ -15,8 +16,8 @@ namespace shoal::actors {
 class LineFold {
  public:
   struct Options {
-    runtime::Duration window = std::chrono::seconds(2);  // from the first line
-    std::size_t max_lines = 256;                         // remembered lines
+    runtime::Duration window = std::chrono::seconds(2);  // time after its first appearance in which a line is folded
+    std::size_t max_lines = 256;                         // number of lines that are remembered
   };
   explicit LineFold(Options options) : options_(options) {}
 
@@ -24,15 +25,15 @@ class LineFold {
   std::string add(const std::string& who, std::string_view line, runtime::TimePoint now);
   // The counts of lines whose window is over: "(who) line (×8; SHOAL_DEDUP_LOGS=0 shows each)\n".
   std::string over(runtime::TimePoint now);
-  // The counts of all lines, at any time.
+  // The counts of all remembered lines, also of those whose window is not over.
   std::string rest();
-  // The time for the next over(), if it will return something.
+  // When over() has to be called next; nullopt if no line has been repeated.
   std::optional<runtime::TimePoint> next() const;
 
  private:
   struct Seen {
     runtime::TimePoint since;
-    std::string first;  // the first process
+    std::string first;  // the process that printed the line first
     std::set<std::string> others;
     std::size_t repeats = 0;
   };

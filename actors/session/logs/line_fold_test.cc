@@ -24,7 +24,7 @@ TEST_F(LineFoldTest, ALineOfSeveralProcessesIsShownOnceAndCounted) {
   now_ += 2s;
   EXPECT_EQ(fold_.over(now_), "(A pid=1) loading (×3; SHOAL_DEDUP_LOGS=0 shows each)\n");
   EXPECT_EQ(fold_.over(now_), "");
-  EXPECT_EQ(add("A pid=2", "loading"), "(A pid=2) loading\n");  // again, much later
+  EXPECT_EQ(add("A pid=2", "loading"), "(A pid=2) loading\n");  // the same line, long after its window
 }
 
 TEST_F(LineFoldTest, RepeatedLinesOfOneProcessAreNotFolded) {

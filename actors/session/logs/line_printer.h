@@ -1,4 +1,5 @@
-// Prints workers' output on this process's stdout and stderr, each line with its source; folded on a terminal (line_fold.h).
+// Prints workers' output on this process's stdout and stderr, each line with its source. Equal lines are folded on a terminal
+// (line_fold.h).
 //
 // Loop thread only.
 #pragma once
@@ -12,11 +13,11 @@ namespace shoal::actors {
 
 class LinePrinter {
  public:
-  // `clock` outlives this.
+  // `fold`: fold equal lines. `clock` outlives this object.
   LinePrinter(runtime::Clock& clock, bool fold);
 
   void print(const std::string& who, bool to_stderr, std::string_view lines);
-  // Prints the counts so far.
+  // Prints the counts of the lines that were folded so far.
   void flush();
 
  private:

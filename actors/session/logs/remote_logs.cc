@@ -48,7 +48,7 @@ bool RemoteLogs::syncing() const {
   return std::any_of(links_.begin(), links_.end(), [](const auto& l) { return l.second.asked > 0; });
 }
 
-// The capture is safe, since links stay at their addresses.
+// The callback may capture `link`, since the map never moves its elements.
 void RemoteLogs::ask(Link& link, std::uint16_t method, Bytes bytes) {
   ++link.asked;
   link.peer->call(method, {std::move(bytes), {}, {}}, kAnswerTimeout, [alive = alive_, &link](const Result<Message>&) {
@@ -71,12 +71,12 @@ void RemoteLogs::on_notice(Peer& peer, runtime::Request notice) {
 void RemoteLogs::on_closed(Peer& peer, const Error& why) {
   for (auto& [node, link] : links_) {
     if (link.peer.get() != &peer) continue;
-    const auto owned = std::move(link.peer);  // destroyed when this returns
+    const auto owned = std::move(link.peer);  // the connection is destroyed when this function returns
     return lost(node, link, why);
   }
 }
 
-// The head reports the node's end, if it ended.
+// Reports that no more lines come from this node. If the node has ended, the head reports that.
 void RemoteLogs::lost(NodeId node, const Link& link, const Error& why) const {
   if (sync_) return;  // this process leaves, and often the cluster too
   lost_(node, fmt::format("what workers on {} print is shown here no more, `shoal logs` there has it: {}", link.host, why.message()));

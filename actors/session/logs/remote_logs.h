@@ -1,7 +1,7 @@
-// Output and ends of a driver's workers on other nodes. The head reports the nodes where the job has workers, and each is asked for them
-// like the driver's own.
+// The output and the ends of a driver's workers on other nodes. The head reports the nodes where the job has workers. Each such node is
+// asked for output and ends, as the driver's own node is.
 //
-// A broken connection is not made again, since the node would repeat all lines. Loop thread only.
+// A broken connection is not made again, since the node would send all lines once more. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -16,9 +16,9 @@ namespace shoal::actors {
 
 class RemoteLogs final : public runtime::PeerHandler {
  public:
-  // kWorkerExited and kLogLines notices of workers on `host`.
+  // Called for each kWorkerExited and kLogLines notice of a worker on `host`.
   using Notice = std::function<void(const std::string& host, runtime::Request notice)>;
-  // Called once when nothing more comes from a node, with a text for the user.
+  // Called once for a node from which nothing more comes, with a text for the user.
   using Lost = std::function<void(NodeId node, const std::string& text)>;
   RemoteLogs(runtime::Clock& clock, runtime::Network& network, JobId job, Notice notice, Lost lost)
       : clock_(clock), network_(network), job_(job), notice_(std::move(notice)), lost_(std::move(lost)) {}
@@ -26,9 +26,9 @@ class RemoteLogs final : public runtime::PeerHandler {
   RemoteLogs& operator=(const RemoteLogs&) = delete;
   ~RemoteLogs();
 
-  // No effect for a node that is followed already.
+  // Connects to a node and follows its workers. No effect if the node is followed already.
   void follow(const NodeRow& node);
-  // All lines printed so far arrive before syncing() is false again. A node that does not answer keeps it true.
+  // Asks all nodes for the lines printed so far. syncing() is false once all have arrived, and stays true if a node does not answer.
   void sync();
   bool syncing() const;
 
@@ -36,7 +36,8 @@ class RemoteLogs final : public runtime::PeerHandler {
   struct Link {
     std::string host;
     std::unique_ptr<runtime::Peer> peer;  // null while connecting, and once broken
-    int asked = 1;                        // unanswered requests, with the connection attempt
+    // Number of requests without an answer; the attempt to connect counts as one.
+    int asked = 1;
   };
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
@@ -54,7 +55,7 @@ class RemoteLogs final : public runtime::PeerHandler {
   const Notice notice_;
   const Lost lost_;
   std::map<NodeId, Link> links_;
-  bool sync_ = false;  // also for connections that are not made yet
+  bool sync_ = false;  // sync() was called, so nodes that connect later are asked, too
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

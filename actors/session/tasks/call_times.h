@@ -1,4 +1,4 @@
-// The mean durations of functions' calls, from which a pool decides how many it sends to a worker at once.
+// The mean durations of calls by function. A pool decides by them how many tasks it sends to a worker at once.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@ namespace shoal::actors {
 
 class CallTimes {
  public:
-  // In seconds. Unknown functions count as long.
+  // The expected duration in seconds. A function that never ran counts as long.
   double expected(std::uint64_t function) const {
     const auto it = seconds_.find(function);
     return it == seconds_.end() ? 1e9 : it->second;
   }
   void took(std::uint64_t function, double seconds) {
-    if (seconds_.size() > kMaxFunctions) seconds_.clear();  // relearned quickly
+    if (seconds_.size() > kMaxFunctions) seconds_.clear();  // the durations are soon learned again
     const auto [known, first] = seconds_.try_emplace(function, seconds);
     if (!first) known->second += 0.2 * (seconds - known->second);
   }

@@ -1,4 +1,4 @@
-// The CPUs of a pool's idle workers, which others may use until there is work again (PoolWorker::Cpus). Loop thread only.
+// Lends the CPUs of a pool's idle workers to other processes until there is work again (PoolWorker::Cpus). Loop thread only.
 #pragma once
 
 #include <functional>
@@ -11,30 +11,30 @@ namespace shoal::actors {
 
 class CpuLending {
  public:
-  // Lends an idle worker's CPUs to others, and requests them back; the answer comes on the loop.
+  // Functions of the owner that lend an idle worker's CPUs, and request them back. The answer to a request comes on the loop.
   struct Ways {
     std::function<void(ActorId)> lend;
     std::function<void(ActorId, std::function<void(bool)>)> resume;
   };
 
-  // `changed` is called when a worker may take tasks that could not before. All outlive this.
+  // `changed` is called when a worker may take tasks that it could not take before. All arguments outlive this object.
   CpuLending(runtime::Clock& clock, const TaskPoolOptions& options, PoolWorkers& workers, std::function<void()> changed)
       : clock_(clock), options_(options), workers_(workers), changed_(std::move(changed)) {}
   ~CpuLending() { *alive_ = false; }
-  // Ends the timers, since their loop may end before this.
+  // Ends the timers, since their loop may end before this object.
   void close();
-  // CPUs are lent from now on.
+  // Lends the CPUs of idle workers from now on.
   void begin(Ways ways) { ways_ = std::move(ways); }
 
-  // A worker has no tasks. Its CPUs are lent after a while.
+  // To be called when a worker has no tasks: its CPUs are lent after lend_after, if it is still idle.
   void lend_soon() { lend_later(options_.lend_after); }
-  // Requests its CPUs back.
+  // Requests the lent CPUs of a worker back.
   void resume(ActorId id, PoolWorker& worker);
-  // Workers whose requests are unanswered.
+  // Number of workers whose request for their CPUs has no answer yet.
   std::size_t num_asked() const;
-  // Workers with lent CPUs that may get them back soon.
+  // Number of workers with lent CPUs that may get them back soon.
   std::size_t num_resumable() const;
-  // Others have had the CPUs of all workers for long.
+  // True if every worker's CPUs are lent, and requests for them have failed up to the longest pause.
   bool all_out() const;
 
  private:

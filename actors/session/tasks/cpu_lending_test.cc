@@ -3,7 +3,7 @@
 namespace shoal::actors {
 namespace {
 
-// A head that gives CPUs back when `room_` says so.
+// A pool whose workers lend CPUs, to a fake head that gives them back if `room_` is true.
 class LendingTaskPoolTest : public TaskPoolTest {
  protected:
   LendingTaskPoolTest() {
@@ -26,7 +26,7 @@ TEST_F(LendingTaskPoolTest, AWorkerWithoutWorkLendsItsCpusAndHasThemAgainBeforeI
   pass(100ms);
   EXPECT_TRUE(lent_.empty());
   returns("a");
-  submit("b");  // no pause between them
+  submit("b");  // the worker was idle for no time
   returns("b");
   EXPECT_EQ(asked_, 0);
   pass(100ms);
@@ -43,7 +43,7 @@ TEST_F(LendingTaskPoolTest, AWorkerWithoutItsLentCpusRunsNothingAndAnotherIsRequ
   room_ = false;
   submit("a");
   EXPECT_EQ(running(), "");
-  EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // the CPUs may come back soon
+  EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // the lent CPUs may come back soon
   pass(70ms);
   EXPECT_EQ(asked_, 4);
   EXPECT_FALSE(pool_.take_wants(1h).alone);

@@ -45,7 +45,7 @@ TEST_F(NotedTaskPoolTest, AnUnbegunTaskIsNoAttempt) {
   submit("a");
   worker(kA);
   pass(500us);
-  returns("a");  // its duration is known from now on
+  returns("a");  // from now on the duration of "a" is known
   const auto b = submit("b"), c = submit("c");
   EXPECT_EQ(running(), "1:b 1:c");
   dies(kA);

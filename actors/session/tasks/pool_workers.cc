@@ -11,7 +11,8 @@ using State = PoolWorker::State;
 
 namespace {
 
-constexpr std::chrono::seconds kShortestPause(1), kLongestPause(30);  // after a worker that could not be made
+// Pause after a worker that could not be made, before another is wanted.
+constexpr std::chrono::seconds kShortestPause(1), kLongestPause(30);
 
 }  // namespace
 
@@ -92,7 +93,8 @@ bool PoolWorkers::has_another() const {
 std::size_t PoolWorkers::num_starting() const {
   return static_cast<std::size_t>(std::count_if(workers_.begin(), workers_.end(), [&](const auto& entry) {
     const PoolWorker& w = entry.second;
-    const bool stuck = w.node && clock_.now() - w.idle_since > options_.turn_kept;  // its node has no room any more
+    // The node of a worker that starts for so long has no room.
+    const bool stuck = w.node && clock_.now() - w.idle_since > options_.turn_kept;
     return w.state == State::kStarting && !stuck;
   }));
 }

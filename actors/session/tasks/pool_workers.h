@@ -1,7 +1,7 @@
 // The workers of a pool: which of them takes the next task, and which are no longer needed. Loop thread only.
 //
-// When tasks are spread, nodes have turns: a task goes to the node whose last turn is longest ago. The turn of a node whose worker is
-// being made is kept for a while. Workers are visited in the order of their ids.
+// When tasks are spread over nodes, a task goes to the node whose last turn is longest ago. A node whose worker is being made keeps its
+// turn for a while. Workers are visited in the order of their ids.
 #pragma once
 
 #include <cstdint>
@@ -20,33 +20,33 @@ struct PoolWorker {
     kStarting,
     kReady,
     kRetired,  // it gets no more tasks
-    kDead,     // its last tasks are still to be returned
+    kDead,     // its process has ended, and the tasks that it had are still to be returned
   };
-  // kAsked: the request is unanswered; kRefused: others had the CPUs.
+  // The state of the worker's CPUs. kAsked: they are requested back, without an answer yet. kRefused: the last request failed.
   enum class Cpus : std::uint8_t { kHeld, kLent, kAsked, kRefused };
 
   State state = State::kStarting;
   Cpus cpus = Cpus::kHeld;
-  runtime::TimePoint ask_after;  // for the next request after kRefused
-  runtime::Duration pause = {};  // length of that wait
+  runtime::TimePoint ask_after;  // after kRefused: when to send the next request
+  runtime::Duration pause = {};  // after kRefused: the pause before the next request
   std::deque<PoolTaskPtr> in_flight;
-  double expected = 0;    // seconds for all of them
-  std::size_t again = 0;  // lost tasks that wait again
+  double expected = 0;    // expected seconds of all tasks in in_flight
+  std::size_t again = 0;  // number of its tasks that were lost and wait again
   runtime::TimePoint made_at, idle_since, last_done;
-  std::map<std::uint64_t, std::uint32_t> calls;  // by function, for those with a limit
-  NodeId node;                                   // when spreading
+  std::map<std::uint64_t, std::uint32_t> calls;  // numbers of calls by function, for functions with max_calls
+  NodeId node;                                   // set if tasks are spread
 };
 
 class PoolWorkers {
  public:
   using Workers = std::map<ActorId, PoolWorker>;
-  // `changed` is called when a worker may take tasks that could not before.
+  // `changed` is called when a worker may take tasks that it could not take before.
   PoolWorkers(runtime::Clock& clock, const TaskPoolOptions& options, std::function<void()> changed)
       : clock_(clock), options_(options), changed_(std::move(changed)) {}
-  // Ends the timer, since its loop may end before this. Returns the workers.
+  // Ends the timer, since its loop may end before this object. Returns the workers.
   Workers close();
 
-  // Tasks are spread over nodes from now on; `node` returns a worker's.
+  // Spreads tasks over nodes from now on; `node` returns the node of a worker.
   void spread(std::function<NodeId(ActorId)> node) { node_ = std::move(node); }
   bool spreads() const { return node_ != nullptr; }
 
@@ -55,25 +55,27 @@ class PoolWorkers {
   PoolWorker* find(ActorId id);
   void add(ActorId id, NodeId node);
   void made(ActorId id, PoolWorker& worker);
-  // A worker could not be made, while others exist: for a while no more are wanted.
+  // To be called when a worker could not be made while others exist: for a while no more are wanted.
   void pause_making();
   bool may_make_more() const { return clock_.now() >= wants_after_; }
   void erase(ActorId id) { workers_.erase(id); }
 
-  // The worker for a task that takes so many seconds; end(): none can have it now.
+  // The worker that takes the next task, which lasts `takes` seconds; end() if none can take it now.
   Workers::iterator choose(double takes);
-  // When spreading: true if a node with an earlier turn has a worker being made.
+  // If tasks are spread: true if a node whose turn comes before that of `chosen` has a worker that is being made.
   bool keeps_turn(const PoolWorker& chosen);
   void take_turn(const PoolWorker& chosen) { turns_[chosen.node] = next_turn_++; }
 
-  // When spreading: another worker can run the tasks, although one could not be made.
+  // If tasks are spread: true if some worker can run the tasks, although another one could not be made.
   bool has_another() const;
-  std::size_t num_starting() const;  // without stuck ones
-  // The nodes among `roomy` without a worker, in the order of their turns.
+  // Does not count workers that have been starting for longer than turn_kept.
+  std::size_t num_starting() const;
+  // The nodes in `roomy` that have no worker, in the order of their turns.
   std::vector<NodeId> nodes_without(std::vector<NodeId> roomy) const;
-  // Others wait for the workers' resources. Idle workers older than `lease` end; if there are none, the oldest gets no more tasks.
+  // To be called when other jobs wait for the workers' resources. Retires the idle workers older than `lease` or, if there are none, the
+  // oldest one.
   void give_back(runtime::Duration lease);
-  // Removes idle workers that are retired or, if there is `nothing_to_do` for their state, were idle for `idle`.
+  // Removes retired workers without tasks, and those idle for longer than `idle` for whose state nothing_to_do() holds. Returns their ids.
   std::vector<ActorId> take_ended(runtime::Duration idle, const std::function<bool(PoolWorker::State)>& nothing_to_do);
 
  private:
@@ -84,11 +86,11 @@ class PoolWorkers {
   const TaskPoolOptions& options_;
   const std::function<void()> changed_;
   Workers workers_;
-  std::function<NodeId(ActorId)> node_;    // when spreading
+  std::function<NodeId(ActorId)> node_;    // set if tasks are spread
   std::map<NodeId, std::uint64_t> turns_;  // last turn of each node
   std::uint64_t next_turn_ = 1;
   runtime::Timer turn_over_;
-  runtime::TimePoint wants_after_;  // see pause_making
+  runtime::TimePoint wants_after_;  // until then no more workers are wanted (pause_making)
   runtime::Duration pause_ = {};
 };
 

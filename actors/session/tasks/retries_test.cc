@@ -26,7 +26,8 @@ TEST_F(TaskPoolTest, ADeathIsChargedToTheTaskThatRan) {
   EXPECT_EQ(running(), "");
   worker(kB);
   pass(100us);
-  EXPECT_EQ(running(), "2:once 2:never 2:third");  // in order; the one without a retry had not begun
+  // In their order. "never" has no retry, and is there because it had not begun.
+  EXPECT_EQ(running(), "2:once 2:never 2:third");
   dies(kB);
   EXPECT_EQ(outcome(first), "WorkerCrashed");
   EXPECT_EQ(first.peek().error().message(), "the worker that ran once died: was killed (tried 2 times)");
@@ -79,13 +80,13 @@ TEST_F(TaskPoolTest, RaisedExceptionsAreJudgedIfRequested) {
   auto wants = pool_.take_wants(1h);
   ASSERT_EQ(wants.raised.size(), 1u);
   EXPECT_EQ(outcome(wants.raised[0].raised), "raised <judged>");
-  EXPECT_TRUE(pool_.take_wants(1h).raised.empty());  // reported once
+  EXPECT_TRUE(pool_.take_wants(1h).raised.empty());  // each judgement is reported once
   pool_.judged(wants.raised[0].id, true);
   pass(10ms);
   raises("plain");
   EXPECT_EQ(outcome(plain), "raised <plain>");
   raises("judged");
-  EXPECT_EQ(outcome(result), "raised <judged>");  // no retry is left
+  EXPECT_EQ(outcome(result), "raised <judged>");  // its only retry is used up
 }
 
 }  // namespace

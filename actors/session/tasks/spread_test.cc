@@ -3,7 +3,7 @@
 namespace shoal::actors {
 namespace {
 
-// Workers 1, 3, 5, .. are on node 1, the others on node 2.
+// A pool that spreads tasks. Workers with odd ids are on node 1, the others on node 2.
 class SpreadTest : public TaskPoolTest {
  protected:
   SpreadTest() { pool_.spread(&SpreadTest::node_of); }
@@ -13,7 +13,7 @@ class SpreadTest : public TaskPoolTest {
     pool_.add(id, made.future(), node_of(id));
     return made;
   }
-  // Runs the tasks one after the other.
+  // Runs the tasks one after the other. Returns them with their workers, as running() does.
   std::string where(std::initializer_list<const char*> tasks) {
     std::string out;
     for (const std::string what : tasks) {
@@ -30,7 +30,7 @@ TEST_F(SpreadTest, NodesHaveTheirTurns) {
   worker(kA);
   worker(kB);
   EXPECT_EQ(where({"a", "b", "c", "d", "e"}), "1:a 2:b 1:c 2:d 1:e");
-  worker(ActorId{3});  // a second worker on node 1 makes no difference
+  worker(ActorId{3});  // node 1 still has one turn
   EXPECT_EQ(where({"f", "g", "h"}), "2:f 1:g 2:h");
 }
 
@@ -39,12 +39,12 @@ TEST_F(SpreadTest, AtMostOneNodeMoreThanWaitingTasksGetsWorkers) {
   using Nodes = std::vector<NodeId>;
   EXPECT_EQ(pool_.next_nodes(roomy), Nodes{NodeId{4}});
   const auto first = being_made(kA);
-  EXPECT_EQ(pool_.next_nodes(roomy), Nodes{});  // one is being made
+  EXPECT_EQ(pool_.next_nodes(roomy), Nodes{});  // a worker is being made
   const auto a = submit("a"), b = submit("b"), c = submit("c");
   EXPECT_EQ(pool_.next_nodes(roomy), (Nodes{NodeId{4}, NodeId{2}, NodeId{3}}));
   first.set(text_value(""));
   EXPECT_EQ(running(), "1:a");
-  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}}), Nodes{NodeId{2}});  // no further nodes
+  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}}), Nodes{NodeId{2}});  // as many as `roomy` has, although more are needed
   worker(kB);
   EXPECT_EQ(pool_.next_nodes(roomy), (Nodes{NodeId{4}, NodeId{3}}));
 }
@@ -56,7 +56,8 @@ TEST_F(SpreadTest, NodesGetWorkersInTheirTurns) {
   pass(2s);
   EXPECT_EQ(pool_.take_wants(1s).ended, (std::vector<ActorId>{kA, kB}));
   EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}}), std::vector<NodeId>{NodeId{2}});
-  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}, NodeId{3}}), std::vector<NodeId>{NodeId{3}});  // it never had its turn
+  // Node 3 has never had a turn.
+  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}, NodeId{3}}), std::vector<NodeId>{NodeId{3}});
 }
 
 TEST_F(SpreadTest, ATaskWhoseNextNodeIsBusyGoesElsewhere) {
@@ -65,7 +66,7 @@ TEST_F(SpreadTest, ATaskWhoseNextNodeIsBusyGoesElsewhere) {
   const auto a = submit("a"), b = submit("b"), c = submit("c");
   EXPECT_EQ(running(), "1:a 2:b");
   returns("a");
-  EXPECT_EQ(running(), "2:b 1:c");  // although node 1 would be next
+  EXPECT_EQ(running(), "2:b 1:c");
 }
 
 TEST_F(SpreadTest, TheTurnOfANodeIsKeptWhileItsWorkerIsMade) {
@@ -93,7 +94,8 @@ TEST_F(SpreadTest, ANodeWhoseWorkerCannotStartLosesItsTurn) {
   worker(kA);
   const auto second = being_made(kB);
   EXPECT_EQ(where({"a"}), "1:a");
-  const auto b = pool_.submit(task("b"));  // allowed one run, which it has not had
+  // "b" may run once, and has not run.
+  const auto b = pool_.submit(task("b"));
   second.set(fail(unavailable("its node is gone")));
   EXPECT_EQ(running(), "1:b");
 }
@@ -119,9 +121,9 @@ TEST_F(SpreadTest, ASlowWorkerStartDoesNotPreventOthers) {
   const auto second = being_made(kB);
   const auto a = submit("a"), b = submit("b");
   EXPECT_EQ(running(), "1:a");
-  EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // one is being made
+  EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // a worker is being made
   pass(10s);
-  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // the first one's node may have no room
+  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // the node of the first one may have no room
   EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}, NodeId{3}, NodeId{4}, NodeId{5}}).size(), 2u);
 }
 

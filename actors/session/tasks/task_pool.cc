@@ -113,7 +113,7 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
 
 // ---- attempts
 
-// Handlers of results may call this again, so it loops instead of recursing.
+// Callbacks of results may call dispatch() again, which then makes the outermost call go round once more instead of recursing.
 void TaskPool::dispatch() {
   if (std::exchange(dispatch_, Dispatch::kAgain) != Dispatch::kIdle) return;
   while (dispatch_ == Dispatch::kAgain) {
@@ -131,7 +131,8 @@ void TaskPool::dispatch_now() {
     if (best->second.cpus != PoolWorker::Cpus::kHeld) {
       if (lending_.num_asked() >= tasks_.num_ready()) break;
       lending_.resume(best->first, best->second);
-      if (workers_.spreads()) break;  // the turn stays with this node
+      // The next task waits for the CPUs of this worker, whose node has the turn.
+      if (workers_.spreads()) break;
       continue;
     }
     if (workers_.spreads()) workers_.take_turn(best->second);
@@ -156,7 +157,7 @@ void TaskPool::start(ActorId id, PoolWorker& worker, const PoolTaskPtr& task) {
   task->worker = id;
   task->attempt = call_(std::move(call), task->spec.deps);
   task->refused = task->attempt.ready();
-  // Captures the task weakly, since the task owns the attempt.
+  // The callback holds the task weakly, since the task owns the future `attempt`.
   task->attempt.then([this, alive = alive_, id, sent = std::weak_ptr<PoolTask>(task)](const Result<Value>& result) {
     if (!*alive) return;
     if (const PoolTaskPtr task = sent.lock()) done(id, task, result);
@@ -167,11 +168,13 @@ void TaskPool::done(ActorId id, const PoolTaskPtr& task, const Result<Value>& re
   PoolWorker* w = workers_.find(id);
   if (w == nullptr) return;
   const auto now = clock_.now();
-  if (std::erase(w->in_flight, task) == 0) return;  // cancelled by force
-  task->sent = std::max(task->sent, w->last_done);  // it began when the one before it ended
+  if (std::erase(w->in_flight, task) == 0) return;  // cancelled by force, and finished there
+  // The worker began the task only when it had ended the one before.
+  task->sent = std::max(task->sent, w->last_done);
   w->expected = w->in_flight.empty() ? 0 : w->expected - task->expected;
   ended(*w, task, result);
-  w = workers_.find(id);  // a callback of the result may have removed it
+  // A callback of the result may have removed the worker.
+  w = workers_.find(id);
   if (w != nullptr && w->in_flight.empty()) {
     w->idle_since = now;
     if (w->state == State::kDead) {
@@ -186,7 +189,7 @@ void TaskPool::done(ActorId id, const PoolTaskPtr& task, const Result<Value>& re
 }
 
 void TaskPool::ended(PoolWorker& w, const PoolTaskPtr& task, const Result<Value>& result) {
-  // A failed argument is no failure of the function.
+  // If an argument failed, the worker is not to blame.
   const bool argument_failed = std::any_of(task->spec.deps.begin(), task->spec.deps.end(), failed);
   if (!result && result.error().code() == Code::kUnavailable && !argument_failed) {
     if (!task->cancelled) return lost(w, task, result.error());
@@ -201,7 +204,8 @@ void TaskPool::ended(PoolWorker& w, const PoolTaskPtr& task, const Result<Value>
   want();
 }
 
-// The first task that a dead worker loses is the one that it ran. The others, and a task sent after an idle worker died, had not begun.
+// The first task that a dead worker loses is the one that it ran. Its other tasks, and one sent to a worker that had died idle, had not
+// begun.
 void TaskPool::lost(PoolWorker& w, const PoolTaskPtr& task, const Error& how) {
   const bool ran = std::exchange(w.state, State::kDead) != State::kDead && !task->refused;
   if (ran) {
@@ -215,7 +219,8 @@ void TaskPool::lost(PoolWorker& w, const PoolTaskPtr& task, const Error& how) {
 
 void TaskPool::crashed(const PoolTaskPtr& task, const Error& cause) {
   std::string how(cause.cause_message().empty() ? std::string_view(cause.message()) : cause.cause_message());
-  // A node reports such a process as "remote functions: f (pid 7) was killed", where f may be another function.
+  // A node's report of the death begins "remote functions: f (pid 7) ...", where f may be another function than this task's. Leave that
+  // name out.
   const auto pid = how.find(" (pid ");
   if (how.starts_with(kFunctionWorker) && pid != std::string::npos) how.replace(0, pid, "its process");
   if (task->attempts > 0) how += fmt::format(" (tried {} time{})", task->attempts, task->attempts == 1 ? "" : "s");
@@ -256,13 +261,14 @@ void TaskPool::cancel(const ValueFuture& result, CancelHow how) {
   }
 }
 
-// A worker runs its tasks in order: the first one is running, and those behind it have not begun.
+// A worker runs its tasks in order: the first one runs, and those behind it have not begun. So `force` ends the worker only for the first.
 void TaskPool::cancel_sent(ActorId id, PoolWorker& w, const PoolTaskPtr& task, CancelHow how) {
   task->cancelled = true;
   const auto attempt = task->attempt;
   how.force = how.force && w.in_flight.front() == task;
   if (how.force) {
-    w.state = State::kDead;  // the others had not begun, and wait again after its end
+    // The tasks behind it had not begun, and wait again once the worker has ended.
+    w.state = State::kDead;
     w.in_flight.pop_front();
     condemned_.push_back(id);
     if (w.in_flight.empty()) workers_.erase(id);

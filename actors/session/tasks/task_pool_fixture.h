@@ -1,4 +1,4 @@
-// Fixture of the tests of pools: workers that answer on the test's command.
+// Fixture of the tests of pools. Its workers answer a task when a test calls answers().
 #pragma once
 
 #include <algorithm>
@@ -60,7 +60,7 @@ class TaskPoolTest : public testing::Test {
     made.set(text_value(""));
     pool_.add(id, made.future());
   }
-  // "1:a 2:b": running tasks by worker, in the order of sending.
+  // The running tasks with their workers, in the order of sending: "1:a 2:b".
   std::string running() const {
     std::string out;
     for (const auto& r : running_) out += (out.empty() ? "" : " ") + std::to_string(r.worker.value) + ":" + r.what;
@@ -91,14 +91,14 @@ class TaskPoolTest : public testing::Test {
   runtime::SimWorld world_{runtime::SimWorld::Options()};
   int reported_ = 0;
   std::vector<Running> running_;
-  // "a", "a by force"
+  // Records a cancelled task: "a", or "a by force".
   void cancel(const ValueFuture& attempt, CancelHow how) {
     for (const auto& r : running_) {
       if (r.promise.future() == attempt) cancelled_.push_back(r.what + (how.force ? " by force" : ""));
     }
   }
   std::vector<std::string> cancelled_;
-  std::set<ActorId> gone_;  // ends that the pool has not detected
+  std::set<ActorId> gone_;  // workers that have ended, which the pool has not detected
   explicit TaskPoolTest(TaskPool::Options options = {})
       : pool_(
             world_.clock(), [this](Call call, std::vector<ValueFuture>) { return run(std::move(call)); },

@@ -5,7 +5,7 @@ namespace {
 
 TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
   const auto a = submit("a"), b = submit("b"), c = submit("c");
-  EXPECT_EQ(reported_, 1);  // once, until take_wants
+  EXPECT_EQ(reported_, 1);  // notified once, until take_wants() is called
   EXPECT_EQ(pool_.take_wants(1h).workers, 3u);
   worker(kA);
   worker(kB);
@@ -20,7 +20,7 @@ TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
 TEST_F(TaskPoolTest, ATaskSentToADeadIdleWorkerHasNotBegun) {
   worker(kA);
   gone_.insert(kA);
-  const auto a = submit("a");  // allowed one run
+  const auto a = submit("a");  // it has no retries
   EXPECT_EQ(outcome(a), "pending");
   EXPECT_EQ(pool_.take_wants(1h).workers, 1u);
   worker(kB);
@@ -36,14 +36,15 @@ TEST_F(TaskPoolTest, AWorkerGetsSeveralQuickFunctions) {
   returns("a");
   for (const auto* name : {"b", "c", "d"}) submit(name);
   EXPECT_EQ(running(), "1:b 1:c 1:d");
-  pool_.submit(task("slow", 2));  // duration unknown
+  pool_.submit(task("slow", 2));  // the duration of "slow" is not known yet
   EXPECT_EQ(running(), "1:b 1:c 1:d");
   for (const auto* name : {"b", "c", "d"}) {
     pass(100us);
     returns(name);
   }
   EXPECT_EQ(running(), "1:slow");
-  submit("e");  // quick, but behind a task of unknown length
+  // A short one, but no task is sent behind one of unknown length.
+  submit("e");
   EXPECT_EQ(running(), "1:slow");
   worker(kB);
   EXPECT_EQ(running(), "1:slow 2:e");
@@ -89,14 +90,14 @@ TEST_F(TaskPoolTest, AWantedWorkerIsTheIdleOneOrTheOldestAfterItsTask) {
   worker(kB);
   pass(200ms);
   pool_.give_back(1s);
-  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // the lease is not over
+  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // the workers are younger than the lease
   submit("a");
   submit("b");
   submit("c");
   EXPECT_EQ(running(), "1:a 2:b");
   pass(1s);
   pool_.give_back(1s);
-  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // running tasks finish first
+  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // workers end only after the tasks that they run
   returns("a");
   EXPECT_EQ(running(), "2:b");
   EXPECT_EQ(pool_.take_wants(1h).ended, std::vector<ActorId>{kA});
@@ -112,7 +113,7 @@ TEST_F(TaskPoolTest, AWorkerThatCannotStartCostsTheFirstTaskAnAttempt) {
   const auto a = submit("a"), b = submit("b");
   const runtime::Promise<Value> made;
   pool_.add(kA, made.future());
-  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // one is on its way
+  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // for two tasks, since one worker is being made
   made.set(fail(unavailable("actor functions died: ").because(unavailable("no such program")).with_reason("ActorDied")));
   EXPECT_EQ(outcome(a), "WorkerCrashed");
   EXPECT_EQ(outcome(b), "pending");
@@ -135,7 +136,7 @@ TEST_F(TaskPoolTest, ItsEndFailsUnfinishedTasks) {
   pool_.close();
   EXPECT_EQ(runs.peek().error().code(), Code::kCancelled);
   EXPECT_EQ(waits.peek().error().code(), Code::kCancelled);
-  returns("a");  // late and without effect
+  returns("a");  // an answer that comes late has no effect
   EXPECT_EQ(submit("c").peek().error().code(), Code::kCancelled);
 }
 
@@ -188,18 +189,19 @@ TEST_F(TaskPoolTest, ACancelledRunningTaskIsInterruptedAndNotRepeated) {
   const auto result = pool_.submit(std::move(runs)), next = submit("next");
   pool_.cancel(result, {});
   EXPECT_EQ(cancelled_, std::vector<std::string>{"runs"});
-  EXPECT_EQ(outcome(result), "pending");  // until its worker answers,
-  dies(kA);                               // or dies
+  // The result comes when the worker answers or dies.
+  EXPECT_EQ(outcome(result), "pending");
+  dies(kA);
   EXPECT_EQ(outcome(result), "TaskCancelled");
   EXPECT_EQ(outcome(next), "pending");
   worker(kB);
   EXPECT_EQ(running(), "2:next");
 }
 
-// The other task never began, and keeps its retries.
+// The task "behind" has not begun when its worker ends, and keeps its retries.
 TEST_F(TaskPoolTest, ForceEndsTheWorkerThatRunsTheTask) {
   worker(kA);
-  for (const auto* name : {"x", "y"}) {  // quick ones
+  for (const auto* name : {"x", "y"}) {  // short functions, whose duration is known then
     submit(name);
     pass(100us);
     returns(name);

@@ -45,7 +45,7 @@ bool WaitingTasks::delay(const PoolTaskPtr& task) {
   return true;
 }
 
-// All delays are equal, so the first in the queue ends first.
+// All delays have the same length, so the first in the queue is over first.
 void WaitingTasks::end_delays() {
   bool over = false;
   const auto now = clock_.now();

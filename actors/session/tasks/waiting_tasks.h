@@ -1,6 +1,6 @@
-// The tasks of a pool that no worker has. Each is in one of four places. It waits for a worker, for a reference among its arguments, or
-// for the end of the delay before its next attempt. Or it raised an exception, and waits for the judgement whether that allows another
-// attempt. Loop thread only.
+// The tasks of a pool that no worker has. Each is in one of four places. It waits for a worker, for a reference among its arguments, or for
+// the end of the delay before its next attempt. Or its function raised an exception, and it waits for the owner's judgement whether to try
+// again. Loop thread only.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class WaitingTasks {
     std::uint64_t function = 0;
     ValueFuture raised;
   };
-  // `ready` is called when tasks have begun to wait for a worker.
+  // `ready` is called when more tasks wait for a worker.
   WaitingTasks(runtime::Clock& clock, runtime::Duration retry_delay, std::function<void()> ready)
       : clock_(clock), retry_delay_(retry_delay), ready_(std::move(ready)) {}
   ~WaitingTasks() { *alive_ = false; }
@@ -36,30 +36,30 @@ class WaitingTasks {
   PoolTask& first() const { return *waiting_.front(); }
   PoolTaskPtr take_first();
   std::deque<PoolTaskPtr> take_ready();
-  // `place`: the number of tasks before it.
+  // Lets a task wait for a worker, behind the first `place` tasks.
   void insert(PoolTaskPtr task, std::size_t place);
 
-  // ---- the others
+  // ---- tasks that wait for something else
   bool none_blocked() const { return blocked_.empty(); }
-  // A new task: it waits for its references, if any are not ready, and then for a worker.
+  // Adds a new task. It waits for its references, if any are not ready, and then for a worker.
   void add(PoolTaskPtr task);
-  // A task whose worker died waits for options.retry_delay; false: there is no delay.
+  // Lets a task whose worker died wait for the retry delay. Returns false, without effect, if that is zero.
   bool delay(const PoolTaskPtr& task);
-  // A task that raised waits for take_judgement().
+  // Lets a task that raised wait for take_judgement().
   void judge(PoolTaskPtr task, const Result<Value>& raised);
-  // Those that were not reported before.
+  // The judgements that are needed and were not returned before.
   std::vector<Judgement> new_judgements();
-  // The task and what it raised; null: it was cancelled.
+  // Removes a task that waits for this judgement, and returns it with what it raised. Null if the task was cancelled.
   std::pair<PoolTaskPtr, ValueFuture> take_judgement(std::uint64_t id);
 
-  // ---- all
+  // ---- all tasks that no worker has
   bool empty() const { return size() == 0; }
   std::size_t size() const { return waiting_.size() + blocked_.size() + delayed_.size() + judging_.size(); }
-  // Removes the task with this result; null: none.
+  // Removes the task whose result this is, and returns it; null if it is not here.
   PoolTaskPtr remove(const ValueFuture& result);
-  // Removes all, with what they raised if they wait for a judgement.
+  // Removes all tasks. Those that wait for a judgement come with what they raised.
   std::vector<std::pair<PoolTaskPtr, std::optional<ValueFuture>>> take_all();
-  // Calls see(task, state) until it returns false.
+  // Calls see(task, state) for each task, until it returns false.
   template <class F>
   void each(F see) const {
     for (const auto& task : waiting_) {
@@ -83,11 +83,11 @@ class WaitingTasks {
   const runtime::Duration retry_delay_;
   const std::function<void()> ready_;
   std::deque<PoolTaskPtr> waiting_;
-  std::map<std::uint64_t, PoolTaskPtr> blocked_;                    // by number
-  std::deque<std::pair<runtime::TimePoint, PoolTaskPtr>> delayed_;  // by the end of the delay
+  std::map<std::uint64_t, PoolTaskPtr> blocked_;                    // tasks that wait for references, by number
+  std::deque<std::pair<runtime::TimePoint, PoolTaskPtr>> delayed_;  // the next to be over first
   runtime::Timer delay_over_;
-  std::map<std::uint64_t, std::pair<PoolTaskPtr, ValueFuture>> judging_;  // by number
-  std::vector<std::uint64_t> unjudged_;                                   // entries not reported yet
+  std::map<std::uint64_t, std::pair<PoolTaskPtr, ValueFuture>> judging_;  // tasks that raised, with what they raised, by number
+  std::vector<std::uint64_t> unjudged_;                                   // judgements that new_judgements() has not returned yet
   std::uint64_t next_ = 1;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
