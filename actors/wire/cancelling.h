@@ -1,4 +1,4 @@
-// The request to cancel another process's call.
+// The request to cancel the call that makes an object, in the process that published the object.
 #pragma once
 
 #include "actors/cluster/object_key.h"

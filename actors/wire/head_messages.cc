@@ -11,7 +11,7 @@ using runtime::read;
 using runtime::text;
 using runtime::write;
 
-// ---- messages to the head and its answers, each to_bytes beside its from_bytes; node_messages.cc has those to nodes ----
+// ---- messages to the head, with its answers and notices; each to_bytes is beside its from_bytes ----
 
 Bytes to_bytes(const RegisterNode& v) {
   return write<wire::RegisterNode>([&](wire::RegisterNode::Builder m) {

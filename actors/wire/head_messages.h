@@ -1,6 +1,6 @@
-// Messages to the head, and its answers and notices, as plain values. node_messages.h has those to nodes.
+// Messages to the head, and its answers and notices, as plain values. node_messages.h has the messages to nodes.
 //
-// Code above this never sees a Cap'n Proto reader or builder.
+// Code that uses these messages never sees a Cap'n Proto reader or builder.
 #pragma once
 
 #include <algorithm>
@@ -28,12 +28,12 @@ struct RegisterNode {
 struct RegisteredNode {
   std::string session;
   std::uint32_t heartbeat_ms = 0;
-  std::vector<std::string> heads;  // endpoints of all heads, where there are several
+  std::vector<std::string> heads;  // endpoints of all heads, in a cluster with several
 };
-// Endpoints of the heads, to be tried in turn.
+// The endpoints of the heads, in the order in which to try them.
 struct Heads {
   std::vector<std::string> endpoints;
-  bool moved = false;  // another head leads: the first of these
+  bool moved = false;  // another head leads now: the first of these
 };
 struct WorkerUpdate {
   WorkerId worker;
@@ -62,7 +62,7 @@ struct StopJob {
 struct SetNodeScheduling {
   NodeId node;
   NodeScheduling scheduling = NodeScheduling::kSchedulable;
-  std::uint64_t deadline_ms = 0;  // from now; for a drain
+  std::uint64_t deadline_ms = 0;  // time until the end of a drain
   static constexpr std::uint64_t kMaxDeadlineMs = std::uint64_t{7} * 24 * 3600 * 1000;
 };
 struct JobRef {
@@ -74,7 +74,8 @@ struct ActorRef {
 struct KillActor {
   ActorId actor;
   bool restart = false;
-  bool hand_on = false;  // see ActorClient::retire
+  // The actor is a worker of functions: the actors that it made pass to the process that kills it (ActorClient::retire).
+  bool hand_on = false;
 };
 struct GetCreationSpec {
   WorkerId worker;
@@ -118,7 +119,7 @@ struct ListRequest {
   enum class What : std::uint16_t { kActors, kNodes, kWorkers, kJobs, kGroups };
   What what = What::kActors;
   JobId job;
-  std::uint64_t after = 0;  // an id: only later rows
+  std::uint64_t after = 0;  // list only rows with ids after this one
 };
 struct ListReply {
   std::vector<ActorRow> actors;
@@ -126,7 +127,7 @@ struct ListReply {
   std::vector<WorkerRow> workers;
   std::vector<JobRow> jobs;
   std::vector<GroupRow> groups;
-  std::uint64_t last = 0;  // the id to ask again after; 0: complete
+  std::uint64_t last = 0;  // id of the last row, for ListRequest::after; 0: the list is complete
 };
 struct Warning {
   std::string text;
@@ -162,7 +163,7 @@ Bytes to_bytes(const ActorRow& m);
 Bytes to_bytes(const JobRow& m);
 Bytes to_bytes(const Warning& m);
 
-// All rows, page after page: ask(body) -> Result<ListReply>.
+// Collects all rows, page after page. ask(body) sends one ListRequest and returns Result<ListReply>.
 template <class Ask>
 Result<ListReply> list_all(ListRequest request, const Ask& ask) {
   ListReply out;

@@ -113,7 +113,7 @@ void fill_families(capnp::List<wire::MetricFamily>::Builder list, const std::vec
   for (unsigned i = 0; i < families.size(); ++i) fill(list[i], families[i]);
 }
 
-// An invalid name would make the whole exposition unreadable.
+// Refuses an invalid name, since it would make the whole text unreadable for Prometheus.
 std::string metric_name(capnp::Text::Reader name) {
   KJ_REQUIRE(is_metric_name(text(name)), "no name of a metric");
   return text(name);

@@ -1,5 +1,5 @@
-// Messages for inspection: objects and their holders, tasks that wait, run or ended, runtime environments, metrics. Answers are not stored;
-// each counts the rows it omits.
+// Messages for inspection: objects and their holders, tasks that wait, run or ended, runtime environments, metrics. Answers are made on
+// request and not stored; each has the number of rows that it omits.
 #pragma once
 
 #include <sys/types.h>
@@ -18,36 +18,37 @@ namespace shoal::actors {
 
 struct Inspect {
   enum class What : std::uint16_t { kObjects = 0, kTasks = 1, kEnvironments = 2, kMetrics = 3 };
-  static constexpr std::size_t kMaxRows = 10'000;  // per process or node; further rows are only counted
+  static constexpr std::size_t kMaxRows = 10'000;  // limit for one process or node; further rows are only counted
   What what = What::kObjects;
 };
 
 enum class TaskState : std::uint16_t {
   kPendingArguments = 0,  // references among its arguments are not ready
-  kPendingPlace = 1,      // no process for it yet
-  kSubmitted = 2,         // sent to its process, or queued there
-  kPendingTurn = 3,       // behind other calls of its actor
+  kPendingPlace = 1,      // no process is there for the call yet
+  kSubmitted = 2,         // sent to its process, which may not have begun it
+  kPendingTurn = 3,       // waits behind other calls of its actor
   kRunning = 4,
   kFinished = 5,
   kFailed = 6,
 };
-// Ray's names.
+// The names that Ray gives to these states.
 const char* to_string(TaskState state);
 
-// A call of a method or of a remote function. Caller and number identify it in any process's answer.
+// A call of a method or of a remote function. The same call has the same caller and number in the answer of every process.
 struct TaskReport {
   std::uint64_t number = 0;
   WorkerId caller;
   ActorId actor;
   std::string method, function;
   TaskState state = TaskState::kPendingArguments;
-  std::int64_t start_unix_us = 0, end_unix_us = 0;  // 0: not yet, or unknown
+  // 0: the call has not begun or ended yet, or the time is unknown.
+  std::int64_t start_unix_us = 0, end_unix_us = 0;
   std::string error;
 };
 
 enum class ObjectState : std::uint16_t { kAbsent = 0, kThere = 1, kFailed = 2 };
 
-// Identifies a memory, equally in every process of its host, for ObjectReport; 0: unknown.
+// A number for a shared memory, which is the same in every process of the host; 0: unknown.
 std::uint64_t which_memory(const Fd& memory);
 
 struct ObjectReport {
@@ -60,9 +61,10 @@ struct ObjectReport {
   std::uint64_t bytes = 0;
   ObjectState state = ObjectState::kThere;
   bool spilled = false;
-  std::uint32_t contained = 0;  // number of objects that contain it
-  std::uint64_t memory = 0;     // its memory on the host (which_memory); 0: unknown
-  std::vector<Holder> holders;  // a count of 0: the holder only has the bytes
+  std::uint32_t contained = 0;  // number of objects that contain a reference to it
+  std::uint64_t memory = 0;     // its which_memory(), by which rows of one memory are joined; 0: unknown
+  // A holder with a count of 0 has the bytes, but no reference.
+  std::vector<Holder> holders;
 };
 
 struct ProcessReport {
@@ -71,14 +73,14 @@ struct ProcessReport {
   pid_t pid = 0;
   std::string role;
   std::vector<TaskReport> tasks;
-  std::vector<ObjectReport> objects;  // objects whose bytes it has
+  std::vector<ObjectReport> objects;  // objects whose bytes this process has
   std::uint64_t left_out = 0;
-  std::optional<Error> silent;  // the reason why it did not answer
+  std::optional<Error> silent;  // the reason why the process did not answer
   std::vector<MetricFamily> metrics = {};
 };
 
 struct EnvironmentReport {
-  std::string text;  // JSON
+  std::string text;  // the runtime environment, as JSON
   std::uint32_t processes = 0;
 };
 
@@ -89,8 +91,10 @@ struct NodeReport {
   std::vector<EnvironmentReport> environments;
   std::vector<ProcessReport> processes;
   std::uint64_t left_out = 0;
-  std::uint64_t kept_bytes = 0, spilled_bytes = 0, limit_bytes = 0;  // large values of all its processes
-  std::vector<MetricFamily> metrics = {};                            // the node's and its processes'
+  // The large values of all processes of the node together.
+  std::uint64_t kept_bytes = 0, spilled_bytes = 0, limit_bytes = 0;
+  // The metrics of the node and of its processes.
+  std::vector<MetricFamily> metrics = {};
 };
 
 struct ReportedMetrics {

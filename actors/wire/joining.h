@@ -1,4 +1,4 @@
-// The request of a host that joins a cluster to its head.
+// The request that a host sends to the head to join its cluster, and the answer.
 #pragma once
 
 #include <string>

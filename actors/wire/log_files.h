@@ -1,4 +1,4 @@
-// Log files of a session on a node's host.
+// The request to read a log file of the session on a node's host.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 namespace shoal::actors {
 
 struct ReadLogFile {
-  std::string name;              // "": the names of all files, a line each
-  std::uint64_t tail_bytes = 0;  // the last bytes, at most so many
+  std::string name;              // a file's name; "": read the list of all names instead, one per line
+  std::uint64_t tail_bytes = 0;  // read at most this many bytes, from the file's end
 };
 
 Bytes to_bytes(const ReadLogFile& m);

@@ -1,4 +1,4 @@
-// The handlers of a process by method. The table decodes a request, calls its handler and encodes the reply, as methods.h declares them.
+// A process's handlers, by method. The table decodes a request, calls its handler and encodes the reply, as methods.h declares them.
 //
 //   MethodTable<Client> methods;
 //   methods.on<Method::kWatchJob>([this](Client& client, JobRef& job) -> Result<JobRow> { ... });
@@ -19,7 +19,7 @@
 
 namespace shoal::actors {
 
-// A declared content as a value of type Type, from and to a message.
+// How a content that methods.h declares is read from a message and written to one; handlers see it as a value of type Type.
 template <class T>
 struct Format {
   using Type = T;
@@ -63,15 +63,16 @@ struct Format<WithExtras<T>> {
   static runtime::Message write(Type value) { return {to_bytes(value.body), std::move(value.payload), std::move(value.fds)}; }
 };
 
-// `Caller` describes the sender for the handlers: a type of the process.
+// `Caller`: the type by which the process describes the sender of a request to its handlers.
 template <class Caller>
 class MethodTable {
  public:
-  // The answer, or none if the handler took the responder and answers later.
+  // The answer to a request; nullopt if the handler took the responder and answers later.
   using Answer = std::optional<Result<runtime::Message>>;
 
-  // handler(Caller&, Request&) returns Reply, Result<Reply>, or for an empty reply void or Result<void>. With a third parameter,
-  // Responder&, it returns Result<void>, and moves the responder away unless it fails.
+  // Sets the handler of a request. handler(Caller&, Request&) returns Reply or Result<Reply>; for an empty reply, void or Result<void>. A
+  // handler with a third parameter, Responder&, returns Result<void>. Unless that is an error, it has moved the responder away and answers
+  // by it.
   template <Method kMethod, class Handler>
   void on(Handler handler) {
     using Request = Format<typename Declared<kMethod>::Request>;
@@ -95,7 +96,7 @@ class MethodTable {
     SHOAL_CHECK(is_new, "a method has two handlers");
   }
 
-  // handler(Caller&, Request&), for notices.
+  // Sets the handler of a notice: handler(Caller&, Request&).
   template <Method kMethod, class Handler>
   void on_notice(Handler handler) {
     using Request = Format<typename Declared<kMethod>::Request>;
@@ -113,12 +114,12 @@ class MethodTable {
     return it == requests_.end() ? Effect::kNone : it->second.effect;
   }
 
-  // Answers a request for a method that the table contains.
+  // Answers a request. The table contains its method.
   Answer answer(Method method, Caller& caller, runtime::Message& message, runtime::Responder& responder) const {
     return requests_.at(method).answer(caller, message, responder);
   }
   bool contains_notice(Method method) const { return notices_.contains(method); }
-  // Handles a notice that the table contains. Fails if it cannot be decoded.
+  // Handles a notice, whose method the table contains. Fails if the notice cannot be decoded.
   Result<void> take(Method method, Caller& caller, runtime::Message& notice) const { return notices_.at(method)(caller, notice); }
 
  private:

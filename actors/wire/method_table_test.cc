@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 using runtime::Message;
 using runtime::Peer;
 
-// A client that calls a server, which answers by its table.
+// A client that sends requests to a server, which answers them by its table.
 class MethodTableTest : public testing::Test {
  protected:
   struct Caller {
@@ -142,7 +142,7 @@ TEST_F(MethodTableTest, TheEffectOfARequestIsDeclared) {
   table_.on<Method::kList>([](Caller&, const ListRequest&) { return ListReply(); });
   EXPECT_EQ(table_.effect(Method::kStopJob), Effect::kChange);
   EXPECT_EQ(table_.effect(Method::kList), Effect::kNone);
-  EXPECT_EQ(table_.effect(Method::kDeleteJob), Effect::kNone);  // no handler
+  EXPECT_EQ(table_.effect(Method::kDeleteJob), Effect::kNone);  // the table has no handler for it
   EXPECT_FALSE(table_.contains(Method::kDeleteJob));
 }
 

@@ -1,7 +1,7 @@
 // Every method of the control protocol: its request, its reply, and whether it changes the head's state.
 //
-// Method (method.h) has the numbers. Each method is declared here once. Two methods with one number do not compile: the second
-// declaration repeats the first.
+// Method (method.h) has the numbers. Each method is declared once, here. Two methods with the same number do not compile, since Declared<>
+// would be specialized twice for it.
 //
 // method_table.h decodes requests and encodes replies by these declarations.
 #pragma once
@@ -28,25 +28,25 @@ struct CancelCall;
 struct Item;
 class Value;
 
-// No content. A receiver does not read the body.
+// A request or reply without content. A receiver does not read the body.
 struct Empty {};
-// A T that travels as payload, because a body is too small for it.
+// A T that travels in the message's payload, because a body is too small for it.
 template <class T>
 struct InPayload {};
-// A T as body, with a payload or descriptors beside it.
+// A T that travels in the message's body, with a payload or descriptors beside it.
 template <class T>
 struct WithExtras {
   T body;
   Bytes payload;
   std::vector<Fd> fds;
 };
-// std::optional<T> is an empty body if it has no value.
+// A std::optional<T> without a value travels as an empty body.
 
 // The effect of a request on the state that the head stores.
 enum class Effect {
-  kNone,    // or one that a sender repeats to the next head, or that is not stored
-  kChange,  // answered once it is stored, and refused while the head cannot store its state
-  kFact,    // answered once it is stored, never refused: it has happened
+  kNone,    // no change, or one that need not be stored, or that its sender repeats to the next head
+  kChange,  // answered once the change is stored; refused while the head cannot store its state
+  kFact,    // answered once it is stored, and never refused, since it reports what has happened
 };
 
 template <class RequestType, class ReplyType = Empty, Effect kItsEffect = Effect::kNone>
@@ -58,7 +58,7 @@ struct Signature {
 template <class RequestType, class ReplyType = Empty>
 using ChangingSignature = Signature<RequestType, ReplyType, Effect::kChange>;
 
-// Declared<kMethod>::Request and ::Reply. A notice has no reply.
+// The declaration of a method: Declared<kMethod>::Request and ::Reply. A notice has no reply.
 template <Method kMethod>
 struct Declared;
 
@@ -66,9 +66,9 @@ struct Declared;
   template <>                     \
   struct Declared<method> : __VA_ARGS__ {}
 
-// To the head.
-SHOAL_METHOD(Method::kRegisterNode, Signature<RegisterNode, RegisteredNode>);  // a node repeats it on each connection
-SHOAL_METHOD(Method::kHeartbeat, Signature<Empty>);                            // a notice; with several heads a request
+// Methods that the head answers.
+SHOAL_METHOD(Method::kRegisterNode, Signature<RegisterNode, RegisteredNode>);  // a node sends it on each new connection
+SHOAL_METHOD(Method::kHeartbeat, Signature<Empty>);                            // a notice or, with several heads, a request
 SHOAL_METHOD(Method::kWorkerUpdate, Signature<WorkerUpdate>);
 SHOAL_METHOD(Method::kEndDriver, Signature<JobRef>);
 SHOAL_METHOD(Method::kRegisterDriver, ChangingSignature<RegisterDriver, RegisteredDriver>);
@@ -79,7 +79,7 @@ SHOAL_METHOD(Method::kSetAttributes, Signature<SetAttributes>);
 SHOAL_METHOD(Method::kSubmitJob, ChangingSignature<JobSpec, JobRef>);
 SHOAL_METHOD(Method::kStopJob, ChangingSignature<StopJob>);
 SHOAL_METHOD(Method::kList, Signature<ListRequest, ListReply>);
-SHOAL_METHOD(Method::kStatus, Signature<std::optional<JobRef>, ClusterStatus>);  // with a job: resources only
+SHOAL_METHOD(Method::kStatus, Signature<std::optional<JobRef>, ClusterStatus>);  // with a job, the reply has resources only
 SHOAL_METHOD(Method::kShutdown, Signature<Empty>);
 SHOAL_METHOD(Method::kWatchJob, Signature<JobRef, JobRow>);
 SHOAL_METHOD(Method::kWatchActor, Signature<ActorRef, ActorRow>);
@@ -89,7 +89,7 @@ SHOAL_METHOD(Method::kRemoveGroup, Signature<GroupRef>);
 SHOAL_METHOD(Method::kWatchGroup, Signature<GroupRef, GroupRow>);
 SHOAL_METHOD(Method::kFindGroup, Signature<FindActor, GroupRow>);
 SHOAL_METHOD(Method::kGetCreationSpec, Signature<GetCreationSpec, FoundActor>);
-SHOAL_METHOD(Method::kWorkerBlocked, Signature<WorkerBlocked>);  // a notice; to resume a request. Not stored
+SHOAL_METHOD(Method::kWorkerBlocked, Signature<WorkerBlocked>);  // a notice; a request where a worker takes its CPUs back. Not stored
 SHOAL_METHOD(Method::kWorkerLeaves, Signature<GetCreationSpec, Empty, Effect::kFact>);
 SHOAL_METHOD(Method::kWatchNode, Signature<NodeRef, ListReply>);
 SHOAL_METHOD(Method::kDeleteJob, ChangingSignature<JobRef>);
@@ -98,7 +98,7 @@ SHOAL_METHOD(Method::kSignCertificate, Signature<SignCertificate, SignedCertific
 SHOAL_METHOD(Method::kPutPackage, Signature<PackagePart, HasPackage>);
 SHOAL_METHOD(Method::kGetPackage, Signature<PackagePart, PackagePart>);
 
-// From the head to a client.
+// Notices from the head to a client.
 SHOAL_METHOD(Method::kActorUpdate, Signature<ActorRow>);
 SHOAL_METHOD(Method::kJobUpdate, Signature<JobRow>);
 SHOAL_METHOD(Method::kWarning, Signature<Warning>);
@@ -107,14 +107,14 @@ SHOAL_METHOD(Method::kNodeGone, Signature<NodeGone>);
 SHOAL_METHOD(Method::kJobOnNode, Signature<ListReply>);
 SHOAL_METHOD(Method::kHeads, Signature<Heads>);  // also from a node to its clients
 
-// From the head to a node.
+// Requests from the head to a node.
 SHOAL_METHOD(Method::kStartWorker, Signature<StartWorker>);
 SHOAL_METHOD(Method::kStopWorker, Signature<StopWorker>);
 SHOAL_METHOD(Method::kEndJob, Signature<JobRef>);
 SHOAL_METHOD(Method::kKillHosted, Signature<KillHosted>);
 SHOAL_METHOD(Method::kFreePort, Signature<Empty, FreePort>);
 
-// To a node.
+// Methods that a node answers.
 SHOAL_METHOD(Method::kAttach, Signature<Attach, WithExtras<Attached>>);
 SHOAL_METHOD(Method::kOpenArena, Signature<OpenArena, WithExtras<OpenedArena>>);
 SHOAL_METHOD(Method::kDropArena, Signature<ArenaRef>);
@@ -136,16 +136,16 @@ SHOAL_METHOD(Method::kCancelResult, Signature<CancelResult>);  // also from a no
 // A node replies with NodeReport, a process with ProcessReport, the head with ReportedMetrics.
 SHOAL_METHOD(Method::kInspect, Signature<Inspect, InPayload<ReportedMetrics>>);
 
-// From a node to another.
+// Sent by a node to another node.
 SHOAL_METHOD(Method::kMeetNode, Signature<MeetNode>);
 SHOAL_METHOD(Method::kPullObject, Signature<PullObject, WithExtras<ObjectRef>>);
 
-// From a node to a client.
+// Sent by a node to a client.
 SHOAL_METHOD(Method::kWorkerExited, Signature<WorkerUpdate>);
 SHOAL_METHOD(Method::kLogLines, Signature<WithExtras<LogLines>>);
 SHOAL_METHOD(Method::kKillHere, Signature<KillHosted>);
 
-// To an actor, and from it to its callers (actors/value/call.h).
+// Sent to an actor's process, or by it to its callers (actors/value/call.h).
 SHOAL_METHOD(Method::kCall, Signature<Call, Value>);
 SHOAL_METHOD(Method::kCancelCall, Signature<CancelCall>);
 SHOAL_METHOD(Method::kArguments, Signature<Arguments>);

@@ -12,7 +12,7 @@ using runtime::read;
 using runtime::text;
 using runtime::write;
 
-// ---- messages to nodes, from the head, processes and other nodes: each to_bytes beside its from_bytes ----
+// ---- messages to nodes, from the head, processes and other nodes: each to_bytes is beside its from_bytes ----
 
 Bytes to_bytes(const StartWorker& v) {
   return write<wire::StartWorker>([&](wire::StartWorker::Builder m) {

@@ -1,6 +1,6 @@
-// Messages to nodes and about them, and their answers and notices, as plain values. head_messages.h has those to the head.
+// Messages to nodes and about them, with their answers and notices, as plain values. head_messages.h has the messages to the head.
 //
-// Code above this never sees a Cap'n Proto reader or builder.
+// Code that uses these messages never sees a Cap'n Proto reader or builder.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,9 @@ struct StartWorker {
   Launch launch;
   std::int32_t rank = -1;
   std::string label;
-  std::int64_t gpu_units = -1;  // units of GPUs that it may use; below 0: the node does not restrict it
-  bool run_again = false;       // its function, or its restartable actor, runs again if it dies
+  // Units of GPUs that the worker may use; below 0: the node does not restrict its GPUs.
+  std::int64_t gpu_units = -1;
+  bool run_again = false;  // the worker's function or actor runs again if the worker dies
 };
 struct StopWorker {
   WorkerId worker;
@@ -46,8 +47,8 @@ struct Attached {
   std::string session;
   std::string host;
   WorkerId worker;
-  std::int32_t member = -1;  // on the board of objects' memory (runtime/shm/usage_board.h)
-  std::string spill = {};    // folder for spilled objects
+  std::int32_t member = -1;  // its place on the usage board (runtime/shm/usage_board.h)
+  std::string spill = {};    // the folder for files of spilled objects
 };
 struct OpenArena {
   std::string key;
@@ -66,9 +67,9 @@ struct ObjectRef {
   ObjectId id;
   JobId job;
   std::uint64_t bytes = 0;
-  WorkerId owner;                   // the process that puts it, or will put it
-  std::vector<ObjectKey> contains;  // objects that it refers to
-  NodeId home = {};                 // 0: the node that is asked
+  WorkerId owner;                   // the process that puts or will put the object
+  std::vector<ObjectKey> contains;  // objects to which the object has references
+  NodeId home = {};                 // 0: the node that receives the message
 };
 struct PullObject {
   ObjectRef object;
@@ -81,18 +82,21 @@ struct MakeRoom {
 struct CountObjects {
   struct Change {
     ObjectKey object;
-    WorkerId holder;  // 0: the sender
+    // 0: the process that sends the message.
+    WorkerId holder;
     std::int64_t by = 0;
-    NodeId holder_node = {};  // 0: the receiving node
+    // 0: the node that receives the message.
+    NodeId holder_node = {};
     enum class Kind : std::uint16_t {
       kCount,
-      kCountContents,  // counts each object inside this one
-      kWatch,          // the holder's node is to report its end
-      kGone,           // the holder is gone
+      kCountContents,  // counts each object that `object` contains
+      kWatch,          // the receiving node is to report the end of the holder
+      kGone,           // the holder has ended
     };
     Kind kind = Kind::kCount;
   };
-  static constexpr std::size_t kMaxChanges = 8000;  // as many as fit a message
+  // The number of changes that fit into one message.
+  static constexpr std::size_t kMaxChanges = 8000;
   std::vector<Change> changes;
   std::uint64_t number = 0;
 };

@@ -1,4 +1,5 @@
-// Object keys, to Cap'n Proto and back. The reader throws kj::Exception for too many keys, so call it within runtime::read.
+// Converts object keys to Cap'n Proto and back. The reader throws kj::Exception for too many keys, so it is called within runtime::read
+// only.
 #pragma once
 
 #include <kj/debug.h>

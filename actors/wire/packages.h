@@ -1,4 +1,4 @@
-// Folders sent to hosts that lack them: zip files that the head keeps, named by their contents.
+// Folders sent to hosts that lack them: the head keeps each as a zip file, which is named by its contents.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ struct PackagePart {
   std::string name;
   std::uint64_t total = 0, offset = 0;
   std::string data;
-  static constexpr std::size_t kMaxBytes = 512u << 10;                  // bound of `data`
-  static constexpr std::uint64_t kMaxTotal = std::uint64_t{520} << 20;  // a folder of 500 MiB, and the overhead of a zip file
+  static constexpr std::size_t kMaxBytes = 512u << 10;                  // limit on `data` of one part
+  static constexpr std::uint64_t kMaxTotal = std::uint64_t{520} << 20;  // limit on a zip file: a folder of 500 MiB, and what zip adds
 };
 struct HasPackage {
   bool whole = false;

@@ -1,7 +1,7 @@
-// Parts of several messages and of the head's records: rows, launches and resources, to Cap'n Proto and back.
+// Parts that several messages and the head's records have in common: rows, launches and resources, to Cap'n Proto and back.
 //
-// For code that defines messages (head_messages.cc, node_messages.cc, scheduler/state/tables/records.cc). The readers throw kj::Exception
-// for hostile input, so call them within runtime::read.
+// Used by code that defines messages (head_messages.cc, node_messages.cc, scheduler/state/tables/records.cc). The readers throw
+// kj::Exception for hostile input, so they are called within runtime::read only.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,8 @@ void fill_resources(Builder builder, const Resources& resources) {
   unsigned i = 0;
   for (const auto& [name, units] : resources.all()) {
     builder[i].setName(name);
-    builder[i++].setUnits(std::max<std::int64_t>(units, 0));  // negative while a task takes back its lent CPUs
+    // The amount is negative while a task takes back its lent CPUs.
+    builder[i++].setUnits(std::max<std::int64_t>(units, 0));
   }
 }
 
@@ -61,7 +62,7 @@ std::string bytes_of(capnp::Data::Reader data);
 
 inline unsigned count(const auto& container) { return static_cast<unsigned>(container.size()); }
 
-// A message without a cause field has no cause.
+// Reads the cause of an end from a message; nullopt if the field is absent.
 template <class Reader>
 std::optional<Error> read_cause(const Reader& m) {
   if (!m.hasCause()) return std::nullopt;

@@ -1,4 +1,4 @@
-// The output of one call, from a worker that marks it (scheduler/node/task_marks.h).
+// The request for the output of one call, which its worker has marked (scheduler/node/task_marks.h).
 #pragma once
 
 #include "actors/wire/node_messages.h"
