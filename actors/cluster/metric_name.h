@@ -15,10 +15,10 @@ inline bool is_metric_name(std::string_view name) {
   return !name.empty() && letter(name[0]) && std::all_of(name.begin(), name.end(), goes_on);
 }
 
-// A label that a process may set. Prometheus reserves __.. and a histogram's "le".
+// True for a label that a process may set. Prometheus reserves the names __.. and, in histograms, "le".
 inline bool is_label_name(std::string_view name) { return is_metric_name(name) && !name.starts_with("__") && name != "le"; }
 
-// A label that nodes and the head add themselves.
+// True for a label that nodes and the head themselves add.
 inline bool is_label_of_ours(std::string_view name) {
   constexpr std::string_view kOurs[] = {"host", "job_id", "node", "pid", "role", "worker"};
   return std::find(std::begin(kOurs), std::end(kOurs), name) != std::end(kOurs);

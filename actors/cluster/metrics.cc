@@ -18,8 +18,8 @@ MetricSample::Labels joined(MetricSample::Labels labels, const MetricSample::Lab
 
 namespace {
 
-// Histograms of one name may have different bounds under different labels. Each set of bounds is a family of its own, adjacent in the
-// map.
+// The key of a family in families_. Histograms of one name may have other bounds under other labels. Each set of bounds is a family of its
+// own, and these families are adjacent in the map.
 std::string key_of(const MetricFamily& family) {
   std::string key = family.name;
   if (family.kind != MetricKind::kHistogram) return key;
@@ -30,7 +30,7 @@ std::string key_of(const MetricFamily& family) {
 
 std::string_view name_of(const std::string& key) { return std::string_view(key).substr(0, key.find('\0')); }
 
-// The first family of this name.
+// Finds the first family of this name.
 template <typename Families>
 auto named(Families& families, const std::string& name) {
   const auto at = families.lower_bound(name);
@@ -39,7 +39,7 @@ auto named(Families& families, const std::string& name) {
 
 }  // namespace
 
-// Series names are unique in an exposition, and a histogram uses three.
+// True if no family of another kind has this name or one of the names of its series. A histogram has three: .._bucket, .._sum, .._count.
 bool MetricSums::fits(const MetricFamily& family) const {
   if (const auto known = named(families_, family.name); known != families_.end()) return known->second.kind == family.kind;
   for (const std::string_view part : {"_bucket", "_sum", "_count"}) {
@@ -59,7 +59,7 @@ void MetricSums::add(const MetricFamily& family, const MetricSample::Labels& lab
   }
   Known& known = families_.try_emplace(key_of(family), Known{family.help, family.kind, family.bounds, {}}).first->second;
   const std::size_t buckets = family.kind == MetricKind::kHistogram ? family.bounds.size() + 1 : 0;
-  const std::size_t size = std::max<std::size_t>(buckets, 1);  // number of series
+  const std::size_t size = std::max<std::size_t>(buckets, 1);  // number of series per sample
   const auto has_other_bounds = [&](const MetricSample::Labels& key) {
     for (auto f = named(families_, family.name); f != families_.end() && name_of(f->first) == family.name; ++f) {
       if (&f->second != &known && f->second.samples.contains(key)) return true;

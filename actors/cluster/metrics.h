@@ -11,30 +11,31 @@
 namespace shoal::actors {
 
 enum class MetricKind : std::uint16_t {
-  kCounter = 0,    // only grows; summed over processes, ended ones included
-  kGauge = 1,      // a value of one process
-  kHistogram = 2,  // summed like a counter
-  kLevel = 3,      // a gauge summed over living processes
+  kCounter = 0,    // only grows; summed over processes, also those that have ended
+  kGauge = 1,      // a value that belongs to one process, and is not summed
+  kHistogram = 2,  // summed over processes like a counter
+  kLevel = 3,      // summed over the processes that live
 };
 inline constexpr std::uint16_t kNumMetricKinds = 4;
 
 struct MetricSample {
-  using Labels = std::vector<std::pair<std::string, std::string>>;  // sorted by name, each once
+  using Labels = std::vector<std::pair<std::string, std::string>>;  // sorted by name; each name occurs once
   Labels labels;
-  double value = 0;                   // a histogram's sum of observations
-  std::vector<std::uint64_t> counts;  // a histogram's counts: observations in each bucket, not cumulative; the last: beyond all bounds
+  double value = 0;  // the value; for a histogram, the sum of all observations
+  // Only for a histogram: the number of observations in each bucket (not cumulative), and at the end of those beyond all bounds.
+  std::vector<std::uint64_t> counts;
   bool operator==(const MetricSample&) const = default;
 };
 
 struct MetricFamily {
   std::string name, help;
   MetricKind kind = MetricKind::kGauge;
-  std::vector<double> bounds;  // a histogram's, ascending
+  std::vector<double> bounds;  // for a histogram: upper ends of its buckets, ascending
   std::vector<MetricSample> samples;
   bool operator==(const MetricFamily&) const = default;
 };
 
-// Builds a family of the runtime, sample by sample.
+// Builds a metric family of the runtime itself, sample by sample.
 class FamilyOf {
  public:
   FamilyOf(MetricKind kind, std::string name, std::string help) {
@@ -49,18 +50,18 @@ class FamilyOf {
   MetricFamily family_;
 };
 
-// `labels` and `more`, whose names must differ; sorted by name.
+// Returns `labels` and `more` together, sorted by name. They have no name in common.
 MetricSample::Labels joined(MetricSample::Labels labels, const MetricSample::Labels& more);
 
-// Sums families: samples of equal name and labels become one; of gauges the last wins.
+// Sums metric families: samples of equal name and labels become one. A gauge takes the place of an equal one added before.
 class MetricSums {
  public:
   explicit MetricSums(std::size_t max_series = SIZE_MAX) : max_series_(max_series) {}
 
-  // Adds each sample with the additional `labels`. Samples beyond max_series, or that conflict in kind, bounds or a histogram's derived
-  // names, are left out and counted.
+  // Adds the family's samples, each with the additional `labels`. Leaves out and counts samples beyond max_series, and those whose kind,
+  // bounds, or names of a histogram's series conflict with earlier ones.
   void add(const MetricFamily& family, const MetricSample::Labels& labels = {});
-  // Sorted by name, samples by labels.
+  // Returns the sums, sorted by name; the samples of a family are sorted by labels.
   std::vector<MetricFamily> families() const;
   std::size_t series() const { return series_; }
   std::uint64_t left_out() const { return left_out_; }

@@ -8,7 +8,7 @@ namespace shoal::actors {
 struct ObjectKey {
   JobId job;
   ObjectId id;
-  NodeId home = {};  // the node that has it, or will have it
+  NodeId home = {};  // the node that has the object, or will have it
   auto operator<=>(const ObjectKey&) const = default;
 };
 

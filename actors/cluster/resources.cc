@@ -9,7 +9,7 @@ namespace shoal::actors {
 
 namespace {
 
-constexpr double kMaxAmount = 1e14;  // 100 TB in bytes
+constexpr double kMaxAmount = 1e14;  // largest amount of a resource, as 100 TB in bytes
 
 std::string amount_text(const std::string& name, std::int64_t units) {
   const double amount = static_cast<double>(units) / Resources::kUnit;

@@ -1,6 +1,6 @@
-// Amounts that a node has or an actor asks for: CPU, GPU, memory (bytes) and custom names.
+// Amounts that a node has or an actor requests: CPU, GPU, memory (bytes) and resources with custom names.
 //
-// They are whole multiples of 1/10000, so that fractions add up exactly.
+// Amounts are whole multiples of 1/10000, so that fractions add up exactly.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class Resources {
   static constexpr std::int64_t kUnit = 10'000;
 
   Resources() = default;
-  // Resources from amounts in natural units. Returns InvalidArgument for one that is negative, too large, not finite or finer than 1/10000.
+  // Makes resources of amounts in natural units. Returns InvalidArgument if one is negative, too large, not finite or finer than 1/10000.
   static Result<Resources> of(const std::map<std::string, double>& amounts);
 
   std::int64_t units(const std::string& name) const;
@@ -26,11 +26,11 @@ class Resources {
 
   bool fits_in(const Resources& room) const;
   Resources& operator+=(const Resources& other);
-  Resources& operator-=(const Resources& other);  // may go below zero: the caller has asked fits_in
+  Resources& operator-=(const Resources& other);  // amounts may become negative, unless the caller checks fits_in() before
   bool operator==(const Resources&) const = default;
 
   std::string to_string() const;  // "CPU 1, GPU 0.5, memory 2 GiB", "nothing"
-  // The amounts that do not fit, as text: "GPU 4 (has 0)".
+  // The amounts that do not fit into `room`, as text: "GPU 4 (has 0)".
   std::string missing_in(const Resources& room) const;
 
  private:

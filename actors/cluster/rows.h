@@ -1,6 +1,6 @@
 // The state of a cluster as plain values: the rows that `shoal list` shows.
 //
-// A row has a field for each column, so that ActorRow has many: lists, watchers and records carry it whole.
+// A row has a field for each column that lists show. ActorRow has many, since lists, watchers and stored records use the same row.
 #pragma once
 
 #include <sys/types.h>
@@ -18,7 +18,7 @@
 
 namespace shoal::actors {
 
-// The reason in errors that follow from a process killed for lack of memory.
+// The reason of errors that follow from the end of a process which was killed for lack of memory.
 inline constexpr const char* kOutOfMemory = "OutOfMemory";
 
 enum class ActorState : std::uint16_t { kPending, kStarting, kAlive, kDead, kRestarting };
@@ -27,7 +27,7 @@ enum class WorkerState : std::uint16_t { kStarting, kRunning, kExited };
 enum class NodeState : std::uint16_t { kAlive, kDead };
 // kRescheduling: a node with one of its bundles was lost, and that bundle waits for another node.
 enum class GroupState : std::uint16_t { kPending, kCreated, kRescheduling, kRemoved };
-// Willingness to take new work. A draining node also leaves, once it is idle or its deadline is over.
+// A node's readiness for new work. A draining node takes none either, and leaves once it is idle or its deadline is over.
 enum class NodeScheduling : std::uint16_t { kSchedulable, kCordoned, kDraining };
 inline bool ended(JobState state) { return state != JobState::kPending && state != JobState::kRunning; }
 const char* to_string(ActorState state);
@@ -52,10 +52,10 @@ struct ActorRow {
   bool detached = false;
   std::int32_t max_restarts = 0, max_task_retries = 0;
   std::uint32_t num_restarts = 0;
-  std::string endpoint;                           // its process's; empty until alive
-  std::string pending_reason;                     // why it is not placed yet
-  std::map<std::string, std::string> attributes;  // set by the actor itself: rows, bytes
-  std::optional<Error> cause;                     // cause of death
+  std::string endpoint;                           // where its process takes calls; empty until the actor lives
+  std::string pending_reason;                     // why the actor is not placed yet
+  std::map<std::string, std::string> attributes;  // texts that the actor itself sets: rows, bytes
+  std::optional<Error> cause;                     // why the actor is dead, or its process ended
 };
 
 struct NodeRow {
@@ -66,14 +66,14 @@ struct NodeRow {
   std::string endpoint;
   Resources total, available;
   std::map<std::string, std::string> labels;
-  bool cordoned = false;                 // takes no new work
-  std::int64_t drain_until_unix_ms = 0;  // end of the drain; 0: no drain
+  bool cordoned = false;                 // the node takes no new work
+  std::int64_t drain_until_unix_ms = 0;  // deadline of the drain; 0: the node is not draining
 
   NodeScheduling scheduling() const {
     return drain_until_unix_ms != 0 ? NodeScheduling::kDraining : cordoned ? NodeScheduling::kCordoned : NodeScheduling::kSchedulable;
   }
 };
-// Displayed states: ALIVE, CORDONED, DRAINING, DEAD.
+// The state that lists show: ALIVE, CORDONED, DRAINING or DEAD.
 const char* state_text(const NodeRow& row);
 
 struct WorkerRow {
@@ -82,7 +82,7 @@ struct WorkerRow {
   JobId job;
   pid_t pid = 0;
   WorkerState state = WorkerState::kStarting;
-  std::string role;  // "driver", "rank 3", "actor Counter"
+  std::string role;  // as lists show it: "driver", "rank 3", "actor Counter"
   std::int32_t rank = -1;
   std::optional<Error> cause;
 };
@@ -95,7 +95,7 @@ struct JobRow {
   std::uint32_t num_workers = 0;
   std::int64_t started_unix_ms = 0;
   std::int64_t ended_unix_ms = 0;
-  std::int32_t exit_code = 0;  // as in a shell
+  std::int32_t exit_code = 0;  // the driver's exit code, as a shell reports it
   std::string pending_reason;
   std::optional<Error> cause;
   Submission submission;
@@ -103,25 +103,26 @@ struct JobRow {
 
 struct GroupRow {
   GroupId id;
-  JobId job;  // 0: detached
+  JobId job;  // 0: the group is detached
   std::string name, name_space;
   Strategy strategy = Strategy::kPack;
   GroupState state = GroupState::kPending;
   std::vector<Resources> bundles;
-  std::vector<NodeId> nodes;  // the bundles' nodes; empty while it waits
+  std::vector<NodeId> nodes;  // the node of each bundle; empty while the group waits
   std::string pending_reason;
-  std::optional<Error> cause;  // cause of removal
+  std::optional<Error> cause;  // why the group was removed
 };
 
 struct ClusterStatus {
-  std::string session;  // its folder
+  std::string session;  // the session folder
   pid_t head_pid = 0;
   Resources total, available;
   std::uint32_t num_nodes = 0, num_workers = 0, num_actors = 0, num_jobs = 0;
-  std::vector<std::string> pending;  // waiting actors, groups and jobs, with their reasons
-  std::string store;                 // the head's storage
-  std::vector<std::string> heads;    // endpoints, the leading head first; empty with one head
-  bool wanted_back = false;          // other jobs wait for resources that the asking job's workers of functions hold
+  std::vector<std::string> pending;  // actors, groups and jobs that wait, with the reasons
+  std::string store;                 // name of the store that the head uses
+  std::vector<std::string> heads;    // endpoints, the leading head's first; empty with one head
+  // Other jobs wait for resources that workers of functions of the asking job hold.
+  bool wanted_back = false;
 };
 
 }  // namespace shoal::actors

@@ -20,7 +20,7 @@ struct Launch {
     kPythonWorker,  // hosts actors; forked from a zygote of `program`
     kPythonScript,  // runs argv as a script; forked from a zygote of `program`
     kProgram,       // runs argv
-    kNativeWorker,  // hosts C++ actors: `program` is the driver's own binary, which must have `build_id`
+    kNativeWorker,  // hosts C++ actors: `program` is the driver's own binary, whose build id has to be `build_id`
   };
   static constexpr std::uint16_t kNumKinds = 4;
 
@@ -30,17 +30,17 @@ struct Launch {
   bool torch = false;  // fork from a zygote that has imported torch
   std::string build_id;
   std::string cwd;
-  std::vector<std::pair<std::string, std::string>> env;  // added to the node's own
+  std::vector<std::pair<std::string, std::string>> env;  // added to the node's own environment
   std::vector<std::string> python_path;                  // put in front of sys.path
   bool operator==(const Launch&) const = default;
 };
 
-// Placement of a group's parts on nodes. Pack: on as few nodes as possible; spread: on as many as possible. The strict forms require one
-// node, or a node for each, or fail.
+// How bundles of a group are placed on nodes. Pack: on as few nodes as possible. Spread: on as many as possible. The strict forms require
+// one node for all, or a different node for each.
 enum class Strategy : std::uint16_t { kPack, kSpread, kStrictPack, kStrictSpread };
 const char* to_string(Strategy strategy);
 
-// A condition on a node's label: it exists and its value is in `values` (empty: any value). Negated: the opposite.
+// A condition on a node's labels: it has `label`, with a value in `values` (empty: any value). With `negated`, the opposite.
 struct LabelMatch {
   std::string label;
   std::vector<std::string> values;
@@ -50,13 +50,14 @@ struct LabelMatch {
 
 // Constraints on placement besides free resources.
 struct Where {
-  GroupId group;             // from this placement group's resources
-  std::int32_t bundle = -1;  // from this bundle of the group; -1: any
-  NodeId node;               // on this node
-  bool soft = false;         // if that node is gone or could never hold it, on another
-  bool spread = false;       // where few are placed already
+  GroupId group;             // place into resources of this placement group
+  std::int32_t bundle = -1;  // place into this bundle of the group; -1: into any
+  NodeId node;               // place on this node
+  // With `node`: use another node if that one is gone or could never hold the actor.
+  bool soft = false;
+  bool spread = false;  // prefer nodes on which little is placed already
   std::vector<LabelMatch> labels;
-  std::vector<LabelMatch> prefers;  // preferred labels, if such a node has room
+  std::vector<LabelMatch> prefers;  // preferred labels: such nodes come first, if they have room
   bool operator==(const Where&) const = default;
 };
 
@@ -66,61 +67,63 @@ struct ActorSpec {
   Resources resources;
 };
 
-// Actors that are placed together or not at all; each gets its own process. Ranks follow the order of `actors`.
+// Actors that are placed together or not at all, each in its own process. Their ranks follow the order of `actors`.
 struct GangSpec {
   GangId id;
   JobId job;
   std::vector<ActorSpec> actors;
   Launch launch;
   Where where;
-  // The process that asked for the gang, if a node started it. A gang asked for by an actor or a worker of functions ends with that
-  // process, unless detached. A gang of a driver or a rank of a job ends with its job.
+  // The process that requested the gang, if a node started it. If that is an actor or a worker of functions, the gang ends with it, unless
+  // it is detached. A gang of a driver or a rank of a job ends with its job.
   WorkerId creator;
-  // Fail with ResourceExhausted/Infeasible if no present node could ever hold it, instead of waiting for such a node.
+  // If no present node could ever hold the gang, fail with ResourceExhausted/Infeasible instead of waiting for such a node.
   bool refuse_infeasible = false;
 
-  // For a single actor. A name is unique in its namespace while its actor lives; finding it by name returns `handle` (the client's own
-  // bytes). A detached actor is its own job, which ends with it, so that it outlives the job that asked for it.
+  // Only for a single actor. A name is unique in its namespace while its actor lives. To find the actor by its name returns `handle`, bytes
+  // that the head does not interpret. A detached actor is a job of its own, which ends with the actor, so that it outlives the job that
+  // made it.
   std::string name, name_space, handle;
-  bool get_if_exists = false;  // return the living actor of this name, if any
+  bool get_if_exists = false;  // if a living actor has the name, return it instead
   bool detached = false;
-  // For a single actor: restarts after unrequested ends of its process (-1: unlimited), and resends of a call lost that way. A restart
-  // uses `creation_spec` (the client's own bytes).
+  // Only for a single actor. max_restarts: restarts after ends of its process that were not requested (-1: unlimited). max_task_retries:
+  // how often a call that was lost so is sent again. A restart uses `creation_spec`, bytes that the head does not interpret.
   std::int32_t max_restarts = 0, max_task_retries = 0;
   std::string creation_spec;
   static constexpr std::size_t kMaxActors = 4096;
-  static constexpr std::size_t kMaxName = 1000, kMaxHandle = 1 << 18, kMaxCreationSpec = 1 << 19;  // bytes
+  static constexpr std::size_t kMaxName = 1000, kMaxHandle = 1 << 18, kMaxCreationSpec = 1 << 19;  // limits in bytes
 };
 
-// Resources reserved together or not at all, each bundle on one node; actors are placed into them later.
+// Resources that are reserved together or not at all, each bundle on one node. Actors are placed into them later.
 struct GroupSpec {
   GroupId id;
   JobId job;
-  std::string name, name_space;  // unique while it lives; may be empty
+  std::string name, name_space;  // unique while the group lives; the name may be empty
   Strategy strategy = Strategy::kPack;
   std::vector<Resources> bundles;
-  std::vector<std::vector<LabelMatch>> labels;  // required of each bundle's node; empty: none
-  bool detached = false;                        // outlives its job
+  std::vector<std::vector<LabelMatch>> labels;  // conditions on the node of each bundle; empty: none
+  bool detached = false;                        // the group outlives its job
   static constexpr std::size_t kMaxBundles = 4096;
 };
 
-// The arguments of a submitted job, as they are displayed.
+// The arguments with which a job was submitted, to be displayed.
 struct Submission {
-  std::string id;  // the submitter's, or the job's own; unique among the head's jobs
+  std::string id;  // chosen by the submitter, or made from the job's id; unique among the head's jobs
   std::string entrypoint;
-  std::string runtime_env;  // JSON
+  std::string runtime_env;  // runtime environment, as JSON
   std::map<std::string, std::string> metadata;
   bool operator==(const Submission&) const = default;
-  static constexpr std::size_t kMaxId = 256, kMaxText = 1 << 16;  // bytes; kMaxText for each of the others
+  // Limits in bytes: kMaxId for `id`, kMaxText for each of the other texts.
+  static constexpr std::size_t kMaxId = 256, kMaxText = 1 << 16;
 };
 
-// One driver process, or (num_workers > 0) a gang of processes with torchrun's environment variables.
+// One driver process or, if num_workers > 0, a gang of processes with torchrun's environment variables.
 struct JobSpec {
   std::string name;
   Launch launch;
   std::uint32_t num_workers = 0;
-  Resources resources;  // per process
-  bool wait = false;    // for nodes that could hold it
+  Resources resources;  // for each process
+  bool wait = false;    // wait if no present node could hold it, instead of failing
   pid_t owner = 0;
   Submission submission;
 };
