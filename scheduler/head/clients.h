@@ -1,4 +1,5 @@
-// The connections to the head, of nodes, drivers and commands, in order of arrival. Each has a number, which is never used again.
+// The connections of the head with its clients: nodes, drivers and commands, in order of arrival. Each connection has a number, which is
+// not used again.
 //
 // Loop thread only.
 #pragma once
@@ -17,12 +18,12 @@ class Clients {
  public:
   struct Client {
     std::unique_ptr<runtime::Peer> peer;
-    NodeId node;  // for clients that are nodes
+    NodeId node;  // set if the client is a node
     std::uint64_t number() const { return peer->number(); }
   };
 
-  // Accepts connections for `handler`, and returns the endpoint with its port. The references outlive the clients. Fails with an error that
-  // names a taken endpoint.
+  // Listens on an endpoint, and passes the messages of each connection to `handler`. Returns the endpoint with its port, or an error that
+  // names a taken endpoint. The references outlive this object.
   Result<runtime::Endpoint> listen(const runtime::Endpoint& endpoint, runtime::Network& network, runtime::Clock& clock,
                                    runtime::PeerHandler& handler) {
     SHOAL_TRY(auto listener, network.listen(endpoint, [this, &clock, &handler](std::unique_ptr<runtime::Connection> connection) {
@@ -40,7 +41,7 @@ class Clients {
 
   Client& at(std::uint64_t number) { return clients_.at(number); }
   Client& at(const runtime::Peer& peer) { return clients_.at(peer.number()); }
-  // Removes a client and closes its connection, if that is open. Its calls fail last, once nothing here refers to it.
+  // Removes a client and closes its connection, if that is open. The connection's open calls fail only when no entry refers to it any more.
   void close(std::uint64_t number) { const auto owned = clients_.extract(number); }
 
  private:

@@ -5,7 +5,7 @@
 namespace shoal::scheduler {
 
 namespace {
-constexpr std::chrono::milliseconds kMoment(1);  // delay of commits that no caller awaits
+constexpr std::chrono::milliseconds kMoment(1);  // wait of a commit whose result no caller awaits
 }  // namespace
 
 Commits::Commits(runtime::Clock& clock, ClusterState& state, Store& store, Fence& fence, runtime::Log log, Options options,
@@ -23,7 +23,7 @@ void Commits::settle(Awaited awaited) {
   if (busy_ || unsaved_ || (effects_.empty() && !state_.changed())) return;
   const Due due = awaited == Awaited::kYes ? Due::kSoon : Due::kInAMoment;
   if (due_ >= due) return;
-  due_ = due;  // deferred, so that other events share the commit
+  due_ = due;  // not at once, so that other events join the commit
   flushing_ = clock_.after(due == Due::kSoon ? runtime::Duration::zero() : kMoment, [this] { flush(); });
 }
 
@@ -43,7 +43,7 @@ void Commits::flush() {
 
 void Commits::committed(const std::vector<Record>& records, const Result<void>& result) {
   if (!result && result.error().reason() == "Fenced") fence_.fence(result.error().message());
-  if (fence_.fenced()) return;  // the effects of this commit are dropped
+  if (fence_.fenced()) return;  // the actions and answers of this commit do not take place
   if (!result) {
     state_.change_again(records);
     busy_ = false;
@@ -61,7 +61,7 @@ void Commits::committed(const std::vector<Record>& records, const Result<void>& 
     }
   }
   busy_ = false;
-  settle();  // effects may cause events
+  settle();  // actions may have caused new events
 }
 
 Result<void> Commits::writable() const {

@@ -1,8 +1,8 @@
-// The commits of the head's decisions, and their effects: actions and answers. No effect takes place before the changes behind it are
-// stored. Effects keep their order, and simultaneous events share a commit.
+// The commits of the head's decisions, and the effects that wait for them: actions and answers. No effect takes place before the changes
+// that it follows from are stored. Effects keep their order, and simultaneous events share a commit.
 //
-// While the store fails (a locked database, a full disk), effects wait and each retry() commits again. After `refuse_after`, writable()
-// refuses. One commit at a time is under way.
+// While the store fails (a locked database, a full disk), effects wait and each retry() tries the commit again. After `refuse_after`,
+// writable() returns an error. One commit at a time is under way.
 //
 // Loop thread only.
 #pragma once
@@ -25,23 +25,24 @@ namespace shoal::scheduler {
 class Commits {
  public:
   struct Options {
-    runtime::Duration refuse_after{};  // time of failing commits until writable() refuses
+    runtime::Duration refuse_after{};  // how long commits fail before writable() returns an error
   };
 
-  // The references outlive it. `perform` may cause events.
+  // The references outlive this object. `perform` may cause new events.
   Commits(runtime::Clock& clock, ClusterState& state, Store& store, Fence& fence, runtime::Log log, Options options,
           std::function<void(const Action&)> perform);
   ~Commits() { *alive_ = false; }
 
-  // Performs an action that is no decision of the state.
+  // Queues an action that the cluster state did not decide.
   void perform(Action action) { effects_.emplace_back(std::move(action)); }
-  // Answers a request. A read-only one is answered at once, unless it may have seen changes that are being stored.
+  // Answers a request. One without effect on the stored state is answered at once, unless its answer may show changes that are not stored
+  // yet.
   void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
-  // Takes the actions of the state's last steps and schedules a commit of its changes. If no caller awaits them, they may wait a moment for
-  // a commit that they can share.
+  // Takes the actions of the cluster state's last steps and schedules a commit of its changes. If no caller awaits these, the commit may
+  // wait for a moment, so that others join it.
   enum class Awaited { kYes, kNo };
   void settle(Awaited awaited = Awaited::kYes);
-  // Commits again what could not be stored.
+  // Tries a commit that failed again.
   void retry() {
     if (unsaved_) flush();
   }
@@ -70,10 +71,11 @@ class Commits {
   const Options options_;
   const std::function<void(const Action&)> perform_;
   Effects effects_;
-  Effects committing_;              // effects of the commit under way
-  bool busy_ = false;               // a commit is under way, or its effects are taking place
-  Due due_ = Due::kNone;            // the next commit
-  std::optional<Unsaved> unsaved_;  // if the last commit failed
+  Effects committing_;  // effects of the commit under way
+  // A commit is under way, or its effects take place at present.
+  bool busy_ = false;
+  Due due_ = Due::kNone;            // when the next commit begins
+  std::optional<Unsaved> unsaved_;  // set while the last commit is one that failed
   runtime::Timer flushing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

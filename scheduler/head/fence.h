@@ -1,5 +1,5 @@
-// Ends the decisions of a head that no longer leads. With several heads one leads. A head that has lost the lead stays fenced; if its
-// process is elected again, that begins with another Head.
+// Stops the decisions of a head that no longer leads: with several heads, one of them leads. A head that has lost the lead stays fenced. If
+// its process is elected again, it leads with a new Head.
 //
 // Loop thread only.
 #pragma once
@@ -14,11 +14,11 @@ namespace shoal::scheduler {
 
 class Fence {
  public:
-  // `leads`: empty with one head, which always leads. `on_fenced`: called once; may be empty.
+  // `leads`: returns true while this head leads; empty if it is the only one. `on_fenced`: called once; may be empty.
   Fence(runtime::Log log, std::function<bool()> leads, std::function<void()> on_fenced)
       : log_(std::move(log)), leads_(std::move(leads)), on_fenced_(std::move(on_fenced)) {}
 
-  // Asks whether this head leads. Returns true once it does not.
+  // Returns true once this head leads no more.
   bool fenced() {
     if (!fenced_ && leads_ && !leads_()) fence("this head no longer leads");
     return fenced_;

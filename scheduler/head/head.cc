@@ -12,7 +12,7 @@ using actors::to_bytes;
 using runtime::Peer;
 
 namespace {
-constexpr std::chrono::seconds kLate(1);  // delay of a tick that is logged
+constexpr std::chrono::seconds kLate(1);  // a tick that comes later than this is logged
 }  // namespace
 
 Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options)
@@ -89,7 +89,7 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
     return methods_.answer(method, sender, request.message, responder);
   };
   auto answer = answered();
-  commits_.settle();  // watchers are notified before this answer
+  commits_.settle();  // before the answer, so that watchers are notified first
   if (answer && method == Method::kHeartbeat) {
     responder.answer(*std::move(answer));
   } else if (answer) {
@@ -111,11 +111,11 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
 
 void Head::on_closed(Peer& peer, const Error& why) {
   auto& client = clients_.at(peer);
-  const auto owned = std::move(client.peer);  // destroyed on return
+  const auto owned = std::move(client.peer);  // the connection is destroyed when this function returns
   if (links_.closed(client.node, peer)) {
     state_.step(NodeAway{client.node});
     node_watch_.missing(client.node);
-    // Heartbeats, the pid or the host decide whether it is gone.
+    // A broken connection does not prove the node's death. Heartbeats, its pid or its host decide about that.
     log_->warn("node={} disconnected: {}", to_string(client.node), why.message());
   }
   packages_.closed(peer.number());

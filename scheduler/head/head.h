@@ -1,10 +1,10 @@
 // The head drives ClusterState: it listens, turns requests into events, stores what they change, then performs actions and answers. It is
 // never on the path of a call, an object or a step.
 //
-// Its parts: Clients are the connections, NodeLinks those of nodes. Commits makes no decision visible before it is stored. Fence ends its
-// decisions once another head leads. Watchers get the changes of rows, and NodeWatch proves that a node is gone.
+// Its parts: Clients are the connections, NodeLinks those to nodes. Commits lets no decision take effect before it is stored. Fence stops
+// decisions once another head leads. Watchers sends the changes of rows to clients, and NodeWatch proves that a node is gone.
 //
-// Loop thread only. Everything it needs is passed in, so the simulation runs this very class.
+// Loop thread only. All dependencies are arguments, so the simulation runs this very class.
 #pragma once
 
 #include <functional>
@@ -32,35 +32,37 @@ class Head final : public runtime::PeerHandler {
  public:
   struct Options {
     std::vector<runtime::Endpoint> listen;
-    std::string session;  // folder, sent to those that join
+    std::string session;  // the session folder, sent to nodes and drivers that join
     pid_t pid = 0;
     std::uint32_t heartbeat_ms = 500;
-    runtime::Duration look_timeout = std::chrono::seconds(1);  // for a connection that checks whether a node still listens
+    runtime::Duration look_timeout = std::chrono::seconds(1);  // time limit of a connection that checks whether a node still listens
     runtime::Duration tick = std::chrono::milliseconds(200);
-    runtime::Duration call_timeout = std::chrono::seconds(30);   // for a node's answer
-    runtime::Duration start_timeout = std::chrono::minutes(10);  // for the start of a process, which may import much
-    runtime::Duration refuse_after = std::chrono::seconds(2);    // time of failing commits until requests are refused
+    runtime::Duration call_timeout = std::chrono::seconds(30);  // time limit of a node's answer
+    // Time limit of the start of a process, which may import much.
+    runtime::Duration start_timeout = std::chrono::minutes(10);
+    runtime::Duration refuse_after = std::chrono::seconds(2);  // how long commits fail before requests are refused
     ClusterState::Options state;
-    // Calls back when a process of this host ends, so that a node's death is known before its silence shows it. May be empty.
+    // Calls the function when a process of this host ends, so that a node's death is found before its heartbeats are missed. May be empty.
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
-    std::function<void()> on_shutdown;  // on a shutdown request, once the nodes are notified
-    // Signs the certificate of a host that joins and has proved the token. Empty: the cluster lives on one host.
+    std::function<void()> on_shutdown;  // called on a request to end the cluster, once nodes are notified
+    // Signs the certificate of a host that joins and has proved that it has the token. Empty in a cluster on one host.
     std::function<Result<std::string>(const actors::SignCertificate&)> sign;
-    std::string store;                                           // name of the store, for displays
-    std::function<std::vector<actors::MetricFamily>()> measure;  // measurements of this process; may be empty
+    std::string store;                                           // name of the store, shown by `shoal status`
+    std::function<std::vector<actors::MetricFamily>()> measure;  // returns measurements of this process; may be empty
     Packages::Options packages;
-    // With several heads: returns true while this one leads. Once it does not, it answers, decides and sends nothing any more.
+    // With several heads: returns true while this head leads. Afterwards the head makes no decision, and sends and answers nothing.
     std::function<bool()> leads;
-    std::function<void()> on_fenced;  // called once; the owner destroys the head, not within this call
+    // Called once, when the head leads no more. The owner destroys the head, but not within this call.
+    std::function<void()> on_fenced;
   };
 
-  // All references outlive the head.
+  // All references outlive this object.
   Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options);
 
-  // Restores the stored state, then listens on every endpoint, or returns the error that names a taken one.
+  // Restores the stored state, then listens on every endpoint. Returns an error that names an endpoint which is taken.
   Result<void> start();
   std::vector<runtime::Endpoint> endpoints() const { return clients_.endpoints(); }
-  // Endpoints of all heads in a cluster with several, the leader's first. Nodes are notified.
+  // Sets the endpoints of all heads in a cluster with several, the leader's first, and sends them to the nodes.
   void set_heads(std::vector<std::string> endpoints);
 
   const ClusterState& state() const { return state_; }
@@ -73,9 +75,9 @@ class Head final : public runtime::PeerHandler {
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
 
-  // Sets the handlers of methods.
+  // These functions set the handlers of methods, by subject.
   void answer_cluster();
-  void answer_jobs();  // and groups
+  void answer_jobs();  // and placement groups
   void answer_actors();
   void take_notices();
   Result<actors::ReportedMetrics> reported(const actors::Inspect& asked) const;
@@ -84,7 +86,7 @@ class Head final : public runtime::PeerHandler {
   Result<void> restore();
   void tick();
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
-  // Decides an event that no message of a client brought, while this head leads.
+  // Lets the cluster state decide an event that did not come as a client's message. No effect once another head leads.
   template <class Event>
   void happened(const Event& event) {
     if (fence_.fenced()) return;
@@ -112,12 +114,13 @@ class Head final : public runtime::PeerHandler {
   Methods methods_;
   Watchers watchers_;
   NodeWatch node_watch_;
-  std::map<JobId, std::shared_ptr<void>> driver_watches_;  // until their job ends
+  std::map<JobId, std::shared_ptr<void>> driver_watches_;  // watches on drivers' processes, until their jobs end
   runtime::Timer ticking_;
   Commits commits_;
-  std::map<ActorId, runtime::Responder> hosting_;  // requests that wait for their gang
-  Clients clients_;                                // ends before answers that wait: clients see a broken connection, and ask the next head
-  NodeLinks links_;                                // ends before the connections
+  std::map<ActorId, runtime::Responder> hosting_;  // requests of kHostActor, until their gang is complete
+  // Destroyed before hosting_ and commits_, which have answers that wait. So clients see a broken connection, and ask the next head.
+  Clients clients_;
+  NodeLinks links_;  // destroyed before the connections in clients_
 };
 
 }  // namespace shoal::scheduler

@@ -1,4 +1,4 @@
-// The head performs what the cluster state decided, once it is stored.
+// The head's part that performs the actions of the cluster state, once the decisions behind them are stored.
 #include <utility>
 
 #include "scheduler/head/head.h"
@@ -62,13 +62,13 @@ void Head::start_worker(const StartWorkerOn& start) {
       log_->info("worker={} node not reached: {}", to_string(worker), r.error().message());
       return happened(WorkerNotReached{worker, r.error()});
     }
-    const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // a shell's exit codes
+    const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // the codes with which a shell reports a command that it cannot run
     log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
     happened(WorkerNotStarted{worker, code, r.error()});
   });
 }
 
-// The connection may have outlived a partition; without its end the node would not learn that it was given up.
+// Closes the connection of a node that was given up. It may have outlived a partition, and the node learns by its end that it was given up.
 void Head::disconnect(const Disconnect& given_up) {
   watchers_.gone(given_up.node, given_up.cause);
   if (const auto client = links_.drop(given_up.node)) forget(*client);

@@ -1,4 +1,4 @@
-// The head's answers to requests, and its handling of notices, by subject.
+// The head's handlers of requests and notices, by subject.
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -12,7 +12,7 @@ using actors::Method;
 
 void Head::answer_cluster() {
   methods_.on<Method::kRegisterNode>([this](Client& client, const actors::RegisterNode& node) { return register_node(client, node); });
-  // A node's check that this head lives.
+  // A request for a heartbeat: a node checks whether this head lives.
   methods_.on<Method::kHeartbeat>([this](Client& client, Empty) { state_.step(NodeBeat{client.node}); });
   methods_.on<Method::kRegisterDriver>(
       [this](Client& client, const actors::RegisterDriver& driver) { return register_driver(client, driver); });
@@ -44,7 +44,7 @@ void Head::answer_cluster() {
   });
   methods_.on<Method::kList>([this](Client&, const actors::ListRequest& request) { return state_.list(request); });
   methods_.on<Method::kStatus>([this](Client&, const std::optional<actors::JobRef>& asking) {
-    if (asking) return state_.resources(asking->job);  // a frequent request of jobs
+    if (asking) return state_.resources(asking->job);  // jobs ask for their resources often
     auto status = state_.status();
     status.session = options_.session;
     status.head_pid = options_.pid;
@@ -68,7 +68,7 @@ void Head::answer_jobs() {
   methods_.on<Method::kWatchJob>([this](Client& client, const actors::JobRef& ref) -> Result<actors::JobRow> {
     const auto* row = state_.job(ref.job);
     if (row == nullptr) return fail(not_found("no job " + to_string(ref.job)));
-    if (!actors::ended(row->state)) watchers_.watch(ref.job, client.number());  // an ended job has no more updates
+    if (!actors::ended(row->state)) watchers_.watch(ref.job, client.number());  // an ended job changes no more
     for (const NodeId node : state_.nodes_of(ref.job)) {
       if (const auto* at = state_.node(node)) watchers_.is_on(*at, client.number());
     }
@@ -106,7 +106,7 @@ void Head::answer_actors() {
     }
     for (const auto& a : spec.actors) {
       watchers_.watch(a.id, client.number());
-      // Updates so far went to an earlier connection.
+      // For a repeated request: updates so far went to an earlier connection, so the row is sent again.
       if (const auto* row = again ? state_.actor(a.id) : nullptr) commits_.perform(NotifyActor{*row});
     }
     log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(), spec.actors[0].class_name);
@@ -135,7 +135,8 @@ void Head::answer_actors() {
       [this](Client&, const actors::GetCreationSpec& request) { return state_.creation_spec(request.worker); });
   methods_.on<Method::kWorkerLeaves>(
       [this](Client&, const actors::GetCreationSpec& request) { state_.step(WorkerLeaves{request.worker}); });
-  methods_.on<Method::kWorkerBlocked>([this](Client&, const actors::WorkerBlocked& request) -> Result<void> {  // a request to resume
+  // A worker that goes on requests its CPUs back.
+  methods_.on<Method::kWorkerBlocked>([this](Client&, const actors::WorkerBlocked& request) -> Result<void> {
     if (request.blocked) return fail(invalid_argument("a request cannot state that a worker waits: send a notice"));
     return state_.step(WorkerResumes{request.worker});
   });
@@ -176,8 +177,8 @@ Result<actors::ReportedMetrics> Head::reported(const actors::Inspect& asked) con
 Result<actors::RegisteredNode> Head::register_node(Client& client, const actors::RegisterNode& node) {
   if (client.node && client.node != node.id) return fail(invalid_argument("this connection belongs to node " + to_string(client.node)));
   SHOAL_OK(state_.step(NodeJoined{node}));
-  // A node has one connection. An older one is closed: its messages are outdated or will be repeated. If the node uses that one, it
-  // reconnects.
+  // A node has one connection, so an older one is closed: its messages are outdated, or will be repeated. If the node uses the older one,
+  // it reconnects.
   if (const auto old = links_.set(node.id, *client.peer)) forget(*old);
   client.node = node.id;
   if (client.peer->identity().local) {
@@ -196,7 +197,7 @@ Result<actors::RegisteredDriver> Head::register_driver(Client& client, const act
   }
   const JobId job = state_.step(DriverJoined{driver});
   watchers_.watch(job, client.number());
-  // It may die before it attaches to a node that would report its death.
+  // The driver may die before it attaches to a node that would report its death, so the head watches its process.
   if (options_.watch_process && client.peer->identity().local && job != driver.job) {
     driver_watches_[job] = options_.watch_process(client.peer->identity().pid, [this, job] {
       const auto over = driver_watches_.extract(job);

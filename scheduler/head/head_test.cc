@@ -10,7 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 using actors::Method;
 
-// A store that refuses commits while `locked`, and delays them while `slow`.
+// A store that refuses commits while `locked`, and keeps them open while `slow`.
 class LockedStore final : public Store {
  public:
   void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) override {
@@ -26,7 +26,7 @@ class LockedStore final : public Store {
   }
   Result<std::vector<Record>> load() override { return inner_->load(); }
   void finish() { std::exchange(done_, {})({}); }
-  bool locked = false, slow = false, fenced = false;  // `fenced`: another head leads
+  bool locked = false, slow = false, fenced = false;  // `fenced`: another head leads, so the store refuses this one's commits
   int num_refused = 0, num_commits = 0;
 
  private:
@@ -57,7 +57,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   }
   static actors::JobSpec waiting() {
     actors::JobSpec spec;
-    spec.wait = true;  // no node in the cluster
+    spec.wait = true;  // wait, since the cluster has no node
     return spec;
   }
   void call(Method method, Bytes body, std::optional<Result<runtime::Message>>& answer) {
@@ -74,7 +74,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
     };
     return o;
   }
-  // A node's process as the head sees it: it listens, and has joined over TCP.
+  // A node's process as the head sees it: it listens, and it has joined over TCP.
   struct FakeNode {
     std::unique_ptr<runtime::SimNetwork> network;
     std::unique_ptr<runtime::Listener> listener;
@@ -90,7 +90,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
     EXPECT_TRUE(world_.run_until([&] { return node.peer != nullptr; }, 5s));
     actors::RegisterNode me;
     me.id = id;
-    me.pid = 9999;  // a pid of another namespace
+    me.pid = 9999;  // a pid of another pid namespace
     me.endpoint = node.listener->endpoint().to_string();
     me.resources = actors::Resources::of({{"CPU", 1}}).value();
     node.peer->call(actors::number(Method::kRegisterNode), {to_bytes(me), {}, {}}, 5s, [](auto r) { EXPECT_TRUE(r); });
@@ -117,7 +117,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
       std::make_unique<Head>(world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), options());
   std::unique_ptr<runtime::Peer> client_;
   std::vector<actors::ActorRow> reported_;
-  bool holds_ = false;  // keeps back requests to nodes
+  bool holds_ = false;  // keep back the answers to requests that the head sends
   std::vector<std::pair<std::uint16_t, runtime::Responder>> held_;
 
  private:
@@ -142,7 +142,7 @@ TEST_F(HeadTest, AnUnstoredDecisionIsNotPublished) {
   EXPECT_FALSE(during || stopped);
   EXPECT_EQ(jobs_kept(), (std::map<JobId, std::string>{{before, "PENDING"}}));
   EXPECT_GT(store_.num_refused, 1);
-  std::optional<Result<runtime::Message>> looked;  // a read-only request
+  std::optional<Result<runtime::Message>> looked;  // the answer to a request without effect
   call(Method::kStatus, {}, looked);
   world_.run_for(10ms);
   EXPECT_TRUE(looked && *looked);
@@ -170,7 +170,7 @@ TEST_F(HeadTest, AHeadThatCannotStoreItsStateRefusesWithTheReason) {
   EXPECT_EQ(jobs_kept().size(), 1u);
 }
 
-// A head that restarts would take the announced end for a crash, and start the actor again.
+// If the head lost the announcement at a restart, it would take the announced end for a crash, and start the actor again.
 TEST_F(HeadTest, AnAnnouncedEndIsAnsweredOnceItIsStoredAndNeverRefused) {
   FakeNode node;
   join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
@@ -190,7 +190,7 @@ TEST_F(HeadTest, AnAnnouncedEndIsAnsweredOnceItIsStoredAndNeverRefused) {
   world_.run_for(300ms);
   ASSERT_GT(store_.num_refused, 0);
   call(Method::kWorkerLeaves, to_bytes(actors::GetCreationSpec{worker}), left);
-  world_.run_for(2s);  // longer than until requests are refused
+  world_.run_for(2s);  // longer than refuse_after
   call(Method::kWorkerLeaves, to_bytes(actors::GetCreationSpec{worker}), left_late);
   world_.run_for(300ms);
   EXPECT_FALSE(held || left || left_late);
@@ -204,11 +204,11 @@ TEST_F(HeadTest, SimultaneousEventsAreCommittedTogether) {
   store_.slow = true;
   for (auto& a : answers) call(Method::kSubmitJob, to_bytes(waiting()), a);
   world_.run_for(100ms);
-  EXPECT_EQ(store_.num_commits, 1);  // under way
+  EXPECT_EQ(store_.num_commits, 1);  // the commit of the first request is under way
   for (const auto& a : answers) EXPECT_FALSE(a);
   store_.finish();
   world_.run_for(100ms);
-  EXPECT_EQ(store_.num_commits, 2);  // all the others
+  EXPECT_EQ(store_.num_commits, 2);  // one more commit has all other requests
   store_.finish();
   world_.run_for(100ms);
   for (const auto& a : answers) EXPECT_TRUE(a && *a);
@@ -224,10 +224,10 @@ TEST_F(HeadTest, AHeadWhoseStoreHasAnotherLeaderPublishesNoDecision) {
   world_.run_for(1s);
   EXPECT_FALSE(decided && *decided);
   ASSERT_TRUE(looked && !*looked);
-  EXPECT_EQ(looked->error().reason(), "Disconnected");  // repeated to the next head
+  EXPECT_EQ(looked->error().reason(), "Disconnected");  // with this reason, a client repeats the request to the next head
   EXPECT_EQ(num_fenced_, 1);
   EXPECT_EQ(store_.num_commits, 1);
-  client_.reset();  // pending calls fail before their results are destroyed
+  client_.reset();  // fails pending calls while the variables of their results exist
 }
 
 TEST_F(HeadTest, AHeadThatCannotProveItsLeaseDecidesAndPublishesNothing) {
@@ -241,7 +241,7 @@ TEST_F(HeadTest, AHeadThatCannotProveItsLeaseDecidesAndPublishesNothing) {
   ASSERT_TRUE(decided && looked);
   EXPECT_FALSE(*decided || *looked);
   EXPECT_EQ(num_fenced_, 1);
-  leads_ = true;  // too late
+  leads_ = true;  // once fenced, a head does not lead again
   world_.run_for(1s);
   EXPECT_EQ(store_.num_commits, commits);
 }
@@ -255,7 +255,7 @@ TEST_F(HeadTest, DecisionsStoredWhileTheLeaseEndedAreNotPublished) {
   leads_ = false;
   store_.finish();
   world_.run_for(1s);
-  EXPECT_FALSE(decided);  // answered by the next head when repeated
+  EXPECT_FALSE(decided);  // this head never answers; the next one gets the request again
   client_.reset();
 }
 
@@ -271,7 +271,7 @@ TEST_F(HeadTest, AnEndingHeadBreaksConnectionsInsteadOfAnsweringUncommittedReque
   EXPECT_EQ(decided->error().reason(), "Disconnected");
 }
 
-// A second node on one connection would outlive that connection.
+// If a connection could register two nodes, the second would stay in the head's list after the connection is closed.
 TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   std::unique_ptr<runtime::Peer> node;
   const auto network = world_.fabric().attach("node", 3);
@@ -282,7 +282,7 @@ TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   actors::RegisterNode me;
   me.resources = actors::Resources::of({{"CPU", 1}}).value();
   for (std::size_t i = 0; i < answers.size(); ++i) {
-    me.id = NodeId{i == 0 ? 1u : i};  // repeated under its own id
+    me.id = NodeId{i == 0 ? 1u : i};  // the second request repeats the first, with the same id
     node->call(actors::number(Method::kRegisterNode), {to_bytes(me), {}, {}}, 5s, [&, i](auto r) { answers[i] = std::move(r); });
   }
   world_.run_for(100ms);
@@ -294,13 +294,13 @@ TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   node.reset();
   world_.run_for(100ms);
   std::optional<Result<runtime::Message>> shut;
-  call(Method::kShutdown, {}, shut);  // notifies every known node
+  call(Method::kShutdown, {}, shut);  // this notifies all nodes with a connection
   world_.run_for(100ms);
   EXPECT_TRUE(shut && *shut);
   network->crash();
 }
 
-// A broken connection does not decide the outcome of requests sent over it; the node reports that.
+// A broken connection does not decide the outcome of the requests sent over it. The node reports that when it is back.
 TEST_F(HeadTest, AConnectionThatBreaksWhileAWorkerStartsIsNotTheWorkersEnd) {
   FakeNode node, again;
   join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
@@ -325,7 +325,7 @@ TEST_F(HeadTest, AConnectionThatBreaksWhileAWorkerStartsIsNotTheWorkersEnd) {
   held_.clear();
 }
 
-// A refused connection proves that the node is gone; a broken one does not.
+// A refused connection proves that the node's process has ended; a broken connection does not.
 TEST_F(HeadTest, ANodeThatIsGoneFromItsHostIsLostAtOnce) {
   FakeNode node;
   join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
@@ -337,7 +337,7 @@ TEST_F(HeadTest, ANodeThatIsGoneFromItsHostIsLostAtOnce) {
   EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kDead);
 }
 
-// A unix path means nothing on another host, so this node has until its heartbeats are missed.
+// The path of a unix socket means nothing on another host, so only missed heartbeats prove this node's death.
 TEST_F(HeadTest, ANodeThatListensWhereTheHeadCannotAskIsLostByItsSilence) {
   FakeNode node;
   join(node, "node", 3, runtime::Endpoint::unix_at("here"), NodeId{5});
@@ -349,7 +349,8 @@ TEST_F(HeadTest, ANodeThatListensWhereTheHeadCannotAskIsLostByItsSilence) {
   EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kDead);
 }
 
-// The node joined over TCP. The head watches the kernel's pid of the listener on its socket, not the pid it sent.
+// The node joined over TCP. The head watches the process that the kernel names as the listener on its socket, not the pid that the node
+// sent.
 TEST_F(HeadTest, ANodeOfThisHostThatJoinedByPortIsWatched) {
   FakeNode node;
   join(node, "head", 3, runtime::Endpoint::unix_at("here"), NodeId{5});
@@ -370,7 +371,7 @@ TEST_F(HeadTest, AHeadThatDoesNotLeadAnyMoreDecidesNoEnd) {
   EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kAlive);
 }
 
-// A call made after kill() returned fails, even if the process still runs.
+// The notice of the actor's death precedes the answer, so calls made after kill() has returned fail, even if the process still runs.
 TEST_F(HeadTest, AKillersDeathNoticePrecedesItsAnswer) {
   actors::GangSpec gang;
   gang.id = world_.random().id<GangId>();
@@ -378,7 +379,7 @@ TEST_F(HeadTest, AKillersDeathNoticePrecedesItsAnswer) {
   gang.actors.emplace_back().id = world_.random().id<ActorId>();
   client_->call(actors::number(Method::kCreateGang), {to_bytes(gang), {}, {}}, 5s, [](Result<runtime::Message> r) { EXPECT_TRUE(r); });
   world_.run_for(1s);
-  EXPECT_TRUE(reported_.empty());  // no node in the cluster
+  EXPECT_TRUE(reported_.empty());  // the actor is not placed, since the cluster has no node
   bool answered = false;
   client_->call(actors::number(Method::kKillActor), {to_bytes(actors::ActorRef{gang.actors[0].id}), {}, {}}, 5s,
                 [&](Result<runtime::Message> r) {
@@ -390,7 +391,7 @@ TEST_F(HeadTest, AKillersDeathNoticePrecedesItsAnswer) {
   ASSERT_TRUE(world_.run_until([&] { return answered; }, 5s));
 }
 
-// The first answer and later updates may be lost with a connection.
+// The first answer and later updates may be lost with a connection, so the repeated request gets the present state.
 TEST_F(HeadTest, ARepeatedRequestForAnActorGetsItsState) {
   actors::GangSpec gang;
   gang.id = world_.random().id<GangId>();

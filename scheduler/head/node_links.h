@@ -1,4 +1,4 @@
-// The head's connections to nodes, one for each node, and its requests to them.
+// The head's connections to nodes, at most one for each node, and its requests over them.
 //
 // Loop thread only.
 #pragma once
@@ -19,27 +19,28 @@ namespace shoal::scheduler {
 class NodeLinks {
  public:
   struct Options {
-    runtime::Duration call_timeout{};   // for a node's answer
-    runtime::Duration start_timeout{};  // for the start of a process
+    runtime::Duration call_timeout{};   // time limit of a node's answer
+    runtime::Duration start_timeout{};  // time limit of the start of a process
   };
   using Callback = std::function<void(Result<runtime::Message>)>;
-  // The reason of requests that did not reach their node.
+  // The reason of the error if a request did not reach its node.
   static constexpr const char* kNotReached = "NotReached";
 
   NodeLinks(runtime::Log log, Options options) : log_(std::move(log)), options_(options) {}
-  ~NodeLinks() { *alive_ = false; }  // calls that fail as connections close are no news of a node
+  // Calls fail when their connections are destroyed, which then means nothing about the node.
+  ~NodeLinks() { *alive_ = false; }
 
   bool contains(NodeId node) const { return links_.contains(node); }
   // The node's connection, or null.
   const runtime::Peer* find(NodeId node) const;
-  // Sets the node's connection. Returns the number of the connection that it replaces.
+  // Sets the node's connection. Returns the number of the one that it replaces, if there was one.
   std::optional<std::uint64_t> set(NodeId node, runtime::Peer& peer);
   // Forgets the node's connection and returns its number.
   std::optional<std::uint64_t> drop(NodeId node);
-  // Forgets a connection that has closed. Returns false if it is not the node's.
+  // Forgets a connection that has closed. Returns false if it is not the node's present one.
   bool closed(NodeId node, const runtime::Peer& peer);
 
-  // Without a callback, a failure is logged.
+  // Sends a request to the node. Without a callback, a failure is only logged.
   void call(NodeId node, actors::Method method, Bytes body, Callback callback = {});
   void notify(NodeId node, actors::Method method) const;
   void notify_all(actors::Method method, const Bytes& body) const;

@@ -6,7 +6,7 @@
 namespace shoal::scheduler {
 
 namespace {
-constexpr std::size_t kMostLooks = 16;  // concurrent checks of missing nodes
+constexpr std::size_t kMostLooks = 16;  // number of nodes whose ports are checked at once
 }  // namespace
 
 NodeWatch::NodeWatch(runtime::Network& network, const ClusterState& state, Options options, Events events)
@@ -20,7 +20,8 @@ void NodeWatch::watch(NodeId id, pid_t pid) {
   });
 }
 
-// The pid that the node sent may belong to another pid namespace; the kernel's pid of the listener on a unix socket does not.
+// The node may have sent a pid of another pid namespace. So this takes the pid that the kernel names as the listener on the node's unix
+// socket.
 void NodeWatch::watch_if_near(const actors::RegisterNode& node) {
   const auto endpoint = runtime::parse_endpoint(node.endpoint);
   if (!options_.watch_process || !endpoint) return;
@@ -36,8 +37,8 @@ void NodeWatch::watch_if_near(const actors::RegisterNode& node) {
                    });
 }
 
-// A node listens as long as its process lives, so a refused connection proves its death. A host that does not answer, or a starved process,
-// proves nothing; such a node has until its heartbeats are missed.
+// A node listens as long as its process lives, so a refused connection proves that the process has ended. A host that does not answer, or a
+// process that gets no CPU, proves nothing: then missed heartbeats decide.
 void NodeWatch::look() {
   for (auto it = missing_.begin(); it != missing_.end() && looked_for_.size() < kMostLooks;) {
     const NodeId id = *it;
@@ -48,7 +49,8 @@ void NodeWatch::look() {
     }
     ++it;
     const auto endpoint = runtime::parse_endpoint(row->endpoint);
-    if (!endpoint || endpoint->is_unix() || !looked_for_.insert(id).second) continue;  // a unix path means nothing on another host
+    // The path of a unix socket means nothing on another host.
+    if (!endpoint || endpoint->is_unix() || !looked_for_.insert(id).second) continue;
     network_.connect(*endpoint, runtime::Role::kClient, options_.look_timeout,
                      [this, alive = alive_, id, at = row->endpoint](Result<std::unique_ptr<runtime::Connection>> r) {
                        if (!*alive) return;

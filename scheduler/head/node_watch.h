@@ -1,4 +1,4 @@
-// Finds proof that a node's process is gone: the end of a process of this host, or a refused connection to where the node listened.
+// Finds proof that a node's process has ended: as a process of this host, or because its host refuses a connection to its port.
 //
 // Loop thread only.
 #pragma once
@@ -17,27 +17,27 @@ namespace shoal::scheduler {
 class NodeWatch {
  public:
   struct Options {
-    std::vector<runtime::Endpoint> listen;  // the head's
-    runtime::Duration look_timeout{};       // for a connection that checks whether a node still listens
-    // Calls back when a process of this host ends. May be empty.
+    std::vector<runtime::Endpoint> listen;  // the endpoints of the head
+    runtime::Duration look_timeout{};       // time limit of a connection that checks whether a node still listens
+    // Calls the function when a process of this host ends. May be empty.
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
   };
   struct Events {
-    std::function<bool(NodeId)> connected;  // to the head
+    std::function<bool(NodeId)> connected;  // true if the node has a connection to the head
     std::function<void(NodeId)> gone;
   };
 
-  // The references outlive the watch.
+  // The references outlive this object.
   NodeWatch(runtime::Network& network, const ClusterState& state, Options options, Events events);
   ~NodeWatch() { *alive_ = false; }
 
-  // Watches a process of this host.
+  // Watches a node's process, which is on this host.
   void watch(NodeId id, pid_t pid);
-  // Watches the process of a node that joined over TCP but runs on this host.
+  // Watches the process of a node that has joined over TCP, if it is on this host.
   void watch_if_near(const actors::RegisterNode& node);
-  // The connection of a node broke.
+  // To be called when the connection of a node broke.
   void missing(NodeId node) { missing_.insert(node); }
-  // Checks the nodes whose connection broke.
+  // Checks whether the nodes whose connection broke still listen.
   void look();
 
  private:
@@ -46,8 +46,8 @@ class NodeWatch {
   const Options options_;
   const Events events_;
   std::set<NodeId> missing_;                           // nodes whose connection broke
-  std::set<NodeId> looked_for_;                        // missing nodes with a check under way
-  std::map<NodeId, std::shared_ptr<void>> processes_;  // a watch outlives a connection
+  std::set<NodeId> looked_for_;                        // those of missing_ that are being checked
+  std::map<NodeId, std::shared_ptr<void>> processes_;  // watches, each of which outlives its node's connection
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

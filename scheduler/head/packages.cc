@@ -39,7 +39,7 @@ Error lacks(const std::string& name) {
 Packages::Packages(runtime::Clock& clock, Options options, std::function<bool(const std::string& name)> used)
     : clock_(clock), options_(std::move(options)), used_(std::move(used)) {}
 
-// Takes over the complete packages of an earlier head and removes incomplete ones.
+// At the first use: takes over the complete packages of an earlier head, and removes incomplete ones.
 Result<void> Packages::open() {
   if (options_.folder.empty()) return fail(unimplemented("this head stores no packages"));
   if (mkdir(options_.folder.c_str(), 0700) != 0 && errno != EEXIST) return fail(from_errno(errno, "mkdir " + options_.folder));
@@ -156,7 +156,7 @@ Result<PackagePart> Packages::get(const PackagePart& asked) {
   for (std::size_t done = 0; done < out.data.size();) {
     const ssize_t n = fd ? pread(fd.get(), out.data.data() + done, out.data.size() - done, static_cast<off_t>(asked.offset + done)) : -1;
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {  // a removed or unreadable file
+    if (n <= 0) {  // the file was removed or cannot be read
       kept_.erase(it);
       return fail(lacks(asked.name));
     }

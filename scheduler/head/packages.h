@@ -1,6 +1,6 @@
-// Zip files of folders, left by drivers for hosts that lack these folders, in the session's folder. Each is named by the hash of its
-// content, which is checked, and is there whole or not at all. Unused ones are removed when room is short. Loop thread only, as parts are
-// small.
+// Zip files of folders in the session folder, which drivers leave for hosts that lack these folders. A package is named by the hash of its
+// content, which is checked, and exists as a whole or not at all. Unused packages are removed when room is short. Loop thread only, since
+// parts are small.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +17,29 @@ namespace shoal::scheduler {
 class Packages {
  public:
   struct Options {
-    std::string folder;                                   // made for the first package; "": none are kept
-    std::uint64_t max_bytes = std::uint64_t{4} << 30;     // total size
-    runtime::Duration unused = std::chrono::minutes(10);  // idle time before an unused package may be removed
+    std::string folder;                                // made with the first package; "": packages are refused
+    std::uint64_t max_bytes = std::uint64_t{4} << 30;  // limit on all packages together
+    // How long a package has to be unused before it may be removed.
+    runtime::Duration unused = std::chrono::minutes(10);
   };
-  // `used`: returns true if something that lives or waits was started with this package.
+  // `used`: returns true if a living or waiting process, actor or job needs this package.
   Packages(runtime::Clock& clock, Options options, std::function<bool(const std::string& name)> used);
 
-  // `from`: the connection. If two send the same package at once, the first complete one stays.
+  // Stores a part. `from`: the connection that it came over. If two connections send the same package at once, the first complete one
+  // stays.
   Result<actors::HasPackage> put(std::uint64_t from, const actors::PackagePart& part);
   Result<actors::PackagePart> get(const actors::PackagePart& asked);
-  // Removes what a closed connection had sent of incomplete packages.
+  // Removes the incomplete packages of a closed connection.
   void closed(std::uint64_t from);
 
  private:
   struct Kept {
     std::uint64_t bytes = 0;
-    runtime::TimePoint last;  // time of the last request
+    runtime::TimePoint last;  // time of the last request for this package
   };
   struct Coming {
     std::uint64_t bytes = 0;  // received so far
-    runtime::Sha256 digest;   // digest of these bytes
+    runtime::Sha256 digest;   // digest of the bytes received so far
   };
   std::string path(const std::string& name) const { return options_.folder + "/" + name + ".zip"; }
   std::string path(std::uint64_t from, const std::string& name) const { return path(name) + "." + std::to_string(from); }

@@ -60,7 +60,7 @@ class PackagesTest : public testing::Test {
 };
 
 TEST_F(PackagesTest, APackageInPartsExistsWhenItIsComplete) {
-  EXPECT_EQ(put('a', 6, 0, ""), false);  // a query without data
+  EXPECT_EQ(put('a', 6, 0, ""), false);  // a part without data only asks
   EXPECT_EQ(put('a', 6, 0, "abc"), false);
   EXPECT_EQ(got('a'), "(NotFound)");
   EXPECT_EQ(put('a', 6, 3, "def"), true);
@@ -76,7 +76,7 @@ TEST_F(PackagesTest, PartsComeInOrderFromTheFirst) {
   EXPECT_EQ(put('a', 6, 3, "def").error().reason(), "FromTheFirst");
   EXPECT_EQ(put('a', 6, 0, "abc"), false);
   EXPECT_EQ(put('a', 6, 5, "f").error().reason(), "FromTheFirst");
-  EXPECT_EQ(put('a', 6, 0, "ab"), false);  // again
+  EXPECT_EQ(put('a', 6, 0, "ab"), false);  // begins the package again
   EXPECT_EQ(put('a', 6, 2, "cdef"), true);
   EXPECT_EQ(got('a'), "abcdef");
 }
@@ -85,7 +85,7 @@ TEST_F(PackagesTest, TwoThatBringTheSameDoNotMixIt) {
   EXPECT_EQ(put('a', 6, 0, "abc", kMe), false);
   EXPECT_EQ(put('a', 6, 0, "a", kOther), false);
   EXPECT_EQ(put('a', 6, 3, "def", kMe), true);
-  EXPECT_EQ(put('a', 6, 1, "bc", kOther), true);  // complete already
+  EXPECT_EQ(put('a', 6, 1, "bc", kOther), true);  // the other connection has completed it
   EXPECT_EQ(got('a'), "abcdef");
   packages_->closed(kOther);
   EXPECT_EQ(files(), (std::set<std::string>{file('a')}));
@@ -93,7 +93,7 @@ TEST_F(PackagesTest, TwoThatBringTheSameDoNotMixIt) {
 
 TEST_F(PackagesTest, NamesAreTheSha256OfTheContent) {
   contents_['a'] = "abc";
-  EXPECT_EQ(name('a'), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");  // FIPS 180-4
+  EXPECT_EQ(name('a'), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");  // the example in FIPS 180-4
 }
 
 TEST_F(PackagesTest, APackageWithAnotherDigestIsNotStored) {
@@ -113,7 +113,7 @@ TEST_F(PackagesTest, AnIncompletePackageLeavesNothing) {
   EXPECT_EQ(put('a', 6, 3, "def").error().reason(), "FromTheFirst");
   EXPECT_EQ(put('b', 6, 0, "abc"), false);
   EXPECT_EQ(put('c', "whole"), true);
-  open();  // a killed head, restarted
+  open();  // as after a restart of a killed head
   EXPECT_EQ(got('c'), "whole");
   EXPECT_EQ(files(), (std::set<std::string>{file('c')}));
 }
@@ -134,9 +134,9 @@ TEST_F(PackagesTest, BeyondTheBoundTheLeastRecentlyUsedIsRemovedFirst) {
   for (const char c : {'a', 'b', 'c', 'd'}) contents_[c] = std::string(40, c);
   EXPECT_EQ(put('a', contents_['a']), true);
   EXPECT_EQ(put('b', contents_['b']), true);
-  EXPECT_EQ(put('c', contents_['c']).error().code(), Code::kResourceExhausted);  // all used too recently
+  EXPECT_EQ(put('c', contents_['c']).error().code(), Code::kResourceExhausted);  // the other two were used too recently to be removed
   pass(std::chrono::minutes(11));
-  EXPECT_EQ(got('a'), contents_['a']);  // b is now the least recently used
+  EXPECT_EQ(got('a'), contents_['a']);  // so that b is the least recently used
   used_ = {name('b')};
   EXPECT_EQ(put('c', contents_['c']).error().code(), Code::kResourceExhausted);
   used_ = {};

@@ -1,4 +1,4 @@
-// The clients that watch actors, jobs, groups and nodes. A watcher gets each later change of its row, until the last one.
+// The clients that watch actors, jobs, groups and nodes. A client gets each later change of a row that it watches, until the last one.
 //
 // Loop thread only.
 #pragma once
@@ -17,7 +17,7 @@ namespace shoal::scheduler {
 
 class Watchers {
  public:
-  // Sends a notice to a client. It is flushed later: an answer to the same client may follow at once and share the write.
+  // Sends a notice to a client. The notice is flushed later, since an answer to the same client often follows at once and shares the write.
   using Send = std::function<void(std::uint64_t client, actors::Method method, Bytes body)>;
 
   explicit Watchers(Send send) : send_(std::move(send)) {}
@@ -31,7 +31,8 @@ class Watchers {
   void changed(const actors::JobRow& row);
   void changed(const actors::GroupRow& row);
   void gone(NodeId node, const Error& cause);
-  // Sends a job's watchers a node that starts the job's first worker there. `row`: null if the node is unknown.
+  // To be called when a worker of the job starts on this node. If it is the job's first one there, sends the node's row to the clients that
+  // watch the job. `row`: null if the head has none.
   void starts_on(JobId job, NodeId node, const actors::NodeRow* row);
   // Sends `client`, which has begun to watch a job, the row of a node on which that job has, or had, workers.
   void is_on(const actors::NodeRow& row, std::uint64_t client) const;
@@ -53,7 +54,7 @@ class Watchers {
   const Send send_;
   std::map<ActorId, Clients> actors_;
   std::map<JobId, Clients> jobs_;
-  std::map<JobId, std::set<NodeId>> job_nodes_;  // nodes sent to a job's watchers, until it ends
+  std::map<JobId, std::set<NodeId>> job_nodes_;  // nodes that were sent to a job's watchers, until the job ends
   std::map<GroupId, Clients> groups_;
   std::map<NodeId, Clients> nodes_;
 };
