@@ -84,7 +84,7 @@ Result<std::vector<std::string>> device_ids(std::int64_t count, const char* visi
 std::string accelerator_type(const std::string& model) {
   std::istringstream words(model);
   std::string word;
-  words >> word;  // the maker or the product line
+  words >> word;  // skips the first word: the maker or the product line
   while (words >> word) {
     const auto upper = [](unsigned char c) { return std::isupper(c) || std::isdigit(c); };
     const std::string name(word.begin(), std::find_if_not(word.begin(), word.end(), upper));

@@ -30,7 +30,7 @@ TEST(DevicesTest, SharesFillADeviceBeforeTheyTakeAnother) {
   devices.give_back(kC);
   EXPECT_EQ(devices.take(kC, kOne / 2), (Ids{"b"}));
   devices.give_back(kA);
-  EXPECT_EQ(devices.take(kA, kOne / 2), (Ids{"b"}));  // the fullest that has room
+  EXPECT_EQ(devices.take(kA, kOne / 2), (Ids{"b"}));  // "b" is the fullest device that has room for a half
 }
 
 TEST(DevicesTest, SharesThatLieBadlyAreSharedByMore) {
@@ -44,7 +44,7 @@ TEST(DevicesTest, AssignedDevicesMatchTheRequestAndTheSupply) {
   Devices devices({"0"});
   EXPECT_EQ(devices.take(kA, 0), Ids());
   EXPECT_EQ(devices.take(kB, 3 * kOne), (Ids{"0"}));
-  devices.give_back(kC);  // a worker without devices
+  devices.give_back(kC);  // giving back has no effect for a worker without devices
 }
 
 TEST(DevicesTest, NamesComeFromTheEnvironment) {

@@ -8,15 +8,15 @@ namespace shoal::scheduler {
 
 namespace {
 
-// The part of NVML's interface used here (nvml.h is not packaged). Its functions return 0 for success, and their names carry the version of
-// their arguments.
+// The part of NVML's interface that is used here, declared anew, since nvml.h is not packaged. Its functions return 0 for success. The
+// names carry the version of their arguments.
 struct Nvml {
   using Device = struct nvmlDevice_st*;
   struct Memory {
     unsigned long long total, free, used;
   };
   struct Utilization {
-    unsigned int gpu, memory;  // percent
+    unsigned int gpu, memory;  // in percent
   };
   int (*init)();
   int (*count)(unsigned int*);
@@ -55,7 +55,7 @@ std::vector<Gpu> look_at_gpus() {
     Nvml::Memory memory{};
     if (nvml->by_index(i, &device) != 0 || nvml->memory(device, &memory) != 0) continue;
     char uuid[96] = "", name[96] = "";
-    Nvml::Utilization busy{};  // not available for a part of a GPU (MIG)
+    Nvml::Utilization busy{};  // stays 0 for a part of a GPU (MIG), which has no such figure
     if (nvml->utilization(device, &busy) != 0) busy = {};
     (void)nvml->uuid(device, uuid, sizeof uuid);
     (void)nvml->name(device, name, sizeof name);

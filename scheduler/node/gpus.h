@@ -7,8 +7,8 @@
 
 namespace shoal::scheduler {
 
-// GPUs by index. Empty without a driver, or without the library (libnvidia-ml.so.1), which the first call loads for good. One thread at a
-// time; blocks on the driver.
+// The GPUs of this machine, by index. Empty if there is no driver or no library (libnvidia-ml.so.1). The first call loads the library for
+// good. One thread at a time; may block as long as the driver does.
 std::vector<Gpu> look_at_gpus();
 
 }  // namespace shoal::scheduler

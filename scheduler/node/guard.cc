@@ -15,16 +15,18 @@ namespace shoal::scheduler {
 namespace {
 
 [[noreturn]] void stand_guard(int pipe) {
-  setsid();  // out of reach of signals of a terminal or to the node's group
+  // A session of its own: signals of the terminal, or to the node's process group, do not reach the guard.
+  setsid();
   for (const int ignored : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(ignored, SIG_IGN);
   prctl(PR_SET_NAME, "shoal-guard");
-  constexpr int kPipe = 0;  // other descriptors are the node's: connections, logs
+  // The pipe's descriptor in this process. All others, which are connections and logs of the node, are closed.
+  constexpr int kPipe = 0;
   dup2(pipe, kPipe);
   syscall(SYS_close_range, 1u, ~0u, 0u);
   std::set<pid_t> groups;
   pid_t word = 0;
   while (true) {
-    const ssize_t n = read(kPipe, &word, sizeof word);  // words are written atomically
+    const ssize_t n = read(kPipe, &word, sizeof word);  // the node writes each word atomically
     if (n < 0 && errno == EINTR) continue;
     if (n != sizeof word) break;
     if (word > 0) {
@@ -59,7 +61,7 @@ Guard::~Guard() {
 
 void Guard::tell(pid_t word) {
   while (write(pipe_.get(), &word, sizeof word) < 0 && errno == EINTR) {
-  }  // no error: a node works without its guard as well
+  }  // no error, since a node works without its guard as well
 }
 
 }  // namespace shoal::scheduler

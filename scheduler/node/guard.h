@@ -1,8 +1,8 @@
-// A small process beside a node. When the node is killed, the guard ends all that the node started, and what that started in its process
-// group. It spares daemons that made a session of their own.
+// A small process beside a node, for the case that the node is killed. It then ends the process groups of all workers that the node
+// started. It spares daemons, which have made a session of their own.
 //
-// Workers die with their node by themselves (PR_SET_PDEATHSIG), their children do not. The guard has a list of the process groups. It holds
-// one end of a pipe and nothing else; the other end closes with the node's process, however that ends.
+// Workers end with their node by themselves (PR_SET_PDEATHSIG), but their children do not. The guard has a list of the workers' process
+// groups. Its only descriptor is the end of a pipe, whose other end closes with the node's process, however that ends.
 #pragma once
 
 #include <sys/types.h>
@@ -16,13 +16,13 @@ namespace shoal::scheduler {
 
 class Guard {
  public:
-  // Forks: the caller's process must have a single thread.
+  // Forks this process, which must have a single thread.
   static Result<std::unique_ptr<Guard>> start();
-  ~Guard();  // ends its process and every group still there
+  ~Guard();  // ends the guard's process and every group on its list
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  // The group of `leader` ends with this process, until forget().
+  // Adds the process group of `leader` to the guard's list, until forget().
   void watch(pid_t leader) { tell(leader); }
   void forget(pid_t leader) { tell(-leader); }
   pid_t pid() const { return pid_; }

@@ -10,7 +10,7 @@
 namespace shoal::scheduler {
 namespace {
 
-// A process that leads a group, and its child in that group; both wait for ever. The child's end closes the pipe.
+// A process that leads a group, and its child in that group; both wait for ever. The child holds one end of a pipe, which closes with it.
 struct Group {
   pid_t leader = 0;
   int open_while_alive = -1;

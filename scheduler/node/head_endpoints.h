@@ -1,5 +1,5 @@
-// The endpoints of a cluster's heads as a node has them: the configured ones, then those that a head reported. One is in use, or tried
-// next.
+// The endpoints of a cluster's heads that a node has: the configured ones, then those that a head has reported. One of them is in use, or
+// will be tried next.
 //
 // Pure.
 #pragma once
@@ -20,16 +20,16 @@ class HeadEndpoints {
   std::size_t size() const { return all_.size(); }
   const runtime::Endpoint& in_use() const { return all_[at_]; }
   void next() { at_ = (at_ + 1) % all_.size(); }
-  // The one in use first, reported ones last.
+  // All endpoints, beginning with the one in use; reported ones are last.
   std::vector<std::string> in_order() const;
-  // Sets the list of all heads. Returns the news for clients, if the order has changed.
+  // Sets the reported list of all heads. Returns the notice for the node's clients if the order has changed.
   std::optional<actors::Heads> set_reported(const std::vector<std::string>& reported);
 
  private:
   const std::vector<runtime::Endpoint> configured_;
   std::vector<runtime::Endpoint> all_;
   std::size_t at_ = 0;
-  std::vector<std::string> last_;  // order of the last news
+  std::vector<std::string> last_;  // the order in the last notice
 };
 
 }  // namespace shoal::scheduler

@@ -18,7 +18,7 @@ using runtime::Peer;
 
 namespace {
 
-constexpr std::chrono::seconds kLate(1);  // delay of a heartbeat that is logged
+constexpr std::chrono::seconds kLate(1);  // a heartbeat that comes later than this is logged
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -35,7 +35,7 @@ HeadLink::HeadLink(runtime::Clock& clock, runtime::Network& network, runtime::Lo
       endpoints_(options_.endpoints) {}
 
 void HeadLink::connect() {
-  // A head that stands still may accept a connection and not answer.
+  // With several heads, one that stands still may accept a connection and not answer, so the wait is shorter.
   const auto timeout = several() ? std::min(options_.connect_timeout, options_.silence) : options_.connect_timeout;
   network_.connect(endpoints_.in_use(), runtime::Role::kNode, timeout,
                    [this, alive = alive_](Result<std::unique_ptr<runtime::Connection>> connection) {
@@ -51,7 +51,7 @@ void HeadLink::connect_after(runtime::Duration pause) {
   reconnecting_ = clock_.after(pause, [this] { connect(); });
 }
 
-// Tries the next head, after a pause when all were tried.
+// Tries the next head. When all were tried, pauses first.
 void HeadLink::try_next(const std::string& why) {
   log_->debug("no head at {}: {}", endpoints_.in_use().to_string(), why);
   endpoints_.next();
@@ -91,7 +91,7 @@ void HeadLink::registered(Result<Message> answer) {
     if (m->heartbeat_ms > 0) heartbeat_ = std::chrono::milliseconds(m->heartbeat_ms);
     set_heads(early_heads_.value_or(m->heads));
   }
-  // Repeats what a head that was away has missed.
+  // Sends the reports that a head may have missed while it was away.
   for (const auto& exit : exits_) report(exit);
   for (const auto& worker : events_.workers()) report(worker);
   beat();
@@ -117,7 +117,8 @@ void HeadLink::beat() {
   if (!peer_ || !registered_) return;
   if (!several()) {
     peer_->notify(number(Method::kHeartbeat), {});
-  } else {  // a head that stands still or is cut off keeps its connections, while another leads
+    // With several heads, this is a request: a head that stands still or is cut off keeps its connections, while another head leads.
+  } else {
     peer_->call(number(Method::kHeartbeat), {}, options_.silence, [this, alive = alive_](Result<Message> r) {
       if (!*alive || r || r.error().code() != Code::kDeadlineExceeded) return;
       if (peer_) peer_->close(unavailable("the head does not answer"));

@@ -1,7 +1,7 @@
 // A node's link to the head: its registration, heartbeats, and reports of workers.
 //
-// The link tries the heads in turn until one registers the node, and again after each break. It then repeats what the head may have missed:
-// exits, and the states of all workers. Loop thread only.
+// The link tries the heads in turn until one registers the node, and does so again when the connection breaks. It then sends again what
+// that head may have missed: exits, and the states of all workers. Loop thread only.
 #pragma once
 
 #include <cstdint>
@@ -22,40 +22,41 @@ namespace shoal::scheduler {
 class HeadLink {
  public:
   struct Options {
-    std::vector<runtime::Endpoint> endpoints;  // the head's, tried in turn
+    std::vector<runtime::Endpoint> endpoints;  // endpoints of the heads, tried in turn
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
-    runtime::Duration reconnect_several = std::chrono::milliseconds(100);  // with several heads
-    // With several heads: a head that does not answer a heartbeat for so long is given up.
+    runtime::Duration reconnect_several = std::chrono::milliseconds(100);  // as `reconnect`, with several heads
+    // With several heads: the connection to a head that does not answer a heartbeat for so long is closed.
     runtime::Duration silence = std::chrono::seconds(3);
-    std::size_t max_exits = 400;  // exits that are repeated
+    std::size_t max_exits = 400;  // number of exits that are kept, to be reported again
   };
   struct Events {
     std::function<actors::RegisterNode()> registration;
-    std::function<std::vector<actors::WorkerUpdate>()> workers;  // states of all workers
+    std::function<std::vector<actors::WorkerUpdate>()> workers;  // returns the states of all workers
     std::function<void()> registered;
-    std::function<void()> fenced;  // the head has given this node up: it must come back as another one, without workers
+    // Called when the head refuses this node, which it has declared dead: the node then kills its workers and joins with a new id.
+    std::function<void()> fenced;
     std::function<void(const actors::Heads&)> heads_changed;
   };
-  // `handler`: of the head's requests and notices. It passes the end of the connection to closed().
+  // `handler` gets the head's requests and notices. When the connection ends, it calls closed().
   HeadLink(runtime::Clock& clock, runtime::Network& network, runtime::Log log, Options options, runtime::PeerHandler& handler,
            Events events);
   ~HeadLink() { *alive_ = false; }
 
   void connect();
   void closed(const Error& why);
-  // The node ends: no further connections.
+  // For a node that ends: no further connection is made.
   void stop() { stopped_ = true; }
 
   bool is(const runtime::Peer& peer) const { return &peer == peer_.get(); }
   // The head that has registered this node; null while there is none.
   runtime::Peer* head() const { return peer_ && registered_ && peer_->connected() ? peer_.get() : nullptr; }
   std::vector<std::string> endpoints() const { return endpoints_.in_order(); }
-  // A list of all heads has arrived.
+  // The head has sent a list of all heads.
   void heads_are(const std::vector<std::string>& reported);
 
   void report(const actors::WorkerUpdate& worker);
-  // Reports an exit now, and again to a head that was away.
+  // Reports an exit now, and again to each head that registers this node later.
   void report_exit(const actors::WorkerUpdate& exit);
 
  private:
@@ -74,15 +75,15 @@ class HeadLink {
   runtime::PeerHandler& handler_;
   const Events events_;
   HeadEndpoints endpoints_;
-  std::size_t tried_ = 0;  // heads since the last registration
+  std::size_t tried_ = 0;  // number of heads tried since the last registration
   std::unique_ptr<runtime::Peer> peer_;
   bool registered_ = false;
   bool stopped_ = false;
-  // A list that arrived before the answer to the registration, and is newer than the one in that answer.
+  // A list of heads that came before the answer to the registration. It is newer than the list in that answer, and takes its place.
   std::optional<std::vector<std::string>> early_heads_;
   std::chrono::milliseconds heartbeat_{500};
   runtime::Timer reconnecting_, beating_;
-  std::deque<actors::WorkerUpdate> exits_;  // repeated to a head that reconnects
+  std::deque<actors::WorkerUpdate> exits_;  // the last exits, to be reported again
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

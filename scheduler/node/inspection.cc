@@ -55,7 +55,7 @@ void join_objects(actors::NodeReport& node) {
     if (o.memory != 0) by_memory[o.memory] = i;
     by_name[{o.job, o.id}] = i;
   }
-  // Processes that made an object come first: the others only know its memory.
+  // Rows of processes that hold a reference to an object come first, since other processes have only its memory.
   for (const bool makers : {true, false}) {
     for (auto& process : node.processes) {
       for (auto& o : process.objects) {
@@ -102,7 +102,7 @@ void Inspection::received(actors::ProcessReport who, Result<runtime::Message> an
   } else {
     who.silent = said.error();
   }
-  // A process whose connection broke has ended, or is about to: it gets no row.
+  // A process whose connection broke while it was asked has ended, or is about to end: it gets no row.
   const bool gone = !said && said.error().reason() == "Disconnected";
   if (!gone) reported_.processes.push_back(std::move(who));
   finish();
@@ -117,7 +117,7 @@ std::function<void()> Inspection::expect() {
 
 void Inspection::leave(actors::ProcessReport& process, std::size_t rows) {
   const auto over = [](const actors::TaskReport& t) { return t.state >= actors::TaskState::kFinished; };
-  while (process.tasks.size() > rows) {  // ended ones are at the end
+  while (process.tasks.size() > rows) {  // ended calls are at the end
     process.left_out += !over(process.tasks.back());
     process.tasks.pop_back();
   }

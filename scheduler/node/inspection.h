@@ -1,5 +1,5 @@
-// A node's answer to an inspection: its own data, and what its processes answer within a deadline. Those that do not answer are named.
-// Nothing is kept. Loop thread only.
+// A node's answer to an inspection: its own data, and the answers of its processes within a time limit. Processes that do not answer are
+// named. Nothing is kept for later inspections. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -15,36 +15,38 @@
 
 namespace shoal::scheduler {
 
-// The node's objects, and those that it knows from references only. Pure but for a look at the descriptors.
+// Rows for the objects in the node's memory, and for those that it has only references to. Pure, but for a look at the descriptors.
 std::vector<actors::ObjectReport> report_objects(const storage::MemoryTable& memory, const storage::ReferenceTable& references);
 
-// Joins the rows of one memory, the node's and those of its processes, into one. Pure.
+// Joins the rows that belong to one memory, from the node and from its processes, into one row. Pure.
 void join_objects(actors::NodeReport& node);
 
-// Asks, waits and answers. It lives as long as an answer may come.
+// One inspection: asks the processes, waits and answers. It exists until the last of their answers can no longer come.
 class Inspection : public std::enable_shared_from_this<Inspection> {
  public:
-  static constexpr runtime::Duration kPatience = std::chrono::seconds(3);         // for a process
-  static constexpr runtime::Duration kMetricsPatience = std::chrono::seconds(2);  // scrapers wait ten seconds in all
-  // Rows of all processes together. Beyond it, a process that answers is cut to an equal share of it.
+  static constexpr runtime::Duration kPatience = std::chrono::seconds(3);  // time limit of a process's answer
+  // The same for metrics: a scrape by Prometheus has ten seconds in all.
+  static constexpr runtime::Duration kMetricsPatience = std::chrono::seconds(2);
+  // Limit of the rows of all processes together. A process whose answer exceeds it is cut to an equal share of this number.
   static constexpr std::size_t kMaxRows = 100'000;
 
   Inspection(actors::NodeReport begun, actors::Inspect asked, runtime::Responder responder)
       : reported_(std::move(begun)), asked_(asked), responder_(std::move(responder)) {}
 
-  // `each` is called with each process's answer as it arrives, and may take it; `all` with all answers before they are sent.
+  // `each` is called with each process's answer when that arrives, and may take its contents. `all` is called with the whole report before
+  // it is sent.
   void pass_through(std::function<void(actors::ProcessReport&)> each, std::function<void(actors::NodeReport&)> all) {
     each_ = std::move(each);
     all_ = std::move(all);
   }
-  // `who`: the row of the process, without its answer.
+  // Sends the request to a process. `who`: the process's row, still without its answer.
   void ask(runtime::Peer& peer, actors::ProcessReport who);
-  // Cuts tasks and objects to `rows` each. Ended calls go first and are not counted as left out, as a process keeps only the latest of
-  // them.
+  // Cuts tasks and objects to `rows` each. Ended calls are cut first. They do not count as left out, since a process keeps only the latest
+  // of them anyway.
   static void leave(actors::ProcessReport& process, std::size_t rows);
-  // Makes the answer wait until the returned function is called.
+  // Delays the answer until the returned function is called.
   std::function<void()> expect();
-  // All processes have been asked: the answer is sent once they have answered.
+  // To be called when all processes have been asked. The answer is sent once they have answered.
   void asked_all();
 
  private:
@@ -56,7 +58,8 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   std::optional<runtime::Responder> responder_;
   std::function<void(actors::ProcessReport&)> each_;
   std::function<void(actors::NodeReport&)> all_;
-  std::size_t waiting_ = 1;  // answers, and asked_all()
+  // Number of things for which the answer still waits: processes, functions of expect(), and asked_all().
+  std::size_t waiting_ = 1;
   std::size_t asked_processes_ = 0;
   std::size_t rows_ = 0;
 };

@@ -37,8 +37,8 @@ TEST(InspectionTest, AMemoryThatTwoProcessesHaveIsOneObjectWithItsMakersName) {
 TEST(InspectionTest, ObjectsOfTheNodeAreNotCountedTwice) {
   NodeReport node;
   node.objects = {object(ObjectId{5}, 7, {{kMaker, 2}})};
-  node.processes = {process(kMaker, {object(ObjectId{5}, 8, {{{}, 1}})}),  // in a file by now, which is another memory
-                    process(kReader, {object({}, 7, {{{}, 0}})})};
+  // The object is in a file by now, which counts as another memory.
+  node.processes = {process(kMaker, {object(ObjectId{5}, 8, {{{}, 1}})}), process(kReader, {object({}, 7, {{{}, 0}})})};
   join_objects(node);
   ASSERT_EQ(node.objects.size(), 1u);
   EXPECT_EQ(holders(node.objects[0]), (std::vector<std::pair<std::uint64_t, std::int64_t>>{{10, 2}, {11, 0}}));

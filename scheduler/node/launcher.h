@@ -20,7 +20,7 @@ class Launcher {
 
   class Events {
    public:
-    // Whole lines, each with its newline; all of them before exited().
+    // Called with whole lines, each with its newline. All output of a worker comes before exited().
     virtual void output(WorkerId worker, Stream stream, std::string_view lines) = 0;
     virtual void exited(WorkerId worker, runtime::ExitStatus status) = 0;
 
@@ -30,19 +30,20 @@ class Launcher {
 
   virtual ~Launcher() = default;
   virtual void set_events(Events* events) = 0;
-  // Calls `started` with the pid once the process runs, or with an error. `env` goes on top of the launch's own.
+  // Starts a process. Calls `started` with its pid once it runs, or with an error. `env` is added to the environment in `spec`.
   virtual void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) = 0;
-  // Calls output() for all that workers have printed by now.
+  // Calls output() for all that workers have printed so far.
   virtual void drain_output() = 0;
-  // Signals the worker and its process group, but no daemon with a session of its own. Does nothing if the worker is unknown or gone.
+  // Sends a signal to a worker and its process group, but not to daemons, which have a session of their own. No effect if the worker is
+  // unknown or has ended.
   virtual void signal(WorkerId worker, int signal) = 0;
-  // Signals a process that this launcher did not start, or has lost: it alone, not its group.
+  // Sends a signal to a process that this launcher did not start, or has lost, but not to its group.
   virtual void signal_process(pid_t pid, int signal) = 0;
-  // Calls back when a process that this launcher did not start ends.
+  // Calls `gone` when a process ends that this launcher did not start.
   virtual std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) = 0;
-  // Ends the warm processes with torch, which no job needs any more.
+  // Ends the zygotes that have imported torch, which no job needs any more.
   virtual void retire_torch() = 0;
-  // An unused TCP port of this host.
+  // Returns an unused TCP port of this host.
   virtual Result<std::uint16_t> free_port() = 0;
 };
 

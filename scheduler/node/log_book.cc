@@ -14,7 +14,7 @@ namespace shoal::scheduler {
 
 namespace {
 
-// The name that spdlog gives a full file.
+// The name under which spdlog keeps a file that is full.
 std::string rotated(const std::string& file) { return spdlog::sinks::rotating_file_sink_mt::calc_filename(file, 1); }
 
 std::optional<std::string> last_bytes(const std::string& path, std::size_t bytes) {
@@ -48,7 +48,8 @@ void LogBook::write(WorkerId worker, Launcher::Stream stream, std::string_view l
   auto& log = stream == Launcher::Stream::kOut ? entry.out : entry.err;
   if (!log) {
     auto made = runtime::make_file_log("worker", path(worker, stream), options_.max_file_bytes);
-    if (!made) return;  // a full disk costs the file, not the worker
+    // Without the file, for instance on a full disk, the worker goes on.
+    if (!made) return;
     log = *made;
     log->set_formatter(std::make_unique<spdlog::pattern_formatter>("%v", spdlog::pattern_time_type::local, ""));
   }

@@ -37,7 +37,7 @@ class LogBookTest : public testing::Test {
 
 TEST_F(LogBookTest, RotatedPartsAreReadBeforeLaterOnes) {
   LogBook book = make();
-  for (int i = 10; i < 25; ++i) book.write(kFirst, Stream::kOut, "line " + std::to_string(i) + "\n");  // 8 bytes each
+  for (int i = 10; i < 25; ++i) book.write(kFirst, Stream::kOut, "line " + std::to_string(i) + "\n");  // each line has 8 bytes
   book.close(kFirst);
   EXPECT_EQ(num_files(), 2u);
   const std::string all = book.read(kFirst, Stream::kOut, 1000).value();
@@ -71,7 +71,8 @@ TEST_F(LogBookTest, TheFilesOfEndedWorkersHaveABoundTogether) {
   EXPECT_FALSE(book.read(WorkerId{2}, Stream::kErr, 1000));
   EXPECT_TRUE(book.read(WorkerId{3}, Stream::kOut, 1000));
   EXPECT_TRUE(book.read(WorkerId{4}, Stream::kErr, 1000));
-  book.write(WorkerId{5}, Stream::kOut, std::string(1000, 'x'));  // more than the limit for all: only the latest stays
+  // More than max_ended_bytes: only the files of the worker that ended last stay.
+  book.write(WorkerId{5}, Stream::kOut, std::string(1000, 'x'));
   book.close(WorkerId{5});
   EXPECT_TRUE(book.read(WorkerId{5}, Stream::kOut, 2000));
   EXPECT_EQ(num_files(), 1u);
@@ -98,7 +99,7 @@ TEST_F(LogBookTest, OutputIsFoundByItsCall) {
     EXPECT_EQ(book.read(kFirst, Stream::kOut, 1000, b).value(), "three\n");
     EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, b).value(), "err\n");
     EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, a).value(), "");
-    EXPECT_EQ(book.read(kFirst, Stream::kOut, 13, a).value(), "o\nfour\n");  // the kept part
+    EXPECT_EQ(book.read(kFirst, Stream::kOut, 13, a).value(), "o\nfour\n");  // the part of the output that is still in a file
     std::string pieces;
     book.pieces(kFirst, Stream::kOut, 1000, [&](auto function, auto text) { pieces += fmt::format("[{}:{}]", function, text); });
     EXPECT_EQ(pieces, "[:before\n][f:one\ntwo\n][:three\n][f:four\n]");
@@ -116,14 +117,14 @@ TEST_F(LogBookTest, AStreamWithoutMarksIsOfNoCallIfTheOtherHasThem) {
   const TaskRef call{WorkerId{5}, 1};
   LogBook book(options());
   book.write(kFirst, Stream::kErr, "a warning of C\n");
-  book.mark(kFirst, Stream::kOut, {});  // no call, as where it begins to serve
+  book.mark(kFirst, Stream::kOut, {});  // a mark without a call, as where a worker begins to serve
   book.write(kFirst, Stream::kOut, "of no call\n");
   for (int ended = 0; ended < 2; ++ended) {
     EXPECT_EQ(book.read(kFirst, Stream::kOut, 1000, call).value(), "");
     EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, call).value(), "");
     book.close(kFirst);
   }
-  book.mark(kSecond, Stream::kOut, {});  // a worker with marks and no output
+  book.mark(kSecond, Stream::kOut, {});  // now a worker with a mark, but without output
   EXPECT_EQ(book.read(kSecond, Stream::kErr, 1000, call).value(), "");
 }
 

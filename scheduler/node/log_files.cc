@@ -54,7 +54,7 @@ Result<std::string> read_log_file(const std::string& folder, const std::string& 
     const auto n = pread(file.get(), out.data() + got, out.size() - got, static_cast<off_t>(size - out.size() + got));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return fail(from_errno(errno, name));
-    if (n == 0) break;  // truncated meanwhile
+    if (n == 0) break;  // the file was truncated meanwhile
     got += static_cast<std::size_t>(n);
   }
   out.resize(got);

@@ -1,4 +1,4 @@
-// The log files of a session, by name, and nothing outside of their folder.
+// Reads the log files of a session by their names, and nothing outside of their folder.
 #pragma once
 
 #include <sys/types.h>
@@ -11,15 +11,16 @@
 
 namespace shoal::scheduler {
 
-// Names of regular files, sorted; at most kMaxLogFiles.
+// The names of the regular files in the folder, sorted; at most kMaxLogFiles.
 inline constexpr std::size_t kMaxLogFiles = 10'000;
 std::vector<std::string> log_files(const std::string& folder);
 
-// The last `bytes` of a file. Returns InvalidArgument for a text that is no file name, NotFound if there is no such file.
+// The last `bytes` of a file. Returns InvalidArgument if `name` cannot be the name of a file in the folder, NotFound if there is no such
+// file.
 Result<std::string> read_log_file(const std::string& folder, const std::string& name, std::size_t bytes);
 
-// Removes the logs that a role's processes have left (ROLE-PID.log), except for the last `keep` and those of living processes. A head that
-// is started again and again would fill the disk.
+// Removes the logs of ended processes of a role (ROLE-PID.log), except for the last `keep`. Without this, a head that is started again and
+// again would fill the disk.
 void forget_role_logs(const std::string& folder, const std::string& role, const std::set<pid_t>& living, std::size_t keep);
 
 }  // namespace shoal::scheduler

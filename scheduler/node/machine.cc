@@ -79,12 +79,12 @@ std::vector<MetricFamily> metrics_of(const Machine& m) {
 }
 
 std::vector<MetricFamily> process_metrics(const std::string& proc) {
-  // The fields are read behind the command, which may have spaces; the state is the third field.
+  // The process's state is the third field. It comes behind the command's name, which is in parentheses and may contain spaces.
   const std::string stat = whole(proc + "/self/stat");
   const auto behind = stat.rfind(')');
   if (behind == std::string::npos) return {};
   std::istringstream words(stat.substr(behind + 1));
-  std::array<double, 22> field{};  // from the fourth field on
+  std::array<double, 22> field{};  // field[0] is the fourth field of the file
   std::string state;
   words >> state;
   for (double& f : field) words >> f;

@@ -13,9 +13,10 @@ namespace shoal::scheduler {
 
 namespace {
 
-constexpr double kFillsPerSecond = 4.0 * (1u << 30);  // bytes; the pace of one core, close to that of a memory bus
+constexpr double kFillsPerSecond = 4.0 * (1u << 30);  // bytes; as fast as one core fills memory, which nearly saturates a memory bus
 constexpr std::chrono::milliseconds kSoonest(100), kLatest(2000);
-constexpr std::uint64_t kWorthIt = 100, kFills = 20;  // divisors of the limit
+// Shares of the limit: a worker below a hundredth is hardly worth ending, and workers with a twentieth fill the memory.
+constexpr std::uint64_t kWorthIt = 100, kFills = 20;
 constexpr std::uint64_t kWorthItBytes = std::uint64_t{256} << 20;
 constexpr std::size_t kTopUsers = 5;
 
@@ -28,7 +29,7 @@ Error out_of_memory(std::string text) { return unavailable(std::move(text)).with
 
 std::string text_of(const MemoryUser& u) { return fmt::format("{} (pid {}) {}", u.who, u.pid, bytes_text(u.bytes)); }
 
-// The largest users, largest first.
+// Names the workers that use most memory, largest first.
 std::string top_of(std::vector<MemoryUser> users) {
   std::stable_sort(users.begin(), users.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   std::string out;
@@ -111,7 +112,7 @@ void MemoryMonitor::measure(std::function<void(std::vector<MemoryUser>)> then) {
 void MemoryMonitor::look() {
   forget_old_kills();
   if (!options_.machine || options_.threshold <= 0 || options_.threshold >= 1) return again(kLatest);
-  if (ending_) return again(options_.at_end);  // one at a time
+  if (ending_) return again(options_.at_end);  // workers are killed one at a time
   if (options_.limit > 0) {
     return measure([this](std::vector<MemoryUser> users) {
       const std::uint64_t used = sum_of(users);
@@ -157,8 +158,8 @@ void MemoryMonitor::judge(std::uint64_t used, std::uint64_t limit, std::vector<M
   again(options_.at_end);
 }
 
-// The kernel counts before it kills, and the node learns of the end later. So a new count waits for the end of a worker, `kernel_memory` at
-// most; then it was another process.
+// The kernel counts a kill before it kills, and the node learns of the end later. So a new count waits for the end of a worker, but for
+// `kernel_memory` at most: then the kernel has killed another process.
 void MemoryMonitor::forget_old_kills() {
   if (!options_.kernel_kills) return;
   const std::uint64_t now = options_.kernel_kills();
@@ -179,7 +180,7 @@ std::optional<Error> MemoryMonitor::cause_of_end(WorkerId worker, const std::str
     ending_.reset();
     if (awaited_) awaited_->until = clock_.now() + options_.coming_back;
     if (status.signal == SIGKILL) return out;
-    return std::nullopt;  // an end by itself meanwhile
+    return std::nullopt;  // the worker has ended by itself before the signal came
   }
   if (asked || status.signal != SIGKILL || !options_.kernel_kills || options_.kernel_kills() <= kills_) return std::nullopt;
   ++kills_;

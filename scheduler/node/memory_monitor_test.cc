@@ -28,21 +28,23 @@ TEST(WhomToEndTest, RepeatableWorkIsKilledFirst) {
 
 TEST(WhomToEndTest, AWorkerOfTheJobWithMostWorkers) {
   EXPECT_EQ(whom_to_end({user(1, 1, true), user(2, 1, true), user(3, 2, true)}, kLimit), 1u);
-  // Workers of another class do not count.
+  // Only workers in the same class count, by size and by whether their work runs again.
   EXPECT_EQ(whom_to_end({user(1, 1, true), user(2, 1, false), user(3, 1, false), user(4, 2, true), user(5, 2, true)}, kLimit), 4u);
 }
 
 TEST(WhomToEndTest, TinyProcessesAreKilledOnlyWithoutLargerOnes) {
   EXPECT_EQ(whom_to_end({user(1, 1, false), user(2, 1, true, 20 * kMiB)}, kLimit), 0u);
   EXPECT_EQ(whom_to_end({user(1, 1, false, 10 * kMiB), user(2, 1, true, 20 * kMiB)}, kLimit), 1u);
-  EXPECT_EQ(whom_to_end({user(1, 1, false, 11 * kGiB), user(2, 1, true, 9 * kGiB)}, 1024 * kGiB), 1u);  // on a large machine as well
+  // The limit of 256 MiB holds on a large machine as well
+  EXPECT_EQ(whom_to_end({user(1, 1, false, 11 * kGiB), user(2, 1, true, 9 * kGiB)}, 1024 * kGiB), 1u);
 }
 
 TEST(WouldHelpTest, EndingAWorkerHelpsOnlyIfWorkersFillTheMemory) {
   const std::uint64_t threshold = kLimit / 100 * 95;
   EXPECT_TRUE(would_help({user(1, 1, true, 300 * kMiB), user(2, 1, true, 300 * kMiB)}, kLimit, threshold, kLimit));
-  EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, kLimit, threshold, kLimit));         // too little for the threshold
-  EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, threshold + 1, threshold, kLimit));  // enough, but below a twentieth
+  EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, kLimit, threshold, kLimit));  // too little to come below the threshold
+  // Enough for that, but less than a twentieth of the limit
+  EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, threshold + 1, threshold, kLimit));
   EXPECT_FALSE(would_help({}, kLimit, threshold, kLimit));
 }
 
@@ -156,7 +158,7 @@ TEST_F(MemoryMonitorTest, MemoryOfTheLastVictimMayReturnBeforeTheNextChoice) {
   used_ = kLimit;
   pass(std::chrono::seconds(3));
   ASSERT_EQ(killed_, (std::vector{WorkerId{3}}));
-  ends(3);  // its children end a little later
+  ends(3);  // memory stays in use while its children end
   pass(std::chrono::seconds(1));
   EXPECT_EQ(killed_.size(), 1u);
   used_ -= 2 * kGiB;
@@ -165,7 +167,7 @@ TEST_F(MemoryMonitorTest, MemoryOfTheLastVictimMayReturnBeforeTheNextChoice) {
   used_ = kLimit;
   pass(std::chrono::seconds(3));
   ASSERT_EQ(killed_.size(), 2u);
-  ends(2);  // its memory does not come back
+  ends(2);  // its memory does not become free
   pass(std::chrono::seconds(3));
   EXPECT_EQ(killed_.size(), 3u);
 }
@@ -205,7 +207,7 @@ TEST_F(MemoryMonitorTest, AThresholdOfZeroOrOneKillsNoProcess) {
 }
 
 TEST_F(MemoryMonitorTest, AnOwnLimitCountsTheWorkersMemory) {
-  used_ = kLimit;  // used by other programs
+  used_ = kLimit;  // by other programs, which do not count
   worker(1, true, 100 * kMiB);
   worker(2, true, 90 * kMiB);
   start(0.5, 400 * kMiB);
@@ -220,7 +222,7 @@ TEST_F(MemoryMonitorTest, AnOwnLimitCountsTheWorkersMemory) {
 
 TEST_F(MemoryMonitorTest, AKillByTheKernelsOomKillerIsReportedAsSuch) {
   start(0);
-  EXPECT_EQ(ends(1), std::nullopt);  // killed by hand
+  EXPECT_EQ(ends(1), std::nullopt);  // killed by a user, as the kernel has counted no kill
   kernel_kills_ = 8;
   pass(std::chrono::seconds(3));
   EXPECT_EQ(ends(2, SIGTERM), std::nullopt);
@@ -229,7 +231,7 @@ TEST_F(MemoryMonitorTest, AKillByTheKernelsOomKillerIsReportedAsSuch) {
   ASSERT_TRUE(cause);
   EXPECT_EQ(cause->reason(), actors::kOutOfMemory);
   EXPECT_NE(cause->message().find("by the kernel"), std::string::npos);
-  EXPECT_EQ(ends(5), std::nullopt);  // a single kernel kill
+  EXPECT_EQ(ends(5), std::nullopt);  // the kernel has counted one kill, which was worker 4's
 }
 
 TEST_F(MemoryMonitorTest, KillsOfTheKernelThatWereOthersAreForgotten) {

@@ -53,7 +53,7 @@ void MetricsBook::forget_old() {
   };
   std::size_t all = 0;
   for (const JobId job : over_) all += series(job);
-  // Jobs without series are bounded as well.
+  // Ended jobs without series are limited in number, too.
   while (over_.size() > 1 && (all > kMaxOverSeries || over_.size() > kMaxOverSeries)) {
     all -= series(over_.front());
     ended_.erase(over_.front());
@@ -62,7 +62,7 @@ void MetricsBook::forget_old() {
 }
 
 MetricSums MetricsBook::sums(const std::set<WorkerId>& silent) const {
-  // Living processes come first: what conflicts with them is left out.
+  // Living processes come first, so what conflicts with their metrics is left out.
   MetricSums out(kMaxSeries);
   for (const auto& [worker, reported] : reported_) {
     for (const MetricFamily& family : reported.families) {

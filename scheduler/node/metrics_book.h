@@ -1,4 +1,5 @@
-// The metrics of a node's processes: the latest of each, and the remains of those that have ended, so that counters never fall. Pure.
+// The metrics of a node's processes: the latest of each living process, and the sums of those that have ended, so that counters never fall.
+// Pure.
 #pragma once
 
 #include <deque>
@@ -14,30 +15,30 @@ namespace shoal::scheduler {
 
 class MetricsBook {
  public:
-  static constexpr std::size_t kMaxOverSeries = 2'000;    // total for ended jobs; the first ended go first
-  static constexpr std::size_t kMaxEndedSeries = 10'000;  // for a job's ended processes; further series are left out
+  static constexpr std::size_t kMaxOverSeries = 2'000;    // series of all ended jobs; jobs that ended first are dropped
+  static constexpr std::size_t kMaxEndedSeries = 10'000;  // series of a job's ended processes; further ones are left out
 
-  static constexpr std::size_t kMaxSeries = 10'000;  // for all processes, living ones first
+  static constexpr std::size_t kMaxSeries = 10'000;  // series in the result; those of living processes come first
 
   struct Origin {
     JobId job;
     std::string role;
     pid_t pid = 0;
   };
-  // Replaces a process's metrics by all that it measured since it began. Samples that Prometheus could not read, or that a process may not
-  // report (reported_metrics.h), are dropped and counted.
+  // Takes a process's metrics, which replace its earlier ones: they cover the time since it began. Drops and counts samples that Prometheus
+  // could not read, or that a process may not report (reported_metrics.h).
   void reported(WorkerId worker, const Origin& origin, std::vector<actors::MetricFamily> families);
-  // The process may live, but has left the cluster: its gauges and levels are dropped.
+  // Drops the gauges and levels of a process that has left the cluster, even if the process lives.
   void left(WorkerId worker);
-  // The process ended: its last counters and histograms are final.
+  // Makes the last counters and histograms of a process final, since it has ended.
   void ended(WorkerId worker);
-  // The job ended; its processes are about to. Repeated calls do nothing.
+  // Notes that a job ended and its processes are about to end. Repeated calls do nothing.
   void over(JobId job);
 
-  // Counters and histograms of all processes, by job_id and role. Gauges of those that are not `silent` have pid and worker as well; their
-  // levels are by job_id and role.
+  // The metrics of all processes: counters and histograms summed by job_id and role. Processes that are not in `silent` also have gauges,
+  // with the labels pid and worker, and levels, summed by job_id and role.
   actors::MetricSums sums(const std::set<WorkerId>& silent) const;
-  // Reported samples that were dropped since the node began.
+  // The number of reported samples that were dropped since the node began.
   std::uint64_t left_out() const { return left_out_; }
 
  private:
@@ -52,7 +53,7 @@ class MetricsBook {
   std::map<WorkerId, Reported> reported_;
   std::map<JobId, actors::MetricSums> ended_;
   std::uint64_t left_out_ = 0;
-  std::deque<JobId> over_;  // in order of their ends
+  std::deque<JobId> over_;  // ended jobs that have metrics, in the order of their ends
 };
 
 }  // namespace shoal::scheduler

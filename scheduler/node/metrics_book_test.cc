@@ -17,7 +17,7 @@ std::vector<MetricFamily> measured(double counted, double gauge) {
           FamilyOf(MetricKind::kGauge, "shoal_user_g", "").add(gauge), FamilyOf(MetricKind::kLevel, "shoal_user_level", "").add(gauge)};
 }
 
-// Values of samples by name{labels}.
+// The values of samples by "name{labels}".
 std::map<std::string, double> rows(const MetricsBook& book, const std::set<WorkerId>& silent = {}) {
   std::map<std::string, double> out;
   for (const auto& family : book.sums(silent).families()) {

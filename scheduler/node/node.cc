@@ -40,7 +40,8 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
 }
 
 Node::~Node() {
-  clients_.clear();  // before pending answers: clients see a broken connection
+  // Before answers that wait are destroyed, so that clients see a broken connection instead.
+  clients_.clear();
 }
 
 HeadLink::Events Node::head_events() {
@@ -63,7 +64,7 @@ HeadLink::Events Node::head_events() {
           },
       .fenced =
           [this] {
-            workers_.kill_launched();  // the head has declared them dead
+            workers_.kill_launched();  // the head has declared this node's workers dead
             become(random_.id<NodeId>());
           },
       .heads_changed =
@@ -81,7 +82,7 @@ Workers::Events Node::worker_events() {
       .changed = [this](const Worker& worker) { head_.report(worker.update()); },
       .not_started =
           [this](const actors::WorkerUpdate& exit) {
-            head_.report_exit(exit);  // also for a head other than the one that asked
+            head_.report_exit(exit);  // repeated to later heads, since this one may not have stored it
             check_ended();
           },
       .ended = [this](const Worker& worker, const actors::WorkerUpdate& exit) { worker_ended(worker, exit); },
@@ -111,7 +112,7 @@ Result<void> Node::start() {
   return {};
 }
 
-// Takes a new id. Connections from other nodes were to the old one and are closed.
+// Takes a new id, and closes the connections of other nodes, which were made to the node with the old id.
 void Node::become(NodeId id) {
   id_ = id;
   objects_.start_as(id);
@@ -125,8 +126,8 @@ void Node::on_drained(Peer& peer) { objects_.parts().drained(peer.number()); }
 
 void Node::on_closed(Peer& peer, const Error& why) {
   if (head_.is(peer)) return head_.closed(why);
-  const NodeClient owned = clients_.take(peer.number());  // destroyed on return
-  // A closed connection is no death; the pidfd reports that. A forked child may hold the socket open, or a user may have closed it.
+  const NodeClient owned = clients_.take(peer.number());  // the connection is destroyed when this function returns
+  // A closed connection is not a death, which the pidfd reports. A forked child may hold the socket open, or user code may have closed it.
   if (Worker* const w = workers_.find(owned.worker); w != nullptr && w->peer == &peer) {
     w->peer = nullptr;
     reports_.metrics().left(owned.worker);
@@ -137,7 +138,8 @@ void Node::on_closed(Peer& peer, const Error& why) {
 
 // ---- workers -----------------------------------------------------------------------------------------------------------------------
 
-// It has no token: that lies in the session's folder, readable by this user alone.
+// The variables by which a worker finds its cluster. They do not have the token, which is in the session folder, readable by this user
+// alone.
 Launcher::Env Node::environment(const actors::StartWorker& spec) const {
   return {{"SHOAL_SESSION", options_.session},
           {"SHOAL_NODE", listener_->endpoint().to_string()},
@@ -153,11 +155,11 @@ Result<actors::WithExtras<actors::Attached>> Node::attach(const Sender& sender, 
   const pid_t pid = peer.identity().pid;
   const std::string heads = fmt::format("{}", fmt::join(head_.endpoints(), ","));
   Worker* w = workers_.find(m.worker);
-  // A process that a worker started (a script run by a shell) is a worker of its own, with its own death. A worker may attach before its
-  // launcher has reported its pid.
+  // A process that a worker has started (a script run by a shell) becomes a worker of its own, with a death of its own. A worker may attach
+  // before the launcher reports its pid.
   if (w == nullptr || (w->launched() && w->pid != 0 && peer.identity().local && w->pid != pid)) {
     if (m.worker && w == nullptr) return fail(not_found("no worker " + to_string(m.worker) + " on this node"));
-    if (!m.worker && !m.job) {  // a tool that only looks
+    if (!m.worker && !m.job) {  // a command that only inspects the node
       client.job = {};
       return Reply{{id_, {}, heads, options_.session, options_.host, {}}, {}, {}};
     }
@@ -180,7 +182,7 @@ Result<actors::WithExtras<actors::Attached>> Node::attach(const Sender& sender, 
   return out;
 }
 
-// A process or node that is gone has no calls to cancel.
+// Succeeds if the process or the home is gone, since then there is no call to cancel.
 void Node::cancel_result(const actors::CancelResult& cancel, runtime::Responder responder) {
   const NodeId home = cancel.object.home;
   if (!home || home == id_) return cancel_here(cancel, std::move(responder));
@@ -202,7 +204,8 @@ void Node::cancel_here(const actors::CancelResult& cancel, runtime::Responder re
 }
 
 void Node::worker_ended(const Worker& w, const actors::WorkerUpdate& exit) {
-  objects_.worker_gone(exit.worker, exit.cause->message());  // counts what it leaves
+  // First, since it counts the references in what the worker has left.
+  objects_.worker_gone(exit.worker, exit.cause->message());
   if (w.member >= 0) usage_.leave(w.member);
   reports_.metrics().ended(exit.worker);
   const Bytes news = to_bytes(exit);
@@ -219,7 +222,7 @@ void Node::worker_ended(const Worker& w, const actors::WorkerUpdate& exit) {
 // ---- the end -----------------------------------------------------------------------------------------------------------------------
 
 void Node::check_owner() {
-  if (!ending_.owner_gone || ending_.why || workers_.any(Worker::Origin::kAttached)) return;  // another rank may still run
+  if (!ending_.owner_gone || ending_.why || workers_.any(Worker::Origin::kAttached)) return;  // one of several ranks may still run
   end("the processes it was started for are gone");
 }
 
@@ -235,7 +238,7 @@ void Node::end(const std::string& why) {
 
 void Node::check_ended() {
   if (!ending_.why || workers_.any(Worker::Origin::kLaunched)) return;
-  // Deferred until reports are on their way.
+  // Deferred by a turn of the loop, so that the last reports are sent before.
   ending_.over = clock_.after(std::chrono::milliseconds(0), [this] {
     if (options_.events.on_end) options_.events.on_end(*ending_.why);
   });

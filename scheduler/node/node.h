@@ -1,8 +1,8 @@
-// The node of a host: owns what its workers share, starts and ends them, and reports their deaths.
+// The node of a host: it owns what the host's processes share, starts and ends workers, and reports their deaths.
 //
-// Its parts: workers.h has the processes, head_link.h the connection to the head, node_clients.h the others, objects/ the objects.
-// The handlers in node_methods.cc connect them. Loop thread only. Everything it needs is passed in, so the simulation runs this very
-// class.
+// Its parts: workers.h has the processes, head_link.h the connection to the head, node_clients.h all other connections, objects/ the
+// objects. The handlers in node_methods.cc connect these parts. Loop thread only. All dependencies are arguments, so the simulation runs
+// this very class.
 #pragma once
 
 #include <functional>
@@ -31,25 +31,27 @@ class Node final : public runtime::PeerHandler {
  public:
   struct Events {
     std::function<void()> on_registered;
-    std::function<void()> on_ending;                     // the node begins to end
-    std::function<void(const std::string& why)> on_end;  // every worker has ended; `why` is for the log
+    std::function<void()> on_ending;                     // called when the node begins to end
+    std::function<void(const std::string& why)> on_end;  // called when every worker has ended; `why` is for the log
   };
   struct Options {
     actors::Resources resources;
     std::map<std::string, std::string> labels;
-    std::string host = "127.0.0.1";  // address of this host for others
+    std::string host = "127.0.0.1";  // address of this host for other hosts
     pid_t pid = 0;
     runtime::Endpoint listen;
-    std::string session;  // folder
+    std::string session;  // the session folder
     HeadLink::Options head;
     Workers::Options workers;
     LogBook::Options logs;
-    std::size_t max_ended = 400;  // ended workers whose output new followers still get
+    // Ended workers whose output is kept for clients that begin to follow their job.
+    std::size_t max_ended = 400;
     storage::MemoryTable::Options memory;
     Objects::Options objects;
     PeerNodes::Options peer_nodes;
-    std::uint64_t object_store_bytes = 0;  // limit for the objects of all its processes; 0: none
-    // The node ends when this process and the last one that attached by itself (a driver, ranks under torchrun) are gone.
+    // Limit of the objects of all processes together; 0: none.
+    std::uint64_t object_store_bytes = 0;
+    // The node ends once this process and all processes that attached by themselves (a driver, ranks under torchrun) have ended.
     std::optional<pid_t> owner;
     NodeReports::Measure measure;
     Events events;
@@ -58,9 +60,9 @@ class Node final : public runtime::PeerHandler {
   Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log, Options options);
   ~Node();
 
-  // Listens, then connects to the head, and keeps trying.
+  // Listens, then connects to the head, and tries again until a head registers the node.
   Result<void> start();
-  // Ends all workers (SIGTERM, then SIGKILL) and calls on_end.
+  // Ends all workers (SIGTERM, then SIGKILL) and then calls on_end.
   void end(const std::string& why);
 
   NodeId id() const { return id_; }
@@ -69,9 +71,9 @@ class Node final : public runtime::PeerHandler {
  private:
   struct Sender {
     runtime::Peer& peer;
-    NodeClient* client = nullptr;  // null for the head
+    NodeClient* client = nullptr;  // null if the sender is the head
   };
-  // By sender; drivers, workers and commands are clients.
+  // The handlers, by sender. Clients are drivers, workers and commands.
   struct Methods {
     using Table = actors::MethodTable<Sender>;
     Table of_head, of_nodes, of_clients;
@@ -79,22 +81,22 @@ class Node final : public runtime::PeerHandler {
   struct Ending {
     std::shared_ptr<void> owner_watch;
     bool owner_gone = false;
-    std::optional<std::string> why;  // set once the node ends
+    std::optional<std::string> why;  // set once the node begins to end
     runtime::Timer over;
   };
 
-  // runtime::PeerHandler
+  // Members of runtime::PeerHandler.
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
   void on_drained(runtime::Peer& peer) override;
 
-  // The reports of its parts.
+  // These make the handlers of the events of its parts.
   HeadLink::Events head_events();
   Workers::Events worker_events();
   Objects::Events object_events();
 
-  // Sets the handlers of methods.
+  // These set the handlers of methods, by sender.
   void answer_head();
   void answer_nodes();
   void answer_clients();
@@ -102,7 +104,7 @@ class Node final : public runtime::PeerHandler {
 
   Launcher::Env environment(const actors::StartWorker& spec) const;
   Result<actors::WithExtras<actors::Attached>> attach(const Sender& sender, const actors::Attach& attach);
-  // Forwards to the process that made the call, or to its node.
+  // Cancels the call behind an object: here, if this node is the object's home, else through the home.
   void cancel_result(const actors::CancelResult& cancel, runtime::Responder responder);
   void cancel_here(const actors::CancelResult& cancel, runtime::Responder responder);
   void worker_ended(const Worker& worker, const actors::WorkerUpdate& exit);

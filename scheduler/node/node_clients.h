@@ -1,4 +1,4 @@
-// The connections that others have made to a node: of workers, drivers, commands and other nodes, by number in order of arrival.
+// The connections that others have made to a node: workers, drivers, commands and other nodes. Each has a number, in the order of arrival.
 //
 // Loop thread only.
 #pragma once
@@ -15,9 +15,9 @@ namespace shoal::scheduler {
 
 struct NodeClient {
   std::unique_ptr<runtime::Peer> peer;
-  WorkerId worker;  // set once it has attached
+  WorkerId worker;  // set once the client has attached
   JobId job;
-  NodeId node;  // for connections of other nodes
+  NodeId node;  // set if the client is another node
 };
 
 class NodeClients {
@@ -28,16 +28,16 @@ class NodeClients {
 
   void add(std::unique_ptr<runtime::Connection> connection);
   NodeClient* find(Number number);
-  // Removes the client.
+  // Removes a client and returns it.
   NodeClient take(Number number);
-  // Closes the connections of other nodes, and calls `closed` for each.
+  // Closes the connections that other nodes have made, and calls `closed` for each.
   void close_nodes(const std::function<void(Number)>& closed);
   void clear() { clients_.clear(); }
 
-  // Bytes queued in a connection; 0 if it is closed.
+  // The bytes that wait in a connection's queue; 0 if it is closed.
   std::size_t queued(Number number) const;
   void each(const std::function<void(Number, const NodeClient&)>& see) const;
-  // Asks all attached processes but one to make room.
+  // Asks all attached processes except `but` to free memory.
   void want_room(std::uint64_t bytes, const runtime::Peer* but) const;
 
  private:

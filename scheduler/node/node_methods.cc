@@ -1,4 +1,4 @@
-// The node's answers to requests, and its handling of notices, by sender.
+// The node's handlers of requests and notices, by sender.
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@ using runtime::Peer;
 using runtime::Responder;
 
 namespace {
-constexpr std::uint64_t kMaxReadBytes = 32u << 20;  // per read of a log
+constexpr std::uint64_t kMaxReadBytes = 32u << 20;  // limit of one read of a log
 }  // namespace
 
 void Node::on_request(Peer& peer, runtime::Request request, Responder responder) {

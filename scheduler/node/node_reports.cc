@@ -6,7 +6,7 @@
 namespace shoal::scheduler {
 
 namespace {
-constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // python/shoal/_runtime_env/environment.py
+constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // set by python/shoal/_runtime_env/environment.py
 }  // namespace
 
 void NodeReports::inspect(actors::NodeReport begun, const actors::Inspect& asked, runtime::Responder responder) {
@@ -36,7 +36,7 @@ void NodeReports::inspect(actors::NodeReport begun, const actors::Inspect& asked
 
 void NodeReports::measure(Inspection& inspection) {
   const auto received = [this, alive = alive_](actors::ProcessReport& process) {
-    // A process that has ended meanwhile keeps its earlier metrics.
+    // The metrics of a process that has ended meanwhile are final, so its answer is ignored.
     if (*alive && workers_.contains(process.worker)) {
       metrics_.reported(process.worker, {process.job, process.role, process.pid}, std::move(process.metrics));
     }
@@ -48,7 +48,7 @@ void NodeReports::measure(Inspection& inspection) {
   };
   inspection.pass_through(received, all);
   if (!measure_) return;
-  // The measurement or its timeout, whichever comes first, ends the wait.
+  // The wait ends with the measurement, or with its time limit if that comes first.
   const auto done = std::make_shared<std::function<void()>>(inspection.expect());
   const auto finish = [done] {
     if (const auto once = std::exchange(*done, {})) once();

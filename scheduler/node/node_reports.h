@@ -1,5 +1,5 @@
-// A node's answers to inspections of itself and its processes. The reasons are in docs/decisions/metrics-are-collected-on-each-scrape.md
-// and docs/decisions/processes-answer-inspections-on-request.md.
+// A node's answers to inspections of itself and of its processes. The reasons for this design are in
+// docs/decisions/metrics-are-collected-on-each-scrape.md and docs/decisions/processes-answer-inspections-on-request.md.
 //
 // Loop thread only.
 #pragma once
@@ -21,7 +21,7 @@ namespace shoal::scheduler {
 class NodeReports {
  public:
   using Measured = std::function<void(std::vector<actors::MetricFamily>)>;
-  // Measures the machine, and calls back later, from the loop. Empty: no such metrics.
+  // Measures the machine, and calls back later, on the loop. Empty: reports have no metrics of the machine.
   using Measure = std::function<void(Measured)>;
 
   NodeReports(runtime::Clock& clock, const Workers& workers, const storage::MemoryTable& memory, const Objects& objects,
@@ -30,12 +30,12 @@ class NodeReports {
   ~NodeReports() { *alive_ = false; }
 
   MetricsBook& metrics() { return metrics_; }
-  // `begun`: the report with the node's id and pid.
+  // Answers an inspection. `begun`: the report, which has only the node's id and pid so far.
   void inspect(actors::NodeReport begun, const actors::Inspect& asked, runtime::Responder responder);
 
  private:
   void measure(Inspection& inspection);
-  // Replaces the rows of processes by the metrics of the node, its machine and all processes.
+  // Replaces the rows of processes in a report by metrics: of the node, of its machine and of all processes.
   void add_metrics(actors::NodeReport& report, std::vector<actors::MetricFamily> machine) const;
   std::vector<actors::MetricFamily> own_metrics() const;
 

@@ -26,7 +26,7 @@ constexpr JobId kJob{1};
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
-// A launcher that starts nothing: the node's processes attach by themselves. The test answers starts, and decides when processes end.
+// A launcher that starts nothing: processes of the node attach by themselves. The test answers requests to start, and ends processes.
 class Watches final : public Launcher {
  public:
   void set_events(Events*) override {}
@@ -41,12 +41,12 @@ class Watches final : public Launcher {
   void retire_torch() override {}
   Result<std::uint16_t> free_port() override { return fail(unimplemented("there are no ports here")); }
 
-  std::function<void(Result<pid_t>)> starting;  // the last start
+  std::function<void(Result<pid_t>)> starting;  // answers the last request to start
   std::map<pid_t, int> signalled;
   std::map<pid_t, std::function<void()>> watched;
 };
 
-// A head that registers the node and keeps what it reports.
+// A fake head, which registers the node and records its reports.
 class Head final : public runtime::PeerHandler {
  public:
   explicit Head(runtime::SimWorld& world) : network_(world.fabric().attach("head", 1)) {
@@ -73,7 +73,7 @@ class Head final : public runtime::PeerHandler {
   std::unique_ptr<runtime::Listener> listener_;
 };
 
-// A process on the node's host.
+// A process on the node's host, played by the test.
 class Process final : public runtime::PeerHandler {
  public:
   Process(runtime::SimWorld& world, pid_t pid, const Endpoint& node, WorkerId worker = {})
@@ -151,7 +151,8 @@ TEST_F(NodeTest, ReportsBeforeADeathCountAlsoIfTheDeathArrivesFirst) {
   received(dead);
   const auto dies = [&] { launcher_.watched.at(dead.pid)(); };
   const auto reported_cause = [&] {
-    world_.run_for(1s);  // a get of an absent object waits
+    // In which the get of an absent object waits.
+    world_.run_for(1s);
     dead.count(kGiven, other.id);
     dead.put(kAwaited);
     dead.count(kAwaited, other.id);
@@ -162,7 +163,7 @@ TEST_F(NodeTest, ReportsBeforeADeathCountAlsoIfTheDeathArrivesFirst) {
   EXPECT_EQ(get(other, kOwn, dead.id), "ObjectFreed");
 }
 
-// The launcher may lose a process that it has started, as when its zygote dies before it reports the pid.
+// The launcher may lose a worker that it has started, for instance when the zygote dies before it reports the pid.
 TEST_F(NodeTest, AnAttachedWorkerWhoseStartFailsIsKilledAndItsEndReported) {
   constexpr WorkerId kWorker{21};
   ASSERT_TRUE(world_.run_until([&] { return head_.node != nullptr; }, 10s));
@@ -179,7 +180,7 @@ TEST_F(NodeTest, AnAttachedWorkerWhoseStartFailsIsKilledAndItsEndReported) {
   launcher_.starting(fail(unavailable("the zygote is gone")));
   EXPECT_EQ(launcher_.signalled, (std::map<pid_t, int>{{11, SIGKILL}}));
   world_.run_for(1s);
-  EXPECT_FALSE(started);  // it still runs, and holds its devices
+  EXPECT_FALSE(started);  // the worker still runs, and holds its devices
   EXPECT_TRUE(head_.exits.empty());
   launcher_.watched.at(11)();
   ASSERT_TRUE(world_.run_until([&] { return head_.exits.contains(kWorker) && started.has_value(); }, 10s));

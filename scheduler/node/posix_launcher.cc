@@ -27,23 +27,23 @@ using runtime::ExitStatus;
 
 namespace {
 
-constexpr std::size_t kMaxLine = 4u << 20;  // bytes; a longer line becomes several
+constexpr std::size_t kMaxLine = 4u << 20;  // bytes; a longer line is cut into several
 constexpr std::size_t kReadBytes = 16 << 10;
 constexpr int kReadsPerWake = 8;
 
-// Returns the length of the whole UTF-8 characters in `text`: all but an incomplete one at the end.
+// The length of `text` without an incomplete UTF-8 character at its end.
 std::size_t end_of_characters(std::string_view text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if (byte < 0x80) break;     // a character of its own
-    if (byte < 0xC0) continue;  // inside of a character
+    if (byte < 0x80) break;     // the last byte is a character by itself
+    if (byte < 0xC0) continue;  // a further byte of a character, which begins before
     const std::size_t size = byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
     return back < size && back < text.size() ? text.size() - back : text.size();
   }
   return text.size();
 }
 
-// One output stream of a worker, in lines.
+// Reads one output stream of a worker, and passes it on in lines.
 class Pipe : public std::enable_shared_from_this<Pipe> {
  public:
   using Lines = std::function<void(std::string_view)>;
@@ -55,8 +55,8 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
     });
   }
 
-  // Reads what is there, up to a pipe's capacity, so that a worker that prints fast does not starve others. Returns false at the end of the
-  // stream.
+  // Reads what the stream has, at most as much as a pipe holds, so that a worker that prints fast does not delay others. Returns false at
+  // the end of the stream.
   bool drain() {
     for (int i = 0; i < kReadsPerWake && descriptor_.is_open(); ++i) {
       char text[kReadBytes];
@@ -83,7 +83,7 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
     return descriptor_.is_open();
   }
 
-  // Passes on a last line without its newline, and closes the stream.
+  // Passes on a last line that has no newline, and closes the stream.
   void finish() {
     if (!descriptor_.is_open()) return;
     std::error_code ignored;
@@ -98,7 +98,7 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
 };
 
 struct Streams {
-  Fd out, err;  // the worker's ends
+  Fd out, err;  // the worker's ends of the pipes
   std::shared_ptr<Pipe> out_pipe, err_pipe;
 };
 
@@ -186,7 +186,7 @@ class PosixLauncher final : public Launcher {
     std::erase_if(zygotes_, [](const auto& z) { return z.first.second; });
   }
 
-  // The port is outside the kernel's ephemeral range (32768 on), so that no outgoing connection takes it meanwhile.
+  // Ports below 32768 are outside of the kernel's ephemeral range, so no outgoing connection takes the port meanwhile.
   Result<std::uint16_t> free_port() override {
     for (int i = 0; i < 200; ++i) {
       const auto port = static_cast<std::uint16_t>(20'000 + random_.below(12'000));
@@ -237,7 +237,8 @@ class PosixLauncher final : public Launcher {
   void ended(WorkerId id, ExitStatus status) {
     const auto node = workers_.extract(id);
     Worker& w = node.mapped();
-    runtime::signal_group(w.pid, SIGKILL);  // remains of the worker: data loaders, shells
+    // Processes that the worker has left, such as data loaders and shells.
+    runtime::signal_group(w.pid, SIGKILL);
     if (guard_) guard_->forget(w.pid);
     for (const auto& pipe : {w.out, w.err}) {
       pipe->drain();
@@ -254,8 +255,8 @@ class PosixLauncher final : public Launcher {
     });
   }
 
-  // Reaps what workers left behind, which became children of this process. Workers and zygotes are reaped by their watches. While a zygote
-  // has not reported a worker's pid, this waits.
+  // Reaps processes that workers have left, which then became children of this process. Watches reap workers and zygotes themselves. Tries
+  // again later while a zygote has not reported a worker's pid, since a child may be that worker.
   void reap_orphans() {
     while (true) {
       siginfo_t info{};

@@ -1,4 +1,4 @@
-// The real Launcher: zygotes for Python, exec for everything else.
+// The launcher of real processes: zygotes fork Python's, and all others are executed.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,12 @@
 namespace shoal::scheduler {
 
 struct PosixLauncherOptions {
-  std::string python;  // interpreter of the zygote that is kept warm from the start; "" keeps none
+  // Interpreter of a zygote that is kept warm from the start; "": none is.
+  std::string python;
 };
 
-// Makes this process a subreaper. All references outlive the launcher, whose destructor kills everything it started.
+// Makes this process a subreaper: it adopts what its workers leave. All references outlive the launcher, whose destructor kills all
+// processes that it has started.
 std::unique_ptr<Launcher> make_posix_launcher(runtime::Loop& loop, runtime::Random& random, runtime::Log log, PosixLauncherOptions options);
 
 }  // namespace shoal::scheduler

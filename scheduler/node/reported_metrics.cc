@@ -16,7 +16,7 @@ using actors::MetricSample;
 
 namespace {
 
-// RFC 3629: shortest forms only, no surrogates, nothing beyond U+10FFFF.
+// True for UTF-8 by RFC 3629: shortest forms only, no surrogates, nothing above U+10FFFF.
 bool is_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto first = static_cast<unsigned char>(text[i++]);
@@ -50,7 +50,7 @@ bool may_report(const MetricFamily& family) {
          std::adjacent_find(bounds.begin(), bounds.end(), std::greater_equal<>()) == bounds.end();
 }
 
-bool are_readable(const MetricSample::Labels& labels) {  // sorted by name
+bool are_readable(const MetricSample::Labels& labels) {  // the labels are sorted by name
   const auto same_name = [](const auto& a, const auto& b) { return a.first == b.first; };
   return std::adjacent_find(labels.begin(), labels.end(), same_name) == labels.end() &&
          std::all_of(labels.begin(), labels.end(), [](const auto& label) {

@@ -41,7 +41,7 @@ TEST(ReportedMetricsTest, ReportedSamplesAreTaken) {
 TEST(ReportedMetricsTest, AProcessReportsOnlyMetricsOfUsersAndTasks) {
   for (const char* name :
        {"shoal_node_load1", "shoal_heads", "process_open_fds", "shoal_user", "", "shoal_user_a b", "shoal_user_a\n", "shoal_tasks"}) {
-    EXPECT_EQ(refused(gauge(name)), 1u) << name;  // shoal_tasks is no gauge
+    EXPECT_EQ(refused(gauge(name)), 1u) << name;  // refused, since shoal_tasks is not a gauge
   }
   EXPECT_EQ(refused(gauge("shoal_user_" + std::string(2000, 'a'))), 1u);
 }

@@ -22,7 +22,8 @@ std::optional<TaskMark> parse_mark(std::string_view line) {
   if (line.starts_with(' ')) line.remove_prefix(1);
   if (line.size() > kMaxMarkName) {
     std::size_t end = kMaxMarkName;
-    while (end > 0 && (line[end] & 0xc0) == 0x80) --end;  // not inside a UTF-8 character
+    // Cuts no UTF-8 character in two.
+    while (end > 0 && (line[end] & 0xc0) == 0x80) --end;
     line = line.substr(0, end);
   }
   return TaskMark{*task, std::string(line)};

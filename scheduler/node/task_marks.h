@@ -1,6 +1,6 @@
 // Marks that attribute a worker's output to its calls. A worker that runs one Python call at a time prints a mark before each call's first
-// line on each stream. The mark is a line of its own (python/shoal/_worker/marks.py). A mark of no call (zeros) stands where the worker
-// begins to serve. The node removes the marks.
+// line on each stream. The mark is a line of its own (python/shoal/_worker/marks.py). Where the worker begins to serve, it prints a mark
+// without a call (zeros). The node removes the marks from the output.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace shoal::scheduler {
 
-// A call: the process that made it, and its number there, without the attempt (actors/value/call.h).
+// A call: the process that made it, and the number it has there, without the attempt (actors/value/call.h).
 struct TaskRef {
   WorkerId caller;
   std::uint64_t number = 0;
@@ -22,21 +22,23 @@ struct TaskRef {
 
 struct TaskMark {
   TaskRef task;
-  std::string name;  // beginning of a remote function's name; "" for a method
+  // The first bytes of a remote function's name; "" for a method.
+  std::string name;
 };
-inline constexpr std::size_t kMaxMarkName = 200;  // bytes; any program may print marks, and they are kept
+// Limit in bytes: any program may print marks, and the node keeps their names.
+inline constexpr std::size_t kMaxMarkName = 200;
 
-// Parses 32 hexadecimal digits, 16 for each field.
+// Parses a call: 32 hexadecimal digits, 16 for each of its fields.
 std::optional<TaskRef> parse_task(std::string_view text);
 inline constexpr std::string_view kMark = "\x01shoal task ";
-// Parses a line without its newline; nothing for a line that is no mark.
+// Parses a line without its newline. Returns nullopt if the line is not a mark.
 std::optional<TaskMark> parse_mark(std::string_view line);
 
-// Calls mark(TaskMark) and text(lines) for whole lines, in order. A mark may follow an unfinished line, which then ends there: not all
-// output passes through the streams that write marks.
+// Divides output into marks and text: calls mark(TaskMark) and text(lines) with whole lines, in order. A mark may follow an unfinished
+// line, since some output bypasses the streams that write marks. The unfinished line ends there.
 template <class Mark, class Text>
 void divide(std::string_view lines, Mark&& mark, Text&& text) {
-  std::size_t begin = 0;  // start of what was not passed on
+  std::size_t begin = 0;  // begin of the part that was not passed on yet
   for (std::size_t at = lines.find(kMark); at != std::string_view::npos; at = lines.find(kMark, at)) {
     const std::size_t end = std::min(lines.find('\n', at), lines.size());
     const auto found = parse_mark(lines.substr(at, end - at));

@@ -59,7 +59,8 @@ TEST(TaskMarksTest, LongNamesAreTruncated) {
   const std::string mark = "\x01shoal task " + kId + " ";
   EXPECT_EQ(parse_mark(mark + std::string(60'000, 'x'))->name, std::string(kMaxMarkName, 'x'));
   EXPECT_EQ(parse_mark(mark + std::string(kMaxMarkName, 'x'))->name.size(), kMaxMarkName);
-  EXPECT_EQ(parse_mark(mark + std::string(kMaxMarkName - 1, 'x') + "\xc3\xb6")->name.size(), kMaxMarkName - 1);  // no half of a character
+  // The name is cut before a character that does not fit as a whole.
+  EXPECT_EQ(parse_mark(mark + std::string(kMaxMarkName - 1, 'x') + "\xc3\xb6")->name.size(), kMaxMarkName - 1);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The node's UsageBoard and the places of processes on it. The board is made with the first process.
+// The node's usage board, and which places on it processes have. The board is made for the first process.
 //
 // Loop thread only.
 #pragma once
@@ -14,11 +14,12 @@ namespace shoal::scheduler {
 
 class UsagePlaces {
  public:
-  // `own`: the node's place. `limit`: for the objects of all processes in bytes; 0: none, and no board.
+  // `own`: the node's place on the board. `limit`: bytes for the objects of all processes; 0: no limit, and no board.
   UsagePlaces(std::size_t own, std::uint64_t limit) : own_(static_cast<std::int32_t>(own)), limit_(limit) {}
 
   std::optional<runtime::UsageBoard> board() const;
-  // The board's memory for a process at `place`, or nullopt without a board or when it is full. A place below 0 becomes a free one.
+  // Gives a process a place on the board: `place`, or a free one if that is negative. Returns the board's memory, or nullopt if the board
+  // is full or there is none.
   Result<std::optional<Fd>> share(std::int32_t& place);
   void leave(std::int32_t place);
 

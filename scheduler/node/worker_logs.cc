@@ -11,7 +11,8 @@ using actors::to_bytes;
 using runtime::Peer;
 
 namespace {
-constexpr std::size_t kSoFarBytes = 16u << 20;  // per stream, for a new follower
+// Limit of a stream's earlier output that a new follower gets.
+constexpr std::size_t kSoFarBytes = 16u << 20;
 }  // namespace
 
 void WorkerLogs::write(const Worker* worker, WorkerId id, Launcher::Stream stream, std::string_view lines) {

@@ -1,6 +1,6 @@
-// The output of a node's workers: kept in the log book, and sent to the clients that follow their job.
+// The output of a node's workers: it is kept in the log book, and sent to the clients that follow the workers' job.
 //
-// A follower gets all output of its job once and in order, also that of workers which ended before. Loop thread only.
+// A client that follows a job gets all output of the job once and in order, also of workers that have ended. Loop thread only.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,18 @@ namespace shoal::scheduler {
 
 class WorkerLogs {
  public:
-  // `max_ended`: ended workers whose output new followers still get.
+  // `max_ended`: number of ended workers whose output is kept for later followers.
   WorkerLogs(LogBook::Options options, std::size_t max_ended) : book_(std::move(options)), max_ended_(max_ended) {}
 
   const LogBook& book() const { return book_; }
-  // Lines of a worker, with the marks of its calls; null: it is in the table no more.
+  // Takes lines of a worker, which include the marks of its calls. `worker` is null if it has left the table of workers.
   void write(const Worker* worker, WorkerId id, Launcher::Stream stream, std::string_view lines);
   void ended(const Worker& worker, const actors::WorkerUpdate& exit);
 
-  // Sends the job's output so far, and from now on. `workers`: those that run.
+  // Sends the client the job's output so far, and from now on all that follows. `workers`: the workers that have not ended.
   void follow(runtime::Peer& client, JobId job, const std::map<WorkerId, Worker>& workers);
   bool follows(std::uint64_t client, JobId job) const;
-  // The client's connection is closed.
+  // To be called when a client's connection has closed.
   void left(std::uint64_t client);
 
  private:
@@ -38,13 +38,13 @@ class WorkerLogs {
     actors::WorkerUpdate exit;
   };
   void send_so_far(runtime::Peer& client, const actors::StartWorker& spec, pid_t pid) const;
-  // `function`: the one that printed the lines, for a worker of remote functions.
+  // `function`: the remote function that printed the lines; "" for other workers.
   static void send(runtime::Peer& client, const actors::StartWorker& spec, std::string_view function, pid_t pid, Launcher::Stream stream,
                    std::string_view lines);
 
   LogBook book_;
   const std::size_t max_ended_;
-  std::map<JobId, std::map<std::uint64_t, runtime::Peer*>> followers_;  // by number
+  std::map<JobId, std::map<std::uint64_t, runtime::Peer*>> followers_;  // by job and number of the connection
   std::deque<Ended> ended_;
 };
 

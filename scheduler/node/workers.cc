@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 
-// The error for a process's end, with its last lines of stderr: the first cause, which later errors repeat.
+// The error for a process's end, with the last lines of its stderr. These lines are the cause, which errors of other processes then repeat.
 Error death(std::string text, const std::string& tail, const std::string& reason, const std::string& hint) {
   if (!tail.empty())
     text += "\nlast lines of its stderr:\n  " + [&] {
@@ -33,7 +33,7 @@ std::string role_of(const actors::StartWorker& spec) {
   return is_rank || spec.label == "driver" || actors::is_function_class(spec.label) ? spec.label : "actor " + spec.label;
 }
 
-// As a shell reports a command that cannot be started.
+// The code with which a shell reports a command that it cannot run.
 std::int32_t shell_code(const Error& why) { return why.code() == Code::kNotFound ? 127 : 126; }
 
 }  // namespace
@@ -96,7 +96,7 @@ void Workers::started(WorkerId id, Result<pid_t> pid, runtime::Responder& respon
   if (w == nullptr) return responder.fail(unavailable("worker " + to_string(id) + " is gone"));
   if (!pid) return not_started(*w, pid.error(), responder);
   w->pid = *pid;
-  // A process that hosts actors reports itself when it is ready.
+  // Other kinds of processes host actors, and report by themselves when they are ready.
   const auto kind = w->spec.launch.kind;
   if (kind == Launch::Kind::kProgram || kind == Launch::Kind::kPythonScript) w->state = WorkerState::kRunning;
   log_->info("worker={} started pid={} label='{}' job={}", to_string(id), *pid, w->spec.label, to_string(w->spec.job));
@@ -105,8 +105,8 @@ void Workers::started(WorkerId id, Result<pid_t> pid, runtime::Responder& respon
   if (w->fate == Worker::Fate::kKilled || ending_) launcher_.signal(id, SIGKILL);
 }
 
-// A worker that has attached runs, although the launcher has lost it. The node kills it and answers after its end, since the head gives its
-// devices to others then.
+// The launcher has lost a worker. If the worker has attached, it runs. Then the node kills it, and answers only after its end, because the
+// head then gives its devices to others.
 void Workers::not_started(Worker& w, const Error& why, runtime::Responder& responder) {
   const WorkerId id = w.spec.worker;
   log_->warn("worker={} not started: {}", to_string(id), why.message());
@@ -115,7 +115,7 @@ void Workers::not_started(Worker& w, const Error& why, runtime::Responder& respo
     w.fate = Worker::Fate::kKilled;
     const auto answer = std::make_shared<runtime::Responder>(std::move(responder));
     w.watch = launcher_.watch(w.pid, [this, id, why, answer] {
-      const auto kept = answer;  // gone() destroys this callback
+      const auto kept = answer;  // keeps `answer`, since gone() destroys this callback
       const Error cause = why;
       gone(id, shell_code(cause), cause);
       kept->fail(cause);
@@ -156,7 +156,7 @@ void Workers::ready(Worker& w, const std::string& endpoint) {
 
 // ---- ends --------------------------------------------------------------------------------------------------------------------------
 
-// A process that was not launched here gets the signal alone, without its group.
+// The group of a process gets the signal as well, if this node has launched the process.
 void Workers::send_signal(const Worker& w, int signal) {
   if (w.launched()) {
     launcher_.signal(w.spec.worker, signal);
@@ -211,8 +211,8 @@ void Workers::exited(WorkerId worker, runtime::ExitStatus status) {
 }
 
 void Workers::gone(WorkerId worker, std::int32_t shell_code, const Error& cause) {
-  // Reads first what the worker sent before its death: others may hold what it passed on. It counts as alive meanwhile, and may lose its
-  // connection by that.
+  // First reads what the worker sent before its death, since other processes may hold references that it passed on. The worker counts as
+  // alive meanwhile. Its connection may end during this.
   if (runtime::Peer* const peer = workers_.at(worker).peer; peer != nullptr) peer->read_arrived();
   const auto node = workers_.extract(worker);
   Worker& w = node.mapped();
@@ -222,7 +222,7 @@ void Workers::gone(WorkerId worker, std::int32_t shell_code, const Error& cause)
   events_.ended(w, w.update(shell_code, cause));
 }
 
-// Workers that may be ended: no drivers, ranks of jobs or processes that attached by themselves.
+// The workers that the memory monitor may kill. Drivers, ranks of jobs and processes that attached by themselves are not among them.
 std::vector<MemoryUser> Workers::memory_users() const {
   std::vector<MemoryUser> out;
   for (const auto& [id, w] : workers_) {

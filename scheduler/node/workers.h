@@ -1,7 +1,7 @@
-// The processes of a node's host: those that the node launches, and those that attach to it. Their starts, stops and ends.
+// The processes of a node's host, both those that the node launches and those that attach to it: their starts, stops and ends.
 //
-// A worker is in the table from the order to start it, or from its attachment. The launcher, or a watch on its pid, reports the end, which
-// removes it. Loop thread only.
+// A worker is in the table from the request to start it, or from its attachment. It is removed when the launcher, or a watch on its pid,
+// reports its end. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -24,28 +24,28 @@ namespace shoal::scheduler {
 
 struct Worker {
   enum class Origin : std::uint8_t {
-    kLaunched,  // by this node
-    kInside,    // started by a launched one; the node does not wait for it
-    kAttached,  // by itself: a driver, a rank under torchrun
+    kLaunched,  // this node has launched it
+    kInside,    // started by a launched worker; the node does not wait for its end
+    kAttached,  // attached by itself, as a driver or a rank under torchrun does
   };
   enum class Fate : std::uint8_t {
     kRuns,
-    kStops,   // its end was requested
-    kKilled,  // likewise, by SIGKILL as soon as it has a pid
+    kStops,   // its end was requested by a signal
+    kKilled,  // its end was requested; it gets SIGKILL as soon as it has a pid
   };
 
   actors::StartWorker spec;
   Origin origin = Origin::kLaunched;
   Fate fate = Fate::kRuns;
-  std::uint64_t order = 0;  // number of its launch
+  std::uint64_t order = 0;  // number of its start, larger for later ones
   pid_t pid = 0;
   actors::WorkerState state = actors::WorkerState::kStarting;
   std::string endpoint = {};
   std::string role = {};
   runtime::Peer* peer = nullptr;
-  std::int32_t member = -1;     // place on the board of object memory; -1: none
-  std::shared_ptr<void> watch;  // for a process that the launcher does not have
-  runtime::Timer kill;          // SIGKILL after the grace period
+  std::int32_t member = -1;     // its place on the usage board; -1: none
+  std::shared_ptr<void> watch;  // watches its pid, if the launcher does not have the process
+  runtime::Timer kill;          // sends SIGKILL when the time after a first signal is over
 
   bool launched() const { return origin == Origin::kLaunched; }
   actors::WorkerUpdate update(std::int32_t shell_code = 0, const std::optional<Error>& cause = {}) const;
@@ -54,22 +54,24 @@ struct Worker {
 class Workers final : private Launcher::Events {
  public:
   struct Options {
-    std::vector<std::string> gpus;  // names for CUDA_VISIBLE_DEVICES; none: workers see what the node sees
+    std::vector<std::string> gpus;  // devices for CUDA_VISIBLE_DEVICES; none: workers see all that the node sees
     MemoryMonitor::Options monitor;
-    runtime::Duration stop_grace = std::chrono::seconds(2);  // between SIGTERM and SIGKILL when the node ends
+    runtime::Duration stop_grace = std::chrono::seconds(2);  // when the node ends: time between SIGTERM and SIGKILL
   };
   struct Events {
-    // Lines of a worker; null: it is in the table no more.
+    // Called with lines of a worker. `worker` is null if it has left the table.
     std::function<void(const Worker* worker, WorkerId id, Launcher::Stream stream, std::string_view lines)> output;
-    std::function<std::string(WorkerId worker)> tail;  // last lines of its stderr
+    std::function<std::string(WorkerId worker)> tail;  // returns the last lines of a worker's stderr
     std::function<void(const Worker& worker)> changed;
-    std::function<void(const actors::WorkerUpdate& exit)> not_started;                  // removed from the table
-    std::function<void(const Worker& worker, const actors::WorkerUpdate& exit)> ended;  // likewise
+    // Called when a worker has left the table, because it was not started.
+    std::function<void(const actors::WorkerUpdate& exit)> not_started;
+    // Called when a worker has left the table, because it has ended.
+    std::function<void(const Worker& worker, const actors::WorkerUpdate& exit)> ended;
   };
   Workers(runtime::Clock& clock, Launcher& launcher, runtime::Log log, Options options, Events events);
   ~Workers();
 
-  // Starts to observe the host's memory.
+  // Starts to measure the host's memory.
   void start_monitor() { monitor_.start(); }
 
   const std::map<WorkerId, Worker>& all() const { return workers_; }
@@ -77,20 +79,20 @@ class Workers final : private Launcher::Events {
   Worker* find(WorkerId worker);
   bool any(Worker::Origin origin) const;
 
-  // `env` goes on top of the launch's own.
+  // Starts a worker, and answers once it runs or has failed. `env` is added to the environment in `spec`.
   void start(const actors::StartWorker& spec, Launcher::Env env, runtime::Responder responder);
-  // Adds a process that attached without being launched.
+  // Adds a process that attached, and that this node has not launched.
   Worker& adopt(WorkerId id, JobId job, pid_t pid, Worker::Origin origin, const std::string& role);
   void ready(Worker& worker, const std::string& endpoint);
   void stop(const actors::StopWorker& stop);
-  // Kills all launched workers, or those of the job.
+  // Kills the workers that this node has launched; with a `job`, only those of that job.
   void kill_launched(std::optional<JobId> job = {});
   void end_job(JobId job);
-  // Ends all workers (SIGTERM, then SIGKILL), and starts no more.
+  // Ends all workers (SIGTERM, then SIGKILL). No worker is started from then on.
   void end();
 
  private:
-  // Launcher::Events
+  // Members of Launcher::Events.
   void output(WorkerId worker, Launcher::Stream stream, std::string_view lines) override;
   void exited(WorkerId worker, runtime::ExitStatus status) override;
 

@@ -27,7 +27,7 @@ std::vector<std::string> zygote_env(const std::string& python) {
   std::vector<std::string> out;
   for (char** e = environ; *e != nullptr; ++e) {
     const std::string_view entry(*e);
-    // numpy and torch would start threads when imported, and a process with threads cannot be forked.
+    // Without these limits, numpy and torch would start threads when they are imported, and a process with threads cannot be forked.
     if (!entry.starts_with("OPENBLAS_NUM_THREADS=") && !entry.starts_with("OMP_NUM_THREADS=")) out.emplace_back(entry);
   }
   out.push_back("OPENBLAS_NUM_THREADS=1");
@@ -65,7 +65,7 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
     Started started;
   };
 
-  // Sends what the socket takes; the rest follows when it has room.
+  // Sends as many requests as the socket takes; the others follow when it has room.
   void send() {
     while (ready && !unsent.empty()) {
       const std::string id = unsent.front();
@@ -161,13 +161,13 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
   asio::posix::stream_descriptor socket, err;
   std::function<void()> died;
   std::unique_ptr<runtime::ProcessWatch> watch;
-  std::map<std::string, Waiting> waiting;  // by worker
-  std::deque<std::string> unsent;          // ids in `waiting` that are not sent yet, in order
-  std::string tail;                        // end of its stderr
+  std::map<std::string, Waiting> waiting;  // requests without an answer, by the worker's id
+  std::deque<std::string> unsent;          // the ids of requests in `waiting` that are not sent yet, in order
+  std::string tail;                        // the last bytes of the process's stderr
   pid_t pid = 0;
   bool torch = false;
   bool ready = false;
-  bool sending = false;  // waits for room in the socket
+  bool sending = false;  // a wait for room in the socket is under way
   bool over = false;
 };
 
@@ -205,7 +205,7 @@ Zygote::~Zygote() {
   impl_->watch.reset();
   if (!std::exchange(impl_->over, true)) runtime::signal_group(impl_->pid, SIGKILL);
   impl_->close();
-  // Deferred, as the caller may be iterating over the workers that wait for this zygote.
+  // Deferred to the loop, since the caller may iterate over the workers that wait for this zygote.
   impl_->loop.post([impl = impl_] { impl->fail_waiting(unavailable("the Python zygote was ended").with_reason("ZygoteDied")); });
 }
 

@@ -1,7 +1,7 @@
-// A warm Python process that forks workers: one per (interpreter, with or without torch). This class is the node's end.
+// A warm Python process that forks workers. There is one for each interpreter, with and without torch. This class is the node's end of it.
 //
-// They exchange JSON over a private SOCK_SEQPACKET pair; a request carries the descriptors of the worker's stdout and stderr. A worker is
-// forked twice, so that it becomes a child of the node (a subreaper), which then sees its death.
+// The two processes exchange JSON over a private SOCK_SEQPACKET pair. A request carries the descriptors for the worker's stdout and stderr.
+// The zygote forks twice, so that the worker becomes a child of the node (a subreaper), which then sees its end.
 #pragma once
 
 #include <functional>
@@ -21,14 +21,15 @@ class Zygote {
   using Env = std::vector<std::pair<std::string, std::string>>;
   using Started = std::function<void(Result<pid_t>)>;
 
-  // Starts the process at once. Requests wait until it is ready and their turn comes; they fail when it dies or is destroyed.
+  // Starts the zygote at once. Requests wait until it is ready and their turn comes. They fail when the zygote ends or this object is
+  // destroyed.
   static Result<std::unique_ptr<Zygote>> start(runtime::Loop& loop, runtime::Log log, const std::string& python, bool torch,
                                                std::function<void()> died);
   ~Zygote();
 
   void fork(const actors::StartWorker& spec, const Env& env, Fd out, Fd err, Started started);
   pid_t pid() const;
-  // Returns true while a worker may exist whose pid it has not reported yet.
+  // Returns true while a worker may exist whose pid the zygote has not reported yet.
   bool busy() const;
 
  private:

@@ -12,7 +12,7 @@
 namespace shoal::scheduler {
 namespace {
 
-// A fake interpreter: `text` is its program, and its descriptor 3 is the node's socket.
+// A zygote with a fake interpreter: `text` is a program, which finds the node's socket as descriptor 3.
 class ZygoteTest : public testing::Test {
  protected:
   void start(const std::string& text) {
@@ -27,7 +27,7 @@ class ZygoteTest : public testing::Test {
     const auto null = [] { return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC)); };
     zygote_->fork(spec, env, null(), null(), [this](Result<pid_t> r) { answers_.push_back(std::move(r)); });
   }
-  // Returns false on a timeout.
+  // Returns false if they do not come in time.
   bool run_until_answers(std::size_t count) {
     for (int i = 0; i < 500 && answers_.size() < count; ++i) loop_.run_one(std::chrono::milliseconds(20));
     return answers_.size() == count;
@@ -43,7 +43,7 @@ TEST_F(ZygoteTest, AZygoteThatEndsDuringItsStartFailsWaitingRequests) {
   fork(1);
   fork(2);
   zygote_.reset();
-  EXPECT_TRUE(answers_.empty());  // no callback within the destructor
+  EXPECT_TRUE(answers_.empty());  // the destructor itself called no callback
   ASSERT_TRUE(run_until_answers(2));
   EXPECT_EQ(answers_[0].error().reason(), "ZygoteDied");
 }

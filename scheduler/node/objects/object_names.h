@@ -1,4 +1,4 @@
-// How this node's tables name objects: another node's object with its home, this node's own without one. On the wire every object has its
+// How this node's tables name objects: one of another node with its home, one of this node without a home. In messages every object has its
 // home.
 #pragma once
 
@@ -14,7 +14,7 @@ class ObjectNames {
   using Object = storage::ReferenceTable::Object;
 
   NodeId self() const { return self_; }
-  // Sets this node's id, and returns the earlier one.
+  // Sets this node's id. Returns the id that it had before.
   NodeId start_as(NodeId self) { return std::exchange(self_, self); }
 
   Object object(const actors::ObjectKey& key) const { return {key.job, key.id, key.home == self_ ? NodeId() : key.home}; }

@@ -54,7 +54,7 @@ void ObjectReferences::change_count(const ObjectKey& key, WorkerId holder, NodeI
     return peer_nodes_.tell(object.home, {key, holder, by, node, Change::Kind::kCount});
   }
   if (memory_.ended(key.job)) return;
-  // A process that is gone holds nothing.
+  // A process that has ended cannot hold a reference, so nothing is counted for it.
   if (by > 0 && (here ? !events_.has_worker(holder) : peer_nodes_.gone(node) != nullptr)) return;
   if (by > 0 && !here) watch(holder, node);
   free(references_.count(object, holder, by));
@@ -72,7 +72,7 @@ void ObjectReferences::watch(WorkerId holder, NodeId node) {
 
 void ObjectReferences::free(const storage::ReferenceTable::Freed& freed) {
   for (const Object& object : freed) {
-    if (object.home) {  // no object here contains it any more
+    if (object.home) {  // no object of this node contains it any more
       peer_nodes_.tell(object.home, {names_.key(object), WorkerId{names_.self().value}, -1, names_.self(), Change::Kind::kCount});
     } else {
       memory_.free(object.job, object.id);
@@ -83,7 +83,8 @@ void ObjectReferences::free(const storage::ReferenceTable::Freed& freed) {
 
 Result<void> ObjectReferences::contain(const Object& outer, const std::vector<ObjectKey>& keys) {
   const std::vector<Object> inner = names_.objects(keys);
-  std::set<Object> others;  // not counted yet for this node at their homes
+  // The objects of other nodes whose homes do not count this node yet.
+  std::set<Object> others;
   for (const Object& object : inner) {
     if (object.home && !references_.knows(object)) others.insert(object);
   }

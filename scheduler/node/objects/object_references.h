@@ -1,7 +1,7 @@
-// The counts of references to this node's objects, by processes of all nodes and by objects that contain them.
+// The counts of references to this node's objects: references of processes on all nodes, and of objects that contain others.
 //
-// This node forwards its own processes' counts of other nodes' objects to the homes, in order. Each counted holder elsewhere is watched at
-// its node, which reports its end. Loop thread only.
+// For objects of other nodes, this node forwards the changes of its own processes to the homes, in order. A process on another node that
+// holds references is watched: its node reports its end. Loop thread only.
 #pragma once
 
 #include <functional>
@@ -23,8 +23,8 @@ class ObjectReferences {
  public:
   using Object = storage::ReferenceTable::Object;
   struct Events {
-    std::function<bool(WorkerId worker)> has_worker;  // on this node
-    // A process here dropped its last reference to another node's object.
+    std::function<bool(WorkerId worker)> has_worker;  // true if the worker is on this node
+    // Called when a process of this node has dropped its last reference to an object of another node.
     std::function<void(const Object& object, WorkerId worker)> let_go;
   };
   ObjectReferences(const ObjectNames& names, PeerNodes& peer_nodes, storage::MemoryTable& memory, UncountedBytes& uncounted,
@@ -36,19 +36,19 @@ class ObjectReferences {
   void count(WorkerId worker, const actors::CountObjects& count);
   void reported(NodeId from, const actors::CountObjects& news);
 
-  // Records what an object of this node contains. Fails if there is no room for so many references.
+  // Records the references that an object of this node contains. Fails if the table has no room for so many.
   Result<void> contain(const Object& outer, const std::vector<actors::ObjectKey>& inner);
-  // A process here has read the object, and may read the `inner` ones from now on.
+  // Counts the `inner` objects for a process of this node that has read the object that contains them.
   void count_contents(const Object& object, const std::vector<Object>& inner, WorkerId worker);
-  // Removes an object of this node regardless of its counts.
+  // Removes an object of this node, whatever its counts are.
   void drop(const Object& object);
 
   void worker_gone(WorkerId worker);
   void end_job(JobId job);
-  // Nodes with holders that are counted here.
+  // The nodes of processes elsewhere that hold references here.
   std::set<NodeId> nodes() const;
   void node_gone(NodeId node);
-  // This node has another id: no node deals with it any more.
+  // For a node that has taken another id: forgets its dealings with other nodes under the earlier one.
   void start_anew();
 
  private:
@@ -66,8 +66,9 @@ class ObjectReferences {
   const Events events_;
   storage::ReferenceTable references_;
   storage::Inbox inbox_;
-  std::map<WorkerId, NodeId> elsewhere_;          // nodes of holders elsewhere that are counted here; a node holds under its own id
-  std::map<WorkerId, std::set<NodeId>> watched_;  // nodes to notify of a worker's end
+  // Holders of references on other nodes, with their nodes. A node that holds a reference itself is here under its own id.
+  std::map<WorkerId, NodeId> elsewhere_;
+  std::map<WorkerId, std::set<NodeId>> watched_;  // by worker of this node: the nodes to which its end is reported
 };
 
 }  // namespace shoal::scheduler

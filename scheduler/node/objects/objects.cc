@@ -67,7 +67,8 @@ void Objects::node_gone(NodeId node, const Error& why) {
 // ---- for processes here ------------------------------------------------------------------------------------------------------------
 
 void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd> memory) {
-  if (!memory_.ended(job) && !memory_.freed(job, object.id)) {  // otherwise its contents would never be released
+  // Contents of an object that is not kept would never be released.
+  if (!memory_.ended(job) && !memory_.freed(job, object.id)) {
     if (const auto contained = references_.contain({job, object.id}, object.contains); !contained) memory = fail(contained.error());
   }
   const WorkerId maker = events_.has_worker(worker) ? worker : WorkerId();
@@ -78,7 +79,7 @@ void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd
 
 Result<void> Objects::may_come(JobId job, const ObjectRef& object) const {
   if (!object.owner || events_.has_worker(object.owner) || memory_.has(job, object.id)) return {};
-  if (memory_.freed(job, object.id)) return {};  // reported by get()
+  if (memory_.freed(job, object.id)) return {};  // get() reports the error
   return fail(unavailable("the process that should make this object is gone").with_reason("OwnerDied"));
 }
 
@@ -123,7 +124,8 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
 
 void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
   const Object object = names_.object(key);
-  if (object.home && !replicas_.table().complete(object)) return;  // a new transfer, into other memory than the one that was moved
+  // A new transfer of the object has begun since, and fills other memory than what was moved into this file.
+  if (object.home && !replicas_.table().complete(object)) return;
   const auto moved = [&]() -> Result<void> {
     const auto holders = object.home || object.job == job ? std::vector<WorkerId>() : references().holders(object);
     const bool may = object.job == job || replicas_.table().is_wanted(object, worker) ||
@@ -181,7 +183,8 @@ void Objects::pull(const actors::PullObject& asked, const runtime::Peer& by, run
 Result<ChunkSender::Part> Objects::part(const Object& object, std::uint64_t offset, std::uint64_t most) {
   if (!memory_.has(object.job, object.id)) return fail(freed_meanwhile());
   Result<Fd> memory = fail(freed_meanwhile());
-  memory_.get(object.job, object.id, {}, [&](Result<Fd> r) { memory = std::move(r); });  // immediate, as the object is there
+  // The callback runs at once, since the object is there.
+  memory_.get(object.job, object.id, {}, [&](Result<Fd> r) { memory = std::move(r); });
   if (!memory) return fail(memory.error());
   SHOAL_TRY(const std::size_t total, runtime::memory_bytes(*memory));
   if (offset > total) return fail(invalid_argument("a part was requested beyond the object's end"));

@@ -39,7 +39,7 @@ constexpr std::size_t kMaxReferences = 1000;
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
-// A head that answers where nodes are, refuses to, or is silent.
+// A fake head that answers where nodes are, refuses to answer, or is silent.
 class Head final : public runtime::PeerHandler {
  public:
   explicit Head(runtime::SimWorld& world) : world_(world), network_(world.fabric().attach("head", 1)) {
@@ -71,7 +71,7 @@ class Head final : public runtime::PeerHandler {
   std::unique_ptr<runtime::Listener> listener_;
 };
 
-// The part of a node that deals with objects.
+// The part of a node that handles objects, with a process of that node.
 class Side final : public runtime::PeerHandler {
   runtime::SimWorld& world_;
   Head& head_;
@@ -104,7 +104,7 @@ class Side final : public runtime::PeerHandler {
     head_.rows[id] = {id, host_, 1, actors::NodeState::kAlive, far_->endpoint().to_string(), {}, {}, {}};
   }
 
-  // ---- calls of its processes
+  // ---- calls of the processes of this node
   ObjectKey put(ObjectId id, std::uint64_t bytes, const std::vector<ObjectKey>& contains = {}) {
     auto memory = *runtime::make_memory("test", bytes);
     EXPECT_TRUE(runtime::write_at(memory, bytes - 1, Bytes::copy_of("x").span()));
@@ -129,7 +129,7 @@ class Side final : public runtime::PeerHandler {
     memory.get(object.job, object.id, {}, [&](Result<Fd> r) { out = std::move(r); });
     return runtime::is_memory(out.value());
   }
-  // Performs the next of `writes`.
+  // Performs the first of the pending `writes`.
   void write() {
     const auto [work, then] = std::move(writes.front());
     writes.pop_front();
@@ -146,7 +146,7 @@ class Side final : public runtime::PeerHandler {
     o.spare_bytes = 0;
     return o;
   }()};
-  // The head connection counts until on_closed(), even while it closes, as in a node.
+  // The connection to the head is in use until on_closed(), even while it closes, as in a real node.
   Objects objects{world_.clock(),
                   *network_,
                   memory,
@@ -214,7 +214,7 @@ class ObjectsTest : public testing::Test {
     b_.workers = {kTwo};
     EXPECT_TRUE(world_.run_until([this] { return a_.ready() && b_.ready(); }, 10s));
   }
-  // Gets an object as process kOne of a.
+  // Gets an object for process kOne on node a.
   void get(const ObjectKey& object) {
     got_.reset();
     a_.get(kOne, object, [this](Result<Message> r) {
@@ -224,7 +224,7 @@ class ObjectsTest : public testing::Test {
   bool comes() {
     return world_.run_until([this] { return got_.has_value(); }, 60s) && *got_;
   }
-  // An object of b, held by a process of a.
+  // Makes an object on node b that process kOne on node a holds.
   ObjectKey of_b(ObjectId id, std::uint64_t bytes) {
     const auto key = b_.put(id, bytes);
     b_.count(kTwo, key, kOne, a_.self, 1);
@@ -334,7 +334,7 @@ TEST_F(ObjectsTest, HoldersOfAnObjectMayMoveItAndOthersMayNot) {
   EXPECT_TRUE(b_.in_memory(key));
   b_.objects.move(kOther, stranger, key, file(kMiB));
   EXPECT_FALSE(b_.in_memory(key));
-  b_.objects.move(kJob, stranger, its, file(kMiB));  // a mover of the same job
+  b_.objects.move(kJob, stranger, its, file(kMiB));  // the mover belongs to the object's job
   EXPECT_FALSE(b_.in_memory(its));
 }
 
@@ -358,7 +358,7 @@ TEST_F(ObjectsTest, ANewObjectIsNotTheMovedOne) {
   get(key);
   world_.run_for(15ms);
   ASSERT_FALSE(got_);
-  a_.objects.move(kJob, kOne, key, file(kLarge));  // a file of the former replica
+  a_.objects.move(kJob, kOne, key, file(kLarge));  // a file with the contents of an earlier replica
   a_.objects.move(kOther, WorkerId{13}, key, file(kLarge));
   ASSERT_TRUE(comes());
   EXPECT_EQ(**got_, kLarge);
@@ -390,21 +390,21 @@ class ObjectsRoomTest : public ObjectsTest {
 TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
   std::vector<ObjectKey> keys;
   for (std::uint64_t id = 1; id <= 4; ++id) keys.push_back(b_.put(ObjectId{id}, kMiB));
-  EXPECT_EQ(b_.usage_board->total().kept, 4 * kMiB);  // objects whose maker is gone
+  EXPECT_EQ(b_.usage_board->total().kept, 4 * kMiB);  // no process counts them, since they have no maker
   b_.objects.make_room(100 * kMiB);
-  ASSERT_EQ(b_.writes.size(), 1u);  // write of the first object
+  ASSERT_EQ(b_.writes.size(), 1u);  // the first object is being written
   b_.memory.free(kJob, ObjectId{1});
   std::optional<Fd> reader;
   b_.memory.get(kJob, ObjectId{2}, {}, [&](Result<Fd> r) { reader = *std::move(r); });
   b_.write();
-  ASSERT_EQ(b_.writes.size(), 1u);  // write of the third object, as the second is being read
+  ASSERT_EQ(b_.writes.size(), 1u);  // the third object is written next, since a process reads the second
   b_.write();
   EXPECT_FALSE(b_.in_memory(keys[2]));
   ASSERT_EQ(b_.writes.size(), 1u);
   std::optional<Fd> late;
   b_.memory.get(kJob, ObjectId{4}, {}, [&](Result<Fd> r) { late = *std::move(r); });
   b_.write();
-  EXPECT_TRUE(b_.in_memory(keys[3]));  // a move would free nothing
+  EXPECT_TRUE(b_.in_memory(keys[3]));  // a process reads it by now, so the file would free nothing and is dropped
   EXPECT_TRUE(b_.writes.empty());
   EXPECT_TRUE(b_.in_memory(keys[1]));
   EXPECT_EQ(b_.usage_board->total().kept, 2 * kMiB);
@@ -414,8 +414,8 @@ TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
   EXPECT_EQ(b_.usage_board->total().spilled, 0u);
 }
 
-// Processes of three nodes put objects, pass references on, read, drop and die, over connections that break. Each holder of a reference
-// gets the value, and nothing is left in the end.
+// Processes on three nodes put objects, pass references on, read, drop and die, while connections break. Each holder of a reference gets
+// the value, and in the end no object is left.
 TEST(ObjectsOfThreeNodes, ExistForTheirHoldersAndAreFreedInTheEnd) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     runtime::SimWorld world{{.seed = seed}};

@@ -74,7 +74,7 @@ void ReplicaMemory::check_left() {
   if (!left_.empty()) checking_left_ = clock_.after(options_.left_again, [this] { check_left(); });
 }
 
-// Returns false while a process reads it.
+// Gives the memory of a replica back, unless a process reads it; then returns false.
 bool ReplicaMemory::give_back(const Copy& copy) {
   if (copy.memory && flock(copy.memory.get(), LOCK_EX | LOCK_NB) != 0) return false;
   uncounted_.add(-static_cast<std::int64_t>(copy.counted));

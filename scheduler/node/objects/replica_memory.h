@@ -1,7 +1,8 @@
-// The memory of replicas. Its bytes are counted from the grant of room until no process reads it, also after the replica is dropped.
+// The memory of replicas. Its bytes are counted from the grant of room until no process reads the memory, also after the replica is
+// dropped.
 //
-// The node can write it. Readers get another open file of it, with a shared lock, so an exclusive lock proves that none reads. Loop thread
-// only.
+// The node can write to the memory. Readers get another open file of it, which has a shared lock. So if the node gets an exclusive lock, no
+// process reads it. Loop thread only.
 #pragma once
 
 #include <cstdint>
@@ -26,30 +27,30 @@ class ReplicaMemory {
   ReplicaMemory(runtime::Clock& clock, UncountedBytes& uncounted, const ObjectOptions& options)
       : clock_(clock), uncounted_(uncounted), options_(options) {}
 
-  // Counts the bytes of an object that is about to be made.
+  // Counts the bytes of a replica whose memory is about to be made.
   void count(const Object& object, std::uint64_t bytes);
-  // Makes the object's memory, with `first` at its start.
+  // Makes the memory of a replica, with the bytes `first` at its start.
   Result<void> make(const Object& object, std::uint64_t bytes, std::span<const std::byte> first);
   Result<void> write(const Object& object, std::uint64_t offset, std::span<const std::byte> bytes);
   Result<Fd> for_readers(const Object& object) const;
-  // Notes a get, for the order of evictable().
+  // Notes that a process got the replica, for the order of evictable().
   void used(const Object& object);
 
-  // Counted objects, least recently used first.
+  // The replicas whose bytes are counted, least recently used first.
   std::vector<Object> evictable() const;
-  // Frees the object's memory and returns its bytes. nullopt, and no change, while a process reads it.
+  // Frees the memory of a replica and returns its bytes. Returns nullopt, without effect, while a process reads it.
   std::optional<std::uint64_t> evict(const Object& object);
-  // The object is dropped; its memory is given back once no process reads it.
+  // Drops a replica; its memory is given back once no process reads it.
   void drop(const Object& object);
-  // A file has replaced the object's memory.
+  // Forgets the memory of a replica, which a file has replaced.
   void replaced(const Object& object);
-  // Gives back memory of dropped objects. Checks a limited number of them in turn, as there may be very many.
+  // Gives back the memory of dropped replicas that no process reads. Checks a limited number in turn, since there may be very many.
   void check_left();
 
  private:
   struct Copy {
     Fd memory;
-    std::uint64_t counted = 0;  // bytes
+    std::uint64_t counted = 0;  // bytes that are counted for this replica
     std::uint64_t last_used = 0;
   };
   bool give_back(const Copy& copy);
@@ -58,7 +59,7 @@ class ReplicaMemory {
   UncountedBytes& uncounted_;
   const ObjectOptions& options_;
   std::map<Object, Copy> copies_;
-  std::deque<Copy> left_;  // dropped replicas that a process may still read
+  std::deque<Copy> left_;  // memory of dropped replicas that a process may still read
   std::uint64_t next_use_ = 1;
   runtime::Timer checking_left_;
 };

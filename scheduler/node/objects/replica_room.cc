@@ -21,7 +21,8 @@ void ReplicaRoom::take(const Object& object, std::uint64_t transfer, std::uint64
 void ReplicaRoom::look() {
   const auto now = clock_.now();
   if (const auto stood_still = now - looked_ - options_.look; stood_still > kStoodStill) {
-    for (Waiting& waiting : waiting_) waiting.since += stood_still;  // time in which this process stood still
+    // Patience does not count the time in which this process stood still.
+    for (Waiting& waiting : waiting_) waiting.since += stood_still;
   }
   looked_ = now;
   while (!waiting_.empty()) {

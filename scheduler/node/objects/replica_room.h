@@ -1,5 +1,5 @@
-// Room for replicas within the node's limit: transfers that wait for it, in order. Waiting ends when replicas are evicted or processes make
-// room, and fails after a limit of patience without progress.
+// Room for replicas within the node's limit on objects: transfers wait for it, in order. A wait ends when replicas are evicted or processes
+// free memory. It fails after `patience` without progress.
 //
 // Loop thread only.
 #pragma once
@@ -23,9 +23,9 @@ class ReplicaRoom {
  public:
   using Object = storage::ReferenceTable::Object;
   struct Events {
-    std::function<bool(const Object& object, std::uint64_t transfer)> wanted;  // the transfer is still under way
-    std::function<bool(std::uint64_t bytes)> evict;                            // drops replicas; true if that was enough
-    std::function<void(std::uint64_t bytes)> want_room;                        // asks all processes here
+    std::function<bool(const Object& object, std::uint64_t transfer)> wanted;  // true while the transfer is under way
+    std::function<bool(std::uint64_t bytes)> evict;                            // evicts replicas; true if they had so many bytes
+    std::function<void(std::uint64_t bytes)> want_room;                        // asks all processes of this node to free memory
   };
   using Then = std::function<void(Result<void>)>;
 
@@ -33,7 +33,7 @@ class ReplicaRoom {
               Events events)
       : clock_(clock), uncounted_(uncounted), copies_(copies), spiller_(spiller), options_(options), events_(std::move(events)) {}
 
-  // Counts `bytes` for the object and calls `then`, at once or later; not at all if the transfer is no longer wanted.
+  // Counts `bytes` for the replica and calls `then`, at once or later. Does not call it if the transfer has ended before.
   void take(const Object& object, std::uint64_t transfer, std::uint64_t bytes, Then then);
 
  private:
@@ -47,7 +47,7 @@ class ReplicaRoom {
     runtime::UsageBoard::Usage before{};
   };
   void look();
-  // Returns nothing while processes are asked to make room.
+  // Decides about the transfer at the front. Returns nullopt if it has to wait, since processes are asked to free memory.
   std::optional<Result<void>> decide(Waiting& waiting);
 
   runtime::Clock& clock_;
@@ -58,7 +58,7 @@ class ReplicaRoom {
   const Events events_;
   std::deque<Waiting> waiting_;
   runtime::Timer looking_;
-  runtime::TimePoint looked_{};  // last look
+  runtime::TimePoint looked_{};  // time of the last look()
 };
 
 }  // namespace shoal::scheduler

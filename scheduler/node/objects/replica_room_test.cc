@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::uint64_t kMiB = 1 << 20, kLimit = 10 * kMiB;
-constexpr std::size_t kProcess = 1;  // the place of a process on the board
+constexpr std::size_t kProcess = 1;  // a process's place on the usage board
 
 ReplicaMemory::Object replica(std::uint64_t id) { return {JobId{1}, ObjectId{id}, NodeId{2}}; }
 
@@ -25,7 +25,7 @@ class ReplicaRoomTest : public testing::Test {
     board_.set_members(2);
   }
   std::uint64_t kept() const { return board_.of(UncountedBytes::kMember).kept; }
-  // Makes the memory of a counted replica.
+  // Counts a replica and makes its memory.
   void make(std::uint64_t id) {
     copies_.count(replica(id), kMiB);
     ASSERT_TRUE(copies_.make(replica(id), kMiB, {}));
@@ -44,7 +44,7 @@ class ReplicaRoomTest : public testing::Test {
   Spiller spiller_{world_.clock(), memory_, uncounted_, runtime::make_null_log(), options_};
   ReplicaMemory copies_{world_.clock(), uncounted_, options_};
   bool wanted_ = true;
-  std::vector<std::uint64_t> asked_;  // requests to processes
+  std::vector<std::uint64_t> asked_;  // bytes for which processes were asked to make room
   ReplicaRoom room_{world_.clock(),
                     uncounted_,
                     copies_,
@@ -98,7 +98,7 @@ TEST_F(ReplicaRoomTest, ATransferFailsWhenNothingChangesForTheWholePatience) {
   board_.set_kept(kProcess, kLimit + kMiB);
   take();
   world_.run_for(options_.patience - 1s);
-  board_.set_kept(kProcess, kLimit);  // progress, and still no room
+  board_.set_kept(kProcess, kLimit);  // memory was freed, but not enough
   world_.run_for(options_.patience - 1s);
   ASSERT_FALSE(taken_);
   world_.run_for(2s);

@@ -44,7 +44,8 @@ void Replicas::begun(const Object& object, Result<Message> answer) {
   const auto described = from_bytes<ObjectRef>(answer->body);
   if (!described) return fail_transfer(object, described.error());
   std::vector<Object> contains = names_.objects(described->contains);
-  if (answer->fds.size() == 1) {  // same host: no copy
+  // The home is a node of the same host, so its memory is used without a copy.
+  if (answer->fds.size() == 1) {
     const auto bytes = runtime::memory_bytes(answer->fds[0]);
     if (!bytes) return fail_transfer(object, bytes.error());
     table_.begun(object, *bytes, *bytes, std::move(contains));
@@ -122,7 +123,8 @@ bool Replicas::evict(std::uint64_t bytes) {
     if (const auto freed = copies_.evict(object)) {
       out += *freed;
       table_.drop(object);
-    } else {  // a process reads it
+      // A process reads the replica, so it stays.
+    } else {
       finish(object, copies_.for_readers(object));
     }
   }

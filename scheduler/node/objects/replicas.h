@@ -1,7 +1,8 @@
-// Replicas of other nodes' objects, complete or under way. An object comes over once, for all processes here, and its replica is dropped
-// with the last reference here.
+// Replicas of other nodes' objects, complete or under way. An object is transferred once, for all processes of this node. Its replica is
+// dropped with the last reference on this node.
 //
-// Each replica is in ReplicaTable as long as a process here wants it, and in the node's MemoryTable once it is complete. Loop thread only.
+// A replica is in ReplicaTable as long as a process of this node wants it, and in the node's MemoryTable once it is complete. Loop thread
+// only.
 #pragma once
 
 #include <cstdint>
@@ -26,20 +27,21 @@ class Replicas {
  public:
   using Object = storage::ReferenceTable::Object;
 
-  // `want_room`: asks all processes here.
+  // `want_room` asks all processes of this node to free memory.
   Replicas(runtime::Clock& clock, const ObjectNames& names, PeerNodes& peer_nodes, storage::MemoryTable& memory, UncountedBytes& uncounted,
            Spiller& spiller, const ObjectOptions& options, std::function<void(std::uint64_t bytes)> want_room);
 
   const storage::ReplicaTable& table() const { return table_; }
 
-  // Returns true if `worker` is the first one that wants the object: then the caller begins its transfer, once it waits for the memory.
+  // Notes that `worker` wants the object. Returns true for the first such worker: its request then waits in the MemoryTable, and the caller
+  // begins the transfer.
   bool want(const Object& object, WorkerId worker) { return table_.wanted(object, worker); }
   void begin(const Object& object, WorkerId owner);
-  // Notes a get of the object.
+  // Notes a get of the replica, which counts as a use for eviction.
   void used(const Object& object) { copies_.used(object); }
-  // A file has replaced the memory of a complete replica.
+  // Notes that a file has replaced the memory of a complete replica.
   void replaced(const Object& object) { copies_.replaced(object); }
-  // Frees replicas that no process reads, least recently used first; a later get fetches them again. Returns true if that was enough.
+  // Frees replicas that no process reads, least recently used first; a later get transfers them again. Returns true if `bytes` were freed.
   bool evict(std::uint64_t bytes);
 
   void let_go(const Object& object, WorkerId worker);
@@ -54,9 +56,9 @@ class Replicas {
   void pull_more();
   void pulled(const storage::ReplicaTable::Piece& piece, Result<runtime::Message> answer);
   void finish(const Object& object, Result<Fd> memory);
-  // Fails the waiting gets; a later get begins a new transfer.
+  // Fails the gets that wait for the object. A later get begins a new transfer.
   void fail_transfer(const Object& object, const Error& why);
-  // Releases the memory of objects that are not in the table any more.
+  // Fails the gets that wait for these objects, and drops their memory. They are not in the ReplicaTable any more.
   void release(const std::vector<Object>& objects, const Error& why);
 
   const ObjectNames& names_;

@@ -43,7 +43,8 @@ void Spiller::spill_next() {
         writing_ = false;
         const auto& from = moved->from;
         to_spill_ -= std::min(to_spill_, from.bytes);
-        if (!moved->to) {  // the next one would fail as well
+        // The next file would fail as well, so nothing more is moved.
+        if (!moved->to) {
           to_spill_ = 0;
           const std::string& why = moved->to.error().message();
           if (why != no_file_) log_->warn("object={} is not moved to a file: {}", to_string(from.id), why);

@@ -1,5 +1,5 @@
-// Moves objects that only the node has into files, one at a time and beside the loop. Each is checked to be idle at its turn, and again
-// when its file is written.
+// Moves large objects that no process reads into files, one at a time and beside the loop. An object is checked for readers at its turn,
+// and again when its file is written.
 //
 // Loop thread only.
 #pragma once
@@ -21,12 +21,12 @@ class Spiller {
  public:
   Spiller(runtime::Clock& clock, storage::MemoryTable& memory, UncountedBytes& uncounted, runtime::Log log, const ObjectOptions& options)
       : clock_(clock), memory_(memory), uncounted_(uncounted), log_(std::move(log)), options_(options) {}
-  // Gives up a file that is being written.
+  // Stops the writing of a file.
   ~Spiller() { *over_ = true; }
 
-  // Begins to move `bytes` or more: a process that makes one object usually makes others, and would wait each time.
+  // Begins to move objects of `bytes` or more. A process that makes one object usually makes others, and would have to wait each time.
   void spill(std::uint64_t bytes);
-  // The error of the last file, "" if it was written.
+  // The error of the last file; "" if the file was written.
   const std::string& why_no_file() const { return no_file_; }
 
  private:
@@ -37,10 +37,10 @@ class Spiller {
   UncountedBytes& uncounted_;
   const runtime::Log log_;
   const ObjectOptions& options_;
-  std::uint64_t to_spill_ = 0;  // bytes to move
-  std::size_t looks_ = 0;       // objects that may still be examined for that
+  std::uint64_t to_spill_ = 0;  // bytes that are still to be moved
+  std::size_t looks_ = 0;       // number of objects that may still be examined for that
   bool writing_ = false;
-  std::optional<runtime::TimePoint> in_vain_;  // last time that nothing could be moved
+  std::optional<runtime::TimePoint> in_vain_;  // when it last found nothing to move
   std::string no_file_;
   std::shared_ptr<std::atomic<bool>> over_ = std::make_shared<std::atomic<bool>>(false);
 };

@@ -1,5 +1,5 @@
-// The bytes of objects that no process counts: replicas, and objects whose makers are gone. The node reports them at its own place of the
-// usage board.
+// The bytes of objects that no process counts as its own: replicas, and objects whose makers have ended. The node reports them on the usage
+// board, as a member of its own.
 //
 // Loop thread only.
 #pragma once
@@ -15,13 +15,13 @@ namespace shoal::scheduler {
 
 class UncountedBytes {
  public:
-  static constexpr std::size_t kMember = 0;  // the node's place on the board
+  static constexpr std::size_t kMember = 0;  // the node's place on the usage board
   using Board = std::function<std::optional<runtime::UsageBoard>()>;
 
   UncountedBytes(const storage::MemoryTable& memory, Board board) : memory_(memory), board_(std::move(board)) {}
 
   std::optional<runtime::UsageBoard> board() const { return board_(); }
-  // Changes the bytes of replicas, and reports.
+  // Adds to the bytes of replicas (a negative number subtracts), and reports.
   void add(std::int64_t replica_bytes);
   void report();
 
@@ -29,7 +29,7 @@ class UncountedBytes {
   const storage::MemoryTable& memory_;
   const Board board_;
   std::uint64_t replica_bytes_ = 0;
-  std::uint64_t reported_filed_ = 0;  // reported bytes in files
+  std::uint64_t reported_filed_ = 0;  // bytes in files that were reported last
 };
 
 }  // namespace shoal::scheduler

@@ -8,8 +8,8 @@ namespace shoal::scheduler {
 
 using Change = actors::CountObjects::Change;
 
-// Additions come before all requests and removals after them. So an object that a request needs, as to count what it contains, is still
-// held then.
+// Additions come before all requests, removals after them. So a request finds its object still held, for instance when it counts what the
+// object contains.
 std::deque<Change> merged(const std::deque<Change>& waiting) {
   std::map<std::tuple<actors::ObjectKey, WorkerId, NodeId>, std::int64_t> counts;
   std::set<WorkerId> watched, gone;

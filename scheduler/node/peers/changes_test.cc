@@ -46,7 +46,7 @@ TEST(Merged, AdditionsPrecedeAllRemovals) {
                             {Kind::kCount, 2}, {Kind::kCountContents, 0}, {Kind::kWatch, 0}, {Kind::kCount, -1}, {Kind::kGone, 0}}));
 }
 
-// The reference counts of a home. Object n contains object 100 + n.
+// The counts of references at a home. Object n contains object 100 + n.
 struct Home {
   static constexpr std::uint64_t kObjects = 3;
   ReferenceTable table;
@@ -69,12 +69,12 @@ struct Home {
   }
 };
 
-// Processes of a node that cannot reach the home pass references on, read what they refer to, drop them, and die. The merged changes free
-// the same objects as the separate ones, and no others.
+// Processes on a node that cannot reach the home pass references on, read objects, drop references, and die. The merged changes free the
+// same objects as the separate changes, and no others.
 TEST(Merged, FreesTheSameObjects) {
   std::mt19937_64 random(1);
   for (int run = 0; run < 3000; ++run) {
-    std::map<std::pair<std::uint64_t, std::uint64_t>, std::int64_t> has;  // by object and process
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::int64_t> has;  // counts of references, by (object, process)
     std::set<std::uint64_t> dead;
     std::deque<Change> said, in_parts;
     for (std::uint64_t o = 1; o <= Home::kObjects; ++o) has[{o, 10}] = 1;

@@ -38,7 +38,7 @@ void ChunkSender::drained(std::uint64_t connection) {
   next(connection);
 }
 
-// Deferred to a turn of the loop of its own, as the caller may be in the middle of a change.
+// Begins the next part in a later turn of the loop, since the caller may be in the middle of a change.
 void ChunkSender::next(std::uint64_t connection) {
   Connection& c = connections_.at(connection);
   if (c.reading || (c.soon.empty() && c.later.empty()) || queued_(connection) >= options_.high_water_bytes) return;

@@ -1,5 +1,5 @@
-// Reads parts of this node's objects for other nodes. Each is read beside the loop, one at a time for each connection, and only while the
-// connection takes what was sent. So a node that sends much stays responsive. Loop thread only.
+// Reads parts of this node's objects for other nodes. For each connection, one part is read at a time, beside the loop, and only while the
+// connection's queue is below the high-water mark. So a node that sends much stays responsive. Loop thread only.
 #pragma once
 
 #include <cstdint>
@@ -17,33 +17,34 @@ namespace shoal::scheduler {
 
 class ChunkSender {
  public:
-  // Runs `work` on any thread, then `then` on the loop.
+  // Runs `work` in any thread, then `then` on the loop.
   using Aside = std::function<void(std::function<void()> work, std::function<void()> then)>;
   struct Options {
-    Aside aside;                             // empty: on the loop, at once
-    std::size_t high_water_bytes = 4 << 20;  // in a connection's queue; beyond it, parts wait until it is empty
-    std::uint64_t most_bytes = 8 << 20;      // limit of one part
+    Aside aside;  // empty: both run at once, on the loop
+    // Bytes in a connection's queue, above which further parts wait until the queue is empty.
+    std::size_t high_water_bytes = 4 << 20;
+    std::uint64_t most_bytes = 8 << 20;  // limit of one part
   };
-  // A message to send: `about`, with these bytes behind it.
+  // An answer to send: the body `about`, with these bytes of `memory` as payload.
   struct Part {
     Fd memory;
     std::uint64_t offset = 0, bytes = 0;
     Bytes about;
   };
   struct Asked {
-    std::function<Result<Part>()> part;  // called at its turn
+    std::function<Result<Part>()> part;  // called when it is the request's turn
     runtime::Responder responder;
-    bool soon = false;  // served before others
+    bool soon = false;  // comes before requests that are not `soon`
   };
-  // `queued`: the bytes queued in a connection.
+  // `queued` returns the bytes in the queue of a connection.
   ChunkSender(runtime::Clock& clock, Options options, std::function<std::size_t(std::uint64_t connection)> queued)
       : clock_(clock), options_(std::move(options)), queued_(std::move(queued)) {}
   ~ChunkSender() { *alive_ = false; }
 
   void ask(std::uint64_t connection, Asked asked);
-  // The connection's queue is empty.
+  // To be called when the queue of the connection is empty.
   void drained(std::uint64_t connection);
-  // Drops the connection's requests.
+  // Drops the requests that came over a connection, which is closed.
   void closed(std::uint64_t connection) { connections_.erase(connection); }
 
  private:

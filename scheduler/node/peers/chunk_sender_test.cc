@@ -22,7 +22,7 @@ using runtime::Peer;
 constexpr std::uint64_t kPart = 1000, kHighWater = 2000;
 constexpr std::uint16_t kSoon = 1, kLater = 2;
 
-// A process that sends parts of one memory, and two that request some: the payload of a request is its offset.
+// A process that sends parts of one memory, and two that request parts. The payload of a request is the part's offset.
 class ChunkSenderTest : public testing::Test, public runtime::PeerHandler {
  protected:
   ChunkSenderTest() {
@@ -72,7 +72,7 @@ class ChunkSenderTest : public testing::Test, public runtime::PeerHandler {
   runtime::SimWorld world_{{}};
   std::unique_ptr<runtime::SimNetwork> server_ = world_.fabric().attach("server", 1), network_ = world_.fabric().attach("client", 2);
   std::unique_ptr<runtime::Listener> listener_;
-  std::vector<std::function<void()>> beside_;  // pending work for the other thread
+  std::vector<std::function<void()>> beside_;  // pending work for other threads
   std::vector<std::unique_ptr<Peer>> clients_, callers_;
   ChunkSender parts_{world_.clock(),
                      {.aside = [this](auto work, auto then) { aside(std::move(work), std::move(then)); }, .high_water_bytes = kHighWater},
@@ -98,7 +98,7 @@ TEST_F(ChunkSenderTest, PartsArriveInOrderAndReadsFollowTheConnection) {
   for (std::uint64_t i = 0; i < 50; ++i) ask(0, i);
   ASSERT_TRUE(world_.run_until([this] { return looked_up_ > 0; }, 10s));
   world_.run_for(1us);
-  EXPECT_LE(looked_up_, 2);  // enough to fill the queue
+  EXPECT_LE(looked_up_, 2);  // as many as fill the queue of the connection
   EXPECT_TRUE(world_.run_until([this] { return came_.size() == 50; }, 60s));
   EXPECT_TRUE(std::is_sorted(came_.begin(), came_.end()));
 }

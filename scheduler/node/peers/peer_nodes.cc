@@ -84,7 +84,8 @@ void PeerNodes::ask_head(NodeId node) {
     Link* const link = *alive ? find(node) : nullptr;
     if (link == nullptr) return;
     if (!r && r.error().code() == Code::kNotFound) return is_gone(node, r.error().message());
-    if (!r) {  // retried later: a closing connection or a refusing head would answer the same
+    // Asks again later: at once, a head that closes its connection or refuses would answer the same.
+    if (!r) {
       link->asked_head = false;
       link->asking = clock_.after(options_.reconnect, [this, node] { ask_head(node); });
       if (!link->peer && !link->dialling && !link->resting) broke(node, r.error());
@@ -124,7 +125,8 @@ void PeerNodes::is_gone(NodeId node, const std::string& why) {
     gone_.erase(gone_order_.front());
     gone_order_.pop_front();
   }
-  events_.gone(node, lost);  // first, so that callers make no further requests of it
+  // Before the requests fail, so that callbacks make no further requests to the node.
+  events_.gone(node, lost);
   if (!link.empty()) fail_asked(std::move(link.mapped()), lost);
 }
 
@@ -137,7 +139,7 @@ void PeerNodes::fail_asked(Link link, const Error& why) {
 void PeerNodes::reach(NodeId node) {
   Link& link = links_.at(node);
   if (link.peer || link.dialling || link.resting) return;
-  if (link.outbox.size() == 0 && link.asked.empty()) return;  // nothing to send
+  if (link.outbox.size() == 0 && link.asked.empty()) return;  // there is nothing to send
   if (link.endpoint.empty()) {
     if (!link.asked_head && events_.head() == nullptr)
       return broke(node, unavailable("no head is connected that could resolve its address"));
@@ -163,7 +165,7 @@ void PeerNodes::meet(NodeId node, std::unique_ptr<runtime::Connection> connectio
   link.peer->call(number(Method::kMeetNode), body(to_bytes(actors::MeetNode{self_, node})), options_.connect_timeout,
                   [this, alive = alive_, node](Result<Message> r) {
                     Link* const link = *alive ? find(node) : nullptr;
-                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // handled by on_closed()
+                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // on_closed() has handled it
                     if (!r && r.error().reason() == "AnotherNode") return is_gone(node, r.error().message());
                     if (!r) {
                       const auto owned = std::move(link->peer);
@@ -207,14 +209,14 @@ void PeerNodes::on_request(Peer&, runtime::Request, runtime::Responder responder
 void PeerNodes::on_closed(Peer& peer, const Error& why) {
   for (auto& [node, link] : links_) {
     if (link.peer.get() != &peer) continue;
-    const auto owned = std::move(link.peer);  // destroyed on return
+    const auto owned = std::move(link.peer);  // the connection is destroyed when this function returns
     return broke(NodeId(node), why);
   }
 }
 
 // ---- messages ----------------------------------------------------------------------------------------------------------------------
 
-// Changes of one turn of the loop go in one message.
+// Sends the changes later, so that all those of one turn of the loop go in one message.
 void PeerNodes::flush_soon() {
   if (std::exchange(to_flush_, true)) return;
   flushing_ = clock_.after(runtime::Duration::zero(), [this] {
@@ -234,7 +236,7 @@ void PeerNodes::flush(NodeId node, Link& link) {
   link.peer->call(number(Method::kCountObjects), body(to_bytes(actors::CountObjects{parcel->items, parcel->number})), Peer::kNoTimeout,
                   [this, alive = alive_, node](Result<Message> r) {
                     Link* const link = *alive ? find(node) : nullptr;
-                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // handled by on_closed()
+                    if (link == nullptr || !link->peer || !link->peer->connected()) return;  // on_closed() has handled it
                     if (!r) log_->warn("neighbour={} refused counts: {}", to_string(node), r.error().message());
                     link->outbox.acknowledged();
                     flush(node, *link);
@@ -245,7 +247,8 @@ void PeerNodes::send(NodeId node, Link& link, std::uint64_t n) {
   const Asked& asked = link.asked.at(n);
   link.peer->call(number(asked.method), body(asked.body.clone()), Peer::kNoTimeout, [this, alive = alive_, node, n](Result<Message> r) {
     Link* const link = *alive ? find(node) : nullptr;
-    if (link == nullptr || (!r && (!link->peer || !link->peer->connected()))) return;  // repeated over the next connection
+    // The request stays in `asked`, and is sent again over the next connection.
+    if (link == nullptr || (!r && (!link->peer || !link->peer->connected()))) return;
     const auto over = link->asked.extract(n);
     if (!over.empty()) over.mapped().callback(std::move(r));
   });

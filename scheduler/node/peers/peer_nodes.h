@@ -1,7 +1,7 @@
-// The other nodes that this one deals with: their addresses, a connection to each, and their ends.
+// The other nodes that this node exchanges counts and objects with: their addresses, a connection to each, and their ends.
 //
-// The head reports where a node is and when it was given up; a broken connection is made again. Changes arrive once and in order
-// (storage/outbox.h); requests are repeated until they are answered. Loop thread only.
+// The head reports where a node is, and when the node is dead; a broken connection is made again. Changes of counts arrive once and in
+// order (storage/outbox.h). Requests are repeated until they are answered. Loop thread only.
 #pragma once
 
 #include <deque>
@@ -26,29 +26,30 @@ class PeerNodes final : public runtime::PeerHandler {
   struct Options {
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
-    runtime::Duration unreachable_after = std::chrono::seconds(30);  // time of attempts until requests fail; the attempts go on
-    std::size_t max_gone = 10'000;                                   // gone nodes that are remembered
-    std::size_t merge_beyond = 20'000;                               // waiting changes for a node, from which they are merged (changes.h)
+    // How long a node cannot be reached until requests to it fail; attempts to connect go on.
+    runtime::Duration unreachable_after = std::chrono::seconds(30);
+    std::size_t max_gone = 10'000;      // number of dead nodes that are remembered
+    std::size_t merge_beyond = 20'000;  // number of waiting changes from which they are merged (changes.h)
   };
   struct Events {
-    std::function<runtime::Peer*()> head;  // null while there is none
+    std::function<runtime::Peer*()> head;  // returns the connection to the head; null while there is none
     std::function<void(NodeId node, const Error& why)> gone;
   };
   PeerNodes(runtime::Clock& clock, runtime::Network& network, runtime::Log log, Options options, Events events);
   ~PeerNodes();
 
-  // Sets this node's id. Its dealings with others under an earlier id are over: pending requests fail.
+  // Sets this node's id. Under a new id everything begins anew: pending requests fail, and changes that were not sent are dropped.
   void start_as(NodeId self);
-  // Events::gone reports the node's end from now on.
+  // From now on Events::gone reports the end of this node.
   void watch(NodeId node);
   void tell(NodeId node, const Item& item);
-  // The request is repeated over each new connection. `callback` gets Unavailable/OwnerDied if the node is gone, Unavailable/ObjectLost if
-  // it cannot be reached.
+  // Sends a request, and repeats it over each new connection. `callback` gets Unavailable/OwnerDied if the node is dead,
+  // Unavailable/ObjectLost if it cannot be reached.
   void call(NodeId node, actors::Method method, Bytes body, Callback callback);
-  // The reason why a node is gone; null if it is not.
+  // The reason why a node counts as dead; null if it does not.
   const Error* gone(NodeId node) const;
 
-  // A head is connected, again or for the first time.
+  // To be called when a head has registered this node, for the first time or again.
   void head_is_here();
   void head_said_gone(const actors::NodeGone& news);
 
@@ -59,18 +60,18 @@ class PeerNodes final : public runtime::PeerHandler {
     Callback callback;
   };
   struct Link {
-    std::string host, endpoint;  // empty until the head answers
+    std::string host, endpoint;  // empty until the head has answered
     bool asked_head = false;
-    runtime::Timer asking;  // retries the request to the head
+    runtime::Timer asking;  // until the question to the head is repeated
     bool dialling = false;
     std::unique_ptr<runtime::Peer> peer;
-    bool met = false;  // the peer has confirmed its id
+    bool met = false;  // the node has answered kMeetNode, so it has the expected id
     std::optional<runtime::TimePoint> broken_since;
     runtime::Timer redial;
-    bool resting = false;  // until `redial`
+    bool resting = false;  // a new connection waits for `redial`
     storage::Outbox<Item> outbox{actors::CountObjects::kMaxChanges};
-    std::size_t merge_at = 0;              // queue length for the next merge
-    std::map<std::uint64_t, Asked> asked;  // by number, in order
+    std::size_t merge_at = 0;              // length of the queue at which changes are merged again
+    std::map<std::uint64_t, Asked> asked;  // requests without an answer, by number
   };
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
@@ -100,7 +101,7 @@ class PeerNodes final : public runtime::PeerHandler {
   runtime::Timer flushing_;
   std::map<NodeId, Error> gone_;
   std::deque<NodeId> gone_order_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for callbacks since start_as()
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // false for callbacks from before start_as()
 };
 
 }  // namespace shoal::scheduler
