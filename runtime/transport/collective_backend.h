@@ -5,8 +5,8 @@
 
 namespace shoal::runtime {
 
-// One call at a time, apart from pending sends and receives. Counts are bytes. Every rank makes the same calls in the same order. A backend
-// returns InvalidArgument/Diverged where they differ, and Unavailable/ActorDied where a rank is gone.
+// Calls are made one at a time, but sends and receives may stay pending meanwhile. Counts are in bytes. Every rank makes the same calls in
+// the same order. A backend returns InvalidArgument/Diverged if they differ, and Unavailable/ActorDied if a rank is gone.
 class CollectiveBackend {
  public:
   virtual ~CollectiveBackend() = default;
@@ -16,10 +16,10 @@ class CollectiveBackend {
                                   Communicator::Counts receives, const Call& call) = 0;
   virtual Result<void> broadcast(std::span<std::byte> data, int root, const Call& call) = 0;
   virtual Result<void> barrier(const Call& call) = 0;
-  // Returns before the other rank receives.
+  // Returns before the other rank has received the message.
   virtual WorkPtr send(std::span<const std::byte> data, int to, std::uint32_t tag, const Call& call) = 0;
   virtual WorkPtr receive(std::span<std::byte> data, int from, std::uint32_t tag, const Call& call) = 0;
-  // Called after a failure on this rank, to report it to the other ranks if possible.
+  // Called when an operation of this rank has failed. The backend reports it to the other ranks if it can.
   virtual void abort(const Error& cause) = 0;
   virtual void leave() = 0;
 };

@@ -1,9 +1,9 @@
 // Communication among the ranks of a group: collectives, point-to-point messages, and one-sided reads. make_communicator.h chooses the
 // transport.
 //
-// Every rank calls the collectives in the same order, in which they start; sends and receives are ordered per pair of ranks only. Each call
-// returns its Work at once, and the operation uses the buffers until the Work is done. A failure (a dead rank, diverging ranks, a
-// deadline, abort) ends all pending and later operations on every rank with the first cause. Then reform() makes a group without the lost
+// Every rank calls the collectives in the same order, in which they begin. Sends and receives have an order only within each pair of ranks.
+// Each call returns its Work at once; the operation uses the buffers until the Work is done. A failure (a dead rank, diverging ranks, a
+// time limit, abort) ends all pending and later operations on every rank with the first cause. Then reform() makes a group without the lost
 // ranks. Any thread may call.
 #pragma once
 
@@ -21,101 +21,106 @@
 
 namespace shoal::runtime {
 
-// Parses the dtype of a message, by torch's name without "torch.". Returns InvalidArgument, with the known names, for another one.
+// Parses a dtype by the name that torch gives it, without "torch.". For any other name, returns InvalidArgument with the names that exist.
 Result<DType> parse_dtype(std::string_view name);
 
-// Attributes of one operation, set by its caller.
+// Attributes of one operation, which its caller sets.
 struct Call {
-  std::string label;        // for messages: a step-graph node or a parameter's name; cut after Ledger::kLabelBytes
-  std::uint64_t step = 0;   // for messages
-  Duration timeout{};       // from the call on; zero: the communicator's default
-  bool background = false;  // progress in a thread of its own; otherwise only while a thread waits
-  std::string what = {};    // collective, reduction and dtype: set by communicators that compare them as text
+  // Shown in errors and warnings: a node of a step graph or a parameter's name. Cut after Ledger::kLabelBytes.
+  std::string label;
+  std::uint64_t step = 0;  // shown in errors and warnings
+  Duration timeout{};      // time limit, from the call on; zero: the communicator's default
+  // The operation advances in a thread of its own; otherwise, only while a thread waits.
+  bool background = false;
+  // The collective with its reduction and dtype, for backends that compare calls as text. Set by the communicator, not by the caller.
+  std::string what = {};
 };
 
-// Values stand in shared memory (shm/ledger.h), so a new collective goes to the end.
+// The values are stored in shared memory (shm/ledger.h), so a new collective is appended at the end.
 enum class Collective : std::uint8_t { kNone, kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier };
-const char* collective_name(Collective kind);  // "all_gather", ...
+const char* collective_name(Collective kind);  // "all_gather" for kAllGather, and so on
 
-// A collective with its arguments, as the functions of Communicator take them. Arguments that a collective does not have are empty.
+// A collective with the arguments that the function of Communicator got. Arguments that a collective does not have are empty.
 struct CollectiveSpec {
   Collective kind = Collective::kBarrier;
   std::span<const std::byte> input;
-  std::span<std::byte> output;       // the data of a broadcast, on every rank
-  std::vector<std::size_t> counts;   // all_gather, reduce_scatter; send_counts of an all_to_all
+  std::span<std::byte> output;       // for a broadcast: the data, on every rank
+  std::vector<std::size_t> counts;   // counts of an all_gather or reduce_scatter; send_counts of an all_to_all
   std::vector<std::size_t> receive;  // receive_counts of an all_to_all
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;
 };
 
-// An operation under way.
+// A pending or completed operation.
 class Work {
  public:
   virtual ~Work() = default;
   virtual bool done() const = 0;
-  // Waits until the operation is done and returns its result. After Cancelled/Interrupted it is still under way.
+  // Waits until the operation is done, and returns its result. After Cancelled/Interrupted the operation is still pending.
   virtual Result<void> wait() = 0;
 };
 using WorkPtr = std::shared_ptr<Work>;
 
-// Memory on every rank that all ranks may read (as in MPI). It lives as long as any reference to it.
+// A memory on every rank, which all ranks may read (as in MPI). It exists as long as any reference to it.
 class Window {
  public:
   virtual ~Window() = default;
-  virtual std::span<std::byte> own() = 0;         // this rank's part
-  virtual std::size_t bytes(int rank) const = 0;  // size of a rank's part
+  virtual std::span<std::byte> own() = 0;         // the part of this rank
+  virtual std::size_t bytes(int rank) const = 0;  // the size of the part of `rank`
 };
 
-// The public functions check the arguments and refuse wrong ones by a Work that has failed, without effect on the group. So an
+// The public functions check their arguments. For wrong ones they return a Work that has failed, without effect on the group. So an
 // implementation gets valid arguments only.
 class Communicator {
  public:
   using ConstBytes = std::span<const std::byte>;
   using MutableBytes = std::span<std::byte>;
-  using Counts = std::span<const std::size_t>;  // bytes, one entry per rank
+  using Counts = std::span<const std::size_t>;  // bytes for each rank
 
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  virtual std::uint64_t generation() const = 0;  // 1, incremented by each reform()
-  virtual const char* transport() const = 0;     // "shm", ...
+  virtual std::uint64_t generation() const = 0;  // 1 at first, one more after each reform()
+  virtual const char* transport() const = 0;     // name for errors: "shm", ...
 
-  // `output` is the concatenation of all inputs in rank order. `counts`: the input bytes of each rank, equal on every rank.
+  // Puts the inputs of all ranks behind each other into `output`, in rank order. `counts`: the bytes of each rank's input, the same on
+  // every rank.
   WorkPtr all_gather(ConstBytes input, MutableBytes output, Counts counts, DType dtype, Call call);
-  // Reduces all inputs elementwise; rank r gets the r-th part, of counts[r] bytes.
+  // Reduces the inputs of all ranks elementwise. Rank r gets the r-th part of the result, of counts[r] bytes.
   WorkPtr reduce_scatter(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, Call call);
-  // `output` may be `input`.
+  // Reduces the inputs of all ranks elementwise; every rank gets the result. `output` may be `input`.
   WorkPtr all_reduce(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, Call call);
-  // Sends the root's data to all ranks. The root's Work is done once the others can fetch the data without the root.
+  // Sends the root's data to all ranks. The root's Work is done once the others can get the data without the root.
   WorkPtr broadcast(MutableBytes data, int root, DType dtype, Call call);
-  // Sends the q-th part of `input`, of send_counts[q] bytes, to rank q. The r-th part of `output`, of receive_counts[r] bytes, comes from
-  // rank r.
+  // Sends the q-th part of `input`, of send_counts[q] bytes, to rank q. Rank r's bytes become the r-th part of `output`, of
+  // receive_counts[r] bytes.
   WorkPtr all_to_all(ConstBytes input, MutableBytes output, Counts send_counts, Counts receive_counts, DType dtype, Call call);
   WorkPtr barrier(Call call);
-  // A message between two ranks. The n-th send of one rank matches the n-th receive of the other, whose tag must be equal.
+  // Sends a message to another rank. The n-th send of one rank matches the n-th receive of the other, which must have the same tag.
   WorkPtr send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call);
   WorkPtr receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call);
 
-  // Makes a window with `bytes` bytes on this rank. Every rank calls it, with its own size.
+  // Makes a window, in which this rank has `bytes` bytes. Every rank makes the call, with a size of its own.
   virtual Result<std::shared_ptr<Window>> window(std::size_t bytes, Call call) = 0;
-  // Copies from a rank's part of a window, without that rank's participation. The callers have to prevent concurrent writes.
+  // Copies from the part of another rank, which takes no action. The callers have to prevent concurrent writes to that part.
   virtual Result<void> read(Window& window, int from, std::size_t offset, MutableBytes out) = 0;
 
-  // Fails all operations, on every rank.
+  // Fails all pending and later operations, on every rank.
   virtual void abort(const Error& cause) = 0;
   // The cause of the failure, if this communicator has failed.
   virtual std::optional<Error> failed() const = 0;
-  // The ranks known to be gone.
+  // The ranks that are known to have left or died.
   virtual std::vector<int> lost() const = 0;
-  // Makes the next generation: the ranks that are not lost, renumbered in order. All of them call it; the first caller's lost() counts for
-  // all. This communicator fails, if it has not failed yet.
+  // Makes the next generation of the group: the ranks that are not lost, with new numbers in the same order. All of them call it. The ranks
+  // that are lost for the first caller are left out by all. This communicator fails if it has not failed yet.
   virtual Result<std::shared_ptr<Communicator>> reform() = 0;
-  // Declares that this rank makes no more calls. Operations of other ranks that still need it fail.
+  // Declares that this rank makes no more calls. Operations of other ranks fail if they still need this rank.
   virtual void leave() = 0;
 
  protected:
-  // Returns InvalidArgument unless `rank` is a rank of the group. `what`: "root", "source", ...
+  // Returns InvalidArgument unless `rank` is a rank of the group and, for Self::kRefused, another one. `what` names it in the error:
+  // "root", "source", ...
   enum class Self { kRefused, kAllowed };
   Result<void> check_peer(int rank, const char* what, Self self) const;
 

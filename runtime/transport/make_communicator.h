@@ -1,4 +1,4 @@
-// The one place that chooses a transport for a group of ranks.
+// Chooses a transport for a group of ranks.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace shoal::runtime {
 
-// Makes this rank's Communicator of the first transport in the request. Returns InvalidArgument if there is none, or no such rank. Every
-// rank calls it; shared memory does not wait for the other ranks, other transports may.
+// Makes this rank's Communicator with the first transport that the request has. Returns InvalidArgument if there is none, or no such rank.
+// Every rank makes the call. It does not wait for the other ranks with shared memory, but may with other transports.
 Result<std::shared_ptr<Communicator>> make_communicator(CommunicatorRequest request, std::shared_ptr<Clock> clock);
 
 }  // namespace shoal::runtime

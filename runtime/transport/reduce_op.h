@@ -1,4 +1,4 @@
-// Reduction operations, and the dtypes that they take.
+// The reductions of collectives, and which dtypes they take.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,14 @@
 
 namespace shoal::runtime {
 
-// kAvg divides the sum by the number of ranks, integers towards zero. For booleans kSum and kMax are "or", kProduct and kMin "and".
+// kAvg divides the sum by the number of ranks; for integers, the quotient is rounded towards zero. For booleans, kSum and kMax are "or",
+// kProduct and kMin "and".
 enum class ReduceOp : std::uint8_t { kSum, kAvg, kMin, kMax, kProduct };
 
 Result<ReduceOp> parse_reduce_op(std::string_view name);  // "sum", "avg", "min", "max", "product"
 const char* reduce_op_name(ReduceOp op);
 
-// Returns Unimplemented, with the dtype's name, unless reduce() supports it: it takes the dtypes that gloo or NCCL reduce.
+// Returns Unimplemented, with the dtype's name, unless reduce() has this combination. Supported are the dtypes that gloo or NCCL reduce.
 Result<void> check_reducible(DType dtype, ReduceOp op);
 
 }  // namespace shoal::runtime

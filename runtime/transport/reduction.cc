@@ -16,9 +16,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace shoal::runtime::HWY_NAMESPACE {
 
-constexpr std::size_t kBlock = 1024;  // elements reduced at a time, in cache
+constexpr std::size_t kBlock = 1024;  // number of elements reduced at a time, which fit into the cache
 
-// Representation of an element: T in memory, Wide for computation.
+// How elements of one dtype are reduced: T is the type in memory, Wide the type for computation.
 template <class T, class W>
 struct Plain {
   using Memory = T;
@@ -56,7 +56,7 @@ W join(ReduceOp op, W a, W b) {
   switch (op) {
     case ReduceOp::kMin:
       if constexpr (std::is_floating_point_v<W>) {
-        if (a != a || b != b) return a != a ? a : b;  // NaN wins, as in torch
+        if (a != a || b != b) return a != a ? a : b;  // a NaN is the result, as in torch
       }
       return b < a ? b : a;
     case ReduceOp::kMax:
@@ -135,7 +135,7 @@ void reduce_any(DType dtype, ReduceOp op, const std::byte* const* sources, std::
       return reduce_as<Plain<_Float16, float>>(op, sources, num_sources, out, numel);
     case DType::kBFloat16:
       return reduce_as<BFloat16>(op, sources, num_sources, out, numel);
-    case DType::kInt8:  // kAvg divides the exact sum
+    case DType::kInt8:  // kAvg divides the exact sum of integers
       return op == ReduceOp::kAvg ? reduce_as<Plain<std::int8_t, std::int32_t>>(op, sources, num_sources, out, numel)
                                   : reduce_as<Plain<std::int8_t, std::int8_t>>(op, sources, num_sources, out, numel);
     case DType::kUInt8:
@@ -149,7 +149,7 @@ void reduce_any(DType dtype, ReduceOp op, const std::byte* const* sources, std::
     case DType::kBool:
       return reduce_bool(op, sources, num_sources, out, numel);
     default:
-      return;  // refused by check_reducible
+      return;  // check_reducible() refuses this dtype
   }
 }
 

@@ -1,4 +1,4 @@
-// The arithmetic of collectives, on plain memory.
+// The arithmetic of collectives, on memory of this process.
 #pragma once
 
 #include <cstddef>

@@ -41,7 +41,7 @@ TEST(Reduction, SumsInTheOrderOfTheSources) {
 }
 
 TEST(Reduction, RoundsHalfPrecisionOnceAtTheEnd) {
-  // 1 + 2^-8 + 2^-8 in bf16: either addend alone would be lost.
+  // 1 + 2^-8 + 2^-8 is exact only if sums are rounded once: each addend alone would be lost in bf16.
   const std::vector<std::uint16_t> one{0x3f80}, small{0x3b80};
   EXPECT_EQ(reduced<std::uint16_t>(DType::kBFloat16, ReduceOp::kSum, {one, small, small})[0], 0x3f81);
   const std::vector<_Float16> h{_Float16(2048)}, i{_Float16(1)};

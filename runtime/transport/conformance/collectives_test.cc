@@ -39,7 +39,7 @@ class Collectives : public testing::TestWithParam<std::tuple<TestedTransport, in
   const int world_ = std::get<1>(GetParam());
   const std::size_t numel_ = std::get<2>(GetParam());
   const std::unique_ptr<TestGroup> group_ = std::get<0>(GetParam()).make(world_);
-  // Uneven parts: rank r has numel + 3 r elements, one of the ranks none.
+  // The size of rank r's part: numel + 3 r elements, and none for rank 1.
   std::size_t part(int r) const { return r == 1 ? 0 : numel_ + 3 * static_cast<std::size_t>(r); }
   std::vector<std::size_t> counts() const {
     std::vector<std::size_t> c;
@@ -122,7 +122,7 @@ TEST_P(Collectives, SendsMeetReceivesAroundARing) {
     for (std::uint32_t tag = 0; tag < 2; ++tag) {
       const Floats mine = input_of(c.rank(), numel_ + tag);
       Floats got(numel_ + tag);
-      // All ranks send first, which would deadlock if operations ran strictly in order.
+      // All ranks send before they receive, which would deadlock if an operation had to wait for the one before it.
       const auto sent = c.send(in(mine), to, DType::kFloat32, tag, {});
       const auto received = c.receive(out(got), from, DType::kFloat32, tag, {});
       ASSERT_TRUE(sent->wait());
@@ -156,7 +156,7 @@ TEST_P(Operations, TheGroupHasTheRanksOfTheRequest) {
     EXPECT_EQ(c.transport(), transport_.name);
     EXPECT_FALSE(c.failed());
     EXPECT_TRUE(c.lost().empty());
-    ASSERT_TRUE(c.barrier({})->wait());  // no rank leaves before the others have looked
+    ASSERT_TRUE(c.barrier({})->wait());  // so that no rank leaves before the others have checked
   });
   for (int r = 0; r < world_; ++r) EXPECT_EQ(ranks[static_cast<std::size_t>(r)], r);
 }
@@ -175,7 +175,7 @@ TEST_P(Operations, EveryDTypeIsMoved) {
   });
 }
 
-// Elements of any dtype that a collective reduces. Floats are finite: the bits of a NaN are not defined.
+// Fills `out` with elements of any dtype that collectives reduce. Floats are finite, since the bits of a NaN are not defined.
 template <class T>
 void fill(Bytes& out, int rank, T (*element)(std::size_t)) {
   for (std::size_t i = 0; i < out.size() / sizeof(T); ++i) {
@@ -225,7 +225,7 @@ TEST_P(Operations, EveryReductionHasTheBitsOfReduce) {
         ASSERT_TRUE(c.all_reduce(mine, got, dtype, op, {})->wait());
         ASSERT_EQ(got, expected) << dtype_name(dtype) << " " << reduce_op_name(op);
 
-        std::vector<std::size_t> counts(world, 0);  // all of it to the last rank
+        std::vector<std::size_t> counts(world, 0);  // the last rank gets the whole result
         counts.back() = mine.size();
         Bytes part(counts[static_cast<std::size_t>(c.rank())]);
         ASSERT_TRUE(c.reduce_scatter(mine, part, counts, dtype, op, {})->wait());
@@ -256,7 +256,7 @@ TEST_P(Operations, TheyRunInTheBackgroundAndAreAwaitedInAnyOrder) {
       call.background = true;
       works.push_back(c.all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, call));
     }
-    while (!works.front()->done()) std::this_thread::yield();  // progress without a waiting thread
+    while (!works.front()->done()) std::this_thread::yield();  // the operation advances although no thread waits
     for (std::size_t i = works.size(); i-- > 0;) {
       ASSERT_TRUE(works[i]->wait());
       ASSERT_EQ(values[i], sum_of(world_, 100 * i));

@@ -13,7 +13,7 @@ using Floats = std::vector<float>;
 
 class Failures : public testing::TestWithParam<TestedTransport> {
  protected:
-  // A new group for each run.
+  // Runs the program on every rank of a new group.
   void run(int world, const std::function<void(Communicator&)>& program) {
     group_ = GetParam().make(world);
     run_ranks(*group_, world, program);
@@ -30,7 +30,7 @@ void expect_error(const Result<void>& result, Code code, const std::string& reas
   for (const auto& t : texts) EXPECT_NE(result.error().to_string().find(t), std::string::npos) << result.error().to_string();
 }
 
-// The result of the first operation that fails: `work`, or the barrier after it. A rank whose part was complete may succeed.
+// The result of the operation that fails first: `work`, or the barrier after it. `work` may succeed on a rank whose part was complete.
 Result<void> first_failure(Communicator& c, const WorkPtr& work) {
   auto ended = work->wait();
   return ended ? c.barrier({})->wait() : ended;

@@ -10,7 +10,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kTimeout = std::chrono::seconds(60);  // limit of a call without one of its own
+constexpr auto kTimeout = std::chrono::seconds(60);  // time limit of a call that sets none
 
 Error diverged(std::string message) {
   return invalid_argument(std::move(message)).with_reason("Diverged").with_hint("every rank must make the same calls");
@@ -153,7 +153,7 @@ Result<void> MemoryHub::wait(Lock& lock, const Over& over, const Needs& needs, c
   const Duration limit = call.timeout > Duration{} ? call.timeout : Duration(kTimeout);
   changed_.wait_for(lock, limit, [&] { return over() || failure_ || first_ended() < ended_.size(); });
   if (over()) return {};
-  // The failure of one rank is the group's: the others do not touch this rank's memory afterwards.
+  // If a rank failed alone, others could still touch its memory. So its failure becomes the failure of the group.
   if (!failure_) {
     const std::size_t r = first_ended();
     failure_ = r < ended_.size() ? *ended_[r] : deadline_exceeded(fmt::format("'{}' waited too long", call.label)).with_reason("Late");

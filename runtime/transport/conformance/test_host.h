@@ -1,4 +1,4 @@
-// In place of a node: memories by name, and the deaths of their members.
+// Takes the place of a node in tests: has memories by name, and records the deaths of their members.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@ namespace shoal::runtime {
 
 class TestHost {
  public:
-  // As SharedMemory::open.
+  // Opens a memory, as SharedMemory::open does.
   Result<std::shared_ptr<Mapping>> open(const std::string& name, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     auto it = memories_.find(name);
@@ -21,7 +21,7 @@ class TestHost {
     SHOAL_TRY(Mapping mapping, map(it->second, bytes, Access::kReadWrite));
     return std::make_shared<Mapping>(std::move(mapping));
   }
-  // Records the end of a member's process. The memory is open.
+  // Records the end of a member's process on the membership page of a memory that is open.
   void mark_gone(const std::string& name, int member, const std::string& cause) {
     const std::lock_guard lock(mutex_);
     const Mapping mapping = map(memories_.at(name), MembershipPage::kBytes, Access::kReadWrite).value();

@@ -23,7 +23,7 @@ CommunicatorRequest request_of(int rank, int world_size) {
   return request;
 }
 
-// Ranks that share memory. Chunks are small, so that messages take many rounds.
+// A group of ranks that share memory. Its chunks are small, so that messages take many rounds.
 class ShmGroupUnderTest final : public TestGroup {
  public:
   explicit ShmGroupUnderTest(int world_size) : world_size_(world_size) {}

@@ -1,4 +1,4 @@
-// The transports under test: every one passes collectives_test.cc and failures_test.cc.
+// The transports under test: each has to pass collectives_test.cc and failures_test.cc.
 #pragma once
 
 #include <functional>
@@ -11,11 +11,11 @@
 
 namespace shoal::runtime {
 
-// A group of ranks under test, each of them a thread.
+// A group under test, each of whose ranks is a thread.
 class TestGroup {
  public:
   virtual ~TestGroup() = default;
-  // Makes a rank's communicator. Called by the rank's thread.
+  // Makes a rank's communicator. The rank's thread calls it.
   virtual std::shared_ptr<Communicator> join(int rank) = 0;
   // Ends a rank, as the death of its process would.
   virtual void kill(int rank, const std::string& cause) = 0;
@@ -24,7 +24,7 @@ class TestGroup {
 struct TestedTransport {
   std::string name;
   std::function<std::unique_ptr<TestGroup>(int world_size)> make;
-  // Collectives and messages only: windows and reform() are Unimplemented.
+  // kMessages: the transport has only collectives and messages, while windows and reform() return Unimplemented.
   enum class Scope { kMessages, kWhole } scope = Scope::kWhole;
 };
 std::ostream& operator<<(std::ostream& out, const TestedTransport& transport);
@@ -34,7 +34,7 @@ std::vector<TestedTransport> tested_transports();
 // Runs `program` once per rank, each in its own thread with its own communicator.
 void run_ranks(TestGroup& group, int world_size, const std::function<void(Communicator&)>& program);
 
-// Views of tensors.
+// A tensor's memory as input or output of an operation.
 inline std::span<const std::byte> in(const std::vector<float>& v) { return std::as_bytes(std::span(v)); }
 inline std::span<std::byte> out(std::vector<float>& v) { return std::as_writable_bytes(std::span(v)); }
 

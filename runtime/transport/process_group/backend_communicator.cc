@@ -12,7 +12,8 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr std::size_t kGatheredBytes = 8 << 10;  // an all_reduce up to this size is one all_gather, and every rank reduces everything
+// An all_reduce up to this size is one all_gather, after which every rank reduces all inputs.
+constexpr std::size_t kGatheredBytes = 8 << 10;
 
 class DoneWork final : public Work {
  public:
@@ -20,7 +21,7 @@ class DoneWork final : public Work {
   Result<void> wait() override { return {}; }
 };
 
-// The collective, its reduction and dtype, for backends that compare them as text. Empty for a barrier.
+// Names the collective with its reduction and dtype, for backends that compare calls as text. Empty for a barrier.
 std::string text_of(const CollectiveSpec& spec) {
   if (spec.kind == Collective::kBarrier) return {};
   const bool reduces = spec.kind == Collective::kReduceScatter || spec.kind == Collective::kAllReduce;
@@ -41,7 +42,7 @@ std::vector<const std::byte*> pieces(const std::vector<std::byte>& all, std::siz
 class BackendCommunicator::Failure {
  public:
   explicit Failure(std::shared_ptr<CollectiveBackend> backend) : backend_(std::move(backend)) {}
-  // Keeps the first cause, and reports it to the other ranks.
+  // Records the first cause only, and reports it to the other ranks.
   void set(const Error& cause) {
     {
       const std::lock_guard lock(mutex_);
@@ -61,7 +62,7 @@ class BackendCommunicator::Failure {
   std::optional<Error> cause_;
 };
 
-// A message whose failure fails the group.
+// A send or receive, whose failure fails the group.
 class BackendCommunicator::Message final : public Work {
  public:
   Message(WorkPtr work, std::shared_ptr<Failure> failure) : work_(std::move(work)), failure_(std::move(failure)) {}

@@ -1,5 +1,5 @@
-// A Communicator over a CollectiveBackend, which only moves bytes. Reductions happen here, on the rank that owns the result, in rank order,
-// with the same bits as in shared memory.
+// A Communicator over a CollectiveBackend, which only moves bytes. This class reduces, on the rank that gets the result, in rank order. So
+// results have the same bits as in shared memory.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace shoal::runtime {
 
-// All operations except send and receive are complete when the call returns. Windows and reform() are unimplemented.
+// All operations except send and receive are complete when the call returns. window(), read() and reform() return Unimplemented.
 class BackendCommunicator final : public Communicator {
  public:
   // Opens the request's backend.
@@ -42,13 +42,13 @@ class BackendCommunicator final : public Communicator {
   Result<void> run(const CollectiveSpec& spec, const Call& call);
   Result<void> scatter_reduced(ConstBytes input, MutableBytes output, Counts counts, const CollectiveSpec& spec, const Call& call);
   Result<void> reduce_everywhere(const CollectiveSpec& spec, const Call& call);
-  // The reason why this rank may make no call any more: it has left, or the group has failed.
+  // The error of calls if this rank may make none any more, since it has left or the group has failed; else nullopt.
   std::optional<Error> unusable(const Call& call) const;
 
   const int rank_, world_size_;
   const std::shared_ptr<CollectiveBackend> backend_;
   const std::string transport_;
-  // The group's failure. Messages share it, because they may outlive the communicator.
+  // The failure of the group. Messages share it, since they may outlive the communicator.
   class Failure;
   class Message;
   const std::shared_ptr<Failure> failure_;

@@ -12,8 +12,10 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr int kPatience = 10'000;                 // checks of a failure that is being written
-constexpr auto kProof = std::chrono::seconds(1);  // time that a cycle must last unchanged
+// How often to check whether the cause of a failure is written.
+constexpr int kPatience = 10'000;
+// How long a cycle of waits has to last without change until it proves a deadlock.
+constexpr auto kProof = std::chrono::seconds(1);
 
 bool reduces(Collective kind) { return kind == Collective::kReduceScatter || kind == Collective::kAllReduce; }
 
@@ -23,7 +25,7 @@ void copy_text(char* out, std::size_t size, std::string_view text) {
   out[cut.size()] = 0;
 }
 
-// Release and acquire on each word: a reader that sees one new word also sees that the line is being written.
+// Words are stored with release and loaded with acquire. So a reader that sees one new word also sees that the line is being written.
 void store_line(std::atomic<std::uint64_t>* out, std::span<const std::uint64_t> words) {
   for (std::size_t i = 0; i < words.size(); ++i) out[i].store(words[i], std::memory_order_release);
 }
@@ -118,7 +120,7 @@ void Ledger::block(int waits_for, const std::string& what) {
     copy_text(out, sizeof out, what);
     std::memcpy(words, out, sizeof out);
     const auto version = r.text_version.load(std::memory_order_relaxed);
-    r.text_version.store(version + 1, std::memory_order_relaxed);  // odd: being written
+    r.text_version.store(version + 1, std::memory_order_relaxed);  // an odd version: the text is being written
     store_line(r.text, words);
     r.text_version.store(version + 2, std::memory_order_release);
     r.waits_for.store(peer, std::memory_order_relaxed);
@@ -178,8 +180,8 @@ std::string Ledger::describe(int rank) const {
 Result<void> Ledger::check_circle(TimePoint now) {
   std::vector<Standing> all;
   for (int r = 0; r < world_size_; ++r) all.push_back(standing(r));
-  // Only waits that have lasted for kProof unchanged prove a cycle. A younger wait gets its present state as the old one, too. Its rank
-  // then has not looked again since, so waiting_circle() finds no cycle through it.
+  // Only waits that have lasted for kProof without change may prove a cycle. `old` is the state in which this rank first found a wait; for
+  // a younger wait it is the present state. A wait that has made no check since `old` is part of no cycle for waiting_circle().
   before_.resize(all.size());
   since_.resize(all.size(), now);
   std::vector<Standing> old = before_;
@@ -214,7 +216,7 @@ void Ledger::fail(const Error& cause) {
 
 std::optional<Error> Ledger::failure() const {
   auto state = failure_->state.load(std::memory_order_acquire);
-  // The writer of the cause finishes soon, unless it died while writing.
+  // The rank that writes the cause finishes soon, unless it died while it wrote.
   for (int i = 0; i < kPatience && state == 1; ++i) {
     std::this_thread::yield();
     state = failure_->state.load(std::memory_order_acquire);

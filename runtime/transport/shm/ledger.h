@@ -1,8 +1,8 @@
 // The ledger of a group: each rank's latest collective, the rank that it waits for, the ranks that have left, and the group's failure.
 //
-// Every rank writes its own lines and reads all lines, so a waiting rank can report the missing rank and its position. Divergence is found
-// in two ways: entries of the same number differ, or ranks wait for each other in a cycle. The lines are in memory that the ranks share,
-// behind a MembershipPage that records deaths and wakes sleepers. Each rank notifies that page after its stores.
+// Every rank writes its own lines and reads all lines, so a waiting rank can report the missing rank and where that is. Divergence is found
+// in two ways: entries with the same number differ, or ranks wait for each other in a cycle. The lines lie in shared memory, behind a
+// MembershipPage that records deaths and wakes waiters. Each rank notifies that page after its stores.
 #pragma once
 
 #include <atomic>
@@ -19,37 +19,38 @@
 
 namespace shoal::runtime {
 
-// A rank's description of a collective.
+// A collective as a rank describes it to the others.
 struct Entry {
-  std::uint64_t sequence = 0;  // counts a rank's collectives, from 1
+  std::uint64_t sequence = 0;  // number of the collective on its rank, from 1
   Collective kind = Collective::kNone;
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
   std::int32_t root = -1;
-  std::uint64_t bytes = 0;   // total size, equal on all ranks; 0 where sizes may differ
-  std::uint64_t counts = 0;  // hash of the ranks' counts
+  // Size of all ranks' data together, the same on all ranks; 0 where sizes may differ.
+  std::uint64_t bytes = 0;
+  std::uint64_t counts = 0;  // hash of the counts of all ranks
   std::uint64_t step = 0;
   std::string label;
 };
-// "all_reduce 12 (sum of 4096 bytes of float32) 'clip', step 3"
+// Describes a collective in errors: "all_reduce 12 (sum of 4096 bytes of float32) 'clip', step 3".
 std::string describe(const Entry& entry);
-// Returns true if two ranks' entries of the same number match. Labels and steps may differ.
+// Returns true if the entries of two ranks with the same number match. Labels and steps may differ.
 bool agree(const Entry& a, const Entry& b);
 
-// A rank's state of waiting in the ledger.
+// How a rank waits, as its line in the ledger shows it.
 struct Standing {
-  std::uint64_t epoch = 0;  // number of the current wait; 0: the rank does not wait
-  std::uint64_t beat = 0;   // number of checks during waits
+  std::uint64_t epoch = 0;  // number of its present wait; 0: the rank does not wait
+  std::uint64_t beat = 0;   // number of checks that it has made while waiting
   int waits_for = -1;
 };
-// Returns the cycle of ranks that wait for each other, starting the search at `from`. Each rank in it has checked at least twice since
-// `before`, without change. Returns an empty vector if there is no proven cycle.
+// Returns ranks that wait for each other in a cycle, searched from rank `from`. Each of them has checked at least twice since `before`, and
+// waits as it did then. Returns an empty vector if no cycle is proven.
 std::vector<int> waiting_circle(std::span<const Standing> before, std::span<const Standing> now, int from);
 
 class Ledger {
  public:
   static constexpr std::size_t kLabelBytes = 64;
-  static constexpr int kEntries = 4;  // a rank is at most two collectives ahead of another
+  static constexpr int kEntries = 4;  // a rank is at most two collectives ahead of any other
 
   static std::size_t bytes(int world_size);
   // `memory` has bytes(world_size) bytes, initially zeroed, aligned to 64.
@@ -57,21 +58,23 @@ class Ledger {
 
   // ---- writes of this rank's lines ----
   void enter(const Entry& entry);
-  // Records that the program waits for a rank (-1: unknown) in `what`. Called at each check of a slow wait.
+  // Records that the program waits for a rank (-1: unknown) in the operation `what`. Called at each check of a wait that has lasted for a
+  // while.
   void block(int waits_for, const std::string& what);
   void unblock();
   void leave();
 
   // ---- reads of all lines ----
-  // Returns nullopt if that rank has not entered it yet, or is more than kEntries - 1 entries ahead.
+  // Returns the rank's collective with this number. Returns nullopt if the rank has not come to it, or is more than kEntries - 1
+  // collectives ahead.
   std::optional<Entry> entry(int rank, std::uint64_t sequence) const;
   bool has_left(int rank) const;
-  // A rank's position, for messages: "rank 1 waits for rank 0 in ...", "rank 1 is outside the communicator since ...".
+  // Describes what a rank does, for errors: "rank 1 waits for rank 0 in ...", "rank 1 last came to ...".
   std::string describe(int rank) const;
-  // Checks whether this rank waits in a cycle. Returns InvalidArgument/Diverged, with all waiting ranks, once that is proven.
+  // Returns InvalidArgument/Diverged, which names all waiting ranks, once it is proven that this rank waits in a cycle.
   Result<void> check_circle(TimePoint now);
 
-  // Records the group's failure and notifies the page. Later causes are ignored.
+  // Records the group's failure and notifies the membership page. Only the first cause is recorded.
   void fail(const Error& cause);
   std::optional<Error> failure() const;
 
@@ -86,7 +89,7 @@ class Ledger {
     Word text[kTextWords];
   };
   struct Failure {
-    alignas(64) std::atomic<std::uint32_t> state;  // 0 none, 1 being written, 2 there
+    alignas(64) std::atomic<std::uint32_t> state;  // 0: no failure, 1: the cause is being written, 2: it is written
     std::uint16_t code;
     char reason[32], message[2000], hint[500];
   };
@@ -98,7 +101,8 @@ class Ledger {
   MembershipPage membership_page_;
   const int rank_, world_size_;
   std::uint64_t epochs_ = 0;
-  std::vector<Standing> before_;  // each rank's state at its last change; since_ has the times
+  // By rank: how it waited when that last changed, and in since_ the time of this.
+  std::vector<Standing> before_;
   std::vector<TimePoint> since_;
 };
 

@@ -20,10 +20,10 @@ TEST(WaitingCircle, IsOfRanksThatWaitForEachOther) {
 TEST(WaitingCircle, IsNoneWhileSomebodyIsElsewhereOrHasNotLookedAgainOrHasMoved) {
   const std::vector<Standing> before{waits(1, 0), waits(0, 0)};
   EXPECT_EQ(waiting_circle(before, std::vector{waits(1, 2), waits(0, 2)}, 0).size(), 2u);
-  EXPECT_TRUE(waiting_circle(before, std::vector{waits(1, 2), Standing{}}, 0).empty());      // not waiting
-  EXPECT_TRUE(waiting_circle(before, std::vector{waits(1, 2), waits(0, 1)}, 0).empty());     // possibly stopped
-  EXPECT_TRUE(waiting_circle(before, std::vector{waits(1, 2), waits(0, 2, 7)}, 0).empty());  // another wait
-  EXPECT_TRUE(waiting_circle(before, std::vector{waits(1, 2), waits(-1, 2)}, 0).empty());    // for an unknown rank
+  EXPECT_TRUE(waiting_circle(before, std::vector{waits(1, 2), Standing{}}, 0).empty());      // the other rank does not wait
+  EXPECT_TRUE(waiting_circle(before, std::vector{waits(1, 2), waits(0, 1)}, 0).empty());     // the other rank has checked only once since
+  EXPECT_TRUE(waiting_circle(before, std::vector{waits(1, 2), waits(0, 2, 7)}, 0).empty());  // the other rank is in a later wait
+  EXPECT_TRUE(waiting_circle(before, std::vector{waits(1, 2), waits(-1, 2)}, 0).empty());    // the other rank waits for an unknown rank
 }
 
 class LedgerTest : public testing::Test {

@@ -1,8 +1,8 @@
-// The operations that a rank has submitted and not finished, and the turn of the one thread that drives them.
+// The operations that a rank has submitted and that have not finished. One thread at a time takes the turn to drive them.
 //
-// An operation is in one queue from add() to finish(): that of the collectives, or that of the messages to or from a peer. Only the first
-// operation of each queue, its head, advances. Any thread submits and waits. A waiting thread drives until its operation is done or, while
-// another one drives, sleeps until something changes.
+// An operation is in a queue from its submission to finish(). One queue has the collectives; each other rank has a queue of sends and one
+// of receives. Only the first operation of each queue, its head, advances. Any thread submits and waits. A waiting thread drives operations
+// until its own is done. While another thread drives, it sleeps until something changes.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ class PendingOperations {
   explicit PendingOperations(int world_size);
   Lock lock() { return Lock(mutex_); }
 
-  // ---- with the lock ----
+  // ---- to be called with the lock ----
   std::uint64_t next_sequence(const Lock&) { return ++sequence_; }
   void add_collective(const Lock&, OperationPtr operation);
   void add_send(const Lock&, int to, OperationPtr operation);
@@ -34,11 +34,11 @@ class PendingOperations {
   bool driven(const Lock&) const { return driving_; }
   bool stopped(const Lock&) const { return stopping_; }
   bool has_background(const Lock&) const { return num_background_ > 0; }
-  // Counts the program's threads that wait.
+  // Adds to the number of the program's threads that wait.
   void count_wait(const Lock&, int change) { program_waits_ += change; }
-  // The caller has freed the operation's buffers, or is about to: it advances no more.
+  // Lets an operation advance no more, since its caller has freed its buffers or is about to.
   void abandon(const Lock&, ShmOperation& operation);
-  // Runs `drive` without the lock, as the only thread that drives.
+  // Runs `drive` without the lock. Until it returns, no other thread drives.
   template <class F>
   Result<void> take_turn(Lock& lock, F&& drive) {
     driving_ = true;
@@ -49,22 +49,24 @@ class PendingOperations {
     changed_.notify_all();
     return out;
   }
-  // Sleeps until something changes, at most `limit`.
+  // Sleeps until another thread calls notify_all(), at most for `limit`.
   void wait(Lock& lock, Duration limit) { changed_.wait_for(lock, limit); }
 
-  // ---- without the lock ----
-  // Wakes the threads that wait().
+  // ---- to be called without the lock ----
+
+  // Wakes the threads that sleep in wait().
   void notify_all() { changed_.notify_all(); }
-  // Ends the background thread. Operations that are still pending advance no more.
+  // Ends the background thread (ShmCommunicator::run_lane). Operations that are still pending advance no more.
   void stop();
   bool background_is_over();
-  // True if a thread of the program waits, and no other one could help it: then a cycle of waits is a deadlock.
+  // True if a thread of the program waits, and no other thread makes calls that could end the wait. Then a cycle of waits is a deadlock.
   bool program_is_blocked();
 
-  // ---- the driving thread only ----
-  // Updates `heads` if the queues have changed: the heads that are not abandoned.
+  // ---- to be called by the driving thread only ----
+
+  // If the queues have changed, sets `heads` to the first operations of all queues, except for those that are abandoned.
   void collect_heads(std::vector<OperationPtr>& heads);
-  // Removes a complete operation, which is then done.
+  // Removes an operation that is complete, and marks it as done.
   void finish(const OperationPtr& operation);
 
  private:
@@ -75,11 +77,12 @@ class PendingOperations {
 
   // Guarded by mutex_.
   std::deque<OperationPtr> collectives_;
-  std::vector<std::deque<OperationPtr>> sends_, receives_;  // by peer
-  std::uint64_t sequence_ = 0;                              // number of the last collective
-  std::uint64_t num_background_ = 0;                        // pending background operations
+  std::vector<std::deque<OperationPtr>> sends_, receives_;  // by the other rank
+  std::uint64_t sequence_ = 0;                              // number of the last collective that was submitted
+  std::uint64_t num_background_ = 0;                        // number of pending operations that are in the background
   std::thread::id submitter_;
-  bool several_submitters_ = false;  // if so, a waiting thread does not prove a cycle
+  // Several threads have submitted operations. So if one waits, another may still make the call that ends the wait.
+  bool several_submitters_ = false;
   int program_waits_ = 0;
   bool driving_ = false;
   bool stopping_ = false;

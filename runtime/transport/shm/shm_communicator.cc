@@ -11,8 +11,10 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kTurn = std::chrono::milliseconds(50);  // interval at which a thread that waits for its turn asks for a signal
-constexpr auto kIdle = std::chrono::seconds(1);        // the same for the lane, without background operations
+// How often a thread that waits for its turn to drive checks for signals.
+constexpr auto kTurn = std::chrono::milliseconds(50);
+// How often the background thread checks for work when it has none.
+constexpr auto kIdle = std::chrono::seconds(1);
 
 class ShmWindow final : public Window {
  public:
@@ -34,7 +36,7 @@ class ShmCommunicator::ShmWork final : public Work {
  public:
   ShmWork(std::shared_ptr<ShmCommunicator> communicator, OperationPtr operation)
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
-  // Also after a failure, done() implies that the operation uses its buffers no more.
+  // After a failure, done() is true only once the operation uses its buffers no more.
   bool done() const override { return operation_->done() || (communicator_->failed() && communicator_->settle(operation_)); }
   Result<void> wait() override { return communicator_->wait(operation_); }
 
@@ -81,7 +83,8 @@ ShmCommunicator::ShmCommunicator(CommunicatorRequest request, std::shared_ptr<Cl
 
 ShmCommunicator::~ShmCommunicator() {
   if (forked()) {
-    (void)lane_.release();  // the thread does not exist in the child; the parent is still a rank
+    // The thread does not exist in the forked child, while the parent remains a rank.
+    (void)lane_.release();
     return;
   }
   pending_.stop();
@@ -133,7 +136,7 @@ WorkPtr ShmCommunicator::submitted(PendingOperations::Lock lock, OperationPtr op
   const bool wake = pending_.driven(lock);
   lock.unlock();
   pending_.notify_all();
-  if (wake) group_.notify_all();  // wakes the driving thread
+  if (wake) group_.notify_all();  // the thread that drives sleeps on the membership page
   return std::make_shared<ShmWork>(shared_from_this(), std::move(operation));
 }
 
@@ -154,7 +157,7 @@ OperationPtr ShmCommunicator::message(int from, int to, MutableBytes data, DType
 WorkPtr ShmCommunicator::start_send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call) {
   auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
-  // The const_cast is safe: a send only reads. ShmMessage has one span type for both directions.
+  // ShmMessage takes one type of span for both directions. The const_cast is safe, since a send only reads.
   auto operation = message(rank(), to, {const_cast<std::byte*>(data.data()), data.size()}, dtype, tag, std::move(call));
   if (failed()) return failed_work(group_.failure_in(operation->what()));
   pending_.add_send(lock, to, operation);
@@ -177,7 +180,7 @@ Result<std::shared_ptr<Window>> ShmCommunicator::window(std::size_t bytes, Call 
   std::vector<std::size_t> begins(world), counts(world, sizeof(std::size_t));
   if (call.label.empty()) call.label = "window";
   std::string name;
-  // Members hold the sizes, because an interrupted wait leaves the all_gather under way, which keeps using them.
+  // The vectors are members, since an all_gather whose wait was interrupted remains pending and uses them further.
   std::vector<std::size_t>* gathered = nullptr;
   {
     const std::lock_guard lock(windows_mutex_);
@@ -194,7 +197,8 @@ Result<std::shared_ptr<Window>> ShmCommunicator::window(std::size_t bytes, Call 
     total += (sizes[r] + 63) / 64 * 64;
   }
   SHOAL_TRY(auto mapping, request_.memory->open(name, std::max<std::size_t>(total, 64), -1));
-  SHOAL_OK(barrier(call)->wait());  // keeps the mapping until all ranks have mapped it
+  // No rank drops its mapping before all ranks have mapped the memory.
+  SHOAL_OK(barrier(call)->wait());
   return std::shared_ptr<Window>(std::make_shared<ShmWindow>(std::move(mapping), std::move(sizes), std::move(begins), rank()));
 }
 

@@ -1,7 +1,8 @@
-// The Communicator of ranks that share memory: in one mapping, every rank writes its inputs and reads those of the others.
+// The Communicator of ranks that share memory: every rank writes its inputs into it and reads those of the others.
 //
-// Data goes chunk by chunk, with one copy in and one reduction or copy out (shm_operation.h). A thread that waits for an operation advances
-// all pending ones (shm_progress.h). The first background operation starts a thread that advances those started in the background.
+// Data goes chunk by chunk, with one copy into shared memory and one reduction or copy out of it (shm_operation.h). A thread that waits for
+// an operation advances all pending ones (shm_progress.h). The first background operation starts a thread, which advances operations while
+// background ones are pending.
 #pragma once
 
 #include <sys/types.h>
@@ -21,7 +22,7 @@ namespace shoal::runtime {
 
 class ShmCommunicator final : public Communicator, public std::enable_shared_from_this<ShmCommunicator> {
  public:
-  // `request` has shared memory. Does not wait for the other ranks; the first operation does.
+  // Makes the first generation. The request has shared memory. Does not wait for the other ranks; the first operation does.
   static Result<std::shared_ptr<Communicator>> make(CommunicatorRequest request, std::shared_ptr<Clock> clock);
   ~ShmCommunicator() override;
 
@@ -53,10 +54,11 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   WorkPtr submitted(PendingOperations::Lock lock, OperationPtr operation);
 
   Result<void> wait(const OperationPtr& operation);
-  // After the group's failure: ends the operation's use of its buffers. Returns false if a signal interrupted the wait.
+  // To be called after the group's failure: makes the operation use its buffers no more. Returns false if a signal interrupted the wait for
+  // this.
   bool settle(const OperationPtr& operation);
   void run_lane();
-  bool forked() const;  // true in a forked child of the rank
+  bool forked() const;  // true in a child that was forked from the rank's process
   std::optional<Error> unusable() const;
 
   const pid_t pid_;
@@ -69,7 +71,8 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   std::atomic<bool> left_{false};
 
   std::mutex windows_mutex_;
-  std::deque<std::vector<std::size_t>> window_sizes_;  // per window: this rank's size, then all sizes by rank
+  // For each window: the size of this rank's part, then the sizes of all ranks' parts.
+  std::deque<std::vector<std::size_t>> window_sizes_;
 
   std::unique_ptr<SideThread> lane_;  // guarded by pending_.lock()
 };

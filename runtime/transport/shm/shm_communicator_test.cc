@@ -27,7 +27,7 @@ Call label(std::string text, std::uint64_t step = 0) {
 
 class ShmCommunicatorTest : public testing::Test {
  protected:
-  // Runs the program once per rank, each in its own thread.
+  // Runs the program on every rank, each in its own thread with its own communicator.
   void run(int world, const std::function<void(Communicator&)>& program) {
     std::vector<std::thread> ranks;
     for (int r = 0; r < world; ++r) {
@@ -67,7 +67,7 @@ TEST_F(ShmCommunicatorTest, DifferentCollectivesAreNamedOnEveryRank) {
     const auto work = c.rank() == 2 ? c.broadcast(out(v), 0, DType::kFloat32, label("embed", 4))
                                     : c.all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, label("clip", 3));
     auto ended = work->wait();
-    if (ended) ended = c.barrier({})->wait();  // the broadcast itself may succeed
+    if (ended) ended = c.barrier({})->wait();  // the broadcast itself may succeed, but then the barrier fails
     expect_text(ended, Code::kInvalidArgument,
                 {"broadcast 2 (40 bytes of float32 from rank 0) 'embed', step 4", "'clip', step 3", "rank 2"});
     EXPECT_FALSE(c.barrier({})->wait());
@@ -89,7 +89,7 @@ TEST_F(ShmCommunicatorTest, AMessageOfAnotherSizeOrTagIsNamed) {
     Floats v(4);
     const auto work = c.rank() == 0 ? c.receive(out(v), 1, DType::kFloat32, 3, {}) : c.send(in(v).first(8), 0, DType::kFloat32, 2, {});
     auto ended = work->wait();
-    if (ended) ended = c.barrier({})->wait();  // a send that fits into the channel succeeds
+    if (ended) ended = c.barrier({})->wait();  // a send that fits into the channel succeeds, but the barrier fails
     expect_text(ended, Code::kInvalidArgument, {"tag 3, 16 bytes of float32", "rank 1 sends 8 bytes of float32 with tag 2"});
   });
 }
@@ -106,7 +106,7 @@ TEST_F(ShmCommunicatorTest, ADeathWhileTheGroupIsFormedAgainEndsIt) {
   auto zero = make(0, 3), one = make(1, 3), two = make(2, 3);
   host_.mark_gone("test/1", 2, "killed");
   const auto next = zero->reform().value();
-  host_.mark_gone("test/1", 1, "killed as well");  // before it joined the next generation
+  host_.mark_gone("test/1", 1, "killed as well");  // the rank dies before it has joined the next generation
   expect_text(next->barrier({})->wait(), Code::kUnavailable, {"killed as well"});
 }
 
@@ -121,7 +121,7 @@ TEST_F(ShmCommunicatorTest, AfterItsFailureAnOperationLeavesItsBuffersAlone) {
   zero->abort(cancelled("the job is over"));
   expect_text(failing->wait(), Code::kCancelled, {"the job is over"});
   EXPECT_TRUE(failing->done());
-  gathered = {-1, -1};  // the caller may reuse the buffer
+  gathered = {-1, -1};  // from here on the caller may reuse the buffer
   (void)brought->wait();
   EXPECT_TRUE(later->done());
   expect_text(later->wait(), Code::kCancelled, {"the job is over"});

@@ -1,6 +1,6 @@
 // A rank's view of its group in shared memory: the ranks that have joined, left or died, and the group's first failure.
 //
-// The node records deaths on the membership page. A group that was formed again also watches the former generation's page until all ranks
+// The node records deaths on the membership page. After reform(), a group also watches the page of the former generation until all ranks
 // have joined. The death of a rank that has not joined yet is recorded only there.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace shoal::runtime {
 
 class ShmGroup {
  public:
-  // The former generation, whose ranks `ranks` are this group's, in order.
+  // The generation before this one. `ranks`: for each rank of this group, its number in that generation.
   struct Former {
     std::shared_ptr<Mapping> mapping;
     std::vector<int> ranks;
@@ -29,7 +29,7 @@ class ShmGroup {
   int world_size() const { return memory_.shape().world_size; }
   const ShmMemory& memory() const { return memory_; }
   Ledger& ledger() const { return ledger_; }
-  // Wakes the waiting threads of all ranks.
+  // Wakes the waiting threads of all ranks, by the membership page.
   void notify_all() { page_.notify_all(); }
   MembershipPage::WaitResult wait_until(const std::function<bool()>& done, std::chrono::nanoseconds limit, int spins) {
     return page_.wait_until(done, limit, spins);
@@ -37,33 +37,33 @@ class ShmGroup {
 
   void join();
   std::vector<int> lost() const;
-  // The ranks of the next generation, in order: the first caller's choice, for all ranks.
+  // Returns the ranks that form the next generation, in order. The first caller of any rank chooses them, for all ranks.
   std::vector<int> agree_on_survivors();
-  // The former generation of the group of these ranks.
+  // This group as the former generation of the group that `ranks` form.
   Former as_former(std::vector<int> ranks) const { return {mapping_, std::move(ranks)}; }
 
-  // How a rank's process ended; nullopt while the node has not recorded its end.
+  // The cause of the end of a rank's process; nullopt while the node has not recorded an end.
   std::optional<std::string> death(int rank) const;
-  // The group's failure, as the error of an operation.
+  // The group's failure as the error of an operation, which is named in its context.
   Error failure_in(const std::string& operation) const;
 
   // ---- the driving thread only ----
-  // Returns true once all ranks have joined; met() is its last result.
+  // Returns true once all ranks have joined. Afterwards met() does, without a check.
   bool meet();
   bool met() const { return met_; }
-  int first_absent() const;  // a rank that has not joined yet, or -1
-  // True when the group has failed; a rank that died without leave() fails it.
+  int first_absent() const;  // a rank that has not joined yet; -1: all have
+  // True once the group has failed. A rank that has died without leave() makes it fail.
   bool has_failed();
 
  private:
-  int first_lost() const;  // a rank that died without leave(), or -1
+  int first_lost() const;  // a rank that has died without leave(); -1: none
 
   const std::shared_ptr<Mapping> mapping_;
   const ShmMemory memory_;
   const int rank_;
   MembershipPage page_;
   mutable Ledger ledger_;
-  std::optional<Former> former_;  // until all ranks have joined
+  std::optional<Former> former_;  // set until all ranks have joined
   bool met_ = false;
 };
 

@@ -1,7 +1,7 @@
 // The memory that the ranks of one host share for a ShmCommunicator: a membership page, a ledger, counters, chunks and channels.
 //
-// Each rank writes its own counters and chunks. A round is one chunk of each rank's stream. Round n uses the chunks n % kBuffers: a rank
-// writes its part of round n once all ranks have consumed round n - kBuffers. So the memory does not grow with messages.
+// Each rank writes its own counters and chunks. In a round, each rank handles one chunk of a collective's data. Round n uses the chunks n %
+// kBuffers: a rank writes its chunk of round n once all ranks have consumed round n - kBuffers. So the memory does not grow with messages.
 #pragma once
 
 #include <atomic>
@@ -18,25 +18,27 @@ class ShmMemory {
   static constexpr int kMaxRanks = static_cast<int>(MembershipPage::kMaxMembers);
   struct Shape {
     int world_size = 1;
-    std::size_t chunk_bytes = 256 << 10;   // at least 64 per rank
-    std::size_t channel_bytes = 64 << 10;  // size of a piece of a message between two ranks
+    std::size_t chunk_bytes = 256 << 10;   // at least 64 for each rank
+    std::size_t channel_bytes = 64 << 10;  // bytes of a message that are put into a channel at once
   };
   using Word = std::atomic<std::uint64_t>;
 
   struct RankWords {
-    alignas(64) Word published;               // number of rounds put into its chunks
-    alignas(64) Word consumed;                // number of rounds fully read
-    alignas(64) Word reduced;                 // number of rounds whose part it has reduced in place (all_reduce)
-    alignas(64) Word present;                 // 1 once the rank has joined
-    Word sends[Ledger::kEntries][kMaxRanks];  // all_to_all: bytes for each rank, by sequence number
+    alignas(64) Word published;  // number of rounds that it has put into its chunks
+    alignas(64) Word consumed;   // number of rounds that it has read wholly
+    // Number of rounds of an all_reduce in which it has reduced its part in place.
+    alignas(64) Word reduced;
+    alignas(64) Word present;  // 1 once the rank has joined the group
+    // Bytes that it sends to each rank in an all_to_all, by the collective's number.
+    Word sends[Ledger::kEntries][kMaxRanks];
   };
-  // Channel of messages from one rank to another.
+  // Messages from one rank to another, in pieces.
   struct Channel {
     struct Head {
-      std::uint64_t bytes, tag, dtype;  // properties of the piece's message
+      std::uint64_t bytes, tag, dtype;  // properties of the message to which a piece belongs
     };
-    alignas(64) Word sent;      // number of pieces; stored after `heads`
-    alignas(64) Word received;  // number of pieces
+    alignas(64) Word sent;      // number of pieces sent; stored after their `heads`
+    alignas(64) Word received;  // number of pieces received
     Head heads[kBuffers];
   };
 
@@ -47,9 +49,8 @@ class ShmMemory {
 
   const Shape& shape() const { return shape_; }
   MembershipPage membership_page() const { return MembershipPage(memory_); }
-  Word& survivors() const {
-    return *reinterpret_cast<Word*>(memory_ + MembershipPage::kBytes);
-  }  // a bit per rank, set by the first reform()
+  // The ranks that form the next generation, as a bit for each. The first reform() of any rank sets it.
+  Word& survivors() const { return *reinterpret_cast<Word*>(memory_ + MembershipPage::kBytes); }
   std::byte* ledger() const { return memory_ + at_ledger(); }
   RankWords& rank(int r) const { return reinterpret_cast<RankWords*>(memory_ + at_ranks(shape_))[r]; }
   Channel& channel(int from, int to) const { return reinterpret_cast<Channel*>(memory_ + at_channels(shape_))[pair(from, to)]; }

@@ -12,7 +12,8 @@ namespace shoal::runtime {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kOnePhaseBytes = 8 << 10;  // in an all_reduce up to this size, or of two ranks, every rank reduces everything
+// An all_reduce has one phase up to this size, or with two ranks: every rank reduces all inputs itself.
+constexpr std::size_t kOnePhaseBytes = 8 << 10;
 
 std::uint64_t pieces_of(std::size_t bytes, std::size_t piece) { return std::max<std::uint64_t>(1, (bytes + piece - 1) / piece); }
 
@@ -57,7 +58,7 @@ Entry entry_of(const CollectiveSpec& spec, std::uint64_t sequence, const Call& c
   return e;
 }
 
-// Returns the size of the piece of [0, bytes) at `at`: the rest, at most `limit`.
+// The size of the piece of `bytes` bytes that begins at `at`: the rest, but at most `limit`.
 std::size_t piece_at(std::size_t bytes, std::size_t at, std::size_t limit) { return at >= bytes ? 0 : std::min(limit, bytes - at); }
 
 void put_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -82,7 +83,7 @@ ShmCollective::ShmCollective(ShmMemory memory, Ledger& ledger, int rank, std::ui
       begins_(begins_of(spec_.counts)),
       receive_begins_(begins_of(spec_.receive)) {
   if (spec_.kind == Collective::kAllReduce && two_phases()) {
-    // Small inputs are cut into one part per rank as well.
+    // Cuts small inputs into one part for each rank, too.
     const auto world = static_cast<std::size_t>(world_size_);
     const std::size_t even = (spec_.input.size() + world - 1) / world;
     part_bytes_ = std::min(part_bytes_, (even + kAlignment - 1) / kAlignment * kAlignment);
@@ -123,7 +124,7 @@ std::size_t ShmCollective::sent_to_me(int rank) const {
   return memory_.rank(rank).sends[entry_.sequence % Ledger::kEntries][rank_].load(std::memory_order_relaxed);
 }
 
-// The largest part of an all_to_all determines its number of rounds, which is known once all ranks have entered.
+// Computes the number of rounds of an all_to_all from its largest part. To be called once all ranks have entered.
 void ShmCollective::count_rounds() {
   std::uint64_t rounds = 1;
   for (int from = 0; from < world_size_; ++from) {
@@ -165,7 +166,7 @@ int ShmCollective::missing_to_read() const {
 
 int ShmCollective::missing() const {
   if (complete()) return -1;
-  // A rank that has not entered at all comes first.
+  // A rank that has not entered the collective is reported before those that are slow.
   if (spec_.kind != Collective::kBroadcast) {
     if (const int r = behind(Words::kPublished, first_ + 1); r >= 0 && r != rank_) return r;
   }
@@ -227,7 +228,7 @@ Result<bool> ShmCollective::advance() {
     }
   }
   while (read_ < put_ && missing_to_read() < 0) {
-    if (!checked_) SHOAL_OK(check_entries());  // ranks that have put since
+    if (!checked_) SHOAL_OK(check_entries());  // checks ranks that have put a chunk since
     read(read_);
     own.consumed.store(first_ + ++read_, std::memory_order_release);
     moved = true;
@@ -250,7 +251,7 @@ void ShmCollective::put(std::uint64_t k) {
     case Collective::kReduceScatter:
     case Collective::kAllToAll:
       for (int r = 0; r < world_size_; ++r) {
-        if (r == rank_) continue;  // own part is read from the input
+        if (r == rank_) continue;  // this rank reads its own part from the input
         const auto i = static_cast<std::size_t>(r);
         put_bytes(chunk + i * part_bytes_, spec_.input.data() + begins_[i] + part_at, piece_at(spec_.counts[i], part_at, part_bytes_));
       }

@@ -1,8 +1,9 @@
 // One operation of a ShmCommunicator: a state machine over shared words that advances as far as possible and never blocks.
 //
-// A collective is a stream of rounds (shm_memory.h). In each round every rank puts a chunk of its input, and reads its share of the others'
-// chunks. Two rounds are in flight, so that writing and reading overlap. A message between two ranks is a stream of pieces in the channel
-// of that pair. One thread at a time advances the operations of a communicator; the caller notifies the page after progress.
+// A collective is a stream of rounds (shm_memory.h). In each round every rank puts a chunk of its input into shared memory, and reads its
+// share of the other ranks' chunks. Up to two rounds are in progress, so that writing and reading overlap. A message between two ranks is a
+// stream of pieces in the channel of that pair. One thread at a time advances the operations of a communicator. It notifies the membership
+// page after progress.
 #pragma once
 
 #include <atomic>
@@ -20,10 +21,10 @@ class ShmOperation {
   explicit ShmOperation(Call call, TimePoint began) : call_(std::move(call)), began_(began) {}
   virtual ~ShmOperation() = default;
 
-  // Advances; returns true after progress. Returns InvalidArgument/Diverged if the ranks' calls differ.
+  // Advances as far as possible. Returns true after progress, InvalidArgument/Diverged if the ranks' calls differ.
   virtual Result<bool> advance() = 0;
   virtual bool complete() const = 0;
-  // A rank that it waits for, or -1.
+  // A rank that the operation waits for; -1 if there is none.
   virtual int missing() const = 0;
   virtual std::string what() const = 0;
 
@@ -31,7 +32,7 @@ class ShmOperation {
   TimePoint began() const { return began_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
   void set_done() { done_.store(true, std::memory_order_release); }
-  // True once wait() has reported a failure: the caller may have freed the buffers. Guarded by the communicator's mutex.
+  // True once wait() has reported a failure: the caller may have freed the buffers. Guarded by the mutex of PendingOperations.
   bool abandoned() const { return abandoned_; }
   void abandon() { abandoned_ = true; }
 
@@ -44,12 +45,12 @@ class ShmOperation {
 
 class ShmCollective final : public ShmOperation {
  public:
-  // `sequence` counts the rank's collectives from 1.
+  // `sequence` is the number of the collective on this rank, from 1.
   ShmCollective(ShmMemory memory, Ledger& ledger, int rank, std::uint64_t sequence, CollectiveSpec spec, Call call, TimePoint began);
 
-  // Starts the collective, whose first round is `first`, and enters it into the ledger.
+  // Begins the collective with round `first` of the group, and enters it into the ledger.
   void start(std::uint64_t first);
-  std::uint64_t end() const { return first_ + rounds_; }  // valid once complete
+  std::uint64_t end() const { return first_ + rounds_; }  // the round after its last one; valid once complete
 
   Result<bool> advance() override;
   bool complete() const override { return rounds_ > 0 && put_ == rounds_ && read_ == rounds_; }
@@ -58,13 +59,14 @@ class ShmCollective final : public ShmOperation {
 
  private:
   enum class Words { kPublished, kConsumed, kReduced };
-  // Returns the first rank after this one, in cyclic order, whose counter is below `needed`, or -1. This rank is the last candidate.
+  // Returns the first rank after this one, in cyclic order, whose counter is below `needed`; -1 if there is none. This rank itself comes
+  // last.
   int behind(Words words, std::uint64_t needed) const;
   bool has_put(int rank, std::uint64_t round) const;
   int missing_to_put() const;
   int missing_to_reduce() const;
   int missing_to_read() const;
-  bool two_phases() const;  // all_reduce: every rank reduces one part
+  bool two_phases() const;  // true for an all_reduce in which every rank first reduces one part
   std::uint64_t own_rounds() const;
   void count_rounds();
   Result<void> check_entries();
@@ -79,19 +81,22 @@ class ShmCollective final : public ShmOperation {
   const int rank_, world_size_;
   const CollectiveSpec spec_;
   Entry entry_;
-  std::size_t part_bytes_;           // size of a part, in chunks with one part per rank
-  std::size_t round_bytes_;          // size of a round, in streams without parts
-  std::vector<std::size_t> begins_;  // offsets of the ranks' parts in input (reduce_scatter, all_to_all) or output (all_gather)
+  // For collectives whose chunks have a part for each rank: size of a part.
+  std::size_t part_bytes_;
+  // For other collectives: size of a chunk.
+  std::size_t round_bytes_;
+  // Where each rank's part begins: in the input of a reduce_scatter or all_to_all, in the output of an all_gather.
+  std::vector<std::size_t> begins_;
   std::vector<std::size_t> receive_begins_;
   std::uint64_t first_ = 0;
-  std::uint64_t rounds_ = 0;  // 0: unknown yet
+  std::uint64_t rounds_ = 0;  // 0: not known yet
   std::uint64_t put_ = 0, reduced_ = 0, read_ = 0;
   bool checked_ = false;
 };
 
 class ShmMessage final : public ShmOperation {
  public:
-  // A message from `from` to `to`, one of which is this rank; `data` is this rank's buffer.
+  // A message from rank `from` to rank `to`, one of which is this rank. `data`: this rank's buffer.
   ShmMessage(ShmMemory memory, int rank, int from, int to, std::span<std::byte> data, DType dtype, std::uint32_t tag, Call call,
              TimePoint began);
 

@@ -6,7 +6,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a sleeping wait calls look()
+constexpr auto kLook = std::chrono::milliseconds(50);  // how often a wait that makes no progress calls look()
 
 }  // namespace
 
@@ -38,7 +38,7 @@ Result<void> ShmProgress::drive_until(const Over& over, const OperationPtr& unti
     }
     look(until);
   }
-  // Completes operations whose inputs were all there before the failure.
+  // Operations whose inputs were all there before the failure still complete.
   if (out && group_.ledger().failure()) {
     while (!over() && advance_all()) group_.notify_all();
   }
@@ -58,7 +58,7 @@ bool ShmProgress::advance_all() {
       auto advanced = head->advance();
       if (!advanced) {
         group_.ledger().fail(advanced.error());
-        return false;  // has_failed() reports it
+        return false;  // has_failed() then ends the wait
       }
       moved |= *advanced;
       if (!head->complete()) continue;
@@ -88,7 +88,7 @@ void ShmProgress::finish(const OperationPtr& operation) {
 void ShmProgress::look(const OperationPtr& until) {
   pending_.collect_heads(heads_);
   if (heads_.empty()) return;
-  // The operation that blocks the program: `until` if it is at the head of a queue, otherwise the collective ahead of it.
+  // The operation that blocks the program is `until`, if that is at the head of a queue, else the collective at the head.
   const bool at_head = until && std::find(heads_.begin(), heads_.end(), until) != heads_.end();
   watch_.look(heads_, at_head ? *until : *heads_.front(), pending_.program_is_blocked());
 }

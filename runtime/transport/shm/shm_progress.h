@@ -1,5 +1,5 @@
-// Drives a rank's pending operations: advances their heads, and sleeps while none of them can advance. The membership page wakes it after
-// another rank's progress, and when the node records a death.
+// Drives a rank's pending operations: advances the first one of each queue, and sleeps while none can advance. The membership page wakes it
+// when another rank made progress, or the node recorded a death.
 #pragma once
 
 #include <vector>
@@ -8,23 +8,23 @@
 
 namespace shoal::runtime {
 
-// Belongs to the driving thread (PendingOperations::take_turn).
+// Used only by the thread that has the turn to drive (PendingOperations::take_turn).
 class ShmProgress {
  public:
-  // All arguments outlive it.
+  // All arguments outlive this object.
   ShmProgress(ShmGroup& group, PendingOperations& pending, const CommunicatorRequest& request, const Clock& clock)
       : group_(group), pending_(pending), request_(request), watch_(group, request, clock) {}
 
-  // Advances pending operations until `until` is done or the group has failed. Returns Cancelled/Interrupted if request.interrupted ended
+  // Advances pending operations until `until` is done or the group has failed. Returns Cancelled/Interrupted if request.interrupted() ended
   // it.
   Result<void> drive(const OperationPtr& until);
-  // The same until no background operation is left. Nothing interrupts it.
+  // Advances pending operations until no background operation is left or the group has failed. No signal interrupts it.
   Result<void> drive_background();
 
  private:
   template <class Over>
   Result<void> drive_until(const Over& over, const OperationPtr& until);
-  // Returns true after progress.
+  // Advances the first operation of each queue. Returns true after progress.
   bool advance_all();
   void start(const OperationPtr& operation);
   void finish(const OperationPtr& operation);
@@ -35,8 +35,8 @@ class ShmProgress {
   const CommunicatorRequest& request_;
   WaitWatch watch_;
   std::vector<OperationPtr> heads_;
-  std::uint64_t round_ = 0;  // first round of the next collective
-  OperationPtr started_;     // the collective under way
+  std::uint64_t round_ = 0;  // number of the next collective's first round
+  OperationPtr started_;     // the collective that is in progress
 };
 
 }  // namespace shoal::runtime

@@ -6,7 +6,8 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kDepartureGrace = std::chrono::seconds(1);  // wait for the cause of death of a rank that has left
+// How long to wait for the cause of death of a rank that has left.
+constexpr auto kDepartureGrace = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -41,7 +42,7 @@ void WaitWatch::check_left(const ShmOperation& operation, int missing, TimePoint
     left_since_.reset();
     return;
   }
-  // A rank that has left has completed its part before. The cause of its process's end, if it ended, follows soon.
+  // A rank that has left has completed its part of earlier operations. If its process has ended, the node records the cause soon.
   if (!left_since_) left_since_ = now;
   const auto death = group_.death(missing);
   if (!death && now - *left_since_ < kDepartureGrace) return;

@@ -1,5 +1,5 @@
-// The checks of a wait that makes no progress: late ranks, ranks that have left, cycles of waits, time limits. Each of them ends in a
-// warning or in the group's failure.
+// Checks a wait that makes no progress: for late ranks, ranks that have left, cycles of waits, and time limits. A check that finds one of
+// these warns, or fails the group.
 #pragma once
 
 #include <optional>
@@ -11,19 +11,20 @@
 
 namespace shoal::runtime {
 
-// Belongs to the driving thread.
+// Used only by the thread that has the turn to drive.
 class WaitWatch {
  public:
-  // All arguments outlive it.
+  // All arguments outlive this object.
   WaitWatch(ShmGroup& group, const CommunicatorRequest& request, const Clock& clock) : group_(group), request_(request), clock_(clock) {}
 
   void begin() { left_since_.reset(); }
-  // Called without progress for a while. The program waits for `at`, one of the `heads`. `blocked`: none of its threads could end the wait.
+  // To be called when there was no progress for a while. The program waits for `at`, one of the `heads`. `blocked`: no other thread of the
+  // program could make a call that ends the wait.
   void look(std::span<const OperationPtr> heads, const ShmOperation& at, bool blocked);
   void end();
 
  private:
-  // The rank that an operation waits for, or -1.
+  // The rank that an operation waits for; -1 if there is none.
   int missing(const ShmOperation& operation) const;
   std::string describe(int rank) const;
   void check_left(const ShmOperation& operation, int missing, TimePoint now);
@@ -34,8 +35,8 @@ class WaitWatch {
   const CommunicatorRequest& request_;
   const Clock& clock_;
   std::optional<TimePoint> left_since_;  // when this wait found that the missing rank has left
-  const ShmOperation* late_ = nullptr;   // the last operation to be late
-  TimePoint warn_at_{};                  // time of its next warning
+  const ShmOperation* late_ = nullptr;   // the operation to which warn_at_ belongs
+  TimePoint warn_at_{};                  // when to warn that late_ still waits
 };
 
 }  // namespace shoal::runtime
