@@ -17,7 +17,7 @@ TEST(StepGraph, HasNoCycleByConstruction) {
   EXPECT_FALSE(g.add(Op::kForward, 7, {}));
   EXPECT_FALSE(g.connect(f, u, EdgeKind::kOrder));
   EXPECT_TRUE(g.connect(u, f, EdgeKind::kOrder));
-  EXPECT_EQ(g.nodes()[1].after.size(), 1u);  // duplicate
+  EXPECT_EQ(g.nodes()[1].after.size(), 1u);  // an edge that exists is not added again
 }
 
 TEST(StepGraph, IsScheduledAsSoonAsEdgesAndLanesAllow) {
@@ -27,8 +27,8 @@ TEST(StepGraph, IsScheduledAsSoonAsEdgesAndLanesAllow) {
   const auto fa = g.add(Op::kForward, 0, {{ua, EdgeKind::kData}}).value();
   g.add(Op::kForward, 1, {{ub, EdgeKind::kData}, {fa, EdgeKind::kData}}).value();
   const auto s = g.schedule({10, 10, 100, 100});
-  EXPECT_EQ(s[1].start, 10);  // the lane is busy
-  EXPECT_EQ(s[2].start, 10);  // beside the second unshard
+  EXPECT_EQ(s[1].start, 10);  // its lane runs the first unshard until 10
+  EXPECT_EQ(s[2].start, 10);  // runs beside the second unshard
   EXPECT_EQ(s[3].start, 110);
 }
 
@@ -49,7 +49,8 @@ TEST(StepGraph, ArrivesAsItWasSentAndHostileBytesAreRefused) {
   EXPECT_GT(refused, 0);
 }
 
-// Hooks of a root with two inner blocks: each event takes 10 us, compute 100.
+// The trace of a step of a root with two inner blocks. Each communication takes 10 us, each compute 100; the root computes for
+// `root_between` between the blocks.
 std::vector<TraceEvent> traced(double root_between = 1) {
   std::vector<TraceEvent> t;
   double now = 0;
@@ -114,8 +115,8 @@ TEST(Plan, PrefetchDecidesHowFarAheadAUnitIsUnsharded) {
     return spans[static_cast<std::size_t>(std::find(all.begin(), all.end(), what) - all.begin())].start;
   };
   const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = 1}});
-  EXPECT_LT(start_of(1, "unshard(b)"), start_of(1, "forward(a)") + 100);  // while a computes
-  EXPECT_GE(start_of(0, "unshard(b)"), start_of(0, "forward(a)") + 100);  // on demand
+  EXPECT_LT(start_of(1, "unshard(b)"), start_of(1, "forward(a)") + 100);  // begins while a computes
+  EXPECT_GE(start_of(0, "unshard(b)"), start_of(0, "forward(a)") + 100);  // on demand: begins after a has computed
   EXPECT_LT(start_of(2, "unshard(b)"), start_of(2, "forward(a)"));
 }
 
@@ -128,9 +129,9 @@ TEST(Plan, ListsTheActionsAtEachBoundary) {
   };
   using Labels = std::vector<std::string>;
   ASSERT_EQ(plan.boundaries().size(), 12u);
-  EXPECT_EQ(at(0), (Labels{"unshard(root)", "unshard(a)"}));  // root begins
-  EXPECT_EQ(at(1), (Labels{"unshard(b)"}));                   // a begins
-  EXPECT_EQ(at(2), (Labels{"reshard(a)"}));                   // a ends
+  EXPECT_EQ(at(0), (Labels{"unshard(root)", "unshard(a)"}));  // the root's forward begins
+  EXPECT_EQ(at(1), (Labels{"unshard(b)"}));                   // the forward of a begins
+  EXPECT_EQ(at(2), (Labels{"reshard(a)"}));                   // the forward of a ends
   EXPECT_EQ(at(8), (Labels{"reduce_scatter(b)", "reshard(b)"}));
   EXPECT_EQ(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(plan.compute_after(1))]), "forward(a)");
 }
@@ -150,7 +151,7 @@ TEST(Plan, AnUpdateInBackwardStandsWhereItRan) {
   ASSERT_EQ(node.after.size(), 1u);
   EXPECT_EQ(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(node.after[0].from)]), "reduce_scatter(b)");
   for (std::size_t b = 0; b < plan.boundaries().size(); ++b) {
-    for (const auto id : plan.at(b)) EXPECT_NE(id, node.id);  // only the optimizer runs it
+    for (const auto id : plan.at(b)) EXPECT_NE(id, node.id);  // the optimizer runs this update itself, at no boundary
   }
 }
 

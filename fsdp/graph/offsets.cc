@@ -21,7 +21,7 @@ Offsets place(const StepGraph& graph, const std::vector<Buffer>& buffers) {
   Offsets out{std::vector<std::size_t>(buffers.size()), 0};
   std::vector<std::size_t> placed;
   for (const auto i : by_size) {
-    // Buffers with overlapping lifetimes, from low to high: take the first gap that is large enough.
+    // The placed buffers that may live at the same time, by offset. The new one gets the first gap among them that is large enough.
     std::vector<std::size_t> beside;
     for (const auto j : placed) {
       if (!apart(buffers[i], buffers[j]) && !apart(buffers[j], buffers[i])) beside.push_back(j);

@@ -8,7 +8,7 @@
 
 namespace shoal::fsdp {
 
-// Lives from the begin of node `first` to the end of node `last`; last -1: beyond the step.
+// A buffer in use from the begin of node `first` to the end of node `last`; with `last` -1, beyond the step.
 struct Buffer {
   std::size_t bytes = 0;
   std::int32_t first = 0;

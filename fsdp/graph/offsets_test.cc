@@ -5,7 +5,7 @@
 namespace shoal::fsdp {
 namespace {
 
-// Compute: forward(a), forward(b), forward(c) in a row, and an unshard without dependents.
+// A graph of forward(a), forward(b) and forward(c) in a row, and an unshard on which no node depends.
 StepGraph three() {
   StepGraph g({"a", "b", "c"});
   for (std::int32_t u = 0; u < 3; ++u) EXPECT_TRUE(g.add(Op::kForward, u, {}));
@@ -26,7 +26,7 @@ TEST(Offsets, BuffersOfDifferentTimesShareBytes) {
 }
 
 TEST(Offsets, UnorderedLanesMayOverlap) {
-  const auto at = place(three(), {{64, 0, 0}, {64, 3, 3}});  // the unshard is unordered
+  const auto at = place(three(), {{64, 0, 0}, {64, 3, 3}});  // no order between nodes 0 and 3
   EXPECT_EQ(at.bytes, 128u);
 }
 
@@ -37,7 +37,7 @@ TEST(Offsets, MemoryThatOutlivesTheStepIsNotShared) {
 
 TEST(Offsets, AGapIsFilled) {
   const auto at = place(three(), {{256, 0, 2}, {128, 0, 1}, {64, 2, 2}, {64, 0, 0}});
-  EXPECT_EQ(at.of[2], at.of[1]);  // behind 256, in the place of 128
+  EXPECT_EQ(at.of[2], at.of[1]);  // behind the buffer of 256 bytes, in the bytes of the buffer of 128
   EXPECT_EQ(at.bytes, 256u + 128u + 64u);
 }
 

@@ -24,7 +24,7 @@ class Order {
   }
 
  private:
-  // Per lane, the last node that has certainly ended; -1: none.
+  // By lane: the last node that has certainly ended; -1: none.
   using Ended = std::array<std::int32_t, kNumLanes>;
   std::vector<Ended> ended_;
   Ended last_{-1, -1, -1};

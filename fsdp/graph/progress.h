@@ -23,7 +23,7 @@ class Progress {
 
   // The node that this lane may begin now; empty when it has to wait.
   std::optional<std::int32_t> next(Lane lane) const;
-  // begin: for the result of next(lane). end: for a node that has begun.
+  // begin() is for the result of next(lane), end() for a node that has begun.
   void begin(std::int32_t node);
   void end(std::int32_t node);
   bool finished(Lane lane) const { return position(lane) == nodes_of_[static_cast<std::size_t>(lane)].size(); }

@@ -50,7 +50,7 @@ class Checker {
     std::int32_t unshard = kNone;  // begin of the current lease
     std::int32_t reshard = kNone;  // end of the previous lease
     std::vector<std::int32_t> readers;
-    std::map<std::int32_t, Turn> turns;  // by micro-batch
+    std::map<std::int32_t, Turn> turns;  // by micro-batch: the unit's nodes
     std::int32_t last_forward = kNone, last_reader = kNone, last_reduced = kNone;
     std::int32_t unreduced = kNone;  // the first backward after the last reduce_scatter
     std::int32_t updated = kNone, fetched = kNone, offloaded = kNone;
@@ -141,7 +141,7 @@ class Checker {
     return {};
   }
 
-  // The only node whose output `n` reads.
+  // The only node whose output `n` reads, or kNone. Fails if there are two.
   Result<std::int32_t> input(const Node& n) const {
     std::int32_t found = kNone;
     for (const auto& e : n.after) {
@@ -193,7 +193,7 @@ class Checker {
     SHOAL_OK(read(n, u));
     SHOAL_TRY(const auto from, input(n));
     if (from == kNone) return fail(wrong(n, "reads no gradient: neither the loss's nor another backward's"));
-    // The forward that read this unit's output: `from` makes the gradient of that output.
+    // The node that read this unit's output, a forward or the loss: `from` makes the gradient of that output.
     const std::int32_t reader = node(from).op == Op::kBackward ? unit(node(from).unit).turns[n.micro].forward : from;
     if (node(from).op == Op::kForward && node(from).unit >= 0)
       return fail(wrong(n, fmt::format("cannot read a gradient from {}", name(from))));
@@ -253,16 +253,16 @@ class Checker {
     if (commit_ != kNone) {
       SHOAL_OK(after(commit_, n));
     } else {
-      // No commit: the update runs in backward. The unit's reduction proves that every rank has published it. Reads after the publication
-      // are excluded below.
+      // Without a commit before it, the update runs in backward. The unit's reduction proves that every rank has published the unit's
+      // gradients. Reads after that publication are excluded below.
       if (u.unreduced != kNone) return fail(wrong(n, fmt::format("runs before the gradients of {} are reduced", name(u.unreduced))));
       if (!before(u.last_reduced, n)) {
         return fail(wrong(n, fmt::format("has neither a commit nor {} before it: other ranks may still read the rows that it would write",
                                          name(u.last_reduced))));
       }
       SHOAL_OK(after(u.last_reader, n));
-      // Other ranks run the same graph, and their publication proves no more than that they came so far. A read after it may still be going
-      // on.
+      // Another rank's publication proves only that the rank has come to its reduce_scatter. The rank may still run a later node that reads
+      // the unit.
       if (u.last_reader != kNone && u.last_reader != u.last_reduced && !before(u.last_reader, node(u.last_reduced))) {
         return fail(wrong(n, fmt::format("has no commit before it, and {} reads the unit after {}: other ranks may still read it",
                                          name(u.last_reader), name(u.last_reduced))));
@@ -289,7 +289,7 @@ class Checker {
   const StepGraph& graph_;
   Order order_;  // order of the visited nodes
   std::vector<Unit> units_;
-  std::map<std::int32_t, std::int32_t> losses_;  // by micro-batch
+  std::map<std::int32_t, std::int32_t> losses_;  // by micro-batch: the node of the loss
   std::int32_t commit_ = kNone, clipped_ = kNone;
 };
 

@@ -31,24 +31,24 @@ Edge order(std::int32_t from) { return {from, EdgeKind::kOrder}; }
 
 Written forward() {
   Written w;
-  w.add(Op::kUnshard, 0).add(Op::kUnshard, 1);                         // 0 1
-  w.add(Op::kForward, 0, {data(0)}).add(Op::kReshard, 0, {order(2)});  // 2 3
-  w.add(Op::kForward, 1, {data(1), data(2)});                          // 4
-  w.add(Op::kForward, -1, {data(4)});                                  // 5, the loss
+  w.add(Op::kUnshard, 0).add(Op::kUnshard, 1);                         // nodes 0 1
+  w.add(Op::kForward, 0, {data(0)}).add(Op::kReshard, 0, {order(2)});  // nodes 2 3
+  w.add(Op::kForward, 1, {data(1), data(2)});                          // node 4
+  w.add(Op::kForward, -1, {data(4)});                                  // node 5, the loss
   return w;
 }
 
 Written backward() {
   Written w = forward();
-  w.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kReshard, 1, {order(6)});  // 6 7 8
-  w.add(Op::kUnshard, 0, {data(3)}).add(Op::kBackward, 0, {data(6), data(9)});                                // 9 10
-  w.add(Op::kReduceScatter, 0, {data(10)}).add(Op::kReshard, 0, {order(10)});                                 // 11 12
+  w.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kReshard, 1, {order(6)});  // nodes 6 7 8
+  w.add(Op::kUnshard, 0, {data(3)}).add(Op::kBackward, 0, {data(6), data(9)});                                // nodes 9 10
+  w.add(Op::kReduceScatter, 0, {data(10)}).add(Op::kReshard, 0, {order(10)});                                 // nodes 11 12
   return w;
 }
 
 Written whole() {
   Written w = backward();
-  w.add(Op::kCommit, -1, {data(7), data(11)});  // 13
+  w.add(Op::kCommit, -1, {data(7), data(11)});  // node 13
   return w.add(Op::kOptimizerUpdate, 0, {order(13)}).add(Op::kOptimizerUpdate, 1, {order(13)});
 }
 
@@ -123,7 +123,7 @@ TEST(CheckRunnable, RowsAreWrittenAfterTheCommitOnly) {
 
 TEST(CheckRunnable, AnUpdateInBackwardIsTheLastThatTouchesItsUnit) {
   Written early = backward();
-  early.add(Op::kOptimizerUpdate, 1, {data(7)}).add(Op::kOptimizerUpdate, 0, {data(11)});  // 13 14
+  early.add(Op::kOptimizerUpdate, 1, {data(7)}).add(Op::kOptimizerUpdate, 0, {data(11)});  // nodes 13 14
   EXPECT_EQ(early.wrong(), "");
   EXPECT_EQ(Written(early).add(Op::kCommit, -1, {order(14)}).wrong(), "");
   EXPECT_EQ(Written(early).add(Op::kCommit, -1, {order(10)}).wrong(),
@@ -131,7 +131,7 @@ TEST(CheckRunnable, AnUpdateInBackwardIsTheLastThatTouchesItsUnit) {
   EXPECT_EQ(Written(early).add(Op::kUnshard, 1).wrong(),
             "unshard(b) (node 15) runs after optimizer_update(b) (node 13) has written the unit");
   Written late = forward();
-  late.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kOptimizerUpdate, 1, {data(7)});  // 6 7 8
+  late.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kOptimizerUpdate, 1, {data(7)});  // nodes 6 7 8
   EXPECT_EQ(late.add(Op::kRecompute, 1, {data(2)}).wrong(), "recompute(b) (node 9) runs after backward(b) (node 6), which needs it");
 }
 
@@ -141,7 +141,7 @@ TEST(CheckRunnable, GradientsAreClippedWhenAllAreReducedAndUnused) {
   clip.value = 1;
   clip.after = {data(7), data(11)};
   Written clipped = backward();
-  ASSERT_TRUE(clipped.graph.add(clip));  // 13
+  ASSERT_TRUE(clipped.graph.add(clip));  // node 13
   EXPECT_EQ(Written(clipped).add(Op::kOptimizerUpdate, 0, {data(11)}).wrong(),
             "optimizer_update(a) (node 14) does not wait for clip_norm() (node 13): add an edge from that node");
   EXPECT_EQ(Written(clipped).add(Op::kOptimizerUpdate, 0, {data(13)}).wrong(), "");
@@ -154,10 +154,10 @@ TEST(CheckRunnable, GradientsAreClippedWhenAllAreReducedAndUnused) {
 
 TEST(CheckRunnable, FetchedStateIsUpdatedAndOffloadedInTheSameStep) {
   Written fetched = backward();
-  fetched.add(Op::kCommit, -1, {data(7), data(11)}).add(Op::kFetch, 0, {order(13)});  // 13 14
+  fetched.add(Op::kCommit, -1, {data(7), data(11)}).add(Op::kFetch, 0, {order(13)});  // nodes 13 14
   EXPECT_EQ(Written(fetched).wrong(), "fetch(a) (node 14) has no update after it");
   Written updated = fetched;
-  updated.add(Op::kOptimizerUpdate, 0, {order(13), data(14)});  // 15
+  updated.add(Op::kOptimizerUpdate, 0, {order(13), data(14)});  // node 15
   EXPECT_EQ(updated.wrong(),
             "fetch(a) (node 14) has no offload after optimizer_update(a) (node 15): the next step would fetch older optimizer state");
   EXPECT_EQ(Written(updated).add(Op::kOffload, 1, {data(15)}).wrong(), "offload(b) (node 16) has no update before it");
@@ -168,7 +168,7 @@ TEST(CheckRunnable, FetchedStateIsUpdatedAndOffloadedInTheSameStep) {
 
 TEST(CheckRunnable, AnUpdateBelongsToNoMicroBatch) {
   Written w = backward();
-  w.add(Op::kCommit, -1, {data(7), data(11)});  // 13
+  w.add(Op::kCommit, -1, {data(7), data(11)});  // node 13
   for (const auto op : {Op::kOptimizerUpdate, Op::kFetch, Op::kOffload}) {
     Written wrong = w;
     Node node;
@@ -213,7 +213,7 @@ TEST(Progress, ALaneIsInOrderAndEdgesAreKept) {
   EXPECT_EQ(p.next(Lane::kCommunication), 0);
   EXPECT_EQ(p.next(Lane::kCompute), std::nullopt);
   p.begin(0);
-  EXPECT_EQ(p.next(Lane::kCommunication), std::nullopt);  // one after the other
+  EXPECT_EQ(p.next(Lane::kCommunication), std::nullopt);  // a lane runs one node after the other
   p.end(0);
   EXPECT_EQ(p.next(Lane::kCommunication), 1);
 }
@@ -223,7 +223,7 @@ TEST(Progress, ComputeGivesWayToPrefetchingThatComesBeforeIt) {
   Progress p(graph);
   p.begin(0);
   p.end(0);
-  EXPECT_EQ(p.next(Lane::kCompute), std::nullopt);  // unshard(b) could begin
+  EXPECT_EQ(p.next(Lane::kCompute), std::nullopt);  // forward(a) gives way, because unshard(b) could begin
   p.begin(1);
   EXPECT_EQ(p.next(Lane::kCompute), 2);  // unshard(b) has begun: forward(a) runs beside it
   p.begin(2);

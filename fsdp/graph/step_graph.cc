@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kOpNames[kNumOps] = {"unshard",    "forward", "reshard", "backward",  "recompute",        "reduce_scatter",
                                            "all_reduce", "offload", "fetch",   "clip_norm", "optimizer_update", "commit"};
 constexpr const char* kLaneNames[kNumLanes] = {"compute", "communication", "host copy"};
-constexpr const char* kEdgeNames[kNumEdgeKinds] = {"", "~", "^"};  // data, order, memory
+constexpr const char* kEdgeNames[kNumEdgeKinds] = {"", "~", "^"};  // how tables mark data, order and memory edges
 
 }  // namespace
 

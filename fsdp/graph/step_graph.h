@@ -27,7 +27,7 @@ enum class Op : std::uint16_t {
   kCommit,
 };
 inline constexpr std::uint16_t kNumOps = 12;
-const char* op_name(Op op);  // "reduce_scatter"
+const char* op_name(Op op);  // for example "reduce_scatter"
 Result<Op> parse_op(std::string_view name);
 
 enum class Lane : std::uint16_t { kCompute, kCommunication, kHostCopy };
@@ -51,7 +51,7 @@ struct Node {
   std::int32_t part = 0;   // index within a unit's compute, which its inner children split
   bool backward = false;   // for an unshard: it serves the backward pass
   std::vector<Edge> after;
-  std::int32_t micro = 0;          // micro-batch of the step
+  std::int32_t micro = 0;          // number of the micro-batch within the step
   std::vector<std::int32_t> also;  // for unshard, reshard, reduce_scatter: further units of the same node (a bucket)
   double value = 0;                // for clip_norm: the largest norm
   bool operator==(const Node&) const = default;
@@ -61,7 +61,7 @@ bool is_for(const Node& node, std::int32_t unit);
 // True for nodes that compute with a unit's parameters.
 bool reads_unit(const Node& node);
 
-// In microseconds since the step began. end < start: not measured.
+// A node's begin and end in microseconds since the step began. A span with end < start was not measured.
 struct Span {
   double start = 0;
   double end = -1;
@@ -78,7 +78,7 @@ class StepGraph {
   // Returns the id; ids count up. Returns InvalidArgument for an unknown unit, or an edge from a node that is not added yet: this excludes
   // cycles.
   Result<std::int32_t> add(Op op, std::int32_t unit, std::vector<Edge> after, std::int32_t part = 0, bool backward = false);
-  // The same with all fields of a node; its id is ignored.
+  // Adds a node with all of its fields except the id, which is assigned. Errors: as above.
   Result<std::int32_t> add(Node node);
   // Adds an edge from an earlier node.
   Result<void> connect(std::int32_t from, std::int32_t to, EdgeKind kind);

@@ -25,7 +25,7 @@ class Stepper {
   void begin_step();
   // Ends the step, if one was begun: its measurements become readable.
   void end_step();
-  // The program is at a boundary. Returns the communication nodes that the plan runs here; none while tracing.
+  // Called when the program passes a boundary. Returns the communication nodes that the plan runs there; none while tracing.
   const std::vector<std::int32_t>& boundary(Boundary b);
   // Records an op that ran between these times, planned or on demand.
   void ran(Op op, std::int32_t unit, bool backward, runtime::TimePoint start, runtime::TimePoint end);
@@ -36,7 +36,7 @@ class Stepper {
   // Number of steps that deviated from their plan.
   std::uint64_t detours() const { return detours_; }
 
-  // For the last complete step; empty before there is a plan.
+  // The plan, and the measured and planned times of the last complete step; null or empty before there is a plan.
   const Plan* plan() const { return plan_ ? &*plan_ : nullptr; }
   const std::vector<Span>& measured() const { return last_measured_; }
   std::vector<Span> planned() const;
@@ -60,8 +60,8 @@ class Stepper {
   std::map<std::tuple<Op, std::int32_t, bool>, std::vector<std::int32_t>> nodes_of_;
   std::map<std::tuple<Op, std::int32_t, bool>, std::size_t> seen_;
   std::vector<Span> measured_, last_measured_;
-  std::vector<double> estimate_;      // duration of each node, for planned times
-  std::vector<double> planned_from_;  // estimate behind the last complete step's plan
+  std::vector<double> estimate_;      // by node: its expected duration
+  std::vector<double> planned_from_;  // the estimate from which planned() computes times
   std::int32_t computing_ = -1;
   const std::vector<std::int32_t> nothing_;
 };

@@ -9,9 +9,9 @@ namespace shoal::fsdp {
 
 namespace {
 
-// Compute between a boundary and the next.
+// The compute between one boundary and the next.
 struct Segment {
-  std::size_t boundary = 0;  // the boundary before it
+  std::size_t boundary = 0;  // number of the boundary before the segment
   std::int32_t unit = 0;
   bool backward = false;
   double duration = 0;
@@ -29,8 +29,8 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
   std::vector<Segment> out;
   std::vector<std::pair<std::int32_t, bool>> stack;  // units with an open forward or backward
   std::size_t index = 0;
-  std::vector<double> times;   // times of the boundaries
-  std::vector<double> inside;  // inline communication after each boundary
+  std::vector<double> times;   // by boundary: its time
+  std::vector<double> inside;  // by boundary: time of the communication behind it
   for (const auto& e : trace) {
     if (e.boundary) {
       times.push_back(e.span.start);
@@ -54,7 +54,7 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
     }
     ++index;
   }
-  // Between its children a unit mostly passes one output on: it gets a node only when it computes.
+  // Between two of its children a unit mostly passes an output on. Only a longer compute there becomes a node.
   const double whole = times.empty() ? 0 : times.back() - times.front();
   std::map<std::pair<std::int32_t, bool>, std::vector<std::size_t>> of_unit;
   for (std::size_t i = 0; i < out.size(); ++i) of_unit[{out[i].unit, out[i].backward}].push_back(i);
@@ -77,10 +77,10 @@ struct Communication {
   double duration() const { return event.span.end - event.span.start; }
 };
 
-// The communication and the updates of a traced step.
+// The nodes of a traced step beside its segments: communication, and updates.
 struct Others {
   std::vector<Communication> communications;
-  std::vector<TraceEvent> updates;  // after backward
+  std::vector<TraceEvent> updates;  // the updates after backward
 };
 
 Others others_of(const std::vector<TraceEvent>& trace) {
@@ -98,7 +98,8 @@ Others others_of(const std::vector<TraceEvent>& trace) {
   return out;
 }
 
-// The unshards by segment. One stands before the first segment of its unit at or after its boundary, until a pass moves it.
+// By segment: the unshards before it. An unshard stands before the first segment of its unit at or after the unshard's boundary, until a
+// pass moves it.
 std::vector<std::vector<Communication>> unshards_of(const std::vector<Segment>& segments,
                                                     const std::vector<Communication>& communications) {
   std::vector<std::vector<Communication>> out(segments.size());
@@ -152,9 +153,9 @@ class TracedStep {
   }
 
   StepGraph graph;
-  // By node of `graph`.
+  // By node of `graph`: its duration.
   std::vector<double> durations;
-  std::vector<std::size_t> boundaries;  // for a compute node, the boundary before it
+  std::vector<std::size_t> boundaries;  // by node: for a compute node, the boundary before it
 
  private:
   struct What {
@@ -163,7 +164,7 @@ class TracedStep {
     bool backward = false;
     std::int32_t part = 0;
   };
-  using Nodes = std::map<std::pair<std::int32_t, bool>, std::int32_t>;  // by unit and pass
+  using Nodes = std::map<std::pair<std::int32_t, bool>, std::int32_t>;  // by unit, and true for its backward
 
   std::int32_t add(What what, std::vector<Edge> after, double duration, std::size_t boundary) {
     durations.push_back(duration);
@@ -175,7 +176,7 @@ class TracedStep {
   }
 
   Nodes unsharded_, computed_, resharded_;
-  std::map<std::int32_t, std::int32_t> reduced_;  // by unit
+  std::map<std::int32_t, std::int32_t> reduced_;  // by unit: the node of its latest reduction
   std::int32_t previous_ = -1;                    // the latest compute node or update
 };
 

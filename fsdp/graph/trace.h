@@ -21,28 +21,29 @@ struct Boundary {
   bool operator==(const Boundary&) const = default;
 };
 
-// An event of a step, in order. Times are microseconds since the step began.
+// One event of a step: the program passed a boundary, or a node ran. Times are in microseconds since the step began.
 struct TraceEvent {
-  std::optional<Boundary> boundary;  // at `span.start`; or
-  Op op = Op::kUnshard;              // communication or optimizer node that ran during `span`
+  std::optional<Boundary> boundary;  // the boundary, passed at `span.start`; empty if a node ran
+  Op op = Op::kUnshard;              // the communication or optimizer node that ran during `span`
   std::int32_t unit = -1;
   bool backward = false;
   Span span;
 };
 
-// A predicted trace, for a plan before the first step, from the boundaries of the forward. The backward takes them in reverse order. Each
-// unit is unsharded where it begins and reduced where its backward ends. Every node takes one microsecond.
+// A predicted trace, for a plan before the first step, made from the boundaries of the forward. The backward takes them in reverse order. A
+// unit is unsharded where its forward begins, and where its backward begins if it resharded; it is reduced where its backward ends. Every
+// event takes one microsecond.
 std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, const std::vector<bool>& reshard_after_forward);
 
 struct PlanOptions {
   Prefetch prefetch = {};
-  // A unit's compute between two of its children becomes a separate node from this share of the step's time on.
+  // A unit's compute between two of its children becomes a separate node if it takes at least this share of the step's time.
   double min_part = 0.02;
 };
 
 class Plan {
  public:
-  // Builds the traced step's graph, runs the passes, and assigns nodes to boundaries.
+  // Builds the traced step's graph, moves its unshards ahead (prefetch), and assigns nodes to boundaries.
   static Plan from_trace(const std::vector<std::string>& units, const std::vector<TraceEvent>& trace, const PlanOptions& options);
 
   const StepGraph& graph() const { return graph_; }
@@ -58,7 +59,7 @@ class Plan {
 
  private:
   explicit Plan(std::vector<std::string> units) : graph_(std::move(units)) {}
-  // Takes the passes' result. `durations` and `boundaries` are by node of the traced graph.
+  // Fills this plan from `passed`, the traced graph after the pass. `durations` and `boundaries` are by node of the traced graph.
   void take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries);
   StepGraph graph_;
   std::vector<Boundary> boundaries_;

@@ -15,7 +15,7 @@
 #define SHOAL_ADAM_CONSTANTS
 namespace shoal::fsdp {
 
-// Each constant is rounded to T once.
+// Adam's options and corrections as the kernel uses them, each rounded to T once.
 template <class T>
 struct AdamConstants {
   T sign, grad_scale, coupled_decay, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2, eps;

@@ -31,7 +31,7 @@ struct AdamArrays {
 void adam(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards,
           int num_threads);
 
-// The same on one fp32 shard, in the caller's thread.
+// One step on one fp32 shard, in the caller's thread.
 void adam(const Adam& options, std::int64_t step, float* p, const float* g, float* m, float* v, std::size_t numel);
 
 }  // namespace shoal::fsdp

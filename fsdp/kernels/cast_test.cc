@@ -61,7 +61,7 @@ void store(DType dtype, double wide, std::byte* at) {
 
 bool same(DType dtype, const std::byte* a, const std::byte* b) {
   if (std::isnan(load(dtype, a)) && std::isnan(load(dtype, b))) return true;
-  return std::memcmp(a, b, dtype_bytes(dtype)) == 0;  // compares the sign of zero, too
+  return std::memcmp(a, b, dtype_bytes(dtype)) == 0;  // compares bytes, and so the sign of zero, too
 }
 
 // Numbers of every kind, rounded to `dtype`.
@@ -79,7 +79,7 @@ std::vector<std::byte> numbers(DType dtype, std::size_t count) {
   return out;
 }
 
-// Every instruction set of this machine that the kernels would choose.
+// Runs each test with every instruction set of this machine for which kernels are compiled.
 class OnEveryTarget : public testing::TestWithParam<std::int64_t> {
  protected:
   void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }

@@ -44,7 +44,7 @@ void update_part(const Elementwise& update, const std::function<void(T* const*, 
   }
 }
 
-// Elements [begin, end) of the concatenated shards.
+// Updates elements [begin, end), counted over all shards one after the other.
 void update_range(const Elementwise& update, std::span<const Shard> shards, std::size_t begin, std::size_t end) {
   const FlushSubnormals flush;
   std::size_t first = 0;

@@ -24,12 +24,12 @@ struct Shard {
 struct Elementwise {
   std::array<DType, kMaxArrays> dtypes{};
   unsigned writes = 0;  // bit i: at[i] is written as well; at[kCopy] receives the updated at[0] in its own dtype
-  // The arithmetic runs in fp64 if at[0] is fp64, else in fp32, for any other dtypes.
+  // The arithmetic: f64 if at[0] is fp64, else f32, whatever the other dtypes are.
   std::function<void(float* const* at, std::size_t numel)> f32;
   std::function<void(double* const* at, std::size_t numel)> f64;
 };
 
-// Uses at most `num_threads` threads, the caller's included, and fewer for little work. They end before it returns. Subnormal inputs and
+// Uses at most `num_threads` threads, the caller's included, and fewer for little work. All work is done on return. Subnormal inputs and
 // results count as zero: vanishing moments would otherwise cost ten times as much.
 void run(const Elementwise& update, std::span<const Shard> shards, int num_threads);
 

@@ -14,6 +14,6 @@ namespace shoal::fsdp {
 void reduce(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, DType out_dtype, std::byte* out,
             std::size_t numel);
 
-const char* kernel_target();  // chosen target: "AVX3", ...
+const char* kernel_target();  // the instruction set in use: "AVX3", ...
 
 }  // namespace shoal::fsdp

@@ -27,7 +27,7 @@ TEST(Reduce, AddsInTheOrderOfRanksAtAnyVectorWidth) {
     std::vector<float> out(n, 9);
     const std::byte* sources[] = {raw(a), raw(b), raw(c)};
     reduce(DType::kFloat32, sources, 1.0 / 3, false, DType::kFloat32, raw(out), n);
-    for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(out[i], ((a[i] + b[i]) + c[i]) * (1.0f / 3)) << i;  // bit for bit
+    for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(out[i], ((a[i] + b[i]) + c[i]) * (1.0f / 3)) << i;  // equal bit for bit
   }
 }
 

@@ -55,7 +55,7 @@ struct AdamCase {
   bool amsgrad = false;
 };
 
-// The formula, in fp64.
+// Adam's formula for one element, in fp64.
 void adam_by_hand(const AdamCase& c, int step, double& p, double g, double& m, double& v, double& max_v) {
   const Adam& o = c.options;
   g /= o.grad_scale;
@@ -138,7 +138,7 @@ TEST(Adam, AMasterCopyKeepsPrecisionThatBfloat16Loses) {
     return (master ? copy : p).values()[n - 1];
   };
   EXPECT_EQ(train(false), 1);
-  EXPECT_EQ(train(true), 0.9921875);  // 0.992, rounded
+  EXPECT_EQ(train(true), 0.9921875);  // 0.992, rounded to bf16
 }
 
 TEST(Adam, TakesSubnormalNumbersForZeroAndLeavesTheThreadAsItWas) {

@@ -1,4 +1,4 @@
-// Vector loops shared by the kernels. Files that are compiled once per instruction set include it, and it is compiled as often.
+// Vector loops shared by the kernels. Each kernel's file includes this one and is compiled once per instruction set, so this one is, too.
 #if defined(SHOAL_KERNELS_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SHOAL_KERNELS_VECTORS_INL_H_
 #undef SHOAL_KERNELS_VECTORS_INL_H_

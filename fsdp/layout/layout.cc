@@ -105,7 +105,7 @@ std::size_t Layout::owned_bytes(int shards, int shard) const {
 
 namespace {
 
-// A parameter's space in each shard's region: that of the first shard, the largest.
+// A parameter's space in each shard's region behind the wholes. Every region has the space of the first shard, the largest.
 std::size_t aside_bytes(const Placed& p, int shards) {
   if (p.in_place || p.parameter.external) return 0;
   return (Layout::owned_bytes(p, shards, 0) + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
@@ -132,7 +132,7 @@ std::size_t Layout::own_offset(std::size_t parameter, int shards, int shard) con
 }
 
 std::uint64_t Layout::fingerprint() const {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
+  std::uint64_t hash = 0xcbf29ce484222325ULL;  // the start value of the FNV-1a hash
   const auto mix = [&](std::string_view text) {
     for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
   };

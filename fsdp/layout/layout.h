@@ -21,7 +21,7 @@
 
 namespace shoal::fsdp {
 
-// True for the dtypes of parameters. Gradients are floats; the engine only moves the bytes of the others.
+// True if a parameter may have this dtype. Only floating-point parameters have gradients; the engine moves the bytes of all others.
 bool can_be_sharded(DType dtype);
 Result<DType> parse_dtype(std::string_view name);  // a parameter's, by name; InvalidArgument if it cannot be sharded
 
@@ -30,7 +30,7 @@ struct Parameter {
   std::vector<std::int64_t> shape;  // at least one dimension
   DType dtype = DType::kFloat32;    // dtype of the shards
   bool requires_grad = true;
-  int dim = 0;                              // sharded dim
+  int dim = 0;                              // the dim on which the parameter is sharded
   std::optional<DType> compute_dtype = {};  // dtype of the whole parameter; default: the shards'
   std::optional<DType> reduce_dtype = {};   // dtype in which gradients travel; default: the whole parameter's
   bool external = false;                    // lies outside the arena, whole and shards: the engine handles its gradients only
@@ -67,12 +67,12 @@ struct Piece {
 
 struct Placed {
   Parameter parameter;
-  std::size_t offset_bytes = 0;       // offset within the arena
-  std::size_t bytes = 0;              // size of the whole parameter there
+  std::size_t offset_bytes = 0;       // offset of the whole parameter within a replica's part of the arena
+  std::size_t bytes = 0;              // size of the whole parameter, in its compute dtype
   std::size_t slot_offset_bytes = 0;  // offset of its gradient within a slot
   std::size_t slot_bytes = 0;
   std::size_t numel = 0;
-  std::size_t outer = 0, inner = 0;  // elements before and behind the sharded dim
+  std::size_t outer = 0, inner = 0;  // products of the sizes before and behind the sharded dim
   std::int64_t rows = 0;             // size of the sharded dim
   bool in_place = true;
   DType compute_dtype() const { return parameter.compute_dtype.value_or(parameter.dtype); }
@@ -83,12 +83,12 @@ Piece piece_of(const Placed& p, int shards, int shard);
 class Layout {
  public:
   static constexpr std::size_t kAlignment = 64;
-  // Returns InvalidArgument, with its name, for a parameter without dimensions, with a negative size, or with too many bytes.
+  // Returns InvalidArgument, which names the parameter, for one without dimensions, with a negative size, or with too many bytes.
   static Result<Layout> make(std::vector<Parameter> parameters);
 
   const std::vector<Placed>& placed() const { return placed_; }
   std::size_t bytes() const { return bytes_; }            // size of the whole parameters
-  std::size_t slot_bytes() const { return slot_bytes_; }  // size of their gradients
+  std::size_t slot_bytes() const { return slot_bytes_; }  // size of the gradients in a slot
   std::int64_t numel() const { return numel_; }
 
   // The bytes of one parameter's shard.
@@ -99,10 +99,10 @@ class Layout {
   std::int64_t owned_rows(int shards, int shard) const;
   std::size_t owned_bytes(int shards, int shard) const;
 
-  // An arena holds each replica: its wholes, then a region per shard for parameters that are not in place.
+  // The size of an arena. It holds each replica: its wholes, then a region per shard for parameters that are not in place.
   std::size_t arena_bytes(Grid grid) const { return replica_bytes(grid.shards()) * static_cast<std::size_t>(grid.replicas); }
   std::size_t replica_bytes(int shards) const;
-  // Offset, within its replica, of a shard's own bytes of a parameter.
+  // The offset of a shard of a parameter within a replica's part of the arena.
   std::size_t own_offset(std::size_t parameter, int shards, int shard) const;
 
   // Hash of names, shapes, dtypes and dims: it detects ranks with different models.

@@ -86,7 +86,7 @@ TEST(Layout, ParametersNotInPlaceHaveShardRegionsAfterTheWholes) {
   EXPECT_TRUE(l.placed()[0].in_place);
   EXPECT_FALSE(l.placed()[1].in_place);
   EXPECT_FALSE(l.placed()[2].in_place);
-  EXPECT_EQ(l.placed()[1].bytes, 40u);  // bf16
+  EXPECT_EQ(l.placed()[1].bytes, 40u);  // 20 elements of bf16
   EXPECT_EQ(l.placed()[1].reduce_dtype(), DType::kBFloat16);
   EXPECT_EQ(l.bytes(), 64u + 64 + 128);
   EXPECT_EQ(l.slot_bytes(), 64u + 64 + 128 + 64);

@@ -17,11 +17,11 @@ class Control {
   static constexpr int kMaxRanks = static_cast<int>(runtime::MembershipPage::kMaxMembers);
   static constexpr std::uint32_t kMaxParameters = 4096;  // per unit
 
-  // Description of a rank's gradients in one slot.
+  // A rank's publication in one slot, without the bytes of its gradients.
   struct Slot {
     std::atomic<std::uint32_t> unit;
     std::atomic<double> weight;             // weight of this rank's gradients in the mean; below 0: all ranks weigh the same
-    std::atomic<std::uint32_t> everywhere;  // true: reduced over all replicas; false: within its own
+    std::atomic<std::uint32_t> everywhere;  // true: reduced over all replicas; false: within the rank's replica
     std::uint8_t present[kMaxParameters];   // parameters with a gradient on this rank; written before `published`
   };
 
@@ -31,13 +31,13 @@ class Control {
     std::atomic<std::uint64_t> done;         // version that this rank no longer reads
     std::atomic<std::uint64_t> published;    // number of publications, above its attempt's first number (reducer.h)
     std::atomic<std::uint64_t> consumed;     // number of reductions as owner of its rows, above its attempt's first number
-    std::atomic<std::uint64_t> waiting;      // number of its current wait, from 1; 0 when it does not wait
-    std::atomic<std::uint64_t> looks;        // number of fruitless checks in waits: shows that it is alive
-    std::atomic<std::uint64_t> stuck;        // set by a rank that has proven this one's wait endless
-    std::atomic<std::uint64_t> joined;       // number of joins: it ran out of batches and serves the others
-    std::atomic<std::uint64_t> place;        // position of its program, for ranks that wait for it (encode_place)
-    std::atomic<std::uint64_t> summed;       // number of sums over ranks with its part, above its attempt's first number
-    std::atomic<std::uint64_t> parts[2];     // its parts of the last two sums, as bits of a double; written before `summed`
+    std::atomic<std::uint64_t> waiting;      // number of the rank's current wait, from 1; 0 when it does not wait
+    std::atomic<std::uint64_t> looks;        // number of fruitless checks in waits: shows that the rank is alive
+    std::atomic<std::uint64_t> stuck;        // set by a rank that has proven that this one's wait cannot end
+    std::atomic<std::uint64_t> joined;       // how often the rank ran out of batches and began to serve the others
+    std::atomic<std::uint64_t> place;        // position of the rank's program, for ranks that wait for it (encode_place)
+    std::atomic<std::uint64_t> summed;  // number of sums over ranks to which the rank has given its part, above its attempt's first number
+    std::atomic<std::uint64_t> parts[2];  // the rank's parts of the last two sums, as bits of a double; written before `summed`
     Slot slots[kMaxSlots];
   };
 

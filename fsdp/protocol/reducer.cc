@@ -13,7 +13,7 @@ namespace shoal::fsdp {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr int kAttemptShift = 40;  // bits of a number: 2^24 attempts of 2^40 publications
+constexpr int kAttemptShift = 40;  // low bits of a publication's number: 2^24 attempts of 2^40 publications
 
 std::uint64_t attempt_of(std::uint64_t sequence) { return sequence >> kAttemptShift; }
 
@@ -45,7 +45,7 @@ Reducer::Reducer(Control& control, int rank, Grid grid, std::vector<const Layout
 
 int Reducer::missing_slot() const {
   const std::uint64_t needed = next_ - first_ < num_slots_ ? left_off_ : next_ - num_slots_ + 1;
-  // This rank is checked last: its own lag is caused by a rank that has not published.
+  // This rank is checked last: it lags only because another rank has not published.
   for (int i = 1; i <= grid_.world_size; ++i) {
     const int r = (rank_ + i) % grid_.world_size;
     if (control_.rank(r).consumed.load(std::memory_order_acquire) < needed) return r;
@@ -78,7 +78,7 @@ int Reducer::missing_publication() const {
   return -1;
 }
 
-// Copies a gradient to the slot without this rank's own slices; with them if other replicas sum them.
+// Copies a gradient to the slot. This rank's own slices are left out, unless ranks of other replicas sum them, too.
 void Reducer::bring(const Placed& p, const Gradient& g, How how, std::byte* out) const {
   const std::size_t to = dtype_bytes(p.reduce_dtype());
   const bool to_replicas = how.everywhere && grid_.replicas > 1;
@@ -109,7 +109,7 @@ void Reducer::bring(const Placed& p, const Gradient& g, How how, std::byte* out)
   }
 }
 
-// Copies this rank's own slices out of the gradient: to `own` if its dtype and use allow, else to the slot.
+// Copies this rank's own slices out of the gradient: to `g.own` if dtype and use allow that, else to the slot.
 Reducer::Where Reducer::keep(const Placed& p, const Gradient& g, std::byte* out) const {
   const Piece own = own_piece(p);
   const bool in_own = !g.accumulate && g.partial == nullptr && p.parameter.dtype == p.reduce_dtype();
@@ -145,7 +145,7 @@ void Reducer::publish(std::uint32_t unit, std::span<const Gradient> gradients, H
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const Placed& p = layout.placed()[i];
     auto& g = pending.gradients[i];
-    // Sums straight from the gradient if possible, which saves a copy of this rank's slices.
+    // If the sum runs at once, it reads this rank's slices from the gradient itself, which saves a copy.
     if (pending.where[i] == Where::kGradient && !(at_once && g.dtype == p.reduce_dtype())) {
       pending.where[i] = keep(p, g, out + p.slot_offset_bytes);
     }

@@ -29,16 +29,16 @@ class Reducer {
   struct Gradient {
     const std::byte* whole = nullptr;  // unsharded, contiguous; null: none on this rank
     std::byte* own = nullptr;          // destination: this rank's shard of the mean, in the shards' dtype; null when it owns none
-    bool accumulate = false;           // adds to the destination
+    bool accumulate = false;           // true: the result is added to the destination
     DType dtype = DType::kFloat32;     // dtype of `whole`
-    // With replicas: this rank's unscaled sum of reductions within replicas, in fp32 (fp64 if gradients travel in that). Such a reduction
-    // adds to it, if has_partial, and leaves `own` alone. The next reduction over all replicas includes it.
+    // With replicas: this rank's unscaled sum of the reductions within its replica, in fp32 (fp64 if gradients travel in that). A reduction
+    // within the replica adds to it if has_partial, else sets it, and leaves `own` alone. The next reduction over all replicas includes it.
     std::byte* partial = nullptr;
     bool has_partial = false;
   };
   struct How {
-    double scale = 1;        // factor of the sum
-    bool everywhere = true;  // over all replicas; false: within its own, into `partial`
+    double scale = 1;        // factor by which the sum is multiplied
+    bool everywhere = true;  // true: over all replicas; false: within this rank's replica, into `partial`
     double weight = -1;      // this rank's weight in a weighted mean, already applied to its gradients; below 0: `scale` applies
   };
   // A finished reduction: the parameters with a gradient from any rank.
@@ -52,33 +52,34 @@ class Reducer {
 
   static std::size_t slot_bytes(const std::vector<const Layout*>& layouts, Grid grid, int num_slots);
 
-  // True when the next publication has a slot.
+  // True when a slot is free for the next publication.
   bool has_slot() const;
-  // The rank whose reduction the next publication waits for, possibly this one; -1 when there is a slot.
+  // The rank whose reductions the next publication waits for, possibly this one; -1 when a slot is free.
   int missing_slot() const;
-  // Copies other owners' rows to the slot. Sums at once if possible; else copies this rank's rows to their place. The gradients may be
-  // freed on return. `gradients` has one entry per parameter. The caller then notifies the page.
+  // Copies other owners' rows to the slot. Sums at once if every rank has published; else copies this rank's rows out of the gradients. The
+  // gradients may be freed on return. `gradients` has one entry per parameter. The caller then notifies the page.
   void publish(std::uint32_t unit, std::span<const Gradient> gradients, How how);
 
   // Sums the oldest publication if every rank has published it. Returns true after progress; the caller then notifies the page. Returns
   // InvalidArgument if the ranks' publications do not match.
   Result<bool> serve();
-  // Drops this rank's pending reductions: its gradients are no longer read or written. The caller then notifies the page.
+  // Begins the next attempt, and drops pending reductions: their gradients are no longer read or written. The caller then notifies the
+  // page.
   void start_over();
   // A rank that has started over while this one had pending reductions, so this one must start over, too; -1: none.
   int overtaken_by() const { return overtaken_by_; }
-  // Reductions that serve() finished since the last call.
+  // The reductions finished since the last call.
   std::vector<Reduced> take_reduced() { return std::exchange(reduced_, {}); }
 
   // A unit that another rank has published and this one has not; -1: none.
   int awaited_unit() const;
 
-  std::uint64_t first_number() const { return first_; }  // this attempt's first number, where other counts may begin, too
-  int ahead() const;                                     // first rank at a later attempt, or -1
+  std::uint64_t first_number() const { return first_; }  // this attempt's first number; other counts may begin there, too
+  int ahead() const;                                     // the first rank that is at a later attempt; -1: none
 
   std::size_t num_pending() const { return pending_.size(); }
-  std::uint64_t last_published() const { return next_ - 1; }  // its number
-  // Description and gradients of a rank's publication.
+  std::uint64_t last_published() const { return next_ - 1; }  // the number of this rank's latest publication
+  // The control words, and below the gradients, of a rank's publication with this number.
   auto& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % num_slots_]; }
   std::byte* slot(int rank, std::uint64_t sequence) const {
     return slots_ + (static_cast<std::size_t>(rank) * num_slots_ + sequence % num_slots_) * stride_;
@@ -105,7 +106,7 @@ class Reducer {
   void sum(const Pending& pending, std::size_t parameter);
   double scale_of(const Pending& pending) const;
   void finish_oldest();
-  // True when every rank has published it and none has started over.
+  // True when every rank has published its publication with this number, and none has started over.
   bool all_published(std::uint64_t sequence) const;
   Result<void> check_units(const Pending& pending) const;
 

@@ -113,7 +113,7 @@ TEST_P(ReducerTest, EveryOwnerGetsTheMeanOfItsRowsInAnyOrderOfRanks) {
         const auto u = static_cast<std::uint32_t>(round[r] % 2);
         brought[r].push_back(bring(static_cast<int>(r), u, round[r], accumulate));
         reducer.publish(u, brought[r].back().gradients, mean());
-        for (auto& w : brought[r].back().whole) std::fill(w.begin(), w.end(), 1e30f);  // free from now on
+        for (auto& w : brought[r].back().whole) std::fill(w.begin(), w.end(), 1e30f);  // after publish() the gradients may be overwritten
         ++round[r];
       } else {
         ASSERT_TRUE(reducer.serve());
@@ -131,8 +131,8 @@ TEST_P(ReducerTest, EveryOwnerGetsTheMeanOfItsRowsInAnyOrderOfRanks) {
 TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneMissingOnAllRanksIsAbsent) {
   if (world_ < 2) GTEST_SKIP() << "needs two ranks";
   std::vector<Rank1> brought;
-  for (int r = 0; r < world_; ++r) brought.push_back(bring(r, 0, 0, false, r == 1 ? 0 : -1));  // rank 1 has none for `a`
-  for (auto& b : brought) b.gradients[1].whole = nullptr;                                      // no rank has one for `b`
+  for (int r = 0; r < world_; ++r) brought.push_back(bring(r, 0, 0, false, r == 1 ? 0 : -1));  // rank 1 has no gradient for `a`
+  for (auto& b : brought) b.gradients[1].whole = nullptr;                                      // no rank has a gradient for `b`
   for (int r = 0; r < world_; ++r)
     reducers_[static_cast<std::size_t>(r)]->publish(0, brought[static_cast<std::size_t>(r)].gradients, mean());
   std::vector<bool> has(static_cast<std::size_t>(world_), true);
@@ -148,7 +148,7 @@ TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneMissingOnAllRanksIsAbsent)
     const auto& own = brought[static_cast<std::size_t>(r)].own;
     const std::size_t first = piece_of(layouts_[0].placed()[0], world_, r).begin;
     for (std::size_t e = 0; e < own[0].size(); ++e) ASSERT_EQ(own[0][e], expected(0, 0, first + e, 0, false, has));
-    for (const float x : own[1]) EXPECT_EQ(x, -7.0f);  // untouched
+    for (const float x : own[1]) EXPECT_EQ(x, -7.0f);  // no rank has written to the destination
   }
 }
 
@@ -220,11 +220,11 @@ TEST_P(ReducerTest, ARankThatHasNotStartedOverDetectsTheNextAttempt) {
   kept.push_back(bring(1, 0, 0));
   reducers_[1]->publish(0, kept.back().gradients, mean());
   reducers_[0]->start_over();
-  for (int n = 1; n < 5; ++n) {  // more rounds than slots
+  for (int n = 1; n < 5; ++n) {  // more rounds than a rank has slots
     ASSERT_TRUE(reducers_[1]->serve().value());
     EXPECT_EQ(reducers_[1]->num_pending(), 0u);
     EXPECT_EQ(reducers_[1]->overtaken_by(), 0);
-    if (world_ > 2 && n == kSlots) break;  // the third rank has to consume, too
+    if (world_ > 2 && n == kSlots) break;  // the third rank does not serve, so no slot gets free
     ASSERT_TRUE(reducers_[1]->has_slot());
     kept.push_back(bring(1, 0, n));
     reducers_[1]->publish(0, kept.back().gradients, mean());

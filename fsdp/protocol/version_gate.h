@@ -43,7 +43,7 @@ class VersionGate {
   // True when another rank has left the version that this rank reads.
   bool others_left() const;
 
-  // The first rank that is behind, to name in waits; -1 when none is.
+  // The first rank whose word keeps readable(), or writable(), false; -1: none. Messages about waits name it.
   int missing_to_read() const { return behind(&Control::RankWords::entered); }
   int missing_to_write() const { return behind(&Control::RankWords::done); }
 
@@ -55,7 +55,7 @@ class VersionGate {
   Control& control_;
   const int rank_;
   const int world_size_;
-  Phase phase_ = Phase::kWriting;  // version 0 has no readers
+  Phase phase_ = Phase::kWriting;  // open at first, because no rank reads version 0
   std::uint64_t version_ = 0;
 };
 

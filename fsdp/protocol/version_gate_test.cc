@@ -56,18 +56,18 @@ TEST_F(GateTest, AReaderSeesThatAnotherRankHasLeftItsVersion) {
   EXPECT_FALSE(gates_[0].others_left());
   gates_[1].leave();
   EXPECT_TRUE(gates_[0].others_left());
-  EXPECT_FALSE(gates_[1].others_left());  // it reads no version
+  EXPECT_FALSE(gates_[1].others_left());  // rank 1 reads no version
   gates_[0].leave();
   gates_[0].open();
   EXPECT_FALSE(gates_[0].others_left());
   gates_[0].enter();
-  EXPECT_FALSE(gates_[0].others_left());  // the next version has no leaver yet
+  EXPECT_FALSE(gates_[0].others_left());  // no rank has left the next version
 }
 
 TEST_F(GateTest, EnteringAgainWithoutAWindowIsTheSameVersion) {
   make(2);
   for (auto& g : gates_) g.enter();
-  EXPECT_FALSE(gates_[0].enter());  // an evaluation, another micro-batch
+  EXPECT_FALSE(gates_[0].enter());  // for an evaluation or another micro-batch
   EXPECT_EQ(gates_[0].version(), 1u);
   EXPECT_TRUE(gates_[0].readable());
 }

@@ -1,4 +1,4 @@
-// An unnamed file for a rank's state between steps; its last descriptor frees it. Host-copy lane only.
+// An unnamed file for a rank's state between steps; closing its last descriptor frees it. Only a step's host-copy lane reads and writes it.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ class StateFile {
   // Creates `bytes` zeros in this folder. Returns Unavailable if the folder is not writable.
   static Result<StateFile> make(const std::string& folder, std::size_t bytes);
 
-  // Transfer whole spans. They return DataLoss if the disk fails, ResourceExhausted if it is full.
+  // Read or write the whole span. They return DataLoss if the disk fails, ResourceExhausted if it is full.
   Result<void> read(std::size_t offset, std::span<std::byte> out) const;
   Result<void> write(std::size_t offset, std::span<const std::byte> in) const;
 

@@ -17,12 +17,13 @@ namespace shoal::fsdp {
 
 class StepRows {
  public:
-  // `graph` is runnable and has these units. Returns Unimplemented if it updates or clips other dtypes than fp32, InvalidArgument if it
-  // offloads without a folder. Other errors: as StateFile::make.
+  // `graph` is runnable and has these units. Returns Unimplemented if the graph updates or clips parameters of another dtype than fp32,
+  // InvalidArgument if it offloads but no folder is given. Other errors: as StateFile::make.
   static Result<StepRows> make(const Units& units, const StepGraph& graph, const std::string& offload_folder);
 
   void begin_step();
-  // The destination of each parameter's sum for a reduction of this unit, and whether it is added.
+  // By parameter, for a reduction of this unit: the memory that gets the sum, and whether the sum is added there. `whole`: this rank's
+  // gradients.
   std::vector<Reducer::Gradient> to_reduce(std::size_t unit, const std::vector<const std::byte*>& whole) const;
   void reduced(const Reducer::Reduced& reduced);
   // This rank's part of the squared norm of all units' gradients.
@@ -32,9 +33,10 @@ class StepRows {
   Result<void> fetch(std::size_t unit);
   Result<void> offload(std::size_t unit);
 
-  // Allocated bytes.
+  // Bytes that this rank has allocated.
   std::size_t bytes() const { return block_.size() + moments_bytes_; }
-  // The same for all ranks, computed without them. Blocks hold gradients and fetched moments; `moments` stay in memory.
+  // The bytes of all ranks together, computed without allocating them. `blocks` hold gradients and fetched moments; `moments` stay in
+  // memory.
   struct Memory {
     std::size_t blocks = 0, moments = 0;
   };
@@ -67,7 +69,7 @@ class StepRows {
 // Offsets in StepRows' block, by unit. A gradient has its place from its first reduction to its update, an offloaded moment from its fetch
 // to its offload. Units share bytes where these do not overlap.
 struct RowsPlan {
-  std::vector<std::size_t> gradient, moments;  // offsets
+  std::vector<std::size_t> gradient, moments;  // by unit: offsets in the block
   std::size_t bytes = 0;
   std::vector<bool> offloaded;
 };

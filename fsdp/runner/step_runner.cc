@@ -48,8 +48,8 @@ Result<void> StepRunner::run(StepProgram& program) {
   auto done = run_lanes(program);
   if (!done) {
     lost_ = std::move(done).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_));
-    // The membership page already names a dead peer as the cause. Otherwise mark_gone() comes before reset(), so that other ranks see this
-    // error, not a step that was started over.
+    // If a peer died, the membership page already names it as the cause. Otherwise mark_gone() comes before reset(), so that other ranks
+    // see this error, not a step that was started over.
     if (lost_->reason() != "ActorDied") model_->peers().mark_gone(fmt::format("its step {} failed: {}", steps_, lost_->message()));
     model_->reset();
     return fail(*lost_);
@@ -75,7 +75,7 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
     std::optional<runtime::SideThread> host_copy;
     if (has_any(graph_, Op::kFetch)) host_copy.emplace([this] { run_lane(Lane::kHostCopy, [this](const Node& n) { return copy(n); }); });
     run_lane(Lane::kCompute, [&](const Node& n) { return compute(n, program); });
-    // The last nodes of a step may belong to other lanes.
+    // The last nodes of a step may belong to other lanes, so this one waits for them.
     std::unique_lock lock(mutex_);
     const auto finished = [this] { return progress_->finished(Lane::kCommunication) && progress_->finished(Lane::kHostCopy); };
     while (!failure_ && !finished()) wait_for_other_lane(lock, Lane::kCompute);
@@ -93,7 +93,7 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
   return {};
 }
 
-// False when a signal ended the wait.
+// Waits until another lane has made progress. Returns false when a signal ended the wait.
 bool StepRunner::wait_for_other_lane(std::unique_lock<std::mutex>& lock, Lane lane) {
   if (lane != Lane::kCompute) return changed_.wait(lock), true;
   if (changed_.wait_for(lock, kLook) == std::cv_status::no_timeout || !options_.interrupted) return true;
@@ -218,7 +218,7 @@ Result<void> StepRunner::reduce_scatter(const Node& node) {
   return {};
 }
 
-// Same formula as torch.nn.utils.clip_grad_norm_.
+// Scales all gradients by the formula of torch.nn.utils.clip_grad_norm_.
 Result<void> StepRunner::clip(double max_norm) {
   SHOAL_TRY(const double squares, model_->reductions().sum_over_ranks(rows_.squares()));
   norm_ = std::sqrt(squares);

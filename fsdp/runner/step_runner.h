@@ -51,7 +51,7 @@ class StepRunner {
  public:
   struct Options {
     Adam optimizer;
-    std::string offload_folder;         // for graphs that offload
+    std::string offload_folder;         // for graphs that offload optimizer state
     std::function<bool()> interrupted;  // polled by the compute lane while it waits
   };
   // Returns InvalidArgument for a graph that cannot be run (check_runnable) or has other units than the model. Other errors: as
@@ -65,7 +65,7 @@ class StepRunner {
   const StepGraph& graph() const { return graph_; }
   std::uint64_t steps() const { return steps_; }
   int rank() const { return model_->rank(); }
-  // For the last step; empty before the first step, or without an earlier step to plan from.
+  // By node: measured and planned times of the last step. measured() is empty before the first step, planned() before the second.
   const std::vector<Span>& measured() const { return measured_; }
   const std::vector<Span>& planned() const { return planned_; }
   // Norm of all gradients of the last step before clipping; NaN without a clip_norm.
@@ -101,14 +101,14 @@ class StepRunner {
   StepRows rows_;
   double norm_ = std::numeric_limits<double>::quiet_NaN();
 
-  // Shared between the lanes.
+  // Shared between the lanes, under the mutex; `stopping_` is also read without it.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<Progress> progress_;
-  std::optional<Error> failure_;                       // first one of this step
-  using Turn = std::pair<std::int32_t, std::int32_t>;  // unit and micro-batch
-  std::map<Turn, StepProgram::Gradients> gradients_;   // not published yet
-  std::vector<Turn> released_;                         // not reported to the program yet
+  std::optional<Error> failure_;                       // the first error of this step
+  using Turn = std::pair<std::int32_t, std::int32_t>;  // (unit, micro-batch)
+  std::map<Turn, StepProgram::Gradients> gradients_;   // computed and not published yet
+  std::vector<Turn> released_;                         // published and not reported to the program yet
   std::atomic<bool> stopping_ = false;
 };
 

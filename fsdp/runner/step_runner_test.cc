@@ -71,7 +71,7 @@ class Program : public StepProgram {
   void released(std::int32_t unit, std::int32_t micro) override { EXPECT_EQ(held.erase({unit, micro}), 1u); }
 
   std::function<Result<void>(const Node&)> before_forward;
-  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<float>> held;  // unreleased gradients
+  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<float>> held;  // gradients that the runner has not released
   std::set<std::pair<std::int32_t, std::int32_t>> saved;
   int recomputed = 0;
 
@@ -114,7 +114,7 @@ class StepRunnerTest : public testing::Test {
         for (int s = 0; s < steps && out[r]; ++s) out[r] = runners_[r]->run(*programs_[r]);
       }));
     }
-    ranks.clear();  // joins
+    ranks.clear();  // waits until all threads have ended
     return out;
   }
 
@@ -126,7 +126,7 @@ class StepRunnerTest : public testing::Test {
   std::vector<std::unique_ptr<Program>> programs_;
 };
 
-// The result of one process for the same steps, with `micro` times the gradient, clipped to `max_norm`.
+// The parameters after the same steps in one process, with `micro` times the gradient, clipped to `max_norm`.
 std::vector<float> one_process(int world, int micro, double max_norm) {
   std::vector<float> p(kRows), m(kRows), v(kRows), g(kRows);
   for (int s = 1; s <= kSteps; ++s) {
@@ -135,7 +135,7 @@ std::vector<float> one_process(int world, int micro, double max_norm) {
       float sum = 0;
       for (int r = 0; r < world; ++r) sum += static_cast<float>(micro) * (p[i] - static_cast<float>(r));
       g[i] = sum * static_cast<float>(1.0 / world);
-      squares += 2 * g[i] * g[i];  // both units
+      squares += 2 * g[i] * g[i];  // two units have this gradient
     }
     const double factor = max_norm > 0 ? max_norm / (std::sqrt(squares) + 1e-6) : 1;
     for (auto& x : g) x *= static_cast<float>(std::min(factor, 1.0));
@@ -219,7 +219,7 @@ TEST_F(StepRunnerTest, APrefetchBeginsBeforeTheForwardThatHidesIt) {
   for (const auto& runner : runners_) {
     const auto& spans = runner->measured();
     for (const auto& n : runner->graph().nodes()) EXPECT_TRUE(spans[static_cast<std::size_t>(n.id)].seen()) << runner->graph().label(n);
-    EXPECT_LE(spans[1].start, spans[2].start);  // unshard(b), forward(a)
+    EXPECT_LE(spans[1].start, spans[2].start);  // unshard(b) begins before forward(a)
     EXPECT_EQ(runner->planned().size(), spans.size());
   }
 }
@@ -246,7 +246,7 @@ TEST_F(StepRunnerTest, AFailedRankIsLostAndItsCauseReachesTheOthers) {
 
 TEST_F(StepRunnerTest, ASignalEndsAWaitForOthers) {
   place(2, [] { return true; });
-  const auto done = runners_[0]->run(*programs_[0]);  // rank 1 never comes
+  const auto done = runners_[0]->run(*programs_[0]);  // rank 1 does not run this step
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().reason(), "Interrupted");
 }
@@ -255,7 +255,7 @@ TEST_F(StepRunnerTest, AnotherModelsGraphIsRefused) {
   place(1);
   const auto other = StepRunner::make(models_[0], StepGraph({"a"}), {});
   ASSERT_FALSE(other);
-  EXPECT_EQ(other.error().reason(), "BadGraph");  // no loss
+  EXPECT_EQ(other.error().reason(), "BadGraph");  // the graph has no loss
   StepGraph fewer({"a"});
   const auto w = fewer.add(Op::kUnshard, 0, {}).value();
   const auto x = fewer.add(Op::kForward, 0, {data(w)}).value();

@@ -35,7 +35,7 @@ std::vector<std::size_t> begins_of(const std::vector<std::size_t>& counts) {
   return out;
 }
 
-// Description of a unit's gradients, before their bytes and the flags of present parameters.
+// The begin of a message with a unit's gradients. Flags of the present parameters and the gradients' bytes follow.
 struct Head {
   std::uint32_t unit, everywhere;
   double weight;
@@ -89,7 +89,7 @@ Result<void> Exchange::compare(std::uint64_t fingerprint) {
 
 Result<void> Exchange::gather(ShardedUnit& unit, std::size_t unit_index, std::uint64_t fingerprint, std::uint32_t step) {
   SHOAL_OK(compare(fingerprint));
-  // Different models are not gathered: the caller reports the difference next.
+  // Units of different models are not gathered: after this the caller reports the difference (Leases::check_models).
   for (int r = 0; r < grid_.world_size; ++r) {
     if (control_.rank(r).fingerprint.load() != fingerprint) return {};
   }
@@ -109,7 +109,7 @@ Result<void> Exchange::gather(ShardedUnit& unit, std::size_t unit_index, std::ui
   }
   const auto begins = begins_of(receives);
   std::vector<std::byte> mine(receives[static_cast<std::size_t>(rank_)]), all(begins.back());
-  const std::uint64_t number = unit_index;  // distinguishes units of one size
+  const std::uint64_t number = unit_index;  // sent along, to detect ranks that gather different units of one size
   std::memcpy(mine.data(), &number, sizeof number);
   std::size_t at = kAlignment;
   for (std::size_t i = 0; i < placed.size(); ++i) {
@@ -120,7 +120,7 @@ Result<void> Exchange::gather(ShardedUnit& unit, std::size_t unit_index, std::ui
   }
   if (grid_.replicas == 1) {
     SHOAL_OK(communicator_->all_gather(mine, all, receives, DType::kUInt8, call("unshard", unit, step))->wait());
-  } else {  // a replica's ranks only
+  } else {  // only ranks of this replica get data
     std::vector<std::byte> copies;
     for (int r = 0; r < grid_.world_size; ++r) {
       if (grid_.replica_of(r) != grid_.replica_of(rank_)) continue;

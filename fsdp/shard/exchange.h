@@ -21,14 +21,15 @@ class Exchange {
   // `control` and the units outlive the exchange.
   Exchange(std::shared_ptr<runtime::Communicator> communicator, Control& control, int rank, Grid grid);
 
-  // Sets the other ranks' gate words from this rank's own: only this rank reads or writes this memory.
+  // Copies this rank's gate words to those of the other ranks, which do not write this memory.
   void follow_gate();
-  // The same for the reducer's words, after it has started over.
+  // Sets the other ranks' reducer words from this rank's, after all ranks have published or this one has started over.
   void follow_reducer();
 
   // Fetches the parts of a unit's wholes that the other ranks of the replica own. The first call compares the ranks' models, too.
   Result<void> gather(ShardedUnit& unit, std::size_t unit_index, std::uint64_t fingerprint, std::uint32_t step);
-  // Sends this rank's latest publication to the ranks that sum it, and receives theirs. Afterwards every rank has published.
+  // Sends this rank's latest publication to the ranks that sum it, and receives the publications that this rank sums. Afterwards every rank
+  // has published.
   Result<void> gradients(const ShardedUnit& unit, const Reducer& reducer, Reducer::How how, std::uint32_t step);
 
  private:

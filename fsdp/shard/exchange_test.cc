@@ -31,8 +31,8 @@ Layout layout_of(int unit) {
 class ExchangeTest : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
   struct Ended {
-    Bytes shards;  // after each step
-    Bytes wholes;  // as read in forward
+    Bytes shards;  // this rank's shards, appended after each step
+    Bytes wholes;  // whole parameters, appended as each forward reads them
     std::vector<std::vector<bool>> present;
   };
 
@@ -174,7 +174,7 @@ TEST_F(ExchangeTest, AUnitIsGatheredOncePerVersion) {
   ASSERT_TRUE(zero->enter(false));
   ASSERT_TRUE(zero->unshard(0));
   other.join();
-  for (int i = 0; i < 3; ++i) {  // without the other ranks
+  for (int i = 0; i < 3; ++i) {  // needs no other rank
     zero->reshard(0);
     ASSERT_TRUE(zero->unshard(0));
   }

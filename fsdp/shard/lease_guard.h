@@ -1,4 +1,4 @@
-// Names the parameter whose access without a lease is about to end the process.
+// Names the unit and the rank whose parameters were accessed without a lease, before the signal ends the process.
 //
 // With lease_guard a unit's unsharded parameters lie in a mapping that is inaccessible while no lease is held, so an access faults. The
 // signal handler is per process; so is its table of ranges, the engine's only global state.
@@ -11,7 +11,7 @@ namespace shoal::fsdp {
 
 class GuardedRange {
  public:
-  // `what` names the unit and the rank. At most kMaxRanges at once; further ones fault without a name.
+  // `what` names the unit and the rank. At most kMaxRanges exist with a name; an access to further ones faults without a name.
   GuardedRange(const std::byte* begin, std::size_t bytes, const std::string& what);
   ~GuardedRange();
   GuardedRange(const GuardedRange&) = delete;

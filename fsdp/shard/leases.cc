@@ -43,7 +43,7 @@ Result<void> Leases::check_models() {
 }
 
 Result<void> Leases::enter() {
-  // A failed wait for a window (signal, timeout) left the gate in kLeaving: finish opening it first.
+  // An earlier wait for a window failed (signal, timeout) and left the gate in kLeaving: that window is opened first.
   if (gate_.phase() == VersionGate::Phase::kLeaving) SHOAL_OK(open_window("a window that was waited for before"));
   if (window_open()) {
     for (const auto& u : units_) u->publish_own();

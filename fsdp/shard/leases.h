@@ -30,10 +30,10 @@ class Leases {
   bool window_open() const { return gate_.phase() == VersionGate::Phase::kWriting; }
 
   std::uint64_t version() const { return gate_.version(); }
-  // Checks that a backward may continue, that is, its forward's `version` is still current. Fails when that version is gone.
+  // Checks that a backward may continue: the version that its forward read is still current, and the unit is not given up.
   Result<void> check_version(std::size_t unit, std::uint64_t version) const;
-  // Stops reading a unit in this version once its gradients are published (optimizer in backward). After their reduction its rows may be
-  // written before the window opens. Its leases and backwards fail until the next version.
+  // Ends this rank's reads of a unit in this version, once its gradients are published (optimizer in backward). After their reduction the
+  // unit's rows may be written before the window opens. Leases and backwards of the unit fail until the next version.
   void give_up(std::size_t unit) { given_up_[unit] = gate_.version(); }
   // True when another rank has left the version that this rank still reads.
   bool others_left() const { return gate_.others_left(); }

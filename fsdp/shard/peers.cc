@@ -40,7 +40,7 @@ class WaitingWord {
   ~WaitingWord() {
     if (set_) words_.waiting.store(0, std::memory_order_release);
   }
-  // A fruitless check of the wait that `num_waits` will count.
+  // Records a fruitless check of this wait. The first one counts the wait in `num_waits`.
   void looked(std::uint64_t& num_waits) {
     if (!set_) {
       words_.stuck.store(0, std::memory_order_release);
@@ -69,7 +69,8 @@ Peers::Peers(Control& control, int rank, int world_size, const Units& units, Red
       options_(std::move(options)) {}
 
 void Peers::leave() {
-  if (control_.membership_page().is_gone(static_cast<std::uint32_t>(rank_))) return;  // its actor was killed: peers must see that cause
+  // this rank's actor was killed: peers must get that cause
+  if (control_.membership_page().is_gone(static_cast<std::uint32_t>(rank_))) return;
   control_.rank(rank_).place.store(encode_place({Doing::kLeft, 0, step()}), std::memory_order_release);
   notify_all();
 }
@@ -84,7 +85,7 @@ Result<bool> Peers::serve() {
   return served;
 }
 
-// ---- the others --------------------------------------------------------------------------------------------------------------------
+// ---- the other ranks ---------------------------------------------------------------------------------------------------------------
 
 std::string Peers::describe(int rank) const {
   const Place p = decode_place(control_.rank(rank).place.load(std::memory_order_relaxed));
@@ -149,7 +150,7 @@ Result<void> Peers::wait(const std::function<bool()>& done, const Waiting& waiti
   }
 }
 
-// True when every rank is in the same wait as before and has checked again since. A stopped rank proves nothing.
+// True when every rank is in the same wait as before and has checked again since. A rank that is stopped does not check: it proves nothing.
 bool Peers::all_stuck(Watch& watch) const {
   auto& before = watch.waits;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> now;
@@ -169,7 +170,7 @@ bool Peers::all_stuck(Watch& watch) const {
 Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
   if (now < watch.look_at) return {};
   watch.look_at = now + kProof;
-  const bool proven = control_.rank(rank_).stuck.exchange(0, std::memory_order_acq_rel) != 0;  // by another rank
+  const bool proven = control_.rank(rank_).stuck.exchange(0, std::memory_order_acq_rel) != 0;  // proven by another rank
   if (!proven && (!all_stuck(watch) || watch.done())) return {};
   std::string others;
   for (int r = 0; r < world_size_; ++r) {
@@ -186,7 +187,7 @@ Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
                   .in(fmt::format("step {}", step())));
 }
 
-// A rank that has left does nothing more. The cause of its process's end may follow shortly.
+// Fails if the missing rank has left: it does nothing more. Allows kDepartureGrace for the end of that rank's process, to name its cause.
 Result<void> Peers::check_left(Watch& watch, runtime::TimePoint now) const {
   const int missing = watch.waiting.missing();
   if (missing < 0 || !has_left(missing) || watch.waiting.missing() != missing || watch.done()) return {};

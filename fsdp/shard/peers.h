@@ -39,14 +39,14 @@ class Peers {
         std::shared_ptr<runtime::Clock> clock, Options options);
 
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
-  // Serves a reduction, if one is due. True after progress.
+  // Serves a reduction, if one is due. Returns true after progress.
   Result<bool> serve();
   // Fails when a rank is gone without having left.
   Result<void> check() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
   // Wakes all ranks that wait. Call it after a store that another rank may wait for.
   void notify_all() { control_.membership_page().notify_all(); }
 
-  // Sets the predicate that can interrupt waits, polled now and then; empty: Options::interrupted again.
+  // Sets the predicate that can interrupt waits; a wait calls it several times per second. An empty one restores Options::interrupted.
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
   // Sets this rank's position, which is shown to ranks that wait for it.
   void at(Doing doing, std::size_t unit);
@@ -59,15 +59,15 @@ class Peers {
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
 
  private:
-  // A wait that has slept at least once.
+  // The state of one wait: its times, and all ranks' waits at its last check.
   struct Watch {
     const Waiting& waiting;
     const std::function<bool()>& done;
     runtime::TimePoint began, look_at, warn_at;
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> waits = {};  // waits of all ranks at the last check, with their fruitless checks
-    std::optional<runtime::TimePoint> left_since = {};                // the awaited rank has left since then
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> waits = {};  // by rank: number of its wait, and of its fruitless checks
+    std::optional<runtime::TimePoint> left_since = {};                // since this time the awaited rank has been seen to have left
   };
-  // Each fails when the wait cannot end: because all ranks wait for each other, the missing rank has left, or the time is over. check_time
+  // Each of the three fails when the wait cannot end: all ranks wait for each other, the missing rank has left, or time is over. check_time
   // warns before.
   Result<void> check_stuck(Watch& watch, runtime::TimePoint now);
   Result<void> check_left(Watch& watch, runtime::TimePoint now) const;

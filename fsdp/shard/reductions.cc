@@ -56,7 +56,7 @@ Result<double> Reductions::sum_over_ranks(double part) {
     }
     return -1;
   };
-  // A rank that has started over may have written parts of later sums.
+  // The wait also ends when a rank has started over, which may have written parts of later sums.
   SHOAL_OK(peers_.wait([&] { return missing() < 0 || reducer_.ahead() >= 0; },
                        {fmt::format("a sum over ranks (step {})", peers_.step()), missing}));
   double out = 0;

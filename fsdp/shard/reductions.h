@@ -23,10 +23,10 @@ class Reductions {
 
   // Sends a unit's gradients to their owners; they may be freed on return. Waits for a slot.
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
-  // Waits until this rank's publications are reduced: only then may a unit be published again, as its gradients are added up. Returns
+  // Waits until this rank's publications are reduced. Only then may a unit be published again, because its gradients are added up. Returns
   // InvalidArgument/Diverged if another rank has started over and this one has not.
   Result<void> wait();
-  // The same at the end of a backward pass, if anything was published in it.
+  // As wait(), at the end of a backward pass that has published anything; otherwise it returns at once.
   Result<void> end_pass();
   // Units reduced since the last call.
   std::vector<Reducer::Reduced> take() { return reducer_.take_reduced(); }
@@ -46,8 +46,8 @@ class Reductions {
   Peers& peers_;
   Reducer& reducer_;
   Exchange* const exchange_;
-  bool published_any_ = false;  // during this backward pass
-  std::uint64_t num_sums_ = 0;  // above the attempt's first number (reducer.h)
+  bool published_any_ = false;  // true if this backward pass has published a unit
+  std::uint64_t num_sums_ = 0;  // number of sums, counted from the attempt's first number (reducer.h)
 };
 
 }  // namespace shoal::fsdp

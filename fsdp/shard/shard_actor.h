@@ -20,13 +20,13 @@ namespace shoal::fsdp {
 class ShardActor final : public actors::Hosted, public std::enable_shared_from_this<ShardActor> {
  public:
   struct Options {
-    std::string gang;  // the same on every rank of the mesh; unique among the job's meshes
+    std::string gang;  // the gang's name: equal on every rank of the mesh, unique among the job's meshes
     int rank = 0;
     int world_size = 1;
     int replicas = 1;                                             // number of replicas, each with all shards
     runtime::Duration place_timeout = std::chrono::seconds(600);  // for the placement of the whole gang
-    // Rank and size of the gang under one head, where the ranks of a mesh have several heads (torchrun on several hosts). Default: the
-    // mesh's.
+    // Where the ranks of a mesh have several heads (torchrun on several hosts): rank and size of the gang under this rank's head. Default:
+    // those of the mesh.
     int place_rank = -1;
     int place_size = 0;
     ShardedModel::Options model;
@@ -35,14 +35,14 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   static Result<std::shared_ptr<ShardActor>> place(actors::Session& session, Options options);
   ~ShardActor() override;
 
-  // A unit in an arena of the node, which is freed with the last reference to the unit. The n-th units of all ranks are one unit. Ranks
-  // without shared memory (model.communicator) have private arenas.
+  // Makes a unit in an arena of the node, which is freed with the last reference to the unit. The n-th units of all ranks are one unit.
+  // Ranks without shared memory (model.communicator) have private arenas.
   Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options);
-  // A model of these units; waits until the gang is placed. The n-th models of all ranks are one model. Its memory is freed like a unit's.
-  // `slots`: as in ShardedModel::Options.
+  // Makes a model of these units; waits until the gang is placed. The n-th models of all ranks are one model. Its memory is freed like a
+  // unit's. `slots`: as in ShardedModel::Options.
   Result<std::shared_ptr<ShardedModel>> make_model(Units units, int slots);
 
-  // Leaves its models, frees its arenas and stops using the session. Units and models keep working on their mapped memory.
+  // Leaves all models (Peers::leave), frees the arenas and stops using the session. Units and models keep working on their mapped memory.
   void leave();
 
   int rank() const { return options_.rank; }
@@ -51,10 +51,10 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   // Actor ids by rank; empty until the gang is placed.
   const std::vector<ActorId>& members() const { return members_; }
   std::uint64_t generation() const { return generation_; }
-  // The cause of its end, if it was killed.
+  // The cause of this actor's end, if it was killed.
   std::optional<Error> killed() const;
 
-  // actors::Hosted, called on the loop
+  // Methods of actors::Hosted, called on the loop.
   void on_call(actors::Incoming incoming) override;
   void on_kill(const Error& cause) override;
 

@@ -76,7 +76,8 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
   return {};
 }
 
-// Gradients exist only for the boundary's unit. The plan is from the step before, so the caller decides whether the unit is resharded here.
+// Skips reductions of other units than the boundary's, because the caller has no gradients of these. `may_reshard`: the unit may be
+// resharded here, although the plan is from an earlier step.
 Result<bool> ShardedModel::follow(Boundary boundary, const Ready& ready, bool may_reshard) {
   bool published = false;
   for (const auto id : stepper_.boundary(boundary)) {
@@ -129,7 +130,7 @@ void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now
   peers_.at(Doing::kForward, unit);
   if (training && stepping()) {
     const auto followed = follow({false, false, static_cast<std::int32_t>(unit)}, {}, reshard_now);
-    (void)followed;  // a dead peer is reported at the next begin
+    (void)followed;  // a dead peer is an error of the next begin of a forward or backward
   }
   if (reshard_now) reshard(unit);
 }
@@ -184,7 +185,7 @@ void ShardedModel::reset() {
   reductions_.start_over();
 }
 
-// ---- serving the others ------------------------------------------------------------------------------------------------------------
+// ---- serving the other ranks -------------------------------------------------------------------------------------------------------
 
 Result<void> ShardedModel::join() {
   if (exchange_) {

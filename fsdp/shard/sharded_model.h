@@ -42,7 +42,7 @@ class ShardedModel {
   // ---- a step, driven by hooks ----
   // The root's forward begins: this rank's writes become the next version. `training`: gradients are needed, so this is part of a step.
   Result<void> enter(bool training);
-  // A unit's forward begins or ends. It holds a lease in between; `reshard` drops the lease at the end.
+  // A unit's forward begins or ends. This rank holds a lease on the unit in between; `reshard` drops the lease at the end.
   Result<void> forward_begin(std::size_t unit, bool training);
   void forward_end(std::size_t unit, bool training, bool reshard);
   // A unit's backward begins; its forward read `version` (leases().version()). Errors: as Leases::check_version.
@@ -53,7 +53,7 @@ class ShardedModel {
   // Ends the backward pass: waits for this rank's reductions and, if anything was published, for every peer's publications. With `leave`
   // this rank stops reading the version, and its write window is open on return.
   Result<void> finish_backward(bool leave);
-  // Bracket an optimizer's writes; `unit` >= 0: in backward, to this unit's rows.
+  // Called before and after an optimizer's writes. With `unit` >= 0 the optimizer runs in backward, on this unit's rows.
   void optimizer_begin();
   void optimizer_end(std::int32_t unit = -1);
   // Changes how steps are planned from the next one on.
@@ -72,10 +72,10 @@ class ShardedModel {
   // end of its backward pass.
   void reset();
 
-  // ---- a rank without further batches serves the others (Join) ----
+  // ---- a rank without further batches serves the other ranks (shoal.fsdp.join) ----
   struct Asked {
     enum class What { kPublish, kWindow, kNothing } what = What::kNothing;
-    std::size_t unit = 0;  // to publish
+    std::size_t unit = 0;  // the unit to publish
   };
   // Declares that this rank has joined.
   Result<void> join();
@@ -96,7 +96,7 @@ class ShardedModel {
   Memory memory() const;
 
  private:
-  // Gradients at a boundary, where the plan may publish them.
+  // The gradients that a backward has computed by a boundary, where the plan may publish them.
   struct Ready {
     std::span<const Reducer::Gradient> gradients = {};
     Reducer::How how = {};

@@ -103,10 +103,10 @@ TEST_F(ShardedModelTest, RanksThatStartedOverSumTheirNewPartsOnly) {
   place(2);
   auto& first = *models_[0];
   auto& second = *models_[1];
-  ASSERT_FALSE(first.reductions().sum_over_ranks(1));  // the other rank never came to this sum
+  ASSERT_FALSE(first.reductions().sum_over_ranks(1));  // the other rank never asks for this sum
   first.reset();
   second.reset();
-  ASSERT_FALSE(first.reductions().sum_over_ranks(2));  // it has contributed, and a signal ends its wait
+  ASSERT_FALSE(first.reductions().sum_over_ranks(2));  // this rank has contributed, and a signal ends its wait
   const auto sum = second.reductions().sum_over_ranks(3);
   ASSERT_TRUE(sum) << sum.error().to_string();
   EXPECT_EQ(*sum, 5);

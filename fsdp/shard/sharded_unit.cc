@@ -28,7 +28,7 @@ Result<std::unique_ptr<ShardedUnit>> ShardedUnit::make(std::string name, Layout 
 }
 
 void ShardedUnit::guard() {
-  guard_.reset();  // removes the old entry: the range would have two names
+  guard_.reset();  // removes the old entry first, or the range would have two names
   guard_.emplace(guarded_.data() + replica_begin_, layout_.bytes(),
                  fmt::format("unit {} on rank {}", name_.empty() ? "(root)" : name_, rank_));
 }

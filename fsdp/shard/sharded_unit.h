@@ -19,15 +19,15 @@ namespace shoal::fsdp {
 class ShardedUnit {
  public:
   struct Options {
-    bool lease_guard = false;  // an access without a lease faults and is reported by name
+    bool lease_guard = false;  // an access without a lease faults, and a message names the unit
   };
   // `arena` has layout.arena_bytes(grid) bytes.
   static Result<std::unique_ptr<ShardedUnit>> make(std::string name, Layout layout, const Fd& arena, int rank, Grid grid, Options options);
 
   const std::string& name() const { return name_; }
-  // Sets its path in the model when the model is made: "blocks.0", "" for the root.
+  // Sets the unit's path in the model, when the model is made: "blocks.0", "" for the root.
   void rename(std::string name);
-  // Its name in messages.
+  // The unit's name in messages.
   std::string label() const { return name_.empty() ? "(root)" : name_; }
   const Layout& layout() const { return layout_; }
   Grid grid() const { return grid_; }
@@ -40,7 +40,7 @@ class ShardedUnit {
   std::byte* own(std::size_t parameter) const;
   // The whole parameter, as forward and backward read it. Not for external parameters.
   std::byte* whole(std::size_t parameter) const;
-  // The same bytes, accessible without a lease: for gathers.
+  // The whole parameter at an address that is accessible without a lease: for gathers.
   std::byte* whole_to_write(std::size_t parameter) const {
     return arena_.data() + replica_begin_ + layout_.placed()[parameter].offset_bytes;
   }
@@ -61,7 +61,7 @@ class ShardedUnit {
   const Grid grid_;
   std::size_t replica_begin_ = 0;        // offset of this rank's replica in the arena
   std::vector<std::size_t> own_begins_;  // offsets of this rank's shards in its replica
-  runtime::Mapping arena_;               // always writable
+  runtime::Mapping arena_;               // a mapping that is always readable and writable
   runtime::Mapping guarded_;             // with lease_guard: a second mapping, readable only while leased
   std::optional<GuardedRange> guard_;
   bool leased_ = false;

@@ -4,7 +4,7 @@ namespace shoal::fsdp {
 
 namespace {
 
-// Runs `pass` on the graph of `done` and composes their `from` lists.
+// Replaces `done` by the result of `pass` on its graph. `done.from` goes on to name the nodes of the graph that apply() got.
 template <class Pass>
 Result<void> then(Rewritten& done, Pass&& pass) {
   SHOAL_TRY(Rewritten next, pass(done.graph));

@@ -10,7 +10,7 @@ namespace {
 
 bool together(Op op) { return op == Op::kUnshard || op == Op::kReshard || op == Op::kReduceScatter; }
 
-// A unit's nodes that a bucket shares, in order.
+// The unshards, reshards and reductions of a unit, which a bucket shares with its other units, in order.
 std::vector<std::int32_t> nodes_of(const StepGraph& graph, std::int32_t unit) {
   std::vector<std::int32_t> out;
   for (const auto& n : graph.nodes()) {
@@ -19,7 +19,7 @@ std::vector<std::int32_t> nodes_of(const StepGraph& graph, std::int32_t unit) {
   return out;
 }
 
-// True when two units have the same lease pattern: the same nodes, in any order.
+// True when two units have the same lease pattern: unshards, reshards and reductions in the same passes and micro-batches, in any order.
 bool alike(const StepGraph& graph, std::int32_t a, std::int32_t b) {
   const auto key = [&](std::int32_t id) {
     const Node& n = graph.nodes()[static_cast<std::size_t>(id)];
@@ -32,7 +32,7 @@ bool alike(const StepGraph& graph, std::int32_t a, std::int32_t b) {
   return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), [&](auto x, auto y) { return key(x) == key(y); });
 }
 
-// Merges two nodes of one kind: the earlier unshard, or the later node of other kinds, remains.
+// Merges two nodes of one kind. The earlier one of two unshards remains, and the later one of two reshards or reductions.
 void merge(Edit& edit, std::int32_t a, std::int32_t b) {
   const bool first = edit.node(a).op == Op::kUnshard;
   const auto keep = edit.earlier(a, b) == first ? a : b, gone = keep == a ? b : a;

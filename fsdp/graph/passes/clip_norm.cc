@@ -12,8 +12,8 @@ Result<Rewritten> clip_norm(const StepGraph& graph, double max_norm) {
     return fail(invalid_argument(fmt::format("max_norm must be a positive number, not {}", max_norm)));
   Edit edit(graph);
   std::int32_t last_reduction = -1, before = -1;
-  std::map<std::int32_t, std::int32_t> reduced;  // by unit
-  std::vector<std::int32_t> after;               // users of the clipped gradients
+  std::map<std::int32_t, std::int32_t> reduced;  // by unit: its last reduce_scatter
+  std::vector<std::int32_t> after;               // nodes that use the clipped gradients
   for (const auto& n : graph.nodes()) {
     if (n.op == Op::kClipNorm) return fail(invalid_argument("this step clips its gradients already"));
     if (n.op == Op::kReduceScatter) {

@@ -22,7 +22,7 @@ Result<Rewritten> offload(const StepGraph& graph, const std::vector<std::int32_t
     out.op = Op::kOffload;
     in.unit = out.unit = edit.node(update).unit;
     if (i >= 2) in.after.push_back({offloads[i - 2], EdgeKind::kMemory});
-    // Fetches during the previous compute node, not earlier: the state would occupy memory needlessly.
+    // The fetch begins with the compute node right before `at`, not earlier: the state would occupy memory needlessly.
     const std::int32_t at = i == 0 ? update : updates[i - 1];
     int ahead = 0;
     for (std::size_t place = edit.position(at); place-- > 0 && ahead < 2;) {

@@ -27,7 +27,8 @@ Result<Rewritten> optimizer_in_backward(const StepGraph& graph) {
   for (const auto id : updates) {
     const auto reduction = reduced[static_cast<std::size_t>(edit.node(id).unit)];
     if (reduction < 0) continue;
-    // Behind the first compute node after the reduction, which hides it; else right behind the reduction.
+    // The update goes behind the first compute node after the reduction, whose time hides the reduction; without one, right behind the
+    // reduction.
     std::int32_t behind = reduction;
     for (const auto c : compute) {
       if (c > reduction) {

@@ -30,18 +30,18 @@ struct Prefetch {
 // Moves unshards to earlier places, but never before the reshard that ends the unit's previous lease.
 Result<Rewritten> prefetch(const StepGraph& graph, const Prefetch& how);
 
-// Per unit: true releases its lease between forward and backward and takes it again.
+// `after_forward`, by unit: true drops the unit's lease after its forward, and takes another one before its backward.
 Result<Rewritten> reshard(const StepGraph& graph, const std::vector<bool>& after_forward);
 
-// A step of k micro-batches: its nodes, k times. Gradients add up on each rank, and only the last sum is reduced. With reduce_each every
-// micro-batch is reduced into the owners' rows: more communication, but no whole gradients are kept.
+// Makes a step of k micro-batches, which has each node k times. Gradients add up on each rank, and only the last sum is reduced. With
+// reduce_each every micro-batch is reduced into the owners' rows: more communication, but no whole gradients are kept.
 struct Accumulate {
   int micro_batches = 1;
   bool reduce_each = false;
 };
 Result<Rewritten> accumulate(const StepGraph& graph, const Accumulate& how);
 
-// Activation checkpointing: these units' forwards save nothing, and run again right before their backwards.
+// Activation checkpointing: the forwards of `units` save nothing, and run again right before the units' backwards.
 Result<Rewritten> recompute(const StepGraph& graph, const std::vector<std::int32_t>& units);
 
 // Merges small units' unshards, reshards and reductions. A bucket holds neighbours in forward, each below bucket_bytes and together at most
@@ -57,14 +57,14 @@ Result<Rewritten> clip_norm(const StepGraph& graph, double max_norm);
 // gradients first.
 Result<Rewritten> optimizer_in_backward(const StepGraph& graph);
 
-// Keeps these units' optimizer state outside memory except around the update. fetch(u) runs during the previous unit's update, offload(u)
+// Keeps the optimizer state of `units` outside memory except around the update. fetch(u) runs during the previous unit's update, offload(u)
 // after its own. At most two units' state is in memory at a time.
 Result<Rewritten> offload(const StepGraph& graph, const std::vector<std::int32_t>& units);
 
 // The largest sum of leased units' bytes, however the lanes run. For setups where unsharding takes memory (several hosts, devices).
 std::size_t leased_bytes(const StepGraph& graph, const std::vector<std::size_t>& unsharded_bytes);
 
-// The plan with the fewest reshards whose leases and fixed_bytes fit into a budget; among those, the deepest prefetch.
+// A budget of memory for fit(). The result has the fewest reshards whose leases and fixed_bytes fit into it, and then the deepest prefetch.
 struct Budget {
   std::size_t bytes = 0;
   std::size_t fixed_bytes = 0;
@@ -76,15 +76,15 @@ struct Fitted {
   std::vector<bool> reshard_after_forward;
   std::size_t bytes = 0;  // fixed_bytes plus the leases
 };
-// Returns ResourceExhausted, with the smallest sufficient budget, if this one is too small.
+// Returns ResourceExhausted, which names the smallest sufficient budget, if `budget` is too small.
 Result<Fitted> fit(const StepGraph& graph, const Budget& budget);
 
 struct PassOptions {
   Prefetch prefetch;
-  std::vector<bool> reshard_after_forward;  // by unit; empty: unchanged
+  std::vector<bool> reshard_after_forward;  // by unit; empty: reshards stay as they are
   std::vector<std::int32_t> recompute;
   Accumulate accumulate;
-  std::vector<std::size_t> unit_bytes;  // for bucket_bytes
+  std::vector<std::size_t> unit_bytes;  // by unit; read only if bucket_bytes is not 0
   std::size_t bucket_bytes = 0;         // 0: no buckets
   double max_norm = 0;                  // 0: no clipping
   bool optimizer_in_backward = false;

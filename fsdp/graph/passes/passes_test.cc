@@ -167,10 +167,10 @@ TEST(Bucket, SmallNeighboursAreUnshardedAndReducedTogether) {
   EXPECT_EQ(std::count(all.begin(), all.end(), "reduce_scatter(b+a)"), 0);
   EXPECT_EQ(std::count(all.begin(), all.end(), "reduce_scatter(a+b)"), 1);
   EXPECT_EQ(std::count(all.begin(), all.end(), "unshard(c)"), 2);
-  EXPECT_EQ(labels(made(kThree, bucket(kThree, {10, 10, 100}, 15))), labels(kThree));  // two do not fit
-  EXPECT_EQ(labels(made(kThree, bucket(kThree, {10, 50, 10}, 50))), labels(kThree));   // no neighbours
+  EXPECT_EQ(labels(made(kThree, bucket(kThree, {10, 10, 100}, 15))), labels(kThree));  // two units exceed the bucket
+  EXPECT_EQ(labels(made(kThree, bucket(kThree, {10, 50, 10}, 50))), labels(kThree));   // a and c are no neighbours
   const auto mixed = made(kThree, reshard(kThree, {true, false, true}));
-  EXPECT_EQ(labels(made(mixed, bucket(mixed, {10, 10, 100}, 50))), labels(mixed));  // different lease patterns
+  EXPECT_EQ(labels(made(mixed, bucket(mixed, {10, 10, 100}, 50))), labels(mixed));  // a and b have different lease patterns
 }
 
 TEST(ClipNorm, ComesBetweenTheLastReductionAndAllUpdates) {
@@ -193,7 +193,7 @@ TEST(ClipNorm, ComesBetweenTheLastReductionAndAllUpdates) {
 
 TEST(OptimizerInBackward, UpdatesAUnitOnceItsGradientsAreReduced) {
   const auto g = made(kThree, optimizer_in_backward(kThree));
-  EXPECT_GT(at(g, "optimizer_update(c)"), at(g, "backward(b)"));  // hides the reduction
+  EXPECT_GT(at(g, "optimizer_update(c)"), at(g, "backward(b)"));  // backward(b) hides the reduction of c
   EXPECT_LT(at(g, "optimizer_update(c)"), at(g, "backward(a)"));
   EXPECT_LT(at(g, "optimizer_update(a)"), at(g, "commit()"));
   const auto clipped = made(kThree, clip_norm(kThree, 1));
@@ -212,7 +212,7 @@ TEST(Offload, FetchesAUnitsStateWhileTheOneBeforeIsUpdated) {
   const auto node = [&](const std::string& label) { return g.nodes()[static_cast<std::size_t>(at(g, label))]; };
   EXPECT_LT(at(g, "fetch(b)"), at(g, "optimizer_update(a)"));
   EXPECT_TRUE(order.before(node("fetch(b)"), node("optimizer_update(b)")));
-  EXPECT_TRUE(order.before(node("offload(a)"), node("fetch(c)")));  // two units' state at a time
+  EXPECT_TRUE(order.before(node("offload(a)"), node("fetch(c)")));  // at most two units' state lies in memory
   EXPECT_EQ(edge(g, "offload(a)", "fetch(c)"), EdgeKind::kMemory);
   EXPECT_FALSE(order.before(node("optimizer_update(a)"), node("fetch(b)")));
   EXPECT_TRUE(order.before(node("backward(b)"), node("fetch(a)")));  // not already at the step's begin

@@ -13,7 +13,7 @@ constexpr std::int32_t kNone = -1;
 
 bool computes(const Node& n) { return n.op == Op::kForward || n.op == Op::kBackward || n.op == Op::kRecompute; }
 
-// The compute node before `reader` whose list names the unshard's unit.
+// The last compute node before `reader` whose prefetch list names the unshard's unit.
 std::int32_t listed(const Edit& edit, const Prefetch& how, const Node& unshard, const std::vector<std::int32_t>& compute,
                     std::size_t reader) {
   const bool backward = edit.node(compute[reader]).op != Op::kForward;
@@ -55,12 +55,12 @@ Result<Rewritten> prefetch(const StepGraph& graph, const Prefetch& how) {
     const auto found = issued_at.find(u);
     if (found == issued_at.end()) continue;
     const std::size_t k = found->second;
-    // Replaces its edges from compute nodes by one from the node that ends when it is issued. Its other edges stay.
+    // One edge, from the compute node that ends when the unshard is issued, replaces the unshard's edges from compute nodes.
     Node& n = edit.node(u);
     std::erase_if(n.after, [&](const Edge& e) { return computes(edit.node(e.from)); });
     if (k > 0) edit.connect(compute[k - 1], u, EdgeKind::kOrder);
     std::size_t place = edit.position(compute[k]);
-    if (edit.position(u) < place) --place;  // removal shifts the places behind it
+    if (edit.position(u) < place) --place;  // without the moved node, later places shift
     const auto not_before = [&](std::int32_t other) {
       std::size_t p = edit.position(other) + 1;
       if (edit.position(u) < p) --p;
