@@ -1,4 +1,4 @@
-// A sharded model on one rank: the calls of a training step.
+// Bindings of a sharded model on one rank: the calls of a training step.
 #include "python/native/fsdp/fsdp.h"
 
 namespace shoal::python {
@@ -20,7 +20,7 @@ std::size_t gradient_bytes(const ShardedUnit& u) {
 
 std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
-// Makes a Gradient of addresses; an address is 0 if there is no such memory.
+// Constructs a Gradient from addresses. The address 0 stands for memory that does not exist.
 void make_gradient(Gradient* out, std::uintptr_t whole, int dtype, std::uintptr_t own, bool accumulate, std::uintptr_t partial,
                    bool has_partial) {
   if (dtype < 0 || dtype >= kNumDTypes || !fsdp::can_be_sharded(static_cast<DType>(dtype))) throw nb::value_error("not a dtype's number");

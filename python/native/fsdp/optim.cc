@@ -14,7 +14,7 @@ namespace {
 
 using DTypes = std::array<DType, fsdp::kMaxArrays>;
 
-// The dtypes of these names; "" stands for an array that the update does not have.
+// The dtypes with these names; the empty name stands for an array that the update does not have.
 DTypes dtypes_of(const std::vector<std::string>& names) {
   if (names.size() > fsdp::kMaxArrays) throw nb::value_error("an update has at most six arrays");
   DTypes out{};
@@ -26,7 +26,7 @@ DTypes dtypes_of(const std::vector<std::string>& names) {
 
 std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
-// The arrays of one parameter's update, by address. Python keeps it from step to step.
+// The addresses of the arrays of one parameter's update. Python keeps the object from step to step.
 struct UpdateRow {
   fsdp::Shard shard;
   float* step = nullptr;  // Adam's number of steps; null for other optimizers
@@ -47,7 +47,7 @@ void make_row(UpdateRow* out, std::size_t numel, std::uintptr_t parameter, const
 void adam(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double beta1, double beta2, double eps,
           double weight_decay, bool decoupled, bool maximize, double grad_scale, int num_threads) {
   const auto types = dtypes_of(dtypes);
-  std::map<std::int64_t, std::vector<fsdp::Shard>> by_step;  // by step count: parameters added later have lower ones
+  std::map<std::int64_t, std::vector<fsdp::Shard>> by_step;  // by the number of steps, which is lower for parameters added later
   for (const auto& row : rows) {
     if (row.step == nullptr) throw nb::value_error("a row of Adam has a step");
     by_step[static_cast<std::int64_t>(*row.step += 1)].push_back(row.shard);

@@ -1,4 +1,4 @@
-// The actor that owns a rank's rows, its units, and their memory as tensors.
+// Bindings of ShardActor, of its units, and of the units' memory as tensors.
 #include "fsdp/shard/shard_actor.h"
 
 #include <cstdio>

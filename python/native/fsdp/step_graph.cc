@@ -1,4 +1,4 @@
-// Step graphs: nodes and edges, the passes over them, and their plans.
+// Bindings of step graphs: nodes and edges, the passes over them, and plans.
 #include "fsdp/graph/runnable.h"
 #include "python/native/fsdp/fsdp.h"
 

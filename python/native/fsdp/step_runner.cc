@@ -1,4 +1,4 @@
-// A hand-written step: the user's computation in Python, run by the engine.
+// Bindings of a hand-written step: the engine runs the user's computation in Python.
 #include "fsdp/runner/step_runner.h"
 
 #include "fsdp/graph/runnable.h"
