@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 try:
     from torch.distributed.fsdp import DataParallelMeshDims
-except ImportError:  # torch before 2.12
+except ImportError:  # torch before 2.12 lacks it
     DataParallelMeshDims = None
 
 from shoal.fsdp._describe import ParameterSharding, ShardingDescription, describe_sharding
@@ -56,7 +56,7 @@ __all__ = [
     "write",
 ]
 
-_INSTALLATION = ("install", "is_installed", "uninstall")  # in _install, which lies above FSDP1's package and loads it
+_INSTALLATION = ("install", "is_installed", "uninstall")  # in _install, which imports shoal.fsdp1, and so lies above this package
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import math
 from xml.sax.saxutils import escape, quoteattr
 
 WIDTH, LEFT, RIGHT, BAR, GAP, HEAD = 1400, 130, 24, 20, 3, 34
-MAX_ROWS = 8  # maximum per lane
+MAX_ROWS = 8  # the most rows of labelled bars in a lane
 CHAR = 6.3  # approximate width of a character of an 11 px label
 COLORS = {
     "unshard": "#8ecae6",
@@ -26,7 +26,8 @@ DARK = {"backward", "commit"}
 
 
 def draw(nodes, lanes) -> str:
-    """Returns the SVG document. ``nodes``: ids, labels, lanes, ops, and (start, end) in microseconds or None."""
+    """Returns the SVG document. Each of ``nodes`` has an id, a label, a lane, an op, and planned and measured (start, end) in microseconds
+    or None."""
     panels = [(k, {n.id: getattr(n, k) for n in nodes if getattr(n, k)}) for k in ("measured", "planned")]
     panels = [(name, spans) for name, spans in panels if spans] or [("in order", {n.id: (float(i), i + 1.0) for i, n in enumerate(nodes)})]
     end = max((e for _, spans in panels for _, e in spans.values()), default=1.0) or 1.0
@@ -59,7 +60,7 @@ def _panel(name: str, nodes, spans, lanes, scale: float, top: float) -> tuple[fl
         placed = [n for n in nodes if n.lane == lane and n.id in spans]
         if not placed:
             continue
-        rows: list[float] = []  # end of each row's last bar or label
+        rows: list[float] = []  # by row: the end of its last bar or label
         crowded = False
         bars = []
         for n in sorted(placed, key=lambda n: (spans[n.id][0], n.id)):

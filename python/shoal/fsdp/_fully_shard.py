@@ -29,7 +29,8 @@ from shoal.fsdp._parameters.mesh import DataMesh, data_mesh
 
 _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
 
-# Called with the first module's class name and the mesh of each call. `_install`, which lies above, announces its meshes through it.
+# Functions that each call of fully_shard calls with the first module's class name and the mesh. `_install` adds one that announces the
+# mesh.
 on_sharded: list[Callable[[str, DataMesh], None]] = []
 
 

@@ -10,7 +10,7 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._draw import draw
 
 LANES = ("compute", "communication", "host copy")
-# Op names in a timeline; the others appear unabbreviated.
+# Short names of ops in a timeline; others appear in full.
 _SHORT = {"unshard": "AG", "reduce_scatter": "RS", "reshard": "free", "optimizer_update": "update", "clip_norm": "clip", "all_reduce": "AR"}
 
 
@@ -140,7 +140,8 @@ class StepGraph:
 
 
 def timeline(nodes: list[Node]) -> str:
-    """A column per lane, a line per node, in order of measured times, or of planned ones, or as written where there are no times."""
+    """Returns a text with a column per lane and a line per node, in order of measured times, or of planned ones, or as written if there are
+    no times."""
     kind = next((k for k in ("measured", "planned") if any(getattr(n, k) for n in nodes)), None)
     times = {n.id: getattr(n, kind) for n in nodes if kind and getattr(n, kind)}
     shown = sorted((n for n in nodes if n.id in times), key=lambda n: times[n.id][0]) if kind else nodes

@@ -19,7 +19,7 @@ from shoal.fsdp._engine.collect import own_parameters
 if TYPE_CHECKING:
     from shoal.fsdp.graph import AdamW
 
-BATCH = -1  # a node's source that stands for the batch's inputs
+BATCH = -1  # source of a node that reads the batch's inputs
 
 
 class GraphWorker:
@@ -62,7 +62,8 @@ class GraphWorker:
         return {name: unit.bytes for name, unit in zip(units, natives, strict=True)}, list(self._actor.members)
 
     def _move(self, unit: _native.ShardedUnit, index: int, original: nn.Parameter, owners: list, world_size: int) -> nn.Parameter:
-        """Copies this rank's rows of a parameter into the arena, where the module reads the whole parameter under a lease."""
+        """Copies this rank's rows of a parameter into the arena. Returns the whole parameter there, which the module then reads under a
+        lease."""
         if original.numel() == 0:
             return original
         rows = -(-original.shape[0] // world_size)
@@ -102,7 +103,7 @@ class GraphWorker:
         return _graph.of_model(self._runner, self._runner.memory)
 
     def rows_bytes(self) -> int:
-        """Bytes that the engine has allocated outside the arenas, on this rank."""
+        """Bytes of gradients and optimizer state that the engine has allocated on this rank."""
         return self._runner.rows_bytes
 
     def norm(self) -> float:
@@ -113,14 +114,14 @@ class GraphWorker:
 
 
 class _Program:
-    """The compute nodes of one step (StepProgram in C++). Each keeps its result for the nodes that read it."""
+    """The computation of one step's nodes (StepProgram in C++). A node's result is kept for the nodes that read it."""
 
     def __init__(
         self, modules: list[nn.Module], parameters: list[list[nn.Parameter]], loss_fn: Callable, batch: tuple, grad: bool, micro: int
     ):
         self._modules, self._parameters, self._loss_fn, self._grad, self._num_micro = modules, parameters, loss_fn, grad, micro
         self._inputs, self._targets = ([part] for part in batch) if micro == 1 else (_split(part, micro) for part in batch)
-        self._made: dict[int, Any] = {}  # by node: a detached output, or the gradient of one
+        self._made: dict[int, Any] = {}  # by node: its detached output, or the gradient of its input
         self._saved: dict[tuple[int, int], tuple[Any, Any]] = {}  # by unit and micro-batch: input and output of an autograd graph
         self._again: dict[tuple[int, int], tuple[Any, torch.Tensor]] = {}  # for recomputation: input and RNG state
         self._whole: dict[tuple[int, int], list[torch.Tensor | None]] = {}  # gradients until they are reduced

@@ -21,7 +21,7 @@ from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp1.fully_sharded_data_parallel import FullyShardedDataParallel
 from shoal.fsdp1.sharded_grad_scaler import ShardedGradScaler
 
-# Modules of torch that export the names. Its other modules keep torch's classes, because they expect FSDP1's flat parameters.
+# Modules of torch in which the names are replaced. Other modules keep torch's classes, because they expect FSDP1's flat parameters.
 _WHERE = (
     "torch.distributed.fsdp",
     "torch.distributed.fsdp._fully_shard",
@@ -95,7 +95,8 @@ def announce(unit: str, data: DataMesh) -> None:
     _installed.announced.add(data.key)
     hybrid = f", {data.replicas}x{data.shards}: replicas x shards" if data.replicas > 1 else ""
     over = f"{len(data.ranks)} rank{'s' if len(data.ranks) > 1 else ''} ({data.mesh.device_type}{hybrid})"
-    sys.stderr.write(f"shoal: Shoal shards this model over {over}, in the place of torch's FSDP; first unit: {unit}\n")  # in one write
+    # one write, so that lines of several ranks do not mix
+    sys.stderr.write(f"shoal: Shoal shards this model over {over}, in the place of torch's FSDP; first unit: {unit}\n")
 
 
 on_sharded.append(announce)
@@ -113,7 +114,7 @@ def uninstall() -> None:
     _installed = None
 
 
-# The code of torch's functions while Shoal is installed.
+# Functions whose code torch's functions have while Shoal is installed.
 
 
 def _fully_shard(*args, **kwargs):

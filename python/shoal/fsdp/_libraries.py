@@ -17,7 +17,7 @@ from _shoal_switch import after_import
 from shoal.fsdp1.fully_sharded_data_parallel import FullyShardedDataParallel
 
 
-@functools.cache  # once per process
+@functools.cache  # registers the patches once per process
 def follow(is_installed: Callable[[], bool]) -> None:
     after_import("accelerate.state", partial(shard_on_cpus, is_installed))
     for package in ("lightning.fabric", "lightning_fabric"):  # the package of lightning, and that of pytorch_lightning

@@ -25,7 +25,7 @@ class MemoryEstimate:
     gradients: int
     optimizer: int
     unit_weights: int  # unsharded weights of the largest unit
-    unit_gradients: int  # its gradients before reduction
+    unit_gradients: int  # whole gradients of that unit, before their reduction
     replicated: int  # weights, gradients and optimizer state of a rank under DDP
 
     @property

@@ -8,7 +8,7 @@ _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def clean(name: str) -> str:
-    """A dotted name without the parts of wrappers (FSDP1's, activation checkpointing's)."""
+    """Removes the parts that wrappers add (FSDP1's, activation checkpointing's) from a dotted name, which is then called clean."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -20,5 +20,5 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def below(prefix: str, name: str) -> str:
-    """The name prefix of a child module, clean if ``prefix`` is."""
+    """Returns the prefix of the names below a child module. It is without wrappers' parts if ``prefix`` is."""
     return prefix if name in _WRAPPERS else f"{prefix}{name}."

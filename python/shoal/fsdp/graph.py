@@ -37,7 +37,7 @@ __all__ = ["AdamW", "Handle", "Ranks", "Step", "place"]
 
 
 class Handle:
-    """A node of a step: a future of its result. ``print`` shows its label."""
+    """A node of a step, as a future of the node's result. ``print`` shows its label."""
 
     __slots__ = ("_step", "id")
 
@@ -70,7 +70,7 @@ class Step:
         if len(set(self.units)) != len(self.units) or not all(isinstance(u, str) and u for u in self.units):
             raise InvalidArgument(f"units have names of their own, not {self.units}")
         self._native = _native.StepGraph(self.units)
-        self._ops: list[str] = []  # by node
+        self._ops: list[str] = []  # by node: its op
 
     # ---- communication ----
 

@@ -46,11 +46,11 @@ class Added:
     def __init__(self, root: Root):
         self._root = root
         self._parameters: dict[nn.Parameter, str] = {}
-        self._seen = -1  # _Registrations.count at the last look
+        self._seen = -1  # _Registrations.count when ``look`` last ran
         _Registrations.watch()
 
     def look(self) -> None:
-        """Finds new parameters. Collective: called at a forward of the root, which all ranks run."""
+        """Finds new parameters. Collective: a forward of the root calls it, which all ranks run."""
         if self._seen == _Registrations.count:
             return
         self._seen = _Registrations.count
@@ -68,7 +68,7 @@ class Added:
                 self._broadcast(p)
 
     def _find(self) -> dict[nn.Parameter, str]:
-        """Parameters below the root module that belong to no unit and are not ignored, with the first of their names."""
+        """Returns the parameters below the root module that belong to no unit and are not ignored. A tied parameter has its first name."""
         states = self._root.states
         ours = {(id(module), attribute) for u in self._root.units for p in u.parameters for module, attribute in p.owners}
         found: dict[nn.Parameter, str] = {}
@@ -105,8 +105,8 @@ class Added:
             dist.broadcast(p.detach(), group=group, group_src=0)
 
     def reduce(self) -> None:
-        """Averages each gradient over ranks, at the end of a synchronised backward pass. A sum that includes the mean of an earlier pass
-        keeps that mean. A gradient that no rank has stays None."""
+        """Averages each added parameter's gradient over ranks, at the end of a synchronised backward pass. If ``p.grad`` accumulates, the
+        mean of earlier passes stays as it is. A gradient that no rank has stays None."""
         work = {p: name for p, name in self._parameters.items() if p.requires_grad or p.grad is not None}
         if not work:
             return

@@ -33,9 +33,9 @@ def managed(p: nn.Parameter) -> ShardedParameter | None:
 
 
 def own_parameters(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter]) -> dict[str, tuple[nn.Parameter, list]]:
-    """Parameters below ``modules`` that no unit manages: first name -> (parameter, every (module, attribute) that has it).
+    """Returns the parameters below ``modules`` that no unit manages: first name -> (parameter, every (module, attribute) that has it).
 
-    A parameter of another unit that one of these modules has as well gets that module as a further owner.
+    If one of these modules also has a parameter of another unit, the module is added to the places of that unit's parameter (``owners``).
     """
     found: dict[str, tuple[nn.Parameter, list]] = {}
     names: dict[int, str] = {}

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Ends:
-    """The autograd nodes whose backward ends that of a unit, one per forward with an input that wants gradients."""
+    """The autograd nodes that run when a unit's backward has ended: one per forward with an input that requires a gradient."""
 
     def __init__(self):
-        self.unseen = False  # no input of the running forward wants a gradient
+        self.unseen = False  # no input of the running forward requires a gradient
         self._nodes: weakref.WeakSet = weakref.WeakSet()
-        self._endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards that no node ends
+        self._endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards without such a node
 
     def add(self, node) -> None:
         self._nodes.add(node)
@@ -33,7 +33,7 @@ class Ends:
         return any(node.left_in != task and torch._C._will_engine_execute_node(node) for node in self._nodes)
 
     def leave(self, node) -> bool:
-        """Records that the pass has left the unit at ``node``. Returns True if it will not return."""
+        """Records that the backward pass has left the unit at ``node``. Returns True if the pass will not return to the unit."""
         node.left_in = torch._C._current_graph_task_id()
         return not self.more_to_come() and not self._endless
 

@@ -51,14 +51,14 @@ class _Whole:
 
 
 def _times(size: torch.Size, shards: int) -> tuple[int, ...]:
-    """The size of ``shards`` tensors of this size, concatenated on dim 0; scalars become a row."""
+    """The size of the concatenation on dim 0 of ``shards`` tensors of this size. Scalars are concatenated to a 1-D tensor."""
     return (size[0] * shards, *size[1:]) if size else (shards,)
 
 
 class Gathered:
     def __init__(self, unit: Unit):
         self._unit = unit
-        self.all_gather: Any = None  # torch.distributed.fsdp AllGather
+        self.all_gather: Any = None  # set_custom_all_gather sets this torch.distributed.fsdp AllGather
         self.reduce_scatter: Any = None
         self.private = False  # the unit's modules write to whole parameters in forward
         self._whole: dict[ShardedParameter, _Whole] = {}
@@ -66,7 +66,7 @@ class Gathered:
 
     @property
     def reduces(self) -> bool:
-        """Gradients are reduced here, not by the engine."""
+        """True if this class reduces the unit's gradients, not the engine."""
         return self.reduce_scatter is not None or not self._unit.data.in_arena
 
     @property
@@ -96,7 +96,7 @@ class Gathered:
             elif self._is_own(p):
                 if p not in self._whole:
                     self._whole[p] = _Whole()
-                    p.views.set_whole(p.own.data)  # .data: a version counter of its own
+                    p.views.set_whole(p.own.data)  # .data has a version counter of its own
             elif self.brings(p):
                 brought.append(p)
         if not brought:
@@ -115,13 +115,13 @@ class Gathered:
                 torch._foreach_copy_(wholes, [p.own for p in brought])
                 return
             sizes = [p.padded_shape.numel() for p in brought]
-            make = torch.empty if all(p.own_shape == p.padded_shape for p in brought) else torch.zeros  # defined padding
+            make = torch.empty if all(p.own_shape == p.padded_shape for p in brought) else torch.zeros  # zeros define the padding
             flat = make(sum(sizes), dtype=dtype, device=data.device)
             slices = [
                 part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim]) for p, part in zip(brought, flat.split(sizes), strict=True)
             ]
             torch._foreach_copy_(slices, [p.own for p in brought])
-            as_sent = flat if dtype in _GATHERED_AS_THEY_ARE else flat.view(torch.uint8)  # gloo supports few dtypes
+            as_sent = flat if dtype in _GATHERED_AS_THEY_ARE else flat.view(torch.uint8)  # as bytes, because gloo supports few dtypes
             gathered = self._all_gathered(as_sent).view(dtype).view(data.shards, -1)
             if all(p.dim == 0 and p.shape[0] % data.shards == 0 for p in brought):
                 torch.split_with_sizes_copy(gathered, sizes, dim=1, out=[whole.view(data.shards, -1) for whole in wholes])
@@ -150,7 +150,7 @@ class Gathered:
                 whole.copy_(joined.narrow(p.dim, 0, p.shape[p.dim]))
 
     def _allocated(self, p: ShardedParameter) -> torch.Tensor:
-        """The whole parameter's memory."""
+        """Returns the whole parameter's memory, allocated."""
         if p not in self._whole:
             whole = torch.empty(p.shape, dtype=p.compute_dtype, device=self._unit.data.device)
             p.views.set_whole(whole)
@@ -170,7 +170,7 @@ class Gathered:
         return p.external or self.private or self.all_gather is not None
 
     def _is_own(self, p: ShardedParameter) -> bool:
-        """A gather is unnecessary: this rank's slices are the whole parameter, on the compute device and in the compute dtype."""
+        """True if no gather is needed: this rank's slices are the whole parameter, on the compute device and in the compute dtype."""
         data = self._unit.data
         return p.external and data.shards == 1 and p.compute_dtype == p.dtype and p.home == data.device
 
@@ -179,7 +179,7 @@ class Gathered:
         data = self._unit.data
         common = inputs[0].dtype if len({t.dtype for t in inputs}) == 1 else None
         flat = [t.reshape(-1) for t in inputs]
-        if common not in _GATHERED_AS_THEY_ARE:  # gloo supports few dtypes; FSDP2 also sends mixed dtypes as bytes
+        if common not in _GATHERED_AS_THEY_ARE:  # sent as bytes: gloo supports few dtypes, and FSDP2 does so with mixed ones
             flat = [t.view(torch.uint8) for t in flat]
         out = self._all_gathered(torch.cat(flat)).view(data.shards, -1)
         return list(out.split([t.numel() for t in flat], dim=1))
@@ -200,7 +200,7 @@ class Gathered:
         return out
 
     def _joined(self, gathered: torch.Tensor, size: torch.Size, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        """Concatenates all ranks' pieces, each of this size, along ``dim``."""
+        """Concatenates the pieces of all ranks, which have ``size`` each, along ``dim``."""
         pieces = gathered.contiguous().view(dtype)
         if dim == 0:
             return pieces.view(_times(size, len(pieces)))
@@ -299,7 +299,7 @@ class Gathered:
         if data.replicas > 1:
             dist.all_reduce(out, group=data.mesh.get_group(data.replicate_dim))
         if self.reduce_scatter is not None:
-            out = out * (u.scale / before)  # the user's memory, which the next reduction may use again
+            out = out * (u.scale / before)  # a copy: the custom reduce_scatter may use its output's memory again
         elif u.scale != before:
             out *= u.scale / before
         if u.all_reduce_hook is not None:
@@ -313,12 +313,12 @@ class Gathered:
         """The gradients in the reduce dtype, one piece per rank after the other; each piece has ``sizes`` elements per parameter."""
         data, grads = self._unit.data, [grad for _, grad in work]
         first_dim = all(p.dim == 0 for p, _ in work)
-        make = torch.empty if data.shards == 1 or first_dim else torch.zeros  # defined padding
+        make = torch.empty if data.shards == 1 or first_dim else torch.zeros  # zeros define the padding
         flat = make(sum(sizes) * data.shards, dtype=dtype, device=data.device)
         if data.shards == 1:
             torch._foreach_copy_([part.view(g.shape) for part, g in zip(flat.split(sizes), grads, strict=True)], grads)
         elif first_dim:
-            grads = [g for g in grads if g.numel()]  # torch refuses empty ones
+            grads = [g for g in grads if g.numel()]  # _chunk_cat refuses empty tensors
             if len({g.dtype for g in grads}) > 1:
                 grads = [g.to(dtype) for g in grads]
             if grads:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class BufferPool:
-    """Recycles the memory of freed gradients for others of the same shape. With the optimizer in backward it holds a few units' worth."""
+    """Keeps the memory of freed gradients for later ones of equal shape and dtype. With the optimizer in backward it holds that of a few
+    units."""
 
     def __init__(self):
         self._free: dict[tuple, list[torch.Tensor]] = {}
@@ -43,7 +44,7 @@ class OptimizerInBackward:
             p.gradient.pool = None
 
     def update(self, unit: Unit) -> None:
-        """Steps the optimizer for a unit whose gradients are complete."""
+        """Steps the optimizer on the parameters of one unit, whose gradients are complete."""
         mine = {p.views.sharded for p in unit.parameters if p.views.sharded.grad is not None}
         groups = self.optimizer.param_groups
         parts = [{**group, "params": [p for p in group["params"] if p in mine]} for group in groups]
@@ -57,7 +58,7 @@ class OptimizerInBackward:
             self.optimizer.step()
         finally:
             self.optimizer.param_groups, self.updating = groups, False
-            for group, part in zip(groups, parts, strict=True):  # state that a step keeps in its groups
+            for group, part in zip(groups, parts, strict=True):  # copies back options that the step has changed in its groups
                 group.update({key: value for key, value in part.items() if key != "params"})
             unit.show_rows(plain=False)
         unit.model.optimizer_end(unit.index)

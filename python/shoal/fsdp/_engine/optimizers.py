@@ -1,4 +1,4 @@
-"""Opens the write window: before every optimizer's step, by torch's global step hooks, and for manual writes (``write``)."""
+"""Opens the write window before every optimizer's step, by torch's global step hooks, and for manual writes (``write``)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shoal.fsdp._engine.root import Root, roots_in
 
 
 def _bind(optimizer: torch.optim.Optimizer) -> None:
-    """Replaces other tensors of an optimizer by the sharded parameters: originals from before fully_shard, tensors that a parameter
-    adopted, unsharded parameters."""
+    """Makes an optimizer hold the sharded parameters, in place of originals from before fully_shard, of tensors that a parameter adopted,
+    and of unsharded parameters."""
     bound = []
     for group in optimizer.param_groups:
         for i, p in enumerate(group["params"]):
@@ -52,7 +52,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     _bind(optimizer)
     for root in _roots_of(optimizer):
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
-            continue  # the step updates one unit, whose rows are writable
+            continue  # this step updates a single unit, in backward, whose rows are writable
         root.unstepped = False
         root.open_window("optimizer.step")
         for m in root.models:

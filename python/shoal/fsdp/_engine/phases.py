@@ -1,4 +1,4 @@
-"""The life cycle of a unit: which view its modules hold, and how far its forwards and their backward are."""
+"""The life cycle of a unit: the view of the parameters that its modules hold, and the progress of its forwards and their backward."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 
 
 class Shown(enum.Enum):
-    """The view of the parameters that modules hold."""
+    """The views of a unit's parameters, one of which its modules hold."""
 
     SHARDED = enum.auto()
     UNSHARDED = enum.auto()
-    POST_FORWARD = enum.auto()  # on a smaller mesh, or as a Whole
+    POST_FORWARD = enum.auto()  # sharded over a smaller mesh, or a Whole, which intercepts writes
 
 
 class Phase(enum.Enum):
@@ -18,4 +18,4 @@ class Phase(enum.Enum):
 
     IDLE = enum.auto()
     RAN = enum.auto()  # a forward with gradients has run, or runs
-    BACKWARD = enum.auto()  # its backward runs; a forward may run again inside
+    BACKWARD = enum.auto()  # the unit's backward runs; in a checkpoint, a forward may run again inside

@@ -11,21 +11,23 @@ if TYPE_CHECKING:
 
 
 class Reductions:
-    """The published units of a root's models. To settle a reduced unit is to accumulate its gradients, with hooks and the optimizer in
-    backward. Units are settled in the order of publications, and each publication settles those ``slots`` ahead of it."""
+    """The published units of a root's models. To settle a reduced unit is to accumulate its gradients into ``p.grad``, with hooks and the
+    optimizer in backward. Units are settled in the order of publications: each publication settles the unit that was published ``slots``
+    publications before."""
 
     def __init__(self, root: Root, slots: int):
         self._root, self._slots = root, slots
         # By model: reduced units that are not settled, and the number of unsettled publications.
         self._reduced: list[deque[tuple[int, list[bool]]]] = [deque() for _ in root.units_of]
         self._unsettled = [0] * len(root.units_of)
-        self._hooked: dict[ShardedParameter, None] = {}  # in this pass, in order: parameters with post-accumulate-grad hooks
+        # parameters with post-accumulate-grad hooks that got a gradient in this pass, in order
+        self._hooked: dict[ShardedParameter, None] = {}
 
     def published(self, place: int) -> None:
         """Called after each publication. Settles the unit published ``slots`` publications earlier.
 
-        The slot of that unit is in use again, so every rank has reduced it. The moment depends only on the order of publications, which all
-        ranks share, so that communicating user code matches across ranks.
+        The new publication uses the slot of that unit, so every rank has reduced it. The moment depends only on the order of publications,
+        which is equal on all ranks: user code that communicates then matches across ranks.
         """
         self._unsettled[place] += 1
         self._settle(place, self._slots)
@@ -38,7 +40,7 @@ class Reductions:
     def _settle(self, place: int, kept: int) -> None:
         root, reduced = self._root, self._reduced[place]
         reduced.extend(root.models[place].take_reduced())
-        # After a reset on another rank `reduced` may run empty; this pass then ends with Diverged.
+        # If another rank has started over, `reduced` may run empty; this pass then ends with InvalidArgument/Diverged.
         while self._unsettled[place] > kept and reduced:
             index, present = reduced.popleft()
             self._unsettled[place] -= 1
@@ -60,7 +62,7 @@ class Reductions:
                 hook(p.views.sharded)
 
     def drop(self) -> None:
-        """Forgets the pass, after an exception."""
+        """Drops all records of the pass, after an exception."""
         self._hooked.clear()
         for place, reduced in enumerate(self._reduced):
             reduced.clear()

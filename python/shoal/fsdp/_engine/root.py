@@ -36,7 +36,7 @@ class ForwardToken:
 
     def __init__(self, versions: list[int]):
         self.versions = versions
-        self.ended_in = -1  # autograd's id of the last backward pass over the graph
+        self.ended_in = -1  # autograd's id of the last backward pass over the graph, which freed it
 
 
 class Backward:
@@ -51,15 +51,15 @@ class Root:
     def __init__(self, states: list[State]):
         self.states = states
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
-        self.backward: weakref.ref[Backward] | None = None  # dead after an exception
+        self.backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
         self.is_last_backward = True
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
-        self.casts = 1  # counts clearings of autocast's cache
+        self.casts = 1  # how often autocast's cache was cleared, plus 1
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.running: State | None = None  # the unit whose forward the program called, perhaps an inner one
-        self.samples: int | None = None  # samples in this rank's batch, if they weigh gradients
+        self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
-        self.joining = self.unstepped = False  # inside `join`; a window that no optimizer step has used yet
+        self.joining = self.unstepped = False  # inside ``join``; a window is open that no optimizer step has used yet
         self.skipped: list[State] = []  # in this backward pass: unpublished units that no forward of this rank ran
         self.prefetch = 1  # number of forwards or backwards that a unit is unsharded ahead
         self.in_backward_optimizer: OptimizerInBackward | None = None
@@ -77,10 +77,10 @@ class Root:
         by_actor: dict[int, list[Unit]] = {}
         for u in self.units:
             by_actor.setdefault(id(u.actor), []).append(u)
-        self.rows_plain = False  # while an optimizer steps
+        self.rows_plain = False  # True while an optimizer steps: sharded parameters then have plain local tensors
         slots = max((s.settings.max_input_buffers for s in self.states), default=2)
         self.units_of: list[list[Unit]] = list(by_actor.values())
-        self.reductions = Reductions(self, slots)  # first: reset_iter_state() drops them, also after a first forward that failed
+        self.reductions = Reductions(self, slots)  # made first, because reset_iter_state() needs it after a first forward that failed, too
         for place, units in enumerate(self.units_of):
             model = units[0].actor.make_model([u.native for u in units], [u.state.name for u in units], slots=slots)
             self.models.append(model)
@@ -145,14 +145,14 @@ class Root:
         self.casts += 1
 
     def show_rows(self, plain: bool) -> None:
-        """Shows plain local tensors (``plain``), while an optimizer steps, or Rows."""
+        """Makes the sharded parameters' local tensors plain ones (``plain``), while an optimizer steps, or Rows, which intercept writes."""
         self.rows_plain = plain
         for u in self.units:
             u.show_rows(plain)
 
     def adopt(self) -> None:
         """Adopts tensors that the user put in the place of parameters; rebuilds units whose dtypes or parameters changed."""
-        if self.rows_plain:  # after an exception in an optimizer's step
+        if self.rows_plain:  # an optimizer's step ended with an exception
             self.show_rows(plain=False)
         with lasting():
             self._adopt()
@@ -171,7 +171,7 @@ class Root:
         self.forwards.clear()
 
     def still_on_meta(self) -> OnMetaDevice:
-        """The error that names all parameters still on the meta device."""
+        """Returns the error that names all parameters still on the meta device."""
         names = {id(m): clean(n) for n, m in next((s for s in self.states if s.is_root), self.states[0]).module.named_modules()}
         found = []
         for owner, attribute in (p.owners[0] for u in self.units for p in u.parameters):
@@ -187,7 +187,7 @@ class Root:
     # ---- a backward pass ----
 
     def reduce_kept(self) -> None:
-        """Reduces kept gradients, in a synchronised backward pass in which no unit runs."""
+        """Reduces the gradients that earlier backward passes kept, in a synchronised pass in which no unit runs."""
         self.recover()
         for u in self.units:
             u.published = False
@@ -220,7 +220,7 @@ class Root:
 
     def finish_backward(self, backward: Backward) -> None:
         """Ends a backward pass: publishes the remaining units, waits for reductions, opens the write window, runs hooks."""
-        del backward  # so that no traceback's frame keeps it alive
+        del backward  # a frame in a traceback would keep the pass alive
         synced = False
         for s in reversed(self.states):
             if s.phase is Phase.IDLE:
@@ -228,10 +228,10 @@ class Root:
             else:
                 s.post_backward()
             synced |= s.settings.sync
-        # Other forward passes may still need their backward, which reads this version.
+        # The window stays closed while the backward of another forward may follow, because that backward reads this version.
         last = synced and self.is_last_backward
         leave = last and not self.forwards
-        if leave:  # no lease outlives the window's opening
+        if leave:  # leases end before the window opens
             for s in self.states:
                 s.to_sharded()
         for m in self.models:
@@ -243,7 +243,7 @@ class Root:
         if self.samples is not None:
             self.samples_kept = 0 if synced else self.samples_kept + self.samples
         self.reductions.settle_all()
-        if self.in_backward_optimizer is not None:  # excludes the optimizer's own writes from check_closed_window
+        if self.in_backward_optimizer is not None:  # counts again: the optimizer's own writes are no errors in check_closed_window
             self.record_window(self.states, why)
         self.backward = self.running = None
         if synced:
@@ -276,7 +276,8 @@ class Root:
     # ---- detection of writes while the window is closed ----
 
     def record_window(self, states: list[State], why: str | None) -> None:
-        """Records that the write window is closed for these units, with the reason ``why`` and the write counts; None: it is open."""
+        """Records for check_closed_window that these units' write window is closed, with the reason ``why`` and the counts of writes.
+        With ``why`` None the window is open."""
         for s in states:
             s.writes.closed_window = None if why is None else (why, s.writes.counts())
 
@@ -312,7 +313,7 @@ class Root:
         self.reductions.drop()
         for m in self.models:
             m.reset()
-            if self.in_backward_optimizer is not None:  # no reads of this version, which may be partly updated
+            if self.in_backward_optimizer is not None:  # ends this version, whose rows may be partly updated
                 m.open_window("reset_iter_state")
         for s in self.states:
             s.phase = Phase.IDLE

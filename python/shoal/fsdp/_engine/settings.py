@@ -23,12 +23,12 @@ class Settings:
     policy: MixedPrecisionPolicy
     reshard_after_forward: bool | int | None  # by default True, but False for the root
     offload: CPUOffloadPolicy | None = None
-    engine: _native.UnitOptions = field(default_factory=_native.UnitOptions)  # arguments that the C++ unit takes
-    ignored: WeakKeyDictionary[nn.Module, set[str]] = field(default_factory=WeakKeyDictionary)  # attribute names by module
+    engine: _native.UnitOptions = field(default_factory=_native.UnitOptions)  # arguments that only the C++ unit uses
+    ignored: WeakKeyDictionary[nn.Module, set[str]] = field(default_factory=WeakKeyDictionary)  # by module: names of its ignored attributes
     reshard_after_backward: bool = True
     unshard_in_backward: bool = True
-    sync: bool = True  # backward reduces gradients
-    everywhere: bool = True  # backward also reduces over replicas
+    sync: bool = True  # False: backward keeps gradients instead of reducing them
+    everywhere: bool = True  # False: backward reduces within this rank's replica only
     reduce_unused: bool = False
     max_input_buffers: int = 2
     forward_prefetch: list[State] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Settings:
     post_optim_event: Any = None
     weigh_samples: bool = False
     joining: bool = False
-    cast_to: torch.dtype | None = field(init=False)  # dtype of floating-point inputs
+    cast_to: torch.dtype | None = field(init=False)  # dtype to which the forward casts floating-point inputs; None: no cast
 
     def __post_init__(self) -> None:
         self.cast_to = self.policy.param_dtype if self.policy.cast_forward_inputs else None

@@ -43,13 +43,13 @@ def shard(state: State, ignored: set[nn.Parameter], placement: Callable | None) 
     for u in state.units:
         u.build([originals.get(p) for p in u.parameters])
     for p, original in originals.items():
-        original._shoal_sharded = weakref.ref(p)  # later holders of the original are tied to it
+        original._shoal_sharded = weakref.ref(p)  # ties the original to the parameter, for modules and optimizers that still hold it
 
 
 def _make_units(state: State, ignored: set[nn.Parameter], placement: Callable | None) -> dict[ShardedParameter, nn.Parameter]:
     """Makes a unit per mesh of the parameters. Returns the originals."""
     offload, data_of_state = state.settings.offload, state.data
-    home = data_of_state.device if offload is None else torch.device("cpu")  # device of sharded tensors
+    home = data_of_state.device if offload is None else torch.device("cpu")  # the device on which sharded tensors lie
     pinned = offload is not None and offload.pin_memory and not data_of_state.in_arena
     originals: dict[ShardedParameter, nn.Parameter] = {}
     meshes: dict[tuple, DataMesh] = {}  # by process groups of the mesh

@@ -38,7 +38,7 @@ class State:
 
     def __init__(self, modules: tuple[nn.Module, ...], data: DataMesh, settings: Settings):
         self.modules, self.data, self.settings = modules, data, settings
-        self.reshard_after_forward = settings.reshard_after_forward  # lazy_init resolves None
+        self.reshard_after_forward = settings.reshard_after_forward  # lazy_init replaces None by True or False
         self.units: list[Unit] = []
         self.root: Root | None = None
         self.outer: weakref.ref[State] | None = None  # the last state sharded around this one
@@ -49,10 +49,10 @@ class State:
         self.replaced = False  # parameters are temporarily replaced (FSDP1's summon_full_params)
         self.writes = WriteGuard(self)
         self.phase = Phase.IDLE
-        self.seen = False  # ran in a forward of the root whose backward is pending, with gradients or in a checkpoint
-        self.forwarding = False  # a forward is running
+        self.seen = False  # a forward ran this unit, with gradients or in a checkpoint, and its backward is pending
+        self.forwarding = False  # a forward of this unit is running
         self.entered: nn.Module | None = None  # an inner module that the program called directly
-        self.casts = 0  # Root.casts at the last forward
+        self.casts = 0  # Root.casts at this unit's last forward
         self.ends = Ends()
 
     @property
@@ -60,7 +60,7 @@ class State:
         return self.modules[0]
 
     def covered(self) -> set[int]:
-        """Ids of all modules in its trees."""
+        """The ids of this state's modules and of all modules below them."""
         return {id(m) for top in self.modules for m in top.modules()}
 
     def unit_like(self, other: Unit) -> Unit:
@@ -72,7 +72,7 @@ class State:
         return self.units[-1]
 
     def outermost(self) -> State:
-        """The root; before the first forward determines it, the outermost known state around this one."""
+        """Returns the root's state; before the first forward determines the root, the outermost known state around this one."""
         if self.root is not None and not self.root.preliminary:
             return next(s for s in self.root.states if s.is_root)
         outer = None if self.outer is None else self.outer()
@@ -159,7 +159,7 @@ class State:
                 p.views.show_post_forward(u.post_forward_mesh)
 
     def to_guarded(self) -> None:
-        """Shows whole parameters as Whole after an evaluation, if the unit keeps them: writes are redirected."""
+        """After an evaluation, replaces whole parameters that the unit keeps by views (Whole) that redirect writes."""
         if self.shows is not Shown.UNSHARDED:
             return
         self.shows = Shown.POST_FORWARD
@@ -169,7 +169,8 @@ class State:
                     p.views.show_guarded()
 
     def open_write_window(self, name: str) -> None:
-        """Opens the write window for the operation ``name``. Before the first forward it is open."""
+        """Opens the write window for the operation ``name``. Without a root there is nothing to do: before the first forward the window is
+        open."""
         self.to_sharded()
         if self.root is not None:
             self.root.open_window(name)
@@ -209,7 +210,7 @@ class State:
             self.lazy_init()
         root, training = self.root, torch.is_grad_enabled()
         root.preliminary, self.forwarding = False, True
-        if self.casts == root.casts:  # no clearing since its last forward
+        if self.casts == root.casts:  # autocast's cache was not cleared since this unit's last forward
             root.forget_casts()
         self.casts = root.casts
         settings = self.settings
@@ -239,7 +240,7 @@ class State:
                     u.unshard()
         if self.settings.cast_to is not None:
             args, kwargs = _apply_to_tensors(partial(_cast, self.settings.cast_to), (args, kwargs))
-        if training and (not in_graph or not self.ends.more_to_come()):  # a checkpoint may recompute in a separate graph
+        if training and (not in_graph or not self.ends.more_to_come()):  # a checkpoint may recompute the forward in a separate graph
             args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
 
@@ -251,7 +252,7 @@ class State:
             self.phase = Phase.RAN
         self.ends.unseen = not at
         if not at:
-            return args, kwargs  # the end of the backward pass ends it
+            return args, kwargs  # no node: the end of the whole backward pass ends the unit's backward
         watched = InputOfShardedUnit.apply(self, *(flat[i] for i in at))
         for i, t in zip(at, watched, strict=True):
             flat[i] = t
@@ -259,8 +260,8 @@ class State:
 
     @untraced
     def _post_forward(self, module: nn.Module, args: tuple, output: Any) -> Any:
-        """Ends the unit's forward. Also runs after an exception in forward, with ``output`` None."""
-        if not self.forwarding:  # its pre-hook has not run
+        """Ends the unit's forward. torch calls it after an exception in forward, too, with ``output`` None."""
+        if not self.forwarding:  # _pre_forward has not run
             return output
         if output is None:
             _explain(self.name, sys.exc_info()[1])
@@ -270,7 +271,7 @@ class State:
         outermost = root.running is self and not recomputed
         if outermost:
             root.running = None
-            if not root.window_open:  # open if the forward failed before it began
+            if not root.window_open:  # the window is still open if the forward failed at its begin
                 root.record_window(root.states if self.is_root else [self], "a forward has run, and no synchronised backward after it")
         in_backward = self.phase is Phase.BACKWARD
         resharded = self.reshard_after_forward is True and not in_backward
@@ -297,7 +298,8 @@ class State:
 
     @only_inlined
     def _enter_inside(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        """Pre-hook of an inner module. A call from outside this unit's forward is this unit's forward, for that call."""
+        """Pre-hook of an inner module. If the program calls the module outside a forward of this unit, the call counts as the unit's
+        forward."""
         if self.forwarding or self.replaced or (self.shows is Shown.UNSHARDED and torch._C._current_graph_task_id() != -1):
             return None
         self.entered = module
@@ -341,7 +343,7 @@ class State:
         return grad
 
     def _begin_backward(self, token: ForwardToken) -> None:
-        if self.phase is Phase.BACKWARD:  # perhaps of another forward, which read another version
+        if self.phase is Phase.BACKWARD:  # the running backward may be that of another forward, which read another version
             for u in self.units:
                 u.model.check_version(u.index, token.versions[u.place])
         else:
@@ -365,7 +367,7 @@ class State:
         self.phase = Phase.IDLE
         for u in self.units:
             if self.settings.sync and u.parameters and u.parameters[0].gradient.reducing:
-                # Published in this pass already, by another graph. Ranks publish in one order, so this wait cannot deadlock.
+                # This pass has published the unit before, for another graph. All ranks publish in one order, so this wait cannot deadlock.
                 u.model.await_reductions()
                 self.root.reductions.settle_all()
             self._publish(u, self.settings.reshard_after_backward)
@@ -384,9 +386,9 @@ class State:
             u.publish(reshard or gives_up)
             if gives_up:
                 u.model.give_up(u.index)
-                if u.gathered is not None and u.gathered.reduces:  # every rank has contributed
+                if u.gathered is not None and u.gathered.reduces:  # reduced by collectives: every rank has contributed
                     self.root.in_backward_optimizer.update(u)
-            if len(self.root.models) > 1:  # a wait on one mesh serves no other: never two at once
+            if len(self.root.models) > 1:  # a wait in one model serves no reductions of another, so at most one has pending ones
                 u.model.await_reductions()
             return
         u.model.backward_end(u.index, [], 1.0, True, reshard)
@@ -395,7 +397,7 @@ class State:
 
     # ---- attributes that torch.distributed.pipelining uses after the microbatches of a step ----
 
-    _fsdp_param_groups: tuple = ()  # empty: pipelining would end the backward of each
+    _fsdp_param_groups: tuple = ()  # empty, or pipelining would end the backward of each group itself
 
     @property
     def _state_ctx(self) -> SimpleNamespace:
@@ -411,9 +413,9 @@ _INSIDE = "shoal.fsdp"
 
 
 def _hook_alike(module: nn.Module, before: Callable, after: Callable) -> None:
-    """As register_forward_pre_hook and register_forward_hook, but under one name in all modules.
+    """Registers ``before`` and ``after`` as register_forward_pre_hook and register_forward_hook do, but under one name in all modules.
 
-    The guards of dynamo include hook ids, so that unique ids would make it compile identical blocks separately.
+    The guards of dynamo include hook ids: with unique ids, dynamo would compile identical blocks separately.
     """
     module._forward_pre_hooks[_INSIDE] = before
     module._forward_pre_hooks.move_to_end(_INSIDE, last=False)

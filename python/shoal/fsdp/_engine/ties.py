@@ -26,7 +26,7 @@ def adopt_ties(states: list[State]) -> dict[Unit, None]:
                 current = owner[0]._parameters.get(owner[1])
                 if current is not None and id(current) not in parameter_of:
                     refuse_substitute(p.name, current)
-                # An unknown tensor in two places: the first parameter adopts it.
+                # The first parameter that meets an unknown tensor adopts it, so a tensor in two places ties two parameters.
                 other = parameter_of.setdefault(id(current), p) if current is not None else p
                 if other is p:
                     continue

@@ -25,12 +25,12 @@ class Unit:
         self.parameters: list[ShardedParameter] = []
         self.native: _native.ShardedUnit | None = None
         self.model: _native.ShardedModel | None = None
-        self.place = self.index = -1  # positions: of the model in the root's, of the unit in the model
+        self.place = self.index = -1  # position of the model among the root's, and of the unit in the model
         self.post_forward_mesh: DeviceMesh | None = None
-        self.published = False  # in this backward pass
+        self.published = False  # True once the running backward pass has published the unit
         self.divide_factor: float | None = None
         self.all_reduce_hook: Callable[[torch.Tensor], None] | None = None
-        self.gathered: Gathered | None = None  # if collectives gather or reduce some parameters
+        self.gathered: Gathered | None = None  # set if collectives gather or reduce some parameters
 
     # ---- in the engine ----
 
@@ -74,11 +74,11 @@ class Unit:
         return self.gathered
 
     def in_arena(self, p: ShardedParameter) -> bool:
-        """Returns True if other ranks read the rows of parameter ``p`` in place."""
+        """Returns True if parameter ``p`` is read in the arena: no collective gathers it."""
         return self.gathered is None or not self.gathered.brings(p)
 
     def adopt(self) -> bool:
-        return sum(p.adopt() for p in self.parameters) > 0  # sum, not any: adopts all
+        return sum(p.adopt() for p in self.parameters) > 0  # sum, because any() would stop at the first
 
     def show_rows(self, plain: bool) -> None:
         for p in self.parameters:
@@ -95,7 +95,7 @@ class Unit:
 
     @property
     def everywhere(self) -> bool:
-        """Gradients are reduced over all replicas; always True with one replica."""
+        """True if gradients are reduced over all replicas, as with one replica always."""
         return self.state.settings.everywhere or self.data.replicas == 1
 
     @property

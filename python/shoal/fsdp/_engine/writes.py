@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 class WriteGuard:
-    """Opens the write window before a write that operators announce. Other writes show in the counts that ``closed_window`` keeps."""
+    """Opens the write window before writes by operators on Rows and Whole. Other writes change the counts that ``closed_window`` keeps."""
 
     def __init__(self, state: State):
         self._state = state
-        self.closed_window: tuple[str, dict[str, int]] | None = None  # while the window is closed: the reason, and ``counts`` at that time
+        # while the window is closed: the reason, and the result of ``counts`` when it closed
+        self.closed_window: tuple[str, dict[str, int]] | None = None
 
     def guards(self, p: ShardedParameter) -> bool:
         """Returns True if other ranks may read this parameter's rows now."""
@@ -26,7 +27,7 @@ class WriteGuard:
         if root is None or root.window_open:
             return False
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
-            return False  # no rank reads the unit again
+            return False  # the optimizer in backward updates a unit that no rank reads again
         return all(u.in_arena(p) for u in self._state.units if p in u.parameters)
 
     def before_rows(self, p: ShardedParameter) -> None:
@@ -37,7 +38,8 @@ class WriteGuard:
         self._state.root.open_window(f"a write to {self._full_name(p)}")
 
     def before_whole(self, p: ShardedParameter) -> None:
-        """Called before the user writes to a whole parameter after an evaluation. Copies all such parameters, then opens the window."""
+        """Called before the user writes to a whole parameter after an evaluation. Copies all such parameters to private memory, then opens
+        the window."""
         root = self._state.root
         if root is None or p in root.copies:
             return

@@ -25,22 +25,23 @@ def engine_dtype(dtype: torch.dtype) -> str:
 
 
 class ParameterGradient:
-    """This rank's whole gradient is ``unsharded.grad`` plus ``_accumulated`` until ``work`` takes it, and the engine's until ``published``.
-    The reduced one is added to ``sharded.grad`` once, when ``done`` returns it. Reductions end in the order in which they began."""
+    """One parameter's gradient on this rank. The whole gradient is ``unsharded.grad`` plus ``_accumulated`` until ``work`` takes it; the
+    engine reads it until ``published``. The reduced gradient, from ``done``, is added to ``sharded.grad`` once. Reductions end in the order
+    in which they began."""
 
     def __init__(self, parameter: ShardedParameter):
         self._parameter, self._views = parameter, parameter.views
         self._accumulated: torch.Tensor | None = None  # unreduced whole gradients, in the reduce dtype
-        self._partial: torch.Tensor | None = None  # the sum reduced within this replica only
+        self._partial: torch.Tensor | None = None  # the sum of reductions within this replica that no full reduction has included yet
         self._has_partial = False
         self._buffer: torch.Tensor | None = None  # memory of gradients, reused when nothing else holds it
         self._buffer_uses = 0
-        self.pool: Any = None  # BufferPool that several parameters use in turn
+        self.pool: Any = None  # a BufferPool, from which several parameters take memory in turn
         self._pending: deque[list] = deque()  # per pending reduction: [target, whole gradient, everywhere]
         self.follow_dtype()
 
     def follow_dtype(self) -> None:
-        """Called after the parameter's dtypes were set."""
+        """Adapts to the parameter's dtypes, after these were set."""
         self._number = _native.dtype_number(engine_dtype(self._parameter.compute_dtype))
         self._buffer = None
 
@@ -113,13 +114,13 @@ class ParameterGradient:
     def work(self, everywhere: bool, unused: bool, fresh: bool = False) -> _native.Gradient:
         """Prepares a reduction and returns its addresses for the engine.
 
-        The whole gradient stays alive until ``published``, the others until ``done``. No other reduction of this parameter may be pending,
-        because this one may accumulate into its result. ``unused``: zeros stand for a missing gradient. ``fresh``: the result goes to new
-        memory, because the caller accumulates it after hooks.
+        The whole gradient stays alive until ``published``, the reduction's result until ``done``. No other reduction of this parameter may
+        be pending, because this one may accumulate into its result. ``unused``: zeros stand for a missing gradient. ``fresh``: the result
+        goes to new memory, because the caller accumulates it after hooks.
         """
         p, views = self._parameter, self._views
         views.follow_requires_grad()
-        if not (views.requires_grad or self.exists() or self._has_partial):  # gradients from before a freeze count
+        if not (views.requires_grad or self.exists() or self._has_partial):  # a frozen parameter may have kept a gradient from before
             self._buffer = None
             self._pending.append([None, None, everywhere])
             return _NO_GRADIENT
@@ -129,7 +130,7 @@ class ParameterGradient:
         number = self._number if grad is None or grad.dtype == p.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
         sharded = views.sharded
         target = None if fresh or sharded._backward_hooks else sharded.grad
-        if target is not None and not self._can_add_to(target._local_tensor):  # unsuitable memory, set by the user
+        if target is not None and not self._can_add_to(target._local_tensor):  # the user has set a gradient to which the engine cannot add
             target = p.dtensor(in_memory(target._local_tensor).to(p.dtype))
             sharded.grad = target
         accumulate = target is not None
@@ -157,7 +158,8 @@ class ParameterGradient:
             self._pending[-1][1] = None
 
     def done(self, present: bool) -> torch.Tensor | None:
-        """Completes the oldest pending reduction. ``present``: some rank had a gradient. Returns the gradient if reduced over all ranks."""
+        """Completes the oldest pending reduction. ``present``: some rank had a gradient. Returns this rank's rows of it, or None if it was
+        reduced within a replica only."""
         target, _, everywhere = self._pending.popleft()
         if not everywhere:
             self._has_partial |= present
@@ -200,7 +202,7 @@ class ParameterGradient:
         return gradient
 
     def free(self) -> None:
-        """Drops a gradient after its use, and returns its memory to the pool if nothing else holds it."""
+        """Drops a gradient that an optimizer has used, and returns its memory to the pool if nothing else holds it."""
         self._views.sharded.grad = None
         buffer, self._buffer = self._buffer, None
         if buffer is not None and self.pool is not None and _uses(buffer) == self._buffer_uses:
@@ -211,14 +213,14 @@ class ParameterGradient:
         self.pool, self._buffer = pool, None
 
     def reserve(self) -> None:
-        """Allocates the memory of gradients before the first one."""
+        """Allocates the memory of the gradient before there is one."""
         p = self._parameter
         if self._buffer is None and self.pool is None and not p.external and not p.empty:
             self._buffer = long_lived(p.own_shape, p.dtype, touched=True)
             self._buffer_uses = _uses(self._buffer)
 
     def _fresh(self) -> DTensor:
-        """A gradient to write to. It reuses the previous step's memory if nothing else holds that, which avoids an allocation."""
+        """Returns a gradient to write to. It reuses the previous step's memory if nothing else holds that, which saves an allocation."""
         if self._buffer is None or _uses(self._buffer) != self._buffer_uses:
             take = long_lived if self.pool is None else self.pool.take
             self._buffer = take(self._parameter.own_shape, self._parameter.dtype)
@@ -227,5 +229,5 @@ class ParameterGradient:
 
 
 def _uses(t: torch.Tensor) -> int:
-    """The number of references to its storage: tensors, views and others, in Python or C++."""
+    """The number of references to the tensor's storage: tensors, views and others, in Python or C++."""
     return torch._C._storage_Use_Count(t.untyped_storage()._cdata)

@@ -17,10 +17,10 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 
 @dataclass(frozen=True, eq=False)
 class DataMesh:
-    """``mesh`` has a shard dim, a replicate dim, or both, the replicate dim first.
+    """The mesh of one call of fully_shard. ``mesh`` has a shard dim, a replicate dim, or both, the replicate dim first.
 
-    ``spmd``: a larger mesh, on which the parameters are DTensors already; ``dims``: its data parallel dims (``dp_mesh_dims``).
-    ``info``: torch's description of the mesh, if a ``shard_placement_fn`` returned one.
+    ``spmd``: a larger mesh, on which the parameters are DTensors already; ``dims``: its data parallel dims (``dp_mesh_dims``). ``info``:
+    torch's description of the mesh, if a ``shard_placement_fn`` returned one.
     """
 
     mesh: DeviceMesh
@@ -98,7 +98,7 @@ class DataMesh:
             if self.shard_dim is not None:
                 placements.append(Shard(dim))
             return DTensorSpec(self.mesh, tuple(placements), tensor_meta=_meta(original))
-        # A tensor parallel parameter: its mesh becomes the inner dims.
+        # A tensor parallel parameter: the dims of its mesh come behind those of this one.
         inner = original._spec
         if len(inner.placements) > 2:
             raise NotImplementedError(f"FSDP only supports 1D TP/EP or 2D EP+TP, not {inner.placements}")
@@ -138,7 +138,7 @@ class DataMesh:
             placements[at] = _StridedShard(dim, split_factor=split) if split > 1 else Shard(dim)
         if len(self.dims.shard_names) <= 1:
             return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
-        # Several sharding dims: the flattened mesh replaces them.
+        # Several dims of the mesh shard the parameter: one flattened dim replaces them.
         meshes, flat, done = [], [], False
         for dim_name, placement in zip(names, placements, strict=True):
             if dim_name in self.dims.shard_names:

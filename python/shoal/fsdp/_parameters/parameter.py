@@ -39,9 +39,9 @@ class Kind(enum.Enum):
 
 
 class ShardedParameter:
-    """This rank's slices of one parameter, in the unit's arena or, if ``external``, in memory of their own.
+    """This rank's slices of one parameter, in the unit's arena or, if ``external``, in other memory.
 
-    ``own`` has the values from ``bind`` on, whichever tensors the user puts in the parameter's place: ``adopt`` copies theirs.
+    From ``bind`` on ``own`` has the values. If the user puts another tensor in the parameter's place, ``adopt`` copies its values there.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ShardedParameter:
         self.name = name
         self.owners = owners  # (module, attribute), several for a tied parameter
         self.data, self.dim = data, dim
-        self.home, self.pinned = home, pinned  # device and pinning of its slices
+        self.home, self.pinned = home, pinned  # device of the slices, and whether their memory is pinned
         self.state: Any = None
         local = local_of(original)
         self.shape, self.dtype = local.shape, local.dtype
@@ -69,14 +69,14 @@ class ShardedParameter:
         begin, end = data.own_bounds(self.shape[dim])
         self.own_shape = torch.Size((*self.shape[:dim], end - begin, *self.shape[dim + 1 :]))
         self.empty = self.own_shape.numel() == 0
-        self.own: torch.Tensor | None = None  # this rank's slices, in the arena
-        self.emptied = False  # by to_empty, and perhaps not written since
+        self.own: torch.Tensor | None = None  # this rank's slices; in the arena unless ``external``
+        self.emptied = False  # to_empty was called, and perhaps no initialisation since
         self.views = Views(self, original)
         self.gradient = ParameterGradient(self)
 
     @property
     def on_other_mesh(self) -> bool:
-        """The original was a DTensor already."""
+        """True if the original was a DTensor already."""
         return self.views.whole_spec is not None
 
     @property
@@ -85,7 +85,7 @@ class ShardedParameter:
 
     @property
     def external(self) -> bool:
-        """The parameter has no memory in the arena."""
+        """True if the parameter has no memory in the arena."""
         return self.kind is not Kind.MEMORY or not self.data.in_arena
 
     def _set_kind(self, local: torch.Tensor) -> None:
@@ -134,7 +134,7 @@ class ShardedParameter:
                 self.own = _typed(_native.own(unit, index), self.dtype)
             if not meta:
                 self.own.copy_(source)
-        # A parameter on the meta device gets its values later, from to_empty and an initialisation (adopt).
+        # A parameter on the meta device gets its values later: to_empty and an initialisation set them, and adopt copies them.
         local = torch.empty_like(self.own, device="meta") if meta and not self.own.is_meta else self.views.of_rows()
         if values is None:
             self.views.sharded._local_tensor = local
@@ -156,7 +156,7 @@ class ShardedParameter:
                 if not self.empty and not source.is_meta:
                     self.own.copy_(source)
                 return
-            if isinstance(source, Rows):  # its memory in the arena will go
+            if isinstance(source, Rows):  # the Rows' memory in the arena will be freed
                 memory = source.plain().clone()
                 with torch._C._DisableTorchDispatch():
                     source.set_(memory)
@@ -186,7 +186,7 @@ class ShardedParameter:
         Returns True if the unit must be rebuilt, because dtype or kind changed. Raises Unimplemented for an unsuitable tensor.
         """
         views, found = self.views, False
-        for module, attribute in self.owners:  # the last replacement wins, as in loading one by one
+        for module, attribute in self.owners:  # the last replacement wins, as if they were loaded one by one
             current = module._parameters.get(attribute)
             if current is views.front and current is not None:
                 current = views.sharded
@@ -200,7 +200,7 @@ class ShardedParameter:
         return views.sharded.dtype != self.dtype or Kind.of(views.sharded._local_tensor) is not self.kind
 
     def adopt_early(self) -> None:
-        """As adopt, if the replacement has values and this dtype, shape and kind. Others are adopted at the next forward."""
+        """Calls ``adopt`` if every replacement has values and this dtype, shape and kind. The next forward adopts others."""
         for module, attribute in self.owners:
             current = module._parameters.get(attribute)
             if not isinstance(current, torch.Tensor) or current.is_meta:
@@ -248,7 +248,7 @@ class ShardedParameter:
         self.emptied = False
         requires_grad = current.requires_grad
         if current is not self.views.sharded:
-            current._shoal_sharded = weakref.ref(self)  # for an optimizer that holds it
+            current._shoal_sharded = weakref.ref(self)  # for an optimizer that holds the replacement
         if local.dtype != self.dtype or Kind.of(local) is not self.kind:  # the unit is rebuilt from these values
             self.spec = with_dtype(self.spec, local.dtype)
             set_on_it = isinstance(current, DTensor) and Kind.of(local) is Kind.EXTENDED
@@ -264,7 +264,7 @@ class ShardedParameter:
         if self.views.sharded.device == self.own.device:
             self.views.sharded._local_tensor = self.views.of_rows()
             self.views.sharded.requires_grad_(requires_grad)
-        else:  # a tensor from the meta device keeps that device until swapped
+        else:  # ``sharded`` was on the meta device, and keeps that device unless it is swapped
             torch.utils.swap_tensors(self.views.sharded, dtensor_parameter(self.views.of_rows(), self.spec, requires_grad))
 
     def follow_sharded(self) -> None:

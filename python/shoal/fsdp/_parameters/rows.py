@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class Rows(torch.Tensor):
-    """Created by ``rows_of``. Operators return plain tensors, except for views; copies and pickles are plain."""
+    """The local tensor of a sharded parameter, created by ``rows_of``. Operators return plain tensors, except for views; copies and pickles
+    are plain."""
 
     _parameter: weakref.ref[ShardedParameter]
 
@@ -62,7 +63,8 @@ class Rows(torch.Tensor):
             return self.detach()
 
     def numpy(self, *, force: bool = False):
-        """As of a plain tensor. The array is read-only while the write window is closed, because its writes cannot be intercepted."""
+        """Returns the NumPy array of a plain tensor. It is read-only while the write window is closed, because its writes cannot be
+        intercepted."""
         array = self.plain().numpy(force=force)
         p = self._parameter()
         if p is not None and p.state is not None and p.state.writes.guards(p):
@@ -70,7 +72,7 @@ class Rows(torch.Tensor):
         return array
 
     def tolist(self):
-        return self.plain().tolist()  # torch refuses subclasses
+        return self.plain().tolist()  # torch's tolist() refuses subclasses of Tensor
 
     def __reduce_ex__(self, protocol):
         return self.plain().__reduce_ex__(protocol)
@@ -113,7 +115,8 @@ def _copy_of(p: ShardedParameter) -> torch.Tensor | None:
 
 
 def _current(t: Any) -> Any:
-    """Returns the corresponding view of this rank's private copy for a view of a whole parameter that has one, else ``t``."""
+    """Replaces a view of a whole parameter by the same view of this rank's private copy, if there is one; returns other values
+    unchanged."""
     p = t._parameter() if isinstance(t, Whole) else None
     copy = None if p is None else _copy_of(p)
     if copy is None or t.untyped_storage().data_ptr() == copy.untyped_storage().data_ptr():

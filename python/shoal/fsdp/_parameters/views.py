@@ -39,19 +39,21 @@ class Views:
         self.whole_spec = original._spec if isinstance(original, DTensor) else None
         self.rows: torch.Tensor | None = None  # this rank's slices as Rows, the local tensor of ``sharded`` for the user
         self.sharded: nn.Parameter | None = None
-        self.front: nn.Parameter | None = None  # if set by another package, stands for ``sharded`` in modules
+        self.front: nn.Parameter | None = None  # stands for ``sharded`` in modules if another package has set it
         self.unsharded: nn.Parameter | None = None
         self.whole_version = 0  # torch's version of ``unsharded``, which must not change
-        self.post_forward: nn.Parameter | None = None  # on the mesh of reshard_after_forward=n, or a Whole
+        self.post_forward: nn.Parameter | None = None  # the view after a forward: on the mesh of reshard_after_forward=n, or a Whole
 
     def of_rows(self) -> torch.Tensor:
-        """This rank's slices for the user: a Rows, which intercepts writes, if other ranks read them in place."""
+        """Returns this rank's slices for the user: a Rows, which intercepts writes, if the parameter lies in the arena, else a plain
+        tensor."""
         p = self._parameter
         self.rows = p.own if p.external else rows_of(p.own, p)
         return self.rows
 
     def show_rows(self, plain: bool) -> None:
-        """``plain``: plain local tensors for an optimizer's step, which has opened the window, so that operators cost no interception."""
+        """Sets the local tensor of ``sharded``. ``plain``: the plain one, for an optimizer's step. It has opened the window, and operators
+        on it then cost no interception."""
         own = self._parameter.own
         if self.sharded._local_tensor is (self.rows if plain else own):
             self.sharded._local_tensor = own if plain else self.rows
@@ -76,7 +78,7 @@ class Views:
     def take_hooks(self, original: torch.Tensor) -> None:
         """Moves the original's gradient hooks to ``sharded``, and redirects later registrations on the original."""
         if original._backward_hooks:
-            self.sharded._backward_hooks = original._backward_hooks  # the same dict, for the handles' remove()
+            self.sharded._backward_hooks = original._backward_hooks  # the handles' remove() works on this dict
         if original._post_accumulate_grad_hooks:
             self.sharded._post_accumulate_grad_hooks = original._post_accumulate_grad_hooks
         self._hooks_go_to_sharded(original)
@@ -107,7 +109,7 @@ class Views:
             module._parameters[attribute] = view
 
     def show(self, view: nn.Parameter) -> bool:
-        """As ``register``, but keeps a tensor that the user put in the parameter's place. Returns True if there is none."""
+        """As ``register``, but a tensor that the user put in the parameter's place stays there. Returns True if there is no such tensor."""
         ours = True
         if view is self.sharded and self.front is not None:
             view = self.front
@@ -128,7 +130,7 @@ class Views:
                 refuse_substitute(self._parameter.name, current)
 
     def show_post_forward(self, mesh: Any) -> None:
-        """Shows this rank's rows on the smaller mesh, a view of the whole parameter."""
+        """Makes modules hold this rank's rows on the smaller mesh, a view of the whole parameter."""
         if self.post_forward is None:
             from torch.distributed.tensor import Replicate, Shard
             from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -145,10 +147,10 @@ class Views:
         self.show(self.post_forward)
 
     def show_guarded(self) -> None:
-        """Shows the whole parameter as a Whole, which redirects writes by operators."""
+        """Makes modules hold the whole parameter as a Whole, which redirects writes by operators."""
         if self.post_forward is None:
             with lasting():
-                view = whole_of(local_of(self.unsharded).data, self._parameter)  # .data: a version counter of its own
+                view = whole_of(local_of(self.unsharded).data, self._parameter)  # .data has a version counter of its own
                 if self.whole_spec is not None:
                     view = dtensor(view, self.unsharded._spec)
                 view.requires_grad_(self.requires_grad)

@@ -99,7 +99,7 @@ def _step(model: nn.Module, args: tuple, kwargs: dict) -> None:
     outputs = [t for t in tensors_in(model(*args, **kwargs)) if t.requires_grad]
     if not outputs:
         return
-    real = [(t, t.grad) for t in _leaves(outputs) if not isinstance(t, FakeTensor)]  # leaves outside the modules
+    real = [(t, t.grad) for t in _leaves(outputs) if not isinstance(t, FakeTensor)]  # leaves that are not in the modules
     try:
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
     finally:
@@ -108,7 +108,7 @@ def _step(model: nn.Module, args: tuple, kwargs: dict) -> None:
 
 
 def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaf tensors in which a backward accumulates gradients."""
+    """Returns the leaf tensors in which a backward from these outputs accumulates gradients."""
     found, seen = [], set()
     nodes = [t.grad_fn for t in outputs]
     while nodes:
@@ -170,7 +170,7 @@ def _begins(state: State, boundaries: list[tuple[bool, int]], index: int):
 @contextmanager
 def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundaries: list[tuple[bool, int]]):
     """Replaces parameters and buffers by fake unsharded ones, and hooks by ones that record boundaries. The end restores all of them."""
-    kept = []  # (a module's dict, its former contents)
+    kept = []  # (a module's dict, a copy of its contents)
     handles = []
     faked: dict[int, torch.Tensor] = {}
 
@@ -191,7 +191,7 @@ def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundarie
 
     try:
         for module in model.modules():
-            keep(module.__dict__)  # fake tensors that forward caches there must go
+            keep(module.__dict__)  # the end removes fake tensors that the forward caches there
             for table in (module._parameters, module._buffers):
                 keep(table).update({name: t if t is None else fake(t) for name, t in table.items()})
             for table in (module._forward_pre_hooks, module._forward_hooks):

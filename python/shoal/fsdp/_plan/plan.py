@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def root_of(model: nn.Module) -> Root:
-    """The root of a model. Before the first forward it creates a preliminary one, because another module may become the root. Raises
-    InvalidArgument for an inner unit and for an unsharded module."""
+    """Returns the Root of a model. Before the first forward it creates a preliminary one, because another module may become the root.
+    Raises InvalidArgument for an inner unit and for an unsharded module."""
     state = state_of(model)
     if state is None:
         raise InvalidArgument(f"{type(model).__name__} was not sharded", hint="call fully_shard on it, and pass the outermost module")
@@ -36,7 +36,8 @@ def root_of(model: nn.Module) -> Root:
 
 
 def memory_of(root: Root, activations: int | None = None, optimizer: torch.optim.Optimizer | None = None) -> Memory:
-    """The memory that the engine holds for a model and ``optimizer``, by default the one in backward, if its state size is known.
+    """Returns the memory that the engine holds for a model, with the state of ``optimizer`` if its size is known. Default: the optimizer in
+    backward.
 
     With the optimizer in backward, gradients of at most three units exist: two being reduced, one being computed.
     """
@@ -46,7 +47,7 @@ def memory_of(root: Root, activations: int | None = None, optimizer: torch.optim
     if root.in_backward_optimizer is not None:
         held["gradients"] = _gradients_in_backward(root)
         if optimizer is None:
-            with suppress(InvalidArgument):  # an optimizer class of unknown state size
+            with suppress(InvalidArgument):  # the state size of an unknown optimizer class stays out
                 held["optimizer"] = _state_bytes(root, root.in_backward_optimizer.optimizer)
     return Memory(**held, outside=_outside_arenas(root), activations=activations, ranks=len(root.units[0].data.ranks))
 
