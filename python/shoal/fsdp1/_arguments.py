@@ -37,7 +37,8 @@ _UNKNOWN = {
 
 
 def renamed(others: dict[str, Any], auto_wrap_policy: Any) -> Any:
-    """Returns the policy, also from its former argument name. Raises TypeError for other unknown arguments."""
+    """Returns the auto-wrap policy, which programs may also pass under the argument's former name. Raises TypeError for other unknown
+    arguments."""
     if "fsdp_auto_wrap_policy" in others:
         if auto_wrap_policy is not None:
             raise TypeError("fsdp_auto_wrap_policy is the former name of auto_wrap_policy: pass only the latter")
@@ -118,7 +119,7 @@ def _asked_device(module: nn.Module, ignored: set[nn.Parameter], device_id: int 
     return torch.device("cpu")
 
 
-@cache  # once: each unit of a model has the same argument
+@cache  # warns once, because all units of a model have the same argument
 def _warn_of_no_accelerator(device_id: int) -> None:
     warnings.warn(
         f'device_id={device_id} counts accelerators, and there is none here: FSDP trains on the CPU, as with device_id=torch.device("cpu")',

@@ -46,12 +46,12 @@ def check_mix(module: nn.Module, auto_wrap: bool) -> None:
 
 
 def plan(root: nn.Module, policy: Any, ignored_modules: set[nn.Module], ignored: set[nn.Parameter], arguments: dict[str, Any]) -> Plan:
-    """Returns the modules below ``root`` that the policy makes units, with the arguments of each. Changes nothing.
+    """Returns the modules below ``root`` that the policy selects as units, with the arguments of each. Changes nothing.
 
     A module used in two places (a tied embedding) stays in the unit around both.
     """
     if policy is wrap.transformer_auto_wrap_policy or policy is wrap._transformer_auto_wrap_policy:
-        wrap.transformer_auto_wrap_policy()  # raises TypeError: without its layer classes
+        wrap.transformer_auto_wrap_policy()  # raises TypeError, because the layer classes are missing
     shared = _used_outside(root)
     if hasattr(policy, "_run_policy"):
         found = {m: kwargs for m, kwargs in policy._run_policy(root, ignored_modules, arguments).items() if m is not root}
@@ -92,7 +92,7 @@ def _recurse(module, policy, ignored_modules, ignored, arguments, found: Plan, s
 
 
 def _used_outside(root: nn.Module) -> set[nn.Module]:
-    """Modules that are also used elsewhere: with two parents, or with a parameter that a module outside them has."""
+    """Returns modules that are also used elsewhere: they have two parents, or a parameter that a module outside of them has, too."""
     parents: dict[nn.Module, int] = {}
     owners: dict[int, set[nn.Module]] = {}
     for m in root.modules():
@@ -111,7 +111,8 @@ def _used_outside(root: nn.Module) -> set[nn.Module]:
 
 
 def execute(root: nn.Module, units: Plan, make: Callable[..., nn.Module], lowered: bool) -> None:
-    """Replaces every module of the plan by a unit, innermost first. ``lowered``: the enclosing units compute in a lower precision."""
+    """Replaces every module of the plan by a unit, innermost first. ``lowered``: the enclosing units compute in a lower precision than
+    fp32."""
 
     def visit(module: nn.Module) -> None:
         for name, child in list(module._modules.items()):

@@ -1,4 +1,4 @@
-"""FSDP1's communication hooks, as FSDP2's custom reduce_scatter."""
+"""FSDP1's communication hooks, implemented as FSDP2's custom reduce_scatter."""
 
 from __future__ import annotations
 

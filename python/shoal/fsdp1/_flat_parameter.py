@@ -9,7 +9,8 @@ from torch import nn
 
 
 class FlatParameter:
-    """``unit._flat_param`` and ``unit._handle``. Accelerate reads its dtype, device, ``requires_grad`` and names.
+    """The object that programs find as ``unit._flat_param`` and ``unit._handle``. Accelerate reads its dtype, device, ``requires_grad`` and
+    names.
 
     For mixed precision Accelerate runs ``flat.data = flat.data.to(torch.float32)``, which converts the unit's floating-point parameters.
     """
@@ -51,5 +52,5 @@ class FlatParameter:
             self._unit._get_fsdp_state().open_write_window("_apply")
             for module in {m.module: None for m in self._unit._managed}:
                 module._apply(lambda t: t.to(value) if isinstance(t, nn.Parameter) and t.is_floating_point() else t, recurse=False)
-        elif name != "_orig_param_dtype":  # ignored: the gathered dtype follows the parameters'
+        elif name != "_orig_param_dtype":  # without effect: the gathered dtype is that of the parameters
             raise AttributeError(f"a unit's flat parameter has no {name} to be set", name=name, obj=self)

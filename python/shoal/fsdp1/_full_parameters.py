@@ -18,7 +18,7 @@ from shoal.fsdp1.api import ShardingStrategy
 
 
 def units_of(module: nn.Module) -> list[nn.Module]:
-    """The FSDP units in a tree, outermost first."""
+    """Returns the FSDP units in a tree of modules, outermost first."""
     return [m for m in module.modules() if is_unit(m)]
 
 
@@ -37,11 +37,13 @@ def unsharded(unit: nn.Module) -> Iterator[None]:
 
 
 def whole_values(unit: nn.Module, keep: bool = True) -> dict[nn.Parameter, torch.Tensor]:
-    """Copies of one unit's whole parameters in their own dtype, by sharded parameter; empty unless ``keep``. Every rank must call it."""
+    """Returns copies of one unit's whole parameters in their own dtype, by sharded parameter; empty unless ``keep``. Every rank must call
+    it."""
     with unsharded(unit):
         shown = {m.parameter: m.module._parameters[m.attribute] for m in unit._managed}
         values = {p: t.detach().clone() for p, t in shown.items() if keep and t.dtype == p.dtype}
-    for p in (p for p, t in shown.items() if t.dtype != p.dtype):  # the unsharded one has a lower precision
+    # the unsharded parameter has a lower precision, so the shards are gathered
+    for p in (p for p, t in shown.items() if t.dtype != p.dtype):
         whole = copied(p.detach())
         if keep:
             values[p] = whole
@@ -49,7 +51,7 @@ def whole_values(unit: nn.Module, keep: bool = True) -> dict[nn.Parameter, torch
 
 
 def copied(t: DTensor) -> torch.Tensor:
-    """A whole copy of a DTensor; ``full_tensor`` of a replicated one would be the live tensor. Every rank must call it."""
+    """Returns a whole copy of a DTensor, because ``full_tensor`` of a replicated one is the live tensor. Every rank must call it."""
     whole = t.full_tensor()
     return whole.clone() if whole.untyped_storage().data_ptr() == t.to_local().untyped_storage().data_ptr() else whole
 

@@ -1,4 +1,5 @@
-"""FSDP1's methods for optimizer states, as functions of a model and its optimizer: each has its form, and which ranks have the state."""
+"""FSDP1's methods for optimizer states, as functions of a model and its optimizer. They differ in the form of the state and in the ranks
+that get it."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def full_optim_state_dict(
 
 
 def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer, group: Any = None) -> dict[str, Any]:
-    """The optimizer state by names, as DTensors."""
+    """Returns the optimizer state by names, as DTensors."""
     return _optimizer_state.saved(
         model, optim, optim.state_dict(), StateDictType.SHARDED_STATE_DICT, rank0_only=False, offload_to_cpu=False, group=group
     )

@@ -22,7 +22,8 @@ Given = Iterable[nn.Parameter] | list[dict[str, Any]] | None
 
 
 def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The clean name of every parameter, in the model's order. Keys are the sharded parameters, which optimizers hold."""
+    """Returns the name of every parameter without wrappers' parts, in the model's order. Keys are the sharded parameters, which optimizers
+    hold."""
     managed: dict[str, nn.Parameter] = {}
     prefixes = {id(m): name for name, m in model.named_modules()}
     for unit in units_of(model):
@@ -75,7 +76,8 @@ def saved(
     by_id = [_name(names, p) for p in _ordered(model, optim, None)]
     here = not rank0_only or dist.get_rank(group) == 0
     state: dict[str, Any] = {}
-    for index, values in sorted(state_dict["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])):  # in one order
+    # in one order on all ranks, because _shown() communicates
+    for index, values in sorted(state_dict["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])):
         name = index if isinstance(index, str) else by_id[index]
         shown = {key: _shown(value, kind, offload_to_cpu) for key, value in values.items()}
         if here:
@@ -87,15 +89,15 @@ def saved(
 
 
 def before_the_first_step(optim: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimizer without state, with the initial state of its first step. The optimizer does not change. Collective.
+    """Returns the state dict that an optimizer without state would have before its first step. The optimizer does not change. Collective.
 
     The state comes from a step with zero gradients and learning rate, as in torch.distributed.checkpoint. Step counts stay zero.
     """
-    from torch.distributed.checkpoint.state_dict import _init_optim_state  # here: it may import this module
+    from torch.distributed.checkpoint.state_dict import _init_optim_state  # late: torch's module may import this one
 
-    while isinstance(getattr(optim, "optimizer", None), torch.optim.Optimizer):  # Accelerate's wrapper
+    while isinstance(getattr(optim, "optimizer", None), torch.optim.Optimizer):  # unwraps Accelerate's optimizer
         optim = optim.optimizer
-    if isinstance(optim, torch.optim.LBFGS):  # no step without a closure
+    if isinstance(optim, torch.optim.LBFGS):  # LBFGS makes no step without a closure
         return optim.state_dict()
     _init_optim_state(optim)
     for values in optim.state.values():
@@ -118,7 +120,8 @@ def _shown(value: Any, kind: StateDictType, offload_to_cpu: bool) -> Any:
         elif kind is StateDictType.LOCAL_STATE_DICT:
             value = value.to_local()
     if torch.is_tensor(value):
-        value = value.detach() if value.dim() else value.detach().clone()  # a copy: optimizers increment step counts in place
+        # a copy of scalars, because optimizers increment step counts in place
+        value = value.detach() if value.dim() else value.detach().clone()
         return value.cpu() if offload_to_cpu else value
     return value
 
@@ -138,9 +141,10 @@ def to_load(
     group: Any = None,
     optim_input: Given = None,
 ) -> dict[str, Any]:
-    """The state dict for ``optim.load_state_dict`` on this rank: values sharded as their parameters are, by number (``named``: by name).
+    """Returns the state dict for ``optim.load_state_dict`` on this rank: values sharded as their parameters are, by number (``named``: by
+    name).
 
-    ``rank0_only``: only rank 0 has the state dict, and broadcasts it. Raises InvalidArgument for a foreign state dict.
+    ``rank0_only``: only rank 0 has the state dict, and broadcasts it. Raises InvalidArgument for a state dict of another model.
     """
     if rank0_only:
         state_dict = _broadcast(state_dict, group)
@@ -162,13 +166,14 @@ def to_load(
         state[name if named else numbers[name]] = loaded
     groups = []
     for g in state_dict["param_groups"]:
-        params = sorted((name for name in g["params"] if name in numbers), key=numbers.__getitem__)  # in the optimizer's order
+        # in the optimizer's order of parameters
+        params = sorted((name for name in g["params"] if name in numbers), key=numbers.__getitem__)
         groups.append(_with_params(g, params if named else [numbers[name] for name in params]))
     return {"state": state, "param_groups": groups}
 
 
 def _sharded(value: Any, p: nn.Parameter, kind: StateDictType) -> Any:
-    """A loaded value in private memory, sharded as its parameter."""
+    """Returns a loaded value in private memory, sharded as its parameter is."""
     if not torch.is_tensor(value):
         return value
     if isinstance(value, ShardedTensor):
@@ -237,7 +242,7 @@ def _broadcast(state_dict: dict[str, Any] | None, group: Any) -> dict[str, Any]:
 
 
 class _Outline:
-    """Stands for a tensor that is broadcast later."""
+    """The shape and dtype of a tensor, in its place in a state dict: the tensor itself is broadcast later."""
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype):
         self.shape, self.dtype = shape, dtype

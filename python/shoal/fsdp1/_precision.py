@@ -25,7 +25,7 @@ def input_dtype(policy: MixedPrecision | None, is_root: bool) -> torch.dtype | N
 
 
 def kept_gradient_dtype(policy: MixedPrecision | None) -> torch.dtype | None:
-    """The dtype of gradients under ``keep_low_precision_grads``: the reduce dtype; None without it."""
+    """Returns the reduce dtype, which gradients keep with ``keep_low_precision_grads``; None without that option."""
     return (policy.reduce_dtype or policy.param_dtype) if policy is not None and policy.keep_low_precision_grads else None
 
 
@@ -35,7 +35,7 @@ def keep_gradient_in(dtype: torch.dtype, p: nn.Parameter) -> None:
     def lower(p: nn.Parameter) -> None:
         p.grad = p.grad.to(dtype)
 
-    p.grad_dtype = None  # any dtype: the reduced gradient has another one first
+    p.grad_dtype = None  # permits any dtype, because the reduced gradient arrives in another one
     p.register_post_accumulate_grad_hook(lower)
 
 
@@ -56,14 +56,14 @@ class Buffers:
                     m._buffers[name] = b.to(self._dtype)
 
     def as_saved(self, module: nn.Module, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A buffer's value in its original dtype."""
+        """Returns a buffer's value in its original dtype."""
         before = self._before.get((id(module), name), value.dtype)
         return value if self._dtype is None or value.dtype == before else value.to(before)
 
 
 def keep_in_fp32(module: nn.Module) -> None:
     """Makes a module inside units of lower precision compute in fp32: hooks cast its inputs up and its outputs back."""
-    seen: list[torch.dtype] = []  # input dtype of the running forward
+    seen: list[torch.dtype] = []  # the dtype of the running forward's first floating-point input
 
     def up(module: nn.Module, args: tuple) -> tuple:
         seen[:] = [t.dtype for t in args if torch.is_tensor(t) and t.is_floating_point()][:1]

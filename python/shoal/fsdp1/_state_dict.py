@@ -38,7 +38,8 @@ _CONFIGS = {
 def settings_for(
     state_dict_type: StateDictType, config: StateDictConfig | None = None, optim_config: OptimStateDictConfig | None = None
 ) -> StateDictSettings:
-    """Settings with default configurations for those left out. Raises TypeError for a configuration of another type."""
+    """Returns settings in which the default configuration stands for each one left out. Raises TypeError for a configuration of another
+    type."""
     if not isinstance(state_dict_type, StateDictType):
         raise TypeError(f"state_dict_type should be a StateDictType, got {state_dict_type!r}")
     made = []
@@ -51,7 +52,7 @@ def settings_for(
 
 
 def get_state_dict_type(module: nn.Module) -> StateDictSettings | None:
-    """The settings of a tree; None if it has no unit. Raises InvalidArgument if its units differ."""
+    """Returns the settings of the units in a tree; None if it has no unit. Raises InvalidArgument if its units differ."""
     found = [u._settings for u in units_of(module)]
     if any(s != found[0] for s in found):
         other = next(s for s in found if s != found[0])
@@ -153,7 +154,7 @@ def from_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any)
     for m in unit._managed:
         key = prefix + PREFIX + m.name
         value = state_dict.get(key)
-        if not torch.is_tensor(value) and torch.overrides.is_tensor_like(value):  # a lazily read tensor of a file
+        if not torch.is_tensor(value) and torch.overrides.is_tensor_like(value):  # a tensor that is read from a file when it is used
             value = torch.empty(value.shape, dtype=value.dtype).copy_(value)
         if not torch.is_tensor(value) or isinstance(value, DTensor):
             continue

@@ -77,14 +77,14 @@ __all__ = [
 class _Managed:
     """A parameter of a unit, under one of its names."""
 
-    name: str  # clean, relative to the wrapped module
+    name: str  # without the wrappers' parts, relative to the wrapped module
     module: nn.Module
     attribute: str
-    parameter: nn.Parameter  # the sharded parameter
+    parameter: nn.Parameter
 
 
 class _Elsewhere:
-    """A class attribute that raises AttributeError with the location of the wanted name."""
+    """A class attribute that raises AttributeError; the message names the place of the wanted name."""
 
     def __init__(self, hint: str):
         self._hint = hint
@@ -117,7 +117,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> FullyShardedDataParallel:
-        return object.__new__(cls)  # this very class, because programs compare types
+        return object.__new__(cls)  # no subclass, because programs compare types
 
     _api_name = "FSDP"  # the name in error messages
 
@@ -177,7 +177,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         self._settings = _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
         self._is_root: bool | None = None
         self._comm_hook: HookedReduceScatter | None = None
-        self._not_synced = 0  # nesting depth of no_sync()
+        self._not_synced = 0  # how many no_sync() blocks are open, one inside the other
         self._summoned = self._keep_vars = False
         self._forward_prefetch = forward_prefetch
         self._order: list[FullyShardedDataParallel] | None = None  # order of units' forwards, while it is recorded
@@ -196,7 +196,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
             if isinstance(p, DTensor)
         ]
         for m in self._managed:
-            m.parameter._fsdp_flattened = True  # Lightning's check for FSDP parameters in an optimizer
+            m.parameter._fsdp_flattened = True  # by this Lightning recognises FSDP parameters in an optimizer
         kept = _precision.kept_gradient_dtype(mixed_precision)
         for p in {m.parameter: None for m in self._managed} if kept is not None else ():
             _precision.keep_gradient_in(kept, p)
@@ -245,7 +245,8 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         return self._modules[WRAPPED][key]
 
     def _fqn_modifiers(self) -> dict[str, str]:
-        """For torch.distributed.checkpoint.state_dict: name part -> wrapper prefix before it that state dicts omit."""
+        """For torch.distributed.checkpoint.state_dict: maps the first part of a name in the wrapped module to the wrapper's prefix, which
+        state dicts omit."""
         inner = self._modules[WRAPPED]
         return dict.fromkeys([*inner._modules, *inner._parameters, *inner._buffers], WRAPPED)
 
@@ -294,7 +295,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
             unit._buffers_of.cast()
 
     def _require_root(self, what: str, words: str, error: type[InvalidArgument] = NotTheRoot) -> None:
-        """Raises ``error`` on an inner unit. ``words``: torch's message."""
+        """Raises ``error`` if this unit is not the root. ``words``: the beginning of the message, which is torch's."""
         self._lazy_init()
         if not self._is_root:
             raise error(f"{words} {what} was called on an inner unit", hint="call it on the outermost FullyShardedDataParallel")
@@ -383,7 +384,8 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     # ---- state dicts ----
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Parameters and buffers by their clean names, in the form of ``state_dict_type``: by default whole tensors on every rank.
+        """Returns parameters and buffers by their names before wrapping, in the form of ``state_dict_type``: by default whole tensors on
+        every rank.
 
         Whole tensors are gathered, so every rank must call it, also if only rank 0 keeps the result (``rank0_only``). With ``keep_vars``
         the values are always the sharded parameters themselves.
@@ -395,7 +397,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
                     "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)): model.state_dict()"
                 )
         self._keep_vars = bool(kwargs.get("keep_vars"))
-        if self._is_root is None and kwargs.get("destination") is None:  # makes the outermost unit the root
+        if self._is_root is None and kwargs.get("destination") is None:  # unsharding makes the outermost unit the root
             with _full_parameters.unsharded(self):
                 pass
         return super().state_dict(*args, **kwargs)
