@@ -37,7 +37,7 @@ class Adam(Fused, torch.optim.Adam):
         amsgrad: bool = False,
         *,
         master_weights: bool | None = None,
-        **options: Any,  # foreach, maximize, capturable, differentiable, fused; Adam: decoupled_weight_decay
+        **options: Any,  # torch's further options: foreach, maximize, capturable, differentiable, fused; Adam: decoupled_weight_decay
     ):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
         self._set_master_weights(master_weights)
@@ -48,7 +48,7 @@ class Adam(Fused, torch.optim.Adam):
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
-        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by dtypes
+        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by the dtypes of their arrays
         for p in self._with_gradients(group):
             state = self.state[p]
             for key in keys:

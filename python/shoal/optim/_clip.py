@@ -17,7 +17,7 @@ from shoal.optim._threads import num_threads
 
 
 class NonFinite(InvalidArgument, RuntimeError):
-    """The norm is NaN or infinite. Also a RuntimeError, as in torch."""
+    """Error for a norm that is NaN or infinite. It is also a RuntimeError, as in torch."""
 
 
 @torch.no_grad()
@@ -57,7 +57,7 @@ def clip_grad_norm_(
             hint="look for an overflow in the loss, or set error_if_nonfinite=False to scale by it anyway",
         )
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).item()
-    if gradients and factor != 1:  # true for NaN as well
+    if gradients and factor != 1:  # NaN differs from 1, too
         torch._foreach_mul_([local(g) for g in gradients], factor)
     return norm
 
@@ -75,7 +75,8 @@ def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
     """The norm of the gradients' norms, in fp64, as torch defines it."""
     none = math.inf if order == -math.inf else 0.0
     sums = torch.tensor([none if p.grad is None else _power_sum(_laid_out(p), order) for p in parameters], dtype=torch.float64)
-    # By mesh and axis, in order of the parameters, including those without a gradient here: the same on every rank.
+    # By mesh and axis: indices of the parameters that the axis shards. Parameters without a gradient here count, so all ranks have equal
+    # lists.
     axes: dict[tuple, list[int]] = {}
     for i, p in enumerate(parameters):
         if isinstance(p, DTensor):
@@ -85,7 +86,7 @@ def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
     for (mesh, axis), which in axes.items():
         sums[which] = _over_ranks(sums[which], order, mesh.get_group(axis))
     if order == 0:
-        return (sums != 0).sum().double()  # torch: the number of nonzero gradients
+        return (sums != 0).sum().double()  # as in torch, the number of nonzero gradients
     if not math.isinf(order):
         sums = sums.sqrt() if order == 2 else sums.pow(1 / order)
     return torch.linalg.vector_norm(sums, order) if len(sums) > 0 else torch.zeros((), dtype=torch.float64)
@@ -95,7 +96,8 @@ def _over_ranks(sums: torch.Tensor, order: float, group: dist.ProcessGroup) -> t
     if not math.isinf(order):
         dist.all_reduce(sums, group=group)
         return sums
-    # A maximum, of negated values for -inf. MAX may drop NaN, so NaN flags are reduced alongside.
+    # The norm of order inf is a maximum, and that of order -inf a maximum of negated values. MAX may drop NaN, so NaN flags are reduced
+    # alongside.
     sign, nan = math.copysign(1.0, order), sums.isnan()
     both = torch.cat([sign * sums.masked_fill(nan, 0.0), nan.double()])
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
@@ -104,7 +106,8 @@ def _over_ranks(sums: torch.Tensor, order: float, group: dist.ProcessGroup) -> t
 
 
 def _laid_out(p: torch.Tensor) -> torch.Tensor:
-    """This rank's part of the gradient, redistributed to the parameter's placements, because it may still be Partial."""
+    """Returns this rank's part of the gradient. A gradient whose placements differ from the parameter's (it may be Partial) is
+    redistributed."""
     g = p.grad
     if isinstance(g, DTensor) and g.placements != p.placements:
         g = g.redistribute(p.device_mesh, p.placements)

@@ -30,7 +30,7 @@ class Fused:
     _step_supports_amp_scaling = True
 
     def _set_master_weights(self, master_weights: bool | None) -> None:
-        self._shards: dict[int, _Shard] = {}  # by id, because hashing a tensor is slow
+        self._shards: dict[int, _Shard] = {}  # by the parameter's id, because hashing a tensor is slow
         self.defaults["master_weights"] = master_weights
         for group in self.param_groups:
             group.setdefault("master_weights", master_weights)
@@ -39,7 +39,7 @@ class Fused:
     def _reserve(self) -> None:
         """Allocates gradients and states of sharded parameters, so that a lack of memory shows now, and the first step has no page
         faults."""
-        self._reserved: dict[int, list[torch.Tensor]] = {}  # zeros by parameter id, for its first step
+        self._reserved: dict[int, list[torch.Tensor]] = {}  # by parameter id: zeros that become states at the first step
         for group in self.param_groups:
             for p in group["params"]:
                 unit = getattr(p, "_shoal_state", None)
@@ -74,7 +74,7 @@ class Fused:
             self.check_options(group)
         self._reserved.clear()
         super().load_state_dict(state_dict)
-        # torch casts every state to its parameter's dtype.
+        # torch has cast every state to its parameter's dtype: states beside master weights are taken in fp32 from the argument.
         for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for index, p in zip(saved_group["params"], group["params"], strict=True):
                 if not self._has_master(p, group):
@@ -101,7 +101,7 @@ class Fused:
             for group in self.param_groups:
                 self._update(group, 1.0 if grad_scale is None else float(grad_scale))
                 for p in group["params"]:
-                    if not p.requires_grad:  # frozen after the constructor
+                    if not p.requires_grad:  # a parameter frozen since the constructor needs no state
                         self._reserved.pop(id(p), None)
         return loss
 
@@ -121,10 +121,11 @@ class Fused:
         return p.dtype in LOW_PRECISION and group.get("master_weights") is not False
 
     def _new_state(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Zeros with the layout of `p`."""
+        """Returns zeros with the layout of `p`, reserved ones if there are any."""
         reserved, dtype = self._reserved.get(id(p)), self._state_dtype(p, group)
         zeros = reserved.pop() if reserved else self._zeros(p, group)
-        if zeros.dtype != dtype or zeros.stride() != local(p).stride() or zeros.shape != local(p).shape:  # changed since
+        # the parameter has changed since they were reserved
+        if zeros.dtype != dtype or zeros.stride() != local(p).stride() or zeros.shape != local(p).shape:
             zeros = self._zeros(p, group)
         return dtensor(zeros, with_dtype(p._spec, dtype)) if isinstance(p, DTensor) else zeros
 
@@ -151,7 +152,7 @@ class Fused:
                 yield p
 
     def _values(self, p: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a parameter. Raises Unimplemented or InvalidArgument for a tensor that the kernels do not accept."""
+        """Returns this rank's part of a parameter. Raises Unimplemented or InvalidArgument for a tensor that the kernels do not accept."""
         values = local(p)
         if values.device.type != "cpu" or values.dtype not in DTYPES:
             raise Unimplemented(
@@ -171,7 +172,7 @@ class Fused:
         return values
 
     def _shard(self, p: torch.Tensor, state: dict[str, Any], group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
-        """The kernel's arguments for `p` and its states `keys`; None if this rank has no rows of `p`."""
+        """Returns the tensors of an update of `p` with its states `keys`, cached if possible; None if this rank has no rows of `p`."""
         values = local(p)
         if values.numel() == 0:
             return None
@@ -196,14 +197,14 @@ class Fused:
         return _Shard(values, updated, states, [state[key] for key in keys], values if has_master else None)
 
     def _master(self, p: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The fp32 copy. Elements of the parameter that were written since the last step replace those of the copy."""
+        """Returns the master copy in fp32. Elements of the parameter that were written since the last step replace those of the copy."""
         state = self.state[p]
         if MASTER not in state:
             state[MASTER] = self._new_state(p, {"master_weights": True})
             local(state[MASTER]).copy_(values)
             return local(state[MASTER])
         master = state_of(state, MASTER, values)
-        lower = master.to(values.dtype)  # always compared: p.data.mul_() changes no version counter
+        lower = master.to(values.dtype)  # compares values, because p.data.mul_() changes no version counter
         if not torch.equal(lower, values):
             torch.where(lower == values, master, values.float(), out=master)
         return master
@@ -214,7 +215,7 @@ class Fused:
         for _, shard in shards:
             if shard.gradient_from is not None and grad_scale != 1:
                 shard.gradient_from.copy_(shard.gradient)
-            shard.gradient = shard.gradient_from = None  # lets their owners free them
+            shard.gradient = shard.gradient_from = None  # a reference would keep the gradients' memory
 
 
 def _without_dynamo(method: Any) -> Any:
@@ -223,21 +224,21 @@ def _without_dynamo(method: Any) -> Any:
 
 
 class _Shard:
-    """This rank's tensors of one parameter's update, cached from step to step while they stay the same."""
+    """This rank's tensors of one parameter's update, cached from step to step while none of them is replaced."""
 
     __slots__ = ("_addresses", "_dtypes", "_row", "_views", "copy", "gradient", "gradient_from", "states", "updated", "values")
 
     def __init__(
         self,
         values: torch.Tensor,
-        updated: torch.Tensor,  # the master copy if there is one, else `values`
+        updated: torch.Tensor,  # the master copy if the parameter has one, else `values`
         states: list[torch.Tensor],
-        views: list[torch.Tensor],  # the same states in the optimizer's state, perhaps DTensors
-        copy: torch.Tensor | None,  # `values`, if there is a master copy
+        views: list[torch.Tensor],  # `states` as they are in the optimizer's state, perhaps DTensors
+        copy: torch.Tensor | None,  # `values` if the parameter has a master copy, else None
     ):
         self.values, self.updated, self.states, self.copy = values, updated, states, copy
         self.gradient: torch.Tensor | None = None
-        self.gradient_from: torch.Tensor | None = None  # the original, if its strides differ from the parameter's
+        self.gradient_from: torch.Tensor | None = None  # p.grad, if `gradient` is a copy with the parameter's strides
         self._views = views
         self._addresses = [t.data_ptr() for t in self._kept()]
         address, updated_address, *state_addresses = self._addresses
@@ -270,7 +271,7 @@ class _Shard:
         return known
 
     def row(self) -> _native.UpdateRow:
-        """The kernel's arguments; the same object in every step."""
+        """Returns the kernel's arguments, with the present gradient's address. The object is the same in every step."""
         self._row.gradient = self.gradient.data_ptr()
         return self._row
 
@@ -291,8 +292,8 @@ def gradient_of(p: torch.Tensor) -> torch.Tensor:
 
 
 def state_of(state: dict[str, Any], key: str, values: torch.Tensor) -> torch.Tensor:
-    """The local tensor of a state, moved to the parameter's strides if a loaded state has others. Raises InvalidArgument for another
-    shape."""
+    """Returns the local tensor of a state. If a loaded state has other strides than the parameter, it is copied to the parameter's. Raises
+    InvalidArgument for another shape."""
     t = local(state[key])
     if t.shape != values.shape or t.dtype not in DTYPES:
         raise InvalidArgument(

@@ -6,14 +6,14 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-# Dtypes that the kernels support, and their names there.
+# By dtype that the kernels support: its name in the kernels.
 DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def local(t: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor, without autograd; a plain tensor is returned as it is."""
+    """Returns this rank's part of a DTensor, without autograd; a plain tensor is returned as it is."""
     if isinstance(t, DTensor):
         t = t._local_tensor
-        if isinstance(t, AsyncCollectiveTensor):  # the result of a collective, perhaps still running
+        if isinstance(t, AsyncCollectiveTensor):  # a collective's result, which may still be on its way
             t = t.wait()
     return t

@@ -35,7 +35,7 @@ class Muon(Fused, torch.optim.Muon):
         return ("momentum_buffer",)
 
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
-        together: list[torch.Tensor] = []  # at most one per rank of the mesh axis
+        together: list[torch.Tensor] = []  # matrices whose iterations run at once, at most one per rank of the mesh axis
         for p in self._with_gradients(group):
             axis = _axis(p)
             if together and (axis != _axis(together[0]) or axis is None or len(together) == axis[0].size(axis[1])):
@@ -84,7 +84,7 @@ class Muon(Fused, torch.optim.Muon):
 
 
 def _axis(p: torch.Tensor) -> tuple[DeviceMesh, int] | None:
-    """The mesh axis that shards ``p``, if exactly one does, else None."""
+    """Returns the mesh axis that shards ``p``, if exactly one does, else None."""
     if not isinstance(p, DTensor):
         return None
     axes = [i for i, placement in enumerate(p.placements) if not isinstance(placement, Replicate) and p.device_mesh.size(i) > 1]

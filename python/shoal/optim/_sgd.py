@@ -28,7 +28,7 @@ class SGD(Fused, torch.optim.SGD):
         nesterov: bool = False,
         *,
         master_weights: bool | None = None,
-        **options: Any,  # maximize, foreach, differentiable, fused
+        **options: Any,  # torch's further options: maximize, foreach, differentiable, fused
     ):
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **options)
         self._set_master_weights(master_weights)
@@ -39,7 +39,7 @@ class SGD(Fused, torch.optim.SGD):
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
-        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by (first step of the momentum, dtypes)
+        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by (True at the first step of the momentum, dtypes)
         for p in self._with_gradients(group):
             state = self.state[p] if keys else self.state.get(p, {})
             first = bool(keys) and state.get("momentum_buffer") is None

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-_several = False  # True in a fork of a process with several threads
+_several = False  # True in a process forked from one with several threads
 
 
 def num_threads() -> int:
-    """``torch.get_num_threads()``; 1 in a process forked from one with several threads, where the OpenMP runtime would hang."""
+    """Returns ``torch.get_num_threads()``, or 1 in a process forked from one with several threads, where the OpenMP runtime would hang."""
     return 1 if _several else torch.get_num_threads()
 
 
