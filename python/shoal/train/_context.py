@@ -38,7 +38,7 @@ class TrainContext:
 
 
 class _Here:
-    """Per-process state of a Trainer's worker; ``driver`` is None in other processes."""
+    """The state of a Trainer's worker, one per process; ``driver`` is None in other processes."""
 
     driver: ActorHandle | None = None
     reports = 0

@@ -11,7 +11,7 @@ from shoal._core.process import session
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs: its node's id, the host's address, and a TCP port that was free there."""
+    """The place of a rank: its node's id, the host's address, and a TCP port that was free on that host."""
 
     node: str
     host: str

@@ -43,7 +43,8 @@ class ScalingConfig:
 
 @dataclass(frozen=True)
 class Result:
-    """``metrics``: rank 0's last report; ``metrics_history``: all its reports in order; ``returns``: results of the loops, by rank."""
+    """The result of a training run. ``metrics``: rank 0's last report; ``metrics_history``: all its reports in order; ``returns``: results
+    of the loops, by rank."""
 
     metrics: dict[str, Any] = field(default_factory=dict)
     metrics_history: list[dict[str, Any]] = field(default_factory=list)
@@ -89,7 +90,7 @@ class Trainer:
             settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ and name not in given}
             workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:
-            if state.cluster is not None:  # this process's own cluster, which no node will join
+            if state.cluster is not None:  # a private cluster, which no further node will join
                 error.hint = (
                     f"CPUs are logical: begin with shoal.init(num_cpus={count * resources['CPU']:g}), or ask for less with "
                     "ScalingConfig(resources_per_worker=...)"
@@ -105,7 +106,7 @@ class Trainer:
             given = environments([load(place, f"rank {rank} of {len(asked)}") for rank, place in enumerate(asked)])
             queue = s.host_queue("TrainReports")
             driver = ActorHandle(queue, "TrainReports", {"report": {}})
-            actors.append(driver)  # ends after the workers, whose reports would fail
+            actors.append(driver)  # ended after the workers, because their reports go to it
             runs = [w.run.remote(self._loop, self._config, env, driver) for w, env in zip(workers, given, strict=True)]
             try:
                 history = self._serve(s, queue, runs)
@@ -120,7 +121,7 @@ class Trainer:
     def _serve(self, s, queue: str, runs: list[ObjectRef]) -> list[dict[str, Any]]:
         """Answers each report after every rank has made it, until all loops have returned. Returns rank 0's metrics."""
         history: list[dict[str, Any]] = []
-        waiting: dict[int, list] = {}  # report number -> calls that wait for other ranks
+        waiting: dict[int, list] = {}  # by number of the report: calls whose answer waits for other ranks
         refs, seen = [r._ref for r in runs], 0
         tally = s.tally(refs)
         while True:
@@ -147,8 +148,8 @@ class Trainer:
 
     @staticmethod
     def _first_cause(s, runs: list[ObjectRef]) -> BaseException:
-        """Returns the original error among failed ranks. A rank's ActorDiedError about another rank may arrive before that rank's own
-        error, so this waits up to ``_NEWS_S`` seconds for the latter."""
+        """Returns the original error among those of failed ranks. An ActorDiedError may only report that another rank has died, whose own
+        error arrives later. So this waits up to ``_NEWS_S`` seconds for another error."""
         until = time.monotonic() + _NEWS_S
         while True:
             errors = [e for e in (_failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]

@@ -21,7 +21,7 @@ class TrainWorker:
     def run(self, loop, config: dict[str, Any] | None, environment: dict[str, str], driver: ActorHandle) -> Any:
         """Runs the loop of one rank, with a gloo process group unless the loop initialises another."""
         for name in [n for n in os.environ if n.startswith("TORCHELASTIC_")]:
-            del os.environ[name]  # from a torchrun around the driver, whose store is another
+            del os.environ[name]  # variables of a torchrun around the driver, whose store the ranks must not use
         os.environ.update(environment)
         _Here.driver, _Here.reports = driver, 0
         import torch.distributed as dist
@@ -31,9 +31,9 @@ class TrainWorker:
             result = loop(config) if config is not None else loop()
             for name in ("shoal.fsdp._engine.bootstrap", "shoal.collective._group"):
                 if (module := sys.modules.get(name)) is not None:
-                    module.leave_all()  # not after an exception, which the driver reports
+                    module.leave_all()  # only without an exception, because the driver reports an exception itself
             return result
-        except SystemExit as error:  # a TaskError with traceback instead of a process exit
+        except SystemExit as error:  # sys.exit() in the loop becomes a TaskError with a traceback
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             raise TaskError(error, text, "the training loop", os.getpid(), session().host) from None
         finally:
