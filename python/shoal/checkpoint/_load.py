@@ -65,13 +65,13 @@ def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | 
 
 
 def _write_window(model: nn.Module):
-    from shoal import fsdp  # late: a plain process loads a checkpoint without it
+    from shoal import fsdp  # late: only sharded models need shoal.fsdp
 
     return fsdp.write(model)
 
 
 def _like(value: Any, current: Any) -> Any:
-    """Converts a saved option to the type of the current one."""
+    """Converts a saved option of a parameter group to the type of the present one."""
     if isinstance(current, torch.Tensor):
         return torch.full_like(current, value)
     return tuple(value) if isinstance(current, tuple) else value

@@ -32,7 +32,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Tensor:
-    """``sharding``: ``Shard(0)`` or ``Replicate()`` over the saving ranks. A tensor without dimensions has one row."""
+    """A saved tensor. ``sharding``: ``Shard(0)`` or ``Replicate()`` over the ranks that saved it. A tensor without dimensions has one
+    row."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -54,13 +55,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Manifest:
-    """``tensors``: by name; ``tied``: further name -> name; ``optimizer_state``: by parameter and key, a Tensor or a plain value."""
+    """The content of ``manifest.json``. ``tensors``: by name; ``tied``: further name -> name; ``optimizer_state``: by parameter and key, a
+    Tensor or a plain value."""
 
     world_size: int
     folder: str
     tensors: dict[str, Tensor]
     tied: dict[str, str] = field(default_factory=dict)
-    optimizer: str = ""  # its class
+    optimizer: str = ""  # the optimizer's class, as module.name
     groups: tuple[Group, ...] = ()
     optimizer_state: dict[str, dict[str, Any]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
@@ -79,8 +81,8 @@ def _checksum(body: dict) -> str:
 def read_manifest(path: str | Path) -> Manifest:
     """Reads the manifest of the checkpoint in the folder ``path``, without its tensors.
 
-    Raises NotFound for a missing checkpoint, InvalidArgument for a foreign folder, Unimplemented for another format version, DataLoss for
-    damage.
+    Raises NotFound for a missing checkpoint, InvalidArgument for a folder with other data, Unimplemented for another format version,
+    DataLoss for damage.
     """
     file = Path(path) / FILE
     try:

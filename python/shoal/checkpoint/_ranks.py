@@ -74,7 +74,7 @@ def local(t: torch.Tensor, name: str) -> tuple[torch.Tensor, bool]:
 
 
 def elsewhere(device: torch.device, move: str) -> str:
-    """The hint about a tensor that is not on the CPU. ``move``: the call that moves the model there."""
+    """Returns the hint for a tensor that is not on the CPU. ``move``: the call that moves the model there."""
     if device.type == "xla":
         return "shoal.spmd.checkpoint saves and loads tensors of shoal.spmd's device: CheckpointManager, or its planners"
     return f"move the model to the CPU: {move}"
@@ -97,7 +97,8 @@ def named_tensors(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, 
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> list[list[str]]:
-    """The model's names of the optimizer's parameters, by parameter group. Raises InvalidArgument for a foreign parameter."""
+    """Returns the model's names of the optimizer's parameters, by parameter group. Raises InvalidArgument for a parameter of another
+    model."""
     names = {id(t): name for name, t in tensors.items()}
     try:
         return [[names[id(p)] for p in g["params"]] for g in optimizer.param_groups]

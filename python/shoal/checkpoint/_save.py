@@ -76,11 +76,11 @@ def _begin(path: Path, temporary: Path, state: dict | None) -> None:
         if path.exists() and not path.is_dir():
             raise InvalidArgument(f"{path} is a file; a checkpoint is a folder", reason="CheckpointUnwritable")
         try:
-            _manifest.read_manifest(path)  # raises InvalidArgument for foreign data
+            _manifest.read_manifest(path)  # raises InvalidArgument if the folder holds other data
         except (NotFound, DataLoss):
             pass
         path.mkdir(parents=True, exist_ok=True)
-        if temporary.exists():  # remains of a save that did not finish
+        if temporary.exists():  # left by a save that did not finish
             shutil.rmtree(temporary)
         temporary.mkdir()
 
@@ -136,7 +136,7 @@ class _Shards:
                         raise (ResourceExhausted if full else InvalidArgument)(
                             f"the checkpoint cannot be written to {self._folder.parent}: {error}"
                         ) from None
-                    file.chmod(self._folder.stat().st_mode & 0o666)  # umask's mode: safetensors sets owner-only
+                    file.chmod(self._folder.stat().st_mode & 0o666)  # the mode that umask gives: safetensors makes files for the owner only
                     _fsync(file)
 
 
@@ -181,7 +181,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _placed(described: dict[str, Any], pieces: list[dict[tuple[str, str], Piece]]) -> dict[str, Any]:
-    """Adds every rank's pieces to the description, in order of rows."""
+    """Adds the pieces that all ranks have written to the descriptions of their tensors, in order of rows."""
 
     def place(kind: str, name: str, t: Any) -> Any:
         if not isinstance(t, Tensor):
@@ -207,7 +207,7 @@ def _commit(path: Path, temporary: Path, manifest: Manifest) -> None:
     with writing(path):
         folder = path / manifest.folder
         folder.mkdir(exist_ok=True)
-        # File by file, because the folder may exist, with the same bytes, and be in use by the present manifest.
+        # Moves file by file: a folder of this name may exist, with the same bytes, and the present manifest may refer to it.
         for file in sorted(temporary.iterdir()):
             os.replace(file, folder / file.name)
         _fsync(folder)
@@ -217,7 +217,7 @@ def _commit(path: Path, temporary: Path, manifest: Manifest) -> None:
         _fsync(path)
         os.replace(text, path / _manifest.FILE)
         _fsync(path)
-        # Folders of previous checkpoints, and the temporary one.
+        # Deletes the folders of previous checkpoints, and the temporary one.
         for old in path.iterdir():
             if old.name == _SAVING or (_manifest.FOLDER.fullmatch(old.name) and old.name != manifest.folder):
                 shutil.rmtree(old)
