@@ -78,5 +78,5 @@ __all__ = [
     "xla_patched_nn_linear_forward",
 ]
 
-if os.environ.get("XLA_USE_SPMD", "").lower() in ("1", "true"):  # in place of use_spmd()
+if os.environ.get("XLA_USE_SPMD", "").lower() in ("1", "true"):  # this variable stands for a call of use_spmd()
     runtime.use_spmd()

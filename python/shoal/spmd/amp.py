@@ -10,7 +10,8 @@ from shoal.spmd._layout.device import DEVICE
 
 
 class autocast(torch.autocast):
-    """``with autocast(xm.xla_device()):`` runs matrix products and convolutions in ``dtype``, by default bfloat16."""
+    """torch's autocast for the logical device. Inside ``with autocast(xm.xla_device()):`` matrix products and convolutions run in
+    ``dtype``, by default bfloat16."""
 
     def __init__(self, device: Any = None, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool | None = None):
         super().__init__(DEVICE.type, enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)

@@ -32,11 +32,11 @@ from shoal.spmd._layout.sharding import parts_of
 
 
 class _StepError(InvalidArgument, AssertionError):
-    """The step was not saved, or the setting is wrong: fix it."""
+    """Error for a step that was not saved, or for a wrong setting."""
 
 
 def _chunks(array: Array) -> dict[torch.Size, tuple[ChunkStorageMetadata, torch.Tensor]]:
-    """The nonempty parts of this process, by their offsets."""
+    """Returns the nonempty parts of this process, by their offsets."""
     found = {}
     cuts = parts_of(array.shape, array.sharding)
     for position, local in array.locals.items():
@@ -50,7 +50,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
     """Writes each part of a sharded tensor once, and one copy of a whole tensor."""
 
     def set_up_planner(self, state_dict: dict, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        if isinstance(storage_meta, bool):  # torch_xla's order of arguments
+        if isinstance(storage_meta, bool):  # torch_xla passes the arguments in another order
             storage_meta, is_coordinator = None, storage_meta
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         there = {name: v for name, v in self.state_dict.items() if isinstance(v, Tensor)}
@@ -98,7 +98,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             if world().num_processes > 1:
                 if not t._box.is_written_locally:
                     raise InvalidArgument(f"{name} is a view with another memory layout than its base", hint="load into the base")
-                t._box.touch()  # on every process, also without a read element
+                t._box.touch()  # called on every process, even if it reads no element
             items += create_read_items_for_chunk_list(name, saved, [chunk for chunk, _ in self._parts[name].values()])
         return dataclasses.replace(plan, items=items)
 
@@ -141,7 +141,7 @@ class CheckpointManager:
         if world().num_processes > 1:
             _process_group.ensure()
         several = dist.is_initialized() and dist.get_world_size() > 1
-        # The writing thread has separate groups, because the program may communicate at the same time.
+        # The writing thread has groups of its own, because the program may communicate at the same time.
         self._group = process_group or (dist.new_group(backend="gloo") if several else None)
         self._votes = dist.new_group(backend="gloo") if several else None
         if not dist.is_initialized():  # torch warns at each save and restore
@@ -163,13 +163,13 @@ class CheckpointManager:
             signal.signal(signal.SIGTERM, preempt)
 
     def _saved(self) -> list[int]:
-        """Steps in the folder, the oldest first."""
+        """Returns the steps in the folder, the oldest first."""
         self._path.mkdir(parents=True, exist_ok=True)
         found = (p for p in self._path.iterdir() if p.name.isdecimal() and (p / ".metadata").exists())
         return [int(p.name) for p in sorted(found, key=lambda p: (p / ".metadata").stat().st_mtime_ns)]
 
     def _in_first(self, action: Callable[[], Any]) -> Any:
-        """Runs it in the first process; every process gets its result or its error."""
+        """Runs ``action`` in the first process; every process gets its result or its error."""
         if self._group is None:
             return action()
         outcome: list[Any] = [None, None]
@@ -188,7 +188,7 @@ class CheckpointManager:
         return step % self._interval == 0 or (self._preempted is not None and self._agreed(self._preempted.is_set()))
 
     def _agreed(self, flag: bool) -> bool:
-        """True if the flag is set on any process: signals reach processes at different steps."""
+        """True if the flag is set on any process, because a signal reaches processes at different steps."""
         if self._votes is None:
             return flag
         votes = torch.tensor([int(flag)])
@@ -203,7 +203,7 @@ class CheckpointManager:
         return True
 
     def save_async(self, step: int, state_dict: dict, force: bool = False) -> bool:
-        """The same, but a thread writes a copy of the tensors' present values. ``join`` waits for it and raises its error."""
+        """As ``save``, but a thread writes a copy of the tensors' present values. ``join`` waits for the thread and raises its error."""
         if not (force or self.should_save(step)):
             return False
         self._slots.acquire()
@@ -219,14 +219,14 @@ class CheckpointManager:
         return True
 
     def join(self) -> None:
-        """Returns when everything is written. Raises the error of the first failed write."""
+        """Waits until everything is written. Raises the error of the first failed write."""
         waiting, self._pending = self._pending, []
         errors = [error for error in (f.exception() for f in waiting) if error is not None]
         if errors:
             raise errors[0]
 
     def restore(self, step: int, state_dict: dict) -> None:
-        """Reads into the tensors of ``state_dict``."""
+        """Reads a saved step into the tensors of ``state_dict``."""
         if step not in self._steps:
             raise _StepError(f"step {step} was not saved in {self._path}", hint=f"saved steps: {self.all_steps()}")
         dcp.load(
@@ -237,7 +237,7 @@ class CheckpointManager:
         return sorted(self._steps)
 
     def reached_preemption(self, step: int) -> bool:
-        """True once SIGTERM was received, on any process."""
+        """True once any process has received SIGTERM."""
         if self._preempted is None:
             raise _StepError("this manager does not watch for preemption", hint="pass chkpt_on_preemption=True")
         return self._agreed(self._preempted.is_set())

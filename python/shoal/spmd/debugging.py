@@ -90,7 +90,7 @@ def _written(text: str, path: str | os.PathLike, shape: Sequence[int] | None) ->
 
 
 def _parsed(sharding: str) -> tuple[list[int], list[int], bool]:
-    """Returns (tiles, device ids, True if the last tile is the number of copies)."""
+    """Returns (the tile sizes, the device ids, True if the last tile size is the number of copies) of a sharding in XLA's text form."""
     found = _TILED.fullmatch(sharding)
     if found is None:
         raise InvalidArgument(f"{sharding!r} is not a sharding", hint="pass {replicated} or {devices=[..]..}, as sharding_spec has it")
@@ -101,7 +101,7 @@ def _parsed(sharding: str) -> tuple[list[int], list[int], bool]:
 
 
 def _cells(sharding: str) -> list[list[list[int]]]:
-    """Devices per row and column. A cell has the devices of all parts along further dimensions."""
+    """Returns the devices per row and column of the table. A cell has the devices of all parts along further dimensions."""
     if sharding in ("", "{replicated}"):
         return [[list(range(runtime.global_runtime_device_count()))]]
     tiles, ids, copied = _parsed(sharding)

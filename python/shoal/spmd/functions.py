@@ -11,12 +11,12 @@ from shoal.spmd import xla_model
 
 
 def all_reduce(reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Any = None) -> torch.Tensor:
-    """Returns ``value`` times ``scale``."""
+    """Returns ``value`` times ``scale``, because the program is the only participant."""
     return xla_model.all_reduce(reduce_type, value, scale, groups)
 
 
 def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """Returns the tensor itself."""
+    """Returns the tensor itself, because it has all rows."""
     return xla_model.all_gather(value, dim)
 
 

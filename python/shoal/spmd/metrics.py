@@ -6,12 +6,12 @@ from shoal.spmd._engine import execution as _execution
 
 
 def counter_names() -> list[str]:
-    """Operators without a rule, such as ``aten.tril.default``."""
+    """Returns the names of operators without a rule, such as ``aten.tril.default``."""
     return list(_execution.replicated_ops())
 
 
 def counter_value(name: str) -> int | None:
-    """The number of runs of an operator on whole tensors, or None."""
+    """Returns the number of runs of an operator on whole tensors; None for one that has not run so."""
     return _execution.replicated_ops().get(name)
 
 
@@ -28,7 +28,7 @@ def clear_all() -> None:
 
 
 def metric_names() -> list[str]:
-    """An empty list: operators run at once, and nothing is compiled."""
+    """Returns an empty list: operators run at once, and nothing is compiled."""
     return []
 
 
@@ -37,7 +37,7 @@ def metric_data(name: str) -> None:
 
 
 def metrics_report() -> str:
-    """Lines of ``Counter: NAME`` and ``Value: TIMES``."""
+    """Returns lines of the form ``Counter: NAME`` and ``Value: TIMES``."""
     return "".join(f"Counter: {name}\n  Value: {times}\n" for name, times in _execution.replicated_ops().items())
 
 

@@ -24,13 +24,13 @@ class MpDeviceLoader:
     def __init__(self, loader: Any, device: Any, input_sharding: InputSharding = None, device_prefetch_size: int = 8, **kwargs: Any):
         check_sharding(input_sharding)
         self._loader, self._ahead = loader, max(1, device_prefetch_size)
-        self._parallel_loader_kwargs = {"input_sharding": input_sharding}  # set later by some libraries
+        self._parallel_loader_kwargs = {"input_sharding": input_sharding}  # some libraries set this attribute afterwards
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        """Other attributes of the loader: ``dataset``, ``batch_size``, ``sampler``."""
+        """Returns an attribute of the wrapped loader: ``dataset``, ``batch_size``, ``sampler``."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._loader, name)
@@ -59,7 +59,7 @@ class MpDeviceLoader:
                     loaded: list[Loaded] | None = [] if world().verifies else None
                     if not put((placed_on_device(batch, self._parallel_loader_kwargs["input_sharding"], loaded), loaded, None)):
                         return
-            except BaseException as error:  # raised in the program's thread
+            except BaseException as error:  # the program's thread raises the error
                 put((None, None, error))
                 return
             put((None, None, StopIteration()))

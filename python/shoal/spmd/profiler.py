@@ -9,14 +9,14 @@ from torch.profiler import record_function
 
 
 class Trace(record_function):
-    """``with Trace("name"):`` is a range of torch.profiler."""
+    """A named range of torch.profiler: ``with Trace("name"):``."""
 
     def __init__(self, name: str, **kwargs: Any):
         super().__init__(name, str(kwargs) if kwargs else None)
 
 
 class StepTrace(Trace):
-    """A range that is one step."""
+    """A named range that contains one step."""
 
 
 def start_server(port: int, only_on_master: bool = True) -> None:

@@ -72,7 +72,7 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers
 
 
 def _check_same(workers: int) -> None:
-    """Raises unless a later call of use_spmd wants the same number of workers."""
+    """Raises InvalidArgument if a later call of use_spmd asks for another number of workers than the first."""
     there = 0 if _processes.controller is None else _processes.controller.num_ranks
     if workers != there:
         raise InvalidArgument(

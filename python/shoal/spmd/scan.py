@@ -25,7 +25,7 @@ def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partitio
     carry, ys = tree_map(torch.clone, init), []
     for i in range(*lengths):
         carry, y = fn(carry, tree_map(lambda x, at=i: x[at], xs))
-        ys.append(tree_map(torch.clone, y))  # fn may change its carry in place
+        ys.append(tree_map(torch.clone, y))  # a copy, because fn may change its carry in place
     return carry, tree_map(lambda *of: torch.stack(of), *ys)
 
 

@@ -32,12 +32,12 @@ def real_devices() -> list[str]:
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
-    """Ends a step."""
+    """Ends a step, as mark_step does."""
     _xm.mark_step(wait)
 
 
 def step() -> Any:
-    """``with torch_xla.step():`` ends a step."""
+    """Returns a context for ``with torch_xla.step():``, whose end ends a step."""
     return _Step()
 
 

@@ -37,7 +37,7 @@ def check_env_flag(name: str, default: str = "") -> bool:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
-    """torch.utils.checkpoint.checkpoint: the backward pass computes the function again."""
+    """Calls torch.utils.checkpoint.checkpoint: the backward pass computes the function again."""
     return _torch.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
 
 

@@ -89,12 +89,12 @@ def master_print(*args: Any, fd: Any = None, local: bool = False, flush: bool = 
 
 
 def set_rng_state(seed: int | torch.Tensor, device: Any = None) -> None:
-    """``seed``: a number, or a state from get_rng_state."""
+    """Sets the random state: ``seed`` is a number, or a state from get_rng_state."""
     torch.set_rng_state(seed) if isinstance(seed, torch.Tensor) else torch.manual_seed(seed)
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """Same as torch.get_rng_state(): the device uses the host's generator."""
+    """Returns torch.get_rng_state(), because the device uses the host's generator."""
     return torch.get_rng_state()
 
 
@@ -116,7 +116,7 @@ def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: 
 
 
 def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
-    """Returns the same structure with its tensors on the host; libraries call it."""
+    """Returns the same structure with its tensors on the host. Libraries call this function."""
     return tree_map(lambda a: a.detach().cpu() if convert and isinstance(a, torch.Tensor) else a, data)
 
 
@@ -167,7 +167,7 @@ def collective_broadcast(tensors: list[torch.Tensor], root_ordinal: int = 0, gro
 
 
 def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Gradients of the optimizer's parameters; libraries call it."""
+    """Returns the gradients of the optimizer's parameters. Libraries call this function."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
@@ -181,7 +181,8 @@ def xla_real_devices(devices: Any = None) -> list[str]:
 
 
 class RateTracker:
-    """``add(n)`` counts. ``rate()`` is the count per second since its last call, smoothed; ``global_rate()`` is that since the start."""
+    """A counter with rates: ``add(n)`` counts. ``rate()`` is the count per second since its last call, smoothed; ``global_rate()`` counts
+    since the start."""
 
     def __init__(self, smooth_factor: float = 0.4):
         self._kept, self._begin = smooth_factor, time.monotonic()

@@ -19,7 +19,7 @@ def spawn(fn: Callable[..., Any], args: tuple = (), nprocs: int | None = None, j
 
 
 class MpModelWrapper:
-    """``to(device)`` moves the model there and returns it."""
+    """Wraps a model: ``to(device)`` moves the model there and returns it."""
 
     def __init__(self, model: nn.Module):
         self._model = model

@@ -43,7 +43,8 @@ def auto_shard(
     apply: bool = True,
     quiet: bool = False,
 ) -> ShardingPlan:
-    """Chooses and marks specs for the unmarked parameters and inputs of ``module``, and prints the table with its reasons on stderr.
+    """Chooses shardings for the unmarked parameters and inputs of ``module``, marks them, and prints the table of choices with reasons on
+    stderr.
 
     ``example_inputs``: a tensor, a tuple of positional arguments, or a dict of keyword arguments, of the sizes of a training step. Module
     and inputs may lie on the host, the device, or (with ``apply=False``) on "meta". Only sizes matter; forward runs once without values.
@@ -53,7 +54,8 @@ def auto_shard(
     for forward passes only.
 
     Raises MarkError when SPMD is off, and InvalidArgument for a module whose forward reads values. It also raises InvalidArgument for a
-    budget that no choice keeps, and names the smallest possible one."""
+    budget that no choice keeps, and names the smallest possible one.
+    """
     if apply and not devices.is_spmd():
         raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin, or pass apply=False")
     args, kwargs = _arguments(example_inputs)
@@ -93,7 +95,8 @@ def _planned(
         least = min(least, problem.price(chosen)[1])
         if budget is not None and problem.price(chosen)[1] > budget:
             continue
-        if found is None or problem.price(chosen)[0] < 0.97 * found[0].price(found[1])[0]:  # prefers fewer axes unless more help
+        # a later mesh, with more axes, must be 3 % faster
+        if found is None or problem.price(chosen)[0] < 0.97 * found[0].price(found[1])[0]:
             found = problem, chosen
     if found is None:
         raise InvalidArgument(
@@ -111,7 +114,7 @@ def _arguments(example: Any) -> tuple[tuple, dict]:
 
 
 def _meshes() -> list[Mesh]:
-    """The program's mesh, or all meshes of two axes: (n, 1) first."""
+    """Returns the program's mesh, or all meshes of two axes of which (n, 1) comes first."""
     if get_global_mesh() is not None:
         return [get_global_mesh()]
     n = devices.global_runtime_device_count()
@@ -128,7 +131,7 @@ def _meshes() -> list[Mesh]:
 
 
 class _Choosing:
-    """Prevents choices by module calls inside of it."""
+    """A context in which module calls choose no specs."""
 
     depth = 0
 
@@ -145,7 +148,7 @@ _known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def enable(memory_budget: int | str | None) -> None:
-    """Makes the first outermost call of each module on the device choose specs for it."""
+    """Makes a module's first call on the device choose specs for it, unless another module's call contains that call."""
     global _call, _memory_budget
     _memory_budget = memory_budget
     if _call is None:
@@ -170,7 +173,7 @@ def _outermost(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def choose_at_first_call(module: nn.Module, mesh: Mesh) -> None:
-    """Chooses specs on this mesh at the first call of ``module``, which is on the device."""
+    """Makes the first call of ``module``, which is on the device, choose specs on this mesh."""
 
     def first(module: nn.Module, args: tuple, kwargs: dict) -> None:
         handle.remove()
@@ -186,7 +189,7 @@ def _choose(module: nn.Module, args: tuple, kwargs: dict, mesh: Mesh | None, mem
     _known.add(module)
     if all(p._box.mark is not None for p in parameters):
         return
-    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's wrapper
+    module = getattr(module, "_orig_mod", module)  # torch.compile's wrapper has the module as this attribute
     try:
         plan = _planned(module, args, kwargs, mesh, memory_budget, 2, Machine())
     except Untraceable as error:

@@ -20,20 +20,20 @@ from shoal.spmd._rules.registry import Steps
 
 @dataclass(frozen=True)
 class Machine:
-    """Figures of a device, and of the links between devices. A collective takes ``latency`` seconds per step, and each device receives
+    """The speeds of a device, and of the links between devices. A collective takes ``latency`` seconds per step, and each device receives
     ``bandwidth`` bytes per second (the alpha-beta model). An operator takes the longer of its arithmetic at ``flops`` and its bytes at
     ``memory_bandwidth``. The defaults suit CPU cores of one host; accelerators need other values."""
 
-    latency: float = 30e-6  # seconds
-    bandwidth: float = 5e9  # bytes per second
-    flops: float = 50e9  # per second
-    memory_bandwidth: float = 10e9  # bytes per second
+    latency: float = 30e-6  # seconds per step of a collective
+    bandwidth: float = 5e9  # bytes per second that a device receives
+    flops: float = 50e9  # arithmetic operations per second
+    memory_bandwidth: float = 10e9  # bytes per second that a device reads or writes
 
 
 @dataclass(frozen=True)
 class Collective:
-    """``received``: bytes by the device that receives most. ``argument``: the index of the resharded argument. ``result``: the index of the
-    summed result. Both are None for communication between an operator's steps."""
+    """One communication of an operator. ``received``: bytes by the device that receives most. ``argument``: the index of the resharded
+    argument. ``result``: the index of the summed result. Both are None for communication between an operator's steps."""
 
     name: str
     received: float
@@ -55,7 +55,7 @@ class Price:
 
 
 def local_bytes(value: Value, sharding: Sharding) -> float:
-    """The size of the largest part in bytes."""
+    """Returns the size in bytes of the value's largest part under this sharding."""
     return math.prod(sharding.tile(value.shape)) * value.dtype.itemsize
 
 
@@ -92,7 +92,7 @@ class Prices:
 
     def _price(self, kind: Kind, lying: list[Sharding]) -> Price:
         arrays = [Array(v.shape, v.dtype, s, {}) for v, s in zip(kind.inputs, lying, strict=True)]
-        if kind.func._schema.name == "aten::copy_":  # the engine reshards the source like the target
+        if kind.func._schema.name == "aten::copy_":  # the engine reshards the source to the target's sharding
             return self._alike(kind, arrays, arrays[0].sharding)
         if all(s.is_replicated for s in lying):
             return self._whole(kind, arrays, [])
@@ -139,7 +139,7 @@ class Prices:
             of = Kind(func, tuple(leaves), tree, tuple(places), inputs, tuple(values), written, is_view(func), 0.0)
             price = self._price(of, [a.sharding for a in given])
             prices.append(price)
-            for c in price.collectives:  # for an argument of the whole operator, or a result of an earlier step
+            for c in price.collectives:  # reshards an argument of the whole operator, or a result of an earlier step
                 whose = next((k for k, a in enumerate(arrays) if c.argument is not None and a is given[c.argument]), None)
                 collectives.append(replace(c, argument=whose, result=None))
             outs = [
@@ -154,7 +154,7 @@ class Prices:
         return Price(numbers, sum(p.seconds for p in prices), tuple(collectives), made, max(p.extra for p in prices))
 
     def _alike(self, kind: Kind, arrays: list[Array], target: Sharding) -> Price:
-        """The price of a pointwise operator into the first argument."""
+        """Returns the price of a pointwise operator whose result has the sharding of the first argument."""
         rank = len(target.parts)
         inputs = [target, *(a.sharding for a in arrays[1:])]
         moved = []
@@ -168,7 +168,7 @@ class Prices:
         whole = [self._replicated(len(a.shape)) for a in arrays]
         moved = [c for k, a in enumerate(arrays) for c in self._moved(kind.inputs[k], a.sharding, whole[k], k)]
         outputs = [None if v is None else self._replicated(len(v.shape)) for v in kind.outputs]
-        for k, place in enumerate(written):  # results that are arguments keep their layout
+        for k, place in enumerate(written):  # results that are written arguments keep their sharding
             if k < len(outputs) and outputs[k] is not None and kind.outputs[k].shape == kind.inputs[place].shape:
                 outputs[k] = arrays[place].sharding
         return self._priced(kind, whole, outputs, moved, 1.0, [c.argument for c in moved])
@@ -198,7 +198,7 @@ class Prices:
         return [Collective(move.collective, size, seconds, argument)]
 
     def _summed(self, size: float, parts: int, result: int) -> Collective:
-        """The all_reduce of a sum: each device receives its share to sum, then the other sums."""
+        """Returns the all_reduce of a sum: each device receives its share of the summands, then the other devices' sums."""
         got = summed(size, parts)
         seconds = 2 * math.ceil(math.log2(parts)) * self.machine.latency + got / self.machine.bandwidth
         return Collective("all_reduce", got, seconds, result=result)

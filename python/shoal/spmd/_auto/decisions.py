@@ -19,8 +19,8 @@ Axes = tuple[int, ...]
 
 @dataclass
 class Decision:
-    """Parameters that share a spec, or inputs that share their batch. ``candidates``: per candidate the axes of each dimension (of the
-    first dimension for inputs)."""
+    """One decision: parameters that share a spec, or inputs that share the split of their batch. ``candidates``: per candidate the mesh
+    axes of each dimension (for inputs, of the first dimension)."""
 
     name: str
     members: list[str]
@@ -47,7 +47,7 @@ def decisions_of(trace: Trace, mesh: Mesh, module: nn.Module) -> list[Decision]:
     seen: set[int] = set()
     for name, v in trace.parameters.items():
         value = trace.values[v]
-        if value.sharding is not None:  # marked by the program
+        if value.sharding is not None:  # the program has marked it
             continue
         path = name.split(".")
         pattern = ".".join("*" if ".".join(path[: i + 1]) in blocks else part for i, part in enumerate(path))
@@ -80,7 +80,8 @@ def num_parts(mesh: Mesh, axes: Axes) -> int:
 
 
 def _candidates(shape: tuple[int, ...], mesh: Mesh, axes: Sequence[int]) -> list[tuple[Axes, ...]]:
-    """Whole first, then one dimension split over each set of axes, then two dimensions over separate axes."""
+    """Returns the candidates of a tensor: whole first, then one dimension split over each set of axes, then two dimensions over separate
+    axes."""
     rank = len(shape)
     found: list[tuple[Axes, ...]] = [((),) * rank]
     for chosen in sets_of(axes):

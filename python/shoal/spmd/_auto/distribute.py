@@ -24,14 +24,14 @@ def convert_to_xla_mesh(mesh: DeviceMesh) -> Mesh:
 
 
 def xla_distribute_tensor(t: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None = None) -> XLAShardedTensor:
-    """``torch.distributed.tensor.distribute_tensor``: a device tensor is marked in place, a host tensor is copied."""
+    """Shoal's ``torch.distributed.tensor.distribute_tensor``: a device tensor is marked in place, a host tensor is copied."""
     placements = placements or [Replicate()] * device_mesh.ndim
     spec = convert_to_xla_partition_spec(t.dim(), placements)
     return mark_sharding(t if isinstance(t, Tensor) else t.to(DEVICE), convert_to_xla_mesh(device_mesh), spec)
 
 
 def auto_policy(name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
-    """As ``partition_fn`` of distribute_module, makes the module's first call choose specs (see auto_shard)."""
+    """Passed as ``partition_fn`` of distribute_module, makes the module's first call choose specs as auto_shard does."""
 
 
 def xla_distribute_module(
@@ -41,8 +41,8 @@ def xla_distribute_module(
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,
 ) -> nn.Module:
-    """``torch.distributed.tensor.distribute_module``: ``partition_fn`` marks parameters of every module below; without one they are whole.
-    With ``auto_policy``, specs are chosen automatically."""
+    """Shoal's ``torch.distributed.tensor.distribute_module``: ``partition_fn`` marks parameters of every module below; without one they are
+    whole. With ``auto_policy``, specs are chosen automatically."""
     module.to(DEVICE)
     if partition_fn is auto_policy:
         choose_at_first_call(module, convert_to_xla_mesh(device_mesh))

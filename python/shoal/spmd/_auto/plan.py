@@ -19,8 +19,8 @@ from shoal.spmd._marks.marking import mark_freely, mark_sharding
 
 @dataclass(frozen=True)
 class Row:
-    """One decision of a plan. ``device_bytes``: on each device, with gradient and optimizer state. ``collectives``: bytes that a device
-    receives per step for these tensors, by collective. ``reason``: the cost of the next best spec."""
+    """One decision of a plan, with its cost. ``device_bytes``: on each device, with gradient and optimizer state. ``collectives``: bytes
+    that a device receives per step for these tensors, by collective. ``reason``: the cost of the next best spec."""
 
     name: str
     members: tuple[str, ...]
@@ -80,7 +80,7 @@ class ShardingPlan:
         module.register_forward_pre_hook(lambda _, args, kwargs: self.mark_inputs(args, kwargs), with_kwargs=True)
 
     def mark_inputs(self, args: tuple, kwargs: dict) -> None:
-        """Marks unmarked device tensors with the spec of the input at their place."""
+        """Marks unmarked device tensors among the arguments with the specs of the example's inputs at their places."""
         for i, t in enumerate(tree_flatten((args, kwargs))[0]):
             if isinstance(t, Tensor) and t._box.mark is None:
                 spec = self.input_specs.get(input_name(args, kwargs, i))

@@ -16,7 +16,7 @@ from shoal.spmd._auto.trace import GRADIENT, MARK, Trace
 from shoal.spmd._layout.mesh import Mesh
 from shoal.spmd._layout.sharding import Sharding, Spec
 
-Choice = tuple[int, ...]  # a candidate's index, per decision
+Choice = tuple[int, ...]  # by decision: the index of a candidate
 _ROUNDS = 8  # rounds of the search; each changes every decision at most once
 
 
@@ -37,7 +37,8 @@ class Problem:
         self._steps = self._prepared()
 
     def _prepared(self) -> list[tuple]:
-        """Returns, per operator: the operator, its prices by layouts of the inputs, and the memory that it frees. Views share memory."""
+        """Returns, per operator: its inputs and outputs, the values whose memory ends with it, and a table of prices by shardings of the
+        inputs. A view has the memory of its base."""
         trace = self.trace
         root = list(range(len(trace.values)))
         made = set()
@@ -87,7 +88,7 @@ class Problem:
         for v in self.trace.parameters.values():
             size = bytes_of(v, state[v])
             live += size
-            if v in self.trace.trainable:  # the optimizer reads and writes parameter and states, and reads the gradient
+            if v in self.trace.trainable:  # an optimizer reads and writes the parameter and its states, and reads the gradient
                 live += self.states * size
                 seconds += (3 + 2 * self.states) * size / self.machine.memory_bandwidth
         live += sum(bytes_of(v, state[v]) for v in self.trace.inputs.values())
@@ -100,7 +101,7 @@ class Problem:
                 p = memo[key] = self.prices.price(op, key)
             seconds += p.seconds
             if is_gradient and not p.collectives and p.outputs[0] == key[0]:
-                for v in ends:  # the gradient keeps the same memory
+                for v in ends:  # the sharded gradient has the memory of the computed one
                     live -= held[v]
                     held[v] = 0.0
             for (o, r, fresh), s, size in zip(outputs, p.outputs, p.made, strict=False):
@@ -124,7 +125,8 @@ class Problem:
     # ---- search ----
 
     def search(self, budget: float, other: tuple[Problem, Choice] | None) -> Choice:
-        """Returns the fastest choice within the budget, or the smallest one found. ``other``: a choice of another mesh."""
+        """Returns the fastest choice within the budget, or the one with the smallest peak that was found. ``other``: a choice of another
+        mesh, at which the search starts, too."""
 
         def within(c: Choice) -> tuple[float, float, float]:
             seconds, peak = self.price(c)
@@ -156,7 +158,8 @@ class Problem:
                 yield [[(i, c)] for c in range(len(d.candidates))]
 
     def _double(self) -> Iterator[list[list[tuple[int, int]]]]:
-        """Pairs of consecutive matrices over the same axes, so that one's result is split as the other needs it."""
+        """Yields changes of two consecutive matrices that are split over the same axes, so that one's result is split as the other needs
+        it."""
         matrices = [i for i, d in enumerate(self.decisions) if not d.is_input and len(d.shape) > 1 and len(d.candidates) > 1]
         for at, i in enumerate(matrices):
             for j in matrices[at + 1 : at + 3]:
@@ -197,7 +200,7 @@ class Problem:
         return tuple(chosen)
 
     def _adopted(self, other: Problem, choice: Choice) -> Choice:
-        """Returns the choice with equal layouts on this mesh, as far as possible."""
+        """Returns the choice on this mesh that is closest to a choice on another mesh."""
         chosen = []
         for d, o, c in zip(self.decisions, other.decisions, choice, strict=True):
             rank = len(d.shape)
@@ -253,7 +256,8 @@ class Problem:
         return f"{text} takes {time_text(more)} more" if more > 0 else f"{text} takes as long"
 
     def _collectives(self, choice: Choice) -> dict[int, Counter[str]]:
-        """Bytes received per collective, by the parameter or input that causes them; -1: activations."""
+        """Returns the bytes that a device receives, by collective, for each parameter or input that causes them; -1 stands for
+        activations."""
         trace = self.trace
         origin = {v: v for v in (*trace.parameters.values(), *trace.inputs.values())}
         feeds: dict[int, int] = {}

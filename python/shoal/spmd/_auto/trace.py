@@ -23,7 +23,7 @@ from shoal.spmd._layout.sharding import Sharding
 
 
 class Untraceable(InvalidArgument):
-    """The module reads values: shard it by hand."""
+    """Error for a module whose forward reads values, so that it cannot be recorded. Its tensors have to be marked by hand."""
 
 
 # Operators that only change the shape, though their schemas do not mark them as views.
@@ -32,7 +32,7 @@ _VIEWS = {"aten::_unsafe_view"}
 
 @dataclass
 class Value:
-    """A tensor of the step. ``sharding``: its layout at the start; None if the operator that makes it decides."""
+    """A tensor of the step. ``sharding``: its sharding at the start of the step; None if the operator that makes it decides."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -41,7 +41,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties shared by operators of equal cost. ``leaves``: arguments, with None for the tensors at ``places``."""
+    """The properties of operators that cost the same. ``leaves``: the flat arguments, with None for the tensors at ``places``."""
 
     func: Any
     leaves: tuple[Any, ...]
@@ -56,13 +56,14 @@ class Kind:
 
 @dataclass
 class Op:
-    """``kind``: an index of the trace's kinds, GRADIENT or MARK. After GRADIENT the first input, a gradient, is sharded like its parameter,
-    the second input. MARK: the program marks the input. ``outputs``: -1 for other values than tensors."""
+    """One operator of the step. ``kind``: an index of the trace's kinds, or GRADIENT, or MARK. GRADIENT: from here on the first input, a
+    gradient, is sharded like its parameter, the second input. MARK: the program marks the input with ``sharding``. ``outputs``: -1 for
+    other values than tensors."""
 
     kind: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    sharding: Sharding | None = None  # for a MARK
+    sharding: Sharding | None = None  # the marked sharding, if ``kind`` is MARK
 
 
 GRADIENT, MARK = -1, -2
@@ -82,7 +83,7 @@ class Trace:
 
 
 def _twin(t: torch.Tensor, requires_grad: bool = False) -> Tensor:
-    """Returns a tensor of the device like ``t``, without memory."""
+    """Returns a device tensor with the shape and dtype of ``t``, without memory."""
     stored = torch.empty_strided(t.shape, _strides(t), dtype=t.dtype, device="meta")
     return Tensor(Box(Array.whole(stored, devices.global_runtime_device_count())), requires_grad)
 
@@ -95,11 +96,11 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, trace: Trace):
         super().__init__()
         self.trace = trace
-        self._numbers: dict[int, int] = {}  # by id of boxes
+        self._numbers: dict[int, int] = {}  # by id of a tensor's box: the number of its Value
         self._marks: dict[int, Sharding] = {}
         self._twins: dict[int, Tensor] = {}
         self._kinds: dict[Any, int] = {}
-        self._kept: list[Any] = []  # keeps the objects whose ids are used
+        self._kept: list[Any] = []  # keeps objects alive, because their ids are keys
 
     def number(self, t: Tensor, sharding: Sharding | None = None) -> int:
         found = self._numbers.get(id(t._box))
@@ -120,7 +121,8 @@ class _Recorder(TorchDispatchMode):
         self.trace.ops.append(Op(GRADIENT, (made, self.number(p)), (number,)))
 
     def _there(self, a: Any) -> Any:
-        """Replaces arguments by ones without memory. Other tensors of the program are constants of the step."""
+        """Returns the argument for recording. A device tensor gets a twin without memory; other tensors of the program are constants of the
+        step."""
         if not isinstance(a, torch.Tensor):
             return a
         if isinstance(a, Tensor):
@@ -271,7 +273,7 @@ def _lying(t: torch.Tensor) -> Sharding:
 
 
 def input_name(args: tuple, kwargs: dict, place: int) -> str:
-    """The name of the leaf at this place of ``tree_flatten((args, kwargs))``."""
+    """Returns the name of an argument, from its place in ``tree_flatten((args, kwargs))``."""
     paths = torch.utils._pytree.tree_flatten_with_path((args, kwargs))[0]
     keys = [str(getattr(k, "key", getattr(k, "idx", k))) for k in paths[place][0]]
     return ".".join(keys[1:])
@@ -287,7 +289,8 @@ class _Step(nn.Module):
     def forward(self, args: tuple, kwargs: dict) -> list[Tensor]:
         results = [t for t in tree_flatten(self.module(*args, **kwargs))[0] if isinstance(t, Tensor)]
         with_gradients = [t for t in results if t.requires_grad]
-        with_gradients = [t for t in with_gradients if t.dim() == 0] or with_gradients  # with a loss, other results are not trained
+        # if there is a loss, a scalar, the backward begins there only
+        with_gradients = [t for t in with_gradients if t.dim() == 0] or with_gradients
         if self._training and with_gradients:
             torch.autograd.backward(with_gradients, [torch.ones_like(t) for t in with_gradients])
         return results
@@ -295,10 +298,10 @@ class _Step(nn.Module):
 
 @contextlib.contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Restores modules' attributes and the random stream after a forward pass."""
+    """Restores the modules' attributes and the random stream at the end of the ``with`` block."""
     saved = [(m, dict(vars(m))) for m in module.modules()]
     state = torch.get_rng_state()
-    controller, processes.controller = processes.controller, None  # the ranks must not run this
+    controller, processes.controller = processes.controller, None  # without a controller, because the ranks must not run these operators
     try:
         yield
     finally:

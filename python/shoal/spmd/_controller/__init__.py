@@ -1,1 +1,1 @@
-"""One controller: recording of operators, batches to the ranks, and their execution there."""
+"""A program as controller of ranks: recording of its operators, batches to the ranks, and their execution by the ranks."""

@@ -28,11 +28,11 @@ from shoal.spmd._controller.replaying import Failure
 from shoal.spmd._layout.errors import located
 from shoal.spmd._layout.traffic import line_of
 
-Position = tuple[CodeType, int] | None  # code of the program, with an instruction in it
-_ITEMS = 200  # minimal size of a batch; idle ranks get one of _FEW
+Position = tuple[CodeType, int] | None  # code of the program, and the offset of an instruction in it
+_ITEMS = 200  # least size of a batch, but _FEW while the ranks are idle
 _FEW = 32
-_UNDER_WAY = 8  # limit of unanswered batches
-_AGREE_S = 5.0  # after a rank's failure, for the other ranks to fail as well
+_UNDER_WAY = 8  # the most batches that are sent and not answered
+_AGREE_S = 5.0  # how long the other ranks may take to fail, too, after a rank's failure
 
 
 class _Batch:
@@ -47,14 +47,14 @@ class Controller:
 
     def __init__(self, ranks: list[ActorHandle]):
         self.lock = threading.RLock()
-        self.queue: deque[Any] = deque()  # (item, position in the program), or the number of a freed tensor
+        self.queue: deque[Any] = deque()  # (item, position in the program), or a freed tensor's number
         self._ranks = ranks
-        self._beside: list[Any] = []  # large values of the current batch
+        self._beside: list[Any] = []  # large values of the current batch, sent by reference
         self._under_way: deque[_Batch] = deque()
         self._cause: BaseException | None = None
-        self._operators: dict[int, str] = {}  # names by template that the ranks have
-        self._lines: list[str] | None = None  # the operators' lines, while they are timed
-        self._collected: list[tuple[float, float, int]] = []  # batches: begin, end, items
+        self._operators: dict[int, str] = {}  # by number of a template: the operator's name
+        self._lines: list[str] | None = None  # the program's line of each operator, while operators are timed
+        self._collected: list[tuple[float, float, int]] = []  # by batch: when its collection began and ended, and its items
         self._since = 0.0
 
     @property
@@ -67,7 +67,7 @@ class Controller:
         return at
 
     def pace(self) -> None:
-        """Sends the collected items if there are enough."""
+        """Sends the collected items if they are enough for a batch."""
         collected = len(self.queue)
         if collected >= _ITEMS or (collected >= _FEW and not self._busy()):
             self.flush()
@@ -89,7 +89,7 @@ class Controller:
                 self._answered()
 
     def ask(self, item: tuple) -> Any:
-        """Returns rank 0's answer to a question, after all recorded items."""
+        """Returns rank 0's answer to a question, which it gets after all recorded items have run."""
         with self.lock:
             self._refuse_after_failure()
             self._send(item)
@@ -152,15 +152,15 @@ class Controller:
         return self._operators[item[1]] if kind == "ask" else kind
 
     def _answered(self) -> Any:
-        """Waits for the oldest batch; Ctrl-C leaves it in flight. Raises its error: that of the first rank whose failure is not a
-        consequence of another's."""
+        """Waits for the answer to the oldest batch; after Ctrl-C that batch stays in flight. Raises the error of the first rank that failed
+        by itself, not as a consequence of another rank's failure."""
         batch = self._under_way[0]
         found: dict[int, Any] = {}
         said: dict[int, list] = {}
         failed: dict[int, Failure] = {}
         waiting, aborted = list(batch.refs), False
         while waiting:
-            # Ranks would wait for a failed one in an operator.
+            # After a failure the other ranks may wait for the failed one in an operator: then their waits are ended.
             ready, waiting = wait(waiting, timeout=_AGREE_S if failed else None)
             if not ready:
                 rank, aborted = min(failed), True
@@ -207,7 +207,7 @@ class Controller:
             ) from self._cause
 
     def pids(self) -> list[int]:
-        """The process ids of the ranks."""
+        """Returns the process ids of the ranks."""
         return get([rank.pid.remote() for rank in self._ranks])
 
     def end(self) -> None:
@@ -230,7 +230,7 @@ _is_library: dict[str, bool] = {}
 
 
 def called_from() -> Position:
-    """The position of the innermost frame outside of torch and shoal.spmd."""
+    """Returns the position of the innermost frame outside of torch and shoal.spmd."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename

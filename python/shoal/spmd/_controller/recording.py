@@ -28,39 +28,40 @@ from shoal.spmd._engine.tensor import Parameter, Tensor
 from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._layout.processes import world
 from shoal.spmd._layout.sharding import Sharding
-from shoal.spmd._marks.patched import SPECIAL  # with the operator that this module adds
+from shoal.spmd._marks.patched import SPECIAL  # added to the table by this import
 
 aten = torch.ops.aten
-_LARGE = 1 << 16  # bytes from which a host value is sent beside the batch
-_PLANS = 1 << 14  # limit of cached plans, for programs with new shapes at every step
+_LARGE = 1 << 16  # a host value of at least this many bytes travels by reference, beside the batch
+_PLANS = 1 << 14  # the most plans in the cache: a program may have new shapes at every step
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _INDEXING = {"aten::select", "aten::slice", "aten::split", "aten::split_with_sizes", "aten::unbind"}
-# Random operators that draw one number per element: this process counts the draws by running them as well.
+# Random operators that draw one number per element. This process runs them on zeros, to know the state of the random stream after them.
 _COUNTED = {"bernoulli", "bernoulli_", "native_dropout", "uniform_", "random_", "exponential_"}
 _ATTENTION = ("_scaled_dot_product_", "_fused_sdp_choice")
 
 
 class _Function(Operator):
-    """Further facts of an operator, for recording."""
+    """Further facts of an operator, which recording needs."""
 
     __slots__ = ("composite", "counted", "drawn_by_key", "dynamic", "func", "indexes", "keyword_scalars", "scalars")
 
     def __init__(self, func: Any):
         super().__init__(func)
         self.func = func
-        # True for a Scalar, a list of them, or a tensor that a number may replace.
+        # By argument: True for a Scalar, a list of Scalars, or a tensor in whose place a number may stand.
         scalars = {a.name: any(word in str(a.type) for word in ("number", "Tensor")) for a in func._schema.arguments}
         self.scalars = tuple(scalars[a.name] for a in func._schema.arguments if not a.kwarg_only)
         self.keyword_scalars = scalars
         self.counted = self.name in _COUNTED
-        # Shapes and constants decide whether it draws; for others, such as poisson, values decide how much.
+        # True if shapes and constants determine whether the operator draws; for others, such as poisson, values determine how much is
+        # drawn.
         self.drawn_by_key = self.counted or self.name.startswith(_ATTENTION)
         self.dynamic = any(tag in func.tags for tag in _DYNAMIC)
         self.composite = consists_of_others(func)
         self.indexes = self.is_view and self.qualified_name in _INDEXING
 
     def depends_on_values(self, call: _Call) -> bool:
-        """True if values of its arguments decide about the result's shape."""
+        """True if the result's shape depends on values of the arguments."""
         if self.func is not aten.index.Tensor:
             return self.dynamic
         masks = {torch.bool, torch.uint8}
@@ -68,8 +69,8 @@ class _Function(Operator):
 
 
 class _Plan:
-    """``results``: per result a Meta, the index of a tensor argument, or None. If it is None as a whole, the ranks are asked at each
-    call."""
+    """The results that an operator has for given shapes and constants. ``results``: per result a Meta, the index of a tensor argument, or
+    None. If ``results`` itself is None, the ranks are asked at each call."""
 
     __slots__ = ("draws", "kind", "new", "results", "template")
 
@@ -78,7 +79,7 @@ class _Plan:
         self.results: list | None = None
         self.kind: type | None = None
         self.new = 0
-        self.draws = True  # uses numbers of the random stream
+        self.draws = True  # the operator draws from the random stream
 
 
 class _Call:
@@ -91,14 +92,14 @@ class _Call:
         self.tensors: list[Tensor] = []
         self.boxes: list[int] = []
         self.values: list[Any] = []
-        self.host = False  # has a tensor of the host
-        self.repeated = False  # has one tensor at several places
+        self.host = False  # True if an argument is a host tensor
+        self.repeated = False  # True if one tensor is several arguments
         self.cls: Any = Tensor
         self.generator: torch.Generator | None = None
 
 
 class Recorder(Controller):
-    """``dispatch`` for tensors on the ranks."""
+    """The Controller that records operators on tensors of the ranks; ``dispatch`` runs in place of the engine's."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -106,7 +107,7 @@ class Recorder(Controller):
         self._plans: dict[tuple, _Plan] = {}
         self._templates = 0
         self._next = 0
-        self._modes = (torch.float32, "highest", False, False)  # torch's modes on the ranks
+        self._modes = (torch.float32, "highest", False, False)  # torch's modes that the ranks have
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         special = _SPECIAL.get(func)
@@ -124,7 +125,7 @@ class Recorder(Controller):
         if device is not None and torch.device(device).type != DEVICE.type:
             if not in_backward():
                 return func(*_on_host(args), **_on_host(kwargs))
-            kwargs = {**kwargs, "device": DEVICE}  # from autograd, which takes device tensors for CPU tensors
+            kwargs = {**kwargs, "device": DEVICE}  # autograd names the CPU as the device of device tensors
         with self.lock:
             call = _Call(func, self._told()[0])
             a = None
@@ -134,7 +135,7 @@ class Recorder(Controller):
                 call.key.append(name)
                 self._walk(call, a, f.keyword_scalars[name])
             if call.host:
-                del a  # because check_devices counts references
+                del a  # check_devices counts references to the arguments
                 targets = f.written_by(args, kwargs)
                 if not in_backward():
                     check_devices(func, args, tree_leaves((args, kwargs)), targets)
@@ -214,7 +215,7 @@ class Recorder(Controller):
             call.values.append(a)
 
     def _tree(self, a: Any, scalar: bool) -> tuple:
-        """Returns the place of an argument in a template. It must match _walk."""
+        """Returns the description of an argument in a template. The cases must be those of _walk."""
         kind = type(a)
         if isinstance(a, Tensor):
             return (TENSOR,)
@@ -237,8 +238,8 @@ class Recorder(Controller):
     def _planned(self, f: _Function, call: _Call, args: tuple, kwargs: dict) -> _Plan:
         plan = _Plan(self._templates)
         self._templates += 1
-        if f.indexes:  # there are many indices, and the view's metadata need no values
-            with contextlib.suppress(Exception):  # the ranks report the error
+        if f.indexes:  # a program has many indices, and the result's metadata depend on no value
+            with contextlib.suppress(Exception):  # an error is left to the ranks
                 plan.kind, plan.results = self._viewed(f, args, kwargs)
                 plan.new = len(plan.results)
         positional = [self._tree(a, f.scalars[i]) for i, a in enumerate(args)]
@@ -253,7 +254,7 @@ class Recorder(Controller):
         return kind, [Meta.of(o.shape, o.dtype) for o in (out if kind else [out])]
 
     def _into_host(self, func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor]) -> Any:
-        """Runs an operator here that writes to a host tensor, which torch's own code made."""
+        """Runs in this process an operator that writes to a host tensor which torch's own code has made."""
         if any(isinstance(t, Tensor) for t in targets):
             raise Unimplemented(f"{func} writes to a tensor of the host and to one of the device", hint="move both to the device")
         return func(*_on_host(args), **_on_host(kwargs))
@@ -291,7 +292,7 @@ class Recorder(Controller):
                 first += 1
             else:
                 out.append(r[0] if type(r) is tuple else call.tensors[r])
-        if call.repeated and f.written_returns:  # several tensors of the program may have one number
+        if call.repeated and f.written_returns:  # several tensors of the program may have one number: the written ones are returned
             targets = f.written_by(args, kwargs)
             for i in f.written_returns[: len(out)]:
                 out[i] = targets[i]
@@ -334,7 +335,7 @@ class Recorder(Controller):
             number = self._next
             self._next += 1
             self.add(("put", number, self.sent(value)))
-            if pace:  # not between the arguments of an operator
+            if pace:  # False between the arguments of an operator, which must be in one batch
                 self.pace()
         return self._fresh(number, Meta.of(value.shape, value.dtype))
 
@@ -386,7 +387,7 @@ _OURS = {Tensor, Parameter}
 def _copy(recorder: Recorder, func, args, kwargs):
     to, of = args[0], args[1]
     if isinstance(to, Tensor):
-        if not isinstance(of, Tensor) and of.dim() > 0:  # sent to the ranks first, with any dtype
+        if not isinstance(of, Tensor) and of.dim() > 0:  # a host tensor of any dtype goes to the ranks first
             of = Tensor(recorder._put(of))
         return recorder.operator(func, (to, of, *args[2:]), kwargs)
     to.copy_(of._box.array.gathered())
@@ -400,7 +401,7 @@ def _to_copy(recorder: Recorder, func, args, kwargs):
 def _item(recorder: Recorder, func, args, kwargs):
     t = args[0]
     if t.numel() != 1:
-        return func(t._box.array.gathered())  # raises torch's error
+        return func(t._box.array.gathered())  # torch raises the error for a tensor with several elements
     return recorder.ask(("item", t._box.number if type(t._box) is RemoteBox else recorder.adopt(t).number))
 
 
@@ -409,6 +410,6 @@ _SPECIAL: dict[Any, Callable] = {
     aten._to_copy.default: _to_copy,
     aten._local_scalar_dense.default: _item,
 }
-for _func, _run in SPECIAL.items():  # operators that consist of others
+for _func, _run in SPECIAL.items():  # operators that this process runs, which then call recorded ones
     if _func not in _SPECIAL and _func is not aten.equal.default:
         _SPECIAL[_func] = lambda recorder, func, args, kwargs, run=_run: run(func, args, kwargs)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Meta:
-    """A shape with a dtype, as one object for each combination."""
+    """A shape and a dtype, as one object for each combination, so that comparisons are cheap."""
 
     __slots__ = ("dtype", "shape")
     _known: ClassVar[dict[tuple, Meta]] = {}
@@ -36,21 +36,21 @@ class Meta:
 
     @classmethod
     def forget(cls) -> None:
-        """Clears the cache. Existing tensors keep their Metas, so plans for these are made once more."""
+        """Clears the cache of Metas. Existing tensors keep theirs, so operators on these tensors are planned once more."""
         cls._known.clear()
 
 
 class RemoteBox:
-    """A Tensor's handle of a value on the ranks."""
+    """The box of a Tensor whose value lies on the ranks: its number there, and its metadata."""
 
     __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "of", "recorder", "strides")
 
     def __init__(self, recorder: Recorder, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
         self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
         self._mark: Sharding | None = None
-        self._sharding = sharding  # if known; a view's changes with its base
-        self.at: Position = None  # position in the program of the operator that laid it out
-        self.of: tuple[Position, Any] | None = None  # the same for the base of a view
+        self._sharding = sharding  # unknown if None; that of a view changes with its base
+        self.at: Position = None  # position in the program of the operator that made this sharding
+        self.of: tuple[Position, Any] | None = None  # ``at`` and ``of`` of the base, for a view
         self._held: tuple[Sharding, dict[int, weakref.ref]] | None = None
         self.strides: tuple[int, ...] | None = None
 
@@ -106,11 +106,11 @@ class RemoteBox:
         self._held = (sharding, {position: weakref.ref(p) for position, p in parts.items()})
 
     def before_write(self) -> None:
-        """Does nothing, because the parts are copies."""
+        """Does nothing: the program writes to copies of the parts, which ``wrote`` sends."""
 
     def wrote(self) -> None:
         """Writes the program's copies of the parts back to the ranks."""
-        assert self._held is not None  # the writer has requested the parts
+        assert self._held is not None  # the writer has read the parts before
         whole = self.whole()
         cuts = parts_of(self._array.shape, self._held[0])
         for position, ref in self._held[1].items():
@@ -120,12 +120,12 @@ class RemoteBox:
 
 
 class RemoteArray(Array):
-    """A value on the ranks, which the program copies when it reads the parts."""
+    """A value on the ranks in the form of an Array. Reading its parts copies them to this process."""
 
     def __init__(self, box: RemoteBox):
         self._box, self.shape, self.dtype = box, box._array.shape, box._array.dtype
         self._locals: dict[int, torch.Tensor] | None = None
-        self.yields, self.order, self.origin = False, None, None  # kept by the ranks
+        self.yields, self.order, self.origin = False, None, None  # only the ranks know these properties of the value
 
     @property
     def sharding(self) -> Sharding:

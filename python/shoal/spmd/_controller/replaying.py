@@ -36,12 +36,12 @@ from shoal.spmd._layout.processes import Processes, world
 from shoal.spmd._layout.sharding import Sharding
 from shoal.train._ranks import Place, here
 
-TENSOR, VALUE, CONSTANT, LIST = range(4)  # kinds of places in a template
+TENSOR, VALUE, CONSTANT, LIST = range(4)  # the kinds of arguments in a template
 QUESTIONS = {"ask", "whole", "item", "sharding", "origin", "communicated", "replicated", "idle"}
 
 
 class Large:
-    """Replaces a host value that lies beside the batch, in memory that all ranks read."""
+    """Stands in a batch for a large host value, which lies in memory that all ranks read."""
 
     __slots__ = ("index",)
 
@@ -53,7 +53,7 @@ class Large:
 
 
 class Small:
-    """A host tensor inside the batch."""
+    """A host tensor whose bytes are in the batch."""
 
     __slots__ = ("dtype", "raw", "shape")
 
@@ -62,7 +62,8 @@ class Small:
 
     @classmethod
     def of(cls, t: torch.Tensor) -> Small:
-        dense = t.detach().resolve_conj().resolve_neg().contiguous().as_strided((t.numel(),), (1,))  # a single element may have stride 0
+        # contiguous, and a single element has stride 1
+        dense = t.detach().resolve_conj().resolve_neg().contiguous().as_strided((t.numel(),), (1,))
         return cls(t.dtype, tuple(t.shape), dense.view(torch.uint8).numpy().tobytes() if t.numel() else b"")
 
     def tensor(self) -> torch.Tensor:
@@ -75,7 +76,7 @@ class Small:
 
 
 class Stream:
-    """Replaces a torch.Generator in this state."""
+    """Stands in a batch for a torch.Generator, with the generator's state."""
 
     __slots__ = ("state",)
 
@@ -88,7 +89,7 @@ class Stream:
 
 @dataclass
 class Failure:
-    """An item that raised. ``stays``: it was a question, so the program can continue."""
+    """The failure of an item: its index and error. ``stays``: the item was a question, so that the program can continue."""
 
     item: int
     error: BaseException
@@ -103,7 +104,7 @@ class _Template:
         for part in name.split("."):
             func = getattr(func, part)
         self.name, self.func, self.positional, self.keyword = name, func, positional, keyword
-        self.results = results  # expected results of every call
+        self.results = results  # the results that every call of the operator must have
 
 
 def state_bytes(state: torch.Tensor) -> bytes:
@@ -125,12 +126,13 @@ class Replay:
         self.tensors: dict[int, Tensor] = {}
         self._templates: dict[int, _Template] = {}
         self._stopped = False
-        self._spans: list[tuple[str, float, float, int | None]] | None = None  # name, begin, end, number of the operator
+        # (name, begin, end, number of the operator), while operators are timed
+        self._spans: list[tuple[str, float, float, int | None]] | None = None
         self._numbered = -1
         self._larges: list[torch.Tensor] = []
 
     def run(self, packed: bytes, larges: list) -> tuple[Any, list]:
-        """Returns (the answer to the question, or a Failure; warnings with the index of their item)."""
+        """Runs the items of a batch. Returns (the answer to its question, or a Failure; warnings, each with the index of its item)."""
         if self._stopped:
             raise Internal("a batch arrived after one that failed")
         items, said = pickle.loads(packed), []
@@ -180,7 +182,7 @@ class Replay:
         return place[1] if kind == CONSTANT else [self._fill(p, numbers, values) for p in place[1]]
 
     def _called(self, item: tuple) -> tuple[_Template, Any, list, bytes | None]:
-        """Returns (template, result, tensor arguments, state of the random stream afterwards)."""
+        """Runs an operator. Returns (its template, the result, the tensor arguments, the state of the random stream afterwards)."""
         number, numbers, values, _, random = item
         t = self._templates[number]
         tensors, rest = iter(numbers), iter(values)
@@ -203,7 +205,7 @@ class Replay:
         return t, out, [self.tensors[n] for n in numbers], after
 
     def _results(self, out: Any, given: list) -> list:
-        """Per result: (shape, dtype) of a new tensor, the index of a tensor argument, or (value,)."""
+        """Describes each result: (shape, dtype) of a new tensor, the index of a tensor argument, or (value,)."""
         found: list[Any] = []
         for o in out if isinstance(out, (list, tuple)) else [out]:
             if isinstance(o, Tensor):
@@ -227,7 +229,8 @@ class Replay:
         self._keep(out, found, item[3])
 
     def _ask(self, *item: Any) -> tuple:
-        """Returns (type of a list or tuple of results or None, results, state of the random stream)."""
+        """Runs an operator whose results the controller does not know. Returns (container, results, state of the random stream). The
+        container is list, tuple, or None for a single result."""
         t, out, given, after = self._called(item)
         t.results = self._results(out, given)
         self._keep(out, t.results, item[3])
@@ -275,7 +278,8 @@ class Replay:
         return s.parts, s.devices
 
     def _origin(self, number: int) -> tuple | None:
-        """Returns the operator that laid it out, the communication for that, and the number of views since. The program has the line."""
+        """Returns the operator that made a tensor's sharding, the communication for that, and the number of views since. The controller has
+        the line."""
         found, views = self.tensors[number]._box.laid
         return found and (found[0], found[2], views)
 
@@ -319,7 +323,7 @@ class Replay:
 
 
 def abort(cause: str) -> None:
-    """Ends the other ranks' waits."""
+    """Ends the waits of all ranks for each other, with ``cause`` as the error."""
     if isinstance(world(), Processes):
         world().abort(cause)
 
@@ -330,10 +334,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 def _keep_freed_memory() -> None:
     """Makes glibc keep freed memory for the next step, so that the kernel does not clear new pages for each result."""
-    with contextlib.suppress(AttributeError):  # another C library
+    with contextlib.suppress(AttributeError):  # a C library other than glibc may lack mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, 1 << 30)
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # glibc's maximum
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc accepts
 
 
 class Rank:

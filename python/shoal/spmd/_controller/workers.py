@@ -41,16 +41,16 @@ def begin(workers: int) -> None:
             hint="leave it unset for one device per worker, or give a multiple of their number",
         )
     if state.session is None:
-        # A private cluster has room for all ranks: CPUs are logical.
+        # A private cluster gets a CPU for each rank, because CPUs are logical.
         own = not started_by_node() and not joined(None, os.environ.get("SHOAL_HOME", ""))
         init(num_cpus=max(workers, len(os.sched_getaffinity(0))) if own else None)
-    # The ranks get equal data by construction, so they need not compare it.
+    # All ranks get their data from this process, so they need not compare it.
     env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": "", "SHOAL_SPMD_VERIFY": "0"}
     env |= {"SHOAL_TIMEOUT": os.environ["SHOAL_TIMEOUT"]} if "SHOAL_TIMEOUT" in os.environ else {}
     try:
         ranks = create_gang(Rank, workers, resources={"CPU": 1.0}, torch=True, refuse_infeasible=True, env=env, name="spmd")
     except ResourceExhausted as error:
-        if state.cluster is not None:  # no node will join a private cluster
+        if state.cluster is not None:  # no further node will join a private cluster
             error.hint = f"CPUs are logical: begin with shoal.init(num_cpus={workers})"
         raise
     given = environments(get([rank.place.remote() for rank in ranks]))

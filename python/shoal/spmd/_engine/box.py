@@ -13,14 +13,15 @@ from shoal.spmd._layout.sharding import Sharding
 
 
 class Box:
-    """The value shared by tensors of one memory. A view's box refers to its base, and recomputes its array after a write to the base."""
+    """The value that all tensors over one memory share. The box of a view refers to its base's box, and recomputes its array after a write
+    to the base."""
 
-    strides: tuple[int, ...] | None = None  # those of a plain tensor; None for a contiguous one
+    strides: tuple[int, ...] | None = None  # the strides that a plain tensor would have; None if contiguous
 
     def __init__(self, array: Array, base: Box | None = None, view: Any = None, aliases: bool = False, origins: dict | None = None):
         self._array, self.base, self._view, self._aliases, self._origins = array, base, view, aliases, origins
         self.mark: Sharding | None = None
-        self._written = 0  # number of writes
+        self._written = 0  # number of writes; a view compares it with the number that it has seen
         self._seen = 0 if base is None else base.written
 
     @property
@@ -46,7 +47,8 @@ class Box:
 
     @property
     def laid(self) -> tuple[Any, int]:
-        """The origin of the layout (Array.origin), and the number of views on the way to it, which share memory with their bases."""
+        """The origin of the sharding (Array.origin), and the number of views between this box and the origin's; they share memory with
+        their bases."""
         box, views = self, 0
         array = box.array
         while box.base is not None and box._aliases and box.base.array.origin is not None:
@@ -55,7 +57,7 @@ class Box:
         return array.origin, views
 
     def lay(self, sharding: Sharding) -> None:
-        """Reshards the value."""
+        """Reshards the value, unless it has this sharding."""
         array = self.array
         if array.sharding != sharding:
             self.put(array.resharded(sharding))
@@ -68,15 +70,15 @@ class Box:
         """Replaces the layout of the value, which is not a write."""
         array.yields = self._array.yields
         self._array, self._aliases, self._origins = array, False, None
-        self._written += 1  # views refer to the old memory
+        self._written += 1  # makes views recompute their arrays, which are in the old memory
 
     def before_write(self) -> None:
-        """Must be called before an operator changes the local tensors in place."""
+        """To be called before an operator changes the local tensors in place."""
         if self.base is not None:
             self.base.before_write()
 
     def wrote(self) -> None:
-        """Must be called after the local tensors of the array were changed in place."""
+        """To be called after an operator has changed the local tensors in place."""
         if self.base is None:
             self._written += 1
             return
@@ -96,7 +98,7 @@ class Box:
         return self.base is None or (self._origins is not None and self.base.is_written_locally)
 
     def carry_over(self) -> None:
-        """Copies a write back to the base, where that has other memory."""
+        """Copies a write to this view to its base, where the base has other memory."""
         if self.base is None:
             return
         if self._origins is not None:
@@ -106,7 +108,7 @@ class Box:
             func, args, kwargs, index = self._view
             below = self.base.array
             whole = below.gathered(str(func))
-            if func in execution.RESOLVED:  # its own inverse
+            if func in execution.RESOLVED:  # conjugate and negative are their own inverses
                 whole.copy_(execution.RESOLVED[func](self._array.gathered(str(func))))
             else:
                 part = func(whole, *args, **kwargs)
@@ -116,11 +118,11 @@ class Box:
         self.base.carry_over()
 
     def _carry_over_by_parts(self, origins: dict[int, int]) -> None:
-        """Copies the elements of a local copy (which reshape makes of memory with gaps) back to their origin. Processes do not communicate,
-        because memory may have gaps on some of them only."""
+        """Copies the elements of each local tensor back to the base's. The local tensors are copies, which reshape makes of memory with
+        gaps. Processes do not communicate, because memory may have gaps on some of them only."""
         func, args, kwargs, index = self._view
         below = self.base.array
-        if func in execution.RESOLVED:  # its own inverse
+        if func in execution.RESOLVED:  # conjugate and negative are their own inverses
             for position, local in self._array.locals.items():
                 below.locals[origins[position]].copy_(execution.RESOLVED[func](local))
             return
@@ -142,7 +144,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def known_strides(t: torch.Tensor) -> tuple[int, ...] | None:
-    """Returns a box's strides for a plain tensor."""
+    """Returns the strides that a box records for this plain tensor; None if it is contiguous."""
     strides = t.stride()
     return None if strides == contiguous_strides(t.shape) else strides
 

@@ -38,7 +38,8 @@ def _copy(func, args, kwargs):
 
 
 def _to_copy(func, args, kwargs):
-    """Serves .float(), .type_as and autograd, which name the CPU as the device; ``Tensor.to`` copies to the host."""
+    """Converts dtype or memory format on the device. The device argument is ignored: .float(), .type_as and autograd name the CPU there,
+    and ``Tensor.to`` makes copies on the host."""
     (t,) = args
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking", "layout")}
     cls = getattr(type(t), "result", Tensor)
@@ -60,7 +61,7 @@ def _item(func, args, kwargs):
 
 def _equal(func, args, kwargs):
     for x in args:
-        if not isinstance(x, Tensor) and x.dim():  # torch's C++ code compares with zero-dimensional tensors
+        if not isinstance(x, Tensor) and x.dim():  # torch's C++ code compares with zero-dimensional host tensors
             raise of_two_devices(func, x)
     a, b = (x._box.array.gathered() if isinstance(x, Tensor) else x for x in args)
     return torch.equal(a, b)

@@ -24,7 +24,7 @@ from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._rules import registry
 
 aten = torch.ops.aten
-checks = True  # check devices of arguments; off on a controller's ranks, whose program checks them
+checks = True  # True: operators check their arguments' devices. False on the ranks of a controller, which has checked them
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
@@ -106,7 +106,7 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _check_memory(func: Any, box: Box) -> None:
-    """Raises unless the tensor's memory is that of a plain one: all elements of its base, in this order."""
+    """Raises Unimplemented for a split view whose elements are not all of its base's, in the same order."""
     array, base = box.array, box
     while base.base is not None:
         base = base.base
@@ -117,13 +117,13 @@ def _check_memory(func: Any, box: Box) -> None:
 
 @functools.cache
 def consists_of_others(func: Any) -> bool:
-    """True for an operator without a rule that consists of others. It arrives here only in inference mode; otherwise autograd decomposes
-    it."""
+    """True for an operator without a rule that torch decomposes into others. It arrives here only in inference mode; otherwise autograd
+    decomposes it."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and registry.find(func) is None
 
 
 def reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Makes the tensor a view of its former value."""
+    """Changes a tensor's shape in place: the tensor becomes a view of its former value."""
     t = args[0]
     if func is aten.detach_.default:
         return t
@@ -132,7 +132,7 @@ def reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
     if view is None or not operator_of(view).is_view or view is aten.as_strided.default or t._box.mark is not None:
         raise Unimplemented(f"{func} changes the shape of a tensor of the device in place", hint="use the operator without the underscore")
     t._box = dispatch(view, args, kwargs)._box
-    with torch._C._DisableTorchDispatch():  # shape and strides of the wrapper
+    with torch._C._DisableTorchDispatch():  # sets shape and strides of the wrapper alone
         func(*args, **kwargs)
     return t
 

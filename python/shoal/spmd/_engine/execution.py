@@ -21,7 +21,7 @@ from shoal.spmd._rules import registry
 from shoal.spmd._rules.registry import COMBINED, Grid, Plan, Steps
 
 _replicated: Counter[str] = Counter()
-# Views that only set a bit of the tensor. Operators below torch's dispatcher ignore the bit, so their values are computed.
+# Views that only set a bit of the tensor (conjugate, negative). Operators below torch's dispatcher ignore the bit, so these compute values.
 RESOLVED = {
     torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
@@ -29,7 +29,7 @@ RESOLVED = {
 
 
 def replicated_ops() -> dict[str, int]:
-    """Counts of runs on whole tensors, by operator, for operators without a rule for sharded tensors."""
+    """Returns, by operator without a rule for sharded tensors, how often it ran on whole tensors."""
     if _world.controller is not None:
         return _world.controller.ask(("replicated",))
     return dict(_replicated)
@@ -42,9 +42,9 @@ def forget_replicated_ops() -> None:
 
 
 class Result:
-    """``values``: per result an Array, or another value. ``aliases``: local results are views of local arguments. ``origins``: for each
-    position of a result's part, the position of the first argument's part that it came from. It is None if arguments were resharded or are
-    whole."""
+    """The results of an operator. ``values``: per result an Array, or another value. ``aliases``: local results are views of local
+    arguments. ``origins``: for each part of the result, by position, the position of the first argument's part from which it came. It is
+    None if arguments were resharded or are whole."""
 
     def __init__(self, values: list[Any], aliases: bool, as_list: bool, origins: dict[int, int] | None = None):
         self.values, self.aliases, self.as_list, self.origins = values, aliases, as_list, origins
@@ -61,12 +61,13 @@ class Cell:
 
 @dataclass
 class Sum:
-    """The sum of cells' results by ``combine``. ``order``: per position that this process holds, its cells in order, each as (sending
-    process, index among what that process sends, or the own cell). ``sends``: own cells per process."""
+    """The combination of cells' results by ``combine``. ``order``: for each position that this process holds, the cells to combine, in
+    order. A cell is given as (process that sends it, index among the results that it sends); for this process, the index of its cell.
+    ``sends``: by process, this process's cells that it needs."""
 
     order: dict[int, list[tuple[int, int]]]
     sends: list[list[int]]
-    receives: list[list[int]]  # positions, per process
+    receives: list[list[int]]  # by process: the positions for which it sends results
     of_all: bool  # each process has one cell, in the order of processes, and all get the sum
     combine: str
 
@@ -76,12 +77,12 @@ class Output:
     sharding: Sharding
     shape: tuple[int, ...]
     sum: Sum | None
-    summands: int  # cells per part
+    summands: int  # number of cells that are combined into a part
 
 
 @dataclass
 class Prepared:
-    """The execution of an operator for given layouts. If ``cells`` is None it runs on whole tensors, or by ``steps``."""
+    """The plan of running an operator on arguments with given shardings. If ``cells`` is None it runs on whole tensors, or by ``steps``."""
 
     inputs: list[Sharding]
     cells: list[Cell] | None
@@ -96,7 +97,7 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
 
 
 def run_flat(func: Any, flat: list[Any], form: Form, written: Sequence[Array] = ()) -> Result:
-    """The same for arguments that ``flatten`` has made."""
+    """As ``run``, for arguments that ``flatten`` has made."""
     func = RESOLVED.get(func, func)
     op = operator_of(func)
     where = [i for i, a in enumerate(flat) if type(a) is Array]
@@ -107,7 +108,7 @@ def run_flat(func: Any, flat: list[Any], form: Form, written: Sequence[Array] = 
         return _annotated(_whole(func, op, flat, form, where, arrays), func, flat, arrays)
     targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)] if written else []
     if op.is_fused and unflatten(flat, form)[1].get("grad_scale") is None:
-        targets = [i for i in targets if i != 1]  # gradients are only read
+        targets = [i for i in targets if i != 1]  # without grad_scale, a fused optimizer only reads gradients
     prepared = _prepared(func, flat, form, arrays, targets)
     if prepared.steps is not None:
         moves: list[tuple[str, int]] = []
@@ -150,7 +151,7 @@ _TRANSPOSING = {torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.op
 
 
 def _op(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs a step of an operator."""
+    """Runs one step of an operator that consists of steps."""
     first = func._schema.arguments[0].alias_info
     result = run(func, args, kwargs, [args[0]] if first is not None and first.is_write else [])
     return result.values if result.as_list else result.values[0]
@@ -175,7 +176,7 @@ def _prepared(func: Any, flat: list[Any], form: Form, arrays: list[Array], targe
     key = tuple(parts)
     try:
         found = _known.get(key)
-    except TypeError:  # an unhashable constant
+    except TypeError:  # a constant among the arguments cannot be hashed
         return _prepare(func, flat, form, arrays, targets)
     if found is None:
         found = _known[key] = _prepare(func, flat, form, arrays, targets)
@@ -243,7 +244,7 @@ def _prepare(func: Any, flat: list[Any], form: Form, arrays: list[Array], target
 
 
 def _out_sizes(plan: Plan, k: int, arrays: Sequence[Array]) -> tuple[int | None, ...]:
-    """Sizes of a result's dimensions as the labels give them. A size of None is the local one, because the result is whole there."""
+    """Returns the sizes of a result's dimensions, by their labels. A size of None is that of the local result, whose dimension is whole."""
     labels = plan.outputs[k] or ()
     if k < len(plan.out_shapes):
         return tuple(plan.out_shapes[k])
@@ -278,9 +279,9 @@ def _count_replicated(func: Any) -> None:
         warnings.warn(f"shoal.spmd: {name} has no rule for sharded tensors and runs on whole ones", stacklevel=6)
 
 
-# Views that may be impossible in a part's memory, but possible in the whole tensor's.
+# Operators that a part's memory may not allow, although the whole tensor's does.
 VIEWS = {"view", "_unsafe_view", "_reshape_alias"}
-# Kernels that read memory in its layout: torch makes their arguments contiguous only if the tensors report other strides.
+# Kernels that read memory directly. torch copies their arguments to contiguous memory only if the tensors report other strides.
 CONTIGUOUS = {
     "native_group_norm", "native_group_norm_backward", "_scaled_dot_product_flash_attention_for_cpu", "_pdist_forward", "_pdist_backward",
     "_scaled_dot_product_flash_attention_for_cpu_backward", "_weight_norm_interface", "_weight_norm_interface_backward",
@@ -288,14 +289,14 @@ CONTIGUOUS = {
 }  # fmt: skip
 
 
-# Kernels that factor the transposed matrix of a contiguous one. Their backward formulas ask the program's tensor for that.
+# Kernels that factor the transposed matrix if a matrix is contiguous. Their backward formulas ask the program's tensor whether it is.
 FACTORED = {"_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"}
 _transposed = False
 
 
 @contextlib.contextmanager
 def transposed_matrices() -> Iterator[None]:
-    """Gives operators in FACTORED matrices that are not contiguous."""
+    """Within the ``with`` block, operators in FACTORED get matrices that are not contiguous."""
     global _transposed
     _transposed = True
     try:
@@ -338,7 +339,8 @@ def called(func: Any, op: Operator, flat: list[Any], form: Form) -> tuple[list[A
 
 @contextlib.contextmanager
 def _with_conjugates():
-    """Resolves lazy conjugates inside an operator: below a subclass, torch's dispatcher excludes the keys that do so."""
+    """Within the ``with`` block operators resolve lazy conjugates and negatives: below a subclass, torch's dispatcher excludes the keys for
+    that."""
     keys = torch._C.DispatchKey
     with torch._C._SetExcludeDispatchKeyGuard(keys.Conjugate, False), torch._C._SetExcludeDispatchKeyGuard(keys.Negative, False):
         yield
@@ -356,7 +358,7 @@ def _whole(func: Any, op: Operator, flat: list[Any], form: Form, where: list[int
     n = world().num_devices
     aliases = bool(arrays) and all(_shares(v, arrays[0].locals[0]) for v in values)
     made = [Array.whole(v, n) if isinstance(v, torch.Tensor) else v for v in values]
-    if aliases and arrays[0].origin is not None:  # the same memory
+    if aliases and arrays[0].origin is not None:  # the results are in the first argument's memory
         _came_from(made, arrays[0].origin)
     return Result(made, aliases, as_list, {0: 0})
 
@@ -438,11 +440,11 @@ def _joined(values: list[torch.Tensor], positions: list[int], output: Output, or
 
 
 def _summed(values: list[torch.Tensor], of: Sum, cuts: Sequence[tuple[slice, ...]], name: str) -> dict[int, torch.Tensor]:
-    """Adds in the order of cells, so that the result does not depend on the computing process; half precision adds in float32."""
+    """Combines cells in their order, so that the result does not depend on the process that computes it; half precision adds in float32."""
     w = world()
     note(f"{name} adds up over the devices")
     if of.of_all:
-        return {0: w.all_reduce(values[0].contiguous(), name)}  # only this result uses the memory
+        return {0: w.all_reduce(values[0].contiguous(), name)}  # the memory of values[0] may be overwritten: nothing else uses it
     received: list[list[torch.Tensor]] = [[] for _ in of.receives]
     if w.num_processes > 1:
         expected = [[tuple(c.stop - c.start for c in cuts[position]) for position in positions] for positions in of.receives]

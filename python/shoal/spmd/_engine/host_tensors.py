@@ -12,7 +12,7 @@ from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._layout.processes import world
 from shoal.spmd._rules import registry
 
-# The reference count in dispatch() of a host tensor that torch's C++ code made for this call. A tensor of the program has more.
+# The reference count, in dispatch(), of a host tensor that torch's C++ code made for this call. A tensor that the program holds has more.
 REFERENCES = 5
 
 # Argument positions that accept host tensors, as in CUDA.

@@ -57,8 +57,8 @@ def run_together(func: Any, args: tuple, kwargs: dict, targets: list[torch.Tenso
 
 
 def _locals(tensors: Sequence[torch.Tensor], shardings: list[Sharding]) -> list[torch.Tensor] | None:
-    """Returns this process's parts, if it has one per tensor with these shardings. Zero-dimensional tensors may be whole, and on the
-    host."""
+    """Returns this process's parts of the tensors, if it has one part of each and the shardings are these; else None. Zero-dimensional
+    tensors may be whole, and on the host."""
     found = []
     for t, sharding in zip(tensors, shardings, strict=True):
         if isinstance(t, Tensor):
@@ -74,7 +74,7 @@ def _locals(tensors: Sequence[torch.Tensor], shardings: list[Sharding]) -> list[
 
 
 def share_memory(targets: list[torch.Tensor]) -> bool:
-    """True if a write to one of them may change another."""
+    """True if a write to one of the tensors may change another."""
     bases = []
     for t in targets:
         if isinstance(t, Tensor):

@@ -21,7 +21,8 @@ _dispatch: Callable[[Any, tuple, dict], Any]
 
 
 def dispatch_by(function: Callable[[Any, tuple, dict], Any]) -> None:
-    """Sets the function that runs operators on tensors of the device. It needs the class Tensor, so its module is above this one."""
+    """Sets the function that runs operators on device tensors. Its module imports this one for the class Tensor, so this one cannot import
+    it."""
     global _dispatch
     _dispatch = function
 
@@ -51,7 +52,7 @@ class Tensor(torch.Tensor):
     @_is_param.setter
     def _is_param(self, value: bool) -> None:
         if value and type(self) is Tensor:
-            self.__class__ = Parameter  # for torch.nn.Parameter(t), which sets _is_param
+            self.__class__ = Parameter  # torch.nn.Parameter(t) sets _is_param
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -79,7 +80,7 @@ class Tensor(torch.Tensor):
             kwargs.pop("tensor", None)
             args = (other.device, other.dtype, *args[1:])
         copy = kwargs.pop("copy", False)
-        if sum(isinstance(a, bool) for a in args) == 2:  # non_blocking, copy
+        if sum(isinstance(a, bool) for a in args) == 2:  # the arguments are non_blocking and copy
             *args, copy = args
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         if device is not None and device.type != DEVICE.type:
@@ -139,19 +140,19 @@ class Tensor(torch.Tensor):
 
     @property
     def data(self):
-        """The same value; for autograd, writes to it do not count as writes to this tensor."""
+        """A tensor over the same value. autograd does not count writes to it as writes to this tensor."""
         return getattr(type(self), "result", Tensor)(self._box)
 
     @data.setter
     def data(self, value):
         self._check_alike(value)
         if value.dtype != self.dtype or value.stride() != self.stride():
-            with torch._C._DisableTorchDispatch():  # the metadata of this wrapper
+            with torch._C._DisableTorchDispatch():  # changes the metadata of this wrapper only
                 torch.Tensor.data.__set__(self, value)
         self._box = value._box
 
     def _check_alike(self, value: torch.Tensor) -> None:
-        """Raises unless this tensor's data can be set to ``value``."""
+        """Raises RuntimeError unless ``value`` may become this tensor's data."""
         if not isinstance(value, Tensor) or value.shape != self.shape:
             raise RuntimeError(
                 f"data of a tensor of the device (shape {tuple(self.shape)}, {self.dtype}) is set to a {type(value).__name__} of shape "
@@ -173,7 +174,7 @@ class Tensor(torch.Tensor):
         raise Unimplemented("share_memory_ of a tensor of the device: its parts are not in shared memory", hint="share tensor.cpu()")
 
     def __dlpack__(self, **kwargs):
-        """Exports a copy on the host."""
+        """Exports a copy of the tensor that lies on the host."""
         return self.detach().cpu().__dlpack__(**kwargs)
 
     def __dlpack_device__(self):
@@ -214,7 +215,7 @@ class _ToHost(torch.autograd.Function):
 
 
 class _OfHost(torch.autograd.Function):
-    """The gradient of a copy on the host, which can be differentiated again."""
+    """The backward of a copy to the host, as a Function of its own, so that gradients can be differentiated again."""
 
     @staticmethod
     def forward(ctx, gradient, dtype):
@@ -227,7 +228,7 @@ class _OfHost(torch.autograd.Function):
 
 
 def on_device(value: torch.Tensor) -> Tensor:
-    """Returns a device tensor that takes over the memory."""
+    """Returns a device tensor that takes over the memory of a host tensor."""
     if processes.controller is not None:
         return processes.controller.uploaded(value)
     return Tensor(strided(Box(Array.whole(value, world().num_devices)), known_strides(value)))
@@ -237,17 +238,19 @@ _compatible = torch._has_compatible_shallow_copy_type
 
 
 def _may_share(input, from_):
-    """The check of torch.nn.Module.to: may a parameter take over its copy's memory? Otherwise torch makes a new parameter."""
+    """Replaces torch's check in torch.nn.Module.to: may a parameter take over its copy's memory? Otherwise torch makes a new parameter."""
     return input is from_ or (isinstance(input, Tensor) == isinstance(from_, Tensor) and _compatible(input, from_))
 
 
-_may_share.__annotations__ = {"input": torch.Tensor, "from_": torch.Tensor, "return": bool}  # compared by torch._dynamo
+# torch._dynamo compares the signature with torch's
+_may_share.__annotations__ = {"input": torch.Tensor, "from_": torch.Tensor, "return": bool}
 
 torch._has_compatible_shallow_copy_type = _may_share
 
 
 def _locate(error: Exception, func: Any) -> None:
-    """Adds the operator and the program's line to the text of an error, once. A controller does so itself."""
+    """Adds the operator and the program's line to the text of an error, once. Does nothing in a program with a controller, which adds them
+    itself."""
     if processes.controller is not None or getattr(error, "_shoal_located", False):
         return
     error._shoal_located = True

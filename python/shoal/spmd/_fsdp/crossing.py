@@ -1,4 +1,4 @@
-"""Tensors at the border of a unit that runs on rows: its inputs and outputs, and their gradients."""
+"""Autograd functions at the border of a unit that runs on rows: for its inputs and outputs, and their gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.spmd._layout.sharding import Sharding
 
 
 class _Once(torch.autograd.Function):
-    """Runs ``make(gradient)``, which cannot be differentiated again."""
+    """Returns ``make(gradient)``; a second differentiation raises Unimplemented."""
 
     @staticmethod
     def forward(ctx, gradient, make):
@@ -52,8 +52,8 @@ class Enter(torch.autograd.Function):
 
 
 class Leave(torch.autograd.Function):
-    """Makes a device tensor from each process's rows. ``leaf`` and the parameters get no gradients here: they show which gradients a
-    backward pass wants."""
+    """Makes a device tensor of all processes' rows. ``leaf`` and the parameters get no gradients from it: they are inputs so that a
+    backward pass shows which of their gradients it computes."""
 
     @staticmethod
     def forward(ctx, local, shape, sharding, make, leaf, *parameters):
@@ -70,7 +70,8 @@ class Leave(torch.autograd.Function):
             )
 
         def make(gradient):
-            array = gradient._box.array if isinstance(gradient, Tensor) else Array.whole(gradient, world().num_devices)  # torch's zeros
+            # torch makes host tensors of zeros
+            array = gradient._box.array if isinstance(gradient, Tensor) else Array.whole(gradient, world().num_devices)
             (local,) = array.resharded(ctx.sharding, "backward of an output").locals.values()
             return local.detach()
 
@@ -81,7 +82,7 @@ def _is_wanted(node: Any) -> bool:
     """True if the running backward pass computes the gradient of a leaf."""
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # raised for leaves that were given to torch.autograd.grad
+    except RuntimeError:  # torch raises it for leaves that were given to torch.autograd.grad
         return True
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 _SWITCHES = {bool, str, FunctionType, BuiltinFunctionType, type, torch.dtype}
-_MOST_FACTS = 256  # limit of cached facts per tree
+_MOST_FACTS = 256  # the most facts in a tree's cache
 _number = count()
 
 
 class ModuleTree:
-    """``root`` and the modules inside. The next call notices a replaced, added or removed module anywhere."""
+    """The modules inside ``root``, as a cached list. The next call notices a replaced, added or removed module anywhere."""
 
     def __init__(self, root: nn.Module):
         self._root = root
@@ -28,7 +28,7 @@ class ModuleTree:
         self._numbers: dict[Any, int] = {}
 
     def modules(self) -> list[nn.Module]:
-        """Same as ``root.modules()``, as a list. After a change it is a new list."""
+        """Returns the list of ``root.modules()``. It is a new list after a change, else the same object."""
         if self._children is None or self._now() != self._children:
             self._modules = list(self._root.modules())
             self._children, self._facts = self._now(), None
@@ -38,7 +38,7 @@ class ModuleTree:
         return list(chain.from_iterable([m._modules.items() for m in self._modules]))
 
     def number(self) -> int:
-        """Returns a number for the classes and attributes that decide about a forward. Equal facts have equal numbers, unless 256 others
+        """Returns a number for the classes and attributes on which a forward depends. Equal facts have equal numbers, unless 256 others
         came between."""
         modules = self.modules()
         if self._facts is None or not self._facts.hold(modules):
@@ -54,8 +54,8 @@ class ModuleTree:
 
 
 class _Facts:
-    """``hold`` compares attributes by type, switches by value, and torch's hooks (OrderedDicts) by their number. Numeric attributes are
-    ignored, because programs count in them."""
+    """The classes and attributes of modules on which a forward depends. ``hold`` compares attributes by type, switches by value, and
+    torch's hooks (OrderedDicts) by their number. Numeric attributes are ignored, because programs count in them."""
 
     number: int
 
@@ -91,5 +91,5 @@ def _decides(kind: type) -> bool:
 
 
 def _code(v: Any) -> Any:
-    """The part of a decisive attribute that identifies the code."""
+    """Returns the part of an attribute that identifies its code: the function of a method or partial, else the attribute itself."""
     return v.__func__ if type(v) is MethodType else v.func if type(v) is functools.partial else v

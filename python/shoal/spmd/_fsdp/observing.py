@@ -1,4 +1,4 @@
-"""Facts about a forward that tell whether rows may meet in it: its hooks, the tensors that it keeps, the functions behind outputs."""
+"""Observes a forward for reasons why a unit cannot run on rows: hooks, tensors that it keeps, functions behind its outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from shoal.spmd._fsdp.unit import Unit
 
 
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output: the two runs may sum in different orders
+# relative to the largest output, because a unit's two runs may sum in different orders
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 CONSTANTS = (int, float, complex, bool, str, bytes, torch.dtype, torch.device, Enum, type(None))
 
@@ -42,7 +43,7 @@ def hooks_of(m: nn.Module) -> tuple[dict, ...]:
 
 
 def hooks_of_all() -> tuple[dict, ...]:
-    """The hooks of all modules."""
+    """Returns the dicts of hooks that apply to all modules."""
     m = modules_of_torch
     return m._global_forward_pre_hooks, m._global_forward_hooks, m._global_backward_pre_hooks, m._global_backward_hooks
 
@@ -53,7 +54,7 @@ def is_of_program(function: Any) -> bool:
 
 
 def kept_by(m: nn.Module) -> list[Any]:
-    """The places where a module keeps values: its attributes, and the program's containers and objects reachable from them."""
+    """Returns the places in which a module keeps values: its attributes, and the program's containers and objects reachable from them."""
     found: dict[int, Any] = {}
     waiting: list[Any] = [vars(m)]
     while waiting and len(found) < _MOST_PLACES:
@@ -83,7 +84,7 @@ def _is_object_of_program(v: Any) -> bool:
 
 
 def put_back(of: Any, before: Any) -> str:
-    """Restores a container. Returns the changes as text."""
+    """Restores a container's content. Returns a text that names the changes; "" if there were none."""
     if not isinstance(of, dict):
         if len(of) == len(before) and all(map(operator.is_, of, before)):
             return ""
@@ -100,7 +101,7 @@ def put_back(of: Any, before: Any) -> str:
 
 
 class Made(TorchFunctionMode):
-    """Records the tensors of a class that torch's functions return."""
+    """Records the tensors of class ``kind`` that torch's functions return."""
 
     def __init__(self, kind: type[torch.Tensor]):
         super().__init__()
@@ -138,7 +139,7 @@ def _is_there(ref: weakref.ref, others: set[int]) -> bool:
 
 @contextlib.contextmanager
 def gradients_watched() -> Iterator[list[str]]:
-    """Collects the uses of tensor hooks and grad_fn in a forward."""
+    """Yields a list to which each use of tensor hooks or grad_fn in the ``with`` block adds a text."""
     said: list[str] = []
 
     def noting(name: str, found: Any) -> Any:

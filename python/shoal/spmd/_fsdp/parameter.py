@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class EngineBox(Box):
-    """The value of a parameter whose rows lie in the engine's memory. ``whole`` replaces it while a unit is tested."""
+    """The box of a parameter whose rows lie in the memory of ``shoal.fsdp``'s engine. ``whole``, if set, is its array while a unit is
+    tested."""
 
     def __init__(self, parameter: ShardedParameter, sharding: Sharding):
         self._parameter, self._sharding = parameter, sharding
@@ -41,7 +42,7 @@ class EngineBox(Box):
     def array(self) -> Array:
         if self.whole is not None:
             return self.whole
-        if next(iter(self._array.locals.values())) is not self._parameter.own:  # the unit was rebuilt
+        if next(iter(self._array.locals.values())) is not self._parameter.own:  # the engine has rebuilt its unit in other memory
             self._array = self._made()
         return self._array
 
@@ -59,7 +60,8 @@ _gradient_of_operators = torch.Tensor.grad.__get__
 
 
 class EngineParameter(Parameter):
-    """A parameter of an engine's unit. Its gradient is the sum of the engine's gradient and of those from operators."""
+    """A parameter of an engine's unit. Its gradient is the engine's gradient, plus that of operators which use the parameter outside of the
+    unit."""
 
     _engine: ShardedParameter
     _known: tuple | None = None
@@ -76,7 +78,7 @@ class EngineParameter(Parameter):
             array = box._made()
             array.locals = dict.fromkeys(array.locals, reduced._local_tensor)
             self._known = (reduced, Tensor(Box(array)))
-        if operators is not None:  # this parameter was also used outside of its unit
+        if operators is not None:  # operators outside of the unit used the parameter
             torch.Tensor.grad.__set__(self, None)
             with torch.no_grad():
                 self._known[1].add_(operators)
@@ -116,7 +118,7 @@ class EngineParameter(Parameter):
             self.copy_(value)
 
 
-EngineParameter.__name__ = EngineParameter.__qualname__ = "Parameter"  # the program's name of the class
+EngineParameter.__name__ = EngineParameter.__qualname__ = "Parameter"  # a copy or print names the class as torch does
 _foreach_supported_types.append(EngineParameter)
 
 
@@ -130,7 +132,7 @@ def named_as(cls: type, sharded: type) -> type:
 
 def _copied(module: nn.Module, cls: type, memo: dict) -> nn.Module:
     """Copies a unit's module. The copy runs operator by operator on marked parameters."""
-    for m in reversed(list(module.modules())[1:]):  # inner ones first; modules of the unit have hooks of the engine
+    for m in reversed(list(module.modules())[1:]):  # inner ones first; the unit's modules have hooks of the engine, which a copy leaves out
         if id(m) not in memo and not hasattr(type(m), "__deepcopy__"):
             _copied(m, type(m), memo)
     memo[id(module)] = made = cls.__new__(cls)

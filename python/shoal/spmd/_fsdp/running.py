@@ -1,4 +1,4 @@
-"""The way in which units run now, and the buffers that their modules have then."""
+"""How units run at present (on rows or operator by operator), and the buffers that their modules have then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.spmd._fsdp.unit import Unit
 
 
-# The way of the outermost running unit: "rows", "operators", "looking", "trying"; None outside of units.
+# How the outermost running unit runs: "rows", "operators", "looking", "trying"; None outside of units.
 now: str | None = None
 
 
@@ -36,12 +36,12 @@ def going(way: str | None) -> Iterator[None]:
         now = before
 
 
-_PATIENCE_S = 5.0  # limit of the wait for a loader's thread, which may itself wait for the program
+_PATIENCE_S = 5.0  # the longest wait for a loader's thread, which may itself wait for the program
 
 
 @contextlib.contextmanager
 def loaders_waiting() -> Iterator[None]:
-    """Keeps loaders' threads from drawing random numbers meanwhile."""
+    """Within the ``with`` block, loaders' threads load no batch, and so draw no random numbers."""
     alone = loading.acquire(timeout=_PATIENCE_S)
     try:
         yield
@@ -55,7 +55,7 @@ _units_paused: list[Unit] = []
 
 @contextlib.contextmanager
 def paused(units: list[Unit]) -> Iterator[None]:
-    """Runs modules without the engine, on the program's parameters."""
+    """Within the ``with`` block, the units' modules run without the engine, on the program's parameters."""
     global _units_paused
     before, _units_paused = _units_paused, [*_units_paused, *units]
     for u in units:
@@ -76,7 +76,8 @@ def is_again(args: tuple, kwargs: dict) -> bool:
 
 
 def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function so that it runs later as it would now: the backward pass recomputes the forward of a checkpointed module."""
+    """Wraps ``function`` so that a later call runs as a call would now: the backward pass recomputes the forward of a checkpointed
+    module."""
     way, units = now, _units_paused
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -88,7 +89,7 @@ def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def local_buffers(modules: list[nn.Module]) -> Iterator[None]:
-    """Gives these modules ordinary tensors as buffers, in the same memory."""
+    """Within the ``with`` block, these modules have ordinary tensors as buffers, in the same memory."""
     held = [(m, name, b) for m in modules if m._buffers for name, b in m._buffers.items() if isinstance(b, Tensor)]
     for m, name, b in held:
         (m._buffers[name],) = b._box.array.locals.values()

@@ -81,42 +81,42 @@ def _fits(p: nn.Parameter) -> bool:
 
 
 def largest_dim(shape: torch.Size) -> int:
-    """The dimension that is split: the largest, the first of several."""
+    """Returns the dimension that is split: the largest one, or the first of several."""
     return max(range(len(shape)), key=lambda d: shape[d])
 
 
 @dataclass
 class Way:
-    """The execution of a kind of call on rows. ``entering``: the sharding of each tensor input. ``outputs``: shape, sharding and
-    constructor of each output; the constructor makes wrappers if an input is one."""
+    """How calls of one kind run on rows. ``entering``: the sharding of each tensor input. ``outputs``: shape, sharding and constructor of
+    each output; the constructor makes wrappers if an input is one."""
 
     entering: list[Sharding]
     outputs: list[tuple[tuple[int, ...], Sharding, Callable[[Box], Tensor]]]
 
 
 class _Stopped(Exception):
-    """Another process could not continue a trial."""
+    """Ends a trial, because another process could not continue."""
 
 
 class _Otherwise(Exception):
-    """The module's outputs do not fit its way, because the program has changed it."""
+    """Ends a run on rows, because its outputs are not those of the unit's Way: the program has changed the module."""
 
 
 class Unit:
-    """One wrapped module."""
+    """One module that SpmdFullyShardedDataParallel wraps, as a unit of ``shoal.fsdp``'s engine."""
 
     def __init__(self, module: nn.Module):
         from shoal.fsdp import fully_shard  # late: loads shoal.fsdp, which other programs of shoal.spmd do not need
-        from shoal.fsdp._engine.collect import state_of  # late: as above
+        from shoal.fsdp._engine.collect import state_of  # late: belongs to shoal.fsdp, too
 
         self.module = module
         self._tree = ModuleTree(module)
-        self._inside: tuple[list[nn.Module], list[Unit]] | None = None  # cached, for a list of modules
-        self._ways: dict[Any, Way | None] = {}  # per kind of call; None: operator by operator
-        self._again: set[Any] = set()  # kinds of calls to test once more
+        self._inside: tuple[list[nn.Module], list[Unit]] | None = None  # its modules, and the nested units among them
+        self._ways: dict[Any, Way | None] = {}  # by kind of call: how it runs on rows; None: operator by operator
+        self._again: set[Any] = set()  # kinds of calls that get a second test
         self._changed = False  # the last test changed attributes of modules
-        self._never = False  # its training forward does not work by rows; nested units' may
-        self.reason: str | None = None  # why the last such kind of call runs operator by operator
+        self._never = False  # True: its training forward does not work by rows; nested units may
+        self.reason: str | None = None  # why the last call that ran operator by operator did so
         originals: dict[tuple[int, str], nn.Parameter] = {}
         plain: dict[int, nn.Parameter] = {}
         for m in module.modules():
@@ -135,7 +135,7 @@ class Unit:
                 m.register_forward_pre_hook(begin_again, with_kwargs=True)
                 m.register_forward_hook(end_again, always_call=True)
         module.__class__ = named_as(cls, type(module))
-        module.set_gradient_divide_factor(1.0)  # gradients are those of the whole batch
+        module.set_gradient_divide_factor(1.0)  # no division: gradients are those of the whole batch
         self.state = state_of(module)
         for q in (q for u in self.state.units for q in u.parameters):
             owner, name = q.owners[0]
@@ -147,14 +147,14 @@ class Unit:
             q.views.register(q.views.sharded)
 
     def __deepcopy__(self, memo: dict) -> None:
-        """A copy of the module has no unit: see _copied."""
+        """Copies the module without its unit (see _copied)."""
 
     @property
     def parameters(self) -> list[EngineParameter]:
         return [q.views.front for u in self.state.units for q in u.parameters]
 
     def _units(self) -> list[Unit]:
-        """This unit and the nested ones."""
+        """Returns this unit and the nested ones."""
         modules = self._tree.modules()
         if self._inside is None or self._inside[0] is not modules:
             self._inside = modules, [self, *(u for m in modules if isinstance(u := vars(m).get("_unit"), Unit))]
@@ -168,12 +168,12 @@ class Unit:
             with going("rows"):
                 return self.module(*args, **kwargs)
         units = self._units()
-        if torch._C._current_graph_task_id() == -1:  # a forward recomputed in the backward pass finds unsharded parameters
+        if torch._C._current_graph_task_id() == -1:  # not in a backward pass, whose recomputed forwards find unsharded parameters
             self._check_parameters(units)
         flat, tree = tree_flatten((args, kwargs))
         other = next((a for a in flat if not isinstance(a, (Tensor, *CONSTANTS))), None)
         key = None
-        if other is not None:  # its value may change, and its id may be reused
+        if other is not None:  # such an input cannot be part of a key: its value may change, and its id may be reused
             way = self._because("an input is a " + ("tensor of the host" if isinstance(other, torch.Tensor) else type(other).__name__))
         else:
             key = self._key(flat, tree, units)
@@ -201,7 +201,7 @@ class Unit:
             return self._ways[key]
         self._changed = False
         way = None if self._never else self._look(flat, tree, units)
-        if way is None and self._changed and key not in self._again:  # modules may make caches at their first call
+        if way is None and self._changed and key not in self._again:  # a second test, because modules may make caches at their first call
             if len(self._again) > _MOST_WAYS:
                 self._again.clear()
             self._again.add(key)
@@ -247,7 +247,7 @@ class Unit:
         return inputs, str(tree), modes, self._tree.number(), wanted
 
     def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
-        """Returns the way to run on rows, or None if the module does not work by rows."""
+        """Tests whether the module works by rows. Returns how it then runs, or None if it does not."""
         inputs = [a for a in flat if isinstance(a, Tensor)]
         given = [t._box.array.sharding for t in inputs]
         if not any(map(is_by_rows, given)):
@@ -286,11 +286,12 @@ class Unit:
                 going("looking"), loaders_waiting(), self._leaving_no_trace(units) as traces, torch.no_grad(), observed() as seen, made,
             ):  # fmt: skip
                 output = self._run_inside(*tree_unflatten(copies, tree))
-        except Exception as error:  # if the program causes it, the actual run raises it again
+        except Exception as error:  # the actual run raises the error again if the program causes it
             return self._because(f"its forward raised {type(error).__name__} without gradients")
         if seen:
             return self._because(seen[0])
-        said = [t for ts in world().passed(traces) for t in ts]  # on some processes a loader's thread may draw random numbers
+        # all processes compare, because a loader's thread may draw random numbers on some of them
+        said = [t for ts in world().passed(traces) for t in ts]
         if said:
             self._changed = any(again for _, again in said)
             return self._because(said[0][0])
@@ -311,12 +312,12 @@ class Unit:
         return Way(entering, [(tuple(o.shape), o._box.array.sharding, getattr(type(o), "result", Tensor)) for o in outputs])
 
     def _tried(self, local: list[Any], tree: Any, units: list[Unit], wanted: list[torch.Tensor]) -> bool:
-        """Runs the module on rows of inputs; True if every process gets the wanted rows of outputs. A process that fails reports it where
-        the others begin their next unit."""
+        """Runs the module on rows of inputs. Returns True if every process gets the wanted rows of outputs. A process that fails reports it
+        where the others begin their next unit."""
         made_inside = Made(torch.Tensor)
         made_inside.note(local)
         try:
-            # A checkpoint around the module counts tensors that its forward saves; those of this trial must not count.
+            # Hides this trial's saved tensors from a checkpoint around the module, which counts those that its forward saves.
             unseen = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda t: t)
             args, kwargs = tree_unflatten([t.clone() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in local], tree)
             local.clear()
@@ -344,9 +345,9 @@ class Unit:
         return not self._is_any_kept([kept for _, kept in found]) and all(close for close, _ in found)
 
     def _is_any_kept(self, kept: list[bool]) -> bool:
-        """True if any process still has a tensor that the forward made, other than its outputs."""
+        """True if on any process a tensor that the forward made still exists and is no output."""
         if any(kept):
-            self._changed = True  # it may be a cache
+            self._changed = True  # the kept tensor may be a cache, which a second test does not make again
             self._because("it keeps a tensor")
         return any(kept)
 
@@ -397,4 +398,4 @@ class Unit:
         )
 
 
-_MOST_WAYS = 256  # limit per unit
+_MOST_WAYS = 256  # the most kinds of calls that a unit remembers

@@ -23,7 +23,7 @@ from shoal.spmd._marks.marking import mark_freely, mark_sharding, sharding_for, 
 
 
 class WrapError(ShoalError, RuntimeError):
-    """The module cannot be wrapped: fix it."""
+    """Error for a module that cannot be wrapped."""
 
     code = "InvalidArgument"
 
@@ -87,7 +87,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         else:
             output = self._unit.run(args, kwargs)
             if on_rows() or is_again(args, kwargs):
-                return output  # an ordinary tensor of a nested unit
+                return output  # inside another unit's run on rows, the output is an ordinary tensor
         self._shard_output(output, self._mesh)
         return output
 
@@ -115,18 +115,19 @@ class SpmdFullyShardedDataParallel(nn.Module):
 
 
 def spec_of(shape: torch.Size) -> tuple[str | None, ...]:
-    """The spec of a parameter of this shape: split along its largest dimension, the first of several."""
+    """Returns the spec of a parameter of this shape: split along its largest dimension, the first of several."""
     return tuple("fsdp" if d == largest_dim(shape) else None for d in range(len(shape)))
 
 
 def _split(sharding: Sharding, gradient: Tensor) -> Tensor:
-    """Shards a gradient like its parameter."""
+    """Reshards a gradient to its parameter's sharding."""
     mark_freely(gradient, sharding)
     return gradient
 
 
 def _prepare_spmd_partition_spec(param: torch.Tensor, extra_data_axis: str | None = None, shard_maximal: bool = False) -> tuple:
-    """torch_xla's function, which programs import: dimension 0, or the largest, over fsdp, and before it over ``extra_data_axis``."""
+    """Returns a parameter's spec, as torch_xla's function of this name, which programs import. The axis fsdp splits dimension 0, or the
+    largest; ``extra_data_axis`` splits it before."""
     at = max(range(param.dim()), key=lambda d: param.shape[d], default=0) if shard_maximal else 0
     axes = "fsdp" if extra_data_axis is None else (extra_data_axis, "fsdp")
     return tuple(axes if d == at else None for d in range(param.dim()))
@@ -166,7 +167,7 @@ def _wrap_children(module: nn.Module, policy: Callable[..., bool], make: Callabl
 
 
 def _asked(policy: Callable[..., bool], module: nn.Module, recurse: bool, elements: int) -> bool:
-    """Calls a policy. The number of elements is nonwrapped_numel in torch's policies, unwrapped_params in torch_xla's."""
+    """Calls a policy. Its argument for the number of elements is nonwrapped_numel in torch's policies, unwrapped_params in torch_xla's."""
     names = inspect.signature(policy).parameters
     given = {n: elements for n in ("nonwrapped_numel", "unwrapped_params") if n in names}
     return bool(policy(module=module, recurse=recurse, **given))

@@ -13,10 +13,10 @@ from shoal.spmd._layout.sharding import Sharding, parts_of
 
 
 class Array:
-    """``locals``: the local tensors of this process's parts, by position among all parts in row-major order. A local tensor has the part's
-    ranges without padding. ``origin``: the cause of this layout; None for a whole array. ``yields``: operators reshard it to fit their
-    other arguments, whatever the sizes. It is set on a parameter of SpmdFullyShardedDataParallel, which is gathered for the rows of the
-    batch."""
+    """The value of a tensor, as its parts on the devices. ``locals``: the local tensors of this process's parts, by position among all
+    parts in row-major order. A local tensor has the part's ranges without padding. ``origin``: the operator that made this sharding; None
+    for a whole array. ``yields``: operators reshard the array to fit their other arguments, whatever the sizes. It is set on a parameter of
+    SpmdFullyShardedDataParallel, which is gathered for the rows of the batch."""
 
     __slots__ = ("dtype", "locals", "order", "origin", "shape", "sharding", "yields")
 
@@ -30,17 +30,17 @@ class Array:
 
     @classmethod
     def whole(cls, value: torch.Tensor, num_devices: int) -> Array:
-        """Returns a replicated array with this memory."""
+        """Returns an array that is whole on every device, in the memory of ``value``."""
         return cls(value.shape, value.dtype, Sharding.replicated(value.dim(), num_devices), {0: value})
 
     def gathered(self, label: str = "read") -> torch.Tensor:
-        """Returns the whole tensor; the local tensor itself if the array is replicated."""
+        """Returns the whole tensor: the local tensor itself if the array is replicated, else a gathered copy."""
         if self.sharding.is_replicated:
             return self.locals[0]
         return self.resharded(Sharding.replicated(len(self.shape), world().num_devices), label).locals[0]
 
     def resharded(self, sharding: Sharding, label: str = "mark_sharding") -> Array:
-        """Returns itself if it has this layout, otherwise an array in new memory. Processes communicate unless each has all the data that
+        """Returns this array if it has this sharding, otherwise one in new memory. Processes communicate unless each has all the data that
         it needs."""
         if sharding == self.sharding:
             return self
@@ -49,7 +49,8 @@ class Array:
         plan = world().transfer(self.sharding, sharding, self.shape)
         received: list[list[torch.Tensor]] = [[] for _ in plan.receives]
         if plan.remote:
-            order = self.order or tuple(range(len(self.shape)))  # elements travel in memory order, for contiguous copies
+            # elements are sent in the order in which they lie in memory, so that copies are contiguous
+            order = self.order or tuple(range(len(self.shape)))
             back = [order.index(d) for d in range(len(order))]
             sent = [[self.locals[p.source][p.of].permute(order) for p in pieces] for pieces in plan.sends]
             expected = [[tuple(p.shape[d] for d in order) for p in pieces] for pieces in plan.receives]
@@ -68,7 +69,7 @@ class Array:
         return made
 
     def write(self, whole: torch.Tensor) -> None:
-        """Writes into the existing memory."""
+        """Writes each part of ``whole`` into the existing memory of that part."""
         cuts = parts_of(self.shape, self.sharding)
         for position, local in self.locals.items():
             local.copy_(whole[cuts[position]])
@@ -79,7 +80,8 @@ _seen: list[str] | None = None
 
 @contextlib.contextmanager
 def observed() -> Iterator[list[str]]:
-    """Collects notes where operators move elements between devices, sum over devices, or draw random numbers."""
+    """Yields a list of notes about operators in the ``with`` block that move elements between devices, sum over devices, or draw random
+    numbers."""
     global _seen
     before, _seen = _seen, []
     try:
@@ -113,5 +115,5 @@ def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]],
 
 
 def _order(local: torch.Tensor) -> list[int]:
-    """Returns a tensor's dimensions in memory order. A transposed matrix stays so when resharded, for products with the same bits."""
+    """Returns a tensor's dimensions in memory order. A reshard keeps a transposed matrix transposed, for products with the same bits."""
     return sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))

@@ -9,7 +9,7 @@ torch.utils.rename_privateuse1_backend("xla")
 
 
 class _Stream:
-    """A stream without waits, because operators run at once."""
+    """A stream of the device. Its waits return at once, because operators have run."""
 
     device_type, device_index, stream_id = "xla", 0, 0
 
@@ -30,7 +30,7 @@ class _Stream:
 
 
 class _Module(backend._DummyBackendModule):
-    """``torch.xla``: the functions that torch calls on a device module."""
+    """The module ``torch.xla``, with the functions that torch calls on the module of a device type."""
 
     @staticmethod
     def is_available() -> bool:

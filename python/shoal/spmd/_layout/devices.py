@@ -24,7 +24,7 @@ def see_one(one: bool = True) -> None:
     _spmd = one
     if one:
         run_eagerly()
-        torch.backends.mha.set_fastpath_enabled(False)  # in eval mode torch.nn.TransformerEncoder would make nested tensors
+        torch.backends.mha.set_fastpath_enabled(False)  # the fast path, in eval mode, would make nested tensors
 
 
 def run_eagerly() -> None:

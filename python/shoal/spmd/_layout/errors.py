@@ -6,23 +6,23 @@ from shoal.exceptions import InvalidArgument, ShoalError
 
 
 class MeshError(InvalidArgument, AssertionError):
-    """The mesh is wrong: fix it."""
+    """Error for a mesh that is wrong."""
 
 
 class SpecError(InvalidArgument, AssertionError):
-    """The partition spec does not fit its mesh or its tensor: fix it."""
+    """Error for a partition spec that does not fit its mesh or its tensor."""
 
 
 class MarkError(InvalidArgument, RuntimeError):
-    """The tensor cannot be marked, or is not marked: fix it."""
+    """Error for a tensor that cannot be marked, or that is not marked."""
 
 
 class DivergedError(InvalidArgument, RuntimeError):
-    """Processes that run one program have different values: fix the program."""
+    """Error for processes of one program that have different values."""
 
 
 def located(error: BaseException, where: str) -> BaseException:
-    """Returns the error itself, with the place where it was raised added to its text."""
+    """Adds the place where an error was raised to its text, and returns the error."""
     if isinstance(error, ShoalError):
         error.context = (*error.context, where)
     elif error.args and isinstance(error.args[0], str) and not isinstance(error, KeyError):

@@ -16,8 +16,9 @@ from shoal.spmd._layout.sharding import Sharding, Spec
 
 
 class Mesh:
-    """``device_ids``: each device of the program once, in row-major order of ``mesh_shape``. ``axis_names``: one per axis, or None; a
-    partition spec then names axes by index. Follows torch_xla.distributed.spmd.Mesh. Raises MeshError, an AssertionError."""
+    """A mesh of the program's devices. ``device_ids``: each device once, in row-major order of ``mesh_shape``. ``axis_names``: one per
+    axis, or None; a partition spec then names axes by index. Follows torch_xla.distributed.spmd.Mesh. Raises MeshError, an
+    AssertionError."""
 
     def __init__(self, device_ids: Any, mesh_shape: Sequence[int], axis_names: Sequence[str] | None = None):
         ids = np.asarray(device_ids if isinstance(device_ids, np.ndarray) else list(device_ids))
@@ -43,11 +44,11 @@ class Mesh:
         self.shardings: dict[tuple[str | None, ...], Sharding] = {}  # cache for specs that consist of names only
 
     def size(self) -> int:
-        """The number of devices."""
+        """The number of devices in the mesh."""
         return len(self.device_ids)
 
     def shape(self) -> OrderedDict[str | int, int]:
-        """Sizes by axis name, or by index if there are no names."""
+        """The sizes of the axes by axis name, or by index if there are no names."""
         return OrderedDict((self.axis_label(i), n) for i, n in enumerate(self.mesh_shape))
 
     def axis_label(self, axis: int) -> str | int:
@@ -82,7 +83,7 @@ _global: Mesh | None = None
 
 
 def set_global_mesh(mesh: Mesh | None) -> None:
-    """Sets the default mesh of calls without one."""
+    """Sets the mesh that calls without a mesh use."""
     global _global
     _global = mesh
 

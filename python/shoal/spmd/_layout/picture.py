@@ -55,7 +55,7 @@ def picture(sharding: Sharding, shape: Sequence[int], title: str) -> str:
 
 
 def _size(shape: Sequence[int]) -> tuple[int, int]:
-    """Width and height of a panel: proportional to the dimensions, unless one side would be too thin to read."""
+    """Returns width and height of a panel: proportional to the dimensions, unless one side would be too thin to read."""
     if not shape:
         return SHORT * 2, SHORT
     if len(shape) == 1:
@@ -69,7 +69,7 @@ def _panel(shape, outer, ranges, members, x0, y0, width, height) -> list[str]:
     inner = list(shape[outer:])
     rows, columns = (1, 1) if not inner else (1, inner[0]) if len(inner) == 1 else inner
     out = []
-    if outer:  # the panel's ranges in the other dimensions, as bars to scale
+    if outer:  # draws the panel's ranges in the other dimensions as bars to scale
         label = ", ".join([*(f"{a}:{b}" for a, b in ranges), ":", ":"])
         out.append(f'<text x="{x0}" y="{y0 - 30}">[{label}]</text>')
         for k, (a, b) in enumerate(ranges):
@@ -107,7 +107,8 @@ def _panel(shape, outer, ranges, members, x0, y0, width, height) -> list[str]:
 
 
 def _spread(marks: set[int], size: int, start: float, length: int, least: int) -> list[tuple[int, str]]:
-    """Borders with their coordinates, without those too close to the previous or the last one."""
+    """Returns the borders of parts with their coordinates, without borders whose labels would be too close to the previous or the last
+    one."""
     kept: list[int] = []
     for at in sorted(marks):
         if not kept or (at - kept[-1]) * length / size >= least:
@@ -118,7 +119,7 @@ def _spread(marks: set[int], size: int, start: float, length: int, least: int) -
 
 
 def _label(devices: Sequence[int], x: float, y: float, w: float, h: float) -> list[str]:
-    """The ids in the middle of a part, in as many lines as needed, smaller where there is little room."""
+    """Returns SVG text with the device ids in the middle of a part, in as many lines as needed, smaller where there is little room."""
     texts = [str(d) for d in devices]
     for size in (13, 11, 9, 7, 5):
         per_line = max(1, int((w - 4) / (0.62 * size) // (max(map(len, texts)) + 1)))

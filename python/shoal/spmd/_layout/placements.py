@@ -12,7 +12,7 @@ from shoal.spmd._layout.sharding import Spec, axes_of
 
 
 class _DimError(InvalidArgument, IndexError):
-    """The placement names a dimension that the tensor does not have."""
+    """Error for a placement that names a dimension which the tensor does not have."""
 
 
 def convert_to_xla_partition_spec(rank: int, placements: Sequence[Placement]) -> tuple:

@@ -22,7 +22,7 @@ def ensure() -> None:
 
     @functools.wraps(init)
     def init_process_group(backend: str | None = None, *args, **kwargs) -> None:
-        if not dist.is_initialized():  # after destroy_process_group
+        if not dist.is_initialized():  # the program may have called destroy_process_group
             return init(backend, *args, **kwargs)
         _check(backend or "gloo")
         dist.init_process_group = distributed_c10d.init_process_group = init

@@ -31,7 +31,8 @@ Ranges = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements to copy: from ``of`` in part ``source`` to ``to`` in part ``target``, relative to the start of each part."""
+    """A range of elements to copy: from the range ``of`` in part ``source`` to the range ``to`` in part ``target``. Ranges count from the
+    start of each part."""
 
     source: int
     of: Ranges
@@ -42,7 +43,7 @@ class Piece:
 
 @dataclass
 class Transfer:
-    """One process's share of a reshard. ``sends`` and ``receives``: per process, in the same order on both sides."""
+    """One process's share of a reshard. ``sends`` and ``receives``: by other process, in the same order on both sides."""
 
     own: list[Piece] = field(default_factory=list)
     sends: list[list[Piece]] = field(default_factory=list)
@@ -51,7 +52,7 @@ class Transfer:
 
 
 class World:
-    """``devices``: this process's devices among the ``num_devices`` of the program."""
+    """The devices of the program and their processes. ``devices``: those of this process among the ``num_devices``."""
 
     def __init__(self, num_devices: int, rank: int, num_processes: int):
         self.num_devices, self.rank, self.num_processes = num_devices, rank, num_processes
@@ -64,7 +65,7 @@ class World:
         return device // self.per_process
 
     def _held(self, sharding: Sharding) -> tuple[int, ...]:
-        """Positions of the parts that this process has."""
+        """Returns the positions of the parts that this process's devices hold."""
         return tuple(sorted({sharding.position(d) for d in self.devices}))
 
     def _transfer(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Transfer:
@@ -88,14 +89,14 @@ class World:
                         plan.sends[receiver].append(piece)
         return plan
 
-    # Operations of all processes together; a single process has nothing to do.
+    # Operations in which all processes take part; a single process has nothing to do in most.
 
     def travel(self, sent: list[list[torch.Tensor]], expected: list[list[tuple[int, ...]]], dtype: torch.dtype, label: str) -> list[list]:
-        """Sends tensors to each process; returns the tensors of these shapes from each."""
+        """Sends ``sent[i]`` to process i. Returns, by process, the tensors of these shapes that it has sent."""
         raise NotImplementedError
 
     def all_reduce(self, value: torch.Tensor, label: str) -> torch.Tensor:
-        """Returns the sum of one contiguous tensor of each process, in their order. It may reuse the tensor's memory."""
+        """Returns the sum of one contiguous tensor of each process, added in the order of processes. It may reuse the tensor's memory."""
         raise NotImplementedError
 
     @property
@@ -123,7 +124,7 @@ class OneProcess(World):
 
 
 class Processes(World):
-    """``num_devices`` devices over the processes of a launcher (RANK and WORLD_SIZE in the environment)."""
+    """A world whose ``num_devices`` devices belong to the processes of a launcher (RANK and WORLD_SIZE in the environment)."""
 
     def __init__(self, num_devices: int, rank: int, num_processes: int):
         if num_devices % num_processes:
@@ -134,7 +135,7 @@ class Processes(World):
         super().__init__(num_devices, rank, num_processes)
 
     def begin(self) -> None:
-        """Forms the group, and adopts rank 0's random states, because there is one stream."""
+        """Forms the group of all processes. They adopt rank 0's random states, because the program has one random stream."""
         states = json.dumps([torch.get_rng_state().tolist(), _plain(np.random.get_state()), random.getstate()]).encode()
         length = collective.broadcast(torch.tensor([len(states)]), group=self._group, label="use_spmd").item()
         sent = torch.frombuffer(bytearray(states if self.rank == 0 else length), dtype=torch.uint8)
@@ -149,7 +150,7 @@ class Processes(World):
         return collective.group()
 
     def abort(self, cause: str) -> None:
-        """Ends all waits of any process, present and future."""
+        """Makes all present and future waits of every process fail, with ``cause`` in the error."""
         self._group.abort(cause)
 
     def travel(self, sent, expected, dtype, label):
@@ -227,14 +228,14 @@ def _count(shape: Sequence[int]) -> int:
     return n
 
 
-# Held by a loader's thread while it loads a batch, which may draw random numbers.
+# A loader's thread holds this lock while it loads a batch, which may draw random numbers.
 loading = threading.Lock()
 _world: World | None = None
-controller: Any = None  # set in a program that drives the devices' processes
+controller: Any = None  # the Controller, in a program that drives the devices' processes
 
 
 def world() -> World:
-    """The world of this process; the first call fixes it."""
+    """Returns the world of this process, which the first call determines."""
     global _world
     if _world is None:
         processes = int(os.environ.get("WORLD_SIZE", "1"))

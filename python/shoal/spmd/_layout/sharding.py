@@ -21,13 +21,13 @@ from shoal.spmd._layout.errors import SpecError
 if TYPE_CHECKING:
     from shoal.spmd._layout.mesh import Mesh
 
-# An entry of a spec: a name or an index of a mesh axis, a tuple of them, or None.
+# An entry of a partition spec, for one dimension: a name or an index of a mesh axis, a tuple of them, or None.
 Entry = str | int | tuple["str | int", ...] | None
 Spec = Sequence[Entry]
 
 
 class ShardingType(IntEnum):
-    """torch_xla's names and numbers. Shoal uses REPLICATED, TILED and PARTIAL."""
+    """The kinds of shardings, with torch_xla's names and numbers. Shoal uses REPLICATED, TILED and PARTIAL."""
 
     REPLICATED = 0
     MAXIMAL = 1
@@ -69,7 +69,7 @@ class Sharding:
         at = {int(device): c for device, c in zip(mesh.device_ids, itertools.product(*map(range, sizes)), strict=True)}
         columns = [[_ravel(at[d], sizes, axes) for d in range(mesh.size())] for axes in entries]
         sharding = cls.of_columns(parts, columns, mesh.size())
-        assert sharding is not None  # axes are used once: combinations are equally frequent
+        assert sharding is not None  # every axis is used once, so each combination of parts has equally many devices
         return sharding
 
     @classmethod
@@ -88,7 +88,7 @@ class Sharding:
 
     @cached_property
     def columns(self) -> tuple[tuple[int, ...], ...]:
-        """Per dimension, the part that each device holds."""
+        """For each dimension: by device, the part that the device holds."""
         held = [self.part(d) for d in range(len(self.devices))]
         return tuple(tuple(part[i] for part in held) for i in range(len(self.parts)))
 
@@ -107,7 +107,7 @@ class Sharding:
         return ShardingType.TILED if self.copies == 1 else ShardingType.PARTIAL
 
     def __str__(self) -> str:
-        """XLA's text form."""
+        """Returns the sharding in XLA's text form."""
         if self.is_replicated:
             return "{replicated}"
         tiles = self.parts if self.copies == 1 else (*self.parts, self.copies)
@@ -119,7 +119,7 @@ class Sharding:
         return {device: i for i, device in enumerate(self.devices)}
 
     def part(self, device: int) -> tuple[int, ...]:
-        """The coordinate of the part that a device holds."""
+        """Returns the coordinate of the part that a device holds."""
         flat = self._position[device] // self.copies
         coordinate = []
         for p in reversed(self.parts):
@@ -160,7 +160,8 @@ def _ravel(coordinate: tuple[int, ...], sizes: tuple[int, ...], axes: tuple[int,
 
 
 def axes_of(mesh: Mesh, spec: Spec) -> list[tuple[int, ...]]:
-    """Per entry of a spec, the indices of the mesh's axes. InvalidArgument for an unknown name or type, SpecError for other mistakes."""
+    """Returns, for each entry of a spec, the indices of the mesh's axes. Raises InvalidArgument for an unknown name or type, SpecError for
+    other mistakes."""
     entries = [_axes_of(mesh, entry, spec) for entry in spec]
     seen: dict[int, int] = {}
     for dim, axes in enumerate(entries):

@@ -19,7 +19,7 @@ def _compile(compile: Callable) -> Callable:
     def compiled(*args: Any, **kwargs: Any) -> Any:
         if not devices.is_spmd():
             return compile(*args, **kwargs)
-        made = compile(*args, **{**kwargs, "backend": "eager"})  # other backends would be imported at once, and never called
+        made = compile(*args, **{**kwargs, "backend": "eager"})  # torch would import another backend at once, although nothing calls it
         devices.run_eagerly()
         return made
 
@@ -32,12 +32,12 @@ _init, _enter, _exit = torch.autocast.__init__, torch.autocast.__enter__, torch.
 @functools.wraps(_init)
 def _made(self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
     if device_type == DEVICE.type and dtype is None:
-        dtype = torch.bfloat16  # torch's default for a Python backend is float16
+        dtype = torch.bfloat16  # torch's default for a device type such as this is float16
     _init(self, device_type, dtype, *args, **kwargs)
 
 
 def _entered(self: torch.autocast) -> Any:
-    """Switches the CPU's autocast as well, because device tensors lie on the CPU for torch's dispatcher."""
+    """Enters autocast, and the CPU's as well, because device tensors lie on the CPU for torch's dispatcher."""
     entered = _enter(self)
     if self.device == DEVICE.type:
         self._of_cpu = torch.autocast("cpu", dtype=self.fast_dtype, enabled=self._enabled, cache_enabled=self._cache_enabled)
@@ -61,7 +61,7 @@ def _refuse(storage: Any, location: str) -> Any:
 
 
 def _keeping_ties(apply: Callable) -> Callable:
-    """Restores tied parameters: ``model.to(device)`` makes a new parameter for each place, and tied places must share one."""
+    """Wraps Module._apply so that tied parameters stay tied: ``model.to(device)`` makes a new parameter for each place of a parameter."""
 
     @functools.wraps(apply)
     def applied(self: nn.Module, fn: Callable, recurse: bool = True) -> nn.Module:
@@ -80,7 +80,7 @@ def _keeping_ties(apply: Callable) -> Callable:
 
 
 def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """The tensor itself: the logical device reads any host memory."""
+    """Returns the tensor itself: the logical device reads any host memory."""
     return self
 
 

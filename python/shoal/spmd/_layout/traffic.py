@@ -22,13 +22,13 @@ from shoal.exceptions import InvalidArgument
 from shoal.spmd._layout import processes
 from shoal.spmd._layout.sharding import Sharding
 
-# (collective, bytes received by all devices)
+# By communication: (collective, bytes that all devices receive).
 Moves = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class Move:
-    """A reshard: elements that all devices receive in total, and the maximum for one device."""
+    """The communication of a reshard: elements that all devices receive in total, and the most that one device receives."""
 
     collective: str
     total: int
@@ -37,7 +37,7 @@ class Move:
 
 @functools.lru_cache(maxsize=65536)
 def move_of(shape: tuple[int, ...], source: Sharding, target: Sharding) -> Move | None:
-    """Returns None if every device has what it needs."""
+    """Returns the communication of this reshard; None if every device has the elements that it needs."""
     if source.is_replicated:
         return None
     received = []
@@ -54,14 +54,14 @@ def move_of(shape: tuple[int, ...], source: Sharding, target: Sharding) -> Move 
 
 
 def summed(elements: int, parts: int) -> float:
-    """Elements that each of ``parts`` devices receives when their results of this size are summed."""
+    """Returns the elements that each of ``parts`` devices receives when their results of this size are summed."""
     return 2 * (parts - 1) / parts * elements
 
 
-# The operator that made a layout: its name, the program's call (a stack, or code and instruction), and the communication.
+# The operator that made a sharding: its name, the program's call (a stack, or code and instruction), and the communication.
 Origin = tuple[str, Any, Moves]
 
-_bytes: Counter[tuple[str, str]] = Counter()  # by operator and collective
+_bytes: Counter[tuple[str, str]] = Counter()  # by operator and collective: bytes that all devices have received
 
 
 def count(operator: str, collective: str, num_bytes: int) -> Moves:
@@ -70,9 +70,9 @@ def count(operator: str, collective: str, num_bytes: int) -> Moves:
 
 
 def communicated(by: str = "collective", *, reset: bool = False) -> dict[str, int]:
-    """Bytes that all devices received from others since the program's start or the last ``reset``, ``by`` "collective" or "operator". If
-    one process simulates all devices, they are the bytes that real ones would receive. Units of SpmdFullyShardedDataParallel on the engine
-    of shoal.fsdp are not counted; see shoal.fsdp.step_graph."""
+    """Returns the bytes that all devices received from others since the program's start or the last ``reset``, ``by`` "collective" or
+    "operator". If one process simulates all devices, they are the bytes that real ones would receive. Units of SpmdFullyShardedDataParallel
+    on the engine of shoal.fsdp are not counted; shoal.fsdp.step_graph shows their communication."""
     if by not in ("collective", "operator"):
         raise InvalidArgument(f"communicated(by={by!r})", hint='by is "collective" or "operator"')
     if processes.controller is not None:
@@ -105,6 +105,6 @@ def source(of: Origin) -> tuple[str, int] | None:
 
 
 def line_of(code: CodeType, instruction: int) -> tuple[str, int]:
-    """Returns file and line."""
+    """Returns file and line of an instruction."""
     lines = (line for start, stop, line in code.co_lines() if start <= instruction < stop and line)
     return code.co_filename, next(lines, code.co_firstlineno)

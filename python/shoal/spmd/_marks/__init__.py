@@ -1,1 +1,1 @@
-"""Marks of tensors, and batches on their way to the device."""
+"""Marks (shardings that the program gives to tensors), and batches on their way to the device."""

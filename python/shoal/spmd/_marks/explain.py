@@ -1,4 +1,4 @@
-"""The layout of a tensor, the operator that made it, and the communication for it."""
+"""Explains a tensor's sharding: the operator that made it, and the communication for it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shoal.spmd._layout.sharding import parts_of
 
 @dataclass(frozen=True)
 class Explanation:
-    """``parts``: per nonempty part its devices and ranges. ``operator``: the operator that made the layout. It is None for a tensor from a
-    host value, from operators on whole tensors, from a loader, or for a parameter of an FSDP unit. ``source``: file and line of the
-    program's call. ``communicated``: (collective, bytes received by all devices) for this call, to reshard arguments and to sum results.
-    ``is_view``: the tensor is a view of the operator's result."""
+    """A tensor's sharding and its cause. ``parts``: per nonempty part its devices and ranges. ``operator``: the operator that made the
+    sharding. It is None for a tensor from a host value, from operators on whole tensors, from a loader, or for a parameter of an FSDP unit.
+    ``source``: file and line of the program's call. ``communicated``: (collective, bytes received by all devices) for this call, to reshard
+    arguments and to sum results. ``is_view``: the tensor is a view of the operator's result."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -17,12 +17,12 @@ from shoal.spmd._layout.sharding import Sharding, parts_of
 from shoal.spmd._marks.marking import ShardingSpec, mark_freely, sharding_for
 
 InputSharding = ShardingSpec | dict[str, ShardingSpec | None] | None
-# A loaded tensor: dtype and shape, and a checksum if all processes must load the same values.
+# The description of a loaded tensor: dtype and shape, and a checksum if all processes must load the same values.
 Loaded = tuple[str, int | None]
 
 
 class _SpecError(InvalidArgument, TypeError):
-    """input_sharding is of another type: pass a ShardingSpec or a dict of them."""
+    """Error for an input_sharding that is neither a ShardingSpec nor a dict of them."""
 
 
 def check_sharding(sharding: Any) -> None:
@@ -49,7 +49,8 @@ def upload(t: torch.Tensor, spec: ShardingSpec | None) -> Tensor:
 
 
 def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
-    """Returns the global batch, of which this process has loaded its rows. They follow the rows of the processes before it."""
+    """Returns the device tensor of the whole batch. Each process has loaded its rows, which come behind the rows of the processes before
+    it."""
     w = world()
     rows = t.shape[0]
     if rows % len(w.devices):
@@ -74,7 +75,7 @@ def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
 
 
 def placed_on_device(batch: Any, sharding: InputSharding, loaded: list[Loaded] | None = None) -> Any:
-    """Uploads a batch. ``loaded``: gets an entry for each tensor."""
+    """Uploads a batch. ``loaded``, if given, gets a description of each tensor."""
     check_sharding(sharding)
     if isinstance(sharding, dict):
         if not isinstance(batch, dict):

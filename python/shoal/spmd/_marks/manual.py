@@ -20,7 +20,7 @@ from shoal.spmd._marks.marking import XLAShardedTensor, sharding_for
 
 
 class ManualTensor(torch.Tensor):
-    """A local tensor per part, all of one shape. Operators run on each separately, without communication."""
+    """The parts of a tensor as local tensors, all of one shape. Operators run on each part separately, without communication."""
 
     @staticmethod
     def __new__(cls, local_tensors: dict[int, torch.Tensor]):

@@ -1,4 +1,4 @@
-"""Marking: an assignment of mesh axes to the dimensions of a tensor."""
+"""Marking: the program assigns mesh axes to the dimensions of a tensor, which is then split so."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class XLAShardedTensor(Tensor):
     """A marked tensor with its sharding; operators on it return such tensors. ``global_tensor``: the tensor that was marked."""
 
     def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
-        made = not isinstance(tensor, torch.Tensor)  # made from a box
+        made = not isinstance(tensor, torch.Tensor)  # True for the result of an operator, which has a box
         box = tensor if made else _tensor(tensor, "XLAShardedTensor")._box
         t = super().__new__(cls, box, requires_grad)
         t._global = None if made else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
@@ -73,7 +73,7 @@ class XLAShardedTensor(Tensor):
 
     @property
     def local_shards(self) -> list[XLAShard]:
-        """One per device of this process, in order."""
+        """The shards of this process's devices, in order of the devices."""
         array = _marked_array(self)
         sharding, tile = array.sharding, array.sharding.tile(array.shape)
         cuts = parts_of(array.shape, sharding)
@@ -88,7 +88,7 @@ class XLAShardedTensor(Tensor):
 
     @property
     def placements(self) -> tuple:
-        """Per axis of the mesh, torch's Shard or Replicate."""
+        """By axis of the mesh: torch's Shard or Replicate."""
         if self._mesh is None or self.partition_spec is None:
             raise InvalidArgument("the result of an operator has no placements", hint="mark it with mark_sharding")
         return placements_of(self._mesh, self.partition_spec)
@@ -120,14 +120,14 @@ class XLAShardedTensor(Tensor):
         written = set()
         for device, shard in zip(world().devices, shards, strict=True):
             at = array.sharding.position(device)
-            if at not in written:  # only the first of this process's copies
+            if at not in written:  # devices of this process that hold the same part share its local tensor
                 written.add(at)
                 array.locals[at].copy_(shard.data[tuple(slice(0, n) for n in array.locals[at].shape)])
         self._box.wrote()
 
 
 def _misfit(array: Array, shards: list[XLAShard]) -> str | None:
-    """The reason why the array cannot take these shards of this process's devices, or None."""
+    """Returns why the array cannot take these shards of this process's devices; None if it can."""
     devices, tile = world().devices, array.sharding.tile(array.shape)
     if len(shards) != len(devices):
         return f"{len(shards)} shards for {len(devices)} devices"
@@ -237,7 +237,7 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Sp
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
-    """Same as mark_sharding, but replaces an existing mark."""
+    """As mark_sharding, but replaces a mark that the tensor has."""
     _tensor(t, "annotate_custom_sharding")
     mark_freely(t, sharding_for(mesh, partition_spec, t.dim()))
     return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh.mesh_shape, partition_spec)

@@ -1,4 +1,4 @@
-"""Functions of torch_xla.distributed.spmd for torch_xla's compiler. Their results are those of the plain functions."""
+"""Functions by which torch_xla.distributed.spmd helps its compiler. Here their results are those of the plain functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.spmd._marks.marking import mark_sharding
 
 
 class XLAPatchedLinear:
-    """``apply(input, weight, bias)`` is torch.nn.functional.linear."""
+    """A class of torch_xla, of which only ``apply(input, weight, bias)`` is needed: torch.nn.functional.linear."""
 
     apply = staticmethod(F.linear)
 

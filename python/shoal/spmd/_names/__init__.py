@@ -1,1 +1,1 @@
-"""torch_xla's names for Shoal's modules, and those that stand on the public modules."""
+"""torch_xla's names for Shoal's modules, and modules with torch_xla's names that use the public modules of shoal.spmd."""

@@ -1,4 +1,5 @@
-"""A mesh over several slices: axes within a slice follow its torus of devices, axes between slices its slow network."""
+"""A mesh over several slices, groups of devices with a fast network. Axes within a slice follow its torus of devices, axes between slices
+the slow network."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from shoal.spmd._layout.mesh import Mesh
 
 
 class HybridMesh(Mesh):
-    """``ici_mesh_shape``: the mesh within a slice. ``dcn_mesh_shape``: the mesh of slices, with as many axes. The size of an axis is the
-    product of both. Follows torch_xla.distributed.spmd.HybridMesh. Raises InvalidArgument (a ValueError) or MeshError."""
+    """A mesh over several slices. ``ici_mesh_shape``: the mesh within a slice. ``dcn_mesh_shape``: the mesh of slices, with as many axes.
+    The size of an axis is the product of both. Follows torch_xla.distributed.spmd.HybridMesh. Raises InvalidArgument (a ValueError) or
+    MeshError."""
 
     def __init__(self, ici_mesh_shape: Sequence[int], dcn_mesh_shape: Sequence[int] | None = None, axis_names: Sequence[str] | None = None):
         ici = tuple(ici_mesh_shape)
@@ -26,7 +28,7 @@ class HybridMesh(Mesh):
                 f"ici_mesh_shape {ici} and dcn_mesh_shape {dcn} have different numbers of axes",
                 hint="give both one size per axis, 1 for none",
             )
-        # A device's number comes from its name, not from its position in the list.
+        # A device has the number in its name, wherever it stands in the list.
         attributes = {int(str(a["name"]).rpartition(":")[2]): a for a in runtime.global_runtime_device_attributes()}
         slices: dict[int, list[int]] = {}
         for device, a in attributes.items():
@@ -58,7 +60,7 @@ def _within(devices: list[int], attributes: dict[int, dict], shape: tuple[int, .
             hint=f"choose sizes whose product is {len(devices)}",
         )
     if xla_model.xla_device_hw(None) != "TPU" or "coords" not in attributes[devices[0]]:
-        return np.array(devices).reshape(shape)  # no torus
+        return np.array(devices).reshape(shape)  # the devices have no torus
     places = np.array([(*attributes[d]["coords"], attributes[d].get("core_on_chip", 0)) for d in devices])
     low = places.min(0)
     torus = np.empty(places.max(0) - low + 1, dtype=int)

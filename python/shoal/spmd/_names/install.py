@@ -11,7 +11,7 @@ from typing import Any
 from shoal.exceptions import InvalidArgument
 from shoal.spmd.torch_xla import __version__
 
-# By torch_xla's module: the module of Shoal in its place, or its attributes' sources.
+# By module of torch_xla: Shoal's module that replaces it, or, by name of an attribute, the module that has this attribute.
 MODULES: dict[str, str | dict[str, str]] = {
     "torch_xla": "shoal.spmd.torch_xla",
     "torch_xla.runtime": "shoal.spmd.runtime",
@@ -69,7 +69,7 @@ MODULES: dict[str, str | dict[str, str]] = {
     "torch_xla.version": {"__version__": "shoal.spmd.torch_xla"},
 }
 
-# Unsupported modules of torch_xla, including those below them, with an alternative.
+# Modules of torch_xla that Shoal lacks, with all modules below them: an alternative for each.
 ABSENT = {
     "torch_xla._dynamo": "Shoal compiles nothing: torch.compile runs functions as they are",
     "torch_xla._internal": "there is no PJRT beneath Shoal: torch_xla.runtime lists devices and processes",
@@ -80,7 +80,7 @@ ABSENT = {
 
 
 class Metadata(metadata.Distribution):
-    """Metadata for libraries that ask importlib.metadata for torch_xla and its version."""
+    """The metadata of torch_xla, for libraries that ask importlib.metadata for its version."""
 
     def read_text(self, filename: str) -> str | None:
         return f"Metadata-Version: 2.1\nName: torch_xla\nVersion: {__version__}\n" if filename == "METADATA" else None
@@ -91,7 +91,7 @@ class Metadata(metadata.Distribution):
 
 class _Finder(metadata.DistributionFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Raises for unsupported modules; install() has registered the others."""
+        """Raises an error for a module of torch_xla that Shoal lacks. The others never get here, because install() has registered them."""
         name = name.removeprefix("shoal.spmd.")  # `from torch_xla import a` uses the name of the replacing module
         if not name.startswith("torch_xla."):
             return
@@ -124,4 +124,4 @@ def install() -> None:
             setattr(sys.modules[parent], child, sys.modules[name])
     sys.modules["torch_xla"].__path__ = []
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())  # before a search for torch_xla's names in Shoal's folders
+        sys.meta_path.insert(0, _Finder())  # comes before the finder that would look for torch_xla's modules in Shoal's folders

@@ -1,4 +1,5 @@
-"""Modules in which public classes lay in earlier versions. Pickles of that time name them, and ``pickle`` looks in ``sys.modules``."""
+"""Names of modules in which earlier versions had public classes. Pickles of that time name them, and ``pickle`` looks in
+``sys.modules``."""
 
 import sys
 from types import ModuleType

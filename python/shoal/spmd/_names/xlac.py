@@ -13,7 +13,7 @@ from shoal.spmd._marks.marking import mark_freely, text_of, type_of
 
 
 def _get_xla_sharding_spec(t: torch.Tensor) -> str:
-    """The sharding in XLA's text form, "" for an unmarked tensor."""
+    """Returns the sharding in XLA's text form, "" for an unmarked tensor."""
     return text_of(t)
 
 
@@ -26,14 +26,15 @@ def _get_xla_sharding_type(t: torch.Tensor) -> ShardingType | None:
 
 
 def _xla_mark_sharding(t: torch.Tensor, sharding: Sharding) -> None:
-    """``sharding``: a result of Mesh.get_op_sharding."""
+    """Marks a tensor, as mark_sharding does. ``sharding``: a result of Mesh.get_op_sharding."""
     if len(sharding.parts) != t.dim():
         raise InvalidArgument(f"the sharding splits {len(sharding.parts)} dimensions, and the tensor has {t.dim()}")
     mark_freely(t, sharding)
 
 
 def _xla_get_tensor_id(t: torch.Tensor) -> int:
-    """A number shared by tensors of one memory (a view under a controller has its own). Libraries find tied parameters by it."""
+    """Returns a number that all tensors over one memory share (a view under a controller has another). Libraries find tied parameters by
+    it."""
     box = t._box
     while getattr(box, "base", None) is not None:
         box = box.base
@@ -45,13 +46,13 @@ def _xla_metrics_report() -> str:
 
 
 class _Absent(Unimplemented, AttributeError):
-    """A function of torch_xla._XLAC that is not there."""
+    """Error for a function of torch_xla._XLAC that Shoal lacks."""
 
 
 _EXPLAIN = (
     "Shoal compiles no programs: print(shoal.spmd.explain(t)) shows where a tensor lies, which operator laid it out, and what was sent"
 )
-# By words in the name; the first match counts.
+# By word in a missing function's name: an alternative. The first word that occurs counts.
 _INSTEAD = {
     "tensors_text": _EXPLAIN,
     "tensors_dump": _EXPLAIN,

@@ -45,7 +45,7 @@ def along_dims(func, arrays, args, kwargs):
     keepdim = bool(argument(func, args, kwargs, "keepdim", False))
     if name in MEANS and any(a.sharding.parts[d] > 1 for d in over) and not a.dtype.is_complex:
         if not (kwargs.get("dtype") or a.dtype).is_floating_point:
-            return None  # the operator raises the error
+            return None  # torch raises the error for this dtype
         return Steps(MEANS[name], over, keepdim)
     combine = COMBINE.get(name)
     if name in ("max", "min") and len(func._schema.returns) == 1:
@@ -62,7 +62,7 @@ def _reduced(func: Any, a: Array, over: Sequence[int], keepdim: bool, combine: s
 
 
 def wide(op, x):
-    """Converts half precision to float32, for sums of many elements."""
+    """Converts half precision to float32, in which many elements are summed."""
     low = x.dtype in (torch.bfloat16, torch.float16)
     return op(aten._to_copy.default, x, dtype=torch.float32) if low else x
 
@@ -162,7 +162,7 @@ def _added_product(op, bias, a, b, *, beta=1, alpha=1):
 def addmm(func, arrays, args, kwargs):
     bias, a, b = arrays
     if func._schema.name == "aten::addmm" and a.sharding.parts[1] > 1 and a.sharding.columns[1] == b.sharding.columns[0]:
-        return Steps(_added_product)  # the summed dimension is split alike: only results are added
+        return Steps(_added_product)  # both arguments split the summed dimension alike, so only results are communicated
     labels = ("m", "n")[2 - len(bias.shape) :]
     out = (arrays[1].shape[0], arrays[2].shape[1])
     labels = tuple(None if n == 1 and o != 1 else label for label, n, o in zip(labels, bias.shape, out[2 - len(bias.shape) :], strict=True))
@@ -171,7 +171,7 @@ def addmm(func, arrays, args, kwargs):
 
 @rule("baddbmm", "addbmm", "addmv", "addr")
 def added(func, arrays, args, kwargs):
-    """The summed dimension is not split, so that the bias is added once."""
+    """Products added to a first argument. The summed dimension is not split, so that the first argument is added once."""
     inputs, out = {
         "baddbmm": ([("b", "m", None), ("b", None, "n")], ("b", "m", "n")),
         "addbmm": ([(None, "m", None), (None, None, "n")], ("m", "n")),
@@ -194,7 +194,7 @@ def mv(func, arrays, args, kwargs):
     return Plan([("m", "k"), ("k",)], [("m",)], combine="sum")
 
 
-# Number of matrix dimensions per result; leading dimensions are a batch.
+# By operator on matrices: number of matrix dimensions of each result. The dimensions before them are a batch.
 OF_MATRICES = {
     "triu": (2,), "tril": (2,), "linalg_qr": (2, 2), "linalg_inv_ex": (2, 0), "_linalg_det": (0, 2, 1), "_linalg_slogdet": (0, 0, 2, 1),
     "linalg_cholesky_ex": (2, 0), "cholesky": (2,), "linalg_lu_factor_ex": (2, 1, 0), "linalg_lu": (2, 2, 2), "linalg_matrix_exp": (2,),
@@ -227,7 +227,7 @@ def cross(func, arrays, args, kwargs):
 @rule("cat")
 def cat(func, arrays, args, kwargs):
     rank = max(len(a.shape) for a in arrays)
-    if any(len(a.shape) != rank for a in arrays):  # torch's legacy empty tensor
+    if any(len(a.shape) != rank for a in arrays):  # torch permits an empty 1-D tensor among tensors of other rank
         return None
     dim = dims_of(argument(func, args, kwargs, "dim", 0), rank)[0]
     labels = tuple(None if d == dim else d for d in range(rank))

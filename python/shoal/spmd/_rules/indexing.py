@@ -10,13 +10,13 @@ aten = torch.ops.aten
 
 
 def _but(rank: int, *dims: int) -> Labels:
-    """Labels of all dimensions except ``dims``."""
+    """Returns labels that keep the dimensions ``dims`` whole, and may split all others."""
     gone = {d % max(rank, 1) for d in dims}
     return tuple(None if d in gone else d for d in range(rank))
 
 
 def _common(labels: Labels, shape, *others) -> Labels:
-    """Keeps the labels of dimensions whose size is equal in all shapes."""
+    """Removes the labels of dimensions whose sizes differ among the shapes."""
     return tuple(label if all(o[d] == shape[d] for o in others) else None for d, label in enumerate(labels))
 
 
@@ -63,7 +63,8 @@ def along_index(func, arrays, args, kwargs):
 
 
 def _indexed(a, indices) -> tuple[Labels, list[Labels], Labels] | None:
-    """Labels of the tensor, of its indices, and of the result. For masks it is None, because the result's size depends on values."""
+    """Returns the labels of the tensor, of its indices, and of the result. For masks it returns None: the result's size depends on
+    values."""
     given = [i for i in indices if i is not None]
     if any(i.dtype in (torch.bool, torch.uint8) for i in given):
         return None
@@ -185,7 +186,7 @@ def new(func, arrays, args, kwargs):
 
 @rule("new_empty_strided")
 def new_strided(func, arrays, args, kwargs):
-    """The strides apply to the program's tensor only; the layout of parts is free."""
+    """Ignores the strides: they are those of the program's tensor, and the layout of parts in memory is free."""
     return Steps(_new_strided)
 
 

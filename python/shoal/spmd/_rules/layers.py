@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def _leading(rank: int, whole: int) -> Labels:
-    """Labels of all dimensions except the last ``whole`` ones."""
+    """Returns labels that keep the last ``whole`` dimensions whole, and may split those before."""
     return tuple(d if d < rank - whole else None for d in range(rank))
 
 
@@ -32,7 +32,7 @@ def embedding(func, arrays, args, kwargs):
 
 @rule("embedding_dense_backward")
 def embedding_backward(func, arrays, args, kwargs):
-    rank, counted = len(arrays[1].shape), args[4]  # frequencies count all indices
+    rank, counted = len(arrays[1].shape), args[4]  # counting frequencies needs all indices, so they stay whole
     places = (None,) * rank if counted else tuple(range(rank))
     return Plan([(*places, "w"), places], [(None, "w")], combine="sum")
 
@@ -74,7 +74,7 @@ def layer_norm(func, arrays, args, kwargs):
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
 def layer_norm_backward(func, arrays, args, kwargs):
     labels = _leading(len(arrays[1].shape), len(args[2]))
-    statistics = len(func._schema.returns) - 1  # mean and rstd, or rstd
+    statistics = len(func._schema.returns) - 1  # number of statistics among the arguments: mean and rstd, or rstd
     weight = (None,) * len(args[2])
     return Plan(
         [labels] * (2 + statistics) + [_whole(a) for a in arrays[2 + statistics :]], [labels] + [weight] * statistics, combine="sum"
@@ -96,7 +96,7 @@ def group_norm_backward(func, arrays, args, kwargs):
 
 
 def _of_channels(op, x, value):
-    """Reshapes a vector of the channels for x * value."""
+    """Reshapes a vector with a value per channel so that it can be multiplied with x."""
     return op(aten.view.default, value, [1, -1, *(1 for _ in x.shape[2:])])
 
 
@@ -109,7 +109,7 @@ def batch_norm(func, arrays, args, kwargs):
     """Means over a split batch are computed from the parts' sums, in the order of parts."""
     training = args[5] if len(args) == 8 else args[3]
     labels = (0, "c", *range(2, len(arrays[0].shape)))
-    if not training:  # the results for batch statistics are empty
+    if not training:  # in evaluation the results with the batch's statistics are empty
         return Plan([labels, *(("c",) for _ in arrays[1:])], [labels, (None,), (None,)], combine="sum")
     if len(args) != 8:
         return None
@@ -180,7 +180,7 @@ def convolution_backward(func, arrays, args, kwargs):
 
 
 def _spatial(name: str) -> int:
-    """The number of spatial dimensions in the operator's name: 2 for avg_pool2d."""
+    """Returns the number of spatial dimensions that the operator's name states: 2 for avg_pool2d."""
     return int(next(c for c in name if c.isdigit()))
 
 
@@ -239,7 +239,7 @@ def loss(func, arrays, args, kwargs):
 
 def _mean_of_sum(op, func, *args, **kwargs):
     shape, dtype = torch.broadcast_shapes(args[0].shape, args[1].shape), torch.promote_types(args[0].dtype, args[1].dtype)
-    if dtype in (torch.bfloat16, torch.float16):  # elements round as in the whole tensor, their sum is in float32
+    if dtype in (torch.bfloat16, torch.float16):  # elements are rounded as on whole tensors, and summed in float32
         args, kwargs = changed(func, args, kwargs, reduction=NONE)
         total = op(aten.sum.dim_IntList, wide(op, op(func, *args, **kwargs)), list(range(len(shape))))
     else:
@@ -262,7 +262,7 @@ def _backward_of_sum(op, func, gradient, *args, **kwargs):
 
 
 def _classes(scores) -> tuple[Labels, Labels]:
-    """Labels of scores and of targets. The dimension of classes stays whole."""
+    """Returns the labels of scores and of targets, in which the dimension of classes stays whole."""
     rank = len(scores.shape)
     scored = tuple(d if d != (1 if rank > 1 else 0) else None for d in range(rank))
     return scored, tuple(d for d in scored if d is not None)

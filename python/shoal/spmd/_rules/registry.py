@@ -22,19 +22,21 @@ Labels = tuple[Label, ...]
 
 @dataclass
 class Plan:
-    """``inputs``: labels per tensor argument, in order. ``outputs``: labels per result; None for results that are no tensors."""
+    """A rule's result: the labels of an operator's tensors. ``inputs``: labels per tensor argument, in order. ``outputs``: labels per
+    result; None for results that are no tensors."""
 
     inputs: list[Labels]
     outputs: list[Labels | None]
     out_shapes: list[tuple[int, ...]] = field(default_factory=list)  # for operators that take the size of their result
     combine: str | None = None  # a name in COMBINED, for parts along labels that an output lacks
-    size_argument: int | None = None  # position of the result's size (or of its first dimension), which becomes the part's
-    nonempty: bool = False  # parts without elements are errors
+    # position of the argument with the result's size (or its first dimension), which each part replaces by its own
+    size_argument: int | None = None
+    nonempty: bool = False  # True if the operator fails on a part without elements
 
 
 class Steps:
-    """An operator as a sequence of others. ``run`` gets a function that runs an operator on arrays, then ``given``, then the operator's
-    arguments. It returns the results as a list."""
+    """A rule's result for an operator that runs as a sequence of others. ``run`` gets a function that runs an operator on arrays, then
+    ``given``, then the operator's arguments. It returns the results as a list."""
 
     def __init__(self, run: Callable[..., list[Any]], *given: Any):
         self.run, self.given = run, given
@@ -48,7 +50,8 @@ COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Grid:
-    """Number of parts per label, and the part that each device computes."""
+    """How an operator's work is split: the number of parts per label, and the part that each device computes. A cell has one part of each
+    label."""
 
     parts: dict[Label, int]
     columns: dict[Label, tuple[int, ...]]
@@ -61,7 +64,7 @@ class Grid:
             [self.columns.get(label, zeros) if label is not None else zeros for label in labels],
             self.num_devices,
         )
-        assert found is not None  # a projection of a valid grid
+        assert found is not None  # a part of a grid in which every combination has equally many devices
         return found
 
     def cells(self) -> list[dict[Label, int]]:
@@ -73,7 +76,7 @@ class Grid:
         return [d for d in range(self.num_devices) if all(self.columns[label][d] == i for label, i in cell.items())]
 
     def position(self, labels: Labels, cell: dict[Label, int]) -> int:
-        """The part of ``sharding(labels)`` that belongs to a cell."""
+        """Returns the position of the cell's part among all parts of ``sharding(labels)``."""
         flat = 0
         for label in labels:
             p = self.parts.get(label, 1) if label is not None else 1
@@ -84,8 +87,8 @@ class Grid:
 def grid_of(
     plan: Plan, arrays: Sequence[Array], num_devices: int, leaders: Sequence[int], allowed: Callable[[Label], bool], num_fixed: int
 ) -> Grid:
-    """Adopts the arrays' shardings in order, as far as labels, sizes and earlier arrays allow. The first ``num_fixed`` leaders also fix the
-    dimensions that are not split."""
+    """Returns a grid that takes over the shardings of the arrays in ``leaders``, in this order, as far as labels, sizes and earlier arrays
+    allow. The first ``num_fixed`` leaders also keep their whole dimensions whole."""
     sizes: dict[Label, set[int]] = {}
     for labels, shape in [
         *((ls, a.shape) for ls, a in zip(plan.inputs, arrays, strict=True)),
@@ -113,7 +116,7 @@ def grid_of(
 
 Rule = Callable[[Any, list[Array], tuple, dict], "Plan | Steps | None"]
 RULES: dict[str, Rule] = {}
-READ_FLOATS: set[str] = set()  # operators whose plan depends on float values; other plans hold for any
+READ_FLOATS: set[str] = set()  # operators whose plan depends on float arguments; all other plans hold for any floats
 # Random operators without a rule run whole, because there is one random stream for all layouts.
 RANDOM = torch.Tag.nondeterministic_seeded
 
@@ -135,7 +138,7 @@ def reads_floats(func: Any) -> bool:
 
 def find(func: Any) -> Rule | None:
     if any(a.kwarg_only and a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):
-        return None  # out= tensors get their sizes from the operator
+        return None  # the operator itself sets the sizes of out= tensors
     name = func._schema.name.removeprefix("aten::")
     found = RULES.get(name) or RULES.get(name.removesuffix("_")) or RULES.get(name.removesuffix("_copy"))
     if found is None and RANDOM in func.tags:

@@ -42,7 +42,8 @@ def squeeze(func, arrays, args, kwargs):
     shape = arrays[0].shape
     over = set() if len(args) > 1 and args[1] == [] else set(dims_of(args[1] if len(args) > 1 else None, len(shape)))
     gone = {d for d in over if shape[d] == 1}
-    labels = tuple(None if d in over else d for d in range(len(shape)))  # a part may have size 1 where the whole does not
+    # squeezed dimensions stay whole: a part may have size 1 where the whole tensor has not
+    labels = tuple(None if d in over else d for d in range(len(shape)))
     return Plan([labels], [tuple(label for d, label in enumerate(labels) if d not in gone)])
 
 
@@ -104,7 +105,7 @@ def expand(func, arrays, args, kwargs):
 @rule("view", "_unsafe_view", "_reshape_alias")
 def view(func, arrays, args, kwargs):
     if not isinstance(args[1], (list, tuple)):
-        return None  # a view as another dtype
+        return None  # a view with another dtype, not another shape
     shape, size = arrays[0].shape, list(args[1])
     total = math.prod(shape)
     if -1 in size:
@@ -113,7 +114,7 @@ def view(func, arrays, args, kwargs):
     inside: list[Label] = [None] * len(shape)
     out: list[Label] = [None] * len(size)
     i = j = 0
-    while i < len(shape) and j < len(size):  # groups of dimensions with equal numbers of elements
+    while i < len(shape) and j < len(size):  # finds groups of dimensions in both shapes that have equally many elements
         if shape[i] == 1 or size[j] == 1:
             i, j = (i + 1, j) if shape[i] == 1 else (i, j + 1)
             continue
@@ -129,6 +130,6 @@ def view(func, arrays, args, kwargs):
                 if j == len(size):
                     return Plan([tuple(inside)], [tuple(out)], [tuple(size)], size_argument=1)
                 b *= size[j]
-        inside[begin_i] = out[begin_j] = begin_i  # the first of a group is the most significant
+        inside[begin_i] = out[begin_j] = begin_i  # the first dimension of a group is the most significant, and may be split
         i, j = i + 1, j + 1
     return Plan([tuple(inside)], [tuple(out)], [tuple(size)], size_argument=1)
