@@ -24,7 +24,7 @@ class ClusterTest : public testing::Test {
     ASSERT_TRUE(cluster_.run_until([&] { return driver().joined(); }));
   }
   SimDriver& driver() { return cluster_.driver(); }
-  // Creates a gang, placed and answering.
+  // Creates a gang of `count` actors and waits until each of them has answered a call.
   std::vector<ActorId> gang(std::size_t count, double cpus = 1) {
     auto out = driver().create_gang(count, cpus);
     EXPECT_TRUE(cluster_.all_answer(out));
@@ -137,7 +137,7 @@ TEST_F(ClusterTest, ANodeCrashEndsOnlyItsActors) {
   ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 2; }));
   for (const ActorId a : gone) EXPECT_EQ(cluster_.state().actor(a)->state, ActorState::kDead);
   EXPECT_TRUE(cluster_.all_answer(rest));
-  const auto waiting = driver().create_gang(2, 2);  // no room
+  const auto waiting = driver().create_gang(2, 2);  // waits for CPUs: the actors that are left occupy all CPUs of the other two nodes
   cluster_.run_for(5s);
   EXPECT_EQ(cluster_.state().actor(waiting[0])->state, ActorState::kPending);
   cluster_.nodes().boot(1);
@@ -184,7 +184,8 @@ TEST_F(ClusterTest, ANodeIsLostOnceItsHostRefusesConnections) {
 
 // ---- a node that is away for a short time ----
 
-// The node's connection breaks and its process is too starved to reconnect. Its host still accepts probes, or is cut off.
+// The node loses its connection to the head, and its process gets no CPU time in which to reconnect. The node's host still accepts the
+// head's probes, or is cut off from the head.
 TEST_F(ClusterTest, ANodeThatIsSlowToComeBackIsNotLost) {
   join();
   const auto actors = gang(12);
@@ -210,7 +211,7 @@ TEST_F(ClusterTest, ADeathOnADisconnectedNodeIsReportedWithItsCause) {
   const auto actors = gang(12);
   const auto there = on("n1", actors);
   cluster_.world().fabric().disconnect("head", "n1");
-  cluster_.run_for(100ms);  // the node comes back after 500 ms
+  cluster_.run_for(100ms);  // the node reconnects only after 500 ms
   ASSERT_TRUE(cluster_.crash_worker_of(there[0]));
   ASSERT_TRUE(cluster_.run_until([&] { return driver().cause(there[0]) != nullptr; }));
   EXPECT_NE(cluster_.state().actor(there[0])->cause->message().find("was killed by SIGKILL"), std::string::npos);
@@ -277,7 +278,8 @@ TEST_F(ClusterTest, AJobStartsCompletelyDespiteADisconnect) {
   join();
   for (std::size_t i = 0; i < 60; ++i) {
     driver().submit(12, 1, 0, 0);
-    // The job is placed, and the head asks the first node for a port. Meanwhile the second node is cut off, so its ranks start later.
+    // The job's ranks are placed, and the head asks the first node for a free port. Meanwhile the second node loses its connection, so that
+    // its ranks start later.
     ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().status().available.empty(); }));
     cluster_.world().fabric().disconnect("head", cluster_.state().list({actors::ListRequest::What::kNodes, {}}).nodes[1].host);
     cluster_.run_for(40s);
@@ -295,7 +297,8 @@ TEST_F(ClusterTest, AJobStartsCompletelyDespiteADisconnect) {
 
 class PartitionTest : public ClusterTest, public testing::WithParamInterface<int> {
  protected:
-  // Connections that held frames back either break at the heal or deliver them, depending on the parameter.
+  // The test's parameter decides what happens when a partition heals. Either all connections across it break, or they deliver the frames
+  // that were held back.
   PartitionTest() { cluster_.world().fabric().set_partitions(static_cast<std::uint32_t>(GetParam()), 15min); }
 };
 
@@ -307,7 +310,7 @@ TEST_P(PartitionTest, ALostNodeReturnsAsANewNodeWithoutWorkers) {
   cluster_.partition("head", "n1");
   ASSERT_TRUE(cluster_.run_until([&] { return heard_dead(there); }, 10s));
   EXPECT_NE(driver().cause(there[0])->message().find("stopped answering"), std::string::npos);
-  EXPECT_EQ(cluster_.nodes().launcher(1).running().size(), 4u);  // the partition kept the order to end them away
+  EXPECT_EQ(cluster_.nodes().launcher(1).running().size(), 4u);  // the head's order to end these workers did not pass the partition
   EXPECT_TRUE(cluster_.all_answer(rest));
   cluster_.run_for(1min);
   cluster_.heal();
@@ -401,7 +404,7 @@ TEST_F(HeadsTest, ALeaderSuspendedBeyondItsLeaseStopsLeading) {
   }
 }
 
-// A hash of a driver's calls and crashes, and the number of events: two runs that differ have different values.
+// Runs a cluster with this seed. Returns a hash of all events and the last random number, which are the same if two runs are.
 std::pair<std::uint64_t, std::uint64_t> run_of(std::uint64_t seed) {
   SimCluster cluster({.seed = seed});
   for (int i = 0; i < 3; ++i) {

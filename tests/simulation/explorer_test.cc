@@ -62,7 +62,7 @@ class Exploration {
     for (std::size_t i = 0; i < cluster_.nodes().num(); ++i) {
       if (!cluster_.nodes().runs(i)) cluster_.nodes().boot(i);
     }
-    cluster_.run_for(5s);  // time to notice what is broken already
+    cluster_.run_for(5s);  // time in which the head, nodes and driver notice the connections and processes that are gone
     ASSERT_TRUE(soon([&] { return cluster_.head_runs(); })) << "nobody leads";
     ASSERT_TRUE(soon([&] { return cluster_.disagreement().empty(); })) << cluster_.disagreement();
     if (!cluster_.has_driver()) cluster_.new_driver();
@@ -80,7 +80,7 @@ class Exploration {
     ASSERT_TRUE(soon([&] { return all_free(); })) << "available: " << cluster_.state().status().available.to_string();
     ASSERT_TRUE(!several() || soon([&] { return cluster_.store_agrees(); })) << "the store has other rows than the head";
     ASSERT_TRUE(soon([&] { return cluster_.world().fabric().num_links() == cluster_.nodes().num(); }))
-        << cluster_.world().fabric().num_links() << " connections";  // one per node, to the head
+        << cluster_.world().fabric().num_links() << " connections";  // one connection of each node, to the head, and no others
   }
 
   Outcome outcome() { return {cluster_.world().trace_hash(), cluster_.world().last_draw(), cluster_.world().num_events()}; }
@@ -166,7 +166,8 @@ class Exploration {
       if (wall_clocks_jump_) cluster_.clock_of(host).set_wall_ahead(std::chrono::milliseconds(by));
     }
   }
-  // Either the clock stands while the process goes on, or the machine is suspended and the network keeps the frames sent to it.
+  // Stops the clock of `host` while its processes run on, or suspends the host. The network keeps the frames that are sent to a suspended
+  // host.
   void stand_still(const std::string& host) {
     cluster_.clock_of(host).stand_still();
     if (happens(random_, 500)) return;
@@ -183,7 +184,7 @@ class Exploration {
     const std::size_t a = random_.below(hosts.size()), b = (a + 1 + random_.below(hosts.size() - 1)) % hosts.size();
     return {hosts[a], hosts[b]};
   }
-  // The process of a random actor, possibly one that has ended. Empty without actors or a head.
+  // The process of a random actor, which may have ended already. Empty if there is no actor or no head.
   WorkerId process_of_one() {
     if (actors_.empty() || !cluster_.head_runs()) return {};
     const auto* row = cluster_.state().actor(one_of(actors_));
@@ -242,7 +243,7 @@ class Exploration {
     }
   }
 
-  // The driver's requests.
+  // The driver makes one request of this kind.
   void drive(Kind kind) {
     auto& driver = cluster_.driver();
     if (kind == kCall && !actors_.empty()) {
@@ -252,7 +253,7 @@ class Exploration {
     } else if (kind == kGang) {
       const auto made = driver.create_gang(1 + random_.below(6), happens(random_, 800) ? 1 : 2.5);
       actors_.insert(actors_.end(), made.begin(), made.end());
-    } else if (kind == kActor) {  // restartable; sometimes in a group or created by another actor
+    } else if (kind == kActor) {  // one actor, sometimes in a group, sometimes as if another actor had created it
       const bool grouped = !groups_.empty() && happens(random_, 500);
       const WorkerId creator = happens(random_, 500) ? process_of_one() : WorkerId();
       const int restarts = static_cast<int>(random_.below(4)) - 1;
@@ -304,7 +305,7 @@ class Exploration {
   const bool wall_clocks_jump_;
   std::array<std::uint64_t, kKinds> weights_{};
   runtime::Duration pause_{};
-  std::vector<ActorId> actors_;  // the driver's
+  std::vector<ActorId> actors_;  // actors that the driver asked for
   std::vector<GroupId> groups_;
 };
 
@@ -321,7 +322,8 @@ class Explorer : public testing::TestWithParam<std::uint64_t> {
                    run.cluster().log().text().c_str(), static_cast<unsigned long long>(GetParam()));
     }
     const Outcome out = run.outcome();
-    // For a comparison of two builds: bazel-testlogs/tests/simulation/explorer_test/test.xml.
+    // The test's XML report keeps these figures of each run, by which two builds are compared:
+    // bazel-testlogs/tests/simulation/explorer_test/test.xml.
     RecordProperty("heads_" + std::to_string(num_heads) + (wall_clocks_jump ? "" : "_steady"),
                    std::to_string(out.hash) + " " + std::to_string(out.draw) + " " + std::to_string(out.events));
     return out;

@@ -12,7 +12,7 @@ namespace shoal::simulation {
 class Meter {
  public:
   double seconds() const { return seconds_; }
-  // Runs fn and counts its CPU time. Only the outermost of nested calls counts.
+  // Runs `fn` and adds its CPU time to the sum. A call inside of another adds nothing, because the outer one has its time.
   template <class F>
   void count(F&& fn) {
     const Running running(*this);
@@ -38,7 +38,7 @@ class Meter {
     const bool outermost_;
     const double began_;
   };
-  static double cpu_seconds();  // the calling thread's
+  static double cpu_seconds();  // CPU time of the calling thread
 
   double seconds_ = 0;
   bool running_ = false;

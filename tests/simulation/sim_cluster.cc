@@ -47,7 +47,7 @@ SimDriver& SimCluster::put_driver(const std::string& host, std::optional<Endpoin
 
 void SimCluster::driver_leaves() {
   driver_->leave();
-  driver_.reset();  // frames that it sent still arrive
+  driver_.reset();  // the frames that the driver has sent still arrive
 }
 
 bool SimCluster::crash_worker_of(ActorId actor) {
@@ -101,7 +101,7 @@ std::string SimCluster::disagreement() const {
   const std::set<NodeId> known(nodes.begin(), nodes.end());
   std::map<NodeId, std::set<WorkerId>> workers;
   for (const auto& w : all(What::kWorkers).workers) {
-    const bool attached = driver_ && driver_->worker() == w.id;  // the driver's own process
+    const bool attached = driver_ && driver_->worker() == w.id;  // this row is the driver itself, which no node started
     if (w.state != WorkerState::kExited && !attached) workers[w.node].insert(w.id);
   }
   for (const auto& [id, i] : alive) {

@@ -40,17 +40,17 @@ class SimCluster {
   runtime::SimWorld& world() { return world_; }
 
   // ---- events ----
-  // Replaces the driver, which crashes unless it has left. The new one runs on a host of its own, or on a node's host, attached to that
-  // node.
+  // Replaces the driver; one that has not left crashes by this. The new driver runs on a host of its own, or attached to a node on that
+  // node's host.
   SimDriver& new_driver() { return put_driver("driver", {}); }
   SimDriver& new_driver_on_node(std::size_t i) { return put_driver(SimNodes::host(i), nodes_.endpoint(i)); }
-  // An orderly end, which ends its job.
+  // The driver leaves in order, and its job ends.
   void driver_leaves();
-  // Kills the process of an actor. False when it has none.
+  // Kills the process of an actor. Returns false if the actor has none.
   bool crash_worker_of(ActorId actor);
   void partition(const std::string& a, const std::string& b) { world_.fabric().partition(a, b); }
   void heal() { world_.fabric().heal(); }
-  // The clocks that all processes of this host use. A process that boots starts them again if they stand.
+  // The clock that all processes of this host use. It may stand still; a process that boots on the host starts it again.
   runtime::SimHostClock& clock_of(const std::string& host) { return world_.clock_of(host); }
 
   bool run_until(const std::function<bool()>& done, runtime::Duration limit = std::chrono::seconds(30)) {
@@ -60,16 +60,17 @@ class SimCluster {
 
   // ---- state ----
   std::vector<std::string> hosts() const;
-  bool head_runs() const { return heads_.leader() != nullptr; }                      // and leads
+  bool head_runs() const { return heads_.leader() != nullptr; }                      // true only while a head leads
   const scheduler::ClusterState& state() const { return heads_.leader()->state(); }  // only while a head leads
   SimDriver& driver() { return *driver_; }
   bool has_driver() const { return driver_ != nullptr; }
-  std::string host_of(ActorId actor) const;  // "" while it is not placed
+  std::string host_of(ActorId actor) const;  // "" while the actor has no node
   // True if each of these actors answers a call without an error.
   bool all_answer(const std::vector<ActorId>& actors);
-  // Compares the head's state with the processes that run: "", or the first difference. For a cluster at rest.
+  // Compares the head's rows with the processes that run: "" if they agree, else the first difference. For a cluster at rest.
   std::string disagreement() const;
-  // For several heads. not_kept(): "" if every running worker was committed. store_agrees(): whether the store's rows are the leader's.
+  // For several heads. not_kept(): "" if every worker that runs was committed to the store, else the first that was not. store_agrees():
+  // true if the store's rows equal the leader's.
   std::string not_kept() const;
   bool store_agrees() const;
 
@@ -80,7 +81,7 @@ class SimCluster {
   ProcessTable processes_{world_};
   SimLog log_;
   SimHeads heads_;
-  std::unique_ptr<SimDriver> driver_;  // ends with its node's host, so nodes_ end first
+  std::unique_ptr<SimDriver> driver_;  // declared before nodes_, because the end of a host ends the driver on it
   SimNodes nodes_;
 };
 

@@ -60,7 +60,7 @@ void SimDriver::connect_head() {
                       if (job_) return joined_head();
                       head_.peer->call(number(Method::kRegisterDriver), body(to_bytes(me)), kControlTimeout, [this](Result<Message> reply) {
                         if (!reply) {
-                          if (reply.error().reason() == "Disconnected" || gone_) return;  // on_closed tries again
+                          if (reply.error().reason() == "Disconnected" || gone_) return;  // on_closed() connects again
                           head_.peer.reset();
                           return retry_later();
                         }
@@ -75,7 +75,7 @@ void SimDriver::retry_later() {
   head_.retry = clock_.after(kReconnect, [this] { connect_head(); });
 }
 
-// Watches its actors again, because they may have changed without a connection.
+// Watches the driver's actors again: while there was no connection, the head reported no changes of them.
 void SimDriver::joined_head() {
   if (node_.endpoint && !node_.peer) connect_node();
   for (const auto& [actor, n] : next_) {

@@ -23,18 +23,18 @@ class SimDriver final : public runtime::PeerHandler {
             std::optional<runtime::Endpoint> node);
   ~SimDriver();
 
-  // True once the head has registered its job, the node (if any) has registered its process, and the head is connected.
+  // True once the head has registered this driver's job, the node (if any) has registered its process, and the head is connected.
   bool joined() const { return bool(job_) && head_.peer && (!node_.endpoint || node_.worker); }
   JobId job() const { return job_; }
-  WorkerId worker() const { return node_.worker; }  // the id from the node; empty when it is not attached
+  WorkerId worker() const { return node_.worker; }  // this process's id, given by its node; empty while it is not attached to one
   const std::string& host() const { return network_->host(); }
 
   // A gang of `count` actors with `cpus` each. Refused before joined().
   std::vector<ActorId> create_gang(std::size_t count, double cpus);
-  // An actor with one CPU, in `group` if given, restarted up to `restarts` times, with as many retries per call. With a creator, as if that
-  // process had created it.
+  // An actor with one CPU and up to `restarts` restarts, each call of it with as many retries; in `group`, if given. With `creator`, the
+  // request says that this worker creates the actor.
   ActorId create_actor(int restarts, GroupId group = {}, WorkerId creator = {});
-  // A group of `count` bundles with one CPU each.
+  // A placement group of `count` bundles with one CPU each.
   GroupId create_group(std::size_t count, actors::Strategy strategy);
   void remove_group(GroupId group);
   actors::ValueFuture call(ActorId actor, const std::string& method, const std::string& text = {});
@@ -54,17 +54,17 @@ class SimDriver final : public runtime::PeerHandler {
   void crash();
 
  private:
-  // The connection to the head; the heads are tried in turn.
+  // The connection to a head. The driver tries the endpoints in turn.
   struct ToHead {
     const std::vector<runtime::Endpoint> endpoints;
     std::size_t at = 0;
     runtime::Timer retry{};
     std::unique_ptr<runtime::Peer> peer{};
   };
-  // The connection to the node of its host, if it has one.
+  // The connection to the node of the driver's host, if that has one.
   struct ToNode {
     const std::optional<runtime::Endpoint> endpoint;
-    WorkerId worker{};  // this process, once it has attached
+    WorkerId worker{};  // the id of this process, once the node has given it one
     runtime::Timer retry{};
     std::unique_ptr<runtime::Peer> peer{};
   };
@@ -82,13 +82,13 @@ class SimDriver final : public runtime::PeerHandler {
 
   runtime::SimWorld& world_;
   ProcessTable& processes_;
-  runtime::Clock& clock_;  // the host's
+  runtime::Clock& clock_;  // the clock of the driver's host
   const pid_t pid_;
   std::unique_ptr<runtime::SimNetwork> network_;
   JobId job_;
   bool gone_ = false;
   std::map<ActorId, std::uint64_t> next_;  // number of the next call on each actor
-  std::set<ActorId> repeated_;             // actors whose lost calls are made again
+  std::set<ActorId> repeated_;             // actors whose lost calls are sent again
   std::vector<actors::ValueFuture> futures_;
   std::vector<JobId> submitted_;
   std::vector<GroupId> removed_groups_;

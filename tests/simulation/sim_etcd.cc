@@ -37,7 +37,7 @@ void SimEtcd::lead(const std::string& host, pid_t who, std::uint64_t epoch, std:
       [this, who, epoch, reply] {
         const auto now = world_.clock().now();
         const bool free = now >= until_;
-        if (free && epoch != 0) return;  // its lease is over: it never leads again
+        if (free && epoch != 0) return;  // the lease of this head has run out: it never leads again
         if (!free && leader_ != who) return;
         if (free) {
           leader_ = who;

@@ -22,12 +22,12 @@ class SimHead {
   ~SimHead();
 
   const std::string& host() const { return at_.host; }
-  // Null while it follows. A non-null head may have lost the lease already; the store decides.
+  // Null while this process is a follower. A head that exists may have lost the lease without knowing; the store refuses its commits then.
   const scheduler::Head* head() const { return head_.get(); }
   std::uint64_t epoch() const { return epoch_; }
 
  private:
-  class Client;  // the store's client
+  class Client;  // the store of `head_`, which commits to `etcd_`
   void begin();
   void end();
   void campaign();
@@ -40,7 +40,7 @@ class SimHead {
   const runtime::Endpoint at_;
   const std::vector<std::string> heads_;
   const runtime::Log log_;
-  runtime::Clock& clock_;  // the host's; while it stands, the head renews no lease but still believes that it leads
+  runtime::Clock& clock_;  // the clock of this host; while it stands still, the head renews no lease but believes that it leads
   std::unique_ptr<runtime::SimNetwork> network_;
   std::unique_ptr<scheduler::Store> store_;
   std::unique_ptr<scheduler::Head> head_;

@@ -28,7 +28,7 @@ class SimHeads {
   SimHeads(runtime::SimWorld& world, ProcessTable& processes, const SimLog& log, const Options& options);
   ~SimHeads();
 
-  // Restarts the ended head; of several, one that does not run, if any.
+  // Starts the single head again; of several, the first one that does not run, if any.
   void boot();
   void crash(std::size_t i = 0);
 
@@ -36,8 +36,8 @@ class SimHeads {
   const scheduler::Head* leader() const;  // null while none leads
   bool leads(const std::string& host) const;
   std::vector<runtime::Endpoint> endpoints() const;
-  SimStore& store() { return store_; }  // a single head's
-  SimEtcd& etcd() { return etcd_; }     // shared by several heads
+  SimStore& store() { return store_; }  // the store of a single head
+  SimEtcd& etcd() { return etcd_; }     // the store that several heads share
   const SimEtcd& etcd() const { return etcd_; }
 
  private:

@@ -51,7 +51,7 @@ void SimLauncher::begin(WorkerId id, const actors::StartWorker& spec, const Env&
   }
 }
 
-// May be called by the worker itself, which is destroyed a moment later.
+// The worker itself may call this: it is destroyed a moment later.
 void SimLauncher::end(WorkerId id, runtime::ExitStatus status) {
   const auto it = workers_.find(id);
   if (it == workers_.end() || it->second.ended) return;

@@ -31,7 +31,7 @@ class SimLauncher final : public scheduler::Launcher {
 
   // ---- for tests ----
   void set_faults(const Faults& faults) { faults_ = faults; }
-  // SIGKILL from outside. False when it does not run.
+  // Kills the worker as a SIGKILL from outside would. Returns false if it does not run.
   bool crash(WorkerId worker);
   // Processes that exist, whether or not the node has their pids.
   std::vector<WorkerId> running() const;
@@ -42,7 +42,8 @@ class SimLauncher final : public scheduler::Launcher {
   void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) override;
   void drain_output() override {}  // output is reported without delay
   void signal(WorkerId worker, int signal) override;
-  void signal_process(pid_t, int) override {}  // only drivers attach by themselves, and tests end those
+  // does nothing: the only processes that attach without being started by the node are drivers, and tests end those
+  void signal_process(pid_t, int) override {}
   std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) override { return processes_.watch(pid, std::move(gone)); }
   void retire_torch() override {}
   Result<std::uint16_t> free_port() override { return next_port_++; }
@@ -63,7 +64,7 @@ class SimLauncher final : public scheduler::Launcher {
   runtime::SimWorld& world_;
   ProcessTable& processes_;
   const std::string host_;
-  runtime::Clock& clock_;  // the host's
+  runtime::Clock& clock_;  // the clock of this host
   Faults faults_;
   Events* events_ = nullptr;
   std::map<WorkerId, Process> workers_;

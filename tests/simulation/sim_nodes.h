@@ -21,16 +21,16 @@ class SimNodes {
     std::size_t num = 3;
     double cpus = 4;  // per node
     std::vector<runtime::Endpoint> heads;
-    // A node ends, and with it all other processes of its host.
+    // Called when the node of this host ends, and with it all other processes there.
     std::function<void(const std::string& host)> on_end;
   };
   SimNodes(runtime::SimWorld& world, ProcessTable& processes, const SimLog& log, Options options);
   ~SimNodes();
 
   void boot(std::size_t i);
-  void crash(std::size_t i);  // the host, with every process on it
-  void kill(std::size_t i);   // the node and with it its workers; the host stays up
-  // SIGKILL for a process, from outside. False when it does not run.
+  void crash(std::size_t i);  // ends the host, with every process on it
+  void kill(std::size_t i);   // ends the node and with it its workers; the host stays up
+  // Kills the worker as a SIGKILL from outside would. Returns false if it does not run.
   bool crash_worker(WorkerId worker);
   // Applies to every node, also to those that boot later.
   void set_launch_faults(const SimLauncher::Faults& faults);
@@ -41,14 +41,14 @@ class SimNodes {
   NodeId id(std::size_t i) const { return hosts_.at(i).node->id(); }
   const runtime::Endpoint& endpoint(std::size_t i) const { return hosts_.at(i).endpoint; }
   const SimLauncher& launcher(std::size_t i) const { return *hosts_.at(i).launcher; }
-  std::vector<WorkerId> workers() const;  // all that run
+  std::vector<WorkerId> workers() const;  // all workers that run, of all nodes
 
  private:
   struct Host {
     std::unique_ptr<runtime::SimNetwork> network;
     std::unique_ptr<SimLauncher> launcher;
     std::unique_ptr<scheduler::Node> node;
-    runtime::Endpoint endpoint;  // the node's
+    runtime::Endpoint endpoint;  // the address of the node
   };
   void ended(Host& h);
 

@@ -14,12 +14,12 @@ class SimStore final : public scheduler::Store {
   void commit(const std::vector<scheduler::Record>& records, std::function<void(Result<void>)> done) override;
   Result<std::vector<scheduler::Record>> load() override { return disk_->load(); }
 
-  // Per mille of commits that are slow, and their longest delay.
+  // Sets how many of a thousand commits are slow, and the longest delay of one.
   void set_slow(std::uint32_t per_mille, runtime::Duration most) {
     slow_per_mille_ = per_mille;
     most_ = most;
   }
-  // The end of the store's process.
+  // The store's process ends: the commit under way is applied or lost, and its callback is never called.
   void crash();
 
  private:

@@ -14,7 +14,7 @@ using runtime::Message;
 
 namespace {
 
-constexpr auto kConnectTimeout = 5s, kControlTimeout = 30s;  // as in actors::SessionOptions
+constexpr auto kConnectTimeout = 5s, kControlTimeout = 30s;  // the defaults of actors::SessionOptions
 
 std::string variable(const scheduler::Launcher::Env& env, const std::string& name) {
   for (const auto& [n, value] : env) {
@@ -43,7 +43,7 @@ SimWorker::SimWorker(runtime::SimWorld& world, const std::string& host, pid_t pi
       job_{parse_hex(variable(env, "SHOAL_JOB_ID")).value_or(0)},
       network_(world.fabric().attach(host, pid)),
       actors_(std::make_unique<actors::ActorHost>(clock_, *network_)) {
-  // The callbacks need no guard: the network is destroyed with this worker.
+  // The callback may use `this`: the network, which calls it, is destroyed with this worker.
   actors_->set_default(std::shared_ptr<actors::Hosted>(std::shared_ptr<void>(), this));
   network_->connect(runtime::parse_endpoint(node_).value(), runtime::Role::kClient, kConnectTimeout,
                     [this](Result<std::unique_ptr<runtime::Connection>> r) {
@@ -85,11 +85,12 @@ void SimWorker::on_request(runtime::Peer&, runtime::Request, runtime::Responder 
 
 void SimWorker::on_notice(runtime::Peer&, runtime::Request) {}
 
-// A worker ends with its node, but by the signal for the node's death (PR_SET_PDEATHSIG), not by this event.
+// Only drops the connection: a worker ends with its node by a signal (PR_SET_PDEATHSIG), not by the loss of this connection.
 void SimWorker::on_closed(runtime::Peer&, const Error&) { const auto owned = std::move(link_); }
 
-// Arguments are "NUMBER TEXT". The number counts the caller's calls on this actor, which checks order and single delivery. "NUMBERr TEXT"
-// is a call that may be retried; only a number that arrived here before may come late.
+// The arguments of a call are "NUMBER TEXT". NUMBER counts the caller's calls on this actor, so that a call out of order or delivered twice
+// fails the check. "NUMBERr TEXT" is a call that may be sent again: a NUMBER that has arrived here before may come again, even after later
+// ones.
 void SimWorker::on_call(actors::Incoming incoming) {
   ++num_calls_;
   const std::string text = text_of(incoming.call.args);

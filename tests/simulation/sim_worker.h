@@ -22,14 +22,13 @@ class SimWorker final : public runtime::PeerHandler, private actors::Hosted {
  public:
   using Exit = std::function<void(runtime::ExitStatus)>;
 
-  // Starts at once. `exit` is called when the process ends by itself; it may be called from inside any callback.
+  // Starts to connect at once. `exit` is called when the process ends by its own doing; the call may come from inside any callback.
   SimWorker(runtime::SimWorld& world, const std::string& host, pid_t pid, const scheduler::Launcher::Env& env, Exit exit);
   ~SimWorker() override;
 
   // Cuts the network: no frame of this worker is delivered any more.
   void crash() { network_->crash(); }
 
-  // The number of calls that the actor received.
   std::uint64_t num_calls() const { return num_calls_; }
 
  private:
@@ -53,9 +52,9 @@ class SimWorker final : public runtime::PeerHandler, private actors::Hosted {
   JobId job_;
   std::unique_ptr<runtime::SimNetwork> network_;
   std::unique_ptr<actors::ActorHost> actors_;
-  std::unique_ptr<runtime::Peer> link_;  // the node's connection
+  std::unique_ptr<runtime::Peer> link_;  // the connection to the node
   std::uint64_t num_calls_ = 0;
-  std::map<std::string, std::set<std::uint64_t>> seen_;  // numbers of each caller's calls
+  std::map<std::string, std::set<std::uint64_t>> seen_;  // by caller, the numbers of the calls that have arrived
   std::map<std::uint64_t, std::pair<actors::Incoming, runtime::Timer>> slow_;
 };
 
