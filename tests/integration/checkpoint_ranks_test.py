@@ -1,4 +1,4 @@
-"""Checkpoints over ranks: saved by some ranks, read by more or fewer; a failure on one rank is an error on all."""
+"""Checkpoints over ranks: some ranks save, and more or fewer ranks read; a failure on one rank is an error on all."""
 
 import os
 from pathlib import Path
@@ -38,7 +38,7 @@ def make(config, seed=0):
 
 
 def step(model, optimizer):
-    model(torch.randn(8, 7, generator=torch.Generator().manual_seed(1))).pow(3).sum().backward()  # the same on each rank
+    model(torch.randn(8, 7, generator=torch.Generator().manual_seed(1))).pow(3).sum().backward()  # the same batch on each rank
     optimizer.step()
     optimizer.zero_grad()
 
@@ -56,7 +56,7 @@ def saving(config):
     model, optimizer = make(config)
     step(model, optimizer)
     step(model, optimizer)
-    with torch.no_grad():  # an evaluation in between unshards the root's parameters
+    with torch.no_grad():  # this evaluation leaves the root's parameters unsharded when the checkpoint is saved
         model(torch.zeros(2, 7))
     checkpoint.save(config["path"], model, optimizer, state={"step": 2})
     return whole(model, optimizer)
@@ -64,7 +64,7 @@ def saving(config):
 
 def loading(config):
     model, optimizer = make(config, seed=1)
-    if config["late"]:  # loads after steps of its own, which opens the write window
+    if config["late"]:  # the model has taken a step of its own, so that load() has to open the write window
         step(model, optimizer)
         with torch.no_grad():
             model(torch.zeros(2, 7))
@@ -88,7 +88,7 @@ def expect_same(a, b):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """By optimizer: the path of a checkpoint of two ranks, and its whole content."""
+    """By kind of optimizer: the path of a checkpoint that two ranks saved, and its whole content."""
     made = {}
     for optimizer in ("shoal", "torch"):
         path = str(tmp_path_factory.mktemp(optimizer) / "c")
@@ -150,7 +150,7 @@ def test_a_shard_damaged_for_one_rank_fails_on_all(saved, tmp_path):
         with pytest.raises(DataLoss, match="is damaged"):
             checkpoint.load(config["path"], model, optimizer)
         after = whole(model, optimizer)
-        step(model, optimizer)  # all ranks continue
+        step(model, optimizer)  # after the failed load, all ranks can train on
         return all(torch.equal(before[n], after[n]) for n in before)
 
     assert run(failing, 2, path=str(broken)) == [True, True]

@@ -201,7 +201,7 @@ def test_an_object_of_a_dead_owner_fails_at_once(log, other):
 
 def test_a_ready_object_outlives_its_creator(log, other):
     (ref,) = shoal.get(log.ref_of.remote(other, "echo", "made"))
-    assert shoal.get(ref) == "made"  # called before `other` itself waits: calls of two callers have no order
+    assert shoal.get(ref) == "made"  # now `other` has run echo; it would wait for itself if its get() came first
     shoal.kill(log)
     assert shoal.get(other.get.remote([ref])) == ["made"]
 
@@ -221,7 +221,8 @@ class Leaves:
         self.runs = runs
 
     def run(self):
-        """As scripts do: the context manager and ``shutdown`` at the end of a script that became a remote function."""
+        """A script as a remote function: it calls ``shutdown`` and opens the session as a context manager, which must not end the
+        worker."""
         with open(self.runs, "a") as file:
             file.write("x")
         shoal.shutdown()
@@ -248,7 +249,7 @@ def test_shutdown_and_init_in_a_worker_leave_its_cluster_alone(kind, tmp_path):
         run = actor.run.remote
     results = [shoal.get(run(), timeout=LATE_S) for _ in range(2)]
     assert [r[:2] for r in results] == [(True, 9)] * 2
-    assert len({r[2] for r in results}) == 1  # the process goes on
+    assert len({r[2] for r in results}) == 1  # all calls ran in one process, which ``shutdown`` did not end
     assert runs.read_text() == "xx"
     assert shoal.get(square.remote(4), timeout=LATE_S) == 16
 
@@ -379,7 +380,7 @@ def test_a_data_loader_with_workers_does_not_disturb_its_parent(log):
 
 
 def test_a_child_that_inherits_all_descriptors_delays_no_error(log):
-    """The child's copies of our sockets keep no connection alive."""
+    """The child's copies of this process's sockets do not keep connections alive, so that the error comes at once."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -390,7 +391,7 @@ def test_a_child_that_inherits_all_descriptors_delays_no_error(log):
         worker = shoal.get(doomed.pid.remote())
         ref = doomed.sleep.remote(1000)
         os.kill(worker, signal.SIGKILL)
-        with pytest.raises(ActorDiedError, match="SIGKILL"):  # from the pidfd, without the end of a connection
+        with pytest.raises(ActorDiedError, match="SIGKILL"):  # the node saw the worker's end by its pidfd; no connection was closed
             shoal.get(ref, timeout=LATE_S)
     finally:
         os.write(writing, b"x")

@@ -1,4 +1,4 @@
-"""A cluster for the module, and two actors of it."""
+"""Fixtures: a cluster for the module, and two actors in it."""
 
 import pytest
 from shared_actors import Log

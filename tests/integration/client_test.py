@@ -209,7 +209,7 @@ def test_bytes_of_any_size_round_trip(log, size):
 
 @pytest.mark.parametrize("count", [1, 100, 5000, 20_000, 6_000_000])
 def test_arrays_and_tensors_of_any_size_round_trip(log, count):
-    import torch  # imported here, because workers import this module
+    import torch  # not at the top, because workers import this module
 
     for value in (np.arange(count, dtype=np.float64), torch.arange(count).to(torch.bfloat16)):
         for back in (shoal.get(shoal.put(value)), shoal.get(log.echo.remote(value)), shoal.get(log.echo.remote([value]))[0]):
@@ -232,7 +232,7 @@ def test_received_arrays_are_read_only_and_share_memory():
 
 @pytest.mark.parametrize("count", [3000, 1_000_000])
 def test_writes_to_a_received_tensor_stay_private(log, count):
-    import torch  # imported here, because workers import this module
+    import torch  # not at the top, because workers import this module
 
     ref = shoal.put(torch.zeros(count))
     mine = shoal.get(ref)
@@ -272,7 +272,7 @@ def test_functions_run_concurrently():
             time.sleep(0.01)
         return os.getpid()
 
-    # The pool grows while functions wait, so later ones find workers.
+    # The pool of workers grows while functions wait in it, so that later calls find a free worker.
     refs = [meet.remote(3)]
 
     def met():
@@ -307,7 +307,7 @@ def test_a_function_that_ends_its_process_fails_and_the_next_one_runs():
 
 
 def test_idle_workers_of_functions_release_their_cpus():
-    @shoal.remote(num_cpus=1.5)  # a pool of its own
+    @shoal.remote(num_cpus=1.5)  # no other function asks for 1.5 CPUs, so this one has a pool of workers of its own
     def pid():
         return os.getpid()
 
@@ -315,7 +315,7 @@ def test_idle_workers_of_functions_release_their_cpus():
     total = shoal.cluster_resources()["CPU"]
     assert total == 8
     wait_until(lambda: shoal.available_resources().get("CPU", 0) == total, 60, "every CPU free")
-    assert alive(first)  # the process waits for the next call
+    assert alive(first)  # the worker's process stays and waits for the next call
     assert shoal.get(pid.remote()) == first
 
 
@@ -323,12 +323,12 @@ def test_functions_never_hold_more_cpus_than_the_total(tmp_path):
     running = tmp_path / "running"
 
     def alone(other):
-        with open(running, "x"):  # raises while another one runs
+        with open(running, "x"):  # raises if another call runs `alone` at this moment
             pass
         running.unlink()
         return other
 
-    functions = [shoal.remote(num_cpus=cpus)(alone).remote for cpus in (8, 7.5, 5)]  # one worker pool each
+    functions = [shoal.remote(num_cpus=cpus)(alone).remote for cpus in (8, 7.5, 5)]  # a pool of workers for each number of CPUs
     for _ in range(5):
         assert shoal.get([functions[k % 3](k) for k in range(9)], timeout=LATE_S) == list(range(9))
         assert shoal.get(functions[0](1), timeout=LATE_S) == 1

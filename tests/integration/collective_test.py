@@ -57,7 +57,7 @@ def every_collective(config):
     strided = torch.zeros(4, 6)[:, ::2]
     version = strided._version
     out["broadcast"] = sc.broadcast(strided.add_(rank), src=1)
-    assert strided._version > version + 1  # autograd sees the write
+    assert strided._version > version + 1  # autograd notices that broadcast wrote to the tensor
     sends = [(rank + r) % 3 for r in range(world)]
     receives = [(r + rank) % 3 for r in range(world)]
     out["exchanged"] = sc.all_to_all(
@@ -121,7 +121,7 @@ def test_every_collective_equals_torchs_on_every_rank(transport):
 
 
 def caught(config):
-    """Returns a rank's error text for a mistake, and whether it came within 5 s of the group's last common call."""
+    """The text of the error that a mistake raises on this rank, and True if it came within 5 s after the last common call."""
     import torch.distributed as dist
 
     import shoal.collective as sc
@@ -276,7 +276,7 @@ def refused(config):
             out.append("")
         except (InvalidArgument, Unimplemented) as error:
             out.append(str(error))
-    sc.barrier()  # the refused calls have no effect on the group
+    sc.barrier()  # works, because the refused calls had no effect on the group
     return out
 
 

@@ -20,7 +20,7 @@ from shoal._core.local_cluster import binary
 _WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False)"
 LIMIT_S = 240  # hang guard; an idle machine needs less than a tenth
 
-# The first lines of a driver that uses the shared actors.
+# The first lines of a driver that uses the actors of shared_actors.py.
 CREW = os.path.dirname(__file__)
 BEGIN = f"""
 import os, signal, sys, time
@@ -90,7 +90,7 @@ class Running:
         return self._text["err"]
 
     def said(self, text: str, within: float = LIMIT_S) -> None:
-        """Waits until the process has printed this."""
+        """Waits until the process has printed `text`."""
         try:
             wait_until(lambda: text in self.out + self.err or self.process.poll() is not None, within)
         except AssertionError:
@@ -172,7 +172,7 @@ class Command:
 
 
 def pids_in(running) -> list[int]:
-    """The numbers of the driver's line `pids ..`."""
+    """The numbers in the line `pids ..` that the driver prints."""
     running.said("pids ")
     wait_until(lambda: any(line.startswith("pids ") and line.endswith("\n") for line in running.out.splitlines(True)), 5)
     return [int(p) for p in next(line for line in running.out.splitlines() if line.startswith("pids ")).split()[1:]]

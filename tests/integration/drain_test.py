@@ -40,13 +40,13 @@ def states(shoal_command):
 
 
 def in_status(shoal_command):
-    """The nodes' states as `status -v` shows them, and the used CPUs of each node."""
+    """The state of each node and its used CPUs, as `status -v` prints them. Checks the states by `status -v --json`."""
     rows = {n["id"]: n["state"] for n in shoal_command.json("status", "-v")["node_rows"]}
     shown = {}
     for line in shoal_command("status", "-v").stdout.splitlines():
         node, *words = line.split() or [""]
         if node in rows:
-            shown[node] = words[0], words[2]  # the address is between them
+            shown[node] = words[0], words[2]  # words[1] is the node's address
     assert {node: state for node, (state, _) in shown.items()} == rows
     return shown
 
@@ -139,4 +139,4 @@ time.sleep(600)
     assert said["now"] == "draining"
     driver.process.kill()
     wait_until(lambda: states(shoal_command)[second] == "DEAD", 20, "the node's leaving")
-    assert shoal_command.json("drain-node", *idle)["node"] == first  # the only node left
+    assert shoal_command.json("drain-node", *idle)["node"] == first  # the only node that is left

@@ -118,14 +118,14 @@ shoal.get(a.sleep.remote())
 def test_a_second_ctrl_c_ends_a_frozen_cluster(shoal_command):
     driver = shoal_command.driver(STUBBORN)
     pids = [*pids_in(driver), *descendants(driver.pid)]
-    stop_cluster_of(driver)  # so that the first signal alone takes long
+    stop_cluster_of(driver)  # a frozen cluster does not answer, so that the first Ctrl-C takes long
     driver.signal(signal.SIGINT)
     driver.said("KeyboardInterrupt")
     time.sleep(0.3)
     assert driver.process.poll() is None
     driver.signal(signal.SIGINT)
     driver.code()
-    assert "atexit callback" in driver.err  # the second signal arrived there
+    assert "atexit callback" in driver.err  # the second Ctrl-C interrupted an exit handler
     gone(pids)
 
 
@@ -231,7 +231,7 @@ print("over")
 """
     )
     assert driver.code() == 0, driver.err
-    assert "over" in driver.out  # late lines of the worker may follow
+    assert "over" in driver.out  # not always the last line: output of the worker may arrive later
     assert "shoal.kill" in driver.out
 
 
@@ -242,7 +242,7 @@ def test_workers_and_children_end_with_a_killed_node(shoal_command):
     pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
     ref = actor.sleep.remote(1000)
     os.kill(cluster.pid("node"), signal.SIGKILL)
-    with pytest.raises(ActorDiedError, match="its node's process ended"):  # a silent node "stopped answering"
+    with pytest.raises(ActorDiedError, match="its node's process ended"):  # not "stopped answering", as for a node that falls silent
         shoal.get(ref, timeout=60)
     gone(pids)
     wait_until(lambda: shoal.nodes()[0]["state"] == "DEAD", 5, "the head to know")

@@ -36,7 +36,7 @@ def test_shutdown_and_init_again():
         shoal.shutdown()
         shoal.shutdown()
         assert not shoal.is_initialized()
-        assert shoal.get(ref) == [round]  # the value is local
+        assert shoal.get(ref) == [round]  # the session has closed, but this process has the value
         assert shoal.wait([ref]) == ([ref], [])
         assert not shoal.is_initialized()
 
@@ -102,7 +102,7 @@ def test_shutdown_wakes_waiting_threads_with_an_error():
         begun.release()
         try:
             session.wait_all([pending._ref])
-        except (shoal.exceptions.Cancelled, Unavailable) as error:  # fails as Unavailable: it had not begun yet
+        except (shoal.exceptions.Cancelled, Unavailable) as error:  # Unavailable, if this thread began to wait after the session had closed
             heard.append(error)
         else:
             heard.append(pending)
@@ -151,7 +151,7 @@ def test_memory_is_reserved_and_excessive_requests_wait():
     shoal.kill(holds)
     assert shoal.get(actor.all.remote(), timeout=60) == []
     shoal.kill(actor)
-    assert shoal.get(ref, timeout=60) <= 398  # an idle worker may hold its 300 for a while
+    assert shoal.get(ref, timeout=60) <= 398  # 1000 minus the 602 of this call; an idle worker of `free` may still hold another 300
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -297,7 +297,7 @@ def test_shutdown_cancels_open_calls_although_the_cluster_ended_before(by_value,
     session, cluster = state.session, state.cluster
 
     class Slow:
-        """The session, whose close() comes after the cluster's end."""
+        """Replaces the session in this test: the embedded cluster has ended before the session's close() begins."""
 
         def shutdown_cluster(self):
             session.shutdown_cluster()
@@ -355,7 +355,8 @@ def jobs_of(shoal_command, address: str) -> list[str]:
 
 def test_init_joins_a_running_shared_cluster(shoal_command):
     cluster = shoal_command.start()
-    driver = shoal_command.driver("import shoal\n@shoal.remote\ndef f():\n    return 1\nprint(shoal.get(f.remote()))\n")  # connects
+    # joins the running cluster at its first call
+    driver = shoal_command.driver("import shoal\n@shoal.remote\ndef f():\n    return 1\nprint(shoal.get(f.remote()))\n")
     assert driver.code() == 0, driver.err
     for address in ("", "'auto'"):
         driver = shoal_command.driver(f"import shoal\nprint('at', shoal.init({address}).address_info['session_dir'])\n")
@@ -364,7 +365,7 @@ def test_init_joins_a_running_shared_cluster(shoal_command):
     assert jobs_of(shoal_command, cluster.address) == ["driver0.py", "driver1.py", "driver2.py"]
     assert shoal_command("stop").returncode == 0
     driver = shoal_command.driver("import shoal\nprint('at', shoal.init(num_cpus=1).address_info['session_dir'])\n")
-    assert driver.code() == 0, driver.err  # no shared cluster runs, so it starts its own
+    assert driver.code() == 0, driver.err  # the driver finds no shared cluster, and starts its own
     assert str(cluster.session) not in driver.out
 
 
@@ -414,11 +415,11 @@ def test_calls_between_live_actors_go_on_without_a_head(shoal_command, monkeypat
     cluster = shoal_command.start()
     shoal.init(cluster.address)
     actor, other = Log.remote(), Log.remote()
-    assert shoal.get(actor.call.remote(other, "add", 1)) == 1  # opens the connection between them
-    os.kill(cluster.pid("head"), signal.SIGTERM)  # an orderly end, after which no node starts another
+    assert shoal.get(actor.call.remote(other, "add", 1)) == 1  # opens the connection between the two actors
+    os.kill(cluster.pid("head"), signal.SIGTERM)  # ends the head in order, after which its node starts no other one
     wait_until(lambda: not cluster.pids("head"), 30, "the head's end")
     with pytest.raises(Unavailable, check=lambda e: e.reason == "HeadGone"):
-        shoal.nodes()  # after the wait for a head
+        shoal.nodes()  # raised after HEAD_TIMEOUT_S
     assert shoal.get(actor.call.remote(other, "add", 2), timeout=60) == 2
     assert shoal.get(other.all.remote(), timeout=60) == [1, 2]
     done = shoal_command("status")

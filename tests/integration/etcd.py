@@ -1,4 +1,4 @@
-"""A real etcd on loopback, with a data folder of its own; with ``tls`` for clients that have a certificate."""
+"""Starts a real etcd on loopback with a data folder of its own; with ``tls``, it takes only clients that have a certificate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def ask(url: str, files: list[str], path: str, **body) -> dict:
 
 
 def _certificates(folder: Path, address: str) -> None:
-    """Creates a certificate authority (``ca``) and the certificates of etcd and its client, each beside its key."""
+    """Creates a certificate authority (``ca``), and certificates of etcd and its client. Each certificate has its key in a file beside
+    it."""
     (folder / "config").write_text("[req]\ndistinguished_name=name\n[name]\n")
     signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-addext"]
     for name, words in (
@@ -48,13 +49,13 @@ def _certificates(folder: Path, address: str) -> None:
 
 class Etcd:
     def __init__(self, address: str = "127.0.0.1", before: tuple[str, ...] = (), tls: bool = False):
-        """``before``: a prefix of its command line, to run it in another namespace."""
+        """``before``: the words before etcd's command line, to run etcd in another network namespace."""
         self.address, self.before = address, before
         self.folder = Path(tempfile.mkdtemp(prefix="shoal-etcd."))
         self.files = [str(self.folder / name) for name in ("ca.pem", "client.pem", "client.key")] if tls else []
         if tls:
             _certificates(self.folder, address)
-        for _ in range(5):  # another process may take a port in between
+        for _ in range(5):  # tries again if another process took a port before etcd did
             self.port, self._peer_port = _free_port(), _free_port()
             if self.start():
                 return
@@ -78,7 +79,7 @@ class Etcd:
         return False
 
     def _answers(self) -> bool:
-        if self.before:  # reachable from that namespace only
+        if self.before:  # etcd can be reached from its own network namespace only
             here = str(Path(__file__).parent)
             asks = f"from etcd import ask; ask({self.url!r}, {self.files!r}, 'kv/range', key='YQ==')"
             argv = [*self.before, sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r}); {asks}"]
@@ -100,7 +101,7 @@ class Etcd:
         return f"etcd{'s' if self.files else ''}://{self.address}:{self.port}/{name}"
 
     def store_files(self) -> list[str]:
-        """Options of a head for the TLS files of this store."""
+        """The options by which a head finds the TLS files of this store."""
         names = ("--store-ca-file", "--store-cert-file", "--store-key-file")
         return [word for pair in zip(names, self.files, strict=False) for word in pair]
 

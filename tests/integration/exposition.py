@@ -1,4 +1,4 @@
-"""A strict parser of Prometheus' text format, version 0.0.4: an AssertionError wherever a scraper may refuse the text."""
+"""A strict parser of Prometheus' text format, version 0.0.4. It raises AssertionError wherever a scraper may refuse the text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PARTS = ("_bucket", "_sum", "_count")
 class Family:
     type: str
     help: str = ""
-    samples: list[tuple[str, dict[str, str], float]] = field(default_factory=list)  # with the name of the series
+    samples: list[tuple[str, dict[str, str], float]] = field(default_factory=list)  # name of the series, labels, value
 
     def values(self, series: str = "", /, **labels: str) -> list[float]:
-        """Values of the samples with these labels; for a histogram, those of ``series``."""
+        """Values of the samples with these labels. ``series``: the end of the series' name, such as "_bucket" of a histogram."""
         return [v for name, has, v in self.samples if name.endswith(series) and labels.items() <= has.items()]
 
 
@@ -28,7 +28,7 @@ def _unescaped(text: str) -> str:
 
 
 def parse(text: str) -> dict[str, Family]:
-    """Families by name."""
+    """Parses a scrape's text into families by name."""
     assert text.endswith("\n")
     families: dict[str, Family] = {}
     helps: dict[str, str] = {}

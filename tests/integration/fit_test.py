@@ -56,7 +56,7 @@ FOREVER = 1_000_000
 
 @pytest.fixture
 def fit(shoal_command):
-    """Starts the program above as a driver process. Returns after its first steps."""
+    """Starts TRAIN as a driver process, and returns once it has reported its first steps."""
 
     def start(how: str = "never", steps: int = FOREVER, *address: str, launcher=()):
         script = str(shoal_command.script(TRAIN, "fit.py"))
@@ -79,7 +79,7 @@ def gone(pids, within: float = 5.0) -> None:
 def test_a_signal_to_the_driver_ends_the_whole_job(fit, number):
     driver = fit()
     pids = everything(driver)
-    assert len(pids) >= 4  # head and node, zygote, two ranks
+    assert len(pids) >= 4  # head and node, zygote, two ranks of the job
     driver.signal(number)
     assert driver.code() == -number
     gone(pids)

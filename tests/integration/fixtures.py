@@ -1,4 +1,4 @@
-"""A SHOAL_HOME for a test or a module, and the command in it. (Fixtures of every folder that starts clusters: see its conftest.py.)"""
+"""Fixtures of every folder whose tests start clusters (in its conftest.py): a SHOAL_HOME for a test or a module, and the command in it."""
 
 import os
 import shutil
@@ -13,11 +13,11 @@ from warm import warm_site
 
 __all__ = ["home", "module_home", "shoal_command"]
 
-# Tests do not depend on the developer's own environment.
+# Tests must not depend on the environment of the developer who runs them.
 for name in [n for n in os.environ if n.startswith("SHOAL_") and n != "SHOAL_PYTHON"]:
     del os.environ[name]
-os.environ["SHOAL_MEMORY_USAGE_THRESHOLD"] = "0"  # nor on the memory use of other processes
-os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # tests of the delay set their own
+os.environ["SHOAL_MEMORY_USAGE_THRESHOLD"] = "0"  # the node ends no worker because of the memory that other processes use
+os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # a short delay; tests of the delay itself set another
 sys.dont_write_bytecode = True
 
 
@@ -41,13 +41,13 @@ def home_of_its_own(*warm):
 
 @pytest.fixture
 def home():
-    """A SHOAL_HOME for one test. Processes and files that outlive the test are an error."""
+    """A SHOAL_HOME for one test. It is an error if a process or file of the test outlives it."""
     yield from home_of_its_own()
 
 
 @pytest.fixture(scope="module")
 def module_home(request):
-    """As `home`, for a module whose tests share a cluster."""
+    """A SHOAL_HOME as `home`, for all tests of a module, which share a cluster."""
     yield from home_of_its_own("pytest", *(["numpy"] if hasattr(request.module, "np") else []))
 
 

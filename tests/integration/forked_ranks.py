@@ -22,7 +22,7 @@ import sys
 import time
 
 import torch
-import torch._dynamo  # optimizers import it
+import torch._dynamo  # torch's optimizers import this module
 import torch.distributed.fsdp  # most of the import time of each rank
 import torch.multiprocessing
 
@@ -69,7 +69,7 @@ def start(count: int, argv: list[str]) -> int:
 
 
 class Seed:
-    """A process that is forked now and becomes a rank later. It has the part of Popen's interface that torchrun uses."""
+    """A process that is forked early and becomes a rank when torchrun asks for one. It has those methods of Popen that torchrun calls."""
 
     def __init__(self):
         asked, self._ask = os.pipe()
@@ -79,7 +79,7 @@ class Seed:
             os.close(self._ask)
             with open(asked) as file:
                 request = file.readline()
-            if not request:  # torchrun has ended, or was killed
+            if not request:  # no request came: torchrun has ended
                 os._exit(0)
             argv, env = json.loads(request)
             os.environ.clear()
@@ -117,24 +117,24 @@ def torchrun(options: list[str]) -> None:
     seeds = []
     for _ in range(2):
         seeds.append(Seed())
-        os.setpgid(seeds[-1].pid, seeds[-1].pid)  # torchrun signals the group
-    # The words of a command line are (interpreter, -u, script, ..).
+        os.setpgid(seeds[-1].pid, seeds[-1].pid)  # a process group of its own, because torchrun signals the rank's group
+    # `words` is the rank's command line: interpreter, -u, script, ..
     subprocess_handler.SubprocessHandler._popen = lambda _, words, env: seeds.pop(0).grow(words[2:], env)
     torchs.main(["--standalone", "--nproc-per-node", "2", *options])
 
 
 class Server:
-    """Runs one command line at a time. ``modules``: imports of the scripts besides torch."""
+    """A process that runs one command line at a time, each in a fork. ``modules``: its imports before the first fork, besides torch."""
 
     def __init__(self, modules: list[str], **env: str):
         words = [sys.executable, __file__, "serve", *modules]
-        one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # else numpy starts threads at its import
+        one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # else numpy starts threads when it is imported, before the fork
         self._process = subprocess.Popen(
             words, env={**os.environ, **one_thread, **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
         )
 
     def run(self, count: int, argv: list[str], env: dict[str, str], out: str, err: str, limit_s: int) -> int:
-        """Returns the exit code; -9 after the limit. ``out``, ``err``: files for the output."""
+        """Returns the exit code, or -9 if the program ran longer than ``limit_s``. ``out``, ``err``: the files that get its output."""
         request = {"count": count, "argv": argv, "env": env, "out": out, "err": err, "limit_s": limit_s}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

@@ -1,4 +1,4 @@
-"""Mistakes that would otherwise wait forever: they end with an error that names the remedy."""
+"""Mistakes by which ranks would wait for each other forever: each ends with an error that names the remedy."""
 
 import pytest
 from forked_ranks import Server

@@ -1,4 +1,4 @@
-"""The examples that are other people's scripts with a changed FSDP import: they run, and print the same numbers as with torch's."""
+"""Examples that are scripts of PyTorch's guides with a changed FSDP import. They run, and print the same numbers as with torch's FSDP."""
 
 import re
 import socket
@@ -9,13 +9,13 @@ import torch
 from forked_ranks import Server
 
 EXAMPLES = Path("examples").absolute()
-LIMIT_S = 300  # an idle machine needs less than a tenth
+LIMIT_S = 300  # hang guard; an idle machine needs less than a tenth
 IMPORTED = ["sklearn.datasets", "tokenizers", "torch.distributed.checkpoint.state_dict", "tqdm", "transformers.models.t5.modeling_t5"]
 
 
 @pytest.fixture(scope="module")
 def server():
-    """A process that has imported the examples' modules other than Shoal. It is older than every test's own processes."""
+    """A process that has imported what the examples import, except Shoal. It is older than every test, so it is no leftover of one."""
     server = Server(IMPORTED, OMP_NUM_THREADS="1", TQDM_DISABLE="1")
     yield server
     server.end()
@@ -23,7 +23,7 @@ def server():
 
 @pytest.fixture
 def run(server, shoal_command):
-    """Runs an example, ``theirs`` with torch's import, and returns its output. ``ranks`` 0: it starts its ranks itself."""
+    """Runs an example and returns its output. ``theirs``: with torch's FSDP. ``ranks`` 0: the example starts its ranks itself."""
 
     def start(name, *options, ranks=2, theirs=False):
         script = EXAMPLES / name
@@ -32,7 +32,7 @@ def run(server, shoal_command):
             changed = text.replace("shoal.fsdp1", "torch.distributed.fsdp").replace("shoal.fsdp", "torch.distributed.fsdp")
             assert changed.count("shoal") == 0
             script = shoal_command.script(changed, f"theirs_{name}")
-        with socket.socket() as free:  # for the example that starts its ranks itself
+        with socket.socket() as free:  # a port for the example that starts its ranks itself
             free.bind(("localhost", 0))
             port = str(free.getsockname()[1])
         env = shoal_command.env(OMP_NUM_THREADS="1", MASTER_PORT=port, TQDM_DISABLE="1", PYTHONFAULTHANDLER="1")
@@ -89,7 +89,7 @@ def test_t5_trains_as_with_torchs_fsdp_and_keeps_the_best(run, tmp_path):
 
 def test_t5_trains_in_bf16_without_validation(run, tmp_path):
     ours = run("fsdp1_t5.py", *T5, "--bf16", "--epochs", 1, "--no-run_validation", "--no-track_memory", "--out", tmp_path)
-    assert 5 < losses(ours)[0] < 10  # near the loss of a random choice among about 700 tokens
+    assert 5 < losses(ours)[0] < 10  # near ln(700) = 6.6, the loss of a random choice among about 700 tokens
     assert "memory" not in ours
     assert not list(tmp_path.iterdir())
 

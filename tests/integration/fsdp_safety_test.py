@@ -1,4 +1,4 @@
-"""Safety of shared parameters: a late access by one rank does not change the values that the others see, bit for bit."""
+"""Safety of shared parameters: one rank is late, and its reads still give the values of the right version, bit for bit."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def _plain(model, optimizer, state, step):
 def _clip_by_hand(model, optimizer, state, step):
     optimizer.step()
     for p in model.parameters():
-        p.data.to_local().clamp_(-0.2, 0.2)  # bypasses the version counter
+        p.data.to_local().clamp_(-0.2, 0.2)  # a write that autograd's version counter does not see
 
 
 def _ema_swap(model, optimizer, state, step):
@@ -80,7 +80,8 @@ def _late_load(model, optimizer, state, step):
 UPDATES = {"step": _plain, "clip_by_hand": _clip_by_hand, "ema_swap": _ema_swap, "sgd_by_hand": _sgd_by_hand, "late_load": _late_load}
 
 
-CASES = [(u, w) for u in UPDATES for w in ("forward", "step")] + [("late_load", "load")]  # an update, and the place where a rank sleeps
+# a way to update, and the place in the step where rank 1 sleeps
+CASES = [(u, w) for u in UPDATES for w in ("forward", "step")] + [("late_load", "load")]
 UNDISTURBED = [(u, "nowhere") for u in UPDATES]
 
 
@@ -159,7 +160,7 @@ def evaluate_then_write(config):
 
     with torch.no_grad():
         for write in (by_the_door, by_operators, by_foreach_operators, by_rows, lambda: None):
-            if late:  # the other ranks are about to write what this rank has not read yet
+            if late:  # the other ranks are about to write rows that this rank has not read yet
                 time.sleep(0.3)
             record.append(model(torch.ones(1, 17)).clone())
             model.reshard()
@@ -202,7 +203,7 @@ def stale_backward(config):
     model = sharded()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first, second = model(torch.ones(2, 17)).sum(), model(torch.ones(2, 17)).sum()
-    first.backward()  # the second backward still needs the parameters
+    first.backward()  # the version stays readable, because the second backward still needs it
     second.backward()
     third = model(torch.ones(2, 17)).sum()
     optimizer.step()

@@ -1,4 +1,4 @@
-"""A training step that a driver writes by hand: the example as it stands, its mathematics, its messages, and its end when a rank dies."""
+"""A training step that a driver writes by hand: the unchanged example, its mathematics, its messages, and its end when a rank dies."""
 
 import functools
 import gc
@@ -44,7 +44,7 @@ def shared(module_home):
 
 @pytest.fixture
 def cluster(shared):
-    """The module's cluster without running actors."""
+    """The module's cluster. After a test it closes the ranks that the test placed, and waits for the end of all actors."""
     yield
     while placed:
         placed.pop().close()
@@ -100,7 +100,7 @@ def test_the_example_prints_falling_losses_and_draws_its_step(module_home, tmp_p
         for u, following in itertools.pairwise(graph_driver.UNITS):
             (begin, end), (fetched, _) = spans[f"forward({u})"][0], spans[f"unshard({following})"][0]
             assert fetched < end, f"{name}: unshard({following}) began at {fetched}, after forward({u}) ended at {end}"
-            assert spans[f"unshard({u})"][0][1] <= begin  # a unit computes only after its unshard
+            assert spans[f"unshard({u})"][0][1] <= begin  # a unit's forward begins after its unshard has ended
 
 
 def test_a_step_is_one_message_per_rank(cluster):
@@ -111,7 +111,7 @@ def test_a_step_is_one_message_per_rank(cluster):
     now_sent, now_received = shoal._core.process.state.session.traffic()
     assert len(losses) == steps
     assert (now_sent - sent, now_received - received) == (2 * steps, 2 * steps)
-    # All frames of the rank's process: one per step, one per loss, and one for this request and its answer.
+    # The frames of a rank's process, each way: one per step, and one for the call of frames() itself.
     for (s0, r0), (s1, r1) in zip(before, ranks.frames(), strict=True):
         assert (s1 - s0, r1 - r0) == (steps + 1, steps + 1)
 
@@ -136,7 +136,8 @@ def test_wrong_use_is_refused_in_the_driver(cluster):
 
 
 def test_losses_equal_one_process_and_parameters_are_read_under_leases(cluster):
-    # An eps as large as the gradients makes AdamW depend on their scale, which exposes a sum in place of a mean.
+    # AdamW normalises its update by the gradient, except where eps is as large. This eps exposes a sum of gradients in the place of their
+    # mean.
     adamw = {"lr": 2e-2, "betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1}
     ranks = example_ranks(optimizer=graph.AdamW(**adamw), lease_guard=True)
     assert_same([sum(shoal.get(ranks.step())) / 2 for _ in range(8)], **adamw)
@@ -156,7 +157,7 @@ def test_the_head_lists_the_gang_of_shard_actors(cluster):
 
 
 def hooked(config):
-    """The losses of this rank for the example's model under fully_shard."""
+    """The losses of this rank when the example's model trains under fully_shard in place of the graph."""
     import torch.distributed as dist
 
     from shoal.fsdp import fully_shard
@@ -256,7 +257,7 @@ def test_incompatible_passes_are_an_error():
 
 
 def arenas_of_the_node():
-    """Bytes that the cluster's node holds for ranks of graphs, as the kernel counts them."""
+    """Bytes of the shared memories that the cluster's node holds for the graph's ranks, as the kernel counts them."""
     held = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -332,7 +333,8 @@ def test_fit_finds_a_plan_or_names_the_smallest_budget():
     labels = [n.label for n in step.fit("2MiB", each).graph().nodes]
     assert labels.count("unshard(embed)") == 2
     with pytest.raises(ResourceExhausted, match="at least 2097152 bytes") as refused:
-        step.fit((2 << 20) - 1, each, fixed_bytes=1 << 20)  # one unit at a time, plus fixed_bytes
+        # one byte less than the least: 1 MiB for one unit at a time, plus the fixed 1 MiB
+        step.fit((2 << 20) - 1, each, fixed_bytes=1 << 20)
     assert "memory_budget=2097152" in str(refused.value)
     with pytest.raises(InvalidArgument, match="no number of bytes"):
         step.fit("much", each)
@@ -376,7 +378,8 @@ def trapped(do):
 
 
 def plain_step(units):
-    """A step over units in a row that all stay unsharded."""
+    """Writes a step in which each unit's input is the output of the unit before. No unit is resharded
+    before its backward."""
     step = graph.Step(units)
     x, g = None, None
     for u in step.units:
@@ -397,7 +400,7 @@ def test_a_rank_killed_in_a_step_fails_the_step_on_all(cluster, tmp_path):
     ranks = trapped(functools.partial(die_when, told))
     losses = [ranks.step() for _ in range(4)]
     assert all(len(shoal.get(step)) == 2 for step in losses[:2])
-    told.touch()  # a killed process may lose its last answers
+    told.touch()  # the rank dies only now, because a killed process may lose answers that it has not sent
     with pytest.raises(ActorDiedError, match="SIGKILL"):
         shoal.get(losses[2][1], timeout=60)
     with pytest.raises(ActorDiedError, match="SIGKILL") as died:
@@ -414,7 +417,7 @@ def test_a_ranks_exception_in_a_step_reaches_all(cluster):
         shoal.get(losses[2][1], timeout=60)
     with pytest.raises(ActorDiedError, match="step 2 failed: ZeroDivisionError: a unit's own mistake"):
         shoal.get(losses[2][0], timeout=60)
-    with pytest.raises(Exception, match="own mistake"):  # it does not continue after half a step
+    with pytest.raises(Exception, match="own mistake"):  # the next step fails too: the ranks do not continue after half a step
         shoal.get(losses[3][1], timeout=60)
 
 
@@ -423,7 +426,7 @@ def test_a_killed_shard_actor_fails_the_next_step(cluster):
     shoal.get(ranks.step())
     shoal.kill(ranks.shard_actors[1])
 
-    def steps_for_ever():  # the error may arrive a step later
+    def steps_for_ever():  # the death may be reported only during a later step
         while True:
             shoal.get(ranks.step(), timeout=60)
 

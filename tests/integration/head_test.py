@@ -10,7 +10,7 @@ import pytest
 
 
 def wait_for(what, limit=60):
-    """Waits with a hang guard."""
+    """Waits until `what()` is true and returns it; an error after `limit` seconds, which only a hang takes."""
     end = time.monotonic() + limit
     while time.monotonic() < end:
         found = what()
@@ -165,7 +165,7 @@ def test_a_job_that_ends_without_a_head_is_reported_later(cluster, shoal_command
     job.said("[rank1] up")
     ranks = [w["pid"] for w in cluster.rows("workers") if w["role"].startswith("rank")]
     assert len(ranks) == 2
-    # The stopped node can start no other head; it reports its events when it continues.
+    # A stopped node starts no other head when this one dies. It reports the ends of its workers when it continues.
     [node] = cluster.started.pids("node")
     os.kill(node, signal.SIGSTOP)
     os.kill(cluster.head(), signal.SIGKILL)

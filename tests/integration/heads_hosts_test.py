@@ -37,14 +37,14 @@ print("after", flush=True)
 
 
 class Heads:
-    """Two heads: the one on host A leads; etcd runs on host B."""
+    """Two heads on hosts A and B; the one on A leads. etcd runs on B."""
 
     def __init__(self, hosts, etcd):
         self.hosts, self.store = hosts, ["--store", etcd.store("train"), *etcd.store_files()]
         said = self.start(hosts.a, "a")
         self.session, self.leader = Path(said["session"]), said["address"]
         self.fingerprint = said["ca_fingerprint"]
-        copy = hosts.b.home / "copy"  # a copy of the private key
+        copy = hosts.b.home / "copy"  # the certificate authority with its private key, which the second head needs
         shutil.copytree(self.session / "tls", copy)
         self.second = self.start(hosts.b, "b", "--token-file", self.session / "token", "--authority", copy)
         assert self.second["ca_fingerprint"] == self.fingerprint

@@ -13,7 +13,7 @@ LIMIT_S = 240  # hang guard
 
 
 @pytest.fixture
-def etcd(home, request):  # ends before the check for leftovers
+def etcd(home, request):  # depends on `home`, so that etcd ends before home's check for leftovers
     server = Etcd(tls=getattr(request, "param", False))
     yield server
     server.remove()
@@ -28,7 +28,7 @@ class Heads:
         token.write_text(f"{17:064x}\n")
         token.chmod(0o600)
         self.token = token
-        # Relative to the command's folder, which is not the heads' folder.
+        # Paths relative to the folder in which the command runs; the heads run in another one.
         self.files = [os.path.relpath(word, shoal.home) if word in etcd.files else word for word in etcd.store_files()]
         self.members = [self.start(), self.start()]
 
@@ -139,7 +139,7 @@ def test_a_killed_leader_is_replaced_and_restarted_over_tls(heads):
     os.kill(killed, signal.SIGKILL)
     driver.go_on(0)
     wait_until(lambda: first.pids("head") not in ([killed], []), LIMIT_S, "its node starts another")
-    heads.status()  # the new head found etcd, so both are listed
+    heads.status()  # the new head reached etcd, so that the status lists both heads
     assert heads.kept() == before
     assert driver.running.code(LIMIT_S) == 0, driver.running.err
 
@@ -160,11 +160,11 @@ def test_a_head_suspended_beyond_its_lease_decides_nothing(heads):
     first = heads.leader()
     pid = first.pid("head")
     os.kill(pid, signal.SIGSTOP)
-    driver.go_on(0)  # through the other head
+    driver.go_on(0)  # the call goes through the other head, which leads now
     before = heads.rows("actors")
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: first.pids("head") not in ([pid], []), LIMIT_S, "it ends by itself, and its node starts another")
-    assert heads.status()["heads"][1] == first.address  # after the current leader
+    assert heads.status()["heads"][1] == first.address  # the head that was suspended comes second in the list, after the leader
     assert heads.rows("actors").keys() == before.keys()
     [log] = (first.session / "logs").glob(f"head-{pid}.log")
     assert "no longer leads" in log.read_text()
@@ -173,7 +173,7 @@ def test_a_head_suspended_beyond_its_lease_decides_nothing(heads):
 
 def test_a_restart_of_etcd_loses_nothing(heads, etcd):
     driver = Driver(heads, 1)
-    heads.status()  # each node has the addresses of both heads
+    heads.status()  # waits until each node has the addresses of both heads
     before = heads.kept()
     etcd.crash()
     time.sleep(4)  # longer than the lease: no head leads, and running work goes on
@@ -217,14 +217,14 @@ def test_a_store_beyond_loopback_needs_tls_or_an_explicit_option(shoal_command):
         done = shoal_command("start", "--head", "--port", "0", *words, env={**shoal_command.env(), **(env or {})})
         return done.returncode, done.stderr
 
-    there = ["--store", "etcd://0.0.0.0:1/x"]  # not a loopback address, though local
+    there = ["--store", "etcd://0.0.0.0:1/x"]  # 0.0.0.0 is on this host, but no loopback address
     code, said = start(*there)
     assert code == 4
     assert "no TLS" in said
     assert "--store-in-clear-text" in said
     for words, env in ((["--store-in-clear-text"], {}), ([], {"SHOAL_STORE_IN_CLEAR_TEXT": "1"})):
         code, said = start(*there, *words, env=env)
-        assert code == 5, said  # nothing listens there
+        assert code == 5, said  # Unavailable: no etcd listens at this address
         assert "no TLS" not in said
 
     code, said = start("--store", "etcds://127.0.0.1:1/x")

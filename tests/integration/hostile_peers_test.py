@@ -20,7 +20,7 @@ MAGIC = b"SHL1"
 CHALLENGE, ANSWER, VERDICT = 1, 2, 3
 ACCEPTED, TOKEN_REFUSED, VERSION_REFUSED = 0, 1, 2
 CLIENT = 2
-HEADER = struct.Struct("<IIQHBBI")  # body, payload, id, method, kind, descriptors, zero
+HEADER = struct.Struct("<IIQHBBI")  # header of a frame: sizes of body and payload, id, method, kind, number of descriptors, zero
 REQUEST, REPLY, ERROR, NOTICE = 1, 2, 3, 4
 STATUS = 13
 
@@ -64,7 +64,7 @@ def token_of(cluster) -> bytes:
 
 
 def greet(connection, token: bytes, newest=1, oldest=1, role=CLIENT) -> bytes:
-    """Sends the client's side of the hello; returns the verdict."""
+    """Sends the client's part of the hello, made with `token`; returns the server's verdict."""
     challenge = read(connection, 64)
     assert challenge[:5] == MAGIC + bytes([CHALLENGE])
     answer = MAGIC + struct.pack("<BBHH6x", ANSWER, role, newest, oldest) + os.urandom(16)
@@ -108,7 +108,7 @@ def test_another_token_is_refused_without_a_proof(shoal_command, cluster):
     with dial(cluster) as connection:
         verdict = greet(connection, os.urandom(32))
         assert verdict[4:6] == bytes([VERDICT, TOKEN_REFUSED])
-        assert verdict[32:] == bytes(32)  # no proof for an offline attack on the token
+        assert verdict[32:] == bytes(32)  # no proof: a stranger could try tokens against it offline
         assert is_dropped(connection)
     lives(shoal_command, cluster)
 
@@ -150,7 +150,7 @@ def test_garbage_closes_the_connection_at_once(shoal_command, cluster, bytes_sen
 def test_a_silent_client_is_dropped_after_a_timeout(shoal_command, cluster):
     with dial(cluster) as connection:
         connection.sendall(b"half a hello")
-        assert is_dropped(connection)  # before this side times out
+        assert is_dropped(connection)  # the server closes the connection before this end's own timeout
 
 
 FRAMES = [
@@ -201,10 +201,10 @@ def test_a_garbage_body_is_an_error_for_every_method(shoal_command, cluster):
 def test_many_idle_connections_block_no_client(shoal_command, cluster):
     crowd = [dial(cluster) for _ in range(200)]
     try:
-        shoal.init(cluster.address)  # over the unix socket, as all local clients
+        shoal.init(cluster.address)  # connects over the unix socket, as all clients on the head's host do
         actor = Log.remote()
         assert shoal.get(actor.echo.remote(1), timeout=60) == 1
-        for _ in range(5):  # over TCP, beside the other connections
+        for _ in range(5):  # connects over TCP, beside the idle connections
             lives(shoal_command, cluster)
     finally:
         shoal.shutdown()

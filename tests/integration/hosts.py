@@ -15,7 +15,7 @@ from fixtures import home_of_its_own
 
 A, B = "10.77.0.1", "10.77.0.2"
 
-# The first lines of drivers.
+# The first lines of drivers: on(host) makes an actor on the node whose label is host=HOST.
 ACTORS = """
 import os, sys
 import numpy as np
@@ -43,7 +43,7 @@ def on(host):
     return Echo.options(label_selector={"host": host}).remote()
 """
 
-# Records the raw frames of a network device.
+# A program that records the raw frames of a network device in a file.
 _LISTEN = """
 import signal, socket, sys
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
@@ -78,11 +78,12 @@ class Host(Command):
         self.namespace, self.address, self.device = namespace, address, device
 
     def env(self, **more: str) -> dict[str, str]:
-        """No name resolves to this host's address, so gloo gets the device. Both have one name, because jobs inherit their submitter's."""
+        """GLOO_SOCKET_IFNAME names the device, because no host name resolves to this host's address. The device has one name on both
+        hosts, because a job inherits the variables of its submitter."""
         return super().env(**{"GLOO_SOCKET_IFNAME": self.device, **more})
 
     def listen_to_wire(self, to: Path):
-        """Starts a process that writes all traffic of the cable to a file until it is ended."""
+        """Starts a process that writes all traffic of the cable to the file `to`, until the process is ended."""
         running = self.program([sys.executable, "-c", _LISTEN, self.device, str(to)])
         running.said("listening")
         return running

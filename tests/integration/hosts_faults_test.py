@@ -12,7 +12,7 @@ MARKER = "a text that nobody on the wire shall read"
 
 @pytest.fixture
 def own():
-    """(hosts, their cluster)."""
+    """Yields two hosts and their cluster."""
     for hosts in two_hosts():
         yield hosts, cluster_of(hosts)
 
@@ -27,7 +27,7 @@ def test_traffic_between_hosts_is_encrypted(own, tmp_path):
         hosts.a,
         f"shoal.init(address={cluster.address!r})\nthere = on('b')\nassert shoal.get(there.echo.remote({text})) == {text}\n",
     )
-    # A control: the same text in plain TCP is visible.
+    # A control: the recording shows the same text when it is sent in plain TCP.
     serve = "import socket; s = socket.create_server(('', 7777)); print('ready', flush=True); c, _ = s.accept(); print(len(c.recv(99)))"
     server = hosts.b.program([sys.executable, "-c", serve])
     server.said("ready")
@@ -40,7 +40,7 @@ def test_traffic_between_hosts_is_encrypted(own, tmp_path):
     seen = capture.read_bytes()
     assert len(seen) > 2 * 2000 * len(MARKER)
     assert seen.count(MARKER.encode()) == 1
-    assert b"SHL1" not in seen  # no plain-text hello
+    assert b"SHL1" not in seen  # no hello outside of TLS
     assert cluster.token.read_text().strip().encode() not in seen
     assert bytes.fromhex(cluster.token.read_text().strip()) not in seen
     key = next(line for line in (cluster.session / "tls" / "node.key").read_text().splitlines() if not line.startswith("-"))

@@ -12,7 +12,7 @@ from hosts import cluster_of, drive, two_hosts
 
 @pytest.fixture(scope="module")
 def both():
-    """Yields the hosts and the head's start report."""
+    """Yields two hosts and the report with which the head's `shoal start` ended."""
     for hosts in two_hosts():
         yield hosts, cluster_of(hosts)
 

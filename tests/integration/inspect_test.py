@@ -43,7 +43,7 @@ def test_rows_are_filtered_limited_and_formatted(shoal_command, actors):
     assert ids("--filter", "state=dead") == [dead]
     assert ids("--filter", "state!=ALIVE", "--filter", "class=Log") == [dead]
     assert ids("--filter", "class=nothing") == []
-    assert ids("-f", f"actor_id={alive}", "-f", "class_name=log") == [alive]  # Ray's names
+    assert ids("-f", f"actor_id={alive}", "-f", "class_name=log") == [alive]  # Ray's names of the columns work, too
     assert len(ids("--limit", "1")) == 1
     assert len(shoal_command.json("list", "nodes", "--filter", "labels.zone=a")["rows"]) == 1
     assert shoal_command.json("list", "nodes", "--filter", "labels.zone=b")["rows"] == []
@@ -59,7 +59,7 @@ def test_rows_are_filtered_limited_and_formatted(shoal_command, actors):
 def test_get_and_describe_show_one_object(shoal_command, actors):
     alive, dead = (a._actor_id for a in actors)
     assert shoal_command.json("get", "actors", alive)["state"] == "ALIVE"
-    assert shoal_command.json("get", "actor", "alive")["id"] == alive  # by its name
+    assert shoal_command.json("get", "actor", "alive")["id"] == alive  # finds the actor by its name
     assert "state: ALIVE\n" in shoal_command("get", "actor", alive[:12]).stdout
     text = shoal_command("describe", "actor", dead).stdout
     assert "why it ended: actor Log died. The actor is dead because it was killed by shoal.kill" in text
@@ -88,7 +88,7 @@ def test_stack_shows_the_frames_of_a_hanging_worker(shoal_command, cluster, tmp_
     pid, other = shoal.get([hangs.pid.remote(), idle.pid.remote()])
     hangs.stuck_here.remote(str(tmp_path / "there"))
     wait_until(lambda: (tmp_path / "there").exists(), 60, "the call")
-    for _ in range(2):  # the second report repeats nothing of the first
+    for _ in range(2):  # the second report has each stack once, too, and not also those of the first
         (row,) = shoal_command.json("stack", hangs._actor_id)["workers"]
         assert (row["pid"], row["role"]) == (pid, "Hangs")
         assert row["stacks"].count("in stuck_here\n") == row["stacks"].count("in beside_it\n") == 1
@@ -175,7 +175,7 @@ def test_memory_is_grouped_by_node_and_process(shoal_command, cluster):
     big, small = shoal.put(bytes(3 << 20)), shoal.put(bytes(1 << 20))
     said = shoal_command.json("memory")
     (group,) = said["groups"]
-    assert [r["id"] for r in group["rows"]] == [big.hex(), small.hex()]  # the largest first
+    assert [r["id"] for r in group["rows"]] == [big.hex(), small.hex()]  # the largest object comes first
     assert (group["objects"], group["references"]) == (2, {"LOCAL_REFERENCE": 2})
     assert 4 << 20 <= group["bytes"] < (4 << 20) + 20_000
     (node,) = said["nodes"]
@@ -209,7 +209,7 @@ def test_tasks_are_listed_and_have_a_timeline(shoal_command, cluster, tmp_path):
         done = shoal_command("get", "task", rows[0]["id"], "--json")
         return json.loads(done.stdout)["rows"] if done.returncode == 0 else None
 
-    (row,) = wait_until(got, 60, "the task")  # one row for its only attempt
+    (row,) = wait_until(got, 60, "the task")  # one row per attempt, and the task had one
     assert (row["id"], row["name"], row["attempt"]) == (rows[0]["id"], "Log.all", 0)
     refused = shoal_command("get", "task", rows[0]["id"][:16])
     assert (refused.returncode, "have an id that begins with" in refused.stderr) == (1, True), refused
@@ -226,7 +226,7 @@ def test_tasks_are_listed_and_have_a_timeline(shoal_command, cluster, tmp_path):
 
     found = wait_until(spans, 60, "the calls")
     assert len(found) == 3
-    assert all(end <= start for (_, end), (start, _) in pairwise(found))  # one after the other
+    assert all(end <= start for (_, end), (start, _) in pairwise(found))  # the calls ran one after the other
     assert shoal_command("timeline", "-o", str(tmp_path / "no" / "such")).returncode == 3
 
 
@@ -253,6 +253,6 @@ def test_health_check_reports_the_head_and_nodes(shoal_command):
     assert shoal_command.json("health-check")["nodes"] == 1
     os.kill(cluster.pid("node"), signal.SIGKILL)
     wait_until(lambda: shoal_command("health-check").returncode != 0, 20, "the node's death")
-    assert shoal_command.json("health-check", code=1)["nodes"] == 0  # the head runs on
+    assert shoal_command.json("health-check", code=1)["nodes"] == 0  # exit code 1: the head runs on, without a node
     shoal_command.json("stop")
     assert shoal_command("health-check").returncode == 5

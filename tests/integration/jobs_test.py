@@ -137,7 +137,7 @@ def test_a_running_job_is_followed_and_stopped(client):
     assert asyncio.run(first_lines(lambda: client.stop_job(job))) == "begun\n"
     assert ended(client, job) == JobStatus.STOPPED
     assert not client.stop_job(job)
-    assert asyncio.run(first_lines()) == "begun\n"  # still available
+    assert asyncio.run(first_lines()) == "begun\n"  # the log of the stopped job is still there
     with pytest.raises(RuntimeError, match=r"400.*submitted"):
         client.submit_job(entrypoint="true", submission_id=job)
 
@@ -158,7 +158,7 @@ def test_following_a_silent_job_can_be_cancelled(client):
         with pytest.raises(asyncio.CancelledError):
             await following
 
-    asyncio.run(give_up())  # returns after the reading thread
+    asyncio.run(give_up())  # returns only when the thread that reads the log has ended, although the job prints nothing
     assert client.get_job_status(job) == JobStatus.RUNNING
     client.stop_job(job)
     assert ended(client, job) == JobStatus.STOPPED
@@ -174,7 +174,8 @@ def test_the_token_is_sent_to_no_other_host(cluster, monkeypatch):
 
 
 class Squatter:
-    """Listens on loopback, as ``user`` unless None, answers one request, and records it."""
+    """A process that listens on loopback in the place of a head. It runs as ``user``, if given, answers one request, and records that
+    request."""
 
     def __init__(self, user: int | None):
         here, there = os.pipe()
@@ -341,9 +342,9 @@ def test_a_hostile_client_loses_only_its_connection(cluster, client):
     assert client.list_jobs() == []  # silent connections do not block requests
     refused = [socket.create_connection((url.hostname, url.port)) for _ in range(200)]
     for s in refused:
-        with contextlib.suppress(ConnectionError):  # the server may have closed it to make room
+        with contextlib.suppress(ConnectionError):  # the server may have closed the connection to make room
             s.sendall(b"nonsense\r\n\r\n")
-    assert client.list_jobs() == []  # neither do answered connections that stay open
+    assert client.list_jobs() == []  # connections that were answered and stay open do not block requests either
     for s in silent + refused:
         s.close()
 

@@ -34,7 +34,7 @@ def wait_until(condition, within: float, what: str = "the condition"):
 
 
 def stat_of(pid: int) -> tuple[str, int] | None:
-    """(state, parent) of a process."""
+    """The state and the parent's pid of a process, or None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             fields = file.read().rpartition(b")")[2].split(maxsplit=2)
@@ -60,7 +60,7 @@ def gone(pids, within=5.0):
 
 
 def stop_cluster_of(driver) -> None:
-    """Freezes the cluster embedded in a driver, head and node at once: it stops answering."""
+    """Freezes the cluster that is embedded in a driver, head and node at once, so that it stops answering."""
     (pid,) = (p for p in descendants(driver.pid) if stat_of(p)[1] == driver.pid)
     os.kill(pid, signal.SIGSTOP)
 
@@ -92,7 +92,7 @@ class Leftovers:
         assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
         if not gc.get_freeze_count():
             gc.collect()
-            gc.freeze()  # excludes the test's imports from garbage collection after every test
+            gc.freeze()  # leaves the objects of imports out of the garbage collections after every test
         self._home = home
         self._mark = uuid.uuid4().hex
         self._before = descendants(os.getpid())
@@ -139,7 +139,8 @@ class Leftovers:
             began = time.process_time()
             if not (found := self._anything()) or time.monotonic() > end:
                 break
-            time.sleep(max(0.01, 5 * (time.process_time() - began)))  # leaves the CPU to the processes that it waits for
+            # sleeps longer than the look took, so that the processes that are to end get the CPU
+            time.sleep(max(0.01, 5 * (time.process_time() - began)))
         found = self._all() if found else {}
         for pid in self.processes() if found else ():
             os.kill(pid, 9)

@@ -197,7 +197,7 @@ time.sleep(600)
     driver.signal(signal.SIGKILL)
 
 
-# Calls that write in many ways. The driver prints their ids in this order.
+# A driver whose calls write in many ways. It prints the calls' ids in the order of the calls.
 WRITERS = """
 import ctypes, logging, os, subprocess, sys, time
 import shoal
@@ -280,7 +280,7 @@ print("ids", *[shoal.get(f.remote(*args)) for f, args in calls], flush=True)
 time.sleep(600)
 """
 
-# The output and errors of a call, by its position among WRITERS.
+# The stdout and stderr of a call of WRITERS, by the call's position.
 PRINTED = {
     0: ("(noisy) beside noise\n", "(noisy) noise of a library\n"),
     3: ("(breaks_off) a line\n(breaks_off) no end\n", ""),
@@ -348,7 +348,7 @@ shoal.get([s.say.remote("the same") for s in speakers])
 
 
 def on_a_terminal(shoal_command, text: str, **env: str) -> str:
-    """Returns the output of a driver on a terminal."""
+    """Runs a driver whose output is a terminal, and returns that output."""
     ours, theirs = pty.openpty()
     script = shoal_command.script(DRIVER + text, "terminal.py")
     pid = os.fork()
@@ -361,7 +361,7 @@ def on_a_terminal(shoal_command, text: str, **env: str) -> str:
     while True:
         try:
             piece = os.read(ours, 65536)
-        except OSError:  # the other end is closed
+        except OSError:  # the driver's end of the terminal is closed
             break
         if not piece:
             break

@@ -35,7 +35,7 @@ class Meter:
 
 @pytest.fixture
 def cluster(shoal_command):
-    """Two nodes, "a" and "b", with the command, the address and the session folder."""
+    """A cluster of two nodes, "a" and "b": the command, the head's address and the session folder."""
     head = shoal_command.json("start", "--head", "--num-cpus", "4", "--port", "0", "--dashboard-port", "0", "--label", "host=a")
     joined = shoal_command.json("start", "--address", head["address"], "--num-cpus", "4", "--label", "host=b")
     shoal.init(address=head["address"])
@@ -67,7 +67,7 @@ def scrape(cluster):
 
 
 def until(cluster, condition, what):
-    """The first scrape for which the condition holds: a scrape lacks processes that got no CPU for a moment."""
+    """Scrapes until the condition holds, and returns that scrape. A scrape may lack processes that got no CPU time for a moment."""
 
     def holds():
         families = scrape(cluster)
@@ -148,7 +148,7 @@ def test_a_job_may_change_the_boundaries_of_an_earlier_one(cluster):
 
 
 def test_counts_survive_the_end_of_their_process(cluster):
-    """Without an earlier scrape: a process reports its counters to its node when it ends."""
+    """No scrape comes before the end: a process reports its counters to its node when it ends."""
     meter = on("a")
     pid = shoal.get(meter.measure.remote(5, 1, [3]))
     del meter

@@ -19,7 +19,7 @@ def hosts():
 
 @pytest.fixture
 def narrow():
-    """The second host has room for 64 MiB of objects."""
+    """Two hosts, of which the second has room for 64 MiB of objects."""
     yield from two_nodes("two hosts", "--object-store-memory", str(64 << 20))
 
 

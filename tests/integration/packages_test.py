@@ -42,7 +42,7 @@ def nodes():
 
 @pytest.fixture
 def work(tmp_path):
-    """A typical user's folder."""
+    """A folder as a user would have it."""
     folder = tmp_path / "work"
     (folder / "inner").mkdir(parents=True)
     (folder / "data.txt").write_text("of the driver\n")
@@ -125,7 +125,7 @@ def test_a_restarted_actor_finds_its_folders(nodes, work):
 
 
 def test_an_absent_folder_outside_of_the_environment_is_no_error(nodes):
-    """The other host lacks the driver's own folder: the worker starts in its session's folder and logs that."""
+    """The other host lacks the folder in which the driver runs: the worker starts in its session's folder and logs that."""
     out = drive(
         nodes.a,
         nodes.address,
@@ -211,8 +211,8 @@ def test_a_jobs_folder_is_shipped_to_its_host(nodes, work, host):
     assert lines[0].split()[1:] == ["of", "the", "driver"], done
     assert lines[1:3] == ["all is well", "ran"], done
     if host == "a":
-        assert done.returncode == 1, done  # files that .gitignore names were not shipped
+        assert done.returncode == 1, done  # `ls *.bin` fails: .gitignore names these files, so they were not shipped
         assert cwd.startswith(str(nodes.b.home)), done
     else:
         assert done.returncode == 0, done
-        assert cwd == str(work), done  # the original folder
+        assert cwd == str(work), done  # the job runs on its submitter's host, in the original folder

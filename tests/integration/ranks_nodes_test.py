@@ -11,9 +11,9 @@ PLACES = [
     ["0", "3", "0", "2", "0", "2"],
     ["1", "3", "1", "2", "0", "2"],
     ["2", "3", "0", "1", "1", "2"],
-]  # per rank of three, with two CPUs each
+]  # the values of NAMES in each of three ranks that need two CPUs each
 
-# Each rank prints its variables. Both sums need all ranks.
+# A loop whose ranks print their variables. Each of the two sums needs all ranks.
 LOOP = f"""
 import json, os
 
@@ -46,7 +46,7 @@ if __name__ == "__main__":
     assert nodes[0] == nodes[1] != nodes[2], nodes
 """
 
-# More ranks than one node has CPUs for.
+# A driver of more ranks than one node has CPUs for.
 DRIVEN = """
 import os
 import torch

@@ -13,7 +13,7 @@ WARM = "import time; print('warm'); time.sleep(1000)"
 
 @pytest.fixture(scope="module")
 def shoal_command(module_home):
-    """A cluster that keeps torch imported for all tests: a rank of another job waits in it."""
+    """A cluster in which a rank of another job waits, so that an interpreter with torch imported stays for all tests."""
     command = Command(module_home)
     cluster = command.start(cpus=9)
     keeper = command.popen("submit", "--num-workers", "1", command.script(WARM, "keeper.py"))

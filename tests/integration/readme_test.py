@@ -58,7 +58,8 @@ TRAIN = next(s for s in PROGRAMS if s.file == "train.py")
 
 @pytest.fixture
 def run(home, tmp_path):
-    """Runs a command line in a folder of its own where `python`, `torchrun` and `shoal` are these and train.py is the README's."""
+    """Runs a command line in a folder of its own. There `python`, `torchrun` and `shoal` are this test's programs, and train.py is the
+    README's."""
     commands = {
         "python": sys.executable,
         "torchrun": f"{sys.executable} -m torch.distributed.run --standalone",  # --standalone: on any free port
@@ -106,7 +107,7 @@ def test_the_program_runs(program, run, tmp_path):
     if program.prints is not None:
         assert out == program.prints
     if program == TRAIN:
-        assert last_loss(out) < 2  # 16 to begin with: the variance of a sum of 16
+        assert last_loss(out) < 2  # about 16 at first, the variance of a sum of 16 inputs
 
 
 def test_the_readmes_loop_runs_under_torchrun(run, tmp_path):
@@ -129,5 +130,5 @@ def test_the_command_lines_of_jobs_do_what_they_describe(run):
 
 
 def test_actors_answer_in_cpp(run):
-    """Bazel compiled the snippet of docs/actors.md."""
+    """README_SNIPPET is the program that Bazel compiled from the snippet of docs/actors.md."""
     assert run(os.path.abspath(os.environ["README_SNIPPET"])) == "[5, 5] 25\n"

@@ -12,7 +12,7 @@ import shoal
 
 @shoal.remote
 class Log:
-    """Records the arguments of its calls, in order."""
+    """An actor that records the arguments of its calls, in order."""
 
     def __init__(self, *first):
         self.seen = list(first)
@@ -41,7 +41,7 @@ class Log:
         raise error
 
     def get(self, refs, timeout=None):
-        """Gets references that come inside a list, because a direct argument would be resolved."""
+        """Gets the references in a list; a reference that is itself an argument would be resolved."""
         return shoal.get(refs, timeout=timeout)
 
     def call(self, handle, method, *args):

@@ -25,7 +25,7 @@ def cluster(shoal_command):
 
 @pytest.fixture(params=["its own cluster", "a running cluster"])
 def either(request, shoal_command):
-    """With and without a running cluster: the script runs the same way."""
+    """Runs a test with and without a running cluster: scripts run the same way."""
     if request.param == "a running cluster":
         request.getfixturevalue("cluster")
     return request.param
@@ -182,7 +182,7 @@ def test_a_slow_reader_gets_every_line(shoal_command, cluster, actor):
         text = first
         while piece := os.read(job.stdout.fileno(), 1 << 16):
             text += piece
-            time.sleep(0.05)  # in all longer than the timeout of a client that ignores new lines
+            time.sleep(0.05)  # these pauses add up to more than the time that a client would wait if it did not count new lines as progress
     assert job.returncode == 0
     assert text.decode().splitlines() == [f"line {i}" for i in range(200_001)]
 
@@ -271,7 +271,7 @@ STUBBORN = "import signal\nfor n in (signal.SIGINT, signal.SIGTERM):\n    signal
 
 
 def started(shoal_command, text, *options, ranks=1):
-    # A gang of plain programs, because these tests do not need torch.
+    # The ranks are plain programs without torch, which these tests do not need.
     options = options if "--detach-after" in options else ("--detach-after", "600", *options)  # time enough for a second Ctrl-C
     job = shoal_command.popen("submit", *options, "--", sys.executable, shoal_command.script(text))
     wait_until(lambda: job.out.count("pids ") == ranks or job.process.poll() is not None, 20, "its ranks")
@@ -285,7 +285,7 @@ def gone(pids, within=5.0):
 
 
 def interrupt(job, either):
-    """Sends Ctrl-C as often as it takes to stop a job."""
+    """Sends as many Ctrl-C as stop a job: one, or two if the cluster runs on without the job."""
     job.signal(signal.SIGINT)
     if either != "its own cluster":
         job.said("Ctrl-C again")
@@ -444,7 +444,7 @@ def test_submit_leaves_another_programs_embedded_cluster_alone(shoal_command):
     assert shoal_command("stop").returncode == 3
     with pytest.raises(shoal.exceptions.Unavailable, check=lambda e: e.reason == "NoCluster"):
         shoal.init("auto")
-    assert shoal_command.json("status")["address"] == info["head_local"]  # the cluster may be inspected
+    assert shoal_command.json("status")["address"] == info["head_local"]  # commands that only inspect do find the other program's cluster
     named = shoal_command("submit", "--address", info["head_local"], "--", "sh", "-c", "echo $SHOAL_ADDRESS")
     assert named.stdout.strip() == info["head_local"], named
     assert shoal_command("stop", "--address", info["head_local"]).returncode == 0

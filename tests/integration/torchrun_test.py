@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts: they start a private node, which can be inspected and ends with them, however they end."""
+"""Ranks that torchrun starts. They start a private node, which can be inspected, and which ends with the ranks however they end."""
 
 import importlib
 import json
@@ -52,8 +52,8 @@ LAUNCHER = str(Path(__file__).with_name("forked_ranks.py"))
 
 @pytest.fixture
 def torchrun(shoal_command):
-    """Runs torchrun with 2 ranks of the program above: steps, the failing rank, and the kind of failure. ``fresh``: ranks are new
-    interpreters."""
+    """Starts torchrun with two ranks of the program above. Arguments: the number of steps, the rank that fails, and how it fails.
+    ``fresh``: the ranks are new interpreters."""
 
     def start(steps: int, victim: int = -1, how: str = "never", fresh: bool = False):
         script = shoal_command.script(TRAIN, "train.py")
@@ -64,7 +64,7 @@ def torchrun(shoal_command):
 
 
 def session(home: Path) -> dict:
-    """The info file of the private node."""
+    """The info file of the private node's session."""
     (info,) = home.glob("*/info.json")
     return json.loads(info.read_text())
 
@@ -74,7 +74,7 @@ def test_the_private_node_lists_its_shard_actors(shoal_command, torchrun):
     for rank in range(2):
         job.said(f"rank {rank} trains")
     said = session(shoal_command.home)
-    assert said["head"] == ""  # no port, only unix sockets
+    assert said["head"] == ""  # the private node listens on no port, only on unix sockets
     rows = shoal_command.json("list", "actors", "--address", said["head_local"])["rows"]
     rows.sort(key=lambda row: row["rank"])
     assert [(r["class"], r["state"], r["rank"], r["world_size"]) for r in rows] == [("ShardActor", "ALIVE", rank, 2) for rank in range(2)]
@@ -95,7 +95,7 @@ def test_a_run_that_ends_well_leaves_no_session_folder(shoal_command, torchrun):
 
 @pytest.mark.parametrize(("victim", "how"), [(0, "exit"), (0, "kill"), (1, "raise"), (1, "kill")])
 def test_a_failing_rank_is_named_and_nothing_is_left(shoal_command, torchrun, victim, how):
-    """Rank 0 started the private node and rank 1 joined it. Neither keeps it or the other rank alive."""
+    """Rank 0 started the private node and rank 1 joined it. Neither the node nor the other rank outlives the failing one."""
     job = torchrun(100_000, victim, how)
     assert job.code() == 1, job.err
     assert f"rank      : {victim} " in job.err
@@ -137,7 +137,8 @@ def test_a_finished_rank_may_end_before_the_others(shoal_command):
     said = sorted(job.out.splitlines())
     assert [line[:7] for line in said] == ["rank 0:", "rank 1:"]
     assert said[0][7:] == said[1][7:]
-    # If rank 1 ends too early, the wait fails with its name, before the time limit.
+    # With "early", rank 1 ends before its last forward. Rank 0, which waits for that forward, fails with rank 1's name before the time
+    # limit.
     job = shoal_command.program([*words, "early"])
     assert job.code() == 1
     for text in ("ActorDiedError", "ShardActor rank 1", "waiting for the parameters"):
@@ -176,7 +177,7 @@ print(f"{__name__} {sys.argv[1:]} {isinstance(model, FSDPModule)} {fully_shard._
 torch.distributed.destroy_process_group()
 """
 SHARDED_BY_SHOAL = "__main__ ['--lr', '1'] True shoal.fsdp._fully_shard shoal.fsdp1.fully_sharded_data_parallel"
-SAID_ONCE = [  # once per mesh
+SAID_ONCE = [  # messages that appear once per mesh, not once per rank
     "shoal: Shoal shards this model over 2 ranks (cpu), in the place of torch's FSDP; first unit: Linear\n",
     "shoal: Shoal shards this model over 2 ranks (cpu, 2x1: replicas x shards), in the place of torch's FSDP; first unit: Sequential\n",
 ]
@@ -188,7 +189,7 @@ def test_a_program_that_names_only_torch_is_sharded_by_shoal(shoal_command, way)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = {}
     if way == "variable":
-        # As site runs in an environment that has the wheel; here site's folders are the test's environment.
+        # Runs the .pth file, as site does in an environment that has the wheel.
         starter = shoal_command.script(
             f"import runpy, site, sys; site.addsitedir({str(PTH.parent)!r}); "
             "assert 'torch.distributed.fsdp' not in sys.modules; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')",
@@ -199,7 +200,8 @@ def test_a_program_that_names_only_torch_is_sharded_by_shoal(shoal_command, way)
         words += ["-m", "shoal.fsdp.run", str(script)]
     job = shoal_command.program([*words, "--lr", "1"], **env)
     assert job.code() == 0, job.err
-    assert job.out.count(SHARDED_BY_SHOAL) == 2, job.out  # lines of two processes may interleave
+    # counted in the text, not by lines, because output of the two ranks may be mixed in one line
+    assert job.out.count(SHARDED_BY_SHOAL) == 2, job.out
     assert job.err.count("Shoal shards this model") == len(SAID_ONCE), job.err
     assert [job.err.count(line) for line in SAID_ONCE] == [1, 1], job.err
 
@@ -209,7 +211,8 @@ def test_a_program_without_a_launcher_gets_a_hint(monkeypatch, api):
     module, _, name = api.rpartition(".")
     for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(ValueError, match="environment variable RANK expected, but not set") as refused:  # torch's type
+    # ValueError, the type that torch raises
+    with pytest.raises(ValueError, match="environment variable RANK expected, but not set") as refused:
         getattr(importlib.import_module(module), name)(torch.nn.Linear(2, 2))
     assert "hint: start the program with torchrun or shoal submit --num-workers" in str(refused.value)
 
@@ -224,7 +227,7 @@ def test_the_variable_loads_nothing_before_a_program_imports_torchs_fsdp(shoal_c
         "print('_shoal_switch' in new, 'torch' in new, 'shoal' in new)"
     )
     env = {k: v for k, v in os.environ.items() if k != "SHOAL_FSDP"} | ({} if value is None else {"SHOAL_FSDP": value})
-    words = [sys.executable, "-S", "-c", program]  # without this environment's own site
+    words = [sys.executable, "-S", "-c", program]  # -S: without the .pth files of this environment
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout == f"{value == '1'} False False\n", done.stderr
 
@@ -284,7 +287,7 @@ def test_run_reports_programs_that_it_cannot_start(monkeypatch, capsys, words, c
     with pytest.raises(SystemExit) as end:
         runpy.run_module("shoal.fsdp.run", run_name="__main__")
     out, err = capsys.readouterr()
-    if isinstance(end.value.code, str):  # as the interpreter does
+    if isinstance(end.value.code, str):  # for such a text the interpreter exits with 1
         assert (code, said in end.value.code) == (1, True)
     else:
         assert (end.value.code, said in out + err) == (code, True)

@@ -1,4 +1,4 @@
-"""The main example, made small: its artefacts, its numbers beside one plain process, resuming, and its ways to end."""
+"""The main example, made small: its files, its losses beside one plain process, resuming, and its ways to end."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from shoal import checkpoint
 from shoal._core.local_cluster import binary
 
 SCRIPT = str(Path("examples/train_gpt.py").absolute())
-LIMIT_S = 240  # an idle machine needs less than a tenth
+LIMIT_S = 240  # hang guard; an idle machine needs less than a tenth
 SMALL = ["--layers=2", "--width=32", "--heads=2", "--context=32", "--batch=12", "--warmup=4", "--lr=1e-2"]
 SMALL += ["--validate-every=4", "--validation-windows=8", "--sample-bytes=20"]
 
@@ -45,14 +45,14 @@ def train(tmp_path_factory):
 
 @pytest.fixture
 def main(monkeypatch, capsys):
-    """Runs, in this process, a command line that ends before training: (exit code, output, errors)."""
+    """Runs, in this process, a command line of the example that ends before training. Returns (exit code, output, errors)."""
 
     def run(out, *options):
         monkeypatch.setattr(sys, "argv", command(out, *options)[1:])
         with pytest.raises(SystemExit) as end:
             runpy.run_path(SCRIPT, run_name="__main__")
         said = capsys.readouterr()
-        if isinstance(end.value.code, str):  # as the interpreter does
+        if isinstance(end.value.code, str):  # for such a text the interpreter prints it and exits with 1
             return 1, said.out, end.value.code + "\n"
         return end.value.code, said.out, said.err
 
@@ -185,4 +185,4 @@ def test_loaders_end_with_a_killed_job(run, tmp_path):
             assert process.poll() is None
         wait_until(lambda: len(descendants(process.pid)) >= 7, 10, "two workers with two loaders each, and their cluster")
         process.kill()
-    process.wait()  # before module_home checks for leftovers
+    process.wait()  # else the process would be among the leftovers that module_home looks for

@@ -11,7 +11,7 @@ from hosts import ACTORS, A, join, two_hosts
 
 KINDS = ("one host", "two hosts")
 
-# The first lines of drivers. They find nodes by their label: on("b").
+# The first lines of drivers, as in hosts.py: on("b") makes an actor on the node b.
 DRIVER = (
     ACTORS
     + """
@@ -93,7 +93,8 @@ shoal.init(address=os.environ["HEAD"])
 
 
 def two_nodes(kind, *of_b):
-    """Yields the commands of both nodes, the head's address, and the id and pid of node b. ``of_b``: options for b's start."""
+    """Yields a and b (the commands on the two nodes), hosts (None on one host), the head's address, and the id of node b. ``of_b``:
+    further options for b's start."""
     if kind == "two hosts":
         for hosts in two_hosts():
             said = hosts.a.json("start", "--head", "--host", A, "--port", "0", "--num-cpus", "4", "--label", "host=a")

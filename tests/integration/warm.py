@@ -1,9 +1,9 @@
-"""Workers that start with their test module's imports already done."""
+"""Makes workers start with the imports of their test's module already done."""
 
 from pathlib import Path
 
-# Workers import a test's module for its actors' classes, and with it these modules. The interpreter that they are forked from imports them
-# first, with one thread.
+# A worker imports the test's module for the classes of its actors, and so all that the module imports. The zygote, from which workers are
+# forked, imports these modules first, with one thread.
 _SITE = """import contextlib, os, sys
 if "shoal._zygote" in sys.orig_argv:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"

@@ -115,7 +115,7 @@ TEST_F(CppActorsTest, CallsOfOneCallerRunInOrder) {
   const auto r = recorder();
   std::vector<int> expected;
   for (int i = 0; i < 1000; ++i) {
-    (void)r.call(&Recorder::note, i);  // the first calls precede the process
+    (void)r.call(&Recorder::note, i);  // the first of these calls are made before the actor's process exists
     expected.push_back(i);
   }
   EXPECT_EQ(r.call(&Recorder::seen).get().value(), expected);
@@ -142,7 +142,7 @@ TEST_F(CppActorsTest, OptionsReachTheProcess) {
   options.env = {{"SHOAL_TEST_COLOUR", "green"}};
   const auto r = driver->spawn<Recorder>(options, "r").value();
   EXPECT_EQ(r.call(&Recorder::environment, "SHOAL_TEST_COLOUR").get().value(), "green");
-  // A child process of an actor is no worker.
+  // The variable is for the worker itself: it removes SHOAL_BUILD_ID, lest a program that it starts takes itself for a worker.
   EXPECT_EQ(r.call(&Recorder::environment, "SHOAL_BUILD_ID").get().value(), "(unset)");
 }
 
@@ -162,7 +162,7 @@ TEST_F(CppActorsTest, AnErrorHasItsCauseAndItsContext) {
   const Error e = r.call(&Recorder::divide, 1, 0).get().error();
   EXPECT_EQ(e.to_string(), "error[InvalidArgument/Zero]: division by zero\n  in: method divide, actor Recorder(" + to_string(r.id()) +
                                ")\n  hint: divide by something");
-  EXPECT_EQ(r.call(&Recorder::divide, 4, 2).get().value(), 2);  // the actor goes on
+  EXPECT_EQ(r.call(&Recorder::divide, 4, 2).get().value(), 2);  // the actor lives on after errors and exceptions
 }
 
 TEST_F(CppActorsTest, AnErrorOfAnActorCalledByAnActorKeepsTheFirstCauseFirst) {
@@ -185,7 +185,7 @@ TEST_F(CppActorsTest, AThrownExceptionIsAnErrorAndTheActorLives) {
 
 TEST_F(CppActorsTest, InvalidCallsFailInTheirFuture) {
   const auto r = recorder();
-  // The method has the signature of a listed one, but is not listed.
+  // Member::unlisted has the signature of a listed method, but is not listed.
   const auto m = driver->spawn<Member>({}, 0).value();
   EXPECT_EQ(m.call(&Member::unlisted, 1).get().error().code(), Code::kInvalidArgument);
   EXPECT_EQ(driver->spawn<NeverListed>({}).error().code(), Code::kInvalidArgument);
@@ -209,7 +209,7 @@ TEST_F(CppActorsTest, AKilledProcessFailsPendingCallsInLessThanASecond) {
   EXPECT_EQ(e.code(), Code::kUnavailable);
   EXPECT_EQ(e.reason(), "ActorDied");
   EXPECT_NE(e.message().find("was killed by SIGKILL"), std::string::npos) << e.to_string();
-  EXPECT_NE(e.message().find("about to sleep"), std::string::npos) << e.to_string();  // the last lines that it printed
+  EXPECT_NE(e.message().find("about to sleep"), std::string::npos) << e.to_string();  // the error has the last lines that the actor printed
   EXPECT_EQ(e.context(), (std::vector<std::string>{"actor Recorder(" + to_string(r.id()) + ")", "method sleep"}));
   EXPECT_EQ(queued.get(1s).error().reason(), "ActorDied");
   EXPECT_EQ(r.call(&Recorder::name).get(1s).error().reason(), "ActorDied");
@@ -280,7 +280,7 @@ TEST_F(CppActorsTest, AMeshIsPlacedCompletelyOrNotAtAll) {
   for (const auto& row : rows.actors) {
     for (const auto& m : waits) EXPECT_TRUE(row.id != m.id() || row.pid == 0) << "rank " << row.rank << " was placed alone";
   }
-  ASSERT_TRUE(driver->kill(waits[0]));  // ends the waiting gang
+  ASSERT_TRUE(driver->kill(waits[0]));  // kills the whole gang, which waits for resources
 }
 
 // ---- coroutines ----
@@ -297,14 +297,14 @@ shoal::Task<int> sum(shoal::Mesh<Member> mesh) {
 
 shoal::Task<int> divide(Handle<Recorder> r, int a, int b) {
   SHOAL_CO_TRY(const int first, co_await r.call(&Recorder::divide, a, b).async());
-  SHOAL_CO_TRY(const int again, co_await divide(r, first, 1));  // never reached with b == 0
+  SHOAL_CO_TRY(const int again, co_await divide(r, first, 1));  // with b == 0 this line is not reached
   co_return again;
 }
 
 shoal::Task<void> sleeps(Handle<Recorder> r, bool* went_on) {
   const auto slept = co_await r.call(&Recorder::sleep, 500).async();
   if (slept || slept.error().code() != Code::kCancelled) *went_on = true;
-  (void)co_await r.call(&Recorder::name).async();  // no await of a cancelled coroutine returns
+  (void)co_await r.call(&Recorder::name).async();  // a cancelled coroutine never continues behind an await
   *went_on = true;
   co_return slept;
 }
@@ -316,8 +316,9 @@ shoal::Task<void> throws(Handle<Recorder> r) {
 
 shoal::Task<std::string> blocks(Handle<Recorder> r) {
   const auto first = r.call(&Recorder::name);
-  SHOAL_CO_TRY(const std::string got, r.call(&Recorder::name).get());  // allowed on the user's thread, unlike the loop's
-  SHOAL_CO_TRY(const std::string awaited, co_await first.async());     // ready by now
+  // get() may block here, on the user's thread; on the loop's thread it may not
+  SHOAL_CO_TRY(const std::string got, r.call(&Recorder::name).get());
+  SHOAL_CO_TRY(const std::string awaited, co_await first.async());  // `first` is ready by now
   co_return got + awaited;
 }
 
@@ -342,7 +343,7 @@ TEST_F(CppActorsTest, ATimeoutCancelsACoroutine) {
   EXPECT_EQ(driver->run(sleeps(r, &went_on), 100ms).error().code(), Code::kDeadlineExceeded);
   EXPECT_LT(std::chrono::steady_clock::now() - start, 400ms);
   EXPECT_FALSE(went_on);
-  EXPECT_EQ(r.call(&Recorder::name).get().value(), "r");  // the answer to the cancelled await is dropped
+  EXPECT_EQ(r.call(&Recorder::name).get().value(), "r");  // the actor goes on; the answer to the cancelled call is dropped
 }
 
 TEST_F(CppActorsTest, SeveralThreadsCallAndAwait) {

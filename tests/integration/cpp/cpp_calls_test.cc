@@ -40,7 +40,7 @@ Result<int> looks(const std::string& began) {
     std::this_thread::sleep_for(1ms);
   }
 }
-// Ends when it is cancelled, but returns a value.
+// Returns a value once it is cancelled, in the place of an error.
 int does_not_care(const std::string& began) {
   touch(began);
   while (!shoal::is_cancelled()) std::this_thread::sleep_for(1ms);
@@ -55,9 +55,9 @@ bool waits_for(const std::string& file) {
   await_file(file);
   return true;
 }
-// Waits for a function that another worker runs; cancelling this one cancels that one.
+// Waits for a function in another worker. If this call is cancelled, the function is cancelled as well.
 Result<int> asks_another(const std::string& began) { return shoal::context().remote<&looks>({.num_cpus = 0})(began).get(); }
-// Waits for a future that is not cancelled with it.
+// Waits for a future of another call, which is not cancelled with this one.
 Result<int> waits(const std::string& began, const Future<int>& other) {
   touch(began);
   return other.get();
@@ -86,7 +86,7 @@ class Counter {
     const int before = value_;
     return {before, value_ += n};
   }
-  // The surroundings of this actor and of two that it spawns.
+  // The folder and variables of this actor's process, and of two actors that it spawns.
   Result<std::vector<std::string>> surroundings() const {
     SHOAL_TRY(const auto child, shoal::context().spawn<Counter>({}));
     SHOAL_TRY(const auto other, shoal::context().spawn<Counter>({.env = {{"OF_ONE", "other"}}}));
@@ -185,7 +185,7 @@ TEST_F(CppCallsTest, APollingMethodEndsWhenItIsCancelled) {
   EXPECT_EQ(shoal::cancel(runs, {.force = true}).error().code(), Code::kInvalidArgument);
   EXPECT_FALSE(runs.ready());
   ASSERT_TRUE(shoal::cancel(waits));
-  EXPECT_EQ(reason(waits), "TaskCancelled");  // it never began
+  EXPECT_EQ(reason(waits), "TaskCancelled");  // the call had not begun
   EXPECT_FALSE(runs.ready());
   ASSERT_TRUE(shoal::cancel(runs));
   const auto ended = runs.get().error();
@@ -217,7 +217,7 @@ TEST_F(CppCallsTest, NestedCallsAreCancelledWithTheirCall) {
   const auto asks = counter.call(&Counter::asks, other, file("began"));
   await_file(file("began"));
   ASSERT_TRUE(shoal::cancel(asks));
-  EXPECT_EQ(reason(asks), "TaskCancelled");  // the error of the call that it waits for
+  EXPECT_EQ(reason(asks), "TaskCancelled");  // the error of the inner call, for which `asks` waits
   EXPECT_EQ(other.call(&Counter::add, 1).get().value(), 1);
   const auto function = driver->remote<&asks_another>({.num_cpus = 0})(file("function"));
   await_file(file("function"));
@@ -281,7 +281,7 @@ TEST_F(CppCallsTest, CancelByForceEndsTheProcessOfAFunction) {
   std::ifstream(file("began.pid")) >> pid;
   ASSERT_GT(pid, 0);
   ASSERT_TRUE(shoal::cancel(runs, {.force = true}));
-  EXPECT_EQ(reason(runs), "TaskCancelled");  // not retried
+  EXPECT_EQ(reason(runs), "TaskCancelled");  // a killed function is otherwise retried; a cancelled one is not
   EXPECT_EQ(reason(depends), "TaskCancelled");
   while (kill(pid, 0) == 0) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(driver->remote<&plus>({.num_cpus = 0})(1, 2).get().value(), 3);
@@ -304,7 +304,7 @@ TEST_F(CppCallsTest, EachOfSeveralResultsIsAFuture) {
   const auto [before, after] = call.results();
   EXPECT_EQ(before.get().value(), 0);
   EXPECT_EQ(after.get().value(), 5);
-  EXPECT_EQ(call.get().value(), std::tuple(0, 5));  // or all at once
+  EXPECT_EQ(call.get().value(), std::tuple(0, 5));  // the call's own future has both results
   const auto [quotient, rest] = driver->remote<&divided>({.num_cpus = 0})(17, 5).results();
   EXPECT_EQ(driver->remote<&plus>({.num_cpus = 0})(quotient, rest).get().value(), 5);
   const auto all = driver->put(std::tuple(std::string("a"), 2)).value();
@@ -388,7 +388,7 @@ TEST_F(CppCallsTest, ACoroutineIsCancelledAtItsAwait) {
   ASSERT_TRUE(shoal::cancel(one));
   EXPECT_EQ(reason(one), "TaskCancelled");
   EXPECT_FALSE(two.ready());
-  // The nested call is cancelled as well.
+  // Cancelling `asks` also cancels the call that it makes.
   const auto asks = loop.call(&Loop::asks, counter, file("began"));
   await_file(file("began"));
   ASSERT_TRUE(shoal::cancel(asks));
@@ -405,9 +405,9 @@ TEST_F(CppCallsTest, MaxConcurrencyBoundsRunningCoroutines) {
   const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
   std::vector<Future<int>> calls;
   for (int i = 0; i < 4; ++i) calls.push_back(loop.call(&Loop::after, gate, i));
-  const auto begun = loop.call(&Loop::begun);  // has to wait as well
+  const auto begun = loop.call(&Loop::begun);  // waits too, because both slots are taken
   ASSERT_TRUE(shoal::cancel(calls[3]));
-  EXPECT_EQ(reason(calls[3]), "TaskCancelled");  // it never began
+  EXPECT_EQ(reason(calls[3]), "TaskCancelled");  // the call had not begun
   EXPECT_FALSE(begun.ready());
   touch(file("gate"));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get().value(), i);
@@ -433,7 +433,7 @@ TEST_F(CppCallsTest, AConcurrencyGroupHasItsOwnSlots) {
   touch(file("there"));
   const auto neither = grouped.call(&Grouped::neither, file("1")), writes = grouped.call(&Grouped::writes, file("2"));
   const auto first = grouped.call(&Grouped::reads, file("3"));
-  EXPECT_TRUE(grouped.call(&Grouped::reads, file("there")).get().value());  // the second of two
+  EXPECT_TRUE(grouped.call(&Grouped::reads, file("there")).get().value());  // takes the second of the group's two slots, and returns
   const auto second = grouped.call(&Grouped::reads, file("4")), waits = grouped.call(&Grouped::reads, file("there"));
   const auto waits_too = grouped.call(&Grouped::writes, file("there"));
   ASSERT_TRUE(shoal::cancel(waits_too));

@@ -1,5 +1,5 @@
-// An actor that an actor or a function created ends with its last counted handle, also when its creator's process is gone, on a real
-// cluster. This program is the driver and its workers.
+// The end of actors that an actor or a function created: with the last counted handle, also when the creator's process is gone. Runs on a
+// real cluster; this program is the driver and its workers.
 #include <unistd.h>
 
 #include <fstream>
@@ -14,18 +14,18 @@
 namespace {
 
 Result<Handle<Counts>> makes() { return shoal::context().spawn<Counts>({}, ""); }
-// Creates an actor in a process that runs one function only. `file` receives its pid.
+// To be run by a worker that is used up after one function: creates an actor. The worker's pid is written to `file`.
 Result<Handle<Holder>> makes_one_from(const std::string& file, bool again) {
   std::ofstream(file) << getpid();
   SHOAL_TRY(const auto inner, shoal::context().spawn<Counts>({}, ""));
   return shoal::context().spawn<Holder>({.max_restarts = again ? -1 : 0, .max_task_retries = -1}, std::vector{inner});
 }
-// Calls makes_one_from in a worker of its own.
+// Calls makes_one_from in another worker, and returns its result.
 Result<Handle<Holder>> makes_by_another(const std::string& file) {
   std::ofstream(file + ".outer") << getpid();
   return shoal::context().remote<&makes_one_from>({.num_cpus = 0})(file, false).get();
 }
-// The only handle stays in a static variable of this process.
+// Creates an actor, whose only handle stays in a static variable of this process.
 Result<ActorId> keeps_one(const std::string& file) {
   std::ofstream(file) << getpid();
   static Handle<Counts> kept;
@@ -33,7 +33,7 @@ Result<ActorId> keeps_one(const std::string& file) {
   SHOAL_OK(kept.call(&Counts::call).get());
   return kept.id();
 }
-// Creates an actor before its constructor argument is ready.
+// Creates an actor whose constructor argument is not ready yet.
 Result<Handle<Counts>> makes_later(const std::string& file, const Future<std::string>& words) {
   std::ofstream(file) << getpid();
   return shoal::context().spawn<Counts>({}, words);
@@ -75,7 +75,7 @@ TEST_F(CppCreatorsTest, AnActorCreatedByAFunctionEndsWithItsLastHandle) {
   EXPECT_TRUE(ends(id));
 }
 
-// ---- used-up workers of functions hand their actors on to the processes that keep them ----
+// ---- workers that are used up after one function hand their actors on to the processes that have handles ----
 
 TEST_F(CppCreatorsTest, AReturnedActorOutlivesTheFunctionsWorker) {
   const auto keeper = patient();
@@ -84,7 +84,7 @@ TEST_F(CppCreatorsTest, AReturnedActorOutlivesTheFunctionsWorker) {
     std::optional<Handle<Holder>> actor = keeper->remote<&makes_one_from>({.num_cpus = 0, .max_calls = 1})(pid, again).get().value();
     const ActorId id = actor->id(), inner = actor->call(&Holder::first).get().value().id();
     EXPECT_TRUE(exits(pid));
-    if (again) {  // the constructor's argument still exists
+    if (again) {  // a restart needs the constructor's argument, which still exists
       ASSERT_TRUE(actor->call(&Holder::drop).get());
       ASSERT_EQ(kill(actor->call(&Holder::pid).get().value(), SIGKILL), 0);
       ASSERT_TRUE(until([&] { return row(id).num_restarts == 1; }));
@@ -130,7 +130,7 @@ TEST_F(CppCreatorsTest, AnActorReturnedWithPendingArgumentsIsCreated) {
 TEST_F(CppCreatorsTest, OpenCallsOfAReturnedFunctionAreRun) {
   const auto keeper = patient(100ms);
   const auto left = keeper->remote<&leaves_behind>({.num_cpus = 0, .max_calls = 1})(file("left")).get().value();
-  (void)shoal::wait(left, 1, 3s);  // longer than `needed`, in which the worker reports that it is still in use
+  (void)shoal::wait(left, 1, 3s);  // waits longer than `needed`: in that time the worker reports that it still has open calls
   EXPECT_FALSE(left.at(0).ready());
   touch(file("left.gate"));
   const auto words = left.at(0).get();

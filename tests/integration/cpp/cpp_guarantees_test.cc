@@ -1,4 +1,4 @@
-// The guarantees of Python's actors and functions for those of C++, on a real cluster. This program is the driver and its workers.
+// C++ actors and functions give the guarantees that Python's give, on a real cluster. This program is the driver and its workers.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -105,12 +105,12 @@ class CppGuaranteesTest : public testing::Test {
  protected:
   CppGuaranteesTest() { EXPECT_NE(mkdtemp(folder_.data()), nullptr); }
   ~CppGuaranteesTest() override { std::filesystem::remove_all(folder_); }
-  // Returns when the process is gone.
+  // Kills a process, and returns when it is gone.
   void end_process(pid_t pid) {
     ASSERT_EQ(kill(pid, SIGKILL), 0);
     while (kill(pid, 0) == 0) std::this_thread::sleep_for(5ms);
   }
-  // Returns when a call on it fails with ActorDied.
+  // Calls `counter` until a call fails with ActorDied.
   void dies(const Handle<Counter>& counter) {
     std::string reason;
     while (reason != "ActorDied") {
@@ -172,7 +172,7 @@ TEST_F(CppGuaranteesTest, AnActorRestartsWithItsArguments) {
   const auto c = driver->spawn<Counter>({.max_restarts = 1}, 10).value();
   EXPECT_EQ(c.call(&Counter::add, 5).get().value(), 15);
   end_process(c.call(&Counter::pid).get().value());
-  // A call that was not sent yet waits for the restart; a lost call fails.
+  // Repeats the call: one that is lost with the process fails, one that is not sent yet waits for the restart.
   std::optional<int> after;
   while (!after) {
     const auto result = c.call(&Counter::add, 1).get();
@@ -227,7 +227,7 @@ TEST_F(CppGuaranteesTest, AFutureArgumentIsResolved) {
   const auto b = driver->spawn<Counter>({}, 100).value();
   const auto first = a.call(&Counter::add, 2);
   const auto second = b.call(&Counter::add, first);
-  const auto third = b.call(&Counter::add, 1);  // queued behind the call with a pending argument
+  const auto third = b.call(&Counter::add, 1);  // runs after `second`, whose argument is pending
   EXPECT_EQ(third.get().value(), 104);
   EXPECT_EQ(second.get().value(), 103);
   const auto put = driver->put(std::vector<double>{1, 2, 6}).value();
@@ -236,7 +236,7 @@ TEST_F(CppGuaranteesTest, AFutureArgumentIsResolved) {
   const Error e = b.call(&Counter::add, driver->remote<&divided>()(1, 0)).get().error();
   EXPECT_EQ(e.reason(), "Zero");
   EXPECT_EQ(b.call(&Counter::add, 0).get().value(), 104);
-  const auto c = driver->spawn<Counter>({}, first).value();  // an argument of a constructor
+  const auto c = driver->spawn<Counter>({}, first).value();  // a future as an argument of a constructor
   EXPECT_EQ(c.call(&Counter::add, 0).get().value(), 3);
   for (const auto& h : {a, b, c}) ASSERT_TRUE(driver->kill(h));
 }
@@ -255,7 +255,7 @@ TEST_F(CppGuaranteesTest, LargeBytesAreReadWithoutACopy) {
   const auto view = large.view().value();
   ASSERT_EQ(view.size(), 10'000'000u);
   EXPECT_EQ(view.span()[9'999'999], std::byte{7});
-  EXPECT_EQ(large.view().value().span().data(), view.span().data());  // the same memory
+  EXPECT_EQ(large.view().value().span().data(), view.span().data());  // both views are of the same memory
   EXPECT_EQ(driver->remote<&length>()(large).get().value(), 10'000'000u);
   const auto put = driver->put(filled(1'000'000, 1)).value();
   EXPECT_EQ(driver->remote<&length>()(put).get().value(), 1'000'000u);
@@ -276,7 +276,7 @@ TEST_F(CppGuaranteesTest, FunctionsRunInOtherProcesses) {
   EXPECT_EQ(never.code(), Code::kDeadlineExceeded);
 }
 
-// The cluster of this test: the only child process.
+// The process of this test's cluster: the only child of this process.
 pid_t cluster_process() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     if (std::isdigit(entry.path().filename().c_str()[0]) == 0) continue;
@@ -296,7 +296,8 @@ TEST_F(CppGuaranteesTest, AFunctionCallDoesNotWaitForTheHead) {
   const pid_t cluster = cluster_process();
   ASSERT_GT(cluster, 0);
   ASSERT_EQ(kill(cluster, SIGSTOP), 0);
-  const auto squared = driver->remote<&square>({.num_cpus = 0.25})(3);  // the first call of this kind
+  // the first call with these options, so that no worker exists for it
+  const auto squared = driver->remote<&square>({.num_cpus = 0.25})(3);
   EXPECT_EQ(squared.get(1ms).error().code(), Code::kDeadlineExceeded);
   ASSERT_EQ(kill(cluster, SIGCONT), 0);
   EXPECT_EQ(squared.get().value(), 9);
@@ -316,12 +317,12 @@ TEST_F(CppGuaranteesTest, WaitReturnsTheReadyFutures) {
   const std::vector<Future<int>> calls = {quick.call(&Counter::add, 1), quick.call(&Counter::add, 2), quick.call(&Counter::add, 3)};
   const auto all = shoal::wait(calls, 3).value();
   EXPECT_EQ(all.ready, (std::vector<std::size_t>{0, 1, 2}));
-  const auto one = shoal::wait(calls, 1).value();  // at most one
+  const auto one = shoal::wait(calls, 1).value();  // returns at most one as ready, although three are
   EXPECT_EQ(one.ready, (std::vector<std::size_t>{0}));
   EXPECT_EQ(one.rest, (std::vector<std::size_t>{1, 2}));
   const std::vector<Future<bool>> slow = {driver->remote<&wait_for>({.num_cpus = 0})(folder_ + "/a"),
                                           driver->remote<&wait_for>({.num_cpus = 0})(folder_ + "/b")};
-  EXPECT_TRUE(shoal::wait(slow, 1, 20ms).value().ready.empty());  // a timeout is no error
+  EXPECT_TRUE(shoal::wait(slow, 1, 20ms).value().ready.empty());  // a timeout of wait() is no error
   touch("b");
   EXPECT_EQ(shoal::wait(slow, 1).value().ready, (std::vector<std::size_t>{1}));
   EXPECT_EQ(shoal::wait(slow, 2, 20ms).value().rest, (std::vector<std::size_t>{0}));
@@ -332,7 +333,7 @@ TEST_F(CppGuaranteesTest, WaitReturnsTheReadyFutures) {
   ASSERT_TRUE(driver->kill(quick));
 }
 
-// ---- places ----
+// ---- placement groups and chosen nodes ----
 
 TEST_F(CppGuaranteesTest, APlacementGroupHoldsItsActors) {
   const auto group = driver->placement_group({{{"CPU", 1}}, {{"CPU", 1}}}).value();

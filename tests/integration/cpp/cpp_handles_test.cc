@@ -24,7 +24,7 @@ namespace {
 
 // ---- remote functions and actors ----
 
-// An actor whose calls run on one loop.
+// An actor whose methods are coroutines, so that they share one loop.
 class OnLoop {
  public:
   shoal::Task<int> after(const Future<int>& gate) {
@@ -72,7 +72,7 @@ TEST_F(CppHandlesTest, AnActorEndsWhenNothingRefersToIt) {
   copy.reset();
   ASSERT_TRUE(ends(id));
   EXPECT_TRUE(until([&] { return kill(pid, 0) != 0; }));
-  EXPECT_TRUE(there(file("words")));  // its destructor has run
+  EXPECT_TRUE(there(file("words")));  // the actor's destructor has written the file
   const auto cause = row(id).cause;
   ASSERT_TRUE(cause);
   EXPECT_NE(cause->message().find("exited with code 0"), std::string::npos) << cause->to_string();
@@ -118,7 +118,8 @@ TEST_F(CppHandlesTest, RunningCoroutinesFinish) {
 }
 
 TEST_F(CppHandlesTest, AChainedCallsHandleIsReleasedBeforeItsResult) {
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(counts({.num_cpus = 4}).call(&Counts::call).get().value(), 1);  // the CPUs suffice for one actor
+  // the CPUs suffice for one actor at a time, so that each has to end before the next can start
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(counts({.num_cpus = 4}).call(&Counts::call).get().value(), 1);
 }
 
 TEST_F(CppHandlesTest, EachActorOfAMeshEndsWithItsOwnHandle) {
@@ -183,12 +184,13 @@ TEST_F(CppHandlesTest, AnActorEndsWithTheLastOfSeveralHolders) {
   ASSERT_TRUE(has.call(&Holder::pass_on, other).get());
   ASSERT_TRUE(has.call(&Holder::drop).get());
   still_there(id, calls(other));
-  std::optional<Handle<Counts>> back = other.call(&Holder::first).get().value();  // in the process that created it
+  // the handle returns to the process that created the actor
+  std::optional<Handle<Counts>> back = other.call(&Holder::first).get().value();
   ASSERT_TRUE(other.call(&Holder::drop).get());
   still_there(id, [&] { return back->call(&Counts::call).get(); });
   ASSERT_TRUE(has.call(&Holder::keep, std::vector{*back}).get());
   back.reset();
-  back = std::get<1>(has.call(&Holder::two).get().value());  // as one of several results
+  back = std::get<1>(has.call(&Holder::two).get().value());  // the handle returns as one of several results
   ASSERT_TRUE(has.call(&Holder::drop).get());
   still_there(id, [&] { return back->call(&Counts::call).get(); });
   back.reset();
@@ -263,7 +265,7 @@ TEST_F(CppHandlesTest, AnEmptyHandleIsSerialized) {
   EXPECT_FALSE(none->one);
 }
 
-// ---- handles of itself ----
+// ---- handles that an actor has of itself ----
 
 TEST_F(CppHandlesTest, OwnHandlesDoNotKeepAnActor) {
   std::optional<Handle<Counts>> actor = counts();
@@ -282,7 +284,8 @@ TEST_F(CppHandlesTest, AnActorThatPassedOnItsHandleEndsWithIt) {
     ASSERT_TRUE(actor->call(&Counts::introduces_itself, has).get());
     actor.reset();
     still_there(id, calls(has));
-    ASSERT_TRUE(has.call(&Holder::first).get().value().call(&Counts::introduces_itself, has).get());  // replaces the first handle
+    // the holder keeps the new handle in the place of the first
+    ASSERT_TRUE(has.call(&Holder::first).get().value().call(&Counts::introduces_itself, has).get());
     still_there(id, calls(has));
     ASSERT_TRUE(has.call(&Holder::drop).get());
     EXPECT_TRUE(ends(id));
@@ -299,7 +302,7 @@ TEST_F(CppHandlesTest, ANameDoesNotKeepAnActor) {
   const auto again = counts({.name = "called", .get_if_exists = true});
   const auto by_id = driver->handle<Counts>(id).value();
   EXPECT_EQ(again.id(), id);
-  const auto kept = driver->put(std::vector{found, again, by_id}).value();  // in any process
+  const auto kept = driver->put(std::vector{found, again, by_id}).value();  // these handles do not count, in whichever process they are
   ASSERT_TRUE(has.call(&Holder::keep, std::vector{found}).get());
   still_there(id, [&] { return has.call(&Holder::call_of, "called").get(); });
   actor.reset();

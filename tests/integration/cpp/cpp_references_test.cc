@@ -105,7 +105,7 @@ TEST_F(CppReferencesTest, FuturesInsideOfValuesStayReferences) {
   const auto fails = driver->remote<&sum>({.num_cpus = 0})(parts);
   await_file(file("began"));
   ASSERT_TRUE(shoal::cancel(parts.numbers.back()));
-  EXPECT_EQ(reason(fails), "TaskCancelled");  // the reader gets the cause
+  EXPECT_EQ(reason(fails), "TaskCancelled");  // the call fails with the error of the future that it reads
   ASSERT_TRUE(driver->kill(counter));
 }
 
@@ -124,7 +124,7 @@ TEST_F(CppReferencesTest, AValueLivesAsLongAsItsReference) {
     {
       const auto bytes = driver->put(Bytes(size)).value();
       ASSERT_TRUE(counter.call(&Counter::keep, std::vector{bytes}).get());
-    }  // the actor's reference is the last one
+    }  // now the actor has the last reference
     EXPECT_EQ(counter.call(&Counter::kept_bytes).get().value(), size);
   }
   ASSERT_TRUE(driver->kill(counter));
@@ -140,9 +140,9 @@ TEST_F(CppReferencesTest, AReferenceIsFetchedOnDemand) {
 
 TEST_F(CppReferencesTest, AFutureIsAResultAndIsPassedOn) {
   const auto a = driver->spawn<Counter>({}).value(), b = driver->spawn<Counter>({}).value();
-  const auto begun = a.call(&Counter::begin, 5).get().value();  // the future belongs to another process
+  const auto begun = a.call(&Counter::begin, 5).get().value();  // `begun` is the future of a call that another process made
   EXPECT_EQ(begun.get().value(), 6);
-  EXPECT_EQ(b.call(&Counter::add, begun).get().value(), 6);  // as an argument
+  EXPECT_EQ(b.call(&Counter::add, begun).get().value(), 6);  // and can be an argument of a further call
   const auto added = a.call(&Counter::add_on, b, begun).get().value();
   EXPECT_EQ(added.get().value(), 12);
   EXPECT_EQ(driver->remote<&plus>({.num_cpus = 0})(a.call(&Counter::begin, 1).get().value(), 1).get().value(), 3);

@@ -32,7 +32,7 @@ shoal::Generator<Bytes> large(int count, const std::string& file) {
   for (int i = 0; i < count; ++i) co_yield Bytes(1 << 20);
   await_file(file);
 }
-// Yields an error at item `fails`, throws at item `throws`.
+// Yields numbers: item `fails` is an error, and at item `throws` the generator throws.
 shoal::Generator<int> fails_at(int fails, int throws) {
   for (int i = 0;; ++i) {
     if (i == fails) co_yield shoal::fail(shoal::resource_exhausted("there are no more").with_reason("NoMore"));
@@ -55,7 +55,7 @@ class Counter {
     while (!shoal::is_cancelled()) std::this_thread::sleep_for(1ms);
     for (int i = 1;; ++i) co_yield i;
   }
-  // Runs until its stream is dropped.
+  // Yields numbers until the reader drops the stream; then the file `ended` appears.
   shoal::Generator<int> endless(const std::string& ended) {
     const struct Ends {
       std::string file;
@@ -66,7 +66,7 @@ class Counter {
       std::this_thread::sleep_for(1ms);
     }
   }
-  // Takes one item and drops the stream with this actor.
+  // Takes one item; the stream is dropped when this actor ends.
   Result<int> takes_one(const Handle<Counter>& other, const std::string& ended) {
     taken_.emplace(other.call(&Counter::endless, ended));
     SHOAL_TRY(const auto first, taken_->next());
@@ -90,7 +90,7 @@ TEST_F(CppStreamsTest, AStreamHasTheItemsOfAGeneratorInOrder) {
     for (const auto& item : stream) EXPECT_EQ(item.get().value(), next++);
     EXPECT_EQ(next, count);
     EXPECT_EQ(stream.completed().get().value(), static_cast<std::uint64_t>(count));
-    EXPECT_FALSE(stream.next().value());  // the end is permanent
+    EXPECT_FALSE(stream.next().value());  // after its end a stream has no further item
   }
 }
 
@@ -134,7 +134,8 @@ TEST_F(CppStreamsTest, TheLastItemOfAFailedStreamIsTheError) {
   ASSERT_TRUE(driver->kill(counter));
   const auto died = ends(std::move(stream));
   ASSERT_EQ(died.size(), 1u);
-  EXPECT_TRUE(died[0] == "ActorDied" || died[0] == "ActorUnavailable") << died[0];  // depends on which report arrives first
+  // depends on which report arrives first: that of the death, or that of the lost connection
+  EXPECT_TRUE(died[0] == "ActorDied" || died[0] == "ActorUnavailable") << died[0];
 }
 
 TEST_F(CppStreamsTest, ACancelledStreamEndsAtTheNextItem) {
@@ -145,7 +146,7 @@ TEST_F(CppStreamsTest, ACancelledStreamEndsAtTheNextItem) {
   std::vector<std::string> rest;
   for (const auto& item : stream) rest.push_back(reason(item));
   ASSERT_FALSE(rest.empty());
-  EXPECT_LE(rest.size(), 2u);  // one more item, unless the worker had it already
+  EXPECT_LE(rest.size(), 2u);  // the error, and before it one item if the worker had yielded that before the cancellation arrived
   EXPECT_EQ(rest.back(), "TaskCancelled");
   EXPECT_EQ(counter.call(&Counter::add, 1).get().value(), 1);
   { const auto nobody_takes_it = counter.call(&Counter::two, file("gate")); }
@@ -169,7 +170,7 @@ TEST_F(CppStreamsTest, ACoroutineAwaitsAStream) {
   EXPECT_EQ(driver->run(total(driver->remote<&fails_at>({.num_cpus = 0})(3, -1))).error().reason(), "NoMore");
 }
 
-// Returns the reason of the item after the first, which is the death of the worker.
+// Kills the actor after the stream's first item. Returns the reason of the error that the stream yields next.
 shoal::Task<std::string> hand_over(shoal::Stream<int> stream, Handle<Counter> counter) {
   SHOAL_CO_TRY(const auto first, co_await stream.async());
   if (!first) co_return "it yields nothing";
@@ -186,7 +187,8 @@ TEST_F(CppStreamsTest, AnAwaitedStreamReportsTheDeathOfItsWorker) {
     const auto counter = driver->spawn<Counter>({}).value();
     const auto received = driver->run(hand_over(counter.call(&Counter::two, file("never")), counter), 60s);
     ASSERT_TRUE(received) << received.error().to_string();
-    EXPECT_TRUE(*received == "ActorDied" || *received == "ActorUnavailable") << *received;  // depends on which report arrives first
+    // depends on which report arrives first: that of the death, or that of the lost connection
+    EXPECT_TRUE(*received == "ActorDied" || *received == "ActorUnavailable") << *received;
   }
 }
 

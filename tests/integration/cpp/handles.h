@@ -41,7 +41,7 @@ class Counts {
     return ++calls_;
   }
   pid_t pid() const { return getpid(); }
-  // Makes and drops a handle of itself, which does not keep the actor.
+  // Makes and drops a handle of this actor itself. Such a handle does not keep the actor alive.
   Result<int> touches_itself() const {
     SHOAL_TRY(const auto self, shoal::context().handle<Counts>(shoal::context().actor()));
     return self.rank();
@@ -69,14 +69,14 @@ class Holder {
     return made;
   }
   Result<void> pass_on(const Handle<Holder>& to) const { return to.call(&Holder::keep, actors_).get(); }
-  // Makes calls that wait, and drops the handle that they were made on.
+  // Makes calls that have to wait, and drops the handle on which they were made.
   std::vector<Future<int>> begin(const std::string& file, const Future<int>& late) {
     std::vector<Future<int>> out = {actors_.at(0).call(&Counts::waits, file), actors_.at(0).call(&Counts::call),
                                     actors_.at(0).call(&Counts::add, late)};
     actors_.clear();
     return out;
   }
-  // Calls an actor by name. The handle from get_actor does not keep it.
+  // Calls an actor by its name. The handle that get_actor returns does not keep the actor alive.
   Result<int> call_of(const std::string& name) const {
     SHOAL_TRY(const auto found, shoal::context().get_actor<Counts>(name));
     return found.call(&Counts::call).get();
@@ -119,7 +119,7 @@ class HandlesTest : public ProgramTest {
   static bool ends(ActorId id) {
     return until([&] { return row(id).state == ActorState::kDead; });
   }
-  // Another driver of this program that waits very long for its actors' last calls, because the machine may be slow.
+  // A second driver in this process, which waits up to 20 minutes for the last calls of its actors, because the machine may be slow.
   static std::unique_ptr<shoal::Context> patient(std::chrono::milliseconds needed = 20min) {
     shoal::actors::SessionOptions session;
     std::ifstream token(driver->session().identity().folder + "/token");
@@ -139,17 +139,17 @@ class HandlesTest : public ProgramTest {
     std::ifstream(file) >> pid;
     return pid > 0 && until([&] { return kill(pid, 0) != 0; });
   }
-  // Creates an actor, drops its handles and waits for its end. Any earlier end has been reported by then.
+  // Creates another actor, drops its handles and waits for its end. An end that was requested earlier has been reported by then.
   static bool another_ends() {
     ActorId other;
     {
       const auto actor = counts();
       other = actor.id();
-      const auto kept = driver->put(std::vector{actor}).value();  // as a handle of a process that has left
+      const auto kept = driver->put(std::vector{actor}).value();  // this handle leaves the process, as part of a stored value
     }
     return ends(other);
   }
-  // Checks that the actor answers. A wrong end would have been reported before these calls.
+  // Checks that an actor is alive: an end that was requested wrongly would have been reported before the calls here.
   static void still_there(ActorId id, const std::function<Result<int>()>& call) {
     ASSERT_TRUE(another_ends());
     const auto first = call();

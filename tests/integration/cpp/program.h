@@ -1,4 +1,4 @@
-// Main function and fixture of a test program that is driver and workers of a cluster of its own, with a temporary SHOAL_HOME.
+// Main function and fixture of a test program that is both the driver and the workers of its own cluster, with a temporary SHOAL_HOME.
 #pragma once
 
 #include <unistd.h>
@@ -19,7 +19,8 @@ inline shoal::Context* driver = nullptr;  // set while the tests run
 template <typename... Classes>
 int run_program(int argc, char** argv, shoal::MainOptions options = {}) {
   std::string home = "/tmp/shoal-cpp.XXXXXX";
-  const bool is_worker = std::getenv("SHOAL_NODE") != nullptr;  // a worker inherits the driver's environment
+  // only a worker has SHOAL_NODE; the rest of its environment is the driver's
+  const bool is_worker = std::getenv("SHOAL_NODE") != nullptr;
   if (!is_worker) {
     if (mkdtemp(home.data()) == nullptr) return 1;
     setenv("SHOAL_HOME", home.c_str(), 1);
