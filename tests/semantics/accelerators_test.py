@@ -1,4 +1,4 @@
-"""Rows A1 and A2, devices: the GPUs of a worker, types of accelerators, labels of the node. These tests need no GPU."""
+"""A1 and A2 of COVERAGE.md, devices: the GPUs of a worker, types of accelerators, labels of the node. These tests need no GPU."""
 
 import os
 

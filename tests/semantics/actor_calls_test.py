@@ -1,4 +1,4 @@
-"""Row A2, options and errors of calls: several results, arguments, retries, bounds."""
+"""A2 of COVERAGE.md, options and errors of calls: several results, arguments, retries, bounds."""
 
 import os
 
@@ -89,7 +89,7 @@ def test_invalid_options_of_a_call_are_refused(recorder, options, error):
 
 
 def test_the_method_decorator_takes_known_keywords_only():
-    assert ray.method(len) is len  # returned unchanged without parentheses
+    assert ray.method(len) is len  # without parentheses, the decorator returns the function unchanged
     with pytest.raises(TypeError):
         ray.method()
     with pytest.raises(ValueError, match="colour"):
@@ -261,10 +261,10 @@ def test_an_actors_max_task_retries_covers_methods_with_retry_exceptions_only():
         with pytest.raises(KeyError, match="mine"):
             ray.get(call, timeout=GUARD_S)
     assert ray.get(actor.until.remote(6), timeout=GUARD_S) == 6
-    copy = ray.get(ray.put(actor))  # handles keep the retry options
+    copy = ray.get(ray.put(actor))  # a handle that was pickled keeps the retry options
     assert ray.get(copy.until.remote(8), timeout=GUARD_S) == 8
     assert ray.get(ray.get(actor.again.remote()).until.remote(10), timeout=GUARD_S) == 10
-    with pytest.raises(ActorDiedError):  # the actor has no restarts
+    with pytest.raises(ActorDiedError):  # leave() ends the process, and this actor has no restarts
         ray.get(actor.leave.remote(), timeout=GUARD_S)
 
 

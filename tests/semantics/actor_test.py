@@ -1,4 +1,4 @@
-"""Row A2: creation, order of calls, handles as values, ends, contexts."""
+"""A2 of COVERAGE.md: creation, order of calls, handles as values, ends, contexts."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from shoal.exceptions import ActorDiedError, RayActorError
 
 @ray.remote
 class Mortal:
-    """Writes to a file when its exit handlers run."""
+    """An actor that writes to a file when its exit handlers run."""
 
     def __init__(self, path):
         import atexit
@@ -56,7 +56,7 @@ def test_arguments_of_the_constructor_are_resolved():
 
 
 class Told:
-    """Writes to a file when it is destroyed."""
+    """A value that writes to a file when it is destroyed."""
 
     def __init__(self, path):
         self.path = path
@@ -68,7 +68,8 @@ class Told:
 def test_arguments_and_results_are_released_when_the_call_ends(recorder, tmp_path):
     name = str(tmp_path / "gone")
     ray.get(recorder.kind.remote(Told(name)))
-    wait_until(lambda: Path(name).exists(), GUARD_S, "the argument was given back")  # without a further call
+    # without a further call: the actor releases its argument when the call ends
+    wait_until(lambda: Path(name).exists(), GUARD_S, "the argument was given back")
 
     @ray.remote
     def make():
@@ -76,7 +77,8 @@ def test_arguments_and_results_are_released_when_the_call_ends(recorder, tmp_pat
 
     made = make.remote()
     ray.wait([made])
-    wait_until(lambda: Path(name + " result").exists(), GUARD_S, "the result was given back")  # although the caller has its pickle
+    # the worker releases its object, although the caller keeps the pickle
+    wait_until(lambda: Path(name + " result").exists(), GUARD_S, "the result was given back")
 
 
 def test_an_actor_waits_for_pending_arguments_of_its_constructor(gate):
@@ -122,7 +124,7 @@ class Patient:
         return value
 
     def until(self, path):
-        """Makes no calls of its own while it waits."""
+        """Waits until the file exists, without any call of its own."""
         while not os.path.exists(path):
             time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""Row A2, concurrency: actors with async methods."""
+"""A2 of COVERAGE.md, concurrency: actors with async methods."""
 
 import pytest
 from concurrent_actors import Async, Threaded
@@ -66,7 +66,7 @@ def test_an_async_method_can_return_a_reference(actor, recorder, gate):
     ):
         assert isinstance(ref, ray.ObjectRef)
         assert ray.get(ref, timeout=GUARD_S) == 1
-    # The call returns before the reference is ready, and does not fail with it.
+    # submits() returns before its reference is ready. An error of the reference does not fail the call of submits().
     waits = ray.get(actor.submits.remote(gate, "wait", "", 2), timeout=GUARD_S)
     fails = ray.get(actor.submits.remote(recorder, "fail", KeyError("mine")), timeout=GUARD_S)
     gate.open.remote()

@@ -1,4 +1,4 @@
-"""Rows A1 and A2, cancellation of calls by processes that did not make them."""
+"""A1 and A2 of COVERAGE.md, cancellation of calls by processes that did not make them."""
 
 import copy
 import os
@@ -17,10 +17,10 @@ from shoal.exceptions import OwnerDiedError, TaskCancelledError
 
 
 class Calls:
-    """Makes calls and returns their references."""
+    """An actor that makes calls and returns their references."""
 
     def __init__(self):
-        pool.FunctionPool.IDLE_S = GUARD_S  # see workers_stay
+        pool.FunctionPool.IDLE_S = GUARD_S  # this actor's process has pools of its own, which the fixture workers_stay does not change
 
     def wait(self, gate):
         return [waits.remote(gate)]
@@ -189,7 +189,7 @@ def test_cancel_after_the_callers_death_has_no_effect(gate):
     (ref,) = ray.get(actor.wait.remote(gate), timeout=GUARD_S)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     ray.kill(actor)
-    ray.cancel(ref)  # the dying process may still receive it
+    ray.cancel(ref)  # the dying process may still receive this cancellation
     with pytest.raises((OwnerDiedError, TaskCancelledError)):
         ray.get(ref, timeout=GUARD_S)
     wait_until(lambda: not alive(pid), GUARD_S, "the end of who made the call")

@@ -1,4 +1,4 @@
-"""Rows A1 and A2, cancellation: of waiting calls, running calls and their nested calls, and its effect on dependent calls."""
+"""A1 and A2 of COVERAGE.md, cancellation: of waiting calls, running calls and their nested calls, and its effect on dependent calls."""
 
 import asyncio
 import os
@@ -109,7 +109,7 @@ def test_cancel_of_one_result_cancels_the_whole_call(gate):
 
 
 def test_cancel_works_in_every_state_of_a_call(gate):
-    """Covers calls that are about to begin or to end: the processes survive the signals."""
+    """Covers calls that are about to begin or to end: no signal may end the worker's process."""
 
     @ray.remote(num_cpus=1)
     def brief(k):
@@ -161,7 +161,7 @@ def test_nested_calls_of_an_async_method_are_cancelled_with_it(gate):
     is_cancelled(ref)
     assert ray.get(gate.arrived.remote(3), timeout=GUARD_S)[2] == "cancelled"
     gate.open.remote("other")
-    assert ray.get(other, timeout=GUARD_S) == "other"  # the child of another call
+    assert ray.get(other, timeout=GUARD_S) == "other"  # `other` is the child of a call that was not cancelled
     ray.kill(caller)
 
 
@@ -297,7 +297,7 @@ def test_a_running_method_can_check_is_canceled(gate):
             context = ray.get_runtime_context()
             assert not context.is_canceled()
             ray.get(gate.arrive.remote("here"))
-            end = time.monotonic() + GUARD_S  # the cancellation arrives over another connection than the gate's answer
+            end = time.monotonic() + GUARD_S  # the cancellation may arrive after the gate's answer, because it takes another connection
             while not context.is_canceled() and time.monotonic() < end:
                 time.sleep(0.001)
             return context.is_canceled()

@@ -1,4 +1,4 @@
-"""Functions that tests cancel, each at a gate or without resources, and one that cancels."""
+"""Functions that tests cancel while they wait at a gate or for resources, and a function that cancels others."""
 
 import os
 
@@ -30,7 +30,7 @@ def stubborn(gate):
 
 @ray.remote(num_cpus=0)
 def tells(gate, name):
-    """Notes at the gate whether it was cancelled or finished."""
+    """Notes at the gate that it was cancelled, or that it finished."""
     try:
         ray.get(gate.arrive.remote("begins", name))
     except KeyboardInterrupt:
@@ -46,6 +46,6 @@ def plus_one(x):
 
 @ray.remote(num_cpus=0)
 def cancels(refs, **how):
-    """Cancels references in a list, because direct arguments would be resolved."""
+    """Cancels the references in a list; a reference that is itself an argument would be resolved."""
     for ref in refs:
         ray.cancel(ref, **how)

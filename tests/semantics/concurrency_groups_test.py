@@ -1,4 +1,4 @@
-"""Row A2, concurrency: groups of threads and of event loops."""
+"""A2 of COVERAGE.md, concurrency: groups of threads and of event loops."""
 
 import asyncio
 import os
@@ -78,7 +78,7 @@ class Lanes:
         self.thread = threading.get_ident()
 
     async def block(self, path, gate):
-        """Blocks its event loop."""
+        """Blocks the event loop of its group until the file exists."""
         ray.get(gate.note.remote("block"))
         while not os.path.exists(path):
             time.sleep(0.01)
@@ -110,7 +110,8 @@ def test_a_blocked_group_of_an_async_actor_blocks_no_other(gate, tmp_path):
     assert ray.get(actor.thread_is_its_own.remote(), timeout=GUARD_S)
     assert [ray.get(item, timeout=GUARD_S) for item in actor.items.remote(3)] == [0, 1, 2]
     waits = [actor.wait.remote(gate, who) for who in range(3)]
-    assert len(ray.get(gate.arrived.remote(3), timeout=GUARD_S)) == 3  # two of the three, because the group has two slots
+    # block() and two of the three calls of wait(): their group has two slots
+    assert len(ray.get(gate.arrived.remote(3), timeout=GUARD_S)) == 3
     ray.cancel(waits[0])
     with pytest.raises(TaskCancelledError):
         ray.get(waits[0], timeout=GUARD_S)
@@ -127,7 +128,7 @@ def test_an_async_actor_ends_after_the_calls_of_all_its_groups(gate, tmp_path):
     waits = actor.wait.remote(gate, "wait")
     ray.get(gate.arrived.remote(2), timeout=GUARD_S)
     with pytest.raises(ActorDiedError):
-        ray.get(actor.leave.remote(), timeout=GUARD_S)  # at once, although others run
+        ray.get(actor.leave.remote(), timeout=GUARD_S)  # leave() ends at once, although calls of other groups run
     ray.get(gate.open.remote())
     assert ray.get(waits, timeout=GUARD_S) == "wait"
     (tmp_path / "open").touch()
@@ -190,7 +191,7 @@ def test_an_async_actor_ends_after_its_own_calls_with_pending_arguments(gate, is
     actor = Driven.options(max_concurrency=2).remote()
     step = ray.get(actor.drive.remote([gate.wait.remote("later", 7)]), timeout=GUARD_S)
     del actor
-    for k in range(100):  # until the actor has processed the release of its last handle
+    for k in range(100):  # by the last of these calls, the actor has processed the release of its last handle
         ray.get(gate.note.remote(k), timeout=GUARD_S)
     ray.get(gate.open.remote("later"))
     assert ray.get(step, timeout=GUARD_S) == 7
@@ -223,7 +224,7 @@ def test_exit_actor_does_not_wait_for_own_calls_that_cannot_begin(gate, cls):
     pid = ray.get(actor.drive.remote(gate), timeout=GUARD_S)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     del actor
-    for k in range(100):  # until the actor has processed the release of its last handle
+    for k in range(100):  # by the last of these calls, the actor has processed the release of its last handle
         ray.get(gate.note.remote(k), timeout=GUARD_S)
     ray.get(gate.open.remote("leave"))
     wait_until(lambda: not alive(pid), GUARD_S, "the end of the actor's process")
@@ -259,7 +260,7 @@ def test_groups_of_an_async_actor():
             return self.begun
 
         async def release(self):
-            self.loop.call_soon_threadsafe(self.event.set)  # each group has a loop of its own
+            self.loop.call_soon_threadsafe(self.event.set)  # from another thread: each group has an event loop of its own
 
         async def started(self, count):
             while len(self.begun) < count:

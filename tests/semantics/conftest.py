@@ -42,5 +42,5 @@ def tries():
 
 @pytest.fixture
 def workers_stay(monkeypatch):
-    """Idle workers of functions stay for the whole test, even on a slow machine."""
+    """Idle workers of functions do not end during a test, even on a slow machine."""
     monkeypatch.setattr(pool.FunctionPool, "IDLE_S", GUARD_S)

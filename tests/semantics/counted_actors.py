@@ -43,7 +43,7 @@ class Counts:
         ray.get(holder.keep.remote(me))
 
     def has(self, holder):
-        """Keeps `holder`, which in turn keeps this actor's current_actor."""
+        """Keeps a handle of `holder`, which in turn keeps this actor's current_actor."""
         self.holder = holder
         ray.get(holder.keep.remote([ray.get_runtime_context().current_actor]))
 
@@ -72,7 +72,7 @@ class Holder:
         return ray.get(self.handles[0].call.remote())
 
     def begin(self, gate):
-        """Makes calls that wait, and drops the handle that they were made on."""
+        """Makes calls that have to wait, and drops the handle on which they were made."""
         (actor,) = self.handles
         refs = [actor.wait_at.remote(gate, "", 7), *(actor.echo.remote(k) for k in range(3))]
         refs.append(actor.echo.remote(gate.wait.remote("late", "x")))
@@ -90,7 +90,7 @@ class Holder:
 
 
 def still_there(actor_id, call):
-    """Checks that the actor answers. A wrong release would have arrived before these calls, because that of another actor has."""
+    """Checks that an actor is alive, after another one has ended: an end that was requested wrongly would have come before that."""
     gc.collect()
     other = Counts.remote()
     other_id, kept = other._actor_id, ray.put([other])

@@ -34,7 +34,7 @@ def test_teardown_releases_the_actors_and_the_memory(stages, compiled, gate):
     waiting.start()
     with pytest.raises(RayChannelError, match="torn down"):
         ray.get(lost)
-    assert waiting.is_alive()  # the running call
+    assert waiting.is_alive()  # teardown waits for the running call
     ray.get(gate.open.remote())
     waiting.join()
     graph.teardown()
@@ -152,7 +152,7 @@ print("pids", *shoal.get([first.pid.remote(), second.pid.remote()]))
 
 
 def test_a_driver_that_exits_without_teardown_leaves_nothing(tmp_path):
-    """The module's home also checks for processes and memory left over."""
+    """The fixture module_home checks that no process and no memory is left over."""
     import subprocess
     import sys
 

@@ -30,15 +30,16 @@ def test_the_maximum_of_executions_can_be_submitted_repeatedly(stages, compiled,
     values = [bytes([n]) * size for n in range(10)]
     for n in range(before):
         assert ray.get(graph.execute("open", values[n])) == values[n]
-    refs = [graph.execute(f"round {n % 2}", value) for n, value in enumerate(values)]  # all of them are before the first actor
+    # no value has passed the first actor, which waits at the gate
+    refs = [graph.execute(f"round {n % 2}", value) for n, value in enumerate(values)]
     ray.get([gate.open.remote("round 0"), gate.open.remote("round 1")])
-    assert ray.get(refs[9]) == values[9]  # all of them are past the last actor
+    assert ray.get(refs[9]) == values[9]  # the last value has passed the last actor, and the nine before it are unread
     assert ray.get(refs[:9]) == values[:9]
 
 
 @pytest.fixture
 def interrupts():
-    """Signals this thread repeatedly; the handler raises once each time ``waits`` is set."""
+    """Signals this thread all the time. The signal handler raises an error once after each ``waits.set()``."""
     waits, over = threading.Event(), threading.Event()
 
     def interrupt(*_):
@@ -78,7 +79,7 @@ def test_a_wait_for_room_can_be_interrupted(interrupts):
 
 
 def large_results(stages, compiled):
-    """Returns a graph, its actor, and two results of 1.6 MB that have arrived unread."""
+    """Returns a graph, its actor, and the references of two results of 1.6 MB, which have arrived but are not read."""
     (a,) = stages("a")
     graph = compiled(lambda inp: a.ones.bind(inp), _buffer_size_bytes=1000)
     refs = [graph.execute(200_000) for _ in range(3)]
@@ -171,7 +172,7 @@ def test_a_forked_child_leaves_its_parents_graph_alone(stages, compiled):
 
 @ray.remote
 class DiesBetween:
-    """An actor that dies between compiling a graph and running it."""
+    """An actor whose process dies when it has compiled a graph and begins to run it."""
 
     def compile(self, other):
         call = _compiled._call

@@ -144,7 +144,7 @@ def test_bound_arguments_are_sent_once(stages, compiled):
 def test_random_graphs_compute_the_result_of_their_calls(stages, compiled):
     choose, actors = random.Random(3), stages("a", "b", "c")
     for _ in range(6):
-        described = []  # (actor, two operands); -1 is the input
+        described = []  # by call: its actor and two operands; operand n is the result of call n, -1 the graph's input
         for n in range(choose.randrange(3, 15)):
             described.append((choose.randrange(3), choose.randrange(-1, n), choose.randrange(-1, n)))
 
@@ -180,7 +180,7 @@ def test_an_exception_is_one_result_and_the_graph_goes_on(stages, compiled):
                 ray.get(failed)
         else:
             assert ray.get(failed) == n
-    assert ray.get(c.count.remote()) == 2  # not called for the failed execution
+    assert ray.get(c.count.remote()) == 2  # the failed execution did not call c
 
 
 def test_an_unserializable_result_is_an_error(stages, compiled):
@@ -275,7 +275,7 @@ def test_a_wait_can_be_interrupted_and_goes_on(stages, compiled, gate):
         _thread.interrupt_main()
 
     def waits():
-        thread.start()  # joins the thread, in which the interrupt may arrive
+        thread.start()  # here, because the interrupt may arrive before start() returns
         ray.get(ref)
 
     thread = threading.Thread(target=interrupt)

@@ -29,7 +29,7 @@ shoal.init(address="auto", namespace="shared")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """Empty, because each test starts its own cluster, which outlives drivers."""
+    """Replaces the module's cluster by none: each test starts a cluster of its own, which outlives its drivers."""
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_a_handle_with_such_methods_is_still_a_handle():
 
 
 def _of_ours() -> list[str]:
-    """Names with one underscore that our classes and handles have, or had in earlier versions."""
+    """Names with one underscore that Shoal's classes and handles have, or had in earlier versions. A user's methods may have them, too."""
     had = ["_actor", "_own", "_count", "_created", "_sharing", "_in_any_order", "_actor_id", "_ray_actor_id", "_remote", "_shoal"]
     ours = [*dir(Table.remote()), *dir(Table), *dir(Table.remote().__call__), *ray.actor.ActorMethod.__slots__]
     return sorted({*had, *(n for n in ours if not n.startswith(("__", "_shoal_")) and n != "rows")})
@@ -88,7 +88,7 @@ def test_methods_may_have_any_name():
     assert ray.get([getattr(service, name).remote() for name in names], timeout=GUARD_S) == names
     assert ray.get(through.remote(service), timeout=GUARD_S) == names
     del through
-    ray.kill(service)  # although a method shadows `_actor_id` of the handle
+    ray.kill(service)  # works, although a method of the actor has the name of the handle's `_actor_id`
 
 
 def test_a_class_keeps_its_own_attributes_when_it_is_decorated():
@@ -208,7 +208,7 @@ def test_an_orderly_end_calls_ray_shutdown(kind, way, tmp_path):
 
 @KINDS
 def test_children_of_an_actor_end_with_it(kind, tmp_path):
-    """Includes children of multiprocessing, which Python joins at exit; the actor's exit handlers have run."""
+    """Also ends children of multiprocessing, which Python would join at exit. The actor's exit handlers run before."""
     actor = make(kind, tmp_path / "notes")
 
     def begin(_, notes):

@@ -1,4 +1,4 @@
-"""Row A2, the end by ``exit_actor``, wherever it is called and even if its exception is caught."""
+"""A2 of COVERAGE.md, the end by ``exit_actor``, wherever it is called and even if its exception is caught."""
 
 import asyncio
 import atexit
@@ -16,7 +16,7 @@ from shoal.exceptions import ActorDiedError
 
 
 class Leaves:
-    """Its constructor calls the method ``how``. Its exit handlers write to a file."""
+    """An actor whose constructor calls its method ``how``, and whose exit handlers write to a file."""
 
     def __init__(self, path, how="pid"):
         atexit.register(lambda: Path(path).write_text("exit handler"))
@@ -71,7 +71,7 @@ class Leaves:
 
 
 class LeavesAsync(Leaves):
-    """The same methods on an event loop."""
+    """An actor with the methods of Leaves, as coroutines."""
 
     async def task(self):
         self.left = asyncio.create_task(self.leave_later())
@@ -89,7 +89,7 @@ class LeavesAsync(Leaves):
         raise SystemExit(0)
 
     def begin(self):
-        """A plain method for the constructor, which cannot await."""
+        """Starts leave_later(). A plain method, because the constructor cannot await."""
         self.left = asyncio.get_running_loop().create_task(self.leave_later())
 
     async def dropped(self):
@@ -111,7 +111,7 @@ EACH = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture
 def make(tmp_path):
-    """An actor of a kind that restarts unless its end is orderly; killed with the test."""
+    """Creates an actor of a kind. It restarts after any end that is not orderly, and is killed when the test ends."""
     made = []
 
     def make(kind, *how, **more):

@@ -213,7 +213,7 @@ def test_a_link_to_a_folder_ships_its_content(tmp_path):
         folder.mkdir(parents=True)
     (elsewhere / "deep" / "text").write_text("linked")
     (here / "linked").symlink_to(elsewhere)
-    (here / "inner" / "again").symlink_to(here)  # links in a circle are left out
+    (here / "inner" / "again").symlink_to(here)  # a link back to a folder above it is left out
     (elsewhere / "deep" / "up").symlink_to(tmp_path)
     there = read.options(runtime_env={"working_dir": str(here)})
     assert shoal.get(there.remote("linked/deep/text")) == "linked"
@@ -221,7 +221,8 @@ def test_a_link_to_a_folder_ships_its_content(tmp_path):
 
 
 def test_workers_have_their_drivers_import_path(tmp_path):
-    """With ``python -m``, the main module is no script. Entries of ``sys.path`` other than str are ignored, and archives work."""
+    """The driver runs under ``python -m``, so that its main module is no script. Entries of ``sys.path`` that are no str are ignored;
+    archives work."""
     package = tmp_path / "app"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -286,7 +287,7 @@ def test_variables_may_refer_to_existing_ones():
     path, new, home = shoal.get([looker.variable.remote(name) for name in env["env_vars"]])
     assert path == "/mine:" + shoal.get(variable.remote("PATH"))
     assert (new, home) == ("<>", os.environ.get("HOME", "$HOME"))
-    assert shoal.get(looker.childs.remote("PATH")) == path  # only once
+    assert shoal.get(looker.childs.remote("PATH")) == path  # the prefix is there only once
 
 
 def test_gitignore_excludes_files(tmp_path, monkeypatch):
@@ -316,7 +317,7 @@ def test_py_modules_may_be_modules(tmp_path, monkeypatch):
     import given_file
     import given_package
 
-    monkeypatch.undo()  # so that workers cannot import them from our path
+    monkeypatch.undo()  # now workers cannot import the modules from this process's path
     env = {"py_modules": [given_package, given_file]}
     of = imported.options(runtime_env=env)
     assert shoal.get([of.remote("given_package"), of.remote("given_file")]) == ["package", "file"]
@@ -430,11 +431,11 @@ def test_a_config_without_a_limit_has_no_effect(tmp_path):
 
 
 def test_a_folder_absent_on_this_host_is_replaced_by_the_sessions(monkeypatch):
-    @shoal.remote(num_cpus=0.5)  # needs workers of its own
+    @shoal.remote(num_cpus=0.5)  # no other function asks for 0.5 CPUs, so that a new worker starts in the folder
     def where():
         return os.getcwd()
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "getcwd", lambda: "/no/such/folder")  # as on another host
+        patch.setattr(os, "getcwd", lambda: "/no/such/folder")  # a driver's folder that this host lacks, as if it were on another host
         ref = where.remote()
     assert shoal.get(ref) == shoal.get_runtime_context().get_temp_dir()

@@ -1,4 +1,4 @@
-"""Row A3, errors: Ray's names, the places where they are raised, and their way through processes."""
+"""A3 of COVERAGE.md, errors: Ray's names, the places where they are raised, and their way through processes."""
 
 import asyncio
 import os
@@ -99,7 +99,7 @@ def test_the_cause_has_both_of_rays_names(recorder):
 
 
 def test_a_failure_has_a_traceback_of_each_process(recorder):
-    """The text has the frames of each process, outermost first as in Ray, without frames of the runtime."""
+    """The text has the stack frames of each process, outermost first as in Ray, without those of the runtime."""
     first, second = Recorder.remote(), Recorder.remote()
 
     def in_the_middle(self, first):
@@ -116,7 +116,7 @@ def test_a_failure_has_a_traceback_of_each_process(recorder):
     text = str(info.value)
     at = [text.index(f"in {name}\n") for name in ("in_the_middle", "fail")]
     assert at == sorted(at)
-    assert text.count("raise error") == 1  # in semantics_actors.py
+    assert text.count("raise error") == 1  # the line of fail() in semantics_actors.py
     assert text.index("KeyError: 'deep'") < text.index("direct cause") < text.index("RuntimeError: told anew")
     assert "in get\n" not in text
 
@@ -188,7 +188,7 @@ def test_built_in_exceptions_are_caught_by_their_class(recorder):
     def fails(actor, cls):
         raise cls("x")
 
-    # These take other arguments, or arrive as a RuntimeError.
+    # Classes whose constructors take other arguments, or that arrive as a RuntimeError.
     special = {"ExceptionGroup", "UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError", "StopIteration"}
     own = [c for c in vars(builtins).values() if isinstance(c, type) and issubclass(c, Exception) and c.__name__ not in special]
     assert MemoryError in own
@@ -290,7 +290,7 @@ class Interrupted:
 
     def signalled(self):
         os.kill(os.getpid(), signal.SIGINT)
-        while True:  # Python handles a signal between two bytecodes
+        while True:  # Python runs a signal's handler between two bytecodes, so also in this loop
             pass
 
     def pid(self):

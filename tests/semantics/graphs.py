@@ -88,7 +88,7 @@ class Stage:
         return [t.name for t in threading.enumerate()]
 
     def run_graph(self, other, value):
-        """Executes a graph over another actor, or over itself without one."""
+        """Executes a graph over the actor `other`, or over this actor if that is None."""
         with InputNode() as inp:
             bound = (other or ray.get_runtime_context().current_actor).through.bind(inp)
         self.compiled = bound.experimental_compile()
@@ -111,7 +111,7 @@ def stages():
 
 @pytest.fixture
 def compiled():
-    """Compiles the graph that a function builds from the input; torn down with the test."""
+    """Compiles a graph that a function builds from the input node. The graph is torn down when the test ends."""
     made = []
 
     def make(bound, **options):

@@ -87,7 +87,7 @@ def test_ready_of_a_removed_group_fails(group):
 
 
 def test_a_group_is_placed_completely_or_not_at_all(group):
-    waiting = placement_group([{"CPU": 1}, {"CPU": 1}])  # only one CPU is free
+    waiting = placement_group([{"CPU": 1}, {"CPU": 1}])  # has to wait, because only one CPU is free
     assert not waiting.wait(0.05)
     assert free_cpus() == 1
     remove_placement_group(waiting)
@@ -96,7 +96,7 @@ def test_a_group_is_placed_completely_or_not_at_all(group):
 def test_actors_use_the_resources_of_their_bundle(group):
     first = Log.options(num_cpus=2, scheduling_strategy=inside(group, 1)).remote()
     assert shoal.get(first.echo.remote(1)) == 1
-    assert free_cpus() == 1  # outside of the group
+    assert free_cpus() == 1  # the one CPU outside of the group
     second = Log.options(num_cpus=1, scheduling_strategy=inside(group, 1)).remote()
     answer = second.echo.remote(2)
     assert shoal.wait([answer], timeout=0.1) == ([], [answer])
@@ -120,7 +120,7 @@ def test_an_actor_in_a_group_sees_its_group(group):
 def test_removal_of_a_group_kills_its_actors(group):
     actor = Log.options(num_cpus=1, scheduling_strategy=inside(group)).remote()
     assert shoal.get(actor.echo.remote(1)) == 1
-    remove_placement_group(group)  # asynchronous: calls that were sent before the kill are still answered
+    remove_placement_group(group)  # returns early: calls that were sent before the actor is killed are still answered
 
     def died():
         try:
@@ -130,7 +130,7 @@ def test_removal_of_a_group_kills_its_actors(group):
         return False
 
     wait_until(died, 10)
-    wait_until(lambda: free_cpus() == 4, 10)  # once the process has ended
+    wait_until(lambda: free_cpus() == 4, 10)  # all CPUs are free once the actor's process has ended
 
 
 def test_tasks_run_in_a_group(group):

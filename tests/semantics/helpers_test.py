@@ -1,4 +1,4 @@
-"""Row A2, helpers: ActorPool and Queue."""
+"""A2 of COVERAGE.md, helpers: ActorPool and Queue."""
 
 import asyncio
 

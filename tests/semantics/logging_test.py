@@ -1,4 +1,4 @@
-"""Row A1, ``init(logging_config=)``: the log lines of a job's processes, and their format."""
+"""A1 of COVERAGE.md, ``init(logging_config=)``: the log lines of a job's processes, and their format."""
 
 import json
 import os
@@ -43,7 +43,7 @@ print("job", ray.get(logs.say.remote()), "actor", logs._actor_id)
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(module_home):
-    """Empty, because each program starts its own cluster."""
+    """Replaces the module's cluster by none: each program starts a cluster of its own."""
 
 
 def run(encoding):
@@ -105,7 +105,7 @@ ray.shutdown()
 
 
 def test_a_long_line_is_one_line():
-    """A line has up to 4 MiB; a longer one is cut between two characters."""
+    """A line of up to 4 MiB stays one line; a longer one is cut between two characters."""
     ran = subprocess.run([sys.executable, "-c", LONG], capture_output=True, timeout=GUARD_S, env={**os.environ, "PYTHONUTF8": "1"})
     lines = [line.split(") ", 1)[1] for line in ran.stdout.decode().splitlines()]
     assert [json.loads(line)["n"] for line in lines[:3]] == [1, 50_000, 150_000], ran.stderr

@@ -1,4 +1,5 @@
-"""Rows A1 to A3: calls with many arguments, with large values in them, and with many results. The counts are at message boundaries."""
+"""A1 to A3 of COVERAGE.md: calls with many arguments, with large values in them, and with many results. The counts are at message
+boundaries."""
 
 import asyncio
 import os
@@ -11,8 +12,8 @@ import shoal as ray
 from shoal.exceptions import InvalidArgument
 
 AT_BORDERS = (127, 128, 129, 249, 250, 251, 999, 1000, 1001)
-LARGE = 160_000  # bytes; each in a memory of its own
-SMALL = 95_000  # bytes; many share a message
+LARGE = 160_000  # bytes: a value of this size has a shared memory of its own
+SMALL = 95_000  # bytes: many values of this size fit into one message
 
 
 @ray.remote
@@ -163,7 +164,7 @@ def test_get_and_wait_take_many_references():
 
 def test_few_arguments_may_contain_many_references(adder):
     refs = puts(5000)
-    parts = [ray.put(refs) for _ in range(10)]  # eight of them fit into one message
+    parts = [ray.put(refs) for _ in range(10)]  # one message has room for eight of these arguments
 
     @ray.remote
     def lengths(*parts):

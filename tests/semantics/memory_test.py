@@ -1,4 +1,4 @@
-"""Row A3, errors: messages when a node ends a worker because memory runs out. Workers have a limit of their own here
+"""A3 of COVERAGE.md, errors: messages when a node ends a worker because memory runs out. Workers have a limit of their own here
 (SHOAL_MEMORY_LIMIT), so that other processes of the machine have no influence."""
 
 import json
@@ -51,7 +51,7 @@ class Actor:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """Empty, because each test starts its own cluster."""
+    """Replaces the module's cluster by none: each test starts a cluster of its own."""
 
 
 def drive(shoal_command, body, start="shoal.init(num_cpus=2)\n", **env):

@@ -16,7 +16,7 @@ GUARD_S = 90
 
 
 def told(name):
-    """Values by tags, summed over all processes."""
+    """The values of a metric by tags, summed over all processes."""
     out = {}
     done = subprocess.run([binary(), "metrics", "--json"], capture_output=True, text=True, check=True, timeout=GUARD_S)
     for family in json.loads(done.stdout)["families"]:

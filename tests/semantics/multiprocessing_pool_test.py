@@ -86,7 +86,8 @@ def test_an_endless_iterable_is_read_as_results_are_taken(pool):
 def test_the_least_loaded_actor_gets_the_next_call(pool):
     gate = Gate.remote()
     slow = pool.apply_async(through, (gate, "slow"))
-    assert pool.map(square, range(10), chunksize=10) == [x * x for x in range(10)]  # in the other process
+    # runs in the other process of the pool, because the first one waits at the gate
+    assert pool.map(square, range(10), chunksize=10) == [x * x for x in range(10)]
     with pytest.raises(TimeoutError):
         slow.get(timeout=0.01)
     with pytest.raises(ValueError, match="not ready"):

@@ -86,7 +86,7 @@ def test_an_actor_that_waits_to_end_goes_on_when_found():
     log = Log.options(name="busy").remote()
     actor_id, late = log._actor_id, log.echo.remote(gate.wait.remote(then="late"))
     del log
-    actor_ownership.settle()  # the actor has been asked to end
+    actor_ownership.settle()  # returns once the actor was asked to end
     found = Log.options(name="busy", get_if_exists=True).remote()
     assert found._actor_id == actor_id
     shoal.get(gate.open.remote())
@@ -101,7 +101,7 @@ def test_concurrent_get_if_exists_creates_one_actor():
     @shoal.remote(num_cpus=0)
     class Getter:
         def get(self):
-            self.actor = Log.options(name="one", get_if_exists=True).remote()  # it ends with its creator
+            self.actor = Log.options(name="one", get_if_exists=True).remote()  # the actor ends with the getter that created it
             return shoal.get(self.actor.pid.remote())
 
     getters = [Getter.remote() for _ in range(4)]
@@ -159,7 +159,7 @@ def test_calls_on_a_found_handle_fail_after_the_actors_death(named):
     holder = Holder.remote()
     assert shoal.get(holder.hold.remote()) == [1]
     shoal.kill(named)
-    assert any(_died(holder.ask.remote()) for _ in range(100_000))  # its process may answer other callers until it ends
+    assert any(_died(holder.ask.remote()) for _ in range(100_000))  # the killed actor may answer other callers until its process ends
     shoal.kill(holder)
 
 
@@ -194,6 +194,6 @@ def test_calls_by_name_on_an_actor_with_a_failed_constructor_raise():
 
 
 def test_an_actor_of_a_cpp_program_is_found_and_refused():
-    found = b"cshoal._handle\n_foreign\n(Vuser::Counter\ntR."  # as in actors/api/worker/worker_test.cc
+    found = b"cshoal._handle\n_foreign\n(Vuser::Counter\ntR."  # the pickle of a handle, as in actors/api/worker/worker_test.cc
     with pytest.raises(shoal.exceptions.Unimplemented, match=r"a user::Counter of a C\+\+ program"):
         pickle.loads(found)

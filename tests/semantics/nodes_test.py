@@ -271,4 +271,4 @@ def test_cluster_utils_starts_and_ends_nodes(shoal_command):
     driver = shoal_command.driver(CLUSTER)
     assert driver.code() == 0, driver.err
     (pid,) = (int(line.split()[1]) for line in driver.out.splitlines() if line.startswith("left "))
-    assert not alive(pid)  # ended with its driver
+    assert not alive(pid)  # the node that the driver left running ended with the driver

@@ -1,4 +1,5 @@
-"""Row A3, memory of objects: values that were read stay unchanged and read-only; memory is reused, and freed with the last reference."""
+"""A3 of COVERAGE.md, memory of objects: values that were read stay unchanged and read-only; memory is reused, and freed with the last
+reference."""
 
 import contextlib
 import copy
@@ -16,12 +17,12 @@ import shoal as ray
 from shoal import ObjectRef
 from shoal.exceptions import ObjectFreedError
 
-LARGE = 1 << 18  # numbers of 8 bytes: too large for a frame and for kept memory
+LARGE = 1 << 18  # numbers of 8 bytes, so 2 MiB: too large for a frame, and for memory that is kept for the next value
 
 
 @ray.remote
 class Keeper:
-    """Keeps its arguments, and creates values on request."""
+    """An actor that keeps its arguments, and creates values on request."""
 
     def __init__(self):
         self.kept = {}
@@ -54,7 +55,7 @@ def address(array):
 
 
 def test_values_read_here_stay_unchanged_during_further_puts():
-    kept = {k: ray.get(ray.put(np.full(LARGE, float(k)))) for k in range(4)}  # the references are dropped
+    kept = {k: ray.get(ray.put(np.full(LARGE, float(k)))) for k in range(4)}  # the values stay, their references are dropped
     for k in range(20):
         ray.put(np.full(LARGE, -1.0 - k))
     assert {k: (v[0], v[-1]) for k, v in kept.items()} == {k: (k, k) for k in kept}
@@ -110,7 +111,7 @@ def test_an_array_cannot_be_written(numel):
 
 @pytest.mark.parametrize("numel", [2_000, LARGE])
 def test_writes_to_a_tensor_stay_private(numel):
-    import torch  # imported here, because workers import this module
+    import torch  # not at the top, because workers import this module
 
     ref = ray.put({"tensor": torch.zeros(numel), "array": np.zeros(numel)})
     mine = ray.get(ref)
@@ -126,7 +127,7 @@ def test_writes_to_a_tensor_stay_private(numel):
 
 @ray.remote
 class Holder:
-    """Holds references, and passes them on."""
+    """An actor that holds references, and passes them on."""
 
     def __init__(self):
         self.kept = {}
@@ -168,7 +169,8 @@ def other():
 
 
 def name_of(ref):
-    """The id and owner of a reference, to keep after it is dropped. Publishing it registers the value with the node."""
+    """The id and owner of a reference, by which tests ask about the value when the reference is gone. Publishing registers the value
+    with the node."""
     return ref._publish(), ref._owner
 
 
@@ -191,7 +193,7 @@ def is_freed(name):
 
 
 def given(value, actor, name="it"):
-    """The name of a value that only the actor refers to."""
+    """Puts a value to which only the actor has a reference, and returns its name."""
     ref = ray.put(value)
     ray.get(actor.keep.remote(name, [ref]))
     return name_of(ref)
@@ -229,7 +231,7 @@ def test_a_copied_reference_keeps_a_value_until_it_is_dropped(holder, copied):
     ray.get(holder.drop.remote("it"))
     name, made = name_of(ref), [copied(ref), copied(borrowed)]
     del ref, borrowed
-    other = given("other", holder)  # freed after all earlier messages were processed
+    other = given("other", holder)  # is freed after the node has processed all earlier messages
     ray.get(holder.drop.remote("it"))
     assert is_freed(other)
     assert there(name)
@@ -241,7 +243,7 @@ def test_a_value_that_its_creator_keeps_is_not_freed(holder):
     ref = ray.put("kept")
     ray.get(holder.keep.remote("it", [ref]))
     ray.get(holder.drop.remote("it"))
-    name = given("other", holder)  # freed after all earlier messages were processed
+    name = given("other", holder)  # is freed after the node has processed all earlier messages
     ray.get(holder.drop.remote("it"))
     assert is_freed(name)
     assert there(name_of(ref))
@@ -347,7 +349,7 @@ def test_arguments_are_released_before_the_next_call(at_once):
     assert ray.get(reader.read.remote([ref])) == ["it"]
     name = name_of(ref)
     del ref
-    assert is_freed(name)  # without a further call to the reader
+    assert is_freed(name)  # the reader has released its argument without a further call
     ray.kill(reader)
 
 
@@ -370,13 +372,13 @@ def test_reused_memory_does_not_grow(holder):
         last = given(value, holder)
         for _ in range(5):
             ray.get(holder.keep.remote("it", [ray.put(value)]))
-        assert is_freed(last)  # also when the node is behind
+        assert is_freed(last)  # waits for the node, which may be slow to free objects
     ray.get(holder.drop.remote("it"))
     assert shared_memory() - before < 50 * value.nbytes
 
 
 def shared_memory():
-    """Bytes of shared memory that this process wrote values into."""
+    """Bytes of the shared memory into which this process has written values."""
     files = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

@@ -107,7 +107,7 @@ def test_a_batcher_feeds_a_pool_of_models_in_a_group():
     @ray.remote(num_cpus=1)
     class Model:
         def __init__(self, scale):
-            self.scale = ray.get(scale[0])  # a reference in a list stays a reference
+            self.scale = ray.get(scale[0])  # the reference is in a list, so that it was not resolved
 
         def predict(self, batch):
             return batch * self.scale

@@ -1,4 +1,4 @@
-"""Row A3: put, get, wait; references as values, awaited, as futures and as keys."""
+"""A3 of COVERAGE.md: put, get, wait; references as values, awaited, as futures and as keys."""
 
 import asyncio
 import concurrent.futures
@@ -207,13 +207,13 @@ def test_a_reference_has_its_calls_task_id(recorder):
     assert names == ray.get(refs, timeout=GUARD_S)
     assert len(set(names)) == 5
     assert all(type(name) is ray.TaskID and not name.is_nil() for name in names)
-    assert ray.get(actor.whose.remote(refs), timeout=GUARD_S) == names  # the same in another process
+    assert ray.get(actor.whose.remote(refs), timeout=GUARD_S) == names  # the references have the same task ids in another process
     assert [r.task_id() for r in ray.get(recorder.echo.remote(refs), timeout=GUARD_S)] == names
     assert ray.put(1).task_id().is_nil()
 
 
 def test_threads_that_name_a_reference_at_once_give_it_one_name(gate, recorder, monkeypatch):
-    """The second thread finishes while the first creates an id."""
+    """While the first thread creates an id, the second one asks for it and finishes."""
     ref, named = gate.wait.remote(then="there"), []
 
     def other():
@@ -258,7 +258,7 @@ def test_repeated_waits_for_a_pending_call_leak_nothing(recorder):
     before = resident()
     for k in range(1000):
         ray.wait([recorder.echo.remote(k), *never])
-    assert resident() - before < 20 << 20  # 60 MB if each wait left something behind per reference
+    assert resident() - before < 20 << 20  # 60 MB, if each wait left something behind for each reference
 
 
 # ---- await

@@ -60,7 +60,7 @@ class Mortal:
 
 @shoal.remote(num_cpus=0)
 class Made:
-    """An actor whose first constructor call exits."""
+    """An actor whose process exits in the first run of its constructor."""
 
     def __init__(self, path, code):
         if not os.path.exists(path):
@@ -210,7 +210,7 @@ def test_any_other_exit_code_causes_a_restart(kind, code):
     with pytest.raises(ActorUnavailableError):
         shoal.get(actor.sys_exit.remote(code))
     assert shoal.get(actor.reconstructed.remote())
-    with pytest.raises(ActorDiedError):  # it had one restart only
+    with pytest.raises(ActorDiedError):  # the actor had one restart only
         shoal.get(actor.sys_exit.remote(code))
 
 

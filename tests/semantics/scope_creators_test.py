@@ -1,4 +1,4 @@
-"""Row A2, the end: actors end with the process that created them, or with the worker whose function did."""
+"""A2 of COVERAGE.md, the end: actors end with the process that created them, or with the worker whose function did."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ class Parent:
         return self.more
 
     def family(self):
-        """Returns the handles, children first."""
+        """Returns the handles of this actor's children, and then of their children."""
         return self.children + [ray.get(child.make.remote()) for child in self.children]
 
     def ids(self):
@@ -102,7 +102,7 @@ LEAVES = {
 @pytest.mark.parametrize("how", LEAVES)
 def test_an_actor_ends_with_its_creator(how):
     parent = Parent.remote(2)
-    family = ray.get(parent.family.remote(), timeout=GUARD_S)  # these handles do not keep the actors
+    family = ray.get(parent.family.remote(), timeout=GUARD_S)  # an actor ends with its creator although these handles exist
     names = [ray.get(f.id.remote(), timeout=GUARD_S) for f in (parent, *family)]
     LEAVES[how](parent)
     del parent
@@ -115,7 +115,8 @@ def test_an_actor_ends_with_its_creator(how):
 
 
 def test_actors_created_by_each_life_of_an_actor_end_with_it():
-    parent = Parent.options(max_restarts=-1, max_task_retries=-1).remote(2, 3)  # the CPUs suffice for the children of one life
+    # the CPUs suffice for the children of one life only, so those of the life before have to end
+    parent = Parent.options(max_restarts=-1, max_task_retries=-1).remote(2, 3)
     lives = [ray.get(parent.ids.remote(), timeout=GUARD_S)]
     for _ in range(2):
         os.kill(ray.get(parent.pid.remote(), timeout=GUARD_S), signal.SIGKILL)
@@ -164,7 +165,7 @@ def test_an_actor_that_a_function_returned_outlives_its_worker(calls):
     @ray.remote(num_cpus=0, max_calls=calls)
     def makes():
         child = Parent.remote(0)
-        ray.get(child.pid.remote())  # creates it before this function returns
+        ray.get(child.pid.remote())  # the child exists before this function returns
         return os.getpid(), child
 
     pid, child = ray.get(makes.remote(), timeout=GUARD_S)
@@ -209,7 +210,8 @@ def test_a_worker_is_retired_once_the_head_is_back(monkeypatch):
 
 
 def asked(pid):
-    """Waits until this process has asked a worker of its functions for its hand-over, or the worker has ended."""
+    """Waits until this process has asked the worker ``pid``, which runs its functions, to hand over its actors, or that worker has
+    ended."""
     ids = [r["id"] for r in ray._core.process.session().list("actors") if r["pid"] == pid]
     wait_until(lambda: any(leaving.worker in ids for leaving in state.functions._leaving) or not alive(pid), GUARD_S, "its last call")
 
@@ -233,7 +235,7 @@ def test_an_actor_returned_with_pending_arguments_is_created(gate, monkeypatch):
 
 
 def needed():
-    """Workers of this process's functions that have reported open calls."""
+    """Workers of this process's functions that were asked to leave, and have reported open calls."""
     return [leaving for leaving in state.functions._leaving if leaving.needed]
 
 

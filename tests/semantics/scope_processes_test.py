@@ -1,4 +1,4 @@
-"""Row A2, the end: handles in other processes, in values and in calls keep an actor."""
+"""A2 of COVERAGE.md, the end: handles in other processes, in values and in calls keep an actor."""
 
 import gc
 import os
@@ -72,7 +72,7 @@ def test_functions_may_receive_a_handle_one_after_the_other():
     def uses(actor):
         return ray.get(actor.call.remote())
 
-    for _ in range(6):  # the CPUs suffice for one actor
+    for _ in range(6):  # the CPUs suffice for one actor at a time
         actor = Counts.options(num_cpus=8).remote()
         assert ray.get(uses.remote(actor), timeout=GUARD_S) == 1
         del actor
@@ -130,7 +130,8 @@ def test_an_actor_that_passed_on_its_handle_ends_with_that_handle(holder, concur
     del actor
     still_there(actor_id, holder.call.remote)
     (back,) = ray.get(holder.__ray_call__.remote(lambda self: self.handles), timeout=GUARD_S)
-    ray.get(back.introduce.remote(holder, [back]), timeout=GUARD_S)  # again, replacing the first handle
+    # the actor passes on its handle again, which replaces the holder's first one
+    ray.get(back.introduce.remote(holder, [back]), timeout=GUARD_S)
     del back
     still_there(actor_id, holder.call.remote)
     ray.get(holder.drop.remote(), timeout=GUARD_S)
@@ -142,7 +143,8 @@ def test_an_actor_ends_with_the_actor_that_holds_its_current_actor(concurrency):
     actor, other = Counts.options(max_concurrency=concurrency).remote(), Holder.remote()
     ids = actor._actor_id, other._actor_id
     ray.get(actor.has.remote(other), timeout=GUARD_S)
-    assert ray.get(other.call.remote(), timeout=GUARD_S) == 1  # called by its current_actor, while a handle keeps it
+    # `other` calls the actor by its current_actor, while a counted handle keeps the actor
+    assert ray.get(other.call.remote(), timeout=GUARD_S) == 1
     del other
     still_there(ids[1], actor.call.remote)
     del actor
@@ -156,7 +158,7 @@ def test_an_unplaced_actor_is_withdrawn_with_its_last_handle(holder):
     ids, call = (actor._actor_id, waits._actor_id), waits.call.remote()
     del actor, waits
     ends(ids[0])
-    assert row(ids[1])["state"] == "PENDING"  # a pending call keeps it
+    assert row(ids[1])["state"] == "PENDING"  # a call that waits keeps the actor
     assert ray.wait([call], timeout=0) == ([], [call])
 
 
@@ -190,13 +192,13 @@ def test_an_unplaced_actor_is_withdrawn_when_another_process_drops_it(holder):
     ids = made_by_function._actor_id, actor_ownership._actor_id
     del made_by_function, actor_ownership
     ends(ids[0])
-    assert row(ids[1])["state"] == "PENDING"  # the holder has a handle
+    assert row(ids[1])["state"] == "PENDING"  # the holder has a handle of this actor
     ray.get(holder.drop.remote(), timeout=GUARD_S)
     ends(ids[1])
 
 
 def told_to_end(actor_id):
-    """Asks the actor to end. It answers, and waits for handles of itself."""
+    """Sends the call that asks the actor to end. The actor answers, but lives while others have handles that it passed on."""
     ray.get(ray.ObjectRef(ray._core.process.session().call(actor_id, RELEASE, *pack_call((), {}))), timeout=GUARD_S)
 
 
@@ -204,7 +206,7 @@ def test_an_actor_that_passed_on_its_handle_survives_two_end_requests(holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
     ray.get(actor.introduce.remote(holder, [actor]), timeout=GUARD_S)
-    for _ in range(2):  # once by its creator, and once by the holder
+    for _ in range(2):  # stands for the requests of its creator and of the holder
         told_to_end(actor_id)
     del actor
     still_there(actor_id, holder.call.remote)
@@ -244,7 +246,7 @@ def test_an_actor_ends_although_its_handle_count_was_long_unreachable(holder, mo
 
 
 def test_handles_pickled_within_each_other_are_counted_together(monkeypatch):
-    """As when the garbage collector runs user code that pickles a handle while the same handle is being pickled."""
+    """Pickles a handle while the same handle is being pickled, as user code does that the garbage collector runs at that moment."""
     actors, stands, within = [Counts.remote()], [], []
     actor_id = actors[0]._actor_id
 

@@ -1,4 +1,4 @@
-"""Row A2, the end: an actor ends with its last handle, after the calls that were made on it."""
+"""A2 of COVERAGE.md, the end: an actor ends with its last handle, after the calls that were made on it."""
 
 import copy
 import gc
@@ -80,7 +80,8 @@ def test_a_handle_argument_of_an_async_method_is_released_after_it():
         async def on(self, actor):
             import asyncio
 
-            asyncio.get_running_loop().create_task(asyncio.sleep(1000))  # the task keeps the context of this call
+            # this task keeps the context of its call alive when the call has ended
+            asyncio.get_running_loop().create_task(asyncio.sleep(1000))
             return await actor.all.remote()
 
     waits, recorder = Waits.remote(), Recorder.remote()
@@ -133,7 +134,7 @@ def test_an_actor_without_handles_is_not_restarted():
 def test_a_name_does_not_keep_an_actor():
     actor = Counts.options(name="called").remote()
     actor_id, found = actor._actor_id, ray.get_actor("called")
-    kept = ray.put([found])  # handles from get_actor do not count, in any process
+    kept = ray.put([found])  # handles from get_actor do not count, whichever process has them
     still_there(actor_id, ray.get(kept)[0].call.remote)
     del actor
     ends(actor_id)
@@ -146,7 +147,7 @@ def test_a_name_does_not_keep_an_actor():
 def test_get_if_exists_by_the_creator_returns_a_counted_handle(holder):
     actor = Counts.options(name="called").remote()
     actor_id = actor._actor_id
-    for _ in range(3):  # as in a loop that reuses its variable
+    for _ in range(3):  # three times, as in a loop that reuses its variable
         actor = Counts.options(name="called", get_if_exists=True).remote()
         still_there(actor_id, actor.call.remote)
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)

@@ -12,7 +12,7 @@ GUARD_S = 120  # hang guard; an idle machine needs less than a tenth
 
 @ray.remote
 class Gate:
-    """Holds calls until a test opens it, which orders events without a clock."""
+    """An actor whose calls wait until a test opens the gate: so tests order events without a clock."""
 
     def __init__(self):
         self.events: dict[str, asyncio.Event] = {}
@@ -35,7 +35,7 @@ class Gate:
         self._event(name).set()
 
     async def arrive(self, who, name: str = ""):
-        """Notes the caller, then waits."""
+        """Notes the caller `who`, then waits until the gate `name` opens."""
         self._add(who)
         await self._event(name).wait()
 
@@ -43,7 +43,7 @@ class Gate:
         self._add(who)
 
     async def arrived(self, count: int) -> list:
-        """Returns the callers noted, once there are `count` of them."""
+        """Returns the noted callers, once there are `count` of them."""
         while len(self.come) < count:
             await self.comes.wait()
         return list(self.come)
@@ -79,7 +79,7 @@ class Recorder:
         raise error
 
     def get(self, refs):
-        """Gets references that come in a list."""
+        """Gets the references in a list; a reference that is itself an argument would be resolved."""
         return ray.get(refs)
 
     def wait_at(self, gate, name="", then=None):
@@ -92,7 +92,7 @@ class Recorder:
 
 @ray.remote
 class Tries:
-    """Counts attempts, and records their pids."""
+    """An actor that counts attempts, and records the pids of their processes."""
 
     def __init__(self):
         self.pids = []

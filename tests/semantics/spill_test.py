@@ -1,4 +1,4 @@
-"""Row A3: objects beyond the limit of the store lie in files until they are read."""
+"""A3 of COVERAGE.md: objects beyond the limit of the store lie in files until they are read."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ LIMIT = 64 * MIB
 SIZE = 8 * MIB
 
 
-spilled = {"folder": ""}  # its files are unlinked
+spilled = {"folder": ""}  # the folder in which processes open files, which they unlink at once
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +34,7 @@ def cluster(module_home):
 @pytest.fixture(autouse=True)
 def nothing_left():
     yield
-    gc.collect()  # tracebacks in reference cycles
+    gc.collect()  # frees tracebacks that are in reference cycles
     assert files() == 0
 
 
@@ -60,12 +60,12 @@ def descriptors(of):
 
 
 def files():
-    """The number of values in files that this process has open."""
+    """The number of unlinked files with values that this process has open."""
     return len(descriptors(spilled["folder"]))
 
 
 def in_memory():
-    """Bytes of shared memory that this process holds."""
+    """Bytes of the shared memory for values that this process has open."""
     return sum(descriptors("shoal:value").values())
 
 
@@ -96,7 +96,7 @@ def maker():
 
 
 def test_values_beyond_the_limit_are_restored_unchanged():
-    refs = [ray.put(made(k)) for k in range(24)]  # three times the limit
+    refs = [ray.put(made(k)) for k in range(24)]  # 24 values of 8 MiB are three times the limit
     assert files() >= 15
     assert in_memory() <= LIMIT
     for _ in range(2):
@@ -175,7 +175,7 @@ def test_a_put_that_waits_for_room_can_be_interrupted():
 
 
 def ring_in(function):
-    """Installs a signal handler that raises once this thread runs that function of shoal's."""
+    """Installs a SIGALRM handler that raises an error once this thread is in shoal's function of this name."""
 
     def ring(_, frame):
         if frame.f_code.co_name == function and frame.f_globals.get("__name__", "").startswith("shoal."):
@@ -218,7 +218,7 @@ def test_a_result_without_room_fails_its_call(maker):
 
 
 def test_values_dropped_by_their_creator_are_spilled(maker):
-    refs = ray.get(maker.put_all.remote(7))  # the creator has dropped them
+    refs = ray.get(maker.put_all.remote(7))  # the actor that created the values has dropped them
     more = [ray.put(made(k)) for k in range(7)]
     assert all(right(ray.get(r), k) for k, r in enumerate(refs))
     assert all(right(ray.get(r), k) for k, r in enumerate(more))
@@ -235,7 +235,7 @@ def test_values_of_an_ended_process_are_counted_and_spilled():
 
 
 def test_unread_items_do_not_stop_a_stream(maker):
-    items = maker.stream.options(num_returns="streaming").remote(20)  # more than the limit
+    items = maker.stream.options(num_returns="streaming").remote(20)  # 20 values of 8 MiB are more than the limit
     ray.wait([items.completed()], timeout=GUARD_S)
     assert all(right(ray.get(item), k) for k, item in enumerate(items))
 

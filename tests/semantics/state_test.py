@@ -102,8 +102,8 @@ def test_logs_are_found_by_actor_process_and_file(recorder):
     (file,) = state.list_logs(glob_filter=f"worker-{row.worker_id}.out")["worker_out"]
     assert "line 0" in "".join(state.get_log(filename=file))
     ray.kill(speaker)
-    assert "".join(follow) == ""  # ends with its process
-    assert "".join(state.get_log(actor_id=row.actor_id, tail=1)) == "line 4\n"  # still available
+    assert "".join(follow) == ""  # following ends when the process has ended
+    assert "".join(state.get_log(actor_id=row.actor_id, tail=1)) == "line 4\n"  # the log is still there
     for bad in ("../token", "/etc/passwd", ".."):
         with pytest.raises(ValueError, match="no file of the session"):
             state.get_log(filename=bad)
@@ -147,7 +147,7 @@ def test_an_object_has_a_row_for_each_process_that_holds_it(recorder):
     assert (row.reference_type, row.type, row.pid) == ("LOCAL_REFERENCE", "DRIVER", os.getpid())
     assert 1 << 20 <= row.object_size < (1 << 20) + 10_000
     assert row.ip == state.get_node(row.node_id).node_ip
-    ray.get(recorder.add.remote([ref]))  # keeps the reference
+    ray.get(recorder.add.remote([ref]))  # the actor keeps the reference
     pid = ray.get(recorder.pid.remote())
     assert {(r.pid, r.type) for r in state.get_objects(ref.hex())} == {(os.getpid(), "DRIVER"), (pid, "WORKER")}
     assert [r.pid for r in state.list_objects(filters=[("object_id", "=", ref.hex()), ("type", "=", "WORKER")])] == [pid]
@@ -174,7 +174,7 @@ def test_a_result_is_listed_by_its_reference(recorder):
     ray.wait([ref])
     name = ref.hex()
 
-    def mine():  # the creator drops it right after its answer
+    def mine():  # true once only this process has the value: the actor drops it right after its answer
         return [(r.pid, r.reference_type) for r in state.get_objects(name)] == [(os.getpid(), "LOCAL_REFERENCE")]
 
     wait_until(mine, 60, "that only the driver has it")
@@ -219,7 +219,7 @@ def _raises():
 
 
 def _known(ask):
-    """Returns the result of ``ask()`` once all processes have reported; a loaded machine may delay one."""
+    """Calls ``ask()`` until all processes have reported, and returns its result; a loaded machine may delay a process."""
 
     def asked():
         try:
@@ -353,7 +353,7 @@ def test_a_call_without_an_answer_has_failed_on_its_worker():
     assert ray.get(actor.goes_on.remote(), timeout=GUARD_S)
     (row,) = _tasks(("name", "=", "Loses.lose"), detail=True)
     assert (row.state, row.error_type) == ("FAILED", "Internal")
-    assert row.start_time_ms is not None  # reported by its own process
+    assert row.start_time_ms is not None  # the start time, which the actor's own process reports
     ray.kill(actor)
 
 
@@ -445,7 +445,7 @@ def test_a_timeline_contains_the_calls_that_ran(recorder, tmp_path):
     def echo_of(events):
         return next((e for e in events if e["name"] == "Recorder.echo" and e["args"]["actor"] == recorder._actor_id), None)
 
-    def written():  # a late process is missing
+    def written():  # false while a process has not reported yet
         assert ray.timeline(str(file)) is None
         events = json.loads(file.read_text())
         return echo_of(events) and events

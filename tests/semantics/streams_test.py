@@ -1,4 +1,4 @@
-"""Rows A1 and A2, streaming generators."""
+"""A1 and A2 of COVERAGE.md, streaming generators."""
 
 import asyncio
 import contextlib
@@ -230,13 +230,13 @@ def test_items_keep_the_references_inside_of_them(streams):
 
 def test_wait_takes_generators(streams, gate):
     generator, other = streams.gated.remote(gate, 1), numbers.remote(0)
-    assert ray.wait([generator, other], timeout=GUARD_S) == ([other], [generator])  # a stream without items is over
+    assert ray.wait([generator, other], timeout=GUARD_S) == ([other], [generator])  # a stream that has ended without items is ready
     assert ray.wait([generator], timeout=0) == ([], [generator])
     there = ray.put(1)
     assert ray.wait([generator, there, other], num_returns=2, timeout=GUARD_S) == ([there, other], [generator])
     gate.open.remote("0")
     assert ray.wait([generator], timeout=GUARD_S) == ([generator], [])
-    assert ray.wait([generator], timeout=0) == ([generator], [])  # no item was taken
+    assert ray.wait([generator], timeout=0) == ([generator], [])  # ready again, because wait() takes no item
     assert items(generator) == [0]
     assert ray.wait([generator], timeout=0) == ([generator], [])
     with pytest.raises(ValueError, match="once"):
@@ -259,7 +259,7 @@ def test_next_ready_tells_if_next_would_wait(streams, gate):
 def test_a_generator_whose_call_failed_is_ready(streams):
     generator = streams.numbers.remote(1, fails_at=0)
     assert ray.wait([generator], timeout=GUARD_S) == ([generator], [])
-    assert (generator.next_ready(), generator.is_finished()) == (True, False)  # the next item is the failure
+    assert (generator.next_ready(), generator.is_finished()) == (True, False)  # the next item is there: it is the failure
     with pytest.raises(KeyError, match="mine"):
         items(generator)
 
@@ -337,7 +337,7 @@ def test_threads_that_share_a_stream_get_each_item_once(streams):
 
 
 class Endless:
-    """Its streams run until their reader is gone."""
+    """An actor whose streams yield until their reader is gone."""
 
     def __init__(self):
         self.ended = threading.Event()
@@ -351,7 +351,7 @@ class Endless:
             self.ended.set()
 
     def kept(self):
-        self.generator = self.numbers()  # the stream ends although the generator is referenced
+        self.generator = self.numbers()  # the stream has to end although the actor refers to its generator
         return self.generator
 
     def has_ended(self):
@@ -396,8 +396,8 @@ class Caller:
         return ray.get(next(self.items))
 
     def take_later(self, actor, count):
-        """Makes the call and stops itself; a SIGCONT lets it read the stream."""
-        ray.get(actor.ready.remote())  # connects
+        """Makes the call, then stops this process. After a SIGCONT it reads the stream."""
+        ray.get(actor.ready.remote())  # opens the connection to the actor
         items = actor.plain.remote(count)
         os.kill(os.getpid(), signal.SIGSTOP)
         return sum(len(ray.get(ref)) for ref in items)
@@ -419,7 +419,7 @@ def test_a_generator_ends_with_its_readers_process(cls, method, options):
     actor, caller = ray.remote(cls).options(**options).remote(), Caller.remote()
     assert ray.get(caller.take_one.remote(actor, method), timeout=GUARD_S) == 0
     ray.kill(caller)
-    assert ray.get(actor.has_ended.remote(), timeout=GUARD_S)  # its ``finally`` has run, and the actor goes on
+    assert ray.get(actor.has_ended.remote(), timeout=GUARD_S)  # the generator's ``finally`` has run, and the actor goes on
     ray.kill(actor)
 
 
@@ -444,7 +444,7 @@ def test_a_stopped_reader_blocks_no_other_caller_of_an_async_actor():
         def plain(self, count):
             self.begun.set()
             for _ in range(count):
-                yield bytes(50_000)  # twenty times the send window
+                yield bytes(50_000)  # all items together are twenty times the send window
 
         async def has_begun(self):
             await self.begun.wait()
@@ -463,7 +463,7 @@ def test_a_stopped_reader_blocks_no_other_caller_of_an_async_actor():
 
 
 def _go_on(pid):
-    """Continues the process once it has stopped."""
+    """Waits until the process has stopped, then lets it continue."""
     wait_until(lambda: _state(pid) in "TX", GUARD_S, "that it stands still")
     os.kill(pid, signal.SIGCONT)
 
@@ -477,7 +477,7 @@ def _state(pid):
 
 
 def held():
-    """Large values that this process holds unread."""
+    """The inodes of the large values that this process holds unread."""
     there = [_target(f"/proc/self/fd/{e}") for e in os.listdir("/proc/self/fd")]
     return {inode for name, inode in there if "shoal:value" in name}
 

@@ -292,7 +292,7 @@ def of_ours(kind, *parts):
 
 @pytest.mark.parametrize("made", ["ndarray", "large ndarray", "Tensor", "Parameter", "exception"])
 def test_a_serializer_overrides_a_built_in_serialization(made):
-    import torch  # imported here only, because workers import this module
+    import torch  # not at the top, because workers import this module
 
     value = {
         "ndarray": np.arange(3),

@@ -1,4 +1,4 @@
-"""Row A1, remote functions: their scheduling, and the closures that workers keep."""
+"""A1 of COVERAGE.md, remote functions: their scheduling, and the closures that workers keep."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ from shoal._tasks.pool import FunctionPool
 
 @ray.remote(num_cpus=0)
 class Meeting:
-    """Holds each caller until `count` callers are there."""
+    """An actor whose callers wait until `count` of them are there."""
 
     def __init__(self, count):
         import asyncio
@@ -54,7 +54,7 @@ def all_cpus(depth):
 
 
 def test_waiting_tasks_lend_their_cpus():
-    """Each call asks for all CPUs."""
+    """Each call asks for all CPUs, and waits for the next one."""
     assert ray.get(all_cpus.remote(3), timeout=GUARD_S) == 4
 
 
@@ -65,7 +65,7 @@ def patient(monkeypatch):
 
 @ray.remote(num_cpus=8)
 def leaves_behind(calls, gate, tries):
-    """Makes calls of all kinds, and returns with them open. It returns two of the references."""
+    """Makes calls that wait at the gate, and returns before they have run. It returns the references of two of them."""
     for k in range(calls):
         notes.remote(gate.wait.remote("", k), tries)
     return [passes_on.options(num_cpus=8).remote(gate.wait.remote("", "a")), gate.wait.remote("", "b")]
@@ -78,7 +78,7 @@ def notes(k, tries):
 
 @pytest.mark.parametrize("max_calls", [0, 1])
 def test_open_calls_of_a_returned_function_run_and_its_worker_stays(gate, tries, max_calls, monkeypatch):
-    """The worker reports repeatedly that it is needed. Meanwhile other calls use its CPUs."""
+    """The function's worker reports again and again that it has open calls. Meanwhile other calls use its CPUs."""
     patient(monkeypatch)
     one, other = ray.get(leaves_behind.options(max_calls=max_calls).remote(5, gate, tries), timeout=GUARD_S)
     needed = lambda: [leaving for leaving in state.functions._leaving if leaving.needed]  # noqa: E731
@@ -92,7 +92,7 @@ def test_open_calls_of_a_returned_function_run_and_its_worker_stays(gate, tries,
 
 @pytest.mark.parametrize("max_calls", [0, 1])
 def test_open_calls_of_a_nested_function_run_and_both_workers_stay(gate, tries, max_calls, monkeypatch):
-    """The first worker has no open call; of the CPUs of both, only one is wanted."""
+    """The outer function's worker has no open call of its own; the inner one's has all of them."""
     patient(monkeypatch)
     inner = leaves_behind.options(max_calls=max_calls, num_cpus=1)
 
@@ -190,7 +190,7 @@ def takes_a_while():
 
 @pytest.mark.parametrize("other", ["an actor", "a function"])
 def test_a_long_queue_of_functions_does_not_block_other_requests(other):
-    """The workers of the queue yield their CPUs one by one."""
+    """The workers that run the queue give up their CPUs one by one."""
     queue = [takes_a_while.remote() for _ in range(4000)]
     ray.get(queue[0], timeout=GUARD_S)
     if other == "an actor":
@@ -200,7 +200,7 @@ def test_a_long_queue_of_functions_does_not_block_other_requests(other):
     else:
         ray.get(passes_on.options(num_cpus=8).remote(1), timeout=GUARD_S)
     rest = ray.wait(queue, num_returns=len(queue), timeout=0)[1]
-    for ref in rest:  # frees the CPUs for later tests
+    for ref in rest:  # cancels the rest, so that later tests find free CPUs
         ray.cancel(ref)
     assert rest != []
     for ref in queue:
@@ -218,7 +218,7 @@ def test_a_quick_task_does_not_wait_behind_a_long_one(tries):
 
 
 def test_small_captured_arrays_are_writable():
-    """Arguments and large captured arrays are read-only; small captured ones are writable."""
+    """Arguments and large captured arrays are read-only; small captured arrays are writable."""
     few, many = np.zeros(4), np.zeros(4000)
 
     @ray.remote
@@ -240,7 +240,7 @@ def test_small_captured_arrays_are_writable():
 
 
 def _noting(large):
-    """A remote function with a list in its closure; ``large``: and with an array outside of the pickle."""
+    """A remote function that captures a list, and an array of ``large`` numbers."""
     seen, around = [], np.zeros(large)
 
     @ray.remote
@@ -252,7 +252,7 @@ def _noting(large):
 
 
 def expect_one_closure_per_worker(calls):
-    """Checks the results of ``note`` in order: each call saw the values noted by earlier calls of its worker, and no others."""
+    """Checks results of ``note`` in their order: each call saw the values that earlier calls noted in its worker, and no others."""
     before = {}
     for x, seen, pid, _ in calls:
         before.setdefault(pid, []).append(x)
@@ -267,7 +267,7 @@ def _notes(function, copies):
 @pytest.mark.parametrize("large", [0, 4000, 100_000])
 def test_functions_of_one_factory_share_nothing_with_equal_pickles(large):
     left, right = _noting(large), _noting(large)
-    named = left.options(name="named")  # the same closure with other options
+    named = left.options(name="named")  # the same closure under another name
     of_left, of_right = [], []
     for k in range(4):
         of_left.append(ray.get(left.remote(f"left {k}"), timeout=GUARD_S))

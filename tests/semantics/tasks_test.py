@@ -1,4 +1,4 @@
-"""Row A1, remote functions: results, retries, calls per process, options; the first use connects."""
+"""A1 of COVERAGE.md, remote functions: results, retries, calls per process, options; the first use connects."""
 
 import os
 import subprocess
@@ -188,7 +188,7 @@ def test_retry_exceptions_belong_to_the_call_not_the_function(tries):
 
 
 def test_functions_queued_on_a_dead_worker_run_on_another(tries):
-    """They never began, so that no retry is used."""
+    """These calls had not begun when their worker died, so that they use no retry."""
     refs = [dies_until.options(max_retries=1, num_cpus=8).remote(tries, 2)]
     refs += [pid.options(max_retries=0, num_cpus=8).remote() for _ in range(20)]
     assert ray.get(refs, timeout=GUARD_S)[0] == 2
@@ -268,7 +268,7 @@ def test_workers_are_reused_without_a_limit():
 
 
 class Counted:
-    """Counts how often it was pickled in this process."""
+    """A value that counts how often this process has pickled it."""
 
     times = 0
 
@@ -290,7 +290,8 @@ def test_a_function_is_sent_once_for_any_options():
 
 
 def test_pools_without_workers_are_not_attended(monkeypatch):
-    """A pool without workers is not attended. Else a program with new resources in each step would slow down with every pool."""
+    """FunctionPool passes over pools without workers. Else a program that asks for new amounts in each step would become slower with
+    every pool."""
     monkeypatch.setattr(FunctionPool, "IDLE_S", 0.1)
     mine, seen, attend = {"CPU": 2.5}, [], pool._Pool.attend
     monkeypatch.setattr(pool._Pool, "attend", lambda pool, owner: (seen.append(pool.resources), attend(pool, owner))[1])
@@ -301,7 +302,7 @@ def test_pools_without_workers_are_not_attended(monkeypatch):
             ray.get(pid.options(num_cpus=2.5).remote(), timeout=GUARD_S)
         return all(each == mine for each in seen)
 
-    for _ in range(2):  # a pool without workers works again
+    for _ in range(2):  # twice, because a pool that has lost all workers works again
         assert ray.get([pid.options(num_cpus=k / 8).remote() for k in range(1, 9)], timeout=GUARD_S)
         wait_until(are_left_alone, GUARD_S, "the end of the others")
 

@@ -1,4 +1,4 @@
-"""Row A2, concurrency: calls of an actor on several threads, and its end by a signal."""
+"""A2 of COVERAGE.md, concurrency: calls of an actor on several threads, and its end by a signal."""
 
 import contextlib
 import os
@@ -87,7 +87,7 @@ def test_an_exception_on_a_thread_fails_its_call_only():
 
 
 def test_a_thread_may_call_its_own_actor():
-    """With one thread, the call would wait for itself forever."""
+    """With only one thread, the inner call would wait forever for that thread."""
 
     @ray.remote(max_concurrency=2)
     class Recursive:
@@ -230,11 +230,11 @@ def test_a_signal_handler_ends_an_async_actor_after_running_calls(gate):
 def test_a_signal_during_a_thread_handover_loses_no_call(kind):
     class Signals:
         def __init__(self, handled):
-            sys.setswitchinterval(GUARD_S)  # the main thread, which passes the call on, continues only when the call's thread waits
+            sys.setswitchinterval(GUARD_S)  # the main thread hands the call to a thread, and continues only when that thread waits
 
         def run(self):
             os.kill(os.getpid(), signal.SIGUSR1)
-            time.sleep(0.05)  # time for the main thread, which could refuse the call
+            time.sleep(0.05)  # time in which the main thread could wrongly refuse the call
             return "ran"
 
     class SignalsAsync(Signals):
@@ -274,7 +274,7 @@ def test_calls_during_an_actors_end_fail():
             ray.exit_actor()
 
         def __ray_shutdown__(self):
-            threading.Event().wait(0.3)  # calls arrive in the meantime
+            threading.Event().wait(0.3)  # further calls arrive in this time
 
     actor = Ends.remote()
     ray.get(actor.call.remote(), timeout=GUARD_S)

@@ -34,7 +34,7 @@ def node_of(**options):
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """Empty, because each test starts its own cluster."""
+    """Replaces the module's cluster by none: each test starts its two nodes."""
 
 
 @pytest.fixture
