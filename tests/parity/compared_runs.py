@@ -1,6 +1,6 @@
 """Runs a script with Shoal, with torch's FSDP2 over gloo, and in one plain process, and compares the results.
 
-A case is a function of an API: a namespace with ``fully_shard`` and its policies, or with stand-ins that do nothing (``plain``).
+A case is a function that takes an API, which is a namespace with ``fully_shard`` and its policies. In the plain process these do nothing.
 """
 
 import functools
@@ -21,10 +21,10 @@ STEPS = 3
 
 
 class Cases(dict):
-    """Cases by name; calling it makes a decorator that adds one."""
+    """Cases by name. Calling the dictionary returns a decorator that adds a case."""
 
     def __call__(self, worlds=(1, 2, 3, 4), plain=True, rtol=1e-5, atol=1e-6, theirs=True):
-        """``plain``: compare with one plain process; ``theirs``: compare with FSDP2."""
+        """``plain``: compares the case with one plain process; ``theirs``: compares it with torch's FSDP2."""
 
         def keep(function):
             self[function.__name__] = SimpleNamespace(function=function, worlds=worlds, plain=plain, rtol=rtol, atol=atol, theirs=theirs)
@@ -33,7 +33,7 @@ class Cases(dict):
         return keep
 
     def by_world(self):
-        """World sizes with the names of their cases, for a test's parameters."""
+        """Pairs of a world size and the name of a case for it, as the parameters of a test."""
         return [(n, name) for n in (1, 2, 3, 4) for name, spec in self.items() if n in spec.worlds]
 
 
@@ -72,7 +72,7 @@ def full(t):
 
 
 class Seen:
-    """The compared results of a run: losses, whole gradients and parameters."""
+    """The results of a run that are compared: losses, whole gradients and parameters."""
 
     def __init__(self):
         self.values = {}
@@ -92,7 +92,7 @@ class Seen:
 
 
 def loss_of(api, model, step, micro=0):
-    """This rank's loss; in the plain process, the mean over all ranks' batches."""
+    """The loss on this rank's batch; in the plain process, the mean of the losses on all ranks' batches."""
     ranks = range(world()) if api.plain else [rank()]
     out = 0
     for r in ranks:
@@ -168,13 +168,13 @@ def try_case(spec, apis):
 
 
 def run_cases(cases):
-    """Runs on a rank: returns name and traceback of every failed case of this world size."""
+    """Runs on a rank: tries all cases of this world size. Returns the name and traceback of each that failed."""
     apis = _apis()
     return run({name: functools.partial(try_case, spec, apis) for name, spec in cases.items() if world() in spec.worlds})
 
 
 def worlds(on_a_rank, num_cpus=16):
-    """A fixture of a test's module: a function of the world size, which returns the results of ``on_a_rank`` (see ``uses.ranks``)."""
+    """Makes a fixture for a test's module: a function that takes the world size, and returns the results of ``on_a_rank`` by rank."""
 
     @pytest.fixture(scope="module")
     def failed():

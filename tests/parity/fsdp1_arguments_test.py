@@ -180,7 +180,7 @@ def deprecated_names_work_with_a_warning():
 
     with pytest.warns(FutureWarning, match="is now called auto_wrap_policy"):
         model = sharded(auto_wrap_policy=None, fsdp_auto_wrap_policy=wrap.default_auto_wrap_policy)
-    assert len(model.fsdp_modules(model)) == 1  # no module has 100,000 parameters
+    assert len(model.fsdp_modules(model)) == 1  # the default policy makes units of modules with 100,000 parameters, and there is none
     with pytest.warns(FutureWarning, match=r"is taken as ModuleWrapPolicy"):
         policy = wrap.transformer_auto_wrap_policy(transformer_layer_cls={Block})
     assert len(model.fsdp_modules(sharded(auto_wrap_policy=policy))) == 3
@@ -258,7 +258,7 @@ def a_device_number_without_an_accelerator_means_the_cpu():
     from shoal.fsdp1 import _arguments
 
     if not torch.accelerator.is_available():
-        _arguments._warn_of_no_accelerator.cache_clear()  # forgets other uses in this process
+        _arguments._warn_of_no_accelerator.cache_clear()  # the warning comes once per process; this makes it come again
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             assert sharded(device_id=rank()).compute_device == torch.device("cpu")

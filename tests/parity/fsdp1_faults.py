@@ -13,7 +13,7 @@ FAULTS = {}
 
 
 def fault(words):
-    """``words``: a regular expression that matches torch's message and ours."""
+    """Adds a fault. ``words``: a regular expression that matches torch's message and Shoal's."""
 
     def keep(function):
         FAULTS[f"fault_{function.__name__}"] = (function, words)
@@ -23,7 +23,7 @@ def fault(words):
 
 
 def try_fault(name):
-    """Raises AssertionError unless a handler of torch's error also catches ours."""
+    """Raises AssertionError unless Shoal raises an error that a handler of torch's error also catches."""
     from torch.distributed import fsdp as theirs
 
     from shoal import fsdp1 as ours

@@ -67,7 +67,7 @@ def trained(**arguments):
 
 
 def whole(model):
-    """Whole parameters, without the code under test."""
+    """Whole parameters, gathered by DTensor instead of the code under test."""
     return {name: p.full_tensor().detach() for name, p in model.named_parameters()}
 
 

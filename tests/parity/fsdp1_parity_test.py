@@ -17,7 +17,7 @@ CASES = {}
 
 
 def case(function):
-    """Registers a way to train: ``function(api)`` returns its Way."""
+    """Registers a way to train. ``function(fsdp, wrap)`` returns a Way."""
     CASES[function.__name__] = function
     return function
 
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 class Tied(Net):
-    """A model whose input table is also the head's weight, so that it belongs to the unit around both."""
+    """A model whose input table is also the head's weight. The parameter belongs to the unit around both modules."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ def batch(step, of_rank, tokens=False):
 
 
 def loss_of(model, step, of_rank):
-    tokens = isinstance(getattr(model, "inp", None), nn.Embedding)  # true with and without a wrapper
+    tokens = isinstance(getattr(model, "inp", None), nn.Embedding)  # the wrapper passes `inp` on, so that this holds with and without it
     return model(batch(step, of_rank, tokens)).float().square().mean()
 
 
@@ -139,7 +139,8 @@ def hybrid_zero_2_by_groups(fsdp, wrap):
 
 @case
 def hybrid_over_hosts(fsdp, wrap):
-    """All ranks are on one host, so there is one replica. (torch's FSDP1 asks the accelerator for the ranks per host.)"""
+    """Shards within hosts and replicates over them: one host, so one replica. (torch's FSDP1 asks the accelerator for the ranks per
+    host.)"""
     strategy = fsdp.ShardingStrategy.HYBRID_SHARD
     return Way(auto_wrap_policy=wrap.ModuleWrapPolicy({Block}), sharding_strategy=strategy, theirs=False)
 
@@ -212,7 +213,7 @@ def with_ignored_modules(fsdp, wrap):
     def ignoring(module, cls):
         return cls(module, auto_wrap_policy=wrap.ModuleWrapPolicy({Block}), ignored_states=[module.head.weight, module.head.bias])
 
-    return Way(wrap=ignoring, plain=False)  # gradients of ignored parameters are the rank's own
+    return Way(wrap=ignoring, plain=False)  # no rank reduces the gradients of ignored parameters, so that each has its own
 
 
 @case
@@ -248,7 +249,7 @@ def batch_norm_stays_in_fp32(fsdp, wrap):
 
 @case
 def offloaded(fsdp, wrap):
-    # torch's FSDP1 pins memory, which needs an accelerator
+    # torch's FSDP1 pins the offloaded memory, which needs an accelerator.
     return Way(auto_wrap_policy=wrap.ModuleWrapPolicy({Block}), cpu_offload=fsdp.CPUOffload(offload_params=True), theirs=False)
 
 
@@ -283,7 +284,7 @@ def train(way, api, cls):
 
 
 def train_plain(way):
-    """The same for one process with all ranks' data; losses by rank."""
+    """Trains one plain model on all ranks' data. Returns the losses by rank, norms and final parameters."""
     world = dist.get_world_size()
     torch.manual_seed(0)
     model = way.model()
@@ -312,7 +313,7 @@ def expect_same(got, wanted, way, whose):
 
 
 def all_cases():
-    """Name and traceback of every case that failed on this rank."""
+    """Runs all cases on this rank. Returns the name and traceback of each that failed."""
     failed = {}
     for name, function in CASES.items():
         try:
@@ -324,7 +325,7 @@ def all_cases():
                 expect_same(got, train_plain(way), way, "one plain process")
             if way.theirs:
                 expect_same(got, train(function(theirs, their_wrap), theirs, their_cls), way, "torch's FSDP1")
-        except BaseException:  # the other cases still run
+        except BaseException:  # goes on with the other cases
             failed[name] = traceback.format_exc()
         dist.barrier()
     return failed

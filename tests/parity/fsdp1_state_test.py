@@ -53,7 +53,7 @@ def whole_state_dicts_are_those_of_the_module():
 
 @use
 def tensors_that_an_operator_reads_from_a_file_are_loaded():
-    """As Lightning has them: objects that are no tensors, but load their values when a torch function uses them."""
+    """Lightning's state dicts have such objects: no tensors, but they load their values when a torch function uses them."""
 
     class Unread:
         def __init__(self, tensor):
@@ -211,7 +211,7 @@ def gradients_that_stay_in_the_dtype_of_their_reduction():
     low = {"reduce_dtype": torch.bfloat16, "_module_classes_to_ignore": ()}
     kept, upcast = (sharded(mixed_precision=MixedPrecision(**low, keep_low_precision_grads=keep)) for keep in (True, False))
     for model in (kept, upcast):
-        for step in range(3):  # the second and third steps accumulate
+        for step in range(3):  # the second and third steps add to the gradients
             model(batch(step, rank())).square().mean().backward()
     for p, q in zip(kept.parameters(), upcast.parameters(), strict=True):
         assert (p.grad.dtype, q.grad.dtype) == (torch.bfloat16, torch.float32)
@@ -237,7 +237,7 @@ def summon_full_params_shows_whole_parameters_and_writes_them_back():
         with pytest.raises(ValueError, match="inside summon_full_params cannot compute gradients"):
             model(batch(0, rank()))
     expect_equal(whole(model), wanted)
-    # Evaluations inside of summon_full_params, as transformers' Seq2SeqTrainer generates, differ in number between ranks.
+    # Evaluates inside of summon_full_params, a different number of times on each rank, as transformers' Seq2SeqTrainer does to generate.
     register_fsdp_forward_method(model, "predict")
     model.eval()
     with torch.no_grad():
@@ -265,7 +265,8 @@ def summon_full_params_shows_whole_parameters_and_writes_them_back():
         assert not isinstance(model.head.weight, DTensor)
         assert isinstance(model.blocks[0].lin.weight, DTensor)
         with torch.no_grad():
-            model.module.eval()(batch(0, rank()))  # as generate() does; the inner units gather as usual
+            # runs the module inside of the wrapper, as generate() does; the inner units unshard as usual
+            model.module.eval()(batch(0, rank()))
     with FSDP.summon_full_params(model, rank0_only=True, writeback=False, offload_to_cpu=True):
         assert isinstance(model.head.weight, DTensor) == (rank() != 0)
     model.train()
@@ -298,7 +299,8 @@ def _shared_folder():
 
 
 def _expect_optimizer_goes_on(model, optimizer, load):
-    """Saves the optimizer state, trains on, loads it by ``load`` into a second model, trains that on, and compares both."""
+    """Saves the optimizer's state and trains on. Then loads the state by ``load`` into the optimizer of a second model, trains that on,
+    and compares both models."""
     other = sharded()
     other.load_state_dict(model.state_dict())
     second = adam(other)
@@ -340,7 +342,7 @@ def optimizer_states_of_every_kind_are_restored():
 
 @use
 def optimizer_states_are_restored_by_torchs_sharded_loader():
-    """torch's loader returns ShardedTensors, cut over all ranks: as FULL_SHARD has them, unlike NO_SHARD."""
+    """torch's loader returns ShardedTensors that are cut over all ranks. FULL_SHARD has such states, NO_SHARD has not."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed._shard.sharded_tensor import ShardedTensor
     from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
@@ -372,7 +374,7 @@ def optimizer_states_are_restored_by_torchs_sharded_loader():
 
 @use
 def a_sharded_state_loads_into_an_unstepped_optimizer():
-    """As Accelerate resumes: torch.distributed.checkpoint loads into an existing state."""
+    """Accelerate resumes in this way: torch.distributed.checkpoint loads into an existing state."""
     import torch.distributed.checkpoint as dcp
 
     import shoal.optim
@@ -418,7 +420,8 @@ def the_deprecated_names_for_optimizer_states_work():
     everywhere = FSDP.full_optim_state_dict(model, optimizer, rank0_only=False)
     parts = FSDP.sharded_optim_state_dict(model, optimizer)
 
-    def renamed(state, model):  # the way to numbers and back sorts the names of a group; optimizers match parameters by position
+    # from names to numbers and back: this sorts the names in a group, but an optimizer finds parameters by their position
+    def renamed(state, model):
         return FSDP.rekey_optim_state_dict(
             FSDP.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_ID, model), OptimStateKeyType.PARAM_NAME, model
         )
@@ -432,7 +435,7 @@ def the_deprecated_names_for_optimizer_states_work():
     ):
         model, optimizer = trained()
         _expect_optimizer_goes_on(model, optimizer, lambda other, second, make=make: second.load_state_dict(make(other, second)))
-    # From and to an optimizer of the unwrapped module, whose keys are numbers.
+    # From and to the state of the unwrapped module's optimizer, whose keys are numbers.
     plain = Net()
     counted = FSDP.rekey_optim_state_dict(everywhere, OptimStateKeyType.PARAM_ID, plain)
     adam(plain).load_state_dict(counted)

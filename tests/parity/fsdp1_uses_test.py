@@ -18,7 +18,7 @@ use = Uses()
 
 @use
 def the_type_of_a_wrapped_module_is_the_wrapper_class():
-    """Libraries compare types (Accelerate: ``type(model) is not FSDP``)."""
+    """Libraries compare the type itself, as Accelerate does: ``type(model) is not FSDP``."""
     from torch.distributed.fsdp import FSDPModule
 
     from shoal.fsdp1 import FullyShardedDataParallel
@@ -38,7 +38,7 @@ def the_type_of_a_wrapped_module_is_the_wrapper_class():
 
 @use
 def a_flat_parameter_that_is_widened_widens_the_parameters():
-    """Accelerate widens it for mixed precision if the model was loaded in a lower one: training uses fp32."""
+    """If a model was loaded in a lower precision, Accelerate widens its flat parameters for mixed precision, so that training uses fp32."""
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
     from shoal.fsdp1 import MixedPrecision
 
@@ -51,7 +51,7 @@ def a_flat_parameter_that_is_widened_widens_the_parameters():
     policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     wrap = lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, nn.Sequential)  # noqa: E731
     model, wide = (sharded(m, mixed_precision=policy, auto_wrap_policy=wrap) for m in (loaded(), loaded().float()))
-    optimizers = adam(model), adam(wide)  # references the parameters
+    optimizers = adam(model), adam(wide)  # built before the parameters are widened, to which the optimizers refer
     for unit in FSDP.fsdp_modules(model):
         assert unit._has_params
         flat = unit._flat_param
@@ -151,7 +151,7 @@ def a_step_is_skipped_by_all_when_one_rank_finds_an_overflow():
             for name, p in model.named_parameters():
                 unscaled[name] = p.grad.full_tensor() / 1024
         if step == 1 and rank() == 1:
-            model.head.bias.grad.to_local().fill_(float("inf"))  # in the rows of this rank only
+            model.head.bias.grad.to_local().fill_(float("inf"))  # only in the rows that this rank owns
         scaler.unscale_(optimizer)
         if step == 0:
             expect_equal({n: p.grad.full_tensor() for n, p in model.named_parameters()}, unscaled)
@@ -177,7 +177,7 @@ def a_step_is_skipped_by_all_when_our_optimizer_unscales_by_itself():
         before = whole(model)
         scaler.scale(model(batch(step, rank())).square().mean()).backward()
         if step == 1 and rank() == 1:
-            model.head.bias.grad.to_local().fill_(float("inf"))  # in the rows of this rank only
+            model.head.bias.grad.to_local().fill_(float("inf"))  # only in the rows that this rank owns
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -246,7 +246,7 @@ def describe_sharding_lists_units_and_parameters():
         assert (head.shape, head.rank_shape, head.whole_bytes) == ((3, 7), ((2, 7), (1, 7))[rank()], 84)
         assert said.whole_bytes == 4 * sum(p.numel() for p in Net().parameters())
         assert "(root)" in next(line for line in str(said).splitlines() if line.startswith("head.weight "))
-        model.unshard()  # the same answer while parameters are whole
+        model.unshard()  # the description is the same while the parameters are unsharded
     model.reshard()
     plain = describe_sharding(nn.Linear(2, 2)).parameters
     assert [(p.unit, p.placements) for p in plain] == [(None, "whole")] * 2

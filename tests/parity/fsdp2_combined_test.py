@@ -87,7 +87,8 @@ class Half(nn.Module):
 
 
 def pipelined(api, schedule, stages_per_rank):
-    """Pipeline stages over one mesh dim, each sharded over the other. Gradients of four microbatches are reduced at the end of a step."""
+    """Pipeline stages along one dim of the mesh, each sharded along the other. Gradients of four microbatches are reduced at the end of
+    a step."""
     from torch.distributed import pipelining
 
     stages, place = api.mesh_tp["tp"], api.mesh_tp.get_local_rank("tp")
@@ -133,7 +134,7 @@ def pipeline_stages_without_bubbles(api):
 
 
 def _pair(api):
-    """A generator and a discriminator: sharded roots of their own, each with a unit inside."""
+    """A generator and a discriminator: two sharded roots, each with a further unit inside."""
     torch.manual_seed(0)
     g = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6))
     d = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 1))
@@ -160,12 +161,12 @@ def _show_both(g, d):
 
 
 def _fooled(api, d, fake):
-    """The loss of a generator with the output ``fake(r)``."""
+    """The generator's loss, where ``fake(r)`` is its output for rank r."""
     return _over_ranks(api, lambda r: softplus(-d(fake(r))).mean())
 
 
 def _told_apart(api, d, step, fake):
-    """The loss of a discriminator."""
+    """The discriminator's loss, on noise in place of true data and on the generator's output."""
     return _over_ranks(api, lambda r: softplus(-d(_noise(step, r, 6))).mean() + softplus(d(fake(r).detach())).mean())
 
 
@@ -190,8 +191,8 @@ def two_roots_in_turns_with_the_other_frozen(api):
 
 @case(worlds=(2,))
 def two_roots_in_turns_over_one_forward_of_the_generator(api):
-    # The discriminator's step runs between the generator's forward and backward. Its gradients from the generator's backward are dropped
-    # late.
+    # The discriminator's step runs between the generator's forward and backward. The generator's backward also makes gradients of the
+    # discriminator, which are dropped late.
     g, d, g_opt, d_opt = _pair(api)
     for step in range(3):
         fakes = {r: g(_noise(step, r)) for r in (range(world()) if api.plain else [rank()])}
@@ -221,7 +222,7 @@ def two_roots_in_one_backward(api):
     return _show_both(g, d)
 
 
-@case(worlds=(2,), theirs=False)  # FSDP2 keeps the sharded gradients of the unsharded root
+@case(worlds=(2,), theirs=False)  # FSDP2 keeps sharded gradients that the program has dropped while the root is unsharded
 def gradients_dropped_between_forward_and_backward(api):
     model = sharded(api, Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -236,12 +237,12 @@ def gradients_dropped_between_forward_and_backward(api):
     return seen
 
 
-@case(worlds=(2,), theirs=False)  # FSDP2 ignores requires_grad of sharded parameters while the whole ones are shown
+@case(worlds=(2,), theirs=False)  # FSDP2 ignores requires_grad of sharded parameters while the module has its whole ones
 def frozen_and_thawed_after_an_evaluation(api):
-    # The root stays unsharded after a forward without gradients. Parameters frozen and thawed then take effect in the next step.
+    # A forward without gradients leaves the root unsharded. Parameters that are frozen or thawed then are so in the next step.
     model = sharded(api, Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kept = list(model.parameters())  # the sharded parameters
+    kept = list(model.parameters())  # the sharded parameters, which the module does not have while it is unsharded
     seen = Seen()
     for step, (frozen, where) in enumerate([("head", model), (None, ()), ("inp", model), ("blocks.1", kept), ("", kept), ("head", kept)]):
         with torch.no_grad():

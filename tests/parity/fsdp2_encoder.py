@@ -1,4 +1,4 @@
-"""A model with blocks that may be skipped and an encoder for calls on its own, and its training beside the plain model."""
+"""A model with blocks that may be skipped and an encoder that may be called on its own, and its training beside the plain model."""
 
 import torch
 from fsdp2_net import WORLD, batch, full, rank
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 def same_as_plain(model, plain, loss=lambda model, step, r: model(batch(step, r)).square().mean(), steps=2, rtol=1e-4, lr=0.1):
-    """Trains both models, and compares gradients and parameters after each step. The plain model gets the mean over all ranks."""
+    """Trains both models, and compares gradients and parameters after each step. The plain model's loss is the mean over all ranks."""
     optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m in (model, plain)]
     for step in range(steps):
         loss(model, step, rank()).backward()

@@ -14,7 +14,7 @@ case = Cases()
 
 
 class Halved(torch.Tensor):
-    """A tensor that is gathered in bf16 whatever the policy's dtype, by fsdp_pre_all_gather."""
+    """A tensor whose fsdp_pre_all_gather casts it to bf16, whatever dtype the policy has."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -67,7 +67,7 @@ class Halved(torch.Tensor):
 
 
 class Pair(TwoTensor):
-    """Two inner tensors that are gathered into the outputs of the first gather: ``out=`` is set."""
+    """Two inner tensors. Later gathers write into the memory of the first one's outputs: ``out=`` is the whole pair."""
 
     def fsdp_pre_all_gather(self, mesh):
         assert mesh.ndim == 1
@@ -107,7 +107,7 @@ def extensions_whose_outputs_are_the_gathered_tensors(api):
 
 @case(worlds=(2,), plain=False)
 def gradients_of_wrapper_tensors_are_added_up(api):
-    """Each inner tensor is reduced on its own, as in FSDP2."""
+    """The gradient of each inner tensor is reduced on its own, as in FSDP2."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 5))
     model[0].weight = nn.Parameter(Pair(model[0].weight.detach(), model[0].weight.detach() / 2))
@@ -121,7 +121,7 @@ def gradients_of_wrapper_tensors_are_added_up(api):
             for name, p in model.named_parameters():
                 assert type(p.grad._local_tensor) is torch.Tensor
                 seen.see(f"gradient {name} {step}", p.grad)
-    for p in model.parameters():  # accumulates onto a gradient that the user made
+    for p in model.parameters():  # the next backward adds to gradients that the user made
         p.grad = torch.ones_like(p)
     model(batch(9, rank())[0]).square().mean().backward()
     for name, p in model.named_parameters():
@@ -130,7 +130,7 @@ def gradients_of_wrapper_tensors_are_added_up(api):
     return seen
 
 
-@case(worlds=(2,), theirs=False)  # FSDP2: "_chunk_cat expects non-empty tensor"
+@case(worlds=(2,), theirs=False)  # FSDP2 raises "_chunk_cat expects non-empty tensor"
 def a_parameter_without_elements_has_a_gradient(api):
     model = Net()
     model.none = nn.Parameter(torch.empty(0, 12))
@@ -140,7 +140,7 @@ def a_parameter_without_elements_has_a_gradient(api):
 
 
 def _in_bf16(model):
-    """Sets all-gather extensions on the local tensors of 2-D parameters."""
+    """Sets extensions of all_gather on the local tensors of 2-D parameters, which are then gathered in bf16."""
 
     def pre(self, mesh):
         padded = -(-self.shape_of_all[0] // world()) * self.shape_of_all[1]
@@ -226,7 +226,8 @@ def wrapper_tensors_without_extensions_keep_their_class(api):
 
 
 class CastPair(TwoTensor):
-    """A tensor whose inner tensors are cast to the policy's param_dtype after the gather; the mesh is the shards' mesh only."""
+    """A tensor whose inner tensors are cast to the policy's param_dtype after the gather. The extension gets the mesh of the shards,
+    without replicas."""
 
     def fsdp_pre_all_gather(self, mesh):
         assert mesh.ndim == 1
@@ -265,7 +266,7 @@ def extensions_of_parameters_sharded_on_dim_1(api):
 
 
 class Eighth(TwoTensor):
-    """A tensor that is gathered as float8 with a row of scales."""
+    """A tensor that is gathered as float8, with a row of scales."""
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
         assert outer_stride == (outer_size[1], 1)
@@ -311,7 +312,7 @@ def a_tensor_that_gathers_itself(api):
     return seen
 
 
-@case(worlds=(2,), plain=False)  # FSDP2 drops writes of forward, and so does Shoal
+@case(worlds=(2,), plain=False)  # FSDP2 drops what forward writes to parameters, and so does Shoal
 def embeddings_renormalised_in_forward(api):
     model = Net()
     torch.manual_seed(1)

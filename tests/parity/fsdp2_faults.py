@@ -1,7 +1,7 @@
 """Faults for which torch's fully_shard has errors. The same functions run on both implementations, whose messages match the same pattern.
 
-A fault is a function of an API: a namespace with ``fully_shard`` and its companions, and ``name``. The meshes of an API use that name
-as a dim, because DTensor's caches would otherwise return an equal mesh of the other API.
+A fault is a function of an API: a namespace with ``fully_shard`` and its companions, and ``name``. A dim of the API's meshes has that name:
+DTensor caches meshes, and would else return an equal mesh of the other API.
 """
 
 import copy
@@ -19,7 +19,7 @@ FAULTS = {}
 
 
 def fault(words):
-    """``words``: a regular expression that matches torch's message and ours."""
+    """Adds a fault. ``words``: a regular expression that matches torch's message and Shoal's."""
 
     def keep(function):
         FAULTS[function.__name__] = (function, words)
@@ -250,7 +250,7 @@ def a_stream_for_the_hook_of_replicas(api):
 
 
 class Communication:
-    """A communication class of the user's."""
+    """A class for communication that the user wrote."""
 
 
 @fault(r"cannot call set_symm_mem\(\) when all gather comm is custom: Communication")
@@ -327,7 +327,7 @@ def extensions_with_other_arguments(api):
 
 
 def try_fault(name):
-    """Raises AssertionError unless a handler of torch's error also catches ours."""
+    """Raises AssertionError unless Shoal raises an error that a handler of torch's error also catches."""
     from torch.distributed import fsdp as theirs
 
     import shoal.fsdp
@@ -339,8 +339,8 @@ def try_fault(name):
 
 
 def raise_alike(function, words, theirs, ours):
-    """Checks that ``function`` raises on both APIs with messages that match ``words``, and that a handler of torch's error also catches
-    ours."""
+    """Checks that ``function`` raises an error on both APIs, with messages that match ``words``, and that a handler of torch's error
+    also catches Shoal's."""
     errors = []
     for api in (theirs, ours):
         try:

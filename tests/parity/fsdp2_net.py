@@ -9,7 +9,8 @@ WORLD = 2
 
 
 class Net(nn.Module):
-    """Blocks that may run several times per forward, each run under a checkpoint or not (``reentrant``: False or True, else without)."""
+    """Blocks that run ``times`` times per forward. ``reentrant``: the kind of checkpoint under which each run is; None: without a
+    checkpoint."""
 
     def __init__(self, reentrant=None, times=1):
         super().__init__()
@@ -52,7 +53,7 @@ def full(t):
 
 
 def expect_gradients(model, plain, loss):
-    """Compares gradients. ``loss(model, rank)`` is this rank's loss; the plain model gets the mean over all ranks."""
+    """Compares gradients. ``loss(model, rank)`` is this rank's loss; the plain model's loss is the mean over all ranks."""
     for p in plain.parameters():
         p.grad = None
     (sum(loss(plain, r) for r in range(WORLD)) / WORLD).backward()

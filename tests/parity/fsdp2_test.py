@@ -1,4 +1,4 @@
-"""The same script with torch's FSDP2 over gloo, with ours, and on one plain process: losses, gradients and parameters after some steps.
+"""The same script with torch's FSDP2 over gloo, with Shoal, and in one plain process: losses, gradients and parameters after some steps.
 
 Each case is written once and takes ``fully_shard`` as an argument. All cases of a world size share one run of ranks.
 """
@@ -66,7 +66,7 @@ def sharded_unevenly_on_another_dim(api):
 
 
 class Routed(nn.Module):
-    """A model whose experts differ between places on the mesh's second dim."""
+    """A model whose experts are other ones at each index of the mesh's second dim."""
 
     def __init__(self, place):
         super().__init__()
@@ -82,7 +82,8 @@ class Routed(nn.Module):
 
 @case(worlds=(4,), plain=False)
 def experts_on_a_mesh_of_their_own(api):
-    """The experts share a unit with parameters on all ranks, as torchtitan shards a block with expert parallelism."""
+    """The experts, which are sharded over a mesh of their own, share a unit with parameters on all ranks: torchtitan's expert
+    parallelism."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
     from torch.distributed.fsdp._fully_shard._fsdp_init import _get_mesh_info
 
@@ -163,7 +164,7 @@ def fp16_reduced_in_fp32(api):
 @case(worlds=(2,), plain=False, rtol=2e-3)
 def fp16_sums_of_large_gradients(api):
     model = sharded(api, Net(), mp_policy=api.MixedPrecisionPolicy(reduce_dtype=torch.float16))
-    (model(torch.ones(1, 8)).sum() * 40000).backward()  # the gradient of a rank fits into fp16, the sum does not
+    (model(torch.ones(1, 8)).sum() * 40000).backward()  # each rank's gradient fits into fp16, their sum does not
     seen = Seen()
     seen.see("gradient of the head's bias", model.head.bias.grad)
     assert full(model.head.bias.grad).isfinite().all()
@@ -311,7 +312,7 @@ def hooks_on_reduced_gradients(api):
 
 @case(worlds=(4,))
 def hooks_that_communicate_between_replicas(api):
-    # Each replica has a mesh of its own; the hooks average over replicas. Ranks reach the end of a unit's backward at different times.
+    # Each replica has a mesh of its own, and hooks average over replicas. Ranks reach the end of a unit's backward at different times.
     model, replicas = Net(), None
     if not api.plain:
         replicas = api.mesh_2d["replicate"].get_group()

@@ -1,4 +1,5 @@
-"""Behaviour that FSDP2 refuses or leaves to the user: dtypes, uneven batches, ranks that diverge; in one run of two ranks."""
+"""Behaviour where FSDP2 raises an error or leaves the work to the user: dtypes, uneven batches, ranks that diverge; in one run of two
+ranks."""
 
 import sys
 import time
@@ -113,7 +114,8 @@ def names_imported_before_install_are_shoals_after_it():
             register_fsdp_forward_method(sharded, "generate")
             sharded.generate(batch(0, rank()))
         assert early.shard is shoal.fsdp.fully_shard
-        wrapped = FullyShardedDataParallel(Net(), use_orig_params=True)  # imported by a path that install() cannot patch
+        # a class that was imported by a path where install() cannot replace it
+        wrapped = FullyShardedDataParallel(Net(), use_orig_params=True)
         assert isinstance(wrapped, OurFSDP1)
         assert isinstance(wrapped, early.FSDP)
         with pytest.raises(InvalidArgument, match="Derived was derived from torch's FullyShardedDataParallel before"):
@@ -177,7 +179,7 @@ def a_scalers_overflow_on_one_rank_skips_the_step_on_all():
 
 
 def _joined(weight, batches, clip=False, epochs=1):
-    """Rank r has batches[r] batches, of r + 2 samples each. The plain model gets the mean with the weights of `weight`."""
+    """Rank r has batches[r] batches of r + 2 samples each. The plain model's loss is their mean, weighted by `weight`."""
     from shoal.fsdp import join
 
     model, plain = shard(Net()), Net()
@@ -207,7 +209,7 @@ def _joined(weight, batches, clip=False, epochs=1):
         plain_schedule.step()
     for (name, p), q in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         torch.testing.assert_close(full(p), q[1], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
-    same_as_plain(model, plain, lr=0.01)  # then all ranks continue
+    same_as_plain(model, plain, lr=0.01)  # after the uneven batches, all ranks train on
 
 
 @use
@@ -229,7 +231,7 @@ def a_rank_without_a_single_batch_serves_the_others():
 
 @use
 def join_works_when_ranks_end_one_after_the_other():
-    """The last rank to end finds that others have published for the next batches."""
+    """The last rank ends its batches when others have already published gradients of their next ones."""
     asked = _native.ShardedModel.asked
 
     def late(model):
@@ -299,7 +301,7 @@ def a_second_synchronised_backward_without_a_step_is_refused_inside_join():
 
 @use
 def ranks_that_wait_for_each_other_get_an_error_at_once():
-    """One rank is in its optimizer's step, the other in the backward of a further batch."""
+    """One rank is in its optimizer's step, the other in the backward of one more batch."""
     model = shard(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(2):

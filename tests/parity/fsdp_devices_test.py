@@ -1,4 +1,4 @@
-"""Units outside of an arena, as on CUDA meshes: the cases of fsdp2's tests on the CPU, with data moved by the mesh's process groups."""
+"""Units outside of an arena, as on CUDA meshes: the cases of the tests of FSDP2, on the CPU. The mesh's process groups move the data."""
 
 import fsdp2_combined_test
 import fsdp2_extensions_test
@@ -14,7 +14,7 @@ CASES = {**fsdp2_test.case, **fsdp2_extensions_test.case, **fsdp2_combined_test.
 
 
 def units_that_are_built_anew():
-    """Ties parameters after a step: they then have other memory, which unshard must use."""
+    """Ties parameters after a step. They then lie in other memory, which unshard must use."""
     from shoal.fsdp import fully_shard, write
 
     torch.manual_seed(0)

@@ -110,7 +110,7 @@ def a_gradients_memory_is_reused_unless_referenced():
     holders["another parameter"] = other.grad
     copies = {name: torch.as_tensor(full(h)).clone() for name, h in holders.items() if name != "another parameter"}
     copies["another parameter"] = full(other.grad).clone()
-    del holders["another parameter"]  # the parameter has the only reference now
+    del holders["another parameter"]  # now only the parameter refers to this gradient
     for step in range(5, 8):
         gradient(step)
     for name, holder in holders.items():
@@ -147,11 +147,11 @@ def _halved(g):
 
 
 def _clipped(g):
-    g.mul_((0.01 / g.norm()).clamp(max=1))  # the norm over all rows is a collective
+    g.mul_((0.01 / g.norm()).clamp(max=1))  # norm() is a collective over all rows
 
 
 def _hooked(register, hook):
-    """Calls ``register(model, hook)`` before and after fully_shard, on sharded and on whole parameters."""
+    """Trains with ``register(model, hook)`` called before fully_shard, or after it, where the parameters are sharded or whole."""
     for when in ("before", "after", "after an evaluation", "after a forward"):
         model, plain = Net(), Net()
         register(plain, hook)
@@ -165,7 +165,7 @@ def _hooked(register, hook):
             model(batch(7, 0))
         if when != "before":
             register(model, hook)
-        for step in range(2):  # the second step accumulates
+        for step in range(2):  # the second step adds to the gradients
             loss_of(model, step).backward()
             (sum(loss_of(plain, step, r) for r in range(WORLD)) / WORLD).backward()
         for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
@@ -218,8 +218,8 @@ def a_hook_that_returns_a_plain_tensor_is_refused():
 
 
 def _in_one_autocast_region(run, reentrant=None):
-    """``run(model, losses)`` calls backward itself; ``losses(i)`` is the loss of the i-th batch. The plain model runs outside of the
-    region."""
+    """Trains in one autocast region. ``run(model, losses)`` calls backward; ``losses(i)`` is the i-th batch's loss. The plain model runs
+    outside of the region."""
 
     def autocast():
         return torch.autocast("cpu", torch.bfloat16)
@@ -308,7 +308,7 @@ def a_gradient_after_its_units_backward_is_an_error():
     model.blocks[1] = Late(7, 7)
     shard(model, reshard_after_forward=False)
     model.blocks[1].unshard()
-    Late.early = model.blocks[1].bias * 2  # before the forward of its unit
+    Late.early = model.blocks[1].bias * 2  # computed before the forward of the parameter's unit
     with pytest.raises(shoal.exceptions.InvalidArgument, match=r"gradients arrived after the backward of their unit.*bias of blocks\.1"):
         loss_of(model).backward()
     Late.early = torch.zeros(1)

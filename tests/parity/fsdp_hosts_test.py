@@ -1,6 +1,6 @@
 """Ranks that share no memory train as one plain process does: parameters and gradients travel through a process group.
 
-``SHOAL_HOST`` makes ranks of this machine act as if on hosts of their own.
+With ``SHOAL_HOST``, ranks of this machine act as if each were on a host of its own.
 """
 
 import os
@@ -79,7 +79,7 @@ def sharded(config):
         losses.append(total.item() / world)
         if step == 3:
             with torch.no_grad():
-                model(x)  # an evaluation reads the next version
+                model(x)  # an evaluation between two steps, which reads the next version
     return losses, {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}, group().transport
 
 

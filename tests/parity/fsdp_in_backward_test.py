@@ -21,7 +21,7 @@ def optimizer_of(name, model):
 
 
 def train(in_backward, optimizer="torch", micro=1, synced=False, checkpointed=False, steps=STEPS):
-    """Returns the parameters after some steps, and the number of gradients that existed when backward returned."""
+    """Returns the parameters after some steps, and how many parameters had a gradient when backward returned."""
     import shoal.fsdp
 
     model = sharded(checkpointed=checkpointed)
@@ -78,7 +78,7 @@ def the_optimizer_in_backward_after_synchronised_micro_batches():
 
 
 class _Communicating(torch.optim.SGD):
-    """An optimizer whose step is a collective, as for optimizers that read whole parameters."""
+    """An optimizer whose step() is a collective, as that of an optimizer which reads whole parameters."""
 
     def step(self, closure=None):
         ranks = torch.ones(())
@@ -93,7 +93,7 @@ def an_optimizer_in_backward_that_communicates():
         model = sharded()
         spin = torch.ones(100, 100)
 
-        def late(module, grad_input, grad_output):  # delays other units than on the peer
+        def late(module, grad_input, grad_output):  # delays the even units on one rank and the odd ones on the other
             for _ in range(300 * (list(model.blocks).index(module) % 2 == torch.distributed.get_rank())):
                 torch.mm(spin, spin)
 
@@ -128,7 +128,7 @@ def the_optimizer_in_backward_with_uneven_batches():
 
 
 class Keeping(torch.optim.SGD):
-    """Keeps its arguments, and counts steps in its groups."""
+    """An optimizer that keeps the arguments of its construction, and counts its steps in its groups."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -175,7 +175,7 @@ def the_graph_shows_updates_in_backward():
     assert update.measured
     assert graph.find("reduce_scatter(blocks.3)")[0].id in update.after
     assert "update blocks.3" in str(graph)
-    plan(model)  # back to the default plan
+    plan(model)  # returns to the default plan, in which step() updates
     for step in range(2):
         model(batch(step)).square().mean().backward()
         assert all(p.grad is not None for p in model.parameters())
@@ -197,9 +197,9 @@ def reading_a_unit_after_its_update_in_backward_is_refused():
         second.backward()
     assert "set_is_last_backward(False)" in str(refused.value)
     del first, second
-    torch.distributed.barrier()  # waits until the first backward is over on all ranks, which must start over together
+    torch.distributed.barrier()  # waits until all ranks have ended the first backward, because they must reset together
     model.reset_iter_state()
-    model(batch(1)).square().mean().backward()  # trains the next version
+    model(batch(1)).square().mean().backward()  # trains on, from the next version
 
 
 @use

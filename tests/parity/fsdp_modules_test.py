@@ -81,7 +81,7 @@ def _converted(before):
     model(x).square().mean().backward()
     plain = Net().double()
     sum(plain(batch(0, r).double()).square().mean() / WORLD for r in range(WORLD)).backward()
-    optimizer.step()  # built before the conversion, and still valid
+    optimizer.step()  # the optimizer was built before the conversion to double, and still has the parameters
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert p.dtype == p.grad.dtype == torch.float64, name
@@ -110,7 +110,7 @@ def functional_call_with_other_weights_is_refused():
         lambda: {"head.weight": whole["head.weight"]},
         lambda: {"blocks.1.0.bias": nn.Parameter(whole["blocks.1.0.bias"])},
     ):
-        for evaluated in (False, True):  # with the write window open, and closed
+        for evaluated in (False, True):  # loads while the write window is open, and while it is closed
             with torch.no_grad():
                 if evaluated:
                     model(batch(0, 0))

@@ -61,7 +61,7 @@ def adapters_added_after_sharding():
                 _train_both(models, 0)
             for m in models:
                 m.requires_grad_(not frozen)
-            _adapt(models[0], 1, of_rank=rank())  # the number of the first rank
+            _adapt(models[0], 1, of_rank=rank())  # the other rank's adapter differs; all ranks must train the first rank's
             _adapt(models[1], 1)
             for step in range(3):
                 _train_both(models, 10 * step, backwards=1 + step)
@@ -77,12 +77,12 @@ def parameters_added_after_sharding_cause_a_warning():
     with pytest.warns(UserWarning, match=r"added after the model was sharded \(.*scale.*blocks\.0\.2\.down"):
         loss_of(model).backward()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # warns once
+        warnings.simplefilter("error")  # an error, if the warning came again
         loss_of(model).backward()
     model.set_gradient_divide_factor(1.0)
     with pytest.raises(NotImplementedError, match=r"set_gradient_divide_factor.*blocks\.0\.2\.down"):
         loss_of(model).backward()
-    model.extra = nn.Parameter(model.head.weight.detach().clone())  # a DTensor
+    model.extra = nn.Parameter(model.head.weight.detach().clone())  # a parameter that is a DTensor already
     with pytest.raises(NotImplementedError, match=r"parameter extra was added.*is a DTensor"):
         loss_of(model).backward()
 
@@ -99,7 +99,7 @@ def gradients_of_added_parameters_are_averaged_per_dtype_and_device():
 
     calls = []
     added = Kept(SimpleNamespace(joining=False, units=[]))
-    devices = ("cpu", "meta", "cpu")  # no collective runs on meta tensors: it stands for a second device
+    devices = ("cpu", "meta", "cpu")  # a second device besides the CPU: it needs no GPU, but tensors on meta take part in no collective
     added._parameters = {nn.Parameter(torch.ones(2, device=device)): device for device in devices}
     added._parameters[nn.Parameter(torch.ones(2, dtype=torch.bfloat16))] = "bf16"
     added.reduce()
@@ -134,7 +134,8 @@ def load_state_dict_with_assign_then_an_inner_module():
     loss_of(model).backward()
     model.load_state_dict(_filled(model, 7.0), assign=True)
     with torch.no_grad():
-        torch.testing.assert_close(model.blocks[0](torch.zeros(1, 7)), torch.full((1, 7), 7 + 9 * 7.0), rtol=1e-4, atol=0)  # tanh(7) is 1
+        # the block computes its bias and nine weights times tanh(7), which is 1 within rtol
+        torch.testing.assert_close(model.blocks[0](torch.zeros(1, 7)), torch.full((1, 7), 7 + 9 * 7.0), rtol=1e-4, atol=0)
     model.zero_grad()
     loss_of(model).backward()
     plain = Net()

@@ -1,4 +1,4 @@
-"""Sharded training equals one plain process: 20 losses of config T, parameters and gradients."""
+"""Sharded training equals one plain process: 20 losses, gradients and parameters of config T (tests/bench/gpt.py)."""
 
 import gpt
 import pytest
@@ -87,7 +87,7 @@ def expect_equal(returns, reference):
         worst = max(abs(a - b) / b for a, b in zip(rank_losses, losses, strict=True))
         assert worst <= 1e-5, f"loss differs by {worst:.2e}"
     for name, p in returns[0][1].items():
-        # AdamW moves an element whose gradient is rounding noise (a bias before a softmax) by up to lr a step: 6e-3 in 20 steps.
+        # A bias before a softmax has only rounding noise as its gradient. AdamW moves it by up to lr in each step: 6e-3 in 20 steps.
         torch.testing.assert_close(p, parameters[name], rtol=1e-4, atol=5e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 

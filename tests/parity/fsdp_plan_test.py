@@ -55,14 +55,14 @@ def plans_and_graphs_need_the_outermost_module():
             refused("FSDPSequential is a unit inside of FSDPNet", step_graph, unit, example_inputs=torch.ones(2, 8))
 
     model = sharded()
-    model.blocks[0].unshard()  # a root until a forward runs another one
+    model.blocks[0].unshard()  # this unit is a root, until a forward runs the module around it
     inner_is_refused(model)
     plan(model, prefetch=2)
     inner_is_refused(model)
     model(batch(0)).sum().backward()
     inner_is_refused(model)
 
-    blocks = Net()  # only the blocks are sharded, so each is a model
+    blocks = Net()  # here only the blocks are sharded, so that each of them is a root
     for block in blocks.blocks:
         plan(fully_shard(block), prefetch=0)
     for _ in range(2):
@@ -72,11 +72,11 @@ def plans_and_graphs_need_the_outermost_module():
     assert len(step_graph(blocks.blocks[1])) > 0
 
     model = sharded()
-    model.blocks[1](torch.ones(2, 8)).sum().backward()  # on its own, so it is the root
+    model.blocks[1](torch.ones(2, 8)).sum().backward()  # called on its own, this unit is the root
     plan(model.blocks[1])
     model = sharded()
     block = model.blocks.pop(3)
-    plan(block)  # no longer inside of another unit
+    plan(block)  # the block was taken out of its model, and is no inner unit any more
 
 
 @use
@@ -113,7 +113,7 @@ def units_are_prefetched_by_depth_or_by_their_own_lists():
 
 
 def mapped_by_the_engine():
-    """Bytes of the engine's memories that this process maps, as the kernel counts them."""
+    """Bytes of the engine's shared memories that this process maps, as the kernel counts them."""
     found = {}
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -137,7 +137,7 @@ def memory_of_a_whole_step_is_planned():
     rows = 4 * x.numel()
     planned = step_graph(model, example_inputs=x, optimizer=optimizer).memory
     assert planned.optimizer == 2 * 4 * unit
-    # One unit's whole gradient, the inputs of all layers but the first of four, and some of their gradients.
+    # The whole gradient of one unit, the inputs of three of the four layers, and some gradients of such inputs.
     assert unit + 3 * rows <= planned.activations <= unit + 8 * rows, planned
     assert planned.total == planned.node_bytes + planned.gradients + planned.optimizer + 2 * planned.activations
     model.set_requires_gradient_sync(False)
@@ -181,7 +181,7 @@ def a_planned_step_leaves_no_fake_tensor():
     model(batch(0)).sum().backward()
     assert not isinstance(model.table, FakeTensor)
     assert not isinstance(model.unregistered[0].grad, FakeTensor)
-    for shown in (False, True):  # with sharded and with whole parameters
+    for shown in (False, True):  # while parameters are sharded, and while they are whole
         model = sharded()
         if shown:
             for module in (*model.blocks, model):
@@ -200,7 +200,7 @@ def planned_memory_equals_the_kernels_count():
     before = mapped_by_the_engine()
     model = nn.Sequential(*(fully_shard(nn.Linear(256, 256)) for _ in range(4)))
     fully_shard(model)
-    memory = step_graph(model, example_inputs=torch.randn(2, 256)).memory  # before the first step
+    memory = step_graph(model, example_inputs=torch.randn(2, 256)).memory  # an estimate, before the first step
     assert memory.gradients == 4 * 4 * (256 * 256 + 256)
     model(torch.randn(2, 256)).sum().backward()
     held = mapped_by_the_engine() - before
@@ -221,7 +221,8 @@ def the_graph_exists_before_the_first_step():
     assert expected.find("unshard(blocks.1)")[0].planned is None
     assert not expected.find("forward(root#2)")
     saved = expected.memory.activations
-    # The output of tanh, and the inputs of all linears but the first: 4 rows of 4 bytes. Then the head's gradient.
+    # Per rank 4 rows of 4-byte numbers: the outputs of tanh and the inputs of all linear layers but the first. Then the gradient of the
+    # head.
     assert saved >= 4 * 4 * (4 * (8 + 16) + 8) + 4 * (5 * 8 + 5)
     kinds = (type(model.inp.weight), model.inp.weight.device.type)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -15,7 +15,7 @@ use = Uses()
 
 
 class Block(nn.Sequential):
-    def forward(self, x):  # compiled by dynamo, unlike Sequential's forward
+    def forward(self, x):  # dynamo compiles this method, but not Sequential's own forward
         for module in self:
             x = module(x)
         return x
@@ -66,7 +66,7 @@ def trained(model, optimizer, steps=2, begin=0):
 
 @functools.cache
 def plain():
-    """Returns model, optimizer, and the losses of two further steps."""
+    """A plain model and its optimizer after some steps, and the losses of two further steps."""
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     trained(model, optimizer)
@@ -140,7 +140,7 @@ def parameters_saved_one_by_one_are_whole_on_rank_0():
     trained(model, optimizer)
     whole, _, _ = plain()
     for name, p in model.state_dict().items():
-        same(p, whole[name], name)  # full_tensor() is a collective
+        same(p, whole[name], name)  # same() calls full_tensor(), a collective, so every rank visits all parameters
 
 
 # ---- torch.distributed.checkpoint ----------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def a_state_dict_between_forward_and_backward_is_sharded():
 
 
 def _compiled(build):
-    """Returns the losses of five steps. Only the first two may compile."""
+    """Trains the model that ``build`` returns, and returns five losses. An error if a step after the second compiles."""
     torch._dynamo.reset()
     counters.clear()
     model = build()
@@ -220,7 +220,7 @@ def blocks_compiled_before_they_are_sharded():
 
 @use
 def many_blocks_compiled_as_one_graph_each_before_they_are_sharded():
-    """The blocks are alike and share compiled code: with ``fullgraph``, a ninth compilation of one function is an error."""
+    """The blocks share compiled code, because they are alike: with ``fullgraph``, dynamo refuses a ninth compilation of one function."""
 
     def build():
         model = Net(blocks=10)
@@ -247,7 +247,7 @@ def blocks_wrapped_by_compile_before_they_are_sharded():
 @use
 def a_model_compiled_after_it_was_sharded():
     assert _compiled(lambda: torch.compile(shard(Net()), backend="aot_eager")) == pytest.approx(_eager(), rel=1e-5)
-    assert counters["frames"]["total"] == 4  # as with FSDP2, because hooks are no frames of their own
+    assert counters["frames"]["total"] == 4  # as many as with FSDP2: hooks are no frames of their own
 
 
 # ---- inference mode ------------------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def state_dicts_taken_under_inference_mode():
     model_state = {name: value.clone() for name, value in model_state.items()}
     states = {name: {key: value.clone() for key, value in values.items()} for name, values in optimizer_state["state"].items()}
     assert trained(model, optimizer, begin=2) == pytest.approx(plain()[2], rel=1e-4)
-    model, optimizer = pair()  # the loaded state can be trained
+    model, optimizer = pair()  # the loaded state can be trained on
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state | {"state": states})
     assert trained(model, optimizer, begin=2) == pytest.approx(plain()[2], rel=1e-4)
 

@@ -23,7 +23,8 @@ use = Uses()
 def _block_twice(reentrant):
     model = shard(Net(reentrant, times=2))
     if rank() == 1:
-        model.head.register_full_backward_hook(lambda *_: time.sleep(0.2))  # rank 0 publishes long before it can sum
+        # rank 0 publishes its gradients long before rank 1, and has to wait for the sum
+        model.head.register_full_backward_hook(lambda *_: time.sleep(0.2))
     loss_of(model).backward()
     expect_gradients(model, Net(times=2), lambda m, r: loss_of(m, 0, r))
 
@@ -101,14 +102,14 @@ def reading_behind_a_forward_without_reshard_where_the_plan_had_one():
 
 
 def _arenas():
-    """Names of this mesh's shared memories that any process of this machine has open."""
+    """Names of the shared memories of this mesh that any process on this machine has open."""
     gang = torch.distributed.distributed_c10d._get_default_store().get("shoal/mesh/0-1").decode()
     names = set()
     for fd in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             name = str(fd.readlink())
         except OSError:
-            continue  # it ended
+            continue  # the process has ended
         if f"memfd:shoal:{gang}/" in name:
             names.add(name.removesuffix(" (deleted)"))
     return names
@@ -123,11 +124,11 @@ def a_model_that_is_dropped_gives_its_memory_back():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of(model).backward()
     optimizer.step()
-    assert len(_arenas() - before) == 4 + 2  # units, control and gradients
+    assert len(_arenas() - before) == 4 + 2  # four units, and two memories of the model: control words and gradients
     torch.distributed.barrier()
     del model, optimizer
     gc.collect()
-    for _ in range(1000):  # the node is notified a little later
+    for _ in range(1000):  # the node frees the memory a moment later
         if not _arenas() - before:
             return
         time.sleep(0.01)
@@ -195,7 +196,7 @@ def inputs_are_cast_to_param_dtype():
 
 
 class Doubling(nn.Linear):
-    """A layer that changes its input in place, or a view of it, or returns it."""
+    """A layer whose forward changes its input in place, or a view of it, or returns the input."""
 
     def __init__(self, how):
         super().__init__(7, 7)
@@ -266,7 +267,7 @@ def one_module_of_a_group_unsharded_before_the_first_forward():
     fully_shard([model.inp, model.head])
     for block in model.blocks:
         fully_shard(block)
-    for _ in range(2):  # first the group is the root, then the model
+    for _ in range(2):  # in the first round the group of two modules is the root, in the second the whole model
         model.head.unshard()
         torch.testing.assert_close(model.inp.weight, Net().inp.weight)
         model.inp.reshard()
@@ -297,7 +298,7 @@ def a_first_forward_in_a_transform_after_to_empty():
 
 
 class _Raise(torch.autograd.Function):
-    """The identity; its backward raises while ``why`` is not empty."""
+    """The identity function; its backward raises an error while ``why`` is not empty."""
 
     @staticmethod
     def forward(ctx, x, why):
@@ -318,13 +319,13 @@ def _left_by_an_exception(then, ranks=(0, 1), block=0):
         why.append("boom")
     loss = loss_of(model, 7)
     if rank() == 1:
-        time.sleep(0.2)  # the other rank starts over long before
+        time.sleep(0.2)  # rank 1 is late: the other rank has long started its step over
     expected = pytest.raises(RuntimeError, match="boom") if rank() in ranks else pytest.raises(ValueError, match="started step 0 over")
     with expected:
         loss.backward()
     del loss
     then(model)
-    for step in range(2):  # the second step continues from the first
+    for step in range(2):  # the second step adds to the gradients of the first
         loss_of(model, step).backward()
     expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
 

@@ -1,4 +1,4 @@
-"""Parameters written by hand, by collectives or by optimizers of the user, in one run of two ranks."""
+"""Parameters that the user's code writes: by hand, by collectives or by optimizers; in one run of two ranks."""
 
 import copy
 import io
@@ -60,11 +60,12 @@ def unannounced_writing_by_hand_while_an_output_is_kept():
         loss_of(model, step).backward()
         _sgd_by_hand(model)
     torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
-    with pytest.raises(ValueError, match="needs parameters of version 1"):  # as torch does after a write to a saved tensor
+    # torch, too, refuses a backward that needs a tensor which was written to since
+    with pytest.raises(ValueError, match="needs parameters of version 1"):
         kept.sum().backward()
 
 
-WRITES = Uses()  # direct writes to parameters, or to references taken before training
+WRITES = Uses()  # functions that write to parameters, directly or by references that were taken before training
 
 
 @WRITES
@@ -192,7 +193,7 @@ def _written_between_steps(model, write, ranks_of_loss, evaluations):
 @use
 def writing_by_hand_after_an_evaluation():
     for name, write in WRITES.items():
-        # One rank evaluates more often: it reads the old values while the other is about to write.
+        # Rank 1 evaluates more often, so that it still reads the old values when rank 0 is about to write.
         got = _written_between_steps(shard(Net()), write, [rank()], evaluations=1 + 4 * rank())
         want = _written_between_steps(Net(), write, range(WORLD), evaluations=1)
         for a, b in zip(got, want, strict=True):
@@ -232,7 +233,7 @@ def writing_by_hand_between_two_forwards():
 
 @use
 def writing_in_a_hook_behind_each_gradient():
-    # The write window is closed in the hook while the output of another forward is kept.
+    # While another forward's output is kept, the hook runs with a closed write window.
     def train(model, ranks_of_loss):
         def step(p):
             p.data.add_(p.grad, alpha=-0.1)
@@ -262,7 +263,8 @@ def writing_in_place_from_a_checkpoint_after_an_evaluation():
     path = [tempfile.mkdtemp()] if rank() == 0 else [None]
     torch.distributed.broadcast_object_list(path, 0)
     checkpoint.save(saved.state_dict(), checkpoint_id=path[0])
-    checkpoint.load(model.state_dict(), checkpoint_id=path[0])  # into the tensors of the state dict, which share the parameters' memory
+    # loads into the tensors of this state dict, which share their memory with the parameters
+    checkpoint.load(model.state_dict(), checkpoint_id=path[0])
     torch.testing.assert_close(model(batch(0, 0)), plain(batch(0, 0)))
     torch.distributed.barrier()
     if rank() == 0:
@@ -286,14 +288,15 @@ def writing_where_no_operator_sees_it_is_refused():
 
 
 def gather_by_extension(local):
-    """Sets a gather extension for a parameter of seven elements on two ranks."""
+    """Sets an extension of all_gather on this rank's part of a parameter with seven elements, for two ranks."""
     local.fsdp_pre_all_gather = lambda mesh: ((nn.functional.pad(local.detach(), (0, 4 - len(local))),), None)
     local.fsdp_post_all_gather = lambda outputs, metadata, dtype, out=None: None if out is not None else (outputs[0], outputs)
 
 
 @use
 def writing_inside_a_forward_is_refused():
-    # Sharded rows of another unit, or whole parameters of this one; alone in their unit, or beside a parameter with all-gather extensions.
+    # Writes sharded rows of another unit, or whole parameters of this one. The parameter is alone in its unit, or beside one with an
+    # extension of all_gather.
     for of_a_shown_module, beside_an_extension in itertools.product((False, True), (False, True)):
         model = shard(Net())
         for block in model.blocks if beside_an_extension else ():
@@ -372,13 +375,13 @@ def writing_to_the_roots_whole_parameters_after_an_evaluation():
                 view.add_(whole.t()[1:], alpha=0.5)
                 m.inp.weight.data.copy_(m.inp.weight * 0.9)
                 whole[0] = 0.1 * i
-            if rank() == 0:  # the slower rank must still read the values from before this rank's writes
+            if rank() == 0:  # rank 0 is slower: it must still read the values from before the other rank's writes
                 for _ in range(20):
                     before @ before.T
             torch.testing.assert_close(model(batch(i, 0)), plain(batch(i, 0)))
         model.reshard()
         torch.testing.assert_close(full(model.head.weight), plain.head.weight)
-        model.head.weight.mul_(1)  # opens the window
+        model.head.weight.mul_(1)  # opens the write window
         with pytest.raises(ValueError, match=r"head.weight of the root is unsharded after a forward"):
             before.mul_(2)
     same_after_a_step(model, plain)

@@ -2,7 +2,7 @@
 
 import os
 
-os.environ.setdefault("SHOAL_TIMEOUT", "100")  # a rank that waits alone raises
+os.environ.setdefault("SHOAL_TIMEOUT", "100")  # seconds, after which a rank that waits alone raises an error
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def mesh_of(*shape):
 
 
 def distributed(t, mesh, placements):
-    """Cuts a whole tensor, equal on every rank, without communication: uneven rows, empty shards."""
+    """Cuts a tensor, which every rank has whole, without communication. Parts may be uneven or empty."""
     from torch.distributed.tensor import DTensor, Replicate
 
     whole = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -106,7 +106,7 @@ def a_state_dict_goes_to_torch_and_back():
         ours, optimizer, whole, reference = both(name, options)
         train(optimizer, ours, 0, 2)
         train(reference, whole, 0, 4)
-        theirs = (shoal.optim if name == "Muon" else torch.optim).__dict__[name](ours)  # torch's Muon sums in another order
+        theirs = (shoal.optim if name == "Muon" else torch.optim).__dict__[name](ours)  # not torch's Muon, which sums in another order
         theirs.load_state_dict(optimizer.state_dict())
         train(theirs, ours, 2, 3)
         again = type(optimizer)(ours)
@@ -196,7 +196,7 @@ def a_fully_sharded_model_trains_and_clips():
     for clip in clips:
         for order in (2.0, 1.0, float("inf")):
             if order == float("inf") and clip is torch.nn.utils.clip_grad_norm_:
-                continue  # torch has no maximum norm of an empty shard, as the second rank has of out.weight
+                continue  # torch computes no maximum norm of an empty shard, which the second rank has of out.weight
             plain, model = Net(), fully_sharded()
             reference, optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01), shoal.optim.AdamW(model.parameters(), lr=0.01)
             for step in range(4):
@@ -225,21 +225,21 @@ def a_fully_sharded_bf16_model_moves_by_less_than_bf16_can_say():
         optimizer.step()
         optimizer.zero_grad()
     moved = [(full(p) - q).abs().float().mean().item() for p, q in zip(model.parameters(), first, strict=True)]
-    assert moved[0] > 1e-3  # 40 steps of about 1e-4; a single step is less than half the spacing of bf16 weights
+    assert moved[0] > 1e-3  # 40 steps of about 1e-4 are kept in sum, although one step is less than half the spacing of bf16 weights
 
 
 # ---- four ranks: clipping over any placements ---------------------------------------------------------------------------------------
 
 
 def gradients(meshes):
-    """(whole gradient, placements, mesh) of each in a mix; mesh None: a plain tensor"""
+    """Shapes of gradients in a mix, each with its placements and mesh; without a mesh it is a plain tensor."""
     from torch.distributed.tensor import Replicate, Shard
 
     line, grid = meshes
     return [
         ((9, 4), None, None),
         ((9, 4), [Shard(0)], line),
-        ((3, 4), [Shard(0)], line),  # the last rank has no row
+        ((3, 4), [Shard(0)], line),  # the last rank has no row of this one
         ((6, 5), [Replicate()], line),
         ((6, 5), [Replicate(), Shard(0)], grid),
         ((6, 5), [Shard(0), Replicate()], grid),
@@ -270,7 +270,7 @@ def any_mix_of_placements_and_meshes():
 
     meshes = mesh_of(4), mesh_of(2, 2)
     for order in (2.0, 1.0, 3.0, 0.0, float("inf"), float("-inf")):
-        for scale in (1.0, 1e-3, 1e25):  # clipped, not clipped, and squares beyond fp32
+        for scale in (1.0, 1e-3, 1e25):  # the norm is above the limit, below it, or has squares beyond fp32
             if scale == 1e25 and order != float("inf"):
                 continue
             ours, whole = mixed(meshes, scale)
@@ -303,10 +303,12 @@ def a_sum_still_to_be_taken_and_a_gradient_that_one_rank_lacks():
 
     line = mesh_of(4)
     p = nn.Parameter(distributed(torch.zeros(4, 4), line, [Replicate()]))
-    p.grad = DTensor.from_local(torch.ones(4, 4), line, [Partial()], run_check=False)  # 4 everywhere: norm 16
+    # four ranks add 1, so every element is 4: the squares add up to 16 * 16 = 256
+    p.grad = DTensor.from_local(torch.ones(4, 4), line, [Partial()], run_check=False)
     q = nn.Parameter(distributed(torch.zeros(8), line, [Shard(0)]))
     if torch.distributed.get_rank() != 2:
-        q.grad = distributed(torch.full((8,), 2.0), line, [Shard(0)])  # six of them: 24
+        # two elements on each of three ranks: their squares add up to 6 * 4 = 24
+        q.grad = distributed(torch.full((8,), 2.0), line, [Shard(0)])
     norm = shoal.optim.clip_grad_norm_([p, q], 1e6)
     torch.testing.assert_close(norm, torch.tensor(280.0).sqrt())
     shoal.optim.clip_grad_norm_([p, q], norm.item() / 2)
@@ -349,7 +351,7 @@ def muon_over_two_axes():
 
 @check(4)
 def torchs_muon_refuses_matrices_with_fewer_rows_than_ranks():
-    """As documented in README; Shoal's Muon takes these matrices."""
+    """The README states this. Shoal's Muon takes these matrices."""
     from torch.distributed.tensor import Shard
 
     import shoal.optim
@@ -377,7 +379,8 @@ def all_checks():
         try:
             function()
         except BaseException as error:
-            raise AssertionError(f"{name} failed, after {', '.join(done) or 'nothing'}") from error  # the other ranks would wait
+            # ends the other ranks, which would wait for this one
+            raise AssertionError(f"{name} failed, after {', '.join(done) or 'nothing'}") from error
         done.append(name)
         torch.distributed.barrier()
     return done

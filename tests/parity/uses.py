@@ -1,4 +1,4 @@
-"""Many uses in one run of ranks: each runs on every rank, and a failure is reported under its name."""
+"""Runs many uses of an API in one run of ranks: each on every rank. A failure is reported under the name of its use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-os.environ.setdefault("SHOAL_TIMEOUT", "100")  # a rank that waits alone raises
+os.environ.setdefault("SHOAL_TIMEOUT", "100")  # seconds, after which a rank that waits alone raises an error
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from shoal.train import ScalingConfig, Trainer
 
 
 class Uses(dict[str, Callable[[], None]]):
-    """Functions by name; calling it as a decorator adds one."""
+    """Functions by name; as a decorator, it adds one."""
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
         self[function.__name__] = function
@@ -25,21 +25,22 @@ class Uses(dict[str, Callable[[], None]]):
 
 
 def run(uses: dict[str, Callable[[], None]]) -> dict[str, str]:
-    """Runs on a rank: returns name and traceback of every use that failed."""
+    """Runs all functions on this rank. Returns the name and traceback of each that failed."""
     failed = {}
     for name, function in uses.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 function()
-        except BaseException:  # the other uses still run
+        except BaseException:  # goes on with the other functions
             failed[name] = traceback.format_exc()
         torch.distributed.barrier()
     return failed
 
 
 def ranks(on_a_rank: Callable[[], dict[str, str]], workers: int):
-    """A fixture of a test's module with the results of ``run`` by rank. ``on_a_rank``: a function of that module, which ranks import."""
+    """Makes a fixture for a test's module: the results of ``run`` by rank. ``on_a_rank``: a function of that module, which the ranks
+    import."""
 
     @pytest.fixture(scope="module")
     def failed():
