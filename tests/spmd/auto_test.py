@@ -42,7 +42,7 @@ def planned(model: nn.Module, *shape: int, **options) -> xs.ShardingPlan:
 
 def test_large_weights_are_split_with_a_tiny_batch():
     plan = planned(mlp(4096, 16384), 8, 4096, mesh=LINE)
-    # The first layer is split by columns, the second by rows, so that only one sum of small activations is communicated.
+    # The first layer is split by columns and the second by rows, so that devices only communicate to add up small activations.
     assert plan.specs == {"0.weight": ("d", None), "2.weight": (None, "d")}
     assert plan.input_specs == {"0": (None, None)}
     assert plan.peak_bytes < plan.whole_bytes / 7
@@ -117,7 +117,7 @@ def test_config_m_is_planned_with_one_decision_for_its_blocks():
 
 
 class Attention(nn.Module):
-    """A module that is hard to trace: shared parameters, a mask made at the first call, dropout, keyword inputs, a buffer."""
+    """A module that is hard to trace: shared parameters, a mask that the first call makes, dropout, keyword inputs, a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +145,7 @@ class Residual(nn.Module):
 
     def forward(self, x):
         y = self.norm(self.conv(x))
-        if torch.rand(1).item() < 0.5:  # drawn on the host
+        if torch.rand(1).item() < 0.5:  # a random number of the host, not of the device
             y = torch.relu(y)
         return self.fc((y - y.mean(0)).mean((2, 3)))
 
@@ -160,7 +160,7 @@ MODELS = {
 
 def trained(model: nn.Module, inputs, device: torch.device | str) -> list[torch.Tensor]:
     torch.manual_seed(7)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # Adam would amplify gradients that are rounding noise
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # not Adam, which would amplify gradients that are rounding noise
     losses = []
     for i in range(3):
         optimizer.zero_grad()
@@ -173,7 +173,7 @@ def trained(model: nn.Module, inputs, device: torch.device | str) -> list[torch.
 
 @pytest.fixture
 def automatic():
-    """use_spmd(auto=True) with a budget, until the end of the test."""
+    """Yields a function that calls use_spmd(auto=True) with a memory budget, which holds until the end of the test."""
 
     def on(memory_budget=None):
         xr.use_spmd(auto=True, memory_budget=memory_budget)
@@ -219,7 +219,7 @@ def test_planned_bytes_per_device_equal_the_actual_ones(automatic):
     model = mlp(64, 128, "cpu")
     x = torch.randn(2048, 64).to(DEVICE)
     plan = xs.auto_shard(model, x, LINE, memory_budget="480KiB", quiet=True)
-    # Gradients are sums over the batch, replicated until they are resharded like their parameters.
+    # These gradients are sums over the batch: replicated, until they are resharded as their parameters are.
     assert all("all_reduce" in r.collectives for r in plan.rows if not r.name.startswith("input"))
     assert all(s != (None, None) for s in plan.specs.values())
     optimizer = torch.optim.Adam(model.parameters())

@@ -24,7 +24,7 @@ from shoal.spmd._layout.array import Array
 xr.use_spmd()
 DEVICE = xm.xla_device()
 MESH = xs.Mesh(range(8), (8,), ("data",))
-# Operators that run on replicated tensors, each with its reason.
+# Operators that may run on replicated tensors, each with its reason.
 EXCEPTIONS = {"aten.bernoulli_.float": "the random stream is one: dropout equals that of the unsharded program"}
 
 
@@ -72,7 +72,7 @@ OPTIMIZERS = {
 
 
 def trained(model: str, optimizer: str, size: int, on_device) -> tuple[list[float], list[torch.Tensor]]:
-    """Returns losses and gradient norms, and the final parameters and statistics."""
+    """Returns losses and gradients' norms, and the final parameters and running statistics."""
     make, batch = MODELS[model]
     torch.manual_seed(0)
     module = make()
@@ -101,7 +101,7 @@ def split(t: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Operators that ran on replicated tensors, and those that resharded split ones."""
+    """Counts the operators that ran on replicated tensors, and those that resharded split tensors."""
     found = {"whole": Counter(), "moved": Counter()}
     replicate, resharded = execution._replicate, Array.resharded
 
@@ -127,7 +127,7 @@ def test_no_operator_needs_whole_tensors(model, optimizer, seen):
     expected = trained(model, optimizer, 16, None)
     ours = trained(model, optimizer, 16, split)
     torch.testing.assert_close(ours[0], expected[0], rtol=2e-6, atol=0)
-    torch.testing.assert_close(ours[1], expected[1], rtol=1e-4, atol=2e-5)  # Adam divides by small numbers
+    torch.testing.assert_close(ours[1], expected[1], rtol=1e-4, atol=2e-5)  # looser, because Adam divides by small numbers
     assert set(seen["whole"]) <= set(EXCEPTIONS)
     assert set(seen["moved"]) <= set(EXCEPTIONS)
     assert model != "convolutions" or seen["whole"], "dropout is seen"
@@ -141,6 +141,6 @@ def test_split_parameters_gather_weights_only(name, seen):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_uneven_batches_give_the_same_losses(model):
-    for size in (15, 11):  # a short part, and empty parts
+    for size in (15, 11):  # 15 and 11 rows on 8 devices: a part is shorter than the others, or parts are empty
         expected, ours = (trained(model, "sgd", size, place)[0] for place in (None, split))
         torch.testing.assert_close(ours, expected, rtol=2e-6, atol=0)

@@ -1,4 +1,5 @@
-"""One controller: facts of torch_xla, errors and deaths of ranks, a timeline. (processes_test.py compares its bits.)"""
+"""One controller that drives several ranks: facts of torch_xla, errors and deaths of ranks, a timeline. (processes_test.py compares the
+bits of results.)"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def run(program: list[str], *, workers: int, devices: int, folder: Path | None =
     return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
 
 
-# The other sections take longer; README.md has the command for all of them.
+# The sections of facts that are checked here. The others take longer; README.md has the command for all of them.
 SECTIONS = {"autograd", "loader", "marking", "ops", "returned-value", "shards", "dynamo", "distributed-tensor"}
 FACTS = f"""
 import json, walk
@@ -150,7 +151,7 @@ print("done")
 """
 
 
-# Other properties of a call than shapes, dtypes and constants that its cached result depends on.
+# Properties of a call, besides shapes, dtypes and constants, on which its cached result depends.
 FACTS_OF_CALLS = """
 import torch
 import shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm

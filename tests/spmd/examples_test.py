@@ -16,7 +16,7 @@ import shoal.spmd
 
 EXAMPLES = [Path("examples", f"spmd_{name}.py").absolute() for name in ("guide", "fsdp", "resnet", "2d")]
 README = next(p for p in (Path("python/shoal/spmd/README.md"), Path(shoal.spmd.__file__).with_name("README.md")) if p.exists())
-# Runs each as `python EXAMPLE` would, but imports torch once for all.
+# Runs each program as `python EXAMPLE` would, but imports torch once for all.
 RUNNER = """
 import runpy, sys
 import shoal.spmd.xla_model as xm
@@ -44,7 +44,7 @@ def printed(programs, processes=0, **more):
 
 
 def losses(text):
-    """The losses of each example."""
+    """The ten losses that each example printed."""
     found = [float(loss) for loss in re.findall(r"^step \d+ loss (\d+\.\d{6})$", text, re.MULTILINE)]
     assert len(found) == 10 * len(EXAMPLES), text
     return [found[i : i + 10] for i in range(0, len(found), 10)]
@@ -52,7 +52,7 @@ def losses(text):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """The program that runs all examples, and their paths."""
+    """The program that runs all examples (RUNNER), and the examples' paths."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "runner.py").write_text(RUNNER)
     (folder / "readme.py").write_text(re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1])
@@ -61,13 +61,13 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(programs):
-    """The output of one process with four devices."""
+    """The output of the examples in one process with four devices."""
     return printed(programs)
 
 
 def test_examples_run_in_one_process_with_four_devices(alone):
     assert alone.count("as plain torch") == len(EXAMPLES)
-    assert alone.endswith("end\nof the last step\n")  # at exit
+    assert alone.endswith("end\nof the last step\n")  # printed when the process exits
     assert all(of[-1] < 0.8 * of[0] for of in losses(alone))
     of_readme = [float(loss) for loss in re.findall(r"^step \d+ loss (\d+\.\d{3})$", alone, re.MULTILINE)]
     assert len(of_readme) == 20
@@ -76,7 +76,7 @@ def test_examples_run_in_one_process_with_four_devices(alone):
 
 def expect_same_losses(said, alone):
     for example, ours, others in zip(EXAMPLES, losses(said), losses(alone), strict=True):
-        # On one process per rank, units run on the engine of shoal.fsdp, which sums in another order.
+        # With a process per device, the units of spmd_fsdp.py run on the engine of shoal.fsdp, which sums in another order.
         assert ours == (pytest.approx(others, rel=1e-5) if example.stem == "spmd_fsdp" else others), example
 
 
@@ -108,7 +108,7 @@ def test_only_imports_differ_from_a_script_of_torch_xla(example):
 # ---- a script of torch_xla, unchanged -------------------------------------------------------------------------------------------------
 
 PTH = next(p for p in (Path(m) / "wheel" / "shoal-fsdp.pth" for m in (Path(shoal.spmd.__file__).parents[2], "python")) if p.exists())
-# The work of site in an environment that has the wheel.
+# Does what site does in an environment that has the wheel: runs the .pth file.
 STARTER = f"""
 import runpy, site, sys
 site.addsitedir({str(PTH.parent)!r})
@@ -120,7 +120,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """The README's script of torch_xla, and a starter with the .pth file."""
+    """A folder with the README's script of torch_xla, and a starter that runs the .pth file before it."""
     folder = tmp_path_factory.mktemp("theirs")
     program = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
     assert "shoal" not in program
@@ -138,7 +138,7 @@ def losses_of(text):
 
 @pytest.fixture(scope="module")
 def their_losses(theirs):
-    """Losses in one process, by ``python -m shoal.spmd.run``."""
+    """The script's losses in one process, when ``python -m shoal.spmd.run`` starts it."""
     return losses_of(printed(["-m", "shoal.spmd.run", str(theirs / "train.py")], fresh=True))
 
 

@@ -1,4 +1,5 @@
-"""Facts of oracle.json, measured with torch_xla 2.9.0, and the names that their code uses. README.md explains the fields."""
+"""Facts of oracle.json and the names that their code uses. A fact is code with its result in torch_xla 2.9.0; README.md explains the
+fields."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ from shoal.spmd.fsdp import checkpoint_module, wrap
 ORACLE = json.loads((Path(__file__).parent / "oracle.json").read_text())
 NUM_DEVICES = int(os.environ["SHOAL_SPMD_DEVICES"])
 
-# Binding facts that Shoal does not fulfil, each with its reason.
+# Binding facts with another result in Shoal, each with its reason.
 EXCEPTIONS = {
     "use-spmd-after-tensors-exist": "torch_xla loses the values of tensors that were made before use_spmd; Shoal keeps them",
     "load-wrong-shape": "torch_xla reads into a tensor of another shape without a word; Shoal raises",
@@ -47,26 +48,26 @@ EXCEPTIONS = {
     "manager-no-group": "torch_xla's manager wants a process group; Shoal's one process needs none",
     "is-dtensor": "XLAShardedTensor is no DTensor: code for DTensors would reach for its local tensor",
 }
-# Facts that do not hold if the devices belong to several processes.
+# Facts that have another result when the devices belong to several processes.
 EXCEPTIONS_OF_PROCESSES: dict[str, str] = {}
 
 if xr.addressable_runtime_device_count() == 1:
     EXCEPTIONS_OF_PROCESSES["minibatch-uneven"] = "any number of rows is even over a process's one device"
 
-# Answers that depend on the process, if it is one of several.
+# Results that depend on the process, where there are several.
 ANSWERS_OF_A_PROCESS = {
     "addressable-runtime-device-count": lambda w: w.per_process,
     "world": lambda w: [1, 0, 0, w.rank, w.num_processes, w.num_processes],
     "master": lambda w: [w.rank == 0, w.rank],
     "master-print": lambda w: "hello\n" if w.rank == 0 else "",
-    "planner-split": lambda w: [["weight"], ["bias"], w.per_process + 1],  # a part for each of its devices
+    "planner-split": lambda w: [["weight"], ["bias"], w.per_process + 1],  # one part for each device of the process
 }
-# Replacements in the code for such a process, as (old, new): it loads its rows of the batch.
+# Replacements in a fact's code, as (old, new), where there are several processes: each loads its own rows of the batch.
 CODE_OF_A_PROCESS = {"minibatch-even": ("reshape(16, 3)", "reshape(16, 3).chunk(xr.process_count())[xr.process_index()]")}
 
 
 def facts(section: str) -> list[dict]:
-    """The binding facts for this number of devices."""
+    """The binding facts of a section that are for this number of devices."""
     several = xr.process_count() > 1
     left_out = EXCEPTIONS | EXCEPTIONS_OF_PROCESSES if several else EXCEPTIONS
     found = [f for f in ORACLE[section] if f.get("binding", True) and f.get("devices", 8) == NUM_DEVICES and f.get("id") not in left_out]
@@ -84,7 +85,8 @@ def _of_a_process(fact: dict) -> dict:
 
 
 def see_all_shards() -> None:
-    """Makes local_shards return those of all processes, in the order of devices; load_local_shards_ takes the process's own of them."""
+    """Makes local_shards return the shards of all processes, in the order of devices. load_local_shards_ takes this process's own from
+    such a list."""
     cls = xs.XLAShardedTensor
     own, load = cls.local_shards.fget, cls.load_local_shards_
 
@@ -231,7 +233,7 @@ def _shown(f, args, kwargs):
 
 
 def _attributes(slices, dims):
-    """Until the end of the fact the devices are TPUs with coordinates, x fastest."""
+    """Makes the devices TPUs with coordinates, of which x varies fastest, until the end of the fact."""
     per_slice = math.prod(dims)
     found = []
     for i in range(slices * per_slice):
@@ -242,7 +244,7 @@ def _attributes(slices, dims):
 
 
 def plainly(value):
-    """Converts a value to the file's form: tuples, sizes and tensors to lists, and so on."""
+    """Converts a value to the form that it has in oracle.json: tuples, sizes and tensors to lists, and so on."""
     if isinstance(value, torch.Tensor):
         return host(value).tolist()
     if isinstance(value, np.ndarray):
@@ -291,7 +293,8 @@ def _folder() -> Iterator[str]:
 
 
 def check(fact: dict, names: dict | None = None) -> None:
-    """Runs the code of a fact and compares its result, or the class of its error. ``names``: the names for the code, all by default."""
+    """Runs a fact's code and compares its result, or the class of its error. ``names``: the names that the code may use, by default all
+    of this module."""
     xs.set_global_mesh(None)
     xr.global_runtime_device_attributes, xm.xla_device_hw = _TRUE_ATTRIBUTES, _TRUE_HARDWARE
     names = all_names() if names is None else names
@@ -307,7 +310,7 @@ def check(fact: dict, names: dict | None = None) -> None:
         raised = None
         try:
             exec(fact["code"], names)
-        except BaseException as error:  # CheckpointException is no Exception
+        except BaseException as error:  # BaseException, because CheckpointException is no Exception
             raised = error
         classes = [c.__name__ for c in type(raised).__mro__]
         assert fact["error"] in classes, f"{fact['code']}\n  raises {raised!r}, not {fact['error']}"

@@ -1,4 +1,4 @@
-"""Trains a GPT under SpmdFullyShardedDataParallel. The first process prints the losses, bit by bit.
+"""Trains a GPT under SpmdFullyShardedDataParallel. The first process prints the bits of the losses.
 
 Arguments: a config of gpt.py, the number of steps, and optionally "plain" for plain torch. A step has 8 rows for any number of devices.
 """
@@ -21,7 +21,7 @@ model, tokens = gpt.build(config), gpt.stream(config)
 batches = [gpt.batch(tokens, config, step, ROWS, 0, ROWS) for step in range(steps)]
 
 if sys.argv[3:] != ["plain"]:
-    logging.basicConfig(level=logging.INFO)  # logs on stderr why a module runs operator by operator
+    logging.basicConfig(level=logging.INFO)  # the log on stderr states why a module runs operator by operator
     import shoal.spmd as xs
     import shoal.spmd.runtime as xr
     import shoal.spmd.xla_model as xm
@@ -37,7 +37,7 @@ if sys.argv[3:] != ["plain"]:
     for t in (t for batch in batches for t in batch):
         xs.mark_sharding(t, mesh, ("fsdp", None))
 
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)  # with 1e-3 config S diverges, which amplifies rounding
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)  # with lr=1e-3 config S diverges, which would amplify rounding
 losses = []
 for x, y in batches:
     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())

@@ -1,4 +1,5 @@
-"""A GPT under SpmdFullyShardedDataParallel has plain torch's losses, bit for bit the same in every way of running."""
+"""A GPT under SpmdFullyShardedDataParallel has plain torch's losses. They have the same bits in one process, in several, and under a
+controller."""
 
 from __future__ import annotations
 

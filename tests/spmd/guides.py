@@ -86,8 +86,8 @@ model = FSDPv2(checkpoint_module(my_module), mesh)
 }
 IDS = ",".join(map(str, range(NUM_DEVICES)))
 ROWS, VECTOR = f"{{devices=[{NUM_DEVICES},1]{IDS}}}", f"{{devices=[{NUM_DEVICES}]{IDS}}}"
-# Blocks that fail in torch_xla: its arguments are keyword-only, and the result of mark_sharding cannot be computed with unless
-# functionalization is off. The answers below are those of torch_xla without these limits.
+# Blocks of the guides that fail in torch_xla, with the results that they would have there without two limits. Arguments are keyword-only,
+# and the result of mark_sharding cannot be computed with unless functionalization is off.
 MENDED = {
     "fsdp-guide 1: with names, mesh positional": 1,
     "fsdp-guide 1: with names, mesh=mesh": [ROWS, ROWS, VECTOR, ROWS, True],
@@ -98,7 +98,7 @@ MENDED = {
 
 
 class Mine(nn.Module):
-    """The guide's ``my_module``."""
+    """The class of the guide's ``my_module``, which the guide does not define."""
 
     def __init__(self, answer=lambda out: out):
         super().__init__()
@@ -110,7 +110,7 @@ class Mine(nn.Module):
 
 
 class DecoderLayer(nn.Linear):
-    """The class that the guide's policy wraps."""
+    """The class whose modules the guide's auto-wrap policy wraps."""
 
 
 def document(f: dict) -> None:
@@ -153,7 +153,8 @@ class Block(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """Layers draw random numbers in torchvision's order, so that the last layer has the same initial values."""
+    """A ResNet-18 whose layers draw random numbers in torchvision's order, so that the last layer has the same initial values as
+    torchvision's."""
     stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
     blocks = [Block(*pair) for pair in itertools.pairwise(widths)]
@@ -161,7 +162,7 @@ def resnet18() -> nn.Module:
 
 
 def example(f: dict) -> None:
-    """Checks an example's losses. The scripts' batches are zeros, two rows per device; each model has seed 42."""
+    """Checks an example's losses. As in the guides' scripts, batches are zeros with two rows per device; each model has seed 42."""
     torch.manual_seed(42)
     mesh = xs.Mesh(np.arange(NUM_DEVICES), (NUM_DEVICES, 1), ("fsdp", "model"))
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Layer})

@@ -13,7 +13,7 @@ from forked_ranks import Server
 
 _LIMIT_S = 600  # hang guard; an idle machine needs less than a tenth
 _PATHS = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-# Programs are forked from this process. It starts before the first test, so it is no leftover of a test.
+# This server forks programs. It starts before the first test, so that it is no leftover of a test.
 _server = Server(["shoal.spmd", "shoal.spmd.xla_model", "shoal.spmd.fsdp", "torch.distributed.checkpoint"], **_PATHS)
 atexit.register(_server.end)
 

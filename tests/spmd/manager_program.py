@@ -1,7 +1,7 @@
 """A CheckpointManager saves two steps of a model with its optimizer, or restores the second and saves a third.
 
-Arguments: a folder, ``save`` or ``restore``, and the process group that the program makes: ``none``, ``gloo`` or ``xla``. Prints the steps
-before and after, and the values of the second.
+Arguments: a folder, ``save`` or ``restore``, and the process group that the program makes: ``none``, ``gloo`` or ``xla``. Prints the saved
+steps before and after, and the values in the second one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def values() -> list:
 
 
 def train() -> None:
-    # Inputs of ones make sums independent of their order.
+    # All inputs are ones, so that sums do not depend on their order.
     model(torch.ones(8, 8, device=xm.xla_device())).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -57,7 +57,7 @@ if what == "save":
     train()
     manager.save_async(2, state())
     found = values()
-    train()  # while the save runs
+    train()  # trains on while the second save runs
     manager.join()
 else:
     xc.prime_optimizer(optimizer)

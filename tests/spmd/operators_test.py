@@ -1,7 +1,7 @@
-"""Operators of torch on randomly sharded tensors, compared with plain ones: results, gradients, in place, ``out=``.
+"""Operators of torch on randomly sharded tensors, compared with plain tensors: results, gradients, in place, ``out=``.
 
-The samples are those of torch's own tests (``op_db``). Every operator has one case in float64 with gradients, and one of another dtype,
-in place, or with ``out=``. Usual operators have three times as many. ``SHOAL_SEEDS=n`` takes n / 100 rounds.
+The samples are those of torch's own tests (``op_db``). Every operator has one case in float64 with gradients, and one of another dtype, in
+place, or with ``out=``. The operators in USUAL have three times as many. ``SHOAL_SEEDS=n`` takes n / 100 rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHAPES = [(8,), (2, 4), (2, 2, 2)]
 MESHES = [xs.Mesh(ids, shape) for shape in SHAPES for ids in (range(8), np.random.default_rng(5).permutation(8))]
 DTYPES = [torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128]
 
-# The arguments of these operators do not determine their results.
+# The results of these operators are not determined by their arguments.
 UNDETERMINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 NOT_THERE = {
     "resize_": "changes the size of memory",
@@ -45,7 +45,7 @@ NOT_THERE = {
     "to_sparse": "the device has strided tensors only",
     "tensor_split": "takes indices from a tensor of the host only, as on other devices",
 }
-# The rounding of these kernels depends on the memory layout: on vectors and their remainders, or on the order of a sum.
+# The rounding in these operators' kernels depends on the layout in memory: on vectors and their remainders, or on the order of a sum.
 ROUNDED = {
     "_batch_norm_with_update", "_embedding_bag", "_embedding_bag_backward", "_embedding_bag_forward_only", "_fused_rms_norm",
     "_fused_rms_norm_backward", "_log_softmax", "_log_softmax_backward_data", "_native_batch_norm_legit", "_safe_softmax",
@@ -64,7 +64,7 @@ ROUNDED = {
     "trace", "var", "var_mean", "vdot", "xlogy",
 }  # fmt: skip
 ROUNDED_KINDS = ("linalg_", "_fft_", "special_", "upsample", "avg_pool", "dist_")
-# These operators draw in the order of memory; for parts, that is the order of the whole tensor's indices.
+# These operators draw random numbers in the order of memory. For tensors in parts, that is the order of the whole tensor's indices.
 RANDOM = {
     *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "rand_like", "randint_like", "randn_like"),
     *("uniform", "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d"),
@@ -87,7 +87,7 @@ NOT_WITH_OUT = {
 }
 
 
-# Operators that most programs use have more rounds.
+# Operators that most programs use, and which therefore get more rounds.
 USUAL = (
     *("__getitem__", "add", "amax", "amin", "baddbmm", "bmm", "cat", "conj", "cumsum", "diagonal", "einsum", "expand", "flatten", "gather"),
     *("index", "linalg.vector_norm", "log_softmax", "matmul", "max", "mean", "min", "mm", "movedim", "narrow", "nn.functional.", "norm"),
@@ -108,7 +108,7 @@ def _dtype(op) -> torch.dtype | None:
 OPERATORS = {_name(op): op for op in op_db if _dtype(op) is not None and not op.name.startswith("jiterator")}
 
 
-VIEWS = [  # (base tensor from values, view of it with these values)
+VIEWS = [  # by kind of view: makes a base from values, and the view of the base that has these values
     (lambda t: t.clone(), lambda x: x),
     (lambda t: t.mT.contiguous(), lambda x: x.mT),
     (lambda t: t.repeat_interleave(2, -1), lambda x: x[..., ::2]),
@@ -117,7 +117,7 @@ VIEWS = [  # (base tensor from values, view of it with these values)
 
 
 def _pair(t: torch.Tensor, draw: random.Random, may_be_view: bool) -> tuple[torch.Tensor, Tensor]:
-    """The same values on the host and on the device, where they have a random sharding; sometimes as a view."""
+    """A tensor on the host, and one with the same values and a random sharding on the device. Sometimes both are views."""
     make, view = draw.choice(VIEWS) if may_be_view and t.dim() > 1 and draw.random() < 0.3 else VIEWS[0]
     here = make(t.detach())
     there = here.to(DEVICE)
@@ -135,7 +135,7 @@ def _on_host(value):
 
 
 def _gradients(outputs, arguments) -> list:
-    """Gradients of all inputs, for output gradients that are the same on host and device."""
+    """Gradients of all inputs. The gradients of the outputs are equal on host and device."""
     of = [o for o in tree_leaves(outputs) if isinstance(o, torch.Tensor) and o.requires_grad]
     inputs = [a for a in tree_leaves(arguments) if isinstance(a, torch.Tensor) and a.requires_grad]
     if not of or not inputs:
@@ -146,7 +146,8 @@ def _gradients(outputs, arguments) -> list:
 
 
 class Watch:
-    """Records the engine's work for a case: operators by name, split operators, and whether partial sums were added."""
+    """Records what the engine does for a case: the operators that ran, those that ran on split tensors, and whether it added partial
+    sums."""
 
     def __init__(self, patch):
         self.ran, self.split, self.added = set(), set(), False
@@ -225,14 +226,14 @@ def _check(op, call, sample, draw: random.Random, watch: Watch, checked: dict, w
         out = sample.output_process_fn_grad(call(arguments[0], *arguments[1], **arguments[2]))
         return [*tree_leaves(out), *(_gradients(out, arguments) if with_gradients else [])]
 
-    # stft reads memory directly, which is refused for views of split tensors
+    # No views for stft, which reads memory directly: that is refused for views of split tensors.
     leaves, tree = tree_flatten(given)
     pairs = [_pair(t, draw, op.name not in RANDOM and op.name != "stft") if isinstance(t, torch.Tensor) else (t, t) for t in leaves]
     plain, there = (tree_unflatten([pair[i] for pair in pairs], tree) for i in (0, 1))
     try:
         expected = list(map(_on_host, of(plain)))
     except RuntimeError:
-        return  # the kernel refuses such memory
+        return  # plain torch refuses this sample because of its layout in memory
     how = [(tuple(t.shape), str(t._box.array.sharding)) for t in tree_leaves(there) if isinstance(t, Tensor)]
     watch.clear()
     ours = list(map(_on_host, of(there)))

@@ -1,4 +1,4 @@
-"""Shoal beside torch_xla's SPMD, fact by fact, with the devices split over several processes that run in step."""
+"""The facts of torch_xla's SPMD in Shoal, one by one, with the devices split over several processes that run in step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ found = walk.failures()
 if walk.xr.process_index() == 0:
     print(json.dumps(found))
 """
-# Devices and processes. Facts about 2, 3 and 6 devices concern only index ranges and counts.
+# Numbers of devices and processes. The facts for 2, 3 and 6 devices are left out: they concern only index ranges and counts.
 SLICE = "8 over 2, 4 over 4, 8 over 8"
 
 

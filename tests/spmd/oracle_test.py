@@ -1,4 +1,4 @@
-"""Shoal beside torch_xla's SPMD, fact by fact: each number of devices in a process of its own."""
+"""The facts of torch_xla's SPMD in Shoal, one by one. Each number of devices has a process of its own."""
 
 from __future__ import annotations
 

@@ -53,13 +53,13 @@ with open(f"{sys.argv[1]}/{xr.process_index()}", "w") as out:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Output of one process with four devices."""
+    """The output of same_program.py in one process with four devices."""
     done = run([str(HERE / "same_program.py"), str(tmp_path_factory.mktemp("checkpoints"))], SHOAL_SPMD_DEVICES="4")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("processes", [4, 2])  # with one device each, and with two
+@pytest.mark.parametrize("processes", [4, 2])  # four devices: a process has one, or two
 def test_several_processes_compute_the_bits_of_one(processes, alone, tmp_path):
     done = run([str(HERE / "same_program.py"), str(tmp_path)], processes, SHOAL_SPMD_DEVICES="4")
     assert done.returncode == 0, done.stderr
@@ -119,4 +119,4 @@ def test_elements_without_a_stride_are_compared(found):
 
 def test_a_process_holds_its_shards_only(found):
     for f in found:
-        assert f["bytes"] == [16384] * 3  # a quarter of 64 x 256 float32: weight and two moments
+        assert f["bytes"] == [16384] * 3  # a quarter of 64 x 256 float32 numbers: of the weight, and of AdamW's two moments

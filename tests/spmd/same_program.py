@@ -1,4 +1,4 @@
-"""A program that prints its results, bit by bit: in one process with all devices, or in one process per device.
+"""A program that prints the bits of its results. It runs in one process with all devices, or in one process per device.
 
 Arguments: an empty folder for checkpoints.
 """
@@ -30,12 +30,12 @@ warnings.filterwarnings("ignore", message="shoal.spmd")
 xr.use_spmd()
 N, DEVICE = xr.global_runtime_device_count(), xm.xla_device()
 LINE = xs.Mesh(np.arange(N), (N, 1), ("fsdp", "model"))
-SQUARE = xs.Mesh(np.arange(N)[::-1], (N // 2, 2), ("x", "y"))  # devices in reverse order
+SQUARE = xs.Mesh(np.arange(N)[::-1], (N // 2, 2), ("x", "y"))  # the devices in reverse order
 SPECS = [("x", "y"), ("y", "x"), (("y", "x"), None), (None, ("y", "x")), ("y", None), (None, None)]
 
 
 def show(name: str, *tensors: torch.Tensor) -> None:
-    """All processes compute the whole tensors; the first one prints them."""
+    """Prints a hash of the tensors' bits. All processes compute the whole tensors, and the first one prints."""
     whole = [t.detach().cpu() for t in tensors]
     if xr.process_index() == 0:
         bits = hashlib.sha256(b"".join(t.contiguous().flatten().view(torch.uint8).numpy().tobytes() for t in whole)).hexdigest()[:16]
@@ -74,7 +74,7 @@ def gradients() -> None:
 
 
 def layers() -> None:
-    """Composite operators along a split dimension, and partial results that are combined by other operators than a sum."""
+    """Layers of several operators along a split dimension, and parts of results that are combined by another operator than a sum."""
     for axes in ("x", ("y", "x")):
         parts = (nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 8), nn.Flatten())
         net = nn.Sequential(*parts).to(DEVICE)
@@ -144,7 +144,7 @@ def checkpoint(folder: Path, net: nn.Module, mesh: xs.Mesh) -> None:
 
 
 def decided_by_values() -> None:
-    """Shapes and random numbers that depend on the values of tensors, and generators of the program's own."""
+    """Shapes and random numbers that depend on the values of tensors; generators that the program makes."""
     own = torch.Generator().manual_seed(7)
     for spec in SPECS:
         t = marked((torch.randn(6, 8) * 2).round(), SQUARE, spec)
@@ -171,13 +171,13 @@ def optimizers() -> None:
             xm.mark_step()
         show(f"optimized {options}", *net.parameters())
     parameter = nn.Parameter(marked(torch.randn(8, 4), SQUARE, ("y", None)).t())
-    parameter.grad = marked(torch.randn(4, 8), SQUARE, (None, "y"))  # laid out otherwise in memory
+    parameter.grad = marked(torch.randn(4, 8), SQUARE, (None, "y"))  # the gradient's layout in memory is not the parameter's
     torch.optim.AdamW([parameter], lr=0.1, fused=True).step()
     show("optimized transposed", parameter)
 
 
 def minibatches() -> None:
-    """Each process loads its rows of the batch; one process loads all of them."""
+    """Each process loads its own rows of the batch; a single process loads all rows."""
     rows = torch.arange(float(24 * N)).view(6 * N, 4)
     batches = [rows[: 2 * N], rows[2 * N :]]
     share = [b.view(xr.process_count(), -1, 4)[xr.process_index()] for b in batches]
@@ -186,7 +186,7 @@ def minibatches() -> None:
 
 
 def automatic() -> None:
-    """All processes choose the same specs, and count the bytes that all devices received."""
+    """All processes choose the same specs, and each counts the bytes that all devices received."""
     net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
     xs.communicated(reset=True)
     plan = xs.auto_shard(net, torch.empty(32, 64), memory_budget="350KiB", quiet=True)

@@ -1,4 +1,4 @@
-"""Loaders and checkpoints of several processes, whose ranks differ in their events.
+"""Loaders and checkpoints of several processes, in which something happens on one rank only.
 
 Arguments: a folder, in which each rank writes its results, and a part of the program. The part ``first`` ends with the death of its last
 rank while a checkpoint is written. ``then``, which may have another number of devices, continues from the checkpoints.
@@ -32,10 +32,10 @@ LINE = xs.Mesh(np.arange(N)[::-1], (N,), ("x",))
 
 
 def error(action) -> list[str] | None:
-    """Class and message of the error that it raises."""
+    """The class and message of the error that ``action`` raises, or None."""
     try:
         action()
-    except BaseException as e:  # CheckpointException is no Exception
+    except BaseException as e:  # BaseException, because CheckpointException is no Exception
         return [type(e).__name__, str(e)]
 
 
@@ -85,7 +85,7 @@ def values(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
 
 
 def failing_writes(happens) -> None:
-    """Makes the last rank's next write of a checkpoint's data end by ``happens``."""
+    """Replaces the last rank's next write of a checkpoint's data by ``happens``, which fails or ends the process."""
     write = dcp.FileSystemWriter.write_data
 
     def written(self, plan, planner):
@@ -129,7 +129,8 @@ def first() -> None:
     found["a write failed"] = error(manager.join)
     failing_writes(disk_gone)
     found["another one"] = error(lambda: manager.save(10, state_of(net, optimizer)))
-    found["a name that is none"] = error(lambda: xc.CheckpointManager("a\0b", save_interval=1))  # the first process finds that out
+    # no name of a folder; only the first process looks at it
+    found["a name that is none"] = error(lambda: xc.CheckpointManager("a\0b", save_interval=1))
     found["steps after failures"] = manager.all_steps()
     (FOLDER / f"first.{RANK}").write_text(json.dumps(found))
     xm.rendezvous("written")

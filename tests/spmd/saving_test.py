@@ -1,4 +1,4 @@
-"""Loaders and checkpoints of several processes: an event on one rank reaches all ranks, and a checkpoint is complete or absent."""
+"""Loaders and checkpoints of several processes: what happens on one rank reaches all ranks, and a checkpoint is complete or absent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder after a run with four devices of two processes, until one of these died."""
+    """The folder after the part ``first``, run by two processes with two devices each. It ended with the death of one process."""
     made = tmp_path_factory.mktemp("saving")
     done = run([str(HERE / "saving_program.py"), str(made), "first"], 2, SHOAL_SPMD_DEVICES="4")
     assert len(list(made.glob("first.*"))) == 2, done.stderr
@@ -31,7 +31,7 @@ def first(folder):
 
 @pytest.fixture(scope="module")
 def then(folder, first):
-    """The results of the second part, with three devices of three processes."""
+    """The results of the part ``then``, run by three processes with one device each."""
     done = run([str(HERE / "saving_program.py"), str(folder), "then"], 3, SHOAL_SPMD_DEVICES="3")
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"then.{rank}").read_text()) for rank in range(3)]
@@ -60,7 +60,7 @@ def test_loaders_continue_after_errors(first):
 def test_a_checkpoint_has_the_values_at_the_time_of_the_call(first):
     for f in first:
         assert f["saved"] == [True, False, True, False, True, False, True]
-        assert f["steps"] == [4, 6]  # the two latest steps
+        assert f["steps"] == [4, 6]  # the manager keeps the two latest steps
         assert f["restored"] == f["values"]["4"] == first[0]["values"]["4"]
         assert f["values"]["4"] != f["values"]["5"]
 
@@ -85,7 +85,7 @@ def test_a_failed_write_is_raised_on_all_and_keeps_earlier_checkpoints(first):
 def test_a_death_while_saving_keeps_the_earlier_checkpoints(first, then):
     for t in then:
         assert t["steps"] == [6, 9]
-        assert t["restored"] == first[0]["restored"]  # step 9 saved these values
+        assert t["restored"] == first[0]["restored"]  # the values that were saved as step 9
 
 
 def test_another_number_of_processes_resumes(then, folder):
@@ -102,12 +102,12 @@ def test_plain_torch_reads_the_checkpoints(then, folder):
     assert [t.tolist() for t in state["model"].values()] == then[0]["restored"]["model"]
 
 
-# One process, several processes, and a controller, as (devices, processes of torchrun, ranks of the controller).
+# Where the program runs, as (devices, processes of torchrun, ranks of the controller).
 PLACES = {"one process": (4, 0, 0), "more devices": (8, 0, 0), "two processes": (2, 2, 0), "a controller": (4, 0, 2)}
 
 
 def manage(place: str, *words: str) -> list[str]:
-    """The output lines of manager_program.py in this place."""
+    """The lines that manager_program.py prints when it runs in this place."""
     devices, processes, workers = PLACES[place]
     env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": str(workers)}
     done = run([str(HERE / "manager_program.py"), *words], processes, **env)
@@ -118,7 +118,7 @@ def manage(place: str, *words: str) -> list[str]:
 
 @pytest.mark.parametrize("group", ["none", "gloo", "xla"])
 def test_a_manager_needs_no_process_group(group, tmp_path):
-    """Scripts of torch_xla that create one still work."""
+    """A script of torch_xla that makes a process group works, too."""
     saved = manage("one process", str(tmp_path), "save", group)
     assert saved[0] == "[] [1, 2]"
     assert manage("more devices", str(tmp_path), "restore", group) == ["[1, 2] [1, 2, 3]", *saved[1:]]

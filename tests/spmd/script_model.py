@@ -1,4 +1,4 @@
-"""Eight simulated devices under torch_xla's names, and a small model that tests train on them."""
+"""Eight simulated devices by torch_xla's names, and a small model that tests train on them."""
 # ruff: noqa: E402  imports of torch_xla come after install()
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def batch() -> torch.Tensor:
 
 
 def trained(model, x, step=lambda f: f, context=lambda: torch.autocast("cpu", enabled=False), optimizer=torch.optim.AdamW):
-    """Losses of three steps."""
+    """The losses of three steps."""
     optimizer = optimizer(model.parameters(), lr=1e-2)
 
     def one(x):

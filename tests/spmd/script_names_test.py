@@ -82,7 +82,7 @@ def test_the_rate_is_counts_per_second():
 def test_helpers_of_training_scripts(monkeypatch, capsys):
     policy = functools.partial(size_based_auto_wrap_policy, min_num_params=500)
     model, wrapped = recursive_wrap(apply_xla_patch_to_nn_linear(net(), xs.xla_patched_nn_linear_forward), policy, checkpoint_module)
-    assert wrapped == 16 * 32 + 32  # the first layer alone has as many
+    assert wrapped == 16 * 32 + 32  # the first layer alone has this many parameters, and exceeds the policy's limit of 500
     assert torch.equal(model(X), net()(X))
     assert [partition_spec_of(torch.ones(2, 3), shard_maximal=m) for m in (False, True)] == [("fsdp", None), (None, "fsdp")]
     assert partition_spec_of(torch.ones(2), "data") == (("data", "fsdp"),)
@@ -174,7 +174,7 @@ def test_modules_of_torch_xla_with_a_meaning_here(tmp_path):
         ("torch_xla.stablehlo", "Shoal makes no StableHLO: export the model on the host"),
         ("torch_xla._internal.pjrt", "There is no PJRT beneath Shoal: torch_xla.runtime"),
         ("torch_xla.core.xla_builder", "Shoal builds no XLA computations"),
-        ("torch_xla.distributed.spmd._layout", "README of shoal.spmd lists"),  # a file in Shoal's own folder
+        ("torch_xla.distributed.spmd._layout", "README of shoal.spmd lists"),  # a module of Shoal, which torch_xla does not have
         ("torch_xla.nowhere", "README of shoal.spmd lists"),
     ],
 )

@@ -55,7 +55,7 @@ def test_compiled_models_and_steps_run_uncompiled():
         (sharded, torch_xla.step()),
     ]:
         assert trained(model, batch(), step) == pytest.approx(want, rel=1e-6)
-    assert not torch._dynamo.utils.counters["frames"]  # dynamo traced nothing
+    assert not torch._dynamo.utils.counters["frames"]  # dynamo did not trace these steps
     before = []
     xm.add_step_closure(before.append, (1,))
     with torch_xla.compile():
@@ -279,7 +279,8 @@ def test_loaders_of_dicts():
         pinned = pl.MpDeviceLoader(DataLoader(rows, batch_size=8, pin_memory=True, num_workers=workers), DEVICE)
         assert [b["label"].sum().item() for b in pinned] == [28, 92]
     older = pl.ParallelLoader(DataLoader(rows, batch_size=8), [DEVICE]).per_device_loader(DEVICE)
-    older._parallel_loader_kwargs["input_sharding"] = {"input_ids": spec, "label": None, "name": None}  # as transformers does
+    # transformers sets this argument after the loader's construction
+    older._parallel_loader_kwargs["input_sharding"] = {"input_ids": spec, "label": None, "name": None}
     assert [xs.XLAShardedTensor(b["input_ids"]).sharding_type.name for b in older] == ["TILED", "TILED"]
 
 
@@ -324,7 +325,8 @@ def test_a_model_that_transformers_wraps_trains_as_in_plain_torch(monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.integrations.tpu import tpu_spmd_dataloader, wrap_model_xla_fsdp
 
-    monkeypatch.setattr(xm, "optimizer_step", xm.optimizer_step)  # wrap_model_xla_fsdp replaces it
+    # wrap_model_xla_fsdp replaces this function; monkeypatch puts it back after the test
+    monkeypatch.setattr(xm, "optimizer_step", xm.optimizer_step)
     monkeypatch.setattr(shoal.spmd._layout.mesh, "_global", xs.Mesh(np.arange(8), (8, 1), ("fsdp", "tensor")))
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32}
     torch.manual_seed(0)
@@ -384,7 +386,7 @@ def test_loaders_refuse_other_types_of_specs():
 
 def test_scan_stacks_the_results_of_each_row():
     def total(carry, x):
-        carry += x  # in place
+        carry += x  # changes the carry in place
         return carry, {"sum": carry}
 
     begin = torch.zeros(16, device=DEVICE)

@@ -24,7 +24,7 @@ MESH = xs.Mesh([3, 1, 2, 0, 4, 6, 5, 7], (2, 4), ("x", "y"))
 
 
 def parts_of(svg: str) -> list[tuple[list[int], dict[str, float], str]]:
-    """Devices, rectangle and title of every drawn part."""
+    """The devices, rectangle and title of every part that the picture shows."""
     found = []
     for e in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect"):
         if e.get("class") == "part":
@@ -109,7 +109,7 @@ def marked(spec, *shape, mesh=LINE):
 
 
 def source_of(explanation) -> str:
-    """The line of this file that the explanation names."""
+    """The text of the line in this file that the explanation names."""
     file, line = explanation.source
     assert file == __file__
     return inspect.getsource(inspect.getmodule(marked)).splitlines()[line - 1].strip()
@@ -119,7 +119,7 @@ def test_a_marked_tensor_is_explained_by_its_mark():
     t = marked((None, ("y",)), 6, 5, mesh=MESH)
     found = xs.explain(t)
     assert (found.operator, source_of(found)) == ("mark_sharding", "xs.mark_sharding(t, mesh, spec)")
-    assert found.communicated == ()  # each device had the whole tensor
+    assert found.communicated == ()  # nothing, because each device had the whole tensor
     shards = xs.XLAShardedTensor(t).local_shards
     held = {d: [(r.start, r.stop) for r in ranges] for devices, ranges in found.parts for d in devices}
     assert held == {d: [(i.start, i.stop) for i in s.indices] for d, s in enumerate(shards) if s.unpadded_data.numel()}
@@ -138,7 +138,7 @@ def test_operators_are_explained_with_line_and_communicated_bytes():
     summed, added = xs.explain(product), xs.explain(total)
     assert (summed.operator, source_of(summed)) == ("aten::mm", "product = rows.t() @ rows  # each device sums the products of two rows")
     assert summed.communicated == (("all_reduce", 8 * 2 * 7 * 16 * 16 * 4 // 8),)
-    # A device needs two rows and holds two columns: it has 4 of 32 elements.
+    # A device needs two rows of 16 and has two columns: 4 of these 32 elements are there already, and it receives 28.
     assert (added.operator, added.communicated) == ("aten::add", (("all_to_all", 8 * 28 * 4),))
     same = (rows * 2).exp()
     assert xs.explain(same).communicated == ()
@@ -235,12 +235,12 @@ def test_views_are_explained_by_their_base():
     assert found.communicated == (("all_reduce", 8 * 2 * 7 * 16 * 4 * 4 // 8),)
     assert "a view of what was laid out by aten::mm" in str(found)
     assert (xs.explain(x.t()).operator, xs.explain(x.t()[2:]).is_view, xs.explain(x).is_view) == ("mark_sharding", True, False)
-    assert not xs.explain(x.reshape(4, 64)).is_view  # rows of several devices
+    assert not xs.explain(x.reshape(4, 64)).is_view  # its rows come from several devices, so that it is a copy
 
 
 def test_equal_collectives_are_explained_once():
     x = marked(("d", None), 16, 4)
     xs.communicated(reset=True)
-    found = xs.explain(x.var(0))  # a mean, and the mean of squares
+    found = xs.explain(x.var(0))  # var reduces twice: a mean, and the mean of squares
     assert found.communicated == tuple(xs.communicated().items())
     assert str(found).count("all_reduce: ") == 1

@@ -1,7 +1,8 @@
 """Every partition spec of tensors of rank 0 to 4 on every mesh of 8 devices with 1 to 3 axes, compared with index arithmetic.
 
-The reference is the rule of PyTorch/XLA: a dimension of n elements in p parts has chunks of ceil(n / p). The device at mesh coordinate c
-holds the part that c names along the dimension's axes, the first axis most significant. Devices of one part are its replicas, by id.
+The reference is PyTorch/XLA's rule: a dimension of n elements in p parts has chunks of ceil(n / p). The device at mesh coordinate c holds
+the part that c names along the dimension's axes, the first axis most significant. Devices that hold the same part are its replicas, in the
+order of ids.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from shoal.spmd._layout.sharding import Sharding, ShardingType
 xr.use_spmd()
 DEVICE = xm.xla_device()
 MESHES = [m for rank in (1, 2, 3) for m in itertools.product((1, 2, 4, 8), repeat=rank) if math.prod(m) == 8]
-SIZES = [8, 4, 16, 10, 7, 5, 3, 2, 1, 9, 0]  # even, uneven, and smaller than the number of parts
+SIZES = [8, 4, 16, 10, 7, 5, 3, 2, 1, 9, 0]  # sizes that split evenly, unevenly, or into fewer elements than parts
 AXES = ("x", "y", "z")
 
 
 def specs(num_axes: int, rank: int) -> list[tuple[tuple[int, ...], ...]]:
-    """For each dimension, the axes that split it: every choice of axes, in every order, each axis once."""
+    """All specs: for each dimension a list of axes that split it, in every order, where no axis is used twice."""
     found = [((),) * rank]
     for axis in range(num_axes):
         found += [
@@ -46,7 +47,7 @@ def specs(num_axes: int, rank: int) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def written(spec: tuple[tuple[int, ...], ...], draw: random.Random) -> tuple:
-    """The spec in a random notation: names or indices, a single axis alone or as a tuple, None or () for none."""
+    """A spec in a random notation: axes by name or index, a single one alone or in a tuple, and None or () for no axis."""
 
     def entry(axes):
         axes = tuple(draw.choice((a, AXES[a])) for a in axes)
@@ -58,7 +59,8 @@ def written(spec: tuple[tuple[int, ...], ...], draw: random.Random) -> tuple:
 
 
 class Reference:
-    """The ranges that each device holds. ``parts``: number per dimension. ``held``: devices x dimensions, the part's coordinate."""
+    """The ranges of indices that each device holds. ``parts``: number of parts per dimension. ``held``: by device and dimension, the
+    number of its part."""
 
     def __init__(self, mesh: tuple[int, ...], ids: np.ndarray, spec: tuple[tuple[int, ...], ...]):
         coordinates = np.empty((8, len(mesh)), dtype=int)
@@ -87,12 +89,12 @@ class Reference:
         return -(-shape // self.parts)
 
     def bounds(self, shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First and past-the-last index per device and dimension."""
+        """The first index, and the one past the last, by device and dimension."""
         tile = self.tile(shape)
         return np.minimum(self.held * tile, shape), np.minimum((self.held + 1) * tile, shape)
 
     def padded(self, whole: np.ndarray) -> list[np.ndarray]:
-        """The part of each device, padded with zeros up to the tile."""
+        """The part that each device holds, padded with zeros to the size of a full part."""
         shape = np.array(whole.shape, dtype=int)
         tile = self.tile(shape)
         full = np.zeros(self.parts * tile, whole.dtype)
@@ -111,7 +113,7 @@ def checked():
 def test_the_numbers_of_meshes_and_specs_are_complete():
     assert len(MESHES) == 1 + 4 + 10
     for num_axes, rank in itertools.product((1, 2, 3), range(5)):
-        # k axes in r ordered lists, one per dimension: r (r + 1) .. (r + k - 1) ways
+        # Number of ways to put k axes into r ordered lists, one per dimension: r (r + 1) .. (r + k - 1).
         ways = sum(math.comb(num_axes, k) * math.prod(range(rank, rank + k)) for k in range(num_axes + 1))
         assert len(set(specs(num_axes, rank))) == len(specs(num_axes, rank)) == ways
 

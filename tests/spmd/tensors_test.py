@@ -25,7 +25,7 @@ DEVICE = xm.xla_device()
 MESH = xs.Mesh(range(8), (2, 4), ("x", "y"))
 SPECS = [("x", "y"), ("y", "x"), (None, "x"), (("y", "x"), None), (None, None)]
 
-# Each writes to its argument in place through a view, or reads a view that was taken before the write.
+# Each writes to its argument in place, through a view, or reads a view that was taken before a write.
 WRITES = {
     "rows": lambda t: t[2:5].fill_(-1),
     "columns": lambda t: t[:, 1:3].mul_(2),
@@ -61,7 +61,7 @@ def test_writes_through_views_reach_the_tensor_and_its_other_views(shape, spec):
         assert torch.equal(before.cpu(), plain[1:6].t()), name
 
 
-# Tensors with gaps in memory, another order, or elements that several indices share.
+# Tensors whose memory has gaps, another order, or elements that several indices share.
 GAPS = {
     "rows": lambda t: t[1:3],
     "columns": lambda t: t[:, 1:3],
@@ -222,7 +222,7 @@ def test_dropout_equals_the_unsharded_program():
 
 @pytest.mark.parametrize("spec", [(None, None), ("y", None), (None, "x")], ids=str)
 def test_a_fused_optimizer_updates_a_transposed_parameter(spec):
-    """Its kernel reads memory in order: a gradient with other strides belongs to other elements."""
+    """The kernel reads memory in order, so that it would add a gradient with other strides to the wrong elements."""
     plain, transposed = nn.Parameter(values(4, 8)), values(4, 8).t().contiguous().to(DEVICE)
     xs.mark_sharding(transposed, MESH, spec)
     ours = nn.Parameter(transposed.t())
@@ -232,7 +232,7 @@ def test_a_fused_optimizer_updates_a_transposed_parameter(spec):
     torch.testing.assert_close(ours.detach().cpu(), plain.detach())
 
 
-@pytest.mark.filterwarnings("error:shoal.spmd")  # every operator of these has a rule
+@pytest.mark.filterwarnings("error:shoal.spmd")  # a warning is an error here: every operator of these has a rule
 @pytest.mark.parametrize(
     "make_optimizer",
     [
@@ -326,7 +326,7 @@ def test_mixing_devices_is_refused_except_for_torchs_own_tensors():
         with pytest.raises(RuntimeError, match=r"on the same device.*shape"):
             mix()
     at, two, mask = torch.tensor([2, 0]), torch.tensor(2), held > 0
-    for allowed in (  # as CUDA does: indices, and numbers among elements
+    for allowed in (  # CUDA allows these, too: indices on the host, and single numbers
         lambda x: x[at],
         lambda x: x[:, [1, 2]],
         lambda x: x[mask],
@@ -338,7 +338,7 @@ def test_mixing_devices_is_refused_except_for_torchs_own_tensors():
         assert torch.equal(allowed(t).cpu(), allowed(held))
     q = torch.randn(3, 5, 8, dtype=torch.float64)
     ours, plain = q.to(DEVICE).requires_grad_(), q.requires_grad_()
-    attend = nn.functional.scaled_dot_product_attention  # its mask is on the host, as are zeros in the backward of indexing
+    attend = nn.functional.scaled_dot_product_attention  # its mask is on the host; the backward of indexing makes zeros there, too
     for x in (ours, plain):
         attend(x, x, x, is_causal=True)[[2, 0, 2]].sum().backward()
     torch.testing.assert_close(ours.grad.cpu(), plain.grad, rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The runs of the oracle's section ``training``, on the logical device."""
+"""The training runs of the oracle's section ``training``, on the logical device."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def marked(t: torch.Tensor, mesh: xs.Mesh, axes) -> torch.Tensor:
 
 
 def run(name: str, steps: int) -> dict[str, list[float]]:
-    """Losses and norms per step, sums and sums of squares of the final parameters."""
+    """Losses and gradients' norms of each step; for each final parameter, its sum and the sum of its squares."""
     mesh, axes = unit_mesh(), "fsdp"
     if name.startswith("decoder"):
         model = _decoder(mesh, "checkpointed" in name)

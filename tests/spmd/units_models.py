@@ -1,4 +1,4 @@
-"""Models for units_program.py, their training beside plain torch, and changes that make rows depend on each other."""
+"""Models for units_program.py, their training beside plain torch, and changes by which the rows of a batch depend on each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """``after``: applied to the output, and within each block. ``loss``: the forward ends with the mean of squares."""
+    """A model of two blocks. ``after``: a function of its output; ``inside``: one within each block. ``loss``: the forward ends with the
+    mean of squares."""
 
     def __init__(self, after=lambda x: x, inside=lambda x: x, loss: bool = False, buffer: bool = False):
         super().__init__()
@@ -79,7 +80,7 @@ def loss_of(model, x):
 
 
 def train(model, put, *, optimizer=None, loss=loss_of, batches=None, steps=4, parts=1, clip=False):
-    """Returns losses and the last gradients."""
+    """Trains, and returns losses, the last gradients and the final parameters."""
     made = (optimizer or (lambda ps: torch.optim.AdamW(ps, lr=0.05)))([p for p in model.parameters() if p.requires_grad])
     found = []
     for s in range(steps):
@@ -97,7 +98,8 @@ def train(model, put, *, optimizer=None, loss=loss_of, batches=None, steps=4, pa
 
 
 def double(make, change=lambda m: None, wrap=wrapped, before=lambda m: None, put=None, **options):
-    """Trains the model plain and wrapped. Returns (difference, reason)."""
+    """Trains the model in plain torch and wrapped. Returns the largest difference, and the reason why the wrapped one ran operator by
+    operator."""
     torch.manual_seed(3)
     plain = make()
     ours = copy.deepcopy(plain)
@@ -138,7 +140,7 @@ def differentiable_input(model, x):
 
 
 class Scaled(Net):
-    """``scale``: the function that applies a second input to the output."""
+    """A model with a second input, which the function ``scale`` applies to the first."""
 
     def __init__(self, scale):
         super().__init__()
@@ -149,7 +151,7 @@ class Scaled(Net):
 
 
 def with_scale(shape):
-    """The second input is replicated on all devices and requires a gradient."""
+    """A loss that calls the model with a second input, which is replicated on all devices and requires a gradient."""
 
     def loss(model, x):
         y = torch.linspace(-1, 1, shape[0] * shape[1], dtype=x.dtype, device=x.device).view(shape).requires_grad_()
@@ -161,7 +163,7 @@ def with_scale(shape):
 
 
 class Keeping(Net):
-    """Its forward depends on its state: a buffer that is assigned, a count, a gate that opens later."""
+    """A model whose forward depends on its state: a buffer that it assigns, a count, a gate that opens later."""
 
     def __init__(self):
         super().__init__(buffer=True)
@@ -194,7 +196,7 @@ class Scale(nn.Module):
 
 
 class Again(nn.Module):
-    """A program that checkpoints a module with a buffer."""
+    """A module that checkpoints an inner module with a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -205,7 +207,7 @@ class Again(nn.Module):
 
 
 class NetAgain(Net):
-    """A program that checkpoints its blocks, which may be wrapped."""
+    """A model that checkpoints its blocks, which may be wrapped themselves."""
 
     def forward(self, x):
         x = self.first(x)
@@ -216,7 +218,7 @@ class NetAgain(Net):
 
 
 class Normalised(torch.autograd.Function):
-    """Its backward reads gradients of the whole batch."""
+    """A function whose backward uses the norm of all gradients, and so the whole batch."""
 
     @staticmethod
     def forward(ctx, x):
@@ -228,7 +230,7 @@ class Normalised(torch.autograd.Function):
 
 
 def later(change, make=Keeping):
-    """The program changes the model after calls of the same kind."""
+    """A loss that changes the model after some calls of one kind."""
 
     def loss(model, x):
         value = loss_of(model, x)
@@ -249,7 +251,7 @@ def centred(model) -> None:
 
 
 class Telling(Net):
-    """Its result depends on an object that the program changes."""
+    """A model whose result depends on an object that the program changes."""
 
     def __init__(self):
         super().__init__()
@@ -275,7 +277,7 @@ def many(x):
 
 
 class Hooked(Net):
-    """A hook of a tensor reads gradients of the whole batch."""
+    """A model with a tensor hook that reads the gradients of the whole batch."""
 
     def forward(self, x):
         y = super().forward(x)
@@ -285,7 +287,7 @@ class Hooked(Net):
 
 
 class Below(Net):
-    """A reentrant checkpoint hides the backward of its region."""
+    """A model with a reentrant checkpoint, which hides the backward of its region."""
 
     def forward(self, x):
         return checkpoint(Normalised.apply, super().forward(x), use_reentrant=True)
@@ -295,7 +297,7 @@ KEPT: list[torch.Tensor] = []
 
 
 class Remembering(Net):
-    """``places``: returns the containers in which it keeps tensors, given the module."""
+    """A model that keeps tensors. ``places``: returns the container for them, given the module."""
 
     def __init__(self, places):
         super().__init__()
@@ -321,5 +323,5 @@ class Posted(Keeping):
         return self.post(super().forward(x))
 
 
-def plain_descent(ps):  # a bias before a subtracted mean has only rounding as its gradient, which Adam would amplify
+def plain_descent(ps):  # not Adam: a bias before a subtracted mean has only rounding noise as its gradient
     return torch.optim.SGD(ps, lr=0.1)

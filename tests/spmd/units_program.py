@@ -1,7 +1,7 @@
 """Models under SpmdFullyShardedDataParallel with one process per device, beside the same models in plain torch.
 
-Argument: a folder, in which each rank writes its results by case: the largest difference of losses, gradients and parameters, and the
-reason why the outermost unit ran operator by operator (null: it ran on its rows).
+Argument: a folder, in which each rank writes two results by case. The first is the largest difference of losses, gradients and parameters.
+The second is the reason why the outermost unit ran operator by operator (null: it ran on its own rows of the batch).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from shoal.spmd.parallel_loader import MpDeviceLoader
 
 
 def saving():
-    """A state dict loads after training into the same memory, and training goes on."""
+    """After training, a state dict loads into the parameters' memory, and training goes on."""
     torch.manual_seed(3)
     plain = Net()
     ours = wrapped(copy.deepcopy(plain))
@@ -85,7 +85,7 @@ def saving():
 
 
 def built_before():
-    """An optimizer that has the parameters from before they were wrapped."""
+    """The optimizer was built before the parameters were wrapped, and still updates them."""
     torch.manual_seed(3)
     plain = Net()
     ours = copy.deepcopy(plain).to(DEVICE)
@@ -98,7 +98,7 @@ def built_before():
 
 
 def assigned():
-    """Parameters are assigned, and loaded by shards after an evaluation. The engine uses those values."""
+    """The program assigns parameters, and loads others by shards after an evaluation. The engine uses the new values."""
     torch.manual_seed(3)
     plain = Net()
     ours = wrapped(copy.deepcopy(plain))
@@ -118,7 +118,7 @@ def assigned():
 
 
 def twice_differentiated():
-    """A penalty on the gradient of the input. The engine refuses it; operator by operator it equals that of plain torch."""
+    """A penalty on the gradient of the input. The engine refuses it. Operator by operator, the result equals plain torch's."""
     torch.manual_seed(3)
     plain = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 3))
     engine, operators = (copy.deepcopy(plain).to(DEVICE) for _ in range(2))
@@ -136,7 +136,7 @@ def twice_differentiated():
 
 
 def loaded():
-    """The thread of a loader draws random numbers while the unit inspects its module."""
+    """A loader's thread draws random numbers while the unit inspects its module."""
     torch.manual_seed(3)
     plain = Net()
     ours = wrapped(copy.deepcopy(plain))
@@ -153,7 +153,7 @@ def loaded():
 
 
 def asked_for():
-    """A program requests gradients of the engine's parameters, which is refused in both forms. Training goes on."""
+    """The program asks autograd for gradients of the engine's parameters, in two ways. Both are refused, and training goes on."""
     refused = []
 
     def loss(model, x):
@@ -227,7 +227,7 @@ def patched():
 
 
 def copied():
-    """Copies are marked, and run operator by operator. A parameter that is replaced is an error."""
+    """A copy of a wrapped model has the same marks, and runs operator by operator. To replace one of its parameters is an error."""
     torch.manual_seed(3)
     plain = Net(buffer=True)
     ours = wrapped(copy.deepcopy(plain))
@@ -316,7 +316,7 @@ def main() -> None:
             found[name] = case()
         except Exception:
             found[name] = traceback.format_exc()
-            break  # ranks may be at different operators now
+            break  # the other cases are skipped: the ranks may be at different operators now
     Path(sys.argv[1], str(xr.process_index())).write_text(json.dumps(found))
 
 

@@ -1,4 +1,5 @@
-"""Units of SpmdFullyShardedDataParallel with one process per device: on the engine of shoal.fsdp if rows are independent."""
+"""Units of SpmdFullyShardedDataParallel with one process per device. They run on the engine of shoal.fsdp if the rows of a batch are
+independent."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from launch import run
 
 HERE = Path(__file__).parent
-OPERATORS = {  # cases with dependent rows, and the logged reason
+OPERATORS = {  # cases in which rows depend on each other, with the reason that is logged
     "all checkpointed, whole inputs": "no input is split over the batch",
     "checkpointed, whole inputs": "no input is split over the batch",
     "dropout": "needs it laid out in another way",
@@ -47,7 +48,7 @@ def test_training_equals_plain_torch(found):
         errors = {name: what for name, what in rank.items() if isinstance(what, str)}
         assert not errors, "\n".join(errors.values())
         assert {name: gap for name, (gap, _) in rank.items() if gap > 1e-5} == {}
-        assert "batch norm" in rank  # the last case
+        assert "batch norm" in rank  # the last case is there, so all cases have run
 
 
 def test_units_run_on_rows_unless_rows_depend_on_each_other(found):

@@ -1,4 +1,4 @@
-"""Checks the facts for this process's number of devices."""
+"""Checks the facts of oracle.json for this process's number of devices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def op(f: dict) -> None:
     for t, s in zip(there, f["specs"], strict=True):
         xs.mark_sharding(t, m, as_spec(s))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # for operators without a rule
+        warnings.simplefilter("ignore")  # operators without a rule warn
         y = eval(f["code"], {**NAMES, **dict(zip("abc", there, strict=False))})
     want = eval(f["code"], {**NAMES, **dict(zip("abc", hosts, strict=False))})
     assert same(y, want, 1e-5), f"{f['code']}: {y} instead of {want}"
@@ -76,13 +76,13 @@ CHECKS |= {"documents": guides.document, "examples": guides.example}
 
 
 def failures(wanted: set[str] | None = None) -> dict:
-    """Returns the number of facts that hold per section, and the errors of the others. ``wanted``: only these sections. Several
-    processes check in step; a fact must hold on all of them."""
+    """Checks facts. Returns how many hold in each section, and the errors of the others. ``wanted``: only these sections. Several
+    processes check in step: then a fact must hold on all of them."""
     if xr.process_count() > 1:
         see_all_shards()
     held: Counter[str] = Counter()
     failed: list[str] = []
-    # Modes stay on, so sections that need them off come first, and those that need them on last.
+    # A mode that a section turns on stays on. So sections that need it off come first, and those that need it on last.
     order = {"before-use-spmd": -1, "auto-sharding": 1}
     for section in sorted((s for s in ORACLE if s != "about" and (wanted is None or s in wanted)), key=lambda s: order.get(s, 0)):
         if section != "before-use-spmd":
@@ -91,7 +91,7 @@ def failures(wanted: set[str] | None = None) -> dict:
             wrong = None
             try:
                 CHECKS.get(section, check)(f)
-            except BaseException:  # CheckpointException is no Exception
+            except BaseException:  # BaseException, because CheckpointException is no Exception
                 wrong = traceback.format_exc(limit=-3)
             on_ranks = {rank: text for rank, text in enumerate(world().passed(wrong)) if text is not None}
             if on_ranks:
