@@ -114,7 +114,7 @@ print("took", time.perf_counter() - a)
 
 
 def took(program):
-    """The figures that a program prints at its end."""
+    """Runs a program, and returns the figures that it prints at its end."""
     said = command(sys.executable, "-c", program)[1]
     return [float(x) for x in next(line for line in said.splitlines() if line.startswith("took ")).split()[1:]]
 
@@ -139,7 +139,7 @@ if not only or "cluster" in only:
                 held, count = idle_memory(8)
                 memory.append(held)
                 down.append(command(COMMAND, "stop")[0])
-        finally:  # leftovers of `stop`, or of a head that failed to start
+        finally:  # ends what `stop` has left, or a head that failed to start
             for pid in family(TAG):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -189,7 +189,7 @@ made = {}
 
 
 def actor(name):
-    """The warm actor of this name, made at its first use."""
+    """The actor of this name, made and warmed up at its first use."""
     if name not in made:
         made[name] = remote_class().remote()
         ray.get([made[name].ping.remote() for _ in range(200)])
@@ -208,7 +208,7 @@ def create_first():
     ray.get(a.ping.remote())
     took = time.perf_counter() - begin
     ray.kill(a)
-    time.sleep(1)  # a runtime may refill its spare workers
+    time.sleep(1)  # time in which a runtime may start spare workers again
     return took
 
 
@@ -234,7 +234,7 @@ def calls_batched():
 
 
 def calls_n_n():
-    """Two callers, each with an actor of its own."""
+    """Calls per second of two callers, each of which calls an actor of its own."""
     a, b, c, d = map(actor, "abcd")
     ray.get([a.call_peer.remote(b, 50), c.call_peer.remote(d, 50)])
     return rate(lambda: ray.get([a.call_peer.remote(b, 2 * N), c.call_peer.remote(d, 2 * N)]), 4 * N)
@@ -274,7 +274,7 @@ def mesh(count, together):
 
 
 def argument(value):
-    """GB/s of an argument that is passed as it is."""
+    """GB/s of a call with this value as a direct argument."""
     sink = actor("sink")
     begin = time.perf_counter()
     ray.get(sink.take.remote(value))
@@ -395,7 +395,7 @@ def pass_big():
 
 
 def copy_big():
-    """The memory bandwidth as a limit: a copy into pages that were touched before."""
+    """The memory bandwidth, as a limit for objects: a copy into pages that were touched before."""
     if "copy" not in held:
         held["copy"] = np.empty_like(big)
         np.copyto(held["copy"], big)

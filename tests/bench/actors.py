@@ -16,7 +16,7 @@ def _row(name, unit, figure, goal=None):
 
 
 def _best(name, unit, figure, goal=None, sign=">="):
-    """A row beside Monarch's or xoscar's figure, whichever is better (`beside_the_best`)."""
+    """A row beside the figure of Monarch or of xoscar, whichever is better (`beside_the_best`)."""
     better = RATE if unit in ("1/s", "GB/s") else FASTER
     if sign == "<=":
         better = {"ratio": "ours/peer"}
@@ -84,12 +84,12 @@ PEER_MODULES = {
 }
 MODULES = {"shoal": (OURS, "actor_figures.py", ["shoal"]), **PEER_MODULES}
 PACKAGES = {"shoal": ["numpy"], "ray": ["ray", "numpy"], "monarch": ["torchmonarch", "numpy"], "xoscar": ["xoscar"]}
-_BESIDE = ["monarch", "xoscar"]  # the better of the two counts
+_BESIDE = ["monarch", "xoscar"]  # a row is compared with the better figure of these peers
 _ALSO = {"argument": ["argument_bytes"]}
 
 
 def _asked_for(row, only: set[str], peers: set[str]) -> bool:
-    """True if the selected figures and peers include this row."""
+    """True if the figures and peers that the user selected include this row."""
     owner, _, figure = row.peer.partition(" ")
     there = owner in {"shoal", "ping-pong", *peers} or (owner == _BEST and peers & set(_BESIDE))
     return bool(there) and (not only or (row.ours.split()[1] in only and (not figure or figure in only)))
@@ -118,7 +118,8 @@ def measure(options) -> Report:
 
 
 def beside_the_best(report, row) -> Row:
-    """Resolves a row of `_best` to the peer with the better median; other rows stay as they are. Without any figure it misses its goal."""
+    """Gives a row of `_best` the peer with the better median, and returns other rows as they are. A row of `_best` without any figure
+    misses its goal."""
     owner, _, figure = row.peer.partition(" ")
     if owner != _BEST:
         return row

@@ -38,7 +38,7 @@ def figure_options(description):
 
 
 class Figures:
-    """Emits each figure, or the reason for its absence; the rest is still measured."""
+    """Emits each figure, or the reason why it is absent. A figure that fails does not stop the others."""
 
     def __init__(self, options):
         self._options, self._only = options, set(filter(None, options.only.split(",")))
@@ -61,12 +61,13 @@ class Figures:
         return not self._only or name in self._only
 
 
-WARM = 7  # repetitions of what fills memory: the median then excludes the first touch of pages
+WARM = 7  # repetitions of a figure that fills memory: enough for the median to leave out the first touch of pages
 _MARK = "SHOAL_BENCH_ID"
 
 
 def tag_children():
-    """Marks the processes that this process starts from now on; returns the tag for `family`. It keeps a mark from outside."""
+    """Puts a tag into the environment of all processes that this process starts from now on, and returns it for `family`. Earlier tags
+    stay."""
     tag = f"{os.getpid()}.{time.monotonic_ns()}"
     os.environ[_MARK] = ":".join(filter(None, [os.environ.get(_MARK), tag]))
     return tag

@@ -56,7 +56,7 @@ figures = {
 }
 for _ in range(options.creations):
     api.kill(actor)
-    time.sleep(1)  # a runtime may refill its spare workers
+    time.sleep(1)  # time in which a runtime may start spare workers again
     begin = time.perf_counter()
     actor = create()
     figures["actor"].append(time.perf_counter() - begin)
@@ -71,4 +71,4 @@ figures["shutdown"] = time.perf_counter() - begin
 with open(options.out, "w") as f:
     json.dump(figures, f)
 sys.stdout.flush()
-os._exit(0)  # excludes exit handlers
+os._exit(0)  # exit handlers are not measured

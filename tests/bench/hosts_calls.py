@@ -57,7 +57,7 @@ def add_options(parser):
 
 @contextlib.contextmanager
 def _cluster():
-    """Yields (hosts, address). Only the other host's node has CPUs, so actors run there."""
+    """Yields (hosts, address of the head). Only the node of the other host has CPUs, so that actors run there."""
     sys.path.insert(0, str(ROOT / "tests" / "integration"))
     os.environ["PATH"] = f"{OURS}{os.pathsep}{os.environ['PATH']}"
     from hosts import A, Hosts, join, two_hosts
@@ -80,7 +80,7 @@ def _run(host, *argv, **env) -> str:
 
 
 def _tcp(hosts, name: str, ping: int, pong: int) -> str:
-    """`ping`, `pong`: core of each end, -1 for any."""
+    """Measures round trips over TCP between the hosts. `ping`, `pong`: the core of each end, -1 for any."""
     answers = [*hosts.b.before, BUILT / "ping_pong", "echo", hosts.b.address, str(pong)]
     with subprocess.Popen(answers, stdout=subprocess.PIPE, text=True) as echo:
         try:

@@ -56,7 +56,7 @@ def run(argv, *, threads: int = 1, limit: float = 180) -> str:
 
 
 def _end(process) -> None:
-    """Terminates before it kills, because a launcher has children in groups of their own."""
+    """Sends SIGTERM before SIGKILL: a launcher has children in process groups of their own, which it ends itself."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sign)

@@ -31,7 +31,7 @@ class Plain(Actor):
         return float(x[-1])
 
 
-class Sleeper(Actor):  # a class has endpoints of one kind only
+class Sleeper(Actor):  # a class of its own, because a class has endpoints of one kind only
     @endpoint
     async def pid(self):
         return os.getpid()
@@ -95,7 +95,7 @@ def death():
     victim = mesh.spawn("victim", Sleeper)
     pid = victim.pid.call_one().get()
     pending = victim.stall.call_one()
-    time.sleep(random.uniform(0.5, 4))  # it polls its children periodically
+    time.sleep(random.uniform(0.5, 4))  # a random moment, because Monarch polls its children periodically
     begin = time.perf_counter()
     os.kill(pid, signal.SIGKILL)
     try:
@@ -146,7 +146,7 @@ def main():
     stop(mesh)
     figures.measure("death", death, "s")
     sys.stdout.flush()
-    os._exit(0)  # excludes the end of its own threads
+    os._exit(0)  # leaves out the end of Monarch's threads
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from launch import OURS, PEERS, Failed, run, say, torchrun, version
 from report import Report, Row
 
-LIMIT = 1e-5  # relative, in fp32, at every step
+LIMIT = 1e-5  # largest relative difference that a step's loss may have, in fp32
 STEPS, GLOBAL_BATCH = 20, 16
 
 
@@ -17,7 +17,7 @@ def add_options(parser):
 
 
 class ParityReport(Report):
-    """Rows compare step by step, not medians: the value is the worst relative difference of a step."""
+    """Compares losses step by step, not by medians: the value of a row is the largest relative difference of a step."""
 
     def value(self, row):
         ours, plain = self.samples.get(row.ours), self.samples.get(row.peer)

@@ -53,7 +53,7 @@ def _planned(config, what) -> float:
 
 
 def _measured(config, what) -> float:
-    """Steady peak, minus the memory of the same job before its model is built."""
+    """The steady peak of a job, minus the memory of the same job before its model is built."""
     figures = {}
     for marker, until in (("# before", "before"), ("# steady", "end")):
         argv = [OURS / "python", HERE / "peak_memory.py", "--after-marker", marker, "--", *_argv(config, what, "--until", until)]

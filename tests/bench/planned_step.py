@@ -39,7 +39,7 @@ def say_and_end(what):
     dist.barrier()
     if rank == 0:
         print(f"# {what}", flush=True)
-    time.sleep(0.5)  # longer than the sampling period of 20 ms
+    time.sleep(0.5)  # peak_memory.py samples every 20 ms, and so sees this state
     dist.barrier()
     dist.destroy_process_group()
     raise SystemExit

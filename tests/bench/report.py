@@ -14,14 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Row:
-    """`ours` and `peer` name series of a Report. The ratio of their medians is ours/peer or peer/ours; the goal is (">=" or "<=", x)."""
+    """`ours` and `peer` name series of a Report. The ratio of their medians is ours/peer or peer/ours; `goal` is a bound of the ratio:
+    (">=" or "<=", x)."""
 
     name: str
     unit: str
     ours: str
     peer: str
     ratio: str = "ours/peer"
-    goal: tuple[str, float] | None = None  # informative only without one
+    goal: tuple[str, float] | None = None  # without a goal, the row only informs
     paired: bool = False  # pairs the n-th samples: the median of their ratios counts, not the ratio of medians
 
 
@@ -47,7 +48,7 @@ class Report:
         return ours / peer if row.ratio == "ours/peer" else peer / ours
 
     def ratios(self, row: Row) -> list[float]:
-        """The ratio of each pair of samples, in order."""
+        """The ratios of the n-th sample of one series to the n-th of the other, in order."""
         pairs = zip(self.samples.get(row.ours, []), self.samples.get(row.peer, []), strict=False)
         return [o / p if row.ratio == "ours/peer" else p / o for o, p in pairs]
 
@@ -128,7 +129,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def spread(values: list[float], unit: str) -> str:
-    """Minimum and maximum in the unit of `quantity`; a common unit is printed once."""
+    """The minimum and the maximum, as `quantity` prints them; a unit that both have is printed once."""
     low, high = quantity(min(values), unit), quantity(max(values), unit)
     if low.split(" ", 1)[1] == high.split(" ", 1)[1]:
         low, high = low.split(" ", 1)[0], high.split(" ", 1)[0]

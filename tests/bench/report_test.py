@@ -31,7 +31,7 @@ def report(*rows, **samples):
         (SLOWER, [6.6], [10.0], False),
         (FASTER, [1.0], [20.0], True),
         (FASTER, [1.0], [19.0], False),
-        (SLOWER, [1.0, 1.0, 100.0], [10.0, 10.0, 0.1], True),  # compares medians
+        (SLOWER, [1.0, 1.0, 100.0], [10.0, 10.0, 0.1], True),  # the medians count, not the outliers
         (SLOWER, [], [10.0], False),
         (SLOWER, [1.0], [], False),
     ],

@@ -18,14 +18,15 @@ from launch import HERE, Failed, say
 from report import Report, Row
 
 NEEDS_PEERS = False
-SETTLE_S = 60  # time for spare workers and kept memory to go after they were dropped
-WAIT_S = 120  # hang guard for a step of the driver, or the return of a head
+SETTLE_S = 60  # time in which spare workers and kept memory may go, after the driver has dropped everything
+WAIT_S = 120  # hang guard of a step of the driver, and of the return of a head
 
 
 @dataclass(frozen=True)
 class Measure:
-    """``noise``: difference between samples of a steady process; ``per_hour`` bounds the growth beyond it. ``left``: allowed excess at the
-    end over the warm cluster, for records that are kept on purpose (1,000 rows of ended objects, 400 logs) and fragments."""
+    """A quantity that is measured. ``noise``: how far samples of a steady process differ. ``per_hour``: bound of the growth beyond
+    noise. ``left``: by how much the end may exceed the warm cluster. It allows for fragments, and for records that are kept on purpose
+    (1,000 rows of ended objects, 400 logs)."""
 
     name: str
     unit: str
@@ -96,7 +97,7 @@ def _soak(report, cluster, options) -> None:
 
 
 def _settled(sample, good) -> dict[str, float]:
-    """Samples until `good` accepts a sample and the one before it, for at most SETTLE_S; returns the last sample."""
+    """Samples until `good` accepts a sample, given that and the one before; for at most SETTLE_S. Returns the last sample."""
     end, before = time.monotonic() + SETTLE_S, sample()
     while time.monotonic() < end:
         time.sleep(0.5)
@@ -108,7 +109,7 @@ def _settled(sample, good) -> dict[str, float]:
 
 
 def growth_per_hour(samples: list[tuple[float, float]], noise: float) -> float:
-    """Slope of the least-squares line through (second, value), minus the part that noise explains within this time."""
+    """The slope of the least-squares line through (second, value), minus the part that noise may explain within the observed time."""
     span = samples[-1][0] - samples[0][0] if samples else 0.0
     if len(samples) < 3 or span <= 0:
         return 0.0
@@ -122,7 +123,7 @@ _BELOW = {"ratio": "ours - bound", "goal": ("<=", 0)}
 
 
 class SoakReport(Report):
-    """Two rows for each measure, beside their bounds: its growth, and its excess after everything was dropped."""
+    """A report with two rows for each measure, beside their bounds: the growth, and the excess after everything was dropped."""
 
     def value(self, row: Row) -> float | None:
         ours, bound = self.samples.get(row.ours), self.samples.get(row.peer)
@@ -196,7 +197,8 @@ class Cluster:
             out[f"{role}: threads"] = sum(_count(pid, "task") for pid in pids)
         files = _files(self.session)
         out["session: files"], out["session: bytes"] = len(files), sum(files.values()) / 2**20
-        out["/dev/shm: files"] = len([name for name in _files(Path("/dev/shm")) if "shoal" in name])  # other clusters have files there, too
+        # counts the files of other clusters, too
+        out["/dev/shm: files"] = len([name for name in _files(Path("/dev/shm")) if "shoal" in name])
         return out
 
     def end(self) -> None:
@@ -275,7 +277,7 @@ class Driver:
                 raise Failed(f"the driver is not {at} after {WAIT_S} s")
 
     def look(self, seconds: float) -> None:
-        """Waits for so long or until the driver prints a line. Raises Failed when it has ended."""
+        """Waits until the driver prints a line, for at most `seconds`. Raises Failed if the driver has ended."""
         self._heard.wait(seconds)
         self._heard.clear()
         if self._process.poll() is not None:

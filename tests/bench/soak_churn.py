@@ -238,7 +238,7 @@ def submitted(client):
 
 
 def reached(ask):
-    """Calls `ask` until a head answers."""
+    """Calls `ask` again until a head answers."""
     end = time.monotonic() + GUARD_S
     while True:
         try:

@@ -17,7 +17,7 @@ def line(per_hour, *, start=100.0, seconds=600):
         (line(0), 0, 0),
         (line(60), 0, 60),
         (line(-60), 0, 0),
-        (line(60), 20, 0),  # 10 in ten minutes
+        (line(60), 20, 0),  # 60 per hour are 10 in ten minutes: less than the noise
         (line(600), 20, 478),  # 98 in the observed time, of which 20 are noise
         ([(float(t), 100.0 + 5 * (t % 2)) for t in range(100)], 5, 0),
         ([], 0, 0),
@@ -29,7 +29,7 @@ def test_growth_is_the_slope_beyond_noise(samples, noise, grows):
 
 
 def report(**changes):
-    """A report on a steady cluster except for one measure: its values during the churn, and after everything was dropped."""
+    """A report in which one measure is not steady: its values during the churn, and after everything was dropped."""
     steady = {m.name: 50.0 for m in soak.MEASURES}
     name, values, left = changes.get("name", "node: descriptors"), changes.get("values", [50.0]), changes.get("left", 50.0)
     samples = [(10.0 * i, {**steady, name: values[min(i, len(values) - 1)]}) for i in range(200)]
@@ -65,7 +65,7 @@ def test_a_few_seconds_of_churn_stay_bounded():
     soak.add_options(parser)
     quick = ",".join(a.__name__ for a in soak_churn.ACTIVITIES if a is not soak_churn.objects_put)
     made = soak.measure(parser.parse_args(["--minutes", "0.1", "--kill-head-every", "5", "--only", quick]))
-    # The growth rows are skipped, because a process still warms up in its first seconds.
+    # Rows of growth are left out, because a process still warms up in its first seconds.
     misses = [row.ours for row in made.rows if not made.holds(row) and not row.ours.endswith(" growth")]
     assert not misses, made.table()
     assert not made.failures

@@ -77,7 +77,7 @@ def _train(config, *args):
 
 
 def _argv(config) -> dict[str, list]:
-    """The command of each series' job."""
+    """The command line of the job of each series."""
     single = [OURS / "python", *_train(config, "--mode", "single", "--threads", "2", "--optim", "fused")]
     return {
         f"{config} shoal": torchrun(OURS, *_train(config, "--mode", "shoal", "--optim", "shoal")),

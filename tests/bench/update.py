@@ -21,7 +21,7 @@ KINDS = {"shoal": shoal.optim.AdamW, "torch": lambda ps: torch.optim.AdamW(ps, f
 
 
 def timed(optimizers):
-    """Seconds of every step, the optimizers in turn."""
+    """The seconds of every step, by optimizer. The optimizers step in turn."""
     samples = {name: [] for name in optimizers}
     for step in range(options.steps + 2):
         for name, optimizer in optimizers.items():

@@ -1,5 +1,5 @@
 // Calls per second of a C++ driver on one actor of the same host: one after the other, and many at once. A line of JSON per measurement:
-// {"name": .., "per_second": [a sample per round]}. `calls NAME ROUNDS` measures only that. Asserts nothing.
+// {"name": .., "per_second": [a sample per round]}. `calls NAME ROUNDS` makes only the measurement NAME. Asserts nothing.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -22,11 +22,11 @@ using Steady = std::chrono::steady_clock;
 std::string_view only;
 int rounds = 7;
 
-// Calls per second of `round`, which makes `calls` of them.
+// Prints the calls per second of `round`, which makes `calls` calls.
 template <class Round>
 shoal::Result<void> measure(const char* what, int calls, Round&& round) {
   if (!only.empty() && only != what) return {};
-  SHOAL_OK(round());  // warm-up
+  SHOAL_OK(round());  // warms up
   std::printf("{\"name\": \"%s\", \"per_second\": [", what);
   for (int i = 0; i < rounds; ++i) {
     const auto start = Steady::now();

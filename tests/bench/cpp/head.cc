@@ -26,7 +26,7 @@ using actors::to_bytes;
 using actors::WorkerState;
 
 constexpr std::uint64_t kNodes = 10'000;
-constexpr int kSeconds = 20;  // heartbeats
+constexpr int kSeconds = 20;  // time for which nodes send heartbeats
 
 double cpu_seconds() {
   rusage r{};
@@ -63,7 +63,7 @@ class Bench {
           for (const auto& s : std::exchange(started_, {})) becomes_alive(s);
         }));
     say("heartbeats with 10,000 actors", timed([&] { beats(kSeconds); }) / kSeconds);
-    // Every node is full, so gangs of four wait until nodes join.
+    // Every node is full, so that these gangs of four wait until nodes join.
     say("ask for 1,000 gangs that wait", timed([&] {
           for (int i = 0; i < 1000; ++i) ask(gang(job, 4, 4));
           SHOAL_CHECK(started_.empty(), "there was room");
@@ -85,7 +85,7 @@ class Bench {
     return cpu_seconds() - begin;
   }
 
-  // The head's work after each event. Events that arrive together, here a hundred, share a commit.
+  // Counts an event. The head commits after every hundredth, as if a hundred events had arrived together.
   void event() {
     if (++events_ % 100 == 0) settle();
   }

@@ -53,7 +53,8 @@ int main(int argc, char** argv) {
   auto* to = reinterpret_cast<std::byte*>(a.get());
   const auto* from = reinterpret_cast<const std::byte*>(b.get());
   figure("a += b", 12 * n, [&] { parallel([&](std::size_t i, std::size_t count) { accumulate(a.get() + i, b.get() + i, count); }); });
-  figure("cast of float32 to bfloat16", 8 * n, [&] {  // reads 4 bytes, writes 2, and reads the 2 before
+  // 8 bytes per number: reads 4, and reads 2 of the destination's before it overwrites them
+  figure("cast of float32 to bfloat16", 8 * n, [&] {
     parallel(
         [&](std::size_t i, std::size_t count) { shoal::fsdp::cast(DType::kFloat32, from + 4 * i, DType::kBFloat16, to + 2 * i, count); });
   });

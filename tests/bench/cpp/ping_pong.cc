@@ -48,7 +48,7 @@ bool pin(int index) {
 void trips_per_second(const char* name, int fd, std::size_t message_bytes, int trips) {
   std::vector<char> bytes(message_bytes);
   std::printf("{\"name\": \"%s\", \"per_second\": [", name);
-  for (int round = -1; round < 7; ++round) {  // the first is the warm-up
+  for (int round = -1; round < 7; ++round) {  // round -1 warms up
     const auto start = Steady::now();
     for (int i = 0; i < trips; ++i) {
       transfer(send_all, fd, bytes);
@@ -60,7 +60,7 @@ void trips_per_second(const char* name, int fd, std::size_t message_bytes, int t
   std::printf("]}\n");
 }
 
-// Runs in a child, so that pinning ends with it. ping, pong: core of each end, -1 for any.
+// Measures in a child process, so that the pinning to a core ends with it. `ping`, `pong`: the core of each end, -1 for any.
 int measure(const char* name, std::size_t message_bytes, int trips, int ping, int pong) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) return 1;

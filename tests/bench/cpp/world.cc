@@ -15,7 +15,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t kNodes = 10'000, kActors = 10'000;
-constexpr int kSeconds = 10;  // heartbeats
+constexpr int kSeconds = 10;  // time for which nodes send heartbeats
 
 double cpu_seconds() {
   timespec now{};
@@ -59,7 +59,7 @@ void run() {
   tell(meter, "world: 10,000 actors alive", 1, [&] {
     std::vector<ActorId> actors;
     for (std::size_t i = 0; i < kActors; ++i) actors.push_back(driver.create_actor(0));
-    std::size_t alive = 0;  // checked after every event, so each actor is checked once, in order
+    std::size_t alive = 0;  // so many are known to be alive: the check after each event goes on from here
     SHOAL_CHECK(cluster->run_until(
                     [&] {
                       while (alive < kActors && driver.alive(actors[alive])) ++alive;
