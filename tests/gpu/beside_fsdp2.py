@@ -1,8 +1,8 @@
 """A GPT of 1.3 billion parameters in bf16 at world 1 on a CUDA device: Shoal and torch's FSDP2 in turn, in one process.
 
-Prints a JSON line for each run: tokens per second, the milliseconds in which the host issues a step, and the device's peak memory in
-bytes. The last lines give the ratios of medians and `N passed, N failed`: a run fails if its losses differ from FSDP2's, or if Shoal's
-peak memory is more than 0.1 % above FSDP2's. With --device cpu a small model, which tests this program. Without a device: exit code 2.
+Prints a JSON line for each run: tokens per second, the milliseconds in which the host issues a step, and the device's peak bytes. The last
+lines give the ratios of medians and `N passed, N failed`. A run fails if its losses differ from FSDP2's, or if Shoal's peak memory is more
+than 0.1 % above FSDP2's. With --device cpu it trains a small model, which tests this program. Without a device: exit code 2.
 """
 
 import argparse
@@ -23,7 +23,7 @@ CONFIGS = {
     "cuda": {"n_layer": 24, "d_model": 2048, "n_head": 16, "vocab": 32768, "seq": 1024, "batch": 8},
     "cpu": {"n_layer": 2, "d_model": 64, "n_head": 2, "vocab": 256, "seq": 32, "batch": 2},
 }
-TOLERANCE = 1e-4  # relative; attention's backward adds in no fixed order on a device
+TOLERANCE = 1e-4  # relative difference of losses: on a device, attention's backward adds in no fixed order
 
 
 def wait(device):
@@ -45,7 +45,8 @@ def build(config, device, fully_shard, mesh):
 
 
 def train(config, device, fully_shard, mesh, steps, warmup):
-    """Returns losses, seconds per step and the host's share of them after the first ``warmup`` steps, and peak bytes."""
+    """Returns losses, the seconds of each step after ``warmup`` steps, the host's share of these seconds, and the device's peak memory
+    in bytes."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

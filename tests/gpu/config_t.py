@@ -1,7 +1,7 @@
 """Config T at world 1 on a CUDA device, with every sharding API: losses beside plain PyTorch's, and the device's peak memory.
 
-With --device cpu the same on the CPU, with units outside of an arena as on a device. Prints a JSON line for each way, then
-`N passed, N failed`; without a device, exit code 2 and one sentence.
+With --device cpu it runs on the CPU, with units outside of an arena, as on a device. Prints a JSON line for each way to shard, then `N
+passed, N failed`. Without a device: exit code 2 and one sentence.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def sharded(fully_shard, model, mesh, **policies):
 
 def train(device, make, optimizer_of):
     """Returns the losses of ten steps of one seed, and the device's peak memory in bytes."""
-    gc.collect()  # a model is part of reference cycles
+    gc.collect()  # frees the model of the run before, which is part of reference cycles
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -45,7 +45,7 @@ def train(device, make, optimizer_of):
 
 
 def ways(device, mesh):
-    """By name: the model, its optimizer, and the tolerance of its losses beside plain PyTorch's."""
+    """The ways to train by name, each with a model, its optimizer, and the tolerance of its losses beside plain PyTorch's."""
     from torch.distributed.fsdp import fully_shard as theirs
 
     from shoal.fsdp import fully_shard as ours
@@ -83,7 +83,7 @@ def main():
             expected = expected or losses
             off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
             figures |= {"first": losses[0], "last": losses[-1], "off_by": off, "device_peak_bytes": peak, "passed": off <= tolerance}
-        except Exception as error:  # the other ways still run
+        except Exception as error:  # goes on with the other ways
             figures |= {"error": f"{type(error).__name__}: {error}", "passed": False}
         failed += not figures["passed"]
         print(json.dumps(figures), flush=True)

@@ -28,5 +28,5 @@ def test_run_reports_a_missing_device():
 def test_every_way_trains_alike_on_the_cpu():
     code, said = run("--device", "cpu")
     assert code == 0, said
-    assert "6 passed, 0 failed" in said, said  # config_t.py, with a line for each way
-    assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said  # beside_fsdp2.py
+    assert "6 passed, 0 failed" in said, said  # printed by config_t.py, which has six ways to train
+    assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said  # printed by beside_fsdp2.py

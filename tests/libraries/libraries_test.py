@@ -28,7 +28,7 @@ PTH = next(p for p in (PACKAGE / "wheel" / "shoal-fsdp.pth", HERE.parents[1] / "
 @dataclass(frozen=True)
 class Case:
     name: str
-    beside: str = ""  # program to compare with, run without Shoal; default: the same one
+    beside: str = ""  # the program to compare with, which runs without Shoal; by default the same program
     rel: float = 1e-5
 
 
@@ -52,7 +52,8 @@ CASES = (
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory) -> str:
-    """An environment with the libraries, this one's packages, and the wheel's .pth file. $SHOAL_LIBRARIES: a folder in which to keep it."""
+    """Makes an environment with the libraries, the packages of this one, and the wheel's .pth file. $SHOAL_LIBRARIES: a folder in which
+    to keep it."""
     kept = os.environ.get("SHOAL_LIBRARIES")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("libraries") / "venv"
     python = folder / "bin" / "python"

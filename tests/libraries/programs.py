@@ -21,7 +21,7 @@ def program(function):
 
 
 def folder() -> str:
-    """One folder for all ranks."""
+    """Makes one folder for all ranks."""
     made = [tempfile.mkdtemp()]
     dist.broadcast_object_list(made)
     return made[0]
@@ -143,7 +143,7 @@ def trained(version: int, kind: str) -> list[float]:
             fsdp="full_shard auto_wrap",
             fsdp_config=config,
         )
-        if where == tempfile.gettempdir():  # the process group exists from now on
+        if where == tempfile.gettempdir():  # folder() needs the process group, which exists once the arguments are made
             where = arguments.output_dir = folder()
         trainer = Trainer(llama(), arguments, train_dataset=data)
         trainer.train(resume_from_checkpoint=f"{where}/checkpoint-3" if resume else None)
@@ -242,7 +242,7 @@ def lit(strategy, sharded_by=lambda module, mesh: None) -> list[float]:
 
     data = torch.utils.data.TensorDataset(torch.randn(64, 8, generator=torch.Generator().manual_seed(1)))
     path = None
-    for steps in (8, 12):  # an epoch has 8
+    for steps in (8, 12):  # an epoch has 8 steps: the second run resumes at its end
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
         trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy(), max_steps=steps, **quiet)
         trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=path)
@@ -412,7 +412,7 @@ class Headless(Decoder):
 
 
 class _Backward(torch.autograd.Function):
-    """An identity whose backward returns a gradient computed before."""
+    """An identity function whose backward returns a gradient that was computed before."""
 
     @staticmethod
     def forward(ctx, hidden, gradient, loss):
