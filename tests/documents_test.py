@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]  # the source tree, also where this file is a link of Bazel's
+ROOT = Path(__file__).resolve().parents[1]  # the source tree; resolve() because Bazel runs this file by a link
 OUTPUTS = {"dist", "out", "__pycache__"}
 DECISIONS = ROOT / "docs" / "decisions"
 MOST_WORDS = {"README.md": 500, "ARCHITECTURE.md": 1500}
@@ -24,7 +24,7 @@ def files() -> list[Path]:
 
 FILES = files()
 PAGES = [p for p in FILES if p.suffix == ".md"]
-CITING = [p for p in PAGES if p.name != "COVERAGE.md"]  # those abbreviate paths
+CITING = [p for p in PAGES if p.name != "COVERAGE.md"]  # COVERAGE.md abbreviates the paths that it cites
 
 
 def name_of(path: Path) -> str:
@@ -32,7 +32,7 @@ def name_of(path: Path) -> str:
 
 
 def prose(text: str) -> str:
-    """The text without code blocks."""
+    """A page's text without its code blocks."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
 
@@ -48,7 +48,7 @@ def broken_links(page: Path) -> list[str]:
     out = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"\w+:", link):
-            continue  # another site
+            continue  # a link to another site
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         if not target.exists() or (anchor and anchor not in anchors(target)):
@@ -62,7 +62,7 @@ def missing_paths(page: Path) -> list[str]:
     out = []
     for path in cited:
         folder = path.partition("/")[0]
-        ours = any((place / folder).is_dir() for place in places)  # others are users' folders and outputs
+        ours = any((place / folder).is_dir() for place in places)  # paths in other folders are those of users and outputs
         if ours and Path(path).suffix in SOURCES and not any((place / path).exists() for place in places):
             out.append(path)
     return out

@@ -18,18 +18,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SANITIZED = ["//runtime/...", "//actors/..."]  # as in ./dev test
+SANITIZED = ["//runtime/...", "//actors/..."]  # the targets that ./dev test runs under the sanitizers
 CONFIGS = {"plain": ["//..."], "asan": SANITIZED, "tsan": SANITIZED}
 KINDS = {"Compiling": "compile", "Linking": "link", "Testing": "test"}  # by the first word of an action's progress message
 
 
 @dataclass
 class Run:
-    """One configuration: seconds of wall time, and seconds by (target, kind), where kind is compile, link, test or other."""
+    """The times of one configuration: seconds of wall time, and seconds by (target, kind), where kind is compile, link, test or other."""
 
     build_s: float = 0.0
     test_s: float = 0.0
-    failed: bool = False  # Bazel ended with an error: figures are missing
+    failed: bool = False  # Bazel ended with an error, so that figures are missing
     actions: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
 
 

@@ -27,7 +27,7 @@ NO_MEMBER = re.compile(r"(?:using|typedef|friend|static_assert|enum|extern|class
 
 @dataclass
 class Class:
-    """Constructors, destructors and deleted or defaulted functions are no methods; static variables are no fields."""
+    """A class and its size. Constructors, destructors and deleted or defaulted functions are no methods; static variables are no fields."""
 
     name: str
     line: int
@@ -46,9 +46,9 @@ class Function:
 class Scope:
     kind: str  # namespace, class, function, block (of a function), value (an initializer or an enumeration)
     name: str
-    head: int = 0  # offset at which its head begins
+    head: int = 0  # offset at which the text before its brace begins
     statement: int = 0  # offset at which the statement being read begins
-    parentheses: int = 0  # open ones of that statement
+    parentheses: int = 0  # open parentheses of that statement
     members: Class | None = None
 
 
@@ -59,7 +59,8 @@ class Scan:
 
 
 def mask(text: str) -> tuple[str, list[tuple[int, str]]]:
-    """The text with comments, directives and the inside of literals as blanks, at the same offsets; and the comments with their lines."""
+    """Returns the text with blanks, at the same offsets, for comments, directives and the inside of literals; and the comments with
+    their lines."""
     comments = []
 
     def blank(token: re.Match[str]) -> str:
@@ -84,14 +85,14 @@ def flat(head: str) -> str:
 
 
 def strip_labels(statement: str) -> str:
-    """Without access labels and `template`, which are before a member's declaration."""
+    """Removes access labels and `template`, which precede a member's declaration."""
     while (label := LABEL.match(statement)) is not None:
         statement = statement[label.end() :]
     return re.sub(r"^\s*template\b(?:\s*requires\s*\(\))?\s*", "", statement).strip()
 
 
 def kind_of(head: str, parent: Scope) -> tuple[str, str]:
-    """The kind and name of the scope that a brace behind `head` opens."""
+    """The kind and name of the scope that a brace opens; `head`: the text before that brace."""
     short = strip_labels(flat(head))
     if parent.parentheses == 0 and "=" not in short and (found := CLASS.search(short)) is not None and "enum" not in short.split():
         return "class", found["name"] or ""
@@ -112,7 +113,7 @@ def is_method(short: str, of: Class) -> bool:
 
 
 def count_member(declaration: str, into: Class) -> None:
-    """Counts a declaration without a body."""
+    """Adds a member that has no body to the class's methods or fields."""
     short = strip_labels(flat(declaration))
     if not short or NO_MEMBER.match(short):
         return
@@ -123,7 +124,7 @@ def count_member(declaration: str, into: Class) -> None:
 
 
 def scan(text: str) -> Scan:
-    """The classes and functions of a source file, local ones included. A function that another one contains is part of it."""
+    """The classes and functions of a source file, local ones included. A function inside another function counts as part of that one."""
     code = mask(text)[0]
     starts = [0] + [newline.end() for newline in re.finditer(r"\n", code)]
     found, stack = Scan(), [Scope("namespace", "")]

@@ -16,7 +16,7 @@ def children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def statements(node: ast.AST, inside: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    """The statements below a node at any depth, and whether a function contains them."""
+    """All statements below a node, at any depth, each with True if a function contains it."""
     inside = inside or isinstance(node, FUNCTIONS)
     for child in children(node):
         yield child, inside
@@ -63,12 +63,12 @@ def scan(tree: ast.Module) -> Scan:
 
 
 def module_name(path: str) -> str:
-    """ "shoal.fsdp" of python/shoal/fsdp/__init__.py."""
+    """The module of a file: "shoal.fsdp" for python/shoal/fsdp/__init__.py."""
     return path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def imported(node: ast.AST, path: str, modules: set[str]) -> set[str]:
-    """The modules among `modules` that an import statement of the file loads by name."""
+    """Those of `modules` that an import statement in the file `path` loads by name."""
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names} & modules
     if not isinstance(node, ast.ImportFrom):
@@ -82,7 +82,7 @@ def imported(node: ast.AST, path: str, modules: set[str]) -> set[str]:
 
 
 def imports(tree: ast.Module, path: str, modules: set[str]) -> Iterator[tuple[str, bool, int]]:
-    """The imports of other modules in a file: name, whether inside a function, line. Imports for type checkers do not count."""
+    """The imports of other modules in a file: name, True inside a function, line. Imports for type checkers do not count."""
     for_checkers = set()
     for node, inside in statements(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):

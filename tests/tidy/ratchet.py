@@ -13,7 +13,7 @@ from tidy.survey import Places, Survey, limit
 
 COUNTS = ("openings", "words", "hidden_imports", "wrong_imports")
 SIZES = ("lines", "functions", "methods", "fields")
-REASONS = ("clocks", "locks", "folders")  # key: reason
+REASONS = ("clocks", "locks", "folders")  # the record has a reason for each key
 LOWER = "`python tests/tidy_test.py --record` lowers the record (tests/tidy.json)"
 MOST_SHOWN = 20
 
@@ -52,7 +52,7 @@ def of_sizes(s: Survey, record: Record, rule: str) -> Places:
 
 
 def with_need(s: Survey, rule: str) -> dict[str, Places]:
-    """Files and folders that need a reason."""
+    """The files and folders for which the record must have a reason."""
     if rule != "folders":
         return s.places[rule]
     return {key: [f"{place}: {size} source files"] for key, (size, place) in s.sizes[rule].items() if size > limit(rule, key)}
@@ -70,7 +70,8 @@ def of_circles(s: Survey, record: Record) -> Places:
 
 
 def lowered(s: Survey, record: Record) -> Record:
-    """The record of what is left. Nothing in it grows; a part that is missing is taken as it is now (reasons are for people to write)."""
+    """Makes a new record of what is left. Nothing in it grows; a rule that the record lacks gets the present counts (people write the
+    reasons)."""
     new: Record = {}
     for rule in COUNTS:
         now = {key: len(places) for key, places in sorted(s.places[rule].items())}

@@ -12,7 +12,7 @@ from tidy.python_scan import FUNCTIONS, statements
 OPENINGS = re.compile(r"(who|what|whose|whether|of|nobody|none|that)\b", re.IGNORECASE)
 WORDS = re.compile(r"\b(told|heard|nobody|whoever)\b", re.IGNORECASE)
 CODE_SPAN = re.compile(r"(`+)([^`\n]+)\1")
-DIRECTIVES = re.compile(r"(ruff|noqa|type:|fmt:|pragma|!)")  # comments that a program reads
+DIRECTIVES = re.compile(r"(ruff|noqa|type:|fmt:|pragma|!)")  # comments that a program reads, such as ruff's
 # A sentence ends at a blank line, a full stop before a capital, a colon before a line break, and before an item of a list.
 ENDS = re.compile(r"\n\s*\n|(?<=[.!?])\s+(?=[A-Z`\"(*])|(?<=:)\s*\n|\n\s*(?=[-*|] )|``:\s")
 
@@ -61,7 +61,7 @@ def of_python(text: str, tree: ast.Module) -> list[Block]:
 
 
 def of_hashes(text: str) -> list[Block]:
-    """Comments of shell programs and Cap'n Proto schemas."""
+    """The comments of shell programs and Cap'n Proto schemas, which begin with a hash."""
     comments = []
     for number, line in enumerate(text.split("\n"), 1):
         if (found := re.search(r"(?:^|\s)#(?!!)\s*(.*)", line)) is not None:
@@ -85,7 +85,7 @@ def blocks(path: str, text: str, tree: ast.Module | None) -> list[Block]:
 def sentences(path: str, text: str, tree: ast.Module | None = None) -> Iterator[tuple[int, str]]:
     """The sentences of a file's comments, docstrings or document, with the line on which each begins.
 
-    `tree`: the syntax tree of a file in Python's syntax. Starlark (BUILD, .bzl) is one.
+    `tree`: the syntax tree of a file in Python's syntax, which Starlark (BUILD, .bzl) has, too.
     """
     for first, block in blocks(path, text, tree):
         # A code span is one word: its full stops end no sentence.

@@ -16,7 +16,7 @@ CPP = (".cc", ".h", ".cu")
 SOURCES = (*CPP, ".py", ".capnp", ".sh")
 STARLARK = (".bzl", "BUILD", "WORKSPACE")
 READ = (*SOURCES, *STARLARK, ".md", "dev")
-LEFT_OUT = ("bazel-", ".", "__pycache__", "out", "dist")  # beginnings of folders that are not the repository's
+LEFT_OUT = ("bazel-", ".", "__pycache__", "out", "dist")  # folders that begin so are not the repository's sources
 
 MOST_FILES, MOST_LINES, MOST_LINES_OF_HEADER = 20, 500, 200
 MOST_LINES_OF_FUNCTION, MOST_METHODS, MOST_FIELDS = 80, 30, 20
@@ -24,7 +24,7 @@ MOST_LINES_OF_FUNCTION, MOST_METHODS, MOST_FIELDS = 80, 30, 20
 CLOCK = re.compile(r"_clock::now\b|\b(?:clock_gettime|gettimeofday|timespec_get)\b|(?<![\w.>])time\s*\(\s*(?:nullptr|NULL|0|&\w+)\s*\)")
 LOCK = re.compile(r"\bstd::(?:\w*mutex|condition_variable\w*)\b(?!\s*>)")
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
-# The rooms that a room may include, beside itself (ARCHITECTURE.md, "ResourceIndex").
+# The top-level folders whose headers each of them may include, besides its own (ARCHITECTURE.md, "Folders").
 BELOW = {
     "runtime": (),
     "actors": ("runtime",),
@@ -34,9 +34,9 @@ BELOW = {
     "python": ("runtime", "actors", "storage", "scheduler", "fsdp"),
 }
 
-# The layers of the package shoal, the lowest first (python/README.md). A module imports from its own name and from the layers below; the
-# names of one layer do not import each other. A name stands for a module and for the modules below it that have no longer name here. A name
-# with a dot at its end leaves out the package's __init__.py. "" is shoal/__init__.py.
+# The layers of the package shoal, the lowest first (python/README.md). A module may import modules of its own name and of the layers below;
+# the names of one layer do not import each other. A name stands for a module and for the modules below it that have no longer name here. A
+# name with a dot at its end leaves out the package's __init__.py. "" is shoal/__init__.py.
 LAYERS = (
     ("exceptions", "cloudpickle"),
     ("_core",),
@@ -53,8 +53,8 @@ LAYERS = (
     ("fsdp._module", "fsdp._join", "fsdp.graph"),
     ("fsdp._fully_shard",),
     ("fsdp1.",),
-    ("fsdp._libraries",),  # patches other libraries for both packages
-    ("fsdp._install",),  # replaces torch's names by those of both packages
+    ("fsdp._libraries",),  # patches other libraries, for fsdp and fsdp1
+    ("fsdp._install",),  # replaces torch's names by those of fsdp and fsdp1
     ("fsdp",),
     ("fsdp1", "checkpoint"),  # shoal/fsdp1/__init__.py imports shoal.fsdp first, which installs where $SHOAL_FSDP is on
     ("spmd._layout",),
@@ -71,14 +71,15 @@ LAYERS = (
     ("spmd.run", "_zygote", "_entrypoint", "_submitting", "_microbenchmark"),  # programs that are started by their name
 )
 EXTENSION = "shoal._native"
-LATE = re.compile(r"# late: \w")  # the reason of an import inside a function, on its line
+LATE = re.compile(r"# late: \w")  # the comment that gives the reason of an import inside a function
 
 Places = list[str]  # "file:line: text"
 
 
 @dataclass
 class Survey:
-    """Files come in the order of the sources. Keys: a folder, a file, or "file name-of-class-or-function"."""
+    """The faults and sizes of the sources, in the order in which those were read. Keys: a folder, a file, or "file
+    name-of-class-or-function"."""
 
     num_words: int = 0
     num_sentences: int = 0
@@ -89,7 +90,7 @@ class Survey:
     circles: list[list[str]] = field(default_factory=list)
 
     def add_size(self, rule: str, key: str, size: int, place: str) -> None:
-        if size > self.sizes[rule].get(key, (0, ""))[0]:  # overloads share a name
+        if size > self.sizes[rule].get(key, (0, ""))[0]:  # overloads share a name: the largest counts
             self.sizes[rule][key] = (size, place)
 
 
@@ -100,7 +101,7 @@ def limit(rule: str, key: str) -> int:
 
 
 def read_sources(root: Path) -> dict[str, str]:
-    """The texts by path below `root`, the file changed last first: faults are shown in this order."""
+    """Reads all sources below `root`: text by path. The file changed last comes first, and so do its faults."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith(LEFT_OUT))
@@ -157,7 +158,7 @@ def add_sizes(s: Survey, path: str, text: str, tree: ast.Module | None) -> None:
 
 
 def layer_of(module: str) -> tuple[int, str]:
-    """The position in LAYERS of a module of shoal, and its name there; -1 if it has none."""
+    """The number of a module's layer in LAYERS, and the name there that stands for it; -1 if none does."""
     name = module.partition(".")[2]
     candidates = [name]
     while name:
@@ -167,7 +168,7 @@ def layer_of(module: str) -> tuple[int, str]:
 
 
 def add_imports(s: Survey, path: str, text: str, imports: list[tuple[str, bool, int]]) -> None:
-    """Imports inside functions without a reason, and imports against the order of the layers."""
+    """Finds imports inside functions without a reason, and imports against the order of the layers."""
     lines, module = text.split("\n"), python_scan.module_name(path)
     layer, own = layer_of(module)
     if layer < 0:
@@ -180,7 +181,7 @@ def add_imports(s: Survey, path: str, text: str, imports: list[tuple[str, bool, 
 
 
 def add_rooms(s: Survey, path: str, text: str) -> None:
-    """Clocks and locks outside of runtime/, and includes against the order of the rooms."""
+    """Finds clocks and locks outside of runtime/, and includes against the order of the top-level folders."""
     room = path.partition("/")[0]
     for found in INCLUDE.finditer(text):
         if room in BELOW and found[1] in BELOW and found[1] != room and found[1] not in BELOW[room]:
