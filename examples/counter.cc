@@ -7,7 +7,7 @@
 
 #include "actors/api/shoal.h"
 
-// An actor is an ordinary class that lists its methods. Each one runs in a separate process.
+// An actor is an object of an ordinary class that lists its methods. Each actor runs in a process of its own.
 class Counter {
  public:
   Counter(shoal::Place place, int start) : place_(place), value_(start) {}
@@ -26,7 +26,7 @@ class Counter {
   int value_;
 };
 
-// Awaits the counters in turn; all of them answer meanwhile.
+// Adds up the counters' results, which it awaits in turn. All counters compute meanwhile.
 shoal::Task<int> total(shoal::Mesh<Counter> counters) {
   int sum = 0;
   for (const auto& counter : counters) {

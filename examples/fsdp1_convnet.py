@@ -91,8 +91,8 @@ def test(model, rank, device, test_loader):
         for data, target in test_loader:
             data, target = data.to(device), target.to(device)
             output = model(data)
-            ddp_loss[0] += F.nll_loss(output, target, reduction="sum").item()  # sum up batch loss
-            pred = output.argmax(dim=1, keepdim=True)  # the index of the max log-probability
+            ddp_loss[0] += F.nll_loss(output, target, reduction="sum").item()
+            pred = output.argmax(dim=1, keepdim=True)  # the class with the largest probability
             ddp_loss[1] += pred.eq(target.view_as(pred)).sum().item()
             ddp_loss[2] += len(data)
     dist.all_reduce(ddp_loss, op=dist.ReduceOp.SUM)

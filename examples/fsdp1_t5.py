@@ -83,7 +83,7 @@ class Summaries(Dataset):
         return len(self.source[0])
 
     def __getitem__(self, i):
-        labels = torch.where(self.target[1][i] == 1, self.target[0][i], -100)  # padding is no target
+        labels = torch.where(self.target[1][i] == 1, self.target[0][i], -100)  # -100: the loss leaves padding out
         return {"source_ids": self.source[0][i], "source_mask": self.source[1][i], "target_ids": labels}
 
 
@@ -110,7 +110,7 @@ def memory_gb():
 
 
 def batches(model, rank, loader, colour, says):
-    """Yields the loss of each batch."""
+    """Yields the loss of each batch; the first rank shows a progress bar."""
     bar = tqdm.tqdm(range(len(loader)), colour=colour, desc=says) if rank == 0 else None
     for batch in loader:
         output = model(input_ids=batch["source_ids"], attention_mask=batch["source_mask"], labels=batch["target_ids"])
@@ -154,7 +154,7 @@ def validation(model, rank, val_loader):
 def save_model(model, rank, out, name):
     save_policy = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
     with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, save_policy):
-        cpu_state = model.state_dict()  # on every rank, because parameters are gathered
+        cpu_state = model.state_dict()  # on every rank, because all ranks have to take part in gathering
     if rank == 0:
         print(f"--> saving as model name {name}")
         out.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def fsdp_main(args):
         setup_model(tokenizer.get_vocab_size(), args),
         auto_wrap_policy=t5_auto_wrap_policy,
         mixed_precision=bfSixteen if bf16_ready else None,
-        sharding_strategy=ShardingStrategy.FULL_SHARD,  # SHARD_GRAD_OP: ZeRO-2
+        sharding_strategy=ShardingStrategy.FULL_SHARD,  # SHARD_GRAD_OP keeps parameters whole until backward (ZeRO-2)
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
         device_id=torch.device("cpu"),
     )

@@ -94,7 +94,7 @@ def save(model, optimizer, folder, dcp_api):
         folder.mkdir(parents=True, exist_ok=True)
         for state, name in zip(states, ("model.pt", "optimizer.pt"), strict=True):
             torch.save(state, folder / "new")
-            (folder / "new").replace(folder / name)  # the old file may still be mapped by load
+            (folder / "new").replace(folder / name)  # not overwritten, because load() may still map the old file
 
 
 def load(model, optimizer, folder, dcp_api):

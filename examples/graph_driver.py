@@ -44,7 +44,8 @@ def model():
 
 def batch(rank, step):
     start = torch.randint(0, VOCAB, (BATCH, 1), generator=torch.Generator().manual_seed(1000 * step + rank))
-    tokens = (start + 3 * torch.arange(SEQ + 1)) % VOCAB  # a learnable pattern: count on in threes
+    # a pattern that the model can learn: each number is three more than the one before
+    tokens = (start + 3 * torch.arange(SEQ + 1)) % VOCAB
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
@@ -56,15 +57,15 @@ def write_step():
     step = graph.Step(UNITS)
     x, ahead = None, step.unshard(UNITS[0])
     for u, following in zip(UNITS, [*UNITS[1:], None], strict=True):
-        w, ahead = ahead, step.unshard(following, after=x) if following else None  # prefetched while u computes
+        w, ahead = ahead, step.unshard(following, after=x) if following else None  # the unit after u is prefetched while u computes
         x = step.forward(u, x, after=w)
         if following:
-            step.reshard(u, after=x)  # the last unit stays whole, as its backward is next
+            step.reshard(u, after=x)  # the last unit stays unsharded, because its backward comes next
     g, reduced = step.loss(x), []
     for u, following in zip(UNITS[::-1], [*UNITS[-2::-1], None], strict=True):
         w, ahead = ahead, step.unshard(following, after=g) if following else None
         g = step.backward(u, g, after=w)
-        reduced.append(step.reduce_scatter(u, g))  # while the unit before it computes
+        reduced.append(step.reduce_scatter(u, g))  # u's reduction runs while the unit before u computes its backward
         step.reshard(u, after=g)
     committed = step.commit(after=reduced)
     for u in UNITS:

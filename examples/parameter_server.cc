@@ -80,14 +80,14 @@ shoal::Result<void> run(shoal::Context& context) {
   // The actor lives as long as this handle or its copies: a name does not keep it.
   SHOAL_TRY(const auto kept, context.spawn<ParameterServer>(lasting, checkpoint, std::size_t{3}));
 
-  SHOAL_TRY(const auto server, context.get_actor<ParameterServer>("weights"));  // possible in any process of this job
+  SHOAL_TRY(const auto server, context.get_actor<ParameterServer>("weights"));  // any process of this job may do this
   for (int step = 0; step < 60; ++step) {
     // The weights are a future: the functions begin when it is ready, and this loop waits only for gradients.
     const auto weights = server.call(&ParameterServer::weights);
     std::vector<shoal::Future<Gradient>> under_way;
     for (int shard = 0; shard < 4; ++shard) under_way.push_back(context.remote<&gradient_of>()(shard, 100, weights));
     std::vector<Gradient> gradients;
-    while (!under_way.empty()) {  // in the order of arrival
+    while (!under_way.empty()) {  // in the order in which gradients arrive
       SHOAL_TRY(const auto some, shoal::wait(under_way, 1));
       SHOAL_TRY(auto gradient, under_way[some.ready[0]].get());
       gradients.push_back(std::move(gradient));

@@ -40,7 +40,7 @@ shoal::Generator<Find> records(std::uint64_t first, std::uint64_t stride) {
 std::tuple<Find, int> judged(const std::vector<shoal::Future<Find>>& finds) {
   Find longest;
   int all = 0;
-  for (const auto& future : finds) {  // references, until get()
+  for (const auto& future : finds) {  // futures of the finds; get() fetches the value
     const auto find = future.get();
     if (!find) continue;
     all += find->steps;
@@ -57,7 +57,7 @@ shoal::Result<void> run(shoal::Context& context) {
 
   std::vector<shoal::Future<Find>> finds;
   for (auto& search : searches) {
-    for (const auto& find : search) {  // in order of arrival
+    for (const auto& find : search) {  // in the order in which the finds arrive
       finds.push_back(find);
       if (finds.size() % 5 == 0) break;
     }

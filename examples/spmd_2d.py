@@ -19,7 +19,7 @@ WIDTH, HIDDEN, BLOCKS, STEPS = 16, 64, 2, 10
 
 
 class Mlp(nn.Module):
-    """``mark(tensor, spec)`` is called for activations."""
+    """Blocks of two linear layers each. ``mark(tensor, spec)`` is called for their activations."""
 
     def __init__(self, mark):
         super().__init__()

@@ -19,7 +19,7 @@ num_devices = xr.global_runtime_device_count()
 
 
 def held(t):
-    """The ranges of each device of this process."""
+    """The ranges of indices that each device of this process holds."""
     return [s.indices if s.indices is ... else [(i.start, i.stop) for i in s.indices] for s in xs.XLAShardedTensor(t).local_shards]
 
 

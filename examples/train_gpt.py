@@ -21,7 +21,8 @@ import sysconfig
 import time
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads are slow on shared cores
+# set before torch is imported: threads that wait actively are slow on cores that others use
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.distributed as dist
@@ -60,7 +61,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(c["width"], c["heads"]) for _ in range(c["layers"]))
         self.norm, self.head = nn.LayerNorm(c["width"]), nn.Linear(c["width"], 256, bias=False)
         g = torch.Generator().manual_seed(c["seed"])
-        for name, p in self.named_parameters():  # the same start on every rank
+        for name, p in self.named_parameters():  # so that every rank has the same initial values
             if p.dim() == 2:
                 last = name.endswith(("proj.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * c["layers"]) if last else 0.02, generator=g)
@@ -101,8 +102,8 @@ class Windows(Dataset):
 
 
 class RankSampler(Sampler):
-    """The windows of this rank at each step. Sample n of the run is the same at every world size. The seed shuffles epochs, a global batch
-    takes the next samples, and each rank takes its part. A position is therefore one number."""
+    """Gives this rank's windows at each step. The seed shuffles each epoch, a global batch takes the next samples of it, and each rank
+    takes its part. So sample n of the run is the same at every world size, and a position in the run is one number."""
 
     def __init__(self, num_windows: int, c: dict, rank: int, world: int, start: int):
         self.num_windows, self.seed, self.batch = num_windows, c["seed"], c["batch"]
@@ -168,7 +169,7 @@ def train(c: dict) -> dict:
 
     clock, tokens = time.perf_counter(), c["batch"] * c["context"]
     for step, windows in enumerate(loader, first + 1):
-        for group in optimizer.param_groups:  # warm-up, then the inverse square root, independent of the run's end
+        for group in optimizer.param_groups:  # warm-up, then the inverse square root of the step, whatever the run's last step is
             group["lr"] = c["lr"] * min(step / c["warmup"], math.sqrt(c["warmup"] / step))
         loss = loss_of(windows, c["batch"])
         (loss * world).backward()  # fully_shard takes the mean over the ranks
@@ -196,7 +197,7 @@ def train(c: dict) -> dict:
 
 @torch.no_grad()
 def sample(model: GPT, c: dict) -> str:
-    """Samples text. Every rank draws the same bytes, because a sharded forward needs all ranks."""
+    """Lets the model write a text. Every rank draws the same bytes, because a sharded forward needs all ranks."""
     g = torch.Generator().manual_seed(c["seed"])
     text = list(b"def ")
     for _ in range(c["sample_bytes"]):
@@ -269,7 +270,7 @@ def draw(path: Path, ours: dict, reference: dict | None, world: int) -> None:
 def largest_difference(ours: dict, reference: dict) -> float:
     """The largest relative difference, over all training and held-out losses."""
     pairs = [*zip(ours["loss"], reference["loss"], strict=True)]
-    theirs = dict(reference["validation"])  # a resumed run has one more, where it was interrupted
+    theirs = dict(reference["validation"])  # validation losses; a resumed run has one more, from the step at which it was interrupted
     pairs += [(loss, theirs[step]) for step, loss in ours["validation"] if step in theirs]
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
