@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 
 namespace shoal::actors::api {
 

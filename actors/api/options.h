@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/specs.h"
+#include "actors/protocol/cluster/specs.h"
 #include "runtime/core/id.h"
 
 namespace shoal {

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/method.h"
 
 namespace shoal::actors {
 

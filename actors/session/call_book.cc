@@ -1,6 +1,6 @@
 #include "actors/session/call_book.h"
 
-#include "actors/cluster/rows.h"
+#include "actors/protocol/cluster/rows.h"
 
 #include <algorithm>
 #include <array>

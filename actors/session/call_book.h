@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "actors/protocol/wire/inspection.h"
 #include "actors/value/call.h"
-#include "actors/wire/inspection.h"
 #include "runtime/loop/clock.h"
 
 namespace shoal::actors {

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "actors/cluster/object_key.h"
+#include "actors/protocol/cluster/object_key.h"
 #include "actors/session/references.h"
 #include "actors/value/call.h"
 #include "runtime/loop/clock.h"

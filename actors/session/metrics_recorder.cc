@@ -4,7 +4,7 @@
 #include <cmath>
 #include <set>
 
-#include "actors/cluster/metric_name.h"
+#include "actors/protocol/cluster/metric_name.h"
 
 namespace shoal::actors {
 

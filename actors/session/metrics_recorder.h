@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/metrics.h"
+#include "actors/protocol/cluster/metrics.h"
 #include "runtime/core/result.h"
 
 namespace shoal::actors {

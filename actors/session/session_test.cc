@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "runtime/net/socket/socket_network.h"
 #include "runtime/wire/codec.h"
 

@@ -4,9 +4,9 @@
 #include <optional>
 #include <span>
 
-#include "actors/wire/control.capnp.h"
-#include "actors/wire/object_key.h"
-#include "actors/wire/portions.capnp.h"
+#include "actors/protocol/wire/control.capnp.h"
+#include "actors/protocol/wire/object_key.h"
+#include "actors/protocol/wire/portions.capnp.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::actors {

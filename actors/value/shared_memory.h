@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "actors/cluster/object_key.h"
+#include "actors/protocol/cluster/object_key.h"
 #include "runtime/core/fd.h"
 #include "runtime/core/result.h"
 #include "runtime/shm/memory.h"

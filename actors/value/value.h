@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "actors/cluster/object_key.h"
+#include "actors/protocol/cluster/object_key.h"
 #include "actors/value/shared_memory.h"
 #include "actors/value/value_memory.h"
 #include "runtime/core/bytes.h"

@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "actors/protocol/wire/control.capnp.h"
 #include "actors/value/call.h"
-#include "actors/wire/control.capnp.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::actors {

@@ -4,7 +4,7 @@
 
 #include <csignal>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "python/native/bindings.h"
 #include "runtime/core/version.h"
 #include "runtime/process/standard_streams.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/resources.h"
+#include "actors/protocol/cluster/resources.h"
 #include "runtime/core/result.h"
 
 namespace shoal::scheduler::cli {

@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-#include "actors/wire/methods.h"
+#include "actors/protocol/wire/methods.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "scheduler/head/fence.h"

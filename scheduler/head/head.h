@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/method_table.h"
+#include "actors/protocol/wire/method_table.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "scheduler/head/clients.h"

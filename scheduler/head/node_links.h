@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/method.h"
 #include "runtime/core/id.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"

@@ -8,7 +8,7 @@
 #include <map>
 #include <string>
 
-#include "actors/wire/packages.h"
+#include "actors/protocol/wire/packages.h"
 #include "runtime/loop/clock.h"
 #include "runtime/net/sha256.h"
 

@@ -1,7 +1,7 @@
 #include "scheduler/head/watchers.h"
 
-#include "actors/wire/head_messages.h"
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 
 #include <utility>
 

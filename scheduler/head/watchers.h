@@ -9,8 +9,8 @@
 #include <set>
 #include <string>
 
-#include "actors/cluster/rows.h"
-#include "actors/wire/method.h"
+#include "actors/protocol/cluster/rows.h"
+#include "actors/protocol/wire/method.h"
 #include "runtime/core/bytes.h"
 
 namespace shoal::scheduler {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include "actors/cluster/resources.h"
+#include "actors/protocol/cluster/resources.h"
 
 namespace shoal::scheduler {
 

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "actors/cluster/resources.h"
+#include "actors/protocol/cluster/resources.h"
 
 namespace shoal::scheduler {
 namespace {

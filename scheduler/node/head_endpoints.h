@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 #include "runtime/net/endpoint.h"
 
 namespace shoal::scheduler {

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/method.h"
 
 namespace shoal::scheduler {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "scheduler/node/head_endpoints.h"

@@ -1,6 +1,6 @@
 #include "scheduler/node/inspection.h"
 
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/method.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/inspection.h"
+#include "actors/protocol/wire/inspection.h"
 #include "runtime/net/peer.h"
 #include "storage/memory_table.h"
 #include "storage/reference_table.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "runtime/process/process.h"
 
 namespace shoal::scheduler {

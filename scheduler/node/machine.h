@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/metrics.h"
+#include "actors/protocol/cluster/metrics.h"
 
 namespace shoal::scheduler {
 

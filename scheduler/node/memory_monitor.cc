@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/cluster/rows.h"
+#include "actors/protocol/cluster/rows.h"
 
 namespace shoal::scheduler {
 

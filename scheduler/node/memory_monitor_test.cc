@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "actors/cluster/rows.h"
+#include "actors/protocol/cluster/rows.h"
 #include "runtime/sim/sim_clock.h"
 
 namespace shoal::scheduler {

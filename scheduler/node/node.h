@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/method_table.h"
+#include "actors/protocol/wire/method_table.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "scheduler/node/head_link.h"

@@ -1,6 +1,6 @@
 #include "scheduler/node/node_clients.h"
 
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/method.h"
 
 namespace shoal::scheduler {
 

@@ -8,7 +8,7 @@
 #include <map>
 #include <memory>
 
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "runtime/net/peer.h"
 
 namespace shoal::scheduler {

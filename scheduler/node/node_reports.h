@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "actors/wire/inspection.h"
+#include "actors/protocol/wire/inspection.h"
 #include "scheduler/node/inspection.h"
 #include "scheduler/node/metrics_book.h"
 #include "scheduler/node/objects/objects.h"

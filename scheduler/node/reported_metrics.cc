@@ -6,7 +6,7 @@
 #include <map>
 #include <string_view>
 
-#include "actors/cluster/metric_name.h"
+#include "actors/protocol/cluster/metric_name.h"
 
 namespace shoal::scheduler {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "actors/cluster/metrics.h"
+#include "actors/protocol/cluster/metrics.h"
 
 namespace shoal::scheduler {
 

@@ -1,6 +1,6 @@
 #include "scheduler/node/worker_logs.h"
 
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/method.h"
 #include "scheduler/node/task_marks.h"
 
 namespace shoal::scheduler {

@@ -8,8 +8,8 @@
 #include <map>
 #include <string_view>
 
-#include "actors/wire/head_messages.h"
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "runtime/net/peer.h"
 #include "scheduler/node/log_book.h"
 #include "scheduler/node/workers.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/head_messages.h"
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "scheduler/node/devices.h"

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "runtime/log/log.h"
 #include "runtime/loop/loop.h"
 #include "runtime/process/process.h"

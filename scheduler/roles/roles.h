@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 
-#include "actors/cluster/resources.h"
+#include "actors/protocol/cluster/resources.h"
 #include "scheduler/etcd/access.h"
 #include "scheduler/web/entrypoint.h"
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <variant>
 
-#include "actors/cluster/rows.h"
-#include "actors/wire/head_messages.h"
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/cluster/rows.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 
 namespace shoal::scheduler {
 

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "scheduler/state/endings.h"
 #include "scheduler/state/events.h"
 #include "scheduler/state/explain.h"

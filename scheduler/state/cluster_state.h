@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/cluster/metrics.h"
+#include "actors/protocol/cluster/metrics.h"
 #include "scheduler/state/events.h"
 #include "scheduler/state/parts.h"
 #include "scheduler/store/store.h"

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "runtime/core/check.h"
 #include "scheduler/state/cluster_state.h"
 #include "scheduler/state/explain.h"

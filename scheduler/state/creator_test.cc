@@ -1,7 +1,7 @@
 // Actors end with the process that made them.
 #include <algorithm>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "scheduler/state/cluster_state_fixture.h"
 
 namespace shoal::scheduler {

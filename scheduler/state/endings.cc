@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "scheduler/state/placing.h"
 #include "scheduler/state/queue.h"
 

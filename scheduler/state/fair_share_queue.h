@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/cluster/resources.h"
+#include "actors/protocol/cluster/resources.h"
 #include "runtime/core/id.h"
 
 namespace shoal::scheduler {

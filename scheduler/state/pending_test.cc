@@ -1,7 +1,7 @@
 // Turns among waiting jobs, and room that is kept for large requests.
 #include <csignal>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "scheduler/state/cluster_state_fixture.h"
 
 namespace shoal::scheduler {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/specs.h"
+#include "actors/protocol/cluster/specs.h"
 
 namespace shoal::scheduler {
 

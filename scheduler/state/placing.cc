@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 
 namespace shoal::scheduler {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "scheduler/state/placing.h"
 
 namespace shoal::scheduler {

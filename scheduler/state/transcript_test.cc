@@ -2,7 +2,7 @@
 //
 // After an intended change of behaviour, take the new text from the test's outputs
 // (bazel-testlogs/scheduler/state/transcript_test/test.outputs).
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "scheduler/state/transcript_fixture.h"
 
 namespace shoal::scheduler {

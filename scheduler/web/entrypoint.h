@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "actors/cluster/specs.h"
+#include "actors/protocol/cluster/specs.h"
 
 namespace shoal::scheduler::web {
 

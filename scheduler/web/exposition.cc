@@ -7,7 +7,7 @@
 #include <iterator>
 #include <limits>
 
-#include "actors/cluster/metric_name.h"
+#include "actors/protocol/cluster/metric_name.h"
 
 namespace shoal::scheduler::web {
 

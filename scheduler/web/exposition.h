@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/metrics.h"
+#include "actors/protocol/cluster/metrics.h"
 #include "runtime/core/id.h"
 
 namespace shoal::scheduler::web {

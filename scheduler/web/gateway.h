@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/head_messages.h"
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/method.h"
 #include "runtime/net/peer.h"
 #include "scheduler/node/log_book.h"
 

@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "runtime/core/version.h"
 #include "scheduler/web/rows.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/inspection.h"
+#include "actors/protocol/wire/inspection.h"
 #include "scheduler/web/exposition.h"
 #include "scheduler/web/gateway.h"
 

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 
 namespace shoal::scheduler {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "actors/wire/head_messages.h"
-#include "actors/wire/method.h"
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/method.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "tests/simulation/sim_worker.h"
 
 namespace shoal::simulation {

@@ -1,8 +1,8 @@
 #include "tests/simulation/sim_worker.h"
 
-#include "actors/wire/head_messages.h"
-#include "actors/wire/method.h"
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/method.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "runtime/core/check.h"
 
 namespace shoal::simulation {

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "actors/cluster/object_key.h"
+#include "actors/protocol/cluster/object_key.h"
 
 namespace shoal::actors::api {
 

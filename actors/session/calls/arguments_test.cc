@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/method.h"
 
 namespace shoal::actors {
 namespace {

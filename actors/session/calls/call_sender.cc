@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/method.h"
 
 namespace shoal::actors {
 

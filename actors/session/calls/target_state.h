@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "actors/cluster/rows.h"
+#include "actors/protocol/cluster/rows.h"
 
 namespace shoal::actors {
 

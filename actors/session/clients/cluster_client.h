@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
+#include "actors/protocol/wire/packages.h"
 #include "actors/session/link/head_client.h"
 #include "actors/session/link/identity.h"
-#include "actors/wire/packages.h"
 
 namespace shoal::actors {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "actors/cluster/rows.h"
+#include "actors/protocol/cluster/rows.h"
 #include "actors/value/call.h"
 
 namespace shoal::actors {

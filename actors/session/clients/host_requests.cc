@@ -1,6 +1,6 @@
 #include "actors/session/clients/host_requests.h"
 
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/method.h"
 
 namespace shoal::actors {
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <map>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 #include "runtime/loop/clock.h"
 #include "runtime/loop/future.h"
 #include "runtime/net/peer.h"

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "actors/wire/cancelling.h"
+#include "actors/protocol/wire/cancelling.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::actors {

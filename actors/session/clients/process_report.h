@@ -1,17 +1,17 @@
-// This process's answers to inspection (actors/wire/inspection.h), made on request, and the last metrics, which it sends to its node before
-// it ends.
+// This process's answers to inspection (actors/protocol/wire/inspection.h), made on request, and the last metrics, which it sends to its
+// node before it ends.
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <vector>
 
+#include "actors/protocol/wire/inspection.h"
 #include "actors/session/call_book.h"
 #include "actors/session/clients/call_client.h"
 #include "actors/session/clients/object_client.h"
 #include "actors/session/link/identity.h"
 #include "actors/session/link/node_client.h"
-#include "actors/wire/inspection.h"
 #include "runtime/loop/random.h"
 
 namespace shoal::actors {

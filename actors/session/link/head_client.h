@@ -9,9 +9,9 @@
 #include <functional>
 #include <string>
 
+#include "actors/protocol/wire/head_messages.h"
 #include "actors/session/link/link.h"
 #include "actors/session/link/node_client.h"
-#include "actors/wire/head_messages.h"
 
 namespace shoal::actors {
 

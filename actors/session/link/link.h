@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "actors/protocol/wire/method.h"
 #include "actors/session/link/session_loop.h"
-#include "actors/wire/method.h"
 #include "runtime/net/endpoint.h"
 #include "runtime/net/peer.h"
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "actors/protocol/wire/node_messages.h"
 #include "actors/session/link/identity.h"
 #include "actors/session/link/link.h"
-#include "actors/wire/node_messages.h"
 #include "runtime/core/fd.h"
 
 namespace shoal::actors {

@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "actors/wire/head_messages.h"
-#include "actors/wire/method.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/method.h"
 
 namespace shoal::actors {
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "actors/cluster/rows.h"
+#include "actors/protocol/cluster/rows.h"
 #include "runtime/net/peer.h"
 
 namespace shoal::actors {

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "actors/protocol/wire/inspection.h"
 #include "actors/session/tasks/pool_task.h"
-#include "actors/wire/inspection.h"
 
 namespace shoal::actors {
 

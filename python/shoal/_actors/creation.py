@@ -19,7 +19,7 @@ from shoal.exceptions import InvalidArgument
 
 __all__ = ["create_gang", "end_if_unmade", "from_creation_spec", "pack_creation_spec", "settings_of"]
 
-_MAX_BIRTH_BYTES = 1 << 19  # same as in actors/cluster/specs.h
+_MAX_BIRTH_BYTES = 1 << 19  # same as in actors/protocol/cluster/specs.h
 
 
 def create_gang(

@@ -32,7 +32,7 @@ __all__ = ["ENVIRONMENT", "MAX_BYTES", "digest_of", "files_in", "in_place", "kee
 
 ENVIRONMENT = "SHOAL_PACKAGES"  # {"store": the sender's folder of copies, "of": {path: package}}
 MAX_BYTES = 500 << 20  # for one folder, as in Ray
-_PART = 512 << 10  # same as in actors/wire/packages.h
+_PART = 512 << 10  # same as in actors/protocol/wire/packages.h
 _ATTEMPTS = 5
 _SURE_S = 60  # seconds in which the head is not asked again whether it has a package
 _CACHE = "SHOAL_RUNTIME_ENV_CACHE_BYTES"  # limit for a host's fetched packages; unused ones beyond it are deleted

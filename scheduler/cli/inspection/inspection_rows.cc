@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "scheduler/web/nesting.h"
 
 namespace shoal::scheduler::cli {

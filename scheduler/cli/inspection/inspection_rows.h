@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "actors/cluster/rows.h"
-#include "actors/wire/inspection.h"
+#include "actors/protocol/cluster/rows.h"
+#include "actors/protocol/wire/inspection.h"
 
 namespace shoal::scheduler::cli {
 

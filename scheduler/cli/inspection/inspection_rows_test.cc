@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 
 namespace shoal::scheduler::cli {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/cluster/function_worker.h"
+#include "actors/protocol/cluster/function_worker.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/web/rows.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <ctime>
 
-#include "actors/wire/joining.h"
+#include "actors/protocol/wire/joining.h"
 #include "scheduler/cli/session.h"
 
 namespace shoal::scheduler::cli {

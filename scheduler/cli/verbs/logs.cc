@@ -11,9 +11,9 @@
 
 #include <fmt/format.h>
 
-#include "actors/cluster/function_worker.h"
-#include "actors/wire/log_files.h"
-#include "actors/wire/task_log.h"
+#include "actors/protocol/cluster/function_worker.h"
+#include "actors/protocol/wire/log_files.h"
+#include "actors/protocol/wire/task_log.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"

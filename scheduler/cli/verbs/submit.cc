@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "scheduler/cli/amounts.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"

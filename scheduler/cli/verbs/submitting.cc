@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "actors/wire/packages.h"
+#include "actors/protocol/wire/packages.h"
 #include "runtime/core/fd.h"
 #include "runtime/process/captured.h"
 

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "actors/cluster/object_key.h"
+#include "actors/protocol/cluster/object_key.h"
 #include "storage/reference_table.h"
 
 namespace shoal::scheduler {

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "scheduler/node/objects/object_names.h"
 #include "scheduler/node/objects/uncounted_bytes.h"
 #include "scheduler/node/peers/peer_nodes.h"

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "runtime/shm/usage_board.h"

@@ -14,7 +14,7 @@
 
 #include <gtest/gtest.h>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 #include "runtime/shm/memory.h"
 #include "runtime/shm/spill_file.h"
 #include "runtime/sim/sim_world.h"

@@ -4,7 +4,7 @@
 
 #include <deque>
 
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 
 namespace shoal::scheduler {
 

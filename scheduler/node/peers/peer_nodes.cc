@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 #include "scheduler/node/peers/changes.h"
 
 namespace shoal::scheduler {

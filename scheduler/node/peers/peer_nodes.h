@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
-#include "actors/wire/method.h"
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/method.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "storage/outbox.h"

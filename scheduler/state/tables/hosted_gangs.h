@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 #include "runtime/loop/random.h"
 
 namespace shoal::scheduler {

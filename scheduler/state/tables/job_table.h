@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 #include "scheduler/state/tables/rows.h"
 #include "scheduler/state/tables/table.h"
 

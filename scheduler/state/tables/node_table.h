@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 #include "scheduler/state/tables/resource_index.h"
 
 namespace shoal::scheduler {

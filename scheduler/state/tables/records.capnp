@@ -4,7 +4,7 @@
 # Evolution: as in control.capnp.
 
 using Cxx = import "/capnp/c++.capnp";
-using Wire = import "/actors/wire/control.capnp";
+using Wire = import "/actors/protocol/wire/control.capnp";
 $Cxx.namespace("shoal::scheduler::records");
 
 struct Amounts {

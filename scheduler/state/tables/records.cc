@@ -1,5 +1,5 @@
-#include "actors/wire/head_messages.h"
-#include "actors/wire/pieces.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/pieces.h"
 #include "scheduler/state/tables/records.capnp.h"
 #include "scheduler/state/tables/rows.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "actors/cluster/rows.h"
-#include "actors/cluster/specs.h"
+#include "actors/protocol/cluster/rows.h"
+#include "actors/protocol/cluster/specs.h"
 #include "runtime/core/bytes.h"
 #include "runtime/loop/clock.h"
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "actors/wire/head_messages.h"
-#include "actors/wire/node_messages.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/node_messages.h"
 #include "scheduler/state/tables/rows.h"
 #include "scheduler/state/tables/table.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/wire/head_messages.h"
+#include "actors/protocol/wire/head_messages.h"
 #include "runtime/core/check.h"
 #include "runtime/loop/random.h"
 #include "scheduler/state/cluster_state.h"

@@ -1,0 +1,117 @@
+// Messages for inspection: objects and their holders, tasks that wait, run or ended, runtime environments, metrics. Answers are made on
+// request and not stored; each has the number of rows that it omits.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actors/protocol/cluster/metrics.h"
+#include "actors/protocol/wire/from_bytes.h"
+#include "runtime/core/fd.h"
+#include "runtime/core/id.h"
+
+namespace shoal::actors {
+
+struct Inspect {
+  enum class What : std::uint16_t { kObjects = 0, kTasks = 1, kEnvironments = 2, kMetrics = 3 };
+  static constexpr std::size_t kMaxRows = 10'000;  // limit for one process or node; further rows are only counted
+  What what = What::kObjects;
+};
+
+enum class TaskState : std::uint16_t {
+  kPendingArguments = 0,  // references among its arguments are not ready
+  kPendingPlace = 1,      // no process is there for the call yet
+  kSubmitted = 2,         // sent to its process, which may not have begun it
+  kPendingTurn = 3,       // waits behind other calls of its actor
+  kRunning = 4,
+  kFinished = 5,
+  kFailed = 6,
+};
+// The names that Ray gives to these states.
+const char* to_string(TaskState state);
+
+// A call of a method or of a remote function. The same call has the same caller and number in the answer of every process.
+struct TaskReport {
+  std::uint64_t number = 0;
+  WorkerId caller;
+  ActorId actor;
+  std::string method, function;
+  TaskState state = TaskState::kPendingArguments;
+  // 0: the call has not begun or ended yet, or the time is unknown.
+  std::int64_t start_unix_us = 0, end_unix_us = 0;
+  std::string error;
+};
+
+enum class ObjectState : std::uint16_t { kAbsent = 0, kThere = 1, kFailed = 2 };
+
+// A number for a shared memory, which is the same in every process of the host; 0: unknown.
+std::uint64_t which_memory(const Fd& memory);
+
+struct ObjectReport {
+  struct Holder {
+    WorkerId worker;
+    std::int64_t count = 0;
+  };
+  JobId job;
+  ObjectId id;
+  std::uint64_t bytes = 0;
+  ObjectState state = ObjectState::kThere;
+  bool spilled = false;
+  std::uint32_t contained = 0;  // number of objects that contain a reference to it
+  std::uint64_t memory = 0;     // its which_memory(), by which rows of one memory are joined; 0: unknown
+  // A holder with a count of 0 has the bytes, but no reference.
+  std::vector<Holder> holders;
+};
+
+struct ProcessReport {
+  WorkerId worker;
+  JobId job;
+  pid_t pid = 0;
+  std::string role;
+  std::vector<TaskReport> tasks;
+  std::vector<ObjectReport> objects;  // objects whose bytes this process has
+  std::uint64_t left_out = 0;
+  std::optional<Error> silent;  // the reason why the process did not answer
+  std::vector<MetricFamily> metrics = {};
+};
+
+struct EnvironmentReport {
+  std::string text;  // the runtime environment, as JSON
+  std::uint32_t processes = 0;
+};
+
+struct NodeReport {
+  NodeId node;
+  pid_t pid = 0;
+  std::vector<ObjectReport> objects;
+  std::vector<EnvironmentReport> environments;
+  std::vector<ProcessReport> processes;
+  std::uint64_t left_out = 0;
+  // The large values of all processes of the node together.
+  std::uint64_t kept_bytes = 0, spilled_bytes = 0, limit_bytes = 0;
+  // The metrics of the node and of its processes.
+  std::vector<MetricFamily> metrics = {};
+};
+
+struct ReportedMetrics {
+  std::vector<MetricFamily> metrics;
+};
+
+Bytes to_bytes(const Inspect& m);
+Bytes to_bytes(const ProcessReport& m);
+Bytes to_bytes(const NodeReport& m);
+Bytes to_bytes(const ReportedMetrics& m);
+template <>
+Result<Inspect> from_bytes(const Bytes& bytes);
+template <>
+Result<ProcessReport> from_bytes(const Bytes& bytes);
+template <>
+Result<NodeReport> from_bytes(const Bytes& bytes);
+template <>
+Result<ReportedMetrics> from_bytes(const Bytes& bytes);
+
+}  // namespace shoal::actors

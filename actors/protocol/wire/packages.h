@@ -1,0 +1,28 @@
+// Folders sent to hosts that lack them: the head keeps each as a zip file, which is named by its contents.
+#pragma once
+
+#include <string>
+
+#include "actors/protocol/wire/from_bytes.h"
+
+namespace shoal::actors {
+
+struct PackagePart {
+  std::string name;
+  std::uint64_t total = 0, offset = 0;
+  std::string data;
+  static constexpr std::size_t kMaxBytes = 512u << 10;                  // limit on `data` of one part
+  static constexpr std::uint64_t kMaxTotal = std::uint64_t{520} << 20;  // limit on a zip file: a folder of 500 MiB, and what zip adds
+};
+struct HasPackage {
+  bool whole = false;
+};
+
+Bytes to_bytes(const PackagePart& m);
+Bytes to_bytes(const HasPackage& m);
+template <>
+Result<PackagePart> from_bytes(const Bytes& bytes);
+template <>
+Result<HasPackage> from_bytes(const Bytes& bytes);
+
+}  // namespace shoal::actors
