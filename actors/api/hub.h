@@ -36,8 +36,8 @@ struct Hub {
 
   // SessionLoop::wait for user code. Returns Cancelled/TaskCancelled in a cancelled remote function.
   Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline);
-  // Publishes a value of this process, ready or not; the name is reused while it is held. `call`: what a cancellation of the object
-  // cancels.
+  // Publishes a value of this process, ready or not. While a caller holds the returned Name, publishing the value again returns the same
+  // one. `call`: the call that a cancellation of the object cancels.
   Name publish(const ValueFuture& future, const ValueFuture& call);
 
  private:

@@ -1,8 +1,8 @@
 """Compares a survey with the record: faults and sizes may not grow, and the record follows when they shrink.
 
 Counts of faults have to equal the record, which one command lowers: a record above the count would let new faults in unseen. A count
-changes only when somebody works on these very faults, so this costs little. Sizes change with every edit. A size may therefore be below
-its record, until it is a tenth below it or within the limit.
+changes only when somebody works on these very faults, so this costs little. Sizes change with every edit. The record of a size therefore
+need not be lowered until the size is a tenth below it, or within the limit.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ enum class Method : std::uint16_t {
   kFindGroup = 21,    // FindActor with a group's name: answered with its row; GroupUpdate notices follow
   kGetCreationSpec = 22,
   kWorkerBlocked = 23,  // a notice when a worker blocks or goes on; a request when it needs its CPUs back before it goes on
-  kWorkerLeaves = 24,   // GetCreationSpec: a worker announces its end. A request, so that the head has it before the worker ends
+  kWorkerLeaves = 24,   // a worker announces its end, with the id in a GetCreationSpec. It waits for the answer before it ends
   kWatchNode = 25,      // NodeRef: answered with the node's row in a ListReply; a NodeGone notice follows when the node is dead
   kDeleteJob = 28,      // JobRef: makes the head forget a job that has ended
   kSetNodeScheduling = 29,

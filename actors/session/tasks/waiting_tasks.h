@@ -84,7 +84,7 @@ class WaitingTasks {
   const std::function<void()> ready_;
   std::deque<PoolTaskPtr> waiting_;
   std::map<std::uint64_t, PoolTaskPtr> blocked_;                    // tasks that wait for references, by number
-  std::deque<std::pair<runtime::TimePoint, PoolTaskPtr>> delayed_;  // the next to be over first
+  std::deque<std::pair<runtime::TimePoint, PoolTaskPtr>> delayed_;  // retries with the ends of their delays, the earliest in front
   runtime::Timer delay_over_;
   std::map<std::uint64_t, std::pair<PoolTaskPtr, ValueFuture>> judging_;  // tasks that raised, with what they raised, by number
   std::vector<std::uint64_t> unjudged_;                                   // judgements that new_judgements() has not returned yet

@@ -249,7 +249,9 @@ def pack_function(function: Any) -> tuple[bytes, list[memoryview], list]:
     return pack(function, _CodePickler)
 
 
-IDENTITY_BYTES, NUMBER_BYTES = 16, 8  # appended to the pickle of a remote function; the number only for a large one
+# Lengths of the suffix of a pickled remote function, by which workers cache it: a random identity, and for a large one its number, since
+# its bytes are not compared.
+IDENTITY_BYTES, NUMBER_BYTES = 16, 8
 
 
 def is_large(head, buffers) -> bool:

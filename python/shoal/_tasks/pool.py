@@ -115,7 +115,7 @@ class _Pool:
         return created is not None and created._ref.ready and not created._ref.failed
 
     def take(self, owner: FunctionPool, idle_s: float) -> _native.Wants:
-        """Serves the pool's requests, except for new workers, and returns them."""
+        """Takes the native pool's requests and serves all but those for new workers, which the caller makes. Returns all of them."""
         with owner.retiring:
             wants = self.native.take_wants(idle_s)
             self.empty = wants.empty
@@ -355,7 +355,7 @@ class FunctionPool:
                 time.sleep(0.001)
 
     def _end(self) -> None:
-        """Returns when the thread no longer uses the session."""
+        """Ends the pool's thread and waits until it has stopped, at most ``_END_S`` seconds. The thread itself does not wait."""
         self._ended = True
         os.eventfd_write(self.readiness.fd, 1)
         if threading.current_thread() is not self._thread:

@@ -14,7 +14,7 @@
 namespace {
 
 Result<Handle<Counts>> makes() { return shoal::context().spawn<Counts>({}, ""); }
-// To be run by a worker that is used up after one function: creates an actor. The worker's pid is written to `file`.
+// To be run by a worker that is used up after one function: creates two actors. The worker's pid is written to `file`.
 Result<Handle<Holder>> makes_one_from(const std::string& file, bool again) {
   std::ofstream(file) << getpid();
   SHOAL_TRY(const auto inner, shoal::context().spawn<Counts>({}, ""));

@@ -367,7 +367,8 @@ class State:
         self.phase = Phase.IDLE
         for u in self.units:
             if self.settings.sync and u.parameters and u.parameters[0].gradient.reducing:
-                # This pass has published the unit before, for another graph. All ranks publish in one order, so this wait cannot deadlock.
+                # An earlier autograd graph of this pass has published the unit: its reduction must end before the next publication.
+                # The wait cannot deadlock, since all ranks publish in one order.
                 u.model.await_reductions()
                 self.root.reductions.settle_all()
             self._publish(u, self.settings.reshard_after_backward)

@@ -30,7 +30,11 @@ def local_of(t: torch.Tensor) -> torch.Tensor:
 
 class Views:
     """One parameter's views. All have the same ``requires_grad``, their hooks are those of ``sharded``, and ``sharded`` stays one object,
-    because optimizers hold it."""
+    because optimizers hold it.
+
+    ``post_forward`` is what modules hold after a forward: with reshard_after_forward=n this rank's rows on the smaller mesh, after an
+    evaluation a Whole, which redirects writes (rows.py).
+    """
 
     def __init__(self, parameter: ShardedParameter, original: nn.Parameter):
         self._parameter = parameter
@@ -42,7 +46,7 @@ class Views:
         self.front: nn.Parameter | None = None  # stands for ``sharded`` in modules if another package has set it
         self.unsharded: nn.Parameter | None = None
         self.whole_version = 0  # torch's version of ``unsharded``, which must not change
-        self.post_forward: nn.Parameter | None = None  # the view after a forward: on the mesh of reshard_after_forward=n, or a Whole
+        self.post_forward: nn.Parameter | None = None
 
     def of_rows(self) -> torch.Tensor:
         """Returns this rank's slices for the user: a Rows, which intercepts writes, if the parameter lies in the arena, else a plain

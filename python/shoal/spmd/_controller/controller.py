@@ -1,7 +1,7 @@
 """One program that drives the processes of other devices: ``xr.use_spmd(workers=N)``.
 
-Items (see _replaying) are collected into batches, which run on every rank's actor while the program goes on. A value that the program reads
-waits for its answer.
+Items (replaying.py) are collected into batches, which every rank's actor runs while the program goes on. When the program reads a value, it
+waits for the ranks' answer.
 """
 
 from __future__ import annotations

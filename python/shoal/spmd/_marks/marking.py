@@ -43,7 +43,7 @@ class XLAShardedTensor(Tensor):
     """A marked tensor with its sharding; operators on it return such tensors. ``global_tensor``: the tensor that was marked."""
 
     def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
-        made = not isinstance(tensor, torch.Tensor)  # True for the result of an operator, which has a box
+        made = not isinstance(tensor, torch.Tensor)  # True if `tensor` is the Box of an operator's result
         box = tensor if made else _tensor(tensor, "XLAShardedTensor")._box
         t = super().__new__(cls, box, requires_grad)
         t._global = None if made else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
