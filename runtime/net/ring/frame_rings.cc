@@ -6,20 +6,6 @@ namespace shoal::runtime {
 
 namespace {
 
-// Copies the record, because the peer may change it during the parse.
-Result<Frame> parse(std::span<const std::byte> record, const FrameLimits& limits) {
-  if (record.size() < FrameHeader::kBytes) return fail(invalid_argument("a ring's record is too short for a frame"));
-  std::byte head[FrameHeader::kBytes];
-  std::memcpy(head, record.data(), sizeof head);
-  SHOAL_TRY(const FrameHeader header, decode_header(head, limits));
-  const std::size_t body = header.body_bytes, payload = header.payload_bytes;
-  if (header.num_fds != 0 || header.kind == FrameKind::kLink || sizeof head + body + payload != record.size()) {
-    return fail(invalid_argument("a ring's record is not a frame"));
-  }
-  const std::byte* const bytes = record.data() + sizeof head;
-  return Frame{header.kind, header.method, header.id, Bytes::copy_of(bytes, body), Bytes::copy_of(bytes + body, payload), {}, false};
-}
-
 void copy(const Frame& frame, std::span<std::byte> record) {
   const auto header = FrameHeader::of(frame).encode();
   std::byte* to = record.data();
@@ -53,18 +39,25 @@ FrameRings::FrameRings(Mapping memory, std::size_t capacity, bool calls)
       reader_(mapping_.data() + (calls ? Ring::bytes(capacity) : 0), capacity) {}
 
 Result<std::optional<Wake>> FrameRings::write(const Frame& frame) {
-  SHOAL_TRY(const auto record, writer_.reserve(record_bytes(frame)));
+  const bool whole = fits(frame);
+  SHOAL_TRY(const auto record, writer_.reserve(whole ? frame.wire_bytes() : 0));
   if (!record) return std::nullopt;
-  if (fits(frame)) copy(frame, *record);
+  if (whole) copy(frame, *record);
   return writer_.commit();
 }
 
-Result<FrameRings::Next> FrameRings::peek(const FrameLimits& limits) {
-  SHOAL_TRY(const auto record, reader_.peek());
-  if (!record) return Next{};
-  if (record->empty()) return Next{Next::What::kElsewhere};
-  SHOAL_TRY(Frame frame, parse(*record, limits));
-  return Next{Next::What::kFrame, std::move(frame)};
+// Copies the record, because the peer may change it during the parse.
+Result<Frame> FrameRings::parse(std::span<const std::byte> record, const FrameLimits& limits) {
+  if (record.size() < FrameHeader::kBytes) return fail(invalid_argument("a ring's record is too short for a frame"));
+  std::byte head[FrameHeader::kBytes];
+  std::memcpy(head, record.data(), sizeof head);
+  SHOAL_TRY(const FrameHeader header, decode_header(head, limits));
+  const std::size_t body = header.body_bytes, payload = header.payload_bytes;
+  if (header.num_fds != 0 || header.kind == FrameKind::kLink || sizeof head + body + payload != record.size()) {
+    return fail(invalid_argument("a ring's record is not a frame"));
+  }
+  const std::byte* const bytes = record.data() + sizeof head;
+  return Frame{header.kind, header.method, header.id, Bytes::copy_of(bytes, body), Bytes::copy_of(bytes + body, payload), {}, false};
 }
 
 }  // namespace shoal::runtime

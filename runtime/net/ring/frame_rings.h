@@ -34,12 +34,10 @@ class FrameRings {
   bool arm_for_room(const Frame& frame) { return writer_.arm(record_bytes(frame)); }
 
   // ---- reading ----
-  struct Next {
-    enum class What { kNothing, kElsewhere, kFrame } what = What::kNothing;
-    Frame frame = {};
-  };
-  // The next record, which stays until pop(). BrokenRing, or InvalidArgument for a record that is no frame within `limits`.
-  Result<Next> peek(const FrameLimits& limits);
+  // The next record, which stays until pop(); nullopt if there is none. BrokenRing.
+  Result<std::optional<std::span<const std::byte>>> peek() { return reader_.peek(); }
+  // The frame of a record that is not empty. InvalidArgument for a record that is no frame within `limits`.
+  static Result<Frame> parse(std::span<const std::byte> record, const FrameLimits& limits);
   Wake pop() { return reader_.pop(); }
   // Returns false if there is a record now. Otherwise the peer's next record wakes this end, once.
   bool arm_for_record() { return reader_.arm(); }

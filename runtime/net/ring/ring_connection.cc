@@ -203,22 +203,23 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
 
   // The handler may destroy the connection during this call.
   Read read_one() {
-    auto next = rings_->peek(limits_);
-    if (!next) {
-      close(next.error());
+    const auto record = rings_->peek();
+    if (!record) {
+      close(record.error());
       return Read::kFrame;
     }
-    switch (next->what) {
-      case FrameRings::Next::What::kNothing:
-        return Read::kNothing;
-      case FrameRings::Next::What::kElsewhere:
-        stalled_ = true;
-        return Read::kFrame;
-      case FrameRings::Next::What::kFrame:
-        break;
+    if (!*record) return Read::kNothing;
+    if ((*record)->empty()) {
+      stalled_ = true;
+      return Read::kFrame;
+    }
+    auto frame = FrameRings::parse(**record, limits_);
+    if (!frame) {
+      close(frame.error());
+      return Read::kFrame;
     }
     if (rings_->pop() == Wake::kBell) ring_bell(Flush::kNow);
-    deliver(std::move(next->frame));
+    deliver(*std::move(frame));
     return Read::kFrame;
   }
 
