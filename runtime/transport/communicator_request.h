@@ -12,6 +12,7 @@
 #include "runtime/loop/clock.h"
 #include "runtime/shm/memory.h"
 #include "runtime/transport/collective_backend.h"
+#include "runtime/transport/message_layer.h"
 
 namespace shoal::runtime {
 
@@ -35,6 +36,15 @@ struct ByteTransport {
   std::function<Result<std::shared_ptr<CollectiveBackend>>()> open;
 };
 
+// A network between the ranks, which moves messages without blocking.
+struct MessageTransport {
+  // Opens it, together with the other ranks. Called only if this transport is chosen.
+  std::function<Result<std::shared_ptr<MessageLayer>>()> open;
+  // How a rank's process ended, once its node has reported that. Any thread. May be empty.
+  std::function<std::optional<std::string>(int rank)> death;
+  std::size_t chunk_bytes = 1 << 20;  // a multiple of 16
+};
+
 struct CommunicatorRequest {
   int rank = 0;
   int world_size = 1;
@@ -42,6 +52,7 @@ struct CommunicatorRequest {
 
   // The ways to connect the ranks, fastest first. make_communicator takes the first one that is set.
   std::optional<SharedMemory> memory;
+  std::optional<MessageTransport> messages;
   std::optional<ByteTransport> bytes;
 
   // Limits of waits in shared memory. A CollectiveBackend has its own limits.

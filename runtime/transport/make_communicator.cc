@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/transport/messages/message_communicator.h"
 #include "runtime/transport/process_group/backend_communicator.h"
 #include "runtime/transport/shm/shm_communicator.h"
 
@@ -12,6 +13,7 @@ Result<std::shared_ptr<Communicator>> make_communicator(CommunicatorRequest requ
   if (request.rank < 0 || request.rank >= request.world_size)
     return fail(invalid_argument(fmt::format("rank {} of a group of {}", request.rank, request.world_size)));
   if (request.memory) return ShmCommunicator::make(std::move(request), std::move(clock));
+  if (request.messages) return MessageCommunicator::make(std::move(request), std::move(clock));
   if (request.bytes) return BackendCommunicator::make(request);
   return fail(invalid_argument(fmt::format("the ranks of group '{}' share no memory and have no other transport", request.name)));
 }

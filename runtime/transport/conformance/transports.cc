@@ -5,6 +5,7 @@
 
 #include "runtime/loop/loop.h"
 #include "runtime/transport/conformance/memory_backend.h"
+#include "runtime/transport/conformance/memory_layer.h"
 #include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/make_communicator.h"
 
@@ -64,6 +65,27 @@ class MemoryGroupUnderTest final : public TestGroup {
   MemoryHub hub_;
 };
 
+// Ranks that exchange messages. Chunks are small, so that data travel in many of them.
+class MessagesUnderTest final : public TestGroup {
+ public:
+  explicit MessagesUnderTest(int world_size) : world_size_(world_size), network_(world_size) {}
+
+  std::shared_ptr<Communicator> join(int rank) override {
+    auto request = request_of(rank, world_size_);
+    auto& messages = request.messages.emplace();
+    messages.open = [this, rank]() -> Result<std::shared_ptr<MessageLayer>> { return network_.join(rank); };
+    messages.chunk_bytes = 1024;
+    return make_communicator(std::move(request), clock_).value();
+  }
+  void kill(int rank, const std::string& cause) override { network_.kill(rank, cause); }
+
+ private:
+  const int world_size_;
+  Loop loop_;
+  const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
+  MemoryNetwork network_;
+};
+
 template <class Group>
 std::unique_ptr<TestGroup> make(int world_size) {
   return std::make_unique<Group>(world_size);
@@ -76,6 +98,7 @@ std::ostream& operator<<(std::ostream& out, const TestedTransport& transport) { 
 std::vector<TestedTransport> tested_transports() {
   return {
       {"shm", make<ShmGroupUnderTest>, TestedTransport::Scope::kWhole},
+      {"messages", make<MessagesUnderTest>, TestedTransport::Scope::kNoWindows},
       {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages},
   };
 }

@@ -24,8 +24,8 @@ class TestGroup {
 struct TestedTransport {
   std::string name;
   std::function<std::unique_ptr<TestGroup>(int world_size)> make;
-  // kMessages: the transport has only collectives and messages, while windows and reform() return Unimplemented.
-  enum class Scope { kMessages, kWhole } scope = Scope::kWhole;
+  // kMessages: windows and reform() return Unimplemented. kNoWindows: only windows do.
+  enum class Scope { kMessages, kNoWindows, kWhole } scope = Scope::kWhole;
 };
 std::ostream& operator<<(std::ostream& out, const TestedTransport& transport);
 

@@ -17,8 +17,6 @@ constexpr int kPatience = 10'000;
 // How long a cycle of waits has to last without change until it proves a deadlock.
 constexpr auto kProof = std::chrono::seconds(1);
 
-bool reduces(Collective kind) { return kind == Collective::kReduceScatter || kind == Collective::kAllReduce; }
-
 void copy_text(char* out, std::size_t size, std::string_view text) {
   const std::string cut(utf8_prefix(valid_utf8(text), size - 1));
   std::memcpy(out, cut.data(), cut.size());
@@ -34,22 +32,6 @@ void load_line(const std::atomic<std::uint64_t>* in, std::span<std::uint64_t> wo
 }
 
 }  // namespace
-
-std::string describe(const Entry& e) {
-  std::string out = fmt::format("{} {}", collective_name(e.kind), e.sequence);
-  if (e.kind != Collective::kBarrier && e.kind != Collective::kNone) {
-    const std::string of = reduces(e.kind) ? std::string(reduce_op_name(e.op)) + " of " : "";
-    const std::string size = e.kind == Collective::kAllToAll ? "" : fmt::format("{} bytes of ", e.bytes);
-    out += fmt::format(" ({}{}{}{})", of, size, dtype_name(e.dtype), e.root >= 0 ? fmt::format(" from rank {}", e.root) : "");
-  }
-  if (!e.label.empty()) out += fmt::format(" '{}'", e.label);
-  return out + fmt::format(", step {}", e.step);
-}
-
-bool agree(const Entry& a, const Entry& b) {
-  return a.kind == b.kind && a.dtype == b.dtype && (!reduces(a.kind) || a.op == b.op) && a.root == b.root && a.bytes == b.bytes &&
-         a.counts == b.counts;
-}
 
 std::vector<int> waiting_circle(std::span<const Standing> before, std::span<const Standing> now, int from) {
   std::vector<int> path;

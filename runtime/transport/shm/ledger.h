@@ -15,27 +15,9 @@
 #include "runtime/core/result.h"
 #include "runtime/loop/clock.h"
 #include "runtime/shm/membership_page.h"
-#include "runtime/transport/communicator.h"
+#include "runtime/transport/entry.h"
 
 namespace shoal::runtime {
-
-// A collective as a rank describes it to the others.
-struct Entry {
-  std::uint64_t sequence = 0;  // number of the collective on its rank, from 1
-  Collective kind = Collective::kNone;
-  DType dtype = DType::kUInt8;
-  ReduceOp op = ReduceOp::kSum;
-  std::int32_t root = -1;
-  // Size of all ranks' data together, the same on all ranks; 0 where sizes may differ.
-  std::uint64_t bytes = 0;
-  std::uint64_t counts = 0;  // hash of the counts of all ranks
-  std::uint64_t step = 0;
-  std::string label;
-};
-// Describes a collective in errors: "all_reduce 12 (sum of 4096 bytes of float32) 'clip', step 3".
-std::string describe(const Entry& entry);
-// Returns true if the entries of two ranks with the same number match. Labels and steps may differ.
-bool agree(const Entry& a, const Entry& b);
 
 // How a rank waits, as its line in the ledger shows it.
 struct Standing {

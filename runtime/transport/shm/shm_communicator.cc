@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/transport/shm/shm_operation.h"
+
 namespace shoal::runtime {
 
 namespace {

@@ -17,47 +17,6 @@ constexpr std::size_t kOnePhaseBytes = 8 << 10;
 
 std::uint64_t pieces_of(std::size_t bytes, std::size_t piece) { return std::max<std::uint64_t>(1, (bytes + piece - 1) / piece); }
 
-std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
-  std::uint64_t out = counts.size();
-  for (const auto c : counts) out = (out ^ c) * 0x100000001b3ULL + 1;
-  return out;
-}
-
-std::vector<std::size_t> begins_of(const std::vector<std::size_t>& counts) {
-  std::vector<std::size_t> out;
-  std::size_t at = 0;
-  for (const auto c : counts) {
-    out.push_back(at);
-    at += c;
-  }
-  return out;
-}
-
-Entry entry_of(const CollectiveSpec& spec, std::uint64_t sequence, const Call& call) {
-  Entry e;
-  e.sequence = sequence;
-  e.kind = spec.kind;
-  e.dtype = spec.dtype;
-  e.op = spec.op;
-  e.root = spec.root;
-  e.step = call.step;
-  e.label = call.label;
-  switch (spec.kind) {
-    case Collective::kAllGather:
-    case Collective::kBroadcast:
-    case Collective::kAllReduce:
-      e.bytes = spec.output.size();
-      break;
-    case Collective::kReduceScatter:
-      e.bytes = spec.input.size();
-      break;
-    default:
-      break;
-  }
-  if (spec.kind != Collective::kAllToAll) e.counts = hash_of(spec.counts);
-  return e;
-}
-
 // The size of the piece of `bytes` bytes that begins at `at`: the rest, but at most `limit`.
 std::size_t piece_at(std::size_t bytes, std::size_t at, std::size_t limit) { return at >= bytes ? 0 : std::min(limit, bytes - at); }
 
@@ -71,13 +30,13 @@ void put_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 
 ShmCollective::ShmCollective(ShmMemory memory, Ledger& ledger, int rank, std::uint64_t sequence, CollectiveSpec spec, Call call,
                              TimePoint began)
-    : ShmOperation(std::move(call), began),
+    : Operation(std::move(call), began),
       memory_(memory),
       ledger_(ledger),
       rank_(rank),
       world_size_(memory.shape().world_size),
       spec_(std::move(spec)),
-      entry_(entry_of(spec_, sequence, this->call())),
+      entry_(entry_of(sequence, spec_, this->call())),
       part_bytes_(memory.shape().chunk_bytes / static_cast<std::size_t>(world_size_) / kAlignment * kAlignment),
       round_bytes_(memory.shape().chunk_bytes / kAlignment * kAlignment),
       begins_(begins_of(spec_.counts)),
@@ -328,7 +287,7 @@ void ShmCollective::read(std::uint64_t k) {
 
 ShmMessage::ShmMessage(ShmMemory memory, int rank, int from, int to, std::span<std::byte> data, DType dtype, std::uint32_t tag, Call call,
                        TimePoint began)
-    : ShmOperation(std::move(call), began),
+    : Operation(std::move(call), began),
       memory_(memory),
       rank_(rank),
       from_(from),

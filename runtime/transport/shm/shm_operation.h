@@ -1,4 +1,4 @@
-// One operation of a ShmCommunicator: a state machine over shared words that advances as far as possible and never blocks.
+// The operations of a ShmCommunicator: state machines over shared words, each of which advances as far as possible and never blocks.
 //
 // A collective is a stream of rounds (shm_memory.h). In each round every rank puts a chunk of its input into shared memory, and reads its
 // share of the other ranks' chunks. Up to two rounds are in progress, so that writing and reading overlap. A message between two ranks is a
@@ -6,44 +6,16 @@
 // page after progress.
 #pragma once
 
-#include <atomic>
 #include <optional>
 #include <vector>
 
-#include "runtime/transport/communicator.h"
+#include "runtime/transport/operation.h"
 #include "runtime/transport/shm/ledger.h"
 #include "runtime/transport/shm/shm_memory.h"
 
 namespace shoal::runtime {
 
-class ShmOperation {
- public:
-  explicit ShmOperation(Call call, TimePoint began) : call_(std::move(call)), began_(began) {}
-  virtual ~ShmOperation() = default;
-
-  // Advances as far as possible. Returns true after progress, InvalidArgument/Diverged if the ranks' calls differ.
-  virtual Result<bool> advance() = 0;
-  virtual bool complete() const = 0;
-  // A rank that the operation waits for; -1 if there is none.
-  virtual int missing() const = 0;
-  virtual std::string what() const = 0;
-
-  const Call& call() const { return call_; }
-  TimePoint began() const { return began_; }
-  bool done() const { return done_.load(std::memory_order_acquire); }
-  void set_done() { done_.store(true, std::memory_order_release); }
-  // True once wait() has reported a failure: the caller may have freed the buffers. Guarded by the mutex of PendingOperations.
-  bool abandoned() const { return abandoned_; }
-  void abandon() { abandoned_ = true; }
-
- private:
-  const Call call_;
-  const TimePoint began_;
-  std::atomic<bool> done_{false};
-  bool abandoned_ = false;
-};
-
-class ShmCollective final : public ShmOperation {
+class ShmCollective final : public Operation {
  public:
   // `sequence` is the number of the collective on this rank, from 1.
   ShmCollective(ShmMemory memory, Ledger& ledger, int rank, std::uint64_t sequence, CollectiveSpec spec, Call call, TimePoint began);
@@ -94,7 +66,7 @@ class ShmCollective final : public ShmOperation {
   bool checked_ = false;
 };
 
-class ShmMessage final : public ShmOperation {
+class ShmMessage final : public Operation {
  public:
   // A message from rank `from` to rank `to`, one of which is this rank. `data`: this rank's buffer.
   ShmMessage(ShmMemory memory, int rank, int from, int to, std::span<std::byte> data, DType dtype, std::uint32_t tag, Call call,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/transport/shm/shm_operation.h"
+
 namespace shoal::runtime {
 
 namespace {

@@ -11,7 +11,7 @@ constexpr auto kDepartureGrace = std::chrono::seconds(1);
 
 }  // namespace
 
-void WaitWatch::look(std::span<const OperationPtr> heads, const ShmOperation& at, bool blocked) {
+void WaitWatch::look(std::span<const OperationPtr> heads, const Operation& at, bool blocked) {
   const int absent = missing(at);
   const auto now = clock_.now();
   if (blocked) {
@@ -33,11 +33,11 @@ void WaitWatch::end() {
   late_ = nullptr;
 }
 
-int WaitWatch::missing(const ShmOperation& operation) const { return group_.met() ? operation.missing() : group_.first_absent(); }
+int WaitWatch::missing(const Operation& operation) const { return group_.met() ? operation.missing() : group_.first_absent(); }
 
 std::string WaitWatch::describe(int rank) const { return rank < 0 ? "nobody in particular" : group_.ledger().describe(rank); }
 
-void WaitWatch::check_left(const ShmOperation& operation, int missing, TimePoint now) {
+void WaitWatch::check_left(const Operation& operation, int missing, TimePoint now) {
   if (missing < 0 || !group_.ledger().has_left(missing)) {
     left_since_.reset();
     return;
@@ -52,7 +52,7 @@ void WaitWatch::check_left(const ShmOperation& operation, int missing, TimePoint
                            .with_hint(fmt::format("look at the output of rank {}; every rank must make the same calls", missing)));
 }
 
-void WaitWatch::warn_if_late(const ShmOperation& operation, int missing, TimePoint now) {
+void WaitWatch::warn_if_late(const Operation& operation, int missing, TimePoint now) {
   if (late_ != &operation) {
     late_ = &operation;
     warn_at_ = operation.began() + request_.warn_after;
@@ -63,7 +63,7 @@ void WaitWatch::warn_if_late(const ShmOperation& operation, int missing, TimePoi
   request_.warn(fmt::format("rank {} waits in {} since {} s: {}", group_.rank(), operation.what(), seconds, describe(missing)));
 }
 
-void WaitWatch::check_limit(const ShmOperation& operation, TimePoint now) {
+void WaitWatch::check_limit(const Operation& operation, TimePoint now) {
   const Duration limit = operation.call().timeout > Duration{} ? operation.call().timeout : request_.timeout;
   if (now - operation.began() <= limit) return;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - operation.began()).count();

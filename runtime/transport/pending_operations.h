@@ -13,11 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/transport/shm/shm_operation.h"
+#include "runtime/transport/operation.h"
 
 namespace shoal::runtime {
-
-using OperationPtr = std::shared_ptr<ShmOperation>;
 
 class PendingOperations {
  public:
@@ -37,7 +35,7 @@ class PendingOperations {
   // Adds to the number of the program's threads that wait.
   void count_wait(const Lock&, int change) { program_waits_ += change; }
   // Lets an operation advance no more, since its caller has freed its buffers or is about to.
-  void abandon(const Lock&, ShmOperation& operation);
+  void abandon(const Lock&, Operation& operation);
   // Runs `drive` without the lock. Until it returns, no other thread drives.
   template <class F>
   Result<void> take_turn(Lock& lock, F&& drive) {
@@ -70,7 +68,7 @@ class PendingOperations {
   void finish(const OperationPtr& operation);
 
  private:
-  void count(const ShmOperation& operation);
+  void count(const Operation& operation);
 
   std::mutex mutex_;
   std::condition_variable changed_;

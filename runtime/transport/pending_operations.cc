@@ -1,4 +1,4 @@
-#include "runtime/transport/shm/pending_operations.h"
+#include "runtime/transport/pending_operations.h"
 
 namespace shoal::runtime {
 
@@ -20,7 +20,7 @@ void PendingOperations::add_receive(const Lock&, int from, OperationPtr operatio
   receives_[static_cast<std::size_t>(from)].push_back(std::move(operation));
 }
 
-void PendingOperations::count(const ShmOperation& operation) {
+void PendingOperations::count(const Operation& operation) {
   const auto self = std::this_thread::get_id();
   if (submitter_ == std::thread::id()) submitter_ = self;
   several_submitters_ |= submitter_ != self;
@@ -28,7 +28,7 @@ void PendingOperations::count(const ShmOperation& operation) {
   queues_changed_.store(true, std::memory_order_release);
 }
 
-void PendingOperations::abandon(const Lock&, ShmOperation& operation) {
+void PendingOperations::abandon(const Lock&, Operation& operation) {
   operation.abandon();
   queues_changed_.store(true, std::memory_order_release);
 }

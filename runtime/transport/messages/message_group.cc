@@ -1,0 +1,215 @@
+#include "runtime/transport/messages/message_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "runtime/wire/codec.h"
+
+namespace shoal::runtime {
+
+namespace {
+
+constexpr auto kCauseGrace = std::chrono::milliseconds(100);  // from a broken connection on, for the cause of a process's end
+constexpr auto kReporting = std::chrono::milliseconds(200);   // for other ranks to get a report
+constexpr auto kLook = std::chrono::milliseconds(20);
+
+}  // namespace
+
+MessageGroup::MessageGroup(std::shared_ptr<MessageLayer> layer, std::vector<int> ranks, int rank, const Clock& clock,
+                           const CommunicatorRequest& request)
+    : layer_(std::move(layer)),
+      ranks_(std::move(ranks)),
+      rank_(rank),
+      clock_(clock),
+      death_(request.messages->death),
+      chunk_bytes_(request.messages->chunk_bytes),
+      peers_(ranks_.size()) {
+  for (int r = 0; r < world_size(); ++r) {
+    if (r != rank_) receive_control(r);
+  }
+}
+
+MessageGroup::~MessageGroup() {
+  if (!superseded_) layer_->reset(layer_ranks(lost_));  // no transfer outlives its memory
+}
+
+void MessageGroup::send(int to, Channel channel, std::span<const std::byte> data, Transfer& transfer) {
+  layer_->send(ranks_[static_cast<std::size_t>(to)], channel, data, transfer);
+}
+
+void MessageGroup::receive(int from, Channel channel, std::span<std::byte> data, Transfer& transfer) {
+  layer_->receive(ranks_[static_cast<std::size_t>(from)], channel, data, transfer);
+}
+
+void MessageGroup::receive_control(int from) {
+  Peer& peer = peers_[static_cast<std::size_t>(from)];
+  receive(from, Channel::kControl, peer.control, peer.receiving);
+}
+
+bool MessageGroup::progress() {
+  bool moved = layer_->progress();
+  for (int r = 0; r < world_size(); ++r) {
+    Peer& peer = peers_[static_cast<std::size_t>(r)];
+    while (r != rank_ && peer.receiving.done()) {
+      const std::vector<std::byte> message(peer.control.begin(), peer.control.begin() + static_cast<std::ptrdiff_t>(peer.receiving.bytes));
+      receive_control(r);
+      handle_control(r, message);
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+void MessageGroup::handle_control(int from, std::span<const std::byte> message) {
+  if (message.empty()) return;
+  const auto body = message.subspan(1);
+  switch (static_cast<Control>(message[0])) {
+    case Control::kFailed:
+      if (!closed_ && !failure()) {
+        reported_ = true;
+        fail(decode_error(Bytes::copy_of(body.data(), body.size())));
+      }
+      return;
+    case Control::kLeft:
+      peers_[static_cast<std::size_t>(from)].left = true;
+      return;
+    case Control::kSurvivors: {
+      std::vector<int> ranks(body.size() / sizeof(int));
+      std::memcpy(ranks.data(), body.data(), ranks.size() * sizeof(int));
+      if (!survivors_) survivors_ = std::move(ranks);
+      return;
+    }
+  }
+}
+
+void MessageGroup::fail(const Error& cause) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = cause;
+}
+
+std::optional<Error> MessageGroup::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+Error MessageGroup::failure_in(const std::string& operation) const {
+  auto cause = failure();
+  if (!cause) return internal("an operation ended without a cause");
+  return Error(*cause).in("in " + operation).in(fmt::format("seen by rank {}", rank_));
+}
+
+Error MessageGroup::cause_of_loss(int rank, const Error& broken) const {
+  const auto death = death_ ? death_(ranks_[static_cast<std::size_t>(rank)]) : std::nullopt;
+  return unavailable(fmt::format("rank {} is gone: {}", rank, death.value_or(broken.message()))).with_reason("ActorDied");
+}
+
+bool MessageGroup::has_failed() {
+  if (failure()) return true;
+  for (int r = 0; r < world_size(); ++r) {
+    Peer& peer = peers_[static_cast<std::size_t>(r)];
+    if (r == rank_ || peer.left) continue;
+    const int at = ranks_[static_cast<std::size_t>(r)];
+    const bool dead = death_ && death_(at);
+    const auto broken = layer_->lost(at);
+    if (!dead && !broken) continue;
+    const auto now = clock_.now();
+    if (!peer.lost_since) peer.lost_since = now;
+    // The node reports how a process ended; the broken connection alone does not show it.
+    if (!dead && death_ && now - *peer.lost_since < kCauseGrace) continue;
+    lost_ = lost();
+    fail(cause_of_loss(r, broken.value_or(unavailable("its process has ended"))));
+    return true;
+  }
+  return false;
+}
+
+std::vector<int> MessageGroup::lost() const {
+  if (closed_) return lost_;
+  std::vector<int> out;
+  for (int r = 0; r < world_size(); ++r) {
+    const int at = ranks_[static_cast<std::size_t>(r)];
+    if (r != rank_ && (peers_[static_cast<std::size_t>(r)].left || (death_ && death_(at)) || layer_->lost(at))) out.push_back(r);
+  }
+  return out;
+}
+
+void MessageGroup::send_to_all(Control kind, std::span<const std::byte> body) {
+  Report& report = reports_.emplace_back();
+  report.message.push_back(static_cast<std::byte>(kind));
+  report.message.insert(report.message.end(), body.begin(),
+                        body.begin() + static_cast<std::ptrdiff_t>(std::min(body.size(), kControlBytes - 1)));
+  report.sends.resize(ranks_.size());
+  const auto pending = [&](int r) {
+    return report.sends[static_cast<std::size_t>(r)].state == Transfer::State::kPending && reachable(r);
+  };
+  for (int r = 0; r < world_size(); ++r) {
+    if (reachable(r)) send(r, Channel::kControl, report.message, report.sends[static_cast<std::size_t>(r)]);
+  }
+  const auto until = clock_.now() + kReporting;
+  for (int r = 0; r < world_size(); ++r) {
+    while (pending(r) && clock_.now() < until) {
+      if (!layer_->progress()) layer_->wait(kLook);
+    }
+  }
+  layer_->flush(until - clock_.now());
+}
+
+bool MessageGroup::reachable(int rank) const {
+  return rank != rank_ && !has_left(rank) && !layer_->lost(ranks_[static_cast<std::size_t>(rank)]) &&
+         std::find(lost_.begin(), lost_.end(), rank) == lost_.end();
+}
+
+void MessageGroup::close() {
+  if (closed_) return;
+  if (lost_.empty()) lost_ = lost();
+  if (const auto cause = failure(); cause && !reported_) {
+    reported_ = true;
+    const Bytes body = encode_error(*cause);
+    send_to_all(Control::kFailed, body.span());
+  }
+  closed_ = true;
+  layer_->reset(layer_ranks(lost_));
+  for (int r = 0; r < world_size(); ++r) {
+    if (reachable(r)) receive_control(r);
+  }
+}
+
+void MessageGroup::leave() {
+  if (!closed_) send_to_all(Control::kLeft, {});
+}
+
+Result<std::vector<int>> MessageGroup::agree_on_survivors(Duration limit) {
+  const auto until = clock_.now() + limit;
+  while (!survivors_) {
+    progress();
+    int leader = 0;
+    while (leader != rank_ && !reachable(leader)) ++leader;
+    if (leader == rank_) {
+      std::vector<int> ranks;
+      for (int r = 0; r < world_size(); ++r) {
+        if (r == rank_ || reachable(r)) ranks.push_back(r);
+      }
+      send_to_all(Control::kSurvivors, std::as_bytes(std::span(ranks)));
+      survivors_ = std::move(ranks);
+    } else if (clock_.now() > until) {
+      return shoal::fail(deadline_exceeded(fmt::format("rank {} waited for rank {} to form the group again", rank_, leader))
+                             .with_reason("Late")
+                             .with_hint("every rank that is left calls reform()"));
+    } else if (!survivors_) {
+      layer_->wait(kLook);
+    }
+  }
+  layer_->begin_epoch();
+  superseded_ = true;
+  return *survivors_;
+}
+
+std::vector<int> MessageGroup::layer_ranks(const std::vector<int>& ranks) const {
+  std::vector<int> out;
+  for (const int r : ranks) out.push_back(ranks_[static_cast<std::size_t>(r)]);
+  return out;
+}
+
+}  // namespace shoal::runtime
