@@ -1,6 +1,9 @@
 #include "runtime/transport/conformance/transports.h"
 
 #include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "runtime/loop/loop.h"
@@ -8,6 +11,7 @@
 #include "runtime/transport/conformance/memory_layer.h"
 #include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/make_communicator.h"
+#include "runtime/transport/ucx/ucx_layer.h"
 
 namespace shoal::runtime {
 
@@ -86,6 +90,50 @@ class MessagesUnderTest final : public TestGroup {
   MemoryNetwork network_;
 };
 
+// Ranks on UCX, over the loopback interface.
+class UcxUnderTest final : public TestGroup {
+ public:
+  explicit UcxUnderTest(int world_size) : world_size_(world_size), addresses_(static_cast<std::size_t>(world_size)) {}
+
+  std::shared_ptr<Communicator> join(int rank) override {
+    auto request = request_of(rank, world_size_);
+    auto& messages = request.messages.emplace();
+    messages.open = [this, rank] {
+      return make_ucx_layer({rank, world_size_, [this, rank](const std::string& own) { return exchange(rank, own); }, "lo"});
+    };
+    messages.death = [this](int dead) -> std::optional<std::string> {
+      const std::lock_guard lock(mutex_);
+      const auto it = deaths_.find(dead);
+      return it == deaths_.end() ? std::nullopt : std::optional(it->second);
+    };
+    messages.chunk_bytes = 1024;
+    return make_communicator(std::move(request), clock_).value();
+  }
+  void kill(int rank, const std::string& cause) override {
+    const std::lock_guard lock(mutex_);
+    deaths_[rank] = cause;
+  }
+
+ private:
+  Result<std::vector<std::string>> exchange(int rank, const std::string& own) {
+    std::unique_lock lock(mutex_);
+    addresses_[static_cast<std::size_t>(rank)] = own;
+    ++num_joined_;
+    joined_.notify_all();
+    joined_.wait(lock, [this] { return num_joined_ >= world_size_; });
+    return addresses_;
+  }
+
+  const int world_size_;
+  Loop loop_;
+  const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
+  std::mutex mutex_;
+  std::condition_variable joined_;
+  std::vector<std::string> addresses_;
+  int num_joined_ = 0;
+  std::map<int, std::string> deaths_;
+};
+
 template <class Group>
 std::unique_ptr<TestGroup> make(int world_size) {
   return std::make_unique<Group>(world_size);
@@ -99,6 +147,7 @@ std::vector<TestedTransport> tested_transports() {
   return {
       {"shm", make<ShmGroupUnderTest>, TestedTransport::Scope::kWhole},
       {"messages", make<MessagesUnderTest>, TestedTransport::Scope::kNoWindows},
+      {"ucx", make<UcxUnderTest>, TestedTransport::Scope::kNoWindows},
       {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages},
   };
 }
