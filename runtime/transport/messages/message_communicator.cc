@@ -12,6 +12,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a sleeping wait calls look()
+constexpr auto kInFlight = std::chrono::milliseconds(20);  // for messages that were sent before a failure
 constexpr auto kTurn = std::chrono::milliseconds(50);  // interval at which a thread that waits for its turn asks for a signal
 constexpr auto kIdle = std::chrono::seconds(1);        // the same for the lane, without background operations
 
@@ -232,9 +233,10 @@ Result<void> MessageCommunicator::drive(const Over& over, const OperationPtr& un
   }
   late_ = nullptr;
   if (!out || !group_.failure()) return out;
-  // Completes operations to which all ranks had contributed before the failure.
+  // Completes operations to which all ranks had contributed before the failure: what they sent may be on the way.
   if (!group_.closed()) {
-    while (!over() && (group_.progress() | advance_all(Start::kRefused))) {
+    for (const auto until_then = clock_->now() + kInFlight; !over() && clock_->now() < until_then;) {
+      if (!(group_.progress() | advance_all(Start::kRefused))) group_.layer()->wait(kInFlight / 4);
     }
     group_.close();
   }

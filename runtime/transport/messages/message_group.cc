@@ -168,6 +168,8 @@ void MessageGroup::close() {
     reported_ = true;
     const Bytes body = encode_error(*cause);
     send_to_all(Control::kFailed, body.span());
+  } else {
+    layer_->flush(kReporting);  // operations of other ranks may need what this one has sent
   }
   closed_ = true;
   layer_->reset(layer_ranks(lost_));
