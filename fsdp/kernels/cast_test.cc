@@ -1,3 +1,4 @@
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -132,16 +133,16 @@ TEST_P(OnEveryTarget, ReducesEveryPairOfDtypesInOrder) {
         std::mt19937 random(3);
         std::normal_distribution<double> normal;
         std::vector<std::vector<std::byte>> sources(3, std::vector<std::byte>(n * dtype_bytes(from)));
-        std::vector<const std::byte*> at;
+        std::vector<Source> at;
         for (auto& s : sources) {
           for (std::size_t i = 0; i < n; ++i) store(from, normal(random), s.data() + i * dtype_bytes(from));
-          at.push_back(s.data());
+          at.push_back({s.data(), from, static_cast<int>(at.size())});
         }
         for (const bool accumulate : {false, true}) {
           std::vector<std::byte> out(n * dtype_bytes(to)), expected(8);
           for (std::size_t i = 0; i < n; ++i) store(to, normal(random), out.data() + i * dtype_bytes(to));
           const auto before = out;
-          reduce(from, at, 1.0 / 3, accumulate, to, out.data(), n);
+          reduce(at, 1.0 / 3, accumulate, to, out.data(), n);
           for (std::size_t i = 0; i < n; ++i) {
             const auto x = [&](std::size_t s) { return load(from, sources[s].data() + i * dtype_bytes(from)); };
             const double was = load(to, before.data() + i * dtype_bytes(to));
@@ -165,23 +166,31 @@ TEST_P(OnEveryTarget, ReducesEveryPairOfDtypesInOrder) {
   }
 }
 
-TEST(Reduce, AddsManySourcesInOrder) {
-  for (const std::size_t count : {1u, 4u, 5u, 8u, 9u, 13u}) {
+// The sum of values [begin, end) along an aligned binary tree of `size` values from `begin` on.
+float tree_sum(const std::vector<float>& values, std::size_t begin, std::size_t size) {
+  if (size == 1) return values[begin];
+  const std::size_t middle = begin + size / 2;
+  const float left = tree_sum(values, begin, size / 2);
+  return middle < values.size() ? left + tree_sum(values, middle, size / 2) : left;
+}
+
+TEST(Reduce, AddsManySourcesInOneOrder) {
+  for (const std::size_t count : {1u, 4u, 5u, 8u, 9u, 13u, 64u}) {
     constexpr std::size_t n = 600;
     std::mt19937 random(11);
     std::normal_distribution<double> normal;
     std::vector<std::vector<std::byte>> sources(count, std::vector<std::byte>(n * 2));
-    std::vector<const std::byte*> at;
+    std::vector<Source> at;
     for (auto& s : sources) {
       for (std::size_t i = 0; i < n; ++i) store(DType::kBFloat16, normal(random), s.data() + 2 * i);
-      at.push_back(s.data());
+      at.push_back({s.data(), DType::kBFloat16, static_cast<int>(at.size())});
     }
     std::vector<float> out(n);
-    reduce(DType::kBFloat16, at, 1, false, DType::kFloat32, reinterpret_cast<std::byte*>(out.data()), n);
+    reduce(at, 1, false, DType::kFloat32, reinterpret_cast<std::byte*>(out.data()), n);
     for (std::size_t i = 0; i < n; ++i) {
-      float sum = 0;
-      for (const std::byte* s : at) sum += static_cast<float>(load(DType::kBFloat16, s + 2 * i));
-      ASSERT_EQ(out[i], sum) << count;
+      std::vector<float> values;
+      for (const Source& s : at) values.push_back(static_cast<float>(load(DType::kBFloat16, s.data + 2 * i)));
+      ASSERT_EQ(out[i], tree_sum(values, 0, std::bit_ceil(count))) << count;
     }
   }
 }
@@ -192,8 +201,8 @@ TEST(Reduce, MayReadItsOwnOutputInAnyDtype) {
     std::vector<std::byte> a(1500 * dtype_bytes(dtype)), b = a;
     cast(DType::kFloat64, reinterpret_cast<std::byte*>(ones.data()), dtype, a.data(), 1500);
     b = a;
-    const std::byte* sources[] = {a.data(), b.data()};
-    reduce(dtype, sources, 0.5, false, dtype, a.data(), 1500);
+    const Source sources[] = {{a.data(), dtype, 0}, {b.data(), dtype, 1}};
+    reduce(sources, 0.5, false, dtype, a.data(), 1500);
     cast(dtype, a.data(), DType::kFloat64, reinterpret_cast<std::byte*>(result.data()), 1500);
     EXPECT_EQ(result, ones) << dtype_name(dtype);
   }

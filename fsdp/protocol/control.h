@@ -1,6 +1,7 @@
 // The ranks' control words of one model, behind the membership page in the model's control memory (runtime/shm/membership_page.h).
 //
-// Each rank writes only its own words; every rank reads all. A rank notifies the page after each store that another rank may wait for.
+// Each rank writes only its own words; every rank reads all. A rank notifies the page after each store that another rank may wait for. Every
+// host has control words of all ranks: a HostLink keeps those of ranks on other hosts up to date (link/host_link.h).
 #pragma once
 
 #include <atomic>
@@ -41,19 +42,30 @@ class Control {
     Slot slots[kMaxSlots];
   };
 
-  static std::size_t bytes(int world_size) {
-    return runtime::MembershipPage::kBytes + sizeof(RankWords) * static_cast<std::size_t>(world_size);
+  static std::size_t bytes(int world_size, std::size_t num_units) {
+    const auto world = static_cast<std::size_t>(world_size);
+    return runtime::MembershipPage::kBytes + sizeof(RankWords) * world + sizeof(std::atomic<std::uint64_t>) * world * num_units;
   }
-  explicit Control(std::byte* memory)
-      : membership_page_(memory), ranks_(reinterpret_cast<RankWords*>(memory + runtime::MembershipPage::kBytes)) {}
+  Control(std::byte* memory, int world_size, std::size_t num_units)
+      : membership_page_(memory),
+        ranks_(reinterpret_cast<RankWords*>(memory + runtime::MembershipPage::kBytes)),
+        rows_(reinterpret_cast<std::atomic<std::uint64_t>*>(ranks_ + world_size)),
+        num_units_(num_units) {}
 
   runtime::MembershipPage& membership_page() { return membership_page_; }
   RankWords& rank(int r) { return ranks_[r]; }
   const RankWords& rank(int r) const { return ranks_[r]; }
+  // The version of the rows of a unit that have arrived on this host, for a rank of another host.
+  std::atomic<std::uint64_t>& rows(int rank, std::size_t unit) { return rows_[static_cast<std::size_t>(rank) * num_units_ + unit]; }
+  const std::atomic<std::uint64_t>& rows(int rank, std::size_t unit) const {
+    return rows_[static_cast<std::size_t>(rank) * num_units_ + unit];
+  }
 
  private:
   runtime::MembershipPage membership_page_;
   RankWords* ranks_;
+  std::atomic<std::uint64_t>* rows_;
+  std::size_t num_units_;
 };
 static_assert(runtime::MembershipPage::kBytes % 64 == 0);
 

@@ -10,41 +10,13 @@
 
 namespace shoal::fsdp {
 
-namespace {
-
-constexpr std::size_t kPage = 4096;
-constexpr int kAttemptShift = 40;  // low bits of a publication's number: 2^24 attempts of 2^40 publications
-
-std::uint64_t attempt_of(std::uint64_t sequence) { return sequence >> kAttemptShift; }
-
-std::size_t stride_of(const std::vector<const Layout*>& layouts) {
-  std::size_t out = 0;
-  for (const auto* l : layouts) out = std::max(out, l->slot_bytes());
-  return (out + kPage - 1) / kPage * kPage;
-}
-
-// Dtype of sums of gradients that travel as `dtype`.
-DType wide(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
-
-}  // namespace
-
-std::size_t Reducer::slot_bytes(const std::vector<const Layout*>& layouts, Grid grid, int num_slots) {
-  return std::max(kPage, stride_of(layouts) * static_cast<std::size_t>(grid.world_size) * static_cast<std::size_t>(num_slots));
-}
-
-Reducer::Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, std::byte* slots, int num_slots)
-    : control_(control),
-      rank_(rank),
-      grid_(grid),
-      layouts_(std::move(layouts)),
-      slots_(slots),
-      stride_(stride_of(layouts_)),
-      num_slots_(static_cast<std::uint64_t>(num_slots)) {
-  SHOAL_CHECK(num_slots >= 1 && num_slots <= Control::kMaxSlots, "a reducer has 1 to kMaxSlots slots");
+Reducer::Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, const Slots& slots, RemoteSums* remote)
+    : control_(control), rank_(rank), grid_(grid), layouts_(std::move(layouts)), slots_(slots), remote_(remote) {
+  SHOAL_CHECK(slots.num_slots() >= 1 && slots.num_slots() <= Control::kMaxSlots, "a reducer has 1 to kMaxSlots slots");
 }
 
 int Reducer::missing_slot() const {
-  const std::uint64_t needed = next_ - first_ < num_slots_ ? left_off_ : next_ - num_slots_ + 1;
+  const std::uint64_t needed = next_ - first_ < slots_.num_slots() ? left_off_ : next_ - slots_.num_slots() + 1;
   // This rank is checked last: it lags only because another rank has not published.
   for (int i = 1; i <= grid_.world_size; ++i) {
     const int r = (rank_ + i) % grid_.world_size;
@@ -63,6 +35,10 @@ bool Reducer::all_published(std::uint64_t sequence) const {
   return true;
 }
 
+bool Reducer::ready(std::uint64_t sequence) const {
+  return all_published(sequence) && (remote_ == nullptr || (remote_->missing_host(sequence) < 0 && remote_->sent(sequence)));
+}
+
 int Reducer::ahead() const {
   for (int r = 0; r < grid_.world_size; ++r) {
     if (attempt_of(control_.rank(r).published.load(std::memory_order_acquire)) > attempt_of(first_)) return r;
@@ -74,6 +50,10 @@ int Reducer::missing_publication() const {
   if (pending_.empty() || ahead() >= 0) return -1;
   for (int r = 0; r < grid_.world_size; ++r) {
     if (control_.rank(r).published.load(std::memory_order_acquire) <= pending_.front().sequence) return r;
+  }
+  const int host = remote_ == nullptr ? -1 : remote_->missing_host(pending_.front().sequence);
+  for (const Slots::Leaf& leaf : slots_.leaves()) {
+    if (leaf.host == host) return leaf.ranks.begin;
   }
   return -1;
 }
@@ -102,10 +82,10 @@ void Reducer::bring(const Placed& p, const Gradient& g, How how, std::byte* out)
     }
   }
   if (!to_replicas || !g.has_partial) return;
-  const DType partial = wide(p.reduce_dtype());
+  const DType partial = sum_dtype(p.reduce_dtype());
   for (std::size_t k = 0; k < own.runs; ++k) {
-    const std::byte* source[] = {g.partial + k * own.length * dtype_bytes(partial)};
-    reduce(partial, source, 1, true, p.reduce_dtype(), out + (own.begin + k * own.stride) * to, own.length);
+    const Source source[] = {{g.partial + k * own.length * dtype_bytes(partial), partial, rank_}};
+    reduce(source, 1, true, p.reduce_dtype(), out + (own.begin + k * own.stride) * to, own.length);
   }
 }
 
@@ -126,14 +106,13 @@ void Reducer::publish(std::uint32_t unit, std::span<const Gradient> gradients, H
   SHOAL_CHECK(gradients.size() == layout.placed().size(), "a unit is published with the wrong number of gradients");
   SHOAL_CHECK(has_slot(), "a unit is published without a slot");
   auto& mine = words(rank_, next_);
-  std::byte* const out = slot(rank_, next_);
   Pending pending{next_, unit, how, {gradients.begin(), gradients.end()}, std::vector<Where>(gradients.size(), Where::kNowhere)};
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const Placed& p = layout.placed()[i];
     const bool to_replicas = how.everywhere && grid_.replicas > 1;
     mine.present[i] = gradients[i].whole != nullptr || (to_replicas && gradients[i].has_partial);
     if (mine.present[i] == 0) continue;
-    bring(p, gradients[i], how, out + p.slot_offset_bytes);
+    bring(p, gradients[i], how, own_slot(next_, p));
     pending.where[i] = to_replicas ? Where::kSlot : Where::kGradient;
   }
   mine.unit.store(unit, std::memory_order_relaxed);
@@ -141,13 +120,14 @@ void Reducer::publish(std::uint32_t unit, std::span<const Gradient> gradients, H
   mine.weight.store(how.weight, std::memory_order_relaxed);
   control_.rank(rank_).published.store(++next_, std::memory_order_release);
 
-  const bool at_once = pending_.empty() && all_published(pending.sequence) && check_units(pending);
+  if (remote_ != nullptr) remote_->published(pending.sequence, unit, how.everywhere);
+  const bool at_once = remote_ == nullptr && pending_.empty() && all_published(pending.sequence) && check_units(pending);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const Placed& p = layout.placed()[i];
     auto& g = pending.gradients[i];
     // If the sum runs at once, it reads this rank's slices from the gradient itself, which saves a copy.
     if (pending.where[i] == Where::kGradient && !(at_once && g.dtype == p.reduce_dtype())) {
-      pending.where[i] = keep(p, g, out + p.slot_offset_bytes);
+      pending.where[i] = keep(p, g, own_slot(pending.sequence, p));
     }
     if (!at_once) g.whole = nullptr;
   }
@@ -181,11 +161,12 @@ Result<bool> Reducer::serve() {
                     .with_hint("set requires_grad alike on every rank"));
   }
   if (pending_.empty()) return false;
-  if (!all_published(pending_.front().sequence)) {
+  if (!ready(pending_.front().sequence)) {
     const int rank = ahead();
     if (rank < 0) return false;
     overtaken_by_ = rank;
     pending_.clear();
+    if (remote_ != nullptr) remote_->drop();
     control_.rank(rank_).consumed.store(next_, std::memory_order_release);
     return true;
   }
@@ -196,6 +177,7 @@ Result<bool> Reducer::serve() {
 
 void Reducer::start_over() {
   pending_.clear();
+  if (remote_ != nullptr) remote_->drop();
   reduced_.clear();
   overtaken_by_ = -1;
   left_off_ = next_;
@@ -221,34 +203,46 @@ double Reducer::scale_of(const Pending& pending) const {
   return sum > 0 ? 1 / sum : 1;
 }
 
+bool Reducer::has_gradient(const Slots::Leaf& leaf, const Pending& pending, std::size_t parameter) const {
+  for (int r = leaf.ranks.begin; r < leaf.ranks.begin + leaf.ranks.size; ++r) {
+    if (sums(r, pending.how) && words(r, pending.sequence).present[parameter] != 0) return true;
+  }
+  return false;
+}
+
 void Reducer::sum(const Pending& pending, std::size_t parameter) {
   const Placed& p = layouts_[pending.unit]->placed()[parameter];
   const Gradient& g = pending.gradients[parameter];
   const bool into_partial = !pending.how.everywhere && g.partial != nullptr;
-  const DType out_dtype = into_partial ? wide(p.reduce_dtype()) : p.parameter.dtype;
-  const std::size_t in_bytes = dtype_bytes(p.reduce_dtype()), out_bytes = dtype_bytes(out_dtype);
+  const DType out_dtype = into_partial ? sum_dtype(p.reduce_dtype()) : p.parameter.dtype;
+  const std::size_t out_bytes = dtype_bytes(out_dtype);
   const Piece own = own_piece(p);
-  std::vector<const std::byte*> sources;
+  std::vector<std::size_t> leaves;
+  for (std::size_t leaf = 0; leaf < slots_.leaves().size(); ++leaf) {
+    if (has_gradient(slots_.leaves()[leaf], pending, parameter)) leaves.push_back(leaf);
+  }
+  if (leaves.empty()) return;
+  std::vector<Source> sources;
   for (std::size_t k = 0; k < own.runs; ++k) {
     sources.clear();
-    const std::size_t at = (own.begin + k * own.stride) * in_bytes;
-    for (int r = 0; r < grid_.world_size; ++r) {
-      if (!sums(r, pending.how) || words(r, pending.sequence).present[parameter] == 0) continue;
-      if (r != rank_ || pending.where[parameter] == Where::kSlot) {
-        sources.push_back(slot(r, pending.sequence) + p.slot_offset_bytes + at);
-      } else {
-        sources.push_back(pending.where[parameter] == Where::kGradient ? g.whole + at : g.own + k * own.length * in_bytes);
+    const std::size_t at = own.begin + k * own.stride;  // element of the whole parameter
+    for (const std::size_t leaf : leaves) {
+      const Block ranks = slots_.leaves()[leaf].ranks;
+      Source source{slots_.at(leaf, pending.sequence, p), slots_.dtype(leaf, p), ranks.begin};
+      source.data += at * dtype_bytes(source.dtype);
+      if (ranks.begin == rank_ && pending.where[parameter] != Where::kSlot) {
+        source.data = pending.where[parameter] == Where::kGradient ? g.whole + at * dtype_bytes(source.dtype)
+                                                                   : g.own + k * own.length * dtype_bytes(source.dtype);
       }
+      sources.push_back(source);
     }
-    if (sources.empty()) return;
     std::byte* const begin = into_partial ? g.partial : g.own;
     if (begin == nullptr) {
       unwanted_ = fmt::format("parameter {} of unit {}", p.parameter.name, pending.unit);
       return;
     }
     std::byte* const out = begin + k * own.length * out_bytes;
-    reduce(p.reduce_dtype(), sources, into_partial ? 1 : scale_of(pending), into_partial ? g.has_partial : g.accumulate, out_dtype, out,
-           own.length);
+    reduce(sources, into_partial ? 1 : scale_of(pending), into_partial ? g.has_partial : g.accumulate, out_dtype, out, own.length);
   }
 }
 
@@ -256,9 +250,7 @@ void Reducer::finish_oldest() {
   const Pending& pending = pending_.front();
   Reduced reduced{pending.unit, std::vector<bool>(pending.gradients.size())};
   for (std::size_t i = 0; i < pending.gradients.size(); ++i) {
-    for (int r = 0; r < grid_.world_size; ++r) {
-      if (sums(r, pending.how) && words(r, pending.sequence).present[i] != 0) reduced.present[i] = true;
-    }
+    reduced.present[i] = std::ranges::any_of(slots_.leaves(), [&](const auto& leaf) { return has_gradient(leaf, pending, i); });
     sum(pending, i);
   }
   control_.rank(rank_).consumed.store(pending.sequence + 1, std::memory_order_release);

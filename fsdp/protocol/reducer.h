@@ -1,5 +1,6 @@
-// Reduces gradients to their owners in place: each rank copies the rows of other owners into a slot that all ranks read. Every owner sums
-// its rows from its peers' slots, in the order of ranks.
+// Reduces gradients to their owners in place: each rank copies the rows of other owners into a slot that all ranks of its host read. Every
+// owner sums its rows from these slots, and from the sums of other hosts (remote_sums.h). The additions follow a tree over ranks
+// (kernels/kernels.h), so the bits do not depend on the hosts.
 //
 // The n-th publications of all ranks belong together. A rank has at most `slots` of them in flight, then waits until the owners have read
 // the oldest. The reducer neither waits for peers nor wakes them (MembershipPage::notify_all): its caller does both, and serves reductions
@@ -19,6 +20,8 @@
 
 #include "fsdp/layout/layout.h"
 #include "fsdp/protocol/control.h"
+#include "fsdp/protocol/remote_sums.h"
+#include "fsdp/protocol/slots.h"
 #include "runtime/core/result.h"
 
 namespace shoal::fsdp {
@@ -47,10 +50,8 @@ class Reducer {
     std::vector<bool> present;
   };
 
-  // `slots` has slot_bytes(layouts, grid, num_slots) bytes and is the same memory for all ranks. Layouts and control outlive the reducer.
-  Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, std::byte* slots, int num_slots);
-
-  static std::size_t slot_bytes(const std::vector<const Layout*>& layouts, Grid grid, int num_slots);
+  // `slots` is the memory of this host's slots. `remote`: for ranks on several hosts, else null. All arguments outlive the reducer.
+  Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, const Slots& slots, RemoteSums* remote);
 
   // True when a slot is free for the next publication.
   bool has_slot() const;
@@ -60,6 +61,8 @@ class Reducer {
   // gradients may be freed on return. `gradients` has one entry per parameter. The caller then notifies the page.
   void publish(std::uint32_t unit, std::span<const Gradient> gradients, How how);
 
+  // True when serve() would make progress.
+  bool can_serve() const { return !pending_.empty() && (ready(pending_.front().sequence) || ahead() >= 0); }
   // Sums the oldest publication if every rank has published it. Returns true after progress; the caller then notifies the page. Returns
   // InvalidArgument if the ranks' publications do not match.
   Result<bool> serve();
@@ -79,12 +82,7 @@ class Reducer {
 
   std::size_t num_pending() const { return pending_.size(); }
   std::uint64_t last_published() const { return next_ - 1; }  // the number of this rank's latest publication
-  // The control words, and below the gradients, of a rank's publication with this number.
-  auto& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % num_slots_]; }
-  std::byte* slot(int rank, std::uint64_t sequence) const {
-    return slots_ + (static_cast<std::size_t>(rank) * num_slots_ + sequence % num_slots_) * stride_;
-  }
-  // The rank whose publication the oldest pending reduction waits for; -1: none.
+  // A rank whose publication, or a rank of the host whose sum, the oldest pending reduction waits for; -1: none.
   int missing_publication() const;
 
  private:
@@ -98,25 +96,32 @@ class Reducer {
     std::vector<Where> where;         // by parameter: this rank's own slices
   };
 
+  // The control words of a rank's publication with this number.
+  Control::Slot& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % slots_.num_slots()]; }
+  // The gradients of one parameter in this rank's publication.
+  std::byte* own_slot(std::uint64_t sequence, const Placed& p) const { return slots_.at(slots_.leaf_of(rank_), sequence, p); }
   Piece own_piece(const Placed& p) const { return piece_of(p, grid_.shards(), grid_.shard_of(rank_)); }
   void bring(const Placed& p, const Gradient& g, How how, std::byte* out) const;
   Where keep(const Placed& p, const Gradient& g, std::byte* out) const;
   // True when this rank sums the gradients of rank r.
   bool sums(int r, How how) const { return how.everywhere || grid_.replica_of(r) == grid_.replica_of(rank_); }
+  // True when a rank of the leaf has published a gradient of this parameter that this rank sums.
+  bool has_gradient(const Slots::Leaf& leaf, const Pending& pending, std::size_t parameter) const;
   void sum(const Pending& pending, std::size_t parameter);
   double scale_of(const Pending& pending) const;
   void finish_oldest();
   // True when every rank has published its publication with this number, and none has started over.
   bool all_published(std::uint64_t sequence) const;
+  // True when everything that belongs to a publication has arrived, and its slots are not read for other hosts any more.
+  bool ready(std::uint64_t sequence) const;
   Result<void> check_units(const Pending& pending) const;
 
   Control& control_;
   const int rank_;
   const Grid grid_;
   const std::vector<const Layout*> layouts_;
-  std::byte* const slots_;
-  const std::size_t stride_;
-  const std::uint64_t num_slots_;
+  const Slots& slots_;
+  RemoteSums* const remote_;
   std::uint64_t first_ = 0;     // number of this attempt's first publication
   std::uint64_t next_ = 0;      // number of the next publication
   std::uint64_t left_off_ = 0;  // end of the previous attempt: owners may still read its publications

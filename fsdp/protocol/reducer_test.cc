@@ -25,9 +25,9 @@ class ReducerTest : public testing::TestWithParam<int> {
       mappings_.push_back(runtime::map(memories_.back(), bytes, runtime::Access::kReadWrite).value());
       return mappings_.back().data();
     };
-    control_ = std::make_unique<Control>(zeroed(Control::bytes(world_)));
-    std::byte* slots = zeroed(Reducer::slot_bytes(pointers_, world_, kSlots));
-    for (int r = 0; r < world_; ++r) reducers_.push_back(std::make_unique<Reducer>(*control_, r, world_, pointers_, slots, kSlots));
+    control_ = std::make_unique<Control>(zeroed(Control::bytes(world_, 0)), world_, 0);
+    slots_ = std::make_unique<Slots>(zeroed(Slots::bytes(world_, 0, pointers_, kSlots)), world_, 0, pointers_, kSlots);
+    for (int r = 0; r < world_; ++r) reducers_.push_back(std::make_unique<Reducer>(*control_, r, world_, pointers_, *slots_, nullptr));
   }
 
   // The gradient of rank r for parameter i of unit u in round n.
@@ -57,18 +57,18 @@ class ReducerTest : public testing::TestWithParam<int> {
     }
     return out;
   }
-  // The mean over the ranks with a gradient, in the order of ranks, bit for bit.
+  // The sum over ranks [begin, begin + size) with a gradient, along the tree of ranks.
+  std::optional<float> sum(std::uint32_t u, std::size_t i, std::size_t element, int n, const std::vector<bool>& brought, int begin,
+                           int size) const {
+    if (begin >= world_) return std::nullopt;
+    if (size == 1) return brought[static_cast<std::size_t>(begin)] ? std::optional(gradient(begin, u, i, n)[element]) : std::nullopt;
+    const auto left = sum(u, i, element, n, brought, begin, size / 2), right = sum(u, i, element, n, brought, begin + size / 2, size / 2);
+    return left && right ? *left + *right : left ? left : right;
+  }
+  // The mean over the ranks with a gradient, bit for bit.
   float expected(std::uint32_t u, std::size_t i, std::size_t element, int n, bool accumulate, const std::vector<bool>& brought) const {
-    float sum = 0;
-    bool first = true;
-    for (int r = 0; r < world_; ++r) {
-      if (!brought[static_cast<std::size_t>(r)]) continue;
-      const float g = gradient(r, u, i, n)[element];
-      sum = first ? g : sum + g;
-      first = false;
-    }
-    sum *= static_cast<float>(1.0 / world_);
-    return accumulate ? 1.0f + sum : sum;
+    const float mean = sum(u, i, element, n, brought, 0, 8).value_or(0) * static_cast<float>(1.0 / world_);
+    return accumulate ? 1.0f + mean : mean;
   }
   void expect_owned(int r, std::uint32_t u, const Rank1& got, int n, bool accumulate) {
     const auto& placed = layouts_[u].placed();
@@ -90,6 +90,7 @@ class ReducerTest : public testing::TestWithParam<int> {
   std::vector<Fd> memories_;
   std::vector<runtime::Mapping> mappings_;
   std::unique_ptr<Control> control_;
+  std::unique_ptr<Slots> slots_;
   std::vector<std::unique_ptr<Reducer>> reducers_;
 };
 
@@ -263,11 +264,10 @@ class ReplicaReducerTest : public testing::Test {
       return mappings_.back().data();
     };
     const Grid grid(kWorld, 2);
-    control_ = std::make_unique<Control>(zeroed(Control::bytes(kWorld)));
-    std::byte* slots = zeroed(Reducer::slot_bytes({&*layout_}, grid, 1));
-    for (int r = 0; r < kWorld; ++r) {
-      reducers_.push_back(std::make_unique<Reducer>(*control_, r, grid, std::vector<const Layout*>{&*layout_}, slots, 1));
-    }
+    const std::vector<const Layout*> layouts{&*layout_};
+    control_ = std::make_unique<Control>(zeroed(Control::bytes(kWorld, 0)), kWorld, 0);
+    slots_ = std::make_unique<Slots>(zeroed(Slots::bytes(kWorld, 0, layouts, 1)), kWorld, 0, layouts, 1);
+    for (int r = 0; r < kWorld; ++r) reducers_.push_back(std::make_unique<Reducer>(*control_, r, grid, layouts, *slots_, nullptr));
     for (auto& own : own_) own.assign(kRows * 3, -7);
     for (auto& partial : partial_) partial.assign(kRows * 3, 0);
   }
@@ -322,6 +322,7 @@ class ReplicaReducerTest : public testing::Test {
   std::vector<Fd> memories_;
   std::vector<runtime::Mapping> mappings_;
   std::unique_ptr<Control> control_;
+  std::unique_ptr<Slots> slots_;
   std::vector<std::unique_ptr<Reducer>> reducers_;
   std::vector<float> own_[kWorld], partial_[kWorld];
 };

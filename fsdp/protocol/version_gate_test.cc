@@ -14,9 +14,9 @@ using Phase = VersionGate::Phase;
 class GateTest : public testing::Test {
  protected:
   void make(int world) {
-    memory_ = runtime::make_memory("control", Control::bytes(world)).value();
-    mapping_ = runtime::map(memory_, Control::bytes(world), runtime::Access::kReadWrite).value();
-    control_ = std::make_unique<Control>(mapping_.data());
+    memory_ = runtime::make_memory("control", Control::bytes(world, 0)).value();
+    mapping_ = runtime::map(memory_, Control::bytes(world, 0), runtime::Access::kReadWrite).value();
+    control_ = std::make_unique<Control>(mapping_.data(), world, 0);
     gates_.clear();
     for (int r = 0; r < world; ++r) gates_.emplace_back(*control_, r, world);
   }

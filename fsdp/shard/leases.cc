@@ -14,16 +14,16 @@ std::uint64_t fingerprint_of(const Units& units) {
 
 }  // namespace
 
-Leases::Leases(Control& control, int rank, int world_size, const Units& units, Peers& peers, Exchange* exchange)
+Leases::Leases(Control& control, int rank, int world_size, const Units& units, Peers& peers, const Stepper& stepper, HostLink* link)
     : control_(control),
       rank_(rank),
       world_size_(world_size),
       units_(units),
       peers_(peers),
-      exchange_(exchange),
+      stepper_(stepper),
+      link_(link),
       fingerprint_(fingerprint_of(units)),
       gate_(control, rank, world_size),
-      gathered_(units.size()),
       given_up_(units.size()) {
   control_.rank(rank_).fingerprint.store(fingerprint_, std::memory_order_release);
   peers_.notify_all();
@@ -49,8 +49,8 @@ Result<void> Leases::enter() {
     for (const auto& u : units_) u->publish_own();
   }
   if (gate_.enter()) {
-    if (exchange_ != nullptr) exchange_->follow_gate();
     peers_.notify_all();
+    if (link_ != nullptr) link_->send_rows(gate_.version(), order_of_use());
   }
   return {};
 }
@@ -63,11 +63,12 @@ Result<void> Leases::take(std::size_t unit) {
     SHOAL_OK(peers_.wait([this] { return gate_.readable(); }, {fmt::format("the parameters of step {} (unit {})", peers_.step(), u.label()),
                                                                [this] { return gate_.missing_to_read(); }}));
   }
-  if (exchange_ != nullptr && gathered_[unit] != gate_.version()) {
-    SHOAL_OK(exchange_->gather(u, unit, fingerprint_, peers_.step()));
-    gathered_[unit] = gate_.version();
-  }
   SHOAL_OK(check_models());
+  if (link_ != nullptr && link_->missing_rows(unit, gate_.version()) >= 0) {
+    SHOAL_OK(peers_.wait([&] { return link_->missing_rows(unit, gate_.version()) < 0; },
+                         {fmt::format("the rows of unit {} from other hosts (step {})", u.label(), peers_.step()),
+                          [&] { return link_->missing_rows(unit, gate_.version()); }}));
+  }
   u.take_lease(peers_.step());
   return {};
 }
@@ -79,17 +80,34 @@ void Leases::drop_all() {
 Result<void> Leases::open_window(const std::string& caller) {
   if (window_open()) return {};
   drop_all();
-  if (gate_.leave()) {
-    if (exchange_ != nullptr) exchange_->follow_gate();
-    peers_.notify_all();
-  }
+  if (gate_.leave()) peers_.notify_all();
   if (!gate_.writable()) {
     SHOAL_OK(peers_.wait([this] { return gate_.writable(); },
                          {fmt::format("all ranks to have read the parameters of step {} ({})", peers_.step(), caller),
                           [this] { return gate_.missing_to_write(); }}));
   }
+  if (link_ != nullptr && !link_->rows_sent()) {
+    SHOAL_OK(peers_.wait([this] { return link_->rows_sent(); },
+                         {fmt::format("this rank's rows of step {} to be sent to other hosts ({})", peers_.step(), caller), [] { return -1; }}));
+  }
   gate_.open();
   return {};
+}
+
+std::vector<std::uint32_t> Leases::order_of_use() const {
+  std::vector<std::uint32_t> out;
+  std::vector<bool> listed(units_.size());
+  const auto append = [&](std::size_t unit) {
+    if (!listed[unit]) out.push_back(static_cast<std::uint32_t>(unit));
+    listed[unit] = true;
+  };
+  if (const Plan* plan = stepper_.plan()) {
+    for (const Node& node : plan->graph().nodes()) {
+      if (node.op == Op::kUnshard && node.unit >= 0) append(static_cast<std::size_t>(node.unit));
+    }
+  }
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) append(unit);
+  return out;
 }
 
 Result<void> Leases::check_given_up(std::size_t unit) const {

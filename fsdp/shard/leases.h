@@ -1,6 +1,6 @@
 // This rank's leases on a model's units, and the version of the parameters that they read.
 //
-// A unit is leased only while this rank reads a version of which every rank's rows are final, and, without shared memory, gathered. All
+// A unit is leased only while this rank reads a version of which every rank's rows are final, and have arrived on this host. All
 // leases end before the write window opens. All ranks have the same model; the first lease compares them. One thread at a time.
 #pragma once
 
@@ -8,8 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/graph/stepper.h"
+#include "fsdp/link/host_link.h"
 #include "fsdp/protocol/version_gate.h"
-#include "fsdp/shard/exchange.h"
 #include "fsdp/shard/peers.h"
 #include "fsdp/shard/sharded_unit.h"
 
@@ -17,8 +18,8 @@ namespace shoal::fsdp {
 
 class Leases {
  public:
-  // All references outlive this object. `exchange`: for ranks without shared memory, else null.
-  Leases(Control& control, int rank, int world_size, const Units& units, Peers& peers, Exchange* exchange);
+  // All references outlive this object. `link`: for ranks on several hosts, else null.
+  Leases(Control& control, int rank, int world_size, const Units& units, Peers& peers, const Stepper& stepper, HostLink* link);
 
   // Enters the engine: this rank's writes become the next version. A window that an earlier call waited for in vain opens first.
   Result<void> enter();
@@ -41,17 +42,19 @@ class Leases {
  private:
   Result<void> check_models();
   Result<void> check_given_up(std::size_t unit) const;
+  // Units in the order in which the plan's forwards need them. Without a plan, in their own order.
+  std::vector<std::uint32_t> order_of_use() const;
 
   Control& control_;
   const int rank_;
   const int world_size_;
   const Units& units_;
   Peers& peers_;
-  Exchange* const exchange_;
+  const Stepper& stepper_;
+  HostLink* const link_;
   const std::uint64_t fingerprint_;  // hash of the model
   bool models_checked_ = false;
   VersionGate gate_;
-  std::vector<std::uint64_t> gathered_;  // with exchange_: the gathered version of each unit
   std::vector<std::uint64_t> given_up_;  // by unit: the version in which it was given up; 0: never
 };
 

@@ -57,14 +57,15 @@ class WaitingWord {
 
 }  // namespace
 
-Peers::Peers(Control& control, int rank, int world_size, const Units& units, Reducer& reducer, const Stepper& stepper,
+Peers::Peers(Control& control, int rank, const Hosts& hosts, const Units& units, Reducer& reducer, const Stepper& stepper, HostLink* link,
              std::shared_ptr<runtime::Clock> clock, Options options)
     : control_(control),
       rank_(rank),
-      world_size_(world_size),
+      hosts_(hosts),
       units_(units),
       reducer_(reducer),
       stepper_(stepper),
+      link_(link),
       clock_(std::move(clock)),
       options_(std::move(options)) {}
 
@@ -100,11 +101,15 @@ bool Peers::has_left(int rank) const {
   return decode_place(control_.rank(rank).place.load(std::memory_order_acquire)).doing == Doing::kLeft;
 }
 
+int Peers::reporter_of(int rank) const {
+  return hosts_.same_host(rank, rank_) ? rank : hosts_.partner(rank, hosts_.host_of(rank_));
+}
+
 int Peers::first_lost() const {
   const auto& membership_page = control_.membership_page();
-  const int gone = membership_page.first_gone(static_cast<std::uint32_t>(world_size_));
+  const int gone = membership_page.first_gone(static_cast<std::uint32_t>(hosts_.world_size()));
   if (gone < 0) return -1;
-  for (int r = gone; r < world_size_; ++r) {
+  for (int r = gone; r < hosts_.world_size(); ++r) {
     if (membership_page.is_gone(static_cast<std::uint32_t>(r)) && !has_left(r)) return r;
   }
   return -1;
@@ -133,7 +138,7 @@ Result<void> Peers::wait(const std::function<bool()>& done, const Waiting& waiti
   const auto began = clock_->now();
   Watch watch{waiting, done, began, began + kProof, began + options_.warn_after};
   WaitingWord word(control_.rank(rank_));
-  const auto due = [&] { return done() || first_lost() >= 0 || (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0); };
+  const auto due = [&] { return done() || first_lost() >= 0 || reducer_.can_serve(); };
   while (true) {
     SHOAL_OK(check());
     if (done()) return {};
@@ -144,6 +149,7 @@ Result<void> Peers::wait(const std::function<bool()>& done, const Waiting& waiti
     if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto now = clock_->now();
     word.looked(num_waits_);
+    if (link_ != nullptr) link_->update();
     SHOAL_OK(check_stuck(watch, now));
     SHOAL_OK(check_left(watch, now));
     SHOAL_OK(check_time(watch, now));
@@ -154,8 +160,8 @@ Result<void> Peers::wait(const std::function<bool()>& done, const Waiting& waiti
 bool Peers::all_stuck(Watch& watch) const {
   auto& before = watch.waits;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> now;
-  bool all = static_cast<int>(before.size()) == world_size_;
-  for (int r = 0; r < world_size_; ++r) {
+  bool all = static_cast<int>(before.size()) == hosts_.world_size();
+  for (int r = 0; r < hosts_.world_size(); ++r) {
     const auto& words = control_.rank(r);
     const auto wait = words.waiting.load(std::memory_order_acquire), looks = words.looks.load(std::memory_order_acquire);
     now.emplace_back(wait, looks);
@@ -173,11 +179,12 @@ Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
   const bool proven = control_.rank(rank_).stuck.exchange(0, std::memory_order_acq_rel) != 0;  // proven by another rank
   if (!proven && (!all_stuck(watch) || watch.done())) return {};
   std::string others;
-  for (int r = 0; r < world_size_; ++r) {
+  for (int r = 0; r < hosts_.world_size(); ++r) {
     if (r == rank_) continue;
     if (!proven) control_.rank(r).stuck.store(1, std::memory_order_release);
     others += (others.empty() ? "" : "; ") + describe(r);
   }
+  if (link_ != nullptr && !proven) link_->report_stuck();
   notify_all();
   const int missing = watch.waiting.missing();
   return fail(invalid_argument(fmt::format("all ranks wait for each other: rank {} for {}{}; {}", rank_, watch.waiting.for_what,
@@ -189,8 +196,12 @@ Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
 
 // Fails if the missing rank has left: it does nothing more. Allows kDepartureGrace for the end of that rank's process, to name its cause.
 Result<void> Peers::check_left(Watch& watch, runtime::TimePoint now) const {
-  const int missing = watch.waiting.missing();
-  if (missing < 0 || !has_left(missing) || watch.waiting.missing() != missing || watch.done()) return {};
+  int missing = watch.waiting.missing();
+  if (missing < 0) return {};
+  const int reporter = reporter_of(missing);
+  if (!has_left(missing) && !has_left(reporter)) return {};
+  if (watch.waiting.missing() != missing || watch.done()) return {};
+  if (!has_left(missing)) missing = reporter;
   if (!watch.left_since) watch.left_since = now;
   const bool ended = control_.membership_page().is_gone(static_cast<std::uint32_t>(missing));
   if (!ended && now - *watch.left_since <= kDepartureGrace) return {};

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "fsdp/graph/stepper.h"
+#include "fsdp/layout/hosts.h"
+#include "fsdp/link/host_link.h"
 #include "fsdp/protocol/control.h"
 #include "fsdp/protocol/reducer.h"
 #include "fsdp/shard/sharded_unit.h"
@@ -34,8 +36,9 @@ class Peers {
     std::function<int()> missing;  // a rank that is missing, -1 when unknown
   };
 
-  // All references outlive this object. `reducer`: its due reductions are served; `stepper`: it counts the steps.
-  Peers(Control& control, int rank, int world_size, const Units& units, Reducer& reducer, const Stepper& stepper,
+  // All references outlive this object. `reducer`: its due reductions are served; `stepper`: it counts the steps; `link`: for ranks on
+  // several hosts, else null.
+  Peers(Control& control, int rank, const Hosts& hosts, const Units& units, Reducer& reducer, const Stepper& stepper, HostLink* link,
         std::shared_ptr<runtime::Clock> clock, Options options);
 
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
@@ -43,8 +46,11 @@ class Peers {
   Result<bool> serve();
   // Fails when a rank is gone without having left.
   Result<void> check() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
-  // Wakes all ranks that wait. Call it after a store that another rank may wait for.
-  void notify_all() { control_.membership_page().notify_all(); }
+  // Wakes all ranks that wait, also on other hosts. Call it after a store that another rank may wait for.
+  void notify_all() {
+    control_.membership_page().notify_all();
+    if (link_ != nullptr) link_->update();
+  }
 
   // Sets the predicate that can interrupt waits; a wait calls it several times per second. An empty one restores Options::interrupted.
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
@@ -54,7 +60,10 @@ class Peers {
   // affected.
   void leave();
   // Marks this rank as gone on the membership page, from any thread: pending and later calls on every rank fail with `cause`.
-  void mark_gone(const std::string& cause) { control_.membership_page().mark_gone(static_cast<std::uint32_t>(rank_), cause); }
+  void mark_gone(const std::string& cause) {
+    control_.membership_page().mark_gone(static_cast<std::uint32_t>(rank_), cause);
+    if (link_ != nullptr) link_->report_gone(cause);
+  }
   // The number of this rank's current step, from 0.
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
 
@@ -77,15 +86,18 @@ class Peers {
 
   int first_lost() const;  // first rank that is gone without having left, or -1
   bool has_left(int rank) const;
+  // The rank of this host by which this rank learns of `rank`: itself, or its partner.
+  int reporter_of(int rank) const;
   Error lost(int rank) const;
   std::string describe(int rank) const;
 
   Control& control_;
   const int rank_;
-  const int world_size_;
+  const Hosts& hosts_;
   const Units& units_;
   Reducer& reducer_;
   const Stepper& stepper_;
+  HostLink* const link_;
   const std::shared_ptr<runtime::Clock> clock_;
   const Options options_;
   std::function<bool()> interrupt_by_;

@@ -13,7 +13,6 @@ Result<void> Reductions::publish(std::size_t unit, std::span<const Reducer::Grad
                           [this] { return reducer_.missing_slot(); }}));
   }
   reducer_.publish(static_cast<std::uint32_t>(unit), gradients, how);
-  if (exchange_ != nullptr) SHOAL_OK(exchange_->gradients(*units_[unit], reducer_, how, peers_.step()));
   peers_.notify_all();
   published_any_ = true;
   return {};
@@ -40,10 +39,6 @@ Error Reductions::started_over(int rank) const {
 }
 
 Result<double> Reductions::sum_over_ranks(double part) {
-  if (exchange_ != nullptr) {
-    return fail(unimplemented("ranks that share no memory cannot clip by the global norm in a step graph")
-                    .with_hint("clip_grad_norm_ between backward and optimizer.step() works over any ranks"));
-  }
   // Two alternating places suffice: a rank contributes to a sum only after it has read the previous one.
   const std::size_t place = num_sums_++ % 2;
   auto& mine = control_.rank(rank_);
@@ -69,7 +64,6 @@ void Reductions::start_over() {
   published_any_ = false;
   reducer_.start_over();
   num_sums_ = reducer_.first_number();
-  if (exchange_ != nullptr) exchange_->follow_reducer();
   peers_.notify_all();
 }
 

@@ -1,7 +1,7 @@
 // This rank's part in the reductions among the ranks: gradients to their owners, and sums of single numbers.
 //
-// The Reducer numbers publications and sums gradients; this class waits for slots and for the other ranks, and sends to ranks that share no
-// memory. Both kinds of numbers begin anew with each attempt, so a result never mixes attempts. One thread at a time.
+// The Reducer numbers publications and sums gradients; this class waits for slots and for the other ranks. Both kinds of numbers begin anew
+// with each attempt, so a result never mixes attempts. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "fsdp/protocol/reducer.h"
-#include "fsdp/shard/exchange.h"
 #include "fsdp/shard/peers.h"
 #include "fsdp/shard/sharded_unit.h"
 
@@ -17,9 +16,9 @@ namespace shoal::fsdp {
 
 class Reductions {
  public:
-  // All references outlive this object. `exchange`: for ranks without shared memory, else null.
-  Reductions(Control& control, int rank, int world_size, const Units& units, Peers& peers, Reducer& reducer, Exchange* exchange)
-      : control_(control), rank_(rank), world_size_(world_size), units_(units), peers_(peers), reducer_(reducer), exchange_(exchange) {}
+  // All references outlive this object.
+  Reductions(Control& control, int rank, int world_size, const Units& units, Peers& peers, Reducer& reducer)
+      : control_(control), rank_(rank), world_size_(world_size), units_(units), peers_(peers), reducer_(reducer) {}
 
   // Sends a unit's gradients to their owners; they may be freed on return. Waits for a slot.
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
@@ -45,7 +44,6 @@ class Reductions {
   const Units& units_;
   Peers& peers_;
   Reducer& reducer_;
-  Exchange* const exchange_;
   bool published_any_ = false;  // true if this backward pass has published a unit
   std::uint64_t num_sums_ = 0;  // number of sums, counted from the attempt's first number (reducer.h)
 };

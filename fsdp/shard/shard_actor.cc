@@ -53,9 +53,8 @@ void ShardActor::leave() {
     kept_.clear();
   }
   for (const auto& model : models) {
-    if (model) model->peers().leave();
+    if (model) model->leave();
   }
-  if (options_.model.communicator) options_.model.communicator->leave();
   for (const auto& key : arenas_) session_->node().drop_arena(key);
   session_ = nullptr;
 }
@@ -86,7 +85,6 @@ Result<void> ShardActor::await_gang() {
 }
 
 Result<Fd> ShardActor::open_memory(const std::string& key, std::size_t bytes, int member) {
-  if (options_.model.communicator) return runtime::make_memory(key, bytes);
   SHOAL_TRY(Fd memory, session_->node().open_arena(key, bytes, member));
   arenas_.push_back(key);
   return memory;
@@ -128,16 +126,18 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
   }
   SHOAL_OK(await_gang());
   const std::string key = fmt::format("{}/model-{}", options_.gang, num_models_++);
-  const std::size_t control_bytes = ShardedModel::control_bytes(options_.world_size);
-  const std::size_t slot_bytes = ShardedModel::slot_bytes(units, grid(), slots);
+  auto options = options_.model;
+  options.slots = slots;
+  const Hosts hosts = options.host_of_rank.empty() ? Hosts(options_.world_size) : Hosts(options.host_of_rank);
+  const std::size_t control_bytes = ShardedModel::control_bytes(units, options_.world_size);
+  const std::size_t slot_bytes = ShardedModel::slot_bytes(units, hosts, options_.rank, slots);
   SHOAL_TRY(const Fd control, open_memory(key + "/control", control_bytes, options_.rank));
   SHOAL_TRY(const Fd gradients, open_memory(key + "/gradients", slot_bytes));
   SHOAL_TRY(runtime::Mapping control_memory, runtime::map(control, control_bytes, runtime::Access::kReadWrite));
   SHOAL_TRY(runtime::Mapping slot_memory, runtime::map(gradients, slot_bytes, runtime::Access::kReadWrite));
-  auto options = options_.model;
-  options.slots = slots;
+  if (hosts.num_hosts() > 1) SHOAL_TRY(options.layer, options_.open_layer(key));
   // Ranks that outnumber the cores must not spin.
-  if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.waits.spins = 0;
+  if (hosts.ranks(hosts.host_of(options_.rank)).size() > std::thread::hardware_concurrency()) options.waits.spins = 0;
   auto made = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),
                                              session_->loop().clock(), std::move(options));
   std::shared_ptr<ShardedModel> model(made.release(), [actor = weak_from_this(), key](ShardedModel* gone) {

@@ -30,19 +30,21 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
     int place_rank = -1;
     int place_size = 0;
     ShardedModel::Options model;
+    // For ranks on several hosts (model.host_of_rank): makes the messages of one model. Every rank calls it, with the same name.
+    std::function<Result<std::shared_ptr<runtime::MessageLayer>>(const std::string& name)> open_layer = {};
   };
   // Requests placement from the head without waiting for the other ranks. The session outlives the actor, or the actor calls leave() first.
   static Result<std::shared_ptr<ShardActor>> place(actors::Session& session, Options options);
   ~ShardActor() override;
 
   // Makes a unit in an arena of the node, which is freed with the last reference to the unit. The n-th units of all ranks are one unit.
-  // Ranks without shared memory (model.communicator) have private arenas.
+  // The ranks of a node share its arena.
   Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options);
   // Makes a model of these units; waits until the gang is placed. The n-th models of all ranks are one model. Its memory is freed like a
   // unit's. `slots`: as in ShardedModel::Options.
   Result<std::shared_ptr<ShardedModel>> make_model(Units units, int slots);
 
-  // Leaves all models (Peers::leave), frees the arenas and stops using the session. Units and models keep working on their mapped memory.
+  // Leaves all models (ShardedModel::leave), frees the arenas and stops using the session. Units and models keep working on their mapped memory.
   void leave();
 
   int rank() const { return options_.rank; }
@@ -61,8 +63,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
  private:
   ShardActor(actors::Session& session, Options options, ActorId id) : session_(&session), options_(std::move(options)), id_(id) {}
   Result<void> await_gang();
-  // Opens memory of the node, or private memory when ranks share none. The node marks the death of `member` on the memory's membership
-  // page.
+  // Opens memory of the node. The node marks the death of `member` on the memory's membership page.
   Result<Fd> open_memory(const std::string& key, std::size_t bytes, int member = -1);
   // Frees the memory of a destroyed unit or model. Not on the loop.
   void give_back(const std::vector<std::string>& arenas, std::int64_t rows, std::size_t bytes);

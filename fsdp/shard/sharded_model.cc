@@ -18,8 +18,8 @@ std::vector<std::string> names_of(const Units& units) {
 
 }  // namespace
 
-std::size_t ShardedModel::slot_bytes(const Units& units, Grid grid, int slots) {
-  return Reducer::slot_bytes(layouts_of(units), grid, slots);
+std::size_t ShardedModel::slot_bytes(const Units& units, const Hosts& hosts, int rank, int slots) {
+  return Slots::bytes(hosts, hosts.host_of(rank), layouts_of(units), slots);
 }
 
 ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping control, runtime::Mapping slots,
@@ -29,17 +29,26 @@ ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping co
       units_(std::move(units)),
       control_memory_(std::move(control)),
       slot_memory_(std::move(slots)),
-      control_(control_memory_.data()),
-      exchange_(options.communicator ? std::make_unique<Exchange>(options.communicator, control_, rank, grid) : nullptr),
-      reducer_(control_, rank, grid, layouts_of(units_), slot_memory_.data(), options.slots),
+      hosts_(options.host_of_rank.empty() ? Hosts(grid.world_size) : Hosts(options.host_of_rank)),
+      control_(control_memory_.data(), grid.world_size, units_.size()),
+      slots_(slot_memory_.data(), hosts_, hosts_.host_of(rank), layouts_of(units_), options.slots),
+      link_(hosts_.num_hosts() > 1
+                ? std::make_unique<HostLink>(LinkModel{control_, units_, slots_, hosts_, grid, rank}, std::move(options.layer), clock)
+                : nullptr),
+      reducer_(control_, rank, grid, layouts_of(units_), slots_, link_.get()),
       stepper_(names_of(units_), std::move(options.plan), *clock),
-      peers_(control_, rank, grid.world_size, units_, reducer_, stepper_, clock, std::move(options.waits)),
-      leases_(control_, rank, grid.world_size, units_, peers_, exchange_.get()),
-      reductions_(control_, rank, grid.world_size, units_, peers_, reducer_, exchange_.get()) {}
+      peers_(control_, rank, hosts_, units_, reducer_, stepper_, link_.get(), clock, std::move(options.waits)),
+      leases_(control_, rank, grid.world_size, units_, peers_, stepper_, link_.get()),
+      reductions_(control_, rank, grid.world_size, units_, peers_, reducer_) {}
 
 ShardedModel::~ShardedModel() {
   leases_.drop_all();
+  leave();
+}
+
+void ShardedModel::leave() {
   peers_.leave();
+  if (link_) link_->leave();
 }
 
 ShardedModel::Memory ShardedModel::memory() const {
@@ -187,14 +196,9 @@ void ShardedModel::reset() {
 
 // ---- serving the other ranks -------------------------------------------------------------------------------------------------------
 
-Result<void> ShardedModel::join() {
-  if (exchange_) {
-    return fail(unimplemented("ranks that share no memory cannot serve each other after their last batch")
-                    .with_hint("give every rank the same number of batches"));
-  }
+void ShardedModel::join() {
   control_.rank(rank_).joined.fetch_add(1, std::memory_order_release);
   peers_.notify_all();
-  return {};
 }
 
 int ShardedModel::first_behind_join() const {

@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "fsdp/graph/stepper.h"
+#include "fsdp/layout/hosts.h"
+#include "fsdp/link/host_link.h"
 #include "fsdp/protocol/control.h"
 #include "fsdp/protocol/reducer.h"
-#include "fsdp/shard/exchange.h"
 #include "fsdp/shard/leases.h"
 #include "fsdp/shard/peers.h"
 #include "fsdp/shard/reductions.h"
@@ -27,17 +28,18 @@ class ShardedModel {
     PlanOptions plan;
     Peers::Options waits;
     int slots = 2;  // units whose whole gradients a rank may have in flight
-    // For ranks without shared memory: control, slots and the units' arenas are then private to this rank (exchange.h).
-    std::shared_ptr<runtime::Communicator> communicator;
+    // For ranks on several hosts: the host of each rank (layout/hosts.h), and messages among all ranks.
+    std::vector<int> host_of_rank = {};
+    std::shared_ptr<runtime::MessageLayer> layer = {};
   };
 
-  // `control` and `slots` are the model's shared memories, of control_bytes and slot_bytes bytes.
+  // `control` and `slots` are the model's memories, of control_bytes and slot_bytes bytes, which the ranks of a host share.
   ShardedModel(int rank, Grid grid, Units units, runtime::Mapping control, runtime::Mapping slots, std::shared_ptr<runtime::Clock> clock,
                Options options);
   ~ShardedModel();
 
-  static std::size_t control_bytes(int world_size) { return Control::bytes(world_size); }
-  static std::size_t slot_bytes(const Units& units, Grid grid, int slots);
+  static std::size_t control_bytes(const Units& units, int world_size) { return Control::bytes(world_size, units.size()); }
+  static std::size_t slot_bytes(const Units& units, const Hosts& hosts, int rank, int slots);
 
   // ---- a step, driven by hooks ----
   // The root's forward begins: this rank's writes become the next version. `training`: gradients are needed, so this is part of a step.
@@ -78,9 +80,12 @@ class ShardedModel {
     std::size_t unit = 0;  // the unit to publish
   };
   // Declares that this rank has joined.
-  Result<void> join();
+  void join();
   // Waits for the others' next need of this rank: a unit's gradients, its write window, or nothing when all have joined.
   Result<Asked> asked();
+
+  // This rank no longer uses the model (Peers::leave). Returns once other hosts have what they still need of it.
+  void leave();
 
   Peers& peers() { return peers_; }
   Leases& leases() { return leases_; }
@@ -111,8 +116,10 @@ class ShardedModel {
   const int world_size_;
   const Units units_;
   const runtime::Mapping control_memory_, slot_memory_;
+  const Hosts hosts_;
   Control control_;
-  const std::unique_ptr<Exchange> exchange_;  // for ranks without shared memory
+  const Slots slots_;
+  const std::unique_ptr<HostLink> link_;  // for ranks on several hosts
   Reducer reducer_;
   Stepper stepper_;
   Peers peers_;

@@ -20,7 +20,7 @@ class ShardedModelTest : public testing::Test {
     for (int r = 0; r < world; ++r) {
       Units units;
       for (int u = 0; u < 2; ++u) units.push_back(ShardedUnit::make(u == 0 ? "a" : "b", layout, arenas[u], r, world, {}).value());
-      const std::size_t control_bytes = ShardedModel::control_bytes(world), slot_bytes = ShardedModel::slot_bytes(units, world, 2);
+      const std::size_t control_bytes = ShardedModel::control_bytes(units, world), slot_bytes = ShardedModel::slot_bytes(units, world, r, 2);
       if (!control) control = runtime::make_memory("control", control_bytes).value();
       if (!slots) slots = runtime::make_memory("slots", slot_bytes).value();
       ShardedModel::Options options;
@@ -130,8 +130,8 @@ TEST_F(ShardedModelTest, MemoryIsThatOfItsMappings) {
   place(2);
   const auto memory = models_[0]->memory();
   EXPECT_EQ(memory.arenas, 2u * 4096);
-  EXPECT_EQ(memory.slots, ShardedModel::slot_bytes(models_[0]->units(), 2, 2));
-  EXPECT_EQ(memory.control, ShardedModel::control_bytes(2));
+  EXPECT_EQ(memory.slots, ShardedModel::slot_bytes(models_[0]->units(), 2, 0, 2));
+  EXPECT_EQ(memory.control, ShardedModel::control_bytes(models_[0]->units(), 2));
   EXPECT_EQ(memory.total(), memory.arenas + memory.slots + memory.control);
 }
 

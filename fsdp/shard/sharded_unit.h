@@ -44,6 +44,11 @@ class ShardedUnit {
   std::byte* whole_to_write(std::size_t parameter) const {
     return arena_.data() + replica_begin_ + layout_.placed()[parameter].offset_bytes;
   }
+  // As whole_to_write, of another replica.
+  std::byte* whole_of_replica(std::size_t parameter, int replica) const {
+    return arena_.data() + layout_.replica_bytes(grid_.shards()) * static_cast<std::size_t>(replica) +
+           layout_.placed()[parameter].offset_bytes;
+  }
   // Copies this rank's shards into the wholes, before any rank reads the next version.
   void publish_own();
 

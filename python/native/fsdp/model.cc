@@ -97,7 +97,7 @@ void bind_window(ModelClass& model) {
       .def(
           "open_window", [](ShardedModel& s, const std::string& caller) { without_gil([&] { return s.leases().open_window(caller); }); },
           nb::arg("caller"))
-      .def("join", [](ShardedModel& s) { unwrap(s.join()); })
+      .def("join", &ShardedModel::join)
       .def("asked", &asked, "For a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
       .def("optimizer_end", &ShardedModel::optimizer_end, nb::arg("unit") = -1)

@@ -67,7 +67,7 @@ class MemoryNetwork::Layer final : public MessageLayer {
 
   std::optional<Error> lost(int rank) const override {
     const std::lock_guard lock(network_.mutex_);
-    const auto& death = network_.ranks_[static_cast<std::size_t>(rank)].death;
+    const auto& death = own().death ? own().death : network_.ranks_[static_cast<std::size_t>(rank)].death;
     if (!death) return std::nullopt;
     return unavailable(*death);
   }
@@ -77,7 +77,7 @@ class MemoryNetwork::Layer final : public MessageLayer {
   void begin_epoch() override { begin(false); }
 
  private:
-  Rank& own() { return network_.ranks_[static_cast<std::size_t>(rank_)]; }
+  Rank& own() const { return network_.ranks_[static_cast<std::size_t>(rank_)]; }
   void begin(bool sends) {
     const std::lock_guard lock(network_.mutex_);
     network_.drop(rank_, sends);

@@ -60,8 +60,8 @@ int main(int argc, char** argv) {
   });
   figure("sum of bfloat16 in float32", 12 * n, [&] {  // two sources, added to the destination
     parallel([&](std::size_t i, std::size_t count) {
-      const std::byte* sources[] = {from + 2 * i, from + 2 * (numel + i)};
-      shoal::fsdp::reduce(DType::kBFloat16, sources, 0.5, true, DType::kFloat32, to + 4 * i, count);
+      const shoal::fsdp::Source sources[] = {{from + 2 * i, DType::kBFloat16, 0}, {from + 2 * (numel + i), DType::kBFloat16, 1}};
+      shoal::fsdp::reduce(sources, 0.5, true, DType::kFloat32, to + 4 * i, count);
     });
   });
 }

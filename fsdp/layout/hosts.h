@@ -1,0 +1,44 @@
+// Which ranks of a mesh share memory. Ranks of one host map the same arenas and control words; ranks of different hosts map none together.
+#pragma once
+
+#include <span>
+#include <vector>
+
+namespace shoal::fsdp {
+
+// Ranks [begin, begin + size) of an aligned binary tree over ranks: `begin` is a multiple of `size`, a power of two.
+struct Block {
+  int begin = 0;
+  int size = 1;
+  bool operator==(const Block&) const = default;
+};
+
+class Hosts {
+ public:
+  // One host with all ranks.
+  Hosts(int world_size) : Hosts(std::vector<int>(static_cast<std::size_t>(world_size))) {}  // NOLINT: converts from a world size
+  // The host of each rank, as numbers from 0 without gaps.
+  explicit Hosts(std::vector<int> host_of_rank);
+
+  int world_size() const { return static_cast<int>(host_of_rank_.size()); }
+  int num_hosts() const { return static_cast<int>(ranks_.size()); }
+  int host_of(int rank) const { return host_of_rank_[static_cast<std::size_t>(rank)]; }
+  bool same_host(int a, int b) const { return host_of(a) == host_of(b); }
+  std::span<const int> ranks(int host) const { return ranks_[static_cast<std::size_t>(host)]; }
+  // The rank of `host` that exchanges data with `rank`, a rank of another host.
+  int partner(int rank, int host) const;
+  // The largest blocks that hold ranks of `host` only (or no rank), in order. A host sends one sum per block: with sums of blocks in place
+  // of their ranks, a sum along the tree has the same bits (kernels/kernels.h).
+  std::span<const Block> blocks(int host) const { return blocks_[static_cast<std::size_t>(host)]; }
+
+ private:
+  bool only_of(int host, Block block) const;
+  void append_blocks(int host, Block block);
+
+  std::vector<int> host_of_rank_;
+  std::vector<int> index_of_rank_;       // position of each rank among those of its host
+  std::vector<std::vector<int>> ranks_;  // by host, ascending
+  std::vector<std::vector<Block>> blocks_;
+};
+
+}  // namespace shoal::fsdp

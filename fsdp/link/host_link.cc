@@ -1,0 +1,203 @@
+#include "fsdp/link/host_link.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace shoal::fsdp {
+
+namespace {
+
+using Channel = runtime::MessageLayer::Channel;
+using namespace std::chrono_literals;
+
+constexpr auto kLook = 1s;              // interval at which a link without messages looks for lost connections
+constexpr auto kFlush = 1s;             // how long the end of a link waits until its last messages have arrived
+constexpr auto kLeaving = 60s;          // how long the end of a link waits for rows and sums under way
+constexpr auto kDepartureGrace = 500ms;  // time in which the partner of a rank reports that it has left, before its connection counts
+
+}  // namespace
+
+HostLink::HostLink(LinkModel model, std::shared_ptr<runtime::MessageLayer> layer, std::shared_ptr<runtime::Clock> clock)
+    : model_(model),
+      layer_(std::move(layer)),
+      clock_(std::move(clock)),
+      rows_(model, *layer_, [this] { notify_all(); }),
+      sums_(model, *layer_, [this] { notify_all(); }),
+      lost_since_(static_cast<std::size_t>(model.grid.world_size)) {
+  for (int r = 0; r < model_.grid.world_size; ++r) {
+    const bool reports_here = model_.remote(r) ? model_.hosts.partner(r, model_.host()) == model_.rank : r != model_.rank;
+    if (!reports_here) continue;
+    sources_.push_back(std::make_unique<Source>());
+    sources_.back()->rank = r;
+    sources_.back()->message.resize(kMaxUpdateBytes);
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+HostLink::~HostLink() {
+  leave();
+  layer_.reset();  // before the memory of its transfers
+}
+
+void HostLink::leave() {
+  if (!thread_.joinable()) return;
+  update();
+  leaving_ = true;
+  layer_->wake();
+  thread_.join();
+}
+
+// ---- this rank's reports ---------------------------------------------------------------------------------------------------------------
+
+void HostLink::post(std::vector<std::byte> message, To to) {
+  if (leaving_) return;
+  {
+    const std::lock_guard lock(mutex_);
+    posted_.push_back({std::move(message), to});
+  }
+  layer_->wake();
+}
+
+void HostLink::update() {
+  const Words words = Words::of(model_.control.rank(model_.rank));
+  if (last_words_ == words) return;
+  last_words_ = words;
+  post(encode(words));
+}
+
+void HostLink::published(std::uint64_t sequence, std::uint32_t unit, bool everywhere) {
+  const Control::Slot& slot = model_.control.rank(model_.rank).slots[sequence % model_.slots.num_slots()];
+  const std::size_t num_parameters = model_.units[unit]->layout().placed().size();
+  post(encode(Publication{sequence, unit, everywhere ? 1u : 0u, slot.weight.load(), {slot.present, num_parameters}}));
+  sums_.published(sequence, unit, everywhere);
+  update();
+  if (model_.hosts.ranks(model_.host()).size() > 1) post(encode(UpdateKind::kPublished), To::kThisHost);
+}
+
+int HostLink::missing_rows(std::size_t unit, std::uint64_t version) const {
+  for (int r = 0; r < model_.grid.world_size; ++r) {
+    if (!model_.remote(r) || model_.grid.replica_of(r) != model_.grid.replica_of(model_.rank)) continue;
+    if (model_.control.rows(r, unit).load(std::memory_order_acquire) < version) return r;
+  }
+  return -1;
+}
+
+// ---- the link's thread -----------------------------------------------------------------------------------------------------------------
+
+bool HostLink::send_posted() {
+  std::deque<Posted> posted;
+  {
+    const std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+  }
+  const auto send = [&](int to, const std::vector<std::byte>& message) {
+    Sending& sending = sending_.emplace_back();
+    sending.message = message;
+    layer_->send(to, Channel::kHeaders, sending.message, sending.transfer);
+  };
+  for (const Posted& p : posted) {
+    if (p.to == To::kThisHost) {
+      for (const int r : model_.hosts.ranks(model_.host())) {
+        if (r != model_.rank) send(r, p.message);
+      }
+    } else {
+      for (int h = 0; h < model_.hosts.num_hosts(); ++h) {
+        if (h != model_.host()) send(model_.hosts.partner(model_.rank, h), p.message);
+      }
+    }
+  }
+  return !posted.empty();
+}
+
+bool HostLink::drop_sent() {
+  return sending_.remove_if([](const Sending& s) { return s.transfer.state != Transfer::State::kPending; }) > 0;
+}
+
+void HostLink::receive(Source& source) {
+  source.transfer = {};
+  layer_->receive(source.rank, Channel::kHeaders, source.message, source.transfer);
+}
+
+void HostLink::store(int rank, const Update& update) {
+  auto& words = model_.control.rank(rank);
+  switch (update.kind) {
+    case UpdateKind::kWords:
+      update.words.store(words);
+      break;
+    case UpdateKind::kPublication:
+      if (update.publication.unit < model_.units.size()) update.publication.store(words.slots[update.publication.sequence % model_.slots.num_slots()]);
+      break;
+    case UpdateKind::kStuck:
+      for (const int r : model_.hosts.ranks(model_.host())) model_.control.rank(r).stuck.store(1, std::memory_order_release);
+      break;
+    case UpdateKind::kGone:
+      model_.control.membership_page().mark_gone(static_cast<std::uint32_t>(rank), update.cause);
+      break;
+    case UpdateKind::kPublished:
+      break;  // the next look at the sums finds the publication
+  }
+}
+
+bool HostLink::take_updates() {
+  bool any = false;
+  for (auto& source : sources_) {
+    while (!source->ended && source->transfer.state != Transfer::State::kPending) {
+      any = true;
+      if (!source->transfer.done()) {
+        source->ended = true;
+        break;
+      }
+      if (const auto update = decode_update(std::span(source->message).first(source->transfer.bytes))) store(source->rank, *update);
+      receive(*source);
+    }
+  }
+  if (any) notify_all();
+  return any;
+}
+
+void HostLink::check_lost() {
+  auto& page = model_.control.membership_page();
+  for (int r = 0; r < model_.grid.world_size; ++r) {
+    const auto member = static_cast<std::uint32_t>(r);
+    const bool left = decode_place(model_.control.rank(r).place.load(std::memory_order_acquire)).doing == Doing::kLeft;
+    if (!model_.remote(r) || left || page.is_gone(member)) continue;
+    const auto error = layer_->lost(r);
+    if (!error) continue;
+    auto& since = lost_since_[member];
+    if (!since) since = clock_->now();
+    const bool partner = model_.hosts.partner(r, model_.host()) == model_.rank;  // it has got all that the rank has reported
+    if (partner || clock_->now() - *since > kDepartureGrace) page.mark_gone(member, fmt::format("rank {} is gone: {}", r, error->message()));
+  }
+}
+
+bool HostLink::idle() {
+  const std::lock_guard lock(mutex_);
+  const bool rows = !model_.models_agree() || (rows_.sent() && rows_.received());  // rows of different models are not sent
+  return posted_.empty() && sending_.empty() && rows && sums_.sent(~std::uint64_t{0} - 1);
+}
+
+void HostLink::run() {
+  for (auto& source : sources_) receive(*source);
+  rows_.start();
+  sums_.start();
+  std::optional<runtime::TimePoint> leave_by;
+  while (true) {
+    bool progress = send_posted();
+    progress |= layer_->progress();
+    progress |= take_updates();
+    progress |= rows_.advance();
+    progress |= sums_.advance();
+    progress |= drop_sent();
+    check_lost();
+    if (leaving_) {
+      const auto now = clock_->now();
+      if (!leave_by) leave_by = now + kLeaving;
+      if (idle() || now >= *leave_by) break;
+    }
+    if (!progress) layer_->wait(kLook);
+  }
+  layer_->flush(kFlush);
+}
+
+}  // namespace shoal::fsdp

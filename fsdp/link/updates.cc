@@ -1,0 +1,111 @@
+#include "fsdp/link/updates.h"
+
+#include <cstring>
+
+namespace shoal::fsdp {
+
+namespace {
+
+struct PublicationHead {
+  std::uint64_t sequence;
+  std::uint32_t unit, everywhere;
+  double weight;
+};
+static_assert(sizeof(UpdateKind) + sizeof(PublicationHead) + Control::kMaxParameters <= kMaxUpdateBytes);
+static_assert(sizeof(UpdateKind) + sizeof(Words) <= kMaxUpdateBytes);
+
+template <class T>
+void append(std::vector<std::byte>& out, const T& value) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+  out.insert(out.end(), bytes, bytes + sizeof value);
+}
+
+template <class T>
+bool take(std::span<const std::byte>& from, T& value) {
+  if (from.size() < sizeof value) return false;
+  std::memcpy(&value, from.data(), sizeof value);
+  from = from.subspan(sizeof value);
+  return true;
+}
+
+}  // namespace
+
+Words Words::of(const Control::RankWords& w) {
+  return {w.fingerprint.load(), w.entered.load(), w.done.load(),  w.published.load(), w.consumed.load(),                     w.waiting.load(),
+          w.looks.load(),       w.joined.load(),  w.place.load(), w.summed.load(),    {w.parts[0].load(), w.parts[1].load()}};
+}
+
+void Words::store(Control::RankWords& w) const {
+  w.fingerprint.store(fingerprint);
+  w.place.store(place);
+  w.joined.store(joined);
+  w.parts[0].store(parts[0]);
+  w.parts[1].store(parts[1]);
+  w.waiting.store(waiting);
+  w.looks.store(looks);
+  w.consumed.store(consumed);
+  w.published.store(published);
+  w.entered.store(entered);
+  w.done.store(done);
+  w.summed.store(summed);
+}
+
+void Publication::store(Control::Slot& slot) const {
+  slot.unit.store(unit, std::memory_order_relaxed);
+  slot.everywhere.store(everywhere, std::memory_order_relaxed);
+  slot.weight.store(weight, std::memory_order_relaxed);
+  std::memcpy(slot.present, present.data(), present.size());
+}
+
+std::vector<std::byte> encode(UpdateKind kind) {
+  std::vector<std::byte> out;
+  append(out, kind);
+  return out;
+}
+
+std::vector<std::byte> encode(const Words& words) {
+  auto out = encode(UpdateKind::kWords);
+  append(out, words);
+  return out;
+}
+
+std::vector<std::byte> encode(const Publication& p) {
+  auto out = encode(UpdateKind::kPublication);
+  append(out, PublicationHead{p.sequence, p.unit, p.everywhere, p.weight});
+  const auto present = std::as_bytes(p.present);
+  out.insert(out.end(), present.begin(), present.end());
+  return out;
+}
+
+std::vector<std::byte> encode_gone(std::string_view cause) {
+  auto out = encode(UpdateKind::kGone);
+  const auto text = std::as_bytes(std::span(cause)).first(std::min<std::size_t>(cause.size(), 1024));
+  out.insert(out.end(), text.begin(), text.end());
+  return out;
+}
+
+std::optional<Update> decode_update(std::span<const std::byte> message) {
+  Update out{};
+  if (!take(message, out.kind)) return std::nullopt;
+  switch (out.kind) {
+    case UpdateKind::kWords:
+      if (!take(message, out.words) || !message.empty()) return std::nullopt;
+      return out;
+    case UpdateKind::kPublication: {
+      PublicationHead head;
+      if (!take(message, head) || message.size() > Control::kMaxParameters) return std::nullopt;
+      out.publication = {head.sequence, head.unit, head.everywhere, head.weight,
+                         {reinterpret_cast<const std::uint8_t*>(message.data()), message.size()}};
+      return out;
+    }
+    case UpdateKind::kGone:
+      out.cause.assign(reinterpret_cast<const char*>(message.data()), message.size());
+      return out;
+    case UpdateKind::kStuck:
+    case UpdateKind::kPublished:
+      return message.empty() ? std::optional(out) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+}  // namespace shoal::fsdp

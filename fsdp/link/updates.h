@@ -1,0 +1,54 @@
+// What a rank reports to other hosts about itself: its control words, its publications, and its end. Plain structs in the order of bytes of
+// the hosts, which a MessageLayer has found to be alike.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fsdp/protocol/control.h"
+
+namespace shoal::fsdp {
+
+enum class UpdateKind : std::uint32_t { kWords, kPublication, kStuck, kGone, kPublished };
+
+// A rank's control words, in the order of Control::RankWords. Not among them: `stuck`, which other ranks write.
+struct Words {
+  std::uint64_t fingerprint = 0, entered = 0, done = 0, published = 0, consumed = 0, waiting = 0, looks = 0, joined = 0, place = 0, summed = 0;
+  std::uint64_t parts[2] = {0, 0};
+  bool operator==(const Words&) const = default;
+
+  static Words of(const Control::RankWords& words);
+  // Stores them. Words that permit other ranks something are stored after those that they refer to.
+  void store(Control::RankWords& words) const;
+};
+
+// The control words of one publication. `present` has an entry per parameter of the unit.
+struct Publication {
+  std::uint64_t sequence = 0;
+  std::uint32_t unit = 0, everywhere = 0;
+  double weight = 0;
+  std::span<const std::uint8_t> present;
+
+  void store(Control::Slot& slot) const;
+};
+
+// Update messages, and their size at most.
+constexpr std::size_t kMaxUpdateBytes = 64 + Control::kMaxParameters;
+std::vector<std::byte> encode(UpdateKind kind);  // kStuck, kPublished
+std::vector<std::byte> encode(const Words& words);
+std::vector<std::byte> encode(const Publication& publication);
+std::vector<std::byte> encode_gone(std::string_view cause);
+
+// A received message. The spans refer to its bytes. nullopt: it is not an update.
+struct Update {
+  UpdateKind kind;
+  Words words = {};
+  Publication publication = {};
+  std::string cause = {};
+};
+std::optional<Update> decode_update(std::span<const std::byte> message);
+
+}  // namespace shoal::fsdp

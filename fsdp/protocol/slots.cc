@@ -1,0 +1,49 @@
+#include "fsdp/protocol/slots.h"
+
+#include <algorithm>
+
+namespace shoal::fsdp {
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+}  // namespace
+
+std::vector<Slots::Leaf> Slots::leaves_of(const Hosts& hosts, int host) {
+  std::vector<Leaf> out;
+  for (const int r : hosts.ranks(host)) out.push_back({{r, 1}, host, false});
+  for (int h = 0; h < hosts.num_hosts(); ++h) {
+    if (h == host) continue;
+    for (Block block : hosts.blocks(h)) {
+      block.size = std::min(block.size, hosts.world_size() - block.begin);
+      out.push_back({block, h, block.size > 1});
+    }
+  }
+  std::ranges::sort(out, {}, [](const Leaf& leaf) { return leaf.ranks.begin; });
+  return out;
+}
+
+// A sum needs twice the bytes of its gradients if they are in half precision.
+std::size_t Slots::stride_of(const std::vector<Leaf>& leaves, const std::vector<const Layout*>& layouts) {
+  const bool sums = std::ranges::any_of(leaves, &Leaf::is_sum);
+  std::size_t out = 0;
+  for (const auto* l : layouts) out = std::max(out, l->slot_bytes() * (sums ? 2 : 1));
+  return (out + kPage - 1) / kPage * kPage;
+}
+
+std::size_t Slots::bytes(const Hosts& hosts, int host, const std::vector<const Layout*>& layouts, int num_slots) {
+  const auto leaves = leaves_of(hosts, host);
+  return std::max(kPage, stride_of(leaves, layouts) * leaves.size() * static_cast<std::size_t>(num_slots));
+}
+
+Slots::Slots(std::byte* memory, const Hosts& hosts, int host, const std::vector<const Layout*>& layouts, int num_slots)
+    : memory_(memory),
+      leaves_(leaves_of(hosts, host)),
+      leaf_of_rank_(static_cast<std::size_t>(hosts.world_size())),
+      stride_(stride_of(leaves_, layouts)),
+      num_slots_(static_cast<std::uint64_t>(num_slots)) {
+  for (std::size_t i = 0; i < leaves_.size(); ++i) leaf_of_rank_[static_cast<std::size_t>(leaves_[i].ranks.begin)] = i;
+}
+
+}  // namespace shoal::fsdp
