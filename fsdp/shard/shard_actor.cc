@@ -84,6 +84,11 @@ Result<void> ShardActor::await_gang() {
   return {};
 }
 
+std::string ShardActor::memory_name() const {
+  const auto& hosts = options_.model.host_of_rank;
+  return hosts.empty() ? options_.gang : fmt::format("{}/host-{}", options_.gang, hosts[static_cast<std::size_t>(options_.rank)]);
+}
+
 Result<Fd> ShardActor::open_memory(const std::string& key, std::size_t bytes, int member) {
   SHOAL_TRY(Fd memory, session_->node().open_arena(key, bytes, member));
   arenas_.push_back(key);
@@ -98,7 +103,7 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
     return fail(invalid_argument(
         fmt::format("unit {} has {} parameters, but at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
   SHOAL_TRY(Layout layout, Layout::make(std::move(parameters)));
-  const std::string key = fmt::format("{}/unit-{}", options_.gang, num_units_);
+  const std::string key = fmt::format("{}/unit-{}", memory_name(), num_units_);
   SHOAL_TRY(const Fd arena, open_memory(key, layout.arena_bytes(grid())));
   ++num_units_;
   const int shard = grid().shard_of(options_.rank);
@@ -125,7 +130,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
         invalid_argument(fmt::format("gradients of {} units in flight are not possible: there may be 1 to {}", slots, Control::kMaxSlots)));
   }
   SHOAL_OK(await_gang());
-  const std::string key = fmt::format("{}/model-{}", options_.gang, num_models_++);
+  const std::string key = fmt::format("{}/model-{}", memory_name(), num_models_);
   auto options = options_.model;
   options.slots = slots;
   const Hosts hosts = options.host_of_rank.empty() ? Hosts(options_.world_size) : Hosts(options.host_of_rank);
@@ -135,7 +140,10 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
   SHOAL_TRY(const Fd gradients, open_memory(key + "/gradients", slot_bytes));
   SHOAL_TRY(runtime::Mapping control_memory, runtime::map(control, control_bytes, runtime::Access::kReadWrite));
   SHOAL_TRY(runtime::Mapping slot_memory, runtime::map(gradients, slot_bytes, runtime::Access::kReadWrite));
-  if (hosts.num_hosts() > 1) SHOAL_TRY(options.layer, options_.open_layer(key));
+  if (hosts.num_hosts() > 1) {
+    SHOAL_TRY(options.layer, options_.open_layer(fmt::format("{}/model-{}", options_.gang, num_models_)));
+  }
+  ++num_models_;
   // Ranks that outnumber the cores must not spin.
   if (hosts.ranks(hosts.host_of(options_.rank)).size() > std::thread::hardware_concurrency()) options.waits.spins = 0;
   auto made = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),

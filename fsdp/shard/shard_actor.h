@@ -63,6 +63,8 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
  private:
   ShardActor(actors::Session& session, Options options, ActorId id) : session_(&session), options_(std::move(options)), id_(id) {}
   Result<void> await_gang();
+  // The first part of the names of this host's memories.
+  std::string memory_name() const;
   // Opens memory of the node. The node marks the death of `member` on the memory's membership page.
   Result<Fd> open_memory(const std::string& key, std::size_t bytes, int member = -1);
   // Frees the memory of a destroyed unit or model. Not on the loop.

@@ -15,11 +15,11 @@ class PyCommunicator {
   PyCommunicator(std::shared_ptr<runtime::Communicator> communicator, std::shared_ptr<actors::NodeMemory> memory)
       : communicator_(std::move(communicator)), memory_(std::move(memory)) {}
 
-  // Chooses the transport (runtime/transport/make_communicator.h). `open_backend` makes the Python object that moves the bytes; `backend`
-  // is its name (shoal._distributed.process_group).
+  // Chooses the transport (runtime/transport/make_communicator.h): shared memory, else messages, else the Python object that `open_backend`
+  // makes (shoal._distributed.process_group), named `backend`. `exchange`: as in make_py_exchange.
   static std::unique_ptr<PyCommunicator> make(PySession& session, const std::string& name, int rank, int world_size, bool shares_memory,
-                                              const std::string& backend, nb::callable open_backend, double timeout, double warn_after,
-                                              bool spins);
+                                              nb::object exchange, const std::string& backend, nb::callable open_backend, double timeout,
+                                              double warn_after, bool spins);
 
   runtime::Communicator& get() const { return *communicator_; }
   const std::shared_ptr<runtime::Communicator>& shared() const { return communicator_; }

@@ -126,6 +126,19 @@ class PyBackend final : public runtime::CollectiveBackend {
 
 }  // namespace
 
+PyExchange make_py_exchange(nb::object exchange) {
+  return [held = std::make_shared<Held>(std::move(exchange))](const std::string& name, const std::string& own) {
+    std::vector<std::string> all;
+    auto done = in_python([&] {
+      for (const nb::handle each : held->get()(name, nb::bytes(own.data(), own.size()))) {
+        const auto bytes = nb::cast<nb::bytes>(each);
+        all.emplace_back(bytes.c_str(), bytes.size());
+      }
+    });
+    return std::move(done).map([&] { return std::move(all); });
+  };
+}
+
 std::shared_ptr<runtime::CollectiveBackend> make_py_backend(nb::object calls) { return std::make_shared<PyBackend>(std::move(calls)); }
 
 }  // namespace shoal::python

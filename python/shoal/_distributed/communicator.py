@@ -1,21 +1,38 @@
-"""The communicator of a group of ranks, over shared memory or gloo."""
+"""The communicator of a group of ranks, over shared memory, a network of messages or gloo."""
 
 from __future__ import annotations
 
 import os
+
+import torch.distributed as dist
 
 from shoal import _native
 from shoal._core.process import state
 from shoal._distributed.process_group import ProcessGroupBackend
 from shoal._distributed.ranks import TIMEOUT, WARN_AFTER
 
-__all__ = ["make_communicator"]
+__all__ = ["Exchange", "make_communicator"]
+
+
+class Exchange:
+    """Returns what every rank has passed, by the default process group's store. Ranks make the same calls with the same names."""
+
+    def __init__(self, name: str, world_size: int, rank: int):
+        self._store = dist.distributed_c10d._get_default_store()
+        self._name, self._world_size, self._rank = name, world_size, rank
+        self._calls = 0
+
+    def __call__(self, name: str, own: bytes) -> list[bytes]:
+        self._calls += 1
+        prefix = f"shoal/exchange/{self._name}/{name}/{self._calls}"
+        self._store.set(f"{prefix}/{self._rank}", own)
+        return [self._store.get(f"{prefix}/{r}") for r in range(self._world_size)]
 
 
 def make_communicator(name: str, ranks: tuple[int, ...], rank: int, shares_memory: bool) -> _native.Communicator:
     """Returns a communicator of these ranks, of which this process is ``ranks[rank]``. Every rank calls it, with the same name.
 
-    ``shares_memory``: all of them share memory; otherwise gloo moves the bytes.
+    ``shares_memory``: all of them share memory. Otherwise a network that every rank has moves the bytes: UCX, else gloo.
     """
     return _native.Communicator.make(
         state.session,
@@ -23,6 +40,7 @@ def make_communicator(name: str, ranks: tuple[int, ...], rank: int, shares_memor
         rank=rank,
         world_size=len(ranks),
         shares_memory=shares_memory,
+        exchange=Exchange(name, len(ranks), rank),
         backend="gloo",
         open_backend=lambda: ProcessGroupBackend(ranks, name, TIMEOUT, WARN_AFTER),
         timeout=TIMEOUT,

@@ -84,6 +84,7 @@ class Host:
 
     ranks: tuple[int, ...]
     shared: bool  # True if these are all ranks of the mesh
+    host_of_rank: tuple[int, ...]  # by position in the mesh: the rank's host, numbered from 0 without gaps
     place_as: tuple[int, int]  # index and number of this rank among those of its head, for a native ShardActor
 
 
@@ -96,9 +97,11 @@ def attach(ranks: tuple[int, ...]) -> Host:
             _attach(store, key)
     key += f"/{state.session.node}"  # processes share memory through a node, and one host may have several nodes
     store.set(f"shoal/host/{me}", key)
-    here = tuple(r for r in ranks if store.get(f"shoal/host/{r}").decode() == key)
+    keys = [store.get(f"shoal/host/{r}").decode() for r in ranks]
+    numbers = {k: n for n, k in enumerate(dict.fromkeys(keys))}
+    here = tuple(r for r, k in zip(ranks, keys, strict=True) if k == key)
     one_head = here == ranks or started_by_node()
-    return Host(here, here == ranks, (-1, 0) if one_head else (here.index(me), len(here)))
+    return Host(here, here == ranks, tuple(numbers[k] for k in keys), (-1, 0) if one_head else (here.index(me), len(here)))
 
 
 def _attach(store: dist.Store, key: str) -> None:

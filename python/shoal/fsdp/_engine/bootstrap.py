@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shoal import _native
 from shoal._actors.handle import ActorHandle
 from shoal._core.process import state
-from shoal._distributed.communicator import make_communicator
+from shoal._distributed.communicator import Exchange
 from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._parameters.mesh import data_mesh
@@ -39,7 +39,8 @@ def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.Sh
             replicas=replicas,
             timeout=TIMEOUT,
             warn_after=WARN_AFTER,
-            communicator=None if host.shared else make_communicator(gang, ranks, index, shares_memory=False),
+            hosts=[] if host.shared else list(host.host_of_rank),
+            exchange=None if host.shared else Exchange(gang, len(ranks), index),
             place_as=host.place_as,
         )
         _state.actors[key] = actor
