@@ -27,8 +27,8 @@ class Hosts {
   std::span<const int> ranks(int host) const { return ranks_[static_cast<std::size_t>(host)]; }
   // The rank of `host` that exchanges data with `rank`, a rank of another host.
   int partner(int rank, int host) const;
-  // The largest blocks that hold ranks of `host` only (or no rank), in order. A host sends one sum per block: with sums of blocks in place
-  // of their ranks, a sum along the tree has the same bits (kernels/kernels.h).
+  // The largest blocks that hold ranks of `host` only (or no rank), in order. A host sends one sum per block. A sum along the tree has the
+  // same bits with sums of blocks in place of their ranks (kernels/kernels.h).
   std::span<const Block> blocks(int host) const { return blocks_[static_cast<std::size_t>(host)]; }
 
  private:

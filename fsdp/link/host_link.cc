@@ -11,9 +11,9 @@ namespace {
 using Channel = runtime::MessageLayer::Channel;
 using namespace std::chrono_literals;
 
-constexpr auto kLook = 1s;              // interval at which a link without messages looks for lost connections
-constexpr auto kFlush = 1s;             // how long the end of a link waits until its last messages have arrived
-constexpr auto kLeaving = 60s;          // how long the end of a link waits for rows and sums under way
+constexpr auto kLook = 1s;               // interval at which a link without messages looks for lost connections
+constexpr auto kFlush = 1s;              // how long the end of a link waits until its last messages have arrived
+constexpr auto kLeaving = 60s;           // how long the end of a link waits for rows and sums under way
 constexpr auto kDepartureGrace = 500ms;  // time in which the partner of a rank reports that it has left, before its connection counts
 
 }  // namespace
@@ -126,7 +126,8 @@ void HostLink::store(int rank, const Update& update) {
       update.words.store(words);
       break;
     case UpdateKind::kPublication:
-      if (update.publication.unit < model_.units.size()) update.publication.store(words.slots[update.publication.sequence % model_.slots.num_slots()]);
+      if (update.publication.unit < model_.units.size())
+        update.publication.store(words.slots[update.publication.sequence % model_.slots.num_slots()]);
       break;
     case UpdateKind::kStuck:
       for (const int r : model_.hosts.ranks(model_.host())) model_.control.rank(r).stuck.store(1, std::memory_order_release);
@@ -167,7 +168,8 @@ void HostLink::check_lost() {
     auto& since = lost_since_[member];
     if (!since) since = clock_->now();
     const bool partner = model_.hosts.partner(r, model_.host()) == model_.rank;  // it has got all that the rank has reported
-    if (partner || clock_->now() - *since > kDepartureGrace) page.mark_gone(member, fmt::format("rank {} is gone: {}", r, error->message()));
+    if (partner || clock_->now() - *since > kDepartureGrace)
+      page.mark_gone(member, fmt::format("rank {} is gone: {}", r, error->message()));
   }
 }
 

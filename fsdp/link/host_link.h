@@ -1,12 +1,12 @@
 // The connection of one rank's model with the ranks on other hosts.
 //
-// Each host has the control words, slots and arenas of all ranks, so gate, reducer, leases and waits are the same as on one host. A HostLink
-// keeps them up to date:
+// Each host has the control words, slots and arenas of all ranks, so gate, reducer, leases and waits are the same as on one host. A
+// HostLink keeps them up to date:
 //   - control words: every rank sends its own to one partner on each other host, which stores them;
 //   - rows of a version, from their owner, after the owner's words say that they are final (rows_exchange.h);
 //   - sums of gradients, to their owners (sums_exchange.h).
-// All of it travels while the ranks compute, in a thread of the link, which sleeps until a message arrives or this rank has something to
-// send. A rank on another host whose connection ends before the rank has left is marked as gone on this host's membership page.
+// The link's thread does this while the ranks compute. It sleeps until a message arrives, or until this rank has something to send. A rank
+// on another host whose connection ends before the rank has left is marked as gone on this host's membership page.
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@ class HostLink final : public RemoteSums {
   // Ends as leave() does.
   ~HostLink() override;
 
-  // ---- of the thread that runs the model ----
+  // ---- the thread that runs the model ----
   // Sends this rank's control words, if they have changed. Called after stores that another rank may wait for.
   void update();
   // Sends this rank's rows of a version, whose word `entered` is stored, in this order of units.
@@ -48,7 +48,7 @@ class HostLink final : public RemoteSums {
   // Reports to ranks on other hosts that no rank's wait can end.
   void report_stuck() { post(encode(UpdateKind::kStuck)); }
 
-  // ---- of any thread ----
+  // ---- any thread ----
   // Reports to other hosts that this rank is gone, and why.
   void report_gone(const std::string& cause) { post(encode_gone(cause)); }
   // Sends what is queued, to ranks that can be reached, and ends the link. Idempotent.
@@ -96,9 +96,9 @@ class HostLink final : public RemoteSums {
   const std::shared_ptr<runtime::Clock> clock_;
   RowsExchange rows_;
   SumsExchange sums_;
-  std::optional<Words> last_words_;  // of the model's thread: the words that were sent last
+  std::optional<Words> last_words_;  // the words that were sent last; for the model's thread only
 
-  // Of the link's thread.
+  // For the link's thread only.
   std::list<Sending> sending_;
   std::vector<std::unique_ptr<Source>> sources_;
   std::vector<std::optional<runtime::TimePoint>> lost_since_;  // by rank of another host whose connection has ended

@@ -33,7 +33,8 @@ struct Traffic {
 
 class CountedLayer final : public runtime::MessageLayer {
  public:
-  CountedLayer(std::shared_ptr<MessageLayer> layer, int rank, Traffic& traffic) : layer_(std::move(layer)), rank_(rank), traffic_(traffic) {}
+  CountedLayer(std::shared_ptr<MessageLayer> layer, int rank, Traffic& traffic)
+      : layer_(std::move(layer)), rank_(rank), traffic_(traffic) {}
   const char* name() const override { return layer_->name(); }
   void send(int to, Channel channel, std::span<const std::byte> data, Transfer& transfer) override {
     if (channel == Channel::kData || channel == Channel::kResults) {
@@ -114,7 +115,8 @@ class HostLinkTest : public testing::Test {
       const auto name = "unit" + std::to_string(u);
       units.push_back(ShardedUnit::make(name, layouts[u], memory(name, layouts[u].arena_bytes(grid)), rank, grid, {}).value());
     }
-    const std::size_t control = ShardedModel::control_bytes(units, grid.world_size), slots = ShardedModel::slot_bytes(units, hosts, rank, 2);
+    const std::size_t control = ShardedModel::control_bytes(units, grid.world_size),
+                      slots = ShardedModel::slot_bytes(units, hosts, rank, 2);
     return std::make_unique<ShardedModel>(
         rank, grid, std::move(units), runtime::map(memory("control", control), control, runtime::Access::kReadWrite).value(),
         runtime::map(memory("slots", slots), slots, runtime::Access::kReadWrite).value(), clock_, std::move(options));
@@ -261,9 +263,10 @@ TEST_P(HostLinkPlacementTest, TrainsToTheBitsOfOneHost) { expect_same_as_one_hos
 
 INSTANTIATE_TEST_SUITE_P(Placements, HostLinkPlacementTest,
                          testing::Values(Placement{{2, 1}, {0, 1}}, Placement{{3, 1}, {0, 1, 2}}, Placement{{4, 1}, {0, 0, 1, 1}},
-                                         Placement{{4, 1}, {0, 1, 0, 1}}, Placement{{3, 1}, {0, 1, 1}}, Placement{{6, 1}, {0, 0, 0, 1, 1, 1}},
-                                         Placement{{5, 1}, {0, 0, 0, 0, 1}}, Placement{{4, 2}, {0, 0, 1, 1}}, Placement{{4, 2}, {0, 1, 0, 1}},
-                                         Placement{{4, 2}, {0, 1, 2, 3}}, Placement{{2, 2}, {0, 1}}));
+                                         Placement{{4, 1}, {0, 1, 0, 1}}, Placement{{3, 1}, {0, 1, 1}},
+                                         Placement{{6, 1}, {0, 0, 0, 1, 1, 1}}, Placement{{5, 1}, {0, 0, 0, 0, 1}},
+                                         Placement{{4, 2}, {0, 0, 1, 1}}, Placement{{4, 2}, {0, 1, 0, 1}}, Placement{{4, 2}, {0, 1, 2, 3}},
+                                         Placement{{2, 2}, {0, 1}}));
 
 TEST_F(HostLinkTest, RanksMaySkipUnits) {
   Uses uses;
@@ -348,8 +351,8 @@ TEST_F(HostLinkTest, WaitsThatCannotEndAreAnErrorOnEveryHost) {
     ASSERT_TRUE(model.enter(false));
     ASSERT_TRUE(model.unshard(0));
     // Rank 0 waits for the others' windows, the others for its part of a sum.
-    const auto ended = model.rank() == 0 ? model.leases().open_window("a test")
-                                         : Result<void>(model.reductions().sum_over_ranks(1).map([](double) {}));
+    const auto ended =
+        model.rank() == 0 ? model.leases().open_window("a test") : Result<void>(model.reductions().sum_over_ranks(1).map([](double) {}));
     ASSERT_FALSE(ended);
     EXPECT_EQ(ended.error().reason(), "Diverged");
     EXPECT_NE(ended.error().message().find("all ranks wait for each other"), std::string::npos) << ended.error().to_string();

@@ -9,9 +9,9 @@
 namespace shoal::fsdp {
 
 struct LinkModel {
-  Control& control;  // of this host
+  Control& control;  // this host's
   const Units& units;
-  const Slots& slots;  // of this host
+  const Slots& slots;  // this host's
   const Hosts& hosts;
   Grid grid;
   int rank;

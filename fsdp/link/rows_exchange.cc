@@ -29,7 +29,11 @@ std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t hash) {
 RowsExchange::Lane::Lane(runtime::MessageLayer& layer, int to) : sender(layer, to, kChannels) {}
 
 RowsExchange::RowsExchange(LinkModel model, runtime::MessageLayer& layer, std::function<void()> arrived)
-    : model_(model), layer_(layer), arrived_(std::move(arrived)), arriving_(static_cast<std::size_t>(model.grid.world_size)), sent_hashes_(model.units.size()) {
+    : model_(model),
+      layer_(layer),
+      arrived_(std::move(arrived)),
+      arriving_(static_cast<std::size_t>(model.grid.world_size)),
+      sent_hashes_(model.units.size()) {
   const auto& [hosts, grid, rank] = std::tie(model_.hosts, model_.grid, model_.rank);
   const auto same_replica = [&](int r) { return grid.replica_of(r) == grid.replica_of(rank); };
   for (int h = 0; h < hosts.num_hosts(); ++h) {
@@ -60,7 +64,8 @@ std::vector<std::span<std::byte>> RowsExchange::rows_of(std::size_t unit, int ra
     const Piece piece = piece_of(p, grid.shards(), grid.shard_of(rank));
     const std::size_t element = dtype_bytes(p.compute_dtype());
     std::byte* const whole = u.whole_of_replica(i, grid.replica_of(rank));
-    for (std::size_t k = 0; k < piece.runs; ++k) out.emplace_back(whole + (piece.begin + k * piece.stride) * element, piece.length * element);
+    for (std::size_t k = 0; k < piece.runs; ++k)
+      out.emplace_back(whole + (piece.begin + k * piece.stride) * element, piece.length * element);
   }
   return out;
 }

@@ -1,7 +1,7 @@
 // Sends this rank's rows of each version to the other hosts, and receives those of its partners into this host's arenas.
 //
 // Each host gets a row once: its owner sends it to one rank of the host (Hosts::partner), which stores it for all. A receiver never waits:
-// an owner writes version v+1 only after every rank has left version v, so nobody reads the rows that arrive.
+// an owner writes version v+1 only after every rank has left version v, so no rank reads the rows that arrive.
 #pragma once
 
 #include <atomic>
@@ -60,9 +60,9 @@ class RowsExchange {
   const std::function<void()> arrived_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<std::unique_ptr<StreamReceiver>> receivers_;
-  std::vector<Header> arriving_;                 // by rank: the record that arrives from it
+  std::vector<Header> arriving_;                           // by rank: the record that arrives from it
   std::vector<std::optional<std::uint64_t>> sent_hashes_;  // by unit without trained parameters: hash of the rows that were sent
-  std::atomic<std::uint64_t> unsent_{0};         // tasks of all lanes
+  std::atomic<std::uint64_t> unsent_{0};                   // tasks of all lanes
 
   std::mutex mutex_;
   std::vector<Task> queued_;  // guarded by mutex_

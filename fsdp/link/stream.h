@@ -69,7 +69,7 @@ class StreamSender {
   std::vector<Message> messages_;
   std::size_t begun_ = 0, ended_ = 0;  // messages
   std::array<Transfer, kAtOnce> sent_;
-  std::array<std::vector<std::byte>, kAtOnce> buffers_;  // of messages with several fragments, or computed ones
+  std::array<std::vector<std::byte>, kAtOnce> buffers_;  // for messages with several fragments, or computed ones
 };
 
 class StreamReceiver {

@@ -93,7 +93,8 @@ void SumsExchange::append_pieces(std::vector<OutgoingPiece>& out, const Publicat
   }
   std::vector<Source> sources;
   for (int r = block.begin; r < end; ++r) {
-    if (!sums(owner, r, p.everywhere) || model_.control.rank(r).slots[p.sequence % model_.slots.num_slots()].present[parameter] == 0) continue;
+    if (!sums(owner, r, p.everywhere) || model_.control.rank(r).slots[p.sequence % model_.slots.num_slots()].present[parameter] == 0)
+      continue;
     sources.push_back({model_.slots.at(model_.slots.leaf_of(r), p.sequence, placed), reduce_dtype, r});
   }
   const DType sum = sum_dtype(reduce_dtype);

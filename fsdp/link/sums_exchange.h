@@ -1,7 +1,7 @@
 // Sends the sums of this host's gradients to owners on other hosts, and receives the other hosts' sums for this rank's rows.
 //
-// The sums of a publication are made by the owner's partner on each host (Hosts::partner), one per block of the host's ranks
-// (Hosts::blocks), so each host sends as many bytes as the owner has rows, for its ranks together. They arrive in the receiver's slots.
+// On each host the owner's partner (Hosts::partner) makes the sums of a publication, one per block of the host's ranks (Hosts::blocks). So
+// a host sends as many bytes as the owner has rows, for all its ranks together. Sums arrive in the owner's slots.
 #pragma once
 
 #include <atomic>
@@ -52,9 +52,7 @@ class SumsExchange {
 
   bool host_has_published(std::uint64_t sequence) const;
   // True when the owner sums the gradients of rank r.
-  bool sums(int owner, int r, bool everywhere) const {
-    return everywhere || model_.grid.replica_of(r) == model_.grid.replica_of(owner);
-  }
+  bool sums(int owner, int r, bool everywhere) const { return everywhere || model_.grid.replica_of(r) == model_.grid.replica_of(owner); }
   // Begins to send the sums of a publication to the lane's owner.
   void begin(Lane& lane, const Publication& p);
   void append_pieces(std::vector<OutgoingPiece>& out, const Publication& p, int owner, Block block, std::size_t parameter) const;

@@ -31,8 +31,17 @@ bool take(std::span<const std::byte>& from, T& value) {
 }  // namespace
 
 Words Words::of(const Control::RankWords& w) {
-  return {w.fingerprint.load(), w.entered.load(), w.done.load(),  w.published.load(), w.consumed.load(),                     w.waiting.load(),
-          w.looks.load(),       w.joined.load(),  w.place.load(), w.summed.load(),    {w.parts[0].load(), w.parts[1].load()}};
+  return {w.fingerprint.load(),
+          w.entered.load(),
+          w.done.load(),
+          w.published.load(),
+          w.consumed.load(),
+          w.waiting.load(),
+          w.looks.load(),
+          w.joined.load(),
+          w.place.load(),
+          w.summed.load(),
+          {w.parts[0].load(), w.parts[1].load()}};
 }
 
 void Words::store(Control::RankWords& w) const {
@@ -94,8 +103,8 @@ std::optional<Update> decode_update(std::span<const std::byte> message) {
     case UpdateKind::kPublication: {
       PublicationHead head;
       if (!take(message, head) || message.size() > Control::kMaxParameters) return std::nullopt;
-      out.publication = {head.sequence, head.unit, head.everywhere, head.weight,
-                         {reinterpret_cast<const std::uint8_t*>(message.data()), message.size()}};
+      out.publication = {
+          head.sequence, head.unit, head.everywhere, head.weight, {reinterpret_cast<const std::uint8_t*>(message.data()), message.size()}};
       return out;
     }
     case UpdateKind::kGone:

@@ -1,5 +1,5 @@
-// What a rank reports to other hosts about itself: its control words, its publications, and its end. Plain structs in the order of bytes of
-// the hosts, which a MessageLayer has found to be alike.
+// A rank's reports about itself to other hosts: its control words, its publications, and its end. They are plain structs in the byte order
+// of the hosts, which a MessageLayer has found to be alike.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ enum class UpdateKind : std::uint32_t { kWords, kPublication, kStuck, kGone, kPu
 
 // A rank's control words, in the order of Control::RankWords. Not among them: `stuck`, which other ranks write.
 struct Words {
-  std::uint64_t fingerprint = 0, entered = 0, done = 0, published = 0, consumed = 0, waiting = 0, looks = 0, joined = 0, place = 0, summed = 0;
+  std::uint64_t fingerprint = 0, entered = 0, done = 0, published = 0, consumed = 0, waiting = 0, looks = 0, joined = 0, place = 0,
+                summed = 0;
   std::uint64_t parts[2] = {0, 0};
   bool operator==(const Words&) const = default;
 

@@ -1,7 +1,7 @@
 // The ranks' control words of one model, behind the membership page in the model's control memory (runtime/shm/membership_page.h).
 //
-// Each rank writes only its own words; every rank reads all. A rank notifies the page after each store that another rank may wait for. Every
-// host has control words of all ranks: a HostLink keeps those of ranks on other hosts up to date (link/host_link.h).
+// Each rank writes only its own words; every rank reads all. A rank notifies the page after each store that another rank may wait for.
+// Every host has control words of all ranks: a HostLink keeps those of ranks on other hosts up to date (link/host_link.h).
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// The memory for gradients in flight on one host: a few slots for each rank of the host, and for each block of ranks of other hosts, whose
-// sum arrives as one.
+// The memory for gradients in flight on one host: a few slots for each rank of the host. Each block of ranks of another host has slots,
+// too, since their sum arrives as one.
 //
 // A rank's slot has the unit's gradients in their reduce dtype. A block of several ranks has sums, in fp32 (fp64 if the gradients are).
 #pragma once
@@ -22,7 +22,7 @@ inline DType sum_dtype(DType dtype) { return dtype == DType::kFloat64 ? DType::k
 
 class Slots {
  public:
-  // Whose gradients, or sums of gradients, a slot has: a rank of this host, or a block of another host's ranks.
+  // The origin of a slot's gradients, or sums: a rank of this host, or a block of another host's ranks.
   struct Leaf {
     Block ranks;  // cut to ranks that exist
     int host = 0;

@@ -87,8 +87,9 @@ Result<void> Leases::open_window(const std::string& caller) {
                           [this] { return gate_.missing_to_write(); }}));
   }
   if (link_ != nullptr && !link_->rows_sent()) {
-    SHOAL_OK(peers_.wait([this] { return link_->rows_sent(); },
-                         {fmt::format("this rank's rows of step {} to be sent to other hosts ({})", peers_.step(), caller), [] { return -1; }}));
+    SHOAL_OK(
+        peers_.wait([this] { return link_->rows_sent(); },
+                    {fmt::format("this rank's rows of step {} to be sent to other hosts ({})", peers_.step(), caller), [] { return -1; }}));
   }
   gate_.open();
   return {};

@@ -101,9 +101,7 @@ bool Peers::has_left(int rank) const {
   return decode_place(control_.rank(rank).place.load(std::memory_order_acquire)).doing == Doing::kLeft;
 }
 
-int Peers::reporter_of(int rank) const {
-  return hosts_.same_host(rank, rank_) ? rank : hosts_.partner(rank, hosts_.host_of(rank_));
-}
+int Peers::reporter_of(int rank) const { return hosts_.same_host(rank, rank_) ? rank : hosts_.partner(rank, hosts_.host_of(rank_)); }
 
 int Peers::first_lost() const {
   const auto& membership_page = control_.membership_page();

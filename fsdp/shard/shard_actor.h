@@ -44,7 +44,8 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   // unit's. `slots`: as in ShardedModel::Options.
   Result<std::shared_ptr<ShardedModel>> make_model(Units units, int slots);
 
-  // Leaves all models (ShardedModel::leave), frees the arenas and stops using the session. Units and models keep working on their mapped memory.
+  // Leaves all models (ShardedModel::leave), frees the arenas and stops using the session. Units and models keep working on their mapped
+  // memory.
   void leave();
 
   int rank() const { return options_.rank; }

@@ -20,7 +20,8 @@ struct MessageNetwork {
   std::string interface;  // network interface, as "eth0"; empty: the network's choice
 };
 
-// Every rank makes the call, which waits for the others. Errors: InvalidArgument for an unknown kind; Unavailable if a rank does not have it.
+// Every rank makes the call, which waits for the others. Errors: InvalidArgument for an unknown kind; Unavailable if a rank does not have
+// it.
 Result<std::shared_ptr<MessageLayer>> make_message_layer(const MessageNetwork& network);
 
 }  // namespace shoal::runtime

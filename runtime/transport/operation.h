@@ -1,5 +1,5 @@
-// An operation of a communicator that makes progress in steps: a state machine that advances as far as possible and never blocks. One thread
-// at a time advances the operations of a communicator (pending_operations.h).
+// An operation of a communicator that makes progress in steps: a state machine that advances as far as possible and never blocks. One
+// thread at a time advances the operations of a communicator (pending_operations.h).
 #pragma once
 
 #include <atomic>

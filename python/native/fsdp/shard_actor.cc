@@ -129,11 +129,12 @@ void bind_shard_actor(nb::module_& m) {
   nb::class_<ShardedUnit::Options>(m, "UnitOptions", "The arguments of fully_shard that the engine takes, for one unit.")
       .def(nb::init<bool>(), nb::kw_only(), nb::arg("lease_guard") = false);
   nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
-      .def_static("place", &place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"),
-                  nb::arg("timeout"), nb::arg("warn_after"), nb::arg("hosts") = std::vector<int>(), nb::arg("exchange") = nb::none(),
-                  nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
-                  "hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every "
-                  "rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all.")
+      .def_static(
+          "place", &place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"),
+          nb::arg("timeout"), nb::arg("warn_after"), nb::arg("hosts") = std::vector<int>(), nb::arg("exchange") = nb::none(),
+          nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
+          "hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every "
+          "rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all.")
       .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("options"))
       .def("make_model", &make_model, nb::arg("units"), nb::arg("names"), nb::arg("slots"),
            "Waits until every rank's ShardActor is placed.")

@@ -38,7 +38,7 @@ class Memory:
     """Memory that the engine holds on this host for a model, in bytes, over all of its ranks.
 
     ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients being reduced; ``control``: shared control words.
-    These three lie in the node's shared memory; ranks that share no memory report their private memory instead.
+    These three lie in the node's shared memory.
     ``gradients``: gradients of each rank's own rows.
     ``optimizer``: optimizer state of a hand-written step, of ``step_graph(optimizer=)``, or of the optimizer in backward; None: unknown,
     and not summed.

@@ -32,7 +32,7 @@ def join(
     ``after_backward``: collective work between backward and the optimizer's step (clipping); joined ranks call it.
     ``after_step``: work after the step (a learning rate schedule); joined ranks call it.
     Raises InvalidArgument for another weight, and for a model that is not sharded. Raises NotImplementedError for a model on several
-    meshes, for units that collectives gather (devices, extensions, custom communication), and for ranks that share no memory.
+    meshes, and for units that collectives gather (devices, extensions, custom communication).
     """
     if weight not in ("world", "samples"):
         raise InvalidArgument(f"weight={weight!r} of join is unknown", hint="pass 'world' or 'samples'")

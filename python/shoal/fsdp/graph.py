@@ -201,8 +201,8 @@ class Step:
     def fit(self, memory_budget: int | str, unsharded_bytes: Mapping[str, int], fixed_bytes: int = 0) -> Step:
         """Returns another step whose leases fit a memory budget, with the fewest reshards and then the deepest prefetching that fit.
 
-        ``memory_budget``: bytes, or text such as "4GiB". ``unsharded_bytes``: bytes per unit while it is leased (``Ranks.unit_bytes``
-        where ranks share no memory; on one host a lease takes nothing). ``fixed_bytes``: bytes that are always in use.
+        ``memory_budget``: bytes, or text such as "4GiB". ``unsharded_bytes``: bytes per unit while it is leased (a lease in
+        an arena takes nothing). ``fixed_bytes``: bytes that are always in use.
         Raises ResourceExhausted with the smallest sufficient budget.
         """
         self._indices(unsharded_bytes)
