@@ -14,10 +14,14 @@ struct PublicationHead {
 static_assert(sizeof(UpdateKind) + sizeof(PublicationHead) + Control::kMaxParameters <= kMaxUpdateBytes);
 static_assert(sizeof(UpdateKind) + sizeof(Words) <= kMaxUpdateBytes);
 
+// The kind, a plain struct, and bytes behind each other.
 template <class T>
-void append(std::vector<std::byte>& out, const T& value) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-  out.insert(out.end(), bytes, bytes + sizeof value);
+std::vector<std::byte> message_of(UpdateKind kind, const T& head, std::span<const std::byte> rest = {}) {
+  std::vector<std::byte> out(sizeof kind + sizeof head + rest.size());
+  std::memcpy(out.data(), &kind, sizeof kind);
+  std::memcpy(out.data() + sizeof kind, &head, sizeof head);
+  if (!rest.empty()) std::memcpy(out.data() + sizeof kind + sizeof head, rest.data(), rest.size());
+  return out;
 }
 
 template <class T>
@@ -67,30 +71,21 @@ void Publication::store(Control::Slot& slot) const {
 }
 
 std::vector<std::byte> encode(UpdateKind kind) {
-  std::vector<std::byte> out;
-  append(out, kind);
+  std::vector<std::byte> out(sizeof kind);
+  std::memcpy(out.data(), &kind, sizeof kind);
   return out;
 }
 
-std::vector<std::byte> encode(const Words& words) {
-  auto out = encode(UpdateKind::kWords);
-  append(out, words);
-  return out;
-}
+std::vector<std::byte> encode(const Words& words) { return message_of(UpdateKind::kWords, words); }
 
 std::vector<std::byte> encode(const Publication& p) {
-  auto out = encode(UpdateKind::kPublication);
-  append(out, PublicationHead{p.sequence, p.unit, p.everywhere, p.weight});
-  const auto present = std::as_bytes(p.present);
-  out.insert(out.end(), present.begin(), present.end());
-  return out;
+  return message_of(UpdateKind::kPublication, PublicationHead{p.sequence, p.unit, p.everywhere, p.weight}, std::as_bytes(p.present));
 }
 
 std::vector<std::byte> encode_gone(std::string_view cause) {
-  auto out = encode(UpdateKind::kGone);
   const auto text = std::as_bytes(std::span(cause)).first(std::min<std::size_t>(cause.size(), 1024));
-  out.insert(out.end(), text.begin(), text.end());
-  return out;
+  const auto length = static_cast<std::uint32_t>(text.size());
+  return message_of(UpdateKind::kGone, length, text);
 }
 
 std::optional<Update> decode_update(std::span<const std::byte> message) {
@@ -107,9 +102,12 @@ std::optional<Update> decode_update(std::span<const std::byte> message) {
           head.sequence, head.unit, head.everywhere, head.weight, {reinterpret_cast<const std::uint8_t*>(message.data()), message.size()}};
       return out;
     }
-    case UpdateKind::kGone:
-      out.cause.assign(reinterpret_cast<const char*>(message.data()), message.size());
+    case UpdateKind::kGone: {
+      std::uint32_t length;
+      if (!take(message, length) || length != message.size()) return std::nullopt;
+      out.cause.assign(reinterpret_cast<const char*>(message.data()), length);
       return out;
+    }
     case UpdateKind::kStuck:
     case UpdateKind::kPublished:
       return message.empty() ? std::optional(out) : std::nullopt;
