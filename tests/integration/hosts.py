@@ -1,11 +1,21 @@
-"""Two hosts as network namespaces, the cable between them, and a cluster over both."""
+"""Hosts as network namespaces, the cables that join them, and a cluster over all of them.
+
+Two hosts are joined by one cable, more by a switch (a bridge in a namespace of its own) with a cable to each. Links have a rate, can be cut
+and healed, and count their bytes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +23,10 @@ import pytest
 from command import LIMIT_S, Command
 from fixtures import home_of_its_own
 
-A, B = "10.77.0.1", "10.77.0.2"
+NETWORK = "10.77.0"
+A, B = f"{NETWORK}.1", f"{NETWORK}.2"
+
+_numbers = itertools.count()  # of all Hosts that this process makes
 
 # The first lines of drivers: on(host) makes an actor on the node whose label is host=HOST.
 ACTORS = """
@@ -63,23 +76,41 @@ def _within(namespace: str) -> tuple[str, ...]:
     return ("nsenter", f"--net=/run/netns/{namespace}")
 
 
-def _ip(*words: str, namespace: str = "") -> None:
-    command = [*(_within(namespace) if namespace else ()), "ip", *words]
+def _run(namespace: str, *words: str) -> str:
+    command = [*(_within(namespace) if namespace else ()), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _ip(*words: str, namespace: str = "") -> None:
+    _run(namespace, "ip", *words)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a host's device has sent and received, by the counters of the device."""
+
+    sent: int
+    received: int
+
+    def __sub__(self, before: Traffic) -> Traffic:
+        return Traffic(self.sent - before.sent, self.received - before.received)
 
 
 class Host(Command):
-    """The ``shoal`` command on one of the hosts, in a SHOAL_HOME of its own."""
+    """The ``shoal`` command on one of the hosts, in a SHOAL_HOME of its own. ``core``: the core that all of its processes share; None: all
+    cores."""
 
-    def __init__(self, home: Path, namespace: str, address: str, device: str):
-        super().__init__(home, before=_within(namespace))
-        self.namespace, self.address, self.device = namespace, address, device
+    device = "cable"  # one name on all hosts, because a job inherits the variables of its submitter
+
+    def __init__(self, home: Path, name: str, namespace: str, address: str, core: int | None = None):
+        super().__init__(home, before=_within(namespace) + (() if core is None else ("taskset", "-c", str(core))))
+        self.name, self.namespace, self.address = name, namespace, address
 
     def env(self, **more: str) -> dict[str, str]:
-        """GLOO_SOCKET_IFNAME names the device, because no host name resolves to this host's address. The device has one name on both
-        hosts, because a job inherits the variables of its submitter."""
+        """GLOO_SOCKET_IFNAME names the device, because no host name resolves to this host's address."""
         return super().env(**{"GLOO_SOCKET_IFNAME": self.device, **more})
 
     def listen_to_wire(self, to: Path):
@@ -88,25 +119,85 @@ class Host(Command):
         running.said("listening")
         return running
 
+    def traffic(self) -> Traffic:
+        (link,) = json.loads(_run(self.namespace, "ip", "-json", "-s", "link", "show", "dev", self.device))
+        return Traffic(link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"])
+
 
 class Hosts:
-    def __init__(self, homes: tuple[Path, Path]):
-        number = os.getpid()
-        self._names = [f"shoal-{number}-{which}" for which in "ab"]
-        self._devices = ["cable", "cable"]
+    """Hosts `a`, `b` and so on, one per home, with the addresses `network`.1, .2 and so on. ``cores``: the core of each host."""
+
+    def __init__(self, homes: Sequence[Path], network: str = NETWORK, cores: Sequence[int] | None = None):
+        here = f"shoal-{os.getpid()}-{next(_numbers)}"
+        self._switch = f"{here}-switch" if len(homes) > 2 else ""
+        self.all = [
+            Host(home, name, f"{here}-{name}", f"{network}.{i + 1}", None if cores is None else cores[i])
+            for i, (home, name) in enumerate(zip(homes, "abcdefgh", strict=False))
+        ]
+        self._namespaces = [h.namespace for h in self.all] + [self._switch] * (len(homes) > 2)
         try:
-            for name in self._names:
+            for name in self._namespaces:
                 _ip("netns", "add", name)
-            (name, other), (device, far) = self._names, self._devices
-            _ip("link", "add", device, "netns", name, "type", "veth", "peer", "name", far, "netns", other)
-            for name, device, address in zip(self._names, self._devices, (A, B), strict=True):
-                _ip("addr", "add", f"{address}/24", "dev", device, namespace=name)
-                _ip("link", "set", "lo", "up", namespace=name)
-                _ip("link", "set", device, "up", namespace=name)
+            self._join()
+            for host in self.all:
+                _ip("addr", "add", f"{host.address}/24", "dev", host.device, namespace=host.namespace)
+                _ip("link", "set", "lo", "up", namespace=host.namespace)
+                _ip("link", "set", host.device, "up", namespace=host.namespace)
         except OSError:
             self.end()
             raise
-        self.a, self.b = (Host(*each) for each in zip(homes, self._names, (A, B), self._devices, strict=True))
+        self.a, self.b = self.all[:2]
+
+    def _join(self) -> None:
+        if not self._switch:
+            (one, other), device = self._namespaces, Host.device
+            _ip("link", "add", device, "netns", one, "type", "veth", "peer", "name", device, "netns", other)
+            return
+        _ip("link", "add", "switch", "type", "bridge", namespace=self._switch)
+        _ip("link", "set", "switch", "up", namespace=self._switch)
+        for host in self.all:
+            port = self._port(host)
+            _ip("link", "add", port, "type", "veth", "peer", "name", host.device, "netns", host.namespace, namespace=self._switch)
+            _ip("link", "set", port, "master", "switch", "up", namespace=self._switch)
+
+    def _port(self, host: Host) -> str:
+        return f"port{self.all.index(host)}"
+
+    def _ends(self, host: Host) -> list[tuple[str, str]]:
+        """The ends of a host's cable that belong to it, as (namespace, device): between two hosts, each owns one end."""
+        ends = [(host.namespace, host.device)]
+        return [*ends, (self._switch, self._port(host))] if self._switch else ends
+
+    def set_rate(self, gbit: float | None) -> None:
+        """Limits each direction of each link to so many Gbit/s; None: no limit."""
+        for namespace, device in (end for host in self.all for end in self._ends(host)):
+            with contextlib.suppress(OSError):  # there was no limit
+                _run(namespace, "tc", "qdisc", "del", "dev", device, "root")
+            if gbit:
+                limit = ("rate", f"{gbit:g}gbit", "burst", "256kb", "latency", "20ms")
+                _run(namespace, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit)
+
+    def cut(self, host: Host) -> None:
+        """Ends a host's link: frames of both directions are lost, and no process gets an error at once."""
+        namespace, device = self._ends(host)[-1]
+        _ip("link", "set", device, "down", namespace=namespace)
+
+    def heal(self, host: Host) -> None:
+        namespace, device = self._ends(host)[-1]
+        _ip("link", "set", device, "up", namespace=namespace)
+
+    def pull_cable(self) -> None:
+        self.cut(self.a)
+
+    def end(self, kill: bool = False) -> None:
+        """Removes the hosts. ``kill``: ends the processes that are left in them; otherwise those keep their namespaces."""
+        for name in self._namespaces if kill else ():
+            left = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, timeout=LIMIT_S).stdout
+            for pid in map(int, left.split()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for name in self._namespaces:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=LIMIT_S)
 
     @staticmethod
     def why_not() -> str:
@@ -125,42 +216,44 @@ class Hosts:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=LIMIT_S)
         return ""
 
-    def pull_cable(self) -> None:
-        _ip("link", "set", self._devices[0], "down", namespace=self._names[0])
 
-    def end(self) -> None:
-        for name in self._names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=LIMIT_S)
-
-
-def two_hosts():
+def several_hosts(count: int, network: str = NETWORK):
     if why := Hosts.why_not():
         pytest.skip(why)
     for home in home_of_its_own():
-        other = home.parent / "other"
-        other.mkdir(mode=0o700)
-        hosts = Hosts((home, other))
+        homes = [home, *(home.parent / f"other{i}" for i in range(1, count))]
+        for other in homes[1:]:
+            other.mkdir(mode=0o700)
+        hosts = Hosts(homes, network)
         try:
             yield hosts
-            for host in (hosts.b, hosts.a):
+            for host in reversed(hosts.all):
                 host("stop", "--all")
                 host.end()
         finally:
             hosts.end()
 
 
-def cluster_of(hosts):
-    said = hosts.a.json("start", "--head", "--node-ip-address", A, "--port", "0", "--num-cpus", "4", "--label", "host=a")
+def two_hosts():
+    yield from several_hosts(2)
+
+
+def cluster_of(hosts: Hosts, words: dict[str, Sequence[str]] | None = None):
+    """Starts a cluster over all hosts. ``words``: further options of a host's start, by the host's name."""
+    words = words or {}
+    said = hosts.a.json(
+        "start", "--head", "--node-ip-address", hosts.a.address, "--port", "0", "--num-cpus", "4", "--label", "host=a", *words.get("a", ())
+    )  # fmt: skip
     cluster = SimpleNamespace(address=said["address"], fingerprint=said["ca_fingerprint"], session=Path(said["session"]))
     cluster.token = cluster.session / "token"
-    cluster.joined = join(hosts.b, cluster)
+    cluster.joined, *_ = [join(host, cluster, *words.get(host.name, ())) for host in hosts.all[1:]]
     return cluster
 
 
-def join(host, cluster, *words, code=0):
+def join(host: Host, cluster, *words: str, code: int = 0):
     return host.json(
         "start", "--address", cluster.address, "--token-file", cluster.token, "--ca-fingerprint", cluster.fingerprint,
-        "--num-cpus", "4", "--label", "host=b", *words, code=code,
+        "--num-cpus", "4", "--label", f"host={host.name}", *words, code=code,
     )  # fmt: skip
 
 
