@@ -26,7 +26,7 @@ from fixtures import home_of_its_own
 NETWORK = "10.77.0"
 A, B = f"{NETWORK}.1", f"{NETWORK}.2"
 
-_numbers = itertools.count()  # of all Hosts that this process makes
+_numbers = itertools.count()  # Hosts that this process makes are numbered
 
 # The first lines of drivers: on(host) makes an actor on the node whose label is host=HOST.
 ACTORS = """
