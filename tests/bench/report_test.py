@@ -1,10 +1,13 @@
 """A bench hides nothing: a missed goal, or a row without a figure, is a miss."""
 
 import argparse
+import contextlib
 import json
 import math
+from types import SimpleNamespace
 
 import first
+import hosts_data
 import parity
 import pytest
 from launch import Failed
@@ -134,3 +137,62 @@ def test_options_of_each_bench_parse():
     parser = argparse.ArgumentParser()
     first.add_options(parser)
     assert parser.parse_args(["--only", "steps", "--rounds", "1"]).only == ["steps"]
+
+
+class FakeWorld:
+    """Hosts whose processes answer at once. A collective takes as long as raw TCP needs, a step 2 s, FSDP2's 6 s."""
+
+    def __init__(self, count, pinned=True):
+        self.hosts, self.pinned, self.gbit = [SimpleNamespace(name=n) for n in "abcd"[:count]], pinned, None
+
+    def set_rate(self, gbit):
+        self.gbit = gbit
+
+    def raw(self, both_ways, seconds):
+        return self.gbit * 1e9 / 8 * 0.95
+
+    def submit(self, num_workers, resource, script, *args, **kwargs):
+        if script == "train_step.py":
+            step = 2.0 if self.pinned else 1.5
+            return {"step_s": [step], "parameters": 100_000_000, "sent_bytes_per_step": 810e6, "exposed_s": 0.4}
+        count, rate = len(self.hosts), self.gbit * 1e9 / 8 * 0.95
+        sent = {n: (64 << 20) / count * (count - 1) * f for n, f in (("gather", 1), ("reduce_scatter", 1), ("all_reduce", 2))}
+        seconds = {f"{w} {n} {m}": [s * m / 64 / rate] for w in ("Shoal", "gloo") for n, s in sent.items() for m in hosts_data.MIB}
+        return {"transport": "fake", "seconds": seconds}
+
+    def torchrun(self, ranks_per_host, script, *args):
+        return {"step_s": [6.0], "sent_bytes_per_step": 1600e6}
+
+
+@pytest.fixture
+def hosts_report(monkeypatch):
+    """A report of `bench hosts`, by sections, on hosts that answer at once."""
+    monkeypatch.setattr(hosts_data, "world", lambda count, pinned=True: contextlib.nullcontext(FakeWorld(count, pinned)))
+    parser = argparse.ArgumentParser()
+    hosts_data.add_options(parser)
+
+    def measured(*words):
+        return hosts_data.measure(parser.parse_args(["--rounds", "2", *words]))
+
+    return measured
+
+
+def test_rows_of_hosts_have_figures_and_goals_at_the_limit_hold(hosts_report):
+    made = hosts_report("--only", "collectives", "--only", "step")
+    assert not made.failures
+    missing = [row.name for row in made.rows if made.value(row) is None]
+    assert missing == []
+    by_name = {row.name: made.value(row) for row in made.rows if row.goal}
+    assert {name.split(" ")[0] for name in by_name} == {"gather", "reduce_scatter", "all_reduce", "step", ""}
+    assert all(v == pytest.approx(1) for name, v in by_name.items() if " MiB, " in name)
+    assert by_name["step M, 2 hosts x 2, 10 Gbit/s"] == pytest.approx(2 / 6)
+    # 100 million parameters: 400 MB in and 400 MB out per host, and 810 MB by both hosts where 800 MB are necessary
+    assert by_name["step M, 2 hosts x 1, 1 Gbit/s"] == pytest.approx(2 / 3.2)
+    assert by_name["  bytes on the wire per step, 2 hosts x 1, 1 Gbit/s"] == pytest.approx(810 / 800)
+    assert made.versions["transport, 3 hosts"] == "fake"
+
+
+def test_rows_of_hosts_follow_the_rates(hosts_report):
+    names = [row.name for row in hosts_report("--only", "step", "--rates", "1").rows]
+    assert "step M, 2 hosts x 1, 1 Gbit/s" in names
+    assert not any("10 Gbit/s" in name for name in names)
