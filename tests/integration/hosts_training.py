@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import shoal
-from shoal.fsdp import MixedPrecisionPolicy, fully_shard
+from shoal.fsdp import MixedPrecisionPolicy, fully_shard, plan
 from shoal.optim import AdamW, clip_grad_norm_
 from shoal.train import ScalingConfig, Trainer
 
@@ -184,11 +184,25 @@ def evaluated_unevenly(model):
     return train(shard(model), between) + said
 
 
+def updated_in_backward(model):
+    """The optimizer steps each unit during backward."""
+    shard(model)
+    optimizer, losses = AdamW(model.parameters(), lr=1e-2), []
+    plan(model, optimizer_in_backward=optimizer)
+    for step in range(STEPS):
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 TRAININGS = {
     f.__name__: f
     for f in (
         plain, clipped, kept_after_forward, bf16, bf16_reduced, torchs_optimizer, evaluated, frozen, accumulated, reduced_each_time,
-        replicas, replicas_across, evaluated_unevenly,
+        replicas, replicas_across, updated_in_backward, evaluated_unevenly,
     )
 }  # fmt: skip
 
