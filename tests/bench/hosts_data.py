@@ -10,6 +10,7 @@ import re
 import signal
 import statistics
 import subprocess
+import sys
 import time
 
 from hosts_world import World, world
@@ -82,7 +83,7 @@ MEMORY_ROWS = [Row("memory beyond the arena, gather of 1 GiB, 2 hosts", "MiB", "
 
 def add_options(parser):
     parser.add_argument("--only", choices=SECTIONS, action="append", help="only these sections, as often as needed")
-    parser.add_argument("--rates", type=float, nargs="+", default=[1, 10], metavar="GBIT", help="rates of the links, in Gbit/s")
+    parser.add_argument("--rates", type=float, nargs="+", default=[1, 10], metavar="GBIT", help="rates of the links, in Gbit/s; steps run at 1 and 10")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions, ours and the peers in turn")
 
 
@@ -96,6 +97,7 @@ def measure(options) -> Report:
     }
     report = Report("hosts", [row for part in SECTIONS if part in parts for row in rows[part]])
     report.versions["torch"] = version(OURS / "python", "torch")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the hosts
     for part in SECTIONS:
         if part in parts:
             begin = time.perf_counter()
@@ -144,7 +146,7 @@ def _collectives_once(report: Report, made: World, gbit: float) -> None:
     both = made.raw(both_ways=True, seconds=1) / 1e9
     report.add(f"both ways, {net}", both)
     report.add(f"limit, {net}", min(gbit / 8, both))
-    found = made.submit(hosts, "one_each", "hosts_rank.py", "collectives", "--mib", ",".join(map(str, MIB)), limit=150)
+    found = made.submit(hosts, "one_each", "hosts_rank.py", "collectives", "--mib", ",".join(map(str, MIB)))
     _transport(report, f"{hosts} hosts", found)
     report.raw.append({"net": net, **found})
     for series, seconds in found["seconds"].items():

@@ -93,13 +93,13 @@ class World:
             start_new_session=True,
         )
 
-    def submit(self, num_workers: int, resource: str, script: str, *args, limit: float = 120, **env: str) -> dict:
+    def submit(self, num_workers: int, resource: str, script: str, *args, limit: float = 300, **env: str) -> dict:
         """Runs ranks of Shoal as a user does; returns what rank 0 wrote to its --out."""
         out = self.folder / "out.json"
         argv = [OURS / "shoal", "submit", "--resource", f"{resource}=1", "--num-workers", num_workers, "--num-cpus", 0]
         return self._result([self.popen(self.hosts[0], [*argv, HERE / script, *args, "--out", out], **env)], out, limit)
 
-    def torchrun(self, ranks_per_host: int, script: str, *args, limit: float = 120) -> dict:
+    def torchrun(self, ranks_per_host: int, script: str, *args, limit: float = 300) -> dict:
         """Runs the ranks of a peer with torchrun's variables; returns what rank 0 wrote to its --out."""
         out, world = self.folder / "out.json", ranks_per_host * len(self.hosts)
         processes = []

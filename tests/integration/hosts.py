@@ -224,14 +224,15 @@ def several_hosts(count: int, network: str = NETWORK):
         homes = [home, *(home.parent / f"other{i}" for i in range(1, count))]
         for other in homes[1:]:
             other.mkdir(mode=0o700)
-        hosts = Hosts(homes, network)
+        hosts, stopped = Hosts(homes, network), False
         try:
             yield hosts
             for host in reversed(hosts.all):
                 host("stop", "--all")
                 host.end()
+            stopped = True
         finally:
-            hosts.end()
+            hosts.end(kill=not stopped)
 
 
 def two_hosts():
