@@ -1,6 +1,6 @@
 """One rank of `bench hosts`, started by shoal submit: collectives over several hosts, abort and re-form, or the memory of a gather.
 
-  hosts_rank.py collectives --mib 8,64 --out FILE    # Shoal and gloo in turn
+  hosts_rank.py collectives --mib 8,64 --out FILE    # Shoal, gloo and plain TCP in turn
   hosts_rank.py reform --out FILE
   hosts_rank.py memory --mib 1024 --out FILE
 
@@ -10,15 +10,18 @@ Rank 0 writes FILE. A sample of several ranks is that of the slowest one; the mo
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
 
 import shoal.collective as sc
 from shoal.exceptions import ShoalError
+from shoal.train._ranks import here
 
 # Prints the largest memory of a process, in bytes, when stdin ends. A process of its own, because the rank's threads hold the GIL.
 SAMPLER = """
@@ -94,13 +97,38 @@ class Tensors:
         }
 
 
+class Ring:
+    """Plain TCP among all ranks: each sends to the next one while it receives from the one before."""
+
+    def __init__(self):
+        sc.barrier()
+        addresses, after = everywhere(here().host), (rank + 1) % world
+        with socket.create_server((addresses[rank], 0)) as server:
+            ports = everywhere(server.getsockname()[1])
+            self._to = socket.create_connection((addresses[after], ports[after]))
+            self._from, _ = server.accept()
+        self._sender = ThreadPoolExecutor(1)
+
+    def exchange(self, data: memoryview, into: memoryview) -> None:
+        sent = self._sender.submit(self._to.sendall, data)
+        while into:
+            into = into[self._from.recv_into(into) or len(into) :]
+        sent.result()
+
+
 def collectives() -> dict:
-    """Seconds by "Shoal gather 8" and so on. A size is that of the whole tensor on one rank, in MiB."""
-    seconds = {}
+    """Seconds by "Shoal gather 8", "TCP exchange 8" and so on. A size is that of the whole tensor on one rank, in MiB. The exchange is that
+    of the bytes which a gather sends."""
+    seconds, ring = {}, Ring()
     for mib in map(int, options.mib.split(",")):
         tensors = Tensors(mib)
+        sent = 4 * tensors.numel // world * (world - 1)
+        data, into = memoryview(bytearray(sent)), memoryview(bytearray(sent))
         for rep in range(options.reps + 1):
             for name, (ours, theirs, right) in tensors.calls().items():
+                took = duration(lambda d=data, i=into: ring.exchange(d, i))
+                if rep > 0:
+                    seconds.setdefault(f"TCP exchange {mib}", []).append(took)
                 for who, function in [("Shoal", ours), ("gloo", theirs)][:: 1 if rep % 2 else -1]:
                     tensors.fill()
                     took = duration(function)

@@ -158,6 +158,7 @@ class FakeWorld:
         count, rate = len(self.hosts), self.gbit * 1e9 / 8 * 0.95
         sent = {n: (64 << 20) / count * (count - 1) * f for n, f in (("gather", 1), ("reduce_scatter", 1), ("all_reduce", 2))}
         seconds = {f"{w} {n} {m}": [s * m / 64 / rate] for w in ("Shoal", "gloo") for n, s in sent.items() for m in hosts_data.MIB}
+        seconds |= {f"TCP exchange {m}": [sent["gather"] * m / 64 / rate] for m in hosts_data.MIB}
         return {"transport": "fake", "seconds": seconds}
 
     def torchrun(self, ranks_per_host, script, *args):
