@@ -27,7 +27,8 @@ GLOO_MIB = 64  # the size that is compared with gloo
 BEYOND_MIB, CUT_S, KILLED_S = 64.0, 2.0, 0.2
 REFORM_S = {1: 0.010, 4: 0.100}  # by number of hosts
 NO_ERROR_S = 20.0  # a rank without an error after this time has none
-STEP = ["--config", "M", "--steps", "4", "--warmup", "2"]
+STEP = ["--config", "M", "--steps", "4", "--warmup", "2"]  # the first step is traced, the second is the first planned one
+PEER_STEP = ["--config", "M", "--steps", "3", "--warmup", "1"]
 WIRE = ["--wire", "cable"]
 
 
@@ -187,7 +188,7 @@ def _step_once(report: Report, made: World, hosts: int, ranks: int, gbit: float,
 
     def beside():
         if ranks == 2:
-            found["peer"] = made.torchrun(ranks, "train_step.py", *STEP, *batch, "--mode", "fsdp2", *WIRE)
+            found["peer"] = made.torchrun(ranks, "train_step.py", *PEER_STEP, *batch, "--mode", "fsdp2", *WIRE)
         else:
             found["together"] = _on_one_host(world_size, shoal)
 
