@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import shoal
-from shoal.fsdp import MixedPrecisionPolicy, fully_shard, plan
+from shoal.fsdp import MixedPrecisionPolicy, fully_shard, join, plan
 from shoal.optim import AdamW, clip_grad_norm_
 from shoal.train import ScalingConfig, Trainer
 
@@ -24,17 +24,21 @@ STEPS, WIDTH = 4, 13  # a width that no number of ranks divides
 
 
 class Net(nn.Module):
+    """Blocks in a row. ``skipped``: the blocks that this rank leaves out."""
+
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.inp = nn.Linear(8, WIDTH)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(3))
         self.head = nn.Linear(WIDTH, 5)
+        self.skipped = set()
 
     def forward(self, x):
         x = self.inp(x)
-        for block in self.blocks:
-            x = x + block(x)
+        for i, block in enumerate(self.blocks):
+            if i not in self.skipped:
+                x = x + block(x)
         return self.head(x)
 
 
@@ -173,6 +177,15 @@ def replicas_across(model):
     return two_replicas(model, across=True)
 
 
+def skipped(model):
+    """In each step one rank leaves out one block."""
+
+    def before(model, step):
+        model.skipped = {step % 3} if step % dist.get_world_size() == dist.get_rank() else set()
+
+    return train(shard(model), before=before)
+
+
 def evaluated_unevenly(model):
     """After each step the ranks evaluate different numbers of batches; at the end, at least one."""
     said = []
@@ -180,6 +193,18 @@ def evaluated_unevenly(model):
     @torch.no_grad()
     def between(model, step):
         said.extend(loss_of(model, step, part=1 + i).item() for i in range((dist.get_rank() + step) % 3 + (step == STEPS - 1)))
+
+    return train(shard(model), between) + said
+
+
+def evaluated_in_part(model):
+    """After all steps but the last, rank 0 alone evaluates one block."""
+    said = []
+
+    @torch.no_grad()
+    def between(model, step):
+        if dist.get_rank() == 0 and step < STEPS - 1:
+            said.append(model.blocks[1](torch.ones(2, WIDTH)).sum().item())
 
     return train(shard(model), between) + said
 
@@ -198,11 +223,25 @@ def updated_in_backward(model):
     return losses
 
 
+def uneven(model):
+    """Rank 0 has fewer batches than the others (``join``)."""
+    shard(model)
+    optimizer, losses = AdamW(model.parameters(), lr=1e-2), []
+    with join(model, optimizers=optimizer):
+        for step in range(STEPS - (dist.get_rank() == 0)):
+            loss = loss_of(model, step)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
 TRAININGS = {
     f.__name__: f
     for f in (
         plain, clipped, kept_after_forward, bf16, bf16_reduced, torchs_optimizer, evaluated, frozen, accumulated, reduced_each_time,
-        replicas, replicas_across, updated_in_backward, evaluated_unevenly,
+        replicas, replicas_across, updated_in_backward, skipped, evaluated_unevenly, evaluated_in_part, uneven,
     )
 }  # fmt: skip
 
