@@ -44,8 +44,8 @@ class MessageLayer {
   virtual std::optional<Error> lost(int rank) const = 0;
   // Waits until the other ranks have got what was sent, at most `limit`.
   virtual void flush(Duration limit) = 0;
-  // Fails all transfers, whose memory is then free, makes the connections anew, and begins the next epoch: a rank receives only what others
-  // send in the same epoch. What lost() returned is forgotten, apart from the ranks in `gone`.
+  // Fails all transfers, whose memory is then free, makes the connections anew, and begins the next epoch. A rank receives only what others
+  // send in the same epoch. Only the ranks in `gone` stay lost.
   virtual void reset(std::span<const int> gone) = 0;
   // Begins the next epoch on the same connections, with no send pending. Pending receives fail.
   virtual void begin_epoch() = 0;

@@ -30,6 +30,11 @@ void expect_error(const Result<void>& result, Code code, const std::string& reas
   for (const auto& t : texts) EXPECT_NE(result.error().to_string().find(t), std::string::npos) << result.error().to_string();
 }
 
+void expect_done(const WorkPtr& work) {
+  const auto ended = work->wait();
+  EXPECT_TRUE(ended) << ended.error().to_string();
+}
+
 // The result of the operation that fails first: `work`, or the barrier after it. `work` may succeed on a rank whose part was complete.
 Result<void> first_failure(Communicator& c, const WorkPtr& work) {
   auto ended = work->wait();
@@ -114,7 +119,7 @@ TEST_P(Failures, ARankThatHasLeftMakesNoCalls) {
 
 TEST_P(Failures, ADeathEndsEveryOperation) {
   run(3, [&](Communicator& c) {
-    ASSERT_TRUE(c.barrier({})->wait());
+    expect_done(c.barrier({}));
     if (c.rank() == 1) return group_->kill(1, "killed by SIGKILL");
     Floats v{static_cast<float>(c.rank())};
     const auto work = c.all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, {});
@@ -129,7 +134,7 @@ TEST_P(Failures, ADeathEndsEveryOperation) {
     EXPECT_EQ(next->generation(), 2u);
     EXPECT_EQ(next->world_size(), 2);
     EXPECT_EQ(next->rank(), c.rank() == 0 ? 0 : 1);
-    ASSERT_TRUE(next->all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, {})->wait());
+    expect_done(next->all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, {}));
     EXPECT_EQ(v[0], 2);
   });
 }

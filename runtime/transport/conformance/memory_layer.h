@@ -29,9 +29,9 @@ class MemoryNetwork {
   // Sender, receiver, channel and epoch.
   using Lane = std::tuple<int, int, MessageLayer::Channel, int>;
   struct Sent {
-    std::vector<std::byte> copy;      // of a small message
-    std::span<const std::byte> data;  // of a large one
-    Transfer* transfer = nullptr;     // likewise
+    std::vector<std::byte> copy;      // a small message
+    std::span<const std::byte> data;  // a large message
+    Transfer* transfer = nullptr;     // with `data` only
   };
   struct Posted {
     std::span<std::byte> data;

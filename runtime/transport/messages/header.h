@@ -23,7 +23,7 @@ struct Header {
   std::int32_t root = -1;
   std::uint64_t sequence = 0, bytes = 0, counts = 0, step = 0;  // as in Entry
   std::uint64_t sent = 0;                                       // size of the data from the sender to the receiver
-  std::uint32_t tag = 0;                                        // of a message between two ranks
+  std::uint32_t tag = 0;                                        // messages between two ranks only
   std::uint32_t inline_bytes = 0;                               // size of the data that follow in the same message
   char label[kLabelBytes] = {};
 

@@ -11,10 +11,10 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a sleeping wait calls look()
+constexpr auto kLook = std::chrono::milliseconds(50);      // interval at which a sleeping wait calls look()
 constexpr auto kInFlight = std::chrono::milliseconds(20);  // for messages that were sent before a failure
-constexpr auto kTurn = std::chrono::milliseconds(50);  // interval at which a thread that waits for its turn asks for a signal
-constexpr auto kIdle = std::chrono::seconds(1);        // the same for the lane, without background operations
+constexpr auto kTurn = std::chrono::milliseconds(50);      // interval at which a thread that waits for its turn asks for a signal
+constexpr auto kIdle = std::chrono::seconds(1);            // the same for the lane, without background operations
 
 }  // namespace
 
@@ -276,7 +276,10 @@ void MessageCommunicator::look(const OperationPtr& until) {
   const int missing = at.missing();
   const auto now = clock_->now();
   if (missing >= 0 && group_.has_left(missing)) {
-    group_.fail(unavailable(fmt::format("rank {} has left, rank {} waits for it in {}", missing, rank(), at.what()))
+    const auto waits = fmt::format("rank {} waits for it in {}", rank(), at.what());
+    const auto death = group_.death(missing);
+    group_.fail(unavailable(death ? fmt::format("rank {} is gone: {}; {}", missing, *death, waits)
+                                  : fmt::format("rank {} has left, {}", missing, waits))
                     .with_reason("ActorDied")
                     .with_hint(fmt::format("look at the output of rank {}; every rank must make the same calls", missing)));
     return;
@@ -297,10 +300,10 @@ void MessageCommunicator::check_limit(const Operation& operation, TimePoint now)
   const Duration limit = operation.call().timeout > Duration{} ? operation.call().timeout : request_.timeout;
   if (now - operation.began() <= limit) return;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - operation.began()).count();
-  group_.fail(deadline_exceeded(
-                  fmt::format("rank {} waited {} ms in {}: {}", rank(), waited, operation.what(), describe(operation.missing())))
-                  .with_reason("Late")
-                  .with_hint("a rank made fewer calls, or is stuck outside the communicator"));
+  group_.fail(
+      deadline_exceeded(fmt::format("rank {} waited {} ms in {}: {}", rank(), waited, operation.what(), describe(operation.missing())))
+          .with_reason("Late")
+          .with_hint("a rank made fewer calls, or is stuck outside the communicator"));
 }
 
 }  // namespace shoal::runtime

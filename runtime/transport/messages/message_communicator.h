@@ -1,5 +1,5 @@
-// A Communicator over a MessageLayer, for ranks that share no memory: collectives and messages in chunks, several in flight, without threads
-// that spin. The layer is what distinguishes UCX from other networks.
+// A Communicator over a MessageLayer, for ranks that share no memory: collectives and messages in chunks, several in flight, without
+// threads that spin. The layer is what distinguishes UCX from other networks.
 #pragma once
 
 #include <atomic>

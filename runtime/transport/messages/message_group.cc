@@ -67,10 +67,8 @@ void MessageGroup::handle_control(int from, std::span<const std::byte> message) 
   const auto body = message.subspan(1);
   switch (static_cast<Control>(message[0])) {
     case Control::kFailed:
-      if (!closed_ && !failure()) {
-        reported_ = true;
-        fail(decode_error(Bytes::copy_of(body.data(), body.size())));
-      }
+      peers_[static_cast<std::size_t>(from)].closing = true;
+      if (!closed_ && !failure()) fail(decode_error(Bytes::copy_of(body.data(), body.size())));
       return;
     case Control::kLeft:
       peers_[static_cast<std::size_t>(from)].left = true;
@@ -101,17 +99,16 @@ Error MessageGroup::failure_in(const std::string& operation) const {
 }
 
 Error MessageGroup::cause_of_loss(int rank, const Error& broken) const {
-  const auto death = death_ ? death_(ranks_[static_cast<std::size_t>(rank)]) : std::nullopt;
-  return unavailable(fmt::format("rank {} is gone: {}", rank, death.value_or(broken.message()))).with_reason("ActorDied");
+  return unavailable(fmt::format("rank {} is gone: {}", rank, death(rank).value_or(broken.message()))).with_reason("ActorDied");
 }
 
 bool MessageGroup::has_failed() {
   if (failure()) return true;
   for (int r = 0; r < world_size(); ++r) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
-    if (r == rank_ || peer.left) continue;
+    if (r == rank_ || peer.left || peer.closing) continue;
     const int at = ranks_[static_cast<std::size_t>(r)];
-    const bool dead = death_ && death_(at);
+    const bool dead = death(r).has_value();
     const auto broken = layer_->lost(at);
     if (!dead && !broken) continue;
     const auto now = clock_.now();
@@ -129,31 +126,34 @@ std::vector<int> MessageGroup::lost() const {
   if (closed_) return lost_;
   std::vector<int> out;
   for (int r = 0; r < world_size(); ++r) {
+    const Peer& peer = peers_[static_cast<std::size_t>(r)];
     const int at = ranks_[static_cast<std::size_t>(r)];
-    if (r != rank_ && (peers_[static_cast<std::size_t>(r)].left || (death_ && death_(at)) || layer_->lost(at))) out.push_back(r);
+    // A rank that has failed first closes its connections before this one does.
+    if (r != rank_ && (peer.left || death(r) || (!peer.closing && layer_->lost(at)))) out.push_back(r);
   }
   return out;
 }
 
-void MessageGroup::send_to_all(Control kind, std::span<const std::byte> body) {
+bool MessageGroup::send_to_all(Control kind, std::span<const std::byte> body, Duration limit) {
   Report& report = reports_.emplace_back();
   report.message.push_back(static_cast<std::byte>(kind));
   report.message.insert(report.message.end(), body.begin(),
                         body.begin() + static_cast<std::ptrdiff_t>(std::min(body.size(), kControlBytes - 1)));
   report.sends.resize(ranks_.size());
-  const auto pending = [&](int r) {
-    return report.sends[static_cast<std::size_t>(r)].state == Transfer::State::kPending && reachable(r);
-  };
+  const auto pending = [&](int r) { return report.sends[static_cast<std::size_t>(r)].state == Transfer::State::kPending && reachable(r); };
   for (int r = 0; r < world_size(); ++r) {
     if (reachable(r)) send(r, Channel::kControl, report.message, report.sends[static_cast<std::size_t>(r)]);
   }
-  const auto until = clock_.now() + kReporting;
+  const auto until = clock_.now() + limit;
+  bool sent = true;
   for (int r = 0; r < world_size(); ++r) {
     while (pending(r) && clock_.now() < until) {
       if (!layer_->progress()) layer_->wait(kLook);
     }
+    sent &= !pending(r);
   }
-  layer_->flush(until - clock_.now());
+  layer_->flush(std::min<Duration>(until - clock_.now(), kReporting));
+  return sent;
 }
 
 bool MessageGroup::reachable(int rank) const {
@@ -164,10 +164,10 @@ bool MessageGroup::reachable(int rank) const {
 void MessageGroup::close() {
   if (closed_) return;
   if (lost_.empty()) lost_ = lost();
-  if (const auto cause = failure(); cause && !reported_) {
-    reported_ = true;
+  if (const auto cause = failure()) {
+    // Also to ranks that have the cause from another one: they do not take the end of the connections for the end of this rank.
     const Bytes body = encode_error(*cause);
-    send_to_all(Control::kFailed, body.span());
+    (void)send_to_all(Control::kFailed, body.span(), kReporting);
   } else {
     layer_->flush(kReporting);  // operations of other ranks may need what this one has sent
   }
@@ -179,7 +179,7 @@ void MessageGroup::close() {
 }
 
 void MessageGroup::leave() {
-  if (!closed_) send_to_all(Control::kLeft, {});
+  if (!closed_) (void)send_to_all(Control::kLeft, {}, kReporting);
 }
 
 Result<std::vector<int>> MessageGroup::agree_on_survivors(Duration limit) {
@@ -193,7 +193,11 @@ Result<std::vector<int>> MessageGroup::agree_on_survivors(Duration limit) {
       for (int r = 0; r < world_size(); ++r) {
         if (r == rank_ || reachable(r)) ranks.push_back(r);
       }
-      send_to_all(Control::kSurvivors, std::as_bytes(std::span(ranks)));
+      // Some may not have failed yet: their connections are made once they have.
+      if (!send_to_all(Control::kSurvivors, std::as_bytes(std::span(ranks)), until - clock_.now()))
+        return shoal::fail(deadline_exceeded(fmt::format("rank {} waited for other ranks to form the group again", rank_))
+                               .with_reason("Late")
+                               .with_hint("every rank that is left calls reform()"));
       survivors_ = std::move(ranks);
     } else if (clock_.now() > until) {
       return shoal::fail(deadline_exceeded(fmt::format("rank {} waited for rank {} to form the group again", rank_, leader))

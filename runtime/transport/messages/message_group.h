@@ -1,7 +1,7 @@
 // A rank's view of its group over a MessageLayer: the ranks that have left or are lost, and the group's failure.
 //
-// Ranks exchange control messages: a failure with its cause, that a rank leaves, and the ranks of the next generation. Apart from fail() and
-// failure(), everything belongs to the driving thread.
+// Ranks exchange control messages: a failure with its cause, that a rank leaves, and the ranks of the next generation. Apart from fail()
+// and failure(), everything belongs to the driving thread.
 #pragma once
 
 #include <array>
@@ -26,7 +26,8 @@ class MessageGroup {
   using Transfer = MessageLayer::Transfer;
 
   // `ranks`: the layer's number of each rank of this group.
-  MessageGroup(std::shared_ptr<MessageLayer> layer, std::vector<int> ranks, int rank, const Clock& clock, const CommunicatorRequest& request);
+  MessageGroup(std::shared_ptr<MessageLayer> layer, std::vector<int> ranks, int rank, const Clock& clock,
+               const CommunicatorRequest& request);
   ~MessageGroup();
   MessageGroup(const MessageGroup&) = delete;
   MessageGroup& operator=(const MessageGroup&) = delete;
@@ -54,6 +55,8 @@ class MessageGroup {
   // True when the group has failed. A lost rank that has not left fails it.
   bool has_failed();
   bool has_left(int rank) const { return peers_[static_cast<std::size_t>(rank)].left; }
+  // How a rank's process ended, if its node has reported that.
+  std::optional<std::string> death(int rank) const { return death_ ? death_(ranks_[static_cast<std::size_t>(rank)]) : std::nullopt; }
   std::vector<int> lost() const;
   // Reports the failure to the other ranks, if this rank found it, and ends all transfers. The layer then is in the next epoch.
   void close();
@@ -70,6 +73,7 @@ class MessageGroup {
     std::array<std::byte, kControlBytes> control;
     Transfer receiving;
     bool left = false;
+    bool closing = false;  // has failed, and closes its connections
     std::optional<TimePoint> lost_since;
   };
 
@@ -81,8 +85,8 @@ class MessageGroup {
 
   void receive_control(int from);
   void handle_control(int from, std::span<const std::byte> message);
-  // Sends a control message to every rank that can be reached, and waits until they have it, at most for a moment.
-  void send_to_all(Control kind, std::span<const std::byte> body);
+  // Sends a control message to every rank that can be reached, and waits until it is sent, at most `limit`. Returns true if it is.
+  bool send_to_all(Control kind, std::span<const std::byte> body, Duration limit);
   bool reachable(int rank) const;
   Error cause_of_loss(int rank, const Error& broken) const;
 
@@ -94,7 +98,6 @@ class MessageGroup {
   const std::size_t chunk_bytes_;
   std::vector<Peer> peers_;
   std::vector<int> lost_;  // when the group failed
-  bool reported_ = false;  // the failure came from another rank, or was reported to them
   std::atomic<bool> closed_{false};
   bool superseded_ = false;  // the layer belongs to the next generation
   std::optional<std::vector<int>> survivors_;

@@ -19,8 +19,8 @@ MessageToRank::MessageToRank(MessageGroup& group, Way way, int peer, std::span<s
               ChunkStream::Gate::kOpen) {}
 
 std::string MessageToRank::what() const {
-  std::string out = fmt::format("{} rank {} (tag {}, {} bytes of {})", sends() ? "send to" : "recv from", peer_, tag_, data_.size(),
-                                dtype_name(dtype_));
+  std::string out =
+      fmt::format("{} rank {} (tag {}, {} bytes of {})", sends() ? "send to" : "recv from", peer_, tag_, data_.size(), dtype_name(dtype_));
   if (!call().label.empty()) out += fmt::format(" '{}'", call().label);
   return out + fmt::format(", step {}", call().step);
 }

@@ -14,7 +14,7 @@ struct UcxLibrary {
   // Loads the library on the first call. Unavailable/NoUcx with both attempts where there is none.
   static Result<const UcxLibrary*> load();
 
-  std::string path;     // of the library
+  std::string path;     // the library
   std::string version;  // "1.13.1"
 
   decltype(&ucp_init_version) init_version;
