@@ -10,7 +10,8 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr std::size_t kElements = 64;  // shares begin at a multiple of so many elements
+constexpr std::size_t kElements = 64;             // shares begin at a multiple of so many elements
+constexpr std::size_t kCopiedAtOnce = 256 << 10;  // bytes of this rank's own part, between two looks at the network
 
 // The offset of each rank's share of `bytes`, and their end.
 std::vector<std::size_t> shares_of(std::size_t bytes, std::size_t element, std::size_t world) {
@@ -39,9 +40,7 @@ MessageCollective::MessageCollective(MessageGroup& group, std::uint64_t sequence
       share_begins_(shares_of(spec_.output.size(), dtype_bytes(spec_.dtype), static_cast<std::size_t>(world_size_))),
       peers_(static_cast<std::size_t>(world_size_)) {}
 
-bool MessageCollective::is_small_reduction() const {
-  return spec_.kind == Collective::kAllReduce && spec_.input.size() <= kInlineBytes;
-}
+bool MessageCollective::is_small_reduction() const { return spec_.kind == Collective::kAllReduce && spec_.input.size() <= kInlineBytes; }
 
 std::span<std::byte> MessageCollective::share(int rank) const {
   const auto r = static_cast<std::size_t>(rank);
@@ -105,10 +104,9 @@ void MessageCollective::plan() {
   const auto self = static_cast<std::size_t>(rank_);
   switch (spec_.kind) {
     case Collective::kAllGather:
-      copy(spec_.output.data() + begins_[self], spec_.input);
-      break;
     case Collective::kAllToAll:
-      copy(spec_.output.data() + receive_begins_[self], data_to(rank_));
+      own_part_ = data_to(rank_);
+      own_part_into_ = spec_.output.data() + (spec_.kind == Collective::kAllGather ? begins_[self] : receive_begins_[self]);
       break;
     case Collective::kBroadcast:
       if (spec_.output.size() > kInlineBytes) plan_shares_of_broadcast();
@@ -195,8 +193,8 @@ Result<void> MessageCollective::meet(int rank) {
   SHOAL_TRY(const Header header, decode(std::span(peer.in).first(peer.received.bytes)));
   const Entry theirs = header.entry();
   if (theirs.sequence != entry_.sequence || !agree(theirs, entry_)) {
-    return fail(invalid_argument(fmt::format("the ranks' collectives differ: rank {} is in {}, rank {} in {}", rank_, describe(entry_), rank,
-                                             describe(theirs)))
+    return fail(invalid_argument(fmt::format("the ranks' collectives differ: rank {} is in {}, rank {} in {}", rank_, describe(entry_),
+                                             rank, describe(theirs)))
                     .with_reason("Diverged")
                     .with_hint("every rank must make the same calls, with the same sizes and dtypes, in the same order"));
   }
@@ -240,7 +238,16 @@ Result<bool> MessageCollective::advance() {
     while (reduce_next()) again = true;
     moved |= again;
   }
-  return moved;
+  return moved | copy_own_part();
+}
+
+bool MessageCollective::copy_own_part() {
+  if (own_part_.empty()) return false;
+  const auto next = own_part_.first(std::min(own_part_.size(), kCopiedAtOnce));
+  copy(own_part_into_, next);
+  own_part_ = own_part_.subspan(next.size());
+  own_part_into_ += next.size();
+  return true;
 }
 
 bool MessageCollective::is_open(const ChunkStream& stream) const {
@@ -292,7 +299,7 @@ bool MessageCollective::reduce_next() {
 }
 
 bool MessageCollective::complete() const {
-  if (!started_ || reduced_ != to_reduce_) return false;
+  if (!started_ || reduced_ != to_reduce_ || !own_part_.empty()) return false;
   for (int r = 0; r < world_size_; ++r) {
     const Peer& peer = peers_[static_cast<std::size_t>(r)];
     if (r != rank_ && (!peer.described || !peer.sent.done())) return false;

@@ -23,7 +23,7 @@ class MessageOperation : public Operation {
 };
 
 // A collective. Every rank sends a header to every other one. A rank's data of at most kInlineBytes for another travel in the header's
-// message; larger data follow as a stream of chunks. Ranks own shares of an all_reduce and of a broadcast: the owner of a share reduces it,
+// message; larger data follow as a stream of chunks. Ranks own shares of an all_reduce and of a broadcast. The owner of a share reduces it,
 // or gets it from the root, and passes each chunk on at once.
 class MessageCollective final : public MessageOperation {
  public:
@@ -52,6 +52,7 @@ class MessageCollective final : public MessageOperation {
   Result<void> meet(int rank);
   bool is_open(const ChunkStream& stream) const;  // may begin its next chunk
   bool reduce_next();
+  bool copy_own_part();
   // The data that this rank sends to another, and the size of those that it gets from it, apart from Channel::kResults.
   std::span<const std::byte> data_to(int rank) const;
   std::size_t bytes_from(int rank) const;
@@ -65,6 +66,9 @@ class MessageCollective final : public MessageOperation {
   const std::vector<std::size_t> begins_, receive_begins_, share_begins_;
   std::vector<Peer> peers_;
   std::vector<ChunkStream> streams_;
+  // The rest of this rank's own part, which it copies while data of the others travel.
+  std::span<const std::byte> own_part_;
+  std::byte* own_part_into_ = nullptr;
   // The reduction of this rank's share, chunk by chunk.
   std::span<std::byte> reduced_into_;
   const std::byte* own_input_ = nullptr;
