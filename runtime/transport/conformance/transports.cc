@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <ctime>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -11,6 +12,7 @@
 #include "runtime/transport/conformance/memory_layer.h"
 #include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/make_communicator.h"
+#include "runtime/transport/tcp/tcp_layer.h"
 #include "runtime/transport/ucx/ucx_layer.h"
 
 namespace shoal::runtime {
@@ -90,23 +92,56 @@ class MessagesUnderTest final : public TestGroup {
   MemoryNetwork network_;
 };
 
-// Ranks on UCX, over the loopback interface.
-class UcxUnderTest final : public TestGroup {
+using Exchange = std::function<Result<std::vector<std::string>>(const std::string& own)>;
+using MakeLayer = Result<std::shared_ptr<MessageLayer>> (*)(int rank, int world_size, Exchange exchange);
+
+Result<std::shared_ptr<MessageLayer>> make_ucx(int rank, int world_size, Exchange exchange) {
+  return make_ucx_layer({rank, world_size, std::move(exchange), "lo"});
+}
+
+// Pieces are small, so that messages travel in several of them.
+TcpOptions tcp_options(int rank, int world_size, Exchange exchange) {
+  TcpOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.exchange = std::move(exchange);
+  options.interface = "lo";
+  options.piece_bytes = 1024;
+  return options;
+}
+
+Result<std::shared_ptr<MessageLayer>> make_tcp(int rank, int world_size, Exchange exchange) {
+  return make_tcp_layer(tcp_options(rank, world_size, std::move(exchange)));
+}
+
+Result<std::shared_ptr<MessageLayer>> make_tls(int rank, int world_size, Exchange exchange) {
+  static const std::shared_ptr<const Tls> tls = [] {
+    constexpr std::int64_t kDay = 24 * 3600;
+    const auto authority = make_authority("test", valid_from(std::time(nullptr), kDay)).value();
+    const auto own = make_certificate(authority, "127.0.0.1", valid_from(std::time(nullptr), kDay)).value();
+    return Tls::make(Fingerprint::of(authority.certificate).value(), own).value();
+  }();
+  auto options = tcp_options(rank, world_size, std::move(exchange));
+  options.tls = tls;
+  return make_tcp_layer(std::move(options));
+}
+
+// Ranks on a network of this host, over the loopback interface.
+template <MakeLayer kMake>
+class NetworkUnderTest final : public TestGroup {
  public:
-  explicit UcxUnderTest(int world_size) : world_size_(world_size), addresses_(static_cast<std::size_t>(world_size)) {}
+  explicit NetworkUnderTest(int world_size) : world_size_(world_size), addresses_(static_cast<std::size_t>(world_size)) {}
 
   std::shared_ptr<Communicator> join(int rank) override {
     auto request = request_of(rank, world_size_);
     auto& messages = request.messages.emplace();
-    messages.open = [this, rank] {
-      return make_ucx_layer({rank, world_size_, [this, rank](const std::string& own) { return exchange(rank, own); }, "lo"});
-    };
+    messages.open = [this, rank] { return kMake(rank, world_size_, [this, rank](const std::string& own) { return exchange(rank, own); }); };
     messages.death = [this](int dead) -> std::optional<std::string> {
       const std::lock_guard lock(mutex_);
       const auto it = deaths_.find(dead);
       return it == deaths_.end() ? std::nullopt : std::optional(it->second);
     };
-    messages.chunk_bytes = 1024;
+    messages.chunk_bytes = 4096;
     return make_communicator(std::move(request), clock_).value();
   }
   void kill(int rank, const std::string& cause) override {
@@ -147,7 +182,9 @@ std::vector<TestedTransport> tested_transports() {
   return {
       {"shm", make<ShmGroupUnderTest>, TestedTransport::Scope::kWhole},
       {"messages", make<MessagesUnderTest>, TestedTransport::Scope::kNoWindows},
-      {"ucx", make<UcxUnderTest>, TestedTransport::Scope::kNoWindows},
+      {"ucx", make<NetworkUnderTest<make_ucx>>, TestedTransport::Scope::kNoWindows},
+      {"tcp", make<NetworkUnderTest<make_tcp>>, TestedTransport::Scope::kNoWindows},
+      {"tls", make<NetworkUnderTest<make_tls>>, TestedTransport::Scope::kNoWindows},
       {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages},
   };
 }
