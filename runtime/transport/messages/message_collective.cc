@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -12,6 +13,9 @@ namespace {
 
 constexpr std::size_t kElements = 64;             // shares begin at a multiple of so many elements
 constexpr std::size_t kCopiedAtOnce = 256 << 10;  // bytes of this rank's own part, between two looks at the network
+constexpr std::size_t kChunksOfShare = 32;        // so that the pipeline's end takes a thirtieth of the time
+constexpr std::size_t kMinChunk = 64 << 10;       // below, the cost of a message counts
+constexpr std::size_t kChunkUnit = 4096;
 
 // The offset of each rank's share of `bytes`, and their end.
 std::vector<std::size_t> shares_of(std::size_t bytes, std::size_t element, std::size_t world) {
@@ -20,6 +24,17 @@ std::vector<std::size_t> shares_of(std::size_t bytes, std::size_t element, std::
   std::vector<std::size_t> out;
   for (std::size_t r = 0; r <= world; ++r) out.push_back(std::min(numel, r * even) * element);
   return out;
+}
+
+// The size of chunks, at most `limit`. It is so small that a rank has few bytes left to pass on once it has the last ones. Every rank
+// computes the same.
+std::size_t chunk_of(const CollectiveSpec& spec, std::size_t world, std::size_t limit) {
+  std::size_t total = 0;
+  if (spec.kind == Collective::kAllReduce || spec.kind == Collective::kBroadcast) total = spec.output.size();
+  if (spec.kind == Collective::kReduceScatter) total = std::accumulate(spec.counts.begin(), spec.counts.end(), total);
+  if (total == 0) return limit;
+  const std::size_t wanted = total / world / kChunksOfShare / kChunkUnit * kChunkUnit;
+  return std::min(limit, std::max(wanted, kMinChunk));
 }
 
 void copy(std::byte* out, std::span<const std::byte> in) {
@@ -34,6 +49,7 @@ MessageCollective::MessageCollective(MessageGroup& group, std::uint64_t sequence
       rank_(group.rank()),
       world_size_(group.world_size()),
       spec_(std::move(spec)),
+      chunk_(chunk_of(spec_, static_cast<std::size_t>(world_size_), group.chunk_bytes())),
       entry_(entry_of(sequence, spec_, this->call())),
       begins_(begins_of(spec_.counts)),
       receive_begins_(begins_of(spec_.receive)),
@@ -122,13 +138,12 @@ void MessageCollective::plan() {
     default:
       break;
   }
-  const std::size_t chunk = group_.chunk_bytes();
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_ || data_to(r).size() <= kInlineBytes) continue;
     // The const_cast is safe: a stream that sends only reads.
     const auto data = data_to(r);
     streams_.emplace_back(ChunkStream::Way::kSend, r, Channel::kData, std::span(const_cast<std::byte*>(data.data()), data.size()),
-                          data.size(), chunk, ChunkStream::Gate::kOpen);
+                          data.size(), chunk_, ChunkStream::Gate::kOpen);
   }
   if (reduced_into_.data() != nullptr && !reduced_into_.empty()) {
     plan_reduction();
@@ -140,22 +155,22 @@ void MessageCollective::plan() {
     if (spec_.kind == Collective::kAllGather) into = spec_.output.subspan(begins_[static_cast<std::size_t>(r)], bytes_from(r));
     if (spec_.kind == Collective::kAllToAll) into = spec_.output.subspan(receive_begins_[static_cast<std::size_t>(r)], bytes_from(r));
     if (spec_.kind == Collective::kAllReduce) continue;  // its share is empty
-    streams_.emplace_back(ChunkStream::Way::kReceive, r, Channel::kData, into, into.size(), chunk, ChunkStream::Gate::kOpen);
+    streams_.emplace_back(ChunkStream::Way::kReceive, r, Channel::kData, into, into.size(), chunk_, ChunkStream::Gate::kOpen);
   }
   if (spec_.kind == Collective::kAllReduce && !is_small_reduction()) plan_results();
 }
 
 void MessageCollective::plan_reduction() {
-  const std::size_t bytes = reduced_into_.size(), chunk = group_.chunk_bytes();
+  const std::size_t bytes = reduced_into_.size();
   const bool streamed = bytes > kInlineBytes;
-  to_reduce_ = streamed ? (bytes + chunk - 1) / chunk : 1;
+  to_reduce_ = streamed ? (bytes + chunk_ - 1) / chunk_ : 1;
   if (streamed) {
-    const std::size_t slots = std::min(ChunkStream::kAtOnce, to_reduce_) * chunk;
+    const std::size_t slots = std::min(ChunkStream::kAtOnce, to_reduce_) * chunk_;
     scratch_.resize(slots * static_cast<std::size_t>(world_size_ - 1));
     std::size_t at = 0;
     for (int r = 0; r < world_size_; ++r) {
       if (r == rank_) continue;
-      streams_.emplace_back(ChunkStream::Way::kReceive, r, Channel::kData, std::span(scratch_).subspan(at, slots), bytes, chunk,
+      streams_.emplace_back(ChunkStream::Way::kReceive, r, Channel::kData, std::span(scratch_).subspan(at, slots), bytes, chunk_,
                             ChunkStream::Gate::kScratch);
       at += slots;
     }
@@ -164,27 +179,25 @@ void MessageCollective::plan_reduction() {
 }
 
 void MessageCollective::plan_results() {
-  const std::size_t chunk = group_.chunk_bytes();
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
     if (!share(rank_).empty())
-      streams_.emplace_back(ChunkStream::Way::kSend, r, Channel::kResults, share(rank_), share(rank_).size(), chunk,
+      streams_.emplace_back(ChunkStream::Way::kSend, r, Channel::kResults, share(rank_), share(rank_).size(), chunk_,
                             ChunkStream::Gate::kReduced);
     if (!share(r).empty())
-      streams_.emplace_back(ChunkStream::Way::kReceive, r, Channel::kResults, share(r), share(r).size(), chunk, ChunkStream::Gate::kOpen);
+      streams_.emplace_back(ChunkStream::Way::kReceive, r, Channel::kResults, share(r), share(r).size(), chunk_, ChunkStream::Gate::kOpen);
   }
 }
 
 void MessageCollective::plan_shares_of_broadcast() {
-  const std::size_t chunk = group_.chunk_bytes();
   const bool is_root = rank_ == spec_.root;
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
     if (r != spec_.root && !share(rank_).empty())
-      streams_.emplace_back(ChunkStream::Way::kSend, r, Channel::kResults, share(rank_), share(rank_).size(), chunk,
+      streams_.emplace_back(ChunkStream::Way::kSend, r, Channel::kResults, share(rank_), share(rank_).size(), chunk_,
                             is_root ? ChunkStream::Gate::kOpen : ChunkStream::Gate::kReceived);
     if (!is_root && !share(r).empty())
-      streams_.emplace_back(ChunkStream::Way::kReceive, r, Channel::kResults, share(r), share(r).size(), chunk, ChunkStream::Gate::kOpen);
+      streams_.emplace_back(ChunkStream::Way::kReceive, r, Channel::kResults, share(r), share(r).size(), chunk_, ChunkStream::Gate::kOpen);
   }
 }
 
@@ -274,7 +287,7 @@ bool MessageCollective::is_open(const ChunkStream& stream) const {
 
 bool MessageCollective::reduce_next() {
   if (reduced_ == to_reduce_) return false;
-  const std::size_t chunk = group_.chunk_bytes(), at = reduced_ * chunk;
+  const std::size_t at = reduced_ * chunk_;
   const bool streamed = reduced_into_.size() > kInlineBytes;
   std::vector<const std::byte*> sources(static_cast<std::size_t>(world_size_));
   sources[static_cast<std::size_t>(rank_)] = own_input_ + at;
@@ -292,7 +305,7 @@ bool MessageCollective::reduce_next() {
       sources[static_cast<std::size_t>(r)] = peer.inlined();
     }
   }
-  const std::size_t bytes = streamed ? std::min(chunk, reduced_into_.size() - at) : reduced_into_.size();
+  const std::size_t bytes = streamed ? std::min(chunk_, reduced_into_.size() - at) : reduced_into_.size();
   reduce(spec_.dtype, spec_.op, sources, reduced_into_.data() + at, bytes / dtype_bytes(spec_.dtype));
   ++reduced_;
   return true;

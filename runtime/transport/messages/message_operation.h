@@ -62,6 +62,7 @@ class MessageCollective final : public MessageOperation {
   MessageGroup& group_;
   const int rank_, world_size_;
   const CollectiveSpec spec_;
+  const std::size_t chunk_;
   const Entry entry_;
   const std::vector<std::size_t> begins_, receive_begins_, share_begins_;
   std::vector<Peer> peers_;
