@@ -71,6 +71,7 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   const Identity& identity() const { return identity_; }
+  const Credentials& credentials() const { return options_.credentials; }
   template <class IdType>
   IdType new_id() {
     return loop_.own([this] { return random_->id<IdType>(); });

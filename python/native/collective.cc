@@ -1,9 +1,7 @@
 #include <cstdio>
 
 #include "python/native/collective.h"
-#include "python/native/py_backend.h"
 #include "runtime/transport/make_communicator.h"
-#include "runtime/transport/make_message_layer.h"
 
 namespace shoal::python {
 
@@ -46,9 +44,22 @@ WorkPtr submit(F&& fn) {
 
 }  // namespace
 
+runtime::MessageNetwork message_network(const actors::Credentials& credentials, int rank, int world_size, const std::string& kind,
+                                        const PyExchange& call, const std::string& name) {
+  runtime::MessageNetwork out;
+  out.rank = rank;
+  out.world_size = world_size;
+  out.exchange = [&call, name](const std::string& own) { return call(name, own); };
+  out.kind = kind;
+  out.interface = credentials.host;
+  out.tls = credentials.tls;
+  return out;
+}
+
 std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const std::string& name, int rank, int world_size,
-                                                     bool shares_memory, nb::object exchange, const std::string& backend,
-                                                     nb::callable open_backend, double timeout, double warn_after, bool spins) {
+                                                     bool shares_memory, nb::object exchange, const std::string& kind,
+                                                     const std::string& backend, nb::callable open_backend, double timeout,
+                                                     double warn_after, bool spins) {
   const auto use = session.use();
   runtime::CommunicatorRequest request;
   request.rank = rank;
@@ -65,20 +76,11 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
     if (!spins) shared.spins = 0;
     shared.open = [memory](const std::string& key, std::size_t bytes, int member) { return memory->open(key, bytes, member); };
   }
-  if (!shares_memory && world_size > 1) {
-    runtime::MessageNetwork network;
-    network.rank = rank;
-    network.world_size = world_size;
-    network.exchange = [&, call = make_py_exchange(std::move(exchange))](const std::string& own) { return call(name, own); };
-    auto opened = [&] {
-      const nb::gil_scoped_release release;
-      return runtime::make_message_layer(network);
-    }();
-    // Ranks without a network of messages use the backend; all of them get this error then.
-    if (!opened && opened.error().reason() != "NoUcx") unwrap(std::move(opened));
-    if (opened) {
-      request.messages.emplace().open = [layer = *std::move(opened)] { return Result<std::shared_ptr<runtime::MessageLayer>>(layer); };
-    }
+  if (!shares_memory && kind != backend) {
+    const auto call = make_py_exchange(std::move(exchange));
+    auto layer =
+        without_gil([&] { return runtime::make_message_layer(message_network(use->credentials(), rank, world_size, kind, call, name)); });
+    request.messages.emplace().open = [layer = std::move(layer)] { return Result<std::shared_ptr<runtime::MessageLayer>>(layer); };
   }
   std::optional<nb::python_error> raised;
   request.bytes = runtime::ByteTransport{backend, [&]() -> Result<std::shared_ptr<runtime::CollectiveBackend>> {
@@ -147,9 +149,9 @@ void bind_window(nb::module_& m) {
 
 void bind_group(CommunicatorClass& c) {
   c.def_static("make", &C::make, nb::arg("session"), nb::kw_only(), nb::arg("name"), nb::arg("rank"), nb::arg("world_size"),
-               nb::arg("shares_memory"), nb::arg("exchange"), nb::arg("backend"), nb::arg("open_backend"), nb::arg("timeout"),
-               nb::arg("warn_after"), nb::arg("spins"),
-               "Over shared memory if all ranks share the node's; else over a network that every rank has, or this backend.")
+               nb::arg("shares_memory"), nb::arg("exchange"), nb::arg("kind"), nb::arg("backend"), nb::arg("open_backend"),
+               nb::arg("timeout"), nb::arg("warn_after"), nb::arg("spins"),
+               "Over shared memory if all ranks share the node's; else over a network of messages, or the backend if `kind` names it.")
       .def_prop_ro("rank", [](const C& c) { return c.get().rank(); })
       .def_prop_ro("world_size", [](const C& c) { return c.get().world_size(); })
       .def_prop_ro("generation", [](const C& c) { return c.get().generation(); })

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/net/tls/tls.h"
 #include "runtime/transport/message_layer.h"
 
 namespace shoal::runtime {
@@ -14,14 +15,16 @@ namespace shoal::runtime {
 struct MessageNetwork {
   int rank = 0;
   int world_size = 1;
-  // Returns what each rank has passed, in the order of ranks. Every rank makes the same calls. The bytes are trusted.
+  // Returns what each rank has passed, in the order of ranks. Every rank makes the same calls. The bytes are secret, and trusted.
   std::function<Result<std::vector<std::string>>(const std::string& own)> exchange;
-  std::string kind;       // "ucx"; empty: the first one that every rank has
-  std::string interface;  // network interface, as "eth0"; empty: the network's choice
+  // "tcp"; "tls", TCP with encryption; or "ucx". Empty: UCX if every rank's host has RDMA and UCX, else TCP.
+  std::string kind;
+  std::string interface;           // network interface, as "eth0", or its address; empty: the network's choice
+  std::shared_ptr<const Tls> tls;  // for "tls": the host's certificate
 };
 
-// Every rank makes the call, which waits for the others. Errors: InvalidArgument for an unknown kind; Unavailable if a rank does not have
-// it.
+// Every rank makes the call, which waits for the others. Errors: InvalidArgument for an unknown kind, if the ranks' kinds differ, or for
+// "tls" without a certificate; Unavailable/NoUcx if a rank's host has no UCX.
 Result<std::shared_ptr<MessageLayer>> make_message_layer(const MessageNetwork& network);
 
 }  // namespace shoal::runtime

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from shoal import _native
 from shoal._core.process import state
 from shoal._distributed.process_group import ProcessGroupBackend
-from shoal._distributed.ranks import TIMEOUT, WARN_AFTER
+from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER
 
 __all__ = ["Exchange", "make_communicator"]
 
@@ -32,7 +32,7 @@ class Exchange:
 def make_communicator(name: str, ranks: tuple[int, ...], rank: int, shares_memory: bool) -> _native.Communicator:
     """Returns a communicator of these ranks, of which this process is ``ranks[rank]``. Every rank calls it, with the same name.
 
-    ``shares_memory``: all of them share memory. Otherwise a network that every rank has moves the bytes: UCX, else gloo.
+    ``shares_memory``: all of them share memory. Otherwise a network moves the bytes: that of ``SHOAL_TRANSPORT``.
     """
     return _native.Communicator.make(
         state.session,
@@ -41,6 +41,7 @@ def make_communicator(name: str, ranks: tuple[int, ...], rank: int, shares_memor
         world_size=len(ranks),
         shares_memory=shares_memory,
         exchange=Exchange(name, len(ranks), rank),
+        kind=TRANSPORT,
         backend="gloo",
         open_backend=lambda: ProcessGroupBackend(ranks, name, TIMEOUT, WARN_AFTER),
         timeout=TIMEOUT,

@@ -10,7 +10,7 @@ from shoal import _native
 from shoal._actors.handle import ActorHandle
 from shoal._core.process import state
 from shoal._distributed.communicator import Exchange
-from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name
+from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, attach, default_mesh, gang_name
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._parameters.mesh import data_mesh
 
@@ -41,6 +41,7 @@ def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.Sh
             warn_after=WARN_AFTER,
             hosts=[] if host.shared else list(host.host_of_rank),
             exchange=None if host.shared else Exchange(gang, len(ranks), index),
+            transport="" if TRANSPORT == "gloo" else TRANSPORT,
             place_as=host.place_as,
         )
         _state.actors[key] = actor
