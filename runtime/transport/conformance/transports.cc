@@ -182,7 +182,8 @@ std::vector<TestedTransport> tested_transports() {
   return {
       {"shm", make<ShmGroupUnderTest>, TestedTransport::Scope::kWhole},
       {"messages", make<MessagesUnderTest>, TestedTransport::Scope::kNoWindows},
-      {"ucx", make<NetworkUnderTest<make_ucx>>, TestedTransport::Scope::kNoWindows},
+      // An assertion in tcp_ep.c of UCX 1.13 fails in one of 15 runs of the failures under load.
+      {"ucx", make<NetworkUnderTest<make_ucx>>, TestedTransport::Scope::kNoWindows, /*fails_safely=*/false},
       {"tcp", make<NetworkUnderTest<make_tcp>>, TestedTransport::Scope::kNoWindows},
       {"tls", make<NetworkUnderTest<make_tls>>, TestedTransport::Scope::kNoWindows},
       {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages},
