@@ -25,7 +25,8 @@ from shoal.exceptions import InvalidArgument
 # Seconds until a rank's wait for its peers fails, and until it warns.
 TIMEOUT = float(os.environ.get("SHOAL_TIMEOUT", 600))
 WARN_AFTER = 5.0
-# The transport between hosts: "tcp", "tls" (TCP with encryption), "ucx", for collectives also "gloo". Empty: UCX on hosts with RDMA, else TCP.
+# The transport between hosts: "tcp", "tls" (TCP with encryption), "ucx", for collectives also "gloo". Empty: UCX on hosts with RDMA, else
+# TCP.
 TRANSPORT = os.environ.get("SHOAL_TRANSPORT", "")
 
 

@@ -57,7 +57,8 @@ class Trainer:
     The loop gets ``train_loop_config`` if given. Its environment has torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
     GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Local ranks count within a node, nodes are numbered in the order of their first
     ranks, and rank 0 listens at MASTER_ADDR. A gloo process group is initialised, so that ``shoal.fsdp.fully_shard`` works at once.
-    Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT`` and ``SHOAL_TRANSPORT``, unless a ``runtime_env`` sets them.
+    Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT`` and ``SHOAL_TRANSPORT``, unless a
+    ``runtime_env`` sets them.
     ``on_report``: called in the driver with rank 0's metrics at each report.
     """
 
