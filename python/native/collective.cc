@@ -2,6 +2,7 @@
 
 #include "python/native/collective.h"
 #include "runtime/transport/make_communicator.h"
+#include "runtime/transport/reduction.h"
 
 namespace shoal::python {
 
@@ -132,18 +133,42 @@ void bind_work(nb::module_& m) {
       .def("wait", [](Work& w) { without_gil([&] { return w.wait(); }); }, "Until it is done; raises how it failed.");
 }
 
+// A torch tensor of uint8 over a part of a window, which the tensor keeps alive.
+nb::object tensor_of(const std::shared_ptr<Window>& window, std::span<std::byte> part) {
+  auto* owner = new std::shared_ptr<Window>(window);
+  const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<std::shared_ptr<Window>*>(o); });
+  const std::size_t shape[1] = {part.size()};
+  return nb::ndarray<nb::pytorch, std::uint8_t>(part.data(), 1, shape, capsule).cast(nb::rv_policy::reference);
+}
+
+// Reduces the memory of this process, as a collective reduces that of its ranks. All sources have the size of `output`.
+void reduce_memory(const std::vector<PyMemory>& inputs, const PyMemory& output, const std::string& dtype, const std::string& op) {
+  const auto type = dtype_of(dtype);
+  const auto by = unwrap(runtime::parse_reduce_op(op));
+  unwrap(runtime::check_reducible(type, by));
+  std::vector<const std::byte*> sources;
+  for (const auto& input : inputs) {
+    if (input.second != output.second) raise(invalid_argument("the sources and the output of a reduction have one size"));
+    sources.push_back(input_of(input).data());
+  }
+  if (sources.empty()) raise(invalid_argument("a reduction of no sources"));
+  const nb::gil_scoped_release release;
+  runtime::reduce(type, by, sources, output_of(output).data(), output.second / dtype_bytes(type));
+}
+
 void bind_window(nb::module_& m) {
+  m.def("reduce", &reduce_memory, nb::arg("inputs"), nb::arg("output"), nb::arg("dtype"), nb::arg("op"),
+        "Reduces memories of this process in their order, with the bits of a collective. A memory is (address, bytes).");
   nb::class_<Window>(m, "Window", "Memory of every rank that all may read.")
       .def_prop_ro(
-          "own",
-          [](const std::shared_ptr<Window>& w) {
-            auto* owner = new std::shared_ptr<Window>(w);
-            const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<std::shared_ptr<Window>*>(o); });
-            const auto own = w->own();
-            const std::size_t shape[1] = {own.size()};
-            return nb::ndarray<nb::pytorch, std::uint8_t>(own.data(), 1, shape, capsule).cast(nb::rv_policy::reference);
+          "own", [](const std::shared_ptr<Window>& w) { return tensor_of(w, w->own()); }, "This rank's part, as a torch tensor of uint8.")
+      .def(
+          "mapped",
+          [](const std::shared_ptr<Window>& w, int rank) -> nb::object {
+            const auto part = w->mapped(rank);
+            return part.empty() ? nb::none() : tensor_of(w, part);
           },
-          "This rank's part, as a torch tensor of uint8.")
+          nb::arg("rank"), "A rank's part as a torch tensor of uint8, where this process has mapped it, else None.")
       .def("bytes", &Window::bytes, nb::arg("rank"), "Of a rank's part.");
 }
 

@@ -68,6 +68,8 @@ class Window {
   virtual ~Window() = default;
   virtual std::span<std::byte> own() = 0;         // the part of this rank
   virtual std::size_t bytes(int rank) const = 0;  // the size of the part of `rank`
+  // The part of `rank` where this process has mapped it; otherwise empty. It lives as long as the window.
+  virtual std::span<std::byte> mapped(int /*rank*/) { return {}; }
 };
 
 // The public functions check their arguments. For wrong ones they return a Work that has failed, without effect on the group. So an

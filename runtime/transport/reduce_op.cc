@@ -7,7 +7,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr std::array<const char*, 5> kOps = {"sum", "avg", "min", "max", "product"};
+constexpr std::array<const char*, kNumReduceOps> kOps = {"sum", "avg", "min", "max", "product", "band", "bor", "bxor"};
 
 bool has_sum(DType dtype) {
   switch (dtype) {
@@ -26,13 +26,19 @@ bool has_sum(DType dtype) {
   }
 }
 
+bool is_bitwise(ReduceOp op) { return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor; }
+
+bool is_floating(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
 }  // namespace
 
 Result<ReduceOp> parse_reduce_op(std::string_view name) {
   for (std::size_t i = 0; i < kOps.size(); ++i) {
     if (name == kOps[i]) return static_cast<ReduceOp>(i);
   }
-  return fail(invalid_argument("there is no reduction " + std::string(name)).with_hint("sum, avg, min, max or product"));
+  return fail(invalid_argument("there is no reduction " + std::string(name)).with_hint("sum, avg, min, max, product, band, bor or bxor"));
 }
 
 const char* reduce_op_name(ReduceOp op) { return kOps.at(static_cast<std::size_t>(op)); }
@@ -44,6 +50,10 @@ Result<void> check_reducible(DType dtype, ReduceOp op) {
   }
   if (dtype == DType::kBool && op == ReduceOp::kAvg) {
     return fail(unimplemented("bool tensors have no average").with_hint("sum of bool is \"or\"; convert to a number to count"));
+  }
+  if (is_bitwise(op) && is_floating(dtype)) {
+    return fail(unimplemented(std::string("tensors of dtype ") + dtype_name(dtype) + " have no reduction " + reduce_op_name(op))
+                    .with_hint("bitwise reductions take integers and booleans"));
   }
   return {};
 }

@@ -71,6 +71,15 @@ W join(ReduceOp op, W a, W b) {
       } else {
         return a * b;
       }
+    case ReduceOp::kBand:
+      if constexpr (std::is_integral_v<W>) return static_cast<W>(a & b);
+      return a;  // check_reducible() refuses bits of floating-point numbers
+    case ReduceOp::kBor:
+      if constexpr (std::is_integral_v<W>) return static_cast<W>(a | b);
+      return a;
+    case ReduceOp::kBxor:
+      if constexpr (std::is_integral_v<W>) return static_cast<W>(a ^ b);
+      return a;
     default:
       if constexpr (std::is_integral_v<W>) {
         using U = std::common_type_t<unsigned, std::make_unsigned_t<W>>;
@@ -116,11 +125,24 @@ void reduce_as(ReduceOp op, const std::byte* const* sources, std::size_t num_sou
       return reduce_op<E, ReduceOp::kMax>(sources, num_sources, out, numel);
     case ReduceOp::kProduct:
       return reduce_op<E, ReduceOp::kProduct>(sources, num_sources, out, numel);
+    default:
+      break;
+  }
+  if constexpr (std::is_integral_v<typename E::Wide>) {
+    switch (op) {
+      case ReduceOp::kBand:
+        return reduce_op<E, ReduceOp::kBand>(sources, num_sources, out, numel);
+      case ReduceOp::kBor:
+        return reduce_op<E, ReduceOp::kBor>(sources, num_sources, out, numel);
+      default:
+        return reduce_op<E, ReduceOp::kBxor>(sources, num_sources, out, numel);
+    }
   }
 }
 
 void reduce_bool(ReduceOp op, const std::byte* const* sources, std::size_t num_sources, std::byte* out, std::size_t numel) {
-  const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax;
+  if (op == ReduceOp::kBxor) return reduce_op<Bool, ReduceOp::kBxor>(sources, num_sources, out, numel);
+  const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax || op == ReduceOp::kBor;
   return any ? reduce_op<Bool, ReduceOp::kMax>(sources, num_sources, out, numel)
              : reduce_op<Bool, ReduceOp::kMin>(sources, num_sources, out, numel);
 }

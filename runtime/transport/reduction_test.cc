@@ -30,6 +30,18 @@ TEST(Reduction, JoinsEveryDTypeByEveryOperation) {
   EXPECT_EQ(reduced<std::uint8_t>(DType::kBool, ReduceOp::kProduct, {{0, 1, 0}, {0, 1, 1}}), (std::vector<std::uint8_t>{0, 1, 0}));
 }
 
+TEST(Reduction, JoinsBitsOfIntegersAndBooleans) {
+  using Bytes = std::vector<std::uint8_t>;
+  EXPECT_EQ(reduced<std::int32_t>(DType::kInt32, ReduceOp::kBand, {{12, -1}, {10, 7}}), (std::vector<std::int32_t>{8, 7}));
+  EXPECT_EQ(reduced<std::int64_t>(DType::kInt64, ReduceOp::kBor, {{12, 0}, {10, 7}}), (std::vector<std::int64_t>{14, 7}));
+  EXPECT_EQ(reduced<std::uint8_t>(DType::kUInt8, ReduceOp::kBxor, {{12, 1}, {10, 1}, {1, 1}}), (Bytes{7, 1}));
+  EXPECT_EQ(reduced<std::uint8_t>(DType::kBool, ReduceOp::kBand, {{0, 1, 1}, {0, 0, 1}}), (Bytes{0, 0, 1}));
+  EXPECT_EQ(reduced<std::uint8_t>(DType::kBool, ReduceOp::kBor, {{0, 1, 1}, {0, 0, 1}}), (Bytes{0, 1, 1}));
+  EXPECT_EQ(reduced<std::uint8_t>(DType::kBool, ReduceOp::kBxor, {{0, 1, 1}, {0, 0, 1}}), (Bytes{0, 1, 0}));
+  EXPECT_FALSE(check_reducible(DType::kFloat32, ReduceOp::kBor));
+  EXPECT_TRUE(check_reducible(DType::kInt8, ReduceOp::kBor));
+}
+
 TEST(Reduction, IntegersWrapAround) {
   constexpr auto kMax = std::numeric_limits<std::int32_t>::max();
   EXPECT_EQ(reduced<std::int32_t>(DType::kInt32, ReduceOp::kSum, {{kMax}, {1}}), (std::vector{std::numeric_limits<std::int32_t>::min()}));
@@ -76,7 +88,8 @@ TEST(DTypes, AreRefusedByName) {
   EXPECT_FALSE(check_reducible(DType::kBool, ReduceOp::kAvg));
   EXPECT_FALSE(find_dtype("float4"));
   EXPECT_EQ(dtype_bytes(find_dtype("complex128").value()), 16u);
-  EXPECT_FALSE(parse_reduce_op("bxor"));
+  EXPECT_EQ(parse_reduce_op("bxor").value(), ReduceOp::kBxor);
+  EXPECT_FALSE(parse_reduce_op("premul_sum"));
 }
 
 }  // namespace

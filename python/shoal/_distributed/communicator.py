@@ -9,16 +9,17 @@ import torch.distributed as dist
 from shoal import _native
 from shoal._core.process import state
 from shoal._distributed.process_group import ProcessGroupBackend
-from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER
+from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, default_store
 
 __all__ = ["Exchange", "make_communicator"]
 
 
 class Exchange:
-    """Returns what every rank has passed, by the default process group's store. Ranks make the same calls with the same names."""
+    """Returns what every rank has passed, by a store of all of them, the default process group's if None. Ranks make the same calls with the
+    same names."""
 
-    def __init__(self, name: str, world_size: int, rank: int):
-        self._store = dist.distributed_c10d._get_default_store()
+    def __init__(self, name: str, world_size: int, rank: int, store: dist.Store | None = None):
+        self._store = store or default_store()
         self._name, self._world_size, self._rank = name, world_size, rank
         self._calls = 0
 
@@ -29,10 +30,20 @@ class Exchange:
         return [self._store.get(f"{prefix}/{r}") for r in range(self._world_size)]
 
 
-def make_communicator(name: str, ranks: tuple[int, ...], rank: int, shares_memory: bool) -> _native.Communicator:
+def make_communicator(
+    name: str,
+    ranks: tuple[int, ...],
+    rank: int,
+    shares_memory: bool,
+    *,
+    store: dist.Store | None = None,
+    timeout: float = TIMEOUT,
+) -> _native.Communicator:
     """Returns a communicator of these ranks, of which this process is ``ranks[rank]``. Every rank calls it, with the same name.
 
     ``shares_memory``: all of them share memory. Otherwise a network moves the bytes: that of ``SHOAL_TRANSPORT``.
+    ``store``: one of all these ranks, by default that of the default process group. ``timeout``: seconds until an operation fails that has
+    no limit of its own.
     """
     return _native.Communicator.make(
         state.session,
@@ -40,11 +51,11 @@ def make_communicator(name: str, ranks: tuple[int, ...], rank: int, shares_memor
         rank=rank,
         world_size=len(ranks),
         shares_memory=shares_memory,
-        exchange=Exchange(name, len(ranks), rank),
+        exchange=Exchange(name, len(ranks), rank, store),
         kind=TRANSPORT,
         backend="gloo",
-        open_backend=lambda: ProcessGroupBackend(ranks, name, TIMEOUT, WARN_AFTER),
-        timeout=TIMEOUT,
+        open_backend=lambda: ProcessGroupBackend(store or default_store(), rank, len(ranks), name, timeout, WARN_AFTER),
+        timeout=timeout,
         warn_after=WARN_AFTER,
         spins=len(ranks) <= len(os.sched_getaffinity(0)),
     )

@@ -1,4 +1,4 @@
-"""Transport of bytes between ranks without shared memory: gloo, in a separate process group, with a ledger in the group's store.
+"""Transport of bytes between ranks without shared memory: gloo, in a process group of its own, with a ledger in the ranks' store.
 
 A rank whose wait takes long writes its position to the store and reads the others'. It can then name the late rank, and ranks that wait in
 different calls detect that within seconds.
@@ -18,6 +18,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions
 
 from shoal.exceptions import DeadlineExceeded, InvalidArgument, ShoalError, Unavailable, from_error
 
@@ -25,7 +26,6 @@ LOOK = 1.5  # seconds between two checks during a wait
 _NEVER_SENT = 0x7FFFFFF1  # a tag that no message has
 _WORDS = 192  # bytes for a rank's readable description of its next call
 _DIGEST = 16  # bytes for the digest of the collective, its number, operation, dtype and sizes
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 
 
 def _bytes(memory: tuple[int, int]) -> torch.Tensor:
@@ -36,10 +36,10 @@ def _bytes(memory: tuple[int, int]) -> torch.Tensor:
 
 
 class Ledger:
-    """The position of each waiting rank of a group, in the store of the default process group."""
+    """The position of each waiting rank of a group, in a store of all its ranks."""
 
-    def __init__(self, name: str, rank: int, world_size: int):
-        self._store, self._prefix = dist.distributed_c10d._get_default_store(), f"shoal/ledger/{name}"
+    def __init__(self, store: dist.Store, name: str, rank: int, world_size: int):
+        self._store, self._prefix = store, f"shoal/ledger/{name}"
         self.rank, self.world_size = rank, world_size
 
     def _get(self, key: str) -> dict | None:
@@ -97,12 +97,12 @@ class ProcessGroupBackend:
     """The object through which a native Communicator moves bytes. Memory is (address, bytes); counts are bytes. A call is (label, step,
     timeout, what: the collective, its operation and dtype)."""
 
-    def __init__(self, ranks: Sequence[int], name: str, timeout: float, warn_after: float):
-        # A separate group, so that the user's concurrent operations on other groups do not interfere.
-        self._group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True, timeout=timedelta(days=365))
-        self.rank, self.world_size = list(ranks).index(dist.get_rank()), len(ranks)
-        self._at = [sorted(ranks).index(r) for r in ranks]  # process groups order their ranks ascendingly
-        self._ledger = Ledger(name, self.rank, self.world_size)
+    def __init__(self, store: dist.Store, rank: int, world_size: int, name: str, timeout: float, warn_after: float):
+        # A group of its own, so that the user's concurrent operations on other groups do not interfere.
+        own = dist.PrefixStore(f"shoal/gloo/{name}", store)
+        self._group = dist.ProcessGroupGloo(own, rank, world_size, timeout=timedelta(days=365))
+        self.rank, self.world_size = rank, world_size
+        self._ledger = Ledger(store, name, rank, world_size)
         self._timeout, self._warn_after = timeout, warn_after
         self._sequence = 0
         self._broken = False
@@ -117,15 +117,14 @@ class ProcessGroupBackend:
         what, timeout = self._agree("all_gather", counts, call), call[2]
         if most == 0:
             return
-        even = min(counts) == most and self._sorted
+        even = min(counts) == most
         if not even:
             source = torch.cat([source, source.new_empty(most - len(source))])
         whole = target if even else target.new_empty(most * self.world_size)
-        self._await(_all_gather(whole, source, group=self._group, async_op=True), what, timeout)
+        self._await(self._group._allgather_base(whole, source, AllgatherOptions()), what, timeout)
         if not even:
-            pieces = whole.split(most)
-            for rank, (part, n) in enumerate(zip(target.split(counts), counts, strict=True)):
-                part.copy_(pieces[self._at[rank]][:n])
+            for part, piece, n in zip(target.split(counts), whole.split(most), counts, strict=True):
+                part.copy_(piece[:n])
 
     def all_to_all(self, source: tuple, target: tuple, sends: list[int], receives: list[int], call: tuple) -> None:
         source, target = _bytes(source), _bytes(target)
@@ -133,25 +132,16 @@ class ProcessGroupBackend:
             target.copy_(source)
             return
         what = self._agree("all_to_all", None, call, sends, receives)
-        if self._sorted:
-            work = dist.all_to_all_single(target, source, receives, sends, group=self._group, async_op=True)
-            self._await(work, what, call[2])
-            return
-        order = sorted(range(self.world_size), key=self._at.__getitem__)
-        parts = source.split(sends)
-        source, got = torch.cat([parts[r] for r in order]), torch.empty_like(target)
-        got_sizes, sent_sizes = [receives[r] for r in order], [sends[r] for r in order]
-        work = dist.all_to_all_single(got, source, got_sizes, sent_sizes, group=self._group, async_op=True)
-        self._await(work, what, call[2])
-        for rank, piece in zip(order, got.split(got_sizes), strict=True):
-            target.split(receives)[rank].copy_(piece)
+        self._await(self._group.alltoall_base(target, source, receives, sends, AllToAllOptions()), what, call[2])
 
     def broadcast(self, data: tuple, root: int, call: tuple) -> None:
         if self.world_size == 1:
             return
         what = self._agree(f"broadcast from rank {root}", [data[1]], call)
         if data[1] > 0:
-            self._await(dist.broadcast(_bytes(data), group_src=self._at[root], group=self._group, async_op=True), what, call[2])
+            options = BroadcastOptions()
+            options.rootRank = root
+            self._await(self._group.broadcast([_bytes(data)], options), what, call[2])
 
     def barrier(self, call: tuple) -> None:
         if self.world_size > 1:
@@ -169,8 +159,8 @@ class ProcessGroupBackend:
         if sends:
             mine[_DIGEST + _WORDS :].view(torch.int64).copy_(torch.tensor(sends))
         theirs = torch.empty(self.world_size, len(mine), dtype=torch.uint8)
-        self._await(_all_gather(theirs.view(-1), mine, group=self._group, async_op=True), what, call[2])
-        for rank, line in enumerate(theirs[self._at]):
+        self._await(self._group._allgather_base(theirs.view(-1), mine, AllgatherOptions()), what, call[2])
+        for rank, line in enumerate(theirs):
             said = bytes(line[_DIGEST : _DIGEST + _WORDS].numpy()).rstrip(b"\0").decode(errors="replace")
             if bytes(line[:_DIGEST].numpy()) != same:
                 raise InvalidArgument(
@@ -186,19 +176,15 @@ class ProcessGroupBackend:
                 )
         return what
 
-    @property
-    def _sorted(self) -> bool:
-        return self._at == list(range(self.world_size))
-
     def send(self, data: tuple, to: int, tag: int, call: tuple) -> _Message:
         data = _bytes(data)
         what = f"send to rank {to} (tag {tag}, {len(data)} bytes)" + self._named(call)
-        return _Message(dist.isend(data, group_dst=self._at[to], group=self._group, tag=tag), what, data, call[2])
+        return _Message(self._group.send([data], to, tag), what, data, call[2])
 
     def receive(self, data: tuple, source: int, tag: int, call: tuple) -> _Message:
         data = _bytes(data)
         what = f"recv from rank {source} (tag {tag}, {len(data)} bytes)" + self._named(call)
-        return _Message(dist.irecv(data, group_src=self._at[source], group=self._group, tag=tag), what, data, call[2])
+        return _Message(self._group.recv([data], source, tag), what, data, call[2])
 
     def is_done(self, message: _Message) -> bool:
         return message.is_completed()
@@ -218,10 +204,10 @@ class ProcessGroupBackend:
         for rank in range(self.world_size):
             if rank != self.rank:
                 with contextlib.suppress(RuntimeError):
-                    self._group.recv([torch.empty(1)], self._at[rank], _NEVER_SENT).wait(timedelta(milliseconds=1))
+                    self._group.recv([torch.empty(1)], rank, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
     def leave(self) -> None:
-        if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # the store's process may have ended
             self._ledger.post(left=True)
 
     # ---- waiting ----

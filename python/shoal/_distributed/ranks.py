@@ -58,9 +58,15 @@ def default_mesh() -> DeviceMesh:
     return init_device_mesh("cuda" if on_devices else "cpu", (dist.get_world_size(),))
 
 
-def gang_name(kind: str, ranks: tuple[int, ...], rank: int) -> str:
-    """Returns a name for an object of one kind that these ranks share; the first of them makes it."""
-    store, key = dist.distributed_c10d._get_default_store(), f"shoal/{kind}/" + "-".join(map(str, ranks))
+def default_store() -> dist.Store:
+    """Returns the store of the default process group."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def gang_name(kind: str, ranks: tuple[int, ...], rank: int, store: dist.Store | None = None) -> str:
+    """Returns a name for an object of one kind that these ranks share; the first of them makes it. ``store``: one of all these ranks, by
+    default that of the default process group."""
+    store, key = store or default_store(), f"shoal/{kind}/" + "-".join(map(str, ranks))
     # The number of requests, which is the same on all ranks, so that a new object gets a new name.
     count = _named[key, rank] = _named.get((key, rank), 0) + 1
     if count > 1:
@@ -91,13 +97,17 @@ class Host:
     place_as: tuple[int, int]  # index and number of this rank among those of its head, for a native ShardActor
 
 
-def attach(ranks: tuple[int, ...]) -> Host:
-    """Opens this process's session, if there is none, at a node of its host. Every rank of the mesh must call it."""
-    me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+def attach(ranks: tuple[int, ...], me: int | None = None, store: dist.Store | None = None) -> Host:
+    """Opens this process's session, if there is none, at a node of its host. Every rank of the mesh must call it.
+
+    ``me``: this process's rank. ``store``: a store in which the ranks have these numbers. By default, both are those of the default process
+    group.
+    """
+    me, store = dist.get_rank() if me is None else me, store or default_store()
     key = _host_key()
     with _attaching:
         if state.session is None:
-            _attach(store, key)
+            _attach(store, key, me)
     key += f"/{state.session.node}"  # processes share memory through a node, and one host may have several nodes
     store.set(f"shoal/host/{me}", key)
     keys = [store.get(f"shoal/host/{r}").decode() for r in ranks]
@@ -107,14 +117,14 @@ def attach(ranks: tuple[int, ...]) -> Host:
     return Host(here, here == ranks, tuple(numbers[k] for k in keys), (-1, 0) if one_head else (here.index(me), len(here)))
 
 
-def _attach(store: dist.Store, key: str) -> None:
+def _attach(store: dist.Store, key: str, rank: int) -> None:
     if started_by_node():
         attach_worker()
         return
     if store.add(f"shoal/node/{key}", 1) == 1:
         try:
             state.cluster, said = start_local({"CPU": len(os.sched_getaffinity(0))}, remove_folder=True, python="")
-            _open(said["session"], head=said["head_local"])
+            _open(said["session"], rank, head=said["head_local"])
         except BaseException as error:
             store.set(f"shoal/node/{key}/at", json.dumps({"error": str(error)}))
             raise
@@ -126,16 +136,16 @@ def _attach(store: dist.Store, key: str) -> None:
         said = json.loads(store.get(f"shoal/node/{key}/at"))
         if "error" in said:
             raise InvalidArgument(f"the rank that should start this host's node could not: {said['error']}")
-        _open(said["session"], node=said["node"], job=said["job"])
+        _open(said["session"], rank, node=said["node"], job=said["job"])
 
 
-def _open(folder: str, head: str = "", node: str = "", job: str = "") -> None:
+def _open(folder: str, rank: int, head: str = "", node: str = "", job: str = "") -> None:
     state.session = _native.Session.open(
         folder=folder,
         head=head,
         node=node,
         job=job,
-        role=f"rank {dist.get_rank()}",
+        role=f"rank {rank}",
         name="torchrun",
         print_logs=False,
         ends_job=False,

@@ -210,7 +210,8 @@ TEST_P(Operations, EveryReductionHasTheBitsOfReduce) {
   const auto world = static_cast<std::size_t>(world_);
   run([&](Communicator& c) {
     for (int d = 0; d < kNumDTypes; ++d) {
-      for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct, ReduceOp::kBand,
+                            ReduceOp::kBor, ReduceOp::kBxor}) {
         const auto dtype = static_cast<DType>(d);
         if (!check_reducible(dtype, op)) continue;
         std::vector<Bytes> inputs;

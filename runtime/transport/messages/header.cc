@@ -51,7 +51,7 @@ Result<Header> decode(std::span<const std::byte> message) {
   if (message.size() < sizeof h) return fail(invalid_argument(fmt::format("a message of {} bytes has no header", message.size())));
   std::memcpy(&h, message.data(), sizeof h);
   if (message.size() != sizeof h + h.inline_bytes || h.collective > static_cast<std::uint8_t>(Collective::kBarrier) ||
-      h.dtype >= kNumDTypes || h.op > static_cast<std::uint8_t>(ReduceOp::kProduct)) {
+      h.dtype >= kNumDTypes || h.op >= kNumReduceOps) {
     return fail(invalid_argument(fmt::format("a message of {} bytes has a malformed header", message.size())));
   }
   return h;

@@ -24,6 +24,7 @@ class ShmWindow final : public Window {
       : mapping_(std::move(mapping)), sizes_(std::move(sizes)), begins_(std::move(begins)), rank_(static_cast<std::size_t>(rank)) {}
   std::span<std::byte> own() override { return part(rank_); }
   std::size_t bytes(int rank) const override { return sizes_[static_cast<std::size_t>(rank)]; }
+  std::span<std::byte> mapped(int rank) override { return part(static_cast<std::size_t>(rank)); }
   std::span<std::byte> part(std::size_t rank) { return mapping_->span().subspan(begins_[rank], sizes_[rank]); }
 
  private:

@@ -1,0 +1,10 @@
+"""The backend ``shoal`` of ``torch.distributed``.
+
+``import shoal.torch``, then ``torch.distributed.init_process_group("shoal")``, or ``"cpu:shoal,cuda:nccl"`` where tensors are on GPUs, too.
+"""
+
+from shoal.torch._process_group import ProcessGroup, register
+
+__all__ = ["ProcessGroup"]
+
+register()

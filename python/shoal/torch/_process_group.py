@@ -1,0 +1,215 @@
+"""The process group of the backend ``shoal``: its communicator, its membership, and its backends for other devices."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from shoal import _native
+from shoal._core.process import state
+from shoal._distributed.communicator import make_communicator
+from shoal._distributed.ranks import Host, attach, gang_name
+from shoal.exceptions import InvalidArgument
+from shoal.torch._allocator import CpuBackend
+from shoal.torch._messages import Messages
+
+_CPU = torch.device("cpu")
+
+
+class ProcessGroup(Messages):
+    """A ``torch.distributed.ProcessGroup`` whose CPU tensors travel over a Communicator: in shared memory on one host.
+
+    ``torch.distributed.init_process_group("shoal")`` makes one. In ``"cpu:shoal,cuda:nccl"``, tensors on the GPU go to NCCL.
+    Errors are those of ``shoal.exceptions``, and at the same time torch's ``DistBackendError``, a ``RuntimeError``.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str):
+        self._timeout = timeout
+        ranks, self._host = tuple(range(size)), attach(tuple(range(size)), rank, store)
+        self._base = gang_name(f"process_group/{name}", ranks, rank, store)  # groups of other stores count apart
+        native = self._communicator(self._base, ranks, rank, store)
+        super().__init__(native, rank, size, name or "group", store, self._open_pair)
+        self._group_name, self._group_desc = name, "undefined"
+        self._elsewhere: dict[str, dist.ProcessGroup] = {}
+        self._cpu = CpuBackend(self)
+        self._splits = itertools.count()
+        state.ending.append(self._close)
+
+    def _communicator(self, name: str, ranks: tuple[int, ...], rank: int, store: dist.Store) -> _native.Communicator:
+        return make_communicator(name, ranks, rank, self._host.shared, store=store, timeout=self._timeout.total_seconds())
+
+    def _open_pair(self, peer: int, tag: int) -> _native.Communicator:
+        pair = (min(self._rank, peer), max(self._rank, peer))
+        return self._communicator(f"{self._base}/{pair[0]}-{pair[1]}/{tag}", pair, pair.index(self._rank), self._store)
+
+    @property
+    def host(self) -> Host:
+        """The ranks of this group that share memory with this one."""
+        return self._host
+
+    @property
+    def transport(self) -> str:
+        """The transport of CPU tensors: ``"shm"``, or another where the ranks share no memory."""
+        return self._native.transport
+
+    # ---- torch's names and numbers ----
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "shoal"
+
+    def name(self) -> str:
+        return "shoal"
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def getRank(self) -> int:  # noqa: N802
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: N802
+        return self._size
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._group_desc
+
+    def setGroupDesc(self, text: str) -> None:  # noqa: N802
+        self._group_desc = text
+
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"<shoal process group {self._group_name}: rank {self._rank} of {self._size}, {self.transport}>"
+
+    # ---- other devices ----
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(name) for name in self._backends() or {"cpu": "shoal"}]
+
+    def _backends(self) -> dict[str, str]:
+        """Returns the group's backends by device. Empty until torch has registered the group."""
+        config = dist.distributed_c10d._world.pg_backend_config.get(self)
+        return dict(item.split(":", 1) for item in config.split(",")) if config else {}
+
+    def elsewhere(self, device: torch.device) -> dist.ProcessGroup:
+        group = self._elsewhere.get(device.type)
+        if group is None:
+            group = self._elsewhere[device.type] = self._open_elsewhere(device.type)
+        return group
+
+    def _open_elsewhere(self, device: str) -> dist.ProcessGroup:
+        """Makes a process group of torch's backend for a device, at the first use of the device in this group."""
+        backends = self._backends()
+        if device not in backends or backends[device] == "shoal":
+            raise InvalidArgument(
+                f"this process group has no backend for {device} tensors: the backend shoal moves CPU tensors",
+                hint=f'init_process_group("cpu:shoal,{device}:{"nccl" if device == "cuda" else "..."}")',
+            )
+        inner = dist.ProcessGroup(dist.PrefixStore(f"shoal/{device}", self._store), self._rank, self._size)
+        backend, kind = _make_backend(backends[device], inner.get_group_store(), self._rank, self._size, self._timeout)
+        inner._register_backend(torch.device(device), kind, backend)
+        inner._set_group_name(self._group_name)
+        self._register_backend(torch.device(device), kind, backend)
+        return inner
+
+    def _get_backend(self, device: torch.device) -> object:
+        device = torch.device(device)
+        backends = self._backends()
+        if device.type == "cpu" or not backends:
+            return self._cpu
+        if device.type not in backends:
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+        return self.elsewhere(device)._get_backend(device)
+
+    # ---- membership ----
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the time limit of later operations."""
+        self._timeout = timeout
+        for group in self._elsewhere.values():
+            group.set_timeout(timeout)
+
+    def split_group(self, ranks: Sequence[int], timeout=None, opts=None, group_name=None, group_desc=None, **_) -> ProcessGroup | None:
+        """Returns a group of these ranks, in ascending order, or None on other ranks. Collective over this group."""
+        name = group_name or f"{self._group_name}:split:{next(self._splits)}"
+        ranks = sorted(ranks)
+        if self._rank not in ranks:
+            return None
+        store = dist.PrefixStore(f"{name}/", self._store)
+        made = ProcessGroup(store, ranks.index(self._rank), len(ranks), timeout or self._timeout, name)
+        made.setGroupDesc(group_desc or "undefined")
+        return made
+
+    def abort(self) -> None:
+        """Ends pending and later operations on every rank with an error."""
+        for native in (self._native, *self._channels.values()):
+            native.abort(f"rank {self._rank} aborted the process group {self._group_name}")
+        for group in self._elsewhere.values():
+            group.abort()
+
+    def shutdown(self) -> None:
+        """Leaves the group: this rank makes no more calls."""
+        for group in self._elsewhere.values():
+            group.shutdown()
+        self._close()
+        if self._close in state.ending:
+            state.ending.remove(self._close)
+
+    def _close(self) -> None:
+        self._completer.end()
+        for native in (self._native, *self._channels.values()):
+            native.close()
+
+
+def _make_backend(name: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> tuple[object, object]:
+    """Returns a backend of torch and its type."""
+    kinds, plugins = dist.ProcessGroup.BackendType, dist.Backend._plugins
+    if name == "gloo":
+        return dist.ProcessGroupGloo(store, rank, size, timeout=timeout), kinds.GLOO
+    if name == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, options), kinds.NCCL
+    plugin = plugins.get(name.upper())
+    if plugin is None or plugin.extended_api:
+        raise InvalidArgument(f"the backend {name} cannot be combined with shoal", hint="nccl or gloo")
+    return plugin.creator_fn(store, rank, size, timeout), kinds.CUSTOM
+
+
+def create(options: object, _: object = None) -> ProcessGroup:
+    """Makes a process group as ``torch.distributed.Backend.register_backend`` with its extended interface asks for it."""
+    return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id)
+
+
+def register() -> None:
+    """Makes the backend known to torch, and lets ``monitored_barrier`` take its groups."""
+    if "SHOAL" in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend("shoal", create, extended_api=True, devices=["cpu"])
+    torchs = dist.monitored_barrier
+
+    def monitored_barrier(group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False):
+        used = dist.group.WORLD if group is None else group
+        if not isinstance(used, ProcessGroup):
+            return torchs(group, timeout, wait_all_ranks)
+        if isinstance(timeout, (int, float)):
+            timeout = timedelta(seconds=timeout)
+        return used.monitored_barrier(timeout, wait_all_ranks)
+
+    monitored_barrier.__doc__ = torchs.__doc__
+    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
