@@ -3,8 +3,9 @@
 ``import shoal.torch``, then ``torch.distributed.init_process_group("shoal")``, or ``"cpu:shoal,cuda:nccl"`` where tensors are on GPUs, too.
 """
 
+from shoal.torch._fsdp import AllGather, ReduceScatter
 from shoal.torch._process_group import ProcessGroup, register
 
-__all__ = ["ProcessGroup"]
+__all__ = ["AllGather", "ProcessGroup", "ReduceScatter"]
 
 register()

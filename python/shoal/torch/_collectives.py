@@ -16,7 +16,6 @@ from shoal.torch._errors import as_torch
 from shoal.torch._tensors import (
     DTYPES,
     NO_MEMORY,
-    OPS,
     dense,
     dtype_of,
     is_simple,
@@ -39,11 +38,10 @@ Tensors = Sequence[torch.Tensor]
 
 def call_of(opts: object) -> tuple[str, int, float, bool]:
     """Returns the native description of a call with these options."""
-    limit = getattr(opts, "timeout", _NO_TIME)
-    background = getattr(opts, "asyncOp", True)
+    limit = opts.timeout
     if limit > _NO_TIME:
-        return "", 0, limit.total_seconds(), background
-    return _LATER if background else _NOW
+        return "", 0, limit.total_seconds(), opts.asyncOp
+    return _LATER if opts.asyncOp else _NOW
 
 
 def one(tensors: torch.Tensor | Tensors) -> torch.Tensor:
@@ -87,8 +85,9 @@ class Collectives(dist.ProcessGroup):
             back()
         return DONE
 
-    def started(self, natives: list, tensors: object, result: list, back: Callable[[], None] | None = None, source: int = -1) -> Work:
-        work = Work(natives, tensors, result, back, self._completer, source)
+    def started(self, natives: list, tensors: object, result: list, back: Callable[[], None] | None = None, **message) -> Work:
+        """Returns the Work of operations under way, which the group keeps until they end. ``message``: see Work."""
+        work = Work(natives, tensors, result, back, self._completer, **message)
         pending = self._pending
         while pending and pending[0].is_completed():
             pending.popleft()
@@ -110,21 +109,21 @@ class Collectives(dist.ProcessGroup):
         """Reduces one tensor over all ranks, in place."""
         opts = self._reducing(opts, dist.AllreduceOptions)
         t = one(tensors)
-        if not t.is_cpu:
-            return self.elsewhere(t.device).allreduce([t], opts)
-        op, call = OPS.get(opts.reduceOp) or op_of(opts.reduceOp), call_of(opts)
-        if t.is_sparse:
-            return self._allreduce_sparse(t, op, call)
+        op, call = op_of(opts.reduceOp), call_of(opts)
         if is_simple(t):
             at = (t.data_ptr(), t.nbytes)
             return self._ended(self._native.all_reduce(at, at, reduced_dtype(t, op), op, call), call, t, [t])
+        if not t.is_cpu:
+            return self.elsewhere(t.device).allreduce([t], opts)
+        if t.is_sparse:
+            return self._allreduce_sparse(t, op, call)
         buffer, back = written(t)
         at = memory(buffer)
         return self._ended(self._native.all_reduce(at, at, reduced_dtype(buffer, op), op, call), call, buffer, [t], back)
 
     def _reducing(self, opts: object, kind: type) -> object:
         """Returns the options; torch's older signatures have only the reduction in this place."""
-        if hasattr(opts, "reduceOp"):
+        if type(opts) is kind or hasattr(opts, "reduceOp"):
             return opts
         made = kind()
         if opts is not None:
@@ -187,7 +186,7 @@ class Collectives(dist.ProcessGroup):
         opts = self._reducing(opts, dist.ReduceScatterOptions)
         if not input.is_cpu:
             return self.elsewhere(input.device)._reduce_scatter_base(output, input, opts)
-        op, call = OPS.get(opts.reduceOp) or op_of(opts.reduceOp), call_of(opts)
+        op, call = op_of(opts.reduceOp), call_of(opts)
         source, (target, back) = dense(input), written(output)
         _check_parts("output", target, "input", source, self._size)
         counts = [target.nbytes] * self._size

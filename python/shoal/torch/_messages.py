@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shoal import _native
-from shoal.exceptions import DeadlineExceeded, InvalidArgument, Unimplemented
+from shoal.exceptions import ActorDiedError, DeadlineExceeded, InvalidArgument, Unimplemented
 from shoal.torch._collectives import Collectives, one
 from shoal.torch._errors import as_torch
 from shoal.torch._tensors import dense, dtype_of, memory, written
@@ -31,7 +31,8 @@ class Messages(Collectives):
     ):
         super().__init__(native, rank, size, name)
         self._store, self._open_channel = store, open_channel
-        self._channels: dict[tuple[int, int], _native.Communicator] = {}
+        self._channels: dict[tuple[int, int], _native.Communicator] = {}  # by peer and tag
+        self._met: set[_native.Communicator] = set()  # channels over which a message has come
         self._coalesced: list[Work] | None = None
         self._barriers = 0
 
@@ -42,7 +43,7 @@ class Messages(Collectives):
             return self.elsewhere(t.device).send([t], to, tag)
         source = dense(t)
         native, number = self._channel(to, tag)
-        return self._message(native.send(memory(source), number, dtype_of(source), tag, _LATER), source, [t], None, -1)
+        return self._message(to, native.send(memory(source), number, dtype_of(source), tag, _LATER), source, native, result=[t])
 
     def recv(self, tensors: torch.Tensor | Sequence[torch.Tensor], source: int, tag: int = 0) -> dist.Work:
         """Receives the next message with this tag of rank ``source``."""
@@ -51,17 +52,34 @@ class Messages(Collectives):
             return self.elsewhere(t.device).recv([t], source, tag)
         target, back = written(t)
         native, number = self._channel(source, tag)
-        return self._message(native.receive(memory(target), number, dtype_of(target), tag, _LATER), target, [t], back, source)
+        started = native.receive(memory(target), number, dtype_of(target), tag, _LATER)
+        return self._message(source, started, target, native, result=[t], back=back, source=source)
 
     def recv_anysource(self, tensors: torch.Tensor | Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
         """Raises ``Unimplemented``: a receive names its source."""
         raise as_torch(Unimplemented("a receive from any source is not supported by the backend shoal", hint="pass src= or group_src="))
 
-    def _message(self, native: _native.Work, tensor: torch.Tensor, result: list, back: Callable[[], None] | None, source: int) -> Work:
-        work = self.started([native], tensor, result, back, source)
+    def _message(self, peer: int, native: _native.Work, tensor: torch.Tensor, channel: _native.Communicator, **more) -> Work:
+        if channel is not self._native and channel not in self._met:
+            more["guard"] = lambda: self._meet(peer, native, channel)
+        work = self.started([native], tensor, **more)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
+
+    def _meet(self, peer: int, native: _native.Work, channel: _native.Communicator) -> None:
+        """Waits for the first message of a channel. A peer that died before it opened the channel is lost in the group, but not there."""
+        pause = 20e-6
+        while not native.done():
+            if peer in self._native.lost():
+                raise ActorDiedError(
+                    f"rank {peer} is gone: rank {self._rank} waits for a message of it, or to it",
+                    reason="ActorDied",
+                    hint=f"look at the output of rank {peer}",
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 2e-3)
+        self._met.add(channel)
 
     def _channel(self, peer: int, tag: int) -> tuple[_native.Communicator, int]:
         """Returns the communicator for messages with this tag, and the peer's rank there. In shared memory, tags have channels of their own,

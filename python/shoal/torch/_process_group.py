@@ -37,6 +37,7 @@ class ProcessGroup(Messages):
         self._group_name, self._group_desc = name, "undefined"
         self._elsewhere: dict[str, dist.ProcessGroup] = {}
         self._cpu = CpuBackend(self)
+        self._register_fallback()
         self._splits = itertools.count()
         state.ending.append(self._close)
 
@@ -135,6 +136,18 @@ class ProcessGroup(Messages):
         if device.type not in backends:
             raise RuntimeError(f"No backend type associated with device type {device.type}")
         return self.elsewhere(device)._get_backend(device)
+
+    def _register_fallback(self) -> None:
+        """Gives torch's C++ code a backend for the calls that it does not pass to a Python process group, such as
+        ``_c10d_functional.all_gather_into_tensor_out``: gloo, which connects at the first of them."""
+        try:
+            options = dist.ProcessGroupGloo._Options()
+            options._devices = [dist.ProcessGroupGloo.create_default_device(lazy_init=True)]
+            options._timeout = self._timeout
+            gloo = dist.ProcessGroupGloo(dist.PrefixStore("shoal/fallback", self._store), self._rank, self._size, options)
+        except (AttributeError, RuntimeError):  # a host without a name; those calls then raise torch's error
+            return
+        self._register_backend(_CPU, dist.ProcessGroup.BackendType.CUSTOM, gloo)
 
     # ---- membership ----
 

@@ -19,15 +19,17 @@ _PARTS = {torch.complex64: "float32", torch.complex128: "float64"}  # complex nu
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _TYPES = dist.ReduceOp.RedOpType
-OPS: dict[dist.ReduceOp, str] = {
+_SUM = _TYPES.SUM  # faster to compare with than a ReduceOp
+_OPS: dict[dist.ReduceOp, str] = {
     dist.ReduceOp(getattr(_TYPES, name)): name.lower() for name in ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 }
 
 
 def op_of(op: object) -> str:
     """Returns the native name of torch's reduction; raises ``Unimplemented`` for others."""
-    op = dist.ReduceOp(op) if isinstance(op, _TYPES) else op
-    if (name := OPS.get(op)) is None:
+    if op == _SUM:  # three times as fast as the look-up
+        return "sum"
+    if (name := _OPS.get(op)) is None:
         raise Unimplemented(f"reductions by {op} are not supported on the CPU", hint="sum, avg, min, max, product, band, bor or bxor")
     return name
 
@@ -41,12 +43,12 @@ def dtype_of(t: torch.Tensor) -> str:
 
 def reduced_dtype(t: torch.Tensor, op: str) -> str:
     """Returns the native dtype for a reduction of the tensor."""
-    name = _PARTS.get(t.dtype)
-    if name is None:
-        return dtype_of(t)
+    name = DTYPES.get(t.dtype) or dtype_of(t)
+    if not name.startswith("complex"):
+        return name
     if op not in ("sum", "avg"):
         raise Unimplemented(f"complex tensors have no {op}", hint="sum or avg")
-    return name
+    return _PARTS[t.dtype]
 
 
 def is_simple(t: torch.Tensor) -> bool:

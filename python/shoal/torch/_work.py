@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -63,12 +64,15 @@ class Work(dist.Work):
         back: Callable[[], None] | None,
         completer: Completer,
         source: int = -1,
+        guard: Callable[[], None] | None = None,
     ):
         super().__init__()
         self._natives, self._tensors, self._result, self._back, self._completer = natives, tensors, result, back, completer
         self._source = source
+        self._guard = guard  # waits for an operation's peer, and raises if that is lost
         self._error: ShoalError | None = None
         self._future: Future | None = None
+        self._ended: Future | None = None
 
     def is_completed(self) -> bool:
         """Returns True if ``wait`` would return or raise at once."""
@@ -92,6 +96,9 @@ class Work(dist.Work):
         if timeout:
             self._wait_at_most(timeout.total_seconds())
         try:
+            if self._guard is not None:
+                self._guard()
+                self._guard = None
             for native in self._natives:
                 native.wait()
         except ShoalError as error:
@@ -130,23 +137,27 @@ class Work(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future:
-        """Returns a future of the list of results, which another thread completes."""
+        """Returns a future of the list of results, which another thread completes. Its error is a ``RuntimeError`` with the text of the
+        operation's."""
         if self._future is None:
-            self._future = Future()
+            # torch's C++ code takes an exception of set_exception() for a result, so then() makes the error from the one that is raised.
+            self._ended = Future()
+            self._future = self._ended.then(self._waited_result)
             if self.is_completed():
                 self.settle()
             else:
                 self._completer.add(self)
         return self._future
 
+    def _waited_result(self, _: Future) -> list[torch.Tensor]:
+        self.wait()
+        return self._result
+
     def settle(self) -> None:
         """Waits, then completes the future."""
-        try:
+        with contextlib.suppress(ShoalError):  # raised again by _waited_result
             self.wait()
-        except Exception as error:
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(self._result)
+        self._ended.set_result(None)
 
 
 class Completer:

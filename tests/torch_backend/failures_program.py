@@ -1,0 +1,158 @@
+"""Failures on a group of the backend shoal. The program forks its own ranks, since one of them may die. argv: a function, a folder."""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import shoal.torch  # noqa: F401: registers the backend
+from shoal.exceptions import ActorDiedError, Cancelled, DeadlineExceeded, InvalidArgument, ShoalError
+
+WORLD = 3
+
+
+def fails(kind, text, call):
+    """The call raises this error, which is a RuntimeError of torch, too."""
+    try:
+        call()
+    except kind as error:
+        assert isinstance(error, dist.DistBackendError), type(error).__mro__
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def killed(rank):
+    """A rank dies while the others wait for it."""
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    fails(ActorDiedError, "rank 1 is gone", lambda: dist.all_reduce(torch.ones(1)))
+    assert time.monotonic() - began < 30
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    fails(ActorDiedError, "rank 1 is gone", work.wait)
+    assert work.is_completed()
+    assert not work.is_success()
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    try:
+        future.wait()
+    except (RuntimeError, ShoalError) as error:
+        assert "rank 1 is gone" in str(error), error
+    else:
+        raise AssertionError("the future has a value")
+
+
+def killed_in_training(rank):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    model(torch.ones(3)).sum().backward()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        model(torch.ones(3)).sum().backward()
+    except (RuntimeError, ShoalError) as error:
+        assert "rank 2 is gone" in str(error), error
+    else:
+        raise AssertionError("the step ended without rank 2")
+
+
+def killed_in_message(rank):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for tag in (0, 5):
+        fails(ActorDiedError, "is gone", lambda tag=tag: dist.recv(torch.ones(1), 1, tag=tag))
+
+
+def diverged(rank):
+    fails(InvalidArgument, "differ", lambda: dist.all_reduce(torch.ones(1 + rank)))
+
+
+def aborted(rank):
+    if rank == 0:
+        dist.group.WORLD.abort()
+    fails(Cancelled, "rank 0 aborted", lambda: dist.barrier())
+
+
+def late(rank):
+    dist.barrier()
+    if rank == 0:
+        fails(DeadlineExceeded, "barrier", lambda: dist.barrier(timeout=timedelta(milliseconds=300)))
+    else:  # the failure of the group is every rank's
+        while dist.group.WORLD._native.failed() is None:
+            time.sleep(0.01)
+        fails(DeadlineExceeded, "rank 0 waited", lambda: dist.barrier())
+
+
+def wait_limit(rank):
+    """A wait that ends early leaves the operation, and the group, as they are."""
+    if rank == 0:
+        work = dist.barrier(async_op=True)
+        fails(DeadlineExceeded, "not complete", lambda: work.wait(timedelta(milliseconds=50)))
+        dist.distributed_c10d._get_default_store().set("seen", "1")
+        assert work.wait()
+    else:
+        dist.distributed_c10d._get_default_store().wait(["seen"])
+        dist.barrier()
+    dist.barrier()
+
+
+def monitored(rank):
+    dist.monitored_barrier()
+    if rank == 0:
+        fails(DeadlineExceeded, "Ranks 1, 2", lambda: dist.monitored_barrier(timeout=timedelta(milliseconds=300), wait_all_ranks=True))
+        fails(DeadlineExceeded, "Rank 1 failed", lambda: dist.monitored_barrier(timeout=timedelta(seconds=5)))
+    elif rank == 2:
+        group = dist.group.WORLD
+        group._barriers += 1  # not in the barrier before, of which rank 0 counts it as missing
+        fails(DeadlineExceeded, "Rank 1 failed", lambda: dist.monitored_barrier(timeout=timedelta(seconds=20)))
+    else:
+        dist.group.WORLD._barriers += 2
+    dist.all_reduce(x := torch.ones(1))  # the group stays usable
+    assert x.item() == WORLD
+    dist.monitored_barrier(timeout=timedelta(seconds=30))
+
+
+def left(rank):
+    """A rank that destroyed its groups is missing, and the others' error names it."""
+    dist.barrier()
+    if rank == 1:
+        dist.destroy_process_group()
+        return
+    fails(ActorDiedError, "rank 1 has left", lambda: dist.all_reduce(torch.ones(1)))
+
+
+def rank_main(rank, function, folder):
+    dist.init_process_group("shoal", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    function(rank)
+
+
+def main():
+    function, folder = globals()[sys.argv[1]], sys.argv[2]
+    pids = []
+    for rank in range(WORLD):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                rank_main(rank, function, folder)
+                code = 0
+            except BaseException:
+                print(f"rank {rank}:", file=sys.stderr)
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        pids.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    unexpected = [c for c in codes if c not in (0, -signal.SIGKILL)]
+    sys.exit(1 if unexpected or codes.count(-signal.SIGKILL) > 1 else 0)
+
+
+if __name__ == "__main__":
+    main()
