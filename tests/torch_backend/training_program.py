@@ -23,7 +23,7 @@ STEPS = 4
 
 def net():
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(9, 33), torch.nn.GELU(), torch.nn.Linear(33, 17), torch.nn.Linear(17, 5, bias=False))
+    return torch.nn.Sequential(torch.nn.Linear(9, 301), torch.nn.GELU(), torch.nn.Linear(301, 64), torch.nn.Linear(64, 5, bias=False))
 
 
 def train(model, optimizer, steps=STEPS):
@@ -49,7 +49,7 @@ def ddp(gloo, _):
     for group in (None, gloo):
         model = DistributedDataParallel(net(), process_group=group, bucket_cap_mb=0.001)
         losses.append(train(model, torch.optim.AdamW(model.parameters(), lr=0.01)))
-        parts = [torch.empty(33, 9) for _ in range(dist.get_world_size())]
+        parts = [torch.empty(301, 9) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, model.module[0].weight.detach())
         assert all(torch.equal(p, parts[0]) for p in parts)
     agree(*losses)
@@ -114,6 +114,12 @@ def fsdp2_memory(gloo, _):
     for setup in (from_group, custom):
         model = sharded(mesh_of(dist.group.WORLD), setup)
         agree(train(model, torch.optim.AdamW(model.parameters(), lr=0.01), 8), expected)
+    if dist.get_world_size() > 1:  # one process communicates nothing
+        kept = dist.group.WORLD._cpu._kept
+        assert 0 < sum(map(len, kept.values())) <= 24, {n: len(k) for n, k in kept.items()}
+        buffers = dist.group.WORLD._fsdp_buffers._buffers
+        assert {b.whole for b in buffers} == {True, False}
+        assert len(buffers) <= 12, len(buffers)  # they are used again from step to step
 
 
 def hsdp(gloo, _):

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 import torch.distributed as dist
 
 from shoal._objects.tensors import long_lived
 
 _MOST_BYTES = 1 << 30  # of buffers that are kept for reuse, in each group
+
+
+def use_count(storage: torch.UntypedStorage) -> int:
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+@dataclass
+class Reused:
+    """Memory of which tensors are views. It is free again once they are gone."""
+
+    memory: torch.Tensor
+    storage: torch.UntypedStorage = field(init=False)
+    unused: int = field(init=False)  # the storage's use count without a view
+
+    def __post_init__(self):
+        self.storage = self.memory.untyped_storage()
+        self.unused = use_count(self.storage)
+
+    def is_held(self) -> bool:
+        return use_count(self.storage) > self.unused
 
 
 class CpuBackend:
@@ -23,7 +45,7 @@ class CpuBackend:
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
-        self._free: dict[int, list[torch.Tensor]] = {}
+        self._kept: dict[int, list[Reused]] = {}  # by bytes
         self._bytes = 0
 
     def rank(self) -> int:
@@ -43,15 +65,14 @@ class CpuBackend:
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Returns a tensor of ``size`` elements, not initialised. Its memory is used again once no tensor has it."""
         nbytes = max(1, size * dtype.itemsize)
-        kept = self._free.setdefault(nbytes, [])
-        for buffer in kept:
-            if torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) == 1:
-                return buffer[: size * dtype.itemsize].view(dtype)
-        buffer = long_lived(torch.Size((nbytes,)), torch.uint8)
-        if self._bytes + nbytes <= _MOST_BYTES:
-            self._bytes += nbytes
-            kept.append(buffer)
-        return buffer[: size * dtype.itemsize].view(dtype)
+        kept = self._kept.setdefault(nbytes, [])
+        found = next((m for m in kept if not m.is_held()), None)
+        if found is None:
+            found = Reused(long_lived(torch.Size((nbytes,)), torch.uint8))
+            if self._bytes + nbytes <= _MOST_BYTES:
+                self._bytes += nbytes
+                kept.append(found)
+        return found.memory[: size * dtype.itemsize].view(dtype)
 
     def set_timeout(self, timeout) -> None:
         self._group.set_timeout(timeout)
