@@ -629,12 +629,22 @@ class Work:
     def wait(self) -> None:
         """Until it is done; raises how it failed."""
 
+def reduce(inputs: Sequence[tuple[int, int]], output: tuple[int, int], dtype: str, op: str) -> None:
+    """
+    Reduces memories of this process in their order, with the bits of a collective. A memory is (address, bytes).
+    """
+
 class Window:
     """Memory of every rank that all may read."""
 
     @property
-    def own(self) -> Annotated[torch.Tensor, dict(dtype='uint8')]:
+    def own(self) -> object:
         """This rank's part, as a torch tensor of uint8."""
+
+    def mapped(self, rank: int) -> object:
+        """
+        A rank's part as a torch tensor of uint8, where this process has mapped it, else None.
+        """
 
     def bytes(self, rank: int) -> int:
         """Of a rank's part."""

@@ -1,7 +1,7 @@
 """Collectives of torch.distributed on the backend shoal, beside gloo, Open MPI, DeepSpeed, and the memory's bandwidth (GB/s, µs).
 
-GB/s: bytes of the whole tensor by the time of the slowest rank. The limit is the time to move the bytes that the collective must read and
-write, at the bandwidth at which all ranks copy at once in the same run."""
+GB/s: bytes of the whole tensor by the time of the slowest rank. The limit: the bytes that a collective must read and write take their
+time at the bandwidth at which all ranks copy at once."""
 
 import json
 import shutil
@@ -40,7 +40,12 @@ def rows_of(sizes: list[int], ranks: list[int], peers: set[str]) -> list[Row]:
             for operation in OPERATIONS:
                 name, rate = f"{operation} {size_name(size)}, {w} ranks", size >= MIB
                 is_goal = size == GOAL_BYTES and operation != "broadcast"
-                goals = {"gloo": (">=", 8) if is_goal else None, "limit": (">=", 0.6) if is_goal else None, "MPI": (">=", 1.0), "DeepSpeed": (">=", 1.0)}
+                goals = {
+                    "gloo": (">=", 8) if is_goal else None,
+                    "limit": (">=", 0.6) if is_goal else None,
+                    "MPI": (">=", 1.0),
+                    "DeepSpeed": (">=", 1.0),
+                }
                 if not rate:
                     latency = size == 4 and operation == "all_reduce"
                     goals |= {"gloo": ("<=", 0.05) if latency else None, "MPI": ("<=", 1.0), "DeepSpeed": ("<=", 1.0)}

@@ -156,7 +156,10 @@ def functionals(gloo, _):
     gathered = functional.all_gather_tensor(torch.tensor([rank]), 0, group)
     assert gathered.tolist() == list(range(world))
     assert functional.all_gather_tensor(torch.full((2, 3), rank), 1, group).shape == (2, 3 * world)
-    assert functional.reduce_scatter_tensor(torch.arange(2.0 * world), "sum", 0, group).tolist() == [2.0 * rank * world, (2.0 * rank + 1) * world]
+    assert functional.reduce_scatter_tensor(torch.arange(2.0 * world), "sum", 0, group).tolist() == [
+        2.0 * rank * world,
+        (2.0 * rank + 1) * world,
+    ]
     assert functional.broadcast(torch.tensor([rank]), 0, group).tolist() == [0]
     exchanged = functional.all_to_all_single(torch.full((world,), rank), [1] * world, [1] * world, group)
     assert exchanged.tolist() == list(range(world))

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from shoal._objects.tensors import long_lived
 
-_MOST_BYTES = 1 << 30  # of buffers that are kept for reuse, in each group
+_MOST_BYTES = 1 << 30  # size limit of the buffers that a group keeps for reuse
 
 
 def use_count(storage: torch.UntypedStorage) -> int:
@@ -33,7 +33,7 @@ class Reused:
 
 
 class CpuBackend:
-    """What ``ProcessGroup._get_backend(torch.device("cpu"))`` returns: the queries of torch's ``Backend``.
+    """A group's answers to the queries that torch sends to a ``Backend`` of the CPU.
 
     Memory for communication comes from buffers that are kept: their pages stay mapped between steps.
     """

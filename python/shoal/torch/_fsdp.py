@@ -23,7 +23,7 @@ from shoal.torch._work import DONE
 _Gather = getattr(_fsdp_api, "AllGather", object)
 _Scatter = getattr(_fsdp_api, "ReduceScatter", object)
 
-_MOST_BYTES = 4 << 30  # of shared buffers of a group, counted once for a rank
+_MOST_BYTES = 4 << 30  # size limit of a group's shared buffers together
 _MOST_BUFFERS = 62  # bits of the mask
 _LEAST_BYTES = 4 << 10  # smaller tensors go through the group's ordinary collectives
 
@@ -108,8 +108,8 @@ class _Shared:
 class AllGather(_Shared, _Gather):
     """``module.set_custom_all_gather(AllGather(group))`` of torch's ``fully_shard``, on every rank.
 
-    ``group``: the process group that the module is sharded over. Results are those of ``all_gather_into_tensor``, which takes over where the
-    ranks share no memory. One object may serve all modules of a group.
+    ``group``: the process group that the module is sharded over. Results are those of ``all_gather_into_tensor``, which takes over
+    where the ranks share no memory. One object may serve all modules of a group.
     """
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -82,8 +82,8 @@ class Messages(Collectives):
         self._met.add(channel)
 
     def _channel(self, peer: int, tag: int) -> tuple[_native.Communicator, int]:
-        """Returns the communicator for messages with this tag, and the peer's rank there. In shared memory, tags have channels of their own,
-        since the messages of one channel arrive in order."""
+        """Returns the communicator for messages with this tag, and the peer's rank there. In shared memory, tags have channels of their
+        own, since the messages of one channel arrive in order."""
         if tag < 0 or tag >= 2**32:
             raise InvalidArgument(f"the tag {tag} is not between 0 and 2^32")
         at = tag % _TAGS
@@ -111,8 +111,11 @@ class Messages(Collectives):
     # ---- barriers with a report ----
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Waits until every rank has called it. After ``timeout``, by default the group's, rank 0 raises ``DeadlineExceeded`` that names the
-        first missing rank, or all of them (``wait_all_ranks``); the other ranks raise it, too. The group stays usable."""
+        """Waits until every rank has called it, at most for ``timeout``, by default the group's.
+
+        Then every rank raises ``DeadlineExceeded``, which names the first missing rank, or with ``wait_all_ranks`` all of them. The group
+        stays usable.
+        """
         limit = (timeout or self._timeout).total_seconds()
         self._barriers += 1
         at, end = f"shoal/monitored_barrier/{self._barriers}", time.monotonic() + limit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -60,7 +59,7 @@ class ProcessGroup(Messages):
 
     # ---- torch's names and numbers ----
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return "shoal"
 
     def name(self) -> str:
@@ -72,22 +71,22 @@ class ProcessGroup(Messages):
     def size(self) -> int:
         return self._size
 
-    def getRank(self) -> int:  # noqa: N802
+    def getRank(self) -> int:
         return self._rank
 
-    def getSize(self) -> int:  # noqa: N802
+    def getSize(self) -> int:
         return self._size
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._group_name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:
         self._group_name = name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._group_desc
 
-    def setGroupDesc(self, text: str) -> None:  # noqa: N802
+    def setGroupDesc(self, text: str) -> None:
         self._group_desc = text
 
     def get_group_store(self) -> dist.Store:

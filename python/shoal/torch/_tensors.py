@@ -12,9 +12,10 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 
 Memory = tuple[int, int]  # address and bytes
 
-_NAMES = "float32 float64 float16 bfloat16 int8 uint8 int32 int64 bool int16 uint16 uint32 uint64 complex64 complex128".split()
-_FLOAT8 = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz".split()
-DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in (*_NAMES, *_FLOAT8)}
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
+_FLOATS = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
+_FLOATS8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in (*_INTEGERS, *_FLOATS, *_FLOATS8)}
 _PARTS = {torch.complex64: "float32", torch.complex128: "float64"}  # complex numbers are added as pairs
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -126,8 +127,10 @@ def joined(tensors: Sequence[torch.Tensor]) -> tuple[object, Memory]:
 
 
 def joined_to_write(tensors: Sequence[torch.Tensor]) -> tuple[object, Memory, Callable[[], None] | None]:
-    """Returns one memory for the elements of all tensors behind each other, its owner, and a function that copies them from there to the
-    tensors, or None where these have that memory."""
+    """Returns one memory for the elements of all tensors behind each other, and its owner.
+
+    Third, it returns a function that copies the elements from there to the tensors, or None where these have that memory.
+    """
     if not tensors:
         return None, NO_MEMORY, None
     if _adjacent(tensors):

@@ -91,8 +91,11 @@ class Work(dist.Work):
         return self._error
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits for the end of the operation; raises its error. ``timeout``: raises ``DeadlineExceeded`` then, and the operation goes on; by
-        default, and for zero, only the operation's own time limit counts."""
+        """Waits for the end of the operation; raises its error.
+
+        ``timeout``: raises ``DeadlineExceeded`` then, and the operation goes on. By default, and for zero, only the operation's own time
+        limit counts.
+        """
         if timeout:
             self._wait_at_most(timeout.total_seconds())
         try:
