@@ -8,6 +8,8 @@ import warnings
 import torch
 import torch.distributed as dist
 
+import shoal.torch  # noqa: F401 (registers the backend)
+
 PAIRS = 5  # samples of each backend
 MIB = 1 << 20
 

@@ -6,6 +6,7 @@ from itertools import product
 import torch
 import torch.distributed as dist
 
+import shoal.torch  # noqa: F401 (registers the backend)
 from shoal.exceptions import InvalidArgument, Unimplemented
 
 NUMBERS = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+import shoal.torch  # noqa: F401 (registers the backend)
 from shoal.exceptions import ActorDiedError, Cancelled, DeadlineExceeded, InvalidArgument
 
 WORLD = 3

@@ -9,6 +9,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often a wait that makes no progress calls look()
+constexpr int kBackgroundSpins = 300;                  // limit of the checks before a sleep while the program computes
 
 }  // namespace
 
@@ -31,7 +32,8 @@ Result<void> ShmProgress::drive_until(const Over& over, const OperationPtr& unti
     }
     bool moved = false;
     const auto due = [&] { return group_.has_failed() || (moved = advance_all()) || over(); };
-    const auto received = group_.wait_until(due, kLook, request_.memory->spins);
+    const int spins = until ? request_.memory->spins : std::min(request_.memory->spins, kBackgroundSpins);
+    const auto received = group_.wait_until(due, kLook, spins);
     if (moved) group_.notify_all();
     if (received == MembershipPage::WaitResult::kDone) continue;
     if (until && request_.interrupted && request_.interrupted()) {
