@@ -80,6 +80,17 @@ def late(rank):
         fails(DeadlineExceeded, "rank 0 waited", lambda: dist.barrier())
 
 
+def late_by_default(rank):
+    """The group's own limit, changed after it was made."""
+    dist.barrier()
+    dist.group.WORLD.set_timeout(timedelta(milliseconds=200))
+    if rank == 0:
+        fails(DeadlineExceeded, "all_reduce", lambda: dist.all_reduce(torch.ones(1)))
+    else:
+        while dist.group.WORLD._native.failed() is None:
+            time.sleep(0.01)
+
+
 def wait_limit(rank):
     """A wait that ends early leaves the operation, and the group, as they are."""
     if rank == 0:

@@ -3,7 +3,18 @@
 import pytest
 from ranks import check
 
-PARTS = ["killed", "killed_in_training", "killed_in_message", "diverged", "aborted", "late", "wait_limit", "monitored", "left"]
+PARTS = [
+    "killed",
+    "killed_in_training",
+    "killed_in_message",
+    "diverged",
+    "aborted",
+    "late",
+    "late_by_default",
+    "wait_limit",
+    "monitored",
+    "left",
+]
 
 
 @pytest.mark.parametrize("part", PARTS)

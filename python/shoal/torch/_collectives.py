@@ -30,18 +30,10 @@ from shoal.torch._tensors import (
 )
 from shoal.torch._work import DONE, Completer, Work
 
-_NOW, _LATER = ("", 0, 0.0, False), ("", 0, 0.0, True)  # a call: label, step, timeout in seconds or 0, background
 _NO_TIME = timedelta(0)
 
 Tensors = Sequence[torch.Tensor]
-
-
-def call_of(opts: object) -> tuple[str, int, float, bool]:
-    """Returns the native description of a call with these options."""
-    limit = opts.timeout
-    if limit > _NO_TIME:
-        return "", 0, limit.total_seconds(), opts.asyncOp
-    return _LATER if opts.asyncOp else _NOW
+Call = tuple[str, int, float, bool]  # label, step, timeout in seconds or 0 for the communicator's, background
 
 
 def one(tensors: torch.Tensor | Tensors) -> torch.Tensor:
@@ -63,14 +55,27 @@ class Collectives(dist.ProcessGroup):
     def __init__(self, native: _native.Communicator, rank: int, size: int, name: str):
         super().__init__(rank, size)
         self._native, self._rank, self._size = native, rank, size
+        self._now: Call = ("", 0, 0.0, False)
+        self._later: Call = ("", 0, 0.0, True)
         self._completer = Completer(name)
         self._pending: deque[Work] = deque()  # keep alive the tensors of operations under way
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the time limit of later operations."""
+        self._now, self._later = (("", 0, timeout.total_seconds(), background) for background in (False, True))
+
+    def _call(self, opts: object) -> Call:
+        """Returns the native description of a call with these options."""
+        limit = opts.timeout
+        if limit > _NO_TIME:
+            return "", 0, limit.total_seconds(), opts.asyncOp
+        return self._later if opts.asyncOp else self._now
 
     def elsewhere(self, device: torch.device) -> dist.ProcessGroup:
         """Returns the process group of this group's backend for another device than the CPU."""
         raise NotImplementedError
 
-    def _ended(self, native: _native.Work, call: tuple, tensors: object, result: list, back: Callable[[], None] | None = None) -> dist.Work:
+    def _ended(self, native: _native.Work, call: Call, tensors: object, result: list, back: Callable[[], None] | None = None) -> dist.Work:
         """Waits for an operation unless it is a background one; returns its Work."""
         if call[3]:
             return self.started([native], tensors, result, back)
@@ -109,7 +114,7 @@ class Collectives(dist.ProcessGroup):
         """Reduces one tensor over all ranks, in place."""
         opts = self._reducing(opts, dist.AllreduceOptions)
         t = one(tensors)
-        op, call = op_of(opts.reduceOp), call_of(opts)
+        op, call = op_of(opts.reduceOp), self._call(opts)
         if is_simple(t):
             at = (t.data_ptr(), t.nbytes)
             return self._ended(self._native.all_reduce(at, at, reduced_dtype(t, op), op, call), call, t, [t])
@@ -130,7 +135,7 @@ class Collectives(dist.ProcessGroup):
             made.reduceOp = opts
         return made
 
-    def _allreduce_sparse(self, t: torch.Tensor, op: str, call: tuple) -> dist.Work:
+    def _allreduce_sparse(self, t: torch.Tensor, op: str, call: Call) -> dist.Work:
         """Sums sparse tensors: gathers all ranks' indices and values. Ends before it returns."""
         if op != "sum":
             raise InvalidArgument(f"sparse tensors have no reduction by {op}", hint="sum, or t.to_dense()")
@@ -170,7 +175,7 @@ class Collectives(dist.ProcessGroup):
         t = one(tensors)
         if not t.is_cpu:
             return self.elsewhere(t.device).reduce([t], opts)
-        op, call, at_root = op_of(opts.reduceOp), call_of(opts), opts.rootRank
+        op, call, at_root = op_of(opts.reduceOp), self._call(opts), opts.rootRank
         source = dense(t)
         counts = [source.nbytes if r == at_root else 0 for r in range(self._size)]
         out, back = None, None
@@ -186,7 +191,7 @@ class Collectives(dist.ProcessGroup):
         opts = self._reducing(opts, dist.ReduceScatterOptions)
         if not input.is_cpu:
             return self.elsewhere(input.device)._reduce_scatter_base(output, input, opts)
-        op, call = op_of(opts.reduceOp), call_of(opts)
+        op, call = op_of(opts.reduceOp), self._call(opts)
         source, (target, back) = dense(input), written(output)
         _check_parts("output", target, "input", source, self._size)
         counts = [target.nbytes] * self._size
@@ -201,7 +206,7 @@ class Collectives(dist.ProcessGroup):
         output = one(outputs)
         if not output.is_cpu:
             return self.elsewhere(output.device).reduce_scatter([output], [list(*inputs)], opts)
-        op, call = op_of(opts.reduceOp), call_of(opts)
+        op, call = op_of(opts.reduceOp), self._call(opts)
         parts = inputs if isinstance(inputs[0], torch.Tensor) else inputs[0]
         _check_number(parts, self._size)
         (whole, at), (target, back) = joined(parts), written(output)
@@ -224,7 +229,7 @@ class Collectives(dist.ProcessGroup):
         t = one(tensors)
         if not t.is_cpu:
             return self.elsewhere(t.device).broadcast([t], opts)
-        call = call_of(opts)
+        call = self._call(opts)
         buffer, back = written(t)
         native = self._native.broadcast(memory(buffer), opts.rootRank, DTYPES.get(t.dtype) or dtype_of(t), call)
         return self._ended(native, call, buffer, [t], back)
@@ -233,7 +238,7 @@ class Collectives(dist.ProcessGroup):
         """Puts the inputs of all ranks, of one size, behind each other into ``output``. An input may be its part of the output."""
         if not input.is_cpu:
             return self.elsewhere(input.device)._allgather_base(output, input, opts or AllgatherOptions())
-        call = call_of(opts or AllgatherOptions())
+        call = self._call(opts or AllgatherOptions())
         source, (target, back) = dense(input), written(output)
         _check_parts("input", source, "output", target, self._size)
         counts = [source.nbytes] * self._size
@@ -255,7 +260,7 @@ class Collectives(dist.ProcessGroup):
         if not t.is_cpu:
             return self.elsewhere(t.device).allgather([list(parts)], [t], opts)
         _check_number(parts, self._size)
-        call, source = call_of(opts), dense(t)
+        call, source = self._call(opts), dense(t)
         whole, at, back = joined_to_write(parts)
         native = self._native.all_gather(memory(source), at, sizes_of(parts), dtype_of(source), call)
         return self._ended(native, call, (source, whole), list(parts), back)
@@ -271,7 +276,7 @@ class Collectives(dist.ProcessGroup):
         opts, t = opts or dist.GatherOptions(), one(inputs)
         if not t.is_cpu:
             return self.elsewhere(t.device).gather([list(o) for o in outputs], [t], opts)
-        call, source, root = call_of(opts), dense(t), opts.rootRank
+        call, source, root = self._call(opts), dense(t), opts.rootRank
         parts = list(outputs[0]) if self._rank == root else []
         if self._rank == root:
             _check_number(parts, self._size)
@@ -286,7 +291,7 @@ class Collectives(dist.ProcessGroup):
         opts, t = opts or dist.ScatterOptions(), one(outputs)
         if not t.is_cpu:
             return self.elsewhere(t.device).scatter([t], [list(i) for i in inputs], opts)
-        call, (target, back), root = call_of(opts), written(t), opts.rootRank
+        call, (target, back), root = self._call(opts), written(t), opts.rootRank
         parts = list(inputs[0]) if self._rank == root else []
         if self._rank == root:
             _check_number(parts, self._size)
@@ -303,7 +308,7 @@ class Collectives(dist.ProcessGroup):
         opts = opts or dist.AllToAllOptions()
         if not input.is_cpu:
             return self.elsewhere(input.device).alltoall_base(output, input, list(output_sizes), list(input_sizes), opts)
-        call, source, (target, back) = call_of(opts), dense(input), written(output)
+        call, source, (target, back) = self._call(opts), dense(input), written(output)
         sends = _row_counts(source, input_sizes, self._size, "input")
         receives = _row_counts(target, output_sizes, self._size, "output")
         native = self._native.all_to_all(memory(source), memory(target), sends, receives, dtype_of(source), call)
@@ -318,14 +323,14 @@ class Collectives(dist.ProcessGroup):
             return self.elsewhere(inputs[0].device).alltoall(list(outputs), list(inputs), opts)
         _check_number(inputs, self._size)
         _check_number(outputs, self._size)
-        call = call_of(opts)
+        call = self._call(opts)
         (source, at), (target, to, back) = joined(inputs), joined_to_write(outputs)
         native = self._native.all_to_all(at, to, sizes_of(inputs), sizes_of(outputs), dtype_of(plain(inputs[0])), call)
         return self._ended(native, call, (source, target), list(outputs), back)
 
     def barrier(self, opts: object = None) -> dist.Work:
         """Waits until every rank has called it."""
-        call = call_of(opts or dist.BarrierOptions())
+        call = self._call(opts or dist.BarrierOptions())
         return self._ended(self._native.barrier(call), call, None, [])
 
 

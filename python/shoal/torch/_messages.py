@@ -17,7 +17,6 @@ from shoal.torch._tensors import dense, dtype_of, memory, written
 from shoal.torch._work import DONE, Work
 
 _TAGS = 32  # channels of a pair of ranks; messages whose tags differ by a multiple of it keep their order
-_LATER = ("", 0, 0.0, True)
 
 
 class Messages(Collectives):
@@ -43,7 +42,7 @@ class Messages(Collectives):
             return self.elsewhere(t.device).send([t], to, tag)
         source = dense(t)
         native, number = self._channel(to, tag)
-        return self._message(to, native.send(memory(source), number, dtype_of(source), tag, _LATER), source, native, result=[t])
+        return self._message(to, native.send(memory(source), number, dtype_of(source), tag, self._later), source, native, result=[t])
 
     def recv(self, tensors: torch.Tensor | Sequence[torch.Tensor], source: int, tag: int = 0) -> dist.Work:
         """Receives the next message with this tag of rank ``source``."""
@@ -52,7 +51,7 @@ class Messages(Collectives):
             return self.elsewhere(t.device).recv([t], source, tag)
         target, back = written(t)
         native, number = self._channel(source, tag)
-        started = native.receive(memory(target), number, dtype_of(target), tag, _LATER)
+        started = native.receive(memory(target), number, dtype_of(target), tag, self._later)
         return self._message(source, started, target, native, result=[t], back=back, source=source)
 
     def recv_anysource(self, tensors: torch.Tensor | Sequence[torch.Tensor], tag: int = 0) -> dist.Work:

@@ -151,7 +151,8 @@ class ProcessGroup(Messages):
     # ---- membership ----
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the time limit of later operations."""
+        """Sets the time limit of later operations, on every device."""
+        super().set_timeout(timeout)
         self._timeout = timeout
         for group in self._elsewhere.values():
             group.set_timeout(timeout)
