@@ -126,8 +126,10 @@ void HostLink::store(int rank, const Update& update) {
       update.words.store(words);
       break;
     case UpdateKind::kPublication:
-      if (update.publication.unit < model_.units.size())
+      if (update.publication.unit < model_.units.size() &&
+          update.publication.present.size() == model_.units[update.publication.unit]->layout().placed().size()) {
         update.publication.store(words.slots[update.publication.sequence % model_.slots.num_slots()]);
+      }
       break;
     case UpdateKind::kStuck:
       for (const int r : model_.hosts.ranks(model_.host())) model_.control.rank(r).stuck.store(1, std::memory_order_release);
