@@ -141,7 +141,7 @@ std::uint64_t Layout::fingerprint() const {
     mix(dtype_name(p.parameter.dtype));
     mix(dtype_name(p.compute_dtype()));
     mix(dtype_name(p.reduce_dtype()));
-    mix(std::to_string(p.parameter.dim) + ":");
+    mix(std::to_string(p.parameter.dim) + (p.parameter.external ? "x:" : ":"));
     for (const auto n : p.parameter.shape) mix(std::to_string(n) + ",");
   }
   return hash;

@@ -12,8 +12,10 @@ using Channel = runtime::MessageLayer::Channel;
 using namespace std::chrono_literals;
 
 constexpr auto kLook = 1s;               // interval at which a link without messages looks for lost connections
+constexpr auto kLosing = 20ms;           // the same, once a connection has ended or the link ends
 constexpr auto kFlush = 1s;              // how long the end of a link waits until its last messages have arrived
 constexpr auto kLeaving = 60s;           // how long the end of a link waits for rows and sums under way
+constexpr auto kCauseGrace = 100ms;      // time in which another rank of its host reports why a rank has ended
 constexpr auto kDepartureGrace = 500ms;  // time in which the partner of a rank reports that it has left, before its connection counts
 
 }  // namespace
@@ -24,7 +26,8 @@ HostLink::HostLink(LinkModel model, std::shared_ptr<runtime::MessageLayer> layer
       clock_(std::move(clock)),
       rows_(model, *layer_, [this] { notify_all(); }),
       sums_(model, *layer_, [this] { notify_all(); }),
-      lost_since_(static_cast<std::size_t>(model.grid.world_size)) {
+      lost_since_(static_cast<std::size_t>(model.grid.world_size)),
+      reported_(static_cast<std::size_t>(model.grid.world_size)) {
   for (int r = 0; r < model_.grid.world_size; ++r) {
     const bool reports_here = model_.remote(r) ? model_.hosts.partner(r, model_.host()) == model_.rank : r != model_.rank;
     if (!reports_here) continue;
@@ -32,6 +35,7 @@ HostLink::HostLink(LinkModel model, std::shared_ptr<runtime::MessageLayer> layer
     sources_.back()->rank = r;
     sources_.back()->message.resize(kMaxUpdateBytes);
   }
+  model_.control.rank(model_.rank).linked.store(1, std::memory_order_release);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -42,16 +46,24 @@ HostLink::~HostLink() {
 
 void HostLink::leave() {
   if (!thread_.joinable()) return;
+  if (::getpid() != process_) {  // the parent's thread and connections
+    thread_.detach();
+    (void)new std::shared_ptr<runtime::MessageLayer>(std::move(layer_));
+    return;
+  }
   update();
   leaving_ = true;
   layer_->wake();
   thread_.join();
+  ended_ = true;
+  model_.control.rank(model_.rank).linked.store(0, std::memory_order_release);
+  notify_all();
 }
 
 // ---- this rank's reports ---------------------------------------------------------------------------------------------------------------
 
 void HostLink::post(std::vector<std::byte> message, To to) {
-  if (leaving_) return;
+  if (ended_) return;
   {
     const std::lock_guard lock(mutex_);
     posted_.push_back({std::move(message), to});
@@ -135,7 +147,9 @@ void HostLink::store(int rank, const Update& update) {
       for (const int r : model_.hosts.ranks(model_.host())) model_.control.rank(r).stuck.store(1, std::memory_order_release);
       break;
     case UpdateKind::kGone:
-      model_.control.membership_page().mark_gone(static_cast<std::uint32_t>(rank), update.cause);
+      if (update.gone < static_cast<std::uint32_t>(model_.grid.world_size) && model_.hosts.same_host(static_cast<int>(update.gone), rank)) {
+        model_.control.membership_page().mark_gone(update.gone, update.cause);
+      }
       break;
     case UpdateKind::kPublished:
       break;  // the next look at the sums finds the publication
@@ -159,26 +173,39 @@ bool HostLink::take_updates() {
   return any;
 }
 
-void HostLink::check_lost() {
+void HostLink::check_gone(bool progress) {
   auto& page = model_.control.membership_page();
+  const auto has_left = [&](int r) {
+    return decode_place(model_.control.rank(r).place.load(std::memory_order_acquire)).doing == Doing::kLeft;
+  };
   for (int r = 0; r < model_.grid.world_size; ++r) {
     const auto member = static_cast<std::uint32_t>(r);
-    const bool left = decode_place(model_.control.rank(r).place.load(std::memory_order_acquire)).doing == Doing::kLeft;
-    if (!model_.remote(r) || left || page.is_gone(member)) continue;
+    if (!model_.remote(r)) {
+      if (!page.is_gone(member) || reported_[member]) continue;
+      reported_[member] = true;
+      post(encode_gone(member, page.cause(member)));
+      continue;
+    }
+    const int partner = model_.hosts.partner(r, model_.host());
+    if (has_left(r) || has_left(partner) || page.is_gone(member)) continue;  // a partner that has left reports no more
     const auto error = layer_->lost(r);
     if (!error) continue;
     auto& since = lost_since_[member];
-    if (!since) since = clock_->now();
-    const bool partner = model_.hosts.partner(r, model_.host()) == model_.rank;  // it has got all that the rank has reported
-    if (partner || clock_->now() - *since > kDepartureGrace)
-      page.mark_gone(member, fmt::format("rank {} is gone: {}", r, error->message()));
+    if (!since) {
+      since = clock_->now();
+      continue;
+    }
+    // A partner that finds no further message has all that the rank has reported.
+    const bool others = model_.hosts.ranks(model_.hosts.host_of(r)).size() > 1;
+    const runtime::Duration grace = partner != model_.rank ? kDepartureGrace : others ? kCauseGrace : runtime::Duration{};
+    if (!progress && clock_->now() - *since >= grace) page.mark_gone(member, fmt::format("rank {} is gone: {}", r, error->message()));
   }
 }
 
 bool HostLink::idle() {
+  const bool rows = !model_.models_agree() || (rows_.finished() && rows_.received());  // rows of different models are not sent
   const std::lock_guard lock(mutex_);
-  const bool rows = !model_.models_agree() || (rows_.sent() && rows_.received());  // rows of different models are not sent
-  return posted_.empty() && sending_.empty() && rows && sums_.sent(~std::uint64_t{0} - 1);
+  return posted_.empty() && sending_.empty() && rows && sums_.finished();
 }
 
 void HostLink::run() {
@@ -187,19 +214,20 @@ void HostLink::run() {
   sums_.start();
   std::optional<runtime::TimePoint> leave_by;
   while (true) {
-    bool progress = send_posted();
-    progress |= layer_->progress();
+    bool progress = layer_->progress();  // before this rank's posts: it may take the wake-up that came with them
+    progress |= send_posted();
     progress |= take_updates();
     progress |= rows_.advance();
     progress |= sums_.advance();
     progress |= drop_sent();
-    check_lost();
+    check_gone(progress);
     if (leaving_) {
       const auto now = clock_->now();
       if (!leave_by) leave_by = now + kLeaving;
       if (idle() || now >= *leave_by) break;
     }
-    if (!progress) layer_->wait(kLook);
+    const bool losing = std::ranges::any_of(lost_since_, [](const auto& since) { return since.has_value(); });
+    if (!progress) layer_->wait(losing || leaving_ ? runtime::Duration(kLosing) : runtime::Duration(kLook));
   }
   layer_->flush(kFlush);
 }

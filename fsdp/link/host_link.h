@@ -9,8 +9,9 @@
 // on another host whose connection ends before the rank has left is marked as gone on this host's membership page.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <list>
 #include <memory>
@@ -49,14 +50,14 @@ class HostLink final : public RemoteSums {
   void report_stuck() { post(encode(UpdateKind::kStuck)); }
 
   // ---- any thread ----
-  // Reports to other hosts that this rank is gone, and why.
-  void report_gone(const std::string& cause) { post(encode_gone(cause)); }
-  // Sends what is queued, to ranks that can be reached, and ends the link. Idempotent.
+  // Lets the link look at this host's memory: at ranks that are gone, among others, which it reports to other hosts.
+  void wake() { layer_->wake(); }
+  // Sends what is queued, to ranks that can be reached, and ends the link. Idempotent. A forked child only forgets the link.
   void leave();
 
   void published(std::uint64_t sequence, std::uint32_t unit, bool everywhere) override;
   bool sent(std::uint64_t sequence) const override { return sums_.sent(sequence); }
-  int missing_host(std::uint64_t sequence) const override { return sums_.missing_host(sequence); }
+  int missing_sender(std::uint64_t sequence) const override { return sums_.missing_sender(sequence); }
   void drop() override { sums_.drop(); }
 
  private:
@@ -87,7 +88,8 @@ class HostLink final : public RemoteSums {
   void receive(Source& source);
   void store(int rank, const Update& update);
   bool drop_sent();
-  void check_lost();
+  // Reports ranks of this host that are gone to other hosts, and marks ranks of other hosts whose connection has ended.
+  void check_gone(bool progress);
   // True when everything that was queued is sent, and this host has what it gets through this rank.
   bool idle();
 
@@ -102,10 +104,12 @@ class HostLink final : public RemoteSums {
   std::list<Sending> sending_;
   std::vector<std::unique_ptr<Source>> sources_;
   std::vector<std::optional<runtime::TimePoint>> lost_since_;  // by rank of another host whose connection has ended
+  std::vector<bool> reported_;                                 // by rank of this host: its end is reported
 
   std::mutex mutex_;
   std::deque<Posted> posted_;  // guarded by mutex_
-  std::atomic<bool> leaving_{false};
+  std::atomic<bool> leaving_{false}, ended_{false};
+  const pid_t process_ = ::getpid();
   std::thread thread_;
 };
 

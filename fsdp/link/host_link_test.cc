@@ -1,5 +1,6 @@
 #include "fsdp/link/host_link.h"
 
+#include <atomic>
 #include <cstring>
 #include <latch>
 #include <map>
@@ -17,10 +18,12 @@ namespace {
 
 using namespace std::chrono_literals;
 using Bytes = std::vector<std::byte>;
+using Channel = runtime::MessageLayer::Channel;
 using HostOfRank = std::vector<int>;
 
 // Counts the bytes that ranks send as data, by sender and receiver.
 struct Traffic {
+  std::function<bool(runtime::MessageLayer::Channel)> held = {};  // true: messages of this channel wait
   std::mutex mutex;
   std::map<std::pair<int, int>, std::size_t> bytes;
   std::size_t between(const Hosts& hosts, int from, int to) {
@@ -31,12 +34,31 @@ struct Traffic {
   }
 };
 
+// A clock that runs a tenth of a second ahead at each look.
+class HastyClock final : public runtime::Clock {
+ public:
+  explicit HastyClock(std::shared_ptr<Clock> clock) : clock_(std::move(clock)) {}
+  runtime::TimePoint now() const override { return clock_->now() + 100ms * looks_++; }
+  std::int64_t unix_millis() const override { return clock_->unix_millis(); }
+  runtime::Timer after(runtime::Duration delay, std::function<void()> fn) override { return clock_->after(delay, std::move(fn)); }
+  int looks() const { return looks_; }
+
+ private:
+  const std::shared_ptr<Clock> clock_;
+  mutable std::atomic<int> looks_{0};
+};
+
 class CountedLayer final : public runtime::MessageLayer {
  public:
   CountedLayer(std::shared_ptr<MessageLayer> layer, int rank, Traffic& traffic)
       : layer_(std::move(layer)), rank_(rank), traffic_(traffic) {}
   const char* name() const override { return layer_->name(); }
   void send(int to, Channel channel, std::span<const std::byte> data, Transfer& transfer) override {
+    if (traffic_.held && traffic_.held(channel)) {
+      transfer.state = Transfer::State::kPending;
+      held_.push_back([this, to, channel, data, &transfer] { layer_->send(to, channel, data, transfer); });
+      return;
+    }
     if (channel == Channel::kData || channel == Channel::kResults) {
       const std::lock_guard lock(traffic_.mutex);
       traffic_.bytes[{rank_, to}] += data.size();
@@ -46,8 +68,14 @@ class CountedLayer final : public runtime::MessageLayer {
   void receive(int from, Channel channel, std::span<std::byte> data, Transfer& transfer) override {
     layer_->receive(from, channel, data, transfer);
   }
-  bool progress() override { return layer_->progress(); }
-  void wait(runtime::Duration limit) override { layer_->wait(limit); }
+  bool progress() override {
+    const bool release = !held_.empty() && !traffic_.held(Channel::kData);
+    if (release) {
+      for (const auto& send : std::exchange(held_, {})) send();
+    }
+    return layer_->progress() || release;
+  }
+  void wait(runtime::Duration limit) override { layer_->wait(held_.empty() ? limit : runtime::Duration(1ms)); }
   void wake() override { layer_->wake(); }
   std::optional<Error> lost(int rank) const override { return layer_->lost(rank); }
   void flush(runtime::Duration limit) override { layer_->flush(limit); }
@@ -58,6 +86,7 @@ class CountedLayer final : public runtime::MessageLayer {
   const std::shared_ptr<MessageLayer> layer_;
   const int rank_;
   Traffic& traffic_;
+  std::vector<std::function<void()>> held_;
 };
 
 // Parameters in place, sharded on another dim, in half precision, with gradients in half precision, large, and with fewer rows than ranks.
@@ -119,7 +148,7 @@ class HostLinkTest : public testing::Test {
                       slots = ShardedModel::slot_bytes(units, hosts, rank, 2);
     return std::make_unique<ShardedModel>(
         rank, grid, std::move(units), runtime::map(memory("control", control), control, runtime::Access::kReadWrite).value(),
-        runtime::map(memory("slots", slots), slots, runtime::Access::kReadWrite).value(), clock_, std::move(options));
+        runtime::map(memory("slots", slots), slots, runtime::Access::kReadWrite).value(), model_clock_, std::move(options));
   }
   // Runs `program` on every rank, in a thread each, with the model of this test's layouts.
   void on_ranks(Grid grid, const HostOfRank& hosts, const std::function<void(ShardedModel&)>& program) {
@@ -245,6 +274,7 @@ class HostLinkTest : public testing::Test {
 
   runtime::Loop loop_;
   const std::shared_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
+  std::shared_ptr<runtime::Clock> model_clock_ = clock_;
   std::mutex mutex_;
   std::map<std::string, Fd> memories_;
   std::unique_ptr<runtime::MemoryNetwork> network_;
@@ -267,6 +297,67 @@ INSTANTIATE_TEST_SUITE_P(Placements, HostLinkPlacementTest,
                                          Placement{{6, 1}, {0, 0, 0, 1, 1, 1}}, Placement{{5, 1}, {0, 0, 0, 0, 1}},
                                          Placement{{4, 2}, {0, 0, 1, 1}}, Placement{{4, 2}, {0, 1, 0, 1}}, Placement{{4, 2}, {0, 1, 2, 3}},
                                          Placement{{2, 2}, {0, 1}}));
+
+TEST_F(HostLinkTest, LargeSumsOfSeveralRanksTravelInPieces) {
+  layouts_ = {Layout::make({{"large", {4096, 700}}}).value()};
+  expect_same_as_one_host({4, 1}, {0, 0, 1, 1});
+}
+
+TEST_F(HostLinkTest, SumsOfDoublesThatTravelInHalfPrecisionHaveTheBitsOfOneHost) {
+  Parameter p{"w", {16, 5}, DType::kFloat64};
+  p.reduce_dtype = DType::kBFloat16;
+  const auto reduce = [&](const HostOfRank& hosts) {
+    layouts_ = {Layout::make({p}).value()};
+    std::map<int, std::vector<double>> out;
+    on_ranks({4, 1}, hosts, [&](ShardedModel& model) {
+      ASSERT_TRUE(model.enter(true));
+      ASSERT_TRUE(model.unshard(0));
+      std::vector<double> whole(80), own(20);
+      for (std::size_t k = 0; k < 80; ++k) whole[k] = 1.0 / (1 + model.rank()) + 1e-3 * static_cast<double>(k);
+      const Reducer::Gradient g{reinterpret_cast<const std::byte*>(whole.data()), reinterpret_cast<std::byte*>(own.data()), false,
+                                DType::kFloat64};
+      ASSERT_TRUE(model.publish(0, std::span(&g, 1), {0.3}));
+      ASSERT_TRUE(model.finish_backward(true));
+      const std::lock_guard lock(mutex_);
+      out[model.rank()] = own;
+    });
+    return out;
+  };
+  const auto several = reduce({0, 0, 1, 1}), one = reduce({0, 0, 0, 0});
+  EXPECT_EQ(several, one);
+  EXPECT_NE(one.at(0)[0], 0);
+}
+
+TEST_F(HostLinkTest, DataThatAreLongUnderWayAreNoDeadlock) {
+  const auto clock = std::make_shared<HastyClock>(clock_);
+  model_clock_ = clock;
+  // Rows and sums wait until every rank has looked for seconds of this clock, several times as long as the proof of a deadlock.
+  const int until = 120;
+  traffic_.held = [&](Channel channel) { return (channel == Channel::kData || channel == Channel::kResults) && clock->looks() < until; };
+  on_ranks({2, 1}, {0, 1}, [&](ShardedModel& model) {
+    ASSERT_TRUE(model.enter(true));
+    const auto read = model.unshard(0);
+    ASSERT_TRUE(read) << read.error().to_string();
+  });
+}
+
+TEST_F(HostLinkTest, ARankThatEndsInBackwardHoldsUpNoOther) {
+  const auto clock = std::make_shared<HastyClock>(clock_);
+  model_clock_ = clock;
+  on_ranks({4, 1}, {0, 0, 1, 1}, [&](ShardedModel& model) {
+    Ended unused;
+    std::vector<std::vector<float>> own[2];
+    ASSERT_TRUE(model.enter(true));
+    for (std::size_t u = 0; u < 2; ++u) ASSERT_TRUE(forward(model, u, true, unused));
+    ASSERT_TRUE(backward(model, 1, 0, own[1]));
+    if (model.rank() == 1) return;  // has published unit 1, not unit 0
+    auto ended = backward(model, 0, 0, own[0]);
+    if (ended) ended = model.finish_backward(true);
+    ASSERT_FALSE(ended);
+    EXPECT_NE(ended.error().message().find("rank"), std::string::npos);
+  });
+  EXPECT_LT(clock->looks(), 600);  // the links' ends did not wait for sums that can never be made
+}
 
 TEST_F(HostLinkTest, RanksMaySkipUnits) {
   Uses uses;
@@ -409,12 +500,12 @@ TEST_F(HostLinkTest, AKilledActorIsReportedWithItsCause) {
 
 TEST_F(HostLinkTest, RanksWithoutBatchesServeTheOthers) {
   on_ranks({2, 1}, {0, 1}, [&](ShardedModel& model) {
-    std::vector<std::vector<float>> own;
+    std::vector<std::vector<float>> own[2];
     Ended unused;
     ASSERT_TRUE(model.enter(true));
     if (model.rank() == 0) {
       for (std::size_t u = 0; u < 2; ++u) ASSERT_TRUE(forward(model, u, true, unused));
-      for (std::size_t u = 2; u-- > 0;) ASSERT_TRUE(backward(model, u, 0, own));
+      for (std::size_t u = 2; u-- > 0;) ASSERT_TRUE(backward(model, u, 0, own[u]));
       ASSERT_TRUE(model.finish_backward(true));
       model.join();
     } else {
@@ -425,7 +516,7 @@ TEST_F(HostLinkTest, RanksWithoutBatchesServeTheOthers) {
         ASSERT_TRUE(next) << next.error().to_string();
         if (next->what != ShardedModel::Asked::What::kPublish) break;
         asked.push_back(next->unit);
-        ASSERT_TRUE(backward(model, next->unit, 0, own, true));
+        ASSERT_TRUE(backward(model, next->unit, 0, own[next->unit], true));
       }
       EXPECT_EQ(asked, (std::vector<std::size_t>{1, 0}));
       ASSERT_TRUE(model.finish_backward(true));

@@ -19,6 +19,11 @@ struct LinkModel {
   int host() const { return hosts.host_of(rank); }
   // True when the rank is on another host.
   bool remote(int r) const { return !hosts.same_host(r, rank); }
+  // True when the rank has left or is gone.
+  bool has_ended(int r) const {
+    return decode_place(control.rank(r).place.load(std::memory_order_acquire)).doing == Doing::kLeft ||
+           control.membership_page().is_gone(static_cast<std::uint32_t>(r));
+  }
   // True once all ranks have reported the same model. Until then no parameters are sent, since their sizes may differ.
   bool models_agree() const {
     const auto own = control.rank(rank).fingerprint.load(std::memory_order_acquire);

@@ -9,6 +9,7 @@ namespace {
 
 using Channel = runtime::MessageLayer::Channel;
 constexpr StreamChannels kChannels{Channel::kMessages, Channel::kData};
+constexpr std::size_t kHashedAtOnce = 1 << 20;
 
 // A hash that changes with every change of a few words.
 std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t hash) {
@@ -70,12 +71,27 @@ std::vector<std::span<std::byte>> RowsExchange::rows_of(std::size_t unit, int ra
   return out;
 }
 
-bool RowsExchange::unchanged(std::size_t unit) {
-  const auto& placed = model_.units[unit]->layout().placed();
-  if (std::ranges::any_of(placed, [](const Placed& p) { return p.parameter.requires_grad; })) return false;
-  std::uint64_t hash = 1;
-  for (const auto rows : rows_of(unit, model_.rank)) hash = hash_of(rows, hash);
-  return std::exchange(sent_hashes_[unit], hash) == hash;
+bool RowsExchange::hand_out(Task& task) {
+  const auto& placed = model_.units[task.unit]->layout().placed();
+  if (std::ranges::none_of(placed, [](const Placed& p) { return p.parameter.requires_grad; })) {
+    if (!hash_) {
+      hash_ = 1;
+      unhashed_ = rows_of(task.unit, model_.rank);
+    }
+    for (std::size_t left = kHashedAtOnce; left > 0 && !unhashed_.empty();) {
+      auto& rows = unhashed_.back();  // may be empty
+      const auto some = rows.last(std::min(rows.size(), left));
+      hash_ = hash_of(some, *hash_);
+      left -= some.size();
+      rows = rows.first(rows.size() - some.size());
+      if (rows.empty()) unhashed_.pop_back();
+    }
+    if (!unhashed_.empty()) return false;
+    task.unchanged = std::exchange(sent_hashes_[task.unit], hash_) == hash_;
+    hash_.reset();
+  }
+  for (auto& lane : lanes_) lane->tasks.push_back(task);
+  return true;
 }
 
 void RowsExchange::send(std::uint64_t version, const std::vector<std::uint32_t>& order) {
@@ -94,6 +110,13 @@ bool RowsExchange::received() const {
   });
 }
 
+bool RowsExchange::finished() const {
+  return sent() || std::ranges::all_of(lanes_, [&](const auto& lane) {
+           const bool idle = waiting_.empty() && lane->tasks.empty() && !lane->sending;
+           return idle || model_.has_ended(lane->sender.to());
+         });
+}
+
 void RowsExchange::start() {
   for (auto& r : receivers_) r->start();
 }
@@ -107,35 +130,37 @@ std::optional<std::vector<std::span<std::byte>>> RowsExchange::on_header(int fro
   return rows_of(header.unit, from);
 }
 
+void RowsExchange::begin_record(Lane& lane) {
+  const Task task = lane.tasks.front();
+  lane.tasks.pop_front();
+  const Header header{task.version, task.unit, task.unchanged ? 1u : 0u};
+  const auto* raw = reinterpret_cast<const std::byte*>(&header);
+  std::vector<OutgoingPiece> pieces;
+  if (!task.unchanged) {
+    for (const auto rows : rows_of(task.unit, model_.rank)) pieces.push_back({rows.size(), rows.data()});
+  }
+  lane.sender.begin({raw, raw + sizeof header}, std::move(pieces));
+  lane.sending = true;
+}
+
 bool RowsExchange::advance() {
-  bool progress = false;
+  bool progress = false, all_sent = false;
   if (!sent() && model_.models_agree()) {
-    std::vector<Task> queued;
     {
       const std::lock_guard lock(mutex_);
-      queued.swap(queued_);
+      waiting_.insert(waiting_.end(), queued_.begin(), queued_.end());
+      queued_.clear();
     }
-    for (auto& task : queued) {
-      task.unchanged = unchanged(task.unit);
-      for (auto& lane : lanes_) lane->tasks.push_back(task);
-    }
-    for (auto& lane : lanes_) {
-      if (!lane->sender.idle() || lane->tasks.empty()) continue;
-      const Task task = lane->tasks.front();
-      lane->tasks.pop_front();
-      const Header header{task.version, task.unit, task.unchanged ? 1u : 0u};
-      const auto* raw = reinterpret_cast<const std::byte*>(&header);
-      std::vector<OutgoingPiece> pieces;
-      if (!task.unchanged) {
-        for (const auto rows : rows_of(task.unit, model_.rank)) pieces.push_back({rows.size(), rows.data()});
-      }
-      lane->sender.begin({raw, raw + sizeof header}, std::move(pieces));
-      lane->sending = true;
+    if (!waiting_.empty()) {
+      if (hand_out(waiting_.front())) waiting_.pop_front();
       progress = true;
     }
   }
-  bool all_sent = false;
   for (auto& lane : lanes_) {
+    if (lane->sender.idle() && !lane->sending && !lane->tasks.empty()) {
+      begin_record(*lane);
+      progress = true;
+    }
     progress |= lane->sender.advance();
     if (!lane->sending || !lane->sender.idle()) continue;
     lane->sending = false;

@@ -31,6 +31,8 @@ class RowsExchange {
   // Receives from all partners. Before the first advance().
   void start();
   bool advance();
+  // True when everything is sent to partners that have not ended.
+  bool finished() const;
 
  private:
   struct Task {
@@ -51,8 +53,11 @@ class RowsExchange {
 
   // The memory of a rank's rows of a unit: its pieces of all parameters.
   std::vector<std::span<std::byte>> rows_of(std::size_t unit, int rank) const;
-  // True when the rows of a unit without trained parameters are those that were sent before.
-  bool unchanged(std::size_t unit);
+  // Hands the first queued task to all lanes. A unit without trained parameters is compared with what was sent before, a slice at a time:
+  // returns false while that is not finished.
+  bool hand_out(Task& task);
+  // Sends the lane's next task.
+  void begin_record(Lane& lane);
   std::optional<std::vector<std::span<std::byte>>> on_header(int from, std::span<const std::byte> bytes);
 
   const LinkModel model_;
@@ -61,8 +66,12 @@ class RowsExchange {
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<std::unique_ptr<StreamReceiver>> receivers_;
   std::vector<Header> arriving_;                           // by rank: the record that arrives from it
+  std::deque<Task> waiting_;                               // tasks that no lane has yet
   std::vector<std::optional<std::uint64_t>> sent_hashes_;  // by unit without trained parameters: hash of the rows that were sent
-  std::atomic<std::uint64_t> unsent_{0};                   // tasks of all lanes
+  // The comparison of waiting_[0] under way.
+  std::vector<std::span<std::byte>> unhashed_;
+  std::optional<std::uint64_t> hash_;
+  std::atomic<std::uint64_t> unsent_{0};  // tasks of all lanes
 
   std::mutex mutex_;
   std::vector<Task> queued_;  // guarded by mutex_

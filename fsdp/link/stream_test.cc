@@ -107,7 +107,7 @@ TEST(Updates, AMessageThatIsCutOrTooLongIsRefused) {
   Words words;
   words.entered = 7;
   for (const auto& message :
-       {encode(words), encode(Publication{5, 2, 1, 0.5, present}), encode_gone("out of memory"), encode(UpdateKind::kStuck)}) {
+       {encode(words), encode(Publication{5, 2, 1, 0.5, present}), encode_gone(3, "out of memory"), encode(UpdateKind::kStuck)}) {
     ASSERT_TRUE(decode_update(message));
     for (std::size_t n = 0; n < message.size(); ++n) {
       const auto cut = decode_update(std::span(message).first(n));

@@ -54,9 +54,10 @@ bool SumsExchange::sent(std::uint64_t sequence) const {
   return publications_.empty() || publications_.front().sequence > sequence;
 }
 
-int SumsExchange::missing_host(std::uint64_t sequence) const {
+int SumsExchange::missing_sender(std::uint64_t sequence) const {
   for (int h = 0; h < model_.hosts.num_hosts(); ++h) {
-    if (h != model_.host() && arrived_[static_cast<std::size_t>(h)].load(std::memory_order_acquire) <= sequence) return h;
+    if (h == model_.host() || arrived_[static_cast<std::size_t>(h)].load(std::memory_order_acquire) > sequence) continue;
+    return model_.hosts.partner(model_.rank, h);
   }
   return -1;
 }
@@ -68,15 +69,28 @@ void SumsExchange::drop() {
 
 // ---- the link's thread -----------------------------------------------------------------------------------------------------------------
 
+bool SumsExchange::finished() const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::all_of(lanes_, [&](const auto& lane) {
+    return (!lane->busy && lane->next - first_ == publications_.size()) || model_.has_ended(lane->sender.to());
+  });
+}
+
 void SumsExchange::start() {
   for (auto& r : receivers_) r->start();
 }
 
-bool SumsExchange::host_has_published(std::uint64_t sequence) const {
-  return std::ranges::all_of(model_.hosts.ranks(model_.host()), [&](int r) {
-    const auto published = model_.control.rank(r).published.load(std::memory_order_acquire);
-    return published > sequence && attempt_of(published) == attempt_of(sequence);
-  });
+SumsExchange::Host SumsExchange::host_at(std::uint64_t sequence) const {
+  Host out = Host::kPublished;
+  for (const int r : model_.hosts.ranks(model_.host())) {
+    const auto& words = model_.control.rank(r);
+    const auto published = words.published.load(std::memory_order_acquire);
+    if (attempt_of(published) > attempt_of(sequence)) return Host::kNever;
+    if (published > sequence) continue;
+    if (model_.has_ended(r)) return Host::kNever;
+    out = Host::kPublishing;
+  }
+  return out;
 }
 
 void SumsExchange::append_pieces(std::vector<OutgoingPiece>& out, const Publication& p, int owner, Block block,
@@ -97,7 +111,7 @@ void SumsExchange::append_pieces(std::vector<OutgoingPiece>& out, const Publicat
       continue;
     sources.push_back({model_.slots.at(model_.slots.leaf_of(r), p.sequence, placed), reduce_dtype, r});
   }
-  const DType sum = sum_dtype(reduce_dtype);
+  const DType sum = sum_dtype(placed, p.everywhere);
   for (std::size_t k = 0; k < own.runs; ++k) {
     OutgoingPiece piece{own.length * dtype_bytes(sum)};
     piece.compute = [sources, first = own.begin + k * own.stride, reduce_dtype, sum](std::size_t offset, std::span<std::byte> bytes) {
@@ -113,7 +127,7 @@ void SumsExchange::begin(Lane& lane, const Publication& p) {
   const auto blocks = model_.hosts.blocks(model_.host());
   const std::size_t num_parameters = model_.units[p.unit]->layout().placed().size();
   std::vector<std::byte> header(sizeof(Header) + blocks.size() * num_parameters);
-  const Header head{p.sequence, p.unit, static_cast<std::uint32_t>(num_parameters)};
+  const Header head{p.sequence, p.unit, static_cast<std::uint32_t>(num_parameters), p.everywhere ? 1u : 0u, 0};
   std::memcpy(header.data(), &head, sizeof head);
   std::byte* follows = header.data() + sizeof head;
   std::vector<OutgoingPiece> pieces;
@@ -150,7 +164,7 @@ std::optional<std::vector<std::span<std::byte>>> SumsExchange::on_header(int hos
     for (const Placed& p : placed) {
       if (follows[at++] == std::byte{0}) continue;
       const Piece own = piece_of(p, model_.grid.shards(), model_.grid.shard_of(model_.rank));
-      const std::size_t element = dtype_bytes(model_.slots.dtype(leaf, p));
+      const std::size_t element = dtype_bytes(model_.slots.dtype(leaf, p, head.everywhere != 0));
       for (std::size_t k = 0; k < own.runs; ++k) {
         const std::size_t size = own.length * element;
         std::byte* const slot = model_.slots.at(leaf, head.sequence, p) + (own.begin + k * own.stride) * element;
@@ -173,7 +187,11 @@ bool SumsExchange::advance() {
       }
       while (!lane->busy && lane->next - first_ < publications_.size()) {
         Publication& p = publications_[lane->next - first_];
-        if (!p.dropped && !host_has_published(p.sequence)) break;
+        if (!p.dropped) {
+          const Host host = host_at(p.sequence);
+          if (host == Host::kPublishing) break;
+          p.dropped = host == Host::kNever;
+        }
         lane->sending = lane->next++;
         if (p.dropped) {
           --p.unsent;

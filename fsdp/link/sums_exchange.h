@@ -23,12 +23,14 @@ class SumsExchange {
   // Any thread; as in RemoteSums.
   void published(std::uint64_t sequence, std::uint32_t unit, bool everywhere);
   bool sent(std::uint64_t sequence) const;
-  int missing_host(std::uint64_t sequence) const;
+  int missing_sender(std::uint64_t sequence) const;
   void drop();
 
   // Receives from all partners. Before the first advance().
   void start();
   bool advance();
+  // True when everything is sent to owners that have not ended.
+  bool finished() const;
 
  private:
   struct Publication {
@@ -47,10 +49,12 @@ class SumsExchange {
   };
   struct Header {
     std::uint64_t sequence;
-    std::uint32_t unit, num_parameters;  // then a byte per block and parameter: whether its sum follows
+    std::uint32_t unit, num_parameters, everywhere, unused;  // then a byte per block and parameter: 1 if its sum follows
   };
 
-  bool host_has_published(std::uint64_t sequence) const;
+  // Whether all ranks of this host have published, may still do so, or cannot because one of them has ended or started over.
+  enum class Host { kPublished, kPublishing, kNever };
+  Host host_at(std::uint64_t sequence) const;
   // True when the owner sums the gradients of rank r.
   bool sums(int owner, int r, bool everywhere) const { return everywhere || model_.grid.replica_of(r) == model_.grid.replica_of(owner); }
   // Begins to send the sums of a publication to the lane's owner.

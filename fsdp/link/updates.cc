@@ -11,6 +11,9 @@ struct PublicationHead {
   std::uint32_t unit, everywhere;
   double weight;
 };
+struct GoneHead {
+  std::uint32_t rank, cause_bytes;
+};
 static_assert(sizeof(UpdateKind) + sizeof(PublicationHead) + Control::kMaxParameters <= kMaxUpdateBytes);
 static_assert(sizeof(UpdateKind) + sizeof(Words) <= kMaxUpdateBytes);
 
@@ -82,10 +85,9 @@ std::vector<std::byte> encode(const Publication& p) {
   return message_of(UpdateKind::kPublication, PublicationHead{p.sequence, p.unit, p.everywhere, p.weight}, std::as_bytes(p.present));
 }
 
-std::vector<std::byte> encode_gone(std::string_view cause) {
+std::vector<std::byte> encode_gone(std::uint32_t rank, std::string_view cause) {
   const auto text = std::as_bytes(std::span(cause)).first(std::min<std::size_t>(cause.size(), 1024));
-  const auto length = static_cast<std::uint32_t>(text.size());
-  return message_of(UpdateKind::kGone, length, text);
+  return message_of(UpdateKind::kGone, GoneHead{rank, static_cast<std::uint32_t>(text.size())}, text);
 }
 
 std::optional<Update> decode_update(std::span<const std::byte> message) {
@@ -103,9 +105,10 @@ std::optional<Update> decode_update(std::span<const std::byte> message) {
       return out;
     }
     case UpdateKind::kGone: {
-      std::uint32_t length;
-      if (!take(message, length) || length != message.size()) return std::nullopt;
-      out.cause.assign(reinterpret_cast<const char*>(message.data()), length);
+      GoneHead head;
+      if (!take(message, head) || head.cause_bytes != message.size()) return std::nullopt;
+      out.gone = head.rank;
+      out.cause.assign(reinterpret_cast<const char*>(message.data()), head.cause_bytes);
       return out;
     }
     case UpdateKind::kStuck:

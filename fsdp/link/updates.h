@@ -41,13 +41,14 @@ constexpr std::size_t kMaxUpdateBytes = 64 + Control::kMaxParameters;
 std::vector<std::byte> encode(UpdateKind kind);  // kStuck, kPublished
 std::vector<std::byte> encode(const Words& words);
 std::vector<std::byte> encode(const Publication& publication);
-std::vector<std::byte> encode_gone(std::string_view cause);
+std::vector<std::byte> encode_gone(std::uint32_t rank, std::string_view cause);
 
 // A received message. The spans refer to its bytes. nullopt: it is not an update.
 struct Update {
   UpdateKind kind;
   Words words = {};
   Publication publication = {};
+  std::uint32_t gone = 0;  // a rank of the sender's host
   std::string cause = {};
 };
 std::optional<Update> decode_update(std::span<const std::byte> message);

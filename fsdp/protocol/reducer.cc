@@ -36,7 +36,7 @@ bool Reducer::all_published(std::uint64_t sequence) const {
 }
 
 bool Reducer::ready(std::uint64_t sequence) const {
-  return all_published(sequence) && (remote_ == nullptr || (remote_->missing_host(sequence) < 0 && remote_->sent(sequence)));
+  return all_published(sequence) && (remote_ == nullptr || (remote_->missing_sender(sequence) < 0 && remote_->sent(sequence)));
 }
 
 int Reducer::ahead() const {
@@ -51,11 +51,7 @@ int Reducer::missing_publication() const {
   for (int r = 0; r < grid_.world_size; ++r) {
     if (control_.rank(r).published.load(std::memory_order_acquire) <= pending_.front().sequence) return r;
   }
-  const int host = remote_ == nullptr ? -1 : remote_->missing_host(pending_.front().sequence);
-  for (const Slots::Leaf& leaf : slots_.leaves()) {
-    if (leaf.host == host) return leaf.ranks.begin;
-  }
-  return -1;
+  return remote_ == nullptr ? -1 : remote_->missing_sender(pending_.front().sequence);
 }
 
 // Copies a gradient to the slot. This rank's own slices are left out, unless ranks of other replicas sum them, too.
@@ -228,7 +224,7 @@ void Reducer::sum(const Pending& pending, std::size_t parameter) {
     const std::size_t at = own.begin + k * own.stride;  // element of the whole parameter
     for (const std::size_t leaf : leaves) {
       const Block ranks = slots_.leaves()[leaf].ranks;
-      Source source{slots_.at(leaf, pending.sequence, p), slots_.dtype(leaf, p), ranks.begin};
+      Source source{slots_.at(leaf, pending.sequence, p), slots_.dtype(leaf, p, pending.how.everywhere), ranks.begin};
       source.data += at * dtype_bytes(source.dtype);
       if (ranks.begin == rank_ && pending.where[parameter] != Where::kSlot) {
         source.data = pending.where[parameter] == Where::kGradient ? g.whole + at * dtype_bytes(source.dtype)

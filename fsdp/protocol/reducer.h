@@ -74,6 +74,10 @@ class Reducer {
   // The reductions finished since the last call.
   std::vector<Reduced> take_reduced() { return std::exchange(reduced_, {}); }
 
+  // True when the oldest publication waits only for data on their way between hosts.
+  bool waits_for_link() const {
+    return remote_ != nullptr && !pending_.empty() && all_published(pending_.front().sequence) && !ready(pending_.front().sequence);
+  }
   // A unit that another rank has published and this one has not; -1: none.
   int awaited_unit() const;
 
@@ -82,7 +86,7 @@ class Reducer {
 
   std::size_t num_pending() const { return pending_.size(); }
   std::uint64_t last_published() const { return next_ - 1; }  // the number of this rank's latest publication
-  // A rank whose publication, or a rank of the host whose sum, the oldest pending reduction waits for; -1: none.
+  // The rank whose publication, or sum for this rank, the oldest pending reduction waits for; -1: none.
   int missing_publication() const;
 
  private:

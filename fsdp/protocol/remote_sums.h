@@ -13,9 +13,9 @@ class RemoteSums {
   virtual void published(std::uint64_t sequence, std::uint32_t unit, bool everywhere) = 0;
   // True when this rank no longer reads its host's slots of this publication.
   virtual bool sent(std::uint64_t sequence) const = 0;
-  // The first host whose sums of this publication have not arrived in this rank's slots; -1: none.
-  virtual int missing_host(std::uint64_t sequence) const = 0;
-  // Forgets publications that are not sent yet; on return their slots are not read any more.
+  // A rank of another host that sends this rank the sums of its host, and whose sums of this publication have not arrived; -1: none.
+  virtual int missing_sender(std::uint64_t sequence) const = 0;
+  // Forgets publications that are not sent yet. Sums under way are still sent, and their receivers discard them.
   virtual void drop() = 0;
 };
 

@@ -24,26 +24,30 @@ std::vector<Slots::Leaf> Slots::leaves_of(const Hosts& hosts, int host) {
   return out;
 }
 
-// A sum needs twice the bytes of its gradients if they are in half precision.
-std::size_t Slots::stride_of(const std::vector<Leaf>& leaves, const std::vector<const Layout*>& layouts) {
-  const bool sums = std::ranges::any_of(leaves, &Leaf::is_sum);
+std::size_t Slots::stride_of(const std::vector<const Layout*>& layouts) {
   std::size_t out = 0;
-  for (const auto* l : layouts) out = std::max(out, l->slot_bytes() * (sums ? 2 : 1));
+  for (const auto* l : layouts) out = std::max(out, l->slot_bytes());
   return (out + kPage - 1) / kPage * kPage;
 }
 
 std::size_t Slots::bytes(const Hosts& hosts, int host, const std::vector<const Layout*>& layouts, int num_slots) {
-  const auto leaves = leaves_of(hosts, host);
-  return std::max(kPage, stride_of(leaves, layouts) * leaves.size() * static_cast<std::size_t>(num_slots));
+  std::size_t slots = 0;
+  for (const Leaf& leaf : leaves_of(hosts, host)) slots += widening_of(leaf);
+  return std::max(kPage, stride_of(layouts) * slots * static_cast<std::size_t>(num_slots));
 }
 
 Slots::Slots(std::byte* memory, const Hosts& hosts, int host, const std::vector<const Layout*>& layouts, int num_slots)
     : memory_(memory),
       leaves_(leaves_of(hosts, host)),
       leaf_of_rank_(static_cast<std::size_t>(hosts.world_size())),
-      stride_(stride_of(leaves_, layouts)),
+      stride_(stride_of(layouts)),
       num_slots_(static_cast<std::uint64_t>(num_slots)) {
-  for (std::size_t i = 0; i < leaves_.size(); ++i) leaf_of_rank_[static_cast<std::size_t>(leaves_[i].ranks.begin)] = i;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    leaf_of_rank_[static_cast<std::size_t>(leaves_[i].ranks.begin)] = i;
+    begins_.push_back(begin);
+    begin += stride_ * widening_of(leaves_[i]) * num_slots_;
+  }
 }
 
 }  // namespace shoal::fsdp

@@ -1,7 +1,7 @@
 // The memory for gradients in flight on one host: a few slots for each rank of the host. Each block of ranks of another host has slots,
 // too, since their sum arrives as one.
 //
-// A rank's slot has the unit's gradients in their reduce dtype. A block of several ranks has sums, in fp32 (fp64 if the gradients are).
+// A rank's slot has the unit's gradients in their reduce dtype. A block of several ranks has sums, in fp32 or fp64 (sum_dtype).
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,10 @@ inline std::uint64_t attempt_of(std::uint64_t sequence) { return sequence >> kAt
 
 // The dtype of sums of gradients that travel as `dtype`.
 inline DType sum_dtype(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+// The dtype in which an owner adds up gradients of a parameter: fp64 if its shard, or its sum within the replica, is in fp64.
+inline DType sum_dtype(const Placed& p, bool everywhere) {
+  return everywhere && p.parameter.dtype == DType::kFloat64 ? DType::kFloat64 : sum_dtype(p.reduce_dtype());
+}
 
 class Slots {
  public:
@@ -38,21 +42,27 @@ class Slots {
   const std::vector<Leaf>& leaves() const { return leaves_; }
   // The leaf that begins with this rank.
   std::size_t leaf_of(int rank) const { return leaf_of_rank_[static_cast<std::size_t>(rank)]; }
-  // The dtype of a parameter's gradients in the slots of a leaf.
-  DType dtype(std::size_t leaf, const Placed& p) const { return leaves_[leaf].is_sum ? sum_dtype(p.reduce_dtype()) : p.reduce_dtype(); }
+  // The dtype of a parameter's gradients in the slots of a leaf. `everywhere`: as in Reducer::How.
+  DType dtype(std::size_t leaf, const Placed& p, bool everywhere) const {
+    return leaves_[leaf].is_sum ? sum_dtype(p, everywhere) : p.reduce_dtype();
+  }
   // The gradients of one parameter in the publication with this number.
   std::byte* at(std::size_t leaf, std::uint64_t sequence, const Placed& p) const {
-    return memory_ + (leaf * num_slots_ + sequence % num_slots_) * stride_ + p.slot_offset_bytes * (leaves_[leaf].is_sum ? 2 : 1);
+    const std::size_t widening = widening_of(leaves_[leaf]);
+    return memory_ + begins_[leaf] + sequence % num_slots_ * stride_ * widening + p.slot_offset_bytes * widening;
   }
 
  private:
   static std::vector<Leaf> leaves_of(const Hosts& hosts, int host);
-  static std::size_t stride_of(const std::vector<Leaf>& leaves, const std::vector<const Layout*>& layouts);
+  static std::size_t stride_of(const std::vector<const Layout*>& layouts);
+  // A sum may have four times the bytes of its gradients: fp64 of half precision.
+  static std::size_t widening_of(const Leaf& leaf) { return leaf.is_sum ? 4 : 1; }
 
   std::byte* memory_;
   std::vector<Leaf> leaves_;
   std::vector<std::size_t> leaf_of_rank_;
-  std::size_t stride_;  // bytes of a slot
+  std::size_t stride_;               // bytes of a rank's slot
+  std::vector<std::size_t> begins_;  // by leaf: offset of its slots
   std::uint64_t num_slots_;
 };
 

@@ -67,7 +67,7 @@ Result<void> Leases::take(std::size_t unit) {
   if (link_ != nullptr && link_->missing_rows(unit, gate_.version()) >= 0) {
     SHOAL_OK(peers_.wait([&] { return link_->missing_rows(unit, gate_.version()) < 0; },
                          {fmt::format("the rows of unit {} from other hosts (step {})", u.label(), peers_.step()),
-                          [&] { return link_->missing_rows(unit, gate_.version()); }}));
+                          [&] { return link_->missing_rows(unit, gate_.version()); }, /*for_link=*/true}));
   }
   u.take_lease(peers_.step());
   return {};
@@ -87,9 +87,9 @@ Result<void> Leases::open_window(const std::string& caller) {
                           [this] { return gate_.missing_to_write(); }}));
   }
   if (link_ != nullptr && !link_->rows_sent()) {
-    SHOAL_OK(
-        peers_.wait([this] { return link_->rows_sent(); },
-                    {fmt::format("this rank's rows of step {} to be sent to other hosts ({})", peers_.step(), caller), [] { return -1; }}));
+    SHOAL_OK(peers_.wait([this] { return link_->rows_sent(); },
+                         {fmt::format("this rank's rows of step {} to be sent to other hosts ({})", peers_.step(), caller),
+                          [] { return -1; }, /*for_link=*/true}));
   }
   gate_.open();
   return {};

@@ -35,10 +35,15 @@ auto seconds_between(runtime::TimePoint from, runtime::TimePoint to) {
 // States in this rank's words that it waits, until the wait ends.
 class WaitingWord {
  public:
-  explicit WaitingWord(Control::RankWords& words) : words_(words) {}
+  WaitingWord(Control::RankWords& words, HostLink* link) : words_(words), link_(link) {}
   WaitingWord(const WaitingWord&) = delete;
-  ~WaitingWord() {
-    if (set_) words_.waiting.store(0, std::memory_order_release);
+  ~WaitingWord() { clear(); }
+  // States that this rank does not wait for another rank's program.
+  void clear() {
+    if (!set_) return;
+    words_.waiting.store(0, std::memory_order_release);
+    set_ = false;
+    if (link_ != nullptr) link_->update();
   }
   // Records a fruitless check of this wait. The first one counts the wait in `num_waits`.
   void looked(std::uint64_t& num_waits) {
@@ -48,10 +53,12 @@ class WaitingWord {
       set_ = true;
     }
     words_.looks.fetch_add(1, std::memory_order_release);
+    if (link_ != nullptr) link_->update();
   }
 
  private:
   Control::RankWords& words_;
+  HostLink* const link_;
   bool set_ = false;
 };
 
@@ -107,6 +114,7 @@ int Peers::first_lost() const {
   const auto& membership_page = control_.membership_page();
   const int gone = membership_page.first_gone(static_cast<std::uint32_t>(hosts_.world_size()));
   if (gone < 0) return -1;
+  if (link_ != nullptr) link_->wake();  // it reports the end to other hosts
   for (int r = gone; r < hosts_.world_size(); ++r) {
     if (membership_page.is_gone(static_cast<std::uint32_t>(r)) && !has_left(r)) return r;
   }
@@ -135,7 +143,7 @@ Error Peers::lost(int rank) const {
 Result<void> Peers::wait(const std::function<bool()>& done, const Waiting& waiting) {
   const auto began = clock_->now();
   Watch watch{waiting, done, began, began + kProof, began + options_.warn_after};
-  WaitingWord word(control_.rank(rank_));
+  WaitingWord word(control_.rank(rank_), link_);
   const auto due = [&] { return done() || first_lost() >= 0 || reducer_.can_serve(); };
   while (true) {
     SHOAL_OK(check());
@@ -146,8 +154,12 @@ Result<void> Peers::wait(const std::function<bool()>& done, const Waiting& waiti
     const auto& interrupted = interrupt_by_ ? interrupt_by_ : options_.interrupted;
     if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto now = clock_->now();
-    word.looked(num_waits_);
-    if (link_ != nullptr) link_->update();
+    if (waiting.for_link || reducer_.waits_for_link()) {
+      word.clear();
+      link_->wake();  // it may wait for a word that another rank of this host has stored
+    } else {
+      word.looked(num_waits_);
+    }
     SHOAL_OK(check_stuck(watch, now));
     SHOAL_OK(check_left(watch, now));
     SHOAL_OK(check_time(watch, now));
@@ -197,7 +209,8 @@ Result<void> Peers::check_left(Watch& watch, runtime::TimePoint now) const {
   int missing = watch.waiting.missing();
   if (missing < 0) return {};
   const int reporter = reporter_of(missing);
-  if (!has_left(missing) && !has_left(reporter)) return {};
+  const bool unreported = reporter != missing && has_left(reporter) && control_.rank(reporter).linked.load(std::memory_order_acquire) == 0;
+  if (!has_left(missing) && !unreported) return {};
   if (watch.waiting.missing() != missing || watch.done()) return {};
   if (!has_left(missing)) missing = reporter;
   if (!watch.left_since) watch.left_since = now;

@@ -34,6 +34,7 @@ class Peers {
   struct Waiting {
     std::string for_what;
     std::function<int()> missing;  // a rank that is missing, -1 when unknown
+    bool for_link = false;         // true: for data on their way between hosts, so the wait ends although all ranks wait
   };
 
   // All references outlive this object. `reducer`: its due reductions are served; `stepper`: it counts the steps; `link`: for ranks on
@@ -62,7 +63,7 @@ class Peers {
   // Marks this rank as gone on the membership page, from any thread: pending and later calls on every rank fail with `cause`.
   void mark_gone(const std::string& cause) {
     control_.membership_page().mark_gone(static_cast<std::uint32_t>(rank_), cause);
-    if (link_ != nullptr) link_->report_gone(cause);
+    if (link_ != nullptr) link_->wake();
   }
   // The number of this rank's current step, from 0.
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }

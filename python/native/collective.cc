@@ -1,6 +1,7 @@
 #include <cstdio>
 
 #include "python/native/collective.h"
+#include "runtime/net/sealed.h"
 #include "runtime/transport/make_communicator.h"
 #include "runtime/transport/reduction.h"
 
@@ -46,21 +47,27 @@ WorkPtr submit(F&& fn) {
 }  // namespace
 
 runtime::MessageNetwork message_network(const actors::Credentials& credentials, int rank, int world_size, const std::string& kind,
-                                        const PyExchange& call, const std::string& name) {
+                                        const std::string& interface, bool sealed, const PyExchange& call, const std::string& name) {
   runtime::MessageNetwork out;
   out.rank = rank;
   out.world_size = world_size;
-  out.exchange = [&call, name](const std::string& own) { return call(name, own); };
+  out.exchange = [&call, name, rank, token = sealed ? std::optional(credentials.token) : std::nullopt](
+                     const std::string& own) -> Result<std::vector<std::string>> {
+    const auto context = [&](std::size_t r) { return fmt::format("{} of rank {}", name, r); };
+    SHOAL_TRY(auto all, call(name, token ? runtime::seal(*token, context(static_cast<std::size_t>(rank)), own) : own));
+    for (std::size_t r = 0; token && r < all.size(); ++r) SHOAL_TRY(all[r], runtime::unseal(*token, context(r), all[r]));
+    return all;
+  };
   out.kind = kind;
-  out.interface = credentials.host;
+  out.interfaces = {interface, credentials.host};
   out.tls = credentials.tls;
   return out;
 }
 
 std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const std::string& name, int rank, int world_size,
                                                      bool shares_memory, nb::object exchange, const std::string& kind,
-                                                     const std::string& backend, nb::callable open_backend, double timeout,
-                                                     double warn_after, bool spins) {
+                                                     const std::string& interface, bool sealed, const std::string& backend,
+                                                     nb::callable open_backend, double timeout, double warn_after, bool spins) {
   const auto use = session.use();
   runtime::CommunicatorRequest request;
   request.rank = rank;
@@ -79,8 +86,9 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
   }
   if (!shares_memory && kind != backend) {
     const auto call = make_py_exchange(std::move(exchange));
-    auto layer =
-        without_gil([&] { return runtime::make_message_layer(message_network(use->credentials(), rank, world_size, kind, call, name)); });
+    auto layer = without_gil([&] {
+      return runtime::make_message_layer(message_network(use->credentials(), rank, world_size, kind, interface, sealed, call, name));
+    });
     request.messages.emplace().open = [layer = std::move(layer)] { return Result<std::shared_ptr<runtime::MessageLayer>>(layer); };
   }
   std::optional<nb::python_error> raised;
@@ -174,8 +182,8 @@ void bind_window(nb::module_& m) {
 
 void bind_group(CommunicatorClass& c) {
   c.def_static("make", &C::make, nb::arg("session"), nb::kw_only(), nb::arg("name"), nb::arg("rank"), nb::arg("world_size"),
-               nb::arg("shares_memory"), nb::arg("exchange"), nb::arg("kind"), nb::arg("backend"), nb::arg("open_backend"),
-               nb::arg("timeout"), nb::arg("warn_after"), nb::arg("spins"),
+               nb::arg("shares_memory"), nb::arg("exchange"), nb::arg("kind"), nb::arg("interface"), nb::arg("sealed"), nb::arg("backend"),
+               nb::arg("open_backend"), nb::arg("timeout"), nb::arg("warn_after"), nb::arg("spins"),
                "Over shared memory if all ranks share the node's; else over a network of messages, or the backend if `kind` names it.")
       .def_prop_ro("rank", [](const C& c) { return c.get().rank(); })
       .def_prop_ro("world_size", [](const C& c) { return c.get().world_size(); })
@@ -255,7 +263,8 @@ void bind_messages(CommunicatorClass& c) {
 
 void bind_end(CommunicatorClass& c) {
   c.def(
-       "abort", [](C& c, const std::string& cause) { c.get().abort(cancelled(cause).with_reason("Aborted")); }, nb::arg("cause"))
+       "abort", [](C& c, const std::string& cause) { c.get().abort(cancelled(cause).with_reason("Aborted")); },
+       nb::call_guard<nb::gil_scoped_release>(), nb::arg("cause"))
       .def(
           "failed",
           [](const C& c) -> nb::object {
@@ -263,10 +272,12 @@ void bind_end(CommunicatorClass& c) {
             return error ? to_exception(*error) : nb::none();
           },
           "What ended it, as an exception, or None.")
-      .def("lost", [](const C& c) { return c.get().lost(); })
+      .def(
+          "lost", [](const C& c) { return c.get().lost(); }, nb::call_guard<nb::gil_scoped_release>())
       .def("reform", &C::reform)
-      .def("leave", [](C& c) { c.get().leave(); })
-      .def("close", &C::close);
+      .def(
+          "leave", [](C& c) { c.get().leave(); }, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &C::close, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace

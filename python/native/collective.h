@@ -12,10 +12,11 @@
 
 namespace shoal::python {
 
-// The network of messages among ranks on several hosts, at the address of this host that the cluster uses. `kind`: as in MessageNetwork.
-// `call`: as in make_py_exchange; it outlives the network.
+// The network of messages among ranks on several hosts, at `interface` or else the address of this host that the cluster uses. `kind`: as
+// in MessageNetwork. `sealed`: all ranks have the same cluster's token, with which their exchanges are encrypted. `call`: as in
+// make_py_exchange; it outlives the network.
 runtime::MessageNetwork message_network(const actors::Credentials& credentials, int rank, int world_size, const std::string& kind,
-                                        const PyExchange& call, const std::string& name);
+                                        const std::string& interface, bool sealed, const PyExchange& call, const std::string& name);
 
 class PyCommunicator {
  public:
@@ -26,8 +27,9 @@ class PyCommunicator {
   // makes (shoal._distributed.process_group), named `backend`. `exchange`: as in make_py_exchange; `kind`: "gloo" for the backend, else as
   // in MessageNetwork.
   static std::unique_ptr<PyCommunicator> make(PySession& session, const std::string& name, int rank, int world_size, bool shares_memory,
-                                              nb::object exchange, const std::string& kind, const std::string& backend,
-                                              nb::callable open_backend, double timeout, double warn_after, bool spins);
+                                              nb::object exchange, const std::string& kind, const std::string& interface, bool sealed,
+                                              const std::string& backend, nb::callable open_backend, double timeout, double warn_after,
+                                              bool spins);
 
   runtime::Communicator& get() const { return *communicator_; }
   const std::shared_ptr<runtime::Communicator>& shared() const { return communicator_; }

@@ -25,19 +25,46 @@ bool has_rdma() {
   return !ignored && devices != std::filesystem::directory_iterator();
 }
 
-// The name of the interface with this IPv4 address; any other text is returned as it is.
-std::string device_of(const std::string& interface) {
+struct Interface {
+  std::string name, address;  // empty: the network's choice
+};
+
+// The first of these interfaces, or IPv4 addresses, that this host has.
+Interface first_of_host(const std::vector<std::string>& interfaces) {
   ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return interface;
-  std::string out = interface;
-  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
-    char address[INET_ADDRSTRLEN] = {};
-    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET) continue;
-    (void)inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(i->ifa_addr)->sin_addr, address, sizeof address);
-    if (interface == address) out = i->ifa_name;
+  if (getifaddrs(&all) != 0) return {};
+  Interface out;
+  for (const auto& wished : interfaces) {
+    for (const ifaddrs* i = all; i != nullptr && out.name.empty() && !wished.empty(); i = i->ifa_next) {
+      char address[INET_ADDRSTRLEN] = {};
+      if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET) continue;
+      (void)inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(i->ifa_addr)->sin_addr, address, sizeof address);
+      if (wished == address || wished == i->ifa_name) out = {i->ifa_name, address};
+    }
   }
   freeifaddrs(all);
   return out;
+}
+
+constexpr char kOwn = '+', kError = '!';
+
+// Makes a layer by make(exchange). A rank that fails before its exchange reports that, so that no other rank waits for it.
+template <class Make>
+Result<std::shared_ptr<MessageLayer>> make_together(const MessageNetwork& network, const Make& make) {
+  bool exchanged = false;
+  const auto exchange = [&](const std::string& own) -> Result<std::vector<std::string>> {
+    exchanged = true;
+    SHOAL_TRY(auto all, network.exchange(kOwn + own));
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (!all[r].empty() && all[r].front() == kError)
+        return fail(unavailable(fmt::format("rank {} has no connection to the others: {}", r, all[r].substr(1))));
+      if (!all[r].empty()) all[r].erase(0, 1);
+    }
+    return all;
+  };
+  Result<std::shared_ptr<MessageLayer>> made = make(exchange);
+  if (!made && !exchanged) (void)network.exchange(kError + made.error().message());
+  return made;
 }
 
 Result<std::shared_ptr<MessageLayer>> make_ucx(const MessageNetwork& network) {
@@ -51,22 +78,28 @@ Result<std::shared_ptr<MessageLayer>> make_ucx(const MessageNetwork& network) {
                       .with_hint("install UCX on every host (Debian: libucx0), or use tcp"));
     }
   }
-  return make_ucx_layer({network.rank, network.world_size, network.exchange, device_of(network.interface)});
+  return make_together(network, [&](const auto& exchange) {
+    return make_ucx_layer({network.rank, network.world_size, exchange, first_of_host(network.interfaces).name});
+  });
 }
 
 Result<std::shared_ptr<MessageLayer>> make_tcp(const MessageNetwork& network, std::shared_ptr<const Tls> tls) {
   TcpOptions options;
   options.rank = network.rank;
   options.world_size = network.world_size;
-  options.exchange = network.exchange;
-  options.interface = network.interface;
+  options.interface = first_of_host(network.interfaces).address;
   options.tls = std::move(tls);
-  return make_tcp_layer(std::move(options));
+  return make_together(network, [&](const auto& exchange) {
+    options.exchange = exchange;
+    return make_tcp_layer(std::move(options));
+  });
 }
 
 }  // namespace
 
 Result<std::shared_ptr<MessageLayer>> make_message_layer(const MessageNetwork& network) {
+  const std::string wish = !network.kind.empty() ? network.kind : has_rdma() && UcxLibrary::load() ? "rdma" : "any";
+  SHOAL_TRY(const auto wishes, network.exchange(network.kind == "tls" && !network.tls ? "tls without a certificate" : wish));
   if (!network.kind.empty() && network.kind != "tcp" && network.kind != "tls" && network.kind != "ucx") {
     return fail(invalid_argument(fmt::format("there is no transport '{}' between hosts", network.kind)).with_hint("tcp, tls or ucx"));
   }
@@ -75,11 +108,9 @@ Result<std::shared_ptr<MessageLayer>> make_message_layer(const MessageNetwork& n
                     .with_reason("NoCertificate")
                     .with_hint("start the head with `shoal start --head --host ADDRESS`, or use tcp"));
   }
-  const std::string wish = !network.kind.empty() ? network.kind : has_rdma() && UcxLibrary::load() ? "rdma" : "any";
-  SHOAL_TRY(const auto wishes, network.exchange(wish));
   const auto all = [&](const char* kind) { return std::ranges::all_of(wishes, [&](const std::string& w) { return w == kind; }); };
   const auto any = [&](const char* kind) { return std::ranges::find(wishes, kind) != wishes.end(); };
-  if (any("ucx") || any("tcp") || any("tls")) {
+  if (!all("any") && (!network.kind.empty() || any("ucx") || any("tcp") || any("tls"))) {
     for (std::size_t r = 0; r < wishes.size(); ++r) {
       if (wishes[r] == wish) continue;
       return fail(

@@ -45,16 +45,16 @@ nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, std
 
 std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout,
                                   double warn_after, std::vector<int> hosts, nb::object exchange, const std::string& transport,
-                                  std::pair<int, int> place_as) {
+                                  const std::string& interface, bool sealed, std::pair<int, int> place_as) {
   ShardActor::Options o;
   o.gang = gang;
   o.rank = rank;
   o.world_size = world_size;
   o.replicas = replicas;
   if (!hosts.empty()) {
-    o.open_layer = [credentials = session.use()->credentials(), rank, world_size, transport,
+    o.open_layer = [credentials = session.use()->credentials(), rank, world_size, transport, interface, sealed,
                     call = make_py_exchange(std::move(exchange))](const std::string& name) {
-      return runtime::make_message_layer(message_network(credentials, rank, world_size, transport, call, name));
+      return runtime::make_message_layer(message_network(credentials, rank, world_size, transport, interface, sealed, call, name));
     };
     o.model.host_of_rank = std::move(hosts);
   }
@@ -128,13 +128,15 @@ void bind_shard_actor(nb::module_& m) {
       .def_static(
           "place", &place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"),
           nb::arg("timeout"), nb::arg("warn_after"), nb::arg("hosts") = std::vector<int>(), nb::arg("exchange") = nb::none(),
-          nb::arg("transport") = "", nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
+          nb::arg("transport") = "", nb::arg("interface") = "", nb::arg("sealed") = false, nb::arg("place_as") = std::make_pair(-1, 0),
+          nb::keep_alive<0, 1>(),
           "hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every "
           "rank has passed. transport: tcp, tls, ucx or empty. place_as: (rank, ranks) at this head, (-1, 0) for all.")
       .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("options"))
       .def("make_model", &make_model, nb::arg("units"), nb::arg("names"), nb::arg("slots"),
            "Waits until every rank's ShardActor is placed.")
-      .def("leave", &ShardActor::leave, "Before the session closes: gives the arenas back and makes no further requests.")
+      .def("leave", &ShardActor::leave, nb::call_guard<nb::gil_scoped_release>(),
+           "Before the session closes: gives the arenas back and makes no further requests.")
       .def_prop_ro("id", [](const ShardActor& a) { return to_string(a.id()); })
       .def_prop_ro("rank", &ShardActor::rank)
       .def_prop_ro("generation", &ShardActor::generation)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import time
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from shoal import _native
-from shoal._core.process import state
+from shoal._core.process import started_by_node, state
 from shoal._distributed.process_group import ProcessGroupBackend
-from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, default_store
+from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, default_store, interface
+from shoal.exceptions import DeadlineExceeded
 
 __all__ = ["Exchange", "make_communicator"]
 
@@ -21,13 +26,30 @@ class Exchange:
     def __init__(self, name: str, world_size: int, rank: int, store: dist.Store | None = None):
         self._store = store or default_store()
         self._name, self._world_size, self._rank = name, world_size, rank
-        self._calls = 0
+        self._calls: dict[str, int] = {}
 
     def __call__(self, name: str, own: bytes) -> list[bytes]:
-        self._calls += 1
-        prefix = f"shoal/exchange/{self._name}/{name}/{self._calls}"
+        self._calls[name] = self._calls.get(name, 0) + 1
+        prefix = f"shoal/exchange/{self._name}/{name}/{self._calls[name]}"
         self._store.set(f"{prefix}/{self._rank}", own)
-        return [self._store.get(f"{prefix}/{r}") for r in range(self._world_size)]
+        began = time.monotonic()
+        return [self._get(f"{prefix}/{r}", r, began) for r in range(self._world_size)]
+
+    def _get(self, key: str, rank: int, began: float) -> bytes:
+        warn_at = began + WARN_AFTER
+        while not self._store.check([key]):
+            with contextlib.suppress(RuntimeError):  # it is not there yet
+                self._store.wait([key], timedelta(seconds=0.5))
+            now = time.monotonic()
+            if now > warn_at:
+                print(f"shoal: warning: rank {self._rank} waits since {now - began:.0f} s for rank {rank} to connect", file=sys.stderr)
+                warn_at = now + 6 * WARN_AFTER
+            if now - began > TIMEOUT:
+                raise DeadlineExceeded(
+                    f"rank {self._rank} waited {now - began:.0f} s for rank {rank} to connect ({self._name})",
+                    hint="look at the output of that rank: it may have failed, or it runs no forward",
+                )
+        return self._store.get(key)
 
 
 def make_communicator(
@@ -53,6 +75,8 @@ def make_communicator(
         shares_memory=shares_memory,
         exchange=Exchange(name, len(ranks), rank, store),
         kind=TRANSPORT,
+        interface=interface(),
+        sealed=started_by_node(),
         backend="gloo",
         open_backend=lambda: ProcessGroupBackend(store or default_store(), rank, len(ranks), name, timeout, WARN_AFTER),
         timeout=timeout,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import threading
 from dataclasses import dataclass
 
@@ -28,6 +29,21 @@ WARN_AFTER = 5.0
 # The transport between hosts: "tcp", "tls" (TCP with encryption), "ucx", for collectives also "gloo". Empty: UCX on hosts with RDMA, else
 # TCP.
 TRANSPORT = os.environ.get("SHOAL_TRANSPORT", "")
+
+
+def interface() -> str:
+    """Returns the network interface, or the address, for data between hosts: ``SHOAL_INTERFACE``, or the address by which this host reaches
+    ``MASTER_ADDR`` under a launcher. Empty: the cluster's."""
+    if name := os.environ.get("SHOAL_INTERFACE"):
+        return name
+    if started_by_node() or not (master := os.environ.get("MASTER_ADDR")):
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        try:
+            towards.connect((master, 9))  # sends nothing
+        except OSError:
+            return ""
+        return towards.getsockname()[0]
 
 
 _named: dict[tuple[str, int], int] = {}

@@ -8,9 +8,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
 from shoal._actors.handle import ActorHandle
-from shoal._core.process import state
+from shoal._core.process import started_by_node, state
 from shoal._distributed.communicator import Exchange
-from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, attach, default_mesh, gang_name
+from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, attach, default_mesh, gang_name, interface
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._parameters.mesh import data_mesh
 
@@ -42,6 +42,8 @@ def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.Sh
             hosts=[] if host.shared else list(host.host_of_rank),
             exchange=None if host.shared else Exchange(gang, len(ranks), index),
             transport="" if TRANSPORT == "gloo" else TRANSPORT,
+            interface="" if host.shared else interface(),
+            sealed=started_by_node(),
             place_as=host.place_as,
         )
         _state.actors[key] = actor
