@@ -20,8 +20,8 @@ __all__ = ["Exchange", "make_communicator"]
 
 
 class Exchange:
-    """Returns what every rank has passed, by a store of all of them, the default process group's if None. Ranks make the same calls with the
-    same names."""
+    """Returns what every rank has passed, by a store of all of them; if None, the default process group's. Ranks make the same calls with
+    the same names."""
 
     def __init__(self, name: str, world_size: int, rank: int, store: dist.Store | None = None):
         self._store = store or default_store()
