@@ -35,7 +35,7 @@ class Connection final : public Pollable {
   };
   Connection(Place place, ByteStream stream, MessageLayer::Channel channel, PostedReceives& receives, QueuedSends& sends,
              std::uint32_t epoch, std::size_t piece_bytes);
-  ~Connection() override { place_.poller.forget(*this); }
+  ~Connection() override { place_.poller.forget(socket(), *this); }
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
@@ -83,7 +83,7 @@ class Connection final : public Pollable {
 class Watch final : public Pollable {
  public:
   Watch(Connection::Place place, ByteStream stream);
-  ~Watch() override { place_.poller.forget(*this); }
+  ~Watch() override { place_.poller.forget(socket(), *this); }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 

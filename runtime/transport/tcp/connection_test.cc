@@ -1,6 +1,7 @@
 // A connection whose other end writes what it likes: the connection ends, and no memory beside the posted receives changes.
 #include "runtime/transport/tcp/connection.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <random>
@@ -126,6 +127,17 @@ TEST(Connection, DiscardsTheRestOfAPieceWhenAnEpochBegins) {
   EXPECT_TRUE(transfer.done());
   EXPECT_EQ(memory, data);
   EXPECT_EQ(before, std::vector<std::byte>(before.size()));
+}
+
+// A forked child holds the sockets too, as the duplicate does here.
+TEST(Connection, ThatHasEndedIsNotPolledWhileAnotherProcessHoldsItsSocket) {
+  Ends ends(Channel::kData);
+  ends.turn();
+  const Fd held(fcntl(ends.near->socket(), F_DUPFD_CLOEXEC, 0));
+  ends.near.reset();
+  ends.write(frame_of(Channel::kData, 7, 0, 8));
+  ends.poller.poll({});
+  EXPECT_FALSE(ends.poller.has_queued());
 }
 
 // Streams of frames, some of them changed, in random portions.

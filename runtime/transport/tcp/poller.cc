@@ -33,9 +33,13 @@ void Poller::add(int socket, Pollable& pollable) {
   (void)epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);  // fails only without memory: then its operations reach their limit
 }
 
-void Poller::remove(int socket) { (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr); }
+void Poller::remove(int socket) {
+  // A forked child shares the parent's epoll.
+  if (socket >= 0 && getpid() == pid_) (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr);
+}
 
-void Poller::forget(Pollable& pollable) {
+void Poller::forget(int socket, Pollable& pollable) {
+  remove(socket);
   std::erase(queued_, &pollable);
   std::replace(turn_.begin(), turn_.end(), &pollable, static_cast<Pollable*>(nullptr));
 }

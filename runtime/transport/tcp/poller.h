@@ -28,10 +28,10 @@ class Poller {
  public:
   Result<void> open();
   void add(int socket, Pollable& pollable);
-  // Before the socket gets another owner. A socket that is closed needs no call.
+  // Before the socket gets another owner.
   void remove(int socket);
-  // Call it before the pollable ends.
-  void forget(Pollable& pollable);
+  // Call it before the pollable ends and its socket is closed. While a forked child holds the socket too, epoll reports a closed one.
+  void forget(int socket, Pollable& pollable);
   // Lets it advance in the next turn, without an event.
   void queue(Pollable& pollable);
   // Queues what has events, and waits for them at most `limit` if nothing is queued. wake() ends the wait.
@@ -41,6 +41,7 @@ class Poller {
   void wake();  // any thread
 
  private:
+  const pid_t pid_ = getpid();
   Fd epoll_, wake_;
   std::vector<Pollable*> queued_, turn_;
 };

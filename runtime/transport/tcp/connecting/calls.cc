@@ -154,7 +154,7 @@ class Gate::Caller final : public Pollable {
       : poller_(poller), token_(token), stream_(std::move(socket), std::move(tls), TlsSession::Side::kListens) {
     poller_.add(stream_.socket(), *this);
   }
-  ~Caller() override { poller_.forget(*this); }
+  ~Caller() override { poller_.forget(stream_.socket(), *this); }
 
   void advance() override {
     if (over) return;
@@ -190,7 +190,7 @@ class Gate::Caller final : public Pollable {
 };
 
 Gate::Gate(Poller& poller, std::shared_ptr<const Tls> tls) : poller_(poller), tls_(std::move(tls)) {}
-Gate::~Gate() { poller_.forget(*this); }
+Gate::~Gate() { poller_.forget(socket_.get(), *this); }
 
 Result<void> Gate::open(RankAddress& address) {
   token_ = address.token;

@@ -20,7 +20,7 @@ class OutgoingCall final : public Pollable {
 
   OutgoingCall(Poller& poller, const RankAddress& from, const RankAddress& to, std::shared_ptr<const Tls> tls,
                const Introduction& introduction);
-  ~OutgoingCall() override { poller_.forget(*this); }
+  ~OutgoingCall() override { poller_.forget(stream_ ? stream_->socket() : -1, *this); }
   OutgoingCall(const OutgoingCall&) = delete;
   OutgoingCall& operator=(const OutgoingCall&) = delete;
 
