@@ -5,6 +5,10 @@ namespace shoal::runtime {
 PendingOperations::PendingOperations(int world_size)
     : sends_(static_cast<std::size_t>(world_size)), receives_(static_cast<std::size_t>(world_size)) {}
 
+PendingOperations::~PendingOperations() {
+  if (getpid() != pid_) (void)changed_.release();
+}
+
 void PendingOperations::add_collective(const Lock&, OperationPtr operation) {
   count(*operation);
   collectives_.push_back(std::move(operation));
@@ -38,7 +42,7 @@ void PendingOperations::stop() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 bool PendingOperations::background_is_over() {
@@ -77,7 +81,7 @@ void PendingOperations::finish(const OperationPtr& operation) {
     queues_changed_.store(true, std::memory_order_release);
   }
   operation->set_done();
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 }  // namespace shoal::runtime

@@ -5,6 +5,8 @@
 // until its own is done. While another thread drives, it sleeps until something changes.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -22,6 +24,10 @@ class PendingOperations {
   using Lock = std::unique_lock<std::mutex>;
 
   explicit PendingOperations(int world_size);
+  // In a forked child, leaves the condition variable as it is: threads that exist in the parent only may wait for it.
+  ~PendingOperations();
+  PendingOperations(const PendingOperations&) = delete;
+  PendingOperations& operator=(const PendingOperations&) = delete;
   Lock lock() { return Lock(mutex_); }
 
   // ---- to be called with the lock ----
@@ -44,16 +50,16 @@ class PendingOperations {
     Result<void> out = drive();
     lock.lock();
     driving_ = false;
-    changed_.notify_all();
+    changed_->notify_all();
     return out;
   }
   // Sleeps until another thread calls notify_all(), at most for `limit`.
-  void wait(Lock& lock, Duration limit) { changed_.wait_for(lock, limit); }
+  void wait(Lock& lock, Duration limit) { changed_->wait_for(lock, limit); }
 
   // ---- to be called without the lock ----
 
   // Wakes the threads that sleep in wait().
-  void notify_all() { changed_.notify_all(); }
+  void notify_all() { changed_->notify_all(); }
   // Ends the background thread (ShmCommunicator::run_lane). Operations that are still pending advance no more.
   void stop();
   bool background_is_over();
@@ -70,8 +76,9 @@ class PendingOperations {
  private:
   void count(const Operation& operation);
 
+  const pid_t pid_ = getpid();
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
 
   // Guarded by mutex_.
   std::deque<OperationPtr> collectives_;

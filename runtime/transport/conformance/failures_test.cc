@@ -1,3 +1,6 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <thread>
 
@@ -165,6 +168,38 @@ TEST_P(Failures, ALateRankIsAnErrorOnEveryRank) {
     call.timeout = 100ms;
     expect_error(c.barrier(call)->wait(), Code::kDeadlineExceeded, "Late");
     late = true;
+  });
+}
+
+// The child closes its copies, and changes nothing for its parent.
+TEST_P(Failures, AForkedChildIsNoRank) {
+  if (!GetParam().checks_forks) GTEST_SKIP();
+  run(2, [&](Communicator& c) {
+    Floats v(4);
+    expect_done(c.barrier({}));
+    const int other = 1 - c.rank();
+    const auto pending = c.rank() == 0 ? c.receive(out(v), other, DType::kFloat32, 0, {}) : nullptr;
+    if (c.rank() == 0) {
+      const pid_t child = fork();
+      if (child == 0) {
+        const auto is_forked = [](const Result<void>& result) { return !result && result.error().reason() == "Forked"; };
+        const bool refused = is_forked(c.barrier({})->wait()) && is_forked(c.send(in(v), other, DType::kFloat32, 0, {})->wait()) &&
+                             c.reform().error().reason() == "Forked";
+        c.abort(internal("of the child"));
+        (void)c.lost();
+        c.leave();
+        c.~Communicator();
+        _exit(refused ? 0 : 1);
+      }
+      int status = 1;
+      waitpid(child, &status, 0);
+      EXPECT_EQ(status, 0);
+    } else {
+      expect_done(c.send(in(v), other, DType::kFloat32, 0, {}));
+    }
+    if (pending) expect_done(pending);
+    expect_done(c.barrier({}));
+    EXPECT_FALSE(c.failed());
   });
 }
 

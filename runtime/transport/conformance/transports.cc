@@ -181,12 +181,12 @@ std::ostream& operator<<(std::ostream& out, const TestedTransport& transport) { 
 std::vector<TestedTransport> tested_transports() {
   return {
       {"shm", make<ShmGroupUnderTest>, TestedTransport::Scope::kWhole},
-      {"messages", make<MessagesUnderTest>, TestedTransport::Scope::kNoWindows},
+      {"messages", make<MessagesUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false},
       // An assertion in tcp_ep.c of UCX 1.13 fails in one of 15 runs of the failures under load.
       {"ucx", make<NetworkUnderTest<make_ucx>>, TestedTransport::Scope::kNoWindows, /*fails_safely=*/false},
       {"tcp", make<NetworkUnderTest<make_tcp>>, TestedTransport::Scope::kNoWindows},
       {"tls", make<NetworkUnderTest<make_tls>>, TestedTransport::Scope::kNoWindows},
-      {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages},
+      {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages, true, /*checks_forks=*/false},
   };
 }
 

@@ -28,6 +28,7 @@ struct TestedTransport {
   enum class Scope { kMessages, kNoWindows, kWhole } scope = Scope::kWhole;
   // False: the library below may end the process when connections are made anew, so failures are not tested in an ordinary run.
   bool fails_safely = true;
+  bool checks_forks = true;  // refuses calls in a forked child; one that shares locks between ranks as threads cannot
 };
 std::ostream& operator<<(std::ostream& out, const TestedTransport& transport);
 

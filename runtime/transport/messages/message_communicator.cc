@@ -1,5 +1,7 @@
 #include "runtime/transport/messages/message_communicator.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -23,7 +25,9 @@ class MessageCommunicator::MessageWork final : public Work {
   MessageWork(std::shared_ptr<MessageCommunicator> communicator, OperationPtr operation)
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
   // Also after a failure, done() implies that the operation uses its buffers no more.
-  bool done() const override { return operation_->done() || (communicator_->failed() && communicator_->settle(operation_)); }
+  bool done() const override {
+    return operation_->done() || communicator_->forked() || (communicator_->failed() && communicator_->settle(operation_));
+  }
   Result<void> wait() override { return communicator_->wait(operation_); }
 
  private:
@@ -46,13 +50,19 @@ Result<std::shared_ptr<Communicator>> MessageCommunicator::make(CommunicatorRequ
 
 MessageCommunicator::MessageCommunicator(CommunicatorRequest request, std::shared_ptr<Clock> clock, std::shared_ptr<MessageLayer> layer,
                                          std::vector<int> ranks, int rank, std::uint64_t generation)
-    : request_(std::move(request)),
+    : pid_(getpid()),
+      request_(std::move(request)),
       clock_(std::move(clock)),
       generation_(generation),
       pending_(static_cast<int>(ranks.size())),
       group_(std::move(layer), std::move(ranks), rank, *clock_, request_) {}
 
 MessageCommunicator::~MessageCommunicator() {
+  if (forked()) {
+    // The thread does not exist in the forked child, while the parent remains a rank.
+    (void)lane_.release();
+    return;
+  }
   pending_.stop();
   group_.layer()->wake();
   lane_.reset();
@@ -72,23 +82,34 @@ void MessageCommunicator::in_turn(PendingOperations::Lock& lock, F&& act) const 
 }
 
 void MessageCommunicator::leave() {
-  if (left_.exchange(true)) return;
+  if (forked() || left_.exchange(true)) return;
   auto lock = pending_.lock();
   in_turn(lock, [this] { group_.leave(); });
 }
 
+bool MessageCommunicator::forked() const { return getpid() != pid_; }
+
 std::optional<Error> MessageCommunicator::unusable() const {
+  if (forked()) {
+    return unavailable("this process was forked from one that is a rank of the group")
+        .with_reason("Forked")
+        .with_hint("make the calls in the parent");
+  }
   if (left_) return unavailable("this communicator was left").with_reason("Closed");
   return std::nullopt;
 }
 
 void MessageCommunicator::abort(const Error& cause) {
+  if (forked()) return;
   group_.fail(cause);
   auto lock = pending_.lock();
   in_turn(lock, [this] { group_.close(); });
 }
 
+std::optional<Error> MessageCommunicator::failed() const { return forked() ? unusable() : group_.failure(); }
+
 std::vector<int> MessageCommunicator::lost() const {
+  if (forked()) return {};
   std::vector<int> out;
   auto lock = pending_.lock();
   in_turn(lock, [&] {
@@ -135,6 +156,7 @@ WorkPtr MessageCommunicator::submitted(PendingOperations::Lock lock, OperationPt
 }
 
 WorkPtr MessageCommunicator::start_collective(CollectiveSpec spec, Call call) {
+  if (forked()) return failed_work(*unusable());
   auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
   auto operation =
@@ -145,6 +167,7 @@ WorkPtr MessageCommunicator::start_collective(CollectiveSpec spec, Call call) {
 }
 
 WorkPtr MessageCommunicator::start_send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call) {
+  if (forked()) return failed_work(*unusable());
   auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
   // The const_cast is safe: a send only reads. MessageToRank has one span type for both directions.
@@ -157,6 +180,7 @@ WorkPtr MessageCommunicator::start_send(ConstBytes data, int to, DType dtype, st
 }
 
 WorkPtr MessageCommunicator::start_receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call) {
+  if (forked()) return failed_work(*unusable());
   auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
   auto operation =
@@ -170,6 +194,7 @@ WorkPtr MessageCommunicator::start_receive(MutableBytes data, int from, DType dt
 
 Result<void> MessageCommunicator::wait(const OperationPtr& operation) {
   if (operation->done()) return {};
+  if (forked()) return fail(*unusable());
   auto lock = pending_.lock();
   pending_.count_wait(lock, 1);
   Result<void> out;

@@ -27,7 +27,7 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   Result<void> read(Window& window, int from, std::size_t offset, MutableBytes out) override;
 
   void abort(const Error& cause) override;
-  std::optional<Error> failed() const override { return group_.failure(); }
+  std::optional<Error> failed() const override;
   std::vector<int> lost() const override;
   Result<std::shared_ptr<Communicator>> reform() override;
   void leave() override;
@@ -42,6 +42,7 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   WorkPtr start_receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call) override;
 
   WorkPtr submitted(PendingOperations::Lock lock, OperationPtr operation);
+  bool forked() const;  // true in a child that was forked from the rank's process
   std::optional<Error> unusable() const;
   Result<void> wait(const OperationPtr& operation);
   bool settle(const OperationPtr& operation);
@@ -60,6 +61,7 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   void check_limit(const Operation& operation, TimePoint now);
   std::string describe(int rank) const;
 
+  const pid_t pid_;
   const CommunicatorRequest request_;
   const std::shared_ptr<Clock> clock_;
   const std::uint64_t generation_;

@@ -113,7 +113,9 @@ std::optional<Error> ShmCommunicator::unusable() const {
   return std::nullopt;
 }
 
-void ShmCommunicator::abort(const Error& cause) { group_.ledger().fail(cause); }
+void ShmCommunicator::abort(const Error& cause) {
+  if (!forked()) group_.ledger().fail(cause);
+}
 
 std::optional<Error> ShmCommunicator::failed() const { return group_.ledger().failure(); }
 

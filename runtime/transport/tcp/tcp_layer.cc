@@ -37,14 +37,18 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
 
   const char* name() const override { return options_.tls ? "tls" : "tcp"; }
   void send(int to, Channel channel, std::span<const std::byte> data, Transfer& transfer) override {
+    if (forked()) return refuse(transfer);
     at(to).connections->send(channel, data, transfer);
   }
   void receive(int from, Channel channel, std::span<std::byte> data, Transfer& transfer) override {
+    if (forked()) return refuse(transfer);
     at(from).connections->receive(channel, data, transfer);
   }
   bool progress() override;
   void wait(Duration limit) override;
-  void wake() override { poller_.wake(); }
+  void wake() override {
+    if (!forked()) poller_.wake();  // the child shares the parent's event
+  }
   std::optional<Error> lost(int rank) const override { return others_[static_cast<std::size_t>(rank)].lost; }
   void flush(Duration limit) override;
   void reset(std::span<const int> gone) override;
@@ -65,6 +69,9 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
     std::optional<TimePoint> again_at;
   };
 
+  // True in a child that was forked from the rank's process. It only closes its copies of the descriptors.
+  bool forked() const { return getpid() != pid_; }
+  static void refuse(Transfer& transfer) { transfer.state = Transfer::State::kFailed; }
   Other& at(int rank) { return others_[static_cast<std::size_t>(rank)]; }
   void transfer_ended() override { ++num_ended_; }
   void broke(int rank, const Error& why) override;
@@ -81,6 +88,7 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
   bool concluded(Calling& calling);
   void check();
 
+  const pid_t pid_ = getpid();
   const TcpOptions options_;
   const ConnectionPlan plan_;
   const std::unique_ptr<Random> random_;
@@ -277,6 +285,7 @@ void TcpLayer::check() {
 // ---- progress ----------------------------------------------------------------------------------------------------------------------
 
 bool TcpLayer::progress() {
+  if (forked()) return false;
   const auto before = num_ended_;
   if (!std::exchange(polled_, false)) poller_.poll({});
   poller_.advance_queued();
@@ -288,12 +297,14 @@ bool TcpLayer::progress() {
 }
 
 void TcpLayer::wait(Duration limit) {
+  if (forked()) return;
   const auto until_check = std::max<Duration>(check_at_ - now(), Duration{});
   poller_.poll(std::min(limit, until_check));
   polled_ = true;
 }
 
 void TcpLayer::flush(Duration limit) {
+  if (forked()) return;
   const auto until = now() + limit;
   const auto flushed = [](const Other& other) {
     return !other.connections || other.lost || other.departed_since || other.connections->flushed();
@@ -308,6 +319,13 @@ void TcpLayer::reset(std::span<const int> gone) {
   connected_epoch_ = epoch_;
   calls_.clear();
   to_call_.clear();
+  if (forked()) {
+    early_.clear();
+    for (auto& other : others_) {
+      if (other.connections) other.connections->close();
+    }
+    return;
+  }
   for (auto& other : others_) {
     if (other.connections) other.connections->depart(epoch_);
   }

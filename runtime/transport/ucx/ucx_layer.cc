@@ -59,6 +59,8 @@ class UcxLayer final : public MessageLayer {
   Error error(const char* what, ucs_status_t status) const {
     return unavailable(fmt::format("{} failed in UCX {}: {}", what, ucx_.version, ucx_.status_string(status)));
   }
+  // True in a child that was forked from the rank's process: UCX has no use there.
+  bool forked() const { return getpid() != pid_; }
   void connect(Peer& peer);
   void close_endpoints(std::uint32_t flags);
   void cancel_receives();
@@ -69,6 +71,7 @@ class UcxLayer final : public MessageLayer {
   void ended(Transfer& transfer, ucs_status_t status, std::size_t bytes);
 
   const UcxLibrary& ucx_;
+  const pid_t pid_ = getpid();
   const int rank_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
@@ -138,6 +141,7 @@ Result<void> UcxLayer::open(const UcxOptions& options) {
 }
 
 UcxLayer::~UcxLayer() {
+  if (forked()) return;
   if (worker_ != nullptr) {
     close_endpoints(0);
     cancel_receives();
@@ -298,8 +302,7 @@ void UcxLayer::cancel_receives() {
 
 void UcxLayer::drop_unexpected(std::uint32_t epoch) {
   ucp_tag_recv_info_t info{};
-  while (auto* const message =
-             ucx_.tag_probe_nb(worker_, static_cast<std::uint64_t>(epoch) << 32, kEpochOfTag, /*remove=*/1, &info)) {
+  while (auto* const message = ucx_.tag_probe_nb(worker_, static_cast<std::uint64_t>(epoch) << 32, kEpochOfTag, /*remove=*/1, &info)) {
     std::vector<std::byte> unused(info.length);
     ucp_request_param_t param{};
     const auto request = ucx_.tag_msg_recv_nbx(worker_, unused.data(), unused.size(), message, &param);
@@ -310,6 +313,7 @@ void UcxLayer::drop_unexpected(std::uint32_t epoch) {
 }
 
 void UcxLayer::reset(std::span<const int> gone) {
+  if (forked()) return;
   close_endpoints(UCP_EP_CLOSE_FLAG_FORCE);
   begin_epoch();
   (void)progress_until([&] { return num_sends_ == 0; }, kClosing);
