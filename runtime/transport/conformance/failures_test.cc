@@ -171,6 +171,27 @@ TEST_P(Failures, ALateRankIsAnErrorOnEveryRank) {
   });
 }
 
+TEST_P(Failures, LostRanksAreReadWhileAnotherThreadWaits) {
+  run(2, [&](Communicator& c) {
+    Floats v(4);
+    expect_done(c.barrier({}));
+    const int other = 1 - c.rank();
+    if (c.rank() == 0) {
+      Call call;
+      call.timeout = 3s;
+      const auto work = c.receive(out(v), other, DType::kFloat32, 0, call);
+      std::thread waits([&] { expect_done(work); });
+      for (int i = 0; i < 1000; ++i) EXPECT_TRUE(c.lost().empty());
+      expect_done(c.send(in(v), other, DType::kFloat32, 0, {}));
+      waits.join();
+    } else {
+      expect_done(c.receive(out(v), other, DType::kFloat32, 0, {}));
+      expect_done(c.send(in(v), other, DType::kFloat32, 0, {}));
+    }
+    expect_done(c.barrier({}));
+  });
+}
+
 // The child closes its copies, and changes nothing for its parent.
 TEST_P(Failures, AForkedChildIsNoRank) {
   if (!GetParam().checks_forks) GTEST_SKIP();

@@ -71,11 +71,13 @@ MessageCommunicator::~MessageCommunicator() {
 
 template <class F>
 void MessageCommunicator::in_turn(PendingOperations::Lock& lock, F&& act) const {
+  ++wanted_;
   while (pending_.driven(lock)) {
     group_.layer()->wake();
     pending_.wait(lock, kTurn);
   }
   (void)pending_.take_turn(lock, [&]() -> Result<void> {
+    --wanted_;
     act();
     return {};
   });
@@ -199,7 +201,7 @@ Result<void> MessageCommunicator::wait(const OperationPtr& operation) {
   pending_.count_wait(lock, 1);
   Result<void> out;
   while (!operation->done() && !(failed() && group_.closed())) {
-    if (pending_.driven(lock)) {
+    if (pending_.driven(lock) || wanted_ > 0) {
       pending_.wait(lock, kTurn);
       lock.unlock();
       const bool stop = request_.interrupted && request_.interrupted();
@@ -228,7 +230,7 @@ void MessageCommunicator::run_lane() {
   auto lock = pending_.lock();
   while (!pending_.stopped(lock)) {
     const bool work = pending_.has_background(lock);
-    if (!work || pending_.driven(lock) || failed()) {
+    if (!work || pending_.driven(lock) || wanted_ > 0 || failed()) {
       pending_.wait(lock, work ? Duration(kTurn) : Duration(kIdle));
       continue;
     }
@@ -240,7 +242,7 @@ template <class Over>
 Result<void> MessageCommunicator::drive(const Over& over, const OperationPtr& until) {
   Result<void> out;
   auto look_at = clock_->now() + kLook;
-  while (!over() && !group_.has_failed()) {
+  while (!over() && wanted_ == 0 && !group_.has_failed()) {
     const bool moved = group_.progress();
     if (group_.failure()) break;
     if (advance_all(Start::kAllowed) || moved || over()) {

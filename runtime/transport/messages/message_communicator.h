@@ -47,7 +47,7 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   Result<void> wait(const OperationPtr& operation);
   bool settle(const OperationPtr& operation);
   void run_lane();
-  // Runs `act` as the driving thread, once no other one drives.
+  // Runs `act` as the driving thread. A thread that drives gives its turn up for this.
   template <class F>
   void in_turn(PendingOperations::Lock& lock, F&& act) const;
 
@@ -70,8 +70,9 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   const Operation* late_ = nullptr;  // the last operation to be late
   TimePoint warn_at_{};              // time of its next warning
   std::atomic<bool> left_{false};
-  std::unique_ptr<SideThread> lane_;  // drives background operations
-  mutable MessageGroup group_;        // last: its end ends the transfers of pending operations
+  mutable std::atomic<int> wanted_{0};  // threads that wait in in_turn()
+  std::unique_ptr<SideThread> lane_;    // drives background operations
+  mutable MessageGroup group_;          // last: its end ends the transfers of pending operations
 };
 
 }  // namespace shoal::runtime
