@@ -171,8 +171,8 @@ void MessageGroup::close() {
   } else {
     layer_->flush(kReporting);  // operations of other ranks may need what this one has sent
   }
-  closed_ = true;
   layer_->reset(layer_ranks(lost_));
+  closed_ = true;  // callers that see this free their buffers
   for (int r = 0; r < world_size(); ++r) {
     if (reachable(r)) receive_control(r);
   }
