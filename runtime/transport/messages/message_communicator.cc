@@ -112,6 +112,7 @@ std::optional<Error> MessageCommunicator::failed() const { return forked() ? unu
 
 std::vector<int> MessageCommunicator::lost() const {
   if (forked()) return {};
+  if (group_.closed()) return group_.lost();  // does not drive the layer, which may belong to the next generation
   std::vector<int> out;
   auto lock = pending_.lock();
   in_turn(lock, [&] {
