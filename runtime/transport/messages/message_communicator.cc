@@ -242,22 +242,22 @@ void MessageCommunicator::run_lane() {
 template <class Over>
 Result<void> MessageCommunicator::drive(const Over& over, const OperationPtr& until) {
   Result<void> out;
-  auto look_at = clock_->now() + kLook;
+  auto look_at = clock_->now() + kLook, moved_at = clock_->now();
   while (!over() && wanted_ == 0 && !group_.has_failed()) {
     const bool moved = group_.progress();
     if (group_.failure()) break;
-    if (advance_all(Start::kAllowed) || moved || over()) {
-      look_at = clock_->now() + kLook;
-      continue;
-    }
-    group_.layer()->wait(kLook);
-    if (clock_->now() < look_at) continue;
-    look_at = clock_->now() + kLook;
+    const bool advanced = advance_all(Start::kAllowed) || moved;
+    if (over()) continue;
+    if (!advanced) group_.layer()->wait(kLook);
+    const auto now = clock_->now();
+    if (advanced) moved_at = now;
+    if (now < look_at) continue;
+    look_at = now + kLook;
     if (until && request_.interrupted && request_.interrupted()) {
       out = fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
       break;
     }
-    look(until);
+    look(until, now - moved_at >= kLook);
   }
   late_ = nullptr;
   if (!out || !group_.failure()) return out;
@@ -296,14 +296,14 @@ std::string MessageCommunicator::describe(int rank) const {
   return rank < 0 ? "its data are on the way" : fmt::format("rank {} has not come to it, or its data are on the way", rank);
 }
 
-void MessageCommunicator::look(const OperationPtr& until) {
+void MessageCommunicator::look(const OperationPtr& until, bool idle) {
   pending_.collect_heads(heads_);
   if (heads_.empty()) return;
   const bool at_head = until && std::find(heads_.begin(), heads_.end(), until) != heads_.end();
   const Operation& at = at_head ? *until : *heads_.front();
   const int missing = at.missing();
   const auto now = clock_->now();
-  if (missing >= 0 && group_.has_left(missing)) {
+  if (idle && missing >= 0 && group_.has_left(missing)) {
     const auto waits = fmt::format("rank {} waits for it in {}", rank(), at.what());
     const auto death = group_.death(missing);
     group_.fail(unavailable(death ? fmt::format("rank {} is gone: {}; {}", missing, *death, waits)
