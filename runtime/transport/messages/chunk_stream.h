@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <span>
 
+#include "runtime/transport/messages/header.h"
 #include "runtime/transport/messages/message_group.h"
 
 namespace shoal::runtime {
@@ -52,14 +53,23 @@ class ChunkStream {
     }
     ++begun_;
   }
-  // Counts chunks that have ended; true if there are any.
-  bool collect() {
+  // Counts chunks that have ended; true if there are any. DataLoss for a received chunk of another size. A send fails only with the
+  // connection, whose end the group reports with its cause.
+  Result<bool> collect() {
     const std::size_t before = ended_;
-    while (ended_ < begun_ && transfers_[ended_ % kAtOnce].done()) ++ended_;
+    for (; ended_ < begun_; ++ended_) {
+      const auto& transfer = transfers_[ended_ % kAtOnce];
+      if (way_ == Way::kReceive && has_wrong_size(transfer)) return fail(wrong_size(peer_));
+      if (!transfer.done()) break;
+    }
     return ended_ != before;
   }
 
  private:
+  bool has_wrong_size(const MessageLayer::Transfer& transfer) const {
+    return transfer.state == MessageLayer::Transfer::State::kFailed || (transfer.done() && transfer.bytes != chunk(ended_).size());
+  }
+
   Way way_;
   int peer_;
   MessageLayer::Channel channel_;

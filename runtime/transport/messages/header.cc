@@ -50,11 +50,18 @@ Result<Header> decode(std::span<const std::byte> message) {
   Header h;
   if (message.size() < sizeof h) return fail(invalid_argument(fmt::format("a message of {} bytes has no header", message.size())));
   std::memcpy(&h, message.data(), sizeof h);
-  if (message.size() != sizeof h + h.inline_bytes || h.collective > static_cast<std::uint8_t>(Collective::kBarrier) ||
-      h.dtype >= kNumDTypes || h.op >= kNumReduceOps) {
+  // Both sizes are the sender's: receivers copy `inline_bytes` into memory for `sent` bytes.
+  if (message.size() != sizeof h + h.inline_bytes || h.inline_bytes != (h.sent <= kInlineBytes ? h.sent : 0) ||
+      h.collective > static_cast<std::uint8_t>(Collective::kBarrier) || h.dtype >= kNumDTypes || h.op >= kNumReduceOps) {
     return fail(invalid_argument(fmt::format("a message of {} bytes has a malformed header", message.size())));
   }
   return h;
+}
+
+Error wrong_size(int sender) {
+  return data_loss(fmt::format("a message of rank {} has another size than its header announces", sender))
+      .with_reason("MalformedMessage")
+      .with_hint("run the same version of Shoal on every rank");
 }
 
 }  // namespace shoal::runtime

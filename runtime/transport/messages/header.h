@@ -34,7 +34,10 @@ static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 120);
 
 // The bytes of a header and the data in the same message.
 std::vector<std::byte> encode(Header header, std::span<const std::byte> data);
-// The header at the front of `message`. InvalidArgument for fewer bytes than it announces.
+// The header at the front of `message`. InvalidArgument for a malformed one, or if the message has another size than it announces.
 Result<Header> decode(std::span<const std::byte> message);
+
+// The error of an operation whose transfer failed, or received a message of another size than expected.
+Error wrong_size(int sender);
 
 }  // namespace shoal::runtime

@@ -235,14 +235,17 @@ Result<bool> MessageCollective::advance() {
   }
   for (int r = 0; r < world_size_; ++r) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
-    if (r == rank_ || peer.described || !peer.received.done()) continue;
+    if (r == rank_ || peer.described) continue;
+    if (peer.received.state == MessageLayer::Transfer::State::kFailed) return fail(wrong_size(r));
+    if (!peer.received.done()) continue;
     SHOAL_OK(meet(r));
     moved = true;
   }
   for (bool again = true; again;) {
     again = false;
     for (auto& stream : streams_) {
-      again |= stream.collect();
+      SHOAL_TRY(const bool ended, stream.collect());
+      again |= ended;
       while (stream.has_room() && is_open(stream)) {
         stream.begin_next(group_);
         moved = true;

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/core/utf8.h"
+#include "runtime/transport/messages/header.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::runtime {
@@ -14,6 +16,17 @@ namespace {
 constexpr auto kCauseGrace = std::chrono::milliseconds(100);  // from a broken connection on, for the cause of a process's end
 constexpr auto kReporting = std::chrono::milliseconds(200);   // for other ranks to get a report
 constexpr auto kLook = std::chrono::milliseconds(20);
+constexpr std::size_t kMinControlBytes = 4096;  // for the text of a failure
+
+// At most `limit` bytes: a long error loses its context and the end of its texts.
+Bytes encode_within(const Error& error, std::size_t limit) {
+  Bytes whole = encode_error(error);
+  if (whole.size() <= limit) return whole;
+  const auto cut = [](const std::string& text, std::size_t bytes) { return std::string(utf8_prefix(text, bytes)); };
+  return encode_error(Error(error.code(), cut(error.message(), limit / 2) + "...")
+                          .with_reason(cut(error.reason(), limit / 16))
+                          .with_hint(cut(error.hint(), limit / 4)));
+}
 
 }  // namespace
 
@@ -25,9 +38,12 @@ MessageGroup::MessageGroup(std::shared_ptr<MessageLayer> layer, std::vector<int>
       clock_(clock),
       death_(request.messages->death),
       chunk_bytes_(request.messages->chunk_bytes),
+      control_bytes_(std::max(kMinControlBytes, 1 + ranks_.size() * sizeof(int))),
       peers_(ranks_.size()) {
   for (int r = 0; r < world_size(); ++r) {
-    if (r != rank_) receive_control(r);
+    if (r == rank_) continue;
+    peers_[static_cast<std::size_t>(r)].control.resize(control_bytes_);
+    receive_control(r);
   }
 }
 
@@ -52,6 +68,7 @@ bool MessageGroup::progress() {
   bool moved = layer_->progress();
   for (int r = 0; r < world_size(); ++r) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
+    if (peer.receiving.state == Transfer::State::kFailed && !closed_) fail(wrong_size(r));
     while (r != rank_ && peer.receiving.done()) {
       const std::vector<std::byte> message(peer.control.begin(), peer.control.begin() + static_cast<std::ptrdiff_t>(peer.receiving.bytes));
       receive_control(r);
@@ -76,7 +93,12 @@ void MessageGroup::handle_control(int from, std::span<const std::byte> message) 
     case Control::kSurvivors: {
       std::vector<int> ranks(body.size() / sizeof(int));
       std::memcpy(ranks.data(), body.data(), ranks.size() * sizeof(int));
-      if (!survivors_) survivors_ = std::move(ranks);
+      const bool ascends = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+      if (ranks.empty() || !ascends || ranks.front() < 0 || ranks.back() >= world_size()) {
+        peers_[static_cast<std::size_t>(from)].left = true;  // the next rank decides, without this one
+      } else if (!survivors_) {
+        survivors_ = std::move(ranks);
+      }
       return;
     }
   }
@@ -137,8 +159,7 @@ std::vector<int> MessageGroup::lost() const {
 bool MessageGroup::send_to_all(Control kind, std::span<const std::byte> body, Duration limit) {
   Report& report = reports_.emplace_back();
   report.message.push_back(static_cast<std::byte>(kind));
-  report.message.insert(report.message.end(), body.begin(),
-                        body.begin() + static_cast<std::ptrdiff_t>(std::min(body.size(), kControlBytes - 1)));
+  report.message.insert(report.message.end(), body.begin(), body.end());
   report.sends.resize(ranks_.size());
   const auto pending = [&](int r) { return report.sends[static_cast<std::size_t>(r)].state == Transfer::State::kPending && reachable(r); };
   for (int r = 0; r < world_size(); ++r) {
@@ -166,7 +187,7 @@ void MessageGroup::close() {
   if (lost_.empty()) lost_ = lost();
   if (const auto cause = failure()) {
     // Also to ranks that have the cause from another one: they do not take the end of the connections for the end of this rank.
-    const Bytes body = encode_error(*cause);
+    const Bytes body = encode_within(*cause, control_bytes_ - 1);
     (void)send_to_all(Control::kFailed, body.span(), kReporting);
   } else {
     layer_->flush(kReporting);  // operations of other ranks may need what this one has sent

@@ -4,7 +4,6 @@
 // and failure(), everything belongs to the driving thread.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -67,10 +66,9 @@ class MessageGroup {
   std::vector<int> layer_ranks(const std::vector<int>& ranks) const;
 
  private:
-  static constexpr std::size_t kControlBytes = 4096;
   enum class Control : std::uint8_t { kFailed, kLeft, kSurvivors };
   struct Peer {
-    std::array<std::byte, kControlBytes> control;
+    std::vector<std::byte> control;
     Transfer receiving;
     bool left = false;
     bool closing = false;  // has failed, and closes its connections
@@ -95,7 +93,7 @@ class MessageGroup {
   const int rank_;
   const Clock& clock_;
   const std::function<std::optional<std::string>(int rank)> death_;  // by the layer's number of a rank
-  const std::size_t chunk_bytes_;
+  const std::size_t chunk_bytes_, control_bytes_;                    // of a chunk; of a control message, at most
   std::vector<Peer> peers_;
   std::vector<int> lost_;  // when the group failed
   std::atomic<bool> closed_{false};

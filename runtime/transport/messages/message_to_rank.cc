@@ -57,6 +57,7 @@ Result<void> MessageToRank::meet() {
 Result<bool> MessageToRank::advance() {
   bool moved = !started_;
   if (!started_) start();
+  if (!matched_ && header_moved_.state == MessageLayer::Transfer::State::kFailed) return fail(wrong_size(peer_));
   if (!matched_ && header_moved_.done()) {
     SHOAL_OK(meet());
     moved = true;
@@ -65,8 +66,8 @@ Result<bool> MessageToRank::advance() {
     stream_.begin_next(group_);
     moved = true;
   }
-  moved |= stream_.collect();
-  return moved;
+  SHOAL_TRY(const bool ended, stream_.collect());
+  return moved || ended;
 }
 
 }  // namespace shoal::runtime
