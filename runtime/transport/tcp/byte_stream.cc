@@ -59,7 +59,7 @@ Result<ByteStream::Moved> ByteStream::read_encrypted(std::span<std::byte> first,
       out.ended = moved.ended;
       out.blocked = moved.ended || moved.step != TlsSession::Step::kDone;
       if (out.blocked) {
-        if (out.bytes > 0) out.ended = false;  // the next read shows it again
+        if (moved.ended && out.bytes > 0) out.ended = out.blocked = false;  // the next read shows it again
         return out;
       }
       part = part.subspan(moved.bytes);
