@@ -1,5 +1,7 @@
 #include "runtime/transport/tcp/tcp_layer.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <list>
@@ -16,6 +18,8 @@ namespace shoal::runtime {
 namespace {
 
 constexpr auto kCheck = std::chrono::milliseconds(100);  // interval of the checks for silent hosts
+constexpr auto kPause = 3 * kCheck;                      // between checks: then the first one only probes
+constexpr int kSilentChecks = 2;                         // that find a host silent
 constexpr auto kGrace = std::chrono::milliseconds(100);  // from a broken connection on, for the watch to show why
 constexpr auto kDeparture = std::chrono::seconds(1);     // for the group to learn why a rank has begun another epoch
 constexpr auto kRetry = std::chrono::milliseconds(50);
@@ -60,6 +64,7 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
     std::optional<Error> lost;
     std::optional<TimePoint> broken_since, departed_since;
     std::optional<Error> broken;
+    int num_silent = 0;  // checks in a row that found its host silent
   };
   struct Calling {
     std::unique_ptr<OutgoingCall> call;
@@ -101,7 +106,7 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
   std::map<std::pair<std::uint32_t, std::uint32_t>, Gate::Guest> early_;  // by rank and number: of an epoch to come
   std::uint32_t epoch_ = 1, connected_epoch_ = 1;  // the second one is the connections' epoch: begin_epoch() keeps them
   std::uint64_t num_ended_ = 0;
-  TimePoint check_at_{};
+  TimePoint check_at_{}, checked_at_{};
   bool polled_ = false;
 };
 
@@ -135,6 +140,7 @@ Result<void> TcpLayer::wait_for_connections() {
       const auto which = fmt::format("rank {} at {} port {}", r, address.host, address.port);
       if (at(r).lost) return fail(Error(*at(r).lost).in("connecting to " + which));
       if (at(r).connections->complete()) break;
+      if (now() > until && gate_.obstacle()) return fail(Error(*gate_.obstacle()).in("waiting for " + which));
       if (now() > until) {
         return fail(deadline_exceeded(fmt::format("{} and {} could not connect", which, own_.host))
                         .with_reason("NotConnected")
@@ -203,7 +209,7 @@ bool TcpLayer::concluded(Calling& calling) {
 void TcpLayer::meet_guests() {
   if (gate_.num_callers() == 0) return;
   for (auto& guest : gate_.take_guests()) admit(std::move(guest));
-  if (gate_.readable) poller_.queue(gate_);  // there is room again
+  if (gate_.readable && gate_.num_callers() < Gate::kMaxCallers) poller_.queue(gate_);  // there is room again
 }
 
 void TcpLayer::admit(Gate::Guest guest) {
@@ -262,8 +268,11 @@ void TcpLayer::check() {
   const auto time = now();
   if (time < check_at_) return;
   check_at_ = time + kCheck;
+  // This process was stopped, or did not drive: what it missed is no silence of the others.
+  const bool paused = time - std::exchange(checked_at_, time) > kPause;
   gate_.tidy(time);
   for (auto& calling : calls_) {
+    if (paused) calling.since = time;
     const bool tries = calling.call->state() == OutgoingCall::State::kConnecting;
     if (tries && time - calling.since > 2 * options_.unanswered)
       lose(calling.rank, unavailable("its host does not answer").with_reason("Silent"));
@@ -275,7 +284,9 @@ void TcpLayer::check() {
       if (time - *other.departed_since > kDeparture) lose(r, unavailable("it has left the group's connections").with_reason("HungUp"));
     } else if (other.broken_since && time - *other.broken_since >= kGrace) {
       lose(r, *other.broken);
-    } else if (const auto silence = other.connections->silence(options_.unanswered); silence > Duration{}) {
+    } else if (const auto silence = other.connections->silence(options_.unanswered); paused || silence == Duration{}) {
+      other.num_silent = 0;
+    } else if (++other.num_silent >= kSilentChecks) {
       const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(silence).count();
       lose(r, unavailable(fmt::format("its host has answered nothing for {} ms", ms)).with_reason("Silent"));
     }
@@ -355,6 +366,14 @@ void TcpLayer::begin_epoch() {
   }
 }
 
+// Each other rank takes 4 descriptors and 3 for each of `connections`; the usual soft limit of 1024 ends at 100 ranks.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);  // without it, a connection's error names the limit
+}
+
 }  // namespace
 
 Result<std::shared_ptr<MessageLayer>> make_tcp_layer(TcpOptions options) {
@@ -365,6 +384,7 @@ Result<std::shared_ptr<MessageLayer>> make_tcp_layer(TcpOptions options) {
   if (options.tls && !options.tls->listens())
     return fail(invalid_argument("data connections with TLS need the certificate of this host")
                     .with_hint("start the node with --address or --head"));
+  raise_descriptor_limit();
   auto layer = std::make_shared<TcpLayer>(std::move(options));
   SHOAL_OK(layer->open());
   return std::shared_ptr<MessageLayer>(std::move(layer));

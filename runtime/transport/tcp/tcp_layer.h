@@ -32,6 +32,7 @@ struct TcpOptions {
   Duration connecting = std::chrono::seconds(30);  // for all connections, when the layer opens
 };
 
+// Raises this process's soft limit of open files to the hard one.
 // Errors: InvalidArgument for wrong options, or if a rank's host has another byte order or protocol. Unavailable or DeadlineExceeded for
 // a rank that cannot be reached.
 Result<std::shared_ptr<MessageLayer>> make_tcp_layer(TcpOptions options);

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -313,6 +314,81 @@ TEST_P(TcpLayerTest, ACallerWithAnotherTokenIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TcpLayerTest, testing::Bool(), [](const auto& tested) { return tested.param ? "tls" : "tcp"; });
+
+// epoll reports an end once: a read that has bytes from before it asks for another read.
+TEST(ByteStreamTest, AnEndBehindBytesIsReadNext) {
+  for (const auto& tls : {std::shared_ptr<const Tls>(), test_tls()}) {
+    int fds[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    ByteStream reader(Fd(fds[0]), tls, TlsSession::Side::kCalls);
+    std::optional<ByteStream> writer(std::in_place, Fd(fds[1]), tls, TlsSession::Side::kListens);
+    for (bool done = false; !done;) {
+      done = reader.handshake().value();
+      done &= writer->handshake().value();
+    }
+    const Buffer data(10);
+    Buffer got(100);
+    ASSERT_EQ(writer->write(data, {})->bytes, data.size());
+    writer.reset();
+    std::size_t bytes = 0;
+    for (bool ended = false; !ended;) {
+      const auto moved = reader.read(std::span(got).subspan(bytes), {}, /*last=*/true);
+      ended = !moved || moved->ended;
+      if (ended) break;
+      bytes += moved->bytes;
+      ASSERT_FALSE(moved->blocked);
+    }
+    EXPECT_EQ(bytes, data.size());
+  }
+}
+
+class DescriptorLimit : public testing::Test {
+ protected:
+  DescriptorLimit() { getrlimit(RLIMIT_NOFILE, &before_); }
+  ~DescriptorLimit() override { set(before_.rlim_cur); }
+  void set(rlim_t soft) {
+    const rlimit limit{soft, before_.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  }
+  rlimit before_{};
+};
+
+TEST_F(DescriptorLimit, IsRaisedByALayer) {
+  set(256);
+  TcpOptions options;
+  options.interface = "lo";
+  options.exchange = [](const std::string& own) -> Result<std::vector<std::string>> { return std::vector<std::string>{own}; };
+  ASSERT_TRUE(make_tcp_layer(std::move(options)));
+  rlimit now{};
+  getrlimit(RLIMIT_NOFILE, &now);
+  EXPECT_EQ(now.rlim_cur, before_.rlim_max);
+}
+
+TEST_F(DescriptorLimit, IsNamedByACallAndByAGateThatTryAgain) {
+  Poller poller;
+  ASSERT_TRUE(poller.open());
+  Gate gate(poller, nullptr);
+  RankAddress address;
+  address.host = "127.0.0.1";
+  ASSERT_TRUE(gate.open(address));
+  std::optional<Fd> caller(stranger(address));
+  const auto advance = [&] {
+    poller.poll(1s);
+    poller.advance_queued();
+  };
+  set(3);
+  const OutgoingCall call(poller, address, address, nullptr, {});
+  EXPECT_EQ(call.state(), OutgoingCall::State::kHungUp);
+  EXPECT_EQ(call.why().reason(), "NoDescriptors");
+  advance();
+  ASSERT_TRUE(gate.obstacle());
+  EXPECT_NE(gate.obstacle()->to_string().find("limit of open files"), std::string::npos);
+  set(before_.rlim_cur);
+  gate.tidy(std::chrono::steady_clock::now());
+  advance();
+  EXPECT_EQ(gate.num_callers(), 1u);
+  EXPECT_FALSE(gate.obstacle());
+}
 
 TEST(TcpOptionsTest, ThatAreWrongAreRefused) {
   const auto refused = [](TcpOptions options, const std::string& text) {

@@ -60,8 +60,15 @@ std::uint16_t bound_port(int socket) {
                                         : reinterpret_cast<sockaddr_in*>(&out.storage)->sin_port);
 }
 
+bool lacks_descriptors(int error) { return error == EMFILE || error == ENFILE; }
+
+Error no_descriptors(int error) {
+  return from_errno(error, "a connection").with_reason("NoDescriptors").with_hint("raise the limit of open files (ulimit -Hn)");
+}
+
 Result<Fd> new_socket(int family) {
   Fd out(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!out && lacks_descriptors(errno)) return fail(no_descriptors(errno));
   if (!out) return fail(from_errno(errno, "socket"));
   return out;
 }
@@ -80,7 +87,11 @@ void OutgoingCall::start(const RankAddress& from) {
   auto address = socket_address(to_.host, to_.port);
   auto own = socket_address(from.host, 0);
   auto socket = new_socket(address.family());
-  if (!socket) return fail(socket.error());
+  if (!socket) {
+    fail(socket.error());
+    if (why_.reason() == "NoDescriptors") state_ = State::kHungUp;  // others may be closed soon
+    return;
+  }
   set_up(socket->get());
   // From the chosen interface, also where the route would choose another one.
   set(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);  // the port is chosen by the whole connection, of which there are many
@@ -217,9 +228,11 @@ void Gate::advance() {
     Fd socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (!socket) {
+      if (lacks_descriptors(errno)) obstacle_ = no_descriptors(errno);
       readable = false;  // for want of descriptors too: tidy() tries again
       return;
     }
+    obstacle_.reset();
     set_up(socket.get());
     callers_.push_back(std::make_unique<Caller>(poller_, std::move(socket), tls_, token_));
   }

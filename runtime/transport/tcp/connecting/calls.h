@@ -16,6 +16,7 @@ namespace shoal::runtime {
 // A connection that this rank makes: TCP, TLS, its introduction, the welcome.
 class OutgoingCall final : public Pollable {
  public:
+  // kHungUp: another attempt may succeed.
   enum class State { kConnecting, kSecuring, kIntroducing, kWaiting, kWelcome, kLate, kHungUp, kFailed };
 
   OutgoingCall(Poller& poller, const RankAddress& from, const RankAddress& to, std::shared_ptr<const Tls> tls,
@@ -72,6 +73,8 @@ class Gate final : public Pollable {
   // Those that have introduced themselves since the last call.
   std::vector<Guest> take_guests();
   std::size_t num_callers() const { return callers_.size(); }
+  // Why it accepts no callers now, if so.
+  const std::optional<Error>& obstacle() const { return obstacle_; }
 
  private:
   class Caller;
@@ -81,6 +84,7 @@ class Gate final : public Pollable {
   const std::shared_ptr<const Tls> tls_;
   Token token_;
   Fd socket_;
+  std::optional<Error> obstacle_;
   std::list<std::unique_ptr<Caller>> callers_;  // oldest first
 };
 
