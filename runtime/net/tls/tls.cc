@@ -271,7 +271,14 @@ Result<TlsSession::Moved> TlsSession::write(std::span<const std::byte> bytes) {
   errno = 0;
   std::size_t n = 0;
   const int result = SSL_write_ex(ssl(ssl_), bytes.data(), bytes.size(), &n);
-  if (result == 1) return Moved{n, Step::kDone, false};
+  if (result == 1) {
+    num_records_ += 1 + n / SSL3_RT_MAX_PLAIN_LENGTH;
+    if (num_records_ >= records_of_key_ && SSL_key_update(ssl(ssl_), SSL_KEY_UPDATE_NOT_REQUESTED) == 1) {
+      num_records_ = 0;  // the next write announces the new key first
+      ++num_key_updates_;
+    }
+    return Moved{n, Step::kDone, false};
+  }
   switch (SSL_get_error(ssl(ssl_), result)) {
     case SSL_ERROR_WANT_READ:
       return Moved{0, Step::kReadable, false};

@@ -65,7 +65,11 @@ class TlsSession {
   // Returns Unavailable if the connection broke, DataLoss if the received bytes fail authentication.
   Result<Moved> read(std::span<std::byte> room);
   Result<Moved> write(std::span<const std::byte> bytes);  // after a wait, repeat it with the same bytes or more
-  bool has_buffered() const;                              // the next read may return data although the socket has none
+  // A key of AES-GCM is safe for 2^24.5 records (RFC 8446, 5.5): after so many, this end writes with another key.
+  static constexpr std::uint64_t kRecordsOfKey = 1 << 22;
+  void set_records_of_key(std::uint64_t records) { records_of_key_ = records; }  // for tests
+  std::uint64_t num_key_updates() const { return num_key_updates_; }
+  bool has_buffered() const;  // the next read may return data although the socket has none
   bool drained() const { return wire_->drained; }
 
   TlsBinding binding() const;
@@ -77,6 +81,7 @@ class TlsSession {
   std::unique_ptr<TlsWire> wire_;  // outlives ssl_
   void* ssl_ = nullptr;            // SSL
   const bool calls_;
+  std::uint64_t records_of_key_ = kRecordsOfKey, num_records_ = 0, num_key_updates_ = 0;
 };
 
 }  // namespace shoal::runtime
