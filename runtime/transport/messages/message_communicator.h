@@ -56,7 +56,7 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   Result<void> drive(const Over& over, const OperationPtr& until);
   enum class Start { kAllowed, kRefused };
   bool advance_all(Start start);
-  // The checks of a wait: late ranks, time limits, and, if nothing moves, ranks that have left. What these had sent may be on the way.
+  // The checks of a wait: late ranks, time limits, and, if nothing moves, ranks that have left. Their last messages may be on the way.
   void look(const OperationPtr& until, bool idle);
   void check_limit(const Operation& operation, TimePoint now);
   std::string describe(int rank) const;

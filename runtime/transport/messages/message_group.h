@@ -93,7 +93,7 @@ class MessageGroup {
   const int rank_;
   const Clock& clock_;
   const std::function<std::optional<std::string>(int rank)> death_;  // by the layer's number of a rank
-  const std::size_t chunk_bytes_, control_bytes_;                    // of a chunk; of a control message, at most
+  const std::size_t chunk_bytes_, control_bytes_;                    // control_bytes_: the limit of a control message
   std::vector<Peer> peers_;
   std::vector<int> lost_;  // when the group failed
   std::atomic<bool> closed_{false};

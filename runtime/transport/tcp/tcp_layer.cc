@@ -19,7 +19,7 @@ namespace {
 
 constexpr auto kCheck = std::chrono::milliseconds(100);  // interval of the checks for silent hosts
 constexpr auto kPause = 3 * kCheck;                      // between checks: then the first one only probes
-constexpr int kSilentChecks = 2;                         // that find a host silent
+constexpr int kSilentChecks = 2;                         // in a row, which find a host silent
 constexpr auto kGrace = std::chrono::milliseconds(100);  // from a broken connection on, for the watch to show why
 constexpr auto kDeparture = std::chrono::seconds(1);     // for the group to learn why a rank has begun another epoch
 constexpr auto kRetry = std::chrono::milliseconds(50);
