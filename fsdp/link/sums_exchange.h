@@ -52,7 +52,7 @@ class SumsExchange {
     std::uint32_t unit, num_parameters, everywhere, unused;  // then a byte per block and parameter: 1 if its sum follows
   };
 
-  // Whether all ranks of this host have published, may still do so, or cannot because one of them has ended or started over.
+  // All ranks of this host have published; may still do so; or cannot, because one of them has ended or started over.
   enum class Host { kPublished, kPublishing, kNever };
   Host host_at(std::uint64_t sequence) const;
   // True when the owner sums the gradients of rank r.

@@ -19,7 +19,8 @@ struct MessageNetwork {
   std::function<Result<std::vector<std::string>>(const std::string& own)> exchange;
   // "tcp"; "tls", TCP with encryption; or "ucx". Empty: UCX if every rank's host has RDMA and UCX, else TCP.
   std::string kind;
-  // Network interfaces, as "eth0", or addresses: the first one that this host has is used. None: the network's choice.
+  // Network interfaces, as "eth0", or addresses: the first one that this host has is used. Without any, the network
+  // chooses.
   std::vector<std::string> interfaces;
   std::shared_ptr<const Tls> tls;  // for "tls": the host's certificate
 };
