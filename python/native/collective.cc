@@ -53,9 +53,12 @@ runtime::MessageNetwork message_network(const actors::Credentials& credentials, 
   out.world_size = world_size;
   out.exchange = [&call, name, rank, token = sealed ? std::optional(credentials.token) : std::nullopt](
                      const std::string& own) -> Result<std::vector<std::string>> {
-    const auto context = [&](std::size_t r) { return fmt::format("{} of rank {}", name, r); };
+    const auto context = [&](std::size_t r) { return name + " of rank " + std::to_string(r); };
     SHOAL_TRY(auto all, call(name, token ? runtime::seal(*token, context(static_cast<std::size_t>(rank)), own) : own));
-    for (std::size_t r = 0; token && r < all.size(); ++r) SHOAL_TRY(all[r], runtime::unseal(*token, context(r), all[r]));
+    for (std::size_t r = 0; token && r < all.size(); ++r) {
+      SHOAL_TRY(auto opened, runtime::unseal(*token, context(r), all[r]));
+      all[r] = std::move(opened);
+    }
     return all;
   };
   out.kind = kind;

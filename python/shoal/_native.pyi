@@ -655,9 +655,9 @@ class Communicator:
     """
 
     @staticmethod
-    def make(session: Session, *, name: str, rank: int, world_size: int, shares_memory: bool, backend: str, open_backend: Callable, timeout: float, warn_after: float, spins: bool) -> Communicator:
+    def make(session: Session, *, name: str, rank: int, world_size: int, shares_memory: bool, exchange: object, kind: str, interface: str, sealed: bool, backend: str, open_backend: Callable, timeout: float, warn_after: float, spins: bool) -> Communicator:
         """
-        Of shared memory if all ranks share the node's, else of this backend, opened on every rank.
+        Over shared memory if all ranks share the node's; else over a network of messages, or the backend if `kind` names it.
         """
 
     @property
@@ -960,9 +960,9 @@ class ShardActor:
     """The actor that owns this rank's rows."""
 
     @staticmethod
-    def place(session: Session, gang: str, rank: int, world_size: int, replicas: int, timeout: float, warn_after: float, communicator: Communicator | None = None, place_as: tuple[int, int] = (-1, 0)) -> ShardActor:
+    def place(session: Session, gang: str, rank: int, world_size: int, replicas: int, timeout: float, warn_after: float, hosts: Sequence[int] = [], exchange: object | None = None, transport: str = '', interface: str = '', sealed: bool = False, place_as: tuple[int, int] = (-1, 0)) -> ShardActor:
         """
-        communicator: for ranks that share no memory; place_as: (rank, ranks) at this head, (-1, 0) for all.
+        hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every rank has passed. transport: tcp, tls, ucx or empty. place_as: (rank, ranks) at this head, (-1, 0) for all.
         """
 
     def add_unit(self, name: str, parameters: Sequence[ParameterSpec], options: UnitOptions) -> ShardedUnit: ...
