@@ -27,7 +27,10 @@ def cluster(module_home):
 
 
 def run(function, world=WORLD, **config):
-    return Trainer(function, train_loop_config=config, scaling_config=ScalingConfig(num_workers=world)).fit().returns
+    """``config["transport"]``: "shm", or that of ranks which act as if each were on a host of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_TRANSPORT", config.get("transport", "shm").replace("shm", ""))
+        return Trainer(function, train_loop_config=config, scaling_config=ScalingConfig(num_workers=world)).fit().returns
 
 
 def values(rank, *shape, dtype=torch.float32):
@@ -41,7 +44,7 @@ def every_collective(config):
     import shoal.collective as sc
 
     rank, world = dist.get_rank(), dist.get_world_size()
-    if config["transport"] == "gloo":
+    if config["transport"] != "shm":
         os.environ["SHOAL_HOST"] = str(rank)
     out = {}
     for dtype in REDUCED:
@@ -86,7 +89,7 @@ def every_collective(config):
     return out
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "gloo"])
 def test_every_collective_equals_torchs_on_every_rank(transport):
     returns = run(every_collective, transport=transport)
     for dtype in REDUCED:
@@ -126,10 +129,11 @@ def caught(config):
 
     import shoal.collective as sc
 
-    if config.get("apart"):
+    transport = config.get("transport", "shm")
+    if transport != "shm":
         os.environ["SHOAL_HOST"] = str(dist.get_rank())
     sc.barrier()
-    assert sc.group().transport == ("gloo" if config.get("apart") else "shm")
+    assert sc.group().transport == transport
     began = time.monotonic()
     try:
         MISTAKES[config["mistake"]](sc, dist.get_rank())
@@ -192,16 +196,27 @@ def test_every_rank_gets_an_error_that_names_the_mistake(mistake, texts):
 
 
 @pytest.mark.parametrize(
-    ("mistake", "texts"),
+    ("transport", "mistake", "texts"),
     [
-        ("other_order", ["InvalidArgument", "differ", "(36 bytes) 'a', step 7", "(48 bytes) 'b', step 7"]),
-        ("mutual", ["InvalidArgument", "wait in different calls", "rank 0 waits in recv from rank 1", "'token', step 2", "'end', step 3"]),
-        ("leaves", ["ActorDied", "rank 2 has left", "'last', step 9", "look at the output of rank 2"]),
-        ("aborts", ["Cancelled", "enough"]),
+        ("gloo", "other_order", ["InvalidArgument", "differ", "(36 bytes) 'a', step 7", "(48 bytes) 'b', step 7"]),
+        (
+            "tcp",
+            "other_order",
+            ["InvalidArgument", "differ", "sum of 12 bytes of float32) 'a', step 7", "16 bytes of float32) 'b', step 7"],
+        ),
+        (
+            "gloo",
+            "mutual",
+            ["InvalidArgument", "wait in different calls", "rank 0 waits in recv from rank 1", "'token', step 2", "'end', step 3"],
+        ),
+        ("gloo", "leaves", ["ActorDied", "rank 2 has left", "'last', step 9", "look at the output of rank 2"]),
+        ("tcp", "leaves", ["ActorDied", "rank 2 has left", "'last', step 9", "look at the output of rank 2"]),
+        ("gloo", "aborts", ["Cancelled", "enough"]),
+        ("tcp", "aborts", ["Cancelled", "enough"]),
     ],
 )
-def test_ranks_on_several_hosts_get_the_same_errors(mistake, texts):
-    for rank, (said, soon) in enumerate(run(caught, mistake=mistake, apart=True)):
+def test_ranks_on_several_hosts_get_the_same_errors(transport, mistake, texts):
+    for rank, (said, soon) in enumerate(run(caught, mistake=mistake, transport=transport)):
         if mistake == "leaves" and rank == 2:
             continue
         assert soon, said
