@@ -76,6 +76,9 @@ def _within(namespace: str) -> tuple[str, ...]:
     return ("nsenter", f"--net=/run/netns/{namespace}")
 
 
+TC = shutil.which("tc", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or "tc"  # a user's PATH may lack its folder
+
+
 def _run(namespace: str, *words: str) -> str:
     command = [*(_within(namespace) if namespace else ()), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
@@ -172,10 +175,10 @@ class Hosts:
         """Limits each direction of each link to so many Gbit/s; None: no limit."""
         for namespace, device in (end for host in self.all for end in self._ends(host)):
             with contextlib.suppress(OSError):  # there was no limit
-                _run(namespace, "tc", "qdisc", "del", "dev", device, "root")
+                _run(namespace, TC, "qdisc", "del", "dev", device, "root")
             if gbit:
                 limit = ("rate", f"{gbit:g}gbit", "burst", "256kb", "latency", "20ms")
-                _run(namespace, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit)
+                _run(namespace, TC, "qdisc", "add", "dev", device, "root", "tbf", *limit)
 
     def cut(self, host: Host) -> None:
         """Ends a host's link: frames of both directions are lost, and no process gets an error at once."""

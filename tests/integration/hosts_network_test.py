@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from command import LIMIT_S
-from hosts import Hosts, several_hosts
+from hosts import TC, Hosts, several_hosts
 
 SIZE = 3_000_000
 
@@ -62,7 +62,7 @@ def test_a_cut_host_is_reached_again_when_its_link_is_healed(hosts):
 
 
 def limits(namespace):
-    said = subprocess.run(["nsenter", f"--net=/run/netns/{namespace}", "tc", "qdisc", "show"], capture_output=True, text=True, check=True)
+    said = subprocess.run(["nsenter", f"--net=/run/netns/{namespace}", TC, "qdisc", "show"], capture_output=True, text=True, check=True)
     return re.findall(r"qdisc tbf .* rate (\S+)", said.stdout)
 
 
