@@ -10,8 +10,15 @@
 
 namespace shoal::fsdp {
 
-Reducer::Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, const Slots& slots, RemoteSums* remote)
-    : control_(control), rank_(rank), grid_(grid), layouts_(std::move(layouts)), slots_(slots), remote_(remote) {
+Reducer::Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, const Slots& slots, RemoteSums* remote,
+                 SumOrder order)
+    : control_(control),
+      rank_(rank),
+      grid_(grid),
+      layouts_(std::move(layouts)),
+      slots_(slots),
+      remote_(remote),
+      order_(remote == nullptr && grid.world_size <= 31 ? order : SumOrder::kTree) {
   SHOAL_CHECK(slots.num_slots() >= 1 && slots.num_slots() <= Control::kMaxSlots, "a reducer has 1 to kMaxSlots slots");
 }
 
@@ -224,7 +231,7 @@ void Reducer::sum(const Pending& pending, std::size_t parameter) {
     const std::size_t at = own.begin + k * own.stride;  // element of the whole parameter
     for (const std::size_t leaf : leaves) {
       const Block ranks = slots_.leaves()[leaf].ranks;
-      Source source{slots_.at(leaf, pending.sequence, p), slots_.dtype(leaf, p, pending.how.everywhere), ranks.begin};
+      Source source{slots_.at(leaf, pending.sequence, p), slots_.dtype(leaf, p, pending.how.everywhere), place_of(ranks.begin)};
       source.data += at * dtype_bytes(source.dtype);
       if (ranks.begin == rank_ && pending.where[parameter] != Where::kSlot) {
         source.data = pending.where[parameter] == Where::kGradient ? g.whole + at * dtype_bytes(source.dtype)

@@ -50,8 +50,11 @@ class Reducer {
     std::vector<bool> present;
   };
 
+  // The order of additions: along the tree over ranks, or one rank after the other. The second one is for up to 31 ranks of one host.
+  enum class SumOrder { kTree, kRanks };
   // `slots` is the memory of this host's slots. `remote`: for ranks on several hosts, else null. All arguments outlive the reducer.
-  Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, const Slots& slots, RemoteSums* remote);
+  Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, const Slots& slots, RemoteSums* remote,
+          SumOrder order = SumOrder::kTree);
 
   // True when a slot is free for the next publication.
   bool has_slot() const;
@@ -104,6 +107,8 @@ class Reducer {
   Control::Slot& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % slots_.num_slots()]; }
   // The gradients of one parameter in this rank's publication.
   std::byte* own_slot(std::uint64_t sequence, const Placed& p) const { return slots_.at(slots_.leaf_of(rank_), sequence, p); }
+  // The place of a rank's gradients in the tree of additions. Places 0, 1, 2, 4, 8, .. make it a chain.
+  int place_of(int rank) const { return order_ == SumOrder::kTree || rank == 0 ? rank : 1 << (rank - 1); }
   Piece own_piece(const Placed& p) const { return piece_of(p, grid_.shards(), grid_.shard_of(rank_)); }
   void bring(const Placed& p, const Gradient& g, How how, std::byte* out) const;
   Where keep(const Placed& p, const Gradient& g, std::byte* out) const;
@@ -126,6 +131,7 @@ class Reducer {
   const std::vector<const Layout*> layouts_;
   const Slots& slots_;
   RemoteSums* const remote_;
+  const SumOrder order_;
   std::uint64_t first_ = 0;     // number of this attempt's first publication
   std::uint64_t next_ = 0;      // number of the next publication
   std::uint64_t left_off_ = 0;  // end of the previous attempt: owners may still read its publications

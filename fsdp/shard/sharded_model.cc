@@ -35,7 +35,7 @@ ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping co
       link_(hosts_.num_hosts() > 1
                 ? std::make_unique<HostLink>(LinkModel{control_, units_, slots_, hosts_, grid, rank}, std::move(options.layer), clock)
                 : nullptr),
-      reducer_(control_, rank, grid, layouts_of(units_), slots_, link_.get()),
+      reducer_(control_, rank, grid, layouts_of(units_), slots_, link_.get(), options.order),
       stepper_(names_of(units_), std::move(options.plan), *clock),
       peers_(control_, rank, hosts_, units_, reducer_, stepper_, link_.get(), clock, std::move(options.waits)),
       leases_(control_, rank, grid.world_size, units_, peers_, stepper_, link_.get()),

@@ -28,6 +28,7 @@ class ShardedModel {
     PlanOptions plan;
     Peers::Options waits;
     int slots = 2;  // units whose whole gradients a rank may have in flight
+    Reducer::SumOrder order = Reducer::SumOrder::kTree;
     // For ranks on several hosts: the host of each rank (layout/hosts.h), and messages among all ranks.
     std::vector<int> host_of_rank = {};
     std::shared_ptr<runtime::MessageLayer> layer = {};

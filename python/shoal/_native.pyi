@@ -960,7 +960,7 @@ class ShardActor:
     """The actor that owns this rank's rows."""
 
     @staticmethod
-    def place(session: Session, gang: str, rank: int, world_size: int, replicas: int, timeout: float, warn_after: float, hosts: Sequence[int] = [], exchange: object | None = None, transport: str = '', interface: str = '', sealed: bool = False, place_as: tuple[int, int] = (-1, 0)) -> ShardActor:
+    def place(session: Session, gang: str, rank: int, world_size: int, replicas: int, timeout: float, warn_after: float, hosts: Sequence[int] = [], exchange: object | None = None, transport: str = '', interface: str = '', sealed: bool = False, in_rank_order: bool = False, place_as: tuple[int, int] = (-1, 0)) -> ShardActor:
         """
         hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every rank has passed. transport: tcp, tls, ucx or empty. place_as: (rank, ranks) at this head, (-1, 0) for all.
         """

@@ -45,7 +45,7 @@ nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, std
 
 std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout,
                                   double warn_after, std::vector<int> hosts, nb::object exchange, const std::string& transport,
-                                  const std::string& interface, bool sealed, std::pair<int, int> place_as) {
+                                  const std::string& interface, bool sealed, bool in_rank_order, std::pair<int, int> place_as) {
   ShardActor::Options o;
   o.gang = gang;
   o.rank = rank;
@@ -58,6 +58,7 @@ std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, i
     };
     o.model.host_of_rank = std::move(hosts);
   }
+  if (in_rank_order) o.model.order = fsdp::Reducer::SumOrder::kRanks;
   std::tie(o.place_rank, o.place_size) = place_as;
   o.place_timeout = o.model.waits.timeout = duration_of(timeout);
   o.model.waits.warn_after = duration_of(warn_after);
@@ -128,8 +129,8 @@ void bind_shard_actor(nb::module_& m) {
       .def_static(
           "place", &place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"),
           nb::arg("timeout"), nb::arg("warn_after"), nb::arg("hosts") = std::vector<int>(), nb::arg("exchange") = nb::none(),
-          nb::arg("transport") = "", nb::arg("interface") = "", nb::arg("sealed") = false, nb::arg("place_as") = std::make_pair(-1, 0),
-          nb::keep_alive<0, 1>(),
+          nb::arg("transport") = "", nb::arg("interface") = "", nb::arg("sealed") = false, nb::arg("in_rank_order") = false,
+          nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
           "hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every "
           "rank has passed. transport: tcp, tls, ucx or empty. place_as: (rank, ranks) at this head, (-1, 0) for all.")
       .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("options"))

@@ -18,9 +18,16 @@ from shoal.fsdp._parameters.mesh import data_mesh
 @dataclass
 class _Bootstrap:
     actors: dict[tuple[tuple[int, ...], int, int], _native.ShardActor] = field(default_factory=dict)
+    in_rank_order: bool = False
 
 
 _state = _Bootstrap()
+
+
+def add_in_rank_order() -> None:
+    """Lets meshes that are made from now on add gradients one rank after the other, where their ranks are on one host. ``shoal.spmd``
+    does so in one process, too."""
+    _state.in_rank_order = True
 
 
 def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.ShardActor:
@@ -44,6 +51,7 @@ def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.Sh
             transport="" if TRANSPORT == "gloo" else TRANSPORT,
             interface="" if host.shared else interface(),
             sealed=started_by_node(),
+            in_rank_order=_state.in_rank_order,
             place_as=host.place_as,
         )
         _state.actors[key] = actor
