@@ -90,10 +90,45 @@ W join(ReduceOp op, W a, W b) {
   }
 }
 
+template <class T>
+bool aligned(const std::byte* const* sources, std::size_t num_sources, const std::byte* out) {
+  const auto is_aligned = [](const std::byte* p) { return reinterpret_cast<std::uintptr_t>(p) % alignof(T) == 0; };
+  return is_aligned(out) && std::all_of(sources, sources + num_sources, is_aligned);
+}
+
+// Elements that are computed in their own type need no copies: each block is reduced where it lies. `out` may be one of the sources.
+template <class T, ReduceOp op>
+void reduce_in_place(const std::byte* const* sources, std::size_t num_sources, std::byte* out_bytes, std::size_t numel) {
+  T* const out = reinterpret_cast<T*>(out_bytes);
+  const auto source = [&](std::size_t s) { return reinterpret_cast<const T*>(sources[s]); };
+  T partial[kBlock];
+  for (std::size_t begin = 0; begin < numel; begin += kBlock) {
+    const std::size_t n = std::min(kBlock, numel - begin);
+    const T* left = source(0) + begin;
+    for (std::size_t s = 1; s < num_sources; ++s) {
+      const T* const right = source(s) + begin;
+      const bool last = s + 1 == num_sources;
+      T* const to = last ? out + begin : partial;
+      if (op == ReduceOp::kAvg && last) {
+        const T count = static_cast<T>(num_sources);
+#pragma GCC ivdep
+        for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<T>(join<T>(op, left[i], right[i]) / count);
+      } else {
+#pragma GCC ivdep
+        for (std::size_t i = 0; i < n; ++i) to[i] = join<T>(op, left[i], right[i]);
+      }
+      left = partial;
+    }
+  }
+}
+
 template <class E, ReduceOp op>
 void reduce_op(const std::byte* const* sources, std::size_t num_sources, std::byte* out, std::size_t numel) {
   using T = typename E::Memory;
   using W = typename E::Wide;
+  if constexpr (std::is_same_v<E, Plain<T, T>>) {
+    if (num_sources > 1 && aligned<T>(sources, num_sources, out)) return reduce_in_place<T, op>(sources, num_sources, out, numel);
+  }
   W wide[kBlock];
   T narrow[kBlock];
   for (std::size_t begin = 0; begin < numel; begin += kBlock) {

@@ -82,6 +82,21 @@ TEST(Reduction, IsTheSameForEveryLengthAndMayWriteToASource) {
   }
 }
 
+TEST(Reduction, GivesTheSameBitsWithoutAlignment) {
+  constexpr std::size_t kElements = 1500;
+  std::vector<std::byte> a(kElements * 4 + 1), b(a.size()), out(a.size());
+  std::vector<float> x(kElements), y(kElements);
+  for (std::size_t i = 0; i < kElements; ++i) x[i] = 0.1f * static_cast<float>(i), y[i] = 1.0f / static_cast<float>(i + 1);
+  std::memcpy(a.data() + 1, x.data(), kElements * 4);
+  std::memcpy(b.data() + 1, y.data(), kElements * 4);
+  for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax}) {
+    const std::vector<const std::byte*> sources{a.data() + 1, b.data() + 1};
+    reduce(DType::kFloat32, op, sources, out.data() + 1, kElements);
+    const auto aligned = reduced<float>(DType::kFloat32, op, {x, y});
+    EXPECT_EQ(std::memcmp(out.data() + 1, aligned.data(), kElements * 4), 0) << reduce_op_name(op);
+  }
+}
+
 TEST(DTypes, AreRefusedByName) {
   EXPECT_EQ(check_reducible(DType::kInt16, ReduceOp::kSum).error().code(), Code::kUnimplemented);
   EXPECT_NE(check_reducible(DType::kInt16, ReduceOp::kSum).error().message().find("int16"), std::string::npos);

@@ -255,7 +255,7 @@ void ShmCollective::read(std::uint64_t k) {
         return;
       }
       std::vector<const std::byte*> sources;
-      for (int r = 0; r < world_size_; ++r) sources.push_back(memory_.chunk(r, round));
+      for (int r = 0; r < world_size_; ++r) sources.push_back(r == rank_ ? spec_.input.data() + at : memory_.chunk(r, round));
       const std::size_t bytes = piece_at(spec_.output.size(), at, round_bytes_);
       reduce(spec_.dtype, spec_.op, sources, spec_.output.data() + at, bytes / dtype_bytes(spec_.dtype));
       return;
