@@ -108,7 +108,7 @@ class Unit:
     def __init__(self, module: nn.Module):
         from shoal.fsdp import fully_shard  # late: loads shoal.fsdp, which other programs of shoal.spmd do not need
         from shoal.fsdp._engine.bootstrap import add_in_rank_order  # late: belongs to shoal.fsdp, too
-        from shoal.fsdp._engine.collect import state_of  # late, likewise
+        from shoal.fsdp._engine.collect import state_of  # late: likewise
 
         add_in_rank_order()
 
