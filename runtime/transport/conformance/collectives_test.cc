@@ -34,6 +34,9 @@ Floats sum_of(int world, std::size_t numel) {
 
 class Collectives : public testing::TestWithParam<std::tuple<TestedTransport, int, std::size_t>> {
  protected:
+  void SetUp() override {
+    if (const auto& missing = std::get<0>(GetParam()).missing; !missing.empty()) GTEST_SKIP() << missing;
+  }
   void run(const std::function<void(Communicator&)>& program) { run_ranks(*group_, world_, program); }
 
   const int world_ = std::get<1>(GetParam());
@@ -140,6 +143,9 @@ INSTANTIATE_TEST_SUITE_P(All, Collectives,
 
 class Operations : public testing::TestWithParam<std::tuple<TestedTransport, int>> {
  protected:
+  void SetUp() override {
+    if (!transport_.missing.empty()) GTEST_SKIP() << transport_.missing;
+  }
   void run(const std::function<void(Communicator&)>& program) { run_ranks(*group_, world_, program); }
 
   const TestedTransport transport_ = std::get<0>(GetParam());
