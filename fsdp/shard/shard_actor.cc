@@ -95,15 +95,15 @@ Result<Fd> ShardActor::open_memory(const std::string& key, std::size_t bytes, in
   return memory;
 }
 
-Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std::vector<Parameter> parameters,
-                                                          ShardedUnit::Options options) {
+Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options,
+                                                          const std::string& arena_key) {
   if (const auto dead = killed()) return fail(*dead);
   if (session_ == nullptr) return fail(left());
   if (parameters.size() > Control::kMaxParameters)
     return fail(invalid_argument(
         fmt::format("unit {} has {} parameters, but at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
   SHOAL_TRY(Layout layout, Layout::make(std::move(parameters)));
-  const std::string key = fmt::format("{}/unit-{}", memory_name(), num_units_);
+  const std::string key = arena_key.empty() ? fmt::format("{}/unit-{}", memory_name(), num_units_) : arena_key;
   SHOAL_TRY(const Fd arena, open_memory(key, layout.arena_bytes(grid())));
   ++num_units_;
   const int shard = grid().shard_of(options_.rank);
@@ -111,6 +111,7 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
   const auto bytes = layout.owned_bytes(grid().shards(), shard);
   SHOAL_TRY(std::unique_ptr<ShardedUnit> made,
             ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, grid(), options));
+  made->set_arena_key(key);
   std::shared_ptr<ShardedUnit> unit(made.release(), [actor = weak_from_this(), key, rows, bytes](ShardedUnit* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key}, rows, bytes);

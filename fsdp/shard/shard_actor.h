@@ -38,8 +38,10 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   ~ShardActor() override;
 
   // Makes a unit in an arena of the node, which is freed with the last reference to the unit. The n-th units of all ranks are one unit.
-  // The ranks of a node share its arena.
-  Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options);
+  // The ranks of a node share its arena. `arena_key`: the arena of another mesh's unit with the same parameters, which this unit takes over
+  // with its values (ShardedUnit::fits_any_mesh); empty: a new arena.
+  Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options,
+                                                const std::string& arena_key = "");
   // Makes a model of these units; waits until the gang is placed. The n-th models of all ranks are one model. Its memory is freed like a
   // unit's. `slots`: as in ShardedModel::Options.
   Result<std::shared_ptr<ShardedModel>> make_model(Units units, int slots);

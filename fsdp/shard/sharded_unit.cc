@@ -1,5 +1,7 @@
 #include "fsdp/shard/sharded_unit.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "fsdp/kernels/kernels.h"
@@ -36,6 +38,11 @@ void ShardedUnit::guard() {
 void ShardedUnit::rename(std::string name) {
   name_ = std::move(name);
   if (guard_) guard();
+}
+
+bool ShardedUnit::fits_any_mesh() const {
+  const auto& placed = layout_.placed();
+  return grid_.replicas == 1 && std::all_of(placed.begin(), placed.end(), [](const Placed& p) { return p.in_place; });
 }
 
 std::byte* ShardedUnit::own(std::size_t parameter) const { return arena_.data() + replica_begin_ + own_begins_[parameter]; }

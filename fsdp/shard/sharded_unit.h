@@ -32,6 +32,11 @@ class ShardedUnit {
   const Layout& layout() const { return layout_; }
   Grid grid() const { return grid_; }
   int rank() const { return rank_; }
+  // The node's name for the arena, if the unit's maker has set one.
+  const std::string& arena_key() const { return arena_key_; }
+  void set_arena_key(std::string key) { arena_key_ = std::move(key); }
+  // True if the arena has no bytes of one mesh only: units of one replica on any number of this host's ranks can use it.
+  bool fits_any_mesh() const;
   std::size_t own_bytes(std::size_t parameter) const {
     return Layout::owned_bytes(layout_.placed()[parameter], grid_.shards(), grid_.shard_of(rank_));
   }
@@ -60,7 +65,7 @@ class ShardedUnit {
   ShardedUnit(std::string name, Layout layout, int rank, Grid grid);
   void guard();
 
-  std::string name_;
+  std::string name_, arena_key_;
   const Layout layout_;
   const int rank_;
   const Grid grid_;

@@ -46,6 +46,7 @@ NB_MODULE(_native, m) {
   bind_model(m);
   bind_shard_actor(m);
   bind_optim(m);
+  bind_reshard(m);
 }
 
 }  // namespace shoal::python

@@ -845,6 +845,16 @@ class ShardedUnit:
     def bytes(self) -> int: ...
 
     @property
+    def arena_key(self) -> str:
+        """The node's name for the unit's arena."""
+
+    @property
+    def fits_any_mesh(self) -> bool:
+        """
+        True if a unit of one replica on any number of this host's ranks can take over the arena.
+        """
+
+    @property
     def gradient_bytes(self) -> int:
         """The gradients of every rank's own rows."""
 
@@ -965,7 +975,10 @@ class ShardActor:
         hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every rank has passed. transport: tcp, tls, ucx or empty. place_as: (rank, ranks) at this head, (-1, 0) for all.
         """
 
-    def add_unit(self, name: str, parameters: Sequence[ParameterSpec], options: UnitOptions) -> ShardedUnit: ...
+    def add_unit(self, name: str, parameters: Sequence[ParameterSpec], options: UnitOptions, arena: str = '') -> ShardedUnit:
+        """
+        arena: that of another mesh's unit with these parameters, which the new unit takes over; empty: a new one.
+        """
 
     def make_model(self, units: Sequence[ShardedUnit], names: Sequence[str], slots: int) -> ShardedModel:
         """Waits until every rank's ShardActor is placed."""
@@ -1042,3 +1055,50 @@ def private_memory(bytes: int, touched: bool) -> Annotated[torch.Tensor, dict(dt
 
 def kernel_target() -> str:
     """The instruction set that the kernels use here."""
+
+class Transfer:
+    """Rows of one parameter that one process sends to another, or keeps."""
+
+    @property
+    def source(self) -> int: ...
+
+    @property
+    def destination(self) -> int: ...
+
+    @property
+    def parameter(self) -> int: ...
+
+    @property
+    def begin(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def relayed(self) -> bool:
+        """The source receives the rows itself, in an earlier transfer."""
+
+class ReshardPlan:
+    """The transfers that move a model from one mesh to another."""
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """In the order in which every process sends and receives."""
+
+    @property
+    def kept(self) -> list[Transfer]:
+        """Rows that stay on their process."""
+
+    @property
+    def moved_bytes(self) -> int: ...
+
+    @property
+    def kept_bytes(self) -> int: ...
+
+    def table(self) -> str:
+        """The plan as text: a line per pair of processes, then one per transfer."""
+
+def plan_reshard(parameters: Sequence[tuple[str, int, int]], old_processes: Sequence[int], old_replicas: int, new_processes: Sequence[int], new_replicas: int, hosts: Sequence[int] = []) -> ReshardPlan:
+    """
+    parameters: (name, rows, bytes per row). Processes: by rank of each mesh, replica after replica. hosts: the host of each process.
+    """

@@ -142,6 +142,9 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("name", &ShardedUnit::name)
       .def_prop_ro("leased", &ShardedUnit::leased)
       .def_prop_ro("bytes", [](const ShardedUnit& u) { return u.layout().bytes(); })
+      .def_prop_ro("arena_key", &ShardedUnit::arena_key, "The node's name for the unit's arena.")
+      .def_prop_ro("fits_any_mesh", &ShardedUnit::fits_any_mesh,
+                   "True if a unit of one replica on any number of this host's ranks can take over the arena.")
       .def_prop_ro("gradient_bytes", &gradient_bytes, "The gradients of every rank's own rows.");
 
   nb::class_<Gradient>(m, "Gradient", "This rank's gradient of one parameter, and the destination of its reduction, by address.")

@@ -68,8 +68,8 @@ std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, i
 }
 
 std::shared_ptr<ShardedUnit> add_unit(ShardActor& a, const std::string& name, std::vector<fsdp::Parameter> parameters,
-                                      ShardedUnit::Options options) {
-  return without_gil([&] { return a.add_unit(name, std::move(parameters), options); });
+                                      ShardedUnit::Options options, const std::string& arena) {
+  return without_gil([&] { return a.add_unit(name, std::move(parameters), options, arena); });
 }
 
 std::shared_ptr<fsdp::ShardedModel> make_model(ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units,
@@ -133,7 +133,8 @@ void bind_shard_actor(nb::module_& m) {
           nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
           "hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every "
           "rank has passed. transport: tcp, tls, ucx or empty. place_as: (rank, ranks) at this head, (-1, 0) for all.")
-      .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("options"))
+      .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("options"), nb::arg("arena") = "",
+           "arena: that of another mesh's unit with these parameters, which the new unit takes over; empty: a new one.")
       .def("make_model", &make_model, nb::arg("units"), nb::arg("names"), nb::arg("slots"),
            "Waits until every rank's ShardActor is placed.")
       .def("leave", &ShardActor::leave, nb::call_guard<nb::gil_scoped_release>(),
