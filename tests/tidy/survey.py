@@ -50,7 +50,7 @@ LAYERS = (
     ("fsdp._parameters",),
     ("fsdp._engine",),
     ("fsdp._graph", "fsdp._describe", "fsdp._memory"),  # results with fixed names, because programs may pickle them
-    ("fsdp._plan", "fsdp._graph_worker"),
+    ("fsdp._plan", "fsdp._graph_worker", "fsdp._reshard"),
     ("fsdp._module", "fsdp._join", "fsdp.graph"),
     ("fsdp._fully_shard",),
     ("fsdp1.",),

@@ -67,6 +67,11 @@ class Added:
             for p in new:
                 self._broadcast(p)
 
+    def settle(self) -> None:
+        """Takes the present added parameters as known: all ranks have equal values of them."""
+        self._seen = _Registrations.count
+        self._parameters = self._find()
+
     def _find(self) -> dict[nn.Parameter, str]:
         """Returns the parameters below the root module that belong to no unit and are not ignored. A tied parameter has its first name."""
         states = self._root.states

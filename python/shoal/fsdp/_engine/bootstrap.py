@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -11,7 +14,7 @@ from shoal._actors.handle import ActorHandle
 from shoal._core.process import started_by_node, state
 from shoal._distributed.communicator import Exchange
 from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, attach, default_mesh, gang_name, interface
-from shoal.exceptions import InvalidArgument
+from shoal.exceptions import InvalidArgument, NotFound, Unavailable
 from shoal.fsdp._parameters.mesh import data_mesh
 
 
@@ -19,6 +22,8 @@ from shoal.fsdp._parameters.mesh import data_mesh
 class _Bootstrap:
     actors: dict[tuple[tuple[int, ...], int, int], _native.ShardActor] = field(default_factory=dict)
     in_rank_order: bool = False
+    # Objects with an attribute ``actor`` that use it: the units of all models.
+    users: weakref.WeakSet = field(default_factory=weakref.WeakSet)
 
 
 _state = _Bootstrap()
@@ -36,39 +41,67 @@ def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.Sh
     key = (ranks, replicas, index)  # the index too, because ranks may be threads of one process
     actor = _state.actors.get(key)
     if actor is None:
-        host = attach(ranks)
-        gang = gang_name("mesh" if replicas == 1 else f"mesh-{replicas}", ranks, index)
-        actor = _native.ShardActor.place(
-            state.session,
-            gang=gang,
-            rank=index,
-            world_size=len(ranks),
-            replicas=replicas,
-            timeout=TIMEOUT,
-            warn_after=WARN_AFTER,
-            hosts=[] if host.shared else list(host.host_of_rank),
-            exchange=None if host.shared else Exchange(gang, len(ranks), index),
-            transport="" if TRANSPORT == "gloo" else TRANSPORT,
-            interface="" if host.shared else interface(),
-            sealed=started_by_node(),
-            in_rank_order=_state.in_rank_order,
-            place_as=host.place_as,
-        )
-        _state.actors[key] = actor
-        state.ending.append(lambda: _leave(key))
+        actor = place_actor(ranks, index, replicas)
+        keep_actor(ranks, index, replicas, actor)
     return actor
 
 
-def _leave(key: tuple[tuple[int, ...], int, int]) -> None:
-    actor = _state.actors.pop(key, None)
-    if actor is not None:
-        actor.leave()
+def place_actor(ranks: tuple[int, ...], index: int, replicas: int, gang: str = "") -> _native.ShardActor:
+    """Places a new ShardActor; arguments as for ``shard_actor``. ``gang``: a name that all ranks have agreed on; "": they agree now."""
+    host = attach(ranks)
+    gang = gang or gang_name("mesh" if replicas == 1 else f"mesh-{replicas}", ranks, index)
+    return _native.ShardActor.place(
+        state.session,
+        gang=gang,
+        rank=index,
+        world_size=len(ranks),
+        replicas=replicas,
+        timeout=TIMEOUT,
+        warn_after=WARN_AFTER,
+        hosts=[] if host.shared else list(host.host_of_rank),
+        exchange=None if host.shared else Exchange(gang, len(ranks), index),
+        transport="" if TRANSPORT == "gloo" else TRANSPORT,
+        interface="" if host.shared else interface(),
+        sealed=started_by_node(),
+        in_rank_order=_state.in_rank_order,
+        place_as=host.place_as,
+    )
+
+
+def keep_actor(ranks: tuple[int, ...], index: int, replicas: int, actor: _native.ShardActor) -> None:
+    """Makes ``shard_actor`` return this actor, until it is left."""
+    key = (ranks, replicas, index)
+    _state.actors[key] = actor
+    state.ending.append(lambda: _leave(key, actor))
+
+
+def use(actor: _native.ShardActor, user: Any) -> None:
+    """Records that ``user``, whose attribute ``actor`` names this one, needs it."""
+    user.actor = actor
+    _state.users.add(user)
+
+
+def leave_unused(actor: _native.ShardActor) -> None:
+    """Leaves the actor's mesh and ends the actor, unless units use it."""
+    if any(user.actor is actor for user in _state.users):
+        return
+    for key in [k for k, a in _state.actors.items() if a is actor]:
+        del _state.actors[key]
+    actor.leave()
+    with contextlib.suppress(NotFound, Unavailable):  # the head has no row of it, or is away
+        state.session.kill(actor.id, False)
+
+
+def _leave(key: tuple[tuple[int, ...], int, int], actor: _native.ShardActor) -> None:
+    if _state.actors.get(key) is actor:
+        del _state.actors[key]
+    actor.leave()
 
 
 def leave_all() -> None:
     """Leaves every mesh: this process's ranks are done with their models. A rank that still waits for them gets an error."""
-    for key in list(_state.actors):
-        _leave(key)
+    for key, actor in list(_state.actors.items()):
+        _leave(key, actor)
 
 
 def shard_actor_handles(mesh: DeviceMesh | None = None) -> list[ActorHandle]:

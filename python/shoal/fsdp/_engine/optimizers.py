@@ -14,7 +14,7 @@ from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.root import Root, roots_in
 
 
-def _bind(optimizer: torch.optim.Optimizer) -> None:
+def replace_by_sharded(optimizer: torch.optim.Optimizer) -> None:
     """Makes an optimizer hold the sharded parameters, in place of originals from before fully_shard, of tensors that a parameter adopted,
     and of unsharded parameters."""
     bound = []
@@ -49,7 +49,7 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
-    _bind(optimizer)
+    replace_by_sharded(optimizer)
     for root in _roots_of(optimizer):
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
             continue  # this step updates a single unit, in backward, whose rows are writable

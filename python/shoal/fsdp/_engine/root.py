@@ -72,17 +72,24 @@ class Root:
     def units(self) -> list[Unit]:
         return [u for s in self.states for u in s.units]
 
-    def _make_models(self) -> None:
+    @property
+    def slots(self) -> int:
+        """The number of units whose whole gradients a rank may have in flight."""
+        return max((s.settings.max_input_buffers for s in self.states), default=2)
+
+    def _make_models(self, made: list[_native.ShardedModel] | None = None) -> None:
+        """``made``: the models, if they exist already."""
         self.models: list[_native.ShardedModel] = []
         by_actor: dict[int, list[Unit]] = {}
         for u in self.units:
             by_actor.setdefault(id(u.actor), []).append(u)
         self.rows_plain = False  # True while an optimizer steps: sharded parameters then have plain local tensors
-        slots = max((s.settings.max_input_buffers for s in self.states), default=2)
+        slots = self.slots
         self.units_of: list[list[Unit]] = list(by_actor.values())
         self.reductions = Reductions(self, slots)  # made first, because reset_iter_state() needs it after a first forward that failed, too
         for place, units in enumerate(self.units_of):
-            model = units[0].actor.make_model([u.native for u in units], [u.state.name for u in units], slots=slots)
+            names = [u.state.name for u in units]
+            model = made[place] if made else units[0].actor.make_model([u.native for u in units], names, slots=slots)
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
@@ -98,6 +105,16 @@ class Root:
                     if indices:
                         lists.append(_native.PrefetchList(unit=u.index, backward=backward, ahead=indices))
             model.plan(self.prefetch, lists)
+
+    def move(self, model: _native.ShardedModel) -> None:
+        """Continues with the model of another mesh, to which all units have moved. Between two steps."""
+        self.backward = self.running = None
+        self.copies.clear()
+        self._make_models([model])
+        self.forwards.clear()
+        self.record_window(self.states, None)
+        self.added.settle()
+        self.forget_casts()
 
     def dissolve(self) -> None:
         for s in self.states:

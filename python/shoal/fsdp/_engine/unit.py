@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
-from shoal.fsdp._engine.bootstrap import shard_actor
+from shoal.fsdp._engine.bootstrap import shard_actor, use
 from shoal.fsdp._engine.gathered import Gathered
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Unit:
     def __init__(self, state: State, data: DataMesh):
         self.state, self.data = state, data
-        self.actor = shard_actor(data.ranks, data.index, data.replicas)
+        use(shard_actor(data.ranks, data.index, data.replicas), self)
         self.parameters: list[ShardedParameter] = []
         self.native: _native.ShardedUnit | None = None
         self.model: _native.ShardedModel | None = None
@@ -58,7 +58,22 @@ class Unit:
         self._gather_external()
 
     def _make_native(self) -> None:
-        self.native = self.actor.add_unit(self.state.name, [p.engine_spec() for p in self.parameters], self.state.settings.engine)
+        self.native = self.native_on(self.actor)
+
+    def native_on(self, actor: _native.ShardActor, arena: str = "") -> _native.ShardedUnit:
+        """Makes this unit's engine part on the actor's mesh, in memory of its own or in the ``arena`` of the present one."""
+        return actor.add_unit(self.state.name, [p.engine_spec() for p in self.parameters], self.state.settings.engine, arena)
+
+    def move(self, data: DataMesh, actor: _native.ShardActor, native: _native.ShardedUnit, owns: list[torch.Tensor]) -> None:
+        """Continues on another mesh. ``owns``: this rank's slices there, which have their values. The sharded parameters stay the same
+        objects; gradients are dropped."""
+        if self.gathered is not None:
+            self.gathered.forget()
+        self.data, self.native, self.model = data, native, None
+        use(actor, self)
+        for index, (p, own) in enumerate(zip(self.parameters, owns, strict=True)):
+            p.move(data, native, index, own)
+            p.views.register(p.views.sharded)
 
     def _gather_external(self) -> None:
         if any(p.external for p in self.parameters):

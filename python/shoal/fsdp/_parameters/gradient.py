@@ -45,6 +45,16 @@ class ParameterGradient:
         self._number = _native.dtype_number(engine_dtype(self._parameter.compute_dtype))
         self._buffer = None
 
+    @property
+    def kept(self) -> bool:
+        """True if there are gradients that no full reduction has included yet."""
+        return self.exists() or self.reducing or self._has_partial
+
+    def move(self) -> None:
+        """Drops the reduced gradient and the memory for it, because this rank's rows become others."""
+        self._views.sharded.grad = None
+        self._partial, self._buffer = None, None
+
     # ---- the whole gradient ----
 
     def exists(self) -> bool:

@@ -89,15 +89,20 @@ class DataMesh:
 
     # ---- DTensors ----
 
+    def sharded_spec(self, dim: int, meta: TensorMeta | None) -> DTensorSpec:
+        """The spec of a tensor that was plain before it was sharded on ``dim``."""
+        placements: list[Placement] = [] if self.replicate_dim is None else [Replicate()]
+        if self.shard_dim is not None:
+            placements.append(Shard(dim))
+        return DTensorSpec(self.mesh, tuple(placements), tensor_meta=meta)
+
     def spec_of(self, name: str, original: torch.Tensor, dim: int) -> DTensorSpec:
         """The sharded parameter's spec. Raises ValueError for a DTensor on another mesh than ``dp_mesh_dims`` requires."""
         if self.spmd is not None:
             return self._spmd_spec(name, original, dim)
-        placements: list[Placement] = [] if self.replicate_dim is None else [Replicate()]
         if not isinstance(original, DTensor):
-            if self.shard_dim is not None:
-                placements.append(Shard(dim))
-            return DTensorSpec(self.mesh, tuple(placements), tensor_meta=_meta(original))
+            return self.sharded_spec(dim, _meta(original))
+        placements: list[Placement] = [] if self.replicate_dim is None else [Replicate()]
         # A tensor parallel parameter: the dims of its mesh come behind those of this one.
         inner = original._spec
         if len(inner.placements) > 2:

@@ -66,9 +66,7 @@ class ShardedParameter:
         self.spec = data.spec_of(name, original, dim)
         self._policy = policy
         self._set_dtypes()
-        begin, end = data.own_bounds(self.shape[dim])
-        self.own_shape = torch.Size((*self.shape[:dim], end - begin, *self.shape[dim + 1 :]))
-        self.empty = self.own_shape.numel() == 0
+        self._set_own_shape()
         self.own: torch.Tensor | None = None  # this rank's slices; in the arena unless ``external``
         self.emptied = False  # to_empty was called, and perhaps no initialisation since
         self.views = Views(self, original)
@@ -106,6 +104,11 @@ class ShardedParameter:
         self.compute_dtype = self._policy.param_dtype or self.dtype if floating else self.dtype
         self.reduce_dtype = self._policy.reduce_dtype or self.compute_dtype if floating else self.dtype
 
+    def _set_own_shape(self) -> None:
+        begin, end = self.data.own_bounds(self.shape[self.dim])
+        self.own_shape = torch.Size((*self.shape[: self.dim], end - begin, *self.shape[self.dim + 1 :]))
+        self.empty = self.own_shape.numel() == 0
+
     # ---- in the engine ----
 
     def engine_spec(self) -> _native.ParameterSpec:
@@ -140,12 +143,33 @@ class ShardedParameter:
             self.views.sharded._local_tensor = local
         else:
             self.views.sharded = dtensor_parameter(local, self.spec, self.views.requires_grad)
+        self._show_whole(unit, index)
+
+    def _show_whole(self, unit: _native.ShardedUnit, index: int) -> None:
         if not self.external:
             numel = self.shape.numel()
             empty = torch.empty(self.shape, dtype=self.compute_dtype, device="cpu")
             whole = _typed(_native.whole(unit, index), self.compute_dtype) if numel else empty
             self.views.set_whole(whole)
         self.views.mark()
+
+    # ---- on another mesh ----
+
+    def rows_in(self, unit: _native.ShardedUnit, index: int) -> torch.Tensor:
+        """This rank's slices in a unit of any mesh, as a plain tensor."""
+        return _typed(_native.own(unit, index), self.dtype)
+
+    def move(self, data: DataMesh, unit: _native.ShardedUnit, index: int, own: torch.Tensor) -> None:
+        """Continues on another mesh. ``own``: this rank's slices there, with their values. ``sharded`` stays the same object."""
+        views = self.views
+        self.gradient.move()
+        self.data, self.spec, self.own, self.emptied = data, data.sharded_spec(self.dim, self.spec.tensor_meta), own, False
+        self._set_own_shape()
+        if views.sharded.device == own.device:
+            views.sharded._spec, views.sharded._local_tensor = self.spec, views.of_rows()
+        else:  # ``sharded`` is on the meta device
+            torch.utils.swap_tensors(views.sharded, dtensor_parameter(views.of_rows(), self.spec, views.requires_grad))
+        self._show_whole(unit, index)
 
     def _keep_local(self, source: torch.Tensor, copied: bool) -> None:
         """Stores this rank's slices as a tensor of the user's class. ``copied``: a copy; else the same object, because extensions may be

@@ -1,0 +1,207 @@
+"""The memory of one change of meshes on this rank: the parts that move, at their old and their new place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+from shoal import _native
+from shoal._objects.tensors import dtensor, long_lived
+from shoal.fsdp._engine.bootstrap import leave_unused, place_actor
+from shoal.fsdp._parameters.mesh import DataMesh
+from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._reshard.contents import Contents, Described, Sharded, Whole
+from shoal.fsdp._reshard.stream import Entry
+
+
+def bounds(rows: int, shards: int, shard: int) -> tuple[int, int]:
+    """Begin and end of a shard's rows, as torch.chunk divides them."""
+    piece = -(-rows // shards)
+    return min(shard * piece, rows), min((shard + 1) * piece, rows)
+
+
+@dataclass
+class NewMesh:
+    """This rank's place on the new mesh, made beside the old one: nothing of the model has changed yet."""
+
+    data: DataMesh
+    actor: _native.ShardActor
+    units: list[_native.ShardedUnit] = field(default_factory=list)
+    rows: list[list[torch.Tensor]] = field(default_factory=list)  # by unit and parameter: this rank's slices
+    models: list[_native.ShardedModel] = field(default_factory=list)  # by root
+
+    @classmethod
+    def make(cls, contents: Contents, data: DataMesh, gang: str, arenas: list[str]) -> NewMesh:
+        """``arenas``: by unit, the key of an arena that it takes over with its values, or ""."""
+        made = cls(data, place_actor(data.ranks, data.index, data.replicas, gang))
+        try:
+            for u, arena in zip(contents.units, arenas, strict=True):
+                native = u.native_on(made.actor, arena)
+                made.units.append(native)
+                made.rows.append([_rows(p, native, index, data) for index, p in enumerate(u.parameters)])
+        except BaseException:
+            made.drop()
+            raise
+        return made
+
+    def make_models(self, contents: Contents) -> None:
+        """Waits until all ranks of the new mesh are placed."""
+        native = dict(zip(map(id, contents.units), self.units, strict=True))
+        for root in contents.roots:
+            units = [u for units in root.units_of for u in units]
+            names = [u.state.name for u in units]
+            self.models.append(self.actor.make_model([native[id(u)] for u in units], names, slots=root.slots))
+
+    def commit(self, contents: Contents) -> None:
+        """Moves states, units and roots to this mesh."""
+        for s in contents.states:
+            s.to_sharded()
+            s.data, s.seen = self.data, False
+        for u, native, rows in zip(contents.units, self.units, self.rows, strict=True):
+            u.move(self.data, self.actor, native, rows)
+        for root, model in zip(contents.roots, self.models, strict=True):
+            root.move(model)
+
+    def drop(self) -> None:
+        """Gives the memory back, after an error."""
+        self.models.clear()
+        self.rows.clear()
+        self.units.clear()
+        leave_unused(self.actor)
+
+
+def _rows(p: ShardedParameter, unit: _native.ShardedUnit, index: int, data: DataMesh) -> torch.Tensor:
+    begin, end = data.own_bounds(p.shape[p.dim])
+    shape = torch.Size((*p.shape[: p.dim], end - begin, *p.shape[p.dim + 1 :]))
+    return torch.empty(shape, dtype=p.dtype, device="cpu") if shape.numel() == 0 else p.rows_in(unit, index)
+
+
+def leave(contents: Contents) -> None:
+    """Takes a rank that is not on the new mesh off the old one. Its model cannot run any more."""
+    for root in contents.roots:
+        root.dissolve()
+    for u in contents.units:
+        u.native = u.model = u.actor = None
+
+
+class Ledger:
+    """The tensors that move, as entries of the plan, and the replicated ones that newcomers need.
+
+    ``old_shard``, ``new``: this rank's places, None where it has none. ``taken_over``: by unit, True if its arena moves as it is.
+    """
+
+    def __init__(self, contents: Contents, described: Described, taken_over: list[bool], old_shards: int, old_shard: int | None):
+        self._contents, self._described = contents, described
+        self._taken_over = taken_over
+        self._old = None if old_shard is None else (old_shards, old_shard)
+        self.entries: list[Entry] = []
+        self.states: dict[tuple[int, int, str], torch.Tensor] = {}  # new local tensors by optimizer, position and name
+
+    def fill(self, new: NewMesh | None) -> None:
+        """Makes the entries, and allocates the new states."""
+        by_parameter = self._sharded_states()
+        position = 0
+        for unit, (u, taken) in enumerate(zip(self._contents.units, self._taken_over, strict=True)):
+            for index, p in enumerate(u.parameters):
+                entry = self._entry(p.name, tuple(p.shape), p.dim, new)
+                if not taken:
+                    self._add(entry, p.shape, p.dtype, p.own, None if new is None else new.rows[unit][index])
+                self.entries.append(entry)
+                for at, state in by_parameter.get(position, []):
+                    alike = state.shape == tuple(p.shape) and state.dim == p.dim
+                    target = entry if alike else self._entry(f"{p.name}/{at[2]}", state.shape, state.dim, new)
+                    if not alike:
+                        self.entries.append(target)
+                    self._add_state(at, state, p, target, new)
+                position += 1
+
+    def _sharded_states(self) -> dict[int, list[tuple[tuple[int, int, str], Sharded]]]:
+        """By the position of a parameter: its sharded states, with their optimizer, place in it, and name."""
+        found: dict[int, list[tuple[tuple[int, int, str], Sharded]]] = {}
+        for o, (optimizer, described) in enumerate(zip(self._contents.optimizers, self._described.optimizers, strict=True)):
+            for k, ((_, _, _, key), states) in enumerate(zip(self._contents.optimized(optimizer), described.states, strict=True)):
+                for name, state in states.items():
+                    if isinstance(state, Sharded):
+                        found.setdefault(key, []).append(((o, k, name), state))
+        return found
+
+    def _entry(self, name: str, shape: tuple[int, ...], dim: int, new: NewMesh | None) -> Entry:
+        rows, outer = shape[dim], torch.Size(shape[:dim]).numel()
+        entry = Entry(name, rows, dim, contiguous=outer <= 1)
+        if self._old is not None:
+            entry.old_begin = bounds(rows, *self._old)[0]
+        if new is not None:
+            entry.new_begin = new.data.own_bounds(rows)[0]
+        return entry
+
+    def _add(self, entry: Entry, shape: torch.Size, dtype: torch.dtype, old: torch.Tensor | None, new: torch.Tensor | None) -> None:
+        entry.row_bytes += torch.Size(shape).numel() // max(1, entry.rows) * dtype.itemsize
+        if self._old is not None:
+            entry.old.append(old)
+        if new is not None:
+            entry.new.append(new)
+
+    def _add_state(self, at: tuple[int, int, str], state: Sharded, p: ShardedParameter, entry: Entry, new: NewMesh | None) -> None:
+        old = None
+        if self._old is not None:
+            optimizer = self._contents.optimizers[at[0]]
+            value = optimizer.state[p.views.sharded][at[2]]
+            old = (value if state.plain else value._local_tensor).detach().contiguous()
+        made = None
+        if new is not None:
+            begin, end = new.data.own_bounds(state.shape[state.dim])
+            shape = torch.Size((*state.shape[: state.dim], end - begin, *state.shape[state.dim + 1 :]))
+            stays = old is not None and old.shape == shape and entry.old_begin == entry.new_begin
+            made = old if stays else long_lived(shape, state.dtype, touched=True)
+            self.states[at] = made
+        self._add(entry, state.shape, state.dtype, old, made)
+
+    def state(self, at: tuple[int, int, str], state: Sharded, data: DataMesh) -> torch.Tensor:
+        """A state on the new mesh, as the optimizer keeps it."""
+        local = self.states[at]
+        if state.plain:
+            return local
+        return dtensor(local, data.sharded_spec(state.dim, TensorMeta(torch.Size(state.shape), state.stride, state.dtype)))
+
+
+class Copies:
+    """The tensors of which every rank has a whole copy, and which one old rank sends to newcomers."""
+
+    def __init__(self, contents: Contents, described: Described, newcomer: bool):
+        self._contents, self._described = contents, described
+        self.tensors: list[torch.Tensor] = []
+        self._whole: list[tuple[int, int, str]] = []  # large states: optimizer, position, name
+        mine = contents.replicated()
+        for (_, t), (_, dtype, shape) in zip(mine, described.replicated, strict=True):
+            self.tensors.append(torch.empty(shape, dtype=dtype) if newcomer else t.detach().cpu().contiguous())
+        for o, optimizer in enumerate(described.optimizers):
+            mine = contents.optimized(contents.optimizers[o])
+            for k, states in enumerate(optimizer.states):
+                for name, s in states.items():
+                    if isinstance(s, Whole) and s.value is None:
+                        self._whole.append((o, k, name))
+                        value = None if newcomer else contents.optimizers[o].state[mine[k][2]][name]
+                        self.tensors.append(torch.empty(s.shape, dtype=s.dtype) if newcomer else value.detach().cpu().contiguous())
+
+    def commit(self) -> None:
+        """Stores what a newcomer has received in its buffers and plain parameters."""
+        with torch.no_grad():
+            for (_, t), received in zip(self._contents.replicated(), self.tensors, strict=False):
+                if not t.is_meta:
+                    t.data.copy_(received)
+                elif isinstance(t, torch.nn.Parameter):
+                    torch.utils.swap_tensors(t, torch.nn.Parameter(received, t.requires_grad))
+                else:
+                    _set_buffer(self._contents.model, t, received)
+
+    def state(self, at: tuple[int, int, str]) -> torch.Tensor:
+        return self.tensors[len(self._described.replicated) + self._whole.index(at)]
+
+
+def _set_buffer(model: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:
+    for module in model.modules():
+        for name, t in module._buffers.items():
+            if t is old:
+                module._buffers[name] = new

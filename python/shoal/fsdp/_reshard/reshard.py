@@ -1,0 +1,262 @@
+"""``reshard``: moves a sharded model and its optimizers to another mesh."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shoal import _native
+from shoal._objects.tensors import lasting
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.fsdp._engine.bootstrap import keep_actor, leave_unused
+from shoal.fsdp._parameters.mesh import DataMesh, data_mesh
+from shoal.fsdp._reshard.contents import Contents, Described, Sharded, Value
+from shoal.fsdp._reshard.memory import Copies, Ledger, NewMesh, leave
+from shoal.fsdp._reshard.stream import Moved, copy_whole, keep, move
+from shoal.fsdp._reshard.union import Union
+
+
+@dataclass(frozen=True)
+class Report:
+    """A rank's part in a change of meshes. Bytes are those of parameters and sharded optimizer states, except ``replicated_bytes``.
+
+    ``sent_bytes`` and ``received_bytes`` are the plan's minimum. ``kept_bytes`` were on this rank already. Parameters in an arena that the
+    new mesh takes over count as neither: they have not moved, and every rank of the host reads them. ``replicated_bytes``: buffers and
+    other whole copies, sent to newcomers or received.
+    """
+
+    sent_bytes: int
+    received_bytes: int
+    kept_bytes: int
+    replicated_bytes: int
+    transfers: int  # transfers of the plan from or to this rank
+    messages: int  # sent
+    seconds: float
+    plan: _native.ReshardPlan  # the transfers of all ranks; ``plan.table()`` is a text
+
+
+def reshard(
+    model: nn.Module,
+    optimizers: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
+    mesh: DeviceMesh,
+    *,
+    old_owners: tuple[int, ...],
+    old_index: int | None,
+) -> Report:
+    """Moves a sharded model and its optimizers to ``mesh``, in place. Modules, parameters and optimizers stay the same objects.
+
+    Every rank of the old and of the new mesh calls it, between two steps. All are in the default process group, whose ranks ``old_owners``
+    and ``mesh`` name. The process group of the old mesh may be gone.
+
+    ``mesh``: the new mesh, also on ranks that leave. 1-D, or 2-D with replicas first.
+    ``old_owners``: by rank of the old mesh, its rank in the default process group.
+    ``old_index``: this process's rank on the old mesh; None for a newcomer. A newcomer has built the same model and optimizers on a mesh of
+    its own. Its values, which may be on the meta device, are replaced, and so are its optimizers' options.
+
+    Rows go from the memory of their old owners to their new owners, with the fewest bytes possible. A rank holds its old rows, its new
+    rows and four messages at most. Reduced gradients are dropped. Old and new memory exist side by side until every row has arrived with
+    the right checksum. An error on any rank before that leaves all ranks on the old mesh.
+
+    Raises InvalidArgument for arguments that do not fit, for a newcomer with another model, and for unreduced gradients. Raises
+    Unimplemented for parameters on devices, subclasses and model parallel meshes, DataLoss for a wrong checksum, Unavailable if a rank has
+    died.
+    """
+    began = time.monotonic()
+    old_owners, data = tuple(old_owners), data_mesh(mesh)
+    _check_arguments(old_owners, old_index, data)
+    chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    union = Union(old_owners, data.ranks)
+    try:
+        with lasting():
+            return _Change(model, chosen, data, old_owners, old_index, union).run(began)
+    finally:
+        union.close()
+
+
+def _check_arguments(old_owners: tuple[int, ...], old_index: int | None, data: DataMesh) -> None:
+    rank = dist.get_rank()
+    if not data.in_arena:
+        raise Unimplemented("a model can move to a mesh of CPUs only", hint='use init_device_mesh("cpu", ...)')
+    if not old_owners or len(set(old_owners)) < len(old_owners):
+        raise InvalidArgument(f"old_owners={old_owners} should name each rank of the old mesh once")
+    if old_index is None and rank in old_owners:
+        raise InvalidArgument(f"old_owners={old_owners} names rank {rank}, which calls itself a newcomer (old_index=None)")
+    if old_index is not None and not (0 <= old_index < len(old_owners) and old_owners[old_index] == rank):
+        raise InvalidArgument(f"old_index={old_index} of rank {rank} does not fit old_owners={old_owners}")
+    if old_index is None and rank not in data.ranks:
+        raise InvalidArgument(f"rank {rank} is neither on the old nor on the new mesh")
+
+
+class _Change:
+    """One change of meshes on this rank. Nothing of the model changes before ``_commit``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        data: DataMesh,
+        old_owners: tuple[int, ...],
+        old_index: int | None,
+        union: Union,
+    ):
+        self._model, self._optimizers, self._data, self._union = model, optimizers, data, union
+        self._old_owners, self._old_index = old_owners, old_index
+        self._newcomers = [r for r in data.ranks if r not in old_owners]
+        self._stays = union.rank in data.ranks
+        self._new: NewMesh | None = None
+
+    def run(self, began: float) -> Report:
+        self._describe()
+        try:
+            self._agreed(self._allocate)
+            try:
+                plan, moved, replicated = self._move()
+                self._union.barrier()
+            except BaseException as error:
+                self._union.abort(error)
+                raise
+        except BaseException:
+            if self._new is not None:
+                self._new.drop()
+            raise
+        self._commit()
+        return Report(
+            sent_bytes=moved.sent,
+            received_bytes=moved.received,
+            kept_bytes=moved.kept,
+            replicated_bytes=replicated,
+            transfers=sum(self._union.rank in (t.source, t.destination) for t in plan.transfers),
+            messages=moved.messages,
+            seconds=time.monotonic() - began,
+            plan=plan,
+        )
+
+    def _agreed(self, step, *args):
+        """Runs a step on every rank. Raises on all if it fails on one. Returns all results, by participant."""
+        value, error = None, None
+        try:
+            value = step(*args)
+        except Exception as e:
+            error = e
+        return self._union.agree(value, error)
+
+    # ---- agreement about the contents ----
+
+    def _describe(self) -> None:
+        answers = dict(zip(self._union.ranks, self._agreed(self._own_description), strict=True))
+        self._described = answers[self._old_owners[0]]
+        self._compare(answers)
+
+    def _own_description(self) -> Described:
+        self._contents = Contents(self._model, self._optimizers)
+        if self._old_index is not None:
+            self._contents.settle()
+        self._contents.check()
+        return self._contents.describe()
+
+    def _compare(self, answers: dict[int, Described]) -> None:
+        """Raises InvalidArgument on all ranks if one of them has another model. All ranks compare the same descriptions."""
+        reference = self._described
+        if reference.world_size != len(self._old_owners):
+            raise InvalidArgument(f"the model is on a mesh of {reference.world_size} ranks, but old_owners={self._old_owners}")
+        for rank, described in answers.items():
+            if rank in self._old_owners and described.layout() == reference.layout():
+                continue
+            theirs, ours = described.fingerprint, reference.fingerprint
+            differ = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), None)
+            if differ is None and len(theirs) != len(ours):
+                differ = (f"{len(theirs)} parameters", f"{len(ours)} parameters")
+            if differ is None and rank not in self._old_owners and _names(described) == _names(reference):
+                continue
+            there, here = differ or ("other buffers, roots or optimizer states", "these")
+            raise InvalidArgument(
+                f"rank {rank} has another model or optimizer than rank {self._old_owners[0]}: {there}; rank {self._old_owners[0]}: {here}",
+                hint="every rank builds the same model, shards the same modules and makes the same optimizers",
+            )
+
+    # ---- the new memory ----
+
+    def _allocate(self) -> None:
+        reference, contents = self._described, self._contents
+        if self._old_index is None:
+            contents.make_roots(reference.roots)
+            for p, wanted in zip(contents.parameters, reference.requires_grad, strict=True):
+                p.views.sharded.requires_grad_(wanted)
+                p.views.follow_requires_grad()
+        takes_over = self._union.one_host and self._data.replicas == 1
+        arenas = [key if takes_over else "" for key in reference.arenas]
+        if self._stays:
+            self._new = NewMesh.make(contents, self._data, self._union.name, arenas)
+        shards = len(self._old_owners) // reference.replicas
+        old_shard = None if self._old_index is None else self._old_index % shards
+        self._ledger = Ledger(contents, reference, [key != "" for key in arenas], shards, old_shard)
+        self._ledger.fill(self._new)
+        self._copies = Copies(contents, reference, self._old_index is None)
+
+    # ---- the bytes ----
+
+    def _move(self) -> tuple[_native.ReshardPlan, Moved, int]:
+        if self._new is not None:
+            self._new.make_models(self._contents)
+        entries, union = self._ledger.entries, self._union
+        plan = _native.plan_reshard(
+            [(e.name, e.rows, e.row_bytes) for e in entries],
+            self._old_owners,
+            self._described.replicas,
+            self._data.ranks,
+            self._data.replicas,
+            union.hosts(),
+        )
+        kept = keep(plan, entries, union.rank)
+        moved = move(plan, entries, union)
+        moved.kept = kept
+        replicated = copy_whole(self._copies.tensors, self._old_owners[0], self._newcomers, union)
+        return plan, moved, replicated
+
+    # ---- the change ----
+
+    def _commit(self) -> None:
+        contents = self._contents
+        old_actors = {id(u.actor): u.actor for u in contents.units}
+        if self._new is None:
+            leave(contents)
+        else:
+            self._commit_optimizers()
+            self._new.commit(contents)
+            if self._old_index is None:
+                self._copies.commit()
+            for optimizer in contents.optimizers:
+                if hasattr(optimizer, "parameters_moved"):
+                    optimizer.parameters_moved()
+            keep_actor(self._data.ranks, self._data.index, self._data.replicas, self._new.actor)
+        del self._ledger
+        for actor in old_actors.values():
+            leave_unused(actor)
+
+    def _commit_optimizers(self) -> None:
+        newcomer = self._old_index is None
+        for o, (optimizer, described) in enumerate(zip(self._contents.optimizers, self._described.optimizers, strict=True)):
+            parameters = self._contents.optimized(optimizer)
+            if newcomer:
+                optimizer.state.clear()
+                for group, options in zip(optimizer.param_groups, described.options, strict=True):
+                    group.update(copy.deepcopy(options))
+            for k, ((_, _, t, _), states) in enumerate(zip(parameters, described.states, strict=True)):
+                for name, state in states.items():
+                    if isinstance(state, Sharded):
+                        optimizer.state[t][name] = self._ledger.state((o, k, name), state, self._data)
+                    elif newcomer and isinstance(state, Value):
+                        optimizer.state[t][name] = copy.deepcopy(state.value)
+                    elif newcomer:
+                        optimizer.state[t][name] = self._copies.state((o, k, name)) if state.value is None else state.value.clone()
+
+
+def _names(described: Described) -> list:
+    return [*described.replicated, *(len(o.options) for o in described.optimizers)]
