@@ -1,5 +1,5 @@
 """Moves a live sharded model and its optimizers to another mesh, between two steps, from memory to memory."""
 
-from shoal.fsdp._reshard.reshard import Report, reshard
+from shoal.fsdp._reshard.change import Report, reshard
 
 __all__ = ["Report", "reshard"]
