@@ -1,5 +1,7 @@
 """A model that moves between meshes while it trains: the same objects, the same bits, and the losses of a mesh that stays."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -83,7 +85,7 @@ def gathered(model, optimizer):
     return {name: t.clone() for name, t in out.items()}
 
 
-def train(model, optimizer, scheduler, steps, index, mesh, dtype):
+def train(model, optimizer, scheduler, steps, index, mesh, dtype=torch.float32):
     losses = []
     for step in steps:
         x, y = batch(step, index, mesh.size())
@@ -93,52 +95,86 @@ def train(model, optimizer, scheduler, steps, index, mesh, dtype):
         scheduler.step()
         optimizer.zero_grad()
         total = loss.detach().clone()
-        dist.all_reduce(total, group=mesh.get_group())
+        for dim in range(mesh.ndim):
+            dist.all_reduce(total, group=mesh.get_group(dim))
         losses.append(total.item() / mesh.size())
     return losses
 
 
-def moving_loop(config):
-    from shoal.fsdp._reshard import reshard
+class Trained:
+    """One process's model while its mesh changes. Meshes are lists of processes, or of lists with a replica each."""
 
+    def __init__(self, config):
+        self.config, self.dtype = config, torch.bfloat16 if config.get("bf16") else torch.float32
+        self.model = self.optimizer = self.scheduler = None
+        self.losses, self.reports = [], []
+
+    def build(self, mesh):
+        self.model, self.optimizer, self.scheduler = build(self.config, mesh)
+
+    def train(self, world, index, mesh):
+        steps = range(STEPS * world, STEPS * (world + 1))
+        self.losses += train(self.model, self.optimizer, self.scheduler, steps, index, mesh, self.dtype)
+
+    def whole(self):
+        return gathered(self.model, self.optimizer)
+
+    def move(self, mesh, old, rank, world, before):
+        """``old``: the ranks of the old mesh, ``rank``: this process's, in the default process group. ``before``: the result of ``whole``
+        on the old mesh."""
+        from shoal.fsdp._reshard import reshard
+
+        stays, newcomer = rank in mesh.mesh.flatten().tolist(), rank not in old
+        objects = {name: id(p) for name, p in self.model.named_parameters()}
+        report = reshard(self.model, self.optimizer, mesh, old_owners=old, old_index=None if newcomer else old.index(rank))
+        self.reports.append((report.sent_bytes, report.received_bytes, report.kept_bytes, report.plan.moved_bytes, report.plan.kept_bytes))
+        if not stays:
+            return
+        assert objects == {name: id(p) for name, p in self.model.named_parameters()}
+        after = self.whole()
+        if newcomer:  # the LR schedule is the caller's
+            self.scheduler.last_epoch, self.scheduler._step_count = STEPS * world, STEPS * world + 1
+            self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+            return
+        assert before.keys() == after.keys()
+        for name in before:
+            assert before[name].dtype == after[name].dtype, name
+            assert torch.equal(before[name], after[name]), f"{name} changed on the way to mesh {mesh}"
+
+
+def ranks_of(world):
+    return tuple(torch.tensor(world).flatten().tolist())
+
+
+def mesh_of(world):
+    return DeviceMesh("cpu", list(world), mesh_dim_names=("replicate", "shard") if torch.tensor(world).ndim == 2 else None)
+
+
+def moving_loop(config):
     rank, worlds = dist.get_rank(), config["worlds"]
-    meshes = [DeviceMesh("cpu", list(world)) for world in worlds]
+    if config.get("hosts"):
+        os.environ["SHOAL_HOST"] = f"host-{config['hosts'][rank]}"
+    meshes = [mesh_of(world) for world in worlds]
     alone = [DeviceMesh("cpu", [r]) for r in range(dist.get_world_size())][rank]
-    dtype = torch.bfloat16 if config.get("bf16") else torch.float32
-    model = optimizer = scheduler = None
-    losses, reports = [], []
-    for i, (world, mesh) in enumerate(zip(worlds, meshes, strict=True)):
-        before = None
+    trained, old = Trained(config), ()
+    for i, (world, mesh) in enumerate(zip(map(ranks_of, worlds), meshes, strict=True)):
         if i == 0 and rank in world:
-            model, optimizer, scheduler = build(config, mesh)
-        elif i > 0 and rank in {*worlds[i - 1], *world}:
-            old = worlds[i - 1]
-            if rank in old:
-                before = gathered(model, optimizer)
-            else:
-                model, optimizer, scheduler = build(config, alone)
+            trained.build(mesh)
+        elif i > 0 and rank in {*old, *world}:
+            if rank not in old:
+                trained.build(alone)
                 if config.get("runs_before"):
-                    train(model, optimizer, scheduler, [0], 0, alone, dtype)
-            objects = {name: id(p) for name, p in model.named_parameters()}
-            report = reshard(model, optimizer, mesh, old_owners=old, old_index=old.index(rank) if rank in old else None)
-            reports.append((report.sent_bytes, report.received_bytes, report.kept_bytes, report.plan.moved_bytes, report.plan.kept_bytes))
-            if rank in world:
-                assert objects == {name: id(p) for name, p in model.named_parameters()}
-                after = gathered(model, optimizer)
-                if before is not None:
-                    assert before.keys() == after.keys()
-                    for name in before:
-                        assert before[name].dtype == after[name].dtype, name
-                        assert torch.equal(before[name], after[name]), f"{name} changed from mesh {old} to {world}"
-                if rank not in old:  # the LR schedule is the caller's
-                    scheduler.last_epoch, scheduler._step_count = STEPS * i, STEPS * i + 1
-                    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
-        elif i > 0:
-            reports.append(None)
+                    trained.train(0, 0, alone)
+                    trained.losses.clear()
+            trained.move(mesh, old, rank, i, trained.whole() if rank in old else None)
+        if len(trained.reports) <= i:  # this process has no part in the change
+            trained.reports.append(None)
         if rank in world:
-            losses += train(model, optimizer, scheduler, range(STEPS * i, STEPS * (i + 1)), world.index(rank), mesh, dtype)
-    final = gathered(model, optimizer) if rank in worlds[-1] else None
-    return losses, reports, final
+            for repeated in range(config.get("stays", 1)):
+                trained.train(i + repeated, world.index(rank), mesh)
+        old = world
+    final = trained.whole() if rank in old else None
+    return trained.losses, trained.reports, final
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -148,27 +184,28 @@ def cluster():
     shoal.shutdown()
 
 
-def run(worlds=WORLDS, **config):
+def run(worlds=WORLDS, loop=moving_loop, **config):
     config = {"optimizer": "shoal.AdamW", "worlds": worlds, **config}
-    size = 1 + max(max(world) for world in worlds)
-    return Trainer(moving_loop, train_loop_config=config, scaling_config=ScalingConfig(num_workers=size)).fit().returns
+    size = 1 + max(max(ranks_of(world)) for world in worlds)
+    return Trainer(loop, train_loop_config=config, scaling_config=ScalingConfig(num_workers=size)).fit().returns
 
 
-def expect_as_if_it_stayed(rtol=1e-5, **config):
-    moving, fixed = run(**config), run(worlds=[(0, 1)] * 5, **{k: v for k, v in config.items() if k != "worlds"})
+def expect_as_if_it_stayed(rtol=1e-5, worlds=WORLDS, loop=moving_loop, **config):
+    """Compares a moving model with one on a mesh of two that stays, and the bytes moved with the plan's minimum."""
+    moving, fixed = run(worlds, loop, **config), run(worlds=[(0, 1)], stays=len(worlds), **config)
     assert moving[0][0] == pytest.approx(fixed[0][0], rel=rtol)
     for name, t in fixed[0][2].items():
         torch.testing.assert_close(moving[0][2][name], t, rtol=max(rtol, 1e-4), atol=max(rtol, 1e-5), msg=lambda m, n=name: f"{n}: {m}")
+    for change in list(zip(*(reports for _, reports, _ in moving), strict=True))[1:]:
+        taken = [r for r in change if r is not None]
+        assert sum(r[0] for r in taken) == sum(r[1] for r in taken) == taken[0][3], "the plan's minimum is sent and received"
+        assert sum(r[2] for r in taken) == taken[0][4]
     return moving
 
 
 @pytest.mark.parametrize("optimizer", ["shoal.AdamW", "torch.AdamW"])
 def test_training_goes_on_as_if_the_mesh_had_stayed(optimizer):
-    moving = expect_as_if_it_stayed(optimizer=optimizer)
-    for change in zip(*(reports for _, reports, _ in moving), strict=True):
-        taken = [r for r in change if r is not None]
-        assert sum(r[0] for r in taken) == sum(r[1] for r in taken) == taken[0][3], "the plan's minimum is sent and received"
-        assert sum(r[2] for r in taken) == taken[0][4]
+    expect_as_if_it_stayed(optimizer=optimizer)
 
 
 @pytest.mark.parametrize(

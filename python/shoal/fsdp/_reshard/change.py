@@ -84,6 +84,12 @@ def _check_arguments(old_owners: tuple[int, ...], old_index: int | None, data: D
     rank = dist.get_rank()
     if not data.in_arena:
         raise Unimplemented("a model can move to a mesh of CPUs only", hint='use init_device_mesh("cpu", ...)')
+    ranks = data.mesh.mesh
+    if any(not torch.equal(ranks.sort(dim).values, ranks) for dim in range(ranks.ndim)):
+        raise InvalidArgument(
+            f"the ranks of the new mesh do not ascend: {ranks.tolist()}",
+            hint="number the processes in the order of the mesh: process groups, which DeviceMesh makes, sort their ranks",
+        )
     if not old_owners or len(set(old_owners)) < len(old_owners):
         raise InvalidArgument(f"old_owners={old_owners} should name each rank of the old mesh once")
     if old_index is None and rank in old_owners:
