@@ -60,12 +60,13 @@ def make_communicator(
     *,
     store: dist.Store | None = None,
     timeout: float = TIMEOUT,
+    spins: bool = True,
 ) -> _native.Communicator:
     """Returns a communicator of these ranks, of which this process is ``ranks[rank]``. Every rank calls it, with the same name.
 
     ``shares_memory``: all of them share memory. Otherwise a network moves the bytes: that of ``SHOAL_TRANSPORT``.
     ``store``: one of all these ranks, by default that of the default process group. ``timeout``: seconds until an operation fails that has
-    no limit of its own.
+    no limit of its own. ``spins``: a waiting rank polls for a moment before it sleeps, if every rank has a core.
     """
     return _native.Communicator.make(
         state.session,
@@ -81,5 +82,5 @@ def make_communicator(
         open_backend=lambda: ProcessGroupBackend(store or default_store(), rank, len(ranks), name, timeout, WARN_AFTER),
         timeout=timeout,
         warn_after=WARN_AFTER,
-        spins=len(ranks) <= len(os.sched_getaffinity(0)),
+        spins=spins and len(ranks) <= len(os.sched_getaffinity(0)),
     )

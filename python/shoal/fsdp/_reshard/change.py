@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import pickle
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.bootstrap import keep_actor, leave_unused
 from shoal.fsdp._parameters.mesh import DataMesh, data_mesh
-from shoal.fsdp._reshard.contents import Contents, Described, Sharded, Value
+from shoal.fsdp._reshard.contents import Contents, Sharded, Summary, Value
 from shoal.fsdp._reshard.memory import Copies, Ledger, NewMesh, leave
 from shoal.fsdp._reshard.stream import Moved, copy_whole, keep, move
 from shoal.fsdp._reshard.union import Union
@@ -156,36 +158,44 @@ class _Change:
     # ---- agreement about the contents ----
 
     def _describe(self) -> None:
-        answers = dict(zip(self._union.ranks, self._agreed(self._own_description), strict=True))
-        self._described = answers[self._old_owners[0]]
-        self._compare(answers)
+        union, first = self._union, self._old_owners[0]
+        summaries = dict(zip(union.ranks, self._agreed(self._own_description), strict=True))
+        self._compare(summaries)
+        if not self._newcomers:
+            return
+        answers = union.all_gather(pickle.dumps(self._described) if union.rank == first else b"")
+        if self._old_index is None:
+            self._described = pickle.loads(answers[union.ranks.index(first)])
 
-    def _own_description(self) -> Described:
+    def _own_description(self) -> Summary:
         self._contents = Contents(self._model, self._optimizers)
         if self._old_index is not None:
             self._contents.settle()
         self._contents.check()
-        return self._contents.describe()
+        self._described = self._contents.describe()
+        return self._described.summary()
 
-    def _compare(self, answers: dict[int, Described]) -> None:
-        """Raises InvalidArgument on all ranks if one of them has another model. All ranks compare the same descriptions."""
-        reference = self._described
+    def _compare(self, summaries: dict[int, Summary]) -> None:
+        """Raises InvalidArgument on all ranks if one of them has another model. All ranks compare the same summaries."""
+        first = self._old_owners[0]
+        reference = summaries[first]
         if reference.world_size != len(self._old_owners):
             raise InvalidArgument(f"the model is on a mesh of {reference.world_size} ranks, but old_owners={self._old_owners}")
-        for rank, described in answers.items():
-            if rank in self._old_owners and described.layout() == reference.layout():
+        for rank, summary in summaries.items():
+            if summary.everything == reference.everything or (rank not in self._old_owners and summary.names == reference.names):
                 continue
-            theirs, ours = described.fingerprint, reference.fingerprint
-            differ = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), None)
-            if differ is None and len(theirs) != len(ours):
-                differ = (f"{len(theirs)} parameters", f"{len(ours)} parameters")
-            if differ is None and rank not in self._old_owners and _names(described) == _names(reference):
-                continue
-            there, here = differ or ("other buffers, roots or optimizer states", "these")
+            theirs, ours = self._difference(rank, first)
             raise InvalidArgument(
-                f"rank {rank} has another model or optimizer than rank {self._old_owners[0]}: {there}; rank {self._old_owners[0]}: {here}",
+                f"rank {rank} has another model or optimizer than rank {first}: {theirs}; rank {first}: {ours}",
                 hint="every rank builds the same model, shards the same modules and makes the same optimizers",
             )
+
+    def _difference(self, rank: int, first: int) -> tuple[str, str]:
+        """The first lines in which two participants' descriptions differ. Every participant calls it."""
+        mine = [*self._described.fingerprint, *map(str, self._described.replicated)]
+        lines = dict(zip(self._union.ranks, map(pickle.loads, self._union.all_gather(pickle.dumps(mine))), strict=True))
+        pairs = itertools.zip_longest(lines[rank], lines[first], fillvalue="nothing more")
+        return next((pair for pair in pairs if pair[0] != pair[1]), ("other roots or optimizer states", "these"))
 
     # ---- the new memory ----
 
@@ -261,8 +271,4 @@ class _Change:
                     elif newcomer and isinstance(state, Value):
                         optimizer.state[t][name] = copy.deepcopy(state.value)
                     elif newcomer:
-                        optimizer.state[t][name] = self._copies.state((o, k, name)) if state.value is None else state.value.clone()
-
-
-def _names(described: Described) -> list:
-    return [*described.replicated, *(len(o.options) for o in described.optimizers)]
+                        optimizer.state[t][name] = self._copies.state((o, k, name)) if state.value is None else state.tensor()

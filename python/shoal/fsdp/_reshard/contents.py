@@ -18,6 +18,7 @@ from shoal.fsdp._engine.state import State
 from shoal.fsdp._engine.unit import Unit
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._reshard.stream import bytes_of
 
 _INLINE_NUMEL = 64  # tensors of at most this many elements travel with the description
 
@@ -190,11 +191,14 @@ class Sharded:
 
 @dataclass
 class Whole:
-    """A state of which every rank has a copy. ``value``: the copy, if it is small."""
+    """A state of which every rank has a copy. ``value``: its bytes, if they are few; tensors are slow to pickle."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    value: torch.Tensor | None
+    value: bytes | None
+
+    def tensor(self) -> torch.Tensor:
+        return torch.frombuffer(bytearray(self.value), dtype=self.dtype).reshape(self.shape)
 
     def kind(self) -> str:
         return f"whole {self.dtype} {self.shape}"
@@ -229,11 +233,23 @@ class Described:
     replicated: list[tuple[str, torch.dtype, tuple[int, ...]]]
     optimizers: list[DescribedOptimizer]
 
-    def layout(self) -> str:
-        """A hash of all that old ranks must have in common."""
+    def summary(self) -> Summary:
         states = [[{name: v.kind() for name, v in state.items()} for state in o.states] for o in self.optimizers]
-        text = repr((self.fingerprint, self.roots, self.replicas, self.world_size, self.replicated, states))
-        return hashlib.sha256(text.encode()).hexdigest()
+        names = (self.fingerprint, self.replicated)
+        return Summary(self.world_size, _digest(names), _digest((*names, self.roots, self.replicas, self.world_size, states)))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Digests of a description. Newcomers have the old ranks' ``names``, and old ranks have all in common."""
+
+    world_size: int
+    names: str
+    everything: str
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def _describe_value(name: str, value: Any, p: ShardedParameter | None) -> Sharded | Whole | Value:
@@ -252,5 +268,5 @@ def _describe_value(name: str, value: Any, p: ShardedParameter | None) -> Sharde
         )
     if p is not None and value.numel() > 1 and value.shape == p.own_shape:
         return Sharded(value.dtype, tuple(p.shape), tuple(p.spec.tensor_meta.stride), p.dim, True)
-    small = value.numel() <= _INLINE_NUMEL
-    return Whole(value.dtype, tuple(value.shape), value.detach().cpu().clone() if small else None)
+    small = 0 < value.numel() <= _INLINE_NUMEL
+    return Whole(value.dtype, tuple(value.shape), bytes_of(value.detach().cpu()).numpy().tobytes() if small else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch.distributed.tensor._dtensor_spec import TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from shoal import _native
 from shoal._objects.tensors import dtensor, long_lived
@@ -98,6 +98,7 @@ class Ledger:
         self._old = None if old_shard is None else (old_shards, old_shard)
         self.entries: list[Entry] = []
         self.states: dict[tuple[int, int, str], torch.Tensor] = {}  # new local tensors by optimizer, position and name
+        self._specs: dict[tuple, DTensorSpec] = {}  # by dim, shape, stride and dtype
 
     def fill(self, new: NewMesh | None) -> None:
         """Makes the entries, and allocates the new states."""
@@ -163,7 +164,10 @@ class Ledger:
         local = self.states[at]
         if state.plain:
             return local
-        return dtensor(local, data.sharded_spec(state.dim, TensorMeta(torch.Size(state.shape), state.stride, state.dtype)))
+        layout = (state.dim, state.shape, state.stride, state.dtype)
+        if layout not in self._specs:
+            self._specs[layout] = data.sharded_spec(state.dim, TensorMeta(torch.Size(state.shape), state.stride, state.dtype))
+        return dtensor(local, self._specs[layout])
 
 
 class Copies:

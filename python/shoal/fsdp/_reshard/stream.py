@@ -163,7 +163,8 @@ def _messages(pieces: Iterator[_Piece]) -> Iterator[list[tuple[_Piece, int, int]
         yield message
 
 
-def _bytes_of(t: torch.Tensor) -> torch.Tensor:
+def bytes_of(t: torch.Tensor) -> torch.Tensor:
+    """The elements as bytes: a view if the tensor is contiguous."""
     return t.contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -205,7 +206,7 @@ class _Outgoing:
         memory, at = next(self._buffers).of(nbytes), 0
         for piece, begin, end in message:
             part = memory[at : at + end - begin]
-            part.copy_(_bytes_of(piece.rows)[begin:end])
+            part.copy_(bytes_of(piece.rows)[begin:end])
             at += end - begin
         _CHECKSUM.pack_into(memory.numpy(), nbytes, _checksum(memory[:nbytes], self.number))
         if self._work is not None:
@@ -252,10 +253,10 @@ class _Incoming:
         for piece, begin, end in message:
             part = memory[at : at + end - begin]
             if piece.contiguous:
-                _bytes_of(piece.rows)[begin:end].copy_(part)
+                bytes_of(piece.rows)[begin:end].copy_(part)
             else:
                 rows = torch.empty(piece.rows.shape, dtype=piece.rows.dtype)
-                _bytes_of(rows).copy_(part)
+                bytes_of(rows).copy_(part)
                 piece.rows.copy_(rows)
             at += end - begin
         self._number += 1
