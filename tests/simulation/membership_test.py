@@ -1,0 +1,230 @@
+"""The membership of an elastic training: golden transcripts of events and actions, and random runs."""
+
+import os
+import random
+
+import pytest
+
+from shoal.train import _membership as m
+from shoal.train._membership import Draining, Entered, Failed, Membership, Placed, Queued, Ready, Returned, Scaled
+
+NUM_SEEDS = int(os.environ.get("SHOAL_SEEDS", 300))
+
+
+def words(action: m.Action) -> str:
+    match action:
+        case m.Publish(g):
+            return f"publish {g.number}: {list(g.previous)} -> {list(g.members)}"
+        case m.Completed(g):
+            return f"completed {g.number}"
+        case m.Answer(ask, changed):
+            return f"answer {ask} {'changed' if changed else 'unchanged'}"
+        case m.Refuse(ask, why):
+            return f"refuse {ask}: {why}"
+        case m.Report(worker, cause):
+            return f"report {worker}: {cause}"
+    return f"{type(action).__name__.lower()} {action.worker}"
+
+
+class Transcript:
+    """Feeds a machine with events, and compares its actions with the expected lines."""
+
+    def __init__(self, bounds: tuple[int, int], members: int):
+        self.machine = Membership(*bounds, tuple(range(members)), bounds[1])
+
+    def __call__(self, *events: m.Event) -> list[str]:
+        return [words(a) for event in events for a in self.machine.step(event)]
+
+    def entered(self, generation: int, *workers: int) -> list[str]:
+        return self(*(Entered(w, generation) for w in workers))
+
+
+def running(bounds=(1, 4), members=4) -> Transcript:
+    transcript = Transcript(bounds, members)
+    assert transcript.entered(1, *range(members))[0] == "completed 1"
+    return transcript
+
+
+def test_nothing_changes_before_all_workers_have_reached_their_first_step():
+    t = Transcript((1, 4), 2)
+    assert t(Scaled(0, 3), Entered(0, 1)) == []
+    assert t(Entered(1, 1)) == ["completed 1", "create 2"]
+
+
+def test_a_training_grows_with_all_new_workers_together():
+    t = running(members=2)  # it wants 4, so it has asked for two more
+    assert t(Placed(2), Placed(3), Ready(3)) == []
+    assert t(Ready(2)) == ["publish 2: [0, 1] -> [0, 1, 2, 3]"]
+    assert t.entered(2, 0, 1, 2) == []
+    assert t.entered(2, 3) == ["completed 2"]
+
+
+def test_a_new_worker_that_waits_for_resources_holds_nobody_up():
+    t = running(members=2)
+    assert t(Placed(2), Ready(2)) == []
+    assert t(Queued(3)) == ["publish 2: [0, 1] -> [0, 1, 2]"]
+    assert t.entered(2, 0, 1, 2) == ["completed 2"]
+    assert t(Placed(3), Ready(3)) == ["publish 3: [0, 1, 2] -> [0, 1, 2, 3]"]
+
+
+def test_a_training_shrinks_from_the_last_rank_and_answers_the_request():
+    t = running()
+    assert t(Scaled(7, 2)) == ["publish 2: [0, 1, 2, 3] -> [0, 1]"]
+    assert t(Returned(3), Entered(0, 2)) == []  # a worker that leaves may return before the others go on
+    assert t(Entered(1, 2)) == ["completed 2", "answer 7 changed"]
+    assert t(Returned(2), Failed(3, "killed")) == []
+
+
+def test_a_request_for_the_present_number_changes_nothing():
+    t = running()
+    assert t(Scaled(0, 4)) == ["answer 0 unchanged"]
+
+
+def test_a_request_outside_of_the_bounds_is_refused():
+    t = running((2, 4))
+    assert t(Scaled(0, 5), Scaled(1, 1)) == [
+        "refuse 0: 5 workers are outside of num_workers=(2, 4)",
+        "refuse 1: 1 workers are outside of num_workers=(2, 4)",
+    ]
+
+
+def test_a_later_request_replaces_an_earlier_one():
+    t = running((1, 4), 4)
+    t(Scaled(0, 2))
+    assert t(Scaled(1, 4)) == ["refuse 0: a later request asks for 4 workers"]
+    assert t.entered(2, 0, 1) == ["completed 2", "create 4", "create 5"]
+    assert t(Scaled(2, 2)) == ["refuse 1: a later request asks for 2 workers", "remove 5", "remove 4", "answer 2 unchanged"]
+
+
+def test_a_new_worker_that_fails_changes_no_generation_and_stops_the_growth():
+    t = running(members=2)
+    t(Placed(2), Placed(3), Scaled(0, 4))
+    assert t(Failed(2, "its loop raised")) == ["report 2: its loop raised", "refuse 0: its loop raised", "remove 3"]
+    assert t.machine.number == 1
+    assert t(Scaled(1, 3)) == ["create 4"]
+
+
+def test_a_new_worker_whose_loop_returns_without_a_step_counts_as_failed():
+    t = running(members=3)
+    assert t(Placed(3), Returned(3)) == ["report 3: its loop returned before its first step"]
+
+
+def test_a_member_that_dies_fails_the_training():
+    t = running()
+    assert t(Scaled(0, 2), Failed(3, "SIGKILL")) == ["publish 2: [0, 1, 2, 3] -> [0, 1]", "refuse 0: SIGKILL", "fail 3"]
+
+
+def test_workers_on_a_draining_node_leave_and_are_replaced():
+    t = running((1, 3), 3)
+    assert t(Draining(frozenset({0}))) == ["create 3", "publish 2: [0, 1, 2] -> [1, 2]"]
+    assert t.entered(2, 1, 2) == ["completed 2"]
+    assert t(Placed(3), Ready(3)) == ["publish 3: [1, 2] -> [1, 2, 3]"]
+
+
+def test_too_few_workers_wait_for_the_replacement_of_a_draining_one():
+    t = running((2, 2), 2)
+    assert t(Draining(frozenset({0}))) == ["create 2"]
+    assert t(Placed(2), Ready(2)) == ["publish 2: [0, 1] -> [1, 2]"]
+
+
+def test_the_end_of_the_training_removes_new_workers_and_refuses_requests():
+    t = running(members=2)
+    assert t(Scaled(0, 4), Placed(2), Returned(0)) == ["remove 2", "remove 3", "refuse 0: the training has ended"]
+    assert t(Ready(2), Scaled(1, 1)) == ["refuse 1: the training has ended"]
+
+
+class World:
+    """A random driver: it performs the actions, and each worker makes its next move at a random moment."""
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+        self.bounds = (self.random.randint(1, 3), self.random.randint(3, 6))
+        first = self.random.randint(*self.bounds)
+        self.machine = Membership(*self.bounds, tuple(range(first)), self.bounds[1])
+        self.moves: dict[int, m.Event] = {w: Entered(w, 1) for w in range(first)}  # the next move of each worker
+        self.alive, self.asks, self.answered = set(range(first)), 0, set()
+        self.published: m.Generation | None = m.Generation(1, tuple(range(first)), ())
+
+    def feed(self, event: m.Event) -> None:
+        for action in self.machine.step(event):
+            self.perform(action)
+        assert self.bounds[0] <= len(self.machine.members) <= self.bounds[1]
+        assert len(set(self.machine.members)) == len(self.machine.members)
+
+    def perform(self, action: m.Action) -> None:
+        match action:
+            case m.Create(worker):
+                assert worker not in self.alive
+                self.alive.add(worker)
+                self.moves[worker] = self.random.choice([Placed, Queued])(worker)
+            case m.Remove(worker):
+                assert worker not in self.machine.members
+                self.alive.discard(worker)
+                self.moves.pop(worker, None)
+            case m.Publish(g):
+                assert self.published is None, "two changes at a time"
+                assert self.bounds[0] <= len(g.members) <= self.bounds[1]
+                assert set(g.union) <= self.alive
+                assert [w for w in g.previous if w in g.members] == list(g.members[: len(g.members) - len(g.joining)])
+                self.published = g
+                self.moves |= {w: Entered(w, g.number) for w in g.members} | {w: Returned(w) for w in g.leaving}
+            case m.Completed(g):
+                assert g == self.published
+                self.published = None
+            case m.Answer(ask, _) | m.Refuse(ask, _):
+                assert ask not in self.answered
+                self.answered.add(ask)
+            case m.Report(worker, _):
+                self.alive.discard(worker)
+                self.moves.pop(worker, None)
+            case m.Fail():
+                raise AssertionError("no member has failed")
+
+    def move(self) -> None:
+        if not self.moves:
+            return
+        worker = self.random.choice(sorted(self.moves))
+        event = self.moves.pop(worker)
+        if isinstance(event, Placed):
+            self.moves[worker] = Ready(worker)
+        if isinstance(event, Queued):
+            self.moves[worker] = Placed(worker)
+        if isinstance(event, Returned):
+            self.alive.discard(worker)
+        if isinstance(event, Placed | Ready) and self.random.random() < 0.1:
+            self.moves.pop(worker, None)
+            event = Failed(worker, "a fault")
+        self.feed(event)
+
+    def disturb(self) -> None:
+        if self.random.random() < 0.7:
+            self.feed(Scaled(self.asks, self.random.randint(*self.bounds)))
+            self.asks += 1
+        else:
+            members = sorted(self.machine.members)
+            self.feed(Draining(frozenset(self.random.sample(members, self.random.randint(0, len(members) - 1)))))
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            if not self.moves:
+                return
+            self.move()
+        raise AssertionError("it does not come to rest")
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, 100))
+def test_random_runs_keep_the_bounds_and_come_to_rest(first):
+    for seed in range(first, min(first + 100, NUM_SEEDS)):
+        world = World(seed)
+        for _ in range(60):
+            world.disturb() if world.random.random() < 0.15 else world.move()
+        world.feed(Draining(frozenset()))
+        wanted = world.random.randint(*world.bounds)
+        for _ in range(30):  # a new worker that fails ends a request, so ask again
+            world.feed(Scaled(world.asks, wanted))
+            world.asks += 1
+            world.settle()
+            if len(world.machine.members) == wanted:
+                break
+        assert len(world.machine.members) == wanted, f"seed {seed}"
+        assert world.answered == set(range(world.asks)), f"seed {seed}"
