@@ -44,7 +44,7 @@ LAYERS = (
     ("_actors",),
     ("_tasks",),
     ("_worker", "_driver", "_distributed"),
-    ("actor", "remote_function", "runtime_env", "types", "util", "cluster_utils", "dag", "job_submission", "train", "optim"),
+    ("actor", "remote_function", "runtime_env", "types", "util", "cluster_utils", "dag", "job_submission", "optim"),
     ("collective", "torch"),
     ("runtime_context", "_stored_names", "fsdp._errors", "fsdp._names", "fsdp._draw"),
     ("fsdp._parameters",),
@@ -57,7 +57,7 @@ LAYERS = (
     ("fsdp._libraries",),  # patches other libraries, for fsdp and fsdp1
     ("fsdp._install",),  # replaces torch's names by those of fsdp and fsdp1
     ("fsdp",),
-    ("fsdp1", "checkpoint"),  # shoal/fsdp1/__init__.py imports shoal.fsdp first, which installs where $SHOAL_FSDP is on
+    ("fsdp1", "checkpoint", "train"),  # shoal/fsdp1/__init__.py imports shoal.fsdp first, which installs where $SHOAL_FSDP is on
     ("spmd._layout",),
     ("spmd._rules",),
     ("spmd._engine",),

@@ -47,6 +47,13 @@ def interface() -> str:
 
 
 _named: dict[tuple[str, int], int] = {}
+
+
+def forget_names() -> None:
+    """Counts the requests of ``gang_name`` from 1 again, after another default process group with an empty store has begun."""
+    _named.clear()
+
+
 _attaching = threading.Lock()  # a lock, because ranks may be threads of one process
 
 

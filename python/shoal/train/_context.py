@@ -41,7 +41,12 @@ class _Here:
     """The state of a Trainer's worker, one per process; ``driver`` is None in other processes."""
 
     driver: ActorHandle | None = None
+    worker = 0  # its number, in the order in which the driver creates workers
+    elastic = False  # the number of workers may change
+    newcomer = False  # it runs alone until its first step, where it joins the others
+    generation = 1
     reports = 0
+    left = False  # it has left, and its loop unwinds
 
 
 def get_context() -> TrainContext:
@@ -63,11 +68,13 @@ def get_context() -> TrainContext:
 def report(metrics: dict[str, Any]) -> None:
     """Sends this worker's metrics to the driver; rank 0's go into the Result. A barrier: every rank must report equally often.
 
+    A worker that joins an elastic training reports from its first step on; what it reports before is dropped.
+
     Outside a Trainer (torchrun, ``shoal submit``) it does nothing, so that a loop runs under any launcher.
     """
     if not isinstance(metrics, dict):
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")
-    if _Here.driver is None:
+    if _Here.driver is None or _Here.newcomer or _Here.left:
         return
     _Here.reports += 1
-    get(_Here.driver.report.remote(int(os.environ["RANK"]), _Here.reports, metrics))
+    get(_Here.driver.report.remote(_Here.worker, _Here.generation, _Here.reports, metrics))

@@ -5,50 +5,74 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal._actors.creation import create_gang
-from shoal._actors.handle import ActorHandle
 from shoal._actors.registry import kill
-from shoal._core import serialize
 from shoal._core.process import session, state
-from shoal._objects.refs import ObjectRef, load
+from shoal._objects.refs import ObjectRef
 from shoal._runtime_env import environment
-from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented
-from shoal.train._ranks import environments
+from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
+from shoal.train._changes import Change
+from shoal.train._membership import Membership
+from shoal.train._run import Run, Setup
 from shoal.train._worker import TrainWorker
 
 _SETTINGS = ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT", "SHOAL_TRANSPORT")  # environment variables passed to the ranks
-_NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError
 
 
 @dataclass(frozen=True)
 class ScalingConfig:
-    """The number of workers and the resources of each: by default one (logical) CPU."""
+    """The number of workers and the resources of each: by default one (logical) CPU.
 
-    num_workers: int = 1
+    ``num_workers=(minimum, maximum)``: an elastic training. It begins with as many workers as fit, and takes more, up to the maximum, when
+    nodes or resources become free. It goes on with fewer when a node drains. The loop uses :func:`shoal.train.steps`.
+    """
+
+    num_workers: int | tuple[int, int] = 1
     resources_per_worker: dict[str, float] | None = None
     use_gpu: bool = False
 
     def __post_init__(self):
-        if isinstance(self.num_workers, str) or not hasattr(self.num_workers, "__index__") or self.num_workers < 1:
-            raise InvalidArgument(f"num_workers is a number from 1 on, not {self.num_workers!r}")
-        object.__setattr__(self, "num_workers", int(self.num_workers))
+        given = self.num_workers
+        bounds = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
+        if len(bounds) != 2 or not all(hasattr(n, "__index__") and n >= 1 for n in bounds) or bounds[0] > bounds[1]:
+            raise InvalidArgument(f"num_workers is a number from 1 on, or (minimum, maximum) of such numbers, not {given!r}")
+        minimum, maximum = (int(n) for n in bounds)
+        object.__setattr__(self, "num_workers", (minimum, maximum) if isinstance(given, (tuple, list)) else minimum)
         if self.use_gpu:
             raise Unimplemented("use_gpu=True is not in this release", hint="train on CPUs, or ask for custom resources")
+
+    @property
+    def elastic(self) -> bool:
+        return isinstance(self.num_workers, tuple)
+
+    @property
+    def minimum(self) -> int:
+        return self.num_workers[0] if self.elastic else self.num_workers
+
+    @property
+    def maximum(self) -> int:
+        return self.num_workers[1] if self.elastic else self.num_workers
+
+    def check_size(self, num_workers: int) -> None:
+        """Raises InvalidArgument unless the number is within the bounds."""
+        if not hasattr(num_workers, "__index__") or not self.minimum <= num_workers <= self.maximum:
+            raise InvalidArgument(f"{num_workers!r} is no number of workers from {self.minimum} to {self.maximum}")
 
 
 @dataclass(frozen=True)
 class Result:
     """The result of a training run. ``metrics``: rank 0's last report; ``metrics_history``: all its reports in order; ``returns``: results
-    of the loops, by rank."""
+    of the loops, by rank. ``changes``: changes of the number of workers; ``failures``: errors of new workers that could not join."""
 
     metrics: dict[str, Any] = field(default_factory=dict)
     metrics_history: list[dict[str, Any]] = field(default_factory=list)
     returns: list[Any] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 class Trainer:
@@ -75,6 +99,7 @@ class Trainer:
         self._loop, self._config = train_loop_per_worker, train_loop_config
         self._scaling = scaling_config or ScalingConfig()
         self._on_report = on_report
+        self._active: Run | None = None
 
     def fit(self) -> Result:
         """Runs the loop to its end. Ctrl-C ends the workers.
@@ -83,12 +108,13 @@ class Trainer:
         ResourceExhausted if no present node could ever hold a worker, and InvalidArgument in a process that is one of several ranks.
         """
         _refuse_ranks()
-        count = self._scaling.num_workers
-        resources = {"CPU": 1.0, **(self._scaling.resources_per_worker or {})}
+        scaling = self._scaling
+        resources = {"CPU": 1.0, **(scaling.resources_per_worker or {})}
         s = session()
+        count = _fitting(s.list("nodes"), resources, scaling) if scaling.elastic else scaling.maximum
+        given = environment.inherited().get("env_vars", {})
+        settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ and name not in given}
         try:
-            given = environment.inherited().get("env_vars", {})
-            settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ and name not in given}
             workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:
             if state.cluster is not None:  # a private cluster, which no further node will join
@@ -97,92 +123,49 @@ class Trainer:
                     "ScalingConfig(resources_per_worker=...)"
                 )
             raise
-        return self._run(s, workers)
+        setup = Setup(self._loop, self._config, self._on_report, resources, settings, scaling.elastic)
+        return self._run(Run(s, setup, Membership(scaling.minimum, scaling.maximum, tuple(range(count)), scaling.maximum), workers))
 
-    def _run(self, s, workers: list[ActorHandle]) -> Result:
-        actors = [*workers]
+    def scale(self, num_workers: int) -> ObjectRef:
+        """Changes the number of workers of a running ``fit``, from any thread. Returns at once, with a reference to the :class:`Change`.
+
+        The reference is ready when all workers train together; ``get`` of it raises if a new worker failed. New workers wait for free
+        resources. Raises InvalidArgument if no ``fit`` runs, and for a number outside of ``ScalingConfig(num_workers=(min, max))``.
+        """
+        run = self._active
+        if run is None:
+            raise InvalidArgument("this Trainer trains nothing now", hint="call scale while fit runs: in on_report, or in another thread")
+        if not self._scaling.elastic:
+            raise InvalidArgument(
+                f"the number of workers is fixed at {self._scaling.maximum}", hint="pass ScalingConfig(num_workers=(minimum, maximum))"
+            )
+        self._scaling.check_size(num_workers)
+        return run.scale(int(num_workers))
+
+    def _run(self, run: Run) -> Result:
         try:
-            asked = [w.place.remote() for w in workers]
-            s.wait_all([place._ref for place in asked])
-            given = environments([load(place, f"rank {rank} of {len(asked)}") for rank, place in enumerate(asked)])
-            queue = s.host_queue("TrainReports")
-            driver = ActorHandle(queue, "TrainReports", {"report": {}})
-            actors.append(driver)  # ended after the workers, because their reports go to it
-            runs = [w.run.remote(self._loop, self._config, env, driver) for w, env in zip(workers, given, strict=True)]
+            run.start()
+            self._active = run
             try:
-                history = self._serve(s, queue, runs)
+                run.serve()
+                returns = run.returns()
             finally:
-                s.close_queue(queue)
-            return Result(history[-1] if history else {}, history, [load(r) for r in runs])
+                self._active = None
+                run.close()
+            history = run.outcome.history
+            return Result(history[-1] if history else {}, history, returns, run.outcome.changes, run.outcome.failures)
         finally:
-            for actor in actors:
+            for actor in run.actors():
                 with contextlib.suppress(Exception):
                     kill(actor)
 
-    def _serve(self, s, queue: str, runs: list[ObjectRef]) -> list[dict[str, Any]]:
-        """Answers each report after every rank has made it, until all loops have returned. Returns rank 0's metrics."""
-        history: list[dict[str, Any]] = []
-        waiting: dict[int, list] = {}  # by number of the report: calls whose answer waits for other ranks
-        refs, seen = [r._ref for r in runs], 0
-        tally = s.tally(refs)
-        while True:
-            incoming = s.next_report(queue, tally, seen)
-            seen = sum(r.ready for r in refs)
-            if any(r._ref.ready and r._ref.failed for r in runs):
-                raise self._first_cause(s, runs)
-            if incoming is None:
-                if seen == len(refs):
-                    return history
-                self._check_waiting(s, waiting, runs)
-                continue
-            (rank, number, metrics), _ = serialize.loads(*incoming.args)
-            calls = waiting.setdefault(number, [])
-            calls.append((rank, incoming))
-            if rank == 0:
-                history.append(metrics)
-                if self._on_report is not None:
-                    self._on_report(metrics)
-            if len(calls) == len(runs):
-                for _, call in waiting.pop(number):
-                    s.reply(call, *serialize.dumps(None))
-            self._check_waiting(s, waiting, runs)
 
-    @staticmethod
-    def _first_cause(s, runs: list[ObjectRef]) -> BaseException:
-        """Returns the original error among those of failed ranks. An ActorDiedError may only report that another rank has died, whose own
-        error arrives later. So this waits up to ``_NEWS_S`` seconds for another error."""
-        until = time.monotonic() + _NEWS_S
-        while True:
-            errors = [e for e in (_failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]
-            own = [e for e in errors if not (isinstance(e, TaskError) and isinstance(e.cause, ActorDiedError))]
-            left = until - time.monotonic()
-            running = [r._ref for r in runs if not r._ref.ready]
-            if own or left <= 0 or not running:
-                return (own or errors)[0]
-            s.wait_some(running, 1, left)
-
-    @staticmethod
-    def _check_waiting(s, waiting: dict[int, list], runs: list[ObjectRef]) -> None:
-        """Fails reports that wait for a rank whose loop has ended."""
-        done = [rank for rank, r in enumerate(runs) if r._ref.ready]
-        for number, calls in list(waiting.items()):
-            missing = [rank for rank in done if all(rank != r for r, _ in calls)]
-            if missing:
-                error = InvalidArgument(
-                    f"rank {missing[0]} ended its loop without report number {number}", hint="report equally often on every rank"
-                )
-                for _, call in waiting.pop(number):
-                    s.reply(call, *serialize.dump_exception(error, "report"), raised=True)
-
-
-def _failure(run: ObjectRef, where: str) -> BaseException | None:
-    if not (run._ref.ready and run._ref.failed):
-        return None
-    try:
-        load(run, where)
-    except BaseException as error:
-        return error
-    return None
+def _fitting(nodes: list[dict[str, Any]], resources: dict[str, float], scaling: ScalingConfig) -> int:
+    """The number of workers that fit into the cluster now, within the bounds."""
+    free = [n["available"] for n in nodes if n["state"] == "ALIVE" and not n["cordoned"]]
+    wanted = {name: amount for name, amount in resources.items() if amount > 0}
+    fit = sum(min((int(has.get(name, 0) / amount + 1e-9) for name, amount in wanted.items()), default=scaling.maximum) for has in free)
+    return max(scaling.minimum, min(fit, scaling.maximum))
 
 
 def _refuse_ranks() -> None:

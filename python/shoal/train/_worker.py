@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from dataclasses import dataclass
 from typing import Any
 
 from shoal._actors.handle import ActorHandle
@@ -14,32 +15,55 @@ from shoal.train._context import _Here
 from shoal.train._ranks import Place, here
 
 
+@dataclass(frozen=True)
+class Role:
+    """A worker's part in a training: its number, the variables of its environment, and if the number of workers may change."""
+
+    worker: int
+    environment: dict[str, str]
+    elastic: bool = False
+    newcomer: bool = False
+
+
 class TrainWorker:
     def place(self) -> Place:
         return here()
 
-    def run(self, loop, config: dict[str, Any] | None, environment: dict[str, str], driver: ActorHandle) -> Any:
-        """Runs the loop of one rank, with a gloo process group unless the loop initialises another."""
+    def run(self, loop, config: dict[str, Any] | None, role: Role, driver: ActorHandle) -> Any:
+        """Runs the loop of one rank, with a gloo process group unless the loop initialises another. A worker that leaves returns None."""
         for name in [n for n in os.environ if n.startswith("TORCHELASTIC_")]:
             del os.environ[name]  # variables of a torchrun around the driver, whose store the ranks must not use
-        os.environ.update(environment)
-        _Here.driver, _Here.reports = driver, 0
+        os.environ.update(role.environment)
+        _Here.driver, _Here.worker, _Here.elastic, _Here.newcomer = driver, role.worker, role.elastic, role.newcomer
+        _Here.generation, _Here.reports, _Here.left = 1, 0, False
         import torch.distributed as dist
 
         _init_process_group(dist)
         try:
             result = loop(config) if config is not None else loop()
-            for name in ("shoal.fsdp._engine.bootstrap", "shoal.collective._group"):
-                if (module := sys.modules.get(name)) is not None:
-                    module.leave_all()  # only without an exception, because the driver reports an exception itself
+            leave_all()
             return result
-        except SystemExit as error:  # sys.exit() in the loop becomes a TaskError with a traceback
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            raise TaskError(error, text, "the training loop", os.getpid(), session().host) from None
+        except BaseException as error:
+            if _Here.left:  # the others go on without this worker, whatever the loop does while it unwinds
+                if type(error).__name__ != "WorkerLeaves":
+                    traceback.print_exception(error)
+                leave_all()
+                return None
+            if isinstance(error, SystemExit):  # sys.exit() in the loop becomes a TaskError with a traceback
+                text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+                raise TaskError(error, text, "the training loop", os.getpid(), session().host) from None
+            raise
         finally:
             _Here.driver = None
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def leave_all() -> None:
+    """Leaves the models and groups of this process. After an exception the driver reports that instead."""
+    for name in ("shoal.fsdp._engine.bootstrap", "shoal.collective._group"):
+        if (module := sys.modules.get(name)) is not None:
+            module.leave_all()
 
 
 def _init_process_group(dist) -> None:

@@ -125,6 +125,9 @@ class Added:
     def _average(self, dtype: torch.dtype, device: torch.device, parameters: list[nn.Parameter]) -> None:
         has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32, device=device)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        share = self._root.states[0].settings.share
+        if share not in (None, 1):
+            grads = [g * share if share else torch.zeros_like(g) for g in grads]
         flat = torch.cat([g.reshape(-1).float() if dtype.itemsize < 4 else g.reshape(-1) for g in grads])
         for group in self._groups():
             dist.all_reduce(has, group=group)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Settings:
-    """Arguments of fully_shard, and the changes that FSDPModule's methods and ``join`` make later."""
+    """Arguments of fully_shard, and the changes that FSDPModule's methods, ``join`` and ``shoal.train.steps`` make later."""
 
     policy: MixedPrecisionPolicy
     reshard_after_forward: bool | int | None  # by default True, but False for the root
@@ -35,6 +35,7 @@ class Settings:
     backward_prefetch: list[State] = field(default_factory=list)
     post_optim_event: Any = None
     weigh_samples: bool = False
+    share: float | None = None  # the factor by which this rank's gradients count in the mean over ranks; None: 1, in all backward passes
     joining: bool = False
     cast_to: torch.dtype | None = field(init=False)  # dtype to which the forward casts floating-point inputs; None: no cast
 

@@ -393,8 +393,9 @@ class State:
                 u.model.await_reductions()
             return
         u.model.backward_end(u.index, [], 1.0, True, reshard)
+        weight = self.settings.share if self.root.samples is None else self.root.samples
         for p in u.parameters:
-            p.gradient.keep(self.root.samples)
+            p.gradient.keep(weight)
 
     # ---- attributes that torch.distributed.pipelining uses after the microbatches of a step ----
 

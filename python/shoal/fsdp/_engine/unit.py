@@ -121,6 +121,9 @@ class Unit:
         """Publishes this rank's gradients, or their absence, once per backward pass and graph."""
         self.published = True
         s = self.state
+        if s.settings.share is not None:
+            for p in self.parameters:
+                p.gradient.weigh(s.settings.share)
         if self.gathered is not None and self.gathered.reduces:
             self.gathered.reduce()
             self.model.backward_end(self.index, [], 1.0, True, reshard)

@@ -67,9 +67,13 @@ class ParameterGradient:
         self._accumulated = None
 
     def weigh(self, by: float) -> None:
-        """Multiplies the whole gradient of the last backward by a weight."""
+        """Multiplies the whole gradient of the last backward by a weight. With 0 it is dropped, even if it is not finite."""
         whole = self._views.unsharded
-        if whole is not None and whole.grad is not None:
+        if whole is None or whole.grad is None or by == 1:
+            return
+        if by == 0:
+            whole.grad = None
+        else:
             whole.grad.mul_(by)
 
     def keep(self, weight: float | None) -> None:

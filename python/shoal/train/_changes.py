@@ -1,0 +1,40 @@
+"""The descriptions of a change of membership: for the user, and for one worker that takes part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the number of workers. ``generation``: the number of the membership that begins, ``workers_before`` and ``workers``: the
+    sizes. ``seconds``: the pause of the training; ``moved_bytes``: parameters and optimizer state that went to other owners."""
+
+    generation: int
+    workers_before: int
+    workers: int
+    seconds: float = 0.0
+    moved_bytes: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"generation {self.generation}: {self.workers_before} -> {self.workers} workers, pause {self.seconds:.3f} s, "
+            f"{self.moved_bytes / 1e6:.1f} MB moved"
+        )
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One worker's part in a change. The union of a change are the workers of the new generation, then those that leave.
+
+    ``union``: the environment of the union's process group; None if that is the present group. ``final``: the environment afterwards; None
+    for a worker that leaves. ``old_owners[i]``: the rank in the union of the worker that was rank i. ``old_index``: this worker's rank
+    before; None for a newcomer.
+    """
+
+    change: Change
+    union: dict[str, str] | None
+    final: dict[str, str] | None
+    old_owners: tuple[int, ...]
+    old_index: int | None
+    newcomers: int

@@ -1,0 +1,200 @@
+"""The workers of a training, as one of them sees them: how they agree on a boundary, and how one of them changes its place."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from shoal._core.process import session
+from shoal._distributed import ranks
+from shoal._distributed.communicator import make_communicator
+from shoal._objects.values import get
+from shoal.exceptions import Unimplemented
+from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.settings import Settings
+from shoal.fsdp._reshard import reshard
+from shoal.train._changes import Transition
+from shoal.train._context import _Here
+from shoal.train._ranks import Place
+from shoal.train._state import State, luggage, optimizers_of, sharded_models, unpack
+
+_MEET = timedelta(days=1)  # a newcomer waits for the others' boundary, which a long step delays
+
+
+class WorkerLeaves(BaseException):
+    """Unwinds the loop of a worker that has left the training. It is no Exception, so that the loop's own handlers pass it on."""
+
+
+class Gang:
+    """``rank`` and ``size``: this worker's rank among those that train together. In an elastic training they change at a boundary."""
+
+    def __init__(self, state: State):
+        self._state = state
+        self.rank, self.size = _numbers()
+        self._communicator: Any = None
+        self._word = torch.zeros(1, dtype=torch.int64)
+        self._next: Any = None  # the reference to the next Transition, which the driver makes ready
+        self._weighed: list[Settings] = []
+        self._joining = _Here.newcomer
+        if not _Here.elastic:
+            return
+        if len(sharded_models(state)) > 1:
+            raise Unimplemented(
+                "a State with several sharded models is not in this release",
+                hint="put the models into one torch.nn.ModuleDict and shard that",
+            )
+        if _Here.newcomer:
+            self._change(get(_Here.driver.ready.remote(_Here.worker, self._place())))
+        else:
+            self._follow(0.0, 0)
+
+    def boundary(self) -> bool:
+        """Between two batches: enters the latest generation that one of the workers has received. Returns True if that changed the workers.
+        Every worker calls it equally often. Raises WorkerLeaves on a worker that leaves."""
+        if self._next is None:
+            return False
+        if self._joining:  # the others are behind this boundary already
+            self._joining = False
+            return False
+        if not self._max(int(self._next._ref.ready)):
+            return False
+        self._change(get(self._next))
+        return True
+
+    def weigh(self, share: float | None) -> None:
+        """Sets the factor by which this worker's gradients count in the mean over workers; None between two loops."""
+        if not self._weighed:
+            inner = (m for model in sharded_models(self._state) for m in model.modules())
+            self._weighed = [s.settings for s in map(state_of, inner) if s is not None]
+        for settings in self._weighed:
+            settings.share = None if self.size == 1 else share
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Returns the sums over all workers."""
+        t = torch.tensor(values, dtype=torch.float64)
+        self._reduce(t, "float64", "sum")
+        return t.tolist()
+
+    def _max(self, own: int) -> int:
+        if self.size == 1:
+            return own
+        self._word[0] = own
+        self._reduce(self._word, "int64", "max")
+        return int(self._word[0])
+
+    def _reduce(self, t: torch.Tensor, dtype: str, op: str) -> None:
+        if self._communicator is None:
+            self._communicator = self._make_communicator()
+        memory = t.data_ptr(), t.numel() * t.element_size()
+        self._communicator.all_reduce(memory, memory, dtype, op, ("the workers' boundary", self._state.step, 0.0, False)).wait()
+
+    def _make_communicator(self) -> Any:
+        everyone = tuple(range(self.size))
+        host = ranks.attach(everyone)
+        return make_communicator(ranks.gang_name("gang", everyone, self.rank), everyone, self.rank, host.shared)
+
+    def close(self) -> None:
+        if self._communicator is not None:
+            self._communicator.close()
+            self._communicator = None
+
+    # ---- a change of the workers ----
+
+    def _follow(self, seconds: float, moved: int) -> None:
+        """Reports to the driver that this worker is in its generation, and asks for the next one."""
+        self._next = _Here.driver.entered.remote(_Here.worker, _Here.generation, self._place(), seconds, moved)
+
+    def _place(self) -> Place:
+        self._store = _open_store()
+        return Place(session().node, session().host, self._store.port)
+
+    def _change(self, transition: Transition) -> None:
+        began = time.perf_counter()
+        state, leaves = self._state, transition.final is None
+        self._leave_groups()
+        if transition.union is not None:
+            _begin_process_group(self._store, transition.union)
+        mesh = _mesh(transition.change.workers)
+        moved = self._move_tensors(transition, mesh)
+        if transition.newcomers:
+            packed = [luggage(state) if dist.get_rank() == transition.old_owners[0] else None, _Here.reports]
+            dist.broadcast_object_list(packed, src=transition.old_owners[0])
+            if transition.old_index is None:
+                unpack(state, packed[0])
+                _Here.reports = packed[1]
+        if leaves:
+            _Here.left = True
+            raise WorkerLeaves
+        if mesh.size() < dist.get_world_size():
+            _keep_process_group(mesh)
+        os.environ.update(transition.final)
+        _Here.generation, _Here.newcomer = transition.change.generation, False
+        self.rank, self.size = _numbers()
+        self._weighed = []
+        if self.size > 1:
+            self._communicator = self._make_communicator()
+        self._follow(time.perf_counter() - began, moved)
+        if state.on_change is not None:
+            state.on_change(replace(transition.change, seconds=time.perf_counter() - began, moved_bytes=moved))
+
+    def _leave_groups(self) -> None:
+        """Leaves the groups of the generation that ends, but for the model's, whose tensors still have to move."""
+        self.close()
+        if (groups := sys.modules.get("shoal.collective._group")) is not None:
+            groups.leave_all()
+
+    def _move_tensors(self, transition: Transition, mesh: DeviceMesh) -> int:
+        """Moves the sharded tensors from their old owners to the new ones. Returns the bytes that this worker received."""
+        models = sharded_models(self._state)
+        if not models:
+            return 0
+        optimizers = optimizers_of(self._state)
+        report = reshard(models[0], optimizers, mesh, old_owners=transition.old_owners, old_index=transition.old_index)
+        return report.received_bytes
+
+
+def _numbers() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _open_store() -> dist.TCPStore:
+    """Returns a store in which the next generation can meet. It listens before the training pauses, so that newcomers wait connected."""
+    return dist.TCPStore(session().host, 0, is_master=True, wait_for_workers=False, timeout=_MEET)
+
+
+def _begin_process_group(own: dist.TCPStore, environment: dict[str, str]) -> None:
+    """Replaces the default process group by one of the workers that ``environment`` describes. ``own``: this worker's store, in which all
+    meet if its rank becomes 0."""
+    backends = dict(part.split(":") for part in dist.get_backend_config().split(","))
+    one = set(backends.values())
+    backend = one.pop() if len(one) == 1 else dist.get_backend_config()
+    dist.destroy_process_group()
+    os.environ.update(environment)
+    rank = int(environment["RANK"])
+    address = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    store = own if rank == 0 else dist.TCPStore(*address, is_master=False, timeout=_MEET)
+    dist.distributed_c10d.init_process_group(backend, store=store, rank=rank, world_size=int(environment["WORLD_SIZE"]))
+    ranks.forget_names()
+
+
+def _mesh(size: int) -> DeviceMesh:
+    """Returns the mesh of the first ``size`` ranks of the default process group, all of whose ranks call it."""
+    return ranks.default_mesh() if size == dist.get_world_size() else DeviceMesh("cpu", torch.arange(size))
+
+
+def _keep_process_group(mesh: DeviceMesh) -> None:
+    """Makes the mesh's process group, whose ranks are the first ones, the default one. The other ranks leave."""
+    union = dist.group.WORLD
+    dist.distributed_c10d._update_default_pg(mesh.get_group())  # torch can only make a new one, which would end the mesh's
+    dist.destroy_process_group(union)
+    ranks.forget_names()

@@ -1,0 +1,340 @@
+"""One run of a training loop, in the driver: its workers, their reports, and the changes of their number."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal._actors.creation import create_gang
+from shoal._actors.handle import ActorHandle
+from shoal._actors.registry import kill
+from shoal._core import serialize
+from shoal._objects.refs import ObjectRef, load
+from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
+from shoal.train import _membership as m
+from shoal.train._changes import Change, Transition
+from shoal.train._ranks import Place, environments
+from shoal.train._worker import Role, TrainWorker
+
+REPORTS = "TrainReports"  # the class name of the driver's actor
+METHODS = {"report": {}, "entered": {}, "ready": {}, "scale": {}, "seen": {}}
+_NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError
+_LOOK_S = 1.0  # seconds between two looks at the cluster
+
+
+@dataclass
+class Setup:
+    """The unchanging part of a run: the loop, and how its workers are made."""
+
+    loop: Callable
+    config: dict[str, Any] | None
+    on_report: Callable[[dict[str, Any]], None] | None
+    resources: dict[str, float]
+    settings: dict[str, str]
+    elastic: bool
+
+
+@dataclass
+class _Worker:
+    handle: ActorHandle
+    place: Place | None = None
+    placed: ObjectRef | None = None
+    run: ObjectRef | None = None
+    asks: Any = None  # its call that waits for the next generation
+
+
+@dataclass
+class Outcome:
+    history: list[dict[str, Any]] = field(default_factory=list)  # reports of rank 0
+    changes: list[Change] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # errors of new workers that did not join
+
+
+class Run:
+    """Serves the workers' calls until all loops have returned. All methods but ``scale`` belong to the thread of ``fit``."""
+
+    def __init__(self, session: Any, setup: Setup, membership: m.Membership, handles: list[ActorHandle]):
+        self._session, self._setup, self._membership = session, setup, membership
+        self._workers = dict(zip(membership.members, map(_Worker, handles), strict=True))
+        self.queue = session.host_queue(REPORTS)
+        session.know(self.queue, REPORTS)
+        self.driver = ActorHandle(self.queue, REPORTS, METHODS)
+        self.outcome = Outcome()
+        self._reports: dict[tuple[int, int], list] = {}  # by generation and number: calls whose answer waits for other workers
+        self._members = {1: membership.members}  # by generation
+        self._asks: dict[int, Any] = {}  # calls of scale that wait
+        self._paused: list[tuple[float, int]] = []  # in the present change: each worker's pause, and the bytes that it received
+        self._starting: dict[str, int] = {}  # new workers by their actors' ids, until they run or are found to wait for resources
+        self._done: set[int] = set()  # workers whose loop has ended
+        self._draining: frozenset[str] = frozenset()  # nodes
+
+    # ---- for other threads ----
+
+    def scale(self, workers: int) -> ObjectRef:
+        return self.driver.scale.remote(workers)
+
+    # ---- the run ----
+
+    def actors(self) -> list[ActorHandle]:
+        """All actors in the order in which they have to end: the driver's last, because reports go to it."""
+        return [*(w.handle for w in self._workers.values()), self.driver]
+
+    def start(self) -> None:
+        """Starts the loops of the first workers, once all their processes run."""
+        members = self._membership.members
+        asked = [self._workers[w].handle.place.remote() for w in members]
+        self._session.wait_all([place._ref for place in asked])
+        for rank, (w, place) in enumerate(zip(members, asked, strict=True)):
+            self._workers[w].place = load(place, f"rank {rank} of {len(asked)}")
+        given = environments([self._workers[w].place for w in members])
+        for w, environment in zip(members, given, strict=True):
+            self._start_loop(w, Role(w, environment, self._setup.elastic))
+
+    def _start_loop(self, worker: int, role: Role) -> None:
+        of = self._workers[worker]
+        of.run = of.handle.run.remote(self._setup.loop, self._setup.config, role, self.driver)
+
+    def serve(self) -> None:
+        """Answers calls until the loops of all members have returned. Raises the first cause if the training fails."""
+        stop = threading.Event()
+        if self._setup.elastic:
+            threading.Thread(target=self._watch_cluster, args=(stop,), name="shoal-train-watch", daemon=True).start()
+        try:
+            while True:
+                refs = [r._ref for r in self._pending()]
+                incoming = self._session.next_report(self.queue, self._session.tally(refs), 0)
+                if incoming is not None:
+                    self._take(incoming)
+                self._look_at_refs()
+                self._check_reports()
+                if self._done.issuperset(self._membership.members):
+                    return
+        finally:
+            stop.set()
+
+    def close(self) -> None:
+        self._session.close_queue(self.queue)
+
+    def returns(self) -> list[Any]:
+        return [load(self._workers[w].run) for w in self._membership.members]
+
+    def _pending(self) -> list[ObjectRef]:
+        """The results that are awaited: of workers that do not run yet, and of loops that have not ended."""
+        placed = [w.placed for w in self._workers.values() if w.placed is not None]
+        return placed + [w.run for n, w in self._workers.items() if w.run is not None and n not in self._done]
+
+    def _look_at_refs(self) -> None:
+        for number, w in list(self._workers.items()):
+            if w.placed is not None and w.placed._ref.ready:
+                self._take_place(number, w)
+            if w.run is not None and w.run._ref.ready and number not in self._done:
+                self._done.add(number)
+                error = failure(w.run, f"worker {number}")
+                self._step(m.Returned(number) if error is None else m.Failed(number, _text(error)))
+            if number in self._done and self._has_left(number):
+                self._remove(number)
+
+    def _has_left(self, number: int) -> bool:
+        published = self._membership.published
+        return number not in self._membership.members and (published is None or number not in published.union)
+
+    def _take_place(self, number: int, w: _Worker) -> None:
+        placed, w.placed = w.placed, None
+        self._starting.pop(w.handle._shoal_actor.id, None)
+        try:
+            w.place = load(placed, f"worker {number}")
+        except Exception as error:
+            self._step(m.Failed(number, _text(error)))
+            return
+        self._start_loop(number, Role(number, environments([w.place])[0], elastic=True, newcomer=True))
+        self._step(m.Placed(number))
+        self._step(m.Draining(self._on_draining_nodes()))
+
+    # ---- calls ----
+
+    def _take(self, incoming: Any) -> None:
+        args, _ = serialize.loads(*incoming.args)
+        getattr(self, f"_on_{incoming.method}")(incoming, *args)
+
+    def _reply(self, incoming: Any, value: Any) -> None:
+        self._session.reply(incoming, *serialize.dumps(value))
+
+    def _refuse(self, incoming: Any, error: BaseException) -> None:
+        self._session.reply(incoming, *serialize.dump_exception(error, incoming.method), raised=True)
+
+    def _on_report(self, incoming: Any, worker: int, generation: int, number: int, metrics: dict[str, Any]) -> None:
+        calls = self._reports.setdefault((generation, number), [])
+        calls.append((worker, incoming))
+        members = self._members[generation]
+        if worker == members[0]:
+            self.outcome.history.append(metrics)
+            if self._setup.on_report is not None:
+                self._setup.on_report(metrics)
+        if len(calls) == len(members):
+            for _, call in self._reports.pop((generation, number)):
+                self._reply(call, None)
+
+    def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, seconds: float, moved: int) -> None:
+        self._workers[worker].place, self._workers[worker].asks = place, incoming
+        self._paused.append((seconds, moved))
+        self._step(m.Entered(worker, generation))
+
+    def _on_ready(self, incoming: Any, worker: int, place: Place) -> None:
+        if (w := self._workers.get(worker)) is not None:  # else it has been removed
+            w.place, w.asks = place, incoming
+            self._step(m.Ready(worker))
+
+    def _on_scale(self, incoming: Any, workers: int) -> None:
+        if not self._setup.elastic:
+            self._refuse(
+                incoming,
+                InvalidArgument(
+                    "the number of this training's workers is fixed",
+                    hint="pass ScalingConfig(num_workers=(minimum, maximum)), and use steps",
+                ),
+            )
+            return
+        ask = len(self._asks)
+        self._asks[ask] = incoming
+        self._step(m.Scaled(ask, workers))
+
+    def _on_seen(self, incoming: Any, draining: list[str], queued: list[str]) -> None:
+        self._reply(incoming, None)
+        for actor in queued:
+            if (worker := self._starting.pop(actor, None)) is not None:
+                self._step(m.Queued(worker))
+        self._draining = frozenset(draining)
+        self._step(m.Draining(self._on_draining_nodes()))
+
+    def _on_draining_nodes(self) -> frozenset[int]:
+        return frozenset(n for n, w in self._workers.items() if w.place is not None and w.place.node in self._draining)
+
+    def _check_reports(self) -> None:
+        """Fails reports that wait for a worker whose loop has ended."""
+        for key, calls in list(self._reports.items()):
+            members = self._members[key[0]]
+            missing = [rank for rank, w in enumerate(members) if w in self._done and all(w != caller for caller, _ in calls)]
+            if missing:
+                error = InvalidArgument(
+                    f"rank {missing[0]} ended its loop without report number {key[1]}", hint="report equally often on every rank"
+                )
+                for _, call in self._reports.pop(key):
+                    self._refuse(call, error)
+
+    # ---- changes ----
+
+    def _step(self, event: m.Event) -> None:
+        for action in self._membership.step(event):
+            match action:
+                case m.Create(worker):
+                    self._create(worker)
+                case m.Remove(worker):
+                    self._remove(worker)
+                case m.Publish(generation):
+                    self._publish(generation)
+                case m.Completed(generation):
+                    self._completed(generation)
+                case m.Answer(ask, changed):
+                    size = len(self._membership.members)
+                    unchanged = Change(self._membership.number, size, size)
+                    self._reply(self._asks[ask], self.outcome.changes[-1] if changed else unchanged)
+                case m.Refuse(ask, why):
+                    self._refuse(self._asks[ask], InvalidArgument(f"the number of workers was not changed: {why}"))
+                case m.Report(worker, cause):
+                    self.outcome.failures.append(cause)
+                    _say(f"worker {worker} failed before it joined, and the training goes on without it; scale again to retry:\n{cause}")
+                    self._remove(worker)
+                case m.Fail():
+                    raise self._first_cause()
+
+    def _create(self, worker: int) -> None:
+        handle = create_gang(TrainWorker, 1, resources=self._setup.resources, torch=True, env=self._setup.settings)[0]
+        self._workers[worker] = _Worker(handle, placed=handle.place.remote())
+        self._starting[handle._shoal_actor.id] = worker
+
+    def _remove(self, worker: int) -> None:
+        with contextlib.suppress(Exception):
+            handle = self._workers.pop(worker).handle
+            self._starting.pop(handle._shoal_actor.id, None)
+            kill(handle)
+
+    def _publish(self, g: m.Generation) -> None:
+        self._members[g.number], self._paused = g.members, []
+        change = Change(g.number, len(g.previous), len(g.members))
+        stays = g.union == g.previous  # the process group of the generation that ends has the same ranks
+        union = environments([self._workers[w].place for w in g.union])
+        final = environments([self._workers[w].place for w in g.members])
+        owners = tuple(g.union.index(w) for w in g.previous)
+        for rank, w in enumerate(g.union):
+            transition = Transition(
+                change,
+                None if stays else union[rank],
+                final[rank] if rank < len(final) else None,
+                owners,
+                g.previous.index(w) if w in g.previous else None,
+                len(g.joining),
+            )
+            self._reply(self._workers[w].asks, transition)
+
+    def _completed(self, g: m.Generation) -> None:
+        if g.number == 1:
+            return
+        seconds, moved = max(s for s, _ in self._paused), sum(b for _, b in self._paused)
+        change = Change(g.number, len(g.previous), len(g.members), seconds, moved)
+        self.outcome.changes.append(change)
+        _say(str(change))
+
+    def _watch_cluster(self, stop: threading.Event) -> None:
+        """Looks for nodes that drain, and for new workers that wait for resources, and reports both to the thread of ``fit``."""
+        before: tuple[list[str], list[str]] = ([], [])
+        while not stop.wait(_LOOK_S):
+            with contextlib.suppress(Exception):  # a head that is away answers later
+                draining = sorted(r["id"] for r in self._session.list("nodes") if r.get("draining"))
+                queued, starting = [], set(self._starting)
+                if starting:
+                    waiting = (r["id"] for r in self._session.list("actors") if r["state"] == "PENDING")
+                    queued = sorted(starting.intersection(waiting))
+                if (draining, queued) != before:
+                    before = draining, queued
+                    self.driver.seen.remote(draining, queued)
+
+    # ---- failures ----
+
+    def _first_cause(self) -> BaseException:
+        """Returns the original error among those of failed ranks. An ActorDiedError may only report that another rank has died, whose own
+        error arrives later. So this waits up to ``_NEWS_S`` seconds for another error."""
+        published = self._membership.published
+        members = self._membership.members if published is None else published.union
+        runs = [self._workers[w].run for w in members if w in self._workers]
+        until = time.monotonic() + _NEWS_S
+        while True:
+            errors = [e for e in (failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]
+            own = [e for e in errors if not (isinstance(e, TaskError) and isinstance(e.cause, ActorDiedError))]
+            left = until - time.monotonic()
+            running = [r._ref for r in runs if not r._ref.ready]
+            if own or left <= 0 or not running:
+                return (own or errors)[0]
+            self._session.wait_some(running, 1, left)
+
+
+def failure(run: ObjectRef, where: str) -> BaseException | None:
+    if not (run._ref.ready and run._ref.failed):
+        return None
+    try:
+        load(run, where)
+    except BaseException as error:
+        return error
+    return None
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _say(text: str) -> None:
+    print(f"shoal: {text}", file=sys.stderr, flush=True)

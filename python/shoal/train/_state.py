@@ -1,0 +1,142 @@
+"""The state of a training loop, which goes from step to step, and from worker to worker when their number changes."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp._engine.collect import state_of
+from shoal.train._changes import Change
+
+_POSITION = ("epoch", "batch", "step", "seed")
+
+
+class State:
+    """The state of a training: what new workers get when they join, and the position among the data.
+
+    ``objects``: the model, the optimizer, and all else that has ``state_dict`` and ``load_state_dict`` (schedulers, scalers, averages).
+    Parameters that ``shoal.fsdp.fully_shard`` has sharded, and their optimizers' state, move from their owners to the new owners. Other
+    objects, buffers, and the generators of random numbers of Python, NumPy and torch, travel whole to new workers.
+    ``seed``: decides the order of the samples; the same on every worker. ``on_change``: called on every worker that goes on, after each
+    change, with a :class:`Change`.
+
+    ``epoch`` is the current epoch, from 0; ``batch`` counts its batches that :func:`steps` has given, and ``step`` counts those of all
+    epochs. ``samples`` is the size of this worker's part of the current batch, and ``global_samples`` that of the whole batch.
+    """
+
+    def __init__(self, *, seed: int = 0, on_change: Callable[[Change], Any] | None = None, **objects: Any):
+        for name, value in objects.items():
+            if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
+                raise InvalidArgument(
+                    f"{name} of a State is a {type(value).__name__} without state_dict and load_state_dict",
+                    hint="pass objects with these methods; a value that changes needs a class with both",
+                )
+            if hasattr(type(self), name) or name in ("objects", "samples", "global_samples", *_POSITION):
+                raise InvalidArgument(f"{name} is an attribute of every State", hint="pass the object by another name")
+        if on_change is not None and not callable(on_change):
+            raise InvalidArgument(f"on_change of a State is a function, not a {type(on_change).__name__}")
+        self.objects, self.on_change, self.seed = objects, on_change, int(seed)
+        self.epoch = self.batch = self.step = 0
+        self.samples = self.global_samples = 0
+        self.gang: Any = None  # the workers that train together; the first ``steps`` sets it
+        self.loader: Any = None  # the one loader whose position this is
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["objects"][name]
+        except KeyError:
+            raise AttributeError(f"this State has no {name}") from None
+
+    # ---- for checkpoints ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position, and the state of all objects but models and optimizers, which a checkpoint stores by itself."""
+        rest = {n: o.state_dict() for n, o in self.objects.items() if not isinstance(o, (nn.Module, torch.optim.Optimizer))}
+        return {name: getattr(self, name) for name in _POSITION} | {"objects": rest}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continues at a saved position, with any number of workers. Call it on every worker, before :func:`steps`."""
+        missing = [name for name in _POSITION if name not in saved]
+        if missing:
+            raise InvalidArgument(f"this is no state_dict of a State: it has no {', '.join(missing)}")
+        for name, value in saved.get("objects", {}).items():
+            if name in self.objects:
+                self.objects[name].load_state_dict(value)
+        for name in _POSITION:
+            setattr(self, name, int(saved[name]))
+
+    # ---- values over all workers ----
+
+    def mean(self, value: Any) -> float:
+        """Returns the mean of ``value`` (a number, or a tensor of one element) over the current batch: each worker's value counts by its
+        samples. Every worker has to call it."""
+        value = float(value)
+        if self.gang is None or self.gang.size == 1:
+            return value
+        total, weight = self.gang.sum([value * self.samples if self.samples else 0.0, self.samples])
+        return total / weight if weight else value
+
+
+def sharded_models(state: State) -> list[nn.Module]:
+    """Returns the models of a State that ``fully_shard`` has sharded, as a whole or in parts."""
+    found = [o for o in state.objects.values() if isinstance(o, nn.Module)]
+    return [m for m in found if any(state_of(inner) is not None for inner in m.modules())]
+
+
+def is_sharded(optimizer: torch.optim.Optimizer) -> bool:
+    return any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
+
+
+def optimizers_of(state: State) -> list[torch.optim.Optimizer]:
+    """Returns the optimizers whose parameters are sharded."""
+    return [o for o in state.objects.values() if isinstance(o, torch.optim.Optimizer) and is_sharded(o)]
+
+
+def luggage(state: State) -> dict[str, Any]:
+    """Returns all that a new worker needs besides what ``reshard`` moves: sharded models with their buffers, and their optimizers."""
+    sharded = {id(m) for m in sharded_models(state)}
+    whole = {
+        name: o.state_dict()
+        for name, o in state.objects.items()
+        if id(o) not in sharded and not (isinstance(o, torch.optim.Optimizer) and is_sharded(o))
+    }
+    return {
+        "whole": whole,
+        "random": random_states(),
+        "position": {n: getattr(state, n) for n in _POSITION},
+    }
+
+
+def unpack(state: State, received: dict[str, Any]) -> None:
+    """Takes over what ``luggage`` of another worker returned."""
+    for name, value in received["whole"].items():
+        state.objects[name].load_state_dict(value)
+    for name, value in received["position"].items():
+        setattr(state, name, value)
+    set_random_states(received["random"])
+
+
+def random_states() -> dict[str, Any]:
+    """Returns the states of the generators of Python, torch and, if the process has imported it, NumPy."""
+    numpy = sys.modules.get("numpy")
+    return {
+        "python": random.getstate(),
+        "torch": torch.get_rng_state(),
+        "numpy": None if numpy is None else numpy.random.get_state(),
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if states["numpy"] is not None:
+        import numpy
+
+        numpy.random.set_state(states["numpy"])

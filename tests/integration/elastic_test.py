@@ -1,0 +1,206 @@
+"""Elastic trainings: workers come and go between two steps, and the losses stay those of a training of fixed size."""
+
+import pytest
+import training_loops as loops
+from client_fixtures import *  # noqa: F403
+
+import shoal
+from shoal.exceptions import ActorDiedError, InvalidArgument
+from shoal.train import Change, ScalingConfig, State, Trainer, get_context, report, steps
+
+EPOCHS = 6  # an epoch has 5 steps
+
+
+class Scaler:
+    """Calls ``scale`` after given steps. The loop waits there until the change is published, so that it comes at the next step."""
+
+    def __init__(self, changes, loop=loops.loop, bounds=(1, 4), **config):
+        self.changes, self.answers = dict(changes), []
+        config = {"epochs": EPOCHS, "changes": list(changes), **config}
+        self.trainer = Trainer(loop, train_loop_config=config, scaling_config=ScalingConfig(bounds), on_report=self.reported)
+
+    def reported(self, metrics):
+        if metrics["step"] in self.changes:
+            self.answers.append(self.trainer.scale(self.changes[metrics["step"]]))
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_losses_are_those_of_a_fixed_size_while_workers_come_and_go(shard):
+    changes = {1: 2, 4: 4, 7: 3, 12: 1, 17: 2}
+    scaler = Scaler(changes, loop=loops.loop if shard else loop_of_copies, shard=shard)
+    result = scaler.trainer.fit()
+    history = result.metrics_history
+    assert [m["workers"] for m in history] == [4] + [2] * 3 + [4] * 3 + [3] * 5 + [1] * 5 + [2] * 13
+    everything = list(range(loops.NUM_SAMPLES))
+    assert {e: sorted(s) for e, s in loops.samples_by_epoch(history).items()} == dict.fromkeys(range(EPOCHS), everything)
+    assert [m["loss"] for m in history] == pytest.approx(loops.plain_run([m["samples"] for m in history]), rel=1e-5)
+    assert [m["lr"] for m in history] == pytest.approx([1e-2 * 0.9 ** (step // 7) for step in range(1, 31)])
+    assert [(c.generation, c.workers_before, c.workers) for c in result.changes] == [
+        (2, 4, 2), (3, 2, 4), (4, 4, 3), (5, 3, 1), (6, 1, 2)
+    ]  # fmt: skip
+    assert shoal.get(scaler.answers) == result.changes
+    assert all(c.seconds > 0 for c in result.changes)
+    if shard:
+        assert all(c.moved_bytes > 0 for c in result.changes)
+    first, last = result.returns  # the second one joined last: it draws the same random numbers from there on
+    assert (first["rank"], last["rank"], first["world"], last["world"]) == (0, 1, 2, 2)
+    assert first["seen"] == [2, 4, 3, 1, 2]
+    assert last["seen"] == [2]
+    assert first["step"] == last["step"] == 30
+
+
+def loop_of_copies(config):
+    """A loop over a model that is not sharded: each worker has a copy, and adds the gradients up by itself."""
+    import torch.distributed as dist
+
+    state, loader = loops.build(config)
+    seen = []
+    state.on_change = lambda change: seen.append(change.workers)
+
+    def weigh(p):
+        p.grad.mul_(state.samples / state.global_samples)
+        dist.all_reduce(p.grad)
+
+    for p in state.model.parameters():
+        p.register_post_accumulate_grad_hook(weigh)
+    for batch in steps(loader, state, epochs=config["epochs"]):
+        report(loops.train_step(state, batch))
+        if state.step in config["changes"]:
+            shoal.wait([state.gang._next], timeout=120)
+    return {"rank": get_context().get_world_rank(), "world": get_context().get_world_size(), "seen": seen, "step": state.step}
+
+
+def test_new_workers_get_the_generators_of_random_numbers():
+    result = Scaler({2: 1, 5: 3}).trainer.fit()
+    assert len({r["random"] for r in result.returns}) == 1  # each loop draws once, behind its last step
+
+
+def test_the_same_number_changes_nothing_and_other_numbers_are_refused():
+    errors = []
+
+    def refused(scaler):
+        for wrong in (0, 5, "3", None):
+            with pytest.raises(InvalidArgument, match="is no number of workers from 1 to 4"):
+                scaler.trainer.scale(wrong)
+            errors.append(wrong)
+
+    scaler = Scaler({2: 4})
+    plain_reported = scaler.reported
+
+    def reported(metrics):
+        plain_reported(metrics)
+        if metrics["step"] == 2:
+            refused(scaler)
+
+    scaler.trainer._on_report = reported
+    scaler.trainer._config["changes"] = []
+    result = scaler.trainer.fit()
+    assert errors == [0, 5, "3", None]
+    assert result.changes == []
+    assert shoal.get(scaler.answers) == [Change(1, 4, 4)]
+
+
+def test_scale_needs_an_elastic_training_that_runs():
+    with pytest.raises(InvalidArgument, match="trains nothing now"):
+        Scaler({}).trainer.scale(2)
+    errors = []
+
+    def scale(metrics):
+        try:
+            trainer.scale(2)
+        except InvalidArgument as error:
+            errors.append(str(error))
+
+    trainer = Trainer(loop_that_reports_once, scaling_config=ScalingConfig(1), on_report=scale)
+    trainer.fit()
+    assert len(errors) == 1
+    assert "fixed at 1" in errors[0]
+
+
+def loop_that_reports_once():
+    report({})
+
+
+@pytest.mark.parametrize("bounds", [(0, 2), (3, 2), (1, 2, 3), ("1", "2"), ()])
+def test_bounds_that_make_no_sense_are_refused(bounds):
+    with pytest.raises(InvalidArgument, match="num_workers is a number from 1 on, or"):
+        ScalingConfig(bounds)
+
+
+def loop_whose_newcomers_fail(config):
+    if get_context().get_world_size() == 1:  # a new worker, before it joins
+        raise ValueError("no disk on this host")
+    state, loader = loops.build(config)
+    for batch in steps(loader, state, epochs=1_000_000):
+        report(loops.train_step(state, batch))
+        if state.step in config["changes"][:1]:
+            shoal.wait([state.gang._next], timeout=120)
+        ends = bool(shoal.get(config["log"].all.remote())) if get_context().get_world_rank() == 0 else False
+        if state.mean(ends) > 0:
+            break
+    return get_context().get_world_size()
+
+
+def test_a_new_worker_whose_loop_fails_does_not_stop_the_training(log, capfd):
+    scaler = Scaler({1: 2, 3: 4}, loop=loop_whose_newcomers_fail, bounds=(2, 4), log=log)
+    plain_reported = scaler.reported
+
+    def reported(metrics):
+        plain_reported(metrics)
+        if len(scaler.answers) == 2 and shoal.wait(scaler.answers[1:], timeout=0)[0]:
+            log.add.remote("the request has failed")
+
+    scaler.trainer._on_report = reported
+    result = scaler.trainer.fit()
+    with pytest.raises(InvalidArgument, match=r"(?s)the number of workers was not changed: .*no disk on this host"):
+        shoal.get(scaler.answers[1])
+    assert [c.workers for c in result.changes] == [2]
+    assert result.returns == [2, 2]
+    assert len(result.failures) == 1
+    assert "no disk on this host" in result.failures[0]
+    assert "failed before it joined, and the training goes on" in capfd.readouterr().err
+
+
+def loop_that_leaves_noisily(config):
+    state, loader = loops.build(config)
+    try:
+        for batch in steps(loader, state, epochs=config["epochs"]):
+            report(loops.train_step(state, batch))
+            if state.step in config["changes"]:
+                shoal.wait([state.gang._next], timeout=120)
+    except Exception:
+        raise AssertionError("a worker that leaves raises no Exception") from None
+    finally:
+        if get_context().get_world_rank() > 0:
+            raise ValueError("an error while the loop unwinds")
+    return state.step
+
+
+def test_an_error_in_the_loop_of_a_worker_that_leaves_is_not_the_trainings():
+    assert Scaler({2: 1}, loop=loop_that_leaves_noisily, bounds=(1, 2)).trainer.fit().returns == [5 * EPOCHS]
+
+
+def loop_that_dies(config):
+    import os
+    import signal
+
+    state, loader = loops.build(config)
+    for batch in steps(loader, state, epochs=config["epochs"]):
+        report(loops.train_step(state, batch))
+        if state.step == 3 and get_context().get_world_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_fails_the_training_with_the_first_cause():
+    with pytest.raises(ActorDiedError, match="SIGKILL"):
+        Scaler({}, loop=loop_that_dies, bounds=(1, 2)).trainer.fit()
+
+
+def loop_with_a_list(config):
+    for batch in steps([1, 2, 3], State()):
+        report({"batch": batch})
+
+
+def test_an_elastic_training_reports_a_loader_that_cannot_be_divided():
+    with pytest.raises(InvalidArgument, match=r"takes a torch\.utils"):
+        Trainer(loop_with_a_list, train_loop_config={}, scaling_config=ScalingConfig((1, 2))).fit()
