@@ -41,6 +41,7 @@ nb::dict dict_of(const actors::NodeRow& r) {
   d["available"] = resources_dict(r.available);
   d["labels"] = r.labels;
   d["cordoned"] = r.scheduling() != actors::NodeScheduling::kSchedulable;
+  d["draining"] = r.scheduling() == actors::NodeScheduling::kDraining;
   return d;
 }
 

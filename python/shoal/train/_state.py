@@ -77,7 +77,7 @@ class State:
     def mean(self, value: Any) -> float:
         """Returns the mean of ``value`` (a number, or a tensor of one element) over the current batch: each worker's value counts by its
         samples. Every worker has to call it."""
-        value = float(value)
+        value = float(value.detach() if torch.is_tensor(value) else value)
         if self.gang is None or self.gang.size == 1:
             return value
         total, weight = self.gang.sum([value * self.samples if self.samples else 0.0, self.samples])

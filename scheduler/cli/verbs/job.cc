@@ -27,15 +27,6 @@ namespace {
 
 int by_outcome(JobState state) { return state == JobState::kFailed || state == JobState::kStopped ? kFailed : kOk; }
 
-// Fetches the whole row, because a list has only the first line of a cause.
-Result<JobRow> find_job(Client& head, const std::string& id) {
-  SHOAL_TRY(const auto jobs, head.list(actors::ListRequest::What::kJobs));
-  const auto it =
-      std::find_if(jobs.jobs.begin(), jobs.jobs.end(), [&](const JobRow& j) { return j.submission.id == id || to_string(j.id) == id; });
-  if (it == jobs.jobs.end()) return fail(not_found("no job " + id).with_hint("see shoal job list"));
-  return head.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{it->id}));
-}
-
 const std::string& name_of(const JobRow& row, const std::string& otherwise) {
   return row.submission.id.empty() ? otherwise : row.submission.id;
 }
@@ -114,6 +105,14 @@ int follow(const Common& common, ClusterConnection& cluster, const JobRow& job, 
 }
 
 }  // namespace
+
+Result<JobRow> find_job(Client& head, const std::string& id) {
+  SHOAL_TRY(const auto jobs, head.list(actors::ListRequest::What::kJobs));
+  const auto it =
+      std::find_if(jobs.jobs.begin(), jobs.jobs.end(), [&](const JobRow& j) { return j.submission.id == id || to_string(j.id) == id; });
+  if (it == jobs.jobs.end()) return fail(not_found("no job " + id).with_hint("see shoal job list"));
+  return head.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{it->id}));
+}
 
 int job_submit(const Common& common, const JobOptions& o) {
   bool names_folder = false;

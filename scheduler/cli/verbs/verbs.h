@@ -10,6 +10,7 @@
 #include "scheduler/cli/verbs/memory.h"
 #include "scheduler/cli/verbs/metrics.h"
 #include "scheduler/cli/verbs/microbenchmark.h"
+#include "scheduler/cli/verbs/scale.h"
 #include "scheduler/cli/verbs/stack.h"
 #include "scheduler/cli/verbs/start.h"
 #include "scheduler/cli/verbs/status.h"
@@ -24,9 +25,9 @@ namespace shoal::scheduler::cli {
 void add_health_check(CommandLine& line);
 
 inline constexpr void (*kVerbs[])(CommandLine&) = {
-    add_start,    add_stop,           add_status,  add_health_check, add_stack,  add_memory,     add_metrics,
-    add_timeline, add_microbenchmark, add_cordon,  add_uncordon,     add_drain,  add_drain_node, add_list,
-    add_get,      add_describe,       add_summary, add_logs,         add_submit, add_job,        add_doctor,
+    add_start,          add_stop,   add_status,   add_health_check, add_stack,      add_memory, add_metrics, add_timeline,
+    add_microbenchmark, add_cordon, add_uncordon, add_drain,        add_drain_node, add_list,   add_get,     add_describe,
+    add_summary,        add_logs,   add_submit,   add_job,          add_scale,      add_doctor,
 };
 
 }  // namespace shoal::scheduler::cli
