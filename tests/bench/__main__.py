@@ -9,7 +9,8 @@ from pathlib import Path
 from launch import PEERS
 from report import load
 
-BENCHES = ["first", "actors", "step", "spmd", "parity", "collectives", "calls", "hosts", "hosts_calls", "head", "optim", "peak", "soak"]
+BENCHES = ["first", "actors", "step", "spmd", "parity", "collectives", "calls", "hosts", "hosts_calls", "head", "optim", "peak"]
+BENCHES += ["elastic", "soak"]
 MODULES = {"hosts": "hosts_data"}  # where the name is that of another module, tests/integration/hosts.py
 
 

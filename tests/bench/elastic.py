@@ -1,0 +1,83 @@
+"""Pauses of an elastic training, 2 -> 4 -> 3 -> 1 -> 2 workers, beside a step and beside a restart by torchrun (about 6 minutes)."""
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+from launch import OURS, PEERS, Failed, run, say, torchrun, version
+from report import Report, Row
+
+CHANGES = "4,3,1,2"
+ROWS = [
+    Row("pause of a change beside a step", "s", "pause", "step after it", goal=("<=", 1.0), paired=True),
+    Row("pause of a change beside a restart by torchrun", "s", "pause", "restart of torchrun", goal=("<=", 0.05)),
+    Row("  of which the training stands still for the change", "s", "change", "restart of torchrun"),
+    Row("largest difference of a loss from the fixed size, relative", "", "loss difference", "allowed difference", goal=("<=", 1.0)),
+    Row("bytes that went to other owners beside the model's state", "MB", "moved", "state of the model"),
+]
+ALLOWED = 1e-5
+
+
+def add_options(parser):
+    parser.add_argument("--config", default="M", help="of gpt.py")
+    parser.add_argument("--rounds", type=int, default=2, help="repetitions, ours and the peer in turn")
+
+
+def measure(options) -> Report:
+    report = Report("elastic", ROWS)
+    for folder in (OURS, PEERS):
+        report.versions[f"{folder.parent.name} torch"] = version(folder / "python", "torch")
+    for r in range(options.rounds):
+        for name, job in (("elastic training", _elastic), ("restart of torchrun", _restart)):
+            say(f"bench elastic: round {r + 1} of {options.rounds}: {name}")
+            try:
+                for series, values in job(options.config).items():
+                    report.add(series, values)
+            except Failed as error:
+                report.failures[name] = str(error)
+                say(f"bench elastic: {name} failed: {error}")
+    return report
+
+
+def _figures(*args) -> dict:
+    return json.loads(run([OURS / "python", "elastic_train.py", *args], limit=600).splitlines()[-1])
+
+
+def _elastic(config: str) -> dict[str, list[float]]:
+    elastic = _figures("--config", config, "--workers", "2", "--changes", CHANGES)
+    steps = elastic["steps"]
+    fixed = _figures("--config", config, "--workers", "2", "--steps", str(len(steps)))["steps"]
+    difference = max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(steps, fixed, strict=True))
+    changes = elastic["changes"][-len(CHANGES.split(",")) :]  # without the first one, from as many as fit to two
+    pauses, after = [], []
+    for change in changes:
+        pause, step = pause_of(steps, "generation", change["generation"])
+        pauses.append(pause)
+        after.append(step)
+    return {
+        "pause": pauses,
+        "step after it": after,
+        "change": [c["seconds"] for c in changes],
+        "loss difference": [difference],
+        "allowed difference": [ALLOWED],
+        "moved": [c["moved_bytes"] / 1e6 for c in changes],
+        "state of the model": [elastic["state_bytes"] / 1e6],
+    }
+
+
+def _restart(config: str) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench.") as folder:
+        argv = torchrun(PEERS, "elastic_restart.py", "--config", config, "--folder", folder)
+        argv[argv.index("--standalone")] = "--max-restarts=3"
+        run(argv, limit=600)
+        steps = [json.loads(line) for line in Path(folder, "steps").read_text().splitlines()]
+    return {"restart of torchrun": [pause_of(steps, "restart", n)[0] for n in range(1, steps[-1]["restart"] + 1)]}
+
+
+def pause_of(steps: list[dict], key: str, value: int) -> tuple[float, float]:
+    """Returns (pause, step): how much longer the first step with ``key`` took than a later one, and the duration of such a step."""
+    first = next(i for i, s in enumerate(steps) if s[key] == value)
+    later = [b["at"] - a["at"] for a, b in zip(steps[first:], steps[first + 1 :], strict=False) if b[key] == value and "saved" not in b]
+    step = statistics.median(later)
+    return steps[first]["at"] - steps[first - 1]["at"] - step, step
