@@ -283,6 +283,9 @@ class Run:
 
     def _completed(self, g: m.Generation) -> None:
         if g.number == 1:
+            if self._setup.elastic:
+                bounds = f"{self._membership.minimum} to {self._membership.maximum}"
+                _say(f"{len(g.members)} of {bounds} workers train; shoal scale {self._session.job} --workers N changes that")
             return
         seconds, moved = max(s for s, _ in self._paused), sum(b for _, b in self._paused)
         change = Change(g.number, len(g.previous), len(g.members), seconds, moved)
