@@ -184,7 +184,7 @@ def test_any_error_on_one_rank_is_raised_on_all(saved, tmp_path, what):
 
         model, optimizer = make(config)
         if dist.get_rank() == 1:
-            _save.save_file = _load._match_model = fail
+            _save.write_file = _load._match_model = fail
         try:
             if config["what"] == "save":
                 checkpoint.save(config["to"], model, optimizer)
@@ -214,7 +214,7 @@ def test_a_death_while_saving_keeps_the_previous_checkpoint(saved, tmp_path):
         checkpoint.save(config["path"], model, optimizer, state={"which": "old"})
         step(model, optimizer)
         if dist.get_rank() == 1:
-            _save.save_file = lambda *_: os._exit(7)
+            _save.write_file = lambda *_: os._exit(7)
         checkpoint.save(config["path"], model, optimizer, state={"which": "new"})
 
     with pytest.raises((TaskError, shoal.exceptions.ShoalError)):

@@ -1,73 +1,139 @@
-"""Reads a checkpoint at any world size: each rank takes its rows from the pieces that have them."""
+"""Reads a checkpoint at any world size and mesh: each rank takes its parts from the pieces that have them."""
 
 from __future__ import annotations
 
-import math
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from shoal.checkpoint._manifest import Manifest, Tensor, damaged, read_manifest
-from shoal.checkpoint._ranks import Ranks, checksum, elsewhere, local, named_tensors, parameter_names
+from shoal.checkpoint._formats import arrange, open_checkpoint
+from shoal.checkpoint._manifest import FORMAT, Manifest, Tensor
+from shoal.checkpoint._memory import plain
+from shoal.checkpoint._ranks import Model, Ranks, elsewhere, named_tensors, parameter_names, parts_of
+from shoal.checkpoint._read import Reader
 from shoal.exceptions import InvalidArgument
 
 
-def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
+def load(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None = None, *, streaming: bool = False) -> dict[str, Any]:
     """Loads the model and, if given, the optimizer from the checkpoint in the folder ``path``. Returns the ``state`` saved with it.
 
-    Every rank of a sharded model must call it. The world size may differ from that of ``save``, down to a plain model in one process.
-    The optimizer's class may differ if its state is the same (``torch.optim.AdamW`` and ``shoal.optim.AdamW``). Options of parameter
-    groups (``lr`` and so on) come from the checkpoint. Checksums are verified, and nothing changes unless every rank has read its part.
+    ``path``: a checkpoint of ``save``, a folder of torch.distributed.checkpoint (DCP), or one of Hugging Face's safetensors, which has no
+    optimizer. ``model``: as in ``save``. Every rank of a sharded model must call it. World size and mesh may differ from those of the
+    save, down to a plain model in one process. The optimizer's class may differ if its state is the same (``torch.optim.AdamW`` and
+    ``shoal.optim.AdamW``). Options of parameter groups (``lr`` and so on) come from the checkpoint.
+    Hashes are verified, where the format has them. Nothing changes unless every rank has read its part: until then this rank's part lies
+    in memory twice. ``streaming``: reads into place instead, and needs 49 MiB per rank beside the model and the optimizer; after a
+    DataLoss their values are undefined.
     Raises NotFound, DataLoss, InvalidArgument (a foreign folder or another model) or Unimplemented (a later format, or options that the
     optimizer lacks). An error on one rank is raised on all.
     """
     tensors, tied = named_tensors(model)
     ranks = Ranks(tensors.values())
+    windowed = isinstance(model, nn.Module) and any(hasattr(t, "_shoal_state") for t in tensors.values())
+    streaming = streaming and isinstance(model, nn.Module)
+    loading = _Loading(path, tensors, tied, optimizer, streaming)
 
-    def read() -> tuple[Manifest, dict[str, torch.Tensor], dict[str, dict[str, Any]], list[list[str]]]:
-        manifest = read_manifest(path)
-        _match_model(manifest, tensors, tied, path)
-        names = parameter_names(optimizer, tensors) if optimizer is not None else []
-        if optimizer is not None:
-            _match_optimizer(manifest, names, path)
-            if check := getattr(type(optimizer), "check_options", None):
-                for group in manifest.groups:
-                    check(group.options)
-        with ExitStack() as stack:
-            reader = _Reader(Path(path), manifest, ranks, stack)
-            values = {name: reader.like("model", name, manifest.tensors[manifest.tied.get(name, name)], t) for name, t in tensors.items()}
-            moments = {
-                name: {key: _moment(reader, name, key, v, tensors[name]) for key, v in manifest.optimizer_state.get(name, {}).items()}
-                for group in names
-                for name in group
-            }
-        return manifest, values, moments, names
+    def window():
+        return _write_window(model) if windowed else nullcontext()
 
-    manifest, values, moments, names = ranks.agree(read)
-    with torch.no_grad(), _write_window(model) if ranks.group is not None else nullcontext():
-        for name, value in values.items():
-            local(tensors[name], name)[0].copy_(value)
-    if optimizer is not None:
-        for saved, group, of in zip(manifest.groups, optimizer.param_groups, names, strict=True):
-            for key, value in saved.options.items():
-                if key in group:
-                    group[key] = _like(value, group[key])
-            for name, p in zip(of, group["params"], strict=True):
-                optimizer.state.pop(p, None)
-                if moments[name]:
-                    optimizer.state[p] = moments[name]
-    return manifest.state
+    def prepare() -> None:
+        loading.prepare()
+        if not streaming:
+            loading.reader.run()
+
+    try:
+        ranks.agree(prepare)
+        with torch.no_grad(), window():
+            if streaming:
+                ranks.agree(loading.reader.run)
+                torch.autograd.graph.increment_version([local for t in tensors.values() for local, _ in parts_of(t, "")])
+            loading.apply()
+    finally:
+        if loading.reader is not None:
+            loading.reader.close()
+    return loading.manifest.state
 
 
 def _write_window(model: nn.Module):
     from shoal import fsdp  # late: only sharded models need shoal.fsdp
 
     return fsdp.write(model)
+
+
+@dataclass
+class _Loading:
+    """One load: the values that are read, and their places."""
+
+    path: str | Path
+    tensors: dict[str, torch.Tensor]
+    tied: dict[str, str]
+    optimizer: torch.optim.Optimizer | None
+    streaming: bool
+    manifest: Manifest | None = None
+    reader: Reader | None = None
+    names: list[list[str]] = field(default_factory=list)  # names of the optimizer's parameters, by group
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # part in the model, value
+    moments: dict[str, dict[str, Any]] = field(default_factory=dict)  # by parameter and key
+
+    def prepare(self) -> None:
+        """Reads the manifest, matches it with the model, and queues the reads."""
+        store, manifest = open_checkpoint(self.path)
+        self.names = parameter_names(self.optimizer, self.tensors) if self.optimizer is not None else []
+        if manifest.format != FORMAT:
+            manifest = arrange(manifest, self.tensors, self.tied, self.names)
+        self.manifest = manifest
+        _match_model(manifest, self.tensors, self.tied, self.path)
+        if self.optimizer is not None:
+            _match_optimizer(manifest, self.names, self.path)
+            if check := getattr(type(self.optimizer), "check_options", None):
+                for group in manifest.groups:
+                    check(group.options)
+        self.reader = Reader(store, manifest)
+        for name, t in self.tensors.items():
+            saved = manifest.tensors[manifest.tied.get(name, name)]
+            for local, offset in parts_of(t, name):
+                out = plain(local) if self.streaming else torch.empty(local.shape, dtype=t.dtype)
+                self.reader.want(name, saved, (offset, tuple(local.shape)), out)
+                if not self.streaming:
+                    self.copies.append((local, out))
+        for of in self.names:
+            for name in of:
+                saved = manifest.optimizer_state.get(name, {})
+                self.moments[name] = {key: self._moment(name, key, v, self.tensors[name]) for key, v in saved.items()}
+
+    def _moment(self, name: str, key: str, saved: Any, p: torch.Tensor) -> Any:
+        """Queues one value of the optimizer's state. A tensor of the parameter's shape is sharded as the parameter is."""
+        if not isinstance(saved, Tensor):
+            return saved
+        dtype = getattr(torch, saved.dtype)
+        if saved.shape and saved.shape == tuple(p.size()):
+            present = self.optimizer.state.get(p, {}).get(key) if self.streaming else None
+            if not isinstance(present, torch.Tensor) or (present.size(), present.dtype) != (p.size(), dtype):
+                present = torch.zeros_like(p, dtype=dtype, requires_grad=False)
+        else:
+            present = torch.empty(saved.shape, dtype=dtype)
+        for local, offset in parts_of(present, f"{name}/{key}"):
+            self.reader.want(f"{name}/{key}", saved, (offset, tuple(local.shape)), plain(local))
+        return present
+
+    def apply(self) -> None:
+        """Puts the values into the model and the optimizer."""
+        for local, value in self.copies:
+            local.copy_(value)
+        if self.optimizer is None:
+            return
+        for saved, group, of in zip(self.manifest.groups, self.optimizer.param_groups, self.names, strict=True):
+            for key, value in saved.options.items():
+                if key in group:
+                    group[key] = _like(value, group[key])
+            for name, p in zip(of, group["params"], strict=True):
+                self.optimizer.state.pop(p, None)
+                if self.moments[name]:
+                    self.optimizer.state[p] = self.moments[name]
 
 
 def _like(value: Any, current: Any) -> Any:
@@ -86,10 +152,10 @@ def _match_model(manifest: Manifest, tensors: dict[str, torch.Tensor], tied: dic
     for name, t in tensors.items():
         saved = manifest.tensors[manifest.tied.get(name, name)]
         dtype = str(t.dtype).removeprefix("torch.")
-        if (saved.shape, saved.dtype) != (tuple(t.shape), dtype):
-            raise _of_another(path, f"{name} is {saved.dtype}{list(saved.shape)} there and {dtype}{list(t.shape)} here")
-        if t.device.type != "cpu":
-            raise InvalidArgument(f"{name} is on {t.device}", hint=elsewhere(t.device, "model.to_empty(device='cpu') if it is on meta"))
+        if (saved.shape, saved.dtype) != (tuple(t.size()), dtype):
+            raise _of_another(path, f"{name} is {saved.dtype}{list(saved.shape)} there and {dtype}{list(t.size())} here")
+        if (device := getattr(t, "device", torch.device("cpu"))).type not in ("cpu", "cuda"):
+            raise InvalidArgument(f"{name} is on {device}", hint=elsewhere(device, "model.to_empty(device='cpu') if it is on meta"))
 
 
 def _match_optimizer(manifest: Manifest, names: list[list[str]], path) -> None:
@@ -105,51 +171,3 @@ def _of_another(path, what: str) -> InvalidArgument:
         reason="CheckpointOfAnother",
         hint="build the model as it was when it was saved",
     )
-
-
-def _moment(reader: _Reader, name: str, key: str, saved: Any, p: torch.Tensor) -> Any:
-    """Reads one value of the optimizer's state. A tensor of the parameter's shape is sharded as the parameter is."""
-    if not isinstance(saved, Tensor):
-        return saved
-    tensor_name = f"{name}/{key}"
-    if saved.shape and saved.shape == tuple(p.shape):
-        like = torch.zeros_like(p, dtype=getattr(torch, saved.dtype), requires_grad=False)
-        local(like, tensor_name)[0].copy_(reader.like("optimizer", tensor_name, saved, like))
-        return like
-    return reader.rows("optimizer", tensor_name, saved, 0, saved.num_rows)
-
-
-class _Reader:
-    """Reads and verifies rows of saved tensors. Each file is opened once, when needed."""
-
-    def __init__(self, path: Path, manifest: Manifest, ranks: Ranks, stack: ExitStack):
-        self._path, self._folder, self._ranks, self._stack = path, path / manifest.folder, ranks, stack
-        self._files: dict[str, Any] = {}
-
-    def like(self, kind: str, name: str, saved: Tensor, t: torch.Tensor) -> torch.Tensor:
-        """Reads this rank's part of a tensor sharded as ``t`` is."""
-        begin, end = self._ranks.rows(saved.num_rows) if isinstance(t, DTensor) else (0, saved.num_rows)
-        return self.rows(kind, name, saved, begin, end)
-
-    def rows(self, kind: str, name: str, saved: Tensor, begin: int, end: int) -> torch.Tensor:
-        rest = saved.shape[1:]
-        out = torch.empty((end - begin, *rest), dtype=getattr(torch, saved.dtype))
-        for piece in saved.pieces:
-            low, high = max(begin, piece.begin), min(end, piece.end)
-            if low < high:
-                whole = self._piece(name, piece, math.prod((piece.end - piece.begin, *rest)), out.dtype).reshape(-1, *rest)
-                out[low - begin : high - begin] = whole[low - piece.begin : high - piece.begin]
-        return out if saved.shape else out.reshape(())
-
-    def _piece(self, name: str, piece, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        try:
-            if piece.file not in self._files:
-                self._files[piece.file] = self._stack.enter_context(safe_open(self._folder / piece.file, framework="pt"))
-            t = self._files[piece.file].get_tensor(name)
-        except FileNotFoundError:
-            raise damaged(self._path, f"{self._folder.name}/{piece.file} is missing") from None
-        except (SafetensorError, OSError) as error:
-            raise damaged(self._path, f"{self._folder.name}/{piece.file} cannot be read ({error})") from None
-        if t.numel() != numel or t.dtype != dtype or checksum(t) != piece.sha256:
-            raise damaged(self._path, f"the bytes of {name} in {self._folder.name}/{piece.file} are not those that were saved")
-        return t

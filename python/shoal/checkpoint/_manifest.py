@@ -1,4 +1,4 @@
-"""The manifest: a checkpoint's tensors, their sharding, and the files of their pieces. Plain values, without torch."""
+"""The manifest: a checkpoint's tensors, their sharding, and the places of their pieces in files. Plain values, without torch."""
 
 from __future__ import annotations
 
@@ -6,34 +6,69 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unimplemented
+from shoal.checkpoint import _boxes
+from shoal.exceptions import DataLoss, InvalidArgument, Unimplemented
 
-FORMAT, VERSION = "shoal.checkpoint", 1
+FORMAT, VERSION = "shoal.checkpoint", 2
 FILE = "manifest.json"
 MAX_BYTES = 256 << 20  # limit for a manifest: a million tensors on eight ranks
-# The shards' folder is named by a hash of their checksums: equal contents have equal names.
+CHUNK = 16 << 20  # bytes of a piece under one hash: what a reader holds to verify it
 FOLDER = re.compile(r"[0-9a-f]{16}")
 _SHARD = re.compile(r"[A-Za-z0-9-]+\.safetensors")
+# By torch's name: the code of safetensors, and the bytes of an element.
+DTYPES = {
+    "float64": ("F64", 8),
+    "complex64": ("C64", 8),
+    "int64": ("I64", 8),
+    "uint64": ("U64", 8),
+    "float32": ("F32", 4),
+    "int32": ("I32", 4),
+    "uint32": ("U32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int16": ("I16", 2),
+    "uint16": ("U16", 2),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "int8": ("I8", 1),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``begin`` to ``end`` (of dim 0) of a tensor, in ``file``. ``sha256``: the checksum of their bytes."""
+    """The part of a tensor from ``offset``, of ``shape``, whose elements lie in ``file`` from byte ``at``, in row-major order.
+    ``sha256``: the hash of each ``CHUNK`` bytes of it; empty in formats without hashes."""
 
     file: str
-    begin: int
-    end: int
-    sha256: str
+    at: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    sha256: tuple[str, ...] = ()
+
+    @property
+    def box(self) -> _boxes.Box:
+        return self.offset, self.shape
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the checkpoint: its size, and size and hash of the header in front of the tensors."""
+
+    num_bytes: int
+    header_bytes: int = 0
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A saved tensor. ``sharding``: ``Shard(0)`` or ``Replicate()`` over the ranks that saved it. A tensor without dimensions has one
-    row."""
+    """A saved tensor. ``sharding``: its placements on the mesh that saved it, such as ``Shard(0)`` or ``Replicate()``."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -41,8 +76,8 @@ class Tensor:
     pieces: tuple[Piece, ...]
 
     @property
-    def num_rows(self) -> int:
-        return self.shape[0] if self.shape else 1
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype][1]
 
 
 @dataclass(frozen=True)
@@ -56,7 +91,8 @@ class Group:
 @dataclass(frozen=True)
 class Manifest:
     """The content of ``manifest.json``. ``tensors``: by name; ``tied``: further name -> name; ``optimizer_state``: by parameter and key, a
-    Tensor or a plain value."""
+    Tensor or a plain value. ``format`` and ``values`` (which are no tensors) differ from
+    their defaults in checkpoints of other programs."""
 
     world_size: int
     folder: str
@@ -66,49 +102,56 @@ class Manifest:
     groups: tuple[Group, ...] = ()
     optimizer_state: dict[str, dict[str, Any]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, File] = field(default_factory=dict)
+    format: str = FORMAT
+    values: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        body = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        body = {"version": VERSION, **asdict(self)}
+        del body["values"]
         for name, of in self.optimizer_state.items():
             body["optimizer_state"][name] = {k: {"tensor": asdict(v)} if isinstance(v, Tensor) else {"value": v} for k, v in of.items()}
         return json.dumps({**body, "sha256": _checksum(body)}, indent=1, sort_keys=True) + "\n"
+
+    def all_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, those of the optimizer as PARAMETER/KEY."""
+        yield from self.tensors.items()
+        for name, of in self.optimizer_state.items():
+            yield from ((f"{name}/{key}", t) for key, t in of.items() if isinstance(t, Tensor))
+
+    def with_pieces(self, place) -> Manifest:
+        """Returns the manifest with ``place(kind, name, tensor)`` instead of each tensor."""
+        return replace(
+            self,
+            tensors={n: place("model", n, t) for n, t in self.tensors.items()},
+            optimizer_state={
+                n: {k: place("optimizer", f"{n}/{k}", t) if isinstance(t, Tensor) else t for k, t in of.items()}
+                for n, of in self.optimizer_state.items()
+            },
+        )
 
 
 def _checksum(body: dict) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def read_manifest(path: str | Path) -> Manifest:
-    """Reads the manifest of the checkpoint in the folder ``path``, without its tensors.
+def parse_manifest(text: bytes, path: str | Path) -> Manifest:
+    """Returns the manifest of the checkpoint in the folder ``path``, which errors name.
 
-    Raises NotFound for a missing checkpoint, InvalidArgument for a folder with other data, Unimplemented for another format version,
-    DataLoss for damage.
+    Raises InvalidArgument for other data, Unimplemented for another format version, DataLoss for damage.
     """
-    file = Path(path) / FILE
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            raise _foreign(path, f"its {FILE} has more than {MAX_BYTES >> 20} MiB")
-        text = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(
-            f"there is no checkpoint in {path}",
-            reason="CheckpointMissing",
-            hint=f"a checkpoint is a folder with a {FILE}; look at the path",
-        ) from None
-    except OSError as error:
-        raise InvalidArgument(f"the checkpoint in {path} cannot be read: {error.strerror}", reason="CheckpointUnreadable") from None
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
         if FORMAT.encode() in text:
             raise damaged(path, f"its {FILE} is no longer valid JSON") from None
-        raise _foreign(path, f"its {FILE} is not JSON") from None
+        raise foreign(path, f"its {FILE} is not JSON") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise _foreign(path, f"its {FILE} does not state format: {FORMAT}")
+        raise foreign(path, f"its {FILE} does not state format: {FORMAT}")
     if body.get("version") != VERSION:
         raise Unimplemented(
             f"the checkpoint in {path} has format version {body.get('version')!r}; this release reads version {VERSION}",
-            hint="load it with the release that wrote it, or a later one",
+            hint="load it with the release that wrote it, and save it with this one",
         )
     stated = body.pop("sha256", None)
     if stated != _checksum(body):
@@ -127,7 +170,7 @@ def damaged(path: str | Path, what: str) -> DataLoss:
     )
 
 
-def _foreign(path: str | Path, what: str) -> InvalidArgument:
+def foreign(path: str | Path, what: str) -> InvalidArgument:
     return InvalidArgument(
         f"{path} holds no checkpoint of Shoal: {what}",
         reason="NotACheckpoint",
@@ -136,28 +179,41 @@ def _foreign(path: str | Path, what: str) -> InvalidArgument:
 
 
 def _parse(body: dict) -> Manifest:
-    fields = {k: v for k, v in body.items() if k not in ("format", "version")}
-    fields["tensors"] = {name: _tensor(t) for name, t in fields["tensors"].items()}
+    fields = {k: v for k, v in body.items() if k != "version"}
+    fields["files"] = files = {name: File(**f) for name, f in fields["files"].items()}
+    fields["tensors"] = {name: _tensor(t, files) for name, t in fields["tensors"].items()}
     fields["optimizer_state"] = {
-        name: {key: _tensor(v["tensor"]) if "tensor" in v else v["value"] for key, v in of.items()}
+        name: {key: _tensor(v["tensor"], files) if "tensor" in v else v["value"] for key, v in of.items()}
         for name, of in fields["optimizer_state"].items()
     }
     fields["groups"] = tuple(Group(dict(g["options"]), tuple(g["parameters"])) for g in fields["groups"])
     _expect(FOLDER.fullmatch(fields["folder"]), "folder")
+    for name, f in files.items():
+        _expect(_SHARD.fullmatch(name), "file")
+        _expect(0 < f.header_bytes <= f.num_bytes, "header")
+    _expect(all(name in fields["tensors"] for name in fields["tied"].values()), "tied")
     return Manifest(**fields)
 
 
-def _tensor(t: dict) -> Tensor:
-    pieces = tuple(Piece(**p) for p in t["pieces"])
+def _tensor(t: dict, files: dict[str, File]) -> Tensor:
+    pieces = tuple(Piece(p["file"], p["at"], tuple(p["offset"]), tuple(p["shape"]), tuple(p["sha256"])) for p in t["pieces"])
     tensor = Tensor(tuple(t["shape"]), t["dtype"], t["sharding"], pieces)
-    _expect(all(type(n) is int and n >= 0 for n in tensor.shape), "shape")
-    _expect(all(_SHARD.fullmatch(p.file) for p in pieces), "file")
-    at = 0
-    for p in pieces:
-        _expect(p.begin == at and p.end > p.begin, "rows")
-        at = p.end
-    _expect(at == (tensor.num_rows if math.prod(tensor.shape) else 0), "rows")
+    _expect(tensor.dtype in DTYPES, "dtype")
+    check_pieces(tensor, files)
+    item = DTYPES[tensor.dtype][1]
+    _expect(all(len(p.sha256) == -(-math.prod(p.shape) * item // CHUNK) for p in pieces), "hashes")
     return tensor
+
+
+def check_pieces(t: Tensor, files: dict[str, File]) -> None:
+    """Raises ValueError unless the pieces cover the tensor, each element once, and lie inside of their files."""
+    _expect(all(type(n) is int and n >= 0 for n in t.shape), "shape")
+    _expect(all(type(n) is int for p in t.pieces for n in (p.at, *p.offset, *p.shape)), "piece")
+    _expect(_boxes.tile(t.shape, [p.box for p in t.pieces]), "rows")
+    item = DTYPES[t.dtype][1]
+    for p in t.pieces:
+        f = files[p.file]
+        _expect(f.header_bytes <= p.at and p.at + math.prod(p.shape) * item <= f.num_bytes, "bytes")
 
 
 def _expect(condition: object, what: str) -> None:

@@ -1,40 +1,37 @@
-"""The ranks that save or load a checkpoint together: their rows, agreement on errors, and names of tensors."""
+"""The ranks that save or load a checkpoint together: agreement on errors, the parts of tensors that each has, and names of tensors."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from shoal.exceptions import InvalidArgument, ResourceExhausted, ShoalError, TaskError, Unimplemented
+from shoal.exceptions import InvalidArgument, ShoalError, TaskError, Unimplemented
 
 T = TypeVar("T")
+Model = nn.Module | Mapping[str, Any]
+
+_groups: dict[tuple, dist.ProcessGroup] = {}  # made for checkpoints, by the default group, their ranks and purpose
 
 
 class Ranks:
-    """The ranks over which a model is sharded; a single rank for a plain model."""
+    """The ranks over which a model is sharded; a single rank for a plain model. ``apart``: their group is one that nothing else uses, so
+    that a thread may communicate in it. Then the constructor is collective at its first use."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor]):
+    def __init__(self, tensors: Iterable[torch.Tensor], apart: bool = False):
         meshes = {t.device_mesh for t in tensors if isinstance(t, DTensor)}
-        if any(m.ndim != 1 for m in meshes) or len({tuple(m.mesh.tolist()) for m in meshes if m.ndim == 1}) > 1:
-            raise Unimplemented("a model over several meshes cannot be saved or loaded", hint="shard all of it over one 1-D mesh")
-        self.group = next(iter(meshes)).get_group() if meshes else None
+        sharded = bool(meshes) or any(hasattr(t, "local_shards") for t in tensors)
+        self.several_meshes = len(meshes) > 1 or any(m.ndim > 1 for m in meshes)
+        self.group = _group(meshes, apart) if sharded else None
         self.rank = dist.get_rank(self.group) if self.group is not None else 0
         self.size = dist.get_world_size(self.group) if self.group is not None else 1
-
-    def rows(self, num_rows: int) -> tuple[int, int]:
-        """This rank's rows (begin, end), as torch.chunk(dim=0) divides them."""
-        piece = -(-num_rows // self.size)
-        return min(self.rank * piece, num_rows), min((self.rank + 1) * piece, num_rows)
 
     def agree(self, action: Callable[[], T]) -> T:
         """Runs ``action`` and returns its result. Collective: an error on one rank is raised on all. An error that is not Shoal's is a
@@ -64,13 +61,69 @@ class Ranks:
         return values
 
 
-def local(t: torch.Tensor, name: str) -> tuple[torch.Tensor, bool]:
-    """Returns (this rank's part of a tensor, True if it is sharded). Raises Unimplemented for placements other than Shard(0)."""
+def _group(meshes: set, apart: bool) -> dist.ProcessGroup:
+    """Returns the group of all ranks of the meshes."""
+    roots = [m._get_root_mesh() for m in meshes]
+    ranks = sorted({r for m in roots for r in m.mesh.flatten().tolist()}) or list(range(dist.get_world_size()))
+    if not apart:
+        if len(meshes) == 1 and (mesh := next(iter(meshes))).ndim == 1 and mesh.size() == len(ranks):
+            return mesh.get_group()
+        if len(ranks) == dist.get_world_size():
+            return dist.group.WORLD
+    key = (id(dist.group.WORLD), tuple(ranks), apart)
+    if key not in _groups:
+        _groups[key] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return _groups[key]
+
+
+def parts_of(t: torch.Tensor, name: str) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Returns this rank's parts of a tensor, each with its offset in the whole. Parts without elements are left out.
+
+    Raises Unimplemented for placements whose parts are no parts of the value.
+    """
+    if hasattr(t, "local_shards"):  # the ShardedTensor of FSDP1's state dicts
+        found = [(s.tensor, tuple(s.metadata.shard_offsets)) for s in t.local_shards()]
+    elif not isinstance(t, DTensor):
+        found = [(t, (0,) * t.dim())]
+    else:
+        if any(isinstance(p, Partial) for p in t.placements):
+            raise Unimplemented(f"{name} is placed as {t.placements}", hint="reduce it first: t.redistribute(placements=[Replicate()])")
+        shape, offset = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)
+        local = t.to_local()
+        if tuple(local.shape) != tuple(shape):
+            raise Unimplemented(f"{name} is placed as {t.placements}, and rank {dist.get_rank()} has {tuple(local.shape)} of it")
+        found = [(local, tuple(offset))]
+    return [(local.detach(), offset) for local, offset in found if local.numel()]
+
+
+def is_sharded(t: torch.Tensor) -> bool:
+    return isinstance(t, DTensor) or hasattr(t, "local_shards")
+
+
+def sharding_of(t: torch.Tensor) -> str:
+    if isinstance(t, DTensor):
+        return ", ".join(f"Shard({p.dim})" if hasattr(p, "dim") else f"{type(p).__name__.lstrip('_')}()" for p in t.placements)
+    return "Shard(0)" if hasattr(t, "local_shards") else "Replicate()"
+
+
+def is_first_replica(t: torch.Tensor, index: int) -> bool:
+    """True on one of the ranks that have the same part of a DTensor. ``index``: the tensor's number, which divides the work."""
     if not isinstance(t, DTensor):
-        return t.detach(), False
-    if tuple(t.placements) != (Shard(0),):
-        raise Unimplemented(f"{name} is placed as {t.placements}", hint="checkpoints hold tensors with Shard(0) and ordinary ones")
-    return t.detach().to_local(), True
+        return True
+    mesh = t.device_mesh
+    where = mesh.get_coordinate()
+    if where is None:
+        return False
+    copies = [(at, mesh.size(d)) for d, (at, p) in enumerate(zip(where, t.placements, strict=True)) if not hasattr(p, "dim")]
+    root = mesh._get_root_mesh()
+    if root is not mesh and root.mesh_dim_names and mesh.mesh_dim_names:  # a mesh of some dims: ranks along the others have copies
+        others = [d for d, name in enumerate(root.mesh_dim_names) if name not in mesh.mesh_dim_names]
+        copies += [(root.get_coordinate()[d], root.size(d)) for d in others]
+    for at, size in copies:
+        if at != index % size:
+            return False
+        index //= size
+    return True
 
 
 def elsewhere(device: torch.device, move: str) -> str:
@@ -80,13 +133,15 @@ def elsewhere(device: torch.device, move: str) -> str:
     return f"move the model to the CPU: {move}"
 
 
-def named_tensors(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Returns (parameters, as the optimizer holds them, and persistent buffers by name; further name -> name of tied tensors)."""
+def named_tensors(model: Model) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Returns (parameters, as the optimizer holds them, and persistent buffers by name; further name -> name of tied tensors).
+    ``model``: a module, or a state dict, perhaps nested."""
     tensors: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     names: dict[int, str] = {}
-    for name, t in model.state_dict(keep_vars=True).items():
-        if not isinstance(t, torch.Tensor):
+    entries = model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else _flat(model)
+    for name, t in entries.items():
+        if not isinstance(t, torch.Tensor) and not hasattr(t, "local_shards"):
             raise Unimplemented(f"{name} in the model's state dict is a {type(t).__name__}, not a tensor", hint="pass it in state=")
         if id(t) in names:
             tied[name] = names[id(t)]
@@ -94,6 +149,15 @@ def named_tensors(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, 
             names[id(t)] = name
             tensors[name] = t
     return tensors, tied
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise InvalidArgument(f"{prefix}{key!r} in the state dict is no name", hint="a state dict has names of tensors as keys")
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
+    return flat
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> list[list[str]]:
@@ -105,21 +169,4 @@ def parameter_names(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.T
     except KeyError:
         raise InvalidArgument(
             "the optimizer has a parameter that is not the model's", hint="make the optimizer of model.parameters(), after fully_shard"
-        ) from None
-
-
-def checksum(t: torch.Tensor) -> str:
-    return hashlib.sha256(t.contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
-
-
-@contextmanager
-def writing(path) -> Iterator[None]:
-    """Converts OSError, while a checkpoint is written to ``path``, into ResourceExhausted or InvalidArgument."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceExhausted(f"there is no space for the checkpoint in {path}", hint="free some, or save elsewhere") from None
-        raise InvalidArgument(
-            f"the checkpoint cannot be written to {path}: {error.strerror or error}", reason="CheckpointUnwritable"
         ) from None

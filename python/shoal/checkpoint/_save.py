@@ -4,62 +4,141 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
-import shutil
+import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import nn
 
 from shoal._objects.tensors import is_wrapper
-from shoal.checkpoint import _manifest
-from shoal.checkpoint._manifest import Group, Manifest, Piece, Tensor
-from shoal.checkpoint._ranks import Ranks, checksum, elsewhere, local, named_tensors, parameter_names, writing
-from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhausted, Unimplemented
+from shoal.checkpoint._manifest import DTYPES, File, Group, Manifest, Piece, Tensor
+from shoal.checkpoint._memory import plain
+from shoal.checkpoint._ranks import (
+    Model,
+    Ranks,
+    elsewhere,
+    is_first_replica,
+    is_sharded,
+    named_tensors,
+    parameter_names,
+    parts_of,
+    sharding_of,
+)
+from shoal.checkpoint._shards import Blocks, Layout, Part, lay_out, live_blocks, write_file
+from shoal.checkpoint._store import open_store, read_manifest, writing
+from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unimplemented
 
-_SAVING = ".saving"
+Pieces = dict[tuple[str, str], list[Piece]]  # by kind of file and name of tensor
 
 
-def save(
-    path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None
-) -> None:
+def save(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None) -> None:
     """Writes the model's parameters and buffers, the optimizer's state and ``state`` to the folder ``path``. Replaces a checkpoint there.
 
-    The model is plain or sharded by ``shoal.fsdp.fully_shard``. Every rank of a sharded model must call it with the same arguments, and
-    see the same folder; each writes its rows. ``state``: further values for resuming, of JSON's types; rank 0's are saved.
+    ``path``: a folder that all ranks see, or an address of fsspec such as ``s3://bucket/run``. ``model``: a module, plain or sharded by
+    ``shoal.fsdp.fully_shard`` or torch's, or a state dict of tensors, DTensors or ShardedTensors. Every rank of a sharded model must call
+    it with the same arguments; each writes its part. ``state``: further values for resuming, of JSON's types; rank 0's are saved.
     After a crash or a power cut the previous checkpoint remains. Only one job at a time may save to a path.
-    Raises InvalidArgument if ``path`` cannot be written or holds other data, ResourceExhausted for a full disk, Unimplemented for
-    unsupported tensors and optimizer states. An error on one rank is raised on all.
+    Beside the model it needs 32 MiB per rank. Raises InvalidArgument if ``path`` cannot be written or holds other data,
+    ResourceExhausted for a full disk, Unimplemented for unsupported tensors and optimizer states. An error on one rank is raised on all.
     """
-    path = Path(path)
     tensors, tied = named_tensors(model)
     ranks = Ranks(tensors.values())
-    temporary = path / _SAVING
-    ranks.agree(lambda: _begin(path, temporary, state) if ranks.rank == 0 else None)
-    shards = _Shards(ranks, temporary)
+    plan = ranks.agree(lambda: Plan(tensors, tied, optimizer, state, ranks))
+    write(path, plan, ranks, lambda _, layout: live_blocks(layout))
 
-    def write() -> dict[str, Any]:
-        described = _describe(shards, tensors, optimizer)
-        shards.write()
-        return described
 
-    described = ranks.agree(write)
-    pieces = ranks.gather(shards.pieces)
+class Plan:
+    """A save's manifest, without the places of tensors yet, and the layouts of the files that this rank writes."""
+
+    def __init__(self, tensors: dict, tied: dict[str, str], optimizer: torch.optim.Optimizer | None, state: dict | None, ranks: Ranks):
+        check_state(state)
+        self._ranks, self._parts, self._count = ranks, [], 0
+        hooked = isinstance(optimizer, torch.optim.Optimizer)  # its steps announce themselves
+        described: dict[str, Any] = {"tensors": {n: self._add("model", n, t, hasattr(t, "_shoal_state")) for n, t in tensors.items()}}
+        if optimizer is not None:
+            described |= self._describe_optimizer(optimizer, tensors, hooked)
+        self.manifest = Manifest(ranks.size, "", tied=tied, state=state or {}, **described)
+        self.layouts: list[Layout] = []
+        for kind in ("model", "optimizer"):
+            of = [p for p in self._parts if p.kind == kind]
+            if of:
+                self.layouts.append(lay_out(f"{kind}-rank-{ranks.rank}-of-{ranks.size}.safetensors", of))
+
+    def _describe_optimizer(self, optimizer: torch.optim.Optimizer, tensors: dict, hooked: bool) -> dict[str, Any]:
+        groups, states = [], {}
+        for names, group in zip(parameter_names(optimizer, tensors), optimizer.param_groups, strict=True):
+            groups.append(Group({k: _plain(v, k) for k, v in group.items() if k != "params"}, tuple(names)))
+            for name, p in zip(names, group["params"], strict=True):
+                states[name] = {
+                    key: self._add("optimizer", f"{name}/{key}", v, hooked) if isinstance(v, torch.Tensor) else _plain(v, key)
+                    for key, v in optimizer.state.get(p, {}).items()
+                }
+        kind = type(optimizer)
+        return {"optimizer": f"{kind.__module__}.{kind.__qualname__}", "groups": tuple(groups), "optimizer_state": states}
+
+    def _add(self, kind: str, name: str, t: torch.Tensor, in_window: bool) -> Tensor:
+        """Adds this rank's part of a tensor. Returns the tensor's description, without pieces."""
+        shape, dtype = tuple(t.size()), str(t.dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise Unimplemented(f"{name} has dtype {dtype}: checkpoints hold {', '.join(DTYPES)}")
+        sharded, self._count = is_sharded(t), self._count + 1
+        for local, offset in parts_of(t, name):
+            if local.device.type not in ("cpu", "cuda"):
+                raise Unimplemented(f"{name} is on {local.device}", hint=elsewhere(local.device, "model.to_empty(device='cpu')"))
+            if is_wrapper(local) or local.layout != torch.strided:
+                raise Unimplemented(
+                    f"{name} is a {type(local).__name__}, whose elements lie in other tensors: checkpoints hold plain ones",
+                    hint="use torch.distributed.checkpoint",
+                )
+            if is_first_replica(t, self._count) if sharded else self._ranks.rank == 0:
+                source = plain(local)
+                fetch = lambda of=source: of.cpu().contiguous()  # noqa: E731
+                self._parts.append(Part(kind, name, offset, tuple(local.shape), dtype, fetch, source, in_window))
+        return Tensor(shape, dtype, sharding_of(t), ())
+
+
+def write(path: str | Path, plan: Plan, ranks: Ranks, blocks_of: Callable[[int, Layout], Blocks]) -> None:
+    """Writes the files of all ranks and commits. Collective."""
+    store = open_store(path)
+
+    def begin() -> str:
+        if ranks.rank != 0:
+            return ""
+        with writing(path):
+            try:
+                read_manifest(store)  # raises InvalidArgument if the folder holds other data
+            except (NotFound, DataLoss):
+                pass
+            token = secrets.token_hex(8)
+            store.begin(token)
+            return token
+
+    token = ranks.gather(ranks.agree(begin))[0]
+
+    def write_files() -> tuple[dict[str, File], Pieces]:
+        files, pieces = {}, {}
+        with writing(path):
+            for index, layout in enumerate(plan.layouts):
+                files[layout.name], of = write_file(store.create(token, layout.name), layout, blocks_of(index, layout))
+                pieces |= of
+        return files, pieces
+
+    written = ranks.gather(ranks.agree(write_files))
 
     def commit() -> None:
         if ranks.rank == 0:
-            manifest = Manifest(ranks.size, _folder(pieces), tied=tied, state=state or {}, **_placed(described, pieces))
-            _commit(path, temporary, manifest)
+            files = {name: f for of, _ in written for name, f in sorted(of.items())}
+            manifest = replace(place(plan.manifest, [p for _, p in written]), files=files)
+            folder = _folder(manifest) if store.names_by_contents else token
+            with writing(path):
+                store.commit(token, folder, sorted(files), replace(manifest, folder=folder).to_json().encode())
 
     ranks.agree(commit)
 
 
-def _begin(path: Path, temporary: Path, state: dict | None) -> None:
+def check_state(state: Any) -> None:
     if state is not None and not isinstance(state, dict):
         raise InvalidArgument(f"state is a dict, not a {type(state).__name__}")
     try:
@@ -72,100 +151,12 @@ def _begin(path: Path, temporary: Path, state: dict | None) -> None:
         raise InvalidArgument(
             "state would be loaded with other types: it has tuples, or keys that are not strings", hint="use lists and string keys"
         )
-    with writing(path):
-        if path.exists() and not path.is_dir():
-            raise InvalidArgument(f"{path} is a file; a checkpoint is a folder", reason="CheckpointUnwritable")
-        try:
-            _manifest.read_manifest(path)  # raises InvalidArgument if the folder holds other data
-        except (NotFound, DataLoss):
-            pass
-        path.mkdir(parents=True, exist_ok=True)
-        if temporary.exists():  # left by a save that did not finish
-            shutil.rmtree(temporary)
-        temporary.mkdir()
 
 
 def _has_tuple_or_odd_key(value: Any) -> bool:
     if isinstance(value, dict):
         return any(not isinstance(k, str) for k in value) or any(map(_has_tuple_or_odd_key, value.values()))
     return isinstance(value, tuple) or (isinstance(value, list) and any(map(_has_tuple_or_odd_key, value)))
-
-
-class _Shards:
-    """The tensors that this rank writes: its rows of sharded tensors, and on rank 0 also replicated tensors."""
-
-    def __init__(self, ranks: Ranks, folder: Path):
-        self._ranks, self._folder = ranks, folder
-        self._contents: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}
-        self.pieces: dict[tuple[str, str], Piece] = {}  # by (kind of file, tensor name)
-
-    def add(self, kind: str, name: str, t: torch.Tensor) -> Tensor:
-        """Adds a tensor to be written. Returns its description, without pieces yet."""
-        mine, sharded = local(t, name)
-        shape = tuple(t.shape)
-        if mine.device.type != "cpu":
-            raise Unimplemented(
-                f"{name} is on {mine.device}: checkpoints hold tensors of the CPU in this release",
-                hint=elsewhere(mine.device, "model.cpu()"),
-            )
-        whole = shape[0] if shape else 1
-        begin, end = self._ranks.rows(whole) if sharded else (0, whole)
-        if is_wrapper(mine):
-            raise Unimplemented(
-                f"{name} is a {type(mine).__name__}, whose elements lie in other tensors: checkpoints hold plain ones",
-                hint="use torch.distributed.checkpoint",
-            )
-        if math.prod(shape) and begin < end and (sharded or self._ranks.rank == 0):
-            mine = mine.contiguous()
-            self._contents[kind][name] = mine
-            self.pieces[kind, name] = Piece(self._file(kind), begin, end, checksum(mine))
-        return Tensor(shape, str(t.dtype).removeprefix("torch."), "Shard(0)" if sharded else "Replicate()", ())
-
-    def _file(self, kind: str) -> str:
-        return f"{kind}-rank-{self._ranks.rank}-of-{self._ranks.size}.safetensors"
-
-    def write(self) -> None:
-        with writing(self._folder.parent):
-            for kind, contents in self._contents.items():
-                if contents:
-                    file = self._folder / self._file(kind)
-                    try:
-                        save_file(_apart(contents), file, {"format": "pt"})
-                    except SafetensorError as error:
-                        full = shutil.disk_usage(self._folder).free < sum(t.nbytes for t in contents.values())
-                        raise (ResourceExhausted if full else InvalidArgument)(
-                            f"the checkpoint cannot be written to {self._folder.parent}: {error}"
-                        ) from None
-                    file.chmod(self._folder.stat().st_mode & 0o666)  # the mode that umask gives: safetensors makes files for the owner only
-                    _fsync(file)
-
-
-def _apart(contents: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies tensors that share memory with an earlier one, because safetensors refuses them."""
-    seen: set[int] = set()
-    apart = {}
-    for name, t in contents.items():
-        at = t.untyped_storage().data_ptr()
-        apart[name] = t.clone() if at in seen else t
-        seen.add(at)
-    return apart
-
-
-def _describe(shards: _Shards, tensors: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Returns the manifest's entries of the tensors and the optimizer, and adds every tensor to ``shards``."""
-    described: dict[str, Any] = {"tensors": {name: shards.add("model", name, t) for name, t in tensors.items()}}
-    if optimizer is None:
-        return described
-    groups, states = [], {}
-    for names, group in zip(parameter_names(optimizer, tensors), optimizer.param_groups, strict=True):
-        groups.append(Group({k: _plain(v, k) for k, v in group.items() if k != "params"}, tuple(names)))
-        for name, p in zip(names, group["params"], strict=True):
-            states[name] = {
-                key: shards.add("optimizer", f"{name}/{key}", v) if isinstance(v, torch.Tensor) else _plain(v, key)
-                for key, v in optimizer.state.get(p, {}).items()
-            }
-    kind = type(optimizer)
-    return {**described, "optimizer": f"{kind.__module__}.{kind.__qualname__}", "groups": tuple(groups), "optimizer_state": states}
 
 
 def _plain(value: Any, name: str) -> Any:
@@ -180,52 +171,19 @@ def _plain(value: Any, name: str) -> Any:
     )
 
 
-def _placed(described: dict[str, Any], pieces: list[dict[tuple[str, str], Piece]]) -> dict[str, Any]:
-    """Adds the pieces that all ranks have written to the descriptions of their tensors, in order of rows."""
+def place(manifest: Manifest, pieces: list[Pieces]) -> Manifest:
+    """Adds the pieces that all ranks have written to the descriptions of their tensors, in order of offsets."""
 
-    def place(kind: str, name: str, t: Any) -> Any:
-        if not isinstance(t, Tensor):
-            return t
-        of = sorted((p[kind, name] for p in pieces if (kind, name) in p), key=lambda p: p.begin)
-        return replace(t, pieces=tuple(of))
+    def placed(kind: str, name: str, t: Tensor) -> Tensor:
+        of = sorted((p for by_name in pieces for p in by_name.get((kind, name), ())), key=lambda p: p.offset)
+        once = [p for i, p in enumerate(of) if i == 0 or p.offset != of[i - 1].offset]  # submeshes may have the same part
+        return replace(t, pieces=tuple(once))
 
-    tensors = {name: place("model", name, t) for name, t in described["tensors"].items()}
-    states = {
-        name: {key: place("optimizer", f"{name}/{key}", v) for key, v in of.items()}
-        for name, of in described.get("optimizer_state", {}).items()
-    }
-    return {**described, "tensors": tensors, "optimizer_state": states}
+    return manifest.with_pieces(placed)
 
 
-def _folder(pieces: list[dict[tuple[str, str], Piece]]) -> str:
-    contents = sorted((*where, p.file, p.begin, p.sha256) for of in pieces for where, p in of.items())
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
-
-
-def _commit(path: Path, temporary: Path, manifest: Manifest) -> None:
-    """Moves the shards to their folder, then atomically replaces the manifest, then deletes unused files."""
-    with writing(path):
-        folder = path / manifest.folder
-        folder.mkdir(exist_ok=True)
-        # Moves file by file: a folder of this name may exist, with the same bytes, and the present manifest may refer to it.
-        for file in sorted(temporary.iterdir()):
-            os.replace(file, folder / file.name)
-        _fsync(folder)
-        text = temporary / _manifest.FILE
-        text.write_text(manifest.to_json())
-        _fsync(text)
-        _fsync(path)
-        os.replace(text, path / _manifest.FILE)
-        _fsync(path)
-        # Deletes the folders of previous checkpoints, and the temporary one.
-        for old in path.iterdir():
-            if old.name == _SAVING or (_manifest.FOLDER.fullmatch(old.name) and old.name != manifest.folder):
-                shutil.rmtree(old)
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _folder(manifest: Manifest) -> str:
+    """The name of the folder with these contents: equal contents have equal names."""
+    contents = sorted((name, p.file, p.at, p.offset, p.sha256) for name, t in manifest.all_tensors() for p in t.pieces)
+    headers = sorted((name, f.sha256) for name, f in manifest.files.items())
+    return hashlib.sha256(json.dumps([contents, headers]).encode()).hexdigest()[:16]

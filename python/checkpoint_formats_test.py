@@ -1,0 +1,212 @@
+"""Checkpoints of other programs: folders of torch.distributed.checkpoint, Hugging Face's safetensors, and state dicts."""
+
+import json
+import pickle
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+from shoal import checkpoint
+from shoal.checkpoint._boxes import intersect, spans, tile
+from shoal.checkpoint._records import Record, parse
+from shoal.exceptions import DataLoss, InvalidArgument, NotFound
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def trained(times=2, seed=0, lr=0.1):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for i in range(times):
+        model(torch.randn(8, 7, generator=torch.Generator().manual_seed(i))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def expect_same(a, b, its, others):
+    for (name, t), u in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        assert torch.equal(t, u), name
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        for key, value in its.state[p].items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(others.state[q][key])), key
+    assert its.param_groups[0]["lr"] == others.param_groups[0]["lr"]
+    assert its.param_groups[0]["betas"] == others.param_groups[0]["betas"]
+
+
+# ---- torch.distributed.checkpoint
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_folder_of_dcp_is_loaded(tmp_path, flat, streaming):
+    model, optimizer = trained()
+    named, state = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
+    dcp.save({"model": named, "optim": state, "step": 7}, checkpoint_id=tmp_path / "dcp")
+    other, its = trained(times=1, seed=3, lr=0.5)
+    checkpoint.load(tmp_path / "dcp", other, its, streaming=streaming)
+    expect_same(model, other, optimizer, its)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "a.b."])
+def test_a_models_names_may_have_any_prefix(tmp_path, prefix):
+    model, _ = trained()
+    dcp.save({prefix + n: t for n, t in model.state_dict().items()}, checkpoint_id=tmp_path / "dcp")
+    other, _ = trained(seed=1)
+    checkpoint.load(tmp_path / "dcp", other)
+    assert torch.equal(other[0].weight, model[0].weight)
+
+
+def test_loading_a_folder_of_dcp_runs_nothing(tmp_path):
+    model, _ = trained()
+    dcp.save(model.state_dict(), checkpoint_id=tmp_path / "dcp")
+
+    class Harm:
+        def __reduce__(self):
+            return (type(tmp_path).touch, (tmp_path / "harmed",))
+
+    top = pickle.loads((tmp_path / "dcp" / ".metadata").read_bytes())
+    top.planner_data = Harm()
+    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(top))
+    checkpoint.load(tmp_path / "dcp", trained(seed=1)[0])  # the record of the call is not used
+    assert not (tmp_path / "harmed").exists()
+    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(Harm()))
+    with pytest.raises(DataLoss, match=r"not as torch.distributed.checkpoint writes it"):
+        checkpoint.load(tmp_path / "dcp", model)
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_a_damaged_folder_of_dcp_is_an_error(tmp_path):
+    model, _ = trained()
+    dcp.save(model.state_dict(), checkpoint_id=tmp_path / "dcp")
+    metadata, shard = tmp_path / "dcp" / ".metadata", next((tmp_path / "dcp").glob("*.distcp"))
+    whole, data = metadata.read_bytes(), shard.read_bytes()
+    for at in range(0, len(whole), 7):
+        metadata.write_bytes(whole[:at])
+        with pytest.raises(DataLoss):
+            checkpoint.load(tmp_path / "dcp", model)
+    metadata.write_bytes(whole)
+    shard.write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataLoss):
+        checkpoint.load(tmp_path / "dcp", model)
+    shard.unlink()
+    with pytest.raises(DataLoss):
+        checkpoint.load(tmp_path / "dcp", model)
+
+
+def test_records_have_the_values_of_plain_data():
+    value = {"a": [1, -2, 2**70, 0.5, True, None], "b": ("x", b"y" * 300, "z" * 300), "c": {1, 2}, "d": {}}
+    for protocol in range(1, 6):
+        read = parse(pickle.dumps(value, protocol))
+        if protocol >= 4:
+            assert read == value
+        assert (read["a"], read["b"][0], read["d"]) == (value["a"], "x", {})
+    made = parse(pickle.dumps(torch.Size([3, 4])))
+    assert isinstance(made, Record)
+    assert (made.name, made.args) == ("torch.Size", ((3, 4),))
+    for broken in (b"", b".", b"a.", b"\x80\x04K\x01", b"(t", b"\x80\x02}q\x00K\x01a."):
+        with pytest.raises(ValueError, match=r"stream|operation|items|exhausted|opcode"):
+            parse(broken)
+
+
+# ---- Hugging Face
+
+
+def test_safetensors_of_hugging_face_are_loaded(tmp_path):
+    model, _ = trained()
+    named = model.state_dict()
+    save_file(named, tmp_path / "model.safetensors")
+    other, its = trained(seed=1)
+    checkpoint.load(tmp_path, other)
+    assert torch.equal(other[0].weight, model[0].weight)
+    with pytest.raises(InvalidArgument, match="has no optimizer"):
+        checkpoint.load(tmp_path, other, its)
+
+
+def test_sharded_safetensors_with_an_index_are_loaded(tmp_path):
+    model, _ = trained()
+    named = model.state_dict()
+    names = sorted(named)
+    files = {"model-00001-of-00002.safetensors": names[:4], "model-00002-of-00002.safetensors": names[4:]}
+    for file, of in files.items():
+        save_file({n: named[n] for n in of}, tmp_path / file)
+    index = {"metadata": {}, "weight_map": {n: file for file, of in files.items() for n in of}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    other, _ = trained(seed=1)
+    checkpoint.load(tmp_path, other)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(DataLoss, match=r"model-00002-of-00002.safetensors is missing"):
+        checkpoint.load(tmp_path, other)
+    for wrong in ({"x": "../model.safetensors"}, {"x": 3}, ["x"]):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": wrong}))
+        with pytest.raises(DataLoss, match="no index"):
+            checkpoint.load(tmp_path, other)
+
+
+@pytest.mark.parametrize("data", [b"", b"short", bytes(100), b"\xff" * 100, (50).to_bytes(8, "little") + b"{" * 50])
+def test_a_file_that_is_no_safetensors_is_an_error(tmp_path, data):
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(DataLoss):
+        checkpoint.load(tmp_path, nn.Linear(1, 1))
+
+
+def test_tied_weights_may_be_saved_under_either_name(tmp_path):
+    def make():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        return model
+
+    model = make()
+    named = {n: t.clone() for n, t in model.state_dict().items() if n != "0.weight"}
+    save_file(named, tmp_path / "model.safetensors")
+    other = make()
+    checkpoint.load(tmp_path, other)
+    assert torch.equal(other[0].weight, model[0].weight)
+
+
+# ---- state dicts
+
+
+def test_state_dicts_are_saved_and_loaded_without_a_module(tmp_path):
+    model, _ = trained()
+    checkpoint.save(tmp_path / "c", {"model": model.state_dict(), "extra": {"ema": torch.arange(4.0)}}, state={"step": 1})
+    other = {"model": trained(seed=1)[0].state_dict(), "extra": {"ema": torch.zeros(4)}}
+    assert checkpoint.load(tmp_path / "c", other) == {"step": 1}
+    assert torch.equal(other["extra"]["ema"], torch.arange(4.0))
+    assert torch.equal(other["model"]["0.weight"], model[0].weight)
+    with pytest.raises(NotFound):
+        checkpoint.load(tmp_path / "nothing", other)
+
+
+# ---- boxes
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 4), (2, 3, 4), (1, 5, 1, 2)])
+def test_spans_are_the_elements_of_a_range_in_order(shape):
+    numbers = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    for begin in range(numbers.numel() + 1):
+        for end in range(begin, numbers.numel() + 1):
+            boxes = list(spans(shape, begin, end))
+            found = [numbers[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))].reshape(-1) for box in boxes]
+            assert torch.cat([torch.empty(0, dtype=torch.int64), *found]).tolist() == list(range(begin, end))
+            assert len(boxes) <= 2 * max(1, len(shape))
+
+
+def test_boxes_tile_a_tensor_or_not():
+    assert tile((4, 3), [((0, 0), (1, 3)), ((1, 0), (3, 3))])
+    assert tile((4, 4), [((0, 0), (2, 4)), ((2, 0), (2, 2)), ((2, 2), (2, 2))])
+    assert tile((), [((), ())])
+    assert tile((0, 3), [])
+    assert not tile((4, 3), [((0, 0), (2, 3)), ((1, 0), (2, 3))])
+    assert not tile((4, 4), [((0, 0), (2, 4)), ((2, 0), (2, 2)), ((2, 1), (2, 2))])
+    assert not tile((4,), [((0,), (5,))])
+    assert not tile((4,), [((0,), (2,))])
+    assert not tile((), [((), ()), ((), ())])
+    assert intersect(((0, 2), (4, 4)), ((3, 0), (4, 3))) == ((3, 2), (1, 1))
+    assert intersect(((0,), (2,)), ((2,), (2,))) is None

@@ -1,0 +1,203 @@
+"""Checkpoints on a local or shared file system: every change goes through ``Disk``, and the order of changes makes a save atomic."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from shoal.checkpoint import _manifest
+
+SAVING = ".saving"
+_DIRECT_BYTES = 1 << 20  # shorter writes go through the page cache
+ALIGNMENT = 4096  # addresses, sizes and positions of direct reads and writes are multiples
+
+
+class Disk:
+    """The changes that a save makes: one method per system call, so that a test can stop before any of them."""
+
+    def make_folder(self, path: str) -> None:
+        os.mkdir(path)
+
+    def create(self, path: str) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def write(self, fd: int, data: memoryview, at: int) -> int:
+        return os.pwrite(fd, data, at)
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def sync_folder(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def move(self, source: str, to: str) -> None:
+        os.replace(source, to)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_folder(self, path: str) -> None:
+        os.rmdir(path)
+
+
+disk = Disk()
+
+
+def _set_direct(fd: int, on: bool) -> bool:
+    """Turns direct I/O on or off. Returns False where the file system has none."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+    except OSError:
+        return False
+    return True
+
+
+class NewFile:
+    """A file that is written from its begin to its end, and synced by ``close``."""
+
+    def __init__(self, path: Path):
+        self._fd = disk.create(os.fspath(path))
+        self._at, self._direct = 0, False
+
+    def append(self, data: memoryview) -> None:
+        """Writes aligned blocks past the page cache, because a copy would cost time."""
+        direct = len(data) >= _DIRECT_BYTES and len(data) % ALIGNMENT == 0 and self._at % ALIGNMENT == 0
+        if direct != self._direct:
+            self._direct = _set_direct(self._fd, direct) and direct
+        while len(data):
+            written = disk.write(self._fd, data, self._at)
+            self._at += written
+            data = data[written:]
+            if self._direct and written % ALIGNMENT:
+                self._direct = _set_direct(self._fd, False) and False
+
+    def close(self) -> None:
+        try:
+            disk.sync(self._fd)
+        finally:
+            os.close(self._fd)
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+
+
+class OpenFile:
+    """A file for reads at any position, past the page cache where that is possible and worth it."""
+
+    def __init__(self, path: Path):
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        info = os.fstat(self._fd)
+        self.num_bytes = info.st_size if stat.S_ISREG(info.st_mode) else 0
+        if self.num_bytes >= _DIRECT_BYTES:
+            _set_direct(self._fd, True)
+
+    def read_into(self, buffer: memoryview, at: int) -> int:
+        """Reads into the buffer. ``at`` and the buffer are aligned. Returns the number of bytes, less at the end of the file."""
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._fd, [buffer[done:]], at + done)
+            done += count
+            if count == 0 or count % ALIGNMENT:
+                break
+        return done
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class LocalStore:
+    """The folder of a checkpoint. A save writes its files to ``.saving``, moves them to a folder of their own, and commits by the rename
+    of the manifest. Until then, the previous manifest names files that are still there."""
+
+    names_by_contents = True  # files move after their contents are known
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._saving = path / SAVING
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def read(self, name: str, most: int) -> bytes:
+        """Reads a small file. Raises FileNotFoundError, and OverflowError beyond ``most`` bytes."""
+        with open(self.path / name, "rb") as f:
+            if os.fstat(f.fileno()).st_size > most:
+                raise OverflowError
+            return f.read()
+
+    def list(self) -> list[str]:
+        return sorted(e.name for e in os.scandir(self.path)) if self.path.is_dir() else []
+
+    def open(self, name: str) -> OpenFile:
+        return OpenFile(self.path / name)
+
+    def open_binary(self, name: str):
+        return open(self.path / name, "rb")
+
+    def begin(self, token: str) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(20, "it is a file, and a checkpoint is a folder")
+        _make_folders(self.path)
+        if self._saving.is_dir():  # left by a save that did not finish
+            _remove_tree(self._saving)
+        disk.make_folder(os.fspath(self._saving))
+
+    def create(self, token: str, name: str) -> NewFile:
+        return NewFile(self._saving / name)
+
+    def commit(self, token: str, folder: str, files: list[str], text: bytes) -> None:
+        """Moves the files to their folder, then replaces the manifest, then deletes unused files."""
+        target = self.path / folder
+        # Moves file by file: a folder of this name may exist, with the same bytes, and the present manifest may refer to it.
+        if not target.is_dir():
+            disk.make_folder(os.fspath(target))
+        for name in files:
+            disk.move(os.fspath(self._saving / name), os.fspath(target / name))
+        disk.sync_folder(os.fspath(target))
+        manifest = NewFile(self._saving / _manifest.FILE)
+        manifest.append(memoryview(text))
+        manifest.close()
+        disk.sync_folder(os.fspath(self.path))
+        disk.move(os.fspath(self._saving / _manifest.FILE), os.fspath(self.path / _manifest.FILE))
+        disk.sync_folder(os.fspath(self.path))
+        for old in sorted(self.path.iterdir()):
+            if old.name == SAVING or (_manifest.FOLDER.fullmatch(old.name) and old.name != folder):
+                _remove_tree(old)
+
+    def remove(self) -> None:
+        """Deletes the checkpoint, its manifest first, so that no moment leaves a part of one."""
+        if (self.path / _manifest.FILE).exists():
+            disk.remove(os.fspath(self.path / _manifest.FILE))
+            disk.sync_folder(os.fspath(self.path))
+        for entry in sorted(self.path.iterdir()):
+            if entry.name == SAVING or _manifest.FOLDER.fullmatch(entry.name):
+                _remove_tree(entry)
+        disk.remove_folder(os.fspath(self.path))
+
+
+def _make_folders(path: Path) -> None:
+    """Makes a folder and those above it, durably."""
+    if path.is_dir():
+        return
+    _make_folders(path.parent)
+    with contextlib.suppress(FileExistsError):
+        disk.make_folder(os.fspath(path))
+    disk.sync_folder(os.fspath(path.parent))
+
+
+def _remove_tree(path: Path) -> None:
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            _remove_tree(entry)
+        else:
+            disk.remove(os.fspath(entry))
+    disk.remove_folder(os.fspath(path))
