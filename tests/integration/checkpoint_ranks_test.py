@@ -221,3 +221,112 @@ def test_a_death_while_saving_keeps_the_previous_checkpoint(saved, tmp_path):
         run(dying, 2, path=path)
     assert Path(path, ".saving").is_dir()
     assert run(loading, 3, path=path)[0][0] == {"which": "old"}
+
+
+def test_an_asynchronous_save_has_the_values_of_its_call_on_every_rank(tmp_path):
+    """The thread is held back, so that the next writes have to copy the values first."""
+
+    def training(config):
+        import threading
+
+        from shoal.checkpoint import _saving
+
+        go, run_save = threading.Event(), _saving.PendingSave._run
+        _saving.PendingSave._run = lambda self: (go.wait(60), run_save(self))
+        model, optimizer = make(config)
+        step(model, optimizer)
+        found = []
+        for how in ("step", "write", "load"):
+            expected = whole(model, optimizer)
+            pending = checkpoint.save_async(f"{config['path']}/{how}", model, optimizer, state={"how": how})
+            if how == "step":
+                step(model, optimizer)
+            elif how == "write":
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.mul_(2)
+            else:
+                checkpoint.load(config["path"] + "/step", model, optimizer)
+            assert not pending.done()
+            go.set()
+            pending.wait()
+            go.clear()
+            found.append(expected)
+        go.set()
+        checkpoint.save_async(f"{config['path']}/last", model, optimizer, state={"how": "last"})  # the worker waits for it
+        return [*found, whole(model, optimizer)]
+
+    contents = run(training, 2, path=str(tmp_path))[0]
+    for how, expected in zip(("step", "write", "load", "last"), contents, strict=True):
+        state, loaded, _ = run(loading, 1, path=str(tmp_path / how))[0]
+        assert state == {"how": how}
+        expect_same(loaded, expected)
+
+
+def test_an_asynchronous_save_that_fails_on_one_rank_fails_on_all(tmp_path):
+    def failing(config):
+        import torch.distributed as dist
+
+        from shoal.checkpoint import _save
+
+        model, optimizer = make(config)
+        step(model, optimizer)
+        checkpoint.save(config["path"], model, optimizer, state={"which": "old"})
+        if dist.get_rank() == 1:
+            if config["what"] == "plan":
+                optimizer.param_groups[0]["odd"] = object()
+            else:
+                _save.write_file = lambda *_: os.fsync(10**6)
+        pending = checkpoint.save_async(config["path"], model, optimizer, state={"which": "new"})
+        step(model, optimizer)
+        try:
+            pending.wait()
+        except shoal.exceptions.ShoalError as error:
+            return error.code
+        return None
+
+    for what, code in (("plan", "Unimplemented"), ("write", "InvalidArgument")):
+        assert run(failing, 2, path=str(tmp_path / what), what=what) == [code, code]
+        assert run(loading, 1, path=str(tmp_path / what))[0][0] == {"which": "old"}
+
+
+def test_any_mesh_loads_what_any_other_saved(tmp_path):
+    """Meshes of one and two dims, and replicas: each part is written once, and the values are those of the whole tensors."""
+
+    def tensors(values, dims, placements):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh = init_device_mesh("cpu", dims, mesh_dim_names=("a", "b")[: len(dims)])
+        return {n: distribute_tensor(v, mesh, placements) for n, v in values.items()}
+
+    def moving(config):
+        from torch.distributed.tensor import Replicate, Shard
+
+        layouts = {
+            "rows": ((4,), [Shard(0)]),
+            "columns": ((4,), [Shard(1)]),
+            "hybrid": ((2, 2), [Replicate(), Shard(0)]),
+            "replicas": ((2, 2), [Shard(1), Replicate()]),
+            "both": ((2, 2), [Shard(0), Shard(1)]),
+            "copies": ((4,), [Replicate()]),
+        }
+        torch.manual_seed(0)
+        values = {f"t{i}": torch.randn(shape) for i, shape in enumerate([(7, 5), (8, 4), (3, 9, 2), (2, 1), (1, 6)])}
+        for saved, (dims, placements) in layouts.items():
+            checkpoint.save(f"{config['path']}/{saved}", tensors(values, dims, placements))
+            for loaded, layout in layouts.items():
+                found = tensors({n: torch.zeros_like(v) for n, v in values.items()}, *layout)
+                checkpoint.load(f"{config['path']}/{saved}", found)
+                assert all(torch.equal(found[n].full_tensor(), v) for n, v in values.items()), (saved, loaded)
+        return True
+
+    assert run(moving, 4, path=str(tmp_path)) == [True] * 4
+    for path in tmp_path.iterdir():
+        manifest = checkpoint.read_manifest(path)
+        elements = sum(f.num_bytes - f.header_bytes for f in manifest.files.values()) // 4
+        assert elements == 35 + 32 + 54 + 2 + 6, path
+        plain = {f"t{i}": torch.zeros(shape) for i, shape in enumerate([(7, 5), (8, 4), (3, 9, 2), (2, 1), (1, 6)])}
+        checkpoint.load(path, plain)
+        torch.manual_seed(0)
+        assert torch.equal(plain["t0"], torch.randn(7, 5))

@@ -10,7 +10,6 @@ import torch
 _move = ctypes.CDLL(None).memmove  # unlike ctypes.memmove, a call of it releases the GIL
 _move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _move.restype = ctypes.c_void_p
-_HUGE = 2 << 20
 
 
 class Buffer:
@@ -18,8 +17,6 @@ class Buffer:
 
     def __init__(self, num_bytes: int):
         self._map = mmap.mmap(-1, max(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if num_bytes >= _HUGE:
-            self._map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 

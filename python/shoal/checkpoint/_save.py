@@ -1,4 +1,4 @@
-"""Writes a checkpoint atomically: the folder holds the previous one until the new one is complete on disk."""
+"""The content of a save, and its collective steps: begin, write the files of all ranks, commit."""
 
 from __future__ import annotations
 
@@ -16,37 +16,19 @@ from shoal._objects.tensors import is_wrapper
 from shoal.checkpoint._manifest import DTYPES, File, Group, Manifest, Piece, Tensor
 from shoal.checkpoint._memory import plain
 from shoal.checkpoint._ranks import (
-    Model,
     Ranks,
     elsewhere,
     is_first_replica,
     is_sharded,
-    named_tensors,
     parameter_names,
     parts_of,
     sharding_of,
 )
-from shoal.checkpoint._shards import Blocks, Layout, Part, lay_out, live_blocks, write_file
+from shoal.checkpoint._shards import Blocks, Layout, Part, lay_out, write_file
 from shoal.checkpoint._store import open_store, read_manifest, writing
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unimplemented
 
 Pieces = dict[tuple[str, str], list[Piece]]  # by kind of file and name of tensor
-
-
-def save(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None) -> None:
-    """Writes the model's parameters and buffers, the optimizer's state and ``state`` to the folder ``path``. Replaces a checkpoint there.
-
-    ``path``: a folder that all ranks see, or an address of fsspec such as ``s3://bucket/run``. ``model``: a module, plain or sharded by
-    ``shoal.fsdp.fully_shard`` or torch's, or a state dict of tensors, DTensors or ShardedTensors. Every rank of a sharded model must call
-    it with the same arguments; each writes its part. ``state``: further values for resuming, of JSON's types; rank 0's are saved.
-    After a crash or a power cut the previous checkpoint remains. Only one job at a time may save to a path.
-    Beside the model it needs 32 MiB per rank. Raises InvalidArgument if ``path`` cannot be written or holds other data,
-    ResourceExhausted for a full disk, Unimplemented for unsupported tensors and optimizer states. An error on one rank is raised on all.
-    """
-    tensors, tied = named_tensors(model)
-    ranks = Ranks(tensors.values())
-    plan = ranks.agree(lambda: Plan(tensors, tied, optimizer, state, ranks))
-    write(path, plan, ranks, lambda _, layout: live_blocks(layout))
 
 
 class Plan:
@@ -95,7 +77,7 @@ class Plan:
             if is_first_replica(t, self._count) if sharded else self._ranks.rank == 0:
                 source = plain(local)
                 fetch = lambda of=source: of.cpu().contiguous()  # noqa: E731
-                self._parts.append(Part(kind, name, offset, tuple(local.shape), dtype, fetch, source, in_window))
+                self._parts.append(Part(kind, name, offset, tuple(local.shape), dtype, fetch, source, local, in_window))
         return Tensor(shape, dtype, sharding_of(t), ())
 
 

@@ -7,8 +7,8 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from shoal.checkpoint._manifest import CHUNK, DTYPES, File, Piece
 from shoal.checkpoint._memory import Buffer, copy_in
 
 _BLOCK = 8 << 20  # bytes of one write
-_BLOCKS = 4  # blocks in memory: one is filled and hashed while others are written
+_BLOCKS = 4  # blocks in memory: one is filled while others are hashed and written
+_HASHING = 2  # threads that hash a file: one is slower than a fast disk
 MEMORY_BYTES = _BLOCK * _BLOCKS
 
 
@@ -32,6 +33,7 @@ class Part:
     dtype: str
     fetch: Callable[[], torch.Tensor]
     source: torch.Tensor | None = None  # the tensor in the model's memory
+    counted: torch.Tensor | None = None  # a tensor over the same memory, whose version counts torch's writes
     in_window: bool = False  # written only by an optimizer's step or in a write window
 
     @property
@@ -68,40 +70,52 @@ def lay_out(name: str, parts: list[Part]) -> Layout:
     return Layout(name, header, parts, [len(header) + b for b in begins], len(header) + at)
 
 
-@dataclass
 class Hashes:
-    """Hashes a file's parts while its bytes pass, from the begin to the end."""
+    """Hashes the chunks of a file's parts while its bytes pass, from the begin to the end. Successive chunks go to threads in turn."""
 
-    layout: Layout
-    digests: list[list[str]] = field(default_factory=list)
-    _index: int = 0
-    _done: int = 0  # bytes of the present part
-
-    def __post_init__(self):
-        self.digests = [[] for _ in self.layout.parts]
+    def __init__(self, layout: Layout):
+        self._layout = layout
+        self._digests: list[list[str]] = [[""] * -(-p.num_bytes // CHUNK) for p in layout.parts]
+        self._index = self._done = self._chunks = 0  # the present part, its bytes that have passed, the chunks before
         self._hash = hashlib.sha256()
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint-hash") for _ in range(_HASHING)]
 
-    def feed(self, data: memoryview, at: int) -> None:
+    def feed(self, data: memoryview, at: int) -> list[Future]:
+        """Hashes the bytes from position ``at``. Returns what to wait for before ``data`` changes."""
+        shares: list[list] = [[] for _ in self._threads]
         end = at + len(data)
-        while self._index < len(self.layout.parts):
-            size, begin = self.layout.parts[self._index].num_bytes, self.layout.at[self._index]
-            low = begin + self._done
-            high = min(end, begin + size, begin + (self._done // CHUNK + 1) * CHUNK)
+        while self._index < len(self._layout.parts):
+            size, begin = self._layout.parts[self._index].num_bytes, self._layout.at[self._index]
+            number = self._done // CHUNK
+            low, high = begin + self._done, min(end, begin + size, begin + (number + 1) * CHUNK)
             if low >= high:
-                return
-            self._hash.update(data[low - at : high - at])
+                break
             self._done = high - begin
-            if self._done == size or self._done % CHUNK == 0:
-                self.digests[self._index].append(self._hash.hexdigest())
-                self._hash = hashlib.sha256()
+            last = self._done == size or self._done % CHUNK == 0
+            shares[self._chunks % len(shares)].append((self._hash, data[low - at : high - at], self._digests[self._index], number, last))
+            if last:
+                self._hash, self._chunks = hashlib.sha256(), self._chunks + 1
             if self._done == size:
                 self._index, self._done = self._index + 1, 0
+        return [thread.submit(_hash, share) for thread, share in zip(self._threads, shares, strict=True) if share]
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
 
     def pieces(self) -> dict[tuple[str, str], list[Piece]]:
+        """Returns the pieces of each tensor, after all bytes were hashed."""
         found: dict[tuple[str, str], list[Piece]] = {}
-        for p, at, digests in zip(self.layout.parts, self.layout.at, self.digests, strict=True):
-            found.setdefault((p.kind, p.name), []).append(Piece(self.layout.name, at, p.offset, p.shape, tuple(digests)))
+        for p, at, digests in zip(self._layout.parts, self._layout.at, self._digests, strict=True):
+            found.setdefault((p.kind, p.name), []).append(Piece(self._layout.name, at, p.offset, p.shape, tuple(digests)))
         return found
+
+
+def _hash(share: list) -> None:
+    for chunk, data, digests, number, last in share:
+        chunk.update(data)
+        if last:
+            digests[number] = chunk.hexdigest()
 
 
 Blocks = Iterator[tuple[memoryview, int]]  # successive bytes of a file, and their position; valid for _BLOCKS - 1 further blocks
@@ -137,20 +151,26 @@ def image_blocks(image: Buffer, layout: Layout) -> Blocks:
 
 
 def write_file(new_file: Any, layout: Layout, blocks: Blocks) -> tuple[File, dict[tuple[str, str], list[Piece]]]:
-    """Writes and syncs a file: a thread writes one block while this one fills and hashes the next. Returns its description."""
+    """Writes and syncs a file. A thread writes a block and others hash it, while this one fills the next. Returns its description."""
     hashes = Hashes(layout)
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint-write") as writer:
-            under_way: deque = deque()
+            under_way: deque[list[Future]] = deque()
             for data, at in blocks:
-                hashes.feed(data, at)
-                under_way.append(writer.submit(new_file.append, data))
+                under_way.append([writer.submit(new_file.append, data), *hashes.feed(data, at)])
                 if len(under_way) == _BLOCKS - 1:
-                    under_way.popleft().result()
-            for write in under_way:
-                write.result()
+                    _wait(under_way.popleft())
+            for block in under_way:
+                _wait(block)
         new_file.close()
     except BaseException:
         new_file.abandon()
         raise
+    finally:
+        hashes.close()
     return File(layout.num_bytes, len(layout.header), hashlib.sha256(layout.header).hexdigest()), hashes.pieces()
+
+
+def _wait(block: list[Future]) -> None:
+    for part in block:
+        part.result()

@@ -61,7 +61,7 @@ class TrainWorker:
 
 def leave_all() -> None:
     """Leaves the models and groups of this process. After an exception the driver reports that instead."""
-    for name in ("shoal.fsdp._engine.bootstrap", "shoal.collective._group"):
+    for name in ("shoal.checkpoint._saving", "shoal.fsdp._engine.bootstrap", "shoal.collective._group"):
         if (module := sys.modules.get(name)) is not None:
             module.leave_all()
 

@@ -20,6 +20,7 @@ from shoal.fsdp._engine.in_backward import OptimizerInBackward
 from shoal.fsdp._engine.phases import Phase
 from shoal.fsdp._engine.reductions import Reductions
 from shoal.fsdp._engine.ties import adopt_ties
+from shoal.fsdp._engine.writers import announce
 from shoal.fsdp._errors import OnMetaDevice
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
@@ -143,6 +144,7 @@ class Root:
             m.enter(training)
 
     def open_window(self, caller: str) -> None:
+        announce()
         self.recover()
         self.running = None
         for s in self.states:

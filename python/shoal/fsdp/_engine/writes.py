@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.phases import Shown
+from shoal.fsdp._engine.writers import announce
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.views import local_of, version_of
 
@@ -32,6 +33,7 @@ class WriteGuard:
 
     def before_rows(self, p: ShardedParameter) -> None:
         """Called before the user writes to this rank's rows. Opens the write window, as an optimizer's step does."""
+        announce()
         if not self.guards(p):
             return
         self._check(p)

@@ -1,0 +1,213 @@
+"""Saves beside the training: a checkpoint has the values of its call, errors reach the program, and one save runs at a time."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from shoal import checkpoint
+from shoal.checkpoint import _disk, _saving, _snapshot
+from shoal.exceptions import InvalidArgument, ShoalError, Unimplemented
+from shoal.optim import AdamW
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Holds the saving thread back until the event is set."""
+    go, run = threading.Event(), _saving.PendingSave._run
+
+    def held_run(self):
+        assert go.wait(60)
+        run(self)
+
+    monkeypatch.setattr(_saving.PendingSave, "_run", held_run)
+    yield go
+    go.set()
+    checkpoint.wait()
+
+
+def build(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+def step(model, optimizer):
+    model(torch.randn(8, 7, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def trained(kind=AdamW):
+    model = build()
+    optimizer = kind(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    return model, optimizer
+
+
+def values(model, optimizer):
+    found = {n: t.clone() for n, t in model.state_dict().items()}
+    for n, p in model.named_parameters():
+        found |= {f"{n}/{k}": torch.as_tensor(v).clone() for k, v in optimizer.state[p].items()}
+    return found
+
+
+def expect_saved(path, expected):
+    model = build(1)
+    optimizer = AdamW(model.parameters())
+    checkpoint.load(path, model, optimizer)
+    found = values(model, optimizer)
+    assert found.keys() == expected.keys()
+    for name in found:
+        assert torch.equal(found[name], expected[name]), name
+
+
+@pytest.mark.parametrize("kind", [AdamW, torch.optim.AdamW])
+def test_a_checkpoint_has_the_values_of_its_call(tmp_path, held, kind):
+    model, optimizer = trained(kind)
+    expected = values(model, optimizer)
+    pending = checkpoint.save_async(tmp_path / "c", model, optimizer, state={"step": 1})
+    assert not pending.done()
+    with torch.no_grad():
+        model[0].weight.fill_(9)  # a parameter of a plain model may be written at any time
+    model(torch.randn(8, 7))  # writes buffers
+    step(model, optimizer)  # waits for the copy of the optimizer's state
+    assert not pending.done()
+    held.set()
+    pending.wait()
+    assert pending.done()
+    expect_saved(tmp_path / "c", expected)
+    assert pending.stall_s > 0
+    assert pending.snapshot_bytes >= sum(t.nbytes for t in expected.values())
+
+
+def test_an_optimizer_without_hooks_is_copied_before_the_call_returns(tmp_path, held):
+    class Plain:
+        """Only looks like an optimizer."""
+
+        def __init__(self, of):
+            self.param_groups, self.state = of.param_groups, of.state
+
+    model, optimizer = trained()
+    expected = values(model, optimizer)
+    checkpoint.save_async(tmp_path / "c", model, Plain(optimizer))
+    optimizer.state[model[0].weight]["exp_avg"].zero_()
+    held.set()
+    checkpoint.wait()
+    expect_saved(tmp_path / "c", expected)
+
+
+def test_a_write_outside_of_a_step_is_an_error_of_the_save(tmp_path, held):
+    model, optimizer = trained()
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    expected = values(model, optimizer)
+    pending = checkpoint.save_async(tmp_path / "c", model, optimizer)
+    optimizer.state[model[0].weight]["exp_avg"].zero_()
+    held.set()
+    with pytest.raises(InvalidArgument, match=r"0.weight/exp_avg was written while it was saved") as e:
+        pending.wait()
+    assert e.value.reason == "WrittenWhileSaved"
+    expect_saved(tmp_path / "c", expected)  # the previous checkpoint
+
+
+@pytest.mark.parametrize("surface", ["wait", "save_async", "pending"])
+def test_an_error_surfaces_once_at_the_next_save_or_wait(tmp_path, surface):
+    (tmp_path / "file").touch()
+    model, optimizer = trained()
+    pending = checkpoint.save_async(tmp_path / "file", model, optimizer)
+    calls = {
+        "wait": checkpoint.wait,
+        "save_async": lambda: checkpoint.save_async(tmp_path / "c", model, optimizer),
+        "pending": pending.wait,
+    }
+    with pytest.raises(InvalidArgument) as e:
+        calls[surface]()
+    assert e.value.reason == "CheckpointUnwritable"
+    checkpoint.save_async(tmp_path / "c", model, optimizer)
+    checkpoint.wait()
+    expect_saved(tmp_path / "c", values(model, optimizer))
+
+
+def test_a_model_that_cannot_be_saved_is_an_error_of_the_call(tmp_path):
+    model, optimizer = trained()
+    optimizer.param_groups[0]["odd"] = object()
+    with pytest.raises(Unimplemented, match="odd"):
+        checkpoint.save_async(tmp_path / "c", model, optimizer)
+    with pytest.raises(InvalidArgument, match="state"):
+        checkpoint.save_async(tmp_path / "c", model, state={"x": (1,)})
+
+
+def test_one_save_runs_at_a_time(tmp_path, monkeypatch):
+    running, most, write = [0], [0], _saving.write
+
+    def counted(*args):
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        write(*args)
+        running[0] -= 1
+
+    monkeypatch.setattr(_saving, "write", counted)
+    model, optimizer = trained()
+    expected = []
+    for i in range(4):
+        expected.append(values(model, optimizer))
+        checkpoint.save_async(tmp_path / str(i), model, optimizer)
+        step(model, optimizer)
+    checkpoint.wait()
+    assert most == [1]
+    for i in range(4):
+        expect_saved(tmp_path / str(i), expected[i])
+
+
+def test_later_snapshots_use_the_memory_of_earlier_ones(tmp_path):
+    model, optimizer = trained()
+    used = set()
+    for _ in range(3):
+        pending = checkpoint.save_async(tmp_path / "c", model, optimizer)
+        images = {id(b) for b in pending._snapshot.images}
+        used |= images
+        pending.wait()
+    assert used == images
+    assert len(used) == 2
+
+
+def test_a_full_disk_is_an_error_of_the_save_and_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
+    class Full(_disk.Disk):
+        def write(self, fd, data, at):
+            raise OSError(28, "No space left on device")
+
+    model, optimizer = trained()
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    expected = values(model, optimizer)
+    step(model, optimizer)
+    with monkeypatch.context() as m:
+        m.setattr(_disk, "disk", Full())
+        with pytest.raises(ShoalError) as e:
+            checkpoint.save_async(tmp_path / "c", model, optimizer).wait()
+    assert e.value.code == "ResourceExhausted"
+    expect_saved(tmp_path / "c", expected)
+    assert not _snapshot._active
+
+
+def test_a_process_that_ends_waits_for_its_save(tmp_path):
+    program = f"""
+import torch
+from shoal import checkpoint
+model = torch.nn.Linear(3, 2)
+checkpoint.save_async({str(tmp_path / "c")!r}, model, state={{"step": 5}})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert checkpoint.load(tmp_path / "c", nn.Linear(3, 2)) == {"step": 5}
+    (tmp_path / "file").touch()
+    failed = subprocess.run([sys.executable, "-c", program.replace("/c'", "/file'")], capture_output=True, text=True, check=True)
+    assert "the checkpoint was not saved: " in failed.stderr
+    assert "it is a file" in failed.stderr
+
+
+def test_a_synchronous_save_follows_one_that_is_under_way(tmp_path):
+    model, optimizer = trained()
+    checkpoint.save_async(tmp_path / "c", model, optimizer, state={"step": 1})
+    checkpoint.save(tmp_path / "c", model, optimizer, state={"step": 2})
+    assert checkpoint.load(tmp_path / "c", build()) == {"step": 2}

@@ -1,0 +1,139 @@
+"""Saves: at once, or in a thread beside the training, one at a time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.checkpoint._ranks import Model, Ranks, named_tensors
+from shoal.checkpoint._save import Plan, write
+from shoal.checkpoint._shards import image_blocks, live_blocks
+from shoal.checkpoint._snapshot import Snapshot
+
+_NICENESS = 15  # the thread that hashes and writes uses the time that the training leaves
+
+_current: PendingSave | None = None
+
+
+class PendingSave:
+    """A save that runs in a thread. ``stall_s``: seconds that the training waited for it so far; ``snapshot_bytes``: memory that it
+    holds."""
+
+    def __init__(self, path: str | Path, plan: Plan | Exception, ranks: Ranks, begin: float):
+        self.path = path
+        self._plan, self._ranks = plan, ranks
+        self._error: BaseException | None = None
+        self._raised = False
+        self._snapshot = Snapshot(plan.layouts) if isinstance(plan, Plan) else None
+        self.snapshot_bytes = self._snapshot.num_bytes if self._snapshot else 0
+        self._thread = threading.Thread(target=self._run, name="shoal-checkpoint")
+        self._thread.start()
+        self._own_stall = time.perf_counter() - begin
+
+    @property
+    def stall_s(self) -> float:
+        return self._own_stall + (self._snapshot.stall_s if self._snapshot else 0.0)
+
+    def done(self) -> bool:
+        """Returns True once the checkpoint is committed, or the save has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Waits until the checkpoint is committed. Raises the save's error."""
+        self._thread.join()
+        if self._error is not None:
+            self._raised = True
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            if self._snapshot is not None:
+                self._snapshot.settle()
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            self._ranks.agree(self._check)
+            images = self._snapshot.images
+            write(self.path, self._plan, self._ranks, lambda index, layout: image_blocks(images[index], layout))
+        except BaseException as error:
+            self._error = error
+        finally:
+            if self._snapshot is not None:
+                self._snapshot.release()
+
+    def _check(self) -> None:
+        if isinstance(self._plan, Exception):
+            raise self._plan
+        if self._snapshot.error is not None:
+            raise self._snapshot.error
+
+
+def save(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None) -> None:
+    """Writes the model's parameters and buffers, the optimizer's state and ``state`` to the folder ``path``. Replaces a checkpoint there.
+
+    ``path``: a folder that all ranks see, or an address of fsspec such as ``s3://bucket/run``. ``model``: a module, plain or sharded by
+    ``shoal.fsdp.fully_shard`` or torch's, or a state dict of tensors, DTensors or ShardedTensors. Every rank of a sharded model must call
+    it with the same arguments; each writes its part. ``state``: further values for resuming, of JSON's types; rank 0's are saved.
+    Waits for a save of ``save_async`` that is under way, and raises its error.
+    After a crash or a power cut the previous checkpoint remains. Only one job at a time may save to a path.
+    Beside the model it needs 32 MiB per rank. Raises InvalidArgument if ``path`` cannot be written or holds other data,
+    ResourceExhausted for a full disk, Unimplemented for unsupported tensors and optimizer states. An error on one rank is raised on all.
+    """
+    wait()
+    tensors, tied = named_tensors(model)
+    ranks = Ranks(tensors.values())
+    plan = ranks.agree(lambda: Plan(tensors, tied, optimizer, state, ranks))
+    write(path, plan, ranks, lambda _, layout: live_blocks(layout))
+
+
+def save_async(
+    path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None
+) -> PendingSave:
+    """As ``save``, but a thread writes the present values while training goes on. Returns at once, if no earlier save is under way.
+
+    The thread copies parameters of models that ``shoal.fsdp`` shards, and states of optimizers. The next optimizer step, or other write
+    to parameters, waits for the copy, but not for the disk. Everything else is copied before the call returns. The copy, as
+    large as this rank's part of the checkpoint, is kept for the next save. Waits for the save before, and raises its error if no
+    ``wait()`` has. Errors of this save are raised by its ``wait()``, the next save, or ``shoal.checkpoint.wait()``. A process that
+    ends waits for its save. Collective, as ``save``.
+    """
+    global _current
+    wait()
+    begin = time.perf_counter()
+    tensors, tied = named_tensors(model)
+    ranks = Ranks(tensors.values(), apart=True)
+    try:
+        plan: Plan | Exception = Plan(tensors, tied, optimizer, state, ranks)
+    except Exception as error:
+        if ranks.size == 1:
+            raise
+        plan = error  # the other ranks wait in the thread's collectives
+    _current = PendingSave(path, plan, ranks, begin)
+    return _current
+
+
+def wait() -> None:
+    """Waits for the save under way, if any, and raises its error unless it was raised before."""
+    global _current
+    pending, _current = _current, None
+    if pending is not None:
+        pending._thread.join()
+        if not pending._raised:
+            pending.wait()
+
+
+leave_all = wait  # before the process groups end, as in shoal.fsdp
+
+
+def _at_exit() -> None:
+    try:
+        wait()
+    except Exception as error:  # an exit has no caller
+        sys.stderr.write(f"the checkpoint was not saved: {error}\n")
+
+
+threading._register_atexit(_at_exit)  # atexit's functions run after threads can start no others

@@ -1,0 +1,112 @@
+"""Snapshots of a rank's part of a model in memory, for saves that run beside the training.
+
+Parameters of sharded models and optimizer states change only in write windows. So a thread copies them while the next step computes,
+and the next write waits for what is not copied yet.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shoal.checkpoint._memory import Buffer, copy_in
+from shoal.checkpoint._shards import Layout, Part
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp._engine.writers import before_writes
+
+_RANGE = 16 << 20  # bytes copied at once: two threads share the ranges
+_active: list[Snapshot] = []
+_spare: list[Buffer] = []  # memory of earlier snapshots: new memory would cost as much time as the copy
+
+
+class Snapshot:
+    """The files of one save in memory. Copies what may change at any time in the constructor, and the rest by ``settle``."""
+
+    def __init__(self, layouts: list[Layout]):
+        self.images = [_take(layout.num_bytes) for layout in layouts]
+        self.num_bytes = sum(layout.num_bytes for layout in layouts)
+        self.stall_s = 0.0
+        self._lock = threading.Lock()
+        self._ranges: list[tuple[Buffer, int, torch.Tensor, int, int]] = []
+        self._left = 0
+        self._copied = threading.Event()
+        self._watched: list[tuple[Part, int]] = []
+        self.error: Exception | None = None
+        for layout, image in zip(layouts, self.images, strict=True):
+            image.view[: len(layout.header)] = layout.header
+            for part, at in zip(layout.parts, layout.at, strict=True):
+                self._add(part, image, at)
+        self._left = len(self._ranges)
+        if self._left:
+            _active.append(self)
+        else:
+            self._copied.set()
+
+    def _add(self, part: Part, image: Buffer, at: int) -> None:
+        source = part.source
+        lazy = part.in_window and source is not None and source.device.type == "cpu"
+        lazy = lazy and source.is_contiguous() and not part.counted.is_inference()
+        if not lazy:
+            copy_in(image, at, part.fetch(), 0, part.num_bytes)
+            return
+        self._watched.append((part, part.counted._version))
+        for begin in range(0, part.num_bytes, _RANGE):
+            end = min(begin + _RANGE, part.num_bytes)
+            self._ranges.append((image, at + begin, source, begin, end))
+
+    def settle(self) -> None:
+        """Copies what no thread has copied yet, and returns when all is copied."""
+        while not self._copied.is_set():
+            with self._lock:
+                taken = self._ranges.pop() if self._ranges else None
+            if taken is None:
+                self._copied.wait()
+                return
+            copy_in(*taken)
+            with self._lock:
+                self._left -= 1
+                if self._left == 0:
+                    self._finish()
+
+    def _finish(self) -> None:
+        written = [p.name for p, version in self._watched if p.counted._version != version]
+        if written:
+            self.error = InvalidArgument(
+                f"{written[0]} was written while it was saved, outside of an optimizer's step and of a write window",
+                reason="WrittenWhileSaved",
+                hint="call wait() before such a write, or write inside `with shoal.fsdp.write(model)`",
+            )
+        self._watched.clear()
+        if self in _active:
+            _active.remove(self)
+        self._copied.set()
+
+    def release(self) -> None:
+        """Keeps the memory for the next snapshot."""
+        _spare.extend(self.images)
+        self.images = []
+
+
+def _take(num_bytes: int) -> Buffer:
+    fitting = [b for b in _spare if num_bytes <= len(b) <= 2 * num_bytes + (1 << 20)]
+    if not fitting:
+        _spare.clear()
+        return Buffer(num_bytes)
+    best = min(fitting, key=len)
+    _spare.remove(best)
+    return best
+
+
+def settle_all() -> None:
+    """Waits until no snapshot needs the present values any more."""
+    for snapshot in list(_active):
+        begin = time.perf_counter()
+        snapshot.settle()
+        snapshot.stall_s += time.perf_counter() - begin
+
+
+before_writes(settle_all)
+register_optimizer_step_pre_hook(lambda *_: settle_all())
