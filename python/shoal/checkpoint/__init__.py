@@ -8,9 +8,10 @@ A checkpoint is a folder: safetensors files (``model-...`` holds the parameters 
 No pickle is executed. README.md beside this file describes the format.
 """
 
+from shoal.checkpoint._keeping import Checkpoints
 from shoal.checkpoint._load import load
 from shoal.checkpoint._manifest import Manifest
 from shoal.checkpoint._saving import PendingSave, save, save_async, wait
 from shoal.checkpoint._store import read_manifest
 
-__all__ = ["Manifest", "PendingSave", "load", "read_manifest", "save", "save_async", "wait"]
+__all__ = ["Checkpoints", "Manifest", "PendingSave", "load", "read_manifest", "save", "save_async", "wait"]

@@ -102,6 +102,7 @@ class Manifest:
     groups: tuple[Group, ...] = ()
     optimizer_state: dict[str, dict[str, Any]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)  # step and metrics, of Checkpoints
     files: dict[str, File] = field(default_factory=dict)
     format: str = FORMAT
     values: dict[str, Any] = field(default_factory=dict)

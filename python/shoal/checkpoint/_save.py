@@ -34,14 +34,22 @@ Pieces = dict[tuple[str, str], list[Piece]]  # by kind of file and name of tenso
 class Plan:
     """A save's manifest, without the places of tensors yet, and the layouts of the files that this rank writes."""
 
-    def __init__(self, tensors: dict, tied: dict[str, str], optimizer: torch.optim.Optimizer | None, state: dict | None, ranks: Ranks):
+    def __init__(
+        self,
+        tensors: dict,
+        tied: dict[str, str],
+        optimizer: torch.optim.Optimizer | None,
+        state: dict | None,
+        ranks: Ranks,
+        info: dict | None = None,
+    ):
         check_state(state)
         self._ranks, self._parts, self._count = ranks, [], 0
         hooked = isinstance(optimizer, torch.optim.Optimizer)  # its steps announce themselves
         described: dict[str, Any] = {"tensors": {n: self._add("model", n, t, hasattr(t, "_shoal_state")) for n, t in tensors.items()}}
         if optimizer is not None:
             described |= self._describe_optimizer(optimizer, tensors, hooked)
-        self.manifest = Manifest(ranks.size, "", tied=tied, state=state or {}, **described)
+        self.manifest = Manifest(ranks.size, "", tied=tied, state=state or {}, info=info or {}, **described)
         self.layouts: list[Layout] = []
         for kind in ("model", "optimizer"):
             of = [p for p in self._parts if p.kind == kind]

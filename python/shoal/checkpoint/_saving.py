@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ class PendingSave:
     """A save that runs in a thread. ``stall_s``: seconds that the training waited for it so far; ``snapshot_bytes``: memory that it
     holds."""
 
-    def __init__(self, path: str | Path, plan: Plan | Exception, ranks: Ranks, begin: float):
+    def __init__(self, path: str | Path, plan: Plan | Exception, ranks: Ranks, begin: float, after: Callable[[], None] | None):
         self.path = path
-        self._plan, self._ranks = plan, ranks
+        self._plan, self._ranks, self._after = plan, ranks, after
         self._error: BaseException | None = None
         self._raised = False
         self._snapshot = Snapshot(plan.layouts) if isinstance(plan, Plan) else None
@@ -59,6 +60,8 @@ class PendingSave:
             self._ranks.agree(self._check)
             images = self._snapshot.images
             write(self.path, self._plan, self._ranks, lambda index, layout: image_blocks(images[index], layout))
+            if self._after is not None:
+                self._ranks.agree(lambda: self._after() if self._ranks.rank == 0 else None)
         except BaseException as error:
             self._error = error
         finally:
@@ -101,18 +104,31 @@ def save_async(
     ``wait()`` has. Errors of this save are raised by its ``wait()``, the next save, or ``shoal.checkpoint.wait()``. A process that
     ends waits for its save. Collective, as ``save``.
     """
+    return save_with(path, model, optimizer, state=state)
+
+
+def save_with(
+    path: str | Path,
+    model: Model,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    state: dict[str, Any] | None,
+    info: dict[str, Any] | None = None,
+    after: Callable[[], None] | None = None,
+) -> PendingSave:
+    """As ``save_async``. ``info``: for the manifest; ``after``: runs on rank 0 after the commit, in the save's thread."""
     global _current
     wait()
     begin = time.perf_counter()
     tensors, tied = named_tensors(model)
     ranks = Ranks(tensors.values(), apart=True)
     try:
-        plan: Plan | Exception = Plan(tensors, tied, optimizer, state, ranks)
+        plan: Plan | Exception = Plan(tensors, tied, optimizer, state, ranks, info)
     except Exception as error:
         if ranks.size == 1:
             raise
         plan = error  # the other ranks wait in the thread's collectives
-    _current = PendingSave(path, plan, ranks, begin)
+    _current = PendingSave(path, plan, ranks, begin, after)
     return _current
 
 

@@ -1,0 +1,154 @@
+"""Checkpoints of a run: which are kept, what is loaded, and the signs that a process will end."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from shoal import checkpoint
+from shoal.checkpoint import Checkpoints, _preemption
+from shoal.exceptions import InvalidArgument, NotFound, Unavailable
+
+
+def build(value=0.0):
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.fill_(value)
+    return model
+
+
+def save(of, step, **options):
+    of.save(step, build(step), state={"at": step}, **options).wait()
+
+
+def names(path):
+    return sorted(p.name for p in path.iterdir())
+
+
+def test_the_newest_checkpoints_are_kept(tmp_path):
+    of = Checkpoints(tmp_path / "run", keep=2)
+    assert of.load(build()) is None
+    assert (of.steps(), of.latest()) == ([], None)
+    for step in range(5):
+        save(of, step)
+    assert of.steps() == [3, 4]
+    assert names(tmp_path / "run") == ["step-00000003", "step-00000004"]
+    model = build()
+    assert of.load(model) == (4, {"at": 4})
+    assert model.weight[0, 0] == 4
+    assert Checkpoints(tmp_path / "run").load(model, step=3) == (3, {"at": 3})
+    with pytest.raises(NotFound):
+        of.load(model, step=1)
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 0)])
+def test_the_best_checkpoints_are_kept_beside_the_newest(tmp_path, mode, best):
+    of = Checkpoints(tmp_path / "run", keep=1, best="loss", mode=mode)
+    for step, loss in enumerate([9, 5, 1, float("nan"), 6, 7]):
+        save(of, step, metrics={"loss": loss, "other": 1})
+    assert of.steps() == [best, 5]
+    assert of.best() == best
+    assert of.load(build(), step="best") == (best, {"at": best})
+    with pytest.raises(InvalidArgument, match="metrics has no loss"):
+        save(of, 9, metrics={"accuracy": 1})
+    with pytest.raises(InvalidArgument, match="without a metric"):
+        Checkpoints(tmp_path / "run").best()
+
+
+def test_several_best_and_all_newest_may_be_kept(tmp_path):
+    of = Checkpoints(tmp_path / "best", keep=1, best="loss", keep_best=2)
+    for step, loss in enumerate([3, 1, 2, 4, 5]):
+        save(of, step, metrics={"loss": loss})
+    assert of.steps() == [1, 2, 4]
+    of = Checkpoints(tmp_path / "all", keep=0)
+    for step in range(4):
+        save(of, step)
+    assert of.steps() == [0, 1, 2, 3]
+
+
+def test_a_step_that_is_saved_again_after_a_resume_is_not_deleted(tmp_path):
+    of = Checkpoints(tmp_path / "run", keep=1)
+    save(of, 8)
+    save(of, 5)
+    assert of.steps() == [5, 8]
+    save(of, 9)
+    assert of.steps() == [9]
+
+
+def test_remains_of_killed_saves_and_damaged_manifests_do_not_matter(tmp_path):
+    of = Checkpoints(tmp_path / "run", keep=1, best="loss")
+    save(of, 1, metrics={"loss": 1})
+    remains = tmp_path / "run" / "step-00000002" / ".saving"
+    remains.mkdir(parents=True)
+    (remains / "model-rank-0-of-1.safetensors").touch()
+    (tmp_path / "run" / "notes").mkdir()
+    (tmp_path / "run" / "step-00000001" / "manifest.json").write_text('{"format": "shoal.checkpoint"')
+    assert of.steps() == [1]
+    save(of, 3, metrics={"loss": 2})
+    assert names(tmp_path / "run") == ["notes", "step-00000003"]
+
+
+@pytest.mark.parametrize("wrong", [{"keep": -1}, {"keep_best": 0}, {"every": 0}, {"mode": "median"}])
+def test_wrong_settings_are_refused(tmp_path, wrong):
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        Checkpoints(tmp_path, **wrong)
+
+
+def test_a_preemption_signal_asks_for_one_more_save(tmp_path):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("the program's own"))
+    try:
+        of = Checkpoints(tmp_path / "run", every=10, on_preemption=True)
+        assert [of.should_save(step) for step in (0, 1, 9, 10)] == [True, False, False, True]
+        assert not of.preempted()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == ["the program's own"]
+        assert of.preempted()
+        assert of.should_save(11)
+        save(of, 11)
+        assert not of.should_save(11)
+        assert not Checkpoints(tmp_path / "run").preempted()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_drain_of_the_node_is_a_preemption(monkeypatch):
+    answers = [Unavailable("the head is away"), [("a", "DRAINING"), ("b", "ALIVE")], [("a", "ALIVE"), ("b", "DRAINING")]]
+
+    class Session:
+        node = "b"
+
+        def list(self, what):
+            assert what == "nodes"
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return [{"id": node, "state": state} for node, state in answer]
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        monkeypatch.setattr(_preemption, "_LOOK_S", 0.001)
+        monkeypatch.setattr(_preemption.state, "session", Session())
+        preemption = _preemption.Preemption()
+        assert preemption._event.wait(30)
+        assert preemption.agreed()
+        for thread in threading.enumerate():
+            if thread.name == "shoal-checkpoint-drain":
+                thread.join(30)
+                assert not thread.is_alive()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_lies_at_an_address_of_fsspec():
+    of = Checkpoints("memory://run", keep=2)
+    for step in range(4):
+        save(of, step)
+    assert of.steps() == [2, 3]
+    model = build()
+    assert of.load(model, streaming=True) == (3, {"at": 3})
+    assert model.weight[0, 0] == 3
+    assert checkpoint.read_manifest("memory://run/step-00000003").info == {"step": 3, "metrics": {}}

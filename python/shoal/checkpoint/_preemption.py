@@ -1,0 +1,66 @@
+"""Signs that this process will end soon: SIGTERM, and a drain of its node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from shoal._core.process import state
+from shoal.exceptions import ShoalError
+
+_LOOK_S = 5.0  # seconds between two looks at the node's row: one process of a node asks the head, and a drain takes a minute
+
+
+class Preemption:
+    """Notices SIGTERM, with which schedulers announce the end of a process, and a drain of the node, which ends it at a deadline. Ranks
+    notice it at different steps, so that ``agreed`` is collective. Made by every rank, in the main thread."""
+
+    def __init__(self):
+        self._event = threading.Event()
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._votes = dist.new_group(backend="gloo") if several else None
+        before = signal.getsignal(signal.SIGTERM)
+
+        def notice(number, frame) -> None:
+            self._event.set()
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(signal.SIGTERM, notice)
+        if state.session is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+            threading.Thread(target=_watch, args=(weakref.ref(self),), name="shoal-checkpoint-drain", daemon=True).start()
+
+    def agreed(self) -> bool:
+        """Returns True once any rank has noticed. Collective."""
+        if self._votes is None:
+            return self._event.is_set()
+        vote = torch.tensor([int(self._event.is_set())])
+        dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=self._votes)
+        return bool(vote.item())
+
+    def look(self) -> bool:
+        """Looks at the row of this process's node. Returns True once there is nothing more to look for."""
+        session = state.session
+        if session is None or self._event.is_set():
+            return True
+        try:
+            if any(row["id"] == session.node and row["state"] == "DRAINING" for row in session.list("nodes")):
+                self._event.set()
+        except ShoalError:  # the head may be away for a moment
+            return False
+        return self._event.is_set()
+
+
+def _watch(preemption: weakref.ref[Preemption]) -> None:
+    pause = threading.Event()
+    while True:
+        present = preemption()
+        if present is None or present.look():
+            return
+        del present
+        pause.wait(_LOOK_S)
