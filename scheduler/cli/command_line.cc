@@ -99,8 +99,8 @@ CLI::App* CommandLine::add_verb(const std::string& name, const std::string& abou
   return verb;
 }
 
-CLI::App* CommandLine::add_verb_without_cluster(const std::string& name, const std::string& about) {
-  CLI::App* verb = app_.add_subcommand(name, about);
+CLI::App* CommandLine::add_verb_without_cluster(const std::string& name, const std::string& about, CLI::App* group) {
+  CLI::App* verb = (group == nullptr ? &app_ : group)->add_subcommand(name, about);
   verb->add_flag("--json", common_.json, "One JSON object on stdout");
   return verb;
 }

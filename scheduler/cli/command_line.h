@@ -28,7 +28,7 @@ class CommandLine {
   // Adds a verb with the options that name a cluster, and --json. `group`: the verb that it follows, as in `shoal job list`.
   CLI::App* add_verb(const std::string& name, const std::string& about, CLI::App* group = nullptr);
   // Adds a verb that needs no cluster: it has --json, but not the options that name a cluster.
-  CLI::App* add_verb_without_cluster(const std::string& name, const std::string& about);
+  CLI::App* add_verb_without_cluster(const std::string& name, const std::string& about, CLI::App* group = nullptr);
   // Adds a group of verbs, whose name stands in front of theirs: `shoal job list`.
   CLI::App* add_group(const std::string& name, const std::string& about);
 

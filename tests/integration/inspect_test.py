@@ -238,6 +238,27 @@ def test_runtime_envs_are_listed(shoal_command, cluster):
     assert "COLOUR" in shoal_command("list", "runtime-envs").stdout
 
 
+def test_checkpoint_lists_verifies_converts_and_compares(shoal_command, tmp_path):
+    import torch
+
+    from shoal import checkpoint
+
+    model, path = torch.nn.Linear(3, 2), str(tmp_path / "c")
+    checkpoint.save(path, model, state={"step": 1})
+    assert [t["name"] for t in shoal_command.json("checkpoint", "ls", path)["tensors"]] == ["weight", "bias"]
+    assert shoal_command.json("checkpoint", "verify", path)["sound"]
+    hf = str(tmp_path / "hf")
+    assert shoal_command("checkpoint", "export", path, hf, "--max-shard-size", "1MB").returncode == 0
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+    assert shoal_command("checkpoint", "diff", path, path).stdout == "no difference\n"
+    assert shoal_command("checkpoint", "diff", path, hf).returncode == 1  # the state is in one of them only
+    file = next((tmp_path / "c").glob("*/*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\x77")
+    assert shoal_command("checkpoint", "verify", path).returncode == 1
+    assert shoal_command("checkpoint", "ls", str(tmp_path / "nothing")).returncode == 1
+    assert shoal_command("checkpoint", "export", path, hf, "--format", "pickle").returncode == 2
+
+
 def test_microbenchmark_prints_figures(shoal_command):
     said = shoal_command.json("microbenchmark", "--filter", "1:1 actor calls sync", "--seconds", "0.01")
     (row,) = said["results"]

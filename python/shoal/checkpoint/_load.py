@@ -161,7 +161,7 @@ def _match_model(manifest: Manifest, tensors: dict[str, torch.Tensor], tied: dic
 def _match_optimizer(manifest: Manifest, names: list[list[str]], path) -> None:
     if not manifest.optimizer:
         raise InvalidArgument(f"the checkpoint in {path} has no optimizer", hint="load it without one: load(path, model)")
-    if [list(g.parameters) for g in manifest.groups] != names:
+    if [set(g.parameters) for g in manifest.groups] != [set(of) for of in names]:
         raise _of_another(path, "the optimizer had other parameter groups")
 
 

@@ -1,0 +1,66 @@
+// checkpoint ls|verify|export|diff: run in Python, which has the formats.
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "scheduler/cli/command_line.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
+
+namespace shoal::scheduler::cli {
+
+namespace {
+
+struct CheckpointOptions {
+  std::string first, second;  // addresses or folders of checkpoints
+  std::string format = "hf", prefix, max_shard_size = "5GiB";
+};
+
+// Replaces this process by Python's command; returns only on failure.
+int run_checkpoint(const Common& common, std::vector<std::string> words) {
+  words.insert(words.begin(), {common.python, "-m", "shoal.checkpoint"});
+  if (common.json) words.push_back("--json");
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  execvp(argv[0], argv.data());
+  return failed(common, from_errno(errno, common.python));
+}
+
+}  // namespace
+
+void add_checkpoint(CommandLine& line) {
+  auto* group = line.add_group("checkpoint", "Checkpoints of training: ls, verify, export, diff");
+  auto& o = line.own<CheckpointOptions>();
+
+  auto* ls = line.add_verb_without_cluster("ls", "The tensors of a checkpoint, or the checkpoints of a run", group);
+  ls->add_option("path", o.first, "A folder, or an address such as s3://bucket/run")->required();
+  line.on_run(ls, [&o](const Common& common) { return run_checkpoint(common, {"ls", o.first}); });
+
+  auto* verify = line.add_verb_without_cluster("verify", "Reads every byte and compares it with its hash", group);
+  verify->add_option("path", o.first, "A checkpoint")->required();
+  line.on_run(verify, [&o](const Common& common) { return run_checkpoint(common, {"verify", o.first}); });
+
+  auto* convert = line.add_verb_without_cluster("export", "Converts a checkpoint, with one tensor in memory", group);
+  convert->add_option("source", o.first, "A checkpoint of Shoal, torch.distributed.checkpoint or Hugging Face")->required();
+  convert->add_option("target", o.second, "A new folder")->required();
+  convert->add_option("--format", o.format, "hf: safetensors; dcp: torch.distributed.checkpoint; shoal: as one rank saves it")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"hf", "dcp", "shoal"}));
+  convert->add_option("--prefix", o.prefix, "Only tensors with this prefix, which their new names lack");
+  convert->add_option("--max-shard-size", o.max_shard_size, "Of a file of hf")->capture_default_str();
+  line.on_run(convert, [&o](const Common& common) {
+    return run_checkpoint(
+        common, {"export", o.first, o.second, "--format", o.format, "--prefix=" + o.prefix, "--max-shard-size=" + o.max_shard_size});
+  });
+
+  auto* diff = line.add_verb_without_cluster("diff", "The tensors and values in which two checkpoints differ", group);
+  diff->add_option("first", o.first, "A checkpoint")->required();
+  diff->add_option("second", o.second, "Another one")->required();
+  line.on_run(diff, [&o](const Common& common) { return run_checkpoint(common, {"diff", o.first, o.second}); });
+}
+
+}  // namespace shoal::scheduler::cli
