@@ -14,6 +14,8 @@
 #include "runtime/transport/collective_backend.h"
 #include "runtime/transport/message_layer.h"
 
+struct CUstream_st;  // a stream of the CUDA driver
+
 namespace shoal::runtime {
 
 // A memory that all ranks of the group share, and the sizes of its parts.
@@ -46,11 +48,29 @@ struct MessageTransport {
   std::size_t chunk_bytes = 1 << 20;  // a multiple of 16
 };
 
+struct CudaApi;
+struct NcclApi;
+
+// Collectives on memory of CUDA devices, one device per rank. The ranks' other transport carries what their hosts agree on.
+struct NcclTransport {
+  int device = 0;  // number of this rank's device in its process
+  // The stream whose earlier work an operation's buffers wait for, asked at each call (torch's current stream). Empty: the caller has
+  // waited.
+  std::function<CUstream_st*()> current_stream;
+  Duration connect_timeout = std::chrono::seconds(300);
+  // How long operations that all ranks have begun may still take after a failure, before they are aborted.
+  Duration in_flight = std::chrono::milliseconds(50);
+  const CudaApi* cuda = nullptr;  // null: loaded when this transport is chosen
+  const NcclApi* api = nullptr;   // likewise
+};
+
 struct CommunicatorRequest {
   int rank = 0;
   int world_size = 1;
   std::string name;  // the same on every rank, and of no other group
 
+  // With it, buffers are memory of devices.
+  std::optional<NcclTransport> nccl;
   // The ways to connect the ranks, fastest first. make_communicator takes the first one that is set.
   std::optional<SharedMemory> memory;
   std::optional<MessageTransport> messages;

@@ -229,6 +229,10 @@ TEST_P(Operations, EveryReductionHasTheBitsOfReduce) {
 
         const Bytes& mine = inputs[static_cast<std::size_t>(c.rank())];
         Bytes got(mine.size());
+        if (op >= ReduceOp::kBand && !transport_.reduces_bits) {
+          ASSERT_EQ(c.all_reduce(mine, got, dtype, op, {})->wait().error().code(), Code::kUnimplemented);
+          continue;
+        }
         ASSERT_TRUE(c.all_reduce(mine, got, dtype, op, {})->wait());
         ASSERT_EQ(got, expected) << dtype_name(dtype) << " " << reduce_op_name(op);
 

@@ -8,11 +8,15 @@
 #include <mutex>
 #include <thread>
 
+#include <gtest/gtest.h>
+
+#include "runtime/device/fake/fake_cuda.h"
 #include "runtime/loop/loop.h"
 #include "runtime/transport/conformance/memory_backend.h"
 #include "runtime/transport/conformance/memory_layer.h"
 #include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/make_communicator.h"
+#include "runtime/transport/nccl/fake/fake_nccl.h"
 #include "runtime/transport/tcp/tcp_layer.h"
 #include "runtime/transport/ucx/ucx_layer.h"
 
@@ -170,6 +174,41 @@ class NetworkUnderTest final : public TestGroup {
   std::map<int, std::string> deaths_;
 };
 
+// Ranks with a device each, on the fakes of NCCL and CUDA. Their hosts agree in shared memory. The fakes take the tests' vectors for memory
+// of devices.
+class NcclUnderTest final : public TestGroup {
+ public:
+  explicit NcclUnderTest(int world_size) : world_size_(world_size) {}
+  // Nothing of a group is left, and the only misuse of NCCL is what the tests of diverging ranks make.
+  ~NcclUnderTest() override {
+    EXPECT_EQ(FakeNccl::machine().num_communicators(), 0u);
+    EXPECT_EQ(FakeCuda::machine().num_streams(), 0u);
+    for (const auto& violation : FakeCuda::machine().take_violations()) ADD_FAILURE() << violation;
+    for (const auto& violation : FakeNccl::machine().take_violations()) {
+      const bool diverged = violation.rfind("collective ", 0) == 0 || violation.find(", which receives ") != std::string::npos;
+      if (!diverged) ADD_FAILURE() << violation;
+    }
+  }
+
+  std::shared_ptr<Communicator> join(int rank) override {
+    auto request = request_of(rank, world_size_);
+    request.nccl = NcclTransport{
+        .device = rank, .current_stream = nullptr, .in_flight = 1s, .cuda = &FakeCuda::machine().api(), .api = &FakeNccl::machine().api()};
+    auto& memory = request.memory.emplace();
+    memory.spins = 0;
+    memory.open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
+    return make_communicator(std::move(request), clock_).value();
+  }
+  void kill(int rank, const std::string& cause) override { host_.mark_gone("group/1", rank, cause); }
+
+ private:
+  const int world_size_;
+  Loop loop_;
+  const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
+  TestHost host_;
+  const FakeCuda::HostMemoryCounts host_memory_counts_;
+};
+
 template <class Group>
 std::unique_ptr<TestGroup> make(int world_size) {
   return std::make_unique<Group>(world_size);
@@ -185,9 +224,10 @@ std::vector<TestedTransport> tested_transports() {
       {"shm", make<ShmGroupUnderTest>, TestedTransport::Scope::kWhole},
       {"messages", make<MessagesUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false},
       // An assertion in tcp_ep.c of UCX 1.13 fails in one of 15 runs of the failures under load.
-      {"ucx", make<NetworkUnderTest<make_ucx>>, TestedTransport::Scope::kNoWindows, /*fails_safely=*/false, true, no_networks},
+      {"ucx", make<NetworkUnderTest<make_ucx>>, TestedTransport::Scope::kNoWindows, /*fails_safely=*/false, true, true, no_networks},
       {"tcp", make<NetworkUnderTest<make_tcp>>, TestedTransport::Scope::kNoWindows},
       {"tls", make<NetworkUnderTest<make_tls>>, TestedTransport::Scope::kNoWindows},
+      {"nccl", make<NcclUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false, /*reduces_bits=*/false},
       {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages, true, /*checks_forks=*/false},
   };
 }

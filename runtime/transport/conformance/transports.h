@@ -29,6 +29,7 @@ struct TestedTransport {
   // False: the library below may end the process when connections are made anew, so failures are not tested in an ordinary run.
   bool fails_safely = true;
   bool checks_forks = true;  // refuses calls in a forked child; one that shares locks between ranks as threads cannot
+  bool reduces_bits = true;  // false: bitwise reductions return Unimplemented
   std::string missing = {};  // the reason why this machine cannot run it, for skipped tests; empty: it can
 };
 std::ostream& operator<<(std::ostream& out, const TestedTransport& transport);

@@ -1,0 +1,61 @@
+// One NCCL communicator with the stream that its operations run on. All functions belong to the thread that drives the group.
+//
+// No call blocks: the communicator is made with blocking=0, and ready() asks how far NCCL has got. ncclCommInitRank has no time limit of
+// its own, so the owner watches the clock and aborts.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "runtime/device/device.h"
+#include "runtime/transport/nccl/nccl_api.h"
+
+namespace shoal::runtime {
+
+class NcclChannel {
+ public:
+  static Result<NcclChannel> make(const NcclApi& api, std::shared_ptr<const Device> device);
+  NcclChannel(NcclChannel&& other) noexcept = default;
+  // Aborts what is not closed.
+  ~NcclChannel();
+
+  // Begins to connect `num_ranks` ranks, each of which passes the same id. Once only.
+  Result<void> connect(const NcclUniqueId& id, int num_ranks, int rank);
+  bool connected() const { return comm_.get() != nullptr; }
+  // False while NCCL is still at what was last begun.
+  Result<bool> ready();
+  // Makes the calls in one group. To be called when ready() is true; then ready() is false until NCCL has put the calls on the stream.
+  Result<void> issue(const std::function<NcclStatus(NcclComm comm, CudaStream stream)>& calls, std::string_view what);
+
+  CudaStream stream() const { return stream_.get(); }
+  NcclComm comm() const { return comm_.get(); }
+  // Ends the communicator in good order: waits, in `pause`, at most until pause() returns false. Aborts it otherwise.
+  void close(const std::function<bool()>& pause);
+  // Ends it at once. Work on the stream then ends without its effect.
+  void abort();
+
+ private:
+  // Null after a move.
+  class Comm {
+   public:
+    Comm() = default;
+    Comm(Comm&& other) noexcept : comm_(std::exchange(other.comm_, nullptr)) {}
+    NcclComm get() const { return comm_; }
+    NcclComm* address() { return &comm_; }
+    NcclComm release() { return std::exchange(comm_, nullptr); }
+
+   private:
+    NcclComm comm_ = nullptr;
+  };
+
+  NcclChannel(const NcclApi& api, std::shared_ptr<const Device> device, Stream stream)
+      : api_(&api), device_(std::move(device)), stream_(std::move(stream)) {}
+
+  const NcclApi* api_;
+  std::shared_ptr<const Device> device_;
+  Stream stream_;
+  Comm comm_;
+  bool in_progress_ = false;
+};
+
+}  // namespace shoal::runtime

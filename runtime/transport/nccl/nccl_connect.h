@@ -1,0 +1,18 @@
+// The connection of a generation's ranks by NCCL: who has which device, and the id of the communicator.
+#pragma once
+
+#include "runtime/transport/communicator.h"
+#include "runtime/transport/nccl/nccl_channel.h"
+
+namespace shoal::runtime {
+
+struct ConnectLimits {
+  Duration timeout{};
+  std::function<bool()> interrupted;  // polled; true ends the wait
+};
+
+// Connects all ranks of `control`, which make this call together. If one rank fails, `control` fails on all.
+Result<NcclChannel> connect_by_nccl(const NcclApi& api, std::shared_ptr<const Device> device, Communicator& control, const Clock& clock,
+                                    const ConnectLimits& limits);
+
+}  // namespace shoal::runtime

@@ -1,0 +1,351 @@
+#include "runtime/transport/nccl/nccl_driver.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace shoal::runtime {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Duration kShortest = 5us, kLongest = 1ms;  // between two looks at NCCL and the device, while operations are pending
+constexpr Duration kIdle = 1s;                       // the same without pending operations
+constexpr auto kLook = 50ms;                         // between two looks at time limits and lost ranks
+constexpr auto kSignals = 50ms;                      // between two looks at signals in a wait
+constexpr auto kClosing = 1s, kDraining = 5s;
+
+}  // namespace
+
+NcclDriver::NcclDriver(Parts parts, NcclChannel channel)
+    : parts_(std::move(parts)), channel_(std::move(channel)), agreement_(parts_.control) {
+  thread_ = std::make_unique<SideThread>([this] { run(); });
+}
+
+NcclDriver::~NcclDriver() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  submitted_.notify_all();
+  thread_.reset();
+}
+
+Duration NcclDriver::timeout_of(const NcclOperation& operation) const {
+  return operation.call().timeout > Duration{} ? operation.call().timeout : parts_.timeout;
+}
+
+// ---- any thread --------------------------------------------------------------------------------------------------------------------
+
+Result<Event> NcclDriver::take_event() {
+  if (events_.empty()) return parts_.device->make_event();
+  Event out = std::move(events_.back());
+  events_.pop_back();
+  return out;
+}
+
+std::optional<Error> NcclDriver::prepare(NcclOperation& operation, std::optional<CudaStream> after) {
+  auto end = take_event();
+  if (!end) return std::move(end).error();
+  operation.end = std::move(*end);
+  if (!after) return std::nullopt;
+  auto ready = take_event();
+  if (!ready) return std::move(ready).error();
+  operation.ready = std::move(*ready);
+  if (auto recorded = parts_.device->record(operation.ready, *after); !recorded) return std::move(recorded).error();
+  return std::nullopt;
+}
+
+Result<NcclDriver::OperationPtr> NcclDriver::submit(const MakeCollective& make, std::optional<CudaStream> after) {
+  CollectivePtr operation;
+  {
+    const std::lock_guard lock(mutex_);
+    operation = make(sequence_ + 1);
+    if (auto error = prepare(*operation, after)) return fail(*std::move(error));
+    ++sequence_;
+    new_collectives_.push_back(operation);
+  }
+  submitted_.notify_all();
+  return operation;
+}
+
+Result<NcclDriver::OperationPtr> NcclDriver::submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto error = prepare(*message, after)) return fail(*std::move(error));
+    new_messages_.push_back(message);
+  }
+  submitted_.notify_all();
+  return message;
+}
+
+Result<void> NcclDriver::wait(const NcclOperation& operation, const std::function<bool()>& interrupted) {
+  std::unique_lock lock(mutex_);
+  while (!operation.done()) {
+    if (changed_.wait_for(lock, kSignals) == std::cv_status::no_timeout || !interrupted) continue;
+    lock.unlock();
+    const bool stop = interrupted();
+    lock.lock();
+    if (stop && !operation.done()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
+  }
+  if (operation.error) return fail(*operation.error);
+  return {};
+}
+
+Result<void> NcclDriver::order_after(const NcclOperation& operation, CudaStream stream) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return operation.done() || operation.on_stream; });
+  if (operation.error) return fail(*operation.error);
+  return operation.done() ? Result<void>() : parts_.device->wait(stream, operation.end);
+}
+
+void NcclDriver::wait_until_closed() {
+  std::unique_lock lock(mutex_);
+  nudged_ = true;
+  submitted_.notify_all();
+  changed_.wait(lock, [&] { return closed_; });
+}
+
+// ---- the thread --------------------------------------------------------------------------------------------------------------------
+
+void NcclDriver::run() {
+  Duration pause = kShortest;
+  look_at_ = parts_.clock->now() + kLook;
+  while (true) {
+    take_submitted();
+    pause = step() ? kShortest : std::min(2 * pause, kLongest);
+    std::unique_lock lock(mutex_);
+    const auto more = [&] { return stopping_ || nudged_ || !new_collectives_.empty() || !new_messages_.empty(); };
+    if (pause > kShortest && submitted_.wait_for(lock, idle() ? Duration(kIdle) : pause, more)) pause = kShortest;
+    nudged_ = false;
+    if (stopping_) break;
+  }
+  take_submitted();
+  if (closed_) return;
+  if (!idle()) return close(unavailable("the communicator has ended").with_reason("Closed"));
+  const auto until = parts_.clock->now() + kClosing;
+  const auto in_time = [&] {
+    rest();
+    return parts_.clock->now() < until && !parts_.control->failed();
+  };
+  channel_.close(in_time);
+  for (auto& [key, lane] : lanes_) {
+    if (lane.channel() != nullptr) lane.channel()->close(in_time);
+  }
+}
+
+bool NcclDriver::idle() const {
+  return collectives_.empty() && std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane.second.head() == nullptr; });
+}
+
+void NcclDriver::rest() {
+  std::unique_lock lock(mutex_);
+  rested_.wait_for(lock, kLongest);
+}
+
+void NcclDriver::take_submitted() {
+  const std::lock_guard lock(mutex_);
+  for (auto& operation : new_collectives_) collectives_.push_back(std::move(operation));
+  for (auto& message : new_messages_) lane_of(*message).add(std::move(message));
+  new_collectives_.clear();
+  new_messages_.clear();
+}
+
+NcclMessageLane& NcclDriver::lane_of(const NcclMessage& message) {
+  return lanes_.try_emplace({message.way(), message.other()}, *parts_.api, parts_.device, parts_.control, message.way(), message.other())
+      .first->second;
+}
+
+bool NcclDriver::step() {
+  auto moved = parts_.control->failed() ? Result<bool>(true) : advance_all();
+  if (moved && !*moved) {
+    if (auto looked = look(); !looked) moved = fail(std::move(looked).error());
+  }
+  if (!moved) parts_.control->abort(moved.error());
+  if (const auto cause = parts_.control->failed()) {
+    close(*cause);
+    return false;
+  }
+  return moved && *moved;
+}
+
+Result<bool> NcclDriver::advance_all() {
+  SHOAL_TRY(bool moved, advance_collectives());
+  for (auto& [key, lane] : lanes_) {
+    SHOAL_TRY(const bool lane_moved, advance_lane(lane));
+    moved |= lane_moved;
+  }
+  return moved;
+}
+
+Result<bool> NcclDriver::advance(NcclOperation& operation, NcclChannel& channel) {
+  SHOAL_TRY(const bool moved, operation.advance(*parts_.api, *parts_.device, channel));
+  if (moved && operation.stage() == NcclOperation::Stage::kOnStream) {
+    const std::lock_guard lock(mutex_);
+    operation.on_stream = true;
+    changed_.notify_all();
+  }
+  return moved;
+}
+
+Result<bool> NcclDriver::advance_collectives() {
+  bool moved = false;
+  if (num_on_stream_ < collectives_.size()) {
+    auto& next = *collectives_[num_on_stream_];
+    SHOAL_TRY(const bool advanced, advance(next, channel_));
+    moved |= advanced;
+    if (next.stage() >= NcclOperation::Stage::kOnStream) ++num_on_stream_;
+  }
+  if (!agreement_.busy() && num_agreed_ < collectives_.size()) {
+    agreement_.begin(collectives_[num_agreed_], timeout_of(*collectives_[num_agreed_]));
+    moved = true;
+  }
+  if (agreement_.busy()) {
+    SHOAL_TRY(const bool advanced, agreement_.advance());
+    moved |= advanced;
+    if (collectives_[num_agreed_]->agreed()) ++num_agreed_;
+  }
+  while (num_on_stream_ > 0 && num_agreed_ > 0) {
+    auto& front = *collectives_.front();
+    SHOAL_OK(advance(front, channel_));
+    if (front.stage() != NcclOperation::Stage::kPassed) break;
+    const auto ended = std::move(collectives_.front());
+    collectives_.pop_front();
+    --num_on_stream_;
+    --num_agreed_;
+    finish(*ended, std::nullopt);
+    moved = true;
+  }
+  return moved;
+}
+
+Result<bool> NcclDriver::advance_lane(NcclMessageLane& lane) {
+  if (lane.head() == nullptr) return false;
+  const auto head = lane.head();
+  SHOAL_TRY(const bool moved, lane.advance(timeout_of(*head)));
+  if (moved && head->stage() == NcclOperation::Stage::kOnStream) {
+    const std::lock_guard lock(mutex_);
+    head->on_stream = true;
+    changed_.notify_all();
+  }
+  if (head->stage() == NcclOperation::Stage::kPassed) finish(*lane.take(), std::nullopt);
+  return moved;
+}
+
+void NcclDriver::finish(NcclOperation& operation, std::optional<Error> error) {
+  const std::lock_guard lock(mutex_);
+  for (auto* const event : {&operation.ready, &operation.end}) {
+    if (*event) events_.push_back(std::move(*event));
+  }
+  operation.error = std::move(error);
+  operation.set_done();
+  changed_.notify_all();
+}
+
+// ---- failures ----------------------------------------------------------------------------------------------------------------------
+
+Result<void> NcclDriver::look() {
+  const auto now = parts_.clock->now();
+  if (now < look_at_) return {};
+  look_at_ = now + kLook;
+  const bool stuck = num_agreed_ > 0;  // else the agreement is pending, and the control communicator watches over that
+  const bool any_lane =
+      std::any_of(lanes_.begin(), lanes_.end(), [](auto& l) { return l.second.head() != nullptr && l.second.described(); });
+  if (!stuck && !any_lane) return {};
+  const auto lost = parts_.control->lost();
+  if (stuck) SHOAL_OK(look_at(*collectives_.front(), lost, -1, now));
+  for (auto& [key, lane] : lanes_) {
+    if (lane.head() != nullptr && lane.described()) SHOAL_OK(look_at(*lane.head(), lost, lane.other(), now));
+  }
+  return {};
+}
+
+Result<void> NcclDriver::look_at(const NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const {
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - operation.began());
+  const auto gone = other < 0 ? lost.begin() : std::find(lost.begin(), lost.end(), other);
+  if (gone != lost.end() && waited > kLook) {
+    return fail(unavailable(fmt::format("rank {} has left or died, rank {} waits for its data in {}", *gone, parts_.control->rank(),
+                                        operation.what()))
+                    .with_reason("ActorDied")
+                    .with_hint(fmt::format("look at the output of rank {}", *gone)));
+  }
+  if (now - operation.began() <= timeout_of(operation)) return {};
+  return fail(
+      deadline_exceeded(
+          fmt::format("rank {} waited {} ms in {}: its data are on the way", parts_.control->rank(), waited.count(), operation.what()))
+          .with_reason("Late")
+          .with_hint("a rank's device is stuck or busy, or the network between devices is; NCCL_DEBUG=INFO prints the connections"));
+}
+
+bool NcclDriver::complete_begun() {
+  using Stage = NcclOperation::Stage;
+  bool begun = false;
+  while (!collectives_.empty() && collectives_.front()->agreed() && collectives_.front()->stage() != Stage::kQueued) {
+    const auto front = collectives_.front();
+    const auto advanced = advance(*front, channel_);
+    if (!advanced) return false;
+    if (front->stage() == Stage::kPassed) {
+      collectives_.pop_front();
+      finish(*front, std::nullopt);
+    } else if (!*advanced) {
+      begun = true;
+      break;
+    }
+  }
+  for (auto& [key, lane] : lanes_) {
+    if (lane.head() == nullptr || lane.head()->stage() == Stage::kQueued) continue;
+    const auto advanced = lane.advance({});
+    if (!advanced) continue;
+    if (lane.head()->stage() == Stage::kPassed) {
+      finish(*lane.take(), std::nullopt);
+    } else {
+      begun = true;
+    }
+  }
+  return begun;
+}
+
+void NcclDriver::close(const Error& cause) {
+  if (!closed_) {
+    // The agreement that is under way ends at once, since its communicator has failed. It may have come before the failure.
+    while (agreement_.busy() && agreement_.settle()) {
+    }
+    for (auto& [key, lane] : lanes_) lane.settle();
+    const auto until = parts_.clock->now() + parts_.in_flight;
+    while (complete_begun() && parts_.clock->now() < until) rest();
+    abort_channels();
+  }
+  const auto error = [&](const NcclOperation& operation) { return Error(cause).in(operation.what()); };
+  for (const auto& operation : collectives_) finish(*operation, error(*operation));
+  collectives_.clear();
+  for (auto& [key, lane] : lanes_) {
+    while (lane.head() != nullptr) {
+      const auto message = lane.take();
+      finish(*message, error(*message));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+void NcclDriver::abort_channels() {
+  std::vector<NcclChannel*> channels{&channel_};
+  for (auto& [key, lane] : lanes_) {
+    if (lane.channel() != nullptr) channels.push_back(lane.channel());
+  }
+  for (auto* const channel : channels) channel->abort();
+  // The device may still read and write the buffers until its streams have passed what was aborted.
+  const auto until = parts_.clock->now() + kDraining;
+  for (auto* const channel : channels) {
+    auto end = parts_.device->make_event();
+    if (!end || !parts_.device->record(*end, channel->stream())) continue;
+    for (auto passed = parts_.device->passed(*end); passed && !*passed && parts_.clock->now() < until;
+         passed = parts_.device->passed(*end)) {
+      rest();
+    }
+  }
+}
+
+}  // namespace shoal::runtime

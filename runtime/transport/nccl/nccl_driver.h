@@ -1,0 +1,101 @@
+// The thread that makes all calls of NCCL for a group, and the operations that it advances.
+//
+// The thread sleeps between looks, at most a millisecond while operations are pending: NCCL and the device signal nothing. The control
+// communicator carries the group's failure: whatever goes wrong on one rank becomes the first cause on all.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "runtime/loop/side_thread.h"
+#include "runtime/transport/nccl/nccl_agreement.h"
+#include "runtime/transport/nccl/nccl_message_lane.h"
+
+namespace shoal::runtime {
+
+class NcclDriver {
+ public:
+  struct Parts {
+    const NcclApi* api = nullptr;
+    std::shared_ptr<const Device> device;
+    std::shared_ptr<Communicator> control;
+    std::shared_ptr<Clock> clock;
+    Duration timeout{};    // for operations that set none
+    Duration in_flight{};  // how long an operation that all ranks have begun may still take after a failure
+  };
+  // `channel` is connected.
+  NcclDriver(Parts parts, NcclChannel channel);
+  // Ends the thread. Operations that are pending then fail.
+  ~NcclDriver();
+
+  using OperationPtr = std::shared_ptr<NcclOperation>;
+  using MakeCollective = std::function<std::shared_ptr<NcclCollective>(std::uint64_t sequence)>;
+
+  // ---- any thread ----
+
+  // Submits the operation that `make` makes from its number. It begins once `after` has come to this call; without one, at once.
+  Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after);
+  Result<OperationPtr> submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after);
+  // Waits for the end of an operation. After Cancelled/Interrupted it goes on.
+  Result<void> wait(const NcclOperation& operation, const std::function<bool()>& interrupted);
+  // Makes `stream` wait for an operation, and returns once the operation is on its way.
+  Result<void> order_after(const NcclOperation& operation, CudaStream stream);
+  // Returns once nothing of a failed group is under way any more.
+  void wait_until_closed();
+
+ private:
+  using CollectivePtr = std::shared_ptr<NcclCollective>;
+  using MessagePtr = std::shared_ptr<NcclMessage>;
+
+  // With the mutex: gives an operation its events, and records that `after` has come to it.
+  std::optional<Error> prepare(NcclOperation& operation, std::optional<CudaStream> after);
+  Result<Event> take_event();
+
+  // ---- the thread ----
+  void run();
+  void take_submitted();
+  // Returns true after progress.
+  bool step();
+  Result<bool> advance_all();
+  Result<bool> advance_collectives();
+  Result<bool> advance_lane(NcclMessageLane& lane);
+  Result<bool> advance(NcclOperation& operation, NcclChannel& channel);
+  // The checks of a group that makes no progress: time limits, ranks that are gone.
+  Result<void> look();
+  Result<void> look_at(const NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const;
+  // After a failure: completes what all ranks have begun, aborts the rest, and ends each operation with the cause.
+  void close(const Error& cause);
+  bool complete_begun();
+  void abort_channels();
+  bool idle() const;
+  void rest();  // for a moment
+  NcclMessageLane& lane_of(const NcclMessage& message);
+  void finish(NcclOperation& operation, std::optional<Error> error);
+  Duration timeout_of(const NcclOperation& operation) const;
+
+  const Parts parts_;
+  NcclChannel channel_;
+  NcclAgreement agreement_;
+
+  std::mutex mutex_;
+  std::condition_variable submitted_, changed_, rested_;
+  // Guarded by mutex_.
+  std::deque<CollectivePtr> new_collectives_;
+  std::deque<MessagePtr> new_messages_;
+  std::vector<Event> events_;  // those that no operation uses
+  std::uint64_t sequence_ = 0;
+  bool stopping_ = false, closed_ = false, nudged_ = false;
+
+  // The thread's own.
+  std::deque<CollectivePtr> collectives_;
+  std::size_t num_on_stream_ = 0, num_agreed_ = 0;  // counts of the first ones in collectives_
+  std::map<std::pair<NcclMessage::Way, int>, NcclMessageLane> lanes_;
+  TimePoint look_at_{};
+
+  std::unique_ptr<SideThread> thread_;  // last: it uses all others
+};
+
+}  // namespace shoal::runtime

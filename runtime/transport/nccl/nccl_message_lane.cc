@@ -1,0 +1,88 @@
+#include "runtime/transport/nccl/nccl_message_lane.h"
+
+#include <fmt/format.h>
+
+namespace shoal::runtime {
+
+const std::shared_ptr<NcclMessage>& NcclMessageLane::head() const {
+  static const std::shared_ptr<NcclMessage> none;
+  return messages_.empty() ? none : messages_.front();
+}
+
+std::shared_ptr<NcclMessage> NcclMessageLane::take() {
+  auto out = std::move(messages_.front());
+  messages_.pop_front();
+  step_ = Step::kIdle;
+  return out;
+}
+
+void NcclMessageLane::settle() {
+  if (describing_ != nullptr) (void)std::exchange(describing_, nullptr)->wait();
+}
+
+Result<bool> NcclMessageLane::advance(Duration timeout) {
+  if (messages_.empty()) return false;
+  switch (step_) {
+    case Step::kIdle:
+      SHOAL_OK(describe(timeout));
+      step_ = Step::kDescribe;
+      return true;
+    case Step::kDescribe:
+      if (!describing_->done()) return false;
+      SHOAL_OK(std::exchange(describing_, nullptr)->wait());
+      if (way_ == Way::kReceive) SHOAL_OK(check_description());
+      if (description_.has_id != 0) SHOAL_OK(connect());
+      step_ = Step::kConnect;
+      return true;
+    case Step::kConnect: {
+      SHOAL_TRY(const bool ready, channel_->ready());
+      if (ready) step_ = Step::kMove;
+      return ready;
+    }
+    case Step::kMove:
+      return messages_.front()->advance(api_, *device_, *channel_);
+  }
+  return false;
+}
+
+Result<void> NcclMessageLane::describe(Duration timeout) {
+  const auto& message = *messages_.front();
+  description_ = {{}, message.bytes(), message.tag(), static_cast<std::uint8_t>(message.dtype()), std::uint8_t{!channel_}};
+  Call call;
+  call.label = fmt::format("for {}", message.what());
+  call.step = message.call().step;
+  call.timeout = timeout;
+  call.background = true;
+  const auto bytes = std::as_writable_bytes(std::span(&description_, 1));
+  if (way_ == Way::kReceive) {
+    describing_ = control_->receive(bytes, other_, DType::kUInt8, 0, call);
+    return {};
+  }
+  if (description_.has_id != 0) {
+    const auto status = api_.get_unique_id(&description_.id);
+    if (status != nccl::kSuccess) return fail(from_nccl(api_, status, nullptr, "naming a communicator"));
+  }
+  describing_ = control_->send(bytes, other_, DType::kUInt8, 0, call);
+  return {};
+}
+
+Result<void> NcclMessageLane::check_description() const {
+  const auto& message = *messages_.front();
+  const auto dtype = static_cast<DType>(description_.dtype);
+  if (description_.bytes == message.bytes() && description_.tag == message.tag() && dtype == message.dtype()) return {};
+  return fail(invalid_argument(fmt::format("rank {} sends {} bytes of {} with tag {} to rank {}, which expects {} bytes of {} with tag {}",
+                                           other_, description_.bytes, dtype_name(dtype), description_.tag, control_->rank(),
+                                           message.bytes(), dtype_name(message.dtype()), message.tag()))
+                  .with_reason("Diverged")
+                  .with_hint("the n-th send of a rank matches the n-th receive of the other"));
+}
+
+Result<void> NcclMessageLane::connect() {
+  if (channel_) return {};
+  SHOAL_TRY(auto channel, NcclChannel::make(api_, device_));
+  SHOAL_OK(channel.connect(description_.id, 2, way_ == Way::kSend ? 0 : 1));
+  channel_.emplace(std::move(channel));
+  return {};
+}
+
+}  // namespace shoal::runtime

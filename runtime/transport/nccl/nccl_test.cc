@@ -1,0 +1,420 @@
+// NcclCommunicator beyond the conformance suite: devices, streams, the faults of NCCL, and what a group leaves behind.
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "runtime/device/fake/fake_cuda.h"
+#include "runtime/loop/loop.h"
+#include "runtime/transport/conformance/test_host.h"
+#include "runtime/transport/make_communicator.h"
+#include "runtime/transport/nccl/fake/fake_nccl.h"
+#include "runtime/transport/nccl/nccl_communicator.h"
+
+namespace shoal::runtime {
+namespace {
+
+using namespace std::chrono_literals;
+
+class NcclTest : public testing::Test {
+ protected:
+  ~NcclTest() override {
+    EXPECT_EQ(nccl_.num_communicators(), 0u);
+    EXPECT_EQ(cuda_.num_streams(), 0u);
+    EXPECT_EQ(cuda_.num_events(), 0u);
+    EXPECT_EQ(cuda_.num_allocations(), 0u);
+    for (const auto& violation : cuda_.take_violations()) ADD_FAILURE() << violation;
+    for (const auto& violation : nccl_.take_violations()) ADD_FAILURE() << violation;
+  }
+
+  Result<std::shared_ptr<Communicator>> join(int rank, int world_size, NcclTransport transport) {
+    CommunicatorRequest request;
+    request.rank = rank;
+    request.world_size = world_size;
+    request.name = "group";
+    request.timeout = 60s;
+    transport.cuda = &cuda_.api();
+    transport.api = &nccl_.api();
+    request.nccl = std::move(transport);
+    auto& memory = request.memory.emplace();
+    memory.spins = 0;
+    memory.open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
+    return make_communicator(std::move(request), clock_);
+  }
+  // Runs `program` on every rank, with its result of join() and its device.
+  using Program = std::function<void(Result<std::shared_ptr<Communicator>>, int rank)>;
+  void run(int world_size, const Program& program, const std::function<NcclTransport(int)>& transport = own_device) {
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < world_size; ++r) ranks.emplace_back([&, r] { program(join(r, world_size, transport(r)), r); });
+    for (auto& rank : ranks) rank.join();
+  }
+  static NcclTransport own_device(int rank) { return {.device = rank, .current_stream = nullptr}; }
+
+  // Floats on a device.
+  struct Tensor {
+    Tensor(const Communicator& c, std::vector<float> values)
+        : Tensor(dynamic_cast<const NcclCommunicator&>(c).device(), std::move(values)) {}
+    Tensor(const Device& on, std::vector<float> values) : device(on), memory(on.allocate(values.size() * sizeof(float)).value()) {
+      copy(memory.get().data(), values.data());
+    }
+    std::vector<float> read() const {
+      std::vector<float> out(memory.get().size() / sizeof(float));
+      copy(out.data(), memory.get().data());
+      return out;
+    }
+    void copy(void* to, const void* from) const {
+      const auto stream = device.make_stream().value();
+      ASSERT_TRUE(device.copy(to, from, memory.get().size(), stream.get()));
+      ASSERT_TRUE(device.synchronize(stream.get()));
+    }
+    std::span<std::byte> bytes() const { return memory.get(); }
+
+    const Device& device;
+    const DeviceMemory memory;
+  };
+  static WorkPtr sum(Communicator& c, const Tensor& t, Call call = {}) {
+    return c.all_reduce(t.bytes(), t.bytes(), DType::kFloat32, ReduceOp::kSum, std::move(call));
+  }
+
+  FakeCuda& cuda_ = FakeCuda::machine();
+  FakeNccl& nccl_ = FakeNccl::machine();
+  Loop loop_;
+  const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
+  TestHost host_;
+};
+
+// ---- setup ----
+
+TEST_F(NcclTest, RanksWithOneDeviceAreRefusedByName) {
+  run(
+      2,
+      [](auto joined, int) {
+        ASSERT_FALSE(joined);
+        EXPECT_EQ(joined.error().code(), Code::kInvalidArgument);
+        EXPECT_EQ(joined.error().reason(), "DeviceShared");
+        EXPECT_NE(joined.error().message().find("ranks 0 and 1 have the same device"), std::string::npos) << joined.error().to_string();
+      },
+      [](int) { return own_device(5); });
+}
+
+TEST_F(NcclTest, ARankWithoutItsDeviceFailsTheOthersAtOnce) {
+  run(
+      2, [](auto joined, int) { EXPECT_NE(joined.error().message().find("there is no device 99"), std::string::npos); },
+      [](int rank) { return own_device(rank == 1 ? 99 : 0); });
+}
+
+TEST_F(NcclTest, ConnectingHasATimeLimit) {
+  nccl_.hang_connecting(true);
+  run(
+      2,
+      [](auto joined, int) {
+        ASSERT_FALSE(joined);
+        EXPECT_EQ(joined.error().code(), Code::kDeadlineExceeded);
+        EXPECT_EQ(joined.error().reason(), "Late");
+      },
+      [](int rank) {
+        auto out = own_device(rank);
+        out.connect_timeout = 100ms;
+        return out;
+      });
+  nccl_.hang_connecting(false);
+}
+
+TEST_F(NcclTest, WhatNcclRefusesAtTheStartIsAnError) {
+  nccl_.fail_next("ncclGetUniqueId", nccl::kSystemError);
+  run(2, [](auto joined, int) {
+    EXPECT_EQ(joined.error().code(), Code::kUnavailable);
+    EXPECT_EQ(joined.error().reason(), "Nccl");
+    EXPECT_NE(joined.error().message().find("failed in NCCL 2.27.3"), std::string::npos);
+  });
+}
+
+// ---- buffers and streams ----
+
+TEST_F(NcclTest, MemoryOfTheHostIsRefusedWithoutEffect) {
+  run(2, [](auto joined, int rank) {
+    auto& c = **joined;
+    std::vector<float> host(4);
+    const auto bytes = std::as_writable_bytes(std::span(host));
+    const auto refused = c.all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum, {})->wait();
+    EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
+    EXPECT_NE(refused.error().message().find("the input lies in memory of the host"), std::string::npos);
+    EXPECT_FALSE(c.send(bytes, 1 - rank, DType::kFloat32, 0, {})->wait());
+    EXPECT_FALSE(c.failed());
+    EXPECT_TRUE(c.barrier({})->wait());
+  });
+}
+
+TEST_F(NcclTest, GathersOfAUnitAreOneOperationInPlace) {
+  run(3, [](auto joined, int rank) {
+    auto& c = dynamic_cast<NcclCommunicator&>(**joined);
+    const auto r = static_cast<float>(rank);
+    const Tensor even(c, {r, r}), uneven(c, std::vector<float>(static_cast<std::size_t>(rank), r));
+    const Tensor whole_even(c, std::vector<float>(6)), whole_uneven(c, std::vector<float>(3));
+    const std::vector<NcclCommunicator::Gather> gathers{{even.bytes(), whole_even.bytes(), {8, 8, 8}},
+                                                        {uneven.bytes(), whole_uneven.bytes(), {0, 4, 8}}};
+    ASSERT_TRUE(c.all_gather_each(gathers, DType::kFloat32, {})->wait());
+    EXPECT_EQ(whole_even.read(), (std::vector<float>{0, 0, 1, 1, 2, 2}));
+    EXPECT_EQ(whole_uneven.read(), (std::vector<float>{1, 2, 2}));
+
+    auto wrong = gathers;
+    wrong[1].counts = {4, 4, 8};
+    EXPECT_EQ(c.all_gather_each(wrong, DType::kFloat32, {})->wait().error().code(), Code::kInvalidArgument);
+    ASSERT_TRUE(c.barrier({})->wait());
+  });
+}
+
+TEST_F(NcclTest, AnOperationWaitsForTheStreamOfItsCallerWhichMayWaitForIt) {
+  std::array<std::promise<void>, 2> released;
+  std::array<Stream, 2> streams;
+  for (int r = 0; r < 2; ++r) streams[static_cast<std::size_t>(r)] = Device::open(cuda_.api(), r).value()->make_stream().value();
+  run(
+      2,
+      [&](auto joined, int rank) {
+        auto& c = dynamic_cast<NcclCommunicator&>(**joined);
+        const auto r = static_cast<std::size_t>(rank);
+        const Tensor t(c, {0}), copy(c, {0});
+        auto* const value = reinterpret_cast<float*>(t.bytes().data());
+        cuda_.enqueue(streams[r].get(), [&, value] {
+          released[r].get_future().wait();
+          *value = 5;  // a kernel that computes the gradient
+        });
+        const auto work = sum(c, t);
+        std::thread later([&] { released[r].set_value(); });
+        ASSERT_TRUE(c.order_after(*work, streams[r].get()));
+        ASSERT_TRUE(c.device().copy(copy.bytes().data(), t.bytes().data(), 4, streams[r].get()));
+        later.join();
+        ASSERT_TRUE(c.device().synchronize(streams[r].get()));
+        EXPECT_EQ(*reinterpret_cast<const float*>(copy.bytes().data()), 10);
+        ASSERT_TRUE(work->wait());
+        EXPECT_EQ(c.order_after(*failed_work(internal("x")), streams[r].get()).error().code(), Code::kInvalidArgument);
+      },
+      [&](int rank) {
+        return NcclTransport{.device = rank, .current_stream = [&, rank] { return streams[static_cast<std::size_t>(rank)].get(); }};
+      });
+}
+
+TEST_F(NcclTest, ASteadyStateMakesNoEventsStreamsOrMemory) {
+  std::atomic<int> came{0};
+  run(2, [&](auto joined, int) {
+    auto& c = **joined;
+    const Tensor t(c, std::vector<float>(64, 1));
+    const auto steps = [&](int num) {
+      for (int i = 0; i < num; ++i) {
+        const auto first = sum(c, t), second = sum(c, t);
+        ASSERT_TRUE(first->wait());
+        ASSERT_TRUE(second->wait());
+      }
+      ASSERT_TRUE(c.barrier({})->wait());
+    };
+    steps(3);
+    const auto events = cuda_.num_events(), memory = cuda_.num_allocations(), streams = cuda_.num_streams();
+    for (++came; came < 2;) std::this_thread::yield();  // both have counted
+    steps(20);
+    EXPECT_EQ(cuda_.num_events(), events);
+    EXPECT_EQ(cuda_.num_allocations(), memory);
+    EXPECT_EQ(cuda_.num_streams(), streams);
+    for (++came; came < 4;) std::this_thread::yield();
+  });
+}
+
+// ---- faults ----
+
+TEST_F(NcclTest, AnErrorOfOneDeviceEndsTheGroupWhichIsFormedAgain) {
+  run(3, [&](auto joined, int rank) {
+    auto c = *joined;
+    ASSERT_TRUE(c->barrier({})->wait());
+    const Tensor t(*c, {1});
+    if (rank == 1) {
+      nccl_.break_device(1, nccl::kRemoteError);
+      EXPECT_FALSE(sum(*c, t)->wait());
+    } else {
+      // The first operation may have been complete before.
+      while (sum(*c, t)->wait()) {
+      }
+    }
+    EXPECT_EQ(c->failed()->code(), Code::kUnavailable);
+    EXPECT_EQ(c->failed()->reason(), "Nccl");
+    const auto next = c->reform().value();
+    c.reset();
+    EXPECT_EQ(next->generation(), 2u);
+    EXPECT_EQ(next->world_size(), 3);
+    const Tensor again(*next, {1});
+    ASSERT_TRUE(sum(*next, again)->wait());
+    EXPECT_EQ(again.read()[0], 3);
+  });
+}
+
+TEST_F(NcclTest, ARefusedCallEndsItsGroupOfCalls) {
+  nccl_.fail_next("ncclAllReduce", nccl::kInternalError);
+  run(2, [&](auto joined, int) {
+    auto& c = **joined;
+    const Tensor t(c, {1});
+    EXPECT_EQ(sum(c, t)->wait().error().reason(), "Nccl");
+    EXPECT_FALSE(c.barrier({})->wait());
+  });
+}
+
+TEST_F(NcclTest, AHungDeviceIsLateAndItsBuffersAreFree) {
+  run(2, [&](auto joined, int rank) {
+    auto& c = **joined;
+    const Tensor t(c, {1}), message(c, {1});
+    ASSERT_TRUE(c.barrier({})->wait());
+    nccl_.hang_operations(true);
+    Call call;
+    call.timeout = 200ms;
+    const auto ended = rank == 0 ? c.send(message.bytes(), 1, DType::kFloat32, 0, call)->wait()
+                                 : c.receive(message.bytes(), 0, DType::kFloat32, 0, call)->wait();
+    EXPECT_EQ(ended.error().code(), Code::kDeadlineExceeded) << ended.error().to_string();
+    EXPECT_EQ(ended.error().reason(), "Late");
+    EXPECT_EQ(sum(c, t)->wait().error().reason(), "Late");
+  });
+  nccl_.hang_operations(false);
+}
+
+TEST_F(NcclTest, GenerationsLeaveNothingBehind) {
+  run(2, [](auto joined, int) {
+    auto c = *joined;
+    for (std::uint64_t generation = 1; generation < 5; ++generation) {
+      EXPECT_EQ(c->generation(), generation);
+      {
+        const Tensor t(*c, {1});
+        ASSERT_TRUE(sum(*c, t)->wait());
+        EXPECT_EQ(t.read()[0], 2);
+      }
+      c = c->reform().value();
+    }
+  });
+}
+
+// ---- the fake's own strictness ----
+
+class FakeNcclTest : public NcclTest {
+ protected:
+  // Two communicators of this thread, on devices 0 and `second`.
+  void connect(int second) {
+    NcclUniqueId id;
+    ASSERT_EQ(api_.get_unique_id(&id), nccl::kSuccess);
+    for (int rank = 0; rank < 2; ++rank) {
+      devices_.push_back(Device::open(cuda_.api(), rank == 0 ? 0 : second).value());
+      channels_.push_back(NcclChannel::make(api_, devices_.back()).value());
+      ASSERT_TRUE(channels_.back().connect(id, 2, rank));
+    }
+  }
+  NcclStatus call(std::size_t rank, const Tensor& t, CudaStream stream) {
+    return api_.all_reduce(t.bytes().data(), t.bytes().data(), 1, nccl::kFloat32, nccl::kSum, channels_[rank].comm(), stream);
+  }
+  // Waits for a violation, which a stream may be about to record.
+  void expect(const std::string& violation) {
+    for (std::vector<std::string> all; all.empty() || all.back().find(violation) == std::string::npos;) {
+      std::this_thread::yield();
+      for (auto& v : nccl_.take_violations()) all.push_back(std::move(v));
+    }
+  }
+
+  const NcclApi& api_ = nccl_.api();
+  std::vector<std::shared_ptr<Device>> devices_;
+  std::vector<NcclChannel> channels_;
+};
+
+TEST_F(FakeNcclTest, OneDeviceInTwoRanksIsInvalidUsage) {
+  connect(0);
+  const auto ready = channels_[0].ready();
+  EXPECT_EQ(ready.error().code(), Code::kInvalidArgument);
+}
+
+TEST_F(FakeNcclTest, AGroupThatIsNotEndedIsNoticed) {
+  connect(1);
+  ASSERT_TRUE(channels_[0].ready().value());
+  ASSERT_EQ(api_.group_start(), nccl::kSuccess);
+  EXPECT_FALSE(channels_[0].ready());
+  expect("ncclGroupEnd is missing");
+  ASSERT_EQ(api_.group_end(), nccl::kSuccess);
+}
+
+TEST_F(FakeNcclTest, ACallAfterAbortIsNoticed) {
+  connect(1);
+  const auto comm = channels_[0].comm();
+  channels_[0].abort();
+  EXPECT_EQ(api_.comm_abort(comm), nccl::kInvalidArgument);
+  expect("ncclCommAbort on a communicator that is aborted or destroyed");
+}
+
+TEST_F(FakeNcclTest, StreamsAndMemoryOfAnotherDeviceAreNoticed) {
+  connect(1);
+  for (auto& channel : channels_) ASSERT_TRUE(channel.ready().value());
+  const Tensor here(*devices_[0], {1}), there(*devices_[1], {1});
+  EXPECT_EQ(call(0, here, channels_[1].stream()), nccl::kInvalidUsage);
+  expect("on a stream of device 1, not 0");
+  EXPECT_EQ(call(0, there, channels_[0].stream()), nccl::kInvalidArgument);
+  expect("not memory of device 0");
+}
+
+TEST_F(FakeNcclTest, RanksWhoseCollectivesDifferAreNoticedAndHang) {
+  connect(1);
+  for (auto& channel : channels_) ASSERT_TRUE(channel.ready().value());
+  const Tensor here(*devices_[0], {1}), there(*devices_[1], {1});
+  ASSERT_EQ(call(0, here, channels_[0].stream()), nccl::kInProgress);
+  EXPECT_EQ(call(0, here, channels_[0].stream()), nccl::kInvalidUsage);
+  expect("before the call before it has ended");
+  ASSERT_EQ(api_.broadcast(there.bytes().data(), there.bytes().data(), 1, nccl::kFloat32, 0, channels_[1].comm(), channels_[1].stream()),
+            nccl::kInProgress);
+  for (auto& channel : channels_) {
+    while (!channel.ready().value()) {
+    }
+  }
+  const auto event = devices_[0]->make_event().value();
+  ASSERT_TRUE(devices_[0]->record(event, channels_[0].stream()));
+  expect("collective 0: rank");
+  EXPECT_FALSE(devices_[0]->passed(event).value());
+  for (auto& channel : channels_) channel.abort();
+  ASSERT_TRUE(devices_[0]->synchronize(channels_[0].stream()));
+  ASSERT_TRUE(devices_[1]->synchronize(channels_[1].stream()));
+}
+
+// ---- the library itself ----
+
+TEST(RealNccl, ItsAbsenceNamesEveryAttempt) {
+  if (NcclApi::open("libnccl.so.2")) GTEST_SKIP() << "this machine has NCCL";
+  if (std::getenv("SHOAL_NCCL_LIBRARY") != nullptr) GTEST_SKIP() << "SHOAL_NCCL_LIBRARY names one";
+  setenv("SHOAL_NCCL_LIBRARY", "/absent/libnccl.so.2", 1);
+  const auto loaded = NcclApi::load();
+  unsetenv("SHOAL_NCCL_LIBRARY");
+  ASSERT_FALSE(loaded);
+  EXPECT_EQ(loaded.error().code(), Code::kUnavailable);
+  EXPECT_EQ(loaded.error().reason(), "NoNccl");
+  EXPECT_NE(loaded.error().message().find("libnccl.so.2: "), std::string::npos);
+  EXPECT_NE(loaded.error().message().find("/absent/libnccl.so.2: "), std::string::npos) << loaded.error().message();
+}
+
+// NCCL loads without a device; its first call that needs one fails.
+TEST(RealNccl, ItsSymbolsAreThereAndItNamesTheLackOfADevice) {
+  const char* const named = std::getenv("SHOAL_NCCL_LIBRARY");
+  auto real = NcclApi::open(named != nullptr ? named : "libnccl.so.2");
+  if (!real) {
+    GTEST_SKIP() << "no libnccl.so.2 here: pip install nvidia-nccl-cu13 (305 MB) and pass --test_env=SHOAL_NCCL_LIBRARY=.../libnccl.so.2 ("
+                 << real.error().message() << ")";
+  }
+  std::cout << "NCCL " << nccl_version_text(real->version) << " at " << real->path << '\n';
+  EXPECT_GE(real->version, nccl::kOldest);
+  if (CudaApi::load()) GTEST_SKIP() << "this machine has a device; tests/gpu runs NCCL on it";
+  auto channel = NcclChannel::make(*real, Device::open(FakeCuda::machine().api(), 0).value()).value();
+  NcclUniqueId id{};
+  const auto status = real->get_unique_id(&id);
+  Result<void> begun = status == nccl::kSuccess ? channel.connect(id, 1, 0) : fail(from_nccl(*real, status, nullptr, "naming the group"));
+  while (begun && channel.connected()) {
+    const auto ready = channel.ready();
+    ASSERT_TRUE(!ready || !*ready) << "NCCL has connected a rank without a device";
+    if (!ready) begun = fail(ready.error());
+  }
+  ASSERT_FALSE(begun);
+  std::cout << begun.error().to_string() << '\n';
+  EXPECT_EQ(begun.error().code(), Code::kUnavailable);
+  EXPECT_EQ(begun.error().reason(), "Nccl");
+}
+
+}  // namespace
+}  // namespace shoal::runtime
