@@ -1,7 +1,7 @@
 // One NCCL communicator with the stream that its operations run on. All functions belong to the thread that drives the group.
 //
-// No call blocks: the communicator is made with blocking=0, and ready() asks how far NCCL has got. ncclCommInitRank has no time limit of
-// its own, so the owner watches the clock and aborts.
+// No call blocks: the communicator is made with blocking=0, and ready() asks how far NCCL has got. NCCL has no time limit for
+// connecting, so the owner watches the clock and aborts.
 #pragma once
 
 #include <functional>

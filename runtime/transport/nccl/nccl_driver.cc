@@ -12,7 +12,8 @@ using namespace std::chrono_literals;
 
 constexpr Duration kShortest = 5us, kLongest = 1ms;  // between two looks at NCCL and the device, while operations are pending
 constexpr Duration kIdle = 1s;                       // the same without pending operations
-constexpr auto kLook = 50ms;                         // between two looks at time limits and lost ranks
+constexpr auto kLook = 25ms;                         // between two looks at time limits and lost ranks
+constexpr auto kLonely = 100ms;                      // how long data of a rank that is gone may still be on the way
 constexpr auto kSignals = 50ms;                      // between two looks at signals in a wait
 constexpr auto kClosing = 1s, kDraining = 5s;
 
@@ -261,15 +262,21 @@ Result<void> NcclDriver::look() {
   return {};
 }
 
-Result<void> NcclDriver::look_at(const NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const {
-  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - operation.began());
+Result<void> NcclDriver::look_at(NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const {
   const auto gone = other < 0 ? lost.begin() : std::find(lost.begin(), lost.end(), other);
-  if (gone != lost.end() && waited > kLook) {
+  // A rank may leave once its own part is complete, while this rank's device is still busy with what comes before the operation.
+  const auto ready = operation.ready ? parts_.device->passed(operation.ready) : Result<bool>(true);
+  if (gone == lost.end() || !ready || !*ready) {
+    operation.lonely_since.reset();
+  } else if (!operation.lonely_since) {
+    operation.lonely_since = now;
+  } else if (now - *operation.lonely_since >= kLonely) {
     return fail(unavailable(fmt::format("rank {} has left or died, rank {} waits for its data in {}", *gone, parts_.control->rank(),
                                         operation.what()))
                     .with_reason("ActorDied")
                     .with_hint(fmt::format("look at the output of rank {}", *gone)));
   }
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - operation.began());
   if (now - operation.began() <= timeout_of(operation)) return {};
   return fail(
       deadline_exceeded(

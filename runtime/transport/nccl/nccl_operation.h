@@ -27,6 +27,8 @@ class NcclOperation {
   Stage stage() const { return stage_; }
   // Advances to the next stage, if the channel is ready for it. Returns true after progress. `end` is recorded behind the operation.
   Result<bool> advance(const NcclApi& api, const Device& device, NcclChannel& channel);
+  // When it was first seen to wait for a rank that is gone.
+  std::optional<TimePoint> lonely_since;
 
   // ---- guarded by the driver's mutex ----
   Event ready;             // recorded on the caller's stream: the buffers may be used once it has passed; empty: at once

@@ -183,10 +183,10 @@ TEST_F(NcclTest, AnOperationWaitsForTheStreamOfItsCallerWhichMayWaitForIt) {
           *value = 5;  // a kernel that computes the gradient
         });
         const auto work = sum(c, t);
-        std::thread later([&] { released[r].set_value(); });
         ASSERT_TRUE(c.order_after(*work, streams[r].get()));
         ASSERT_TRUE(c.device().copy(copy.bytes().data(), t.bytes().data(), 4, streams[r].get()));
-        later.join();
+        for (int i = 0; i < 10'000; ++i) ASSERT_FALSE(work->done());  // time enough for an operation that does not wait
+        released[r].set_value();
         ASSERT_TRUE(c.device().synchronize(streams[r].get()));
         EXPECT_EQ(*reinterpret_cast<const float*>(copy.bytes().data()), 10);
         ASSERT_TRUE(work->wait());
@@ -273,6 +273,51 @@ TEST_F(NcclTest, AHungDeviceIsLateAndItsBuffersAreFree) {
     EXPECT_EQ(sum(c, t)->wait().error().reason(), "Late");
   });
   nccl_.hang_operations(false);
+}
+
+TEST_F(NcclTest, ARankThatIsLostWhileItsDataAreOnTheWayIsNamed) {
+  std::promise<void> on_the_way;
+  run(2, [&](auto joined, int rank) {
+    auto& c = dynamic_cast<NcclCommunicator&>(**joined);
+    const Tensor t(c, {1});
+    ASSERT_TRUE(c.barrier({})->wait());
+    nccl_.hang_operations(true);
+    if (rank == 1) {
+      const auto sent = c.send(t.bytes(), 0, DType::kFloat32, 0, {});
+      on_the_way.get_future().wait();
+      return host_.mark_gone("group/1", 1, "killed by SIGKILL");
+    }
+    const auto stream = c.device().make_stream().value();
+    const auto received = c.receive(t.bytes(), 1, DType::kFloat32, 0, {});
+    ASSERT_TRUE(c.order_after(*received, stream.get()));
+    on_the_way.set_value();
+    const auto ended = received->wait();
+    ASSERT_FALSE(ended);
+    EXPECT_EQ(ended.error().code(), Code::kUnavailable) << ended.error().to_string();
+    EXPECT_EQ(ended.error().reason(), "ActorDied");
+    EXPECT_NE(ended.error().message().find("rank 1 has left or died"), std::string::npos) << ended.error().to_string();
+  });
+  nccl_.hang_operations(false);
+}
+
+TEST_F(NcclTest, WhatEveryRankHasBegunEndsWellAlsoAfterAnAbort) {
+  run(
+      2,
+      [](auto joined, int rank) {
+        auto c = *joined;
+        for (int i = 0; i < 50; ++i) {
+          const Tensor t(*c, {1});
+          const auto ended = sum(*c, t)->wait();
+          EXPECT_TRUE(ended) << ended.error().to_string();
+          if (rank == 1) c->abort(cancelled("enough"));
+          c = c->reform().value();
+        }
+      },
+      [](int rank) {
+        auto out = own_device(rank);
+        out.in_flight = 10s;
+        return out;
+      });
 }
 
 TEST_F(NcclTest, GenerationsLeaveNothingBehind) {

@@ -1,8 +1,8 @@
 // NCCL for tests: ranks are threads, devices those of FakeCuda. It moves real bytes on the streams, and reduces in rank order.
 //
-// It is as strict as NCCL where NCCL refuses a call, and stricter where NCCL would hang or mix up data: ranks whose operations differ, a
-// group that is not ended, a communicator used after its abort. Such a misuse is recorded as a violation. Operations that differ never end,
-// as on devices, until their communicators are aborted.
+// It refuses what NCCL refuses. It also notices what makes NCCL hang or mix up data: operations that differ, a group that is not ended, use
+// after an abort. Such a misuse is recorded as a violation. Operations that differ never end, as on devices, until their communicators are
+// aborted.
 #pragma once
 
 #include <map>
