@@ -11,20 +11,6 @@
 
 #include "fsdp/kernels/vectors-inl.h"
 
-#ifndef SHOAL_ADAM_CONSTANTS
-#define SHOAL_ADAM_CONSTANTS
-namespace shoal::fsdp {
-
-// Adam's options and corrections as the kernel uses them, each rounded to T once.
-template <class T>
-struct AdamConstants {
-  T sign, grad_scale, coupled_decay, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2, eps;
-  bool coupled, unscale;
-};
-
-}  // namespace shoal::fsdp
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace shoal::fsdp::HWY_NAMESPACE {
 
@@ -82,10 +68,8 @@ namespace shoal::fsdp {
 HWY_EXPORT(adam_f32);
 HWY_EXPORT(adam_f64);
 
-namespace {
-
 template <class T>
-AdamConstants<T> constants(const Adam& o, std::int64_t step) {
+AdamConstants<T> adam_constants(const Adam& o, std::int64_t step) {
   const double correction1 = 1 - std::pow(o.beta1, static_cast<double>(step)),
                correction2 = 1 - std::pow(o.beta2, static_cast<double>(step));
   return {.sign = o.maximize ? T{-1} : T{1},
@@ -101,15 +85,17 @@ AdamConstants<T> constants(const Adam& o, std::int64_t step) {
           .coupled = !o.decoupled && o.weight_decay != 0,
           .unscale = o.grad_scale != 1};
 }
-
-}  // namespace
+template AdamConstants<float> adam_constants(const Adam& o, std::int64_t step);
+template AdamConstants<double> adam_constants(const Adam& o, std::int64_t step);
 
 void adam(const Adam& o, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards, int num_threads) {
   using A = AdamArrays;
   Elementwise update{.dtypes = dtypes, .writes = 1u << A::kP | 1u << A::kM | 1u << A::kV | 1u << A::kMaxV, .f32 = {}, .f64 = {}};
   if (o.grad_scale != 1) update.writes |= 1u << A::kG;
-  update.f32 = [c = constants<float>(o, step)](float* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(adam_f32)(c, at, numel); };
-  update.f64 = [c = constants<double>(o, step)](double* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(adam_f64)(c, at, numel); };
+  update.f32 = [c = adam_constants<float>(o, step)](float* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(adam_f32)(c, at, numel); };
+  update.f64 = [c = adam_constants<double>(o, step)](double* const* at, std::size_t numel) {
+    HWY_DYNAMIC_DISPATCH(adam_f64)(c, at, numel);
+  };
   run(update, shards, num_threads);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "fsdp/kernels/adam_constants.h"
 #include "fsdp/kernels/elementwise.h"
 
 namespace shoal::fsdp {
@@ -19,6 +20,10 @@ struct Adam {
   bool maximize = false;
   double grad_scale = 1;  // divides the gradient; unless it is 1, the quotient is written back
 };
+
+// The constants of one step, which counts from 1.
+template <class T>
+AdamConstants<T> adam_constants(const Adam& options, std::int64_t step);
 
 // Indices into Shard::at.
 struct AdamArrays {

@@ -1,5 +1,5 @@
-// Eight CUDA devices of this process for tests: host memory as device memory, a thread per stream, in the order and with the refusals of
-// the driver. A misuse is also recorded as a violation, which the test reads.
+// Eight CUDA devices of this process, for tests: host memory as device memory, and a thread per stream. Order and refusals are the
+// driver's. A misuse is also recorded as a violation, which the test reads.
 //
 // There is one machine per process, as the driver's functions have no other place for it.
 #pragma once

@@ -1,0 +1,15 @@
+// Fused Adam and AdamW. The arithmetic is in adam_body.h.
+#include "fsdp/kernels/cuda/adam_body.h"
+
+namespace c = shoal::fsdp::cuda;
+
+__device__ inline c::Thread thread() {
+  return {static_cast<std::uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x, static_cast<std::uint64_t>(gridDim.x) * blockDim.x};
+}
+
+extern "C" __global__ void __launch_bounds__(256) shoal_adam_f32(const __grid_constant__ c::AdamArguments<float> a) {
+  c::adam(thread(), a);
+}
+extern "C" __global__ void __launch_bounds__(256) shoal_adam_f64(const __grid_constant__ c::AdamArguments<double> a) {
+  c::adam(thread(), a);
+}

@@ -1,0 +1,38 @@
+// Fused Adam and AdamW on a device: the options and the formula of fsdp/kernels/adam.h, one kernel for all shards.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+
+#include "fsdp/kernels/adam.h"
+#include "runtime/device/device.h"
+
+namespace shoal::fsdp {
+
+class DeviceAdam {
+ public:
+  // Unimplemented/NoKernels if this build has no kernels, or none for this device.
+  static Result<DeviceAdam> load(std::shared_ptr<const runtime::Device> device);
+
+  // The addresses of all shards, in memory of the device.
+  struct Table {
+    runtime::DeviceMemory memory;
+    std::size_t num_shards = 0, numel = 0;
+  };
+  // To be made once. The shards' arrays are memory of the device.
+  Result<Table> make_table(std::span<const Shard> shards) const;
+
+  // One step, counted from 1, in the order of `stream`. Dtypes are floating-point; the arithmetic is fp64 if the parameters are, else fp32.
+  Result<void> step(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, const Table& table,
+                    runtime::CudaStream stream) const;
+
+ private:
+  DeviceAdam() = default;
+
+  std::shared_ptr<const runtime::Device> device_;
+  runtime::KernelModule module_;
+  runtime::CudaFunction f32_ = nullptr, f64_ = nullptr;
+};
+
+}  // namespace shoal::fsdp
