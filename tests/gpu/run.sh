@@ -1,6 +1,7 @@
 #!/bin/bash
-# Tests on a CUDA device at world 1: config T with Shoal, torch's FSDP2 and plain PyTorch; then a GPT of 1.3 billion parameters beside FSDP2.
-# They need Shoal installed or built, and a torch with CUDA. Without a device the script prints a sentence and exits with 2.
+# Tests on a CUDA device: config T at world 1 with Shoal, torch's FSDP2 and plain PyTorch; a GPT of 1.3 billion parameters beside FSDP2; then
+# Shoal's own CUDA code: kernels beside those of the CPU, NCCL with one rank, shards of 2 and 4 processes on one device. The last need
+# `bazel build //tests/gpu:device_check //fsdp/kernels/cuda:cuda_test`. The others need Shoal installed or built, and a torch with CUDA. Without a device the script prints a sentence and exits with 2.
 # $PYTHON: the interpreter (default: .venv's, else python3).
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -20,4 +21,12 @@ status=0
 for program in config_t.py beside_fsdp2.py; do
   "$python" $program "$@" || { code=$?; [ $code = 2 ] && exit 2; status=1; }
 done
+# built PATH: a binary, in Bazel's runfiles or in its output folder.
+built() { for place in "$root/$1" "$root/bazel-bin/$1"; do [ -x "$place" ] && echo "$place" && return; done; }
+fake=
+[[ "$*" == *"--device cpu"* ]] && fake=--fake
+if check=$(built tests/gpu/device_check); then "$check" $fake || status=1; else echo "tests/gpu: device_check is not built; skipped"; fi
+if [ -z "$fake" ]; then
+  if kernels=$(built fsdp/kernels/cuda/cuda_test); then SHOAL_TEST_GPU=1 "$kernels" || status=1; else echo "tests/gpu: cuda_test is not built; skipped"; fi
+fi
 exit $status

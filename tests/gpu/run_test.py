@@ -29,4 +29,5 @@ def test_every_way_trains_alike_on_the_cpu():
     code, said = run("--device", "cpu")
     assert code == 0, said
     assert "6 passed, 0 failed" in said, said  # printed by config_t.py, which has six ways to train
+    assert "4 passed, 0 failed" in said, said  # printed by device_check, on the fakes of CUDA and NCCL
     assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said  # printed by beside_fsdp2.py

@@ -297,7 +297,7 @@ def test_doctor_reports_findings_and_remedies(shoal_command):
     assert said["schema"] == "shoal.doctor/1"
     assert said["ok"] == (done.returncode == 0)
     names = [c["name"] for c in said["checks"]]
-    assert {"kernel", "shared memory", "python", "torch", "sessions"} <= set(names)
+    assert {"kernel", "shared memory", "python", "torch", "sessions", "devices"} <= set(names)
     for check in said["checks"]:
         assert check["verdict"] in ("ok", "warning", "broken")
         assert check["found"]

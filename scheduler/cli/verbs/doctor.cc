@@ -12,7 +12,10 @@
 
 #include <fmt/format.h>
 
+#include "runtime/device/device.h"
+#include "runtime/device/kernels/device_kernels.h"
 #include "runtime/shm/memory.h"
+#include "runtime/transport/nccl/nccl_api.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/roles/roles.h"
@@ -89,12 +92,32 @@ Check transports() {
   return {"transports", '+', "shared memory on one host, gloo between hosts, NCCL on CUDA meshes (tried on one GPU, not on several)", ""};
 }
 
+// Names what no GPU has run yet, so that a user does not take it for tried.
+constexpr const char* kUnverified = "Shoal's own kernels, NCCL communicators and device memory: unverified on hardware";
+
+Check devices() {
+  const auto cuda = runtime::CudaApi::load();
+  if (!cuda) return {"devices", '+', "no CUDA driver: training runs on the CPU", ""};
+  const auto count = runtime::Device::count(**cuda);
+  if (!count) return {"devices", '!', count.error().message(), "nvidia-smi shows the driver and its devices"};
+  int version = 0;
+  (void)(*cuda)->driver_version(&version);
+  const auto nccl = runtime::NcclApi::load();
+  const bool kernels = runtime::DeviceKernels::built();
+  const std::string found = fmt::format("{} CUDA devices, driver for CUDA {}.{}, {}, {}; {}", *count, version / 1000, version % 1000 / 10,
+                                        nccl ? "NCCL " + runtime::nccl_version_text((*nccl)->version) : "no NCCL",
+                                        kernels ? "kernels in this build" : "no kernels in this build", kUnverified);
+  if (!nccl) return {"devices", '!', found, nccl.error().hint()};
+  if (!kernels) return {"devices", '!', found, "build with CUDA 13's nvcc: pip install -r requirements-cuda.txt, then ./dev build"};
+  return {"devices", '+', found, ""};
+}
+
 }  // namespace
 
 int doctor(const Common& common) {
   const std::vector<Check> checks = {
-      kernel(),    shared_memory(), descriptors(), resources(), sessions(common.target.root), python(common.python), torch(common.python),
-      transports()};
+      kernel(),     shared_memory(), descriptors(), resources(), sessions(common.target.root), python(common.python), torch(common.python),
+      transports(), devices()};
   bool broken = false;
   json rows = json::array();
   for (const auto& c : checks) {
