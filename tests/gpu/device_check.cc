@@ -69,7 +69,7 @@ double gigabytes_per_second(double bytes, float ms) { return ms > 0 ? bytes / (m
 
 Result<bool> adam_bandwidth(const Setting& setting) {
   SHOAL_TRY(const auto device, Device::open(*setting.cuda, 0));
-  SHOAL_TRY(const auto adam, fsdp::DeviceAdam::load(device));
+  SHOAL_TRY(const auto adam, fsdp::DeviceAdam::load(device, setting.fake ? "fake" : fsdp::DeviceAdam::embedded()));
   SHOAL_TRY(const auto stream, device->make_stream());
   const std::size_t bytes = setting.numel * sizeof(float);
   std::vector<DeviceMemory> arrays;
@@ -138,7 +138,7 @@ struct Meeting {
 Result<void> gather_from_peers(const Setting& setting, Meeting& meeting, int rank, int world) {
   const auto meet = [&] { (void)pthread_barrier_wait(&meeting.barrier); };
   SHOAL_TRY(const auto device, Device::open(*setting.cuda, 0));
-  SHOAL_TRY(const auto kernels, DeviceKernels::load(device));
+  SHOAL_TRY(const auto kernels, DeviceKernels::load(device, setting.fake ? "fake" : DeviceKernels::embedded()));
   SHOAL_TRY(const auto stream, device->make_stream());
   const std::size_t numel = setting.numel / static_cast<std::size_t>(world), bytes = numel * sizeof(float);
   SHOAL_TRY(const auto own, device->allocate(bytes));

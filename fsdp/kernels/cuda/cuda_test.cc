@@ -30,11 +30,6 @@ constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, 
 class CudaKernels : public testing::Test {
  protected:
   void SetUp() override {
-    if (!DeviceKernels::built()) {
-      EXPECT_EQ(DeviceKernels::load(device_).error().reason(), "NoKernels");
-      EXPECT_EQ(DeviceAdam::load(device_).error().code(), Code::kUnimplemented);
-      GTEST_SKIP() << "this build had no nvcc";
-    }
     runtime::add_device_kernels();
     runtime::add_kernel("shoal_adam_f32", cuda::adam<float>);
     runtime::add_kernel("shoal_adam_f64", cuda::adam<double>);
@@ -64,28 +59,32 @@ class CudaKernels : public testing::Test {
     return out;
   }
 
-  static const runtime::CudaApi& api() {
+  static bool on_gpu() {
     const char* const gpu = std::getenv("SHOAL_TEST_GPU");
-    return gpu != nullptr && std::string_view(gpu) == "1" ? *runtime::CudaApi::load().value() : runtime::FakeCuda::machine().api();
+    return gpu != nullptr && std::string_view(gpu) == "1";
   }
+  static const runtime::CudaApi& api() { return on_gpu() ? *runtime::CudaApi::load().value() : runtime::FakeCuda::machine().api(); }
+  // The fake takes any image; so these tests need no nvcc.
+  DeviceKernels kernels() const { return DeviceKernels::load(device_, on_gpu() ? DeviceKernels::embedded() : "fake").value(); }
+  DeviceAdam adam_kernels() const { return DeviceAdam::load(device_, on_gpu() ? DeviceAdam::embedded() : "fake").value(); }
 
   const std::shared_ptr<Device> device_ = Device::open(api(), 0).value();
   const runtime::Stream stream_ = device_->make_stream().value();
 };
 
 TEST_F(CudaKernels, CastsHaveTheBitsOfTheCpu) {
-  const auto kernels = DeviceKernels::load(device_).value();
+  const auto on = kernels();
   for (const auto from : kFloats) {
     for (const auto to : kFloats) {
       const Bytes in = numbers(from, 20'011, 1);
       const auto on_device = to_device(in), result = to_device(Bytes(20'011 * dtype_bytes(to)));
-      ASSERT_TRUE(kernels.cast(from, on_device.get().data(), to, result.get().data(), 20'011, stream_.get()));
+      ASSERT_TRUE(on.cast(from, on_device.get().data(), to, result.get().data(), 20'011, stream_.get()));
       Bytes expected(20'011 * dtype_bytes(to));
       cast(from, in.data(), to, expected.data(), 20'011);
       EXPECT_EQ(from_device(result), expected) << dtype_name(from) << " to " << dtype_name(to);
     }
   }
-  EXPECT_EQ(kernels.cast(DType::kInt32, nullptr, DType::kFloat32, nullptr, 1, stream_.get()).error().code(), Code::kUnimplemented);
+  EXPECT_EQ(on.cast(DType::kInt32, nullptr, DType::kFloat32, nullptr, 1, stream_.get()).error().code(), Code::kUnimplemented);
 }
 
 TEST_F(CudaKernels, EveryBf16AndF16RoundTripsAndNanStaysNan) {
@@ -109,7 +108,7 @@ TEST_F(CudaKernels, EveryBf16AndF16RoundTripsAndNanStaysNan) {
 }
 
 TEST_F(CudaKernels, SumsHaveTheBitsOfTheCpu) {
-  const auto kernels = DeviceKernels::load(device_).value();
+  const auto on = kernels();
   constexpr std::size_t kNumel = 5'003;
   for (const auto from : kFloats) {
     for (const auto to : kFloats) {
@@ -127,16 +126,16 @@ TEST_F(CudaKernels, SumsHaveTheBitsOfTheCpu) {
         Bytes expected = numbers(to, kNumel, 9);
         const auto result = to_device(expected);
         reduce(sources, 0.25, accumulate, to, expected.data(), kNumel);
-        ASSERT_TRUE(kernels.sum(from, device_sources, 0.25, accumulate, to, result.get().data(), kNumel, stream_.get()));
+        ASSERT_TRUE(on.sum(from, device_sources, 0.25, accumulate, to, result.get().data(), kNumel, stream_.get()));
         EXPECT_EQ(from_device(result), expected) << dtype_name(from) << " to " << dtype_name(to);
       }
     }
   }
-  EXPECT_EQ(kernels.sum(DType::kFloat32, {}, 1, false, DType::kFloat32, nullptr, 1, stream_.get()).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(on.sum(DType::kFloat32, {}, 1, false, DType::kFloat32, nullptr, 1, stream_.get()).error().code(), Code::kInvalidArgument);
 }
 
 TEST_F(CudaKernels, ParametersAreMovedIntoABufferAndBack) {
-  const auto kernels = DeviceKernels::load(device_).value();
+  const auto on = kernels();
   // Sizes that are copied by 16, 4 and 1 bytes, or not at all, and gaps in the buffer.
   const std::size_t sizes[] = {64, 20, 7, 0, 4096, 1};
   std::vector<DeviceMemory> memory;
@@ -150,8 +149,8 @@ TEST_F(CudaKernels, ParametersAreMovedIntoABufferAndBack) {
     at += (sizes[r] + 15) / 16 * 16;
   }
   const auto buffer = to_device(Bytes(at, std::byte{99}));
-  const auto table = kernels.make_table(rows).value();
-  ASSERT_TRUE(kernels.pack(table, buffer.get().data(), stream_.get()));
+  const auto table = on.make_table(rows).value();
+  ASSERT_TRUE(on.pack(table, buffer.get().data(), stream_.get()));
   const Bytes packed = from_device(buffer);
   for (unsigned r = 0; r < std::size(sizes); ++r) {
     EXPECT_EQ(Bytes(packed.begin() + static_cast<std::ptrdiff_t>(rows[r].offset),
@@ -160,7 +159,7 @@ TEST_F(CudaKernels, ParametersAreMovedIntoABufferAndBack) {
   }
   EXPECT_EQ(packed[84], std::byte{99});
   for (const auto& m : memory) ASSERT_TRUE(device_->zero(m.get().data(), m.get().size(), stream_.get()));
-  ASSERT_TRUE(kernels.unpack(table, buffer.get().data(), stream_.get()));
+  ASSERT_TRUE(on.unpack(table, buffer.get().data(), stream_.get()));
   for (unsigned r = 0; r < std::size(sizes); ++r) {
     if (sizes[r] > 0) {
       EXPECT_EQ(from_device(memory[r]), contents[r]);
@@ -169,7 +168,7 @@ TEST_F(CudaKernels, ParametersAreMovedIntoABufferAndBack) {
 }
 
 TEST_F(CudaKernels, TheSumOfSquaresIsThatOfTheCpuToAFewBitsAndAlwaysTheSame) {
-  const auto kernels = DeviceKernels::load(device_).value();
+  const auto on = kernels();
   const auto scratch = device_->allocate(DeviceKernels::kSquareScratchBytes).value();
   for (const std::size_t numel : {std::size_t{0}, std::size_t{1}, std::size_t{200'003}}) {
     std::vector<float> values(numel);
@@ -179,7 +178,7 @@ TEST_F(CudaKernels, TheSumOfSquaresIsThatOfTheCpuToAFewBitsAndAlwaysTheSame) {
     const auto on_device = to_device(in), result = to_device(Bytes(16));
     auto* const out = reinterpret_cast<double*>(result.get().data());
     for (int i = 0; i < 2; ++i)
-      ASSERT_TRUE(kernels.square_sum(DType::kFloat32, on_device.get().data(), numel, out + i, scratch.get().data(), stream_.get()));
+      ASSERT_TRUE(on.square_sum(DType::kFloat32, on_device.get().data(), numel, out + i, scratch.get().data(), stream_.get()));
     double got[2];
     std::memcpy(got, from_device(result).data(), sizeof got);
     EXPECT_EQ(got[0], got[1]);
@@ -191,7 +190,7 @@ TEST_F(CudaKernels, TheSumOfSquaresIsThatOfTheCpuToAFewBitsAndAlwaysTheSame) {
 class CudaAdam : public CudaKernels, public testing::WithParamInterface<Adam> {
  protected:
   void expect_same_bits(const Adam& options, const std::array<DType, kMaxArrays>& dtypes, bool amsgrad, bool copy) {
-    const auto adam_on_device = DeviceAdam::load(device_).value();
+    const auto adam_on_device = adam_kernels();
     const std::size_t sizes[] = {1'000, 0, 3, 4'099};
     std::vector<std::array<Bytes, kMaxArrays>> host(std::size(sizes));
     std::vector<std::array<DeviceMemory, kMaxArrays>> device(std::size(sizes));
@@ -238,8 +237,17 @@ INSTANTIATE_TEST_SUITE_P(Options, CudaAdam,
                          testing::Values(Adam{}, Adam{.weight_decay = 0}, Adam{.weight_decay = 0.1, .decoupled = false},
                                          Adam{.maximize = true}, Adam{.grad_scale = 128}));
 
+TEST_F(CudaKernels, ABuildWithoutNvccRefusesThem) {
+  const auto refused = DeviceKernels::load(device_, nullptr);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kUnimplemented);
+  EXPECT_EQ(refused.error().reason(), "NoKernels");
+  EXPECT_NE(refused.error().message().find("nvcc was absent"), std::string::npos);
+  EXPECT_EQ(DeviceAdam::load(device_, nullptr).error().reason(), "NoKernels");
+}
+
 TEST_F(CudaKernels, AdamRefusesIntegers) {
-  const auto adam_on_device = DeviceAdam::load(device_).value();
+  const auto adam_on_device = adam_kernels();
   const auto table = adam_on_device.make_table({}).value();
   EXPECT_EQ(adam_on_device.step({}, 1, {DType::kInt32}, table, stream_.get()).error().code(), Code::kUnimplemented);
 }

@@ -40,11 +40,12 @@ Result<void> run(const Device& device, runtime::CudaFunction kernel, const AdamC
 
 }  // namespace
 
-Result<DeviceAdam> DeviceAdam::load(std::shared_ptr<const Device> device) {
-  SHOAL_OK(runtime::check_built(kShoalAdamKernels_bytes));
+const void* DeviceAdam::embedded() { return kShoalAdamKernels_bytes > 0 ? kShoalAdamKernels : nullptr; }
+
+Result<DeviceAdam> DeviceAdam::load(std::shared_ptr<const Device> device, const void* image) {
   DeviceAdam out;
   out.device_ = std::move(device);
-  SHOAL_TRY(out.module_, out.device_->load(kShoalAdamKernels));
+  SHOAL_TRY(out.module_, runtime::load_kernels(*out.device_, image));
   SHOAL_TRY(out.f32_, out.device_->find(out.module_, "shoal_adam_f32"));
   SHOAL_TRY(out.f64_, out.device_->find(out.module_, "shoal_adam_f64"));
   return out;

@@ -12,8 +12,10 @@ namespace shoal::fsdp {
 
 class DeviceAdam {
  public:
-  // Unimplemented/NoKernels if this build has no kernels, or none for this device.
-  static Result<DeviceAdam> load(std::shared_ptr<const runtime::Device> device);
+  // The kernels of this build; null if it had no nvcc.
+  static const void* embedded();
+  // Unimplemented/NoKernels without kernels, or without code for this device.
+  static Result<DeviceAdam> load(std::shared_ptr<const runtime::Device> device, const void* image = embedded());
 
   // The addresses of all shards, in memory of the device.
   struct Table {

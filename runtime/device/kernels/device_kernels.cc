@@ -30,8 +30,8 @@ Result<void> check_float(DType dtype) {
 
 }  // namespace
 
-Result<void> check_built(unsigned code_bytes) {
-  if (code_bytes > 0) return {};
+Result<KernelModule> load_kernels(const Device& device, const void* image) {
+  if (image != nullptr) return device.load(image);
   return fail(unimplemented("this build of Shoal has no CUDA kernels, because nvcc was absent when it was built")
                   .with_reason("NoKernels")
                   .with_hint("install CUDA 13's nvcc (pip install -r requirements-cuda.txt), then bazel sync --configure and ./dev build"));
@@ -39,7 +39,7 @@ Result<void> check_built(unsigned code_bytes) {
 
 const std::size_t DeviceKernels::kSquareScratchBytes = (kernels::kSquareThreads + kernels::kSquareSums) * sizeof(double);
 
-bool DeviceKernels::built() { return kShoalDeviceKernels_bytes > 0; }
+const void* DeviceKernels::embedded() { return kShoalDeviceKernels_bytes > 0 ? kShoalDeviceKernels : nullptr; }
 
 Device::Shape DeviceKernels::shape_for(const Device& device, std::size_t numel) {
   const std::size_t most = static_cast<std::size_t>(device.num_multiprocessors()) * kBlocksPerMultiprocessor;
@@ -47,11 +47,10 @@ Device::Shape DeviceKernels::shape_for(const Device& device, std::size_t numel) 
   return {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .shared_bytes = 0};
 }
 
-Result<DeviceKernels> DeviceKernels::load(std::shared_ptr<const Device> device) {
-  SHOAL_OK(check_built(kShoalDeviceKernels_bytes));
+Result<DeviceKernels> DeviceKernels::load(std::shared_ptr<const Device> device, const void* image) {
   DeviceKernels out;
   out.device_ = std::move(device);
-  SHOAL_TRY(out.module_, out.device_->load(kShoalDeviceKernels));
+  SHOAL_TRY(out.module_, load_kernels(*out.device_, image));
   SHOAL_TRY(out.cast_, out.device_->find(out.module_, "shoal_cast"));
   SHOAL_TRY(out.sum_, out.device_->find(out.module_, "shoal_sum"));
   SHOAL_TRY(out.pack_, out.device_->find(out.module_, "shoal_pack"));

@@ -10,14 +10,14 @@
 
 namespace shoal::runtime {
 
-// Returns Unimplemented/NoKernels if `code_bytes`, the size of embedded kernels, is 0: this build had no nvcc.
-Result<void> check_built(unsigned code_bytes);
+// Loads embedded kernels. Unimplemented/NoKernels if `image` is null, because this build had no nvcc, or has no code for this device.
+Result<KernelModule> load_kernels(const Device& device, const void* image);
 
 class DeviceKernels {
  public:
-  // Unimplemented/NoKernels if this build has no kernels, or none for this device.
-  static Result<DeviceKernels> load(std::shared_ptr<const Device> device);
-  static bool built();
+  // The kernels of this build; null if it had no nvcc.
+  static const void* embedded();
+  static Result<DeviceKernels> load(std::shared_ptr<const Device> device, const void* image = embedded());
 
   // out[i] = in[i] in another floating-point dtype, as fsdp/kernels/cast.h.
   Result<void> cast(DType from, const void* in, DType to, void* out, std::size_t numel, CudaStream stream) const;

@@ -103,7 +103,7 @@ Check devices() {
   int version = 0;
   (void)(*cuda)->driver_version(&version);
   const auto nccl = runtime::NcclApi::load();
-  const bool kernels = runtime::DeviceKernels::built();
+  const bool kernels = runtime::DeviceKernels::embedded() != nullptr;
   const std::string found = fmt::format("{} CUDA devices, driver for CUDA {}.{}, {}, {}; {}", *count, version / 1000, version % 1000 / 10,
                                         nccl ? "NCCL " + runtime::nccl_version_text((*nccl)->version) : "no NCCL",
                                         kernels ? "kernels in this build" : "no kernels in this build", kUnverified);
