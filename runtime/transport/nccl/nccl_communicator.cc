@@ -130,7 +130,10 @@ std::optional<CudaStream> NcclCommunicator::after() const {
 }
 
 WorkPtr NcclCommunicator::work_of(Result<NcclDriver::OperationPtr> operation) {
-  if (!operation) return failed_work(std::move(operation).error());
+  if (!operation) {
+    abort(operation.error());  // the other ranks wait for this one's part
+    return failed_work(std::move(operation).error());
+  }
   return std::make_shared<NcclWork>(shared_from_this(), *std::move(operation));
 }
 

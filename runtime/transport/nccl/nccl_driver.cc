@@ -83,11 +83,14 @@ Result<NcclDriver::OperationPtr> NcclDriver::submit(std::shared_ptr<NcclMessage>
 
 Result<void> NcclDriver::wait(const NcclOperation& operation, const std::function<bool()>& interrupted) {
   std::unique_lock lock(mutex_);
+  auto signals_at = parts_.clock->now() + kSignals;
   while (!operation.done()) {
-    if (changed_.wait_for(lock, kSignals) == std::cv_status::no_timeout || !interrupted) continue;
+    changed_.wait_for(lock, kSignals);
+    if (operation.done() || !interrupted || parts_.clock->now() < signals_at) continue;
     lock.unlock();
     const bool stop = interrupted();
     lock.lock();
+    signals_at = parts_.clock->now() + kSignals;
     if (stop && !operation.done()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
   }
   if (operation.error) return fail(*operation.error);

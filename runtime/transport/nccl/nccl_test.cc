@@ -36,6 +36,7 @@ class NcclTest : public testing::Test {
     request.world_size = world_size;
     request.name = "group";
     request.timeout = 60s;
+    if (rank == 0) request.interrupted = interrupted_;
     transport.cuda = &cuda_.api();
     transport.api = &nccl_.api();
     request.nccl = std::move(transport);
@@ -79,6 +80,7 @@ class NcclTest : public testing::Test {
     return c.all_reduce(t.bytes(), t.bytes(), DType::kFloat32, ReduceOp::kSum, std::move(call));
   }
 
+  std::function<bool()> interrupted_;
   FakeCuda& cuda_ = FakeCuda::machine();
   FakeNccl& nccl_ = FakeNccl::machine();
   Loop loop_;
@@ -255,6 +257,38 @@ TEST_F(NcclTest, ARefusedCallEndsItsGroupOfCalls) {
     const Tensor t(c, {1});
     EXPECT_EQ(sum(c, t)->wait().error().reason(), "Nccl");
     EXPECT_FALSE(c.barrier({})->wait());
+  });
+}
+
+TEST_F(NcclTest, ARankWhoseDeviceRefusesACallFailsTheOthers) {
+  run(2, [&](auto joined, int rank) {
+    auto& c = **joined;
+    const Tensor t(c, {1});
+    if (rank == 1) {
+      cuda_.fail_next("event", cuda::kIllegalAddress);
+      EXPECT_EQ(sum(c, t)->wait().error().reason(), "DeviceFailed");
+    }
+    EXPECT_EQ(c.barrier({})->wait().error().reason(), "DeviceFailed");
+  });
+}
+
+TEST_F(NcclTest, AWaitEndsOnASignalAndTheOperationGoesOn) {
+  std::atomic<bool> interrupted{false};
+  interrupted_ = [&] { return interrupted.exchange(false); };
+  run(2, [&](auto joined, int rank) {
+    auto& c = **joined;
+    const Tensor t(c, {1});
+    if (rank == 0) {
+      interrupted = true;
+      const auto work = sum(c, t);
+      EXPECT_EQ(work->wait().error().reason(), "Interrupted");
+      ASSERT_TRUE(c.send(t.bytes(), 1, DType::kFloat32, 0, {})->wait());  // lets the other rank go on
+      ASSERT_TRUE(work->wait());
+    } else {
+      const Tensor go(c, {0});
+      ASSERT_TRUE(c.receive(go.bytes(), 0, DType::kFloat32, 0, {})->wait());
+      ASSERT_TRUE(sum(c, t)->wait());
+    }
   });
 }
 
