@@ -174,11 +174,11 @@ class NetworkUnderTest final : public TestGroup {
   std::map<int, std::string> deaths_;
 };
 
-// Ranks with a device each, on the fakes of NCCL and CUDA. Their hosts agree in shared memory. The fakes take the tests' vectors for memory
-// of devices.
+// Ranks with a device each, on the fakes of NCCL and CUDA. Their hosts agree in shared memory, or by messages in groups of an odd size. The
+// fakes take the tests' vectors for memory of devices.
 class NcclUnderTest final : public TestGroup {
  public:
-  explicit NcclUnderTest(int world_size) : world_size_(world_size) {}
+  explicit NcclUnderTest(int world_size) : world_size_(world_size), network_(world_size) {}
   // Nothing of a group is left, and the only misuse of NCCL is what the tests of diverging ranks make.
   ~NcclUnderTest() override {
     EXPECT_EQ(FakeNccl::machine().num_communicators(), 0u);
@@ -194,18 +194,29 @@ class NcclUnderTest final : public TestGroup {
     auto request = request_of(rank, world_size_);
     request.nccl = NcclTransport{
         .device = rank, .current_stream = nullptr, .in_flight = 1s, .cuda = &FakeCuda::machine().api(), .api = &FakeNccl::machine().api()};
-    auto& memory = request.memory.emplace();
-    memory.spins = 0;
-    memory.open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
+    if (by_messages()) {
+      request.messages.emplace().open = [this, rank]() -> Result<std::shared_ptr<MessageLayer>> { return network_.join(rank); };
+    } else {
+      request.memory.emplace().open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
+    }
     return make_communicator(std::move(request), clock_).value();
   }
-  void kill(int rank, const std::string& cause) override { host_.mark_gone("group/1", rank, cause); }
+  void kill(int rank, const std::string& cause) override {
+    if (by_messages()) {
+      network_.kill(rank, cause);
+    } else {
+      host_.mark_gone("group/1", rank, cause);
+    }
+  }
 
  private:
+  bool by_messages() const { return world_size_ % 2 == 1; }
+
   const int world_size_;
   Loop loop_;
   const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
   TestHost host_;
+  MemoryNetwork network_;
   const FakeCuda::HostMemoryCounts host_memory_counts_;
 };
 
