@@ -10,11 +10,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Duration kShortest = 5us, kLongest = 1ms;  // between two looks at NCCL and the device, while operations are pending
-constexpr Duration kIdle = 1s;                       // the same without pending operations
-constexpr auto kLook = 25ms;                         // between two looks at time limits and lost ranks
-constexpr auto kLonely = 100ms;                      // how long data of a rank that is gone may still be on the way
-constexpr auto kSignals = 50ms;                      // between two looks at signals in a wait
+constexpr Duration kShortest = 5us, kLongest = 200us;  // between two looks at NCCL and the device, while operations are pending
+constexpr Duration kIdle = 1s;                         // the same without pending operations
+constexpr auto kLook = 25ms;                           // between two looks at time limits and lost ranks
+constexpr auto kLonely = 100ms;                        // how long data of a rank that is gone may still be on the way
+constexpr auto kSignals = 50ms;                        // between two looks at signals in a wait
 constexpr auto kClosing = 1s, kDraining = 5s;
 
 }  // namespace
@@ -118,7 +118,7 @@ void NcclDriver::run() {
   look_at_ = parts_.clock->now() + kLook;
   while (true) {
     take_submitted();
-    pause = step() ? kShortest : std::min(2 * pause, kLongest);
+    pause = step() ? kShortest : std::min(pause + pause / 4, kLongest);
     std::unique_lock lock(mutex_);
     const auto more = [&] { return stopping_ || nudged_ || !new_collectives_.empty() || !new_messages_.empty(); };
     if (pause > kShortest && submitted_.wait_for(lock, idle() ? Duration(kIdle) : pause, more)) pause = kShortest;

@@ -1,6 +1,6 @@
 // The thread that makes all calls of NCCL for a group, and the operations that it advances.
 //
-// The thread sleeps between looks, at most a millisecond while operations are pending: NCCL and the device signal nothing. The control
+// The thread sleeps between looks, at most 0.2 ms while operations are pending: NCCL and the device signal nothing. The control
 // communicator carries the group's failure: whatever goes wrong on one rank becomes the first cause on all.
 #pragma once
 
