@@ -97,7 +97,7 @@ constexpr const char* kUnverified = "Shoal's own kernels, NCCL communicators and
 
 Check devices() {
   const auto cuda = runtime::CudaApi::load();
-  if (!cuda) return {"devices", '+', "no CUDA driver: training runs on the CPU", ""};
+  if (!cuda) return {"devices", '+', fmt::format("no CUDA driver: training runs on the CPU; {}", kUnverified), ""};
   const auto count = runtime::Device::count(**cuda);
   if (!count) return {"devices", '!', count.error().message(), "nvidia-smi shows the driver and its devices"};
   int version = 0;
