@@ -63,6 +63,20 @@ TEST_F(DeviceTest, AStreamWaitsForAnEventOfAnother) {
   EXPECT_EQ(seen, 1);
 }
 
+TEST_F(DeviceTest, TheDefaultStreamHasNoHandleAndOrdersOthers) {
+  const auto stream = device_->make_stream().value();
+  const auto event = device_->make_event().value();
+  const auto memory = device_->allocate(4).value();
+  int in = 7, out = 0;
+  ASSERT_TRUE(device_->copy(memory.get().data(), &in, sizeof in, nullptr));
+  ASSERT_TRUE(device_->record(event, nullptr));
+  ASSERT_TRUE(device_->wait(stream.get(), event));
+  ASSERT_TRUE(device_->copy(&out, memory.get().data(), sizeof out, stream.get()));
+  ASSERT_TRUE(device_->synchronize(stream.get()));
+  EXPECT_EQ(out, 7);
+  ASSERT_TRUE(device_->synchronize(nullptr));
+}
+
 TEST_F(DeviceTest, AFullDeviceNamesWhatIsFree) {
   machine_.set_capacity(1000);
   const auto memory = device_->allocate(900).value();

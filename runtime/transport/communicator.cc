@@ -1,5 +1,6 @@
 #include "runtime/transport/communicator.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -16,6 +17,22 @@ class FailedWork final : public Work {
 
  private:
   const Error error_;
+};
+
+// Several operations, which are done when all are.
+class AllOf final : public Work {
+ public:
+  explicit AllOf(std::vector<WorkPtr> works) : works_(std::move(works)) {}
+  bool done() const override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->done(); });
+  }
+  Result<void> wait() override {
+    for (const auto& work : works_) SHOAL_OK(work->wait());
+    return {};
+  }
+
+ private:
+  const std::vector<WorkPtr> works_;
 };
 
 Result<void> check_own(std::size_t bytes, std::size_t count, const char* what) {
@@ -87,6 +104,24 @@ WorkPtr Communicator::all_gather(ConstBytes input, MutableBytes output, Counts c
   if (auto ok = check_counts(counts, output.size(), "output", dtype); !ok) return failed_work(std::move(ok).error());
   if (auto ok = check_own(input.size(), counts[static_cast<std::size_t>(rank())], "input"); !ok) return failed_work(std::move(ok).error());
   return start_collective({Collective::kAllGather, input, output, {counts.begin(), counts.end()}, {}, dtype}, std::move(call));
+}
+
+WorkPtr Communicator::all_gather_each(std::span<const Gather> gathers, DType dtype, Call call) {
+  if (gathers.empty()) return failed_work(invalid_argument("no all_gather to begin"));
+  for (std::size_t i = 0; i < gathers.size(); ++i) {
+    const auto& gather = gathers[i];
+    auto ok = check_counts(gather.counts, gather.output.size(), "output", dtype);
+    if (ok) ok = check_own(gather.input.size(), gather.counts[static_cast<std::size_t>(rank())], "input");
+    if (!ok) return failed_work(std::move(ok).error().in(fmt::format("gather {}", i)));
+  }
+  return start_gathers(gathers, dtype, std::move(call));
+}
+
+WorkPtr Communicator::start_gathers(std::span<const Gather> gathers, DType dtype, Call call) {
+  std::vector<WorkPtr> works;
+  for (const auto& gather : gathers)
+    works.push_back(start_collective({Collective::kAllGather, gather.input, gather.output, gather.counts, {}, dtype}, call));
+  return std::make_shared<AllOf>(std::move(works));
 }
 
 WorkPtr Communicator::reduce_scatter(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, Call call) {

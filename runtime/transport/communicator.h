@@ -19,6 +19,8 @@
 #include "runtime/loop/clock.h"
 #include "runtime/transport/reduce_op.h"
 
+struct CUstream_st;  // a stream of the CUDA driver
+
 namespace shoal::runtime {
 
 // Parses a dtype by the name that torch gives it, without "torch.". For any other name, returns InvalidArgument with the names that exist.
@@ -89,6 +91,13 @@ class Communicator {
   // Puts the inputs of all ranks behind each other into `output`, in rank order. `counts`: the bytes of each rank's input, the same on
   // every rank.
   WorkPtr all_gather(ConstBytes input, MutableBytes output, Counts counts, DType dtype, Call call);
+  // Several all_gathers as one operation: the parameters of a unit, each into its own memory.
+  struct Gather {
+    ConstBytes input;
+    MutableBytes output;
+    std::vector<std::size_t> counts;
+  };
+  WorkPtr all_gather_each(std::span<const Gather> gathers, DType dtype, Call call);
   // Reduces the inputs of all ranks elementwise. Rank r gets the r-th part of the result, of counts[r] bytes.
   WorkPtr reduce_scatter(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, Call call);
   // Reduces the inputs of all ranks elementwise; every rank gets the result. `output` may be `input`.
@@ -102,6 +111,10 @@ class Communicator {
   // Sends a message to another rank. The n-th send of one rank matches the n-th receive of the other, which must have the same tag.
   WorkPtr send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call);
   WorkPtr receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call);
+
+  // Makes later work of `stream` wait for an operation of this communicator: on devices without the host, elsewhere by wait(). Should the
+  // operation fail later, what `stream` then reads is undefined, and wait() returns the failure.
+  virtual Result<void> order_after(Work& work, CUstream_st* /*stream*/) { return work.wait(); }
 
   // Makes a window, in which this rank has `bytes` bytes. Every rank makes the call, with a size of its own.
   virtual Result<std::shared_ptr<Window>> window(std::size_t bytes, Call call) = 0;
@@ -128,6 +141,8 @@ class Communicator {
 
  private:
   virtual WorkPtr start_collective(CollectiveSpec spec, Call call) = 0;
+  // At least one gather; starts them one by one unless a transport has a better way.
+  virtual WorkPtr start_gathers(std::span<const Gather> gathers, DType dtype, Call call);
   virtual WorkPtr start_send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call) = 0;
   virtual WorkPtr start_receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call) = 0;
 

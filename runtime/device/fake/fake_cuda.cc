@@ -5,8 +5,18 @@
 namespace shoal::runtime {
 
 FakeCuda& FakeCuda::machine() {
-  static FakeCuda machine;
-  return machine;
+  static auto* const machine = new FakeCuda;  // never destroyed, as the driver outlives a process's objects
+  return *machine;
+}
+
+FakeCuda::FakeCuda() = default;
+FakeCuda::~FakeCuda() = default;
+
+CudaStream FakeCuda::default_stream(int device) {
+  const std::lock_guard lock(mutex_);
+  auto& stream = default_streams_[device];
+  if (stream == nullptr) stream = std::make_unique<CUstream_st>(device);
+  return stream.get();
 }
 
 void FakeCuda::change_host_memory(int by) {

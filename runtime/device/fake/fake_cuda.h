@@ -19,6 +19,7 @@ namespace shoal::runtime {
 
 class FakeCuda {
  public:
+  ~FakeCuda();
   static constexpr int kDevices = 8;
   static FakeCuda& machine();
   const CudaApi& api() const;
@@ -55,6 +56,7 @@ class FakeCuda {
   void enqueue(CudaStream stream, std::function<void()> work);
 
  private:
+  FakeCuda();
   friend struct FakeDriver;
   friend struct FakeMemory;
   struct Allocation {
@@ -67,6 +69,7 @@ class FakeCuda {
   };
 
   void change_host_memory(int by);
+  CudaStream default_stream(int device);
   // With the mutex: the allocation that holds the whole range; nullptr if it is of the host, and *crosses if it leaves an allocation.
   const Allocation* find(CudaAddress address, std::size_t bytes, bool* crosses) const;
   CudaStatus take_failure(const std::string& function);
@@ -78,6 +81,7 @@ class FakeCuda {
   std::map<std::string, KernelEntry> kernels_;
   std::map<CudaAddress, Allocation> allocations_;
   std::set<CudaStream> streams_;
+  std::map<int, std::unique_ptr<CUstream_st>> default_streams_;  // by device; made with the first use
   std::set<CudaEvent> events_;
   std::set<CudaModule> modules_;
   std::vector<std::string> violations_;

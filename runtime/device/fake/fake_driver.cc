@@ -51,9 +51,13 @@ struct FakeDriver {
     const std::lock_guard lock(machine().mutex_);
     return machine().events_.count(event) > 0;
   }
-  // The stream exists and belongs to the device that is current.
-  static CudaStatus check(CudaStream stream) {
+  // The stream exists and belongs to the device that is current, whose default stream has no handle.
+  static CudaStatus check(CudaStream& stream) {
     if (current.empty()) return refuse(cuda::kInvalidContext, "a call without a current device");
+    if (stream == nullptr) {
+      stream = machine().default_stream(current.back());
+      return cuda::kSuccess;
+    }
     if (!live(stream)) return refuse(cuda::kInvalidHandle, "a stream that does not exist");
     if (stream->device != current.back())
       return refuse(cuda::kInvalidHandle, fmt::format("a stream of device {} used on device {}", stream->device, current.back()));

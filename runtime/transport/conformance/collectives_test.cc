@@ -246,6 +246,32 @@ TEST_P(Operations, EveryReductionHasTheBitsOfReduce) {
   });
 }
 
+TEST_P(Operations, GathersOfSeveralTensorsAreOneOperation) {
+  run([&](Communicator& c) {
+    const Floats even = input_of(c.rank(), 5), uneven = input_of(c.rank(), static_cast<std::size_t>(c.rank()));
+    Floats all_even(5 * static_cast<std::size_t>(world_)), expected_even, all_uneven, expected_uneven;
+    std::vector<std::size_t> even_counts, uneven_counts;
+    for (int r = 0; r < world_; ++r) {
+      const Floats of_even = input_of(r, 5), of_uneven = input_of(r, static_cast<std::size_t>(r));
+      expected_even.insert(expected_even.end(), of_even.begin(), of_even.end());
+      expected_uneven.insert(expected_uneven.end(), of_uneven.begin(), of_uneven.end());
+      even_counts.push_back(5 * sizeof(float));
+      uneven_counts.push_back(of_uneven.size() * sizeof(float));
+    }
+    all_uneven.resize(expected_uneven.size());
+    const Communicator::Gather gathers[] = {{in(even), out(all_even), even_counts}, {in(uneven), out(all_uneven), uneven_counts}};
+    const auto work = c.all_gather_each(gathers, DType::kFloat32, {});
+    ASSERT_TRUE(work->wait());
+    EXPECT_TRUE(work->done());
+    EXPECT_EQ(all_even, expected_even);
+    EXPECT_EQ(all_uneven, expected_uneven);
+    EXPECT_EQ(c.all_gather_each({}, DType::kFloat32, {})->wait().error().code(), Code::kInvalidArgument);
+    const Communicator::Gather wrong[] = {{in(even), out(all_even), {}}};
+    EXPECT_EQ(c.all_gather_each(wrong, DType::kFloat32, {})->wait().error().code(), Code::kInvalidArgument);
+    ASSERT_TRUE(c.barrier({})->wait());
+  });
+}
+
 TEST_P(Operations, ABarrierKeepsRanksTogether) {
   std::atomic<int> came{0};
   run([&](Communicator& c) {

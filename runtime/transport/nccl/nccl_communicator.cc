@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <numeric>
-
 #include <fmt/format.h>
 
 #include "runtime/transport/nccl/nccl_connect.h"
@@ -139,7 +137,7 @@ WorkPtr NcclCommunicator::work_of(Result<NcclDriver::OperationPtr> operation) {
 
 WorkPtr NcclCommunicator::start_collective(CollectiveSpec spec, Call call) {
   if (spec.op == ReduceOp::kBand || spec.op == ReduceOp::kBor || spec.op == ReduceOp::kBxor) {
-    return failed_work(unimplemented(fmt::format("NCCL has no reduction {}", reduce_op_name(spec.op)))
+    return failed_work(unimplemented(fmt::format("ranks on devices have no reduction {}", reduce_op_name(spec.op)))
                            .with_hint("reduce on the host, or gather the values and combine them"));
   }
   const CollectiveSpec whole = spec;
@@ -161,27 +159,14 @@ WorkPtr NcclCommunicator::start(std::vector<CollectiveSpec> specs, const Collect
       after()));
 }
 
-WorkPtr NcclCommunicator::all_gather_each(std::span<const Gather> gathers, DType dtype, Call call) {
+WorkPtr NcclCommunicator::start_gathers(std::span<const Gather> gathers, DType dtype, Call call) {
   CollectiveSpec whole;
   whole.kind = Collective::kAllGather;
   whole.dtype = dtype;
   std::vector<CollectiveSpec> specs;
   for (const auto& gather : gathers) {
-    const auto own = static_cast<std::size_t>(rank());
-    const std::size_t total = std::accumulate(gather.counts.begin(), gather.counts.end(), std::size_t{0});
-    if (gather.counts.size() != static_cast<std::size_t>(world_size()) || gather.output.size() != total ||
-        gather.input.size() != gather.counts[own]) {
-      return failed_work(
-          invalid_argument(fmt::format("gather {}: the input has {} bytes, the output {}, the {} ranks' parts add up to {}", specs.size(),
-                                       gather.input.size(), gather.output.size(), gather.counts.size(), total)));
-    }
     whole.counts.insert(whole.counts.end(), gather.counts.begin(), gather.counts.end());
-    specs.push_back({.kind = Collective::kAllGather,
-                     .input = gather.input,
-                     .output = gather.output,
-                     .counts = gather.counts,
-                     .receive = {},
-                     .dtype = dtype});
+    specs.push_back({Collective::kAllGather, gather.input, gather.output, gather.counts, {}, dtype});
   }
   return start(std::move(specs), whole, std::move(call));
 }
@@ -203,10 +188,10 @@ WorkPtr NcclCommunicator::start(NcclMessage::Way way, int other, MutableBytes da
       driver_->submit(std::make_shared<NcclMessage>(way, rank(), other, data, dtype, tag, std::move(call), clock_->now()), after()));
 }
 
-Result<void> NcclCommunicator::order_after(const Work& work, CudaStream stream) {
+Result<void> NcclCommunicator::order_after(Work& work, CudaStream stream) {
   const auto* const own = dynamic_cast<const NcclWork*>(&work);
-  if (own == nullptr || !own->of(*this))
-    return fail(invalid_argument("the work belongs to another communicator, or failed before it began"));
+  if (own == nullptr && work.done()) return work.wait();  // it failed before it began
+  if (own == nullptr || !own->of(*this)) return fail(invalid_argument("the work belongs to another communicator"));
   return driver_->order_after(own->operation(), stream);
 }
 

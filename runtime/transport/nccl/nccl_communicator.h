@@ -27,16 +27,8 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   std::uint64_t generation() const override { return control_->generation(); }
   const char* transport() const override { return "nccl"; }
 
-  // Several all_gathers as one operation, whose outputs are filled in place: a unit's parameters, each with the rows of all ranks.
-  struct Gather {
-    ConstBytes input;
-    MutableBytes output;
-    std::vector<std::size_t> counts;
-  };
-  WorkPtr all_gather_each(std::span<const Gather> gathers, DType dtype, Call call);
-  // Makes `stream` wait for an operation of this communicator, without the host. Should the operation fail later, what `stream` then reads
-  // is undefined, and wait() returns the failure.
-  Result<void> order_after(const Work& work, CudaStream stream);
+  // Returns InvalidArgument for the Work of another communicator.
+  Result<void> order_after(Work& work, CudaStream stream) override;
   const Device& device() const { return *device_; }
 
   // Return Unimplemented: a rank's memory is read over another transport.
@@ -55,6 +47,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
                    std::shared_ptr<const Device> device, DeviceMemory scratch);
   Result<void> start(const NcclApi& api);
   WorkPtr start_collective(CollectiveSpec spec, Call call) override;
+  WorkPtr start_gathers(std::span<const Gather> gathers, DType dtype, Call call) override;
   WorkPtr start_send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call) override;
   WorkPtr start_receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call) override;
 

@@ -36,7 +36,7 @@ void for_each_function(NcclApi& api, Visit&& visit) {
 Result<NcclApi> open_first() {
   // A process in which torch has loaded its own NCCL gets that one by this name.
   std::vector<std::string> paths{"libnccl.so.2"};
-  if (const char* named = std::getenv("SHOAL_NCCL_LIBRARY"); named != nullptr && *named != 0) paths.emplace_back(named);
+  if (const char* named = std::getenv("SHOAL_NCCL_LIBRARY"); named != nullptr && *named != 0) paths.insert(paths.begin(), named);
   std::string attempts;
   for (const auto& path : paths) {
     auto api = NcclApi::open(path);

@@ -3,8 +3,8 @@
 namespace shoal::runtime {
 
 FakeNccl& FakeNccl::machine() {
-  static FakeNccl machine;
-  return machine;
+  static auto* const machine = new FakeNccl;  // never destroyed, as the library outlives a process's objects
+  return *machine;
 }
 
 void FakeNccl::fail_next(const std::string& function, NcclStatus status) {
