@@ -61,6 +61,7 @@ struct CudaDevices {
   CudaStatus (*context_release)(int device);
   CudaStatus (*context_push)(CudaContext context);
   CudaStatus (*context_pop)(CudaContext* context);
+  CudaStatus (*context_device)(int* device);  // the current context's
 };
 
 struct CudaStreams {

@@ -27,6 +27,7 @@ void for_each_function(CudaApi& api, Visit&& visit) {
   visit(api.context_release, "cuDevicePrimaryCtxRelease_v2");
   visit(api.context_push, "cuCtxPushCurrent_v2");
   visit(api.context_pop, "cuCtxPopCurrent_v2");
+  visit(api.context_device, "cuCtxGetDevice");
   visit(api.stream_create, "cuStreamCreate");
   visit(api.stream_destroy, "cuStreamDestroy_v2");
   visit(api.stream_synchronize, "cuStreamSynchronize");

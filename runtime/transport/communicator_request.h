@@ -51,9 +51,11 @@ struct MessageTransport {
 struct CudaApi;
 struct NcclApi;
 
-// Collectives on memory of CUDA devices, one device per rank. The ranks' other transport carries what their hosts agree on.
+// Collectives on memory of CUDA devices, by NCCL with one device per rank, or by copies between processes of one host. The ranks' other
+// transport carries what their hosts agree on.
 struct NcclTransport {
-  int device = 0;  // number of this rank's device in its process
+  int device = 0;         // number of this rank's device in its process
+  bool cuda_ipc = false;  // copies take the place of NCCL; several ranks may have one device
   // The stream whose earlier work an operation's buffers wait for, asked at each call (torch's current stream). Empty: the caller has
   // waited.
   std::function<CUstream_st*()> current_stream;
@@ -62,6 +64,7 @@ struct NcclTransport {
   Duration in_flight = std::chrono::milliseconds(50);
   const CudaApi* cuda = nullptr;  // null: loaded when this transport is chosen
   const NcclApi* api = nullptr;   // likewise
+  const void* kernels = nullptr;  // for copies: the image of the kernels that reduce; null: this build's
 };
 
 struct CommunicatorRequest {

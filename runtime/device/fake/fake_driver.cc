@@ -114,6 +114,11 @@ struct FakeDriver {
     current.pop_back();
     return cuda::kSuccess;
   }
+  static CudaStatus context_device(int* device) {
+    if (current.empty()) return refuse(cuda::kInvalidContext, "the device of no context");
+    *device = current.back();
+    return cuda::kSuccess;
+  }
 
   // ---- streams and events ----
   static CudaStatus stream_create(CudaStream* stream, unsigned) {
@@ -353,6 +358,7 @@ CudaApi make_table() {
   api.context_release = FakeDriver::context_release;
   api.context_push = FakeDriver::context_push;
   api.context_pop = FakeDriver::context_pop;
+  api.context_device = FakeDriver::context_device;
   api.stream_create = FakeDriver::stream_create;
   api.stream_destroy = FakeDriver::stream_destroy;
   api.stream_synchronize = FakeDriver::stream_synchronize;

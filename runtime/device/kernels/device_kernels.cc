@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "runtime/device/kernels/bodies.h"
+#include "runtime/device/kernels/reduction_body.h"
 
 extern "C" const unsigned char kShoalDeviceKernels[];
 extern "C" const unsigned kShoalDeviceKernels_bytes;
@@ -53,6 +54,7 @@ Result<DeviceKernels> DeviceKernels::load(std::shared_ptr<const Device> device, 
   SHOAL_TRY(out.module_, load_kernels(*out.device_, image));
   SHOAL_TRY(out.cast_, out.device_->find(out.module_, "shoal_cast"));
   SHOAL_TRY(out.sum_, out.device_->find(out.module_, "shoal_sum"));
+  SHOAL_TRY(out.reduce_, out.device_->find(out.module_, "shoal_reduce"));
   SHOAL_TRY(out.pack_, out.device_->find(out.module_, "shoal_pack"));
   SHOAL_TRY(out.square_, out.device_->find(out.module_, "shoal_square"));
   SHOAL_TRY(out.square_sums_, out.device_->find(out.module_, "shoal_square_sums"));
@@ -81,6 +83,18 @@ Result<void> DeviceKernels::sum(DType from, std::span<const void* const> sources
   std::copy(sources.begin(), sources.end(), arguments.sources);
   void* addresses[] = {&arguments};
   return device_->launch(sum_, shape_for(*device_, numel), stream, addresses);
+}
+
+Result<void> DeviceKernels::reduce(DType dtype, kernels::Reduction op, std::span<const void* const> sources, void* out, std::size_t numel,
+                                   CudaStream stream) const {
+  if (dtype != DType::kInt8 && dtype != DType::kUInt8 && dtype != DType::kInt32 && dtype != DType::kInt64) SHOAL_OK(check_float(dtype));
+  if (sources.empty() || sources.size() > kMaxSources)
+    return fail(invalid_argument(fmt::format("a reduction of {} sources: there may be 1 to {}", sources.size(), kMaxSources)));
+  if (numel == 0) return {};
+  kernels::ReductionArguments arguments{{}, out, numel, static_cast<int>(sources.size()), kernels::number(dtype), op};
+  std::copy(sources.begin(), sources.end(), arguments.sources);
+  void* addresses[] = {&arguments};
+  return device_->launch(reduce_, shape_for(*device_, numel), stream, addresses);
 }
 
 Result<DeviceKernels::Table> DeviceKernels::make_table(std::span<const Row> rows) const {

@@ -10,6 +10,10 @@
 
 namespace shoal::runtime {
 
+namespace kernels {
+enum class Reduction : std::uint8_t;
+}
+
 // Loads embedded kernels. Unimplemented/NoKernels if `image` is null, because this build had no nvcc, or has no code for this device.
 Result<KernelModule> load_kernels(const Device& device, const void* image);
 
@@ -26,6 +30,11 @@ class DeviceKernels {
   // out[i] = ((sources[0][i] + sources[1][i]) + ...) * scale, or added to out[i]. Sums are fp32, or fp64 if a dtype is, and rounded once.
   Result<void> sum(DType from, std::span<const void* const> sources, double scale, bool accumulate, DType to, void* out, std::size_t numel,
                    CudaStream stream) const;
+
+  // out[i] = sources[0][i] op sources[1][i] op ..., as a collective reduces (runtime/transport/reduction.h), with the same bits. Dtypes:
+  // floating-point ones, int8, uint8, int32, int64. `out` may be one of the sources.
+  Result<void> reduce(DType dtype, kernels::Reduction op, std::span<const void* const> sources, void* out, std::size_t numel,
+                      CudaStream stream) const;
 
   // A parameter and its place in a buffer.
   struct Row {
@@ -56,7 +65,8 @@ class DeviceKernels {
 
   std::shared_ptr<const Device> device_;
   KernelModule module_;
-  CudaFunction cast_ = nullptr, sum_ = nullptr, pack_ = nullptr, square_ = nullptr, square_sums_ = nullptr, square_total_ = nullptr;
+  CudaFunction cast_ = nullptr, sum_ = nullptr, reduce_ = nullptr, pack_ = nullptr, square_ = nullptr, square_sums_ = nullptr,
+               square_total_ = nullptr;
 };
 
 }  // namespace shoal::runtime

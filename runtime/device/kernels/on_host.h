@@ -3,6 +3,7 @@
 
 #include "runtime/device/fake/fake_cuda.h"
 #include "runtime/device/kernels/bodies.h"
+#include "runtime/device/kernels/reduction_body.h"
 
 namespace shoal::runtime {
 
@@ -16,6 +17,7 @@ void add_kernel(const char* name, void (*body)(kernels::Thread, const Arguments&
 inline void add_device_kernels() {
   add_kernel("shoal_cast", kernels::cast);
   add_kernel("shoal_sum", kernels::sum);
+  add_kernel("shoal_reduce", kernels::reduce);
   add_kernel("shoal_pack", kernels::pack);
   add_kernel("shoal_square", kernels::square);
   add_kernel("shoal_square_sums", kernels::square_sums);

@@ -11,10 +11,12 @@
 #include <gtest/gtest.h>
 
 #include "runtime/device/fake/fake_cuda.h"
+#include "runtime/device/kernels/on_host.h"
 #include "runtime/loop/loop.h"
 #include "runtime/transport/conformance/memory_backend.h"
 #include "runtime/transport/conformance/memory_layer.h"
 #include "runtime/transport/conformance/test_host.h"
+#include "runtime/transport/cuda_ipc/ipc_api.h"
 #include "runtime/transport/make_communicator.h"
 #include "runtime/transport/nccl/fake/fake_nccl.h"
 #include "runtime/transport/tcp/tcp_layer.h"
@@ -220,6 +222,44 @@ class NcclUnderTest final : public TestGroup {
   const FakeCuda::HostMemoryCounts host_memory_counts_;
 };
 
+// Ranks that share one device of the fake of CUDA, and copy from each other's memory in small chunks.
+class CudaIpcUnderTest final : public TestGroup {
+ public:
+  explicit CudaIpcUnderTest(int world_size) : world_size_(world_size) {
+    add_device_kernels();
+    (void)cuda_ipc_api(FakeCuda::machine().api(), {.chunk_bytes = 1024, .message_bytes = 256, .kernels = "fake"});
+  }
+  ~CudaIpcUnderTest() override {
+    EXPECT_EQ(sweep_cuda_ipc(), 0u);
+    EXPECT_EQ(FakeCuda::machine().num_streams(), 0u);
+    EXPECT_EQ(FakeCuda::machine().num_allocations(), 0u);
+    for (const auto& violation : FakeCuda::machine().take_violations()) ADD_FAILURE() << violation;
+  }
+
+  std::shared_ptr<Communicator> join(int rank) override {
+    auto request = request_of(rank, world_size_);
+    request.nccl = NcclTransport{.device = 0,
+                                 .cuda_ipc = true,
+                                 .current_stream = nullptr,
+                                 .in_flight = 1s,
+                                 .cuda = &FakeCuda::machine().api(),
+                                 .api = nullptr,
+                                 .kernels = "fake"};
+    auto& memory = request.memory.emplace();
+    memory.spins = 0;
+    memory.open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
+    return make_communicator(std::move(request), clock_).value();
+  }
+  void kill(int rank, const std::string& cause) override { host_.mark_gone("group/1", rank, cause); }
+
+ private:
+  const int world_size_;
+  Loop loop_;
+  const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
+  TestHost host_;
+  const FakeCuda::HostMemoryCounts host_memory_counts_;
+};
+
 template <class Group>
 std::unique_ptr<TestGroup> make(int world_size) {
   return std::make_unique<Group>(world_size);
@@ -239,6 +279,7 @@ std::vector<TestedTransport> tested_transports() {
       {"tcp", make<NetworkUnderTest<make_tcp>>, TestedTransport::Scope::kNoWindows},
       {"tls", make<NetworkUnderTest<make_tls>>, TestedTransport::Scope::kNoWindows},
       {"nccl", make<NcclUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false, /*reduces_bits=*/false},
+      {"cuda_ipc", make<CudaIpcUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false, /*reduces_bits=*/false},
       {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages, true, /*checks_forks=*/false},
   };
 }

@@ -43,8 +43,10 @@ struct NcclApi {
   // Loads the library at `path`, which stays loaded.
   static Result<NcclApi> open(const std::string& path);
 
-  std::string path;  // the library's
-  int version = 0;   // 22703 for 2.27.3
+  std::string path;             // the library's
+  int version = 0;              // 22703 for 2.27.3
+  const char* name = "nccl";    // the transport that uses this table
+  bool shares_devices = false;  // several ranks may have one device
 
   NcclStatus (*get_version)(int* version);
   const char* (*error_string)(NcclStatus status);
@@ -70,6 +72,8 @@ struct NcclApi {
 
 // "2.27.3" for 22703.
 std::string nccl_version_text(int version);
+// "NCCL 2.27.3", or the name of another implementation.
+std::string nccl_name_text(const NcclApi& api);
 // Converts statuses of NCCL, everywhere in Shoal. `what`: the call in words. `comm` may be null.
 Error from_nccl(const NcclApi& api, NcclStatus status, NcclComm comm, std::string_view what);
 

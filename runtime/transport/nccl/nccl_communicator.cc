@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/transport/cuda_ipc/ipc_api.h"
 #include "runtime/transport/nccl/nccl_connect.h"
 
 namespace shoal::runtime {
@@ -46,6 +47,11 @@ Result<std::shared_ptr<Communicator>> NcclCommunicator::make(CommunicatorRequest
     auto loaded = CudaApi::load();
     if (!loaded) return give_up(std::move(loaded).error());
     cuda = *loaded;
+  }
+  if (nccl == nullptr && request.nccl->cuda_ipc) {
+    IpcComm::Options options;
+    options.kernels = request.nccl->kernels != nullptr ? request.nccl->kernels : DeviceKernels::embedded();
+    nccl = &cuda_ipc_api(*cuda, options);
   }
   if (nccl == nullptr) {
     auto loaded = NcclApi::load();

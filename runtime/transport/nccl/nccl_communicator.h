@@ -25,7 +25,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   int rank() const override { return control_->rank(); }
   int world_size() const override { return control_->world_size(); }
   std::uint64_t generation() const override { return control_->generation(); }
-  const char* transport() const override { return "nccl"; }
+  const char* transport() const override { return request_.nccl->cuda_ipc ? "cuda_ipc" : "nccl"; }
 
   // Returns InvalidArgument for the Work of another communicator.
   Result<void> order_after(Work& work, CudaStream stream) override;

@@ -36,14 +36,14 @@ Result<std::vector<Introduction>> introduce(const NcclApi& api, const Device& de
   return all;
 }
 
-Result<void> check(const std::vector<Introduction>& all, const Device& device, int rank) {
+Result<void> check(const NcclApi& api, const std::vector<Introduction>& all, const Device& device, int rank) {
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (all[r].version != all[0].version) {
       return fail(invalid_argument(fmt::format("rank 0 has NCCL {}, rank {} has {}", nccl_version_text(all[0].version), r,
                                                nccl_version_text(all[r].version)))
                       .with_hint("run the same version on all hosts"));
     }
-    for (std::size_t q = 0; q < r; ++q) {
+    for (std::size_t q = 0; q < r && !api.shares_devices; ++q) {
       if (std::memcmp(&all[q].device, &all[r].device, sizeof(CudaUuid)) != 0) continue;
       const bool own = static_cast<int>(q) == rank || static_cast<int>(r) == rank;
       return fail(invalid_argument(fmt::format("ranks {} and {} have the same device{}", q, r,
@@ -67,7 +67,7 @@ Result<NcclChannel> connect_by_nccl(const NcclApi& api, std::shared_ptr<const De
   };
   auto all = introduce(api, *device, control, limits.timeout);
   if (!all) return give_up(std::move(all).error());
-  if (auto checked = check(*all, *device, control.rank()); !checked) return give_up(std::move(checked).error());
+  if (auto checked = check(api, *all, *device, control.rank()); !checked) return give_up(std::move(checked).error());
   auto channel = NcclChannel::make(api, std::move(device));
   if (!channel) return give_up(std::move(channel).error());
   if (auto begun = channel->connect((*all)[0].id, control.world_size(), control.rank()); !begun) return give_up(std::move(begun).error());
@@ -77,7 +77,7 @@ Result<NcclChannel> connect_by_nccl(const NcclApi& api, std::shared_ptr<const De
     if (*ready) return channel;
     if (auto cause = control.failed()) return fail(*std::move(cause));
     if (clock.now() > until) {
-      return give_up(deadline_exceeded(fmt::format("NCCL has not connected {} ranks in {} s", control.world_size(),
+      return give_up(deadline_exceeded(fmt::format("{} has not connected {} ranks in {} s", nccl_name_text(api), control.world_size(),
                                                    std::chrono::duration_cast<std::chrono::seconds>(limits.timeout).count()))
                          .with_reason("Late")
                          .with_hint("NCCL_SOCKET_IFNAME names the network interface; NCCL_DEBUG=INFO prints what NCCL tries"));

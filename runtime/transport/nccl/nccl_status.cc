@@ -6,9 +6,13 @@ namespace shoal::runtime {
 
 std::string nccl_version_text(int version) { return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100); }
 
+std::string nccl_name_text(const NcclApi& api) {
+  return api.version > 0 ? "NCCL " + nccl_version_text(api.version) : std::string(api.name);
+}
+
 Error from_nccl(const NcclApi& api, NcclStatus status, NcclComm comm, std::string_view what) {
   const char* const detail = api.last_error(comm);
-  std::string message = fmt::format("{} failed in NCCL {}: {}", what, nccl_version_text(api.version), api.error_string(status));
+  std::string message = fmt::format("{} failed in {}: {}", what, nccl_name_text(api), api.error_string(status));
   if (detail != nullptr && *detail != 0) message += fmt::format(" ({})", detail);
   switch (status) {
     case nccl::kInvalidArgument:

@@ -93,7 +93,8 @@ Check transports() {
 }
 
 // Names what no GPU has run yet, so that a user does not take it for tried.
-constexpr const char* kUnverified = "Shoal's own kernels, NCCL communicators and device memory: unverified on hardware";
+constexpr const char* kUnverified =
+    "Shoal's own kernels, NCCL communicators, copies between processes and device memory: unverified on hardware";
 
 Check devices() {
   const auto cuda = runtime::CudaApi::load();

@@ -1,0 +1,162 @@
+#include "runtime/transport/cuda_ipc/ipc_comm.h"
+
+#include <future>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "runtime/device/fake/fake_cuda.h"
+#include "runtime/device/kernels/on_host.h"
+
+namespace shoal::runtime {
+namespace {
+
+using Kind = IpcOperation::Kind;
+
+// Ranks in one thread: the test decides which of them advances.
+class CudaIpcTest : public testing::Test {
+ protected:
+  void SetUp() override { add_device_kernels(); }
+  void TearDown() override {
+    for (auto& rank : ranks_) rank->end();
+    for (auto& stream : streams_) EXPECT_TRUE(device_->synchronize(stream.get()));
+    // The first ones wait for the last to close what it has open.
+    for (std::size_t r = 0; r < ranks_.size(); ++r) EXPECT_EQ(ranks_[r]->retire(), r + 1 == ranks_.size());
+    for (auto& rank : ranks_) EXPECT_TRUE(rank->retire());
+    ranks_.clear();
+    streams_.clear();
+    EXPECT_EQ(machine_.num_allocations(), 0u);
+    EXPECT_EQ(machine_.num_events(), 0u);
+    for (const auto& violation : machine_.take_violations()) ADD_FAILURE() << violation;
+  }
+
+  void join(int world, const void* kernels = "fake") {
+    const auto name = std::string("/shoal-devices-test-") + testing::UnitTest::GetInstance()->current_test_info()->name();
+    for (int r = 0; r < world; ++r) {
+      ranks_.push_back(IpcComm::join(device_, name, world, r, {.chunk_bytes = 64, .message_bytes = 16, .kernels = kernels}).value());
+      streams_.push_back(device_->make_stream().value());
+    }
+    for (auto& rank : ranks_) ASSERT_TRUE(rank->advance().value());
+  }
+  IpcOperation operation(Kind kind, int rank, const std::vector<float>& in, std::vector<float>& out, std::size_t count, int other = -1) {
+    return {
+        kind,  reinterpret_cast<const std::byte*>(in.data()), reinterpret_cast<std::byte*>(out.data()), count, nccl::kFloat32, nccl::kSum,
+        other, streams_[static_cast<std::size_t>(rank)].get()};
+  }
+  // Advances all ranks in turn until nothing is left to do.
+  void finish() {
+    for (int i = 0; i < 1000; ++i) {
+      bool through = true;
+      for (auto& rank : ranks_) through &= rank->advance().value();
+      if (through) break;
+    }
+    for (auto& rank : ranks_) ASSERT_TRUE(rank->advance().value());
+    for (auto& stream : streams_) ASSERT_TRUE(device_->synchronize(stream.get()));
+  }
+
+  const FakeCuda::HostMemoryCounts host_memory_counts_;
+  FakeCuda& machine_ = FakeCuda::machine();
+  const std::shared_ptr<Device> device_ = Device::open(machine_.api(), 0).value();
+  std::vector<Stream> streams_;
+  std::vector<std::unique_ptr<IpcComm>> ranks_;
+};
+
+TEST_F(CudaIpcTest, ARankPutsAStepOnItsStreamOnlyBehindTheOthersStepBefore) {
+  join(2);
+  std::vector<float> in0{1, 2}, in1{3, 4}, out0(4), out1(4);
+  ranks_[0]->begin({operation(Kind::kAllGather, 0, in0, out0, 2)});
+  EXPECT_FALSE(ranks_[0]->advance().value());  // its input is offered, and nothing can be read yet
+  EXPECT_FALSE(ranks_[0]->advance().value());
+  ranks_[1]->begin({operation(Kind::kAllGather, 1, in1, out1, 2)});
+  EXPECT_TRUE(ranks_[1]->advance().value());
+  EXPECT_TRUE(ranks_[0]->advance().value());
+  finish();
+  EXPECT_EQ(out0, (std::vector<float>{1, 2, 3, 4}));
+  EXPECT_EQ(out1, out0);
+}
+
+TEST_F(CudaIpcTest, NoHostWaitsForADevice) {
+  join(2);
+  std::promise<void> release;
+  std::vector<float> in(1, 1), out0(1), out1(1);
+  machine_.enqueue(streams_[0].get(), [&] {
+    release.get_future().wait();
+    in[0] = 5;
+  });
+  ranks_[0]->begin({operation(Kind::kAllReduce, 0, in, out0, 1)});
+  std::vector<float> other{2};
+  ranks_[1]->begin({operation(Kind::kAllReduce, 1, other, out1, 1)});
+  for (int i = 0; i < 3; ++i) {
+    for (auto& rank : ranks_) (void)rank->advance();
+  }
+  for (auto& rank : ranks_) EXPECT_TRUE(rank->advance().value());  // all is on the streams, which wait for the first kernel
+  release.set_value();
+  finish();
+  EXPECT_EQ(out0[0], 7);
+  EXPECT_EQ(out1[0], 7);
+}
+
+TEST_F(CudaIpcTest, ChunksOfALongReductionUseTheSameMemoryInTurn) {
+  join(3);
+  constexpr std::size_t kNumel = 101;
+  std::vector<std::vector<float>> in(3, std::vector<float>(kNumel)), out(3, std::vector<float>(kNumel));
+  for (std::size_t r = 0; r < 3; ++r) std::iota(in[r].begin(), in[r].end(), static_cast<float>(1000 * r));
+  for (int round = 0; round < 2; ++round) {
+    for (int r = 0; r < 3; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      ranks_[i]->begin({operation(Kind::kAllReduce, r, in[i], out[i], kNumel)});
+    }
+    finish();
+    for (std::size_t i = 0; i < kNumel; ++i) {
+      for (std::size_t r = 0; r < 3; ++r) ASSERT_EQ(out[r][i], 3 * static_cast<float>(i) + 3000);
+    }
+  }
+}
+
+TEST_F(CudaIpcTest, MessagesOfOneGroupAdvanceTogether) {
+  join(2);
+  std::vector<float> none, in0(50, 1), in1(50, 2), out0(50), out1(50);
+  ranks_[0]->begin({operation(Kind::kSend, 0, in0, none, 50, 1), operation(Kind::kReceive, 0, none, out0, 50, 1)});
+  ranks_[1]->begin({operation(Kind::kSend, 1, in1, none, 50, 0), operation(Kind::kReceive, 1, none, out1, 50, 0)});
+  finish();
+  EXPECT_EQ(out0, in1);
+  EXPECT_EQ(out1, in0);
+}
+
+TEST_F(CudaIpcTest, AnEndWithWorkUnderWayKeepsTheMemoryUntilTheStreamHasPassed) {
+  join(2);
+  std::promise<void> release;
+  std::vector<float> in(4, 1), out0(8), out1(8);
+  ranks_[0]->begin({operation(Kind::kAllGather, 0, in, out0, 4)});
+  ranks_[1]->begin({operation(Kind::kAllGather, 1, in, out1, 4)});
+  (void)ranks_[0]->advance();
+  machine_.enqueue(streams_[1].get(), [&] { release.get_future().wait(); });
+  (void)ranks_[1]->advance();  // reads rank 0's memory once the stream goes on
+  ranks_[0]->end();
+  ranks_[1]->end();
+  EXPECT_FALSE(ranks_[1]->retire());
+  EXPECT_FALSE(ranks_[0]->retire());
+  release.set_value();
+  for (auto& stream : streams_) EXPECT_TRUE(device_->synchronize(stream.get()));
+}
+
+TEST_F(CudaIpcTest, ABuildWithoutKernelsGathersButDoesNotReduce) {
+  join(1, nullptr);
+  std::vector<float> in{1}, out(1);
+  ranks_[0]->begin({operation(Kind::kAllGather, 0, in, out, 1)});
+  finish();
+  EXPECT_EQ(out, in);
+  ranks_[0]->begin({operation(Kind::kAllReduce, 0, in, out, 1)});
+  const auto refused = ranks_[0]->advance();
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().reason(), "NoKernels");
+}
+
+TEST_F(CudaIpcTest, MoreRanksThanTheSegmentHasAreRefused) {
+  const auto refused = IpcComm::join(device_, "/shoal-devices-test-many", IpcSegment::kMaxRanks + 1, 0, {});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace shoal::runtime

@@ -1,0 +1,15 @@
+// Copies between the devices of one host's processes, behind the table of NCCL's functions: several ranks may have one device, which NCCL
+// refuses. The communicator of runtime/transport/nccl then compares calls, keeps time limits and ends failures, as with NCCL itself.
+#pragma once
+
+#include "runtime/transport/cuda_ipc/ipc_comm.h"
+
+namespace shoal::runtime {
+
+// The table of this process, whose functions have no other place for the driver and the options: the first call decides on them.
+const NcclApi& cuda_ipc_api(const CudaApi& cuda, const IpcComm::Options& options);
+
+// Frees what ended communicators have kept because another rank might still use it. Returns the number of those that are left.
+std::size_t sweep_cuda_ipc();
+
+}  // namespace shoal::runtime

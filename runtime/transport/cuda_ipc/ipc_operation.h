@@ -1,0 +1,25 @@
+// An operation as one rank calls it, with NCCL's meanings.
+#pragma once
+
+#include "runtime/core/dtype.h"
+#include "runtime/transport/nccl/nccl_api.h"
+
+namespace shoal::runtime {
+
+DType ipc_dtype(NcclType type);
+
+struct IpcOperation {
+  enum class Kind { kAllGather, kReduceScatter, kAllReduce, kReduce, kBroadcast, kSend, kReceive } kind;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::size_t count = 0;
+  NcclType type = 0;
+  NcclOp op = 0;
+  int other = -1;  // root, or the other rank of a message
+  CudaStream stream = nullptr;
+
+  bool message() const { return kind == Kind::kSend || kind == Kind::kReceive; }
+  std::size_t bytes() const { return count * dtype_bytes(ipc_dtype(type)); }
+};
+
+}  // namespace shoal::runtime

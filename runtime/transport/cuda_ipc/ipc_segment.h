@@ -1,0 +1,44 @@
+// The shared memory of a communicator's ranks on one host: who has joined, the handles of their device memory and events, and how far each
+// rank has come in putting work on its stream.
+//
+// A rank records one of its events behind each piece of work that others wait for, then counts it here. A reader of the count makes its own
+// stream wait for that event, or for a later one. The host thus never waits for a device, and each wait is for work that was on a stream
+// before, so that waits cannot form a cycle.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "runtime/device/device.h"
+
+namespace shoal::runtime {
+
+struct IpcSegment {
+  static constexpr int kMaxRanks = 16;
+  static constexpr int kEvents = 2;  // a rank's, taken in turn
+
+  enum class Stage : std::uint32_t { kAbsent, kJoined, kClosed };  // closed: it has none of the others' memory open any more
+  enum class Region { kCollective, kMessages };                    // parts of a rank's memory, each allocated with its first use
+  static constexpr int kRegions = 2;
+
+  struct Rank {
+    std::atomic<Stage> stage;
+    std::atomic<std::int32_t> pid;
+    std::array<CudaIpcHandle, kEvents> events;    // written before it joins
+    std::array<CudaIpcHandle, kRegions> memory;   // each each written before the first count of its use
+    std::atomic<std::uint64_t> records;           // counts of: records of its events,
+    std::atomic<std::uint64_t> steps;             // steps of collectives,
+    std::atomic<std::uint64_t> sent[kMaxRanks];   // pieces of messages to each rank in this rank's memory,
+    std::atomic<std::uint64_t> taken[kMaxRanks];  // pieces of messages from each rank, copied out of that rank's memory
+  };
+  Rank ranks[kMaxRanks];
+
+  // Opens the one with this name, or makes it, all zero. Its memory exists until the last rank has let go of it.
+  static Result<std::shared_ptr<IpcSegment>> open(const std::string& name);
+  // Takes the name away. The ranks that have it open keep it.
+  static void forget(const std::string& name);
+};
+
+}  // namespace shoal::runtime
