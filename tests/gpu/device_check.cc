@@ -1,7 +1,9 @@
-// Shoal's own CUDA code on one GPU: fused AdamW's bandwidth, NCCL with one rank, 2 and 4 processes that gather and add each other's shards.
+// Shoal's own CUDA code on one GPU: fused AdamW's bandwidth, NCCL with one rank, 2 and 4 processes that gather and add each other's shards,
+// by plain copies and by the communicator.
 // Prints a JSON line for each part, then `N passed, N failed`. Without a GPU: exit code 2 and one sentence.
 //
 // With --fake, threads on the fakes of CUDA and NCCL take the place of processes and GPU: that tests this program.
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -12,6 +14,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
@@ -24,6 +27,7 @@
 #include "runtime/device/kernels/device_kernels.h"
 #include "runtime/device/kernels/on_host.h"
 #include "runtime/loop/loop.h"
+#include "runtime/shm/memory.h"
 #include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/make_communicator.h"
 #include "runtime/transport/nccl/fake/fake_nccl.h"
@@ -81,11 +85,10 @@ Result<bool> adam_bandwidth(const Setting& setting) {
     shard.at[a] = memory.get().data();
     arrays.push_back(std::move(memory));
   }
-  SHOAL_TRY(const auto table, adam.make_table({&shard, 1}));
   const auto* const from = arrays[1].get().data();
   auto* const to = arrays[0].get().data();
   SHOAL_TRY(const float copy_ms, measure(*device, stream, [&] { return device->copy(to, from, bytes, stream.get()); }));
-  SHOAL_TRY(const float adam_ms, measure(*device, stream, [&] { return adam.step({}, 1, {}, table, stream.get()); }));
+  SHOAL_TRY(const float adam_ms, measure(*device, stream, [&] { return adam.step({}, 1, {}, {&shard, 1}, stream.get()); }));
   const auto size = static_cast<double>(bytes);
   const double copy = gigabytes_per_second(2 * size, copy_ms), update = gigabytes_per_second(7 * size, adam_ms);
   const double ratio = copy > 0 ? update / copy : 0;
@@ -133,7 +136,18 @@ struct Meeting {
   runtime::CudaIpcHandle memory[kMaxRanks];
   double gb_per_s[kMaxRanks], copy_gb_per_s[kMaxRanks];
   bool passed[kMaxRanks];
+  int run;  // number of this meeting, in the names of shared memory
 };
+
+// Opens memory of the host that all ranks share, by its name in this run.
+Result<std::shared_ptr<runtime::Mapping>> open_shared(const Meeting& meeting, std::string name, std::size_t bytes) {
+  std::replace(name.begin(), name.end(), '/', '-');
+  name = fmt::format("/shoal-device-check-{}-{}", meeting.run, name);
+  const Fd memory(shm_open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!memory || ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0) return fail(unavailable("no shared memory " + name));
+  SHOAL_TRY(auto mapping, runtime::map(memory, bytes, runtime::Access::kReadWrite));
+  return std::make_shared<runtime::Mapping>(std::move(mapping));
+}
 
 Result<void> gather_from_peers(const Setting& setting, Meeting& meeting, int rank, int world) {
   const auto meet = [&] { (void)pthread_barrier_wait(&meeting.barrier); };
@@ -194,6 +208,49 @@ Result<void> gather_from_peers(const Setting& setting, Meeting& meeting, int ran
   return {};
 }
 
+// The same by Shoal's communicator: gathers through memory that the ranks share, in chunks, and reductions in the order of ranks.
+Result<void> communicate_by_copies(const Setting& setting, Meeting& meeting, int rank, int world) {
+  runtime::Loop loop;
+  SHOAL_TRY(const auto device, Device::open(*setting.cuda, 0));
+  SHOAL_TRY(const auto stream, device->make_stream());
+  runtime::CommunicatorRequest request;
+  request.rank = rank;
+  request.world_size = world;
+  request.name = "copies";
+  request.timeout = std::chrono::seconds(60);
+  request.nccl = runtime::NcclTransport{.device = 0,
+                                        .cuda_ipc = true,
+                                        .current_stream = [&] { return stream.get(); },
+                                        .cuda = setting.cuda,
+                                        .kernels = setting.fake ? "fake" : nullptr};
+  auto& shared = request.memory.emplace();
+  shared.spins = 0;
+  shared.open = [&](const std::string& name, std::size_t bytes, int) { return open_shared(meeting, name, bytes); };
+  SHOAL_TRY(const auto communicator, runtime::make_communicator(std::move(request), runtime::make_real_clock(loop)));
+  const std::size_t numel = setting.numel / static_cast<std::size_t>(world), bytes = numel * sizeof(float);
+  const std::vector<std::size_t> counts(static_cast<std::size_t>(world), bytes);
+  SHOAL_TRY(const auto own, device->allocate(bytes));
+  SHOAL_TRY(const auto whole, device->allocate(bytes * counts.size()));
+  std::vector<float> values(numel, static_cast<float>(rank + 1)), all(numel * counts.size()), sum(numel);
+  SHOAL_OK(device->copy(own.get().data(), values.data(), bytes, stream.get()));
+  const auto gather = [&]() -> Result<void> {
+    return communicator->order_after(*communicator->all_gather(own.get(), whole.get(), counts, DType::kFloat32, {}), stream.get());
+  };
+  SHOAL_TRY(const float gather_ms, measure(*device, stream, gather));
+  meeting.gb_per_s[rank] = gigabytes_per_second(2.0 * static_cast<double>(bytes) * world, gather_ms);
+  SHOAL_OK(device->copy(all.data(), whole.get().data(), bytes * counts.size(), stream.get()));
+  SHOAL_OK(device->synchronize(stream.get()));
+  SHOAL_OK(communicator->reduce_scatter(whole.get(), own.get(), counts, DType::kFloat32, runtime::ReduceOp::kSum, {})->wait());
+  SHOAL_OK(communicator->all_reduce(own.get(), own.get(), DType::kFloat32, runtime::ReduceOp::kSum, {})->wait());
+  SHOAL_OK(device->copy(sum.data(), own.get().data(), bytes, stream.get()));
+  SHOAL_OK(device->synchronize(stream.get()));
+  bool right = true;
+  for (std::size_t i = 0; i < all.size(); ++i) right = right && all[i] == static_cast<float>(i / numel + 1);
+  for (const float x : sum) right = right && x == static_cast<float>(world * world * (world + 1) / 2);
+  meeting.passed[rank] = right;
+  return communicator->barrier({})->wait();  // a rank keeps its memory until the others have used it
+}
+
 // Runs `program` in a process per rank. Returns false if one of them fails, which ends the others: they would wait for it.
 bool in_processes(int world, const std::function<bool(int rank)>& program) {
   std::fflush(nullptr);
@@ -228,10 +285,15 @@ bool in_threads(int world, const std::function<bool(int rank)>& program) {
   return passed;
 }
 
-bool shards_of_peers(const Setting& setting, int world) {
+// The ranks' exchange. Its bandwidth is at least this share of plain copies'; 0: not compared.
+using Exchange = Result<void> (*)(const Setting& setting, Meeting& meeting, int rank, int world);
+
+bool peers(const Setting& setting, int world, const char* part, Exchange exchange, double at_least) {
+  static int runs = static_cast<int>(getpid()) * 16;
   void* const shared = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return false;
   auto& meeting = *new (shared) Meeting{};
+  meeting.run = ++runs;
   pthread_barrierattr_t attributes;
   pthread_barrierattr_init(&attributes);
   pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
@@ -239,11 +301,14 @@ bool shards_of_peers(const Setting& setting, int world) {
   const auto program = [&](int rank) {
     auto own = setting;
     if (!setting.fake) own.cuda = CudaApi::load().value_or(nullptr);
-    const auto ended = own.cuda == nullptr ? fail(CudaApi::load().error()) : gather_from_peers(own, meeting, rank, world);
+    const auto ended = own.cuda == nullptr ? fail(CudaApi::load().error()) : exchange(own, meeting, rank, world);
     if (!ended) fmt::print(stderr, "rank {}: {}\n", rank, ended.error().to_string());
     return ended.has_value();
   };
   bool passed = setting.fake ? in_threads(world, program) : in_processes(world, program);
+  for (const auto& file : std::filesystem::directory_iterator("/dev/shm")) {
+    if (file.path().filename().string().rfind(fmt::format("shoal-device-check-{}-", meeting.run), 0) == 0) std::filesystem::remove(file);
+  }
   double gathered = 0, copied = 0;
   for (int r = 0; r < world; ++r) {
     passed = passed && meeting.passed[r];
@@ -251,10 +316,9 @@ bool shards_of_peers(const Setting& setting, int world) {
     copied += meeting.copy_gb_per_s[r];
   }
   const double ratio = copied > 0 ? gathered / copied : 0;
-  passed = passed && (setting.fake || ratio >= 0.8);
-  fmt::print(
-      "{{\"part\": \"shards of {} processes\", \"gb_per_s\": {:.0f}, \"copy_gb_per_s\": {:.0f}, \"of_copy\": {:.2f}, \"passed\": {}}}\n",
-      world, gathered, copied, ratio, passed);
+  passed = passed && (setting.fake || ratio >= at_least);
+  fmt::print("{{\"part\": \"{}, {} processes\", \"gb_per_s\": {:.0f}, \"copy_gb_per_s\": {:.0f}, \"of_copy\": {:.2f}, \"passed\": {}}}\n",
+             part, world, gathered, copied, ratio, passed);
   return passed;
 }
 
@@ -299,7 +363,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   // Before this process opens the device: a context does not survive a fork.
-  for (const int world : {2, 4}) count("shards of peers", shards_of_peers(setting, world));
+  for (const int world : {2, 4}) {
+    count("shards", peers(setting, world, "shards", gather_from_peers, 0.8));
+    count("cuda_ipc", peers(setting, world, "cuda_ipc", communicate_by_copies, 0));
+  }
   if (!fake) setting.cuda = runtime::CudaApi::load().value();
   count("adamw", adam_bandwidth(setting));
   if (const auto nccl = runtime::NcclApi::load(); fake || nccl) {

@@ -28,6 +28,6 @@ def test_run_reports_a_missing_device():
 def test_every_way_trains_alike_on_the_cpu():
     code, said = run("--device", "cpu")
     assert code == 0, said
-    assert "6 passed, 0 failed" in said, said  # printed by config_t.py, which has six ways to train
-    assert "4 passed, 0 failed" in said, said  # printed by device_check, on the fakes of CUDA and NCCL
+    # Printed by config_t.py, which has six ways to train, and by device_check, on the fakes of CUDA and NCCL.
+    assert said.count("6 passed, 0 failed") == 2, said
     assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said  # printed by beside_fsdp2.py

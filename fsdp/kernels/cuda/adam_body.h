@@ -62,13 +62,17 @@ struct AdamShard {
   std::uint64_t numel;
 };
 
+// One launch updates at most so many shards: the arguments of a kernel have at most 4096 bytes.
+inline constexpr int kMaxShards = 64;
+
 template <class T>
 struct AdamArguments {
   AdamConstants<T> constants;
-  const AdamShard* shards;  // in memory of the device
   std::uint64_t num_shards;
   DTypeNumber dtypes[kNumArrays];
+  AdamShard shards[kMaxShards];
 };
+static_assert(sizeof(AdamArguments<double>) <= 4096);
 
 template <class T>
 SHOAL_HOST_DEVICE inline void update(const AdamArguments<T>& a, const AdamShard& shard, std::uint64_t i) {
@@ -91,7 +95,7 @@ template <class T>
 SHOAL_HOST_DEVICE inline void adam(Thread thread, const AdamArguments<T>& a) {
   std::uint64_t i = thread.number;
   for (std::uint64_t s = 0; s < a.num_shards; ++s) {
-    const AdamShard shard = a.shards[s];
+    const AdamShard& shard = a.shards[s];
     for (; i < shard.numel; i += thread.total) update(a, shard, i);
     i -= shard.numel;
   }

@@ -1,7 +1,6 @@
 #include "fsdp/kernels/cuda/device_adam.h"
 
 #include <algorithm>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -31,11 +30,24 @@ Result<void> check(const std::array<DType, kMaxArrays>& dtypes) {
 
 template <class T>
 Result<void> run(const Device& device, runtime::CudaFunction kernel, const AdamConstants<T>& constants,
-                 const std::array<DType, kMaxArrays>& dtypes, const DeviceAdam::Table& table, runtime::CudaStream stream) {
-  cuda::AdamArguments<T> arguments{constants, reinterpret_cast<const cuda::AdamShard*>(table.memory.get().data()), table.num_shards, {}};
-  std::transform(dtypes.begin(), dtypes.end(), arguments.dtypes, [](DType d) { return runtime::kernels::number(d); });
-  void* addresses[] = {&arguments};
-  return device.launch(kernel, runtime::DeviceKernels::shape_for(device, table.numel), stream, addresses);
+                 const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards, runtime::CudaStream stream) {
+  for (std::size_t begin = 0; begin < shards.size(); begin += cuda::kMaxShards) {
+    const auto batch = shards.subspan(begin, std::min<std::size_t>(cuda::kMaxShards, shards.size() - begin));
+    cuda::AdamArguments<T> arguments{};
+    arguments.constants = constants;
+    arguments.num_shards = batch.size();
+    std::transform(dtypes.begin(), dtypes.end(), arguments.dtypes, [](DType d) { return runtime::kernels::number(d); });
+    std::size_t numel = 0;
+    for (std::size_t s = 0; s < batch.size(); ++s) {
+      std::copy(batch[s].at.begin(), batch[s].at.end(), arguments.shards[s].at);
+      arguments.shards[s].numel = batch[s].numel;
+      numel += batch[s].numel;
+    }
+    if (numel == 0) continue;
+    void* addresses[] = {&arguments};
+    SHOAL_OK(device.launch(kernel, runtime::DeviceKernels::shape_for(device, numel), stream, addresses));
+  }
+  return {};
 }
 
 }  // namespace
@@ -51,30 +63,11 @@ Result<DeviceAdam> DeviceAdam::load(std::shared_ptr<const Device> device, const 
   return out;
 }
 
-Result<DeviceAdam::Table> DeviceAdam::make_table(std::span<const Shard> shards) const {
-  std::vector<cuda::AdamShard> on_device;
-  Table table;
-  for (const auto& shard : shards) {
-    auto& row = on_device.emplace_back();
-    std::copy(shard.at.begin(), shard.at.end(), row.at);
-    row.numel = shard.numel;
-    table.numel += shard.numel;
-  }
-  table.num_shards = shards.size();
-  const std::size_t bytes = on_device.size() * sizeof(cuda::AdamShard);
-  SHOAL_TRY(table.memory, device_->allocate(bytes));
-  SHOAL_TRY(const auto stream, device_->make_stream());
-  SHOAL_OK(device_->copy(table.memory.get().data(), on_device.data(), bytes, stream.get()));
-  SHOAL_OK(device_->synchronize(stream.get()));
-  return table;
-}
-
-Result<void> DeviceAdam::step(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, const Table& table,
-                              runtime::CudaStream stream) const {
+Result<void> DeviceAdam::step(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes,
+                              std::span<const Shard> shards, runtime::CudaStream stream) const {
   SHOAL_OK(check(dtypes));
-  if (table.numel == 0) return {};
-  if (dtypes[AdamArrays::kP] == DType::kFloat64) return run(*device_, f64_, adam_constants<double>(options, step), dtypes, table, stream);
-  return run(*device_, f32_, adam_constants<float>(options, step), dtypes, table, stream);
+  if (dtypes[AdamArrays::kP] == DType::kFloat64) return run(*device_, f64_, adam_constants<double>(options, step), dtypes, shards, stream);
+  return run(*device_, f32_, adam_constants<float>(options, step), dtypes, shards, stream);
 }
 
 }  // namespace shoal::fsdp

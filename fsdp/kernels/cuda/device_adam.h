@@ -17,16 +17,9 @@ class DeviceAdam {
   // Unimplemented/NoKernels without kernels, or without code for this device.
   static Result<DeviceAdam> load(std::shared_ptr<const runtime::Device> device, const void* image = embedded());
 
-  // The addresses of all shards, in memory of the device.
-  struct Table {
-    runtime::DeviceMemory memory;
-    std::size_t num_shards = 0, numel = 0;
-  };
-  // To be made once. The shards' arrays are memory of the device.
-  Result<Table> make_table(std::span<const Shard> shards) const;
-
-  // One step, counted from 1, in the order of `stream`. Dtypes are floating-point; the arithmetic is fp64 if the parameters are, else fp32.
-  Result<void> step(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, const Table& table,
+  // One step, counted from 1, in the order of `stream`; the shards' arrays are memory of the device. Dtypes are floating-point; the
+  // arithmetic is fp64 if the parameters are, else fp32. Starts a kernel for each 64 shards, and allocates nothing.
+  Result<void> step(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards,
                     runtime::CudaStream stream) const;
 
  private:
