@@ -28,6 +28,7 @@ void bind_session(nb::module_& m);
 void bind_metrics(nb::module_& m);
 void bind_channel(nb::module_& m);
 void bind_collective(nb::module_& m);
+void bind_device(nb::module_& m);
 void bind_step_graph(nb::module_& m);
 void bind_step_runner(nb::module_& m);
 void bind_model(nb::module_& m);

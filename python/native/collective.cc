@@ -67,10 +67,33 @@ runtime::MessageNetwork message_network(const actors::Credentials& credentials, 
   return out;
 }
 
+namespace {
+
+// The stream on which this thread's next operations find their buffers ready.
+thread_local CUstream_st* stream_of_thread = nullptr;
+
+CUstream_st* stream_of(std::uintptr_t handle) { return reinterpret_cast<CUstream_st*>(handle); }
+
+void add_device(runtime::CommunicatorRequest& request, const PyDevice& device) {
+  if (device.transport.empty()) return;
+  const bool copies = device.transport == "cuda_ipc";
+  if (!copies && device.transport != "nccl")
+    raise(invalid_argument("there is no transport " + device.transport + " between devices").with_hint("nccl or cuda_ipc"));
+  auto& nccl = request.nccl.emplace();
+  nccl.cuda_ipc = copies;
+  // The driver may read the image as long as the process exists.
+  if (!device.kernels.empty()) nccl.kernels = (new std::string(device.kernels))->data();
+  nccl.device = device.number;
+  nccl.current_stream = [] { return stream_of_thread; };
+}
+
+}  // namespace
+
 std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const std::string& name, int rank, int world_size,
                                                      bool shares_memory, nb::object exchange, const std::string& kind,
                                                      const std::string& interface, bool sealed, const std::string& backend,
-                                                     nb::callable open_backend, double timeout, double warn_after, bool spins) {
+                                                     nb::callable open_backend, double timeout, double warn_after, bool spins,
+                                                     const PyDevice& device) {
   const auto use = session.use();
   runtime::CommunicatorRequest request;
   request.rank = rank;
@@ -94,6 +117,7 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
     });
     request.messages.emplace().open = [layer = std::move(layer)] { return Result<std::shared_ptr<runtime::MessageLayer>>(layer); };
   }
+  add_device(request, device);
   std::optional<nb::python_error> raised;
   request.bytes = runtime::ByteTransport{backend, [&]() -> Result<std::shared_ptr<runtime::CollectiveBackend>> {
                                            const nb::gil_scoped_acquire gil;
@@ -126,6 +150,7 @@ namespace {
 using C = PyCommunicator;
 using CommunicatorClass = nb::class_<C>;
 using Sizes = std::vector<std::size_t>;
+using PyGather = std::tuple<PyMemory, PyMemory, Sizes>;
 
 void bind_work(nb::module_& m) {
   nb::class_<Work>(m, "Work", "An operation under way.")
@@ -183,11 +208,20 @@ void bind_window(nb::module_& m) {
       .def("bytes", &Window::bytes, nb::arg("rank"), "Of a rank's part.");
 }
 
-void bind_group(CommunicatorClass& c) {
+void bind_group(nb::module_& m, CommunicatorClass& c) {
+  nb::class_<PyDevice>(m, "Device", "A CUDA device of this process, and the transport between the ranks' devices.")
+      .def(
+          "__init__",
+          [](PyDevice* out, const std::string& transport, int number, const nb::bytes& kernels) {
+            new (out) PyDevice{transport, number, std::string(kernels.c_str(), kernels.size())};
+          },
+          nb::kw_only(), nb::arg("transport"), nb::arg("number"), nb::arg("kernels") = nb::bytes(""),
+          "`transport`: \"nccl\" or \"cuda_ipc\". `kernels`: code for the latter's reductions in the place of this build's.");
   c.def_static("make", &C::make, nb::arg("session"), nb::kw_only(), nb::arg("name"), nb::arg("rank"), nb::arg("world_size"),
                nb::arg("shares_memory"), nb::arg("exchange"), nb::arg("kind"), nb::arg("interface"), nb::arg("sealed"), nb::arg("backend"),
-               nb::arg("open_backend"), nb::arg("timeout"), nb::arg("warn_after"), nb::arg("spins"),
-               "Over shared memory if all ranks share the node's; else over a network of messages, or the backend if `kind` names it.")
+               nb::arg("open_backend"), nb::arg("timeout"), nb::arg("warn_after"), nb::arg("spins"), nb::arg("device"),
+               "Over shared memory if all ranks share the node's; else over a network of messages, or the backend if `kind` names it. "
+               "`device`: buffers are memory of that device.")
       .def_prop_ro("rank", [](const C& c) { return c.get().rank(); })
       .def_prop_ro("world_size", [](const C& c) { return c.get().world_size(); })
       .def_prop_ro("generation", [](const C& c) { return c.get().generation(); })
@@ -202,6 +236,15 @@ void bind_collectives(CommunicatorClass& c) {
          return submit([&] { return c.get().all_gather(input_of(input), output_of(output), counts, type, call_of(call)); });
        },
        nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("call"))
+      .def(
+          "all_gather_each",
+          [](C& c, const std::vector<PyGather>& gathers, const std::string& dtype, const PyCall& call) {
+            const auto type = dtype_of(dtype);
+            std::vector<runtime::Communicator::Gather> all;
+            for (const auto& [input, output, counts] : gathers) all.push_back({input_of(input), output_of(output), counts});
+            return submit([&] { return c.get().all_gather_each(all, type, call_of(call)); });
+          },
+          nb::arg("gathers"), nb::arg("dtype"), nb::arg("call"), "Several all_gathers as one operation: (input, output, counts) of each.")
       .def(
           "reduce_scatter",
           [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& counts, const std::string& dtype, const std::string& op,
@@ -264,6 +307,19 @@ void bind_messages(CommunicatorClass& c) {
           nb::arg("window"), nb::arg("source"), nb::arg("offset"), nb::arg("out"));
 }
 
+// Order with a CUDA stream, which is named by its handle.
+void bind_streams(CommunicatorClass& c) {
+  c.def_static(
+       "ready_on", [](std::uintptr_t stream) { stream_of_thread = stream_of(stream); }, nb::arg("stream"),
+       "Later operations of this thread use their buffers once the stream's work of that time is done.")
+      .def(
+          "order_after",
+          [](C& c, const WorkPtr& work, std::uintptr_t stream) {
+            without_gil([&] { return c.get().order_after(*work, stream_of(stream)); });
+          },
+          nb::arg("work"), nb::arg("stream"), "Later work of the stream waits for the operation; without devices the caller does.");
+}
+
 void bind_end(CommunicatorClass& c) {
   c.def(
        "abort", [](C& c, const std::string& cause) { c.get().abort(cancelled(cause).with_reason("Aborted")); },
@@ -290,9 +346,10 @@ void bind_collective(nb::module_& m) {
   bind_window(m);
   CommunicatorClass communicator(
       m, "Communicator", "Messages among the ranks of a group. Sizes and counts are bytes; a call is (label, step, timeout, background).");
-  bind_group(communicator);
+  bind_group(m, communicator);
   bind_collectives(communicator);
   bind_messages(communicator);
+  bind_streams(communicator);
   bind_end(communicator);
 }
 

@@ -18,6 +18,13 @@ namespace shoal::python {
 runtime::MessageNetwork message_network(const actors::Credentials& credentials, int rank, int world_size, const std::string& kind,
                                         const std::string& interface, bool sealed, const PyExchange& call, const std::string& name);
 
+// The memory that a group's collectives take: of the host, or of the CUDA device with this number in its process.
+struct PyDevice {
+  std::string transport;  // "": of the host; else "nccl" or "cuda_ipc"
+  int number = 0;
+  std::string kernels;  // the image of the kernels that reduce, for "cuda_ipc"; empty: this build's
+};
+
 class PyCommunicator {
  public:
   PyCommunicator(std::shared_ptr<runtime::Communicator> communicator, std::shared_ptr<actors::NodeMemory> memory)
@@ -25,11 +32,11 @@ class PyCommunicator {
 
   // Chooses the transport (runtime/transport/make_communicator.h): shared memory, else messages, else the Python object that `open_backend`
   // makes (shoal._distributed.process_group), named `backend`. `exchange`: as in make_py_exchange; `kind`: "gloo" for the backend, else as
-  // in MessageNetwork.
+  // in MessageNetwork. With a device's transport, that choice is how the hosts agree.
   static std::unique_ptr<PyCommunicator> make(PySession& session, const std::string& name, int rank, int world_size, bool shares_memory,
                                               nb::object exchange, const std::string& kind, const std::string& interface, bool sealed,
                                               const std::string& backend, nb::callable open_backend, double timeout, double warn_after,
-                                              bool spins);
+                                              bool spins, const PyDevice& device);
 
   runtime::Communicator& get() const { return *communicator_; }
   const std::shared_ptr<runtime::Communicator>& shared() const { return communicator_; }

@@ -41,6 +41,7 @@ NB_MODULE(_native, m) {
   bind_metrics(m);
   bind_channel(m);
   bind_collective(m);
+  bind_device(m);
   bind_step_graph(m);
   bind_step_runner(m);
   bind_model(m);

@@ -655,9 +655,9 @@ class Communicator:
     """
 
     @staticmethod
-    def make(session: Session, *, name: str, rank: int, world_size: int, shares_memory: bool, exchange: object, kind: str, interface: str, sealed: bool, backend: str, open_backend: Callable, timeout: float, warn_after: float, spins: bool) -> Communicator:
+    def make(session: Session, *, name: str, rank: int, world_size: int, shares_memory: bool, exchange: object, kind: str, interface: str, sealed: bool, backend: str, open_backend: Callable, timeout: float, warn_after: float, spins: bool, device: Device) -> Communicator:
         """
-        Over shared memory if all ranks share the node's; else over a network of messages, or the backend if `kind` names it.
+        Over shared memory if all ranks share the node's; else over a network of messages, or the backend if `kind` names it. `device`: buffers are memory of that device.
         """
 
     @property
@@ -673,6 +673,9 @@ class Communicator:
     def transport(self) -> str: ...
 
     def all_gather(self, input: tuple[int, int], output: tuple[int, int], counts: Sequence[int], dtype: str, call: tuple[str, int, float, bool]) -> Work: ...
+
+    def all_gather_each(self, gathers: Sequence[tuple[tuple[int, int], tuple[int, int], Sequence[int]]], dtype: str, call: tuple[str, int, float, bool]) -> Work:
+        """Several all_gathers as one operation: (input, output, counts) of each."""
 
     def reduce_scatter(self, input: tuple[int, int], output: tuple[int, int], counts: Sequence[int], dtype: str, op: str, call: tuple[str, int, float, bool]) -> Work: ...
 
@@ -693,6 +696,17 @@ class Communicator:
 
     def read(self, window: Window, source: int, offset: int, out: tuple[int, int]) -> None: ...
 
+    @staticmethod
+    def ready_on(stream: int) -> None:
+        """
+        Later operations of this thread use their buffers once the stream's work of that time is done.
+        """
+
+    def order_after(self, work: Work, stream: int) -> None:
+        """
+        Later work of the stream waits for the operation; without devices the caller does.
+        """
+
     def abort(self, cause: str) -> None: ...
 
     def failed(self) -> object:
@@ -705,6 +719,21 @@ class Communicator:
     def leave(self) -> None: ...
 
     def close(self) -> None: ...
+
+class Device:
+    """
+    A CUDA device of this process, and the transport between the ranks' devices.
+    """
+
+    def __init__(self, *, transport: str, number: int, kernels: bytes = ...) -> None:
+        """
+        `transport`: "nccl" or "cuda_ipc". `kernels`: code for the latter's reductions in the place of this build's.
+        """
+
+def device_offer(number: int) -> tuple[str, str, str, str, list[str]]:
+    """
+    A CUDA device's identity, why Shoal cannot use it, NCCL, or kernels on it ("": it can), and the identities of all visible ones.
+    """
 
 class GraphNode:
     """A node of a step graph."""
@@ -1039,6 +1068,17 @@ def adam(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, beta1: 
     """
     Adam on rows of these dtypes (parameter, gradient, m, v, max v, copy); counts their steps up.
     """
+
+class DeviceAdam:
+    """Adam's kernels on a CUDA device."""
+
+    def __init__(self, device: int, image: bytes | None = None) -> None:
+        """`image`: code of these kernels in the place of this build's."""
+
+    def update(self, dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool, maximize: bool, grad_scale: float, stream: int) -> None:
+        """
+        Adam on rows in the device's memory, as `adam`, in the order of the stream; returns at once.
+        """
 
 def sgd(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, maximize: bool, first: bool, grad_scale: float, num_threads: int) -> None:
     """

@@ -1,7 +1,9 @@
 #!/bin/bash
-# Tests on a CUDA device: config T at world 1 with Shoal, torch's FSDP2 and plain PyTorch; a GPT of 1.3 billion parameters beside FSDP2; then
-# Shoal's own CUDA code: kernels beside those of the CPU, NCCL with one rank, shards of 2 and 4 processes on one device. The last need
-# `bazel build //tests/gpu:device_check //fsdp/kernels/cuda:cuda_test`. The others need Shoal installed or built, and a torch with CUDA. Without a device the script prints a sentence and exits with 2.
+# Tests on a CUDA device, in less than 8 minutes: config T at world 1 with Shoal, torch's FSDP2 and plain PyTorch; config T on 1, 2 and 4
+# ranks that share the device, through Shoal's own groups and fused AdamW; a GPT of 1.3 billion parameters beside FSDP2; then Shoal's own
+# CUDA code: kernels beside those of the CPU, NCCL with one rank, copies between 2 and 4 processes. The last need
+# `bazel build //tests/gpu:device_check //fsdp/kernels/cuda:cuda_test`, the others Shoal, installed or built, and a torch with CUDA. Without a
+# device the script prints a sentence and exits with 2.
 # $PYTHON: the interpreter (default: .venv's, else python3).
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -18,7 +20,7 @@ if ! "$python" -c "import shoal" 2>/dev/null; then
 fi
 export PYTHONPATH=$root/tests/bench${PYTHONPATH:+:$PYTHONPATH}
 status=0
-for program in config_t.py beside_fsdp2.py; do
+for program in config_t.py ranks.py beside_fsdp2.py; do
   "$python" $program "$@" || { code=$?; [ $code = 2 ] && exit 2; status=1; }
 done
 # built PATH: a binary, in Bazel's runfiles or in its output folder.

@@ -30,4 +30,6 @@ def test_every_way_trains_alike_on_the_cpu():
     assert code == 0, said
     # Printed by config_t.py, which has six ways to train, and by device_check, on the fakes of CUDA and NCCL.
     assert said.count("6 passed, 0 failed") == 2, said
+    assert '"transport": "shm"' in said, said  # printed by ranks.py
+    assert "2 passed, 0 failed" in said, said
     assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said  # printed by beside_fsdp2.py

@@ -1,4 +1,7 @@
-"""Units outside of an arena, as on CUDA meshes: the cases of the tests of FSDP2, on the CPU. The mesh's process groups move the data."""
+"""Units outside of an arena, as on CUDA meshes: the cases of the tests of FSDP2, on the CPU.
+
+Each case runs twice. Once the mesh's process groups move the data, once Shoal's own communicator in the place of one between devices.
+"""
 
 import fsdp2_combined_test
 import fsdp2_extensions_test
@@ -40,14 +43,43 @@ def units_that_are_built_anew():
 OURS_ALONE = {"units_that_are_built_anew": units_that_are_built_anew}
 
 
-def all_cases():
+def over_process_groups():
     from shoal.fsdp._parameters.mesh import DataMesh
 
     DataMesh.in_arena = property(lambda self: False)
     return {**run_cases(CASES), **run(OURS_ALONE)}
 
 
+def over_our_groups():
+    from shoal._distributed.communicator import make_communicator
+    from shoal._distributed.devices import Choice, DeviceGroup
+    from shoal._distributed.ranks import attach, gang_name
+    from shoal.fsdp._devices import in_place
+    from shoal.fsdp._devices.groups import groups
+
+    class HostStreams:
+        def current(self):
+            return 0
+
+    def opens(ranks, index, device):
+        communicator = make_communicator(gang_name("devices", ranks, index), ranks, index, attach(ranks).shared)
+        return DeviceGroup(communicator, HostStreams()), Choice("host")
+
+    groups.opens, groups.device_types = opens, ("cpu",)
+    in_place.PACKED_BELOW = 256  # so that some parameters travel packed and others in place
+    results = {f"{name}{OURS}": result for name, result in over_process_groups().items()}
+    assert groups._groups, "no case has used our groups"
+    return results
+
+
+def all_cases():
+    results = over_process_groups()
+    return results if torch.distributed.get_world_size() == 1 else {**results, **over_our_groups()}
+
+
+OURS = " over our groups"
 NAMED = [(n, name) for n in WORLDS for name in (*(c for c, spec in CASES.items() if n in spec.worlds), *OURS_ALONE)]
+NAMED += [(n, f"{name}{OURS}") for n, name in NAMED if n > 1]
 
 
 failed = worlds(all_cases, num_cpus=8)

@@ -48,6 +48,7 @@ LAYERS = (
     ("collective", "torch"),
     ("runtime_context", "_stored_names", "fsdp._errors", "fsdp._names", "fsdp._draw"),
     ("fsdp._parameters",),
+    ("fsdp._devices",),
     ("fsdp._engine",),
     ("fsdp._graph", "fsdp._describe", "fsdp._memory"),  # results with fixed names, because programs may pickle them
     ("fsdp._plan", "fsdp._graph_worker", "fsdp._reshard"),

@@ -61,12 +61,14 @@ def make_communicator(
     store: dist.Store | None = None,
     timeout: float = TIMEOUT,
     spins: bool = True,
+    device: _native.Device | None = None,
 ) -> _native.Communicator:
     """Returns a communicator of these ranks, of which this process is ``ranks[rank]``. Every rank calls it, with the same name.
 
     ``shares_memory``: all of them share memory. Otherwise a network moves the bytes: that of ``SHOAL_TRANSPORT``.
     ``store``: one of all these ranks, by default that of the default process group. ``timeout``: seconds until an operation fails that has
-    no limit of its own. ``spins``: a waiting rank polls for a moment before it sleeps, if every rank has a core.
+    no limit of its own. ``spins``: a waiting rank polls for a moment before it sleeps, if every rank has a core. ``device``: the
+    operations' buffers are memory of it.
     """
     return _native.Communicator.make(
         state.session,
@@ -83,4 +85,5 @@ def make_communicator(
         timeout=timeout,
         warn_after=WARN_AFTER,
         spins=spins and len(ranks) <= len(os.sched_getaffinity(0)),
+        device=device or _native.Device(transport="", number=0),
     )

@@ -340,5 +340,5 @@ def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.op
         raise InvalidArgument("there is no step to show yet", hint="run a training step, or pass example_inputs=")
     units = root.units_of[0]
     reshard = [u.state.reshard_after_forward is True for u in units]
-    expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, root.prefetch)
+    expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, root.ahead.depth)
     return _graph.of_model(expected, plan.memory_of(root, activations, optimizer))

@@ -7,15 +7,16 @@ from typing import Any
 import torch
 
 from shoal import _native
+from shoal.optim import _kernels
 from shoal.optim._fused import Fused
-from shoal.optim._threads import num_threads
 
 
 class Adam(Fused, torch.optim.Adam):
     """Adam (Kingma and Ba, 2015; AMSGrad: Reddi et al., 2018) as ``torch.optim.Adam`` computes it, fused. One pass reads and writes
     parameters, gradients and moments once, with up to ``torch.get_num_threads()`` threads.
 
-    Parameters: on the CPU, float32, float64, bfloat16 or float16, plain or ``DTensor`` (each rank updates its rows, without communication).
+    Parameters: on the CPU or CUDA devices, float32, float64, bfloat16 or float16, plain or ``DTensor`` (each rank updates its rows, without
+    communication). On a device the update is a kernel on torch's current stream (*unverified on hardware*).
     Gradients may have another of these dtypes. Arithmetic is fp32 (fp64 for float64); subnormal values count as zero.
 
     Arguments are torch's; ``lr`` is a float or a tensor of one element. ``fused`` and ``foreach`` are accepted and ignored;
@@ -26,6 +27,8 @@ class Adam(Fused, torch.optim.Adam):
     interchangeable with ``torch.optim.Adam``'s. Raises ValueError for options out of range, Unimplemented for other dtypes and devices,
     InvalidArgument for sparse gradients and parameters with gaps.
     """
+
+    device_types = ("cpu", "cuda")
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class Adam(Fused, torch.optim.Adam):
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
-        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by the dtypes of their arrays
+        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by the device and dtypes of their arrays
         for p in self._with_gradients(group):
             state = self.state[p]
             for key in keys:
@@ -64,10 +67,10 @@ class Adam(Fused, torch.optim.Adam):
                 shards.append((p, shard))
                 row = shard.row()
                 row.step = step.data_ptr()
-                batches.setdefault(shard.dtypes(), []).append(row)
+                batches.setdefault((shard.values.device, shard.dtypes()), []).append(row)
         beta1, beta2 = group["betas"]
-        for dtypes, rows in batches.items():
-            _native.adam(
+        for (device, dtypes), rows in batches.items():
+            _kernels.adam_kernels(device).update(
                 dtypes,
                 rows,
                 lr=float(group["lr"]),
@@ -78,7 +81,6 @@ class Adam(Fused, torch.optim.Adam):
                 decoupled=group["decoupled_weight_decay"],
                 maximize=group["maximize"],
                 grad_scale=grad_scale,
-                num_threads=num_threads(),
             )
         self._written(shards, grad_scale)
 

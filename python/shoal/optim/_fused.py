@@ -28,6 +28,8 @@ class Fused:
 
     # Makes GradScaler pass `grad_scale` and `found_inf` and accept fp16 gradients, instead of unscaling in a separate pass.
     _step_supports_amp_scaling = True
+    # Types of the devices whose parameters the update takes.
+    device_types: tuple[str, ...] = ("cpu",)
 
     def _set_master_weights(self, master_weights: bool | None) -> None:
         self._shards: dict[int, _Shard] = {}  # by the parameter's id, because hashing a tensor is slow
@@ -145,8 +147,10 @@ class Fused:
         return torch.float32 if self._has_master(p, group) else p.dtype
 
     def _zeros(self, p: torch.Tensor, group: dict[str, Any], touched: bool = False) -> torch.Tensor:
-        values = self._values(p)
-        return long_lived(values.shape, self._state_dtype(p, group), values.stride(), touched=touched)
+        values, dtype = self._values(p), self._state_dtype(p, group)
+        if not values.is_cpu:
+            return torch.empty_strided(values.shape, values.stride(), dtype=dtype, device=values.device).zero_()
+        return long_lived(values.shape, dtype, values.stride(), touched=touched)
 
     def _with_gradients(self, group: dict[str, Any]) -> Iterator[torch.Tensor]:
         for p in group["params"]:
@@ -159,9 +163,10 @@ class Fused:
     def _values(self, p: torch.Tensor) -> torch.Tensor:
         """Returns this rank's part of a parameter. Raises Unimplemented or InvalidArgument for a tensor that the kernels do not accept."""
         values = local(p)
-        if values.device.type != "cpu" or values.dtype not in DTYPES:
+        if values.device.type not in self.device_types or values.dtype not in DTYPES:
+            places = " and ".join({"cpu": "the CPU", "cuda": "CUDA devices"}[kind] for kind in self.device_types)
             raise Unimplemented(
-                f"shoal.optim.{type(self).__name__} updates float32, float64, bfloat16 and float16 on the CPU, "
+                f"shoal.optim.{type(self).__name__} updates float32, float64, bfloat16 and float16 on {places}, "
                 f"not {str(values.dtype)[6:]} on {values.device}",
                 hint=f"use torch.optim.{type(self).__name__}",
             )
@@ -210,7 +215,7 @@ class Fused:
             return local(state[MASTER])
         master = state_of(state, MASTER, values)
         lower = master.to(values.dtype)  # compares values, because p.data.mul_() changes no version counter
-        if not torch.equal(lower, values):
+        if not values.is_cpu or not torch.equal(lower, values):  # on a device, equal() would wait for it
             torch.where(lower == values, master, values.float(), out=master)
         return master
 
@@ -291,7 +296,7 @@ def gradient_of(p: torch.Tensor) -> torch.Tensor:
     g = local(g)
     if is_wrapper(g):
         g = in_memory(g)
-    if g.dtype not in DTYPES or not g.is_cpu:
+    if g.dtype not in DTYPES or g.device != local(p).device:
         raise Unimplemented(f"shoal.optim has no gradients of {str(g.dtype)[6:]} on {g.device}", hint="use torch.optim")
     return g
 

@@ -15,6 +15,7 @@ from shoal._core.process import started_by_node, state
 from shoal._distributed.communicator import Exchange
 from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, attach, default_mesh, gang_name, interface
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable
+from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._parameters.mesh import data_mesh
 
 
@@ -100,6 +101,7 @@ def _leave(key: tuple[tuple[int, ...], int, int], actor: _native.ShardActor) -> 
 
 def leave_all() -> None:
     """Leaves every mesh: this process's ranks are done with their models. A rank that still waits for them gets an error."""
+    groups.leave_all()
     for key, actor in list(_state.actors.items()):
         _leave(key, actor)
 

@@ -1,22 +1,27 @@
-"""Parameters that collectives of the process group gather to private memory, because they cannot be read in the arena.
+"""Parameters that collectives gather to private memory, because they cannot be read in the arena.
 
 These are parameters on devices, wrapper subclasses, tensors with all-gather extensions, and units with custom communication. So are
 parameters that their module writes in forward (an embedding with ``max_norm``). On devices, or with a custom reduce_scatter, gradients
-are reduced here as well. The layout is FSDP2's: all parameters of a unit flat, one padded piece per rank.
+are reduced here as well. The layout is FSDP2's: all parameters of a unit flat, one padded piece per rank. On CUDA meshes Shoal's own
+communicator moves the bytes where it can (``_devices/groups.py``), elsewhere the mesh's process group.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch._prims_common import make_contiguous_strides_for
 
+from shoal._distributed.devices import DeviceGroup
 from shoal._objects.tensors import lasting
 from shoal.exceptions import Unimplemented
+from shoal.fsdp._devices.groups import groups
+from shoal.fsdp._devices.in_place import InPlaceGather, joined, pack, times, unpack
 from shoal.fsdp._parameters.parameter import Kind, ShardedParameter
 
 if TYPE_CHECKING:
@@ -50,11 +55,6 @@ class _Whole:
                 storage.resize_(0)
 
 
-def _times(size: torch.Size, shards: int) -> tuple[int, ...]:
-    """The size of the concatenation on dim 0 of ``shards`` tensors of this size. Scalars are concatenated to a 1-D tensor."""
-    return (size[0] * shards, *size[1:]) if size else (shards,)
-
-
 class Gathered:
     def __init__(self, unit: Unit):
         self._unit = unit
@@ -63,6 +63,7 @@ class Gathered:
         self.private = False  # the unit's modules write to whole parameters in forward
         self._whole: dict[ShardedParameter, _Whole] = {}
         self._shown = False
+        self._begun: InPlaceGather | None = None  # a gather under way
 
     @property
     def reduces(self) -> bool:
@@ -77,6 +78,7 @@ class Gathered:
 
     def forget(self) -> None:
         """Drops the whole parameters, because the unit is rebuilt with other memory."""
+        self.drop_begun()
         for p in self._whole:
             p.views.unsharded = None
         self._whole.clear()
@@ -87,6 +89,37 @@ class Gathered:
             with lasting():
                 self._unshard()
             self._shown = True
+            if self._unit.state.root is not None:
+                self._unit.state.root.ahead.used(self)
+
+    # ---- a gather that begins ahead ----
+
+    def begin(self) -> bool:
+        """Begins the gather of the next unshard. Returns False where that is impossible or done."""
+        brought = [p for p in self._unit.parameters if self.brings(p) and not self._is_own(p)]
+        if self._shown or self._begun is not None or not self._in_place(brought) or any(p not in self._whole for p in brought):
+            return False
+        with lasting():
+            self._begun = self._begin(brought)
+        return True
+
+    def drop_begun(self) -> None:
+        """Drops the result of a gather under way."""
+        if self._begun is not None:
+            self._begun.finish()
+            self._begun = None
+            for whole in self._whole.values():
+                whole.free()
+
+    def _in_place(self, brought: list[ShardedParameter]) -> bool:
+        """True if Shoal's own group gathers these parameters straight into their memory."""
+        plain = all(p.kind is Kind.MEMORY and p.dim == 0 for p in brought) and len({p.compute_dtype for p in brought}) == 1
+        return plain and self._own_group() is not None
+
+    def _begin(self, brought: list[ShardedParameter]) -> InPlaceGather:
+        wholes = [self._allocated(p) for p in brought]
+        with torch.autograd._unsafe_preserve_version_counter(tuple(wholes)):
+            return InPlaceGather(self._own_group(), self._unit.data, brought, wholes, self._unit.state.name)
 
     def _unshard(self) -> None:
         brought: list[ShardedParameter] = []
@@ -101,7 +134,11 @@ class Gathered:
                 brought.append(p)
         if not brought:
             return
-        if any(p.kind is not Kind.MEMORY for p in brought) or len({p.compute_dtype for p in brought}) > 1:
+        if self._in_place(brought):
+            begun, self._begun = self._begun or self._begin(brought), None
+            with torch.autograd._unsafe_preserve_version_counter(tuple(self._allocated(p) for p in brought)):
+                begun.finish()
+        elif any(p.kind is not Kind.MEMORY for p in brought) or len({p.compute_dtype for p in brought}) > 1:
             self._unshard_apart(brought)
         else:
             self._unshard_together(brought)
@@ -114,20 +151,9 @@ class Gathered:
             if data.shards == 1 and self.all_gather is None:
                 torch._foreach_copy_(wholes, [p.own for p in brought])
                 return
-            sizes = [p.padded_shape.numel() for p in brought]
-            make = torch.empty if all(p.own_shape == p.padded_shape for p in brought) else torch.zeros  # zeros define the padding
-            flat = make(sum(sizes), dtype=dtype, device=data.device)
-            slices = [
-                part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim]) for p, part in zip(brought, flat.split(sizes), strict=True)
-            ]
-            torch._foreach_copy_(slices, [p.own for p in brought])
+            flat = pack(brought, data)
             as_sent = flat if dtype in _GATHERED_AS_THEY_ARE else flat.view(torch.uint8)  # as bytes, because gloo supports few dtypes
-            gathered = self._all_gathered(as_sent).view(dtype).view(data.shards, -1)
-            if all(p.dim == 0 and p.shape[0] % data.shards == 0 for p in brought):
-                torch.split_with_sizes_copy(gathered, sizes, dim=1, out=[whole.view(data.shards, -1) for whole in wholes])
-                return
-            for p, whole, part in zip(brought, wholes, gathered.split(sizes, dim=1), strict=True):
-                whole.copy_(self._joined(part, p.padded_shape, p.dim, dtype).narrow(p.dim, 0, p.shape[p.dim]))
+            unpack(self._all_gathered(as_sent).view(dtype).view(data.shards, -1), brought, wholes, data)
 
     def _unshard_apart(self, brought: list[ShardedParameter]) -> None:
         """Unshards wrapper subclasses, parameters with extensions, or several dtypes. FSDP2, too, sends mixed dtypes as bytes."""
@@ -145,9 +171,9 @@ class Gathered:
             if p in metadata:
                 self._set_extended(p, of_one, gathered, metadata[p])
                 continue
-            whole, joined = self._allocated(p), self._joined(gathered[0], of_one[0].shape, p.dim, p.compute_dtype)
+            whole, pieces = self._allocated(p), joined(gathered[0], of_one[0].shape, p.dim, p.compute_dtype)
             with torch.autograd._unsafe_preserve_version_counter(whole):
-                whole.copy_(joined.narrow(p.dim, 0, p.shape[p.dim]))
+                whole.copy_(pieces.narrow(p.dim, 0, p.shape[p.dim]))
 
     def _allocated(self, p: ShardedParameter) -> torch.Tensor:
         """Returns the whole parameter's memory, allocated."""
@@ -184,6 +210,10 @@ class Gathered:
         out = self._all_gathered(torch.cat(flat)).view(data.shards, -1)
         return list(out.split([t.numel() for t in flat], dim=1))
 
+    def _own_group(self) -> DeviceGroup | None:
+        """Shoal's own group of the shards' ranks, or None where torch's process group or the user's all_gather moves the bytes."""
+        return None if self.all_gather is not None else groups.shards(self._unit.data)
+
     def _all_gathered(self, piece: torch.Tensor) -> torch.Tensor:
         data = self._unit.data
         if data.shards == 1:
@@ -191,20 +221,17 @@ class Gathered:
         size = (piece.numel() * data.shards,)
         if self.all_gather is None:
             out = torch.empty(size, dtype=piece.dtype, device=piece.device)
-            dist.all_gather_into_tensor(out, piece, group=data.shard_group)
+            group = self._own_group()
+            if group is None:
+                dist.all_gather_into_tensor(out, piece, group=data.shard_group)
+            else:
+                group.all_gather_each([(piece, out, [piece.numel() * piece.itemsize] * data.shards)], self._unit.state.name).finish()
             return out
         out = self.all_gather.allocate(size, dtype=piece.dtype, device=piece.device)
         own = out.narrow(0, piece.numel() * data.shard, piece.numel())
         own.copy_(piece)
         self.all_gather(output_tensor=out, input_tensor=own, group=data.shard_group, async_op=False)
         return out
-
-    def _joined(self, gathered: torch.Tensor, size: torch.Size, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        """Concatenates the pieces of all ranks, which have ``size`` each, along ``dim``."""
-        pieces = gathered.contiguous().view(dtype)
-        if dim == 0:
-            return pieces.view(_times(size, len(pieces)))
-        return torch.cat([piece.view(size) for piece in pieces], dim=dim)
 
     def _padded(self, p: ShardedParameter) -> torch.Tensor:
         """This rank's slices in the compute dtype, padded to the size of the first rank's."""
@@ -257,8 +284,8 @@ class Gathered:
         whole.allocate()
         with torch.autograd._unsafe_preserve_version_counter(tuple(whole.outputs)):
             for t, part, out in zip(inputs, gathered, whole.outputs, strict=True):
-                out.copy_(self._joined(part, t.shape, p.dim, t.dtype).reshape(-1))
-        outputs = tuple(out.view(_times(t.shape, data.shards)) for t, out in zip(inputs, whole.outputs, strict=True))
+                out.copy_(joined(part, t.shape, p.dim, t.dtype).reshape(-1))
+        outputs = tuple(out.view(times(t.shape, data.shards)) for t, out in zip(inputs, whole.outputs, strict=True))
         local, dtype = p.own, p.compute_dtype
         if known is not None:
             local.fsdp_post_all_gather(outputs, metadata, dtype, out=p.views.unsharded)
@@ -271,7 +298,7 @@ class Gathered:
     # ---- gradients ----
 
     def reduce(self) -> None:
-        """Reduces the unit's gradients to their owners, synchronously."""
+        """Reduces the unit's gradients to their owners. Over Shoal's own group the last reductions of a pass end with the pass."""
         u = self._unit
         if u.state.root.samples is not None or not u.everywhere:
             raise Unimplemented(
@@ -295,16 +322,33 @@ class Gathered:
         before = u.scale**0.5 if dtype == torch.float16 else 1.0
         sizes = [p.padded_shape.numel() for p, _ in work]
         packed = self._packed([(p, grad if before == 1 else grad * before) for p, grad in work], dtype, sizes)
-        out = self._scattered(packed)
+        group = None if self.reduce_scatter is not None else groups.shards(data)
+        if group is None:
+            self._reduced(self._scattered(packed), [p for p, _ in work], before)
+            return
+        out = torch.empty((packed.numel() // data.shards,), dtype=dtype, device=data.device)
+        pending = group.reduce_scatter(packed, out, u.state.name)
+
+        u.state.root.ahead.reduces(pending, partial(self._reduced, out, [p for p, _ in work], before))
+        if u.state.root.gives_up(u.state):
+            u.state.root.ahead.finish_reductions()  # the optimizer takes the gradients at once
+
+    def _reduced(self, out: torch.Tensor, parameters: list[ShardedParameter], before: float) -> None:
+        """Accumulates this rank's sums over the shards. ``before``: the part of the division that came before the sum."""
+        u, data = self._unit, self._unit.data
         if data.replicas > 1:
-            dist.all_reduce(out, group=data.mesh.get_group(data.replicate_dim))
+            group = groups.replicas(data)
+            if group is None:
+                dist.all_reduce(out, group=data.mesh.get_group(data.replicate_dim))
+            else:
+                group.all_reduce(out, u.state.name).finish()
         if self.reduce_scatter is not None:
             out = out * (u.scale / before)  # a copy: the custom reduce_scatter may use its output's memory again
         elif u.scale != before:
             out *= u.scale / before
         if u.all_reduce_hook is not None:
             u.all_reduce_hook(out)
-        for (p, _), part in zip(work, out.split(sizes), strict=True):
+        for p, part in zip(parameters, out.split([p.padded_shape.numel() for p in parameters]), strict=True):
             own = part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim])
             p.gradient.add(p.dtensor(own.to(device=p.home, dtype=p.dtype).contiguous()))
             u.state.root.reductions.accumulated(p)

@@ -14,6 +14,7 @@ from torch.autograd import Variable
 from shoal import _native
 from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._devices.ahead import Ahead
 from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.in_backward import OptimizerInBackward
@@ -62,9 +63,9 @@ class Root:
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
         self.joining = self.unstepped = False  # inside ``join``; a window is open that no optimizer step has used yet
         self.skipped: list[State] = []  # in this backward pass: unpublished units that no forward of this rank ran
-        self.prefetch = 1  # number of forwards or backwards that a unit is unsharded ahead
         self.in_backward_optimizer: OptimizerInBackward | None = None
         self.added = Added(self)
+        self.ahead = Ahead(depth=1)
         for index, s in enumerate(states):
             s.root, s.index = self, index
         self._make_models()
@@ -105,7 +106,7 @@ class Root:
                     indices = [a.index for s in ahead if s.root is self for a in s.units if a.place == place]
                     if indices:
                         lists.append(_native.PrefetchList(unit=u.index, backward=backward, ahead=indices))
-            model.plan(self.prefetch, lists)
+            model.plan(self.ahead.depth, lists)
 
     def move(self, model: _native.ShardedModel) -> None:
         """Continues with the model of another mesh, to which all units have moved. Between two steps."""
@@ -118,6 +119,7 @@ class Root:
         self.forget_casts()
 
     def dissolve(self) -> None:
+        self.ahead.version_ends()
         for s in self.states:
             s.to_sharded()
             for u in s.units:
@@ -147,6 +149,7 @@ class Root:
         announce()
         self.recover()
         self.running = None
+        self.ahead.version_ends()
         for s in self.states:
             s.to_sharded()
             s.writes.closed_window = None
@@ -250,7 +253,9 @@ class Root:
         # The window stays closed while the backward of another forward may follow, because that backward reads this version.
         last = synced and self.is_last_backward
         leave = last and not self.forwards
+        self.ahead.finish_reductions()
         if leave:  # leases end before the window opens
+            self.ahead.version_ends()
             for s in self.states:
                 s.to_sharded()
         for m in self.models:
@@ -330,6 +335,8 @@ class Root:
     def reset(self, states: list[State]) -> None:
         self.backward = self.running = None
         self.reductions.drop()
+        self.ahead.forget_reductions()
+        self.ahead.version_ends()
         for m in self.models:
             m.reset()
             if self.in_backward_optimizer is not None:  # ends this version, whose rows may be partly updated

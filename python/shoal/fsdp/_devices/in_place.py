@@ -1,0 +1,99 @@
+"""A gather of parameters that goes straight into their memory, by Shoal's own communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from shoal._distributed.devices import DeviceGroup
+from shoal.fsdp._parameters.mesh import DataMesh
+from shoal.fsdp._parameters.parameter import ShardedParameter
+
+# Slices of fewer bytes travel together in one buffer. One kernel packs them and another one unpacks them, which takes less time than an
+# all_gather for each.
+PACKED_BELOW = 256 << 10
+
+
+class InPlaceGather:
+    """A gather under way. The parameters are sharded on dim 0, and all have one compute dtype."""
+
+    def __init__(
+        self,
+        group: DeviceGroup,
+        data: DataMesh,
+        parameters: Sequence[ShardedParameter],
+        wholes: Sequence[torch.Tensor],
+        label: str,
+    ):
+        self._data = data
+        self._small = [(p, whole) for p, whole in zip(parameters, wholes, strict=True) if _slice_bytes(p) < PACKED_BELOW]
+        gathers = [
+            (_source(p, data), whole, _counts(p, data))
+            for p, whole in zip(parameters, wholes, strict=True)
+            if _slice_bytes(p) >= PACKED_BELOW
+        ]
+        if self._small:
+            packed = pack([p for p, _ in self._small], data)
+            self._gathered = torch.empty((data.shards, packed.numel()), dtype=packed.dtype, device=packed.device)
+            gathers.append((packed, self._gathered, [packed.numel() * packed.itemsize] * data.shards))
+        self._pending = group.all_gather_each(gathers, label)
+
+    def finish(self) -> None:
+        """Lets later kernels of the current stream read the parameters."""
+        self._pending.finish()
+        if self._small:
+            unpack(self._gathered, [p for p, _ in self._small], [whole for _, whole in self._small], self._data)
+            self._small, self._gathered = [], None
+
+
+def _slice_bytes(p: ShardedParameter) -> int:
+    return p.padded_shape.numel() * p.compute_dtype.itemsize
+
+
+def _source(p: ShardedParameter, data: DataMesh) -> torch.Tensor:
+    """This rank's slice as it is sent: the parameter's own memory, if that is on the device and has the compute dtype."""
+    return p.own.to(device=data.device, dtype=p.compute_dtype).contiguous()
+
+
+def _counts(p: ShardedParameter, data: DataMesh) -> list[int]:
+    """Bytes of each rank's slice."""
+    row = p.shape[1:].numel() * p.compute_dtype.itemsize
+    piece = p.padded_shape[0]
+    bounds = [min(r * piece, p.shape[0]) for r in range(data.shards + 1)]
+    return [(end - begin) * row for begin, end in pairwise(bounds)]
+
+
+def pack(parameters: Sequence[ShardedParameter], data: DataMesh) -> torch.Tensor:
+    """This rank's slices in the compute dtype, one behind the other, each padded to the size of the first rank's."""
+    sizes = [p.padded_shape.numel() for p in parameters]
+    even = all(p.own_shape == p.padded_shape for p in parameters)
+    make = torch.empty if even else torch.zeros  # zeros define the padding
+    flat = make(sum(sizes), dtype=parameters[0].compute_dtype, device=data.device)
+    slices = [part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim]) for p, part in zip(parameters, flat.split(sizes), strict=True)]
+    torch._foreach_copy_(slices, [p.own for p in parameters])
+    return flat
+
+
+def unpack(gathered: torch.Tensor, parameters: Sequence[ShardedParameter], wholes: Sequence[torch.Tensor], data: DataMesh) -> None:
+    """Copies gathered slices, one row per rank as ``pack`` made them, into the whole parameters."""
+    sizes = [p.padded_shape.numel() for p in parameters]
+    if all(p.dim == 0 and p.shape[0] % data.shards == 0 for p in parameters):
+        torch.split_with_sizes_copy(gathered, sizes, dim=1, out=[whole.view(data.shards, -1) for whole in wholes])
+        return
+    for p, whole, part in zip(parameters, wholes, gathered.split(sizes, dim=1), strict=True):
+        whole.copy_(joined(part, p.padded_shape, p.dim, p.compute_dtype).narrow(p.dim, 0, p.shape[p.dim]))
+
+
+def joined(gathered: torch.Tensor, size: torch.Size, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Concatenates the pieces of all ranks, which have ``size`` each, along ``dim``."""
+    pieces = gathered.contiguous().view(dtype)
+    if dim == 0:
+        return pieces.view(times(size, len(pieces)))
+    return torch.cat([piece.view(size) for piece in pieces], dim=dim)
+
+
+def times(size: torch.Size, shards: int) -> tuple[int, ...]:
+    """The size of the concatenation on dim 0 of ``shards`` tensors of this size. Scalars are concatenated to a 1-D tensor."""
+    return (size[0] * shards, *size[1:]) if size else (shards,)
