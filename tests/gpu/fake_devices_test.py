@@ -15,10 +15,11 @@ LIBRARY = next((str(place) for place in PLACES if place.exists()), str(PLACES[0]
 os.environ["SHOAL_CUDA_LIBRARY"] = os.environ["SHOAL_NCCL_LIBRARY"] = LIBRARY
 
 import shoal  # noqa: E402
+import shoal.collective as sc  # noqa: E402
 from shoal import _native  # noqa: E402
 from shoal._distributed.communicator import make_communicator  # noqa: E402
 from shoal._distributed.devices import Choice, DeviceGroup, Offer, choose  # noqa: E402
-from shoal.exceptions import InvalidArgument  # noqa: E402
+from shoal.exceptions import InvalidArgument, Unimplemented  # noqa: E402
 from shoal.optim import Adam, AdamW, _kernels  # noqa: E402
 
 
@@ -108,6 +109,38 @@ def test_ranks_whose_calls_differ_get_an_error_that_names_both(fake, session):
 
     on_ranks(2, program)
     fake.shoal_fake_violations()  # the fake has noticed that the calls differ
+
+
+@pytest.mark.parametrize("transport", ["nccl", "cuda_ipc"])
+def test_collectives_of_tensors_are_ordered_with_the_stream(fake, session, transport):
+    def program(devices, rank):
+        group = sc.Group(devices.native, torch.device("cpu"), devices.streams)  # the fakes take memory of the CPU
+        device = rank if transport == "nccl" else 0
+        # The sources live until the end: the host's memory is not freed in the order of a stream, as a device's is.
+        own, flat, sent = torch.full((2,), float(rank)), torch.arange(4.0), torch.ones(3)
+        gathered = sc.all_gather(own, group=group)
+        total = sc.all_reduce(torch.tensor([1.0, 2.0]), group=group)
+        work = sc.reduce_scatter(flat, group=group, async_op=True)
+        assert group.transport == transport
+        piece = work.wait()
+        sc.barrier(group=group)
+        fake.shoal_fake_synchronize(device)
+        assert gathered.tolist() == [0.0, 0.0, 1.0, 1.0]
+        assert total.tolist() == [2.0, 4.0]
+        assert piece.tolist() == ([0.0, 2.0] if rank == 0 else [4.0, 6.0])
+        with pytest.raises(Unimplemented):
+            group._native.window(4, ("window", 0, 0.0, False))
+        if rank == 0:
+            sc.send(sent, 1, group=group)
+        else:
+            received = sc.recv(torch.empty(3), 0, group=group)
+            fake.shoal_fake_synchronize(device)
+            assert received.tolist() == [1.0] * 3
+        sc.barrier(group=group)
+        with pytest.raises(InvalidArgument, match="this group takes tensors on cpu, not on meta"):
+            sc.all_reduce(torch.empty(1, device="meta"), group=group)
+
+    on_ranks(2, program, transport)
 
 
 class FakeKernels:

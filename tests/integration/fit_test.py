@@ -145,6 +145,31 @@ def test_an_infeasible_worker_is_refused_before_any_start(shoal_command):
     assert driver.out == ""
 
 
+def test_workers_with_gpus_are_refused_where_the_cluster_or_torch_has_none(shoal_command):
+    driver = shoal_command.driver("""
+        import os
+        import shoal
+        from shoal.train import ScalingConfig, Trainer
+
+        def fit(**more):
+            try:
+                Trainer(print, scaling_config=ScalingConfig(num_workers=1, use_gpu=True, **more)).fit()
+            except Exception as error:
+                print(type(error).__mro__[1].__name__, "|", error)
+
+        fit(resources_per_worker={"GPU": 2})
+        shoal.init(num_cpus=4)
+        fit()
+        shoal.shutdown()
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+        shoal.init(num_cpus=4, num_gpus=1)
+        fit()
+        """)
+    assert driver.code() == 0, driver.err
+    for text in ("a worker trains on one device, not on 2", "GPU 1", "CUDA_VISIBLE_DEVICES", "finds no CUDA device on"):
+        assert text in driver.out, driver.out
+
+
 def test_no_actor_of_a_training_is_alive_behind_it(shoal_command):
     driver = shoal_command.driver("""
         import shoal

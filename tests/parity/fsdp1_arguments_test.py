@@ -266,8 +266,10 @@ def a_device_number_without_an_accelerator_means_the_cpu():
         assert [str(w.message).partition(":")[0] for w in seen if "device_id" in str(w.message)] == [
             f"device_id={rank()} counts accelerators, and there is none here"
         ]
-        with pytest.raises(NotImplementedError, match=r"FSDP on cuda:0: GPUs are not in this release"):
+        with pytest.raises(ValueError, match=r"FSDP on cuda:0: torch finds no CUDA device here"):
             sharded(device_id=torch.device("cuda", 0))
+        with pytest.raises(NotImplementedError, match=r"FSDP on mps: only the CPU and CUDA devices are supported"):
+            sharded(device_id=torch.device("mps"))
         assert sharded(device_id=torch.device("cpu"), limit_all_gathers=False, forward_prefetch=True, backward_prefetch=None).rank == rank()
 
 

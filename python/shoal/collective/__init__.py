@@ -12,8 +12,10 @@
 Ranks make the same calls in the same order. Otherwise every rank raises ``InvalidArgument`` that names both calls, or the waiting and the
 missing ranks. ``ActorDiedError`` names a rank that died. After such an error the group is unusable; ``Group.reform`` makes a group of the
 remaining ranks.
-Tensors are on the CPU, of any dtype except quantised ones. Reductions support float32, float64, float16, bfloat16, int8, uint8, int32,
-int64 and bool, and raise ``Unimplemented`` for others. They add in the order of ranks, half precision in float32.
+Tensors are on the CPU, or each rank's on its CUDA device (*unverified on hardware*), of any dtype except quantised ones. Reductions support
+float32, float64, float16, bfloat16, int8, uint8, int32, int64 and bool, and raise ``Unimplemented`` for others. They add in the order of
+ranks, half precision in float32; NCCL has an order of its own. On devices an operation is ordered with the current stream, and ``window``
+and ``read`` raise ``Unimplemented``.
 """
 
 from shoal.collective._functions import (

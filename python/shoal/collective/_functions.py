@@ -32,8 +32,8 @@ def _check(*tensors: torch.Tensor) -> None:
     for t in tensors:
         if not isinstance(t, torch.Tensor):
             raise InvalidArgument(f"a {type(t).__name__} is not a tensor")
-        if t.device.type != "cpu":
-            raise Unimplemented(f"collectives of tensors on {t.device} are not in this release", hint="move it to the CPU")
+        if t.device != tensors[0].device:
+            raise InvalidArgument(f"one tensor is on {tensors[0].device}, another one on {t.device}")
         if is_wrapper(t):
             raise Unimplemented(
                 f"collectives of a {type(t).__name__}, whose elements lie in other tensors, are not supported", hint="pass the inner ones"
@@ -94,8 +94,8 @@ def _sizes(sizes: Sequence[int] | None, default: list[int], world_size: int, nam
 def _output(output: torch.Tensor | None, like: torch.Tensor, rows: int) -> torch.Tensor:
     shape = (rows, *like.shape[1:])
     if output is None:
-        return torch.empty(shape, dtype=like.dtype)
-    _check(output)
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    _check(like, output)
     if tuple(output.shape) != shape or output.dtype != like.dtype:
         raise InvalidArgument(f"output is {_dtype(output)}{list(output.shape)}, the result {_dtype(like)}{list(shape)}")
     return output
@@ -119,7 +119,7 @@ def all_gather(
     shapes and sizes do not fit.
     """
     _check(tensor)
-    g = _group(group)
+    g = _group(group, tensor.device)
     sizes = _sizes(sizes, [_rows(tensor)] * g.world_size, g.world_size, "sizes")
     if sizes[g.rank] != _rows(tensor):
         raise InvalidArgument(f"rank {g.rank} passes {_rows(tensor)} rows, but sizes={sizes} states {sizes[g.rank]}")
@@ -155,7 +155,7 @@ def reduce_scatter(
     new tensor by default. Raises ``Unimplemented`` for dtypes that are not reduced.
     """
     _check(tensor)
-    g = _group(group)
+    g = _group(group, tensor.device)
     sizes = _sizes(sizes, _chunks(_rows(tensor), g.world_size), g.world_size, "sizes")
     if sum(sizes) != _rows(tensor):
         raise InvalidArgument(f"sizes={sizes} are {sum(sizes)} rows, the tensor has {_rows(tensor)}")
@@ -187,7 +187,7 @@ def all_reduce(
     ``tensor``: any shape, the same on every rank. ``op``: as for :func:`reduce_scatter`. Complex tensors are summed and averaged.
     """
     _check(tensor)
-    g = _group(group)
+    g = _group(group, tensor.device)
     dense, back = _in_place(tensor)
     of = torch.view_as_real(dense) if dense.is_complex() and _op(op) in ("sum", "avg") else dense
     return g._run(
@@ -212,7 +212,7 @@ def broadcast(
 ) -> torch.Tensor | Work:
     """Copies rank ``src``'s tensor to all ranks, in place. Returns it. Any shape and dtype, the same on every rank."""
     _check(tensor)
-    g = _group(group)
+    g = _group(group, tensor.device)
     dense, back = _in_place(tensor)
     return g._run(
         lambda call: g._native.broadcast(_memory(dense), src, _dtype(tensor), call),
@@ -243,7 +243,7 @@ def all_to_all(
     new tensor by default. Raises ``InvalidArgument`` if sizes do not fit.
     """
     _check(tensor)
-    g = _group(group)
+    g = _group(group, tensor.device)
     rows = _rows(tensor)
     if send_sizes is None and rows % g.world_size != 0:
         raise InvalidArgument(f"{rows} rows cannot be divided equally among {g.world_size} ranks", hint="pass send_sizes and receive_sizes")
@@ -286,7 +286,7 @@ def send(
     """Sends a tensor to rank ``dst``, which calls :func:`recv` with the same size, dtype and tag. Messages between two ranks keep their
     order. Returns when the tensor may be used again, perhaps before its arrival."""
     _check(tensor)
-    g = _group(group)
+    g = _group(group, tensor.device)
     dense = _dense(tensor)
     return g._run(
         lambda call: g._native.send(_memory(dense), dst, _dtype(tensor), tag, call), (dense,), None, (label, step, timeout), async_op
@@ -307,7 +307,7 @@ def recv(
     """Receives the next message of rank ``src`` into ``tensor``, which is returned. Another size, dtype or tag raises ``InvalidArgument``
     on both ranks; between hosts, over gloo, sizes and dtypes are not compared."""
     _check(tensor)
-    g = _group(group)
+    g = _group(group, tensor.device)
     dense, back = _in_place(tensor)
     return g._run(
         lambda call: g._native.receive(_memory(dense), src, _dtype(tensor), tag, call),
@@ -352,7 +352,7 @@ def read(window: Window, src: int, output: torch.Tensor, *, offset: int = 0) -> 
     ``offset``: the begin, in elements of ``output``'s dtype. A concurrent write by rank ``src`` may be read partially; synchronise with a
     :func:`barrier`. Raises ``InvalidArgument`` for a range outside the window.
     """
-    _check(output)
+    _check(window.tensor, output)
     if offset < 0:
         raise InvalidArgument(f"offset={offset} of a window is negative")
     dense, back = _in_place(output)

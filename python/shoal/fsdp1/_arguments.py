@@ -93,14 +93,21 @@ def check_all(
 
 def device_of(module: nn.Module, ignored: set[nn.Parameter], device_id: int | str | torch.device | None) -> torch.device:
     """The unit's device: ``device_id``, or its parameters' device. A number is an accelerator's index, or the CPU without accelerators.
-    Raises Unimplemented for a device other than the CPU."""
+    Raises Unimplemented for a device that is neither the CPU nor a CUDA device, InvalidArgument for one that is not this rank's."""
     device = _asked_device(module, ignored, device_id)
-    if device.type != "cpu":
-        raise Unimplemented(
-            f"FSDP on {device}: GPUs are not in this release",
-            hint='pass device_id=torch.device("cpu"), or leave torch its FSDP1: no install(), no SHOAL_FSDP',
+    if device.type == "cpu":
+        return device
+    leave = 'pass device_id=torch.device("cpu"), or leave torch its FSDP1: no install(), no SHOAL_FSDP'
+    if device.type != "cuda":
+        raise Unimplemented(f"FSDP on {device}: only the CPU and CUDA devices are supported", hint=leave)
+    if not torch.cuda.is_available():
+        raise InvalidArgument(f"FSDP on {device}: torch finds no CUDA device here", hint=leave)
+    current = torch.cuda.current_device()
+    if device.index not in (None, current):
+        raise InvalidArgument(
+            f"FSDP on {device}, but this rank's current device is cuda:{current}", hint=f"call torch.cuda.set_device({device.index}) before"
         )
-    return device
+    return torch.device("cuda", current)
 
 
 def _asked_device(module: nn.Module, ignored: set[nn.Parameter], device_id: int | str | torch.device | None) -> torch.device:

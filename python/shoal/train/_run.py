@@ -37,6 +37,7 @@ class Setup:
     resources: dict[str, float]
     settings: dict[str, str]
     elastic: bool
+    use_gpu: bool = False
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Run:
             self._workers[w].place = load(place, f"rank {rank} of {len(asked)}")
         given = environments([self._workers[w].place for w in members])
         for w, environment in zip(members, given, strict=True):
-            self._start_loop(w, Role(w, environment, self._setup.elastic))
+            self._start_loop(w, Role(w, environment, self._setup.elastic, use_gpu=self._setup.use_gpu))
 
     def _start_loop(self, worker: int, role: Role) -> None:
         of = self._workers[worker]

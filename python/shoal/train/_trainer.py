@@ -20,7 +20,8 @@ from shoal.train._membership import Membership
 from shoal.train._run import Run, Setup
 from shoal.train._worker import TrainWorker
 
-_SETTINGS = ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT", "SHOAL_TRANSPORT")  # environment variables passed to the ranks
+# Environment variables passed to the ranks.
+_SETTINGS = ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT", "SHOAL_TRANSPORT", "SHOAL_DEVICE_TRANSPORT")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class ScalingConfig:
 
     ``num_workers=(minimum, maximum)``: an elastic training. It begins with as many workers as fit, and takes more, up to the maximum, when
     nodes or resources become free. It goes on with fewer when a node drains. The loop uses :func:`shoal.train.steps`.
+    ``use_gpu``: each worker also gets a GPU as its only CUDA device, or the share of one that ``resources_per_worker={"GPU": 0.5}`` states.
+    An elastic training runs on CPUs.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -42,8 +45,19 @@ class ScalingConfig:
             raise InvalidArgument(f"num_workers is a number from 1 on, or (minimum, maximum) of such numbers, not {given!r}")
         minimum, maximum = (int(n) for n in bounds)
         object.__setattr__(self, "num_workers", (minimum, maximum) if isinstance(given, (tuple, list)) else minimum)
-        if self.use_gpu:
-            raise Unimplemented("use_gpu=True is not in this release", hint="train on CPUs, or ask for custom resources")
+        gpus = (self.resources_per_worker or {}).get("GPU")
+        if self.use_gpu and gpus is not None and not 0 < gpus <= 1:
+            raise InvalidArgument(f"a worker trains on one device, not on {gpus:g}", hint="use more workers; below 1 they share devices")
+        if self.use_gpu and self.elastic:
+            raise Unimplemented(
+                "an elastic training with use_gpu=True is not in this release: only parameters in a CPU's memory move to another mesh",
+                hint="pass one number as num_workers, or train on CPUs",
+            )
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """The resources of a worker."""
+        return {"CPU": 1.0, **({"GPU": 1.0} if self.use_gpu else {}), **(self.resources_per_worker or {})}
 
     @property
     def elastic(self) -> bool:
@@ -80,9 +94,10 @@ class Trainer:
 
     The loop gets ``train_loop_config`` if given. Its environment has torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
     GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Local ranks count within a node, nodes are numbered in the order of their first
-    ranks, and rank 0 listens at MASTER_ADDR. A gloo process group is initialised, so that ``shoal.fsdp.fully_shard`` works at once.
-    Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT`` and ``SHOAL_TRANSPORT``, unless a
-    ``runtime_env`` sets them.
+    ranks, and rank 0 listens at MASTER_ADDR. A gloo process group is initialised, so that ``shoal.fsdp.fully_shard`` works at once. With
+    ``use_gpu`` it has NCCL for CUDA tensors too, and each worker's current device is its own (*unverified on hardware*).
+    Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT`` and
+    ``SHOAL_DEVICE_TRANSPORT``, unless a ``runtime_env`` sets them.
     ``on_report``: called in the driver with rank 0's metrics at each report.
     """
 
@@ -109,7 +124,7 @@ class Trainer:
         """
         _refuse_ranks()
         scaling = self._scaling
-        resources = {"CPU": 1.0, **(scaling.resources_per_worker or {})}
+        resources = scaling.resources
         s = session()
         count = _fitting(s.list("nodes"), resources, scaling) if scaling.elastic else scaling.maximum
         given = environment.inherited().get("env_vars", {})
@@ -117,13 +132,15 @@ class Trainer:
         try:
             workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:
-            if state.cluster is not None:  # a private cluster, which no further node will join
+            if self._scaling.use_gpu and "GPU" in str(error):
+                error.hint = "the nodes offer the GPUs that CUDA_VISIBLE_DEVICES names: see `shoal list nodes`, or train without use_gpu"
+            elif state.cluster is not None:  # a private cluster, which no further node will join
                 error.hint = (
                     f"CPUs are logical: begin with shoal.init(num_cpus={count * resources['CPU']:g}), or ask for less with "
                     "ScalingConfig(resources_per_worker=...)"
                 )
             raise
-        setup = Setup(self._loop, self._config, self._on_report, resources, settings, scaling.elastic)
+        setup = Setup(self._loop, self._config, self._on_report, resources, settings, scaling.elastic, scaling.use_gpu)
         return self._run(Run(s, setup, Membership(scaling.minimum, scaling.maximum, tuple(range(count)), scaling.maximum), workers))
 
     def scale(self, num_workers: int) -> ObjectRef:

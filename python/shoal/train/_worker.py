@@ -10,19 +10,21 @@ from typing import Any
 
 from shoal._actors.handle import ActorHandle
 from shoal._core.process import session
-from shoal.exceptions import TaskError
+from shoal.exceptions import TaskError, Unavailable
 from shoal.train._context import _Here
 from shoal.train._ranks import Place, here
 
 
 @dataclass(frozen=True)
 class Role:
-    """A worker's part in a training: its number, the variables of its environment, and if the number of workers may change."""
+    """A worker's part in a training: its number, the variables of its environment, if the number of workers may change, and if it
+    trains on a CUDA device."""
 
     worker: int
     environment: dict[str, str]
     elastic: bool = False
     newcomer: bool = False
+    use_gpu: bool = False
 
 
 class TrainWorker:
@@ -30,7 +32,8 @@ class TrainWorker:
         return here()
 
     def run(self, loop, config: dict[str, Any] | None, role: Role, driver: ActorHandle) -> Any:
-        """Runs the loop of one rank, with a gloo process group unless the loop initialises another. A worker that leaves returns None."""
+        """Runs the loop of one rank, with a process group unless the loop initialises another: gloo, and NCCL for a CUDA device.
+        A worker that leaves returns None."""
         for name in [n for n in os.environ if n.startswith("TORCHELASTIC_")]:
             del os.environ[name]  # variables of a torchrun around the driver, whose store the ranks must not use
         os.environ.update(role.environment)
@@ -38,7 +41,7 @@ class TrainWorker:
         _Here.generation, _Here.reports, _Here.left = 1, 0, False
         import torch.distributed as dist
 
-        _init_process_group(dist)
+        _init_process_group(dist, _backend(role.use_gpu))
         try:
             result = loop(config) if config is not None else loop()
             leave_all()
@@ -66,14 +69,30 @@ def leave_all() -> None:
             module.leave_all()
 
 
-def _init_process_group(dist) -> None:
-    """Initialises gloo, for rendezvous and the user's collectives. Allows one further initialisation, by a loop written for torchrun."""
-    dist.init_process_group("gloo")
+def _backend(use_gpu: bool) -> str:
+    """Returns the backends of the process group, and makes the worker's device the current one. Raises Unavailable if torch finds none."""
+    if not use_gpu:
+        return "gloo"
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Unavailable(
+            f"use_gpu=True, and torch {torch.__version__} finds no CUDA device on {session().host}",
+            hint="install a torch for CUDA and the driver of the GPU on each node, or train without use_gpu",
+        )
+    torch.cuda.set_device(0)  # the only one that the worker sees
+    return "cpu:gloo,cuda:nccl"
+
+
+def _init_process_group(dist, backends: str) -> None:
+    """Initialises the process group, for rendezvous and the user's collectives. Allows one further initialisation, by a loop written for
+    torchrun."""
+    dist.init_process_group(backends)
     original = dist.init_process_group
 
     def init_process_group(backend=None, *args, **kwargs):
         dist.init_process_group = original
-        if dist.is_initialized() and backend in (None, "gloo", "cpu:gloo"):
+        if dist.is_initialized() and backend in (None, "gloo", "cpu:gloo", backends):
             return
         if dist.is_initialized():
             dist.destroy_process_group()
