@@ -8,8 +8,8 @@ namespace shoal::python {
 
 namespace {
 
-// A device as other ranks compare it: its identity, the same in all processes; why it, NCCL or kernels cannot be used, or empty; and the
-// identities of all devices that this process sees.
+// A device as other ranks compare it. First comes its identity, the same in all processes. Then come the reasons why it, NCCL and kernels
+// cannot be used, each empty if they can, and the identities of all devices that this process sees.
 using Offer = std::tuple<std::string, std::string, std::string, std::string, std::vector<std::string>>;
 
 std::string text_of(const runtime::CudaUuid& uuid) {
@@ -42,8 +42,9 @@ Offer device_offer(int number) {
 }  // namespace
 
 void bind_device(nb::module_& m) {
-  m.def("device_offer", &device_offer, nb::arg("number"),
-        "A CUDA device's identity, why Shoal cannot use it, NCCL, or kernels on it (\"\": it can), and the identities of all visible ones.");
+  m.def(
+      "device_offer", &device_offer, nb::arg("number"),
+      "A CUDA device's identity, why Shoal cannot use it, NCCL, or kernels on it (\"\": it can), and the identities of all visible ones.");
 }
 
 }  // namespace shoal::python

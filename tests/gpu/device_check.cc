@@ -1,5 +1,5 @@
-// Shoal's own CUDA code on one GPU: fused AdamW's bandwidth, NCCL with one rank, 2 and 4 processes that gather and add each other's shards,
-// by plain copies and by the communicator.
+// Shoal's own CUDA code on one GPU: fused AdamW's bandwidth, NCCL with one rank, 2 and 4 processes with one device. These gather and add
+// each other's shards, by plain copies and by the communicator.
 // Prints a JSON line for each part, then `N passed, N failed`. Without a GPU: exit code 2 and one sentence.
 //
 // With --fake, threads on the fakes of CUDA and NCCL take the place of processes and GPU: that tests this program.

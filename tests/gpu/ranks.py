@@ -1,7 +1,7 @@
-"""Config T on 1, 2 and 4 ranks that share one CUDA device, through Shoal's own groups and its fused AdamW: losses beside those of one rank.
+"""Config T on 1, 2 and 4 ranks that share one CUDA device, by Shoal's own groups and fused AdamW. Compares losses with those of one rank.
 
-With --device cpu, 1 and 2 ranks have units outside of an arena as on a device, and shared memory takes the place of copies between
-processes. Prints a JSON line for each world size, then `N passed, N failed`. Without a device: exit code 2 and one sentence.
+With --device cpu, 1 and 2 ranks have units outside of an arena, as on a device. Shared memory takes the place of copies between processes.
+Prints a JSON line for each world size, then `N passed, N failed`. Without a device: exit code 2 and one sentence.
 """
 
 import argparse

@@ -80,8 +80,8 @@ class Group:
 
     @property
     def transport(self) -> str:
-        """The transport of messages: ``"shm"``; between hosts ``"tcp"``, ``"tls"``, ``"ucx"`` or ``"gloo"``; between devices ``"nccl"`` or
-        ``"cuda_ipc"``."""
+        """The transport of messages: ``"shm"``, or between hosts ``"tcp"``, ``"tls"``, ``"ucx"`` or ``"gloo"``. Between devices it is
+        ``"nccl"`` or ``"cuda_ipc"``."""
         return self._native.transport
 
     @property

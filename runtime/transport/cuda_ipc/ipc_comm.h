@@ -1,7 +1,7 @@
 // One rank of a communicator whose data travel by copies from the device memory of one process to another's (CUDA IPC). Reductions go in
 // rank order, with the bits of the transports of hosts. All functions belong to one thread at a time.
 //
-// Each rank copies its input into memory that all others have open, in chunks; then the others read it. advance() puts the next of these
+// Each rank copies its input in chunks into memory that all others have open. Then the others read it. advance() puts the next of these
 // steps on the stream once the other ranks have put theirs there.
 #pragma once
 

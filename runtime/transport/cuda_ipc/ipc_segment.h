@@ -1,9 +1,9 @@
-// The shared memory of a communicator's ranks on one host: who has joined, the handles of their device memory and events, and how far each
-// rank has come in putting work on its stream.
+// The shared memory of a communicator's ranks on one host. It has the ranks that have joined, the handles of their device memory and
+// events, and counts of the work that each rank has put on its stream.
 //
 // A rank records one of its events behind each piece of work that others wait for, then counts it here. A reader of the count makes its own
-// stream wait for that event, or for a later one. The host thus never waits for a device, and each wait is for work that was on a stream
-// before, so that waits cannot form a cycle.
+// stream wait for that event, or for a later one. So no host waits for a device. Each wait is for work that was on a stream before, and
+// waits cannot form a cycle.
 #pragma once
 
 #include <array>
