@@ -115,7 +115,9 @@ TEST_F(CudaIpcTest, ChunksOfALongReductionUseTheSameMemoryInTurn) {
 
 TEST_F(CudaIpcTest, MessagesOfOneGroupAdvanceTogether) {
   join(2);
-  std::vector<float> none, in0(50, 1), in1(50, 2), out0(50), out1(50);
+  std::vector<float> none, in0(50), in1(50), out0(50), out1(50);
+  std::iota(in0.begin(), in0.end(), 1.0f);
+  std::iota(in1.begin(), in1.end(), 1000.0f);
   ranks_[0]->begin({operation(Kind::kSend, 0, in0, none, 50, 1), operation(Kind::kReceive, 0, none, out0, 50, 1)});
   ranks_[1]->begin({operation(Kind::kSend, 1, in1, none, 50, 0), operation(Kind::kReceive, 1, none, out1, 50, 0)});
   finish();
