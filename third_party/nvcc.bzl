@@ -5,7 +5,10 @@ load(":python.bzl", "find_package")
 def _nvcc(ctx):
     # The wheel nvidia-cuda-nvcc puts the compiler into the folder nvidia/cu13 of the Python environment (requirements-cuda.txt).
     wheel = find_package(ctx, "nvidia.cu13")
-    places = [ctx.os.environ.get("SHOAL_NVCC"), ctx.which("nvcc"), "/usr/local/cuda/bin/nvcc", wheel + "/bin/nvcc" if wheel else None]
+    named = ctx.os.environ.get("SHOAL_NVCC")
+    places = [named, ctx.which("nvcc"), "/usr/local/cuda/bin/nvcc", wheel + "/bin/nvcc" if wheel else None]
+    if named == "none":  # builds as on a machine without nvcc
+        places = []
     nvcc, release = "", ""
     for place in places:
         if not place or nvcc or not ctx.path(str(place)).exists:
