@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/net/interfaces.h"
 #include "runtime/transport/tcp/connecting/calls.h"
 #include "runtime/transport/tcp/peer.h"
 
@@ -112,7 +113,8 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
 
 Result<void> TcpLayer::open() {
   SHOAL_OK(poller_.open());
-  SHOAL_TRY(own_.host, address_of_interface(options_.interface));
+  SHOAL_TRY(const auto interface, find_interface(options_.interface));
+  own_.host = interface.address;
   own_.token = Token::random(*random_);
   SHOAL_OK(gate_.open(own_));
   SHOAL_TRY(const auto all, options_.exchange(own_.text()));

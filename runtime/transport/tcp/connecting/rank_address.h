@@ -1,4 +1,4 @@
-// The address at which a rank listens for data connections, as the ranks of a group exchange it; and the choice of the interface.
+// The address at which a rank listens for data connections, as the ranks of a group exchange it.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,5 @@ struct RankAddress {
   // InvalidArgument for another protocol, another byte order, or a malformed text. `rank` names its sender in the error.
   static Result<RankAddress> parse(const std::string& text, int rank);
 };
-
-// This host's numeric address on an interface, "eth0", or the address itself. An empty name chooses the first interface that is up and not
-// the loopback one. InvalidArgument/NoInterface, with the names of those that exist, if there is none with an address.
-Result<std::string> address_of_interface(const std::string& name);
 
 }  // namespace shoal::runtime
