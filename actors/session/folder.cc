@@ -211,6 +211,7 @@ Result<void> SessionFolder::write_tls(const SessionTls& tls) const {
   if (!tls.authority.key.empty()) SHOAL_OK(write_file(folder + "ca.key", tls.authority.key));
   SHOAL_OK(write_file(folder + "node.pem", tls.own.certificate));
   SHOAL_OK(write_file(folder + "node.key", tls.own.key));
+  SHOAL_OK(write_file(folder + "network.json", json({{"interface", tls.interface}, {"data_tls", tls.data_tls}}).dump() + "\n"));
   // Written last, since has_tls() looks for this file.
   return write_file(folder + "host", tls.host);
 }
@@ -234,6 +235,12 @@ Result<Credentials> SessionFolder::credentials() const {
   SHOAL_TRY(own.certificate, read_file(folder + "node.pem"));
   SHOAL_TRY(own.key, read_file(folder + "node.key"));
   SHOAL_TRY(out.host, read_file(folder + "host"));
+  SHOAL_TRY(const std::string network, read_file(folder + "network.json"));
+  const auto chosen = json::parse(network, nullptr, false);
+  const auto value = [&](const char* key) { return chosen.is_object() ? chosen.value(key, json()) : json(); };
+  if (!value("interface").is_string() || !value("data_tls").is_boolean()) return fail(data_loss(folder + "network.json is damaged"));
+  out.interface = value("interface");
+  out.data_tls = value("data_tls");
   SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::of(authority));
   auto tls = runtime::Tls::make(fingerprint, own);
   if (!tls) return fail(Error(tls.error()).in("reading " + folder));

@@ -6,7 +6,8 @@
 //   ROOT/NAME/pids/ROLE.PID  one file per head and node, with its start time, so that a reused pid does not count.
 //   ROOT/NAME/logs/          logs of head, node and workers.
 //   ROOT/NAME/state.sqlite   state that survives the head.
-//   ROOT/NAME/tls/           certificates of a multi-host cluster, 0600: ca.pem, node.pem, node.key, host, and at the head ca.key.
+//   ROOT/NAME/tls/           certificates of a multi-host cluster, 0600: ca.pem, node.pem, node.key, host, and at the head ca.key. Also
+//                            network.json, with the interface and the encryption of data between hosts.
 //
 // A host that joined a cluster has its own folder for it, without a head.
 #pragma once
@@ -42,6 +43,8 @@ struct SessionTls {
   runtime::KeyedCertificate authority;  // its key is only on the head's host
   runtime::KeyedCertificate own;
   std::string host;
+  std::string interface = {};  // as in Credentials, as is data_tls
+  bool data_tls = false;
 };
 
 struct SessionProcess {

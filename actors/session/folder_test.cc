@@ -43,10 +43,14 @@ TEST_F(FolderTest, CertificatesAreForThisUserAlone) {
   tls.authority = runtime::make_authority("test", validity).value();
   tls.own = runtime::make_certificate(tls.authority, "10.0.0.1", validity).value();
   tls.host = "10.0.0.1";
+  tls.interface = "eth1";
+  tls.data_tls = true;
   ASSERT_TRUE(folder.write_tls(tls));
   const Credentials credentials = folder.credentials().value();
   EXPECT_EQ(credentials.token, token_);
   EXPECT_EQ(credentials.host, "10.0.0.1");
+  EXPECT_EQ(credentials.interface, "eth1");
+  EXPECT_TRUE(credentials.data_tls);
   EXPECT_TRUE(credentials.tls->listens());
   EXPECT_EQ(credentials.tls->authority(), runtime::Fingerprint::of(tls.authority.certificate).value());
   EXPECT_EQ(credentials.endpoint("x").to_string(), "10.0.0.1:0/@x");
@@ -54,6 +58,9 @@ TEST_F(FolderTest, CertificatesAreForThisUserAlone) {
   for (const auto& file : std::filesystem::directory_iterator(folder.path() + "/tls")) {
     EXPECT_EQ(file.status().permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write) << file.path();
   }
+  std::ofstream(folder.path() + "/tls/network.json") << R"({"interface": 7})";
+  EXPECT_EQ(folder.credentials().error().code(), Code::kDataLoss);
+  ASSERT_TRUE(folder.write_tls(tls));
   std::filesystem::remove(folder.path() + "/tls/node.key");
   EXPECT_FALSE(folder.credentials());
 }

@@ -27,6 +27,7 @@ void bind_refs(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_metrics(nb::module_& m);
 void bind_channel(nb::module_& m);
+void bind_network(nb::module_& m);
 void bind_collective(nb::module_& m);
 void bind_device(nb::module_& m);
 void bind_step_graph(nb::module_& m);

@@ -1,7 +1,6 @@
 #include <cstdio>
 
 #include "python/native/collective.h"
-#include "runtime/net/sealed.h"
 #include "runtime/transport/make_communicator.h"
 #include "runtime/transport/reduction.h"
 
@@ -46,27 +45,6 @@ WorkPtr submit(F&& fn) {
 
 }  // namespace
 
-runtime::MessageNetwork message_network(const actors::Credentials& credentials, int rank, int world_size, const std::string& kind,
-                                        const std::string& interface, bool sealed, const PyExchange& call, const std::string& name) {
-  runtime::MessageNetwork out;
-  out.rank = rank;
-  out.world_size = world_size;
-  out.exchange = [&call, name, rank, token = sealed ? std::optional(credentials.token) : std::nullopt](
-                     const std::string& own) -> Result<std::vector<std::string>> {
-    const auto context = [&](std::size_t r) { return name + " of rank " + std::to_string(r); };
-    SHOAL_TRY(auto all, call(name, token ? runtime::seal(*token, context(static_cast<std::size_t>(rank)), own) : own));
-    for (std::size_t r = 0; token && r < all.size(); ++r) {
-      SHOAL_TRY(auto opened, runtime::unseal(*token, context(r), all[r]));
-      all[r] = std::move(opened);
-    }
-    return all;
-  };
-  out.kind = kind;
-  out.interfaces = {interface, credentials.host};
-  out.tls = credentials.tls;
-  return out;
-}
-
 namespace {
 
 // The stream on which this thread's next operations find their buffers ready.
@@ -90,10 +68,9 @@ void add_device(runtime::CommunicatorRequest& request, const PyDevice& device) {
 }  // namespace
 
 std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const std::string& name, int rank, int world_size,
-                                                     bool shares_memory, nb::object exchange, const std::string& kind,
-                                                     const std::string& interface, bool sealed, const std::string& backend,
-                                                     nb::callable open_backend, double timeout, double warn_after, bool spins,
-                                                     const PyDevice& device) {
+                                                     bool shares_memory, nb::object exchange, const PyNetwork& network,
+                                                     const std::string& backend, nb::callable open_backend, double timeout,
+                                                     double warn_after, bool spins, const PyDevice& device) {
   const auto use = session.use();
   runtime::CommunicatorRequest request;
   request.rank = rank;
@@ -110,11 +87,11 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
     if (!spins) shared.spins = 0;
     shared.open = [memory](const std::string& key, std::size_t bytes, int member) { return memory->open(key, bytes, member); };
   }
-  if (!shares_memory && kind != backend) {
+  // A backend encrypts nothing, so the network refuses it in an encrypted cluster.
+  if (!shares_memory && (network.kind != backend || use->credentials().data_tls)) {
     const auto call = make_py_exchange(std::move(exchange));
-    auto layer = without_gil([&] {
-      return runtime::make_message_layer(message_network(use->credentials(), rank, world_size, kind, interface, sealed, call, name));
-    });
+    auto layer = without_gil(
+        [&] { return runtime::make_message_layer(message_network(use->credentials(), rank, world_size, network, call, name)); });
     request.messages.emplace().open = [layer = std::move(layer)] { return Result<std::shared_ptr<runtime::MessageLayer>>(layer); };
   }
   add_device(request, device);
@@ -218,10 +195,10 @@ void bind_group(nb::module_& m, CommunicatorClass& c) {
           nb::kw_only(), nb::arg("transport"), nb::arg("number"), nb::arg("kernels") = nb::bytes(""),
           "`transport`: \"nccl\" or \"cuda_ipc\". `kernels`: code for the latter's reductions in the place of this build's.");
   c.def_static("make", &C::make, nb::arg("session"), nb::kw_only(), nb::arg("name"), nb::arg("rank"), nb::arg("world_size"),
-               nb::arg("shares_memory"), nb::arg("exchange"), nb::arg("kind"), nb::arg("interface"), nb::arg("sealed"), nb::arg("backend"),
-               nb::arg("open_backend"), nb::arg("timeout"), nb::arg("warn_after"), nb::arg("spins"), nb::arg("device"),
-               "Over shared memory if all ranks share the node's; else over a network of messages, or the backend if `kind` names it. "
-               "`device`: buffers are memory of that device.")
+               nb::arg("shares_memory"), nb::arg("exchange"), nb::arg("network"), nb::arg("backend"), nb::arg("open_backend"),
+               nb::arg("timeout"), nb::arg("warn_after"), nb::arg("spins"), nb::arg("device"),
+               "Over shared memory if all ranks share the node's; else over a network of messages, or the backend if the network's kind is "
+               "its name. `device`: buffers are memory of that device.")
       .def_prop_ro("rank", [](const C& c) { return c.get().rank(); })
       .def_prop_ro("world_size", [](const C& c) { return c.get().world_size(); })
       .def_prop_ro("generation", [](const C& c) { return c.get().generation(); })

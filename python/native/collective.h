@@ -5,18 +5,11 @@
 #include <string>
 
 #include "actors/session/node_memory.h"
-#include "python/native/py_backend.h"
+#include "python/native/network.h"
 #include "python/native/session/session.h"
 #include "runtime/transport/communicator.h"
-#include "runtime/transport/make_message_layer.h"
 
 namespace shoal::python {
-
-// The network of messages among ranks on several hosts, at `interface` or else the address of this host that the cluster uses. `kind`: as
-// in MessageNetwork. `sealed`: all ranks have the same cluster's token, with which their exchanges are encrypted. `call`: as in
-// make_py_exchange; it outlives the network.
-runtime::MessageNetwork message_network(const actors::Credentials& credentials, int rank, int world_size, const std::string& kind,
-                                        const std::string& interface, bool sealed, const PyExchange& call, const std::string& name);
 
 // The memory that a group's collectives take: of the host, or of the CUDA device with this number in its process.
 struct PyDevice {
@@ -31,12 +24,12 @@ class PyCommunicator {
       : communicator_(std::move(communicator)), memory_(std::move(memory)) {}
 
   // Chooses the transport (runtime/transport/make_communicator.h): shared memory, else messages, else the Python object that `open_backend`
-  // makes (shoal._distributed.process_group), named `backend`. `exchange`: as in make_py_exchange; `kind`: "gloo" for the backend, else as
-  // in MessageNetwork. With a device's transport, that choice is how the hosts agree.
+  // makes (shoal._distributed.process_group), named `backend`. `exchange`: as in make_py_exchange; `network.kind`: may name the backend.
+  // With a device's transport, that choice is how the hosts agree.
   static std::unique_ptr<PyCommunicator> make(PySession& session, const std::string& name, int rank, int world_size, bool shares_memory,
-                                              nb::object exchange, const std::string& kind, const std::string& interface, bool sealed,
-                                              const std::string& backend, nb::callable open_backend, double timeout, double warn_after,
-                                              bool spins, const PyDevice& device);
+                                              nb::object exchange, const PyNetwork& network, const std::string& backend,
+                                              nb::callable open_backend, double timeout, double warn_after, bool spins,
+                                              const PyDevice& device);
 
   runtime::Communicator& get() const { return *communicator_; }
   const std::shared_ptr<runtime::Communicator>& shared() const { return communicator_; }

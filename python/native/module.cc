@@ -40,6 +40,7 @@ NB_MODULE(_native, m) {
   bind_session(m);
   bind_metrics(m);
   bind_channel(m);
+  bind_network(m);
   bind_collective(m);
   bind_device(m);
   bind_step_graph(m);

@@ -620,6 +620,19 @@ class Receiver:
     def read_into(self, values: list, timeout: float | None = None) -> None:
         """Appends the next value to a list."""
 
+class Network:
+    """How ranks on several hosts reach each other."""
+
+    def __init__(self, *, kind: str = '', interface: str = '', host: str = '', sealed: bool = False, ucx_library: str = '') -> None:
+        """
+        kind: tcp, tls, ucx, a backend's name, or empty for the best of the hosts. interface: of this host, by name or address. host: this host's address, by default that in its cluster. sealed: all ranks are of one cluster. ucx_library: the path of a UCX for hosts without one.
+        """
+
+def load_ucx(packaged: str) -> tuple[str, str, list[tuple[str, str]], bool]:
+    """
+    Loads UCX: the system's, else the library `packaged`. Returns its path, its version, the transports with their devices on this host, and whether RDMA is among them. Raises Unavailable without a UCX.
+    """
+
 class Work:
     """An operation under way."""
 
@@ -655,9 +668,9 @@ class Communicator:
     """
 
     @staticmethod
-    def make(session: Session, *, name: str, rank: int, world_size: int, shares_memory: bool, exchange: object, kind: str, interface: str, sealed: bool, backend: str, open_backend: Callable, timeout: float, warn_after: float, spins: bool, device: Device) -> Communicator:
+    def make(session: Session, *, name: str, rank: int, world_size: int, shares_memory: bool, exchange: object, network: Network, backend: str, open_backend: Callable, timeout: float, warn_after: float, spins: bool, device: Device) -> Communicator:
         """
-        Over shared memory if all ranks share the node's; else over a network of messages, or the backend if `kind` names it. `device`: buffers are memory of that device.
+        Over shared memory if all ranks share the node's; else over a network of messages, or the backend if the network's kind is its name. `device`: buffers are memory of that device.
         """
 
     @property
@@ -999,9 +1012,9 @@ class ShardActor:
     """The actor that owns this rank's rows."""
 
     @staticmethod
-    def place(session: Session, gang: str, rank: int, world_size: int, replicas: int, timeout: float, warn_after: float, hosts: Sequence[int] = [], exchange: object | None = None, transport: str = '', interface: str = '', sealed: bool = False, in_rank_order: bool = False, place_as: tuple[int, int] = (-1, 0)) -> ShardActor:
+    def place(session: Session, gang: str, rank: int, world_size: int, replicas: int, timeout: float, warn_after: float, hosts: Sequence[int] = [], exchange: object | None = None, network: Network = ..., in_rank_order: bool = False, place_as: tuple[int, int] = (-1, 0)) -> ShardActor:
         """
-        hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every rank has passed. transport: tcp, tls, ucx or empty. place_as: (rank, ranks) at this head, (-1, 0) for all.
+        hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all.
         """
 
     def add_unit(self, name: str, parameters: Sequence[ParameterSpec], options: UnitOptions, arena: str = '') -> ShardedUnit:

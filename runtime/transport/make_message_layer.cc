@@ -1,15 +1,13 @@
 #include "runtime/transport/make_message_layer.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <netinet/in.h>
-
 #include <algorithm>
-#include <filesystem>
+#include <optional>
 
 #include <fmt/format.h>
 
+#include "runtime/net/interfaces.h"
 #include "runtime/transport/tcp/tcp_layer.h"
+#include "runtime/transport/ucx/rdma_devices.h"
 #include "runtime/transport/ucx/ucx_layer.h"
 #include "runtime/transport/ucx/ucx_library.h"
 
@@ -17,33 +15,19 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr const char* kRdmaDevices = "/sys/class/infiniband";
-
-bool has_rdma() {
-  std::error_code ignored;
-  const std::filesystem::directory_iterator devices(kRdmaDevices, ignored);
-  return !ignored && devices != std::filesystem::directory_iterator();
+// The interface of this rank; empty: the network's choice.
+Result<Interface> interface_of(const MessageNetwork& network) {
+  if (!network.interface.empty()) return find_interface(network.interface);
+  if (network.host.empty()) return Interface();
+  return find_interface(network.host).value_or(Interface());
 }
 
-struct Interface {
-  std::string name, address;  // empty: the network's choice
-};
-
-// The first of these interfaces, or IPv4 addresses, that this host has.
-Interface first_of_host(const std::vector<std::string>& interfaces) {
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return {};
-  Interface out;
-  for (const auto& wished : interfaces) {
-    for (const ifaddrs* i = all; i != nullptr && out.name.empty() && !wished.empty(); i = i->ifa_next) {
-      char address[INET_ADDRSTRLEN] = {};
-      if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET) continue;
-      (void)inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(i->ifa_addr)->sin_addr, address, sizeof address);
-      if (wished == address || wished == i->ifa_name) out = {i->ifa_name, address};
-    }
-  }
-  freeifaddrs(all);
-  return out;
+// True if UCX reaches others by RDMA from the rank's interface, or from any of the host's if the user has not chosen one.
+bool has_rdma(const MessageNetwork& network) {
+  const auto chosen = network.interface.empty() ? Interface() : find_interface(network.interface).value_or(Interface());
+  if ((chosen.name.empty() && !network.interface.empty()) || rdma_devices(chosen.name).empty()) return false;
+  const auto library = UcxLibrary::load(network.ucx_library);
+  return library && std::ranges::any_of((*library)->transports(), &UcxTransport::is_rdma);
 }
 
 constexpr char kOwn = '+', kError = '!';
@@ -69,7 +53,7 @@ Result<std::shared_ptr<MessageLayer>> make_together(const MessageNetwork& networ
 
 Result<std::shared_ptr<MessageLayer>> make_ucx(const MessageNetwork& network) {
   // A rank without the library reports that, so that no rank waits for it.
-  const auto library = UcxLibrary::load();
+  const auto library = UcxLibrary::load(network.ucx_library);
   SHOAL_TRY(const auto reasons, network.exchange(library ? std::string() : library.error().message()));
   for (std::size_t r = 0; r < reasons.size(); ++r) {
     if (!reasons[r].empty()) {
@@ -78,8 +62,10 @@ Result<std::shared_ptr<MessageLayer>> make_ucx(const MessageNetwork& network) {
                       .with_hint("install UCX on every host (Debian: libucx0), or use tcp"));
     }
   }
-  return make_together(network, [&](const auto& exchange) {
-    return make_ucx_layer({network.rank, network.world_size, exchange, first_of_host(network.interfaces).name});
+  return make_together(network, [&](const auto& exchange) -> Result<std::shared_ptr<MessageLayer>> {
+    SHOAL_TRY(const auto interface, interface_of(network));
+    const auto devices = ucx_net_devices(interface.name, !network.interface.empty());
+    return make_ucx_layer({network.rank, network.world_size, exchange, devices});
   });
 }
 
@@ -87,40 +73,62 @@ Result<std::shared_ptr<MessageLayer>> make_tcp(const MessageNetwork& network, st
   TcpOptions options;
   options.rank = network.rank;
   options.world_size = network.world_size;
-  options.interface = first_of_host(network.interfaces).address;
   options.tls = std::move(tls);
-  return make_together(network, [&](const auto& exchange) {
+  return make_together(network, [&](const auto& exchange) -> Result<std::shared_ptr<MessageLayer>> {
+    SHOAL_TRY(const auto interface, interface_of(network));
+    options.interface = interface.address;
     options.exchange = exchange;
     return make_tcp_layer(std::move(options));
   });
 }
 
+// Why this rank cannot have the transport that it asks for.
+std::optional<Error> refusal(const MessageNetwork& network, const std::string& kind) {
+  if (network.encrypted && kind != "tls") {
+    return invalid_argument(fmt::format("this cluster's data travels in TLS only, and SHOAL_TRANSPORT asks for '{}'", kind))
+        .with_reason("NotEncrypted")
+        .with_hint("unset SHOAL_TRANSPORT, or start the cluster without --data-tls");
+  }
+  if (!kind.empty() && kind != "tcp" && kind != "tls" && kind != "ucx")
+    return invalid_argument(fmt::format("there is no transport '{}' between hosts", kind)).with_hint("tcp, tls or ucx");
+  if (kind == "tls" && !network.tls) {
+    return invalid_argument("tls needs the certificate of a cluster over several hosts, which this process does not have")
+        .with_reason("NoCertificate")
+        .with_hint("start the head with `shoal start --head --host ADDRESS`, or use tcp");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<MessageLayer>> make_message_layer(const MessageNetwork& network) {
-  const std::string wish = !network.kind.empty() ? network.kind : has_rdma() && UcxLibrary::load() ? "rdma" : "any";
-  SHOAL_TRY(const auto wishes, network.exchange(network.kind == "tls" && !network.tls ? "tls without a certificate" : wish));
-  if (!network.kind.empty() && network.kind != "tcp" && network.kind != "tls" && network.kind != "ucx") {
-    return fail(invalid_argument(fmt::format("there is no transport '{}' between hosts", network.kind)).with_hint("tcp, tls or ucx"));
-  }
-  if (network.kind == "tls" && !network.tls) {
-    return fail(invalid_argument("tls needs the certificate of a cluster over several hosts, which this process does not have")
-                    .with_reason("NoCertificate")
-                    .with_hint("start the head with `shoal start --head --host ADDRESS`, or use tcp"));
-  }
-  const auto all = [&](const char* kind) { return std::ranges::all_of(wishes, [&](const std::string& w) { return w == kind; }); };
-  const auto any = [&](const char* kind) { return std::ranges::find(wishes, kind) != wishes.end(); };
-  if (!all("any") && (!network.kind.empty() || any("ucx") || any("tcp") || any("tls"))) {
-    for (std::size_t r = 0; r < wishes.size(); ++r) {
-      if (wishes[r] == wish) continue;
-      return fail(
-          invalid_argument(fmt::format("the ranks' transports differ: {} on rank {}, {} on rank {}", wish, network.rank, wishes[r], r))
-              .with_reason("Diverged")
-              .with_hint("set SHOAL_TRANSPORT alike on every rank"));
-    }
+  const std::string kind = network.kind.empty() && network.encrypted ? "tls" : network.kind;
+  const auto refused = refusal(network, kind);
+  const std::string wish = refused ? fmt::format("{}, which is refused", kind) : !kind.empty() ? kind : has_rdma(network) ? "rdma" : "any";
+  SHOAL_TRY(const auto wishes, network.exchange(wish));
+  if (refused) return fail(*refused);
+  const auto all = [&](const char* wished) { return std::ranges::all_of(wishes, [&](const std::string& w) { return w == wished; }); };
+  // Ranks without a wish follow RDMA or TCP, whichever all of them have.
+  const auto open = [](const std::string& w) { return w == "any" || w == "rdma"; };
+  for (std::size_t r = 0; r < wishes.size(); ++r) {
+    if (wishes[r] == wish || (open(wishes[r]) && open(wish))) continue;
+    return fail(
+        invalid_argument(fmt::format("the ranks' transports differ: {} on rank {}, {} on rank {}", wish, network.rank, wishes[r], r))
+            .with_reason("Diverged")
+            .with_hint("set SHOAL_TRANSPORT alike on every rank"));
   }
   if (wish == "ucx" || all("rdma")) return make_ucx(network);
   return make_tcp(network, wish == "tls" ? network.tls : nullptr);
+}
+
+Result<UcxDescription> describe_ucx(const std::string& ucx_library) {
+  SHOAL_TRY(const UcxLibrary* library, UcxLibrary::load(ucx_library));
+  UcxDescription out{library->path, library->version, {}, false};
+  for (const auto& transport : library->transports()) {
+    out.transports.emplace_back(transport.name, transport.device);
+    out.has_rdma |= transport.is_rdma();
+  }
+  return out;
 }
 
 }  // namespace shoal::runtime

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/core/result.h"
@@ -17,16 +18,29 @@ struct MessageNetwork {
   int world_size = 1;
   // Returns what each rank has passed, in the order of ranks. Every rank makes the same calls. The bytes are secret, and trusted.
   std::function<Result<std::vector<std::string>>(const std::string& own)> exchange;
-  // "tcp"; "tls", TCP with encryption; or "ucx". Empty: UCX if every rank's host has RDMA and UCX, else TCP.
+  // "tcp"; "tls", TCP with encryption; or "ucx". Empty: UCX if every rank's host has RDMA and a UCX with it, else TCP.
   std::string kind;
-  // Network interfaces, as "eth0", or addresses: the first one that this host has is used. Without any, the network
-  // chooses.
-  std::vector<std::string> interfaces;
+  bool encrypted = false;  // the cluster's data travels in TLS only; an empty `kind` is "tls" then
+  // The user's choice of a network interface, "eth0", or of an address of this host. Empty: the interface with the address `host`.
+  std::string interface;
+  std::string host;                // this host's address in its cluster; where no interface has it, the network chooses
+  std::string ucx_library;         // where the system has no UCX (UcxLibrary::load)
   std::shared_ptr<const Tls> tls;  // for "tls": the host's certificate
 };
 
-// Every rank makes the call, which waits for the others. Errors: InvalidArgument for an unknown kind, if the ranks' kinds differ, or for
-// "tls" without a certificate; Unavailable/NoUcx if a rank's host has no UCX.
+// Every rank makes the call, which waits for the others. Returns InvalidArgument for an unknown kind or interface, if the ranks' kinds
+// differ, or for "tls" without a certificate. In an encrypted cluster it does so for every kind but "tls". Returns Unavailable/NoUcx if a
+// rank's host has no UCX.
 Result<std::shared_ptr<MessageLayer>> make_message_layer(const MessageNetwork& network);
+
+// The UCX that this process loads.
+struct UcxDescription {
+  std::string path, version;
+  std::vector<std::pair<std::string, std::string>> transports;  // with their devices: ("tcp", "eth0")
+  bool has_rdma = false;
+};
+
+// `ucx_library`: as in MessageNetwork. Unavailable/NoUcx if there is none.
+Result<UcxDescription> describe_ucx(const std::string& ucx_library);
 
 }  // namespace shoal::runtime

@@ -44,17 +44,17 @@ nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, std
 }
 
 std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout,
-                                  double warn_after, std::vector<int> hosts, nb::object exchange, const std::string& transport,
-                                  const std::string& interface, bool sealed, bool in_rank_order, std::pair<int, int> place_as) {
+                                  double warn_after, std::vector<int> hosts, nb::object exchange, const PyNetwork& network,
+                                  bool in_rank_order, std::pair<int, int> place_as) {
   ShardActor::Options o;
   o.gang = gang;
   o.rank = rank;
   o.world_size = world_size;
   o.replicas = replicas;
   if (!hosts.empty()) {
-    o.open_layer = [credentials = session.use()->credentials(), rank, world_size, transport, interface, sealed,
+    o.open_layer = [credentials = session.use()->credentials(), rank, world_size, network,
                     call = make_py_exchange(std::move(exchange))](const std::string& name) {
-      return runtime::make_message_layer(message_network(credentials, rank, world_size, transport, interface, sealed, call, name));
+      return runtime::make_message_layer(message_network(credentials, rank, world_size, network, call, name));
     };
     o.model.host_of_rank = std::move(hosts);
   }
@@ -129,10 +129,10 @@ void bind_shard_actor(nb::module_& m) {
       .def_static(
           "place", &place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"),
           nb::arg("timeout"), nb::arg("warn_after"), nb::arg("hosts") = std::vector<int>(), nb::arg("exchange") = nb::none(),
-          nb::arg("transport") = "", nb::arg("interface") = "", nb::arg("sealed") = false, nb::arg("in_rank_order") = false,
-          nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
+          nb::arg("network") = PyNetwork(), nb::arg("in_rank_order") = false, nb::arg("place_as") = std::make_pair(-1, 0),
+          nb::keep_alive<0, 1>(),
           "hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every "
-          "rank has passed. transport: tcp, tls, ucx or empty. place_as: (rank, ranks) at this head, (-1, 0) for all.")
+          "rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all.")
       .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("options"), nb::arg("arena") = "",
            "arena: that of another mesh's unit with these parameters, which the new unit takes over; empty: a new one.")
       .def("make_model", &make_model, nb::arg("units"), nb::arg("names"), nb::arg("slots"),

@@ -11,9 +11,9 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from shoal import _native
-from shoal._core.process import started_by_node, state
+from shoal._core.process import state
 from shoal._distributed.process_group import ProcessGroupBackend
-from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, default_store, interface
+from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, default_store, network
 from shoal.exceptions import DeadlineExceeded
 
 __all__ = ["Exchange", "make_communicator"]
@@ -77,9 +77,7 @@ def make_communicator(
         world_size=len(ranks),
         shares_memory=shares_memory,
         exchange=Exchange(name, len(ranks), rank, store),
-        kind=TRANSPORT,
-        interface=interface(),
-        sealed=started_by_node(),
+        network=network(),
         backend="gloo",
         open_backend=lambda: ProcessGroupBackend(store or default_store(), rank, len(ranks), name, timeout, WARN_AFTER),
         timeout=timeout,

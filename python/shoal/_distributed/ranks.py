@@ -21,6 +21,7 @@ from shoal import _native
 from shoal._core.attach import attach_worker
 from shoal._core.local_cluster import start_local
 from shoal._core.process import retry_delay_ms, started_by_node, state
+from shoal._core.ucx import packaged_library
 from shoal.exceptions import InvalidArgument
 
 # Seconds until a rank's wait for its peers fails, and until it warns.
@@ -31,11 +32,19 @@ WARN_AFTER = 5.0
 TRANSPORT = os.environ.get("SHOAL_TRANSPORT", "")
 
 
-def interface() -> str:
-    """Returns the network interface, or the address, for data between hosts: ``SHOAL_INTERFACE``, or the address by which this host reaches
-    ``MASTER_ADDR`` under a launcher. Empty: the cluster's."""
-    if name := os.environ.get("SHOAL_INTERFACE"):
-        return name
+def network(kind: str = TRANSPORT) -> _native.Network:
+    """Returns this rank's choices for data between hosts. The interface is that of ``SHOAL_INTERFACE`` (a name or an address), else the one
+    with this host's address in the cluster. Under a launcher, that is the address by which this host reaches ``MASTER_ADDR``."""
+    return _native.Network(
+        kind=kind,
+        interface=os.environ.get("SHOAL_INTERFACE", ""),
+        host=_address_towards_master(),
+        sealed=started_by_node(),
+        ucx_library=packaged_library(),
+    )
+
+
+def _address_towards_master() -> str:
     if started_by_node() or not (master := os.environ.get("MASTER_ADDR")):
         return ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:

@@ -89,10 +89,10 @@ Result<void> UcxLayer::open(const UcxOptions& options) {
   if (const auto status = ucx_.config_read(nullptr, nullptr, &config); status != UCS_OK) return fail(error("reading the settings", status));
   // Ranks of one host share memory without UCX; its shared memory would be dropped under peer error handling in any case.
   if (std::getenv("UCX_TLS") == nullptr) (void)ucx_.config_modify(config, "TLS", "^posix,sysv,cma,knem,xpmem");
-  if (!options.interface.empty()) {
-    if (const auto status = ucx_.config_modify(config, "NET_DEVICES", options.interface.c_str()); status != UCS_OK) {
+  if (!options.devices.empty() && std::getenv("UCX_NET_DEVICES") == nullptr) {
+    if (const auto status = ucx_.config_modify(config, "NET_DEVICES", options.devices.c_str()); status != UCS_OK) {
       ucx_.config_release(config);
-      return fail(error("choosing the interface", status));
+      return fail(error("choosing the network's devices", status));
     }
   }
   ucp_params_t params{};

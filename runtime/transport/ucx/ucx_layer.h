@@ -18,7 +18,7 @@ struct UcxOptions {
   int world_size = 1;
   // Returns what each rank passed, in their order. Called once by every rank; the bytes travel over an authenticated channel.
   std::function<Result<std::vector<std::string>>(const std::string& own)> exchange;
-  std::string interface;  // "eth0"; empty: UCX chooses
+  std::string devices;  // as UCX_NET_DEVICES, which comes first: "mlx5_0:1,ib0"; empty: UCX chooses
 };
 
 // Unavailable/NoUcx without the library. InvalidArgument if a rank's host has another byte order or protocol.

@@ -2,8 +2,13 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstdlib>
-#include <vector>
+#include <memory>
+#include <sstream>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -12,8 +17,9 @@ namespace shoal::runtime {
 namespace {
 
 constexpr const char* kSystem = "libucp.so.0";
+constexpr std::array<std::string_view, 4> kRdma = {"rc_", "dc_", "ud_", "srd"};  // beginnings of the names of transports
 
-Result<UcxLibrary> open(const std::string& path) {
+Result<UcxLibrary> open_one(const std::string& path) {
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return fail(unavailable(dlerror()));
   UcxLibrary ucx;
@@ -24,6 +30,7 @@ Result<UcxLibrary> open(const std::string& path) {
   };
   find(ucx.init_version, "ucp_init_version");
   find(ucx.cleanup, "ucp_cleanup");
+  find(ucx.context_print_info, "ucp_context_print_info");
   find(ucx.config_read, "ucp_config_read");
   find(ucx.config_modify, "ucp_config_modify");
   find(ucx.config_release, "ucp_config_release");
@@ -57,29 +64,75 @@ Result<UcxLibrary> open(const std::string& path) {
   return ucx;
 }
 
-Result<UcxLibrary> open_first() {
-  // UCX reads these when it is loaded. Its own handlers of SIGSEGV would hide the process's, and each peer's end would print lines.
-  setenv("UCX_ERROR_SIGNALS", "", 0);
-  setenv("UCX_LOG_LEVEL", "fatal", 0);
-  std::vector<std::string> paths{kSystem};
-  if (const char* named = std::getenv("SHOAL_UCX_LIBRARY"); named != nullptr && *named != 0) paths.emplace_back(named);
+// The transports in the description of a context, which has lines such as "#  resource 1 :  md 1  dev 1  flags -- tcp/eth0".
+std::vector<UcxTransport> transports_in(const std::string& description) {
+  std::vector<UcxTransport> out;
+  std::istringstream lines(description);
+  for (std::string line; std::getline(lines, line);) {
+    const auto name = line.rfind(' '), slash = line.find('/', name == std::string::npos ? 0 : name);
+    if (line.find(" resource ") == std::string::npos || slash == std::string::npos) continue;
+    out.push_back({line.substr(name + 1, slash - name - 1), line.substr(slash + 1)});
+  }
+  return out;
+}
+
+}  // namespace
+
+bool UcxTransport::is_rdma() const {
+  return std::ranges::any_of(kRdma, [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+std::vector<std::string> UcxLibrary::candidates(const std::string& named, const std::string& packaged) {
+  if (!named.empty()) return {named};
+  std::vector<std::string> out{kSystem};
+  if (!packaged.empty()) out.push_back(packaged);
+  return out;
+}
+
+Result<UcxLibrary> UcxLibrary::open(std::span<const std::string> paths) {
   std::string attempts;
   for (const auto& path : paths) {
-    auto library = open(path);
+    auto library = open_one(path);
     if (library) return library;
     attempts += (attempts.empty() ? "" : "; ") + library.error().message();
   }
   return fail(unavailable("UCX could not be loaded: " + attempts)
                   .with_reason("NoUcx")
-                  .with_hint("install libucx0 (Debian) or pip install 'shoal-fsdp[ucx]'"));
+                  .with_hint("install libucx0 (Debian, with InfiniBand), or pip install 'shoal[ucx]'"));
 }
 
-}  // namespace
-
-Result<const UcxLibrary*> UcxLibrary::load() {
-  static const Result<UcxLibrary> library = open_first();
+Result<const UcxLibrary*> UcxLibrary::load(const std::string& packaged) {
+  static const Result<UcxLibrary> library = [&] {
+    // UCX reads these when it is loaded. Its own handlers of SIGSEGV would hide the process's, and each peer's end would print lines.
+    setenv("UCX_ERROR_SIGNALS", "", 0);
+    setenv("UCX_LOG_LEVEL", "fatal", 0);
+    const char* named = std::getenv("SHOAL_UCX_LIBRARY");
+    return open(candidates(named != nullptr ? named : "", packaged));
+  }();
   if (!library) return fail(library.error());
   return &*library;
+}
+
+std::vector<UcxTransport> UcxLibrary::transports() const {
+  ucp_config_t* config = nullptr;
+  if (config_read(nullptr, nullptr, &config) != UCS_OK) return {};
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_TAG;
+  ucp_context_h context = nullptr;
+  const auto made = init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context);
+  config_release(config);
+  if (made != UCS_OK) return {};
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* const stream = open_memstream(&text, &size);
+  if (stream != nullptr) {
+    context_print_info(context, stream);
+    std::fclose(stream);
+  }
+  cleanup(context);
+  const std::unique_ptr<char, decltype(&std::free)> owned(text, &std::free);
+  return transports_in(std::string(text != nullptr ? text : "", size));
 }
 
 }  // namespace shoal::runtime

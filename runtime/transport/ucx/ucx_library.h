@@ -1,24 +1,43 @@
-// UCX, loaded at run time: one binary runs with and without it. The system's libucp.so.0 comes first, since it may know the host's network
-// cards; SHOAL_UCX_LIBRARY names another one.
+// UCX, loaded at run time: one binary runs with and without it.
 #pragma once
 
 #include <ucp/api/ucp.h>
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/core/result.h"
 
 namespace shoal::runtime {
 
+// A way to the network that UCX has found on this host.
+struct UcxTransport {
+  std::string name;    // "tcp", "rc_mlx5"
+  std::string device;  // "eth0", "mlx5_0:1"
+
+  bool is_rdma() const;
+  bool operator==(const UcxTransport&) const = default;
+};
+
 struct UcxLibrary {
-  // Loads the library on the first call. Unavailable/NoUcx with both attempts where there is none.
-  static Result<const UcxLibrary*> load();
+  // The libraries to try, in this order. `named`, from SHOAL_UCX_LIBRARY, is the only one if it is set. Otherwise the system's comes first,
+  // because it may have the drivers of the host's network cards; `packaged`, of a Python package, comes second.
+  static std::vector<std::string> candidates(const std::string& named, const std::string& packaged);
+  // Opens the first of these that is a UCX. Unavailable/NoUcx with all attempts if there is none.
+  static Result<UcxLibrary> open(std::span<const std::string> paths);
+  // The library of this process, which the first call opens.
+  static Result<const UcxLibrary*> load(const std::string& packaged = "");
+
+  // Opens the network for a moment, which takes milliseconds. Empty if that fails.
+  std::vector<UcxTransport> transports() const;
 
   std::string path;     // the library
   std::string version;  // "1.13.1"
 
   decltype(&ucp_init_version) init_version;
   decltype(&ucp_cleanup) cleanup;
+  decltype(&ucp_context_print_info) context_print_info;
   decltype(&ucp_config_read) config_read;
   decltype(&ucp_config_modify) config_modify;
   decltype(&ucp_config_release) config_release;

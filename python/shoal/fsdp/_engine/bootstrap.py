@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
 from shoal._actors.handle import ActorHandle
-from shoal._core.process import started_by_node, state
+from shoal._core.process import state
 from shoal._distributed.communicator import Exchange
-from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, attach, default_mesh, gang_name, interface
+from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, attach, default_mesh, gang_name, network
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable
 from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._parameters.mesh import data_mesh
@@ -61,9 +61,7 @@ def place_actor(ranks: tuple[int, ...], index: int, replicas: int, gang: str = "
         warn_after=WARN_AFTER,
         hosts=[] if host.shared else list(host.host_of_rank),
         exchange=None if host.shared else Exchange(gang, len(ranks), index),
-        transport="" if TRANSPORT == "gloo" else TRANSPORT,
-        interface="" if host.shared else interface(),
-        sealed=started_by_node(),
+        network=network("" if TRANSPORT == "gloo" else TRANSPORT),
         in_rank_order=_state.in_rank_order,
         place_as=host.place_as,
     )
