@@ -80,9 +80,11 @@ std::string find_python(const Environment& environment, const std::string& argv0
 
 std::vector<std::pair<std::string, std::string>> job_variables(const Environment& environment) {
   std::vector<std::pair<std::string, std::string>> out;
+  const bool in_worker = !environment.get("SHOAL_WORKER_ID").empty();
   for (const auto& entry : environment.entries()) {
     const auto equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
+    if (in_worker && name == "SHOAL_INTERFACE") continue;  // its node's choice, for its host
     if (equals != std::string::npos && !kNotForJobs.contains(name)) out.emplace_back(name, entry.substr(equals + 1));
   }
   return out;

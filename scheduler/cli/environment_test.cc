@@ -22,6 +22,11 @@ TEST(Environment, AJobGetsTheSubmittersVariablesWithoutSecretsAndNamesOfClusters
   EXPECT_EQ(job_variables(environment), (std::vector<std::pair<std::string, std::string>>{{"A", "1"}, {"SHOAL_SPILL", "x=y"}}));
 }
 
+TEST(Environment, AJobGetsTheSubmittersInterfaceButNotThatOfAWorker) {
+  EXPECT_EQ(job_variables(Environment({"SHOAL_INTERFACE=ib0"})).size(), 1u);
+  EXPECT_TRUE(job_variables(Environment({"SHOAL_INTERFACE=10.0.0.1", "SHOAL_WORKER_ID=1"})).empty());
+}
+
 TEST(Environment, MemoryLimitsOutsideOfTheirRangeAreRefused) {
   const auto rule = memory_rule(Environment({"SHOAL_MEMORY_USAGE_THRESHOLD=0.5", "SHOAL_MEMORY_LIMIT=1000"}));
   ASSERT_TRUE(rule) << rule.error().to_string();

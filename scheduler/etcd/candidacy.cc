@@ -9,6 +9,8 @@
 #include <fstream>
 #include <mutex>
 
+#include <fmt/format.h>
+
 #include "runtime/core/id.h"
 #include "runtime/loop/side_thread.h"
 #include "runtime/process/process.h"
@@ -101,7 +103,9 @@ class EtcdCandidacy final : public Candidacy {
  private:
   // The first head stores what all heads share; later ones compare.
   Result<void> agree() {
-    const std::string key = address_.key("about"), mine = json({{"schema", kSchema}, {"token", options_.fingerprint}}).dump();
+    json about = {{"schema", kSchema}, {"token", options_.fingerprint}};
+    if (options_.data_tls) about["data"] = "tls";
+    const std::string key = address_.key("about"), mine = about.dump();
     SHOAL_TRY(const TxnReply reply,
               client_->txn(json::array({if_created_at(key, 0)}), json::array({put(key, mine)}), json::array({range(key)})));
     since_ = reply.revision;
@@ -109,6 +113,12 @@ class EtcdCandidacy final : public Candidacy {
     const json there = json::parse(reply.ranges[0][0].value, nullptr, false);
     if (!there.is_object() || there.value("schema", "") != kSchema) {
       return fail(invalid_argument("the cluster in " + address_.text() + " was written by another version of Shoal"));
+    }
+    if (const bool encrypted = there.value("data", "") == "tls"; there.value("token", "") == options_.fingerprint) {
+      return fail(invalid_argument(fmt::format("the heads of {} were started {} --data-tls, and this one {} it", address_.text(),
+                                               encrypted ? "with" : "without", encrypted ? "without" : "with"))
+                      .with_reason("DataTls")
+                      .with_hint("start this head as the others"));
     }
     return fail(invalid_argument("the heads of " + address_.text() + " have another token, or certificates of another authority")
                     .with_reason("TokenRefused")

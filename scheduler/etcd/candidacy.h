@@ -23,6 +23,7 @@ namespace shoal::scheduler::etcd {
 struct CandidacyOptions {
   std::string endpoint;     // where this head listens once it leads
   std::string fingerprint;  // hash of token and authority; equal for all heads of a cluster
+  bool data_tls = false;    // ranks on several hosts exchange their data in TLS only; equal for all heads
   std::int64_t ttl_s = 3;   // duration of the lease; etcd's minimum is about 2
   runtime::Duration keep_every = std::chrono::seconds(1);
   runtime::Duration look_every = std::chrono::milliseconds(200);  // interval of checks while this head waits
@@ -34,8 +35,8 @@ struct CandidacyOptions {
 
 class Candidacy {
  public:
-  // Registers the head. Returns InvalidArgument/TokenRefused if the cluster's heads have another token, Unavailable if etcd does not
-  // answer.
+  // Registers the head. Returns InvalidArgument/TokenRefused if the cluster's heads have another token, InvalidArgument/DataTls if they
+  // differ in data_tls, Unavailable if etcd does not answer.
   static Result<std::unique_ptr<Candidacy>> make(runtime::Loop& loop, runtime::Clock& clock, runtime::Random& random, runtime::Log log,
                                                  const Address& address, CandidacyOptions options);
   // Gives the lease back, so that the next head leads at once. The caller has ended its Head before.

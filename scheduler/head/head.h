@@ -46,7 +46,7 @@ class Head final : public runtime::PeerHandler {
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
     std::function<void()> on_shutdown;  // called on a request to end the cluster, once nodes are notified
     // Signs the certificate of a host that joins and has proved that it has the token. Empty in a cluster on one host.
-    std::function<Result<std::string>(const actors::SignCertificate&)> sign;
+    std::function<Result<actors::SignedCertificate>(const actors::SignCertificate&)> sign;
     std::string store;                                           // name of the store, shown by `shoal status`
     std::function<std::vector<actors::MetricFamily>()> measure;  // returns measurements of this process; may be empty
     Packages::Options packages;

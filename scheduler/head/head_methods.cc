@@ -21,9 +21,9 @@ void Head::answer_cluster() {
       return fail(invalid_argument("this cluster lives on one host and has no certificates")
                       .with_hint("start it with: shoal start --head --host ADDRESS"));
     }
-    SHOAL_TRY(const std::string certificate, options_.sign(asked));
+    SHOAL_TRY(auto certificate, options_.sign(asked));
     log_->info("host={} got a certificate", asked.host);
-    return actors::SignedCertificate{certificate};
+    return certificate;
   });
   methods_.on<Method::kPutPackage>(
       [this](Client& client, const actors::PackagePart& part) { return packages_.put(client.number(), part); });

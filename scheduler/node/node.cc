@@ -141,11 +141,16 @@ void Node::on_closed(Peer& peer, const Error& why) {
 // The variables by which a worker finds its cluster. They do not have the token, which is in the session folder, readable by this user
 // alone.
 Launcher::Env Node::environment(const actors::StartWorker& spec) const {
-  return {{"SHOAL_SESSION", options_.session},
-          {"SHOAL_NODE", listener_->endpoint().to_string()},
-          {"SHOAL_ADDRESS", fmt::format("{}", fmt::join(head_.endpoints(), ","))},
-          {"SHOAL_WORKER_ID", to_string(spec.worker)},
-          {"SHOAL_JOB_ID", to_string(spec.job)}};
+  Launcher::Env out = {{"SHOAL_SESSION", options_.session},
+                       {"SHOAL_NODE", listener_->endpoint().to_string()},
+                       {"SHOAL_ADDRESS", fmt::format("{}", fmt::join(head_.endpoints(), ","))},
+                       {"SHOAL_WORKER_ID", to_string(spec.worker)},
+                       {"SHOAL_JOB_ID", to_string(spec.job)}};
+  const auto& given = spec.launch.env;
+  for (const auto& variable : options_.variables) {
+    if (std::ranges::none_of(given, [&](const auto& e) { return e.first == variable.first; })) out.push_back(variable);
+  }
+  return out;
 }
 
 Result<actors::WithExtras<actors::Attached>> Node::attach(const Sender& sender, const actors::Attach& m) {

@@ -43,6 +43,7 @@ class Node final : public runtime::PeerHandler {
     std::string session;  // the session folder
     HeadLink::Options head;
     Workers::Options workers;
+    Launcher::Env variables;  // in the environment of each worker, unless its launch sets them
     LogBook::Options logs;
     // Ended workers whose output is kept for clients that begin to follow their job.
     std::size_t max_ended = 400;

@@ -44,10 +44,12 @@ Result<Serving> serve(RoleProcess& w, const HeadRole& role, Store& store, Head::
 // Signs the certificates of joining hosts, where the session has an authority.
 void sign_with_authority(RoleProcess& w, Head::Options& options) {
   if (!w.folder.has_tls()) return;
-  options.sign = [&w](const actors::SignCertificate& asked) -> Result<std::string> {
+  options.sign = [&w](const actors::SignCertificate& asked) -> Result<actors::SignedCertificate> {
     SHOAL_TRY(const auto authority, w.folder.authority());
     const auto now = w.clock->unix_millis() / 1000;
-    return runtime::sign_certificate(authority, asked.request, asked.host, runtime::valid_from(now, runtime::kCertificateSeconds));
+    const auto validity = runtime::valid_from(now, runtime::kCertificateSeconds);
+    SHOAL_TRY(auto certificate, runtime::sign_certificate(authority, asked.request, asked.host, validity));
+    return actors::SignedCertificate{std::move(certificate), w.credentials.data_tls};
   };
 }
 
@@ -151,6 +153,7 @@ class OneOfSeveral {
     etcd::CandidacyOptions o;
     o.endpoint = Endpoint::tcp(role_.host, held_.port()).to_string();
     o.fingerprint = fingerprint(token, authority);
+    o.data_tls = w_.credentials.data_tls;
     o.elected = [this](const etcd::Leadership& leadership) { lead(leadership); };
     o.heads = [this](std::string leader, std::vector<std::string> heads) { heads_are(std::move(leader), std::move(heads)); };
     o.ended = [this] {

@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/net/interfaces.h"
 #include "runtime/process/memory_limit.h"
 #include "runtime/shm/spill_file.h"
 #include "scheduler/node/machine.h"
@@ -77,6 +78,17 @@ void measure(runtime::SideWork& side, std::vector<pid_t> pids, MemoryMonitor::Op
       [bytes, then = std::move(then)] { then(std::move(*bytes)); });
 }
 
+// The variables by which workers use the interface that `shoal start --interface` has chosen. Those that this process has stay.
+Launcher::Env interface_variables(const actors::Credentials& credentials) {
+  if (credentials.interface.empty()) return {};
+  Launcher::Env out = {{"SHOAL_INTERFACE", credentials.interface}};
+  const auto interface = runtime::find_interface(credentials.interface);
+  for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+    if (interface && std::getenv(name) == nullptr) out.emplace_back(name, interface->name);
+  }
+  return out;
+}
+
 Result<Node::Options> node_options(RoleProcess& process, const actors::Resources& resources, const Labels& labels, const MemoryRule& memory,
                                    std::vector<Endpoint> heads, bool beside_head) {
   Node::Options o;
@@ -99,6 +111,7 @@ Result<Node::Options> node_options(RoleProcess& process, const actors::Resources
     if (!name.empty() && o.resources.units(name) == 0) o.resources.set_units(name, actors::Resources::kUnit);
   }
   o.session = process.folder.path();
+  o.variables = interface_variables(process.credentials);
   o.objects.write_aside = [&writes = process.writes](auto work, auto then) { writes.run(std::move(work), std::move(then)); };
   o.logs.folder = process.folder.logs();
   o.workers.monitor = {

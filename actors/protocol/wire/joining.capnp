@@ -12,4 +12,5 @@ struct SignCertificate {
 
 struct SignedCertificate {
   certificate @0 :Text;  # followed by the authority's certificate
+  dataTls @1 :Bool;      # the cluster encrypts data between hosts
 }

@@ -20,12 +20,15 @@ Result<SignCertificate> from_bytes(const Bytes& bytes) {
 }
 
 Bytes to_bytes(const SignedCertificate& v) {
-  return runtime::write<wire::SignedCertificate>([&](wire::SignedCertificate::Builder m) { m.setCertificate(v.certificate); });
+  return runtime::write<wire::SignedCertificate>([&](wire::SignedCertificate::Builder m) {
+    m.setCertificate(v.certificate);
+    m.setDataTls(v.data_tls);
+  });
 }
 template <>
 Result<SignedCertificate> from_bytes(const Bytes& bytes) {
   return runtime::read<wire::SignedCertificate>(
-      bytes, [](wire::SignedCertificate::Reader m) { return SignedCertificate{text(m.getCertificate())}; });
+      bytes, [](wire::SignedCertificate::Reader m) { return SignedCertificate{text(m.getCertificate()), m.getDataTls()}; });
 }
 
 }  // namespace shoal::actors

@@ -12,6 +12,7 @@ struct SignCertificate {
 };
 struct SignedCertificate {
   std::string certificate;
+  bool data_tls = false;  // ranks on several hosts exchange their data in TLS only
 };
 
 Bytes to_bytes(const SignCertificate& m);

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from shoal._actors.creation import create_gang
 from shoal._actors.registry import kill
-from shoal._core.process import session, state
+from shoal._core.process import session, started_by_node, state
 from shoal._objects.refs import ObjectRef
 from shoal._runtime_env import environment
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
@@ -21,7 +23,7 @@ from shoal.train._run import Run, Setup
 from shoal.train._worker import TrainWorker
 
 # Environment variables passed to the ranks.
-_SETTINGS = ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT", "SHOAL_TRANSPORT", "SHOAL_DEVICE_TRANSPORT")
+_SETTINGS = ("SHOAL_FSDP", "SHOAL_INTERFACE", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT", "SHOAL_TRANSPORT", "SHOAL_DEVICE_TRANSPORT")
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ class Trainer:
     GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Local ranks count within a node, nodes are numbered in the order of their first
     ranks, and rank 0 listens at MASTER_ADDR. A gloo process group is initialised, so that ``shoal.fsdp.fully_shard`` works at once. With
     ``use_gpu`` it has NCCL for CUDA tensors too, and each worker's current device is its own (*unverified on hardware*).
-    Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT`` and
-    ``SHOAL_DEVICE_TRANSPORT``, unless a ``runtime_env`` sets them.
+    Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_INTERFACE``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT`` and
+    ``SHOAL_DEVICE_TRANSPORT``, unless a ``runtime_env`` sets them. The interface that this process has from its node stays with this host.
     ``on_report``: called in the driver with rank 0's metrics at each report.
     """
 
@@ -127,8 +129,7 @@ class Trainer:
         resources = scaling.resources
         s = session()
         count = _fitting(s.list("nodes"), resources, scaling) if scaling.elastic else scaling.maximum
-        given = environment.inherited().get("env_vars", {})
-        settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ and name not in given}
+        settings = _settings(s.folder)
         try:
             workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:
@@ -183,6 +184,16 @@ def _fitting(nodes: list[dict[str, Any]], resources: dict[str, float], scaling: 
     wanted = {name: amount for name, amount in resources.items() if amount > 0}
     fit = sum(min((int(has.get(name, 0) / amount + 1e-9) for name, amount in wanted.items()), default=scaling.maximum) for has in free)
     return max(scaling.minimum, min(fit, scaling.maximum))
+
+
+def _settings(session_folder: str) -> dict[str, str]:
+    """Returns the variables that the ranks get from this process."""
+    given = environment.inherited().get("env_vars", {})
+    found = {name: os.environ[name] for name in _SETTINGS if name in os.environ and name not in given}
+    network = Path(session_folder, "tls", "network.json")
+    if started_by_node() and network.is_file() and json.loads(network.read_text())["interface"] == found.get("SHOAL_INTERFACE"):
+        del found["SHOAL_INTERFACE"]
+    return found
 
 
 def _refuse_ranks() -> None:

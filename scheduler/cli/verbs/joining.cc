@@ -4,16 +4,20 @@
 #include <ctime>
 
 #include "actors/protocol/wire/joining.h"
+#include "runtime/net/interfaces.h"
 #include "scheduler/cli/session.h"
 
 namespace shoal::scheduler::cli {
 
 using actors::SessionFolder;
 
-Result<std::string> make_certificates(const SessionFolder& folder, const std::string& host, const std::string& authority) {
+Result<std::string> make_certificates(const SessionFolder& folder, const std::string& host, const std::string& authority,
+                                      const DataNetwork& network) {
   const auto now = std::time(nullptr);
   actors::SessionTls tls;
   tls.host = host;
+  tls.interface = network.interface;
+  tls.data_tls = network.tls;
   if (authority.empty()) {
     SHOAL_TRY(tls.authority, runtime::make_authority("shoal " + folder.name(), runtime::valid_from(now, runtime::kAuthoritySeconds)));
   } else {
@@ -48,11 +52,17 @@ Result<SessionFolder> join_here(const Common& common, const Found& found) {
 
 }  // namespace
 
-Result<SessionFolder> join(const Common& common, const std::string& public_host, const Found& found) {
+Result<SessionFolder> join(const Common& common, const std::string& public_host, const Found& found, const DataNetwork& network) {
   SHOAL_TRY(const auto addresses, runtime::parse_endpoints(common.target.address));
   const auto& credentials = found.credentials;
   const bool here = std::all_of(addresses.begin(), addresses.end(), [](const auto& a) { return runtime::is_loopback(a.host); });
-  if (here && !credentials.tls) return join_here(common, found);
+  if (here && !credentials.tls) {
+    if (!network.interface.empty() || network.tls) {
+      return fail(invalid_argument("a cluster on loopback has one host: --interface and --data-tls are for several")
+                      .with_hint("start it with: shoal start --head --interface NAME"));
+    }
+    return join_here(common, found);
+  }
   if (!credentials.tls) {
     return fail(invalid_argument("a cluster on another host is joined with the fingerprint of its certificates")
                     .with_reason("TlsRequired")
@@ -69,7 +79,16 @@ Result<SessionFolder> join(const Common& common, const std::string& public_host,
                                                                           to_bytes(actors::SignCertificate{asked.request, host})));
   // The answer holds the node's certificate, then the authority's.
   const auto second = answer.certificate.rfind("-----BEGIN CERTIFICATE-----");
-  actors::SessionTls tls{{second == std::string::npos ? "" : answer.certificate.substr(second), ""}, {answer.certificate, asked.key}, host};
+  if (network.tls && !answer.data_tls) {
+    return fail(invalid_argument("the cluster's head was started without --data-tls")
+                    .with_reason("DataTls")
+                    .with_hint("start the head with --data-tls; hosts that join need no such option"));
+  }
+  actors::SessionTls tls{{second == std::string::npos ? "" : answer.certificate.substr(second), ""},
+                         {answer.certificate, asked.key},
+                         host,
+                         network.interface,
+                         answer.data_tls};
   SHOAL_OK(runtime::Tls::make(credentials.tls->authority(), tls.own));
   SHOAL_TRY(const auto folder, new_session(common.target.root, credentials.token));
   const auto filled = [&]() -> Result<void> {
@@ -79,6 +98,12 @@ Result<SessionFolder> join(const Common& common, const std::string& public_host,
   if (filled) return folder;
   folder.remove();
   return fail(filled.error());
+}
+
+std::string describe_network(const actors::Credentials& credentials) {
+  const auto interface = runtime::find_interface(credentials.host);
+  return (interface ? interface->name + " (" + credentials.host + ")" : credentials.host) +
+         " for control and data; data between hosts in " + (credentials.data_tls ? "TLS" : "clear text");
 }
 
 }  // namespace shoal::scheduler::cli

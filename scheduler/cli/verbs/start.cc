@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/net/interfaces.h"
 #include "scheduler/cli/amounts.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
@@ -85,7 +86,23 @@ Result<void> check_head(const StartOptions& options, const std::string& host) {
     return fail(unimplemented("the HTTP interface is on loopback only: it speaks no TLS")
                     .with_hint("leave --dashboard-host out, and reach it from elsewhere with: ssh -L 8265:127.0.0.1:8265 " + host));
   }
+  if (options.data_tls && runtime::is_loopback(host)) {
+    return fail(invalid_argument("--data-tls is for a cluster over several hosts, and this head would listen on loopback only")
+                    .with_hint("say --interface NAME, or --host ADDRESS"));
+  }
   return {};
+}
+
+// The address at which other hosts reach this one, by --host or --interface; "" without either.
+Result<std::string> public_address(const StartOptions& options) {
+  if (options.interface.empty()) return options.host;
+  SHOAL_TRY(const auto interface, runtime::find_interface(options.interface));
+  return interface.address;
+}
+
+json network_of(const actors::Credentials& credentials) {
+  const auto interface = runtime::find_interface(credentials.host);
+  return {{"interface", interface ? interface->name : ""}, {"host", credentials.host}, {"data_tls", credentials.data_tls}};
 }
 
 // The session of a new head, and the fingerprint of its certificate authority; "" if it listens on loopback only.
@@ -102,7 +119,7 @@ Result<HeadSession> make_head_session(const Common& common, const StartOptions& 
   }
   SHOAL_TRY(auto folder, new_session(common.target.root, shared));
   if (runtime::is_loopback(host)) return HeadSession{std::move(folder), ""};
-  auto fingerprint = make_certificates(folder, host, options.authority);
+  auto fingerprint = make_certificates(folder, host, options.authority, {options.interface, options.data_tls});
   if (fingerprint) return HeadSession{std::move(folder), *std::move(fingerprint)};
   folder.remove();
   return fail(fingerprint.error());
@@ -156,6 +173,7 @@ void print_head(const Common& common, const HeadSession& session, const actors::
   const std::string& address = head.head;
   const std::string http = info ? info->http : "";
   const std::string leader = info && !info->heads.empty() ? info->heads.front() : address;
+  const auto credentials = folder.credentials();
   if (common.json) {
     print_json({{"schema", "shoal.start/1"},
                 {"address", address},
@@ -163,6 +181,7 @@ void print_head(const Common& common, const HeadSession& session, const actors::
                 {"session", folder.path()},
                 {"http", http},
                 {"ca_fingerprint", fingerprint},
+                {"network", credentials && !fingerprint.empty() ? network_of(*credentials) : json()},
                 {"leader", leader},
                 {"resources", to_json(resources)}});
   } else if (leader != address) {
@@ -175,6 +194,7 @@ void print_head(const Common& common, const HeadSession& session, const actors::
         address.c_str(), resources.to_string().c_str(), folder.path().c_str(),
         http.empty() ? "" : ("  http     " + http + "   (token: " + folder.path() + "/http-token)\n").c_str(), address.c_str());
     if (!fingerprint.empty()) {
+      if (credentials) std::printf("  network  %s\n", describe_network(*credentials).c_str());
       std::printf(
           "  join     shoal start --address %s --token-file FILE --ca-fingerprint %s\n           on another host, where FILE is a copy of "
           "%s/token\n",
@@ -185,7 +205,9 @@ void print_head(const Common& common, const HeadSession& session, const actors::
 }
 
 int start_head(const Common& common, const StartOptions& options, const actors::Resources& resources) {
-  const std::string host = options.host.empty() ? "127.0.0.1" : options.host;
+  const auto reached_at = public_address(options);
+  if (!reached_at) return failed(common, reached_at.error());
+  const std::string host = reached_at->empty() ? "127.0.0.1" : *reached_at;
   if (const auto checked = check_head(options, host); !checked) return failed(common, checked.error());
   const auto session = make_head_session(common, options, host);
   if (!session) return failed(common, session.error());
@@ -208,6 +230,21 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   return options.block ? stay(common, folder, node->pid, true) : kOk;
 }
 
+// This host's session of the cluster, which the first node of the host creates. Further nodes share its network.
+Result<SessionFolder> session_to_join(const Common& common, const StartOptions& options, const Found& found) {
+  SHOAL_TRY(const auto host, public_address(options));
+  if (!found.folder) return join(common, host, found, {options.interface, options.data_tls});
+  if (!options.interface.empty() && found.credentials.host != host) {
+    return fail(invalid_argument("this host is in the cluster with the address " +
+                                 (found.credentials.host.empty() ? "127.0.0.1" : found.credentials.host) + ", and --interface " +
+                                 options.interface + " has " + host)
+                    .with_hint("leave --interface out, or leave the cluster first: shoal stop"));
+  }
+  if (options.data_tls && !found.credentials.data_tls)
+    return fail(invalid_argument("the cluster's head was started without --data-tls").with_reason("DataTls"));
+  return *found.folder;
+}
+
 int start_joining(const Common& common, const StartOptions& options, const actors::Resources& resources) {
   const auto found = find_cluster(common.target, true);
   if (!found) return failed(common, found.error());
@@ -216,7 +253,7 @@ int start_joining(const Common& common, const StartOptions& options, const actor
     const auto client = connect_head(context, *found);
     if (!client) return failed(common, client.error());
   }
-  const auto folder = found->folder ? Result<SessionFolder>(*found->folder) : join(common, options.host, *found);
+  const auto folder = session_to_join(common, options, *found);
   if (!folder) return failed(common, folder.error());
   const auto node = start_node(common, *folder, found->endpoint, resources, options);
   if (!node) {
@@ -232,10 +269,17 @@ int start_joining(const Common& common, const StartOptions& options, const actor
       return failed(common, written.error());
     }
   }
+  const auto credentials = folder->credentials();
+  const bool over_hosts = credentials && !credentials->host.empty();
   if (common.json) {
-    print_json({{"schema", "shoal.start/1"}, {"address", found->endpoint}, {"node", node->id}, {"session", folder->path()}});
+    print_json({{"schema", "shoal.start/1"},
+                {"address", found->endpoint},
+                {"node", node->id},
+                {"network", over_hosts ? network_of(*credentials) : json()},
+                {"session", folder->path()}});
   } else {
     std::printf("Node %s joined %s with %s.\n", node->id.c_str(), found->endpoint.c_str(), resources.to_string().c_str());
+    if (over_hosts) std::printf("  network  %s\n", describe_network(*credentials).c_str());
   }
   std::fflush(stdout);
   return options.block ? stay(common, *folder, node->pid, !found->folder) : kOk;
@@ -306,7 +350,7 @@ void check_options(const CLI::App& verb, const StartOptions& options) {
   if (!options.store.empty() && given("--durability")) {
     throw CLI::ValidationError("--durability is of the database in the session's folder; etcd waits for its disks by itself");
   }
-  if (!options.authority.empty() && (options.store.empty() || options.host.empty())) {
+  if (!options.authority.empty() && (options.store.empty() || (options.host.empty() && options.interface.empty()))) {
     throw CLI::ValidationError("--authority is of a head of several, over hosts: say --head --store etcds://.. --host ADDRESS");
   }
   if (options.store.empty() &&
@@ -318,6 +362,8 @@ void check_options(const CLI::App& verb, const StartOptions& options) {
     throw CLI::ValidationError("--store and --durability are of a head: say --head");
   }
   if (!options.head && !given("--address")) throw CLI::ValidationError("say --head, or --address HOST:PORT");
+  if (!options.host.empty() && !options.interface.empty())
+    throw CLI::ValidationError("--host and --interface exclude each other: the interface has the address");
   if (options.head && given("--address")) throw CLI::ValidationError("--head and --address exclude each other");
 }
 
@@ -344,6 +390,10 @@ void add_start(CommandLine& line) {
   verb->add_option("--host,--node-ip-address", options.host,
                    "Where other hosts reach this one: a head listens there, with TLS (default: loopback only); of a host that "
                    "joins (default: its address on the way to the head)");
+  verb->add_option("--interface", options.interface,
+                   "Instead of --host: this host's network interface for control and data, by name (eth1) or address");
+  verb->add_flag("--data-tls", options.data_tls,
+                 "With --head: ranks on several hosts exchange their data in TLS, for networks that are not trusted");
   verb->add_option("--port", options.port, "Port of the head; 0 for any free one")->capture_default_str();
   add_node_options(*verb, options);
   add_head_options(*verb, options);

@@ -15,6 +15,8 @@ class CommandLine;
 struct StartOptions {
   bool head = false;
   std::string host;            // listening address of a head, public address of a joining node; "": loopback, or detected
+  std::string interface;       // the network interface of `host`, by name or address; "": not chosen
+  bool data_tls = false;       // data between hosts travels in TLS only
   std::string dashboard_host;  // "": loopback
   std::uint16_t port = 7460;
   double num_cpus = -1, num_gpus = -1, memory = -1;  // -1: all of the machine's
