@@ -18,6 +18,7 @@
 #include "runtime/transport/nccl/nccl_api.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/joining.h"
 #include "scheduler/roles/roles.h"
 
 namespace shoal::scheduler::cli {
@@ -88,8 +89,41 @@ Check torch(const std::string& interpreter) {
                        : Check{"torch", '+', found, ""};
 }
 
+// The UCX that ranks load in this interpreter.
+Check ucx(const std::string& interpreter) {
+  const std::string program = "'" + interpreter + "' -c 'from shoal._core.ucx import report; print(report())' 2>/dev/null";
+  const json found = json::parse(output_of(program), nullptr, false);
+  if (!found.is_object()) return {"ucx", '!', "not known, because the interpreter cannot import shoal", "see python above"};
+  const bool devices = found.value("devices", false);
+  const std::string fix = std::string(devices ? "" : "nothing on Ethernet; for InfiniBand or RoCE, ") +
+                          "install the system's UCX with its drivers (Debian: libucx0, ibverbs-providers)";
+  if (found.contains("error")) return {"ucx", devices ? '!' : '+', "none: ranks on other hosts are reached by TCP", devices ? fix : ""};
+  const std::string library = fmt::format("{}, version {}: {}", found.value("path", ""), found.value("version", ""),
+                                          fmt::join(found.value("transports", std::vector<std::string>()), ", "));
+  if (found.value("rdma", false)) return {"ucx", '+', library, ""};
+  return {"ucx", '!', library + "; no RDMA in this UCX, so that ranks on other hosts are reached by TCP", fix};
+}
+
+// The networks of this host's clusters over several hosts.
+Check data_network(const Common& common) {
+  std::string found;
+  for (const auto& session : SessionFolder::running(common.target.root)) {
+    const auto credentials = session.credentials();
+    if (!credentials || credentials->host.empty()) continue;
+    found += (found.empty() ? "" : "; ") + session.name() + ": " + describe_network(*credentials);
+    if (!credentials->data_tls) found += " (TCP, or UCX where every host has RDMA)";
+  }
+  if (found.empty()) found = "no cluster over several hosts runs here";
+  for (const char* name : {"SHOAL_TRANSPORT", "SHOAL_INTERFACE"}) {
+    if (const auto value = common.environment.get(name); !value.empty())
+      found += fmt::format("; programs from here have {}={}", name, value);
+  }
+  return {"data network", '+', found, ""};
+}
+
 Check transports() {
-  return {"transports", '+', "shared memory on one host, gloo between hosts, NCCL on CUDA meshes (tried on one GPU, not on several)", ""};
+  return {"transports", '+',
+          "shared memory on one host, TCP, TLS or UCX between hosts, NCCL on CUDA meshes (tried on one GPU, not on several)", ""};
 }
 
 // Names what no GPU has run yet, so that a user does not take it for tried.
@@ -116,9 +150,17 @@ Check devices() {
 }  // namespace
 
 int doctor(const Common& common) {
-  const std::vector<Check> checks = {
-      kernel(),     shared_memory(), descriptors(), resources(), sessions(common.target.root), python(common.python), torch(common.python),
-      transports(), devices()};
+  const std::vector<Check> checks = {kernel(),
+                                     shared_memory(),
+                                     descriptors(),
+                                     resources(),
+                                     sessions(common.target.root),
+                                     python(common.python),
+                                     torch(common.python),
+                                     transports(),
+                                     ucx(common.python),
+                                     data_network(common),
+                                     devices()};
   bool broken = false;
   json rows = json::array();
   for (const auto& c : checks) {
