@@ -297,12 +297,17 @@ def test_doctor_reports_findings_and_remedies(shoal_command):
     assert said["schema"] == "shoal.doctor/1"
     assert said["ok"] == (done.returncode == 0)
     names = [c["name"] for c in said["checks"]]
-    assert {"kernel", "shared memory", "python", "torch", "sessions", "devices"} <= set(names)
+    assert {"kernel", "shared memory", "python", "torch", "sessions", "devices", "ucx", "data network"} <= set(names)
     for check in said["checks"]:
         assert check["verdict"] in ("ok", "warning", "broken")
         assert check["found"]
         assert check["verdict"] == "ok" or check["fix"]
     assert all(name in done.stdout for name in names)
+    (ucx,) = [c for c in said["checks"] if c["name"] == "ucx"]
+    assert "libucp" in ucx["found"] or "none" in ucx["found"]
+    absent = shoal_command("doctor", env=shoal_command.env(SHOAL_UCX_LIBRARY="/nonexistent/libucp.so.0", SHOAL_TRANSPORT="tls"))
+    assert "none: ranks on other hosts are reached by TCP" in absent.stdout
+    assert "programs from here have SHOAL_TRANSPORT=tls" in absent.stdout
     broken = shoal_command("doctor", env=shoal_command.env(SHOAL_PYTHON="/nonexistent/python"))
     assert broken.returncode == 1
     assert "fix:" in broken.stdout
@@ -318,6 +323,12 @@ def test_a_driver_killed_before_it_reached_its_node_leaves_no_running_job(shoal_
 
 
 # ---- secrets and addresses
+
+
+def test_a_cluster_on_loopback_has_no_data_tls(shoal_command):
+    done = shoal_command("start", "--head", "--port", "0", "--data-tls")
+    assert done.returncode != 0
+    assert "--data-tls is for a cluster over several hosts" in done.stderr
 
 
 def test_a_wrong_token_exits_with_4(shoal_command, cluster):

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -107,6 +108,7 @@ class Host(Command):
     cores."""
 
     device = "cable"  # one name on all hosts, because a job inherits the variables of its submitter
+    names_device = True  # in the environment of commands
 
     def __init__(self, home: Path, name: str, namespace: str, address: str, core: int | None = None):
         super().__init__(home, before=_within(namespace) + (() if core is None else ("taskset", "-c", str(core))))
@@ -114,7 +116,7 @@ class Host(Command):
 
     def env(self, **more: str) -> dict[str, str]:
         """GLOO_SOCKET_IFNAME names the device, because no host name resolves to this host's address."""
-        return super().env(**{"GLOO_SOCKET_IFNAME": self.device, **more})
+        return super().env(**{**({"GLOO_SOCKET_IFNAME": self.device} if self.names_device else {}), **more})
 
     def listen_to_wire(self, to: Path):
         """Starts a process that writes all traffic of the cable to the file `to`, until the process is ended."""
@@ -122,8 +124,8 @@ class Host(Command):
         running.said("listening")
         return running
 
-    def traffic(self) -> Traffic:
-        (link,) = json.loads(_run(self.namespace, "ip", "-json", "-s", "link", "show", "dev", self.device))
+    def traffic(self, device: str = "") -> Traffic:
+        (link,) = json.loads(_run(self.namespace, "ip", "-json", "-s", "link", "show", "dev", device or self.device))
         return Traffic(link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"])
 
 
@@ -162,6 +164,14 @@ class Hosts:
             port = self._port(host)
             _ip("link", "add", port, "type", "veth", "peer", "name", host.device, "netns", host.namespace, namespace=self._switch)
             _ip("link", "set", port, "master", "switch", "up", namespace=self._switch)
+
+    def add_cable(self, device: str, network: str) -> None:
+        """Joins two hosts by a further cable, at which they have the addresses `network`.1 and .2."""
+        one, other = self._namespaces
+        _ip("link", "add", device, "netns", one, "type", "veth", "peer", "name", device, "netns", other)
+        for i, namespace in enumerate((one, other), 1):
+            _ip("addr", "add", f"{network}.{i}/24", "dev", device, namespace=namespace)
+            _ip("link", "set", device, "up", namespace=namespace)
 
     def _port(self, host: Host) -> str:
         return f"port{self.all.index(host)}"
@@ -265,3 +275,19 @@ def drive(host, body, within=LIMIT_S, **env):
     driver = host.driver(ACTORS + body, **env)
     assert driver.code(within) == 0, driver.err
     return driver.out
+
+
+def run_ranks(host: Host, program: Path, *words: str, code: int = 0, **env: str):
+    """Runs hosts_exchange.py on each of two hosts, which have the resource `one_each`. Returns what its ranks print, by rank. If `code` is
+    not 0, the job has to fail; then returns its output."""
+    done = host(
+        "submit", "--resource", "one_each=1", "--num-workers", "2", "--num-cpus", "0", program, *words,
+        env=host.env(**env),
+    )  # fmt: skip
+    text = done.stdout + done.stderr
+    assert (done.returncode == 0) == (code == 0), text
+    if code:
+        return text
+    found = {int(rank): json.loads(said) for rank, said in re.findall(r"found (\d) (\{.*\})", text)}
+    assert sorted(found) == [0, 1], text
+    return found
