@@ -59,7 +59,7 @@ Result<std::shared_ptr<MessageLayer>> make_ucx(const MessageNetwork& network) {
     if (!reasons[r].empty()) {
       return fail(unavailable(fmt::format("rank {} cannot use UCX: {}", r, reasons[r]))
                       .with_reason("NoUcx")
-                      .with_hint("install UCX on every host (Debian: libucx0), or use tcp"));
+                      .with_hint("install UCX on every host (Debian: libucx0; or pip install 'shoal[ucx]'), or use tcp"));
     }
   }
   return make_together(network, [&](const auto& exchange) -> Result<std::shared_ptr<MessageLayer>> {

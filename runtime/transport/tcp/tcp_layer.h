@@ -28,7 +28,7 @@ struct TcpOptions {
   int connections = 2;                  // per channel with large messages, from 1 to 16; the same on every rank
   std::size_t piece_bytes = 256 << 10;  // a large message is cut into these; at most 16 MiB
   // A rank whose host answers nothing for this long is lost. A rank that is stopped is not: its host answers.
-  Duration unanswered = std::chrono::milliseconds(1700);
+  Duration unanswered = std::chrono::milliseconds(1500);
   Duration connecting = std::chrono::seconds(30);  // for all connections, when the layer opens
 };
 
