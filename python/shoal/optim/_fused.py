@@ -45,7 +45,14 @@ class Fused:
         for group in self.param_groups:
             for p in group["params"]:
                 unit = getattr(p, "_shoal_state", None)
-                if unit is None or self.state.get(p) or not p.requires_grad or p.is_meta or not local(p).is_cpu or local(p).dtype not in DTYPES:
+                if (
+                    unit is None
+                    or self.state.get(p)
+                    or not p.requires_grad
+                    or p.is_meta
+                    or not local(p).is_cpu
+                    or local(p).dtype not in DTYPES
+                ):
                     continue
                 unit.reserve_gradient(p)
                 self._reserved[id(p)] = [self._zeros(p, group, touched=True) for _ in range(self._num_states(p, group))]
