@@ -1,4 +1,4 @@
-"""Encryption of data between hosts by ``shoal start --data-tls``: what is on the wire, its bits, and ranks that disagree."""
+"""Encryption of data between hosts by ``shoal start --data-tls``: frames on a wire, the bits of a training, ranks that disagree."""
 
 from pathlib import Path
 from types import SimpleNamespace
