@@ -138,7 +138,7 @@ def version(ahead, log, units):
     return taken
 
 
-def test_a_gather_begins_with_the_use_of_the_unit_before_it_from_the_second_version_on():
+def test_a_gather_begins_with_the_use_of_the_unit_before_it_from_the_second_time_on():
     log = []
     a, b, c = (StubUnit(name, log) for name in "abc")
     ahead = Ahead(depth=1)
@@ -154,6 +154,17 @@ def test_a_gather_that_no_unit_used_is_dropped_before_the_parameters_change():
     assert version(ahead, log, [a]) == ["use a", "begin b", "begin c", "drop b", "drop c"]
     assert version(ahead, log, [b, c]) == ["use b", "use c"]  # another program than the last one
     assert version(ahead, log, [b, c]) == ["use b", "begin c", "use c"]
+
+
+def test_evaluation_after_training_begins_ahead_and_keeps_no_record_of_each_batch():
+    log = []
+    a, b, c = (StubUnit(name, log) for name in "abc")
+    ahead = Ahead(depth=1)
+    version(ahead, log, [a, b, c, b, a])
+    taken = version(ahead, log, [a, b, c] * 100)  # batches of an evaluation, within one version
+    assert taken[:5] == ["use a", "begin b", "use b", "begin c", "use c"]
+    assert taken[-7:] == ["use a", "begin b", "use b", "begin c", "use c", "begin a", "drop a"]
+    assert len(ahead._next) <= 9
 
 
 class StubPending:

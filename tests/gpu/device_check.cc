@@ -231,13 +231,23 @@ Result<void> communicate_by_copies(const Setting& setting, Meeting& meeting, int
   const std::vector<std::size_t> counts(static_cast<std::size_t>(world), bytes);
   SHOAL_TRY(const auto own, device->allocate(bytes));
   SHOAL_TRY(const auto whole, device->allocate(bytes * counts.size()));
+  SHOAL_TRY(const auto limit, device->allocate(bytes * counts.size()));
   std::vector<float> values(numel, static_cast<float>(rank + 1)), all(numel * counts.size()), sum(numel);
   SHOAL_OK(device->copy(own.get().data(), values.data(), bytes, stream.get()));
   const auto gather = [&]() -> Result<void> {
     return communicator->order_after(*communicator->all_gather(own.get(), whole.get(), counts, DType::kFloat32, {}), stream.get());
   };
   SHOAL_TRY(const float gather_ms, measure(*device, stream, gather));
-  meeting.gb_per_s[rank] = gigabytes_per_second(2.0 * static_cast<double>(bytes) * world, gather_ms);
+  SHOAL_OK(communicator->barrier({})->wait());
+  const auto copy = [&]() -> Result<void> {  // the limit in the same run, by all ranks at once
+    for (std::size_t r = 0; r < counts.size(); ++r)
+      SHOAL_OK(device->copy(limit.get().data() + r * bytes, own.get().data(), bytes, stream.get()));
+    return {};
+  };
+  SHOAL_TRY(const float copy_ms, measure(*device, stream, copy));
+  const double moved = 2.0 * static_cast<double>(bytes) * world;
+  meeting.gb_per_s[rank] = gigabytes_per_second(moved, gather_ms);
+  meeting.copy_gb_per_s[rank] = gigabytes_per_second(moved, copy_ms);
   SHOAL_OK(device->copy(all.data(), whole.get().data(), bytes * counts.size(), stream.get()));
   SHOAL_OK(device->synchronize(stream.get()));
   SHOAL_OK(communicator->reduce_scatter(whole.get(), own.get(), counts, DType::kFloat32, runtime::ReduceOp::kSum, {})->wait());
@@ -285,7 +295,7 @@ bool in_threads(int world, const std::function<bool(int rank)>& program) {
   return passed;
 }
 
-// The ranks' exchange. Its bandwidth is at least this share of plain copies'; 0: not compared.
+// The ranks' exchange. Its bandwidth is at least the share `at_least` of that of plain copies.
 using Exchange = Result<void> (*)(const Setting& setting, Meeting& meeting, int rank, int world);
 
 bool peers(const Setting& setting, int world, const char* part, Exchange exchange, double at_least) {

@@ -17,7 +17,7 @@ _REDUCTIONS = 1  # how many may be under way when the next one has begun; each h
 
 
 class Ahead:
-    """The order in which the last version's units were unsharded, and what is under way.
+    """Which unit followed which, and what is under way.
 
     All ranks unshard in the same order, so they begin the same gathers. A gather that begins with the use of the unit before it lies behind
     no kernel of that unit in the device's streams. A wrong guess costs a gather: what was begun stays valid until the version ends.
@@ -25,29 +25,34 @@ class Ahead:
 
     def __init__(self, depth: int):
         self.depth = depth  # how many forwards or backwards a unit is unsharded ahead; on the CPU the engine does that
-        self._last: list[Gathered] = []
-        self._now: list[Gathered] = []
+        self._before: Gathered | None = None  # the last two units that were unsharded in this version
+        self._last: Gathered | None = None
+        # By two successive units, the unit that was unsharded next the last time. Two, because forward and backward differ.
+        self._next: dict[tuple[Gathered | None, Gathered], Gathered] = {}
         self._begun: dict[Gathered, None] = {}
         self._reductions: deque[tuple[Pending, Callable[[], None]]] = deque()
 
     def used(self, gathered: Gathered) -> None:
-        """Records that a unit was unsharded, and begins the gathers of those that followed it in the last version."""
+        """Records that a unit was unsharded, and begins the gathers of those that followed it the last time."""
         self._begun.pop(gathered, None)
-        self._now.append(gathered)
-        position = len(self._now)
-        if self._last[position - 1 : position] != [gathered]:
-            return  # another program than in the last version
-        for following in self._last[position : position + self.depth]:
+        if self._last is not None:
+            self._next[self._before, self._last] = gathered
+        self._before, self._last = self._last, gathered
+        before, last = self._before, gathered
+        for _ in range(self.depth):
+            following = self._next.get((before, last))
+            if following is None:
+                return
             if following not in self._begun and following.begin():
                 self._begun[following] = None
+            before, last = last, following
 
     def version_ends(self) -> None:
         """Drops gathers that no unit used, before the parameters change."""
         for gathered in self._begun:
             gathered.drop_begun()
         self._begun.clear()
-        if self._now:
-            self._last, self._now = self._now, []
+        self._before = self._last = None
 
     def reduces(self, pending: Pending, accumulate: Callable[[], None]) -> None:
         """Records a reduction under way, whose result ``accumulate`` takes, and finishes those before it, in their order."""

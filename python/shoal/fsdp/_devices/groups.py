@@ -25,7 +25,7 @@ class DeviceGroups:
     def __init__(self, opens: Open = open_group):
         self.opens = opens
         self.device_types = ("cuda",)  # meshes of these have groups here; all others have torch's process groups
-        self._groups: dict[tuple[int, ...], DeviceGroup | None] = {}
+        self._groups: dict[tuple[tuple[int, ...], int], DeviceGroup | None] = {}
 
     def shards(self, data: DataMesh) -> DeviceGroup | None:
         """Returns the group of the ranks that share one replica's shards; None: torch's process group moves their bytes."""
@@ -38,22 +38,23 @@ class DeviceGroups:
         if data.mesh.device_type not in self.device_types:
             return None
         ranks = tuple(dist.get_process_group_ranks(data.mesh.get_group(dim)))
-        if ranks not in self._groups:
-            group, choice = self.opens(ranks, ranks.index(dist.get_rank()), data.device)
-            self._groups[ranks] = group
+        key = ranks, ranks.index(dist.get_rank())  # the index too, because ranks may be threads of one process
+        if key not in self._groups:
+            group, choice = self.opens(*key, data.device)
+            self._groups[key] = group
             if group is not None:
-                state.ending.append(lambda: self._close(ranks))
-            elif not ASKED and ranks[0] == dist.get_rank():
+                state.ending.append(lambda: self._close(key))
+            elif not ASKED and key[1] == 0:
                 warnings.warn(f"ranks {list(ranks)} use torch's process group between their devices: {choice.why}", stacklevel=2)
-        return self._groups[ranks]
+        return self._groups[key]
 
     def leave_all(self) -> None:
         """Closes all groups: this process's ranks are done with their models."""
-        for ranks in list(self._groups):
-            self._close(ranks)
+        for key in list(self._groups):
+            self._close(key)
 
-    def _close(self, ranks: tuple[int, ...]) -> None:
-        group = self._groups.pop(ranks, None)
+    def _close(self, key: tuple[tuple[int, ...], int]) -> None:
+        group = self._groups.pop(key, None)
         if group is not None:
             group.close()
 
