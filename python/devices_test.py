@@ -71,7 +71,7 @@ class Recorder:
         self.calls.append(("ready_on", stream))
 
     def all_gather_each(self, gathers, dtype, call):
-        self.calls.append(("all_gather_each", gathers, dtype))
+        self.calls.append(("all_gather_each", [(g.input, g.output, g.counts) for g in gathers], dtype))
         return "gather"
 
     def reduce_scatter(self, source, out, counts, dtype, op, call):

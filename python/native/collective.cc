@@ -20,6 +20,12 @@ using PyMemory = std::pair<std::uintptr_t, std::size_t>;
 std::span<const std::byte> input_of(const PyMemory& m) { return {reinterpret_cast<const std::byte*>(m.first), m.second}; }
 std::span<std::byte> output_of(const PyMemory& m) { return {reinterpret_cast<std::byte*>(m.first), m.second}; }
 
+// One all_gather of several.
+struct PyGather {
+  PyMemory input, output;
+  std::vector<std::size_t> counts;
+};
+
 // The caller's description of an operation, as (label, step, timeout in seconds or 0, background).
 using PyCall = std::tuple<std::string, std::uint64_t, double, bool>;
 Call call_of(const PyCall& c) {
@@ -127,7 +133,6 @@ namespace {
 using C = PyCommunicator;
 using CommunicatorClass = nb::class_<C>;
 using Sizes = std::vector<std::size_t>;
-using PyGather = std::tuple<PyMemory, PyMemory, Sizes>;
 
 void bind_work(nb::module_& m) {
   nb::class_<Work>(m, "Work", "An operation under way.")
@@ -186,6 +191,16 @@ void bind_window(nb::module_& m) {
 }
 
 void bind_group(nb::module_& m, CommunicatorClass& c) {
+  nb::class_<PyGather>(m, "Gather", "One all_gather of several.")
+      .def(
+          "__init__",
+          [](PyGather* out, const PyMemory& input, const PyMemory& output, const Sizes& counts) {
+            new (out) PyGather{input, output, counts};
+          },
+          nb::kw_only(), nb::arg("input"), nb::arg("output"), nb::arg("counts"), "`counts`: the bytes of each rank's input.")
+      .def_ro("input", &PyGather::input)
+      .def_ro("output", &PyGather::output)
+      .def_ro("counts", &PyGather::counts);
   nb::class_<PyDevice>(m, "Device", "A CUDA device of this process, and the transport between the ranks' devices.")
       .def(
           "__init__",
@@ -218,10 +233,10 @@ void bind_collectives(CommunicatorClass& c) {
           [](C& c, const std::vector<PyGather>& gathers, const std::string& dtype, const PyCall& call) {
             const auto type = dtype_of(dtype);
             std::vector<runtime::Communicator::Gather> all;
-            for (const auto& [input, output, counts] : gathers) all.push_back({input_of(input), output_of(output), counts});
+            for (const auto& g : gathers) all.push_back({input_of(g.input), output_of(g.output), g.counts});
             return submit([&] { return c.get().all_gather_each(all, type, call_of(call)); });
           },
-          nb::arg("gathers"), nb::arg("dtype"), nb::arg("call"), "Several all_gathers as one operation: (input, output, counts) of each.")
+          nb::arg("gathers"), nb::arg("dtype"), nb::arg("call"), "Several all_gathers as one operation.")
       .def(
           "reduce_scatter",
           [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& counts, const std::string& dtype, const std::string& op,

@@ -687,8 +687,8 @@ class Communicator:
 
     def all_gather(self, input: tuple[int, int], output: tuple[int, int], counts: Sequence[int], dtype: str, call: tuple[str, int, float, bool]) -> Work: ...
 
-    def all_gather_each(self, gathers: Sequence[tuple[tuple[int, int], tuple[int, int], Sequence[int]]], dtype: str, call: tuple[str, int, float, bool]) -> Work:
-        """Several all_gathers as one operation: (input, output, counts) of each."""
+    def all_gather_each(self, gathers: Sequence[Gather], dtype: str, call: tuple[str, int, float, bool]) -> Work:
+        """Several all_gathers as one operation."""
 
     def reduce_scatter(self, input: tuple[int, int], output: tuple[int, int], counts: Sequence[int], dtype: str, op: str, call: tuple[str, int, float, bool]) -> Work: ...
 
@@ -733,6 +733,21 @@ class Communicator:
 
     def close(self) -> None: ...
 
+class Gather:
+    """One all_gather of several."""
+
+    def __init__(self, *, input: tuple[int, int], output: tuple[int, int], counts: Sequence[int]) -> None:
+        """`counts`: the bytes of each rank's input."""
+
+    @property
+    def input(self) -> tuple[int, int]: ...
+
+    @property
+    def output(self) -> tuple[int, int]: ...
+
+    @property
+    def counts(self) -> list[int]: ...
+
 class Device:
     """
     A CUDA device of this process, and the transport between the ranks' devices.
@@ -743,10 +758,32 @@ class Device:
         `transport`: "nccl" or "cuda_ipc". `kernels`: code for the latter's reductions in the place of this build's.
         """
 
-def device_offer(number: int) -> tuple[str, str, str, str, list[str]]:
+class DeviceOffer:
     """
-    A CUDA device's identity, why Shoal cannot use it, NCCL, or kernels on it ("": it can), and the identities of all visible ones.
+    A CUDA device as other ranks compare it; reasons are "" where there are none.
     """
+
+    @property
+    def identity(self) -> str:
+        """The same in all processes."""
+
+    @property
+    def no_cuda(self) -> str:
+        """Why Shoal cannot use the device."""
+
+    @property
+    def no_nccl(self) -> str:
+        """Why it cannot use NCCL."""
+
+    @property
+    def no_kernels(self) -> str:
+        """Why this build cannot compute on it."""
+
+    @property
+    def visible(self) -> list[str]:
+        """The identities of all devices that this process sees."""
+
+def device_offer(number: int) -> DeviceOffer: ...
 
 class GraphNode:
     """A node of a step graph."""

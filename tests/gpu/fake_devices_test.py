@@ -18,7 +18,7 @@ import shoal  # noqa: E402
 import shoal.collective as sc  # noqa: E402
 from shoal import _native  # noqa: E402
 from shoal._distributed.communicator import make_communicator  # noqa: E402
-from shoal._distributed.devices import Choice, DeviceGroup, Offer, choose  # noqa: E402
+from shoal._distributed.devices import Choice, DeviceGroup, choose, offer_of  # noqa: E402
 from shoal.exceptions import InvalidArgument, Unimplemented  # noqa: E402
 from shoal.optim import Adam, AdamW, _kernels  # noqa: E402
 
@@ -73,11 +73,11 @@ def on_ranks(world, program, transport="nccl"):
 
 
 def test_devices_have_identities_and_missing_ones_are_named():
-    offers = [Offer(0, *_native.device_offer(number)) for number in (0, 1)]
+    offers = [offer_of(number, host=0) for number in (0, 1)]
     assert offers[0].device != offers[1].device
     assert choose("", offers) == Choice("nccl")
-    assert _native.device_offer(0)[:3] == (offers[0].device, "", "")
-    assert "rank 1: there is no device 8" in choose("", [offers[0], Offer(0, *_native.device_offer(8))]).why
+    assert (offers[0].no_cuda, offers[0].no_nccl, len(set(offers[0].visible))) == ("", "", 8)
+    assert "rank 1: there is no device 8" in choose("", [offers[0], offer_of(8, host=0)]).why
 
 
 @pytest.mark.parametrize("transport", ["nccl", "cuda_ipc"])

@@ -127,7 +127,7 @@ class DeviceGroup:
 
     def all_gather_each(self, gathers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[int]]], label: str) -> Pending:
         """Gathers each input (contiguous) into its output: (input, output, bytes of each rank's input)."""
-        native = [(_memory(source), _memory(whole), list(counts)) for source, whole, counts in gathers]
+        native = [_native.Gather(input=_memory(source), output=_memory(whole), counts=list(counts)) for source, whole, counts in gathers]
         self._ready()
         work = self.native.all_gather_each(native, "uint8", (label, 0, 0.0, True))
         return Pending(self, work, tuple(t for source, whole, _ in gathers for t in (source, whole)))
@@ -160,12 +160,18 @@ def _dtype(t: torch.Tensor) -> str:
     return str(t.dtype).removeprefix("torch.")
 
 
+def offer_of(number: int, host: int) -> Offer:
+    """Returns this process's offer for its CUDA device ``number``."""
+    found = _native.device_offer(number)
+    return Offer(host, found.identity, found.no_cuda, found.no_nccl, found.no_kernels, found.visible)
+
+
 def open_group(ranks: tuple[int, ...], rank: int, device: torch.device) -> tuple[DeviceGroup | None, Choice]:
     """Returns the group of these ranks, of which this process is ``ranks[rank]``, or None where torch's process group has to do. All of
     them call it."""
     host = attach(ranks)
     name = gang_name("devices", ranks, rank)
-    own = Offer(host.host_of_rank[rank], *_native.device_offer(device.index or 0))
+    own = offer_of(device.index or 0, host.host_of_rank[rank])
     offers = [Offer(**json.loads(text)) for text in Exchange(name, len(ranks), rank)("offer", json.dumps(asdict(own)).encode())]
     choice = choose(ASKED, offers)
     if choice.transport == PROCESS_GROUP:
