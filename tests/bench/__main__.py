@@ -9,8 +9,8 @@ from pathlib import Path
 from launch import PEERS
 from report import load
 
-BENCHES = ["first", "actors", "step", "spmd", "parity", "collectives", "calls", "hosts", "hosts_calls", "head", "optim", "peak"]
-BENCHES += ["elastic", "soak"]
+BENCHES = ["first", "actors", "step", "spmd", "parity", "checkpoint", "collectives", "calls", "hosts", "hosts_calls", "head", "optim"]
+BENCHES += ["peak", "elastic", "soak"]
 MODULES = {"hosts": "hosts_data"}  # where the name is that of another module, tests/integration/hosts.py
 
 
@@ -19,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="./dev bench",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Benches:\n" + "\n".join(f"  {name:8} {b.__doc__.splitlines()[0]}" for name, b in benches.items()),
+        description="Benches:\n" + "\n".join(f"  {name:10} {b.__doc__.splitlines()[0]}" for name, b in benches.items()),
     )
     names = parser.add_subparsers(dest="name", metavar="NAME")
     for name, bench in benches.items():

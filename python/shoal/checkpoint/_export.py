@@ -40,7 +40,7 @@ def export(
 
     ``format``: "hf" (Hugging Face's safetensors, the model only, with an index beyond ``max_shard_bytes``), "dcp"
     (torch.distributed.checkpoint) or "shoal" (as one rank saves it). Names in DCP are ``model.NAME`` and ``optim.state.NAME.KEY``, as of
-    ``get_state_dict`` with flattened optimizer states. ``prefix``: takes only tensors of the model with it, and removes it from their names.
+    ``get_state_dict`` with flattened optimizer states. ``prefix``: only tensors of the model with it, without it in their names.
     ``target``: a folder that does not exist yet, or for "shoal" any path of ``save``; a crash leaves none. Raises InvalidArgument for an
     existing target or an unknown format, and the errors of ``load``.
     """

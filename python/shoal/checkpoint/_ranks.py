@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -88,12 +90,18 @@ def parts_of(t: torch.Tensor, name: str) -> list[tuple[torch.Tensor, tuple[int, 
     else:
         if any(isinstance(p, Partial) for p in t.placements):
             raise Unimplemented(f"{name} is placed as {t.placements}", hint="reduce it first: t.redistribute(placements=[Replicate()])")
-        shape, offset = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)
-        local = t.to_local()
+        shape, offset = _place(t.shape, t.device_mesh, tuple(t.placements))
+        with torch.no_grad():  # to_local() is a function of autograd otherwise
+            local = t.to_local()
         if tuple(local.shape) != tuple(shape):
             raise Unimplemented(f"{name} is placed as {t.placements}, and rank {dist.get_rank()} has {tuple(local.shape)} of it")
         found = [(local, tuple(offset))]
-    return [(local.detach(), offset) for local, offset in found if local.numel()]
+    return [(local.detach() if local.requires_grad else local, offset) for local, offset in found if local.numel()]
+
+
+@lru_cache(maxsize=4096)  # a step waits for a save's plan, and most tensors of a model have few shapes
+def _place(shape: torch.Size, mesh: DeviceMesh, placements: tuple) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return compute_local_shape_and_global_offset(shape, mesh, placements)
 
 
 def is_sharded(t: torch.Tensor) -> bool:
