@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from shoal import checkpoint
 from shoal.checkpoint._boxes import intersect, spans, tile
-from shoal.checkpoint._records import Record, parse
+from shoal.checkpoint._other.records import Record, parse
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)

@@ -32,7 +32,7 @@ def timed(name, num_bytes, action):
 
 
 def write_file(path):
-    """What dd does with oflag=direct conv=fsync."""
+    """Writes as dd does with oflag=direct conv=fsync."""
     block = mmap.mmap(-1, BLOCK)
     block.write(os.urandom(BLOCK))
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT, 0o600)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint import _dcp, _huggingface
 from shoal.checkpoint._manifest import FILE, Group, Manifest
+from shoal.checkpoint._other import dcp, huggingface
 from shoal.checkpoint._store import missing, open_store, read_manifest
 
 
@@ -18,10 +18,10 @@ def open_checkpoint(path: str | Path) -> tuple[Any, Manifest]:
     names = store.list()
     if FILE in names:
         return store, read_manifest(store)
-    if _dcp.FILE in names:
-        return store, _dcp.read(store)
-    if found := _huggingface.find(names):
-        return store, _huggingface.read(store, found)
+    if dcp.FILE in names:
+        return store, dcp.read(store)
+    if found := huggingface.find(names):
+        return store, huggingface.read(store, found)
     raise missing(store)
 
 

@@ -7,7 +7,7 @@ import zipfile
 from typing import Any
 
 from shoal.checkpoint._manifest import DTYPES, File, Manifest, Piece, Tensor, check_pieces, damaged
-from shoal.checkpoint._records import Record, parse
+from shoal.checkpoint._other.records import Record, parse
 
 FORMAT = "dcp"
 FILE = ".metadata"

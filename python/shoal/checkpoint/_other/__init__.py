@@ -1,0 +1,1 @@
+"""Checkpoints that other programs wrote, as a manifest."""
