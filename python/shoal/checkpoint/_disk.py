@@ -68,16 +68,21 @@ class NewFile:
         self._at, self._direct = 0, False
 
     def append(self, data: memoryview) -> None:
-        """Writes aligned blocks past the page cache, because a copy would cost time."""
-        direct = len(data) >= _DIRECT_BYTES and len(data) % ALIGNMENT == 0 and self._at % ALIGNMENT == 0
-        if direct != self._direct:
-            self._direct = _set_direct(self._fd, direct) and direct
+        """Writes whole pages past the page cache, because a copy would cost time, and the rest through it."""
+        pages = len(data) // ALIGNMENT * ALIGNMENT
+        if pages >= _DIRECT_BYTES and self._at % ALIGNMENT == 0:
+            self._write(data[:pages], direct=True)
+            data = data[pages:]
+        self._write(data, direct=False)
+
+    def _write(self, data: memoryview, direct: bool) -> None:
         while len(data):
+            if direct != self._direct:
+                self._direct = _set_direct(self._fd, direct) and direct
             written = disk.write(self._fd, data, self._at)
             self._at += written
             data = data[written:]
-            if self._direct and written % ALIGNMENT:
-                self._direct = _set_direct(self._fd, False) and False
+            direct = direct and written % ALIGNMENT == 0 and self._direct
 
     def close(self) -> None:
         try:

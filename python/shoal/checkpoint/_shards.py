@@ -145,9 +145,8 @@ def live_blocks(layout: Layout) -> Blocks:
 
 
 def image_blocks(image: Buffer, layout: Layout) -> Blocks:
-    """The bytes of a file that lies whole in memory."""
-    for at in range(0, layout.num_bytes, _BLOCK):
-        yield image.view[at : min(at + _BLOCK, layout.num_bytes)], at
+    """The bytes of a file that lies whole in memory, at once: its writes and hashes hold the GIL a few times only."""
+    yield image.view[: layout.num_bytes], 0
 
 
 def write_file(new_file: Any, layout: Layout, blocks: Blocks) -> tuple[File, dict[tuple[str, str], list[Piece]]]:

@@ -14,6 +14,8 @@ from shoal.checkpoint._disk import LocalStore
 from shoal.checkpoint._manifest import FILE, Manifest, foreign, parse_manifest
 from shoal.exceptions import InvalidArgument, NotFound, ResourceExhausted
 
+_UPLOAD = 32 << 20  # bytes of one part of an upload
+
 
 def open_store(path: str | Path) -> LocalStore | RemoteStore:
     text = str(path)
@@ -100,10 +102,11 @@ class RemoteStore:
 class _NewObject:
     def __init__(self, fs: Any, name: str):
         fs.makedirs(name.rpartition("/")[0], exist_ok=True)
-        self._file = fs.open(name, "wb", block_size=32 << 20)
+        self._file = fs.open(name, "wb", block_size=_UPLOAD)
 
     def append(self, data: memoryview) -> None:
-        self._file.write(data)
+        for at in range(0, len(data), _UPLOAD):
+            self._file.write(data[at : at + _UPLOAD])
 
     def close(self) -> None:
         self._file.close()
