@@ -114,6 +114,7 @@ class _NewObject:
     def abandon(self) -> None:
         with contextlib.suppress(Exception):
             self._file.discard() if hasattr(self._file, "discard") else self._file.close()
+            self._file.closed = True  # its destructor would upload the rest
 
 
 class _RemoteFile:
@@ -122,7 +123,7 @@ class _RemoteFile:
         self.num_bytes = fs.size(name)
 
     def read_into(self, buffer: memoryview, at: int) -> int:
-        data = self._fs.cat_file(self._name, at, min(at + len(buffer), self.num_bytes))
+        data = self._fs.cat_file(self._name, start=at, end=min(at + len(buffer), self.num_bytes))
         buffer[: len(data)] = data
         return len(data)
 
