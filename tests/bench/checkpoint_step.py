@@ -54,6 +54,7 @@ class Dcp:
             StagingOptions(use_pinned_memory=cuda, use_shared_memory=process, use_async_staging=False, use_non_blocking_copy=cuda)
         )
         self._kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
+        self._group = None if process else dist.new_group(backend="gloo")  # its thread communicates beside the training
 
     def save(self, model, optimizer):
         import torch.distributed.checkpoint as dcp
@@ -63,7 +64,9 @@ class Dcp:
         self._saves += 1
         path = f"{self._folder}/dcp-{self._saves}"
         begin = time.perf_counter()
-        self._future = dcp.async_save(state, checkpoint_id=path, async_checkpointer_type=self._kind, async_stager=self._stager)
+        self._future = dcp.async_save(
+            state, checkpoint_id=path, process_group=self._group, async_checkpointer_type=self._kind, async_stager=self._stager
+        )
         self._stall = time.perf_counter() - begin
 
     def done(self):
