@@ -70,22 +70,24 @@ Result<void> MemoryTable::admit(JobId job, std::uint64_t bytes) const {
   return {};
 }
 
-Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker) {
+Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker, bool lasting) {
   const auto it = arenas_.find({job, key});
   if (it != arenas_.end()) {
-    if (it->second.bytes != bytes) {
+    if (bytes != kAsItIs && it->second.bytes != bytes) {
       return fail(
           invalid_argument(fmt::format("arena {} has {} bytes, but another process opened it with {}: do all ranks build the same model?",
                                        key, bytes, it->second.bytes)));
     }
     SHOAL_TRY(Fd copy, runtime::duplicate(it->second.memory));
     it->second.holders.insert(worker);
+    it->second.lasting |= lasting;
     return Opened{std::move(copy), false};
   }
+  if (bytes == kAsItIs) return fail(not_found("this node has no arena " + key));
   SHOAL_OK(admit(job, bytes));
   SHOAL_TRY(Fd memory, runtime::make_memory("shoal:" + key.substr(0, 200), bytes));
   SHOAL_TRY(Fd copy, runtime::duplicate(memory));
-  arenas_[{job, key}] = Arena{std::move(memory), bytes, {worker}, {}, {}};
+  arenas_[{job, key}] = Arena{std::move(memory), bytes, {worker}, {}, {}, lasting};
   bytes_ += bytes;
   return Opened{std::move(copy), true};
 }
@@ -120,7 +122,7 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
     for (const auto& m : arena.members) {
       if (m.worker == worker) runtime::MembershipPage(arena.membership_page->data()).mark_gone(m.member, cause);
     }
-    if (arena.holders.erase(worker) > 0 && arena.holders.empty()) {
+    if (arena.holders.erase(worker) > 0 && arena.holders.empty() && !arena.lasting) {
       bytes_ -= arena.bytes;
       it = arenas_.erase(it);
     } else {

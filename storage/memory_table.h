@@ -37,20 +37,23 @@ class MemoryTable {
 
   explicit MemoryTable(Options options);
 
+  static constexpr std::uint64_t kAsItIs = ~std::uint64_t{0};  // for open(): an arena that exists, of any size
+
   struct Opened {
     Fd memory;  // a duplicate for the caller
     bool created = false;
   };
   // Opens the arena of that key for `worker`, which holds it until drop(); the first call makes it. Returns InvalidArgument if it exists
-  // with another size, and ResourceExhausted, with the numbers, if the machine has no room.
-  Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker);
-  // `worker` holds the arena no longer. With its last holder the arena is freed.
+  // with another size, and NotFound if it has to exist (kAsItIs). Returns ResourceExhausted, with the numbers, if the machine has no room.
+  // `lasting`: from now on the deaths of its holders do not free the arena, so that a process that opens it later finds what they wrote.
+  Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker, bool lasting = false);
+  // `worker` holds the arena no longer. The arena is freed if no process holds it then.
   void drop(JobId job, const std::string& key, WorkerId worker);
 
   // Makes `worker` a member of the membership page at the start of an arena (it has at least MembershipPage::kBytes).
   Result<void> join_membership_page(JobId job, const std::string& key, WorkerId worker, std::uint32_t member);
   // Records the death of a worker on all its membership pages, and fails the gets that wait for its objects. Frees arenas that only dead
-  // workers held.
+  // workers held, unless they are lasting.
   void mark_gone(WorkerId worker, const std::string& cause);
 
   // Stores an object's memory, or the error that gets of it return. `maker`: the process that filled the memory. While it lives, the memory
@@ -108,6 +111,7 @@ class MemoryTable {
     std::multiset<WorkerId> holders;
     std::optional<runtime::Mapping> membership_page;
     std::vector<Membership> members;
+    bool lasting = false;
   };
   struct Object {
     Result<Fd> memory;

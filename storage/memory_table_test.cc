@@ -57,6 +57,32 @@ TEST_F(MemoryTableTest, AnUnusedArenaIsDropped) {
   EXPECT_EQ(table_.num_entries(), 0u);
 }
 
+TEST_F(MemoryTableTest, ALastingArenaOutlivesItsHoldersAndEndsWithADropOrTheJob) {
+  const WorkerId other{101}, newcomer{102};
+  {
+    auto opened = table_.open(kJob, "record", 4096, kWorker).value();
+    runtime::map(opened.memory, 4096, Access::kReadWrite).value().data()[7] = std::byte{9};
+  }
+  ASSERT_TRUE(table_.open(kJob, "record", 4096, other, /*lasting=*/true));
+  table_.mark_gone(kWorker, "was killed by SIGKILL");
+  table_.mark_gone(other, "was killed by SIGKILL");
+  EXPECT_EQ(table_.bytes(), 4096u);
+  auto found = table_.open(kJob, "record", MemoryTable::kAsItIs, newcomer).value();
+  EXPECT_FALSE(found.created);
+  EXPECT_EQ(runtime::map(found.memory, 4096, Access::kRead).value().data()[7], std::byte{9});
+  table_.drop(kJob, "record", newcomer);
+  EXPECT_EQ(table_.num_entries(), 0u);
+  EXPECT_EQ(table_.open(kJob, "record", MemoryTable::kAsItIs, newcomer).error().code(), Code::kNotFound);
+  ASSERT_TRUE(table_.open(kJob, "record", 4096, other, /*lasting=*/true));
+  table_.mark_gone(other, "was killed by SIGKILL");
+  table_.drop(kJob, "record", newcomer);  // a process that never opened it may free what only dead ones held
+  EXPECT_EQ(table_.num_entries(), 0u);
+  ASSERT_TRUE(table_.open(kJob, "record", 4096, other, /*lasting=*/true));
+  table_.mark_gone(other, "was killed by SIGKILL");
+  table_.end_job(kJob);
+  EXPECT_EQ(table_.bytes(), 0u);
+}
+
 TEST_F(MemoryTableTest, AnObjectIsTakenHoweverLittleIsLeftAsItsPagesAreThere) {
   available_ = 1u << 20;
   EXPECT_FALSE(table_.open(kJob, "a", 4096, kWorker));

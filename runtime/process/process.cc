@@ -201,6 +201,14 @@ std::uint64_t start_time(pid_t pid) {
   return std::strtoull(field.c_str(), nullptr, 10);
 }
 
+bool has_ended(pid_t pid, std::uint64_t start) {
+  if (const auto now = start_time(pid); now != 0) return now != start;
+  // Gone, or a zombie: its first thread has ended, but another may still run. The pidfd is readable once all have ended.
+  const Fd fd(open_pidfd(pid));
+  if (fd.get() < 0) return errno == ESRCH;
+  return readable(fd.get(), std::chrono::steady_clock::now());
+}
+
 struct ProcessWatch::Impl : std::enable_shared_from_this<Impl> {
   Impl(asio::io_context& io, pid_t pid, std::function<void(ExitStatus)> ended)
       : descriptor(io), again(io), pid(pid), ended(std::move(ended)) {}

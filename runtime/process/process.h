@@ -64,6 +64,9 @@ void become_subreaper();
 // zombie.
 std::uint64_t start_time(pid_t pid);
 
+// True if the process with this pid and start time has ended, all of its threads included.
+bool has_ended(pid_t pid, std::uint64_t start_time);
+
 // Calls `ended` once on the loop when the process has ended, and reaps a child. It uses a pidfd, and tries again while the system has no
 // descriptor left. Destruction cancels the call.
 class ProcessWatch {

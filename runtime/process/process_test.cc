@@ -68,6 +68,25 @@ TEST_F(ProcessTest, WithoutALoopAnEndIsWaitedFor) {
   EXPECT_EQ(wait_exit(late, 10s)->to_string(), "was killed by SIGKILL");
 }
 
+TEST_F(ProcessTest, AProcessHasEndedWithItsLastThreadAlsoWhileItIsAZombie) {
+  EXPECT_FALSE(has_ended(getpid(), start_time(getpid())));
+  EXPECT_TRUE(has_ended(getpid(), start_time(getpid()) + 1));  // another process had this pid before
+  const pid_t child = fork();
+  if (child == 0) {
+    std::thread([] { pause(); }).detach();
+    syscall(SYS_exit, 0);  // ends this thread only
+  }
+  const auto started = start_time(getpid());
+  while (start_time(child) != 0) std::this_thread::yield();  // until the first thread is a zombie
+  EXPECT_FALSE(has_ended(child, started));
+  kill(child, SIGKILL);
+  siginfo_t info;
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_TRUE(has_ended(child, started));
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(has_ended(child, started));
+}
+
 TEST_F(ProcessTest, AProcessThatCannotBeWatchedForNowIsNotGone) {
   wait_for(spawn(shell("exit 0")).value());  // so that the loop has all its descriptors
   const pid_t pid = spawn(shell("sleep 100")).value();

@@ -150,7 +150,7 @@ void Node::answer_object_clients() {
   methods_.of_clients.on<Method::kOpenArena>([this](Sender& sender, const actors::OpenArena& m) -> Result<WithExtras<actors::OpenedArena>> {
     const NodeClient& client = *sender.client;
     if (!client.worker) return fail(invalid_argument("attach to a job before opening an arena"));
-    SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes, client.worker));
+    SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes, client.worker, m.lasting));
     if (m.member >= 0) SHOAL_OK(memory_.join_membership_page(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
     WithExtras<actors::OpenedArena> out{{opened.created}, {}, {}};
     out.fds.push_back(std::move(opened.memory));

@@ -379,9 +379,10 @@ struct Attached {
 
 struct OpenArena {
   key @0 :Text;     # unique within the job
-  bytes @1 :UInt64; # set by the first request; others must be equal
+  bytes @1 :UInt64; # set by the first request; others must be equal, or 2^64 - 1 for a memory that exists already
   job @2 :UInt64;
   member @3 :Int32; # >= 0: this process's member on the membership page at the memory's start
+  lasting @4 :Bool; # the memory outlives the deaths of its holders
 }
 
 struct OpenedArena {

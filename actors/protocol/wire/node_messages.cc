@@ -102,12 +102,14 @@ Bytes to_bytes(const OpenArena& v) {
     m.setBytes(v.bytes);
     m.setJob(v.job.value);
     m.setMember(v.member);
+    m.setLasting(v.lasting);
   });
 }
 template <>
 Result<OpenArena> from_bytes(const Bytes& bytes) {
-  return read<wire::OpenArena>(
-      bytes, [](wire::OpenArena::Reader m) { return OpenArena{text(m.getKey()), m.getBytes(), JobId{m.getJob()}, m.getMember()}; });
+  return read<wire::OpenArena>(bytes, [](wire::OpenArena::Reader m) {
+    return OpenArena{text(m.getKey()), m.getBytes(), JobId{m.getJob()}, m.getMember(), m.getLasting()};
+  });
 }
 
 Bytes to_bytes(const OpenedArena& v) {

@@ -51,10 +51,12 @@ struct Attached {
   std::string spill = {};    // the folder for files of spilled objects
 };
 struct OpenArena {
+  static constexpr std::uint64_t kAsItIs = ~std::uint64_t{0};  // as `bytes`: the memory exists already, of any size
   std::string key;
   std::uint64_t bytes = 0;
   JobId job;
   std::int32_t member = -1;
+  bool lasting = false;  // the memory outlives the deaths of its holders
 };
 struct OpenedArena {
   bool created = false;

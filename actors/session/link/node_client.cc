@@ -18,11 +18,17 @@ Result<NodeClient::Presented> NodeClient::attach(const std::string& endpoint, co
   return Presented{std::move(node), std::move(reply.fds)};
 }
 
-Result<Fd> NodeClient::open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member) {
-  SHOAL_TRY(runtime::Message reply, ask(Method::kOpenArena, to_bytes(OpenArena{key, bytes, self_.job, member})));
+Result<Fd> NodeClient::open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member, bool lasting) {
+  SHOAL_TRY(runtime::Message reply, ask(Method::kOpenArena, to_bytes(OpenArena{key, bytes, self_.job, member, lasting})));
   if (reply.fds.size() != 1) return fail(internal("an arena arrived without its memory"));
   SHOAL_TRY(const std::size_t size, runtime::memory_bytes(reply.fds[0]));
   if (size != bytes) return fail(internal("an arena arrived with another size"));
+  return std::move(reply.fds[0]);
+}
+
+Result<Fd> NodeClient::find_arena(const std::string& key) {
+  SHOAL_TRY(runtime::Message reply, ask(Method::kOpenArena, to_bytes(OpenArena{key, OpenArena::kAsItIs, self_.job})));
+  if (reply.fds.size() != 1) return fail(internal("an arena arrived without its memory"));
   return std::move(reply.fds[0]);
 }
 
