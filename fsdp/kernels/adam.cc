@@ -88,7 +88,7 @@ AdamConstants<T> adam_constants(const Adam& o, std::int64_t step) {
 template AdamConstants<float> adam_constants(const Adam& o, std::int64_t step);
 template AdamConstants<double> adam_constants(const Adam& o, std::int64_t step);
 
-void adam(const Adam& o, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards, int num_threads) {
+Elementwise adam_update(const Adam& o, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes) {
   using A = AdamArrays;
   Elementwise update{.dtypes = dtypes, .writes = 1u << A::kP | 1u << A::kM | 1u << A::kV | 1u << A::kMaxV, .f32 = {}, .f64 = {}};
   if (o.grad_scale != 1) update.writes |= 1u << A::kG;
@@ -96,7 +96,11 @@ void adam(const Adam& o, std::int64_t step, const std::array<DType, kMaxArrays>&
   update.f64 = [c = adam_constants<double>(o, step)](double* const* at, std::size_t numel) {
     HWY_DYNAMIC_DISPATCH(adam_f64)(c, at, numel);
   };
-  run(update, shards, num_threads);
+  return update;
+}
+
+void adam(const Adam& o, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards, int num_threads) {
+  run(adam_update(o, step, dtypes), shards, num_threads);
 }
 
 void adam(const Adam& o, std::int64_t step, float* p, const float* g, float* m, float* v, std::size_t numel) {

@@ -46,22 +46,25 @@ void update_part(const Elementwise& update, const std::function<void(T* const*, 
 
 // Updates elements [begin, end), counted over all shards one after the other.
 void update_range(const Elementwise& update, std::span<const Shard> shards, std::size_t begin, std::size_t end) {
-  const FlushSubnormals flush;
   std::size_t first = 0;
   for (const Shard& shard : shards) {
     const std::size_t from = std::clamp(begin, first, first + shard.numel) - first,
                       to = std::clamp(end, first, first + shard.numel) - first;
     first += shard.numel;
-    if (from == to) continue;
-    if (update.dtypes[0] == DType::kFloat64) {
-      update_part<double>(update, update.f64, shard, from, to);
-    } else {
-      update_part<float>(update, update.f32, shard, from, to);
-    }
+    if (from < to) run_part(update, shard, from, to);
   }
 }
 
 }  // namespace
+
+void run_part(const Elementwise& update, const Shard& shard, std::size_t begin, std::size_t end) {
+  const FlushSubnormals flush;
+  if (update.dtypes[0] == DType::kFloat64) {
+    update_part<double>(update, update.f64, shard, begin, end);
+  } else {
+    update_part<float>(update, update.f32, shard, begin, end);
+  }
+}
 
 void run(const Elementwise& update, std::span<const Shard> shards, int num_threads) {
   std::size_t total = 0;

@@ -33,4 +33,7 @@ struct Elementwise {
 // results count as zero: vanishing moments would otherwise cost ten times as much.
 void run(const Elementwise& update, std::span<const Shard> shards, int num_threads);
 
+// Updates elements [begin, end) of one shard, in the caller's thread.
+void run_part(const Elementwise& update, const Shard& shard, std::size_t begin, std::size_t end);
+
 }  // namespace shoal::fsdp

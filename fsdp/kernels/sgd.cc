@@ -57,13 +57,17 @@ namespace shoal::fsdp {
 HWY_EXPORT(sgd_f32);
 HWY_EXPORT(sgd_f64);
 
-void sgd(const Sgd& o, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards, int num_threads) {
+Elementwise sgd_update(const Sgd& o, const std::array<DType, kMaxArrays>& dtypes) {
   using A = SgdArrays;
   Elementwise update{.dtypes = dtypes, .writes = 1u << A::kP | 1u << A::kBuffer, .f32 = {}, .f64 = {}};
   if (o.grad_scale != 1) update.writes |= 1u << A::kG;
-  update.f32 = [&o](float* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f32)(o, at, numel); };
-  update.f64 = [&o](double* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f64)(o, at, numel); };
-  run(update, shards, num_threads);
+  update.f32 = [o](float* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f32)(o, at, numel); };
+  update.f64 = [o](double* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f64)(o, at, numel); };
+  return update;
+}
+
+void sgd(const Sgd& o, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards, int num_threads) {
+  run(sgd_update(o, dtypes), shards, num_threads);
 }
 
 }  // namespace shoal::fsdp

@@ -36,22 +36,28 @@ void in_side_threads(int parts, const std::function<void(int)>& piece) {
 
 }  // namespace
 
+Pieces::Pieces(std::size_t numel, int num_threads)
+    : numel(numel),
+      count(std::clamp(num_threads, 1,
+                       static_cast<int>(std::min<std::size_t>(1 + (numel - std::min(numel, std::size_t{1})) / kNumelPerThread, 256)))) {}
+
+std::size_t Pieces::begin(int part) const {
+  const std::size_t share = (numel / static_cast<std::size_t>(count) + kAlignment) / kAlignment * kAlignment;
+  return std::min(numel, static_cast<std::size_t>(part) * share);
+}
+
 int over_threads(std::size_t numel, int num_threads, const std::function<void(std::size_t, std::size_t, int)>& work) {
-  const auto most = static_cast<int>(std::min<std::size_t>(1 + (numel - std::min(numel, std::size_t{1})) / kNumelPerThread, 256));
-  const int parts = std::clamp(num_threads, 1, most);
-  const std::size_t share = (numel / static_cast<std::size_t>(parts) + kAlignment) / kAlignment * kAlignment;
-  const auto piece = [&](int part) {
-    const std::size_t begin = std::min(numel, static_cast<std::size_t>(part) * share);
-    work(begin, part + 1 == parts ? numel : std::min(numel, begin + share), part);
-  };
+  const Pieces pieces(numel, num_threads);
+  const int parts = pieces.count;
+  const auto piece = [&](int part) { work(pieces.begin(part), pieces.end(part), part); };
   if (parts == 1) {
     piece(0);
   } else if (const auto parallel = openmp()) {
     std::atomic<int> next{0};
-    const std::function<void()> pieces = [&] {
+    const std::function<void()> some = [&] {
       for (int part = next++; part < parts; part = next++) piece(part);
     };
-    parallel([](void* f) { (*static_cast<const std::function<void()>*>(f))(); }, const_cast<std::function<void()>*>(&pieces),
+    parallel([](void* f) { (*static_cast<const std::function<void()>*>(f))(); }, const_cast<std::function<void()>*>(&some),
              static_cast<unsigned>(parts), 0);
   } else {
     in_side_threads(parts, piece);

@@ -48,6 +48,7 @@ Words Words::of(const Control::RankWords& w) {
           w.joined.load(),
           w.place.load(),
           w.summed.load(),
+          w.recorded.load(),
           {w.parts[0].load(), w.parts[1].load()}};
 }
 
@@ -64,6 +65,7 @@ void Words::store(Control::RankWords& w) const {
   w.entered.store(entered);
   w.done.store(done);
   w.summed.store(summed);
+  w.recorded.store(recorded);
 }
 
 void Publication::store(Control::Slot& slot) const {

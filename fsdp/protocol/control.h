@@ -39,6 +39,7 @@ class Control {
     std::atomic<std::uint64_t> place;        // position of the rank's program, for ranks that wait for it (encode_place)
     std::atomic<std::uint64_t> summed;  // number of sums over ranks to which the rank has given its part, above its attempt's first number
     std::atomic<std::uint64_t> parts[2];  // the rank's parts of the last two sums, as bits of a double; written before `summed`
+    std::atomic<std::uint64_t> recorded;  // 1 + the optimizer step that the rank has recorded; 0: not protected (ShardedModel::commit)
     std::atomic<std::uint64_t> linked;    // 1 while the rank's HostLink runs; of ranks of this host only
     Slot slots[kMaxSlots];
   };

@@ -1,5 +1,6 @@
 #include "fsdp/shard/shard_actor.h"
 
+#include <algorithm>
 #include <thread>
 
 #include <fmt/format.h>
@@ -68,7 +69,10 @@ void ShardActor::give_back(const std::vector<std::string>& arenas, std::int64_t 
   }
   if (session_ == nullptr) return;
   for (const auto& key : arenas) {
-    if (std::erase(arenas_, key) > 0) session_->node().drop_arena(key);
+    const auto held = std::ranges::find(arenas_, key);  // one of several, if this process has opened it several times
+    if (held == arenas_.end()) continue;
+    arenas_.erase(held);
+    session_->node().drop_arena(key);
   }
   if (!members_.empty()) report_attributes();
 }
@@ -160,6 +164,45 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
   }
   report_attributes();
   return model;
+}
+
+Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& model, const std::vector<ProtectedShard::State>& states,
+                                                            std::uint64_t step) {
+  if (session_ == nullptr) return fail(left());
+  const auto open = [this](const std::string& key, std::size_t bytes) -> Result<Fd> {
+    SHOAL_TRY(Fd memory, session_->node().open_arena(key, bytes, /*member=*/-1, /*lasting=*/true));
+    arenas_.push_back(key);
+    return memory;
+  };
+  for (const auto& unit : model.units()) {  // the arenas become lasting ones
+    SHOAL_TRY(const Fd memory, open(unit->arena_key(), unit->arena().size()));
+    give_back({unit->arena_key()}, 0, 0);
+  }
+  SHOAL_TRY(auto made, ProtectedShard::make(model.units(), states, step, open));
+  return std::shared_ptr<ProtectedShard>(made.release(), [actor = weak_from_this()](ProtectedShard* gone) {
+    const std::string key = gone->key();
+    delete gone;
+    if (const auto alive = actor.lock()) alive->give_back({key}, 0, 0);
+  });
+}
+
+Result<std::shared_ptr<AdoptedShard>> ShardActor::adopt(const std::string& key) {
+  if (session_ == nullptr) return fail(left());
+  std::vector<std::string> held;
+  auto made = AdoptedShard::open(key, [&](const std::string& name) -> Result<Fd> {
+    SHOAL_TRY(Fd memory, session_->node().find_arena(name));
+    held.push_back(name);
+    arenas_.push_back(name);
+    return memory;
+  });
+  if (!made) {
+    give_back(held, 0, 0);
+    return fail(made.error());
+  }
+  return std::shared_ptr<AdoptedShard>(new AdoptedShard(std::move(*made)), [actor = weak_from_this(), held](AdoptedShard* gone) {
+    delete gone;
+    if (const auto alive = actor.lock()) alive->give_back(held, 0, 0);
+  });
 }
 
 void ShardActor::report_attributes() {

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "actors/session/session.h"
+#include "fsdp/protect/adoption.h"
+#include "fsdp/protect/protected_shard.h"
 #include "fsdp/shard/sharded_model.h"
 
 namespace shoal::fsdp {
@@ -45,6 +47,14 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   // Makes a model of these units; waits until the gang is placed. The n-th models of all ranks are one model. Its memory is freed like a
   // unit's. `slots`: as in ShardedModel::Options.
   Result<std::shared_ptr<ShardedModel>> make_model(Units units, int slots);
+
+  // Makes this rank's step record of a model, in a memory that outlives this process, as the arenas of its units do from now on. `states`:
+  // the arrays of its optimizer. `step`: optimizer steps that are complete.
+  Result<std::shared_ptr<ProtectedShard>> protect(const ShardedModel& model, const std::vector<ProtectedShard::State>& states,
+                                                  std::uint64_t step);
+  // Opens what a dead rank of this host has left: its step record, and the arenas that it refers to. The node frees them with the last
+  // process that holds them. NotFound if there is none.
+  Result<std::shared_ptr<AdoptedShard>> adopt(const std::string& key);
 
   // Leaves all models (ShardedModel::leave), frees the arenas and stops using the session. Units and models keep working on their mapped
   // memory.

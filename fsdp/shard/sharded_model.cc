@@ -1,5 +1,7 @@
 #include "fsdp/shard/sharded_model.h"
 
+#include <fmt/format.h>
+
 namespace shoal::fsdp {
 
 namespace {
@@ -181,6 +183,21 @@ void ShardedModel::optimizer_begin() {
 void ShardedModel::optimizer_end(std::int32_t unit) {
   stepper_.ran(Op::kOptimizerUpdate, unit, false, optimizer_began_, stepper_.now());
   if (unit < 0) peers_.at(Doing::kBetween, 0);
+}
+
+Result<void> ShardedModel::commit(std::uint64_t step) {
+  const std::uint64_t word = step + 1;  // 0: not protected
+  control_.rank(rank_).recorded.store(word, std::memory_order_release);
+  peers_.notify_all();
+  const auto missing = [&] {
+    for (int r = 0; r < world_size_; ++r) {
+      if (control_.rank(r).recorded.load(std::memory_order_acquire) < word) return r;
+    }
+    return -1;
+  };
+  auto waited = peers_.wait([&] { return missing() < 0; }, {fmt::format("all ranks to record optimizer step {}", step), missing});
+  if (!waited && missing() >= 0) return waited;
+  return {};
 }
 
 void ShardedModel::end_step() {

@@ -59,6 +59,10 @@ class ShardedModel {
   // Called before and after an optimizer's writes. With `unit` >= 0 the optimizer runs in backward, on this unit's rows.
   void optimizer_begin();
   void optimizer_end(std::int32_t unit = -1);
+  // Under protection (protect/protected_shard.h): this rank has recorded optimizer step `step`. Waits until every rank has. Then the step
+  // counts: success, also if a rank has died since. On an error no rank has changed its rows in that step, unless others still commit it
+  // (Cancelled, DeadlineExceeded): then the caller calls it again.
+  Result<void> commit(std::uint64_t step);
   // Changes how steps are planned from the next one on.
   void plan(PlanOptions options) { stepper_.replan(std::move(options)); }
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ class ShardedUnit {
   const std::string& name() const { return name_; }
   // Sets the unit's path in the model, when the model is made: "blocks.0", "" for the root.
   void rename(std::string name);
+  std::span<std::byte> arena() const { return arena_.span(); }
   // The unit's name in messages.
   std::string label() const { return name_.empty() ? "(root)" : name_; }
   const Layout& layout() const { return layout_; }

@@ -1,0 +1,52 @@
+#include "fsdp/protect/protected_shard.h"
+
+#include <fmt/format.h>
+
+namespace shoal::fsdp {
+
+Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const std::vector<State>& states, std::uint64_t step,
+                                                             const OpenMemory& open) {
+  if (units.empty()) return fail(invalid_argument("a model without units cannot be protected"));
+  std::unique_ptr<ProtectedShard> out(new ProtectedShard(std::move(units)));
+  const ShardedUnit& first = *out->units_.front();
+  StepRecord::Spec spec{.rank = first.rank(), .grid = first.grid(), .step = step, .units = {}, .arrays = {}};
+  const auto piece = [&](std::size_t unit, std::size_t parameter) {
+    const Grid grid = out->units_[unit]->grid();
+    return piece_of(out->units_[unit]->layout().placed()[parameter], grid.shards(), grid.shard_of(first.rank()));
+  };
+  for (std::uint32_t u = 0; u < out->units_.size(); ++u) {
+    const ShardedUnit& unit = *out->units_[u];
+    if (unit.arena_key().empty()) return fail(invalid_argument(fmt::format("unit {} lies in no memory of a node", unit.label())));
+    spec.units.push_back({unit.arena_key(), unit.arena().size()});
+    out->arenas_.push_back(unit.arena());
+    for (std::uint32_t p = 0; p < unit.layout().placed().size(); ++p) {
+      const auto& parameter = unit.layout().placed()[p].parameter;
+      if (parameter.external)
+        return fail(invalid_argument(fmt::format("parameter {} of unit {} lies outside of the arena", parameter.name, unit.label())));
+      const auto offset = static_cast<std::size_t>(unit.own(p) - unit.arena().data());
+      spec.arrays.push_back({"param", u, p, parameter.dtype, piece(u, p), unit.own_bytes(p) == 0 ? 0 : offset});
+    }
+  }
+  out->first_state_ = spec.arrays.size();
+  for (const State& s : states) {
+    if (s.unit >= out->units_.size() || s.parameter >= out->units_[s.unit]->layout().placed().size())
+      return fail(invalid_argument(fmt::format("the state {} belongs to no parameter", s.name)));
+    const Piece one{0, 1, 1, 1};
+    spec.arrays.push_back({s.name, s.unit, s.parameter, s.dtype, s.name == "step" ? one : piece(s.unit, s.parameter), {}});
+  }
+  SHOAL_TRY(const std::size_t bytes, StepRecord::bytes_for(spec));
+  SHOAL_TRY(const Fd memory, open(out->key(), bytes));
+  SHOAL_TRY(out->memory_, runtime::map(memory, bytes, runtime::Access::kReadWrite));
+  out->update_.emplace(StepRecord::make(out->memory_.span(), spec), out->arenas_);
+  return out;
+}
+
+std::string ProtectedShard::key_of(int rank) const { return fmt::format("{}/record-{}", units_.front()->key(), rank); }
+
+std::span<std::byte> ProtectedShard::state(std::size_t index) const {
+  const StepRecord& record = update_->step_record();
+  const auto& array = record.arrays()[first_state_ + index];
+  return {record.at(array.place, arenas_), array.piece.numel() * dtype_bytes(array.dtype)};
+}
+
+}  // namespace shoal::fsdp

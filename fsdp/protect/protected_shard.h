@@ -1,0 +1,52 @@
+// A rank's step record beside the units that it refers to: what the optimizer of a protected model uses. Main thread only.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/protect/protected_update.h"
+#include "fsdp/shard/sharded_unit.h"
+
+namespace shoal::fsdp {
+
+class ProtectedShard {
+ public:
+  // An array of a parameter besides its rows: "grad", a state of the optimizer, or "step" (one fp32).
+  struct State {
+    std::uint32_t unit = 0, parameter = 0;
+    std::string name;
+    DType dtype = DType::kFloat32;
+  };
+  // Opens memory of the node that outlives this process.
+  using OpenMemory = std::function<Result<Fd>(const std::string& key, std::size_t bytes)>;
+  // Makes the record, with zeros in all states. The rank sets them, then set_usable(). InvalidArgument: a unit has no node, or has
+  // parameters outside of its arena.
+  static Result<std::unique_ptr<ProtectedShard>> make(Units units, const std::vector<State>& states, std::uint64_t step,
+                                                      const OpenMemory& open);
+
+  // The name of a rank's record at the node, for a rank of this host.
+  std::string key_of(int rank) const;
+  std::string key() const { return key_of(units_.front()->rank()); }
+  std::size_t bytes() const { return memory_.size(); }
+
+  // The memory of the state with this position in `states`.
+  std::span<std::byte> state(std::size_t index) const;
+  // False while the states are loaded: a death then loses them.
+  void set_usable(bool usable) const { update_->step_record().set_usable(usable); }
+  ProtectedUpdate& update() { return *update_; }
+  // The last step that is complete.
+  std::uint64_t step() const { return update_->step_record().header().finished.load(); }
+
+ private:
+  explicit ProtectedShard(Units units) : units_(std::move(units)) {}
+
+  const Units units_;
+  runtime::Mapping memory_;
+  Memories arenas_;
+  std::size_t first_state_ = 0;  // arrays of the record before it are rows of parameters
+  std::optional<ProtectedUpdate> update_;
+};
+
+}  // namespace shoal::fsdp
