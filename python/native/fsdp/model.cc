@@ -99,6 +99,9 @@ void bind_window(ModelClass& model) {
           nb::arg("caller"))
       .def("join", &ShardedModel::join)
       .def("asked", &asked, "For a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
+      .def(
+          "commit", [](ShardedModel& s, std::uint64_t step) { without_gil([&] { return s.commit(step); }); }, nb::arg("step"),
+          "Under protection: this rank has recorded this optimizer step; waits until every rank has.")
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
       .def("optimizer_end", &ShardedModel::optimizer_end, nb::arg("unit") = -1)
       .def(

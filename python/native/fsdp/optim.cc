@@ -6,6 +6,7 @@
 #include "fsdp/kernels/kernels.h"
 #include "fsdp/kernels/norm.h"
 #include "fsdp/kernels/sgd.h"
+#include "fsdp/protect/protected_shard.h"
 #include "python/native/bindings.h"
 #include "runtime/shm/memory.h"
 
@@ -30,7 +31,7 @@ std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(addr
 // The addresses of the arrays of one parameter's update. Python keeps the object from step to step.
 struct UpdateRow {
   fsdp::Shard shard;
-  float* step = nullptr;  // Adam's number of steps; null for other optimizers
+  float* step = nullptr;  // the number of updates; null for other optimizers than Adam, unless they are protected
 };
 
 constexpr std::size_t kGradient = 1, kStates = 2;  // positions in Shard::at
@@ -55,12 +56,30 @@ std::map<std::int64_t, std::vector<fsdp::Shard>> by_next_step(const std::vector<
   return out;
 }
 
+using Item = fsdp::StepRecord::Item;
+
+// Adds the update of each row to a protected update, which runs it later.
+void add_to(fsdp::ProtectedShard& record, Item item, const std::vector<UpdateRow>& rows) {
+  for (const auto& row : rows) {
+    if (row.step == nullptr) throw nb::value_error("a row of a protected update has a step");
+    item.step = static_cast<std::int64_t>(*row.step + 1);
+    unwrap(record.update().add(item, row.shard, row.step));
+  }
+}
+
 void adam(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double beta1, double beta2, double eps,
-          double weight_decay, bool decoupled, bool maximize, double grad_scale, int num_threads) {
+          double weight_decay, bool decoupled, bool maximize, double grad_scale, int num_threads, fsdp::ProtectedShard* into) {
   const auto types = dtypes_of(dtypes);
+  const fsdp::Adam options{lr, beta1, beta2, eps, weight_decay, decoupled, maximize, grad_scale};
+  if (into != nullptr) {
+    Item item{};
+    item.kernel = Item::Kernel::kAdam;
+    item.adam = options;
+    item.dtypes = types;
+    return add_to(*into, item, rows);
+  }
   const auto by_step = by_next_step(rows);
   const nb::gil_scoped_release release;
-  const fsdp::Adam options{lr, beta1, beta2, eps, weight_decay, decoupled, maximize, grad_scale};
   for (const auto& [step, work] : by_step) fsdp::adam(options, step, types, work, num_threads);
 }
 
@@ -96,12 +115,20 @@ void bind_device_adam(nb::module_& m) {
 }
 
 void sgd(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double momentum, double dampening,
-         double weight_decay, bool nesterov, bool maximize, bool first, double grad_scale, int num_threads) {
+         double weight_decay, bool nesterov, bool maximize, bool first, double grad_scale, int num_threads, fsdp::ProtectedShard* into) {
   const auto types = dtypes_of(dtypes);
+  const fsdp::Sgd options{lr, momentum, dampening, weight_decay, nesterov, maximize, first, grad_scale};
+  if (into != nullptr) {
+    Item item{};
+    item.kernel = Item::Kernel::kSgd;
+    item.sgd = options;
+    item.dtypes = types;
+    return add_to(*into, item, rows);
+  }
   std::vector<fsdp::Shard> work;
   for (const auto& row : rows) work.push_back(row.shard);
   const nb::gil_scoped_release release;
-  fsdp::sgd({lr, momentum, dampening, weight_decay, nesterov, maximize, first, grad_scale}, types, work, num_threads);
+  fsdp::sgd(options, types, work, num_threads);
 }
 
 }  // namespace
@@ -115,14 +142,17 @@ void bind_optim(nb::module_& m) {
           [](UpdateRow& r, std::uintptr_t address) { r.shard.at[kGradient] = at(address); })
       .def_prop_rw(
           "step", [](const UpdateRow& r) { return reinterpret_cast<std::uintptr_t>(r.step); },
-          [](UpdateRow& r, std::uintptr_t address) { r.step = reinterpret_cast<float*>(address); }, "Adam's count of steps, in fp32.");
-  m.def("adam", &adam, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"),
-        nb::arg("weight_decay"), nb::arg("decoupled"), nb::arg("maximize"), nb::arg("grad_scale"), nb::arg("num_threads"),
-        "Adam on rows of these dtypes (parameter, gradient, m, v, max v, copy); counts their steps up.");
+          [](UpdateRow& r, std::uintptr_t address) { r.step = reinterpret_cast<float*>(address); }, "The count of updates, in fp32.");
+  m.def(
+      "adam", &adam, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"),
+      nb::arg("weight_decay"), nb::arg("decoupled"), nb::arg("maximize"), nb::arg("grad_scale"), nb::arg("num_threads"),
+      nb::arg("into") = nb::none(),
+      "Adam on rows of these dtypes (parameter, gradient, m, v, max v, copy); counts their steps up. `into`: a ProtectedShard that records "
+      "the update instead.");
   bind_device_adam(m);
   m.def("sgd", &sgd, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("momentum"), nb::arg("dampening"),
         nb::arg("weight_decay"), nb::arg("nesterov"), nb::arg("maximize"), nb::arg("first"), nb::arg("grad_scale"), nb::arg("num_threads"),
-        "SGD on rows of these dtypes (parameter, gradient, momentum buffer, two absent ones, copy).");
+        nb::arg("into") = nb::none(), "SGD on rows of these dtypes (parameter, gradient, momentum buffer, two absent ones, copy).");
   m.def(
       "power_sum",
       [](const std::string& dtype, std::uintptr_t address, std::size_t numel, double order, int num_threads) {

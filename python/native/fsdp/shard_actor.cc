@@ -78,6 +78,14 @@ std::shared_ptr<fsdp::ShardedModel> make_model(ShardActor& a, const std::vector<
   return without_gil([&] { return a.make_model(units, slots); });
 }
 
+std::shared_ptr<fsdp::ProtectedShard> protect(ShardActor& a, const fsdp::ShardedModel& model,
+                                              const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>>& states,
+                                              std::uint64_t step) {
+  std::vector<fsdp::ProtectedShard::State> made;
+  for (const auto& [unit, parameter, name, dtype] : states) made.push_back({unit, parameter, name, unwrap(fsdp::parse_dtype(dtype))});
+  return without_gil([&] { return a.protect(model, made, step); });
+}
+
 std::vector<std::string> members(const ShardActor& a) {
   std::vector<std::string> out;
   for (const auto id : a.members()) out.push_back(to_string(id));
@@ -137,6 +145,11 @@ void bind_shard_actor(nb::module_& m) {
            "arena: that of another mesh's unit with these parameters, which the new unit takes over; empty: a new one.")
       .def("make_model", &make_model, nb::arg("units"), nb::arg("names"), nb::arg("slots"),
            "Waits until every rank's ShardActor is placed.")
+      .def("protect", &protect, nb::arg("model"), nb::arg("states"), nb::arg("step"),
+           "Makes this rank's step record. states: (unit, parameter, name, dtype) of each array besides the rows; step: complete steps.")
+      .def(
+          "adopt", [](ShardActor& a, const std::string& key) { return without_gil([&] { return a.adopt(key); }); }, nb::arg("key"),
+          "Opens a dead rank's record. Raises NotFound if this host's node has none.")
       .def("leave", &ShardActor::leave, nb::call_guard<nb::gil_scoped_release>(),
            "Before the session closes: gives the arenas back and makes no further requests.")
       .def_prop_ro("id", [](const ShardActor& a) { return to_string(a.id()); })

@@ -1,0 +1,81 @@
+// Bindings of step records: a rank's own, and one of a dead rank.
+#include "fsdp/protect/adoption.h"
+#include "fsdp/protect/protected_shard.h"
+#include "python/native/fsdp/fsdp.h"
+
+namespace shoal::python {
+
+using fsdp::AdoptedShard;
+using fsdp::ProtectedShard;
+
+namespace {
+
+// A flat torch tensor of uint8 over a part of a record, which keeps the record mapped.
+template <class Owner>
+nb::object tensor_over(std::shared_ptr<Owner> owner, std::byte* data, std::size_t bytes) {
+  auto* kept = new std::shared_ptr<Owner>(std::move(owner));
+  const nb::capsule capsule(kept, [](void* o) noexcept { delete static_cast<std::shared_ptr<Owner>*>(o); });
+  return nb::ndarray<nb::pytorch, std::uint8_t>(data, 1, &bytes, capsule).cast(nb::rv_policy::reference);
+}
+
+// (name, unit, parameter, dtype, (begin, length, stride, runs), bytes as a tensor)
+nb::list arrays(const std::shared_ptr<AdoptedShard>& shard) {
+  nb::list out;
+  for (const auto& a : shard->arrays()) {
+    const auto& p = a.piece;
+    out.append(nb::make_tuple(a.name, a.unit, a.parameter, dtype_name(a.dtype), nb::make_tuple(p.begin, p.length, p.stride, p.runs),
+                              tensor_over(shard, a.data, p.numel() * dtype_bytes(a.dtype))));
+  }
+  return out;
+}
+
+using Words = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;
+
+std::uint64_t committed_step(const std::vector<Words>& ranks, bool all) {
+  std::vector<fsdp::RecordWords> words;
+  for (const auto& [recorded, begun, finished] : ranks) words.push_back({recorded, begun, finished});
+  return fsdp::committed_step(words, all);
+}
+
+}  // namespace
+
+void bind_protect(nb::module_& m) {
+  nb::class_<ProtectedShard>(m, "ProtectedShard", "This rank's step record.")
+      .def_prop_ro("key", &ProtectedShard::key, "The record's name at the node.")
+      .def("key_of", &ProtectedShard::key_of, nb::arg("rank"), "The name of the record of another rank of this host.")
+      .def_prop_ro("bytes", &ProtectedShard::bytes)
+      .def_prop_ro("step", &ProtectedShard::step, "The last complete step.")
+      .def(
+          "state",
+          [](const std::shared_ptr<ProtectedShard>& shard, std::size_t index) {
+            const auto bytes = shard->state(index);
+            return tensor_over(shard, bytes.data(), bytes.size());
+          },
+          nb::arg("index"), "The memory of one of `states`, as a torch tensor of uint8.")
+      .def("set_usable", &ProtectedShard::set_usable, nb::arg("usable"), "False while states are loaded: a death then loses them.")
+      .def(
+          "begin", [](ProtectedShard& s, std::uint64_t step) { return unwrap(s.update().begin(step)); }, nb::arg("step"),
+          "Begins to record a step. False: it is recorded already, and is only to be run.")
+      .def(
+          "record", [](ProtectedShard& s) { s.update().record(); }, "The gradients and the update of this step are final.")
+      .def(
+          "run", [](ProtectedShard& s, int num_threads) { s.update().run(num_threads); }, nb::arg("num_threads"),
+          nb::call_guard<nb::gil_scoped_release>(), "Makes the recorded update, or what is left of it.");
+  nb::class_<AdoptedShard>(m, "AdoptedShard", "What a dead rank has left: its rows, its optimizer's states, and their step.")
+      .def_prop_ro("rank", &AdoptedShard::rank)
+      .def_prop_ro("world_size", [](const AdoptedShard& s) { return s.grid().world_size; })
+      .def_prop_ro("replicas", [](const AdoptedShard& s) { return s.grid().replicas; })
+      .def_prop_ro(
+          "words", [](const AdoptedShard& s) { return Words{s.words().recorded, s.words().begun, s.words().finished}; },
+          "(recorded, begun, finished): step numbers.")
+      .def(
+          "settle",
+          [](AdoptedShard& s, std::uint64_t committed, int num_threads) { without_gil([&] { return s.settle(committed, num_threads); }); },
+          nb::arg("committed"), nb::arg("num_threads") = 1,
+          "Brings the shard to the committed step. Raises Unavailable while the rank's process lives, DataLoss if that step is lost.")
+      .def_prop_ro("arrays", &arrays, "[(name, unit, parameter, dtype, (begin, length, stride, runs), bytes as a tensor), ...]");
+  m.def("committed_step", &committed_step, nb::arg("words"), nb::arg("all"),
+        "The last step that counts, from the words of all ranks' records. `all`: no record is lost.");
+}
+
+}  // namespace shoal::python
