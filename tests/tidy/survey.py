@@ -51,7 +51,9 @@ LAYERS = (
     ("fsdp._devices",),
     ("fsdp._engine",),
     ("fsdp._graph", "fsdp._describe", "fsdp._memory"),  # results with fixed names, because programs may pickle them
-    ("fsdp._plan", "fsdp._graph_worker", "fsdp._reshard"),
+    ("fsdp._plan", "fsdp._graph_worker"),
+    ("fsdp._protect",),
+    ("fsdp._reshard",),
     ("fsdp._module", "fsdp._join", "fsdp.graph"),
     ("fsdp._fully_shard",),
     ("fsdp1.",),

@@ -56,10 +56,15 @@ class Adam(Fused, torch.optim.Adam):
             state = self.state[p]
             for key in keys:
                 if key not in state:
-                    state[key] = self._new_state(p, group)
+                    state[key] = self._new_state(p, group, key)
             step = state.get("step")
             if step is None or step.dtype != torch.float32 or not step.is_cpu:
-                step = state["step"] = torch.tensor(0.0 if step is None else step.item(), dtype=torch.float32, device="cpu")
+                count = 0.0 if step is None else step.item()
+                if self._protection is None:
+                    step = torch.tensor(count, dtype=torch.float32, device="cpu")
+                else:
+                    step = self._protection.home(p, "step").fill_(count)
+                state["step"] = step
             shard = self._shard(p, state, group, keys)
             if shard is None:
                 step += 1
@@ -69,6 +74,7 @@ class Adam(Fused, torch.optim.Adam):
                 row.step = step.data_ptr()
                 batches.setdefault((shard.values.device, shard.dtypes()), []).append(row)
         beta1, beta2 = group["betas"]
+        recorded = {} if (record := self._record()) is None else {"into": record}  # a protected model is on the CPU
         for (device, dtypes), rows in batches.items():
             _kernels.adam_kernels(device).update(
                 dtypes,
@@ -81,6 +87,7 @@ class Adam(Fused, torch.optim.Adam):
                 decoupled=group["decoupled_weight_decay"],
                 maximize=group["maximize"],
                 grad_scale=grad_scale,
+                **recorded,
             )
         self._written(shards, grad_scale)
 

@@ -12,6 +12,7 @@ from shoal import _native
 from shoal._objects.tensors import dtensor, in_memory, is_wrapper, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.optim._local import DTYPES, local
+from shoal.optim._threads import num_threads
 
 MASTER = "master_param"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -33,6 +34,7 @@ class Fused:
 
     def _set_master_weights(self, master_weights: bool | None) -> None:
         self._shards: dict[int, _Shard] = {}  # by the parameter's id, because hashing a tensor is slow
+        self._unprotected()
         self.defaults["master_weights"] = master_weights
         for group in self.param_groups:
             group.setdefault("master_weights", master_weights)
@@ -62,6 +64,10 @@ class Fused:
         self._shards.clear()
         self._reserve()
 
+    def _unprotected(self) -> None:
+        self._protection: Any = None  # shoal.fsdp's Protection: states and gradients lie in its record, which also makes the updates
+        self._recorded: list[tuple[list[tuple[torch.Tensor, _Shard]], float]] = []  # arguments of _written, until the record is run
+
     @staticmethod
     def check_options(options: dict[str, Any]) -> None:
         """Raises Unimplemented for options of a group that the update cannot honour."""
@@ -79,6 +85,7 @@ class Fused:
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._shards, self._reserved = {}, {}
+        self._unprotected()
         for group in self.param_groups:
             group.setdefault("master_weights", self.defaults.get("master_weights"))
 
@@ -96,6 +103,8 @@ class Fused:
                 for key, value in state_dict["state"].get(index, {}).items():
                     if key != "step" and isinstance(value, torch.Tensor) and value.is_floating_point():
                         self.state[p][key] = value.detach().to(device=p.device, dtype=torch.float32, copy=True)
+        if self._protection is not None:
+            self._protection.take_states()
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -111,12 +120,21 @@ class Fused:
             with torch.enable_grad():
                 loss = closure()
         found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        if found_inf is None or not found_inf.item():
-            for group in self.param_groups:
-                self._update(group, 1.0 if grad_scale is None else float(grad_scale))
-                for p in group["params"]:
-                    if not p.requires_grad:  # a parameter frozen since the constructor needs no state
-                        self._reserved.pop(id(p), None)
+        groups = self.param_groups if found_inf is None or not found_inf.item() else []
+        protection = self._protection
+        began = protection is None or protection.begin()
+        if began:
+            self._recorded = []
+        for group in groups if began else []:
+            self._update(group, 1.0 if grad_scale is None else float(grad_scale))
+            for p in group["params"]:
+                if not p.requires_grad:  # a parameter frozen since the constructor needs no state
+                    self._reserved.pop(id(p), None)
+        if protection is not None:
+            protection.run(began, num_threads())
+            recorded, self._recorded = self._recorded, []
+            for shards, scale in recorded:
+                self._finish(shards, scale)
         return loss
 
     def _step_of_torch(self, closure: Any) -> Any:
@@ -134,14 +152,20 @@ class Fused:
     def _has_master(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
         return p.dtype in LOW_PRECISION and group.get("master_weights") is not False
 
-    def _new_state(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Returns zeros with the layout of `p`, reserved ones if there are any."""
+    def _new_state(self, p: torch.Tensor, group: dict[str, Any], key: str) -> torch.Tensor:
+        """Returns zeros with the layout of `p` for the state `key`, reserved ones if there are any."""
         reserved, dtype = self._reserved.get(id(p)), self._state_dtype(p, group)
+        if self._protection is not None:
+            reserved = [self._protection.home(p, key).zero_()]
         zeros = reserved.pop() if reserved else self._zeros(p, group)
         # the parameter has changed since they were reserved
         if zeros.dtype != dtype or zeros.stride() != local(p).stride() or zeros.shape != local(p).shape:
             zeros = self._zeros(p, group)
         return dtensor(zeros, with_dtype(p._spec, dtype)) if isinstance(p, DTensor) else zeros
+
+    def _record(self) -> _native.ProtectedShard | None:
+        """The record to which updates are added under protection; else None: they are made at once."""
+        return None if self._protection is None else self._protection.record
 
     def _num_states(self, p: torch.Tensor, group: dict[str, Any]) -> int:
         return len(self._keys(group)) + self._has_master(p, group)
@@ -204,6 +228,10 @@ class Fused:
         if gradient.stride() != values.stride():
             shard.gradient_from = gradient
             gradient = torch.empty_like(values, dtype=gradient.dtype).copy_(gradient)
+        if self._protection is not None and (recorded := self._protection.gradient(p, gradient)) is not gradient:
+            if recorded.data_ptr() != gradient.data_ptr():
+                shard.gradient_from = gradient if shard.gradient_from is None else shard.gradient_from
+            gradient = recorded
         shard.gradient = gradient
         return shard
 
@@ -217,7 +245,7 @@ class Fused:
         """Returns the master copy in fp32. Elements of the parameter that were written since the last step replace those of the copy."""
         state = self.state[p]
         if MASTER not in state:
-            state[MASTER] = self._new_state(p, {"master_weights": True})
+            state[MASTER] = self._new_state(p, {"master_weights": True}, MASTER)
             local(state[MASTER]).copy_(values)
             return local(state[MASTER])
         master = state_of(state, MASTER, values)
@@ -227,6 +255,13 @@ class Fused:
         return master
 
     def _written(self, shards: list[tuple[torch.Tensor, _Shard]], grad_scale: float) -> None:
+        """Called when the updates of these shards are made, or recorded under protection."""
+        if self._protection is None:
+            self._finish(shards, grad_scale)
+        else:
+            self._recorded.append((shards, grad_scale))
+
+    def _finish(self, shards: list[tuple[torch.Tensor, _Shard]], grad_scale: float) -> None:
         """Bumps the parameters' version counters for autograd, writes back unscaled gradients, and drops references to gradients."""
         torch.autograd.graph.increment_version([shard.values for _, shard in shards])
         for _, shard in shards:

@@ -65,7 +65,7 @@ class Muon(Fused, torch.optim.Muon):
         if grad_scale != 1:
             g.div_(grad_scale)
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = self._new_state(p, group)
+            state["momentum_buffer"] = self._new_state(p, group, "momentum_buffer")
         buffer = state_of(state, "momentum_buffer", values)
         g = g.to(buffer.dtype)
         buffer.lerp_(g, 1 - group["momentum"])

@@ -44,11 +44,14 @@ class SGD(Fused, torch.optim.SGD):
             state = self.state[p] if keys else self.state.get(p, {})
             first = bool(keys) and state.get("momentum_buffer") is None
             if first:
-                state["momentum_buffer"] = self._new_state(p, group)
+                state["momentum_buffer"] = self._new_state(p, group, "momentum_buffer")
             shard = self._shard(p, state, group, keys)
             if shard is not None:
                 shards.append((p, shard))
-                batches.setdefault((first, shard.dtypes()), []).append(shard.row())
+                row = shard.row()
+                if self._protection is not None:
+                    row.step = self._protection.home(p, "step").data_ptr()
+                batches.setdefault((first, shard.dtypes()), []).append(row)
         for (first, dtypes), rows in batches.items():
             _native.sgd(
                 dtypes,
@@ -62,5 +65,6 @@ class SGD(Fused, torch.optim.SGD):
                 first=first,
                 grad_scale=grad_scale,
                 num_threads=num_threads(),
+                into=self._record(),
             )
         self._written(shards, grad_scale)

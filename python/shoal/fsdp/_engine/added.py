@@ -49,6 +49,10 @@ class Added:
         self._seen = -1  # _Registrations.count when ``look`` last ran
         _Registrations.watch()
 
+    @property
+    def any(self) -> bool:
+        return bool(self._parameters)
+
     def look(self) -> None:
         """Finds new parameters. Collective: a forward of the root calls it, which all ranks run."""
         if self._seen == _Registrations.count:

@@ -219,7 +219,7 @@ class ParameterGradient:
         """Drops a gradient that an optimizer has used, and returns its memory to the pool if nothing else holds it."""
         self._views.sharded.grad = None
         buffer, self._buffer = self._buffer, None
-        if buffer is not None and self.pool is not None and _uses(buffer) == self._buffer_uses:
+        if buffer is not None and self.pool is not None and uses(buffer) == self._buffer_uses:
             self.pool.put(buffer)
 
     def use_pool(self, pool: Any) -> None:
@@ -231,17 +231,17 @@ class ParameterGradient:
         p = self._parameter
         if self._buffer is None and self.pool is None and not p.external and not p.empty:
             self._buffer = long_lived(p.own_shape, p.dtype, touched=True)
-            self._buffer_uses = _uses(self._buffer)
+            self._buffer_uses = uses(self._buffer)
 
     def _fresh(self) -> DTensor:
         """Returns a gradient to write to. It reuses the previous step's memory if nothing else holds that, which saves an allocation."""
-        if self._buffer is None or _uses(self._buffer) != self._buffer_uses:
+        if self._buffer is None or uses(self._buffer) != self._buffer_uses:
             take = long_lived if self.pool is None else self.pool.take
             self._buffer = take(self._parameter.own_shape, self._parameter.dtype)
-            self._buffer_uses = _uses(self._buffer)
+            self._buffer_uses = uses(self._buffer)
         return self._parameter.dtensor(self._buffer.detach())
 
 
-def _uses(t: torch.Tensor) -> int:
+def uses(t: torch.Tensor) -> int:
     """The number of references to the tensor's storage: tensors, views and others, in Python or C++."""
     return torch._C._storage_Use_Count(t.untyped_storage()._cdata)

@@ -1,0 +1,7 @@
+"""Optimizer steps that happen exactly once, also when a rank is killed at any moment."""
+
+from shoal._native import committed_step
+from shoal.fsdp._protect.adopted import AdoptedArray, AdoptedRank, adopt
+from shoal.fsdp._protect.protection import Protection, protect
+
+__all__ = ["AdoptedArray", "AdoptedRank", "Protection", "adopt", "committed_step", "protect"]

@@ -1,0 +1,202 @@
+"""A model and its optimizer under protection: states and gradients in the rank's step record, and steps that all ranks commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shoal import _native
+from shoal._objects.tensors import dtensor, long_lived, with_dtype
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.fsdp._engine.root import Root
+from shoal.fsdp._parameters.gradient import engine_dtype, uses
+from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._plan.plan import root_of
+from shoal.optim import SGD, Adam
+
+_MASTER = "master_param"
+_BESIDE_STATES = ("grad", "step")
+
+
+def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0) -> Protection:
+    """Protects the steps of ``optimizer`` on a sharded model: each happens exactly once, also when a rank is killed. Every rank calls it.
+
+    The optimizer's states move to memory of the node that outlives this process, and gradients are reduced into it. From now on
+    ``optimizer.step()`` returns once all ranks have recorded the step. ``step``: number of optimizer steps made before.
+    Writes to parameters other than by this optimizer are not protected: a kill inside one may leave it half made.
+
+    Raises Unimplemented for optimizers other than ``Adam``, ``AdamW`` and ``SGD`` of ``shoal.optim``, and for parameters outside of shared
+    memory. Raises InvalidArgument for a model that is not sharded, or that is protected already.
+    """
+    if not isinstance(optimizer, (SGD, Adam)):
+        raise Unimplemented(
+            f"protection does not know the states of {type(optimizer).__module__}.{type(optimizer).__name__}",
+            hint="use Adam, AdamW or SGD of shoal.optim",
+        )
+    return Protection(root_of(model), optimizer, step)
+
+
+class Protection:
+    """The step record of this rank. ``optimizer.step()`` calls ``begin``, adds its updates to ``record``, and calls ``run``."""
+
+    def __init__(self, root: Root, optimizer: Any, step: int):
+        self.root, self.optimizer, self.model = root, optimizer, root.models[0]
+        self._homes: dict[tuple[int, str], torch.Tensor] = {}  # by id of the sharded parameter and name of the array
+        self._check()
+        arrays = self._arrays()
+        specs = [(u, i, name, engine_dtype(dtype)) for u, i, _, name, dtype in arrays]
+        self.record: _native.ProtectedShard = self.actor.protect(self.model, specs, step)
+        for index, (_, _, p, name, dtype) in enumerate(arrays):
+            shape = torch.Size() if name == "step" else p.own_shape
+            self._homes[id(p.views.sharded), name] = self.record.state(index).view(dtype).view(shape)
+        for _, _, p, name, _ in arrays:
+            if name == "grad":
+                p.gradient.use_pool(_Home(self.home(p.views.sharded, name)))
+        self.take_states()
+        root.protection = optimizer._protection = self
+        self.model.commit(step)  # every rank has its record
+
+    @property
+    def actor(self) -> _native.ShardActor:
+        return self.root.units[0].actor
+
+    @property
+    def in_use(self) -> bool:
+        """False once the model was rebuilt, with other units."""
+        return self.root.models == [self.model]
+
+    @property
+    def step(self) -> int:
+        """The number of the last complete step."""
+        return self.record.step
+
+    def end(self) -> None:
+        """Ends the protection. States and gradients stay where they are."""
+        self.root.protection = self.optimizer._protection = None
+        for p in (p for u in self.root.units for p in u.parameters):
+            p.gradient.pool = None
+
+    # ---- memory ----
+
+    def home(self, p: torch.Tensor, name: str) -> torch.Tensor:
+        """The tensor in the record of an array of a sharded parameter: a state, "grad" or "step"."""
+        home = self._homes.get((id(p), name))
+        if home is None:
+            raise InvalidArgument("a parameter was added to the optimizer after protect()", hint="call protect again on every rank")
+        return home
+
+    def take_states(self) -> None:
+        """Moves the optimizer's present states into the record. A death in between loses them, and the record reports that."""
+        self.record.set_usable(False)
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                self._take_states(p, self.optimizer.state.get(p) or {})
+        self.optimizer._shards.clear()
+        self.optimizer._reserved.clear()
+        self.record.set_usable(True)
+
+    def _take_states(self, p: torch.Tensor, state: dict[str, Any]) -> None:
+        found = [name for (owner, name) in self._homes if owner == id(p) and name not in _BESIDE_STATES]
+        for name in found:
+            home, t = self.home(p, name), state.get(name)
+            if t is None:
+                home.zero_()
+                continue
+            values = t._local_tensor if isinstance(t, DTensor) else t
+            if values.data_ptr() != home.data_ptr():
+                home.copy_(values)
+                state[name] = dtensor(home, with_dtype(p._spec, home.dtype))
+        if "step" in state:
+            state["step"] = self.home(p, "step").fill_(float(state["step"]))
+        elif (id(p), "step") in self._homes:  # SGD: 1 once there is a momentum
+            self.home(p, "step").fill_(1.0 if any(state.get(name) is not None for name in found) else 0.0)
+
+    def gradient(self, p: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """Returns the gradient in the record, which is copied there if it lies elsewhere."""
+        home = self.home(p, "grad")
+        if gradient.data_ptr() == home.data_ptr():
+            return home
+        if gradient.dtype != home.dtype:
+            raise Unimplemented(
+                f"a protected parameter of {home.dtype} has a gradient of {gradient.dtype}", hint="use gradients of the parameter's dtype"
+            )
+        return home.copy_(gradient)
+
+    # ---- a step ----
+
+    def begin(self) -> bool:
+        """Begins to record the next step. False: an interrupted call has recorded it already."""
+        if not self.in_use:
+            raise InvalidArgument(
+                "the model was rebuilt since protect(): a parameter changed its dtype, or was tied", hint="call protect again on every rank"
+            )
+        return self.record.begin(self.record.step + 1)
+
+    def run(self, began: bool, num_threads: int) -> None:
+        """Commits the recorded step with all ranks, and makes its updates."""
+        if began:
+            self.record.record()
+        self.model.commit(self.record.step + 1)
+        self.record.run(num_threads)
+
+    def settle(self, committed: int) -> None:
+        """After a death: finishes this rank's own update, if an error stopped it although the step counts (``committed_step``)."""
+        if committed == self.record.step + 1:
+            self.record.run(num_threads=1)
+
+    # ---- what can be protected ----
+
+    def _check(self) -> None:
+        root = self.root
+        if root.protection is not None and root.protection.in_use:
+            raise InvalidArgument("this model is protected already", hint="call end() of its Protection first")
+        if len(root.models) != 1 or root.in_backward_optimizer is not None or root.added.any:
+            raise Unimplemented(
+                "protection needs one mesh for all units, no optimizer in backward, and no parameters that were added after fully_shard"
+            )
+        for u in root.units:
+            for p in u.parameters:
+                if p.external or u.gathered is not None:
+                    raise Unimplemented(
+                        f"parameter {p.name} of {u.state.name or 'the root'} cannot be protected: collectives gather it, outside of the "
+                        "node's memory"
+                    )
+        mine = {id(p.views.sharded) for u in root.units for p in u.parameters}
+        if any(id(p) not in mine for group in self.optimizer.param_groups for p in group["params"]):
+            raise InvalidArgument(
+                "the optimizer has a parameter that the model has not sharded",
+                hint="build it after fully_shard, of model.parameters()",
+            )
+
+    def _arrays(self) -> list[tuple[int, int, ShardedParameter, str, torch.dtype]]:
+        """(unit, parameter, its object, name, dtype) of every array in the record."""
+        optimizer, found = self.optimizer, []
+        group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        for u in self.root.units:
+            for i, p in enumerate(u.parameters):
+                view = p.views.sharded
+                group = group_of.get(id(view))
+                if group is None:
+                    continue
+                states = [*optimizer._keys(group), *([_MASTER] if optimizer._has_master(view, group) else [])]
+                named = [("grad", p.dtype), ("step", torch.float32)]
+                named += [(name, optimizer._state_dtype(view, group)) for name in states]
+                found += [(u.index, i, p, name, dtype) for name, dtype in named]
+        return found
+
+
+class _Home:
+    """The memory of one parameter's gradient in the record, as a pool: it is taken unless something else holds the last gradient."""
+
+    def __init__(self, home: torch.Tensor):
+        self._home, self._idle = home, uses(home)
+
+    def take(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        fits = self._home.shape == shape and self._home.dtype == dtype
+        return self._home if fits and uses(self._home) == self._idle else long_lived(shape, dtype)
+
+    def put(self, buffer: torch.Tensor) -> None:
+        """The memory stays in the record."""
