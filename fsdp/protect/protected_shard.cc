@@ -5,9 +5,9 @@
 namespace shoal::fsdp {
 
 Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const std::vector<State>& states, std::uint64_t step,
-                                                             const OpenMemory& open) {
+                                                             const std::string& name, const OpenMemory& open) {
   if (units.empty()) return fail(invalid_argument("a model without units cannot be protected"));
-  std::unique_ptr<ProtectedShard> out(new ProtectedShard(std::move(units)));
+  std::unique_ptr<ProtectedShard> out(new ProtectedShard(std::move(units), name));
   const ShardedUnit& first = *out->units_.front();
   StepRecord::Spec spec{.rank = first.rank(), .grid = first.grid(), .step = step, .units = {}, .arrays = {}};
   const auto piece = [&](std::size_t unit, std::size_t parameter) {
@@ -41,7 +41,7 @@ Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const 
   return out;
 }
 
-std::string ProtectedShard::key_of(int rank) const { return fmt::format("{}/record-{}", units_.front()->key(), rank); }
+std::string ProtectedShard::key_of(int rank) const { return fmt::format("{}/record-{}", name_, rank); }
 
 std::span<std::byte> ProtectedShard::state(std::size_t index) const {
   const StepRecord& record = update_->step_record();

@@ -22,9 +22,9 @@ class ProtectedShard {
   // Opens memory of the node that outlives this process.
   using OpenMemory = std::function<Result<Fd>(const std::string& key, std::size_t bytes)>;
   // Makes the record, with zeros in all states. The rank sets them, then set_usable(). InvalidArgument: a unit has no node, or has
-  // parameters outside of its arena.
+  // parameters outside of its arena. `name`: of the ranks of this host and mesh alone, because a unit's arena may go to another mesh.
   static Result<std::unique_ptr<ProtectedShard>> make(Units units, const std::vector<State>& states, std::uint64_t step,
-                                                      const OpenMemory& open);
+                                                      const std::string& name, const OpenMemory& open);
 
   // The name of a rank's record at the node, for a rank of this host.
   std::string key_of(int rank) const;
@@ -40,9 +40,10 @@ class ProtectedShard {
   std::uint64_t step() const { return update_->step_record().header().finished.load(); }
 
  private:
-  explicit ProtectedShard(Units units) : units_(std::move(units)) {}
+  ProtectedShard(Units units, std::string name) : units_(std::move(units)), name_(std::move(name)) {}
 
   const Units units_;
+  const std::string name_;
   runtime::Mapping memory_;
   Memories arenas_;
   std::size_t first_state_ = 0;  // arrays of the record before it are rows of parameters

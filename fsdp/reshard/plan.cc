@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int kMaxProcess = 1 << 20;
 
-Result<void> check(const Placement& p, const char* which, std::span<const int> hosts) {
+Result<void> check(const Placement& p, const char* which, bool distinct, std::span<const int> hosts) {
   if (p.processes.size() != static_cast<std::size_t>(p.grid.world_size) || p.processes.empty())
     return fail(invalid_argument(fmt::format("the {} mesh has {} ranks, but {} processes", which, p.grid.world_size, p.processes.size())));
   if (p.grid.replicas < 1 || p.grid.world_size % p.grid.replicas != 0)
@@ -20,8 +21,10 @@ Result<void> check(const Placement& p, const char* which, std::span<const int> h
         fmt::format("the {} mesh: {} ranks cannot be divided into {} replicas", which, p.grid.world_size, p.grid.replicas)));
   auto sorted = p.processes;
   std::sort(sorted.begin(), sorted.end());
-  if (sorted.front() < 0 || sorted.back() >= kMaxProcess || std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-    return fail(invalid_argument(fmt::format("the {} mesh has a process twice, or one with a number out of range", which)));
+  if (sorted.front() < 0 || sorted.back() >= kMaxProcess)
+    return fail(invalid_argument(fmt::format("the {} mesh has a process with a number out of range", which)));
+  if (distinct && std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+    return fail(invalid_argument(fmt::format("the {} mesh has a process twice", which)));
   if (!hosts.empty() && static_cast<std::size_t>(sorted.back()) >= hosts.size())
     return fail(invalid_argument(fmt::format("process {} of the {} mesh has no host", sorted.back(), which)));
   return {};
@@ -31,7 +34,7 @@ class Planner {
  public:
   Planner(ReshardPlan& out, const Placement& from, const Placement& to, std::span<const int> hosts)
       : out_(out), from_(from), to_(to), hosts_(hosts) {
-    for (std::size_t i = 0; i < from.processes.size(); ++i) shard_of_[from.processes[i]] = from.grid.shard_of(static_cast<int>(i));
+    for (std::size_t i = 0; i < from.processes.size(); ++i) has_.emplace(from.processes[i], from.grid.shard_of(static_cast<int>(i)));
   }
 
   void add(std::size_t parameter) {
@@ -51,7 +54,7 @@ class Planner {
   int host_of(int process) const { return hosts_.empty() ? 0 : hosts_[static_cast<std::size_t>(process)]; }
 
   void add(std::size_t parameter, Rows rows, int old_shard, int new_shard, int destination) {
-    if (const auto own = shard_of_.find(destination); own != shard_of_.end() && own->second == old_shard) {
+    if (has_.contains({destination, old_shard})) {
       out_.kept.push_back({destination, destination, parameter, rows});
       return;
     }
@@ -85,7 +88,7 @@ class Planner {
   const Placement& from_;
   const Placement& to_;
   const std::span<const int> hosts_;
-  std::map<int, int> shard_of_;  // by process of the old mesh
+  std::set<std::pair<int, int>> has_;  // a process and a shard that it has
   std::map<int, std::size_t> sent_;
   // The process of a host that fetches rows from another host, by host, parameter, old and new shard.
   std::map<std::tuple<int, std::size_t, int, int>, int> fetched_;
@@ -95,8 +98,8 @@ class Planner {
 
 Result<ReshardPlan> plan_reshard(std::vector<MovedRows> parameters, const Placement& from, const Placement& to,
                                  std::span<const int> host_of_process) {
-  SHOAL_OK(check(from, "old", host_of_process));
-  SHOAL_OK(check(to, "new", host_of_process));
+  SHOAL_OK(check(from, "old", /*distinct=*/false, host_of_process));
+  SHOAL_OK(check(to, "new", /*distinct=*/true, host_of_process));
   ReshardPlan out;
   out.parameters = std::move(parameters);
   for (const auto& p : out.parameters) {

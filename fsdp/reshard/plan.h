@@ -23,7 +23,8 @@ struct MovedRows {
   std::size_t row_bytes = 0;  // sum over all tensors
 };
 
-// The positions of a grid and the processes at them.
+// The positions of a grid and the processes at them. In the old mesh a process may have several positions: it brings the shards of dead
+// ranks beside its own.
 struct Placement {
   Grid grid;
   std::vector<int> processes;  // by rank of the grid; numbers below 2^20
@@ -52,7 +53,7 @@ struct ReshardPlan {
 };
 
 // `host_of_process`: by process, the number of its host; empty: all are on one host. Returns InvalidArgument for placements whose grid has
-// another size, for a process that has two places in one, and for a process without a host.
+// another size, for a process that has two places in the new mesh, and for a process without a host.
 Result<ReshardPlan> plan_reshard(std::vector<MovedRows> parameters, const Placement& from, const Placement& to,
                                  std::span<const int> host_of_process = {});
 
