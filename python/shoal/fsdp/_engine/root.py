@@ -333,6 +333,16 @@ class Root:
             warnings.warn("gradients of a backward pass that an exception left are dropped, as by reset_iter_state()", stacklevel=2)
         self.reset(states)
 
+    def abandon_step(self) -> None:
+        """Drops the present step with its gradients, in whatever state an exception has left it. It needs no other rank."""
+        self.reset(self.states)
+        if self.rows_plain:
+            self.show_rows(plain=False)
+        for s in self.states:
+            s.writes.closed_window = None
+        self.copies.clear()
+        self.forwards.clear()
+
     def reset(self, states: list[State]) -> None:
         self.backward = self.running = None
         self.reductions.drop()

@@ -6,7 +6,7 @@ import copy
 import itertools
 import pickle
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.bootstrap import keep_actor, leave_unused
 from shoal.fsdp._parameters.mesh import DataMesh, data_mesh
+from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard.contents import Contents, Sharded, Summary, Value
 from shoal.fsdp._reshard.memory import Copies, Ledger, NewMesh, leave
 from shoal.fsdp._reshard.stream import Moved, copy_whole, keep, move
@@ -51,6 +52,7 @@ def reshard(
     *,
     old_owners: tuple[int, ...],
     old_index: int | None,
+    adopted: Mapping[int, AdoptedRank] | None = None,
 ) -> Report:
     """Moves a sharded model and its optimizers to ``mesh``, in place. Modules, parameters and optimizers stay the same objects.
 
@@ -62,6 +64,10 @@ def reshard(
     ``old_index``: this process's rank on the old mesh; None for a newcomer. A newcomer has built the same model and optimizers on a mesh of
     its own. Its values, which may be on the meta device, are replaced, and so are its optimizers' options.
 
+    ``adopted``: by rank of the old mesh, the shards of dead ranks that this process brings, settled at the committed step. ``old_owners``
+    then names this process for each of them. Unless it is None, on all ranks, the step under way is dropped, and nothing waits for a dead
+    rank.
+
     Rows go from the memory of their old owners to their new owners, with the fewest bytes possible. A rank holds its old rows, its new
     rows and four messages at most. Reduced gradients are dropped. Old and new memory exist side by side until every row has arrived with
     the right checksum. An error on any rank before that leaves all ranks on the old mesh.
@@ -71,18 +77,19 @@ def reshard(
     died.
     """
     began = time.monotonic()
-    old_owners, data = tuple(old_owners), data_mesh(mesh)
-    _check_arguments(old_owners, old_index, data)
+    old_owners, data, recovers = tuple(old_owners), data_mesh(mesh), adopted is not None
+    adopted = dict(adopted or {})
+    _check_arguments(old_owners, old_index, adopted, data)
     chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     union = Union(old_owners, data.ranks)
     try:
         with lasting():
-            return _Change(model, chosen, data, old_owners, old_index, union).run(began)
+            return _Change(model, chosen, data, old_owners, old_index, adopted, recovers, union).run(began)
     finally:
         union.close()
 
 
-def _check_arguments(old_owners: tuple[int, ...], old_index: int | None, data: DataMesh) -> None:
+def _check_arguments(old_owners: tuple[int, ...], old_index: int | None, adopted: dict[int, AdoptedRank], data: DataMesh) -> None:
     rank = dist.get_rank()
     if not data.in_arena:
         raise Unimplemented("a model can move to a mesh of CPUs only", hint='use init_device_mesh("cpu", ...)')
@@ -92,8 +99,10 @@ def _check_arguments(old_owners: tuple[int, ...], old_index: int | None, data: D
             f"the ranks of the new mesh do not ascend: {ranks.tolist()}",
             hint="number the processes in the order of the mesh: process groups, which DeviceMesh makes, sort their ranks",
         )
-    if not old_owners or len(set(old_owners)) < len(old_owners):
-        raise InvalidArgument(f"old_owners={old_owners} should name each rank of the old mesh once")
+    if not old_owners:
+        raise InvalidArgument("old_owners is empty")
+    if (wrong := sorted({i for i, r in enumerate(old_owners) if r == rank and i != old_index} ^ set(adopted))) and old_index is not None:
+        raise InvalidArgument(f"old_owners={old_owners} and the adopted ranks {sorted(adopted)} differ at rank {wrong[0]} of the old mesh")
     if old_index is None and rank in old_owners:
         raise InvalidArgument(f"old_owners={old_owners} names rank {rank}, which calls itself a newcomer (old_index=None)")
     if old_index is not None and not (0 <= old_index < len(old_owners) and old_owners[old_index] == rank):
@@ -112,10 +121,13 @@ class _Change:
         data: DataMesh,
         old_owners: tuple[int, ...],
         old_index: int | None,
+        adopted: dict[int, AdoptedRank],
+        recovers: bool,  # ranks of the old mesh have died
         union: Union,
     ):
         self._model, self._optimizers, self._data, self._union = model, optimizers, data, union
-        self._old_owners, self._old_index = old_owners, old_index
+        self._old_owners, self._old_index, self._adopted = old_owners, old_index, adopted
+        self._recovers = recovers
         self._newcomers = [r for r in data.ranks if r not in old_owners]
         self._stays = union.rank in data.ranks
         self._new: NewMesh | None = None
@@ -170,7 +182,7 @@ class _Change:
     def _own_description(self) -> Summary:
         self._contents = Contents(self._model, self._optimizers)
         if self._old_index is not None:
-            self._contents.settle()
+            self._contents.settle(self._recovers)
         self._contents.check()
         self._described = self._contents.describe()
         return self._described.summary()
@@ -212,7 +224,8 @@ class _Change:
             self._new = NewMesh.make(contents, self._data, self._union.name, arenas)
         shards = len(self._old_owners) // reference.replicas
         old_shard = None if self._old_index is None else self._old_index % shards
-        self._ledger = Ledger(contents, reference, [key != "" for key in arenas], shards, old_shard)
+        adopted = {i % shards: rank for i, rank in self._adopted.items()}
+        self._ledger = Ledger(contents, reference, [key != "" for key in arenas], shards, old_shard, adopted)
         self._ledger.fill(self._new)
         self._copies = Copies(contents, reference, self._old_index is None)
 

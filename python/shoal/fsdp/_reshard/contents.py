@@ -50,9 +50,13 @@ class Contents:
 
     # ---- before a change ----
 
-    def settle(self) -> None:
+    def settle(self, recovers: bool) -> None:
         """Brings an old rank to the boundary between two steps: every state has a root, replaced parameters are adopted, and the write
-        window is open. Collective over the old mesh."""
+        window is open. Collective over the old mesh, unless it has lost a rank (``recovers``): then the present step is dropped."""
+        if recovers:
+            for root in self.roots:
+                root.abandon_step()
+            return
         for s in self.states:
             if s.root is None:
                 s.outermost().lazy_init(preliminary=True)

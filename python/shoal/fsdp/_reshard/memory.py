@@ -12,8 +12,9 @@ from shoal._objects.tensors import dtensor, long_lived
 from shoal.fsdp._engine.bootstrap import leave_unused, place_actor
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard.contents import Contents, Described, Sharded, Whole
-from shoal.fsdp._reshard.stream import Entry
+from shoal.fsdp._reshard.stream import Entry, OldShard
 
 
 def bounds(rows: int, shards: int, shard: int) -> tuple[int, int]:
@@ -89,13 +90,27 @@ def leave(contents: Contents) -> None:
 class Ledger:
     """The tensors that move, as entries of the plan, and the replicated ones that newcomers need.
 
-    ``old_shard``, ``new``: this rank's places, None where it has none. ``taken_over``: by unit, True if its arena moves as it is.
+    ``old_shard``: this rank's place on the old mesh, None if it has none. ``adopted``: by shard, what dead ranks have left. ``taken_over``:
+    by unit, True if its arena moves as it is.
     """
 
-    def __init__(self, contents: Contents, described: Described, taken_over: list[bool], old_shards: int, old_shard: int | None):
+    def __init__(
+        self,
+        contents: Contents,
+        described: Described,
+        taken_over: list[bool],
+        old_shards: int,
+        old_shard: int | None,
+        adopted: dict[int, AdoptedRank],
+    ):
         self._contents, self._described = contents, described
         self._taken_over = taken_over
-        self._old = None if old_shard is None else (old_shards, old_shard)
+        self._old_shards = old_shards
+        self._shards = [*([] if old_shard is None else [old_shard]), *adopted]  # those that this rank brings
+        self._has_own = old_shard is not None
+        # By id of a parameter: the positions of its unit and of itself, as records have them.
+        self._places = {id(p): (u, i) for u, unit in enumerate(contents.units) for i, p in enumerate(unit.parameters)}
+        self._arrays = [{(a.unit, a.parameter, a.name): a.values for a in rank.arrays()} for rank in adopted.values()]
         self.entries: list[Entry] = []
         self.states: dict[tuple[int, int, str], torch.Tensor] = {}  # new local tensors by optimizer, position and name
         self._specs: dict[tuple, DTensorSpec] = {}  # by dim, shape, stride and dtype
@@ -108,7 +123,8 @@ class Ledger:
             for index, p in enumerate(u.parameters):
                 entry = self._entry(p.name, tuple(p.shape), p.dim, new)
                 if not taken:
-                    self._add(entry, p.shape, p.dtype, p.own, None if new is None else new.rows[unit][index])
+                    own = p.own if self._has_own else None
+                    self._add(entry, p, "param", p.shape, p.dtype, own, None if new is None else new.rows[unit][index])
                 self.entries.append(entry)
                 for at, state in by_parameter.get(position, []):
                     alike = state.shape == tuple(p.shape) and state.dim == p.dim
@@ -131,22 +147,36 @@ class Ledger:
     def _entry(self, name: str, shape: tuple[int, ...], dim: int, new: NewMesh | None) -> Entry:
         rows, outer = shape[dim], torch.Size(shape[:dim]).numel()
         entry = Entry(name, rows, dim, contiguous=outer <= 1)
-        if self._old is not None:
-            entry.old_begin = bounds(rows, *self._old)[0]
+        entry.old = [OldShard(*bounds(rows, self._old_shards, shard)) for shard in self._shards]
         if new is not None:
             entry.new_begin = new.data.own_bounds(rows)[0]
         return entry
 
-    def _add(self, entry: Entry, shape: torch.Size, dtype: torch.dtype, old: torch.Tensor | None, new: torch.Tensor | None) -> None:
+    def _add(
+        self,
+        entry: Entry,
+        p: ShardedParameter,
+        name: str,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        own: torch.Tensor | None,
+        new: torch.Tensor | None,
+    ) -> None:
+        """Adds a tensor: its rows on this rank, those in adopted arrays of this ``name``, and their new place."""
         entry.row_bytes += torch.Size(shape).numel() // max(1, entry.rows) * dtype.itemsize
-        if self._old is not None:
-            entry.old.append(old)
+        old = [] if own is None else [own]
+        for arrays, shard in zip(self._arrays, entry.old[len(old) :], strict=True):
+            rows = torch.Size((*shape[: entry.dim], shard.end - shard.begin, *shape[entry.dim + 1 :]))
+            empty = rows.numel() == 0
+            old.append(torch.empty(rows, dtype=dtype) if empty else arrays[(*self._places[id(p)], name)].view(rows))
+        for shard, t in zip(entry.old, old, strict=True):
+            shard.tensors.append(t)
         if new is not None:
             entry.new.append(new)
 
     def _add_state(self, at: tuple[int, int, str], state: Sharded, p: ShardedParameter, entry: Entry, new: NewMesh | None) -> None:
         old = None
-        if self._old is not None:
+        if self._has_own:
             optimizer = self._contents.optimizers[at[0]]
             value = optimizer.state[p.views.sharded][at[2]]
             old = (value if state.plain else value._local_tensor).detach().contiguous()
@@ -154,10 +184,10 @@ class Ledger:
         if new is not None:
             begin, end = new.data.own_bounds(state.shape[state.dim])
             shape = torch.Size((*state.shape[: state.dim], end - begin, *state.shape[state.dim + 1 :]))
-            stays = old is not None and old.shape == shape and entry.old_begin == entry.new_begin
+            stays = old is not None and old.shape == shape and entry.old[0].begin == entry.new_begin
             made = old if stays else long_lived(shape, state.dtype, touched=True)
             self.states[at] = made
-        self._add(entry, state.shape, state.dtype, old, made)
+        self._add(entry, p, at[2], state.shape, state.dtype, old, made)
 
     def state(self, at: tuple[int, int, str], state: Sharded, data: DataMesh) -> torch.Tensor:
         """A state on the new mesh, as the optimizer keeps it."""

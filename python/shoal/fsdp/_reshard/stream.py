@@ -21,6 +21,15 @@ _CHECKSUM = struct.Struct("<I")  # behind a message's rows
 
 
 @dataclass
+class OldShard:
+    """Rows ``[begin, end)`` of tensors on the old mesh: this process's own shard, or that of a dead rank which it has adopted."""
+
+    begin: int
+    end: int
+    tensors: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass
 class Entry:
     """Tensors that are sharded alike. ``old`` and ``new``: this process's slices on each mesh, none where it has no place in it."""
 
@@ -29,14 +38,16 @@ class Entry:
     dim: int
     row_bytes: int = 0  # sum over all tensors
     contiguous: bool = True  # a range of rows is one range of bytes
-    old: list[torch.Tensor] = field(default_factory=list)
+    old: list[OldShard] = field(default_factory=list)
     new: list[torch.Tensor] = field(default_factory=list)
-    old_begin: int = 0  # the first row of this process's slices
-    new_begin: int = 0
+    new_begin: int = 0  # the first row of this process's slices
 
     def parts(self, begin: int, end: int, new: bool) -> list[torch.Tensor]:
-        """Rows of each tensor: views."""
-        tensors, first = (self.new, self.new_begin) if new else (self.old, self.old_begin)
+        """Rows of each tensor, which all lie in one shard: views."""
+        tensors, first = self.new, self.new_begin
+        if not new:
+            shard = next(s for s in self.old if s.begin <= begin < s.end)
+            tensors, first = shard.tensors, shard.begin
         return [t.narrow(self.dim, begin - first, end - begin) for t in tensors]
 
 
