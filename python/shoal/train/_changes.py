@@ -8,17 +8,20 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Change:
     """A change of the number of workers. ``generation``: the number of the membership that begins, ``workers_before`` and ``workers``: the
-    sizes. ``seconds``: the pause of the training; ``moved_bytes``: parameters and optimizer state that went to other owners."""
+    sizes. ``seconds``: the pause of the training; ``moved_bytes``: parameters and optimizer state that went to other owners. ``died``: the
+    numbers of the workers whose processes have ended, in the order in which workers were created."""
 
     generation: int
     workers_before: int
     workers: int
     seconds: float = 0.0
     moved_bytes: int = 0
+    died: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        died = f" ({', '.join(f'worker {w}' for w in self.died)} died)" if self.died else ""
         return (
-            f"generation {self.generation}: {self.workers_before} -> {self.workers} workers, pause {self.seconds:.3f} s, "
+            f"generation {self.generation}: {self.workers_before} -> {self.workers} workers{died}, pause {self.seconds:.3f} s, "
             f"{self.moved_bytes / 1e6:.1f} MB moved"
         )
 
@@ -29,7 +32,8 @@ class Transition:
 
     ``union``: the environment of the union's process group; None if that is the present group. ``final``: the environment afterwards; None
     for a worker that leaves. ``old_owners[i]``: the rank in the union of the worker that was rank i. ``old_index``: this worker's rank
-    before; None for a newcomer.
+    before; None for a newcomer. ``recovers``: workers have died, and the step under way is finished or run again. ``adopts``: ranks before
+    whose shards this worker takes over.
     """
 
     change: Change
@@ -38,3 +42,5 @@ class Transition:
     old_owners: tuple[int, ...]
     old_index: int | None
     newcomers: int
+    recovers: bool = False
+    adopts: tuple[int, ...] = ()

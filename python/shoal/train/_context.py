@@ -45,6 +45,7 @@ class _Here:
     elastic = False  # the number of workers may change
     newcomer = False  # it runs alone until its first step, where it joins the others
     generation = 1
+    protected = False  # the training survives the deaths of workers
     reports = 0
     left = False  # it has left, and its loop unwinds
 

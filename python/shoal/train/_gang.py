@@ -17,16 +17,19 @@ from shoal._core.process import session
 from shoal._distributed import ranks
 from shoal._distributed.communicator import make_communicator
 from shoal._objects.values import get
-from shoal.exceptions import Unimplemented
+from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.settings import Settings
+from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import reshard
 from shoal.train._changes import Transition
 from shoal.train._context import _Here
 from shoal.train._ranks import Place
+from shoal.train._recovery import Record, may_come_of_a_death
 from shoal.train._state import State, luggage, optimizers_of, sharded_models, unpack
 
 _MEET = timedelta(days=1)  # a newcomer waits for the others' boundary, which a long step delays
+_MEET_NOW = timedelta(seconds=30)  # the others are there, or one of them is dead
 
 
 class WorkerLeaves(BaseException):
@@ -44,6 +47,8 @@ class Gang:
         self._next: Any = None  # the reference to the next Transition, which the driver makes ready
         self._weighed: list[Settings] = []
         self._joining = _Here.newcomer
+        self._record = Record(state)
+        self._backend: str | None = None  # that of the process group, while there is none
         if not _Here.elastic:
             return
         if len(sharded_models(state)) > 1:
@@ -54,7 +59,12 @@ class Gang:
         if _Here.newcomer:
             self._change(get(_Here.driver.ready.remote(_Here.worker, self._place())))
         else:
+            self._record.begin(_Here.generation, 0)
             self._follow(0.0, 0)
+
+    def mark(self) -> None:
+        """Between two batches: the next step can run again from here."""
+        self._record.mark()
 
     def boundary(self) -> bool:
         """Between two batches: enters the latest generation that one of the workers has received. Returns True if that changed the workers.
@@ -116,20 +126,47 @@ class Gang:
         self._store = _open_store()
         return Place(session().node, session().host, self._store.port)
 
-    def _change(self, transition: Transition) -> None:
+    def recover(self, error: Exception) -> None:
+        """After an error in a step: if a worker has died, goes on with the others, at the same step or the next one. Else raises it."""
+        if self._record.protection is None or not may_come_of_a_death(error):
+            raise error
         began = time.perf_counter()
+        self._stop()
+        try:
+            transition = get(_Here.driver.interrupted.remote(_Here.worker, self._record.generation, self._place()))
+        except InvalidArgument as refused:
+            if refused.reason == "NobodyDied":
+                raise error from None
+            raise
+        self._change(transition, began)
+
+    def _stop(self) -> None:
+        """Leaves all groups, which ends the waits of others in them, and drops the step under way."""
+        self.weigh(None)
+        self._next = None
+        self._leave_groups()
+        if dist.is_initialized():
+            self._backend = _backend()
+            dist.destroy_process_group()
+        self._record.abandon_step()
+
+    def _change(self, transition: Transition, began: float | None = None) -> None:
+        began = time.perf_counter() if began is None else began
         state, leaves = self._state, transition.final is None
         self._leave_groups()
         if transition.union is not None:
-            _begin_process_group(self._store, transition.union)
+            _begin_process_group(self._store, transition.union, self._backend, _MEET if self._joining else _MEET_NOW)
         mesh = _mesh(transition.change.workers)
-        moved = self._move_tensors(transition, mesh)
+        adopted = self._settle(transition) if transition.recovers else None
+        step = self._record.pause()
+        moved = self._move_tensors(transition, mesh, adopted)
+        self._record.moved()
         if transition.newcomers:
-            packed = [luggage(state) if dist.get_rank() == transition.old_owners[0] else None, _Here.reports]
+            packed = [luggage(state) if dist.get_rank() == transition.old_owners[0] else None, _Here.reports, step]
             dist.broadcast_object_list(packed, src=transition.old_owners[0])
             if transition.old_index is None:
                 unpack(state, packed[0])
-                _Here.reports = packed[1]
+                _, _Here.reports, step = packed
         if leaves:
             _Here.left = True
             raise WorkerLeaves
@@ -139,6 +176,7 @@ class Gang:
         _Here.generation, _Here.newcomer = transition.change.generation, False
         self.rank, self.size = _numbers()
         self._weighed = []
+        self._record.begin(_Here.generation, step)
         if self.size > 1:
             self._communicator = self._make_communicator()
         self._follow(time.perf_counter() - began, moved)
@@ -151,13 +189,23 @@ class Gang:
         if (groups := sys.modules.get("shoal.collective._group")) is not None:
             groups.leave_all()
 
-    def _move_tensors(self, transition: Transition, mesh: DeviceMesh) -> int:
+    def _settle(self, transition: Transition) -> dict[int, AdoptedRank]:
+        """Decides with the other survivors if the step under way counts, and finishes it, or goes back to its begin."""
+        words = self._record.words(transition.adopts)
+        everyone: list[Any] = [words]
+        if dist.get_world_size() > 1:
+            everyone = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, words)
+        return self._record.settle([w for of_one in everyone for w in of_one], transition.adopts)
+
+    def _move_tensors(self, transition: Transition, mesh: DeviceMesh, adopted: dict[int, AdoptedRank] | None) -> int:
         """Moves the sharded tensors from their old owners to the new ones. Returns the bytes that this worker received."""
         models = sharded_models(self._state)
         if not models:
             return 0
         optimizers = optimizers_of(self._state)
-        report = reshard(models[0], optimizers, mesh, old_owners=transition.old_owners, old_index=transition.old_index)
+        owners, index = transition.old_owners, transition.old_index
+        report = reshard(models[0], optimizers, mesh, old_owners=owners, old_index=index, adopted=adopted)
         return report.received_bytes
 
 
@@ -172,17 +220,23 @@ def _open_store() -> dist.TCPStore:
     return dist.TCPStore(session().host, 0, is_master=True, wait_for_workers=False, timeout=_MEET)
 
 
-def _begin_process_group(own: dist.TCPStore, environment: dict[str, str]) -> None:
-    """Replaces the default process group by one of the workers that ``environment`` describes. ``own``: this worker's store, in which all
-    meet if its rank becomes 0."""
+def _backend() -> str:
+    """The backend of the default process group, as init_process_group takes it."""
     backends = dict(part.split(":") for part in dist.get_backend_config().split(","))
     one = set(backends.values())
-    backend = one.pop() if len(one) == 1 else dist.get_backend_config()
-    dist.destroy_process_group()
+    return one.pop() if len(one) == 1 else dist.get_backend_config()
+
+
+def _begin_process_group(own: dist.TCPStore, environment: dict[str, str], backend: str | None, meet: timedelta) -> None:
+    """Replaces the default process group by one of the workers that ``environment`` describes. ``own``: this worker's store, in which all
+    meet if its rank becomes 0. ``backend``: None for that of the present group. ``meet``: the time for which it waits for the others."""
+    if dist.is_initialized():
+        backend = _backend()
+        dist.destroy_process_group()
     os.environ.update(environment)
     rank = int(environment["RANK"])
     address = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    store = own if rank == 0 else dist.TCPStore(*address, is_master=False, timeout=_MEET)
+    store = own if rank == 0 else dist.TCPStore(*address, is_master=False, timeout=meet)
     dist.distributed_c10d.init_process_group(backend, store=store, rank=rank, world_size=int(environment["WORLD_SIZE"]))
     ranks.forget_names()
 

@@ -2,6 +2,9 @@
 
 Workers are numbered in the order in which they are created. The driver (``_run.py``) performs the actions and reports what happens.
 One change is under way at a time: from its Publish until every worker of the new generation has reported Entered.
+
+A member's death begins a recovery. The others stop their step and report the generation whose mesh their model is on (Interrupted). Once
+all have, a generation of the survivors is published, which continues from that mesh.
 """
 
 from __future__ import annotations
@@ -50,6 +53,23 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Died:
+    """A worker's process has ended."""
+
+    worker: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A worker has stopped its step, because another one is gone. ``generation``: its model and its step record are of this one's mesh; 0:
+    it has no record."""
+
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True)
 class Entered:
     """A worker has entered a generation and goes on training."""
 
@@ -71,18 +91,21 @@ class Draining:
     workers: frozenset[int]
 
 
-Event = Scaled | Queued | Placed | Ready | Failed | Entered | Returned | Draining
+Event = Scaled | Queued | Placed | Ready | Failed | Died | Interrupted | Entered | Returned | Draining
 
 # ---- actions ----
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The workers from a generation on, in the order of their ranks, and those of the generation before."""
+    """The workers from a generation on, in the order of their ranks, and those of the generation before. ``dead``: those among ``previous``
+    whose processes have ended. ``recovers``: the step under way is finished, if it counts, or run again."""
 
     number: int
     members: tuple[int, ...]
     previous: tuple[int, ...]
+    dead: tuple[int, ...] = ()
+    recovers: bool = False
 
     @property
     def joining(self) -> tuple[int, ...]:
@@ -90,7 +113,7 @@ class Generation:
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        return tuple(w for w in self.previous if w not in self.members)
+        return tuple(w for w in self.previous if w not in self.members and w not in self.dead)
 
     @property
     def union(self) -> tuple[int, ...]:
@@ -148,9 +171,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Fail:
-    """The training cannot go on without this worker."""
+    """The training cannot go on without this worker. ``why``: the reason why it cannot recover from a death, else None."""
 
     worker: int
+    why: str | None = None
 
 
 Action = Create | Remove | Publish | Completed | Answer | Refuse | Report | Fail
@@ -168,7 +192,7 @@ class Phase(Enum):
 class Membership:
     """``members``: the workers of the current generation by rank, at first those that the training starts with. ``target``: the number
     of workers that the training should have; as many as fit take part. A new worker that fails lowers the target to the present number, so
-    that no loop of failures arises."""
+    that no loop of failures arises. ``protected``: the training survives deaths."""
 
     minimum: int
     maximum: int
@@ -183,6 +207,11 @@ class Membership:
     moved: bool = False  # the number of workers has changed since the current request
     ended: bool = False
     next_worker: int = 0
+    protected: bool = False
+    gone: dict[int, str] = field(default_factory=dict)  # dead workers of this generation and of the next, with the causes
+    stopped: dict[int, int] = field(default_factory=dict)  # in a recovery: the generation that each survivor has reported
+    left: set[int] = field(default_factory=set)  # workers that have left in the present change
+    recovering: bool = False
 
     def __post_init__(self) -> None:
         self.next_worker = max(self.members) + 1
@@ -203,12 +232,20 @@ class Membership:
                 self.draining = workers
             case Failed(worker, cause):
                 actions += self._failed(worker, cause)
+            case Died(worker, cause):
+                actions += self._died(worker, cause)
+            case Interrupted(worker, generation):
+                self.stopped[worker] = generation
             case Entered(worker, generation) if self.published is not None and generation == self.published.number:
                 actions += self._entered(worker)
             case Returned(worker) if worker in self.new:
                 actions += self._failed(worker, "its loop returned before its first step")
-            case Returned(worker) if worker in self.members and (self.published is None or worker not in self.published.leaving):
+            case Returned(worker) if self.published is not None and worker in self.published.leaving:
+                self.left.add(worker)
+            case Returned(worker) if worker in self.members:
                 actions += self._end("the training has ended")
+                if self.recovering:
+                    actions += self._fail_recovery("its loop returned while the others were to run a step again", worker)
         return actions + self._decide()
 
     # ---- events ----
@@ -226,6 +263,8 @@ class Membership:
         if worker in self.new:
             del self.new[worker]
             actions: list[Action] = [Report(worker, cause)]
+            if self.recovering and len([w for w in self.members if w not in self.gone]) < self.minimum:
+                return [*actions, *self._fail_recovery(f"no new worker could take its place: {cause}")]
             self.target = min(self.target, max(len([w for w in self.members if w not in self.draining]), self.minimum))
             if self.ask is not None and self.ask.workers > self.target:
                 actions.append(Refuse(self.ask.ask, cause))
@@ -240,6 +279,8 @@ class Membership:
         if not self.entered.issuperset(done.members):
             return []
         self.members, self.number, self.published, self.moved = done.members, done.number, None, True
+        self.gone = {w: cause for w, cause in self.gone.items() if w in done.members}
+        self.left.clear()
         self.draining = self.draining.intersection(done.members)
         return [Completed(done)]
 
@@ -254,9 +295,61 @@ class Membership:
             self.ask = None
         return actions
 
+    # ---- deaths ----
+
+    def _died(self, worker: int, cause: str) -> list[Action]:
+        takes_part = self.members if self.published is None else (*self.published.previous, *self.published.members)
+        if worker in self.new or worker not in takes_part or worker in self.left or worker in self.gone:
+            return self._failed(worker, cause) if worker in self.new else []
+        self.gone[worker] = cause
+        if not self.protected or self.number == 0 or self.ended:
+            why = None
+            if self.protected:
+                why = "it died before the first step" if self.number == 0 else "it died when others had finished their loops"
+            return self._fail_recovery(why, worker)
+        self.recovering = True
+        return [Remove(w) for w in (() if self.published is None else self.published.joining) if w != worker and w not in self.entered]
+
+    def _fail_recovery(self, why: str | None, worker: int | None = None) -> list[Action]:
+        worker = next(iter(self.gone)) if worker is None else worker
+        self.recovering = False
+        return [*self._end(self.gone.get(worker, "a worker died")), Fail(worker, why)]
+
+    def _recover(self) -> list[Action]:
+        """Returns the generation of the survivors, once all of them have stopped."""
+        change = self.published
+        joined = () if change is None else tuple(w for w in change.joining if w in self.entered)
+        alive = [w for w in (*self.members, *joined) if w not in self.gone and w not in self.left]
+        if any(w not in self.stopped for w in alive):
+            return []
+        meshes = {self.stopped[w] for w in alive}
+        if change is not None and meshes == {change.number}:
+            self.members, self.number = change.members, change.number
+        elif meshes != {self.number}:
+            return self._fail_recovery("it died while the workers moved to another mesh, and the others are not all on the same one")
+        elif self.left:
+            return self._fail_recovery("it died while the workers moved to another mesh, and one had left already")
+        survivors = tuple(w for w in self.members if w not in self.gone)
+        ready = tuple(w for w, phase in self.new.items() if phase is Phase.READY)[: max(0, self.minimum - len(survivors))]
+        if not survivors:
+            return self._fail_recovery("no worker is left that has a part of the model")
+        if len(survivors) + len(ready) < self.minimum:
+            self.target = max(self.target, self.minimum)
+            return self._adjust(len(survivors))
+        dead = tuple(w for w in self.members if w in self.gone)
+        number = max(self.number, 0 if change is None else change.number) + 1
+        for worker in ready:
+            del self.new[worker]
+        self.published = Generation(number, survivors + ready, self.members, dead, recovers=True)
+        self.entered, self.recovering = set(), False
+        self.stopped.clear()
+        return [Publish(self.published)]
+
     # ---- decisions ----
 
     def _decide(self) -> list[Action]:
+        if self.recovering and not self.ended:
+            return self._recover()
         if self.ended or self.published is not None:
             return []
         actions = self._drop_drained()

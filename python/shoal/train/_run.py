@@ -15,15 +15,16 @@ from shoal._actors.handle import ActorHandle
 from shoal._actors.registry import kill
 from shoal._core import serialize
 from shoal._objects.refs import ObjectRef, load
-from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
+from shoal.exceptions import ActorDiedError, InvalidArgument, ShoalError, TaskError, Unavailable
 from shoal.train import _membership as m
 from shoal.train._changes import Change, Transition
+from shoal.train._errors import WorkerLost
 from shoal.train._ranks import Place, environments
 from shoal.train._worker import Role, TrainWorker
 
 REPORTS = "TrainReports"  # the class name of the driver's actor
-METHODS = {"report": {}, "entered": {}, "ready": {}, "scale": {}, "seen": {}}
-_NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError
+METHODS = {"report": {}, "entered": {}, "ready": {}, "interrupted": {}, "doubted": {}, "scale": {}, "seen": {}}
+_NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
 _LOOK_S = 1.0  # seconds between two looks at the cluster
 
 
@@ -37,6 +38,7 @@ class Setup:
     resources: dict[str, float]
     settings: dict[str, str]
     elastic: bool
+    protected: bool
     use_gpu: bool = False
 
 
@@ -66,12 +68,18 @@ class Run:
         session.know(self.queue, REPORTS)
         self.driver = ActorHandle(self.queue, REPORTS, METHODS)
         self.outcome = Outcome()
-        self._reports: dict[tuple[int, int], list] = {}  # by generation and number: calls whose answer waits for other workers
+        # By generation and number: reports that wait for other workers, as (worker, call, metrics).
+        self._reports: dict[tuple[int, int], list[tuple[int, Any, dict[str, Any]]]] = {}
+        self._reported = 0  # the number of the last complete report
+        self._places: dict[int, Place] = {}  # of every worker that has run
+        self._heirs: dict[int, int] = {}  # by dead worker: the one that adopts its shard
         self._members = {1: membership.members}  # by generation
         self._asks: dict[int, Any] = {}  # calls of scale that wait
         self._paused: list[tuple[float, int]] = []  # in the present change: each worker's pause, and the bytes that it received
         self._starting: dict[str, int] = {}  # new workers by their actors' ids, until they run or are found to wait for resources
         self._done: set[int] = set()  # workers whose loop has ended
+        self._dead: set[int] = set()  # workers whose process has ended
+        self._interrupted: set[int] = set()  # workers that have stopped their step, and wait for a recovery
         self._draining: frozenset[str] = frozenset()  # nodes
 
     # ---- for other threads ----
@@ -94,7 +102,8 @@ class Run:
             self._workers[w].place = load(place, f"rank {rank} of {len(asked)}")
         given = environments([self._workers[w].place for w in members])
         for w, environment in zip(members, given, strict=True):
-            self._start_loop(w, Role(w, environment, self._setup.elastic, use_gpu=self._setup.use_gpu))
+            role = Role(w, environment, self._setup.elastic, protected=self._setup.protected, use_gpu=self._setup.use_gpu)
+            self._start_loop(w, role)
 
     def _start_loop(self, worker: int, role: Role) -> None:
         of = self._workers[worker]
@@ -136,7 +145,12 @@ class Run:
             if w.run is not None and w.run._ref.ready and number not in self._done:
                 self._done.add(number)
                 error = failure(w.run, f"worker {number}")
-                self._step(m.Returned(number) if error is None else m.Failed(number, _text(error)))
+                if error is None:
+                    self._step(m.Returned(number))
+                elif isinstance(error, ActorDiedError) and not isinstance(error, TaskError):
+                    self._on_death(number, _text(error))
+                else:
+                    self._step(m.Failed(number, _text(error)))
             if number in self._done and self._has_left(number):
                 self._remove(number)
 
@@ -152,7 +166,7 @@ class Run:
         except Exception as error:
             self._step(m.Failed(number, _text(error)))
             return
-        self._start_loop(number, Role(number, environments([w.place])[0], elastic=True, newcomer=True))
+        self._start_loop(number, Role(number, environments([w.place])[0], elastic=True, newcomer=True, protected=self._setup.protected))
         self._step(m.Placed(number))
         self._step(m.Draining(self._on_draining_nodes()))
 
@@ -169,19 +183,26 @@ class Run:
         self._session.reply(incoming, *serialize.dump_exception(error, incoming.method), raised=True)
 
     def _on_report(self, incoming: Any, worker: int, generation: int, number: int, metrics: dict[str, Any]) -> None:
-        calls = self._reports.setdefault((generation, number), [])
-        calls.append((worker, incoming))
-        members = self._members[generation]
-        if worker == members[0]:
-            self.outcome.history.append(metrics)
-            if self._setup.on_report is not None:
-                self._setup.on_report(metrics)
-        if len(calls) == len(members):
-            for _, call in self._reports.pop((generation, number)):
-                self._reply(call, None)
+        if number <= self._reported:  # of a step that runs again
+            self._reply(incoming, None)
+            return
+        self._reports.setdefault((generation, number), []).append((worker, incoming, metrics))
+        self._check_reports()
+
+    def _complete_report(self, key: tuple[int, int]) -> None:
+        self._reported = key[1]
+        calls = self._reports.pop(key)
+        order = self._members[key[0]]
+        metrics = min(calls, key=lambda c: order.index(c[0]))[2]
+        self.outcome.history.append(metrics)
+        if self._setup.on_report is not None:
+            self._setup.on_report(metrics)
+        for _, call, _ in calls:
+            self._reply(call, None)
 
     def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, seconds: float, moved: int) -> None:
         self._workers[worker].place, self._workers[worker].asks = place, incoming
+        self._places[worker] = place
         self._paused.append((seconds, moved))
         self._step(m.Entered(worker, generation))
 
@@ -189,6 +210,30 @@ class Run:
         if (w := self._workers.get(worker)) is not None:  # else it has been removed
             w.place, w.asks = place, incoming
             self._step(m.Ready(worker))
+
+    def _on_death(self, worker: int, cause: str) -> None:
+        """The node reports deaths, so this worker's process has ended."""
+        self._dead.add(worker)
+        self._check_reports()
+        self._step(m.Died(worker, cause))
+
+    def _on_interrupted(self, incoming: Any, worker: int, generation: int, place: Place) -> None:
+        if (w := self._workers.get(worker)) is None:
+            return
+        w.place, w.asks = place, incoming
+        self._interrupted.add(worker)
+        self._check_reports()
+        threading.Timer(_NEWS_S, lambda: self.driver.doubted.remote(worker, len(self.outcome.changes))).start()
+        self._step(m.Interrupted(worker, generation))
+
+    def _on_doubted(self, incoming: Any, worker: int, changes: int) -> None:
+        """Refuses a recovery if no worker has died: the error that interrupted the step is the worker's own."""
+        self._reply(incoming, None)
+        if worker in self._interrupted and not self._membership.recovering and changes == len(self.outcome.changes):
+            published = self._membership.published
+            if published is None or not published.recovers:
+                self._interrupted.discard(worker)
+                self._refuse(self._workers[worker].asks, InvalidArgument("no worker has died", reason="NobodyDied"))
 
     def _on_scale(self, incoming: Any, workers: int) -> None:
         if not self._setup.elastic:
@@ -216,15 +261,22 @@ class Run:
         return frozenset(n for n, w in self._workers.items() if w.place is not None and w.place.node in self._draining)
 
     def _check_reports(self) -> None:
-        """Fails reports that wait for a worker whose loop has ended."""
+        """Completes reports of which no living worker is missing. Fails those that wait for a worker whose loop has ended, or that is
+        interrupted."""
         for key, calls in list(self._reports.items()):
-            members = self._members[key[0]]
-            missing = [rank for rank, w in enumerate(members) if w in self._done and all(w != caller for caller, _ in calls)]
-            if missing:
+            callers = {caller for caller, _, _ in calls}
+            missing = {w: rank for rank, w in enumerate(self._members[key[0]]) if w not in callers and w not in self._dead}
+            error: ShoalError | None = None
+            if not missing:
+                self._complete_report(key)
+            elif ended := [rank for w, rank in missing.items() if w in self._done]:
                 error = InvalidArgument(
-                    f"rank {missing[0]} ended its loop without report number {key[1]}", hint="report equally often on every rank"
+                    f"rank {ended[0]} ended its loop without report number {key[1]}", hint="report equally often on every rank"
                 )
-                for _, call in self._reports.pop(key):
+            elif any(w in self._interrupted for w in missing):
+                error = Unavailable(f"report number {key[1]} is dropped, because a worker has died", reason="ActorDied")
+            if error is not None:
+                for _, call, _ in self._reports.pop(key):
                     self._refuse(call, error)
 
     # ---- changes ----
@@ -250,8 +302,8 @@ class Run:
                     self.outcome.failures.append(cause)
                     _say(f"worker {worker} failed before it joined, and the training goes on without it; scale again to retry:\n{cause}")
                     self._remove(worker)
-                case m.Fail():
-                    raise self._first_cause()
+                case m.Fail(worker, why):
+                    raise self._first_cause() if why is None else self._lost(worker, why)
 
     def _create(self, worker: int) -> None:
         handle = create_gang(TrainWorker, 1, resources=self._setup.resources, torch=True, env=self._setup.settings)[0]
@@ -266,11 +318,12 @@ class Run:
 
     def _publish(self, g: m.Generation) -> None:
         self._members[g.number], self._paused = g.members, []
-        change = Change(g.number, len(g.previous), len(g.members))
-        stays = g.union == g.previous  # the process group of the generation that ends has the same ranks
+        change = Change(g.number, len(g.previous), len(g.members), died=g.dead)
+        stays = g.union == g.previous and not g.recovers  # the process group of the generation that ends has the same ranks
         union = environments([self._workers[w].place for w in g.union])
         final = environments([self._workers[w].place for w in g.members])
-        owners = tuple(g.union.index(w) for w in g.previous)
+        heirs = {w: self._heir(w, [s for s in g.previous if s not in g.dead]) for w in g.dead}
+        owners = tuple(g.union.index(heirs.get(w, w)) for w in g.previous)
         for rank, w in enumerate(g.union):
             transition = Transition(
                 change,
@@ -279,8 +332,20 @@ class Run:
                 owners,
                 g.previous.index(w) if w in g.previous else None,
                 len(g.joining),
+                g.recovers,
+                tuple(g.previous.index(dead) for dead, heir in heirs.items() if heir == w),
             )
             self._reply(self._workers[w].asks, transition)
+        self._interrupted.clear()
+
+    def _heir(self, dead: int, survivors: list[int]) -> int:
+        """Returns the survivor that adopts a dead worker's shard: one of its node, where the shard is in memory."""
+        there = [w for w in survivors if self._workers[w].place.node == self._places[dead].node]
+        if not there:
+            raise self._lost(dead, "no other worker of the training runs on its node, whose memory has its part of the model")
+        load = {w: sum(heir == w for heir in self._heirs.values()) for w in there}
+        self._heirs[dead] = min(there, key=load.__getitem__)
+        return self._heirs[dead]
 
     def _completed(self, g: m.Generation) -> None:
         if g.number == 1:
@@ -289,7 +354,7 @@ class Run:
                 _say(f"{len(g.members)} of {bounds} workers train; shoal scale {self._session.job} --workers N changes that")
             return
         seconds, moved = max(s for s, _ in self._paused), sum(b for _, b in self._paused)
-        change = Change(g.number, len(g.previous), len(g.members), seconds, moved)
+        change = Change(g.number, len(g.previous), len(g.members), seconds, moved, g.dead)
         self.outcome.changes.append(change)
         _say(str(change))
 
@@ -308,6 +373,15 @@ class Run:
                     self.driver.seen.remote(draining, queued)
 
     # ---- failures ----
+
+    def _lost(self, worker: int, why: str) -> WorkerLost:
+        """Returns the error for a death that the training does not survive."""
+        runs = self._workers[worker].run if worker in self._workers else None
+        cause = None if runs is None else failure(runs, f"worker {worker}")
+        return WorkerLost(
+            f"worker {worker} is lost, and the training cannot go on: {why}. {'' if cause is None else _text(cause)}".rstrip(),
+            hint="start the training again from its last checkpoint",
+        )
 
     def _first_cause(self) -> BaseException:
         """Returns the original error among those of failed ranks. An ActorDiedError may only report that another rank has died, whose own

@@ -15,7 +15,7 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.collect import state_of
 from shoal.train._changes import Change
 
-_POSITION = ("epoch", "batch", "step", "seed")
+POSITION = ("epoch", "batch", "step", "seed")
 
 
 class State:
@@ -38,7 +38,7 @@ class State:
                     f"{name} of a State is a {type(value).__name__} without state_dict and load_state_dict",
                     hint="pass objects with these methods; a value that changes needs a class with both",
                 )
-            if hasattr(type(self), name) or name in ("objects", "samples", "global_samples", *_POSITION):
+            if hasattr(type(self), name) or name in ("objects", "samples", "global_samples", *POSITION):
                 raise InvalidArgument(f"{name} is an attribute of every State", hint="pass the object by another name")
         if on_change is not None and not callable(on_change):
             raise InvalidArgument(f"on_change of a State is a function, not a {type(on_change).__name__}")
@@ -59,17 +59,17 @@ class State:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position, and the state of all objects but models and optimizers, which a checkpoint stores by itself."""
         rest = {n: o.state_dict() for n, o in self.objects.items() if not isinstance(o, (nn.Module, torch.optim.Optimizer))}
-        return {name: getattr(self, name) for name in _POSITION} | {"objects": rest}
+        return {name: getattr(self, name) for name in POSITION} | {"objects": rest}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continues at a saved position, with any number of workers. Call it on every worker, before :func:`steps`."""
-        missing = [name for name in _POSITION if name not in saved]
+        missing = [name for name in POSITION if name not in saved]
         if missing:
             raise InvalidArgument(f"this is no state_dict of a State: it has no {', '.join(missing)}")
         for name, value in saved.get("objects", {}).items():
             if name in self.objects:
                 self.objects[name].load_state_dict(value)
-        for name in _POSITION:
+        for name in POSITION:
             setattr(self, name, int(saved[name]))
 
     # ---- values over all workers ----
@@ -110,7 +110,7 @@ def luggage(state: State) -> dict[str, Any]:
     return {
         "whole": whole,
         "random": random_states(),
-        "position": {n: getattr(state, n) for n in _POSITION},
+        "position": {n: getattr(state, n) for n in POSITION},
     }
 
 

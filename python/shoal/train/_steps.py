@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -25,6 +25,11 @@ def steps(loader: DataLoader, state: State, *, epochs: int | None = None) -> Ite
     around it leaves room for an evaluation. In an elastic Trainer the number of workers changes between two batches.
     Raises InvalidArgument for another loader than a DataLoader over a dataset with indices, and for a second loader with one State.
     """
+    return _iterate(_Loop(*_checked(loader, state, epochs)))
+
+
+def _checked(loader: DataLoader, state: State, epochs: int | None) -> tuple[DataLoader, State, int, bool]:
+    """Returns the arguments of a _Loop."""
     check_loader(loader)
     if not isinstance(state, State):
         raise InvalidArgument(
@@ -35,30 +40,82 @@ def steps(loader: DataLoader, state: State, *, epochs: int | None = None) -> Ite
             "this State has the position of another loader", hint="use one DataLoader per State, and plain loops over others (evaluation)"
         )
     state.loader = loader
-    return _iterate(loader, state, state.epoch + 1 if epochs is None else epochs, relative=epochs is None)
+    return loader, state, state.epoch + 1 if epochs is None else epochs, epochs is None
 
 
-def _iterate(loader: DataLoader, state: State, until: int, relative: bool) -> Iterator[Any]:
-    feeder: Feeder | None = None
-    if state.gang is None:
-        state.gang = Gang(state)  # a newcomer waits here for the others, and gets their position
-        if relative:
-            until = state.epoch + 1
-    gang = state.gang
+def run(step: Callable[[Any, State], Any], loader: DataLoader, state: State, *, epochs: int | None = None) -> None:
+    """Calls ``step(batch, state)`` for each batch that :func:`steps` would yield, with the same arguments.
+
+    A step can run again: if a worker of an elastic Trainer dies, the others stop their step. They finish it if it counts: it does once
+    every worker has recorded its part in ``optimizer.step()``. Else each runs it again, with its part of the same batch among the workers
+    that are left. All that a step changes is therefore in ``state``: models, the optimizer, and other objects with a ``state_dict``.
+    Generators of random numbers begin a repeated step as they began it first. A step that counts is not repeated: what ``step`` does behind
+    ``optimizer.step()`` may be cut off by a death, so that calls that need other workers (``report``, ``state.mean``) come last.
+    """
+    loop = _Loop(*_checked(loader, state, epochs))
     try:
-        while state.epoch < until:
+        while True:
+            try:
+                if (given := loop.next()) is None:
+                    return
+                step(given[0], state)
+            except Exception as error:
+                loop.recover(error)
+    finally:
+        loop.gang.weigh(None)
+
+
+def _iterate(loop: _Loop) -> Iterator[Any]:
+    try:
+        while (given := loop.next()) is not None:
+            yield given[0]
+    finally:
+        if loop.gang is not None:
+            loop.gang.weigh(None)
+
+
+class _Loop:
+    """The position of one loop over the batches."""
+
+    def __init__(self, loader: DataLoader, state: State, until: int, relative: bool):
+        self._loader, self._state, self._until, self._relative = loader, state, until, relative
+        self._feeder: Feeder | None = None
+        self.gang: Gang | None = state.gang
+
+    def next(self) -> tuple[Any] | None:
+        """Returns the next batch in a tuple, or None at the end."""
+        state = self._state
+        if state.gang is None:
+            state.gang = Gang(state)  # a newcomer waits here for the others, and gets their position
+            if self._relative:
+                self._until = state.epoch + 1
+        self.gang = gang = state.gang
+        while state.epoch < self._until:
             if gang.boundary():
-                feeder = None
-            if feeder is None:
-                feeder = Feeder(loader, state.seed, state.epoch, state.batch, gang.rank, gang.size)
-            given = feeder.next()
+                self._feeder = None
+            gang.mark()
+            if self._feeder is None:
+                self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, gang.rank, gang.size)
+            given = self._feeder.next()
             if given is None:
-                state.epoch, state.batch, feeder = state.epoch + 1, 0, None
+                state.epoch, state.batch, self._feeder = state.epoch + 1, 0, None
                 continue
             batch, state.samples, state.global_samples = given
             state.batch += 1
             state.step += 1
             gang.weigh(state.samples * gang.size / state.global_samples)
-            yield batch
-    finally:
-        gang.weigh(None)
+            return (batch,)
+        return None
+
+    def recover(self, error: Exception) -> None:
+        """Goes on after the death of another worker, or raises ``error``."""
+        self._feeder = None
+        while True:
+            if self.gang is None:
+                raise error
+            try:
+                return self.gang.recover(error)
+            except Exception as again:  # another one has died
+                if again is error:
+                    raise
+                error = again

@@ -31,7 +31,10 @@ class ScalingConfig:
     """The number of workers and the resources of each: by default one (logical) CPU.
 
     ``num_workers=(minimum, maximum)``: an elastic training. It begins with as many workers as fit, and takes more, up to the maximum, when
-    nodes or resources become free. It goes on with fewer when a node drains. The loop uses :func:`shoal.train.steps`.
+    nodes or resources become free. It goes on with fewer when a node drains. The loop uses :func:`shoal.train.steps`, or is a step that
+    :func:`shoal.train.run` calls.
+    ``protect``: an elastic training survives the deaths of workers without the loss of a step. States of the optimizer, which is one of
+    ``shoal.optim``'s Adam, AdamW and SGD, and gradients are then in memory of the nodes.
     ``use_gpu``: each worker also gets a GPU as its only CUDA device, or the share of one that ``resources_per_worker={"GPU": 0.5}`` states.
     An elastic training runs on CPUs.
     """
@@ -39,6 +42,7 @@ class ScalingConfig:
     num_workers: int | tuple[int, int] = 1
     resources_per_worker: dict[str, float] | None = None
     use_gpu: bool = False
+    protect: bool = True
 
     def __post_init__(self):
         given = self.num_workers
@@ -141,8 +145,10 @@ class Trainer:
                     "ScalingConfig(resources_per_worker=...)"
                 )
             raise
-        setup = Setup(self._loop, self._config, self._on_report, resources, settings, scaling.elastic, scaling.use_gpu)
-        return self._run(Run(s, setup, Membership(scaling.minimum, scaling.maximum, tuple(range(count)), scaling.maximum), workers))
+        protected = scaling.elastic and scaling.protect
+        setup = Setup(self._loop, self._config, self._on_report, resources, settings, scaling.elastic, protected, scaling.use_gpu)
+        membership = Membership(scaling.minimum, scaling.maximum, tuple(range(count)), scaling.maximum, protected=protected)
+        return self._run(Run(s, setup, membership, workers))
 
     def scale(self, num_workers: int) -> ObjectRef:
         """Changes the number of workers of a running ``fit``, from any thread. Returns at once, with a reference to the :class:`Change`.

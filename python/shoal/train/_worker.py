@@ -24,6 +24,7 @@ class Role:
     environment: dict[str, str]
     elastic: bool = False
     newcomer: bool = False
+    protected: bool = False
     use_gpu: bool = False
 
 
@@ -38,7 +39,7 @@ class TrainWorker:
             del os.environ[name]  # variables of a torchrun around the driver, whose store the ranks must not use
         os.environ.update(role.environment)
         _Here.driver, _Here.worker, _Here.elastic, _Here.newcomer = driver, role.worker, role.elastic, role.newcomer
-        _Here.generation, _Here.reports, _Here.left = 1, 0, False
+        _Here.generation, _Here.reports, _Here.left, _Here.protected = 1, 0, False, role.protected
         import torch.distributed as dist
 
         _init_process_group(dist, _backend(role.use_gpu))

@@ -1,0 +1,141 @@
+"""What a worker needs to survive the death of another one: its step record, and the point from which a step runs again."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from shoal.exceptions import ShoalError, Unavailable, Unimplemented
+from shoal.fsdp._protect import AdoptedRank, Protection, adopt, committed_step, protect
+from shoal.train._context import _Here
+from shoal.train._state import POSITION, State, optimizers_of, random_states, set_random_states, sharded_models
+
+
+def may_come_of_a_death(error: BaseException) -> bool:
+    """Returns True if the death of another worker can be the cause: an error of Shoal's of that code, or one of torch's collectives, which
+    have no class of their own. The driver decides whether one has died."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, Unavailable) or (isinstance(cause, (RuntimeError, ConnectionError)) and not isinstance(cause, ShoalError)):
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+class Mark:
+    """The state of a training loop before a step, from which the step can run again: all but what the step record keeps."""
+
+    def __init__(self, step: int, state: State, buffers: dict[int, tuple[int, torch.Tensor]]):
+        self.step = step  # optimizer steps made before
+        self._position = {name: getattr(state, name) for name in POSITION}
+        self._reports, self._random = _Here.reports, random_states()
+        self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in state.objects.items() if not isinstance(o, (nn.Module, Optimizer))}
+        self._options = [
+            [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in o.param_groups]
+            for o in state.objects.values()
+            if isinstance(o, Optimizer)
+        ]
+        for module in _modules(state):
+            for b in module.buffers():
+                if id(b) not in buffers or buffers[id(b)][0] != b._version:  # most buffers never change
+                    buffers[id(b)] = (b._version, b.detach().clone())
+        self._buffers = dict(buffers)
+
+    def restore(self, state: State) -> None:
+        for name, value in self._position.items():
+            setattr(state, name, value)
+        _Here.reports = self._reports
+        for name, value in self._objects.items():
+            state.objects[name].load_state_dict(copy.deepcopy(value))
+        optimizers = [o for o in state.objects.values() if isinstance(o, Optimizer)]
+        for optimizer, options in zip(optimizers, self._options, strict=True):
+            for group, values in zip(optimizer.param_groups, options, strict=True):
+                group.update(copy.deepcopy(values))
+        with torch.no_grad():
+            for b in (b for module in _modules(state) for b in module.buffers()):
+                version, value = self._buffers.get(id(b), (b._version, b))
+                if version != b._version:
+                    b.copy_(value)
+        set_random_states(self._random)
+
+
+def _modules(state: State) -> list[nn.Module]:
+    return [o for o in state.objects.values() if isinstance(o, nn.Module)]
+
+
+class Record:
+    """This worker's step record, and those that it has adopted."""
+
+    def __init__(self, state: State):
+        self._state = state
+        self.protection: Protection | None = None
+        self.generation = 0  # the one on whose mesh the model and the record are; 0: none
+        self._adopted: dict[int, AdoptedRank] = {}  # by rank; kept until the next generation has records of its own
+        self._mark: Mark | None = None
+        self._buffers: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def begin(self, generation: int, step: int) -> None:
+        """Makes the record on the present mesh. Every worker calls it. ``step``: optimizer steps made before."""
+        models = sharded_models(self._state)
+        if not (_Here.protected and models):
+            return
+        optimizers, hint = optimizers_of(self._state), "or turn protection off: ScalingConfig(..., protect=False)"
+        if len(optimizers) != 1:
+            raise Unimplemented(
+                f"an elastic training cannot be protected with {len(optimizers)} optimizers of the sharded model",
+                hint=f"give all parameters to one optimizer, in groups, {hint}",
+            )
+        try:
+            self.protection = protect(models[0], optimizers[0], step=step)
+        except Unimplemented as error:
+            error.hint = f"{error.hint}, {hint}" if error.hint else hint
+            raise
+        self.generation, self._mark = generation, None
+        self._adopted.clear()
+
+    def pause(self) -> int:
+        """Before the model moves to another mesh. Returns the optimizer steps made so far."""
+        if self.protection is None:
+            return 0
+        self.protection.end()
+        return self.protection.step
+
+    def moved(self) -> None:
+        """The model is on another mesh, and has no record there yet."""
+        self.generation = 0
+
+    def mark(self) -> None:
+        """Remembers the present point, if an optimizer step has been made since the last one."""
+        if self.protection is not None and (self._mark is None or self._mark.step != self.protection.step):
+            self._mark = Mark(self.protection.step, self._state, self._buffers)
+
+    def abandon_step(self) -> None:
+        """Drops the step under way. It needs no other worker."""
+        self.protection.root.abandon_step()
+
+    def words(self, adopts: tuple[int, ...]) -> list[tuple[int, int, int]]:
+        """Adopts dead ranks, and returns the words of all records that this worker can read."""
+        if self.protection is None:  # a new worker
+            return []
+        actor, record = self.protection.actor, self.protection.record
+        for rank in adopts:
+            if rank not in self._adopted:
+                self._adopted[rank] = adopt(actor, record.key_of(rank))
+        return [r.words for r in (adopt(actor, record.key), *(self._adopted[rank] for rank in adopts))]
+
+    def settle(self, words: list[tuple[int, int, int]], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
+        """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all ranks."""
+        if self.protection is None:
+            return {}
+        committed = committed_step(words, True)
+        self.protection.settle(committed)
+        for rank in adopts:
+            self._adopted[rank].settle(committed)
+        if self._mark is not None and committed == self._mark.step:
+            self._mark.restore(self._state)
+        return {rank: self._adopted[rank] for rank in adopts}
