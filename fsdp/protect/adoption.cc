@@ -10,6 +10,11 @@
 
 namespace shoal::fsdp {
 
+RecordWords words_of(const StepRecord& record) {
+  const auto& h = record.header();
+  return {h.recorded.load(), h.begun.load(), h.finished.load()};
+}
+
 std::uint64_t committed_step(std::span<const RecordWords> ranks, bool all) {
   std::uint64_t begun = 0, recorded = ranks.empty() ? 0 : ranks[0].recorded;
   for (const auto& r : ranks) {
@@ -44,10 +49,7 @@ Grid AdoptedShard::grid() const {
   return {static_cast<int>(h.world_size), static_cast<int>(h.replicas)};
 }
 
-RecordWords AdoptedShard::words() const {
-  const auto& h = record().header();
-  return {h.recorded.load(), h.begun.load(), h.finished.load()};
-}
+RecordWords AdoptedShard::words() const { return words_of(record()); }
 
 Result<void> AdoptedShard::settle(std::uint64_t committed, int num_threads) {
   const auto& h = record().header();

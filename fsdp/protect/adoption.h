@@ -20,6 +20,7 @@ namespace shoal::fsdp {
 struct RecordWords {
   std::uint64_t recorded = 0, begun = 0, finished = 0;  // step numbers
 };
+RecordWords words_of(const StepRecord& record);
 
 // The last step that counts. It does if a rank has begun its update, or if every rank has recorded it. `all`: `ranks` are all ranks of the
 // mesh. False: some records are lost, and a step that no rank has begun is run again.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/protect/adoption.h"
 #include "fsdp/protect/protected_update.h"
 #include "fsdp/shard/sharded_unit.h"
 
@@ -36,8 +37,7 @@ class ProtectedShard {
   // False while the states are loaded: a death then loses them.
   void set_usable(bool usable) const { update_->step_record().set_usable(usable); }
   ProtectedUpdate& update() { return *update_; }
-  // The last step that is complete.
-  std::uint64_t step() const { return update_->step_record().header().finished.load(); }
+  RecordWords words() const { return words_of(update_->step_record()); }
 
  private:
   ProtectedShard(Units units, std::string name) : units_(std::move(units)), name_(std::move(name)) {}

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from shoal.train import _membership as m
-from shoal.train._membership import Draining, Entered, Failed, Membership, Placed, Queued, Ready, Returned, Scaled
+from shoal.train._membership import Died, Draining, Entered, Failed, Interrupted, Membership, Placed, Queued, Ready, Returned, Scaled
 
 NUM_SEEDS = int(os.environ.get("SHOAL_SEEDS", 300))
 
@@ -14,7 +14,10 @@ NUM_SEEDS = int(os.environ.get("SHOAL_SEEDS", 300))
 def words(action: m.Action) -> str:
     match action:
         case m.Publish(g):
-            return f"publish {g.number}: {list(g.previous)} -> {list(g.members)}"
+            dead = f", {list(g.dead)} dead" if g.recovers else ""
+            return f"publish {g.number}: {list(g.previous)} -> {list(g.members)}{dead}"
+        case m.Fail(worker, why) if why is not None:
+            return f"fail {worker}: {why}"
         case m.Completed(g):
             return f"completed {g.number}"
         case m.Answer(ask, changed):
@@ -29,8 +32,8 @@ def words(action: m.Action) -> str:
 class Transcript:
     """Feeds a machine with events, and compares its actions with the expected lines."""
 
-    def __init__(self, bounds: tuple[int, int], members: int):
-        self.machine = Membership(*bounds, tuple(range(members)), bounds[1])
+    def __init__(self, bounds: tuple[int, int], members: int, protected: bool = False):
+        self.machine = Membership(*bounds, tuple(range(members)), bounds[1], protected=protected)
 
     def __call__(self, *events: m.Event) -> list[str]:
         return [words(a) for event in events for a in self.machine.step(event)]
@@ -39,8 +42,8 @@ class Transcript:
         return self(*(Entered(w, generation) for w in workers))
 
 
-def running(bounds=(1, 4), members=4) -> Transcript:
-    transcript = Transcript(bounds, members)
+def running(bounds=(1, 4), members=4, protected=False) -> Transcript:
+    transcript = Transcript(bounds, members, protected)
     assert transcript.entered(1, *range(members))[0] == "completed 1"
     return transcript
 
@@ -131,6 +134,53 @@ def test_the_end_of_the_training_removes_new_workers_and_refuses_requests():
     t = running(members=2)
     assert t(Scaled(0, 4), Placed(2), Returned(0)) == ["remove 2", "remove 3", "refuse 0: the training has ended"]
     assert t(Ready(2), Scaled(1, 1)) == ["refuse 1: the training has ended"]
+
+
+def test_the_survivors_of_a_death_go_on_once_all_have_stopped_and_a_replacement_joins_later():
+    t = running((1, 3), 3, protected=True)
+    assert t(Interrupted(0, 1), Died(1, "SIGKILL")) == []
+    assert t(Interrupted(2, 1)) == ["publish 2: [0, 1, 2] -> [0, 2], [1] dead"]
+    assert t.entered(2, 0, 2) == ["completed 2", "create 3"]
+    assert t(Placed(3), Ready(3)) == ["publish 3: [0, 2] -> [0, 2, 3]"]
+
+
+def test_fewer_survivors_than_the_minimum_wait_for_a_replacement():
+    t = running((2, 2), 2, protected=True)
+    assert t(Died(0, "SIGKILL"), Interrupted(1, 1)) == ["create 2"]
+    assert t(Placed(2)) == []
+    assert t(Ready(2)) == ["publish 2: [0, 1] -> [1, 2], [0] dead"]
+    assert t.entered(2, 1, 2) == ["completed 2"]
+
+
+def test_a_replacement_that_fails_ends_a_training_with_too_few_workers():
+    t = running((2, 2), 2, protected=True)
+    t(Died(0, "SIGKILL"), Interrupted(1, 1))
+    assert t(Failed(2, "no disk")) == ["report 2: no disk", "fail 0: no new worker could take its place: no disk"]
+
+
+def test_a_second_death_in_a_recovery_begins_it_again_from_the_same_mesh():
+    t = running((1, 3), 3, protected=True)
+    t(Died(1, "SIGKILL"), Interrupted(0, 1), Interrupted(2, 1))
+    assert t(Died(0, "SIGKILL"), Interrupted(2, 1)) == ["publish 3: [0, 1, 2] -> [2], [0, 1] dead"]
+    assert t.entered(3, 2) == ["completed 3", "create 3", "create 4"]
+
+
+def test_a_death_after_some_have_moved_to_another_mesh_and_others_have_not_ends_the_training():
+    t = running((1, 3), 3, protected=True)
+    t(Scaled(0, 2))
+    why = "it died while the workers moved to another mesh, and the others are not all on the same one"
+    assert t(Died(2, "SIGKILL"), Interrupted(0, 2), Interrupted(1, 1)) == ["refuse 0: SIGKILL", f"fail 2: {why}"]
+
+
+def test_a_new_worker_that_dies_in_the_change_in_which_it_joins_leaves_the_others_where_they_were():
+    t = running((1, 3), 2, protected=True)
+    t(Placed(2), Ready(2))
+    assert t(Died(2, "SIGKILL"), Interrupted(0, 1), Interrupted(1, 1)) == ["publish 3: [0, 1] -> [0, 1], [] dead"]
+
+
+def test_without_protection_a_death_fails_the_training():
+    t = running((1, 3), 3)
+    assert t(Died(1, "SIGKILL")) == ["fail 1"]
 
 
 class World:

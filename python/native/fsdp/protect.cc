@@ -31,6 +31,12 @@ nb::list arrays(const std::shared_ptr<AdoptedShard>& shard) {
 
 using Words = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;
 
+template <class Record>
+Words words(const Record& record) {
+  const auto w = record.words();
+  return {w.recorded, w.begun, w.finished};
+}
+
 std::uint64_t committed_step(const std::vector<Words>& ranks, bool all) {
   std::vector<fsdp::RecordWords> words;
   for (const auto& [recorded, begun, finished] : ranks) words.push_back({recorded, begun, finished});
@@ -44,7 +50,7 @@ void bind_protect(nb::module_& m) {
       .def_prop_ro("key", &ProtectedShard::key, "The record's name at the node.")
       .def("key_of", &ProtectedShard::key_of, nb::arg("rank"), "The name of the record of another rank of this host.")
       .def_prop_ro("bytes", &ProtectedShard::bytes)
-      .def_prop_ro("step", &ProtectedShard::step, "The last complete step.")
+      .def_prop_ro("words", &words<ProtectedShard>, "(recorded, begun, finished): step numbers.")
       .def(
           "state",
           [](const std::shared_ptr<ProtectedShard>& shard, std::size_t index) {
@@ -65,9 +71,7 @@ void bind_protect(nb::module_& m) {
       .def_prop_ro("rank", &AdoptedShard::rank)
       .def_prop_ro("world_size", [](const AdoptedShard& s) { return s.grid().world_size; })
       .def_prop_ro("replicas", [](const AdoptedShard& s) { return s.grid().replicas; })
-      .def_prop_ro(
-          "words", [](const AdoptedShard& s) { return Words{s.words().recorded, s.words().begun, s.words().finished}; },
-          "(recorded, begun, finished): step numbers.")
+      .def_prop_ro("words", &words<AdoptedShard>, "(recorded, begun, finished): step numbers.")
       .def(
           "settle",
           [](AdoptedShard& s, std::uint64_t committed, int num_threads) { without_gil([&] { return s.settle(committed, num_threads); }); },

@@ -212,6 +212,7 @@ class Membership:
     stopped: dict[int, int] = field(default_factory=dict)  # in a recovery: the generation that each survivor has reported
     left: set[int] = field(default_factory=set)  # workers that have left in the present change
     recovering: bool = False
+    highest: int = 1  # number of the latest generation that was published
 
     def __post_init__(self) -> None:
         self.next_worker = max(self.members) + 1
@@ -244,7 +245,7 @@ class Membership:
                 self.left.add(worker)
             case Returned(worker) if worker in self.members:
                 actions += self._end("the training has ended")
-                if self.recovering:
+                if self.recovering and any(w in self.members for w in self.gone):
                     actions += self._fail_recovery("its loop returned while the others were to run a step again", worker)
         return actions + self._decide()
 
@@ -308,7 +309,7 @@ class Membership:
                 why = "it died before the first step" if self.number == 0 else "it died when others had finished their loops"
             return self._fail_recovery(why, worker)
         self.recovering = True
-        return [Remove(w) for w in (() if self.published is None else self.published.joining) if w != worker and w not in self.entered]
+        return []
 
     def _fail_recovery(self, why: str | None, worker: int | None = None) -> list[Action]:
         worker = next(iter(self.gone)) if worker is None else worker
@@ -318,32 +319,36 @@ class Membership:
     def _recover(self) -> list[Action]:
         """Returns the generation of the survivors, once all of them have stopped."""
         change = self.published
-        joined = () if change is None else tuple(w for w in change.joining if w in self.entered)
-        alive = [w for w in (*self.members, *joined) if w not in self.gone and w not in self.left]
+        alive = [w for w in self.members if w not in self.gone and w not in self.left]
         if any(w not in self.stopped for w in alive):
             return []
+        if not alive:
+            return self._fail_recovery("no worker is left that has a part of the model")
         meshes = {self.stopped[w] for w in alive}
+        actions: list[Action] = []
         if change is not None and meshes == {change.number}:
+            if any(w not in self.stopped and w not in self.gone for w in change.joining):
+                return []  # they have their parts by now, and stop, too
             self.members, self.number = change.members, change.number
         elif meshes != {self.number}:
             return self._fail_recovery("it died while the workers moved to another mesh, and the others are not all on the same one")
         elif self.left:
             return self._fail_recovery("it died while the workers moved to another mesh, and one had left already")
+        elif change is not None:
+            actions = [Remove(w) for w in change.joining if w not in self.gone]
+            self.published = None
         survivors = tuple(w for w in self.members if w not in self.gone)
         ready = tuple(w for w, phase in self.new.items() if phase is Phase.READY)[: max(0, self.minimum - len(survivors))]
-        if not survivors:
-            return self._fail_recovery("no worker is left that has a part of the model")
         if len(survivors) + len(ready) < self.minimum:
             self.target = max(self.target, self.minimum)
-            return self._adjust(len(survivors))
+            return actions + self._adjust(len(survivors))
         dead = tuple(w for w in self.members if w in self.gone)
-        number = max(self.number, 0 if change is None else change.number) + 1
         for worker in ready:
             del self.new[worker]
-        self.published = Generation(number, survivors + ready, self.members, dead, recovers=True)
-        self.entered, self.recovering = set(), False
+        self.published = Generation(self.highest + 1, survivors + ready, self.members, dead, recovers=True)
+        self.highest, self.entered, self.recovering = self.highest + 1, set(), False
         self.stopped.clear()
-        return [Publish(self.published)]
+        return [*actions, Publish(self.published)]
 
     # ---- decisions ----
 
@@ -358,7 +363,7 @@ class Membership:
         if (generation := self._next(stay)) is not None:
             for worker in generation.joining:
                 del self.new[worker]
-            self.published, self.entered = generation, set()
+            self.published, self.entered, self.highest = generation, set(), generation.number
             return [*actions, Publish(generation)]
         if self.ask is not None and len(self.members) == self.ask.workers:
             actions.append(Answer(self.ask.ask, self.moved))
@@ -396,4 +401,4 @@ class Membership:
         members = (stay + ready)[: self.target]
         if members == self.members or len(members) < self.minimum:
             return None
-        return Generation(self.number + 1, members, self.members)
+        return Generation(self.highest + 1, members, self.members)

@@ -126,7 +126,7 @@ class Record:
         for rank in adopts:
             if rank not in self._adopted:
                 self._adopted[rank] = adopt(actor, record.key_of(rank))
-        return [r.words for r in (adopt(actor, record.key), *(self._adopted[rank] for rank in adopts))]
+        return [self.protection.words, *(self._adopted[rank].words for rank in adopts)]
 
     def settle(self, words: list[tuple[int, int, int]], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
         """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all ranks."""

@@ -71,7 +71,12 @@ class Protection:
     @property
     def step(self) -> int:
         """The number of the last complete step."""
-        return self.record.step
+        return self.record.words[2]
+
+    @property
+    def words(self) -> tuple[int, int, int]:
+        """Numbers of steps: (recorded, begun, finished), for ``committed_step``."""
+        return self.record.words
 
     def end(self) -> None:
         """Ends the protection. States and gradients stay where they are."""
@@ -133,18 +138,18 @@ class Protection:
             raise InvalidArgument(
                 "the model was rebuilt since protect(): a parameter changed its dtype, or was tied", hint="call protect again on every rank"
             )
-        return self.record.begin(self.record.step + 1)
+        return self.record.begin(self.step + 1)
 
     def run(self, began: bool, num_threads: int) -> None:
         """Commits the recorded step with all ranks, and makes its updates."""
         if began:
             self.record.record()
-        self.model.commit(self.record.step + 1)
+        self.model.commit(self.step + 1)
         self.record.run(num_threads)
 
     def settle(self, committed: int) -> None:
         """After a death: finishes this rank's own update, if an error stopped it although the step counts (``committed_step``)."""
-        if committed == self.record.step + 1:
+        if committed == self.step + 1:
             self.record.run(num_threads=1)
 
     # ---- what can be protected ----
