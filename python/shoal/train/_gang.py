@@ -48,6 +48,7 @@ class Gang:
         self._weighed: list[Settings] = []
         self._joining = _Here.newcomer
         self._record = Record(state)
+        self.repeats = False  # the loop is a step that can run again
         self._backend: str | None = None  # that of the process group, while there is none
         if not _Here.elastic:
             return
@@ -56,11 +57,27 @@ class Gang:
                 "a State with several sharded models is not in this release",
                 hint="put the models into one torch.nn.ModuleDict and shard that",
             )
-        if _Here.newcomer:
+        if _Here.before is not None:
+            self._take_over(_Here.before)
+        elif _Here.newcomer:
             self._change(get(_Here.driver.ready.remote(_Here.worker, self._place())))
         else:
             self._record.begin(_Here.generation, 0)
             self._follow(0.0, 0)
+        _Here.gang, _Here.before = self, None
+
+    def _take_over(self, before: Gang) -> None:
+        """Takes the place of the gang of a loop that a death has ended, with the values of its state. The workers are the same."""
+        old, new = before._state, self._state
+        if old.objects.keys() != new.objects.keys():
+            raise InvalidArgument(f"this loop's State has {sorted(new.objects)}, and before a worker died it had {sorted(old.objects)}")
+        step = before._record.pause()
+        for name, o in new.objects.items():
+            o.load_state_dict(old.objects[name].state_dict())
+        unpack(new, luggage(old))
+        self._communicator, before._communicator = before._communicator, None
+        self._next = before._next
+        self._record.begin(_Here.generation, step)
 
     def mark(self) -> None:
         """Between two batches: the next step can run again from here."""
@@ -120,14 +137,37 @@ class Gang:
 
     def _follow(self, seconds: float, moved: int) -> None:
         """Reports to the driver that this worker is in its generation, and asks for the next one."""
-        self._next = _Here.driver.entered.remote(_Here.worker, _Here.generation, self._place(), seconds, moved)
+        self._next = _Here.driver.entered.remote(_Here.worker, _Here.generation, self._place(), seconds, moved, _Here.reports)
 
     def _place(self) -> Place:
         self._store = _open_store()
         return Place(session().node, session().host, self._store.port)
 
+    def resume(self, error: Exception) -> bool:
+        """After an error that has ended the loop: recovers, and returns True if the loop has to run again, which then takes over the state
+        of this one. Returns False for an error of another cause."""
+        if self.repeats:
+            return False
+        try:
+            self.recover(error)
+        except Exception as other:
+            if other is error:
+                return False
+            raise
+        _Here.before = self
+        return True
+
     def recover(self, error: Exception) -> None:
         """After an error in a step: if a worker has died, goes on with the others, at the same step or the next one. Else raises it."""
+        while True:
+            try:
+                return self._recover(error)
+            except Exception as again:  # another one has died
+                if again is error:
+                    raise
+                error = again
+
+    def _recover(self, error: Exception) -> None:
         if self._record.protection is None or not may_come_of_a_death(error):
             raise error
         began = time.perf_counter()
@@ -196,7 +236,7 @@ class Gang:
         if dist.get_world_size() > 1:
             everyone = [None] * dist.get_world_size()
             dist.all_gather_object(everyone, words)
-        return self._record.settle([w for of_one in everyone for w in of_one], transition.adopts)
+        return self._record.settle(everyone, transition.adopts)
 
     def _move_tensors(self, transition: Transition, mesh: DeviceMesh, adopted: dict[int, AdoptedRank] | None) -> int:
         """Moves the sharded tensors from their old owners to the new ones. Returns the bytes that this worker received."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -25,6 +27,9 @@ def may_come_of_a_death(error: BaseException) -> bool:
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
     return False
+
+
+Words = tuple[list[tuple[int, int, int]], int]  # of records, as committed_step takes them, and the number of reports
 
 
 class Mark:
@@ -97,6 +102,9 @@ class Record:
             raise
         self.generation, self._mark = generation, None
         self._adopted.clear()
+        if generation == 1 and dist.get_rank() == 0:
+            size = self.protection.record.bytes / 1e6
+            print(f"shoal: step records protect this training from the deaths of workers: {size:.1f} MB per worker", file=sys.stderr)
 
     def pause(self) -> int:
         """Before the model moves to another mesh. Returns the optimizer steps made so far."""
@@ -118,24 +126,26 @@ class Record:
         """Drops the step under way. It needs no other worker."""
         self.protection.root.abandon_step()
 
-    def words(self, adopts: tuple[int, ...]) -> list[tuple[int, int, int]]:
-        """Adopts dead ranks, and returns the words of all records that this worker can read."""
+    def words(self, adopts: tuple[int, ...]) -> Words:
+        """Adopts dead ranks, and returns the words of all records that this worker can read, with the number of its reports."""
         if self.protection is None:  # a new worker
-            return []
+            return [], 0
         actor, record = self.protection.actor, self.protection.record
         for rank in adopts:
             if rank not in self._adopted:
                 self._adopted[rank] = adopt(actor, record.key_of(rank))
-        return [self.protection.words, *(self._adopted[rank].words for rank in adopts)]
+        return [self.protection.words, *(self._adopted[rank].words for rank in adopts)], _Here.reports
 
-    def settle(self, words: list[tuple[int, int, int]], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
-        """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all ranks."""
+    def settle(self, everyone: list[Words], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
+        """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all workers."""
         if self.protection is None:
             return {}
-        committed = committed_step(words, True)
+        committed = committed_step([w for words, _ in everyone for w in words], True)
         self.protection.settle(committed)
         for rank in adopts:
             self._adopted[rank].settle(committed)
         if self._mark is not None and committed == self._mark.step:
             self._mark.restore(self._state)
+        else:  # some have reported this step already
+            _Here.reports = max(reports for _, reports in everyone)
         return {rank: self._adopted[rank] for rank in adopts}

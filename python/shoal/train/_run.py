@@ -71,6 +71,7 @@ class Run:
         # By generation and number: reports that wait for other workers, as (worker, call, metrics).
         self._reports: dict[tuple[int, int], list[tuple[int, Any, dict[str, Any]]]] = {}
         self._reported = 0  # the number of the last complete report
+        self._aside: tuple[int, dict[str, Any]] | None = None  # a report that a death has stopped
         self._places: dict[int, Place] = {}  # of every worker that has run
         self._heirs: dict[int, int] = {}  # by dead worker: the one that adopts its shard
         self._members = {1: membership.members}  # by generation
@@ -190,20 +191,24 @@ class Run:
         self._check_reports()
 
     def _complete_report(self, key: tuple[int, int]) -> None:
-        self._reported = key[1]
-        calls = self._reports.pop(key)
-        order = self._members[key[0]]
-        metrics = min(calls, key=lambda c: order.index(c[0]))[2]
-        self.outcome.history.append(metrics)
-        if self._setup.on_report is not None:
-            self._setup.on_report(metrics)
+        calls, order = self._reports.pop(key), self._members[key[0]]
+        self._record_report(key[1], min(calls, key=lambda c: order.index(c[0]))[2])
         for _, call, _ in calls:
             self._reply(call, None)
 
-    def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, seconds: float, moved: int) -> None:
+    def _record_report(self, number: int, metrics: dict[str, Any]) -> None:
+        self._reported = number
+        self.outcome.history.append(metrics)
+        if self._setup.on_report is not None:
+            self._setup.on_report(metrics)
+
+    def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, seconds: float, moved: int, reports: int) -> None:
         self._workers[worker].place, self._workers[worker].asks = place, incoming
         self._places[worker] = place
         self._paused.append((seconds, moved))
+        if self._aside is not None and self._reported < self._aside[0] <= reports:  # the report is of a step that counts
+            self._record_report(*self._aside)
+            self._aside = None
         self._step(m.Entered(worker, generation))
 
     def _on_ready(self, incoming: Any, worker: int, place: Place) -> None:
@@ -223,7 +228,9 @@ class Run:
         w.place, w.asks = place, incoming
         self._interrupted.add(worker)
         self._check_reports()
-        threading.Timer(_NEWS_S, lambda: self.driver.doubted.remote(worker, len(self.outcome.changes))).start()
+        doubt = threading.Timer(_NEWS_S, _doubt, (self.driver, worker, len(self.outcome.changes)))
+        doubt.daemon = True
+        doubt.start()
         self._step(m.Interrupted(worker, generation))
 
     def _on_doubted(self, incoming: Any, worker: int, changes: int) -> None:
@@ -276,7 +283,8 @@ class Run:
             elif any(w in self._interrupted for w in missing):
                 error = Unavailable(f"report number {key[1]} is dropped, because a worker has died", reason="ActorDied")
             if error is not None:
-                for _, call, _ in self._reports.pop(key):
+                for _, call, metrics in self._reports.pop(key):
+                    self._aside = key[1], metrics
                     self._refuse(call, error)
 
     # ---- changes ----
@@ -398,6 +406,11 @@ class Run:
             if own or left <= 0 or not running:
                 return (own or errors)[0]
             self._session.wait_some(running, 1, left)
+
+
+def _doubt(driver: ActorHandle, worker: int, changes: int) -> None:
+    with contextlib.suppress(Exception):  # the training has ended
+        driver.doubted.remote(worker, changes)
 
 
 def failure(run: ObjectRef, where: str) -> BaseException | None:

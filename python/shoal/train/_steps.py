@@ -62,7 +62,8 @@ def run(step: Callable[[Any, State], Any], loader: DataLoader, state: State, *, 
             except Exception as error:
                 loop.recover(error)
     finally:
-        loop.gang.weigh(None)
+        if loop.gang is not None:
+            loop.gang.weigh(None)
 
 
 def _iterate(loop: _Loop) -> Iterator[Any]:
@@ -110,12 +111,7 @@ class _Loop:
     def recover(self, error: Exception) -> None:
         """Goes on after the death of another worker, or raises ``error``."""
         self._feeder = None
-        while True:
-            if self.gang is None:
-                raise error
-            try:
-                return self.gang.recover(error)
-            except Exception as again:  # another one has died
-                if again is error:
-                    raise
-                error = again
+        if self.gang is None:
+            raise error
+        self.gang.repeats = True
+        self.gang.recover(error)

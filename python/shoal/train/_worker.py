@@ -43,8 +43,9 @@ class TrainWorker:
         import torch.distributed as dist
 
         _init_process_group(dist, _backend(role.use_gpu))
+        _Here.gang = _Here.before = None
         try:
-            result = loop(config) if config is not None else loop()
+            result = _run(loop, () if config is None else (config,))
             leave_all()
             return result
         except BaseException as error:
@@ -58,9 +59,19 @@ class TrainWorker:
                 raise TaskError(error, text, "the training loop", os.getpid(), session().host) from None
             raise
         finally:
-            _Here.driver = None
+            _Here.driver = _Here.gang = _Here.before = None
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def _run(loop, arguments: tuple) -> Any:
+    """Runs the loop, and runs it again when a worker has died and the others go on."""
+    while True:
+        try:
+            return loop(*arguments)
+        except Exception as error:
+            if _Here.left or _Here.gang is None or not _Here.gang.resume(error):
+                raise
 
 
 def leave_all() -> None:
