@@ -67,7 +67,7 @@ class Adam(Fused, torch.optim.Adam):
                 state["step"] = step
             shard = self._shard(p, state, group, keys)
             if shard is None:
-                step += 1
+                self._count(step)
             else:
                 shards.append((p, shard))
                 row = shard.row()

@@ -67,6 +67,7 @@ class Fused:
     def _unprotected(self) -> None:
         self._protection: Any = None  # shoal.fsdp's Protection: states and gradients lie in its record, which also makes the updates
         self._recorded: list[tuple[list[tuple[torch.Tensor, _Shard]], float]] = []  # arguments of _written, until the record is run
+        self._uncounted: list[torch.Tensor] = []  # counters of parameters of which this rank has no rows, of that step
 
     @staticmethod
     def check_options(options: dict[str, Any]) -> None:
@@ -124,7 +125,7 @@ class Fused:
         protection = self._protection
         began = protection is None or protection.begin()
         if began:
-            self._recorded = []
+            self._recorded, self._uncounted = [], []
         for group in groups if began else []:
             self._update(group, 1.0 if grad_scale is None else float(grad_scale))
             for p in group["params"]:
@@ -132,9 +133,7 @@ class Fused:
                     self._reserved.pop(id(p), None)
         if protection is not None:
             protection.run(began, num_threads())
-            recorded, self._recorded = self._recorded, []
-            for shards, scale in recorded:
-                self._finish(shards, scale)
+            self._end_recorded()
         return loss
 
     def _step_of_torch(self, closure: Any) -> Any:
@@ -162,6 +161,21 @@ class Fused:
         if zeros.dtype != dtype or zeros.stride() != local(p).stride() or zeros.shape != local(p).shape:
             zeros = self._zeros(p, group)
         return dtensor(zeros, with_dtype(p._spec, dtype)) if isinstance(p, DTensor) else zeros
+
+    def _count(self, step: torch.Tensor) -> None:
+        """Counts an update of a parameter of which this rank has no rows: under protection when the step is made."""
+        if self._protection is None:
+            step += 1
+        else:
+            self._uncounted.append(step)
+
+    def _end_recorded(self) -> None:
+        """Called once the recorded step is made."""
+        for step in self._uncounted:
+            step += 1
+        recorded, self._recorded, self._uncounted = self._recorded, [], []
+        for shards, scale in recorded:
+            self._finish(shards, scale)
 
     def _record(self) -> _native.ProtectedShard | None:
         """The record to which updates are added under protection; else None: they are made at once."""

@@ -151,6 +151,7 @@ class Protection:
         """After a death: finishes this rank's own update, if an error stopped it although the step counts (``committed_step``)."""
         if committed == self.step + 1:
             self.record.run(num_threads=1)
+            self.optimizer._end_recorded()
 
     # ---- what can be protected ----
 

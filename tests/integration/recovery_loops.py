@@ -1,0 +1,158 @@
+"""Steps and loops of the tests of recovery: a worker kills itself at a chosen moment of a step."""
+
+import os
+import signal
+import threading
+
+import training_loops as loops
+
+MOMENTS = ("begin", "forward", "backward", "between", "recorded", "committed", "inside", "after", "end", "boundary")
+
+
+class Interposed:
+    """An object of which one method is replaced."""
+
+    def __init__(self, wrapped, **methods):
+        self._wrapped = wrapped
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name):
+        return getattr(self._wrapped, name)
+
+
+class Killer:
+    """Kills this process in the moments of ``deaths``, a list of (rank, step, moment); each one once in a training. ``folder``: has a file
+    for each death that has come."""
+
+    def __init__(self, deaths, folder):
+        self._deaths, self._folder = deaths, folder
+
+    def due(self, state, moment):
+        from shoal.train import get_context
+
+        place = (get_context().get_world_rank(), state.step, moment)
+        if place not in [tuple(d) for d in self._deaths]:
+            return False
+        try:
+            os.close(os.open(os.path.join(self._folder, "-".join(map(str, place))), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def at(self, state, moment):
+        if self.due(state, moment):
+            kill()
+
+    def in_optimizer(self, state):
+        """Prepares a death inside of the coming optimizer.step()."""
+        protection = state.gang._record.protection
+        record, model = protection.record, protection.model
+        if self.due(state, "recorded"):
+            type(protection).in_use = True
+            protection.model = Interposed(model, commit=lambda step: kill())
+        elif self.due(state, "committed"):
+            type(protection).in_use = True
+            protection.model = Interposed(model, commit=lambda step: (model.commit(step), kill()))
+        elif self.due(state, "inside"):
+
+            def watch(step=record.words[2] + 1):
+                while record.words[1] < step:
+                    pass
+                kill()
+
+            threading.Thread(target=watch, daemon=True).start()
+
+    def in_boundary(self, state):
+        gang = state.gang
+        reduced = type(gang)._max
+        if self.due(state, "boundary"):
+            gang._max = lambda own: (kill(), reduced(gang, own))
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_step(state, batch, killer):
+    """One step, which reports its loss behind ``optimizer.step()``. The numbers that need other workers are computed before that."""
+    import torch.distributed as dist
+
+    from shoal.train import report
+
+    indices, x, y = batch
+    killer.at(state, "begin")
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (indices.tolist()[: state.samples], os.getpid()))
+    hidden = state.model[:3](x)
+    killer.at(state, "forward")
+    hidden.register_hook(lambda _: killer.at(state, "backward"))
+    loss = (state.model[3:](hidden) - y).square().mean()
+    mean = state.mean(loss)
+    loss.backward()
+    killer.at(state, "between")
+    killer.in_optimizer(state)
+    state.optimizer.step()
+    killer.at(state, "after")
+    state.scheduler.step()
+    state.optimizer.zero_grad()
+    report(
+        {
+            "step": state.step,
+            "epoch": state.epoch,
+            "loss": mean,
+            "samples": [i for part, _ in parts for i in part],
+            "pids": [pid for _, pid in parts],
+            "lr": state.scheduler.get_last_lr()[0],
+        }
+    )
+    killer.at(state, "end")
+    killer.in_boundary(state)
+
+
+def result_of(state):
+    counts = {float(s["step"]) for s in state.optimizer.state.values() if "step" in s}
+    return {
+        "step": state.step,
+        "counts": sorted(counts),
+        "parameters": [p.full_tensor().detach().tolist() for p in state.model.parameters()],
+    }
+
+
+def steps_form(config):
+    """The step is a function that ``run`` calls."""
+    from shoal.train import run
+
+    state, loader = loops.build(config)
+    killer = Killer(config["deaths"], config["folder"])
+    run(lambda batch, state: train_step(state, batch, killer), loader, state, epochs=config["epochs"])
+    return result_of(state)
+
+
+def loop_form(config):
+    """An ordinary loop over ``steps``."""
+    from shoal.train import steps
+
+    state, loader = loops.build(config)
+    killer = Killer(config["deaths"], config["folder"])
+    for batch in steps(loader, state, epochs=config["epochs"]):
+        train_step(state, batch, killer)
+    return result_of(state)
+
+
+def plain_run(order):
+    """(losses, parameters) of one plain process over batches of these samples."""
+    import torch
+
+    model, data = loops.model_and_data()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+    losses = []
+    for samples in order:
+        _, x, y = data[samples]
+        loss = (model(x) - y).square().mean()
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return losses, [p.detach().tolist() for p in model.parameters()]

@@ -1,0 +1,149 @@
+"""The death of a worker in an elastic training: no step is lost, and none is made twice."""
+
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import recovery_loops as r
+import training_loops as loops
+from client_fixtures import *  # noqa: F403
+
+from shoal.exceptions import ActorDiedError
+from shoal.train import ScalingConfig, Trainer, WorkerLost
+
+EPOCHS = 4  # an epoch has 5 steps
+
+
+def fit(tmp_path, loop, deaths, bounds, on_report=None, **config):
+    config = {"epochs": EPOCHS, "deaths": deaths, "folder": str(tmp_path), **config}
+    trainer = Trainer(loop, train_loop_config=config, scaling_config=ScalingConfig(bounds), on_report=on_report)
+    return trainer.fit()
+
+
+def check(result, epochs=EPOCHS):
+    """The training is that of one plain process: each batch once, the same losses, and the same parameters."""
+    history = result.metrics_history
+    assert [m["step"] for m in history] == list(range(1, 5 * epochs + 1))
+    everything = list(range(loops.NUM_SAMPLES))
+    assert {e: sorted(s) for e, s in loops.samples_by_epoch(history).items()} == dict.fromkeys(range(epochs), everything)
+    losses, parameters = r.plain_run([m["samples"] for m in history])
+    assert [m["loss"] for m in history] == pytest.approx(losses, rel=1e-5)
+    for returned in result.returns:
+        assert returned["step"] == 5 * epochs
+        assert returned["counts"] == [5 * epochs]
+        for one, other in zip(returned["parameters"], parameters, strict=True):
+            assert flat(one) == pytest.approx(flat(other), rel=1e-5, abs=1e-7)
+
+
+def flat(value):
+    return [x for v in value for x in flat(v)] if isinstance(value, list) else [value]
+
+
+def parent_of(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def is_ours(pid):
+    while pid > 1 and pid != os.getpid():
+        pid = parent_of(pid)
+    return pid == os.getpid()
+
+
+def records():
+    """Step records that this test's processes have open."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        if not is_ours(int(process.name)):
+            continue
+        for fd in process.glob("fd/*"):
+            try:
+                target = os.readlink(fd)
+            except OSError:
+                continue
+            if "/record-" in target:
+                found.add(target)
+    return found
+
+
+@pytest.mark.parametrize("moment", r.MOMENTS)
+def test_a_death_at_any_moment_of_a_step_changes_nothing(tmp_path, moment):
+    result = fit(tmp_path, r.steps_form, [(1, 3, moment)], (1, 3))
+    check(result)
+    assert result.changes[0].died == (1,)
+    assert (result.changes[0].workers_before, result.changes[0].workers) == (3, 2)
+    assert records() == set()
+
+
+@pytest.mark.parametrize("moment", ["forward", "backward", "committed", "end"])
+def test_an_ordinary_loop_runs_again_in_the_same_process(tmp_path, moment):
+    result = fit(tmp_path, r.loop_form, [(0, 3, moment)], (1, 2))
+    check(result)
+    assert result.changes[0].died == (0,)
+
+
+def test_the_last_worker_goes_on_alone_and_a_replacement_joins(tmp_path):
+    result = fit(tmp_path, r.steps_form, [(0, 4, "backward")], (1, 2), epochs=60)
+    check(result, 60)
+    assert [(c.workers_before, c.workers) for c in result.changes] == [(2, 1), (1, 2)]
+
+
+def test_fewer_workers_than_the_minimum_wait_for_a_replacement(tmp_path):
+    result = fit(tmp_path, r.steps_form, [(1, 4, "backward")], (2, 2))
+    check(result)
+    assert [(c.workers_before, c.workers) for c in result.changes] == [(2, 2)]
+
+
+@pytest.mark.parametrize("deaths", [[(0, 3, "backward"), (1, 3, "backward")], [(0, 3, "committed"), (2, 4, "forward")]])
+def test_two_deaths(tmp_path, deaths):
+    result = fit(tmp_path, r.steps_form, deaths, (1, 3))
+    check(result)
+    assert sorted(w for c in result.changes for w in c.died)[:2] == sorted(rank for rank, _, _ in deaths)
+
+
+def test_workers_are_killed_at_random_moments(tmp_path):
+    seed = int(os.environ.get("SHOAL_SEED", random.randrange(1 << 30)))
+    print(f"SHOAL_SEED={seed}")
+    moments, killed = random.Random(seed), []
+
+    def kill(pid):
+        killed.append(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    def on_report(metrics):
+        if len(metrics["pids"]) > 1 and len(killed) < 5 and moments.random() < 0.2:
+            threading.Timer(moments.random() * 0.02, kill, (moments.choice(metrics["pids"]),)).start()
+
+    try:
+        result = fit(tmp_path, r.steps_form, [], (1, 3), on_report, epochs=30)
+    except WorkerLost as error:  # a second death has come while the workers changed their places
+        assert "another mesh" in str(error)
+        return
+    check(result, 30)
+    assert killed
+
+
+def test_all_workers_die(tmp_path):
+    with pytest.raises((WorkerLost, ActorDiedError), match="SIGKILL"):
+        fit(tmp_path, r.steps_form, [(0, 3, "forward"), (1, 3, "forward")], (1, 2))
+
+
+def step_that_fails(config):
+    from shoal.train import run
+
+    state, loader = loops.build({})
+
+    def step(batch, state):
+        raise RuntimeError("a mistake in the step")
+
+    run(step, loader, state)
+
+
+def test_an_error_of_the_step_itself_is_the_trainings():
+    with pytest.raises(RuntimeError, match="a mistake in the step"):
+        Trainer(step_that_fails, train_loop_config={}, scaling_config=ScalingConfig((1, 2))).fit()
