@@ -1,4 +1,5 @@
-"""shoal.optim's AdamW beside torch's fused one and the memory bandwidth, with one and two threads; casts and sums of the engine (MB/s)."""
+"""shoal.optim's AdamW beside torch's fused one and the memory bandwidth, with one and two threads, also protected; casts and sums of the
+engine (MB/s)."""
 
 import json
 
@@ -6,7 +7,7 @@ from launch import OURS, ROOT, Failed, run, say
 from report import Report, Row
 
 NEEDS_PEERS = False
-MEMORY = ROOT / "bazel-bin" / "tests" / "bench" / "cpp" / "memory"
+BUILT = ROOT / "bazel-bin" / "tests" / "bench" / "cpp"
 THREADS = (1, 2)
 
 
@@ -17,6 +18,8 @@ def _rows(t):
         Row(f"AdamW{n}", "MB/s", f"shoal's AdamW{n}", f"torch's AdamW{n}", goal=(">=", 1.0)),
         Row(f"AdamW, 300 parameters of 1,000{n}", "s", f"shoal's AdamW, 300 small{n}", f"torch's AdamW, 300 small{n}"),
         Row(f"AdamW, bfloat16 with master weights{n}", "MB/s", f"shoal's AdamW of bfloat16{n}", f"a += b{n}"),
+        Row(f"AdamW with undo records{n}", "MB/s", f"protected AdamW{n}", f"AdamW in the node's memory{n}", goal=(">=", 0.85)),
+        Row(f"AdamW in memory of the node{n}", "MB/s", f"AdamW in the node's memory{n}", f"AdamW in private memory{n}"),
         Row(f"float32 to bfloat16{n}", "MB/s", f"cast of float32 to bfloat16{n}", f"a += b{n}"),
         Row(f"two bfloat16 summed into float32{n}", "MB/s", f"sum of bfloat16 in float32{n}", f"a += b{n}"),
     ]
@@ -34,7 +37,8 @@ def measure(options) -> Report:
             n = f", {t} thread{'s' if t > 1 else ''}"
             try:
                 measured = json.loads(run([OURS / "python", "update.py"], threads=t))
-                figures = measured["figures"] | {f["name"]: f["mb_per_second"] for f in map(json.loads, run([MEMORY, t]).splitlines())}
+                lines = [line for name in ("memory", "protected") for line in run([BUILT / name, t]).splitlines()]
+                figures = measured["figures"] | {f["name"]: f["mb_per_second"] for f in map(json.loads, lines)}
             except Failed as error:
                 report.failures[f"round {r + 1}{n}"] = str(error)
                 continue
