@@ -86,7 +86,8 @@ class Fused:
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._shards, self._reserved = {}, {}
-        self._unprotected()
+        if not hasattr(self, "_protection"):  # torch's load_state_dict calls this, too
+            self._unprotected()
         for group in self.param_groups:
             group.setdefault("master_weights", self.defaults.get("master_weights"))
 

@@ -36,7 +36,10 @@ def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0
             f"protection does not know the states of {type(optimizer).__module__}.{type(optimizer).__name__}",
             hint="use Adam, AdamW or SGD of shoal.optim",
         )
-    return Protection(root_of(model), optimizer, step)
+    root = root_of(model)
+    if root.window_open:
+        root.adopt()  # parameters that the program has replaced, which may rebuild units
+    return Protection(root, optimizer, step)
 
 
 class Protection:
@@ -45,6 +48,7 @@ class Protection:
     def __init__(self, root: Root, optimizer: Any, step: int):
         self.root, self.optimizer, self.model = root, optimizer, root.models[0]
         self._homes: dict[tuple[int, str], torch.Tensor] = {}  # by id of the sharded parameter and name of the array
+        self._gradients: dict[int, _GradientHome] = {}  # by id of the sharded parameter
         self._check()
         arrays = self._arrays()
         specs = [(u, i, name, engine_dtype(dtype)) for u, i, _, name, dtype in arrays]
@@ -54,7 +58,8 @@ class Protection:
             self._homes[id(p.views.sharded), name] = self.record.state(index).view(dtype).view(shape)
         for _, _, p, name, _ in arrays:
             if name == "grad":
-                p.gradient.use_pool(_Home(self.home(p.views.sharded, name)))
+                self._gradients[id(p.views.sharded)] = pool = _GradientHome(self.home(p.views.sharded, name))
+                p.gradient.use_pool(pool)
         self.take_states()
         root.protection = optimizer._protection = self
         self.model.commit(step)  # every rank has its record
@@ -128,6 +133,11 @@ class Protection:
             raise Unimplemented(
                 f"a protected parameter of {home.dtype} has a gradient of {gradient.dtype}", hint="use gradients of the parameter's dtype"
             )
+        if not self._gradients[id(p)].idle:
+            raise InvalidArgument(
+                f"a gradient of an earlier step is still held, whose memory protection uses for the next (shape {list(home.shape)})",
+                hint="keep p.grad.clone() instead of p.grad",
+            )
         return home.copy_(gradient)
 
     # ---- a step ----
@@ -194,15 +204,20 @@ class Protection:
         return found
 
 
-class _Home:
+class _GradientHome:
     """The memory of one parameter's gradient in the record, as a pool: it is taken unless something else holds the last gradient."""
 
     def __init__(self, home: torch.Tensor):
-        self._home, self._idle = home, uses(home)
+        self._home, self._idle_uses = home, uses(home)
 
     def take(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         fits = self._home.shape == shape and self._home.dtype == dtype
-        return self._home if fits and uses(self._home) == self._idle else long_lived(shape, dtype)
+        return self._home if fits and self.idle else long_lived(shape, dtype)
+
+    @property
+    def idle(self) -> bool:
+        """True if no gradient lies there that something still holds."""
+        return uses(self._home) == self._idle_uses
 
     def put(self, buffer: torch.Tensor) -> None:
         """The memory stays in the record."""
