@@ -127,6 +127,24 @@ TEST_F(ShardedModelTest, ASumWithARankThatStartedOverIsRefused) {
   EXPECT_EQ(second.reductions().sum_over_ranks(3).value(), 5);
 }
 
+TEST_F(ShardedModelTest, AStepCountsOnceEveryRankHasRecordedItAlsoIfOneDiesThen) {
+  place(2);
+  auto& first = *models_[0];
+  auto& second = *models_[1];
+  const auto interrupted = first.commit(0);  // the other rank is not protected yet
+  ASSERT_FALSE(interrupted);
+  EXPECT_EQ(interrupted.error().reason(), "Interrupted");
+  ASSERT_TRUE(second.commit(0));
+  ASSERT_TRUE(first.commit(0));
+  ASSERT_FALSE(first.commit(1));
+  ASSERT_TRUE(second.commit(1));
+  second.peers().mark_gone("rank 1 was killed");
+  ASSERT_TRUE(first.commit(1));
+  const auto dead = first.commit(2);
+  ASSERT_FALSE(dead);
+  EXPECT_EQ(dead.error().reason(), "ActorDied");
+}
+
 TEST_F(ShardedModelTest, MemoryIsThatOfItsMappings) {
   place(2);
   const auto memory = models_[0]->memory();
