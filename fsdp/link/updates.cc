@@ -38,18 +38,9 @@ bool take(std::span<const std::byte>& from, T& value) {
 }  // namespace
 
 Words Words::of(const Control::RankWords& w) {
-  return {w.fingerprint.load(),
-          w.entered.load(),
-          w.done.load(),
-          w.published.load(),
-          w.consumed.load(),
-          w.waiting.load(),
-          w.looks.load(),
-          w.joined.load(),
-          w.place.load(),
-          w.summed.load(),
-          w.recorded.load(),
-          {w.parts[0].load(), w.parts[1].load()}};
+  return {w.fingerprint.load(), w.entered.load(), w.done.load(),     w.published.load(),
+          w.consumed.load(),    w.waiting.load(), w.looks.load(),    w.joined.load(),
+          w.place.load(),       w.summed.load(),  w.recorded.load(), {w.parts[0].load(), w.parts[1].load()}};
 }
 
 void Words::store(Control::RankWords& w) const {
