@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +31,14 @@ def may_come_of_a_death(error: BaseException) -> bool:
     return False
 
 
-Words = tuple[list[tuple[int, int, int]], int]  # of records, as committed_step takes them, and the number of reports
+@dataclass(frozen=True)
+class Words:
+    """What a survivor contributes to the decision about the step under way."""
+
+    records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
+    reports: int = 0
+    marked: int = -1  # optimizer steps before its mark
+    progress: Any = None  # Mark.progress
 
 
 class Mark:
@@ -51,22 +60,31 @@ class Mark:
                     buffers[id(b)] = (b._version, b.detach().clone())
         self._buffers = dict(buffers)
 
+    @property
+    def progress(self) -> Any:
+        """All but the buffers and the generators of random numbers, which are this worker's own."""
+        return self._position, self._objects, self._options
+
     def restore(self, state: State) -> None:
-        for name, value in self._position.items():
-            setattr(state, name, value)
+        set_progress(state, self.progress)
         _Here.reports = self._reports
-        for name, value in self._objects.items():
-            state.objects[name].load_state_dict(copy.deepcopy(value))
-        optimizers = [o for o in state.objects.values() if isinstance(o, Optimizer)]
-        for optimizer, options in zip(optimizers, self._options, strict=True):
-            for group, values in zip(optimizer.param_groups, options, strict=True):
-                group.update(copy.deepcopy(values))
         with torch.no_grad():
             for b in (b for module in _modules(state) for b in module.buffers()):
                 version, value = self._buffers.get(id(b), (b._version, b))
                 if version != b._version:
                     b.copy_(value)
         set_random_states(self._random)
+
+
+def set_progress(state: State, progress: Any) -> None:
+    position, objects, options = progress
+    for name, value in position.items():
+        setattr(state, name, value)
+    for name, value in objects.items():
+        state.objects[name].load_state_dict(copy.deepcopy(value))
+    for optimizer, groups in zip((o for o in state.objects.values() if isinstance(o, Optimizer)), options, strict=True):
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(copy.deepcopy(values))
 
 
 def _modules(state: State) -> list[nn.Module]:
@@ -127,25 +145,30 @@ class Record:
         self.protection.root.abandon_step()
 
     def words(self, adopts: tuple[int, ...]) -> Words:
-        """Adopts dead ranks, and returns the words of all records that this worker can read, with the number of its reports."""
+        """Adopts dead ranks, and returns the words of all records that this worker can read, with this worker's progress."""
         if self.protection is None:  # a new worker
-            return [], 0
+            return Words()
         actor, record = self.protection.actor, self.protection.record
         for rank in adopts:
             if rank not in self._adopted:
                 self._adopted[rank] = adopt(actor, record.key_of(rank))
-        return [self.protection.words, *(self._adopted[rank].words for rank in adopts)], _Here.reports
+        records = [self.protection.words, *(self._adopted[rank].words for rank in adopts)]
+        mark = self._mark
+        return Words(records, _Here.reports) if mark is None else Words(records, _Here.reports, mark.step, mark.progress)
 
     def settle(self, everyone: list[Words], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
         """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all workers."""
         if self.protection is None:
             return {}
-        committed = committed_step([w for words, _ in everyone for w in words], True)
+        committed = committed_step([w for of_one in everyone for w in of_one.records], True)
         self.protection.settle(committed)
         for rank in adopts:
             self._adopted[rank].settle(committed)
         if self._mark is not None and committed == self._mark.step:
             self._mark.restore(self._state)
-        else:  # some have reported this step already
-            _Here.reports = max(reports for _, reports in everyone)
+        else:  # the rest of this worker's step is cut off; some have made it, and reported the step
+            _Here.reports = max(w.reports for w in everyone)
+            whole = next((w for w in everyone if w.marked == committed), None)
+            if whole is not None:
+                set_progress(self._state, whole.progress)
         return {rank: self._adopted[rank] for rank in adopts}

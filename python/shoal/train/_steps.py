@@ -92,9 +92,9 @@ class _Loop:
                 self._until = state.epoch + 1
         self.gang = gang = state.gang
         while state.epoch < self._until:
+            gang.mark()
             if gang.boundary():
                 self._feeder = None
-            gang.mark()
             if self._feeder is None:
                 self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, gang.rank, gang.size)
             given = self._feeder.next()

@@ -10,11 +10,12 @@ from torch.distributed.tensor import DTensor
 
 from shoal import _native
 from shoal._objects.tensors import dtensor, long_lived, with_dtype
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplemented
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._parameters.gradient import engine_dtype, uses
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._plan.plan import root_of
+from shoal.fsdp._protect.adopted import adopt
 from shoal.optim import SGD, Adam
 
 _MASTER = "master_param"
@@ -154,8 +155,20 @@ class Protection:
         """Commits the recorded step with all ranks, and makes its updates."""
         if began:
             self.record.record()
-        self.model.commit(self.step + 1)
+        try:
+            self.model.commit(self.step + 1)
+        except Unavailable:
+            if not self._recorded_by_all(self.step + 1):
+                raise
         self.record.run(num_threads)
+
+    def _recorded_by_all(self, step: int) -> bool:
+        """After a death: True if every rank of the mesh has recorded the step all the same, by the records in memory of this node."""
+        try:
+            ranks = range(len(self.root.units[0].data.ranks))
+            return all(adopt(self.actor, self.record.key_of(rank)).words[0] >= step for rank in ranks)
+        except NotFound:  # a rank of another host
+            return False
 
     def settle(self, committed: int) -> None:
         """After a death: finishes this rank's own update, if an error stopped it although the step counts (``committed_step``)."""
