@@ -49,7 +49,7 @@ class Gang:
         self._joining = _Here.newcomer
         self._record = Record(state)
         self.repeats = False  # the loop is a step that can run again
-        self._backend: str | None = None  # that of the process group, while there is none
+        self._backend: str | None = None  # of the last process group, while there is none
         if not _Here.elastic:
             return
         if len(sharded_models(state)) > 1:
@@ -144,8 +144,8 @@ class Gang:
         return Place(session().node, session().host, self._store.port)
 
     def resume(self, error: Exception) -> bool:
-        """After an error that has ended the loop: recovers, and returns True if the loop has to run again, which then takes over the state
-        of this one. Returns False for an error of another cause."""
+        """After an error that has ended the loop: recovers, and returns True if the loop has to run again. It then takes over the state of
+        this one. Returns False for an error of another cause."""
         if self.repeats:
             return False
         try:

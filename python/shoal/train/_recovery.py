@@ -1,4 +1,4 @@
-"""What a worker needs to survive the death of another one: its step record, and the point from which a step runs again."""
+"""A worker's part in the recovery from a death: its step record, and the point from which a step runs again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shoal.train._state import POSITION, State, optimizers_of, random_states, se
 
 
 def may_come_of_a_death(error: BaseException) -> bool:
-    """Returns True if the death of another worker can be the cause: an error of Shoal's of that code, or one of torch's collectives, which
-    have no class of their own. The driver decides whether one has died."""
+    """Returns True if the death of another worker can be the cause. Errors of torch's collectives have no class of their own. The driver
+    decides if one has died."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -33,7 +33,7 @@ def may_come_of_a_death(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Words:
-    """What a survivor contributes to the decision about the step under way."""
+    """A survivor's contribution to the decision about the step under way."""
 
     records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
     reports: int = 0

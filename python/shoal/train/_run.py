@@ -72,7 +72,7 @@ class Run:
         self._reports: dict[tuple[int, int], list[tuple[int, Any, dict[str, Any]]]] = {}
         self._reported = 0  # the number of the last complete report
         self._aside: tuple[int, dict[str, Any]] | None = None  # a report that a death has stopped
-        self._places: dict[int, Place] = {}  # of every worker that has run
+        self._places: dict[int, Place] = {}  # places of all workers so far, also of dead ones
         self._heirs: dict[int, int] = {}  # by dead worker: the one that adopts its shard
         self._members = {1: membership.members}  # by generation
         self._asks: dict[int, Any] = {}  # calls of scale that wait
@@ -184,7 +184,7 @@ class Run:
         self._session.reply(incoming, *serialize.dump_exception(error, incoming.method), raised=True)
 
     def _on_report(self, incoming: Any, worker: int, generation: int, number: int, metrics: dict[str, Any]) -> None:
-        if number <= self._reported:  # of a step that runs again
+        if number <= self._reported:  # its step runs again
             self._reply(incoming, None)
             return
         self._reports.setdefault((generation, number), []).append((worker, incoming, metrics))

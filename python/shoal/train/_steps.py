@@ -49,8 +49,8 @@ def run(step: Callable[[Any, State], Any], loader: DataLoader, state: State, *, 
     A step can run again: if a worker of an elastic Trainer dies, the others stop their step. They finish it if it counts: it does once
     every worker has recorded its part in ``optimizer.step()``. Else each runs it again, with its part of the same batch among the workers
     that are left. All that a step changes is therefore in ``state``: models, the optimizer, and other objects with a ``state_dict``.
-    Generators of random numbers begin a repeated step as they began it first. A step that counts is not repeated: what ``step`` does behind
-    ``optimizer.step()`` may be cut off by a death, so that calls that need other workers (``report``, ``state.mean``) come last.
+    Generators of random numbers begin a repeated step as they began it first. A death may cut off what ``step`` does behind
+    ``optimizer.step()``. Calls that need other workers come before it, and ``report`` comes last.
     """
     loop = _Loop(*_checked(loader, state, epochs))
     try:
