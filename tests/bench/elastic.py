@@ -69,7 +69,7 @@ def _elastic(config: str) -> dict[str, list[float]]:
 def _restart(config: str) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory(prefix="shoal-bench.") as folder:
         argv = torchrun(PEERS, "elastic_restart.py", "--config", config, "--folder", folder)
-        argv[argv.index("--standalone")] = "--max-restarts=3"
+        argv.insert(argv.index("--standalone"), "--max-restarts=3")
         run(argv, limit=600)
         steps = [json.loads(line) for line in Path(folder, "steps").read_text().splitlines()]
     return {"restart of torchrun": [pause_of(steps, "restart", n)[0] for n in range(1, steps[-1]["restart"] + 1)]}
