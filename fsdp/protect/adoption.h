@@ -44,7 +44,7 @@ class AdoptedShard {
   int rank() const { return static_cast<int>(record().header().rank); }
   Grid grid() const;
   RecordWords words() const;
-  // The names of the memories that are mapped: the record and the units' arenas. The caller may drop them at the node afterwards.
+  // The names of the memories that are mapped: the record and the units' arenas.
   const std::vector<std::string>& keys() const { return keys_; }
 
   // Brings the shard to the committed step: finishes the rank's update where that is due. Unavailable/StillAlive: the rank's process has

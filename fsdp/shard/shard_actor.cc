@@ -188,21 +188,12 @@ Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& 
 
 Result<std::shared_ptr<AdoptedShard>> ShardActor::adopt(const std::string& key) {
   if (session_ == nullptr) return fail(left());
-  std::vector<std::string> held;
-  auto made = AdoptedShard::open(key, [&](const std::string& name) -> Result<Fd> {
-    SHOAL_TRY(Fd memory, session_->node().find_arena(name));
-    held.push_back(name);
-    arenas_.push_back(name);
-    return memory;
-  });
-  if (!made) {
-    give_back(held, 0, 0);
-    return fail(made.error());
-  }
-  return std::shared_ptr<AdoptedShard>(new AdoptedShard(std::move(*made)), [actor = weak_from_this(), held](AdoptedShard* gone) {
-    delete gone;
-    if (const auto alive = actor.lock()) alive->give_back(held, 0, 0);
-  });
+  SHOAL_TRY(AdoptedShard shard, AdoptedShard::open(key, [this](const std::string& name) -> Result<Fd> {
+              SHOAL_TRY(Fd memory, session_->node().find_arena(name));
+              arenas_.push_back(name);
+              return memory;
+            }));
+  return std::make_shared<AdoptedShard>(std::move(shard));
 }
 
 void ShardActor::report_attributes() {

@@ -52,9 +52,11 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   // the arrays of its optimizer. `step`: optimizer steps that are complete.
   Result<std::shared_ptr<ProtectedShard>> protect(const ShardedModel& model, const std::vector<ProtectedShard::State>& states,
                                                   std::uint64_t step);
-  // Opens what a dead rank of this host has left: its step record, and the arenas that it refers to. The node frees them with the last
-  // process that holds them. NotFound if there is none.
+  // Opens what a dead rank of this host has left: its step record, and the arenas that it refers to. They stay at the node until release(),
+  // or until this process leaves; its death frees nothing. NotFound if there is no such record.
   Result<std::shared_ptr<AdoptedShard>> adopt(const std::string& key);
+  // The shard's rows and states have new owners: frees what no other process holds. They stay mapped while `shard` lives.
+  void release(const AdoptedShard& shard) { give_back(shard.keys(), 0, 0); }
 
   // Leaves all models (ShardedModel::leave), frees the arenas and stops using the session. Units and models keep working on their mapped
   // memory.
