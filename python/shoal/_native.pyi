@@ -1062,6 +1062,9 @@ class ShardActor:
     def make_model(self, units: Sequence[ShardedUnit], names: Sequence[str], slots: int) -> ShardedModel:
         """Waits until every rank's ShardActor is placed."""
 
+    def release(self, shard: AdoptedShard) -> None:
+        """Frees an adopted record at the node, unless another process holds it."""
+
     def leave(self) -> None:
         """
         Before the session closes: gives the arenas back and makes no further requests.

@@ -119,6 +119,8 @@ class Record:
             error.hint = f"{error.hint}, {hint}" if error.hint else hint
             raise
         self.generation, self._mark = generation, None
+        for adopted in self._adopted.values():
+            adopted.release()
         self._adopted.clear()
         if generation == 1 and dist.get_rank() == 0:
             size = self.protection.record.bytes / 1e6

@@ -1,4 +1,4 @@
-"""What a dead rank has left: rows, optimizer states and their step, in memory of the node."""
+"""Opens what a dead rank has left in memory of the node: rows, optimizer states, and their step."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ class AdoptedArray:
 
 
 class AdoptedRank:
-    """A dead rank's shard. Its memory is freed at the node when this object and all tensors of it are gone."""
+    """A dead rank's shard. The node keeps it until ``release``, so that another process can continue where this one died."""
 
-    def __init__(self, native: _native.AdoptedShard):
-        self._native = native
+    def __init__(self, actor: _native.ShardActor, key: str):
+        self._actor, self._native = actor, actor.adopt(key)
+        native = self._native
         self.rank, self.world_size, self.replicas = native.rank, native.world_size, native.replicas
 
     @property
@@ -52,6 +53,10 @@ class AdoptedRank:
         """
         self._native.settle(committed)
 
+    def release(self) -> None:
+        """Frees the record at the node: rows and states have new owners. Tensors of it stay valid while they live."""
+        self._actor.release(self._native)
+
     def arrays(self) -> list[AdoptedArray]:
         """Every array of the shard; after ``settle`` of the committed step. Where "step" is 0, the states have no meaning."""
         return [
@@ -63,4 +68,4 @@ class AdoptedRank:
 def adopt(actor: _native.ShardActor, key: str) -> AdoptedRank:
     """Opens the record of a dead rank of this host. ``key``: ``Protection.record.key``, or ``key_of`` a rank. ``actor``: any of this
     process. Raises NotFound if there is no such record, DataLoss if it is damaged."""
-    return AdoptedRank(actor.adopt(key))
+    return AdoptedRank(actor, key)
