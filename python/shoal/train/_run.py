@@ -80,7 +80,8 @@ class Run:
         self._starting: dict[str, int] = {}  # new workers by their actors' ids, until they run or are found to wait for resources
         self._done: set[int] = set()  # workers whose loop has ended
         self._dead: set[int] = set()  # workers whose process has ended
-        self._interrupted: set[int] = set()  # workers that have stopped their step, and wait for a recovery
+        self._interrupted: dict[int, int] = {}  # workers that have stopped their step and wait for a recovery: a number of this wait
+        self._tickets = 0
         self._draining: frozenset[str] = frozenset()  # nodes
 
     # ---- for other threads ----
@@ -226,21 +227,20 @@ class Run:
         if (w := self._workers.get(worker)) is None:
             return
         w.place, w.asks = place, incoming
-        self._interrupted.add(worker)
+        self._tickets += 1
+        self._interrupted[worker] = self._tickets
         self._check_reports()
-        doubt = threading.Timer(_NEWS_S, _doubt, (self.driver, worker, len(self.outcome.changes)))
+        doubt = threading.Timer(_NEWS_S, _doubt, (self.driver, worker, self._tickets))
         doubt.daemon = True
         doubt.start()
         self._step(m.Interrupted(worker, generation))
 
-    def _on_doubted(self, incoming: Any, worker: int, changes: int) -> None:
+    def _on_doubted(self, incoming: Any, worker: int, ticket: int) -> None:
         """Refuses a recovery if no worker has died: the error that interrupted the step is the worker's own."""
         self._reply(incoming, None)
-        if worker in self._interrupted and not self._membership.recovering and changes == len(self.outcome.changes):
-            published = self._membership.published
-            if published is None or not published.recovers:
-                self._interrupted.discard(worker)
-                self._refuse(self._workers[worker].asks, InvalidArgument("no worker has died", reason="NobodyDied"))
+        if self._interrupted.get(worker) == ticket and not self._membership.recovering:
+            del self._interrupted[worker]
+            self._refuse(self._workers[worker].asks, InvalidArgument("no worker has died", reason="NobodyDied"))
 
     def _on_scale(self, incoming: Any, workers: int) -> None:
         if not self._setup.elastic:
@@ -408,9 +408,9 @@ class Run:
             self._session.wait_some(running, 1, left)
 
 
-def _doubt(driver: ActorHandle, worker: int, changes: int) -> None:
+def _doubt(driver: ActorHandle, worker: int, ticket: int) -> None:
     with contextlib.suppress(Exception):  # the training has ended
-        driver.doubted.remote(worker, changes)
+        driver.doubted.remote(worker, ticket)
 
 
 def failure(run: ObjectRef, where: str) -> BaseException | None:

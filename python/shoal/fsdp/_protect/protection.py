@@ -48,6 +48,7 @@ class Protection:
 
     def __init__(self, root: Root, optimizer: Any, step: int):
         self.root, self.optimizer, self.model = root, optimizer, root.models[0]
+        self._opened: list[Any] = []  # records of all ranks, after a death
         self._homes: dict[tuple[int, str], torch.Tensor] = {}  # by id of the sharded parameter and name of the array
         self._gradients: dict[int, _GradientHome] = {}  # by id of the sharded parameter
         self._check()
@@ -166,7 +167,8 @@ class Protection:
         """After a death: True if every rank of the mesh has recorded the step all the same, by the records in memory of this node."""
         try:
             ranks = range(len(self.root.units[0].data.ranks))
-            return all(adopt(self.actor, self.record.key_of(rank)).words[0] >= step for rank in ranks)
+            self._opened = [adopt(self.actor, self.record.key_of(rank)) for rank in ranks]  # kept: with the last holder the node drops one
+            return all(rank.words[0] >= step for rank in self._opened)
         except NotFound:  # a rank of another host
             return False
 
