@@ -201,6 +201,8 @@ class Gang:
         step = self._record.pause()
         moved = self._move_tensors(transition, mesh, adopted)
         self._record.moved()
+        if transition.recovers:  # the survivors begin before a boundary
+            self._joining = False
         if transition.newcomers:
             packed = [luggage(state) if dist.get_rank() == transition.old_owners[0] else None, _Here.reports, step]
             dist.broadcast_object_list(packed, src=transition.old_owners[0])
