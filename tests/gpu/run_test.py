@@ -28,8 +28,9 @@ def test_run_reports_a_missing_device():
 def test_every_way_trains_alike_on_the_cpu():
     code, said = run("--device", "cpu")
     assert code == 0, said
-    # Printed by config_t.py, which has six ways to train, and by device_check, on the fakes of CUDA and NCCL.
-    assert said.count("6 passed, 0 failed") == 2, said
+    # Printed by config_t.py, ranks.py, the comparison of speeds, and device_check, which uses the fakes of CUDA and NCCL.
+    assert said.count(" passed, 0 failed") == 4, said
+    assert '"passed": false' not in said, said
     assert '"transport": "shm"' in said, said  # printed by ranks.py
     assert "2 passed, 0 failed" in said, said
     assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said  # printed by beside_fsdp2.py
