@@ -1,6 +1,6 @@
 """The peer of elastic_train.py: FSDP2 under torchrun --max-restarts, which continues from a DCP checkpoint after a worker has ended.
 
-  torchrun --nproc-per-node 2 --max-restarts 3 elastic_restart.py --config M --folder DIR --restarts 2
+  torchrun --nproc-per-node 2 --max-restarts 6 elastic_restart.py --config M --folder DIR --restarts 2
 Rank 0 appends a line of JSON per step to DIR/steps: its end (seconds) and the number of restarts. A checkpoint follows the last step
 before a restart; its time is no part of the pause.
 """
