@@ -178,7 +178,8 @@ Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& 
     SHOAL_TRY(const Fd memory, open(unit->arena_key(), unit->arena().size()));
     give_back({unit->arena_key()}, 0, 0);
   }
-  SHOAL_TRY(auto made, ProtectedShard::make(model.units(), states, step, memory_name(), open));
+  SHOAL_TRY(auto made,
+            ProtectedShard::make(model.units(), states, step, fmt::format("{}/protected-{}", memory_name(), num_protected_++), open));
   return std::shared_ptr<ProtectedShard>(made.release(), [actor = weak_from_this()](ProtectedShard* gone) {
     const std::string key = gone->key();
     delete gone;

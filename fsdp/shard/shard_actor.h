@@ -94,7 +94,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   std::vector<ActorId> members_;
   std::uint64_t generation_ = 0;
   std::vector<std::string> arenas_;  // keys of the arenas that this rank opened
-  int num_units_ = 0, num_models_ = 0;
+  int num_units_ = 0, num_models_ = 0, num_protected_ = 0;
 
   // Shared between the loop and the main thread.
   mutable std::mutex mutex_;

@@ -100,7 +100,7 @@ def _check_arguments(old_owners: tuple[int, ...], old_index: int | None, adopted
             hint="number the processes in the order of the mesh: process groups, which DeviceMesh makes, sort their ranks",
         )
     if not old_owners:
-        raise InvalidArgument("old_owners is empty")
+        raise InvalidArgument(f"old_owners={old_owners} should name each rank of the old mesh once")
     if (wrong := sorted({i for i, r in enumerate(old_owners) if r == rank and i != old_index} ^ set(adopted))) and old_index is not None:
         raise InvalidArgument(f"old_owners={old_owners} and the adopted ranks {sorted(adopted)} differ at rank {wrong[0]} of the old mesh")
     if old_index is None and rank in old_owners:
