@@ -36,7 +36,7 @@ struct AdamArrays {
 void adam(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards,
           int num_threads);
 
-// That step as an update, for callers that run it in parts. `step` counts from 1.
+// The same step as an update, for callers that run it in parts. `step` counts from 1.
 Elementwise adam_update(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes);
 
 // One step on one fp32 shard, in the caller's thread.

@@ -29,7 +29,7 @@ struct SgdArrays {
 //   buffer = momentum * buffer + (1 - dampening) * g;  p -= lr * buffer, or lr * (g + momentum * buffer).
 void sgd(const Sgd& options, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards, int num_threads);
 
-// That step as an update, for callers that run it in parts.
+// The same step as an update, for callers that run it in parts.
 Elementwise sgd_update(const Sgd& options, const std::array<DType, kMaxArrays>& dtypes);
 
 }  // namespace shoal::fsdp

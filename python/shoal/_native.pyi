@@ -985,6 +985,11 @@ class ShardedModel:
         For a rank that has joined: ("publish", unit), ("window", _), or ("", _) when all have joined.
         """
 
+    def commit(self, step: int) -> None:
+        """
+        Under protection: this rank has recorded this optimizer step; waits until every rank has.
+        """
+
     def optimizer_begin(self) -> None: ...
 
     def optimizer_end(self, unit: int = -1) -> None: ...
@@ -1029,6 +1034,74 @@ class ShardedModel:
 
     def graph_measured(self) -> list: ...
 
+class ProtectedShard:
+    """This rank's step record."""
+
+    @property
+    def key(self) -> str:
+        """The record's name at the node."""
+
+    def key_of(self, rank: int) -> str:
+        """The name of the record of another rank of this host."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def words(self) -> tuple[int, int, int]:
+        """(recorded, begun, finished): step numbers."""
+
+    def state(self, index: int) -> object:
+        """The memory of one of `states`, as a torch tensor of uint8."""
+
+    def set_usable(self, usable: bool) -> None:
+        """False while states are loaded: a death then loses them."""
+
+    def begin(self, step: int) -> bool:
+        """
+        Begins to record a step. False: it is recorded already, and is only to be run.
+        """
+
+    def record(self) -> None:
+        """The gradients and the update of this step are final."""
+
+    def run(self, num_threads: int) -> None:
+        """Makes the recorded update, or what is left of it."""
+
+class AdoptedShard:
+    """
+    What a dead rank has left: its rows, its optimizer's states, and their step.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    @property
+    def words(self) -> tuple[int, int, int]:
+        """(recorded, begun, finished): step numbers."""
+
+    def settle(self, committed: int, num_threads: int = 1) -> None:
+        """
+        Brings the shard to the committed step. Raises Unavailable while the rank's process lives, DataLoss if that step is lost.
+        """
+
+    @property
+    def arrays(self) -> list:
+        """
+        [(name, unit, parameter, dtype, (begin, length, stride, runs), bytes as a tensor), ...]
+        """
+
+def committed_step(words: Sequence[tuple[int, int, int]], all: bool) -> int:
+    """
+    The last step that counts, from the words of all ranks' records. `all`: no record is lost.
+    """
+
 class ParameterSpec:
     """A parameter of a unit, as add_unit takes it. Dtypes are names."""
 
@@ -1061,6 +1134,16 @@ class ShardActor:
 
     def make_model(self, units: Sequence[ShardedUnit], names: Sequence[str], slots: int) -> ShardedModel:
         """Waits until every rank's ShardActor is placed."""
+
+    def protect(self, model: ShardedModel, states: Sequence[tuple[int, int, str, str]], step: int) -> ProtectedShard:
+        """
+        Makes this rank's step record. states: (unit, parameter, name, dtype) of each array besides the rows; step: complete steps.
+        """
+
+    def adopt(self, key: str) -> AdoptedShard:
+        """
+        Opens a dead rank's record. Raises NotFound if this host's node has none.
+        """
 
     def release(self, shard: AdoptedShard) -> None:
         """Frees an adopted record at the node, unless another process holds it."""
@@ -1112,14 +1195,14 @@ class UpdateRow:
 
     @property
     def step(self) -> int:
-        """Adam's count of steps, in fp32."""
+        """The count of updates, in fp32."""
 
     @step.setter
     def step(self, arg: int, /) -> None: ...
 
-def adam(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool, maximize: bool, grad_scale: float, num_threads: int) -> None:
+def adam(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool, maximize: bool, grad_scale: float, num_threads: int, into: ProtectedShard | None = None) -> None:
     """
-    Adam on rows of these dtypes (parameter, gradient, m, v, max v, copy); counts their steps up.
+    Adam on rows of these dtypes (parameter, gradient, m, v, max v, copy); counts their steps up. `into`: a ProtectedShard that records the update instead.
     """
 
 class DeviceAdam:
@@ -1133,7 +1216,7 @@ class DeviceAdam:
         Adam on rows in the device's memory, as `adam`, in the order of the stream; returns at once.
         """
 
-def sgd(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, maximize: bool, first: bool, grad_scale: float, num_threads: int) -> None:
+def sgd(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, maximize: bool, first: bool, grad_scale: float, num_threads: int, into: ProtectedShard | None = None) -> None:
     """
     SGD on rows of these dtypes (parameter, gradient, momentum buffer, two absent ones, copy).
     """

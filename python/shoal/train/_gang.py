@@ -76,7 +76,7 @@ class Gang:
             o.load_state_dict(old.objects[name].state_dict())
         unpack(new, luggage(old))
         self._communicator, before._communicator = before._communicator, None
-        self._next = before._next
+        self._next, self._store = before._next, before._store
         self._record.begin(_Here.generation, step)
 
     def mark(self) -> None:

@@ -53,7 +53,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     for root in _roots_of(optimizer):
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
             continue  # this step updates a single unit, in backward, whose rows are writable
-        if root.protection is not None and root.protection.optimizer is not optimizer:
+        protection = root.states[0].settings.protection
+        if protection is not None and protection.optimizer is not optimizer:
             raise InvalidArgument(
                 f"this model is protected, and its steps are those of one optimizer: a second one, {type(optimizer).__name__}, stepped",
                 hint="give all parameters to one optimizer, in groups",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -64,7 +64,6 @@ class Root:
         self.joining = self.unstepped = False  # inside ``join``; a window is open that no optimizer step has used yet
         self.skipped: list[State] = []  # in this backward pass: unpublished units that no forward of this rank ran
         self.in_backward_optimizer: OptimizerInBackward | None = None
-        self.protection: Any = None  # a Protection: its optimizer alone steps this model
         self.added = Added(self)
         self.ahead = Ahead(depth=1)
         for index, s in enumerate(states):

@@ -121,7 +121,7 @@ def plan(
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer_in_backward is an optimizer, built after fully_shard, not a {type(optimizer).__name__}")
     root = root_of(model)
-    if optimizer is not None and root.protection is not None:
+    if optimizer is not None and root.states[0].settings.protection is not None:
         raise Unimplemented("a protected model cannot have its optimizer in backward", hint="call end() of its Protection first")
     if optimizer is not None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -63,7 +63,8 @@ class Protection:
                 self._gradients[id(p.views.sharded)] = pool = _GradientHome(self.home(p.views.sharded, name))
                 p.gradient.use_pool(pool)
         self.take_states()
-        root.protection = optimizer._protection = self
+        optimizer._protection = self
+        self._announce(self)
         self.model.commit(step)  # every rank has its record
 
     @property
@@ -87,9 +88,14 @@ class Protection:
 
     def end(self) -> None:
         """Ends the protection. States and gradients stay where they are."""
-        self.root.protection = self.optimizer._protection = None
+        self.optimizer._protection = None
+        self._announce(None)
         for p in (p for u in self.root.units for p in u.parameters):
             p.gradient.pool = None
+
+    def _announce(self, protection: Protection | None) -> None:
+        for s in self.root.states:
+            s.settings.protection = protection
 
     # ---- memory ----
 
@@ -178,11 +184,12 @@ class Protection:
             self.record.run(num_threads=1)
             self.optimizer._end_recorded()
 
-    # ---- what can be protected ----
+    # ---- checks, and the arrays of the record ----
 
     def _check(self) -> None:
         root = self.root
-        if root.protection is not None and root.protection.in_use:
+        before = root.states[0].settings.protection
+        if before is not None and before.in_use:
             raise InvalidArgument("this model is protected already", hint="call end() of its Protection first")
         if len(root.models) != 1 or root.in_backward_optimizer is not None or root.added.any:
             raise Unimplemented(
