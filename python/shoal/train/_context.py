@@ -46,8 +46,8 @@ class _Here:
     newcomer = False  # it runs alone until its first step, where it joins the others
     generation = 1
     protected = False  # the training survives the deaths of workers
-    gang: Any = None  # that of the present loop, in an elastic training
-    before: Any = None  # that of the loop that a death has ended, whose state the next one takes over
+    gang: Any = None  # the present loop has it, in an elastic training
+    before: Any = None  # a death has ended its loop, and the next one takes its state over
     reports = 0
     left = False  # it has left, and its loop unwinds
 

@@ -49,7 +49,7 @@ class Gang:
         self._joining = _Here.newcomer
         self._record = Record(state)
         self.repeats = False  # the loop is a step that can run again
-        self._backend: str | None = None  # of the last process group, while there is none
+        self._backend: str | None = None  # the last process group had it, while there is none
         if not _Here.elastic:
             return
         if len(sharded_models(state)) > 1:
@@ -271,7 +271,7 @@ def _backend() -> str:
 
 def _begin_process_group(own: dist.TCPStore, environment: dict[str, str], backend: str | None, meet: timedelta) -> None:
     """Replaces the default process group by one of the workers that ``environment`` describes. ``own``: this worker's store, in which all
-    meet if its rank becomes 0. ``backend``: None for that of the present group. ``meet``: the time for which it waits for the others."""
+    meet if its rank becomes 0. ``backend``: None if the present group has it. ``meet``: the time for which it waits for the others."""
     if dist.is_initialized():
         backend = _backend()
         dist.destroy_process_group()
