@@ -1,7 +1,7 @@
 """One elastic training of the GPT of gpt.py, two workers of which one is killed now and then. It prints a line of JSON.
 
   python recovery_train.py --config M --kills 5            # SIGKILL in turn of rank 1 and rank 0, each once two workers train again
-  python recovery_train.py --config M --steps 30           # nobody dies; --unprotected: without step records
+  python recovery_train.py --config M --steps 30           # without a death; --unprotected: no step records
 Figures: of each kill, the seconds until the driver has the report of the next step, and the pause; the durations of the other steps.
 """
 

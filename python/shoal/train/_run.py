@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shoal._actors.creation import create_gang
@@ -15,11 +16,12 @@ from shoal._actors.handle import ActorHandle
 from shoal._actors.registry import kill
 from shoal._core import serialize
 from shoal._objects.refs import ObjectRef, load
-from shoal.exceptions import ActorDiedError, InvalidArgument, ShoalError, TaskError, Unavailable
+from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
 from shoal.train import _membership as m
 from shoal.train._changes import Change, Transition
 from shoal.train._errors import WorkerLost
 from shoal.train._ranks import Place, environments
+from shoal.train._reports import Reports
 from shoal.train._worker import Role, TrainWorker
 
 REPORTS = "TrainReports"  # the class name of the driver's actor
@@ -57,6 +59,11 @@ class Outcome:
     changes: list[Change] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # errors of new workers that did not join
 
+    def record(self, on_report: Callable[[dict[str, Any]], None] | None, metrics: dict[str, Any]) -> None:
+        self.history.append(metrics)
+        if on_report is not None:
+            on_report(metrics)
+
 
 class Run:
     """Serves the workers' calls until all loops have returned. All methods but ``scale`` belong to the thread of ``fit``."""
@@ -68,12 +75,7 @@ class Run:
         session.know(self.queue, REPORTS)
         self.driver = ActorHandle(self.queue, REPORTS, METHODS)
         self.outcome = Outcome()
-        # By generation and number: reports that wait for other workers, as (worker, call, metrics).
-        self._reports: dict[tuple[int, int], list[tuple[int, Any, dict[str, Any]]]] = {}
-        self._reported = 0  # the number of the last complete report
-        self._aside: tuple[int, dict[str, Any]] | None = None  # a report that a death has stopped
         self._places: dict[int, Place] = {}  # places of all workers so far, also of dead ones
-        self._heirs: dict[int, int] = {}  # by dead worker: the one that adopts its shard
         self._members = {1: membership.members}  # by generation
         self._asks: dict[int, Any] = {}  # calls of scale that wait
         self._paused: list[tuple[float, int]] = []  # in the present change: each worker's pause, and the bytes that it received
@@ -82,6 +84,15 @@ class Run:
         self._dead: set[int] = set()  # workers whose process has ended
         self._interrupted: dict[int, int] = {}  # workers that have stopped their step and wait for a recovery: a number of this wait
         self._tickets = 0
+        self._reports = Reports(
+            self._members,
+            self._done,
+            self._dead,
+            self._interrupted,
+            self._reply,
+            self._refuse,
+            partial(self.outcome.record, setup.on_report),
+        )
         self._draining: frozenset[str] = frozenset()  # nodes
 
     # ---- for other threads ----
@@ -123,7 +134,7 @@ class Run:
                 if incoming is not None:
                     self._take(incoming)
                 self._look_at_refs()
-                self._check_reports()
+                self._reports.check()
                 if self._done.issuperset(self._membership.members):
                     return
         finally:
@@ -185,31 +196,13 @@ class Run:
         self._session.reply(incoming, *serialize.dump_exception(error, incoming.method), raised=True)
 
     def _on_report(self, incoming: Any, worker: int, generation: int, number: int, metrics: dict[str, Any]) -> None:
-        if number <= self._reported:  # its step runs again
-            self._reply(incoming, None)
-            return
-        self._reports.setdefault((generation, number), []).append((worker, incoming, metrics))
-        self._check_reports()
-
-    def _complete_report(self, key: tuple[int, int]) -> None:
-        calls, order = self._reports.pop(key), self._members[key[0]]
-        self._record_report(key[1], min(calls, key=lambda c: order.index(c[0]))[2])
-        for _, call, _ in calls:
-            self._reply(call, None)
-
-    def _record_report(self, number: int, metrics: dict[str, Any]) -> None:
-        self._reported = number
-        self.outcome.history.append(metrics)
-        if self._setup.on_report is not None:
-            self._setup.on_report(metrics)
+        self._reports.add(incoming, worker, generation, number, metrics)
 
     def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, seconds: float, moved: int, reports: int) -> None:
         self._workers[worker].place, self._workers[worker].asks = place, incoming
         self._places[worker] = place
         self._paused.append((seconds, moved))
-        if self._aside is not None and self._reported < self._aside[0] <= reports:  # the report is of a step that counts
-            self._record_report(*self._aside)
-            self._aside = None
+        self._reports.continue_at(reports)
         self._step(m.Entered(worker, generation))
 
     def _on_ready(self, incoming: Any, worker: int, place: Place) -> None:
@@ -220,7 +213,7 @@ class Run:
     def _on_death(self, worker: int, cause: str) -> None:
         """The node reports deaths, so this worker's process has ended."""
         self._dead.add(worker)
-        self._check_reports()
+        self._reports.check()
         self._step(m.Died(worker, cause))
 
     def _on_interrupted(self, incoming: Any, worker: int, generation: int, place: Place) -> None:
@@ -229,7 +222,7 @@ class Run:
         w.place, w.asks = place, incoming
         self._tickets += 1
         self._interrupted[worker] = self._tickets
-        self._check_reports()
+        self._reports.check()
         doubt = threading.Timer(_NEWS_S, _doubt, (self.driver, worker, self._tickets))
         doubt.daemon = True
         doubt.start()
@@ -267,26 +260,6 @@ class Run:
     def _on_draining_nodes(self) -> frozenset[int]:
         return frozenset(n for n, w in self._workers.items() if w.place is not None and w.place.node in self._draining)
 
-    def _check_reports(self) -> None:
-        """Completes reports of which no living worker is missing. Fails those that wait for a worker whose loop has ended, or that is
-        interrupted."""
-        for key, calls in list(self._reports.items()):
-            callers = {caller for caller, _, _ in calls}
-            missing = {w: rank for rank, w in enumerate(self._members[key[0]]) if w not in callers and w not in self._dead}
-            error: ShoalError | None = None
-            if not missing:
-                self._complete_report(key)
-            elif ended := [rank for w, rank in missing.items() if w in self._done]:
-                error = InvalidArgument(
-                    f"rank {ended[0]} ended its loop without report number {key[1]}", hint="report equally often on every rank"
-                )
-            elif any(w in self._interrupted for w in missing):
-                error = Unavailable(f"report number {key[1]} is dropped, because a worker has died", reason="ActorDied")
-            if error is not None:
-                for _, call, metrics in self._reports.pop(key):
-                    self._aside = key[1], metrics
-                    self._refuse(call, error)
-
     # ---- changes ----
 
     def _step(self, event: m.Event) -> None:
@@ -311,7 +284,9 @@ class Run:
                     _say(f"worker {worker} failed before it joined, and the training goes on without it; scale again to retry:\n{cause}")
                     self._remove(worker)
                 case m.Fail(worker, why):
-                    raise self._first_cause() if why is None else self._lost(worker, why)
+                    if why is not None:
+                        raise _lost(worker, self._workers.get(worker), why)
+                    raise _first_cause(self._session, self._membership, self._workers)
 
     def _create(self, worker: int) -> None:
         handle = create_gang(TrainWorker, 1, resources=self._setup.resources, torch=True, env=self._setup.settings)[0]
@@ -330,7 +305,7 @@ class Run:
         stays = g.union == g.previous and not g.recovers  # the process group of the generation that ends has the same ranks
         union = environments([self._workers[w].place for w in g.union])
         final = environments([self._workers[w].place for w in g.members])
-        heirs = {w: self._heir(w, [s for s in g.previous if s not in g.dead]) for w in g.dead}
+        heirs = _heirs(g, self._places, self._workers)
         owners = tuple(g.union.index(heirs.get(w, w)) for w in g.previous)
         for rank, w in enumerate(g.union):
             transition = Transition(
@@ -345,15 +320,6 @@ class Run:
             )
             self._reply(self._workers[w].asks, transition)
         self._interrupted.clear()
-
-    def _heir(self, dead: int, survivors: list[int]) -> int:
-        """Returns the survivor that adopts a dead worker's shard: one of its node, where the shard is in memory."""
-        there = [w for w in survivors if self._workers[w].place.node == self._places[dead].node]
-        if not there:
-            raise self._lost(dead, "no other worker of the training runs on its node, whose memory has its part of the model")
-        load = {w: sum(heir == w for heir in self._heirs.values()) for w in there}
-        self._heirs[dead] = min(there, key=load.__getitem__)
-        return self._heirs[dead]
 
     def _completed(self, g: m.Generation) -> None:
         if g.number == 1:
@@ -380,32 +346,45 @@ class Run:
                     before = draining, queued
                     self.driver.seen.remote(draining, queued)
 
-    # ---- failures ----
 
-    def _lost(self, worker: int, why: str) -> WorkerLost:
-        """Returns the error for a death that the training does not survive."""
-        runs = self._workers[worker].run if worker in self._workers else None
-        cause = None if runs is None else failure(runs, f"worker {worker}")
-        return WorkerLost(
-            f"worker {worker} is lost, and the training cannot go on: {why}. {'' if cause is None else _text(cause)}".rstrip(),
-            hint="start the training again from its last checkpoint",
-        )
+# ---- failures ----
 
-    def _first_cause(self) -> BaseException:
-        """Returns the original error among those of failed ranks. An ActorDiedError may only report that another rank has died, whose own
-        error arrives later. So this waits up to ``_NEWS_S`` seconds for another error."""
-        published = self._membership.published
-        members = self._membership.members if published is None else published.union
-        runs = [self._workers[w].run for w in members if w in self._workers]
-        until = time.monotonic() + _NEWS_S
-        while True:
-            errors = [e for e in (failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]
-            own = [e for e in errors if not (isinstance(e, TaskError) and isinstance(e.cause, ActorDiedError))]
-            left = until - time.monotonic()
-            running = [r._ref for r in runs if not r._ref.ready]
-            if own or left <= 0 or not running:
-                return (own or errors)[0]
-            self._session.wait_some(running, 1, left)
+
+def _first_cause(session: Any, membership: m.Membership, workers: dict[int, _Worker]) -> BaseException:
+    """Returns the original error among those of failed ranks. An ActorDiedError may only report that another rank has died, whose own
+    error arrives later. So this waits up to ``_NEWS_S`` seconds for another error."""
+    members = membership.members if membership.published is None else membership.published.union
+    runs = [workers[w].run for w in members if w in workers]
+    until = time.monotonic() + _NEWS_S
+    while True:
+        errors = [e for e in (failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]
+        own = [e for e in errors if not (isinstance(e, TaskError) and isinstance(e.cause, ActorDiedError))]
+        left = until - time.monotonic()
+        running = [r._ref for r in runs if not r._ref.ready]
+        if own or left <= 0 or not running:
+            return (own or errors)[0]
+        session.wait_some(running, 1, left)
+
+
+def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Worker]) -> dict[int, int]:
+    """By dead worker: the survivor that adopts its shard, one of its node, where the shard is in memory."""
+    heirs: dict[int, int] = {}
+    for dead in g.dead:
+        there = [w for w in g.previous if w not in g.dead and workers[w].place.node == places[dead].node]
+        if not there:
+            why = "no other worker of the training runs on its node, whose memory has its part of the model"
+            raise _lost(dead, workers.get(dead), why)
+        heirs[dead] = min(there, key=list(heirs.values()).count)
+    return heirs
+
+
+def _lost(worker: int, of: _Worker | None, why: str) -> WorkerLost:
+    """Returns the error for a death that the training does not survive."""
+    cause = None if of is None or of.run is None else failure(of.run, f"worker {worker}")
+    return WorkerLost(
+        f"worker {worker} is lost, and the training cannot go on: {why}. {'' if cause is None else _text(cause)}".rstrip(),
+        hint="start the training again from its last checkpoint",
+    )
 
 
 def _doubt(driver: ActorHandle, worker: int, ticket: int) -> None:

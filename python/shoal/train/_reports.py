@@ -1,0 +1,75 @@
+"""The workers' reports, in the driver: each is a barrier, and is recorded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal.exceptions import InvalidArgument, ShoalError, Unavailable
+
+Metrics = dict[str, Any]
+
+
+class Reports:
+    """``members``: by generation, the workers in the order of their ranks. ``done``: workers whose loop has ended; ``dead``: those whose
+    process has ended; ``interrupted``: those that have stopped their step. The caller changes them, and calls ``check`` then."""
+
+    def __init__(
+        self,
+        members: dict[int, tuple[int, ...]],
+        done: set[int],
+        dead: set[int],
+        interrupted: dict[int, int],
+        reply: Callable[[Any, Any], None],
+        refuse: Callable[[Any, BaseException], None],
+        record: Callable[[Metrics], None],
+    ):
+        self._members, self._done, self._dead, self._interrupted = members, done, dead, interrupted
+        self._reply, self._refuse, self._to = reply, refuse, record
+        # By generation and number: reports that wait for other workers, as (worker, call, metrics).
+        self._waiting: dict[tuple[int, int], list[tuple[int, Any, Metrics]]] = {}
+        self._last = 0  # the number of the last complete report
+        self._aside: tuple[int, Metrics] | None = None  # a report that a death has stopped
+
+    def add(self, call: Any, worker: int, generation: int, number: int, metrics: Metrics) -> None:
+        if number <= self._last:  # its step runs again
+            self._reply(call, None)
+            return
+        self._waiting.setdefault((generation, number), []).append((worker, call, metrics))
+        self.check()
+
+    def check(self) -> None:
+        """Completes reports of which no living worker is missing. Fails those that wait for a worker whose loop has ended, or that is
+        interrupted."""
+        for key, calls in list(self._waiting.items()):
+            callers = {caller for caller, _, _ in calls}
+            missing = {w: rank for rank, w in enumerate(self._members[key[0]]) if w not in callers and w not in self._dead}
+            error: ShoalError | None = None
+            if not missing:
+                self._complete(key)
+            elif ended := [rank for w, rank in missing.items() if w in self._done]:
+                error = InvalidArgument(
+                    f"rank {ended[0]} ended its loop without report number {key[1]}", hint="report equally often on every rank"
+                )
+            elif any(w in self._interrupted for w in missing):
+                error = Unavailable(f"report number {key[1]} is dropped, because a worker has died", reason="ActorDied")
+            if error is not None:
+                for _, call, metrics in self._waiting.pop(key):
+                    self._aside = key[1], metrics
+                    self._refuse(call, error)
+
+    def continue_at(self, number: int) -> None:
+        """After a recovery the workers have made this number of reports. Records one that a death has stopped, if its step counts."""
+        if self._aside is not None and self._last < self._aside[0] <= number:
+            self._record(*self._aside)
+            self._aside = None
+
+    def _complete(self, key: tuple[int, int]) -> None:
+        calls, order = self._waiting.pop(key), self._members[key[0]]
+        self._record(key[1], min(calls, key=lambda c: order.index(c[0]))[2])
+        for _, call, _ in calls:
+            self._reply(call, None)
+
+    def _record(self, number: int, metrics: Metrics) -> None:
+        self._last = number
+        self._to(metrics)
