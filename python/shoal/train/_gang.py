@@ -271,7 +271,7 @@ def _backend() -> str:
 
 def _begin_process_group(own: dist.TCPStore, environment: dict[str, str], backend: str | None, meet: timedelta) -> None:
     """Replaces the default process group by one of the workers that ``environment`` describes. ``own``: this worker's store, in which all
-    meet if its rank becomes 0. ``backend``: None if the present group has it. ``meet``: the time for which it waits for the others."""
+    meet if its rank becomes 0. ``backend``: the present group's if None. ``meet``: its wait for the others."""
     if dist.is_initialized():
         backend = _backend()
         dist.destroy_process_group()
