@@ -45,8 +45,13 @@ TEST(ReshardPlan, TheTableNamesRanksRowsAndBytes) {
   EXPECT_NE(table.find("head.weight"), std::string::npos) << table;
 }
 
+TEST(ReshardPlan, OneProcessMayBringSeveralShards) {
+  const auto plan = plan_reshard({{"w", 4, 1}}, one_row({0, 0}), one_row({0, 1})).value();
+  EXPECT_EQ(plan.transfers, (std::vector<Transfer>{{0, 1, 0, {2, 4}}}));
+}
+
 TEST(ReshardPlan, RefusesPlacementsThatAreNone) {
-  EXPECT_FALSE(plan_reshard({}, one_row({0, 0}), one_row({0})));
+  EXPECT_FALSE(plan_reshard({}, one_row({0}), one_row({0, 0})));
   EXPECT_FALSE(plan_reshard({}, one_row({0}), {Grid(2), {0}}));
   EXPECT_FALSE(plan_reshard({}, one_row({}), one_row({0})));
   EXPECT_FALSE(plan_reshard({}, one_row({0}), {Grid(3, 2), {0, 1, 2}}));

@@ -197,7 +197,7 @@ def test_joining_nodes_bring_the_missing_resources(shoal_command, cluster, drive
 def test_stop_kills_processes_that_do_not_end(shoal_command):
     cluster = shoal_command.start()
     os.kill(cluster.pid("node"), signal.SIGSTOP)
-    stopped = shoal_command.json("stop", "--grace", "0.2")["stopped"]
+    stopped = shoal_command.json("stop", "--grace", "2")["stopped"]
     assert [s["killed"] for s in stopped] == [1]
 
 
