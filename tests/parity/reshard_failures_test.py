@@ -121,7 +121,7 @@ def wrong_arguments(f):
         ({"mesh": DeviceMesh("cpu", [0, 2, 1])}, "do not ascend"),
         ({"old_owners": ()}, "should name each rank of the old mesh once"),
         ({"old_owners": (0, 1, 2), "old_index": None}, "calls itself a newcomer"),
-        ({"old_index": 2}, "does not fit old_owners"),
+        ({"old_index": 2}, "does not fit old_owners|differ at rank"),
         ({"old_owners": (0, 1, 2), "old_index": f.rank, "mesh": f.old}, "is on a mesh of [12] ranks, but old_owners"),
     ):
         with pytest.raises(InvalidArgument, match=text):

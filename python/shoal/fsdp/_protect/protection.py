@@ -88,6 +88,7 @@ class Protection:
 
     def end(self) -> None:
         """Ends the protection. States and gradients stay where they are."""
+        self._release_opened()
         self.optimizer._protection = None
         self._announce(None)
         for p in (p for u in self.root.units for p in u.parameters):
@@ -179,10 +180,17 @@ class Protection:
             return False
 
     def settle(self, committed: int) -> None:
-        """After a death: finishes this rank's own update, if an error stopped it although the step counts (``committed_step``)."""
+        """After a death: finishes this rank's own update, if an error stopped it although the step counts (``committed_step``). The
+        successors of dead ranks have adopted their records before."""
+        self._release_opened()
         if committed == self.step + 1:
             self.record.run(num_threads=1)
             self.optimizer._end_recorded()
+
+    def _release_opened(self) -> None:
+        for rank in self._opened:
+            rank.release()
+        self._opened = []
 
     # ---- checks, and the arrays of the record ----
 
