@@ -245,7 +245,7 @@ def test_checkpoint_lists_verifies_converts_and_compares(shoal_command, tmp_path
 
     model, path = torch.nn.Linear(3, 2), str(tmp_path / "c")
     checkpoint.save(path, model, state={"step": 1})
-    assert [t["name"] for t in shoal_command.json("checkpoint", "ls", path)["tensors"]] == ["weight", "bias"]
+    assert [t["name"] for t in shoal_command.json("checkpoint", "ls", path)["tensors"]] == ["bias", "weight"]
     assert shoal_command.json("checkpoint", "verify", path)["sound"]
     hf = str(tmp_path / "hf")
     assert shoal_command("checkpoint", "export", path, hf, "--max-shard-size", "1MB").returncode == 0
