@@ -119,12 +119,19 @@ def result_of(state):
 
 
 def steps_form(config):
-    """The step is a function that ``run`` calls."""
+    """The step is a function that ``run`` calls. The steps in ``config["changes"]`` wait until the next membership is published."""
+    import shoal
     from shoal.train import run
 
     state, loader = loops.build(config)
     killer = Killer(config["deaths"], config["folder"])
-    run(lambda batch, state: train_step(state, batch, killer), loader, state, epochs=config["epochs"])
+
+    def step(batch, state):
+        train_step(state, batch, killer)
+        if state.step in config.get("changes", ()):
+            shoal.wait([state.gang._next], timeout=120)
+
+    run(step, loader, state, epochs=config["epochs"])
     return result_of(state)
 
 

@@ -99,6 +99,18 @@ def test_fewer_workers_than_the_minimum_wait_for_a_replacement(tmp_path):
     assert [(c.workers_before, c.workers) for c in result.changes] == [(2, 2)]
 
 
+def test_a_death_in_the_first_step_after_a_planned_change(tmp_path):
+    def on_report(metrics):
+        if metrics["step"] == 3:
+            trainer.scale(2)
+
+    config = {"epochs": EPOCHS, "deaths": [(1, 4, "forward")], "folder": str(tmp_path), "changes": [3]}
+    trainer = Trainer(r.steps_form, train_loop_config=config, scaling_config=ScalingConfig((1, 3)), on_report=on_report)
+    result = trainer.fit()
+    check(result)
+    assert [(c.workers_before, c.workers) for c in result.changes[:2]] == [(3, 2), (2, 1)]
+
+
 @pytest.mark.parametrize("deaths", [[(0, 3, "backward"), (1, 3, "backward")], [(0, 3, "committed"), (1, 5, "forward")]])
 def test_two_deaths(tmp_path, deaths):
     result = fit(tmp_path, r.steps_form, deaths, (1, 3))

@@ -95,6 +95,7 @@ class _Loop:
             gang.mark()
             if gang.boundary():
                 self._feeder = None
+                gang.mark()  # the new generation's record has none yet
             if self._feeder is None:
                 self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, gang.rank, gang.size)
             given = self._feeder.next()
