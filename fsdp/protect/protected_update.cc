@@ -165,6 +165,7 @@ void ProtectedUpdate::run_lane(std::size_t index, const OnMoment& on_moment) con
       chunk.make(on_moment ? [&] { moment(Moment::kInChunk); } : std::function<void()>{});
       keep_order();
       lane.progress.store(2 * (position + numel), std::memory_order_release);
+      keep_order();  // the next chunk's undo copy comes later
       moment(Moment::kAfterChunk);
       position += numel;
     }
