@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +45,7 @@ class Words:
 class Mark:
     """The state of a training loop before a step, from which the step can run again: all but what the step record keeps."""
 
-    def __init__(self, step: int, state: State, buffers: dict[int, tuple[int, torch.Tensor]]):
+    def __init__(self, step: int, state: State, buffers: dict[str, torch.Tensor]):
         self.step = step  # optimizer steps made before
         self._position = {name: getattr(state, name) for name in POSITION}
         self._reports, self._random = _Here.reports, random_states()
@@ -54,10 +55,9 @@ class Mark:
             for o in state.objects.values()
             if isinstance(o, Optimizer)
         ]
-        for module in _modules(state):
-            for b in module.buffers():
-                if id(b) not in buffers or buffers[id(b)][0] != b._version:  # most buffers never change
-                    buffers[id(b)] = (b._version, b.detach().clone())
+        for name, b in _buffers(state):
+            if name not in buffers or not _same(buffers[name], b):  # most buffers never change
+                buffers[name] = b.detach().clone()
         self._buffers = dict(buffers)
 
     @property
@@ -69,9 +69,9 @@ class Mark:
         set_progress(state, self.progress)
         _Here.reports = self._reports
         with torch.no_grad():
-            for b in (b for module in _modules(state) for b in module.buffers()):
-                version, value = self._buffers.get(id(b), (b._version, b))
-                if version != b._version:
+            for name, b in _buffers(state):
+                value = self._buffers.get(name, b)
+                if value.shape == b.shape and not _same(value, b):  # a buffer of another shape is a cache that has grown
                     b.copy_(value)
         set_random_states(self._random)
 
@@ -87,8 +87,15 @@ def set_progress(state: State, progress: Any) -> None:
             group.update(copy.deepcopy(values))
 
 
-def _modules(state: State) -> list[nn.Module]:
-    return [o for o in state.objects.values() if isinstance(o, nn.Module)]
+def _buffers(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, o in state.objects.items():
+        if isinstance(o, nn.Module):
+            yield from o.named_buffers(prefix=name)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compares values: ``F.batch_norm`` does not count its writes to running statistics in ``_version``."""
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 class Record:
@@ -100,7 +107,7 @@ class Record:
         self.generation = 0  # the one on whose mesh the model and the record are; 0: none
         self._adopted: dict[int, AdoptedRank] = {}  # by rank; kept until the next generation has records of its own
         self._mark: Mark | None = None
-        self._buffers: dict[int, tuple[int, torch.Tensor]] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
 
     def begin(self, generation: int, step: int) -> None:
         """Makes the record on the present mesh. Every worker calls it. ``step``: optimizer steps made before."""
