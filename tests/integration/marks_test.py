@@ -1,10 +1,25 @@
 """The point from which a step runs again after a death: what a worker remembers there, without other workers."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
 from shoal.train import State
-from shoal.train._recovery import Mark
+from shoal.train._recovery import Mark, Record
+
+
+def marked():
+    """Returns (state, record) of a worker that has made one step of one batch, and has a mark behind it."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    state = State(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+    record = Record(state)
+    optimizer.step()
+    state.step = 1
+    record.protection = SimpleNamespace(step=1, words=(1, 1, 1), actor=None, record=None, settle=lambda committed: None)
+    record.mark()
+    return state, record
 
 
 def test_running_statistics_of_an_abandoned_batch_are_undone():
@@ -19,3 +34,19 @@ def test_running_statistics_of_an_abandoned_batch_are_undone():
     mark.restore(state)
     for name, b in model.named_buffers():
         assert torch.equal(before[name], b), name
+
+
+def test_the_work_between_two_epochs_is_kept():
+    state, record = marked()
+    state.scheduler.step()
+    record.mark()
+    record.settle([record.words(())], ())
+    assert state.scheduler.get_last_lr() == [0.25]
+
+
+def test_a_step_of_several_batches_runs_again_from_the_first_one():
+    state, record = marked()
+    state.step = 2
+    record.mark()
+    record.settle([record.words(())], ())
+    assert state.step == 1

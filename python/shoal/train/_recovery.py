@@ -61,6 +61,11 @@ class Mark:
         self._buffers = dict(buffers)
 
     @property
+    def batches(self) -> int:
+        """The number of batches that were given before."""
+        return self._position["step"]
+
+    @property
     def progress(self) -> Any:
         """All but the buffers and the generators of random numbers, which are this worker's own."""
         return self._position, self._objects, self._options
@@ -145,8 +150,11 @@ class Record:
         self.generation = 0
 
     def mark(self) -> None:
-        """Remembers the present point, if an optimizer step has been made since the last one."""
-        if self.protection is not None and (self._mark is None or self._mark.step != self.protection.step):
+        """Remembers the present point, unless batches were given since the last one without an optimizer step: their gradients add up, and
+        the step runs again from the first of them."""
+        if self.protection is None:
+            return
+        if self._mark is None or self._mark.step != self.protection.step or self._mark.batches == self._state.step:
             self._mark = Mark(self.protection.step, self._state, self._buffers)
 
     def abandon_step(self) -> None:
