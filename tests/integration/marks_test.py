@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from shoal.train import State
+from shoal.train import State, run
+from shoal.train._gang import Gang
 from shoal.train._recovery import Mark, Record
 
 
@@ -50,3 +52,11 @@ def test_a_step_of_several_batches_runs_again_from_the_first_one():
     record.mark()
     record.settle([record.words(())], ())
     assert state.step == 1
+
+
+def test_a_loop_behind_run_may_run_again():
+    state, _ = marked()
+    state.gang = Gang(state)
+    state.gang.repeats = True  # a death in run sets it
+    run(lambda batch, state: None, DataLoader(range(4)), state)
+    assert not state.gang.repeats

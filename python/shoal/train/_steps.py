@@ -57,10 +57,12 @@ def run(step: Callable[[Any, State], Any], loader: DataLoader, state: State, *, 
         while True:
             try:
                 if (given := loop.next()) is None:
-                    return
+                    break
                 step(given[0], state)
             except Exception as error:
                 loop.recover(error)
+        if loop.gang is not None:
+            loop.gang.repeats = False  # a loop over steps may follow
     finally:
         if loop.gang is not None:
             loop.gang.weigh(None)
