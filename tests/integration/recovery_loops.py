@@ -75,11 +75,13 @@ def kill():
 
 def train_step(state, batch, killer):
     """One step, which reports its loss behind ``optimizer.step()``. The numbers that need other workers are computed before that."""
+    import torch
     import torch.distributed as dist
 
     from shoal.train import report
 
     indices, x, y = batch
+    draw = torch.rand(1).item()
     killer.at(state, "begin")
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, (indices.tolist()[: state.samples], os.getpid()))
@@ -102,6 +104,7 @@ def train_step(state, batch, killer):
             "loss": mean,
             "samples": [i for part, _ in parts for i in part],
             "pids": [pid for _, pid in parts],
+            "draw": draw,
             "lr": state.scheduler.get_last_lr()[0],
         }
     )

@@ -85,6 +85,8 @@ def test_an_ordinary_loop_runs_again_in_the_same_process(tmp_path, moment):
     result = fit(tmp_path, r.loop_form, [(0, 3, moment)], (1, 2))
     check(result)
     assert result.changes[0].died == (0,)
+    draws = [m["draw"] for m in result.metrics_history]
+    assert len(set(draws)) == len(draws)  # the seed that the loop sets again does not count
 
 
 def test_the_last_worker_goes_on_alone_and_a_replacement_joins(tmp_path):

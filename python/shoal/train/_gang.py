@@ -26,7 +26,7 @@ from shoal.train._changes import Transition
 from shoal.train._context import _Here
 from shoal.train._ranks import Place
 from shoal.train._recovery import Record, may_come_of_a_death
-from shoal.train._state import State, luggage, optimizers_of, sharded_models, unpack
+from shoal.train._state import State, luggage, optimizers_of, random_states, sharded_models, unpack
 
 _MEET = timedelta(days=1)  # a newcomer waits for the others' boundary, which a long step delays
 _MEET_NOW = timedelta(seconds=30)  # the others are there, or one of them is dead
@@ -74,7 +74,7 @@ class Gang:
         step = before._record.pause()
         for name, o in new.objects.items():
             o.load_state_dict(old.objects[name].state_dict())
-        unpack(new, luggage(old))
+        unpack(new, luggage(old) | {"random": before._random})
         self._communicator, before._communicator = before._communicator, None
         self._next, self._store = before._next, before._store
         self._record.begin(_Here.generation, step)
@@ -154,6 +154,8 @@ class Gang:
             if other is error:
                 return False
             raise
+        if _Here.before is None:
+            self._random = random_states()  # the loop that runs again sets seeds
         _Here.before = self
         return True
 
