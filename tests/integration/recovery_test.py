@@ -11,7 +11,7 @@ import recovery_loops as r
 import training_loops as loops
 from client_fixtures import *  # noqa: F403
 
-from shoal.exceptions import ActorDiedError
+from shoal.exceptions import ActorDiedError, Unimplemented
 from shoal.train import ScalingConfig, Trainer, WorkerLost
 
 EPOCHS = 4  # an epoch has 5 steps
@@ -162,3 +162,19 @@ def step_that_fails(config):
 def test_an_error_of_the_step_itself_is_the_trainings():
     with pytest.raises(RuntimeError, match="a mistake in the step"):
         Trainer(step_that_fails, train_loop_config={}, scaling_config=ScalingConfig((1, 2))).fit()
+
+
+def loop_with_an_optimizer_of_a_plain_module(config):
+    import torch
+
+    from shoal.train import State, steps
+
+    state, loader = loops.build({})
+    other = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    for _ in steps(loader, State(**state.objects, other=other)):
+        pass
+
+
+def test_an_optimizer_of_a_module_that_is_not_sharded_is_refused():
+    with pytest.raises(Unimplemented, match="an optimizer of parameters that are not sharded"):
+        Trainer(loop_with_an_optimizer_of_a_plain_module, train_loop_config={}, scaling_config=ScalingConfig((1, 1))).fit()

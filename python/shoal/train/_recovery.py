@@ -125,6 +125,12 @@ class Record:
                 f"an elastic training cannot be protected with {len(optimizers)} optimizers of the sharded model",
                 hint=f"give all parameters to one optimizer, in groups, {hint}",
             )
+        if any(isinstance(o, Optimizer) and o not in optimizers for o in self._state.objects.values()):
+            raise Unimplemented(
+                "an elastic training cannot be protected with an optimizer of parameters that are not sharded: a step that runs again would "
+                "apply it twice",
+                hint=f"make their module a part of the sharded model, {hint}",
+            )
         try:
             self.protection = protect(models[0], optimizers[0], step=step)
         except Unimplemented as error:
