@@ -29,7 +29,8 @@ class Reports:
         # By generation and number: reports that wait for other workers, as (worker, call, metrics).
         self._waiting: dict[tuple[int, int], list[tuple[int, Any, Metrics]]] = {}
         self._last = 0  # the number of the last complete report
-        self._aside: tuple[int, Metrics] | None = None  # a report that a death has stopped
+        # A report that a death has stopped: (generation, number), the rank of its worker, and the metrics.
+        self._aside: tuple[tuple[int, int], int, Metrics] | None = None
 
     def add(self, call: Any, worker: int, generation: int, number: int, metrics: Metrics) -> None:
         if number <= self._last:  # its step runs again
@@ -54,15 +55,23 @@ class Reports:
             elif any(w in self._interrupted for w in missing):
                 error = Unavailable(f"report number {key[1]} is dropped, because a worker has died", reason="ActorDied")
             if error is not None:
-                for _, call, metrics in self._waiting.pop(key):
-                    self._aside = key[1], metrics
+                for worker, call, metrics in self._waiting.pop(key):
+                    self._put_aside(key, self._members[key[0]].index(worker), metrics)
                     self._refuse(call, error)
 
     def continue_at(self, number: int) -> None:
         """After a recovery the workers have made this number of reports. Records one that a death has stopped, if its step counts."""
-        if self._aside is not None and self._last < self._aside[0] <= number:
-            self._record(*self._aside)
+        if self._aside is None:
+            return
+        (_, reported), _, metrics = self._aside
+        if self._last < reported <= number:
+            self._record(reported, metrics)
             self._aside = None
+
+    def _put_aside(self, key: tuple[int, int], rank: int, metrics: Metrics) -> None:
+        """Keeps the metrics of the lowest rank."""
+        if self._aside is None or self._aside[0] != key or rank < self._aside[1]:
+            self._aside = key, rank, metrics
 
     def _complete(self, key: tuple[int, int]) -> None:
         calls, order = self._waiting.pop(key), self._members[key[0]]
