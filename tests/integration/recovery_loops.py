@@ -138,6 +138,25 @@ def steps_form(config):
     return result_of(state)
 
 
+def steps_form_with_a_death_before_the_meeting(config):
+    """The second of two survivors dies before it meets the other one."""
+    from datetime import timedelta
+
+    from shoal.train import _gang
+
+    begin = _gang._begin_process_group
+
+    def begin_or_die(own, environment, *rest):
+        if (environment["RANK"], environment["WORLD_SIZE"]) == ("1", "2") and not os.path.exists(once):
+            open(once, "x").close()
+            kill()
+        begin(own, environment, *rest)
+
+    once = os.path.join(config["folder"], "met")
+    _gang._begin_process_group, _gang._GATHER, _gang._MEET_NOW = begin_or_die, timedelta(seconds=3), timedelta(seconds=3)
+    return steps_form(config)
+
+
 def loop_form(config):
     """An ordinary loop over ``steps``."""
     from shoal.train import steps

@@ -120,6 +120,12 @@ def test_two_deaths(tmp_path, deaths):
     assert len([w for c in result.changes for w in c.died]) == 2
 
 
+def test_a_survivor_dies_before_the_others_meet_it(tmp_path):
+    result = fit(tmp_path, r.steps_form_with_a_death_before_the_meeting, [(2, 3, "forward")], (1, 3))
+    check(result)
+    assert (result.changes[0].died, result.changes[0].workers) == ((1, 2), 1)
+
+
 def test_workers_are_killed_at_random_moments(tmp_path):
     seed = int(os.environ.get("SHOAL_SEED", random.randrange(1 << 30)))
     print(f"SHOAL_SEED={seed}")

@@ -30,6 +30,7 @@ from shoal.train._state import State, luggage, optimizers_of, random_states, sha
 
 _MEET = timedelta(days=1)  # a newcomer waits for the others' boundary, which a long step delays
 _MEET_NOW = timedelta(seconds=30)  # the others are there, or one of them is dead
+_GATHER = timedelta(minutes=2)  # until all have come to a store that listens
 
 
 class WorkerLeaves(BaseException):
@@ -281,7 +282,10 @@ def _begin_process_group(own: dist.TCPStore, environment: dict[str, str], backen
     rank = int(environment["RANK"])
     address = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     store = own if rank == 0 else dist.TCPStore(*address, is_master=False, timeout=meet)
-    dist.distributed_c10d.init_process_group(backend, store=store, rank=rank, world_size=int(environment["WORLD_SIZE"]))
+    size = int(environment["WORLD_SIZE"])
+    store.set(f"shoal/{rank}", "")
+    store.wait([f"shoal/{other}" for other in range(size)], max(meet, _GATHER))  # torch's own wait for one that is dead takes 30 minutes
+    dist.distributed_c10d.init_process_group(backend, store=store, rank=rank, world_size=size)
     ranks.forget_names()
 
 

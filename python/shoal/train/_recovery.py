@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.exceptions import ShoalError, Unavailable, Unimplemented
+from shoal.exceptions import DeadlineExceeded, ShoalError, Unavailable, Unimplemented
 from shoal.fsdp._protect import AdoptedRank, Protection, adopt, committed_step, protect
 from shoal.train._context import _Here
 from shoal.train._state import POSITION, State, optimizers_of, random_states, set_random_states, sharded_models
@@ -25,7 +25,7 @@ def may_come_of_a_death(error: BaseException) -> bool:
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, Unavailable) or (isinstance(cause, (RuntimeError, ConnectionError)) and not isinstance(cause, ShoalError)):
+        if isinstance(cause, (Unavailable, DeadlineExceeded)) or (isinstance(cause, (RuntimeError, ConnectionError)) and not isinstance(cause, ShoalError)):
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
