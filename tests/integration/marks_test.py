@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from shoal.train import State, run
+from shoal.train._context import _Here
 from shoal.train._gang import Gang
 from shoal.train._recovery import Mark, Record
 
@@ -52,6 +53,25 @@ def test_a_step_of_several_batches_runs_again_from_the_first_one():
     record.mark()
     record.settle([record.words(())], ())
     assert state.step == 1
+
+
+def test_a_worker_that_was_cut_off_goes_on_as_one_that_has_reported(monkeypatch):
+    one, of_one = marked()
+    other, of_other = marked()
+    for state, record in ((one, of_one), (other, of_other)):
+        state.step = 2
+        record.protection = SimpleNamespace(step=2, words=(2, 2, 2), actor=None, record=None, settle=lambda committed: None)
+    monkeypatch.setattr(_Here, "reports", 1)
+    words = [of_one.words(())]
+    other.scheduler.step()
+    _Here.reports = 2
+    words.append(of_other.words(()))
+    of_other.settle(words, ())
+    _Here.reports = 1
+    of_one.settle(words, ())
+    assert _Here.reports == 2
+    assert one.step == other.step == 2
+    assert one.optimizer.param_groups[0]["lr"] == other.optimizer.param_groups[0]["lr"] == 0.25
 
 
 def test_a_loop_behind_run_may_run_again():

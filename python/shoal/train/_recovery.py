@@ -40,6 +40,7 @@ class Words:
     reports: int = 0
     marked: int = -1  # optimizer steps before its mark
     progress: Any = None  # Mark.progress
+    present: Any = None  # its progress where it has stopped
 
 
 class Mark:
@@ -47,28 +48,13 @@ class Mark:
 
     def __init__(self, step: int, state: State, buffers: dict[str, torch.Tensor]):
         self.step = step  # optimizer steps made before
-        self._position = {name: getattr(state, name) for name in POSITION}
+        self.batches = state.step  # batches given before
+        self.progress = progress_of(state)
         self._reports, self._random = _Here.reports, random_states()
-        self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in state.objects.items() if not isinstance(o, (nn.Module, Optimizer))}
-        self._options = [
-            [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in o.param_groups]
-            for o in state.objects.values()
-            if isinstance(o, Optimizer)
-        ]
         for name, b in _buffers(state):
             if name not in buffers or not _same(buffers[name], b):  # most buffers never change
                 buffers[name] = b.detach().clone()
         self._buffers = dict(buffers)
-
-    @property
-    def batches(self) -> int:
-        """The number of batches that were given before."""
-        return self._position["step"]
-
-    @property
-    def progress(self) -> Any:
-        """All but the buffers and the generators of random numbers, which are this worker's own."""
-        return self._position, self._objects, self._options
 
     def restore(self, state: State) -> None:
         set_progress(state, self.progress)
@@ -79,6 +65,18 @@ class Mark:
                 if value.shape == b.shape and not _same(value, b):  # a buffer of another shape is a cache that has grown
                     b.copy_(value)
         set_random_states(self._random)
+
+
+def progress_of(state: State) -> Any:
+    """Returns all but the buffers and the generators of random numbers, which are each worker's own."""
+    position = {name: getattr(state, name) for name in POSITION}
+    objects = {n: copy.deepcopy(o.state_dict()) for n, o in state.objects.items() if not isinstance(o, (nn.Module, Optimizer))}
+    options = [
+        [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in o.param_groups]
+        for o in state.objects.values()
+        if isinstance(o, Optimizer)
+    ]
+    return position, objects, options
 
 
 def set_progress(state: State, progress: Any) -> None:
@@ -176,8 +174,10 @@ class Record:
             if rank not in self._adopted:
                 self._adopted[rank] = adopt(actor, record.key_of(rank))
         records = [self.protection.words, *(self._adopted[rank].words for rank in adopts)]
-        mark = self._mark
-        return Words(records, _Here.reports) if mark is None else Words(records, _Here.reports, mark.step, mark.progress)
+        mark, present = self._mark, progress_of(self._state)
+        if mark is None:
+            return Words(records, _Here.reports, present=present)
+        return Words(records, _Here.reports, mark.step, mark.progress, present)
 
     def settle(self, everyone: list[Words], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
         """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all workers."""
@@ -190,8 +190,11 @@ class Record:
         if self._mark is not None and committed == self._mark.step:
             self._mark.restore(self._state)
         else:  # the rest of this worker's step is cut off; some have made it, and reported the step
-            _Here.reports = max(w.reports for w in everyone)
+            furthest = max(everyone, key=lambda w: w.reports)
             whole = next((w for w in everyone if w.marked == committed), None)
             if whole is not None:
                 set_progress(self._state, whole.progress)
+            elif _Here.reports < furthest.reports:
+                set_progress(self._state, furthest.present)
+            _Here.reports = furthest.reports
         return {rank: self._adopted[rank] for rank in adopts}
