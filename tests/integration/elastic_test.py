@@ -191,9 +191,10 @@ def loop_that_dies(config):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_dies_fails_the_training_with_the_first_cause():
+def test_a_death_fails_a_training_without_protection_with_the_first_cause():
+    trainer = Trainer(loop_that_dies, train_loop_config={"epochs": EPOCHS}, scaling_config=ScalingConfig((1, 2), protect=False))
     with pytest.raises(ActorDiedError, match="SIGKILL"):
-        Scaler({}, loop=loop_that_dies, bounds=(1, 2)).trainer.fit()
+        trainer.fit()
 
 
 def loop_with_a_list(config):
