@@ -113,6 +113,11 @@ def test_a_death_in_the_first_step_after_a_planned_change(tmp_path):
     assert [(c.workers_before, c.workers) for c in result.changes[:2]] == [(3, 2), (2, 1)]
 
 
+def test_an_ordinary_loop_ends_below_the_minimum(tmp_path):
+    with pytest.raises(WorkerLost, match="worker 1 is lost, and a loop that runs again cannot go on with fewer workers than the minimum"):
+        fit(tmp_path, r.loop_form, [(1, 3, "backward")], (2, 2))
+
+
 @pytest.mark.parametrize("deaths", [[(0, 3, "backward"), (1, 3, "backward")], [(0, 3, "committed"), (1, 5, "forward")]])
 def test_two_deaths(tmp_path, deaths):
     result = fit(tmp_path, r.steps_form, deaths, (1, 3))

@@ -24,6 +24,7 @@ from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import reshard
 from shoal.train._changes import Transition
 from shoal.train._context import _Here
+from shoal.train._errors import WorkerLost
 from shoal.train._ranks import Place
 from shoal.train._recovery import Record, may_come_of_a_death
 from shoal.train._state import State, luggage, optimizers_of, random_states, sharded_models, unpack
@@ -165,6 +166,8 @@ class Gang:
         while True:
             try:
                 return self._recover(error)
+            except WorkerLost:
+                raise
             except Exception as again:  # another one has died
                 if again is error:
                     raise
@@ -181,6 +184,11 @@ class Gang:
             if refused.reason == "NobodyDied":
                 raise error from None
             raise
+        if transition.newcomers and not self.repeats:  # they would train while this worker's loop builds its model anew
+            raise WorkerLost(
+                f"worker {transition.change.died[0]} is lost, and a loop that runs again cannot go on with fewer workers than the minimum",
+                hint="write the step as a function for shoal.train.run, or allow fewer workers: num_workers=(minimum, maximum)",
+            )
         self._change(transition, began)
 
     def _stop(self) -> None:
