@@ -40,7 +40,33 @@ def units_that_are_built_anew():
         torch.testing.assert_close(model(x), plain(x))
 
 
-OURS_ALONE = {"units_that_are_built_anew": units_that_are_built_anew}
+def writes_between_evaluations():
+    """Writes to each parameter between evaluations, with and without gradients. The next one must gather what was written."""
+    from shoal.fsdp import fully_shard
+
+    for grad in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        x = torch.ones(2, 4)
+        model(x).sum().backward()  # a backward, too, leaves a guess of what follows
+        for value in range(6):
+            if value % 2:
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.to_local().fill_(value / 8)
+            with torch.set_grad_enabled(grad):
+                found = model(x).detach()
+            if value % 2:
+                expected = x
+                for _ in range(3):
+                    expected = nn.functional.linear(expected, torch.full((4, 4), value / 8), torch.full((4,), value / 8))
+                torch.testing.assert_close(found, expected)
+
+
+OURS_ALONE = {f.__name__: f for f in (units_that_are_built_anew, writes_between_evaluations)}
 
 
 def over_process_groups():

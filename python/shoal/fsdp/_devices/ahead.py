@@ -20,7 +20,8 @@ class Ahead:
     """Which unit followed which, and what is under way.
 
     All ranks unshard in the same order, so they begin the same gathers. A gather that begins with the use of the unit before it lies behind
-    no kernel of that unit in the device's streams. A wrong guess costs a gather: what was begun stays valid until the version ends.
+    no kernel of that unit in the device's streams. A wrong guess costs a gather: what was begun stays valid until the version or the forward
+    ends.
     """
 
     def __init__(self, depth: int):
@@ -46,6 +47,11 @@ class Ahead:
             if following not in self._begun and following.begin():
                 self._begun[following] = None
             before, last = last, following
+
+    def forward_begins(self) -> None:
+        """Drops gathers that no unit used in the model's forward or backward before, because the program may have written to parameters
+        since. Where gradients are off, no version ends between two forwards."""
+        self.version_ends()
 
     def version_ends(self) -> None:
         """Drops gathers that no unit used, before the parameters change."""

@@ -224,6 +224,7 @@ class State:
                 if not root.window_open:
                     root.check_closed_window(root.states if self.is_root else [self])
                 root.running = self
+                root.ahead.forward_begins()
         if root.window_open:
             root.adopt()
         if self.is_root:
