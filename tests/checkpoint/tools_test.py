@@ -102,6 +102,15 @@ def test_verify_finds_every_damage(saved, capsys):
     assert shoal(capsys, "verify", path / "nothing")[0] == 1
 
 
+def test_verify_raises_the_error_of_bytes_that_it_could_not_read(saved, monkeypatch):
+    def fail(*_):
+        raise ConnectionResetError("the object store went away")
+
+    monkeypatch.setattr(_inspect.Reader, "verify_piece", fail)
+    with pytest.raises(ConnectionResetError, match="went away"):
+        _inspect.verify(saved[0])
+
+
 @pytest.mark.parametrize("size", ["5GB", "200"])
 def test_export_to_hugging_face_is_read_by_its_library(saved, tmp_path, capsys, size):
     path, model, _ = saved

@@ -33,7 +33,7 @@ class Verified:
 
 def verify(path: str | Path) -> Verified:
     """Reads every byte of a checkpoint and compares it with its hash. Raises NotFound, InvalidArgument or DataLoss if there is no manifest
-    to verify by. In formats without hashes it finds only missing bytes."""
+    to verify by. Errors of a read that are no damage are raised as they are. In formats without hashes it finds only missing bytes."""
     store, manifest = open_checkpoint(path)
     problems: list[str] = []
     with Reader(store, manifest) as reader:
@@ -51,9 +51,9 @@ def verify(path: str | Path) -> Verified:
                 problems.append(error.message)
         if not problems:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="shoal-checkpoint-verify") as pool:
-                for name, t in manifest.all_tensors():
-                    for piece in t.pieces:
-                        pool.submit(check, name, t, piece)
+                checks = [pool.submit(check, name, t, piece) for name, t in manifest.all_tensors() for piece in t.pieces]
+            for done in checks:
+                done.result()  # raises what is no damage, such as an error of the disk: those bytes were not read
     tensors = list(manifest.all_tensors())
     return Verified(sorted(set(problems)), len(tensors), sum(t.num_bytes for _, t in tensors), manifest.format == FORMAT)
 
