@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import Checkpoints, _preemption
+from shoal.checkpoint import Checkpoints, _preemption, _store
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable
 
 
@@ -152,3 +152,22 @@ def test_a_run_lies_at_an_address_of_fsspec():
     assert of.load(model, streaming=True) == (3, {"at": 3})
     assert model.weight[0, 0] == 3
     assert checkpoint.read_manifest("memory://run/step-00000003").info == {"step": 3, "metrics": {}}
+
+
+def test_a_read_that_fails_deletes_no_folder_of_an_object_store(monkeypatch):
+    checkpoint.save("memory://kept", build(1), state={"at": 1})
+    with monkeypatch.context() as m:
+        read, times = _store.RemoteStore.read, []
+
+        def second_fails(self, name, most):
+            times.append(name)
+            if len(times) == 2:
+                raise ConnectionResetError("the object store went away")
+            return read(self, name, most)
+
+        m.setattr(_store.RemoteStore, "read", second_fails)
+        with pytest.raises(InvalidArgument, match="went away"):
+            checkpoint.save("memory://kept", build(2))
+    model = build()
+    assert checkpoint.load("memory://kept", model) == {"at": 1}
+    assert model.weight[0, 0] == 1

@@ -12,7 +12,7 @@ from typing import Any
 from shoal.checkpoint import _manifest
 from shoal.checkpoint._disk import LocalStore
 from shoal.checkpoint._manifest import FILE, Manifest, foreign, parse_manifest
-from shoal.exceptions import InvalidArgument, NotFound, ResourceExhausted
+from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhausted
 
 _UPLOAD = 32 << 20  # bytes of one part of an upload
 
@@ -73,7 +73,7 @@ class RemoteStore:
 
     def begin(self, token: str) -> None:
         used = ""
-        with contextlib.suppress(Exception):  # damage or nothing there: no folder is in use
+        with contextlib.suppress(NotFound, DataLoss):  # no folder is in use; another error leaves that open
             used = read_manifest(self).folder
         self._drop(used)
         self._fs.makedirs(self._root, exist_ok=True)
