@@ -18,6 +18,7 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.writers import before_writes
 
 _RANGE = 16 << 20  # bytes copied at once: two threads share the ranges
+_LOOK_S = 0.05  # between two looks at ranges that another thread copies
 _active: list[Snapshot] = []
 _spare: list[Buffer] = []  # memory of earlier snapshots: new memory would cost as much time as the copy
 
@@ -31,7 +32,7 @@ class Snapshot:
         self.stall_s = 0.0
         self._lock = threading.Lock()
         self._ranges: list[tuple[Buffer, int, torch.Tensor, int, int]] = []
-        self._left = 0
+        self._left: dict[int, tuple] = {}  # by id, the ranges that are not copied yet; those under way are not in _ranges
         self._copied = threading.Event()
         self._watched: list[tuple[Part, int]] = []
         self.error: Exception | None = None
@@ -39,7 +40,7 @@ class Snapshot:
             image.view[: len(layout.header)] = layout.header
             for part, at in zip(layout.parts, layout.at, strict=True):
                 self._add(part, image, at)
-        self._left = len(self._ranges)
+        self._left = {id(r): r for r in self._ranges}
         if self._left:
             _active.append(self)
         else:
@@ -58,18 +59,29 @@ class Snapshot:
             self._ranges.append((image, at + begin, source, begin, end))
 
     def settle(self) -> None:
-        """Copies what no thread has copied yet, and returns when all is copied."""
+        """Copies what no thread has copied yet, and returns when all is copied. After an exception, such as Ctrl-C, another thread copies
+        the range again."""
         while not self._copied.is_set():
-            with self._lock:
-                taken = self._ranges.pop() if self._ranges else None
-            if taken is None:
-                self._copied.wait()
-                return
-            copy_in(*taken)
-            with self._lock:
-                self._left -= 1
-                if self._left == 0:
-                    self._finish()
+            taken = None
+            try:
+                with self._lock:
+                    if not self._left:
+                        self._finish()
+                        return
+                    if self._ranges:
+                        taken = self._ranges[-1]  # before the pop, which a signal may follow
+                        self._ranges.pop()
+                if taken is None:
+                    self._copied.wait(_LOOK_S)  # not for ever: a thread that is interrupted puts its range back
+                    continue
+                copy_in(*taken)
+                with self._lock:
+                    self._left.pop(id(taken), None)
+            except BaseException:
+                with self._lock:
+                    if taken is not None and id(taken) in self._left and all(r is not taken for r in self._ranges):
+                        self._ranges.append(taken)
+                raise
 
     def _finish(self) -> None:
         written = [p.name for p, version in self._watched if p.counted._version != version]
