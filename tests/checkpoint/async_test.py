@@ -1,5 +1,6 @@
 """Saves beside the training: a checkpoint has the values of its call, errors reach the program, and one save runs at a time."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -211,3 +212,42 @@ def test_a_synchronous_save_follows_one_that_is_under_way(tmp_path):
     checkpoint.save_async(tmp_path / "c", model, optimizer, state={"step": 1})
     checkpoint.save(tmp_path / "c", model, optimizer, state={"step": 2})
     assert checkpoint.load(tmp_path / "c", build()) == {"step": 2}
+
+
+def test_a_range_whose_copy_was_interrupted_is_copied_by_the_saving_thread(tmp_path, monkeypatch):
+    """Ctrl-C in a step's wait for the copy raises KeyboardInterrupt in the training's thread."""
+    model, optimizer = trained()
+    expected = values(model, optimizer)
+    go, copy = threading.Event(), _snapshot.copy_in
+    run = _saving.PendingSave._run
+
+    def interrupted(*taken):
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        copy(*taken)
+
+    monkeypatch.setattr(_saving.PendingSave, "_run", lambda self: run(self) if go.wait(60) else None)
+    pending = checkpoint.save_async(tmp_path / "c", model, optimizer)
+    monkeypatch.setattr(_snapshot, "copy_in", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    go.set()
+    pending._thread.join(60)
+    assert pending.done(), "the saving thread waits for a range that no thread copies"
+    pending.wait()
+    expect_saved(tmp_path / "c", expected)
+    assert not _snapshot._active
+
+
+def test_a_file_whose_sync_failed_is_closed_once(tmp_path, monkeypatch):
+    class Failing(_disk.Disk):
+        def sync(self, fd):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(_disk, "disk", Failing())
+    new = _disk.NewFile(tmp_path / "new")
+    with pytest.raises(OSError, match="Input/output"):
+        new.close()
+    with open(tmp_path / "other", "wb") as other:  # gets the number of the closed one
+        new.abandon()
+        os.fstat(other.fileno())

@@ -85,14 +85,18 @@ class NewFile:
             direct = direct and written % ALIGNMENT == 0 and self._direct
 
     def close(self) -> None:
+        fd, self._fd = self._fd, -1  # closed once: another thread may get the same number
         try:
-            disk.sync(self._fd)
+            disk.sync(fd)
         finally:
-            os.close(self._fd)
+            os.close(fd)
 
     def abandon(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._fd)
+        """Closes the file, unless ``close`` has."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
 class OpenFile:
