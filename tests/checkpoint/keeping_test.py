@@ -91,6 +91,21 @@ def test_remains_of_killed_saves_and_damaged_manifests_do_not_matter(tmp_path):
     assert names(tmp_path / "run") == ["notes", "step-00000003"]
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be deleted")
+def test_entries_of_other_programs_fail_no_save(tmp_path):
+    run = tmp_path / "run"
+    of = Checkpoints(run, keep=1, best="loss")
+    save(of, 1, metrics={"loss": 3})
+    (run / "step-00000001" / ".nfs0001").touch()  # NFS names an open file so when it is deleted
+    (run / "step-00000002").touch()
+    (run / "step-00000003").mkdir()
+    (run / "step-00000003" / "manifest.json").write_text("not of Shoal")
+    for step in (4, 5):
+        save(of, step, metrics={"loss": 1 / step})
+    assert names(run / "step-00000001") == [".nfs0001"]
+    assert of.load(build()) == (5, {"at": 5})
+
+
 @pytest.mark.parametrize("wrong", [{"keep": -1}, {"keep_best": 0}, {"every": 0}, {"mode": "median"}])
 def test_wrong_settings_are_refused(tmp_path, wrong):
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.checkpoint import _manifest
@@ -158,7 +161,8 @@ class LocalStore:
         _make_folders(self.path)
         if self._saving.is_dir():  # left by a save that did not finish
             _remove_tree(self._saving)
-        disk.make_folder(os.fspath(self._saving))
+        if not self._saving.is_dir():
+            disk.make_folder(os.fspath(self._saving))
 
     def create(self, token: str, name: str) -> NewFile:
         return NewFile(self._saving / name)
@@ -183,14 +187,17 @@ class LocalStore:
                 _remove_tree(old)
 
     def remove(self) -> None:
-        """Deletes the checkpoint, its manifest first, so that no moment leaves a part of one."""
+        """Deletes the checkpoint, its manifest first, so that no moment leaves a part of one. Entries of other programs stay."""
+        if not self.path.is_dir():
+            return
         if (self.path / _manifest.FILE).exists():
             disk.remove(os.fspath(self.path / _manifest.FILE))
             disk.sync_folder(os.fspath(self.path))
         for entry in sorted(self.path.iterdir()):
             if entry.name == SAVING or _manifest.FOLDER.fullmatch(entry.name):
                 _remove_tree(entry)
-        disk.remove_folder(os.fspath(self.path))
+        with _may_stay(self.path):
+            disk.remove_folder(os.fspath(self.path))
 
 
 def _make_folders(path: Path) -> None:
@@ -203,10 +210,23 @@ def _make_folders(path: Path) -> None:
     disk.sync_folder(os.fspath(path.parent))
 
 
+@contextlib.contextmanager
+def _may_stay(path: Path) -> Iterator[None]:
+    """Warns of what cannot be deleted because it is in use or holds other entries. NFS keeps open files under names such as .nfs0001."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+            raise
+        warnings.warn(f"{path} could not be deleted: {error.strerror}", stacklevel=2)
+
+
 def _remove_tree(path: Path) -> None:
     for entry in sorted(path.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             _remove_tree(entry)
         else:
-            disk.remove(os.fspath(entry))
-    disk.remove_folder(os.fspath(path))
+            with _may_stay(entry):
+                disk.remove(os.fspath(entry))
+    with _may_stay(path):
+        disk.remove_folder(os.fspath(path))

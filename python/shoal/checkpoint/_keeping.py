@@ -135,7 +135,7 @@ class Checkpoints:
     def _manifest(self, step: int) -> Manifest:
         try:
             return read_manifest(self.path(step))
-        except (DataLoss, NotFound):  # a damaged checkpoint is no reason to fail the next save
+        except (DataLoss, NotFound, InvalidArgument):  # a damaged checkpoint, or another program's file, is no reason to fail the next save
             return Manifest(1, "", {})
 
     def _prune(self, saved: int) -> None:
