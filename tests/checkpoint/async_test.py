@@ -140,6 +140,32 @@ def test_a_model_that_cannot_be_saved_is_an_error_of_the_call(tmp_path):
         checkpoint.save_async(tmp_path / "c", model, state={"x": (1,)})
 
 
+class TwoRanks:
+    """The first of two ranks, whose other one answers as this one does."""
+
+    size, rank = 2, 0
+
+    def __init__(self, *_, **__):
+        pass
+
+    def agree(self, action):
+        return action()
+
+    def gather(self, value):
+        return [value, value]
+
+
+def test_a_snapshot_that_fails_reaches_the_other_ranks(tmp_path, monkeypatch):
+    def fail(layouts):
+        raise MemoryError("no memory for a snapshot")
+
+    monkeypatch.setattr(_saving, "Ranks", TwoRanks)
+    monkeypatch.setattr(_saving, "Snapshot", fail)
+    pending = checkpoint.save_async(tmp_path / "c", build())  # the thread's collectives spread the error
+    with pytest.raises(MemoryError):
+        pending.wait()
+
+
 def test_one_save_runs_at_a_time(tmp_path, monkeypatch):
     running, most, write = [0], [0], _saving.write
 

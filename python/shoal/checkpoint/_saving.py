@@ -26,12 +26,20 @@ class PendingSave:
     """A save that runs in a thread. ``stall_s``: seconds that the training waited for it so far; ``snapshot_bytes``: memory that it
     holds."""
 
-    def __init__(self, path: str | Path, plan: Plan | Exception, ranks: Ranks, begin: float, after: Callable[[], None] | None):
+    def __init__(
+        self,
+        path: str | Path,
+        plan: Plan | Exception,
+        snapshot: Snapshot | None,
+        ranks: Ranks,
+        begin: float,
+        after: Callable[[], None] | None,
+    ):
         self.path = path
         self._plan, self._ranks, self._after = plan, ranks, after
         self._error: BaseException | None = None
         self._raised = False
-        self._snapshot = Snapshot(plan.layouts) if isinstance(plan, Plan) else None
+        self._snapshot = snapshot
         self.snapshot_bytes = self._snapshot.num_bytes if self._snapshot else 0
         self._thread = threading.Thread(target=self._run, name="shoal-checkpoint")
         self._thread.start()
@@ -122,13 +130,15 @@ def save_with(
     begin = time.perf_counter()
     tensors, tied = named_tensors(model)
     ranks = Ranks(tensors.values(), apart=True)
+    snapshot = None
     try:
         plan: Plan | Exception = Plan(tensors, tied, optimizer, state, ranks, info)
+        snapshot = Snapshot(plan.layouts)
     except Exception as error:
         if ranks.size == 1:
             raise
         plan = error  # the other ranks wait in the thread's collectives
-    _current = PendingSave(path, plan, ranks, begin, after)
+    _current = PendingSave(path, plan, snapshot, ranks, begin, after)
     return _current
 
 
