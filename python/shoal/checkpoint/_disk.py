@@ -158,7 +158,9 @@ class LocalStore:
     def begin(self, token: str) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(20, "it is a file, and a checkpoint is a folder")
-        _make_folders(self.path)
+        if not _make_folders(self.path):  # the program made it, or a save that was killed before its sync
+            with contextlib.suppress(PermissionError):  # a folder in which this process may only look up names
+                disk.sync_folder(os.fspath(self.path.parent))
         if self._saving.is_dir():  # left by a save that did not finish
             _remove_tree(self._saving)
         if not self._saving.is_dir():
@@ -200,14 +202,15 @@ class LocalStore:
             disk.remove_folder(os.fspath(self.path))
 
 
-def _make_folders(path: Path) -> None:
-    """Makes a folder and those above it, durably."""
+def _make_folders(path: Path) -> bool:
+    """Makes a folder and those above it, durably. Returns False if it exists."""
     if path.is_dir():
-        return
+        return False
     _make_folders(path.parent)
     with contextlib.suppress(FileExistsError):
         disk.make_folder(os.fspath(path))
     disk.sync_folder(os.fspath(path.parent))
+    return True
 
 
 @contextlib.contextmanager
