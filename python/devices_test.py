@@ -1,11 +1,15 @@
 """The choice of a transport between devices, and the order in which a group's operations and the streams wait for each other."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from shoal._distributed.devices import Choice, DeviceGroup, Offer, choose
 from shoal.exceptions import InvalidArgument, Unavailable
+from shoal.fsdp._devices import groups as _groups
 from shoal.fsdp._devices.ahead import Ahead
+from shoal.fsdp._devices.groups import DeviceGroups
 
 
 def offers(*devices, **fields):
@@ -13,46 +17,60 @@ def offers(*devices, **fields):
 
 
 def test_ranks_with_a_device_each_use_nccl():
-    assert choose("", offers("a", "b")) == Choice("nccl")
-    assert choose("nccl", offers("a", "b")) == Choice("nccl")
+    assert choose(offers("a", "b")) == Choice("nccl")
+    assert choose(offers("a", "b", asked="nccl")) == Choice("nccl")
 
 
 def test_the_variable_chooses_the_process_group():
-    assert choose("process_group", offers("a", "b")).transport == "process_group"
+    assert choose(offers("a", "b", asked="process_group")).transport == "process_group"
+
+
+def test_meshes_have_the_process_group_unless_the_variable_names_another_transport(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_groups, "open_group", lambda *_, default: asked.append(default))
+    DeviceGroups().opens((0, 1), 0, torch.device("cuda"))
+    assert asked == ["process_group"]
+    assert choose(offers("a", "b"), default="process_group").transport == "process_group"
+    assert choose(offers("a", "b", asked="nccl"), default="process_group") == Choice("nccl")
+
+
+def test_ranks_that_ask_for_different_transports_get_an_error():
+    with pytest.raises(InvalidArgument, match=r"rank 0 has SHOAL_DEVICE_TRANSPORT=nccl, and rank 1 \(none\)"):
+        choose([Offer(0, "a", asked="nccl"), Offer(0, "b")])
 
 
 def test_one_rank_without_nccl_moves_all_to_the_process_group():
     mixed = [Offer(0, "a"), Offer(1, "b", no_nccl="NCCL could not be loaded")]
-    assert choose("", mixed).transport == "process_group"
-    assert choose("", mixed).why.startswith("rank 1: NCCL could not be loaded")
+    assert choose(mixed).transport == "process_group"
+    assert choose(mixed).why.startswith("rank 1: NCCL could not be loaded")
     with pytest.raises(Unavailable, match="SHOAL_DEVICE_TRANSPORT=nccl cannot be used: rank 1: NCCL could not be loaded"):
-        choose("nccl", mixed)
+        choose([replace(offer, asked="nccl") for offer in mixed])
 
 
 def test_a_rank_without_a_device_names_what_is_missing():
-    assert choose("", [Offer(0, "a"), Offer(0, "", no_cuda="no driver")]) == Choice("process_group", "rank 1: no driver")
+    assert choose([Offer(0, "a"), Offer(0, "", no_cuda="no driver")]) == Choice("process_group", "rank 1: no driver")
 
 
 def test_ranks_that_share_a_device_copy_between_their_processes():
-    assert choose("", offers("a", "b", "a", visible=["a", "b"])) == Choice("cuda_ipc")
+    assert choose(offers("a", "b", "a", visible=["a", "b"])) == Choice("cuda_ipc")
     with pytest.raises(Unavailable, match="ranks 0 and 2 have one device, which NCCL refuses"):
-        choose("nccl", offers("a", "b", "a"))
+        choose(offers("a", "b", "a", asked="nccl"))
 
 
 def test_copies_between_processes_need_one_host_kernels_and_few_ranks():
-    assert choose("", [Offer(0, "a"), Offer(1, "a")]) == Choice(
+    assert choose([Offer(0, "a"), Offer(1, "a")]) == Choice(
         "process_group", "ranks 0 and 1 have one device, which NCCL refuses; copies between processes need all ranks on one host"
     )
-    assert "rank 0: no nvcc" in choose("", offers("a", "a", no_kernels="no nvcc")).why
-    assert "at most 16 ranks" in choose("", offers(*["a"] * 17)).why
-    assert choose("cuda_ipc", offers("a", "b", visible=["a", "b"])) == Choice("cuda_ipc")
+    assert "rank 0: no nvcc" in choose(offers("a", "a", no_kernels="no nvcc")).why
+    assert "at most 16 ranks" in choose(offers(*["a"] * 17)).why
+    assert choose(offers("a", "b", visible=["a", "b"], asked="cuda_ipc")) == Choice("cuda_ipc")
     with pytest.raises(Unavailable, match="rank 0 does not see the device of rank 1"):
-        choose("cuda_ipc", offers("a", "b"))
+        choose(offers("a", "b", asked="cuda_ipc"))
 
 
 def test_an_unknown_transport_is_refused_with_the_known_ones():
     with pytest.raises(InvalidArgument, match="SHOAL_DEVICE_TRANSPORT=gloo"):
-        choose("gloo", offers("a"))
+        choose(offers("a", asked="gloo"))
 
 
 class Recorder:

@@ -75,9 +75,9 @@ def on_ranks(world, program, transport="nccl"):
 def test_devices_have_identities_and_missing_ones_are_named():
     offers = [offer_of(number, host=0) for number in (0, 1)]
     assert offers[0].device != offers[1].device
-    assert choose("", offers) == Choice("nccl")
+    assert choose(offers) == Choice("nccl")
     assert (offers[0].no_cuda, offers[0].no_nccl, len(set(offers[0].visible))) == ("", "", 8)
-    assert "rank 1: there is no device 8" in choose("", [offers[0], offer_of(8, host=0)]).why
+    assert "rank 1: there is no device 8" in choose([offers[0], offer_of(8, host=0)]).why
 
 
 @pytest.mark.parametrize("transport", ["nccl", "cuda_ipc"])

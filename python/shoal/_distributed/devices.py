@@ -15,8 +15,8 @@ from shoal._distributed.communicator import Exchange, make_communicator
 from shoal._distributed.ranks import attach, gang_name
 from shoal.exceptions import InvalidArgument, Unavailable
 
-# The transport between devices: "nccl", "cuda_ipc" (copies between processes of one host) or "process_group" (torch's). Empty: the first of
-# OWN that every rank can use, else the process group.
+# The transport between devices: "nccl", "cuda_ipc" (copies between processes of one host) or "process_group" (torch's). Empty: meshes have
+# the process group, and shoal.collective the first of OWN that every rank can use.
 ASKED = os.environ.get("SHOAL_DEVICE_TRANSPORT", "")
 PROCESS_GROUP = "process_group"
 OWN = ("nccl", "cuda_ipc")
@@ -33,6 +33,7 @@ class Offer:
     no_nccl: str = ""
     no_kernels: str = ""  # why this build cannot compute on it
     visible: Sequence[str] = ()  # the identities of all devices that the rank's process sees
+    asked: str = ""  # the rank's SHOAL_DEVICE_TRANSPORT
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,21 @@ def _obstacle(transport: str, offers: Sequence[Offer]) -> str:
     return ""
 
 
-def choose(asked: str, offers: Sequence[Offer]) -> Choice:
+def choose(offers: Sequence[Offer], default: str = "") -> Choice:
     """Returns the transport between the devices of ranks with these offers: the same on every rank, because all have the same offers.
 
-    ``asked``: the value of ``SHOAL_DEVICE_TRANSPORT``. Raises InvalidArgument for an unknown one, Unavailable for one that cannot be used.
+    ``default``: the transport where ``SHOAL_DEVICE_TRANSPORT`` names none; empty: the first of OWN that every rank can use. Raises
+    InvalidArgument for an unknown transport and for ranks that ask for different ones, Unavailable for one that cannot be used.
     """
+    for rank, offer in enumerate(offers):
+        if offer.asked != offers[0].asked:
+            raise InvalidArgument(
+                f"rank 0 has SHOAL_DEVICE_TRANSPORT={offers[0].asked or '(none)'}, and rank {rank} {offer.asked or '(none)'}",
+                hint="set it to the same value on all ranks",
+            )
+    asked = offers[0].asked or default
     if asked == PROCESS_GROUP:
-        return Choice(PROCESS_GROUP, "SHOAL_DEVICE_TRANSPORT=process_group")
+        return Choice(PROCESS_GROUP, "SHOAL_DEVICE_TRANSPORT names no other transport")
     if asked and asked not in OWN:
         raise InvalidArgument(
             f"SHOAL_DEVICE_TRANSPORT={asked} is no transport between devices", hint=f"{', '.join(OWN)} or {PROCESS_GROUP}"
@@ -163,17 +172,17 @@ def _dtype(t: torch.Tensor) -> str:
 def offer_of(number: int, host: int) -> Offer:
     """Returns this process's offer for its CUDA device ``number``."""
     found = _native.device_offer(number)
-    return Offer(host, found.identity, found.no_cuda, found.no_nccl, found.no_kernels, found.visible)
+    return Offer(host, found.identity, found.no_cuda, found.no_nccl, found.no_kernels, found.visible, ASKED)
 
 
-def open_group(ranks: tuple[int, ...], rank: int, device: torch.device) -> tuple[DeviceGroup | None, Choice]:
+def open_group(ranks: tuple[int, ...], rank: int, device: torch.device, default: str = "") -> tuple[DeviceGroup | None, Choice]:
     """Returns the group of these ranks, of which this process is ``ranks[rank]``, or None where torch's process group has to do. All of
-    them call it."""
+    them call it. ``default``: as in ``choose``."""
     host = attach(ranks)
     name = gang_name("devices", ranks, rank)
     own = offer_of(device.index or 0, host.host_of_rank[rank])
     offers = [Offer(**json.loads(text)) for text in Exchange(name, len(ranks), rank)("offer", json.dumps(asdict(own)).encode())]
-    choice = choose(ASKED, offers)
+    choice = choose(offers, default)
     if choice.transport == PROCESS_GROUP:
         return None, choice
     native = make_communicator(name, ranks, rank, host.shared, device=_native.Device(transport=choice.transport, number=device.index or 0))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from shoal._core.process import state
-from shoal._distributed.devices import ASKED, Choice, DeviceGroup, open_group
+from shoal._distributed.devices import PROCESS_GROUP, Choice, DeviceGroup, open_group
 from shoal.fsdp._parameters.mesh import DataMesh
 
 # Opens the group of these ranks, of which this process is ``ranks[index]``; None: torch's process group.
 Open = Callable[[tuple[int, ...], int, torch.device], tuple[DeviceGroup | None, Choice]]
+
+
+def open_mesh_group(ranks: tuple[int, ...], index: int, device: torch.device) -> tuple[DeviceGroup | None, Choice]:
+    """Opens Shoal's own group where ``SHOAL_DEVICE_TRANSPORT`` names its transport, because several devices have not run it yet."""
+    return open_group(ranks, index, device, default=PROCESS_GROUP)
 
 
 class DeviceGroups:
@@ -22,7 +26,7 @@ class DeviceGroups:
     ``opens`` and ``device_types`` are attributes so that tests can take ranks without devices.
     """
 
-    def __init__(self, opens: Open = open_group):
+    def __init__(self, opens: Open = open_mesh_group):
         self.opens = opens
         self.device_types = ("cuda",)  # meshes of these have groups here; all others have torch's process groups
         self._groups: dict[tuple[tuple[int, ...], int], DeviceGroup | None] = {}
@@ -40,12 +44,10 @@ class DeviceGroups:
         ranks = tuple(dist.get_process_group_ranks(data.mesh.get_group(dim)))
         key = ranks, ranks.index(dist.get_rank())  # the index too, because ranks may be threads of one process
         if key not in self._groups:
-            group, choice = self.opens(*key, data.device)
+            group, _ = self.opens(*key, data.device)
             self._groups[key] = group
             if group is not None:
                 state.ending.append(lambda: self._close(key))
-            elif not ASKED and key[1] == 0:
-                warnings.warn(f"ranks {list(ranks)} use torch's process group between their devices: {choice.why}", stacklevel=2)
         return self._groups[key]
 
     def leave_all(self) -> None:

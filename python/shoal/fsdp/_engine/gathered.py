@@ -2,8 +2,8 @@
 
 These are parameters on devices, wrapper subclasses, tensors with all-gather extensions, and units with custom communication. So are
 parameters that their module writes in forward (an embedding with ``max_norm``). On devices, or with a custom reduce_scatter, gradients
-are reduced here as well. The layout is FSDP2's: all parameters of a unit flat, one padded piece per rank. On CUDA meshes Shoal's own
-communicator moves the bytes where it can (``_devices/groups.py``), elsewhere the mesh's process group.
+are reduced here as well. The layout is FSDP2's: all parameters of a unit flat, one padded piece per rank. The mesh's process
+group moves the bytes, or on CUDA meshes Shoal's own communicator, if ``SHOAL_DEVICE_TRANSPORT`` names it (``_devices/groups.py``).
 """
 
 from __future__ import annotations
