@@ -84,7 +84,8 @@ Launcher::Env interface_variables(const actors::Credentials& credentials) {
   Launcher::Env out = {{"SHOAL_INTERFACE", credentials.interface}};
   const auto interface = runtime::find_interface(credentials.interface);
   for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
-    if (interface && std::getenv(name) == nullptr) out.emplace_back(name, interface->name);
+    // NCCL takes a name for a prefix of names, unless it begins with '='.
+    if (interface && std::getenv(name) == nullptr) out.emplace_back(name, (name[0] == 'N' ? "=" : "") + interface->name);
   }
   return out;
 }
