@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import _disk, _saving, _snapshot
-from shoal.exceptions import InvalidArgument, ShoalError, Unimplemented
+from shoal.checkpoint import _disk, _load, _saving, _snapshot
+from shoal.exceptions import InvalidArgument, ShoalError, Unavailable, Unimplemented
 from shoal.optim import AdamW
 
 
@@ -164,6 +164,32 @@ def test_a_snapshot_that_fails_reaches_the_other_ranks(tmp_path, monkeypatch):
     pending = checkpoint.save_async(tmp_path / "c", build())  # the thread's collectives spread the error
     with pytest.raises(MemoryError):
         pending.wait()
+
+
+def test_a_load_waits_for_the_save_under_way(tmp_path, held):
+    checkpoint.save(tmp_path / "c", build(), state={"step": 1})
+    pending = checkpoint.save_async(tmp_path / "c", build(), state={"step": 2})
+    join = pending._thread.join
+
+    def joined(*limit):
+        held.set()  # the save goes on only when a thread waits for it
+        join(*limit)
+
+    pending._thread.join = joined
+    assert checkpoint.load(tmp_path / "c", build()) == {"step": 2}
+
+
+def test_ranks_that_have_read_different_checkpoints_get_an_error(tmp_path, monkeypatch):
+    class Other(TwoRanks):
+        def gather(self, value):
+            return [value, value.replace('"step": 1', '"step": 2')] if isinstance(value, str) else [value, value]
+
+    checkpoint.save(tmp_path / "c", build(1), state={"step": 1})
+    model, expected = build(), build().state_dict()
+    monkeypatch.setattr(_load, "Ranks", Other)
+    with pytest.raises(Unavailable, match="ranks 0 and 1 have read different checkpoints"):
+        checkpoint.load(tmp_path / "c", model)
+    assert all(torch.equal(t, expected[n]) for n, t in model.state_dict().items())
 
 
 def test_one_save_runs_at_a_time(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import Checkpoints, _preemption, _store
+from shoal.checkpoint import Checkpoints, _keeping, _preemption, _store
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable
 
 
@@ -89,6 +89,28 @@ def test_remains_of_killed_saves_and_damaged_manifests_do_not_matter(tmp_path):
     assert of.steps() == [1]
     save(of, 3, metrics={"loss": 2})
     assert names(tmp_path / "run") == ["notes", "step-00000003"]
+
+
+def test_the_first_rank_chooses_the_step_for_all(tmp_path, monkeypatch):
+    """The folder's list may change between the looks of two ranks."""
+    of = Checkpoints(tmp_path / "run")
+    for step in (3, 4):
+        save(of, step)
+
+    class Second:
+        rank, size = 1, 2
+
+        def __init__(self, tensors):
+            pass
+
+        def agree(self, action):
+            return action()
+
+        def gather(self, value):
+            return [3, value]
+
+    monkeypatch.setattr(_keeping, "Ranks", Second)
+    assert of.load(build()) == (3, {"at": 3})
 
 
 @pytest.mark.filterwarnings("ignore:.*could not be deleted")

@@ -11,8 +11,8 @@ import torch
 from shoal.checkpoint import _load
 from shoal.checkpoint._manifest import FILE, Manifest
 from shoal.checkpoint._preemption import Preemption
-from shoal.checkpoint._ranks import Model
-from shoal.checkpoint._saving import PendingSave, save_with
+from shoal.checkpoint._ranks import Model, Ranks, named_tensors
+from shoal.checkpoint._saving import PendingSave, save_with, settle
 from shoal.checkpoint._store import join, open_store, read_manifest
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound
 
@@ -94,8 +94,14 @@ class Checkpoints:
         streaming: bool = False,
     ) -> tuple[int, dict[str, Any]] | None:
         """Loads a step, as ``shoal.checkpoint.load``. Returns (the step, the ``state`` saved with it); None if nothing was saved yet, and
-        "latest" or "best" was asked for. Raises NotFound for a step that is not there."""
-        number = self.latest() if step == "latest" else self.best() if step == "best" else step
+        "latest" or "best" was asked for. Raises NotFound for a step that is not there. Collective: rank 0 chooses the step."""
+        settle()
+        ranks = Ranks(named_tensors(model)[0].values())
+
+        def choose() -> int | None:
+            return None if ranks.rank != 0 else self.latest() if step == "latest" else self.best() if step == "best" else step
+
+        number = ranks.gather(ranks.agree(choose))[0]
         if number is None:
             return None
         state = _load.load(self.path(number), model, optimizer, streaming=streaming)

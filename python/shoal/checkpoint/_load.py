@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from shoal.checkpoint._manifest import FORMAT, Manifest, Tensor
 from shoal.checkpoint._memory import plain
 from shoal.checkpoint._ranks import Model, Ranks, elsewhere, named_tensors, parameter_names, parts_of
 from shoal.checkpoint._read import Reader
-from shoal.exceptions import InvalidArgument
+from shoal.checkpoint._saving import settle
+from shoal.exceptions import InvalidArgument, Unavailable
 
 _COPYING = 2  # threads that copy read values into the model
 
@@ -32,8 +34,10 @@ def load(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None
     in memory twice. ``streaming``: reads into place instead, and needs 49 MiB per rank beside the model and the optimizer; after a
     DataLoss their values are undefined.
     Raises NotFound, DataLoss, InvalidArgument (a foreign folder or another model) or Unimplemented (a later format, or options that the
-    optimizer lacks). An error on one rank is raised on all.
+    optimizer lacks). An error on one rank is raised on all. Waits for a save of this process that is under way, whose error stays for
+    ``wait()`` or the next save.
     """
+    settle()
     tensors, tied = named_tensors(model)
     ranks = Ranks(tensors.values())
     windowed = isinstance(model, nn.Module) and any(hasattr(t, "_shoal_state") for t in tensors.values())
@@ -50,6 +54,7 @@ def load(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None
 
     try:
         ranks.agree(prepare)
+        _expect_one(path, ranks.gather(loading.identity))
         with torch.no_grad(), window():
             if streaming:
                 ranks.agree(loading.reader.run)
@@ -67,6 +72,17 @@ def _write_window(model: nn.Module):
     return fsdp.write(model)
 
 
+def _expect_one(path: str | Path, identities: list[str]) -> None:
+    """Raises Unavailable on all ranks if they have read the manifests of several checkpoints."""
+    for rank, identity in enumerate(identities):
+        if identity != identities[0]:
+            raise Unavailable(
+                f"ranks 0 and {rank} have read different checkpoints from {path}",
+                reason="CheckpointsDiffer",
+                hint="load from a folder that all ranks share, while no job saves there",
+            )
+
+
 @dataclass
 class _Loading:
     """One load: the values that are read, and their places."""
@@ -77,6 +93,7 @@ class _Loading:
     optimizer: torch.optim.Optimizer | None
     streaming: bool
     manifest: Manifest | None = None
+    identity: str = ""  # of the manifest; empty in formats without hashes
     reader: Reader | None = None
     names: list[list[str]] = field(default_factory=list)  # names of the optimizer's parameters, by group
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # part in the model, value
@@ -88,6 +105,9 @@ class _Loading:
         self.names = parameter_names(self.optimizer, self.tensors) if self.optimizer is not None else []
         if manifest.format != FORMAT:
             manifest = arrange(manifest, self.tensors, self.tied, self.names)
+        else:
+            # The folder is named by the tensors' hashes, or by a random number.
+            self.identity = json.dumps([manifest.folder, manifest.world_size, manifest.info, manifest.state], sort_keys=True)
         self.manifest = manifest
         _match_model(manifest, self.tensors, self.tied, self.path)
         if self.optimizer is not None:

@@ -152,6 +152,12 @@ def wait() -> None:
             pending.wait()
 
 
+def settle() -> None:
+    """Waits for the save under way, if any. Leaves its error to ``wait`` or the next save."""
+    if _current is not None:
+        _current._thread.join()
+
+
 leave_all = wait  # before the process groups end, as in shoal.fsdp
 
 
