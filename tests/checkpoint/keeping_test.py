@@ -78,6 +78,34 @@ def test_a_step_that_is_saved_again_after_a_resume_is_not_deleted(tmp_path):
     assert of.steps() == [9]
 
 
+def test_after_a_rollback_the_abandoned_steps_do_not_count(tmp_path):
+    run = tmp_path / "run"
+    of = Checkpoints(run, keep=3, best="loss")
+    for step in range(1, 7):
+        save(of, step, metrics={"loss": abs(step - 4)})
+    assert of.steps() == [4, 5, 6]
+    assert of.load(build(), step=4) == (4, {"at": 4})
+    save(of, 5, metrics={"loss": 0.5})
+    assert of.steps() == [4, 5]
+    save(of, 6, metrics={"loss": 3})
+    save(of, 7, metrics={"loss": 3})
+    assert of.steps() == [4, 5, 6, 7]
+
+
+def test_a_load_without_a_rollback_deletes_nothing(tmp_path):
+    of = Checkpoints(tmp_path / "run", keep=3, best="loss")
+    for step in range(1, 4):
+        save(of, step, metrics={"loss": step})
+    for loaded in ("best", 2):  # an evaluation, after which training goes on
+        of.load(build(), step=loaded)
+    save(of, 4, metrics={"loss": 4})
+    assert of.steps() == [1, 2, 3, 4]
+    of = Checkpoints(tmp_path / "run", keep=0)
+    of.load(build(), step=1)
+    save(of, 2)
+    assert of.steps() == [1, 2, 3, 4]
+
+
 def test_remains_of_killed_saves_and_damaged_manifests_do_not_matter(tmp_path):
     of = Checkpoints(tmp_path / "run", keep=1, best="loss")
     save(of, 1, metrics={"loss": 1})

@@ -50,6 +50,7 @@ class Checkpoints:
                 raise InvalidArgument(text)
         self._folder, self._keep, self._best, self._mode, self._keep_best = folder, keep, best, mode, keep_best
         self._every, self._last = every, -1
+        self._later: set[int] = set()  # the steps after one that was loaded by its number
         self._preemption = Preemption() if on_preemption else None
 
     def path(self, step: int) -> str:
@@ -94,7 +95,11 @@ class Checkpoints:
         streaming: bool = False,
     ) -> tuple[int, dict[str, Any]] | None:
         """Loads a step, as ``shoal.checkpoint.load``. Returns (the step, the ``state`` saved with it); None if nothing was saved yet, and
-        "latest" or "best" was asked for. Raises NotFound for a step that is not there. Collective: rank 0 chooses the step."""
+        "latest" or "best" was asked for. Raises NotFound for a step that is not there. Collective: rank 0 chooses the step.
+
+        With a number, training goes back to that step. If a save of a step before the newest follows, it deletes the abandoned later steps,
+        except the best and with ``keep=0``. So a resume does not take them for the newest.
+        """
         settle()
         ranks = Ranks(named_tensors(model)[0].values())
 
@@ -106,6 +111,7 @@ class Checkpoints:
             return None
         state = _load.load(self.path(number), model, optimizer, streaming=streaming)
         self._last = number
+        self._later = {s for s in self.steps() if s > number} if step == number else set()
         return number, state
 
     def steps(self) -> list[int]:
@@ -146,8 +152,11 @@ class Checkpoints:
 
     def _prune(self, saved: int) -> None:
         """Deletes the checkpoints that are not to be kept, and what is left of saves that were killed."""
-        found = self._found()
-        complete = sorted(step for step, is_complete in found.items() if is_complete)
+        found, abandoned = self._found(), set()
+        if self._keep and saved < max(self._later, default=-1):
+            abandoned = self._later - {saved}
+        self._later = set()
+        complete = sorted(step for step, is_complete in found.items() if is_complete and step not in abandoned)
         kept = set(complete[-self._keep :]) | {saved}
         if self._best is not None:
             kept |= set(self._ranking()[: self._keep_best])
