@@ -232,8 +232,7 @@ def over_a_first_one_that_was_killed(path):
 
 
 BEFORE = {
-    f.__name__: f
-    for f in (first, over_an_old_one, over_the_same, over_leftovers, over_a_new_folder, over_a_first_one_that_was_killed)
+    f.__name__: f for f in (first, over_an_old_one, over_the_same, over_leftovers, over_a_new_folder, over_a_first_one_that_was_killed)
 }
 OLD = {"over_an_old_one": 1, "over_the_same": 2, "over_leftovers": 1}  # which checkpoint lies there before the save
 NOT_SYNCED = ("over_a_new_folder", "over_a_first_one_that_was_killed")  # the name of the checkpoint's folder may be lost

@@ -93,7 +93,7 @@ class _Loading:
     optimizer: torch.optim.Optimizer | None
     streaming: bool
     manifest: Manifest | None = None
-    identity: str = ""  # of the manifest; empty in formats without hashes
+    identity: str = ""  # equal for equal manifests; empty in formats without hashes
     reader: Reader | None = None
     names: list[list[str]] = field(default_factory=list)  # names of the optimizer's parameters, by group
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # part in the model, value

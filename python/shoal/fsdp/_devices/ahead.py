@@ -20,8 +20,8 @@ class Ahead:
     """Which unit followed which, and what is under way.
 
     All ranks unshard in the same order, so they begin the same gathers. A gather that begins with the use of the unit before it lies behind
-    no kernel of that unit in the device's streams. A wrong guess costs a gather: what was begun stays valid until the version or the forward
-    ends.
+    no kernel of that unit in the device's streams. A wrong guess costs a gather: what was begun stays valid until the version ends
+    or another forward begins.
     """
 
     def __init__(self, depth: int):
