@@ -25,7 +25,9 @@ def may_come_of_a_death(error: BaseException) -> bool:
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, (Unavailable, DeadlineExceeded)) or (isinstance(cause, (RuntimeError, ConnectionError)) and not isinstance(cause, ShoalError)):
+        if isinstance(cause, (Unavailable, DeadlineExceeded)) or (
+            isinstance(cause, (RuntimeError, ConnectionError)) and not isinstance(cause, ShoalError)
+        ):
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
@@ -125,8 +127,8 @@ class Record:
             )
         if any(isinstance(o, Optimizer) and o not in optimizers for o in self._state.objects.values()):
             raise Unimplemented(
-                "an elastic training cannot be protected with an optimizer of parameters that are not sharded: a step that runs again would "
-                "apply it twice",
+                "an elastic training cannot be protected with an optimizer of parameters that are not sharded: a step that runs "
+                "again would apply it twice",
                 hint=f"make their module a part of the sharded model, {hint}",
             )
         try:
