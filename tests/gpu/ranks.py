@@ -87,6 +87,7 @@ def run(world, device):
     for rank in range(world):
         environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        environment |= {"SHOAL_DEVICE_TRANSPORT": "cuda_ipc"}  # the ranks share a device; no default of meshes
         command = [sys.executable, __file__, "--device", device, "--rank"]
         text = {name: str(value) for name, value in environment.items()}
         ranks.append(subprocess.Popen(command, env={**os.environ, **text}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
