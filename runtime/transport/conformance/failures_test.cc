@@ -254,6 +254,10 @@ TEST_P(Failures, RefusedCallsHaveNoEffect) {
 std::vector<TestedTransport> that_fail_safely() {
   auto out = tested_transports();
   std::erase_if(out, [](const TestedTransport& t) { return !t.fails_safely; });
+#ifdef __SANITIZE_THREAD__
+  // Ranks whose calls differ may use each other's memory of the device at once before the error ends them. Nothing reads the result.
+  std::erase_if(out, [](const TestedTransport& t) { return t.name == "cuda_ipc"; });
+#endif
   return out;
 }
 

@@ -152,6 +152,7 @@ TEST_F(CudaIpcTest, ABuildWithoutKernelsGathersButDoesNotReduce) {
   const auto refused = ranks_[0]->advance();
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().reason(), "NoKernels");
+  EXPECT_TRUE(device_->synchronize(streams_[0].get()));  // it has begun to copy the input
 }
 
 TEST_F(CudaIpcTest, MoreRanksThanTheSegmentHasAreRefused) {
