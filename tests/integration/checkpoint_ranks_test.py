@@ -246,8 +246,9 @@ def test_an_asynchronous_save_has_the_values_of_its_call_on_every_rank(tmp_path)
                     for p in model.parameters():
                         p.mul_(2)
             else:
+                go.set()  # load waits for the save under way
                 checkpoint.load(config["path"] + "/step", model, optimizer)
-            assert not pending.done()
+            assert pending.done() == (how == "load")
             go.set()
             pending.wait()
             go.clear()
