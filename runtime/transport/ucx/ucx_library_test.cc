@@ -36,6 +36,7 @@ TEST(UcxLibrary, ThatIsAbsentIsReportedWithEveryAttempt) {
 }
 
 TEST(UcxLibrary, ListsTheTransportsOfThisHost) {
+  if (!std::filesystem::exists("/sys/class/net/lo")) GTEST_SKIP() << "UCX finds networks in /sys, which is not mounted";
   const auto loaded = UcxLibrary::load();
   ASSERT_TRUE(loaded) << loaded.error().to_string();
   const auto transports = (*loaded)->transports();
