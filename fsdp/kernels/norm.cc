@@ -110,5 +110,19 @@ double power_sum(DType dtype, const std::byte* data, std::size_t numel, double o
   return sum;
 }
 
+void row_power_sums(DType dtype, const std::byte* data, std::size_t rows, std::size_t row_numel, double order, double* out,
+                    int num_threads) {
+  if (row_numel == 0) {
+    std::fill(out, out + rows, none(order));
+    return;
+  }
+  const std::size_t bytes = row_numel * dtype_bytes(dtype);
+  over_threads(rows * row_numel, num_threads, [&](std::size_t begin, std::size_t end, int) {
+    // A row belongs to the piece that has its first element.
+    const auto row_at = [&](std::size_t element) { return (element + row_numel - 1) / row_numel; };
+    for (std::size_t row = row_at(begin); row < row_at(end); ++row) out[row] = in_one_thread(dtype, data + row * bytes, row_numel, order);
+  });
+}
+
 }  // namespace shoal::fsdp
 #endif

@@ -210,6 +210,30 @@ TEST(PowerSum, IsTheSumInFp64OfEveryOrderAndDtype) {
   EXPECT_EQ(power_sum(DType::kFloat32, reinterpret_cast<std::byte*>(some.data()), 5, 0, 1), 3);
 }
 
+TEST(Norm, SumsOfRowsHaveTheSameBitsInAnyShardAndWithAnyThreads) {
+  constexpr std::size_t rows = 301, row_numel = 1337;
+  std::vector<float> x(rows * row_numel);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i)) * (1 + static_cast<float>(i % 7));
+  const auto sums = [&](std::size_t begin, std::size_t end, int threads) {
+    std::vector<double> out(end - begin);
+    row_power_sums(DType::kFloat32, reinterpret_cast<std::byte*>(x.data() + begin * row_numel), end - begin, row_numel, 2, out.data(),
+                   threads);
+    return out;
+  };
+  const auto all = sums(0, rows, 1);
+  EXPECT_EQ(sums(0, rows, 4), all);
+  for (const std::size_t shards : {2, 3, 5}) {
+    std::vector<double> joined;
+    for (std::size_t s = 0; s < shards; ++s) {
+      const auto part = sums(rows * s / shards, rows * (s + 1) / shards, 2);
+      joined.insert(joined.end(), part.begin(), part.end());
+    }
+    EXPECT_EQ(joined, all);
+  }
+  for (std::size_t r = 0; r < rows; ++r)
+    ASSERT_EQ(all[r], power_sum(DType::kFloat32, reinterpret_cast<std::byte*>(x.data() + r * row_numel), row_numel, 2, 1));
+}
+
 TEST(OverThreads, CoversEveryElementOnce) {
   for (const std::size_t n : {0u, 1u, 262'144u, 262'145u, 1'000'003u}) {
     for (const int threads : {0, 1, 2, 3, 8}) {

@@ -40,14 +40,14 @@ class HostLinkTest : public testing::Test {
 
   // One rank's model. Ranks of one host share memory; ranks of several hosts exchange messages.
   std::unique_ptr<ShardedModel> make(int rank, Grid grid, const HostOfRank& host_of_rank, const std::vector<Layout>& layouts) {
-    const Hosts hosts(host_of_rank);
+    const Hosts hosts(host_of_rank, places_);
     const auto memory = [&](const std::string& name, std::size_t bytes) {
       return shared(name + " of host " + std::to_string(hosts.host_of(rank)), bytes);
     };
     ShardedModel::Options options;
     options.waits.spins = 0;
     options.waits.timeout = 20s;
-    options.host_of_rank = host_of_rank;
+    options.host_of_rank = host_of_rank, options.places = places_;
     if (hosts.num_hosts() > 1) {
       const std::lock_guard lock(mutex_);
       if (!network_) network_ = std::make_unique<runtime::MemoryNetwork>(grid.world_size);
@@ -193,6 +193,7 @@ class HostLinkTest : public testing::Test {
   std::map<std::string, Fd> memories_;
   std::unique_ptr<runtime::MemoryNetwork> network_;
   Traffic traffic_;
+  std::vector<int> places_;  // by rank (Hosts::place_of)
   std::vector<Layout> layouts_ = {layout_of(0), layout_of(1)};
 };
 

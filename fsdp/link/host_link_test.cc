@@ -19,6 +19,14 @@ INSTANTIATE_TEST_SUITE_P(Placements, HostLinkPlacementTest,
                                          Placement{{4, 2}, {0, 0, 1, 1}}, Placement{{4, 2}, {0, 1, 0, 1}}, Placement{{4, 2}, {0, 1, 2, 3}},
                                          Placement{{2, 2}, {0, 1}}));
 
+TEST_F(HostLinkTest, RanksThatStandForSeveralLeavesTrainToTheBitsOfOneHost) {
+  places_ = {0, 1, 2, 4, 6};
+  expect_same_as_one_host({5, 1}, {0, 0, 1, 1, 1});
+  expect_same_as_one_host({5, 1}, {0, 1, 0, 1, 1});
+  places_ = {0, 2, 3};
+  expect_same_as_one_host({3, 1}, {0, 1, 1});
+}
+
 TEST_F(HostLinkTest, LargeSumsOfSeveralRanksTravelInPieces) {
   layouts_ = {Layout::make({{"large", {4096, 700}}}).value()};
   expect_same_as_one_host({4, 1}, {0, 0, 1, 1});

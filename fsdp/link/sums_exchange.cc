@@ -97,7 +97,7 @@ void SumsExchange::append_pieces(std::vector<OutgoingPiece>& out, const Publicat
                                  std::size_t parameter) const {
   const Placed& placed = model_.units[p.unit]->layout().placed()[parameter];
   const Piece own = piece_of(placed, model_.grid.shards(), model_.grid.shard_of(owner));
-  const int end = std::min(block.begin + block.size, model_.grid.world_size);
+  const int end = block.begin + block.size;
   const DType reduce_dtype = placed.reduce_dtype();
   if (end - block.begin == 1) {
     const std::byte* const slot = model_.slots.at(model_.slots.leaf_of(block.begin), p.sequence, placed);
@@ -109,7 +109,7 @@ void SumsExchange::append_pieces(std::vector<OutgoingPiece>& out, const Publicat
   for (int r = block.begin; r < end; ++r) {
     if (!sums(owner, r, p.everywhere) || model_.control.rank(r).slots[p.sequence % model_.slots.num_slots()].present[parameter] == 0)
       continue;
-    sources.push_back({model_.slots.at(model_.slots.leaf_of(r), p.sequence, placed), reduce_dtype, r});
+    sources.push_back({model_.slots.at(model_.slots.leaf_of(r), p.sequence, placed), reduce_dtype, model_.hosts.place_of(r)});
   }
   const DType sum = sum_dtype(placed, p.everywhere);
   for (std::size_t k = 0; k < own.runs; ++k) {
@@ -134,7 +134,7 @@ void SumsExchange::begin(Lane& lane, const Publication& p) {
   for (const Block block : blocks) {
     for (std::size_t i = 0; i < num_parameters; ++i, ++follows) {
       bool any = false;
-      for (int r = block.begin; r < std::min(block.begin + block.size, model_.grid.world_size); ++r) {
+      for (int r = block.begin; r < block.begin + block.size; ++r) {
         const auto& words = model_.control.rank(r).slots[p.sequence % model_.slots.num_slots()];
         any |= sums(lane.sender.to(), r, p.everywhere) && words.present[i] != 0;
       }

@@ -230,10 +230,10 @@ void Reducer::sum(const Pending& pending, std::size_t parameter) {
     sources.clear();
     const std::size_t at = own.begin + k * own.stride;  // element of the whole parameter
     for (const std::size_t leaf : leaves) {
-      const Block ranks = slots_.leaves()[leaf].ranks;
-      Source source{slots_.at(leaf, pending.sequence, p), slots_.dtype(leaf, p, pending.how.everywhere), place_of(ranks.begin)};
+      const Slots::Leaf& of = slots_.leaves()[leaf];
+      Source source{slots_.at(leaf, pending.sequence, p), slots_.dtype(leaf, p, pending.how.everywhere), place_of(of)};
       source.data += at * dtype_bytes(source.dtype);
-      if (ranks.begin == rank_ && pending.where[parameter] != Where::kSlot) {
+      if (of.ranks.begin == rank_ && pending.where[parameter] != Where::kSlot) {
         source.data = pending.where[parameter] == Where::kGradient ? g.whole + at * dtype_bytes(source.dtype)
                                                                    : g.own + k * own.length * dtype_bytes(source.dtype);
       }

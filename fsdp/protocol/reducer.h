@@ -107,8 +107,11 @@ class Reducer {
   Control::Slot& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % slots_.num_slots()]; }
   // The gradients of one parameter in this rank's publication.
   std::byte* own_slot(std::uint64_t sequence, const Placed& p) const { return slots_.at(slots_.leaf_of(rank_), sequence, p); }
-  // The place of a rank's gradients in the tree of additions. Places 0, 1, 2, 4, 8, .. make it a chain.
-  int place_of(int rank) const { return order_ == SumOrder::kTree || rank == 0 ? rank : 1 << (rank - 1); }
+  // The place of a leaf's gradients in the tree of additions. Places 0, 1, 2, 4, 8, .. make it a chain.
+  int place_of(const Slots::Leaf& leaf) const {
+    if (order_ == SumOrder::kTree) return leaf.place;
+    return leaf.ranks.begin == 0 ? 0 : 1 << (leaf.ranks.begin - 1);
+  }
   Piece own_piece(const Placed& p) const { return piece_of(p, grid_.shards(), grid_.shard_of(rank_)); }
   void bring(const Placed& p, const Gradient& g, How how, std::byte* out) const;
   Where keep(const Placed& p, const Gradient& g, std::byte* out) const;

@@ -153,6 +153,31 @@ TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneMissingOnAllRanksIsAbsent)
   }
 }
 
+TEST_P(ReducerTest, GradientsAreAddedAtThePlacesOfTheirRanks) {
+  if (world_ != 3) GTEST_SKIP() << "needs three ranks";
+  const Hosts hosts({0, 0, 0}, {0, 2, 3});
+  const Slots slots(mappings_[1].data(), hosts, 0, pointers_, kSlots);
+  std::vector<Rank1> brought;
+  std::vector<std::unique_ptr<Reducer>> reducers;
+  for (int r = 0; r < 3; ++r) {
+    brought.push_back(bring(r, 0, 0));
+    reducers.push_back(std::make_unique<Reducer>(*control_, r, 3, pointers_, slots, nullptr));
+    reducers.back()->publish(0, brought.back().gradients, {1});
+  }
+  for (int r = 0; r < 3; ++r) {
+    auto& reducer = *reducers[static_cast<std::size_t>(r)];
+    if (reducer.num_pending() > 0) {
+      ASSERT_TRUE(reducer.serve().value());
+    }
+    const auto& own = brought[static_cast<std::size_t>(r)].own[0];
+    const std::size_t first = piece_of(layouts_[0].placed()[0], 3, r).begin;
+    for (std::size_t e = 0; e < own.size(); ++e) {
+      const auto of = [&](int rank) { return gradient(rank, 0, 0, 0)[first + e]; };
+      ASSERT_EQ(own[e], of(0) + (of(1) + of(2)));
+    }
+  }
+}
+
 TEST_P(ReducerTest, ARankAtMostTwoUnitsAheadWaitsForTheSlowest) {
   if (world_ < 2) GTEST_SKIP() << "needs two ranks";
   std::vector<Rank1> kept;

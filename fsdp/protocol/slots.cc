@@ -12,13 +12,10 @@ constexpr std::size_t kPage = 4096;
 
 std::vector<Slots::Leaf> Slots::leaves_of(const Hosts& hosts, int host) {
   std::vector<Leaf> out;
-  for (const int r : hosts.ranks(host)) out.push_back({{r, 1}, host, false});
+  for (const int r : hosts.ranks(host)) out.push_back({{r, 1}, hosts.place_of(r), host, false});
   for (int h = 0; h < hosts.num_hosts(); ++h) {
     if (h == host) continue;
-    for (Block block : hosts.blocks(h)) {
-      block.size = std::min(block.size, hosts.world_size() - block.begin);
-      out.push_back({block, h, block.size > 1});
-    }
+    for (const Block block : hosts.blocks(h)) out.push_back({block, hosts.place_of(block.begin), h, block.size > 1});
   }
   std::ranges::sort(out, {}, [](const Leaf& leaf) { return leaf.ranks.begin; });
   return out;

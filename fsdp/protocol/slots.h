@@ -28,7 +28,8 @@ class Slots {
  public:
   // The origin of a slot's gradients, or sums: a rank of this host, or a block of another host's ranks.
   struct Leaf {
-    Block ranks;  // cut to ranks that exist
+    Block ranks;
+    int place = 0;  // in the tree of additions
     int host = 0;
     bool is_sum = false;  // true: of several ranks
   };

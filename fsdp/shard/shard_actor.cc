@@ -138,7 +138,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
   const std::string key = fmt::format("{}/model-{}", memory_name(), num_models_);
   auto options = options_.model;
   options.slots = slots;
-  const Hosts hosts = options.host_of_rank.empty() ? Hosts(options_.world_size) : Hosts(options.host_of_rank);
+  const Hosts hosts = options.hosts(options_.world_size);
   const std::size_t control_bytes = ShardedModel::control_bytes(units, options_.world_size);
   const std::size_t slot_bytes = ShardedModel::slot_bytes(units, hosts, options_.rank, slots);
   SHOAL_TRY(const Fd control, open_memory(key + "/control", control_bytes, options_.rank));

@@ -20,6 +20,10 @@ std::vector<std::string> names_of(const Units& units) {
 
 }  // namespace
 
+Hosts ShardedModel::Options::hosts(int world_size) const {
+  return Hosts(host_of_rank.empty() ? std::vector<int>(static_cast<std::size_t>(world_size)) : host_of_rank, places);
+}
+
 std::size_t ShardedModel::slot_bytes(const Units& units, const Hosts& hosts, int rank, int slots) {
   return Slots::bytes(hosts, hosts.host_of(rank), layouts_of(units), slots);
 }
@@ -31,7 +35,7 @@ ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping co
       units_(std::move(units)),
       control_memory_(std::move(control)),
       slot_memory_(std::move(slots)),
-      hosts_(options.host_of_rank.empty() ? Hosts(grid.world_size) : Hosts(options.host_of_rank)),
+      hosts_(options.hosts(grid.world_size)),
       control_(control_memory_.data(), grid.world_size, units_.size()),
       slots_(slot_memory_.data(), hosts_, hosts_.host_of(rank), layouts_of(units_), options.slots),
       link_(hosts_.num_hosts() > 1

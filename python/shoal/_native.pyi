@@ -1122,9 +1122,9 @@ class ShardActor:
     """The actor that owns this rank's rows."""
 
     @staticmethod
-    def place(session: Session, gang: str, rank: int, world_size: int, replicas: int, timeout: float, warn_after: float, hosts: Sequence[int] = [], exchange: object | None = None, network: Network = ..., in_rank_order: bool = False, place_as: tuple[int, int] = (-1, 0)) -> ShardActor:
+    def place(session: Session, gang: str, rank: int, world_size: int, replicas: int, timeout: float, warn_after: float, hosts: Sequence[int] = [], exchange: object | None = None, network: Network = ..., in_rank_order: bool = False, place_as: tuple[int, int] = (-1, 0), places: Sequence[int] = []) -> ShardActor:
         """
-        hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all.
+        hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all. places: by rank, in the tree of additions.
         """
 
     def add_unit(self, name: str, parameters: Sequence[ParameterSpec], options: UnitOptions, arena: str = '') -> ShardedUnit:
@@ -1223,6 +1223,11 @@ def sgd(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, momentum
 
 def power_sum(dtype: str, address: int, numel: int, order: float, num_threads: int) -> float:
     """The sum of these elements' powers, for a norm of this order."""
+
+def row_power_sums(dtype: str, address: int, rows: int, row_numel: int, order: float, out: int, num_threads: int) -> None:
+    """
+    As power_sum, of each row: writes that many doubles to `out`, whose bits do not depend on other rows.
+    """
 
 def private_memory(bytes: int, touched: bool) -> Annotated[torch.Tensor, dict(dtype='uint8')]:
     """

@@ -163,6 +163,16 @@ void bind_optim(nb::module_& m) {
       nb::arg("dtype"), nb::arg("address"), nb::arg("numel"), nb::arg("order"), nb::arg("num_threads"),
       "The sum of these elements' powers, for a norm of this order.");
   m.def(
+      "row_power_sums",
+      [](const std::string& dtype, std::uintptr_t address, std::size_t rows, std::size_t row_numel, double order, std::uintptr_t out,
+         int num_threads) {
+        const auto type = unwrap(fsdp::parse_dtype(dtype));
+        const nb::gil_scoped_release release;
+        fsdp::row_power_sums(type, at(address), rows, row_numel, order, reinterpret_cast<double*>(out), num_threads);
+      },
+      nb::arg("dtype"), nb::arg("address"), nb::arg("rows"), nb::arg("row_numel"), nb::arg("order"), nb::arg("out"), nb::arg("num_threads"),
+      "As power_sum, of each row: writes that many doubles to `out`, whose bits do not depend on other rows.");
+  m.def(
       "private_memory",
       [](std::size_t bytes, bool touched) {
         auto* owner = new runtime::Mapping(unwrap(runtime::private_memory(bytes, touched)));

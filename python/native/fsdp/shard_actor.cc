@@ -45,7 +45,7 @@ nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, std
 
 std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout,
                                   double warn_after, std::vector<int> hosts, nb::object exchange, const PyNetwork& network,
-                                  bool in_rank_order, std::pair<int, int> place_as) {
+                                  bool in_rank_order, std::pair<int, int> place_as, std::vector<int> places) {
   ShardActor::Options o;
   o.gang = gang;
   o.rank = rank;
@@ -60,6 +60,7 @@ std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, i
   }
   if (in_rank_order) o.model.order = fsdp::Reducer::SumOrder::kRanks;
   std::tie(o.place_rank, o.place_size) = place_as;
+  o.model.places = std::move(places);
   o.place_timeout = o.model.waits.timeout = duration_of(timeout);
   o.model.waits.warn_after = duration_of(warn_after);
   o.model.waits.interrupted = signals_pending;
@@ -138,9 +139,9 @@ void bind_shard_actor(nb::module_& m) {
           "place", &place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"),
           nb::arg("timeout"), nb::arg("warn_after"), nb::arg("hosts") = std::vector<int>(), nb::arg("exchange") = nb::none(),
           nb::arg("network") = PyNetwork(), nb::arg("in_rank_order") = false, nb::arg("place_as") = std::make_pair(-1, 0),
-          nb::keep_alive<0, 1>(),
+          nb::arg("places") = std::vector<int>(), nb::keep_alive<0, 1>(),
           "hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every "
-          "rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all.")
+          "rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all. places: by rank, in the tree of additions.")
       .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("options"), nb::arg("arena") = "",
            "arena: that of another mesh's unit with these parameters, which the new unit takes over; empty: a new one.")
       .def("make_model", &make_model, nb::arg("units"), nb::arg("names"), nb::arg("slots"),
