@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 
 from shoal import _native
-from shoal.exceptions import InvalidArgument
+from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp import _graph
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State
@@ -99,6 +99,11 @@ class FSDPModule(TorchFSDPModule):
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: backward keeps unsharded gradients, in the reduce dtype. The next synchronised backward reduces their sum."""
         for s in self._states(recurse):
+            if s.settings.part is not None:
+                raise Unimplemented(
+                    "set_requires_gradient_sync: with deterministic=True each batch's gradients are reduced, in the order of logical ranks",
+                    hint="leave the call out: gradients of several batches add up until zero_grad()",
+                )
             s.settings.sync = s.settings.everywhere = requires_gradient_sync
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shoal import _native
 from shoal._objects.tensors import address_of, in_memory
@@ -34,7 +35,9 @@ def clip_grad_norm_(
     1. Parameters may be any mix of plain tensors and ``DTensor``s of any placements and meshes; shards may be empty.
     Collective: every rank calls it with the same parameters; gradients may be missing on some ranks. Each rank sums over its shards in
     fp64. One all_reduce follows per mesh axis that shards a parameter, of one number per parameter. Plain and replicated gradients count
-    once, with this rank's values. ``norm_type``: any order, ``inf`` and ``-inf``. ``foreach`` is accepted and ignored.
+    once, with this rank's values. In a training with ``deterministic=True`` the sums are those of rows, whose bits do not depend on the
+    shards; one all_reduce of a number per row follows. There it does nothing, and returns 0, before the last part of a batch.
+    ``norm_type``: any order, ``inf`` and ``-inf``. ``foreach`` is accepted and ignored.
 
     Returns a plain 0-d tensor: fp64 if any gradient is, else fp32. With ``error_if_nonfinite`` a NaN or infinite norm raises NonFinite (an
     InvalidArgument and a RuntimeError) on every rank. Raises Unimplemented for gradients that are sparse, not on the CPU, or of another
@@ -45,9 +48,12 @@ def clip_grad_norm_(
     order = float(norm_type)
     if math.isnan(order) or math.isnan(float(max_norm)):
         raise InvalidArgument(f"max_norm = {max_norm}, norm_type = {norm_type}", hint="give numbers; float('inf') for the maximum norm")
+    part = next((q for q in map(_part, parameters) if q is not None), None)
+    if part is not None and not part.last:
+        return torch.zeros(())
     for g in gradients:
         _check(g)
-    norm = _norm(parameters, order)
+    norm = _norm(parameters, order) if part is None else _joined(_sums_by_rows(parameters, order), order)
     if not any(g.dtype == torch.float64 for g in gradients):
         norm = norm.float()
     if error_if_nonfinite and not norm.isfinite():
@@ -85,11 +91,54 @@ def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
                     axes.setdefault((p.device_mesh, axis), []).append(i)
     for (mesh, axis), which in axes.items():
         sums[which] = _over_ranks(sums[which], order, mesh.get_group(axis))
+    return _joined(sums, order)
+
+
+def _joined(sums: torch.Tensor, order: float) -> torch.Tensor:
+    """The norm of the parameters' norms, of which ``sums`` has the sums of powers."""
     if order == 0:
         return (sums != 0).sum().double()  # as in torch, the number of nonzero gradients
     if not math.isinf(order):
         sums = sums.sqrt() if order == 2 else sums.pow(1 / order)
     return torch.linalg.vector_norm(sums, order) if len(sums) > 0 else torch.zeros((), dtype=torch.float64)
+
+
+def _part(p: torch.Tensor) -> Any:
+    """The part of a batch in which a sharded parameter's gradients are; None outside of deterministic trainings."""
+    unit = getattr(p, "_shoal_state", None)
+    return None if unit is None else unit.settings.part
+
+
+def _sums_by_rows(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
+    """The parameters' sums of powers, first of each row of the sharded dim, then of all rows in their order: the same bits for any shards.
+    The parameters are those of a model on one mesh of shards."""
+    dims = [next((q.dim for q in p.placements if isinstance(q, Shard)), 0) if isinstance(p, DTensor) else 0 for p in parameters]
+    counts = [p.shape[dim] if p.dim() > 0 else 1 for p, dim in zip(parameters, dims, strict=True)]
+    rows = torch.zeros(sum(counts), dtype=torch.float64)
+    of_parameter, mesh = rows.split(counts), next(p.device_mesh for p in parameters if isinstance(p, DTensor))
+    for p, dim, mine in zip(parameters, dims, of_parameter, strict=True):
+        if p.grad is None:
+            continue
+        if isinstance(p, DTensor):
+            begin, end = p._shoal_state.data.own_bounds(p.shape[dim])  # type: ignore[attr-defined]
+            mine = mine[begin:end]
+        elif mesh.get_local_rank() != 0:  # a plain tensor counts once
+            continue
+        _power_sums_of_rows(_laid_out(p), dim, order, mine)
+    if mesh.size() > 1:
+        dist.all_reduce(rows, group=mesh.get_group())  # exact: one rank has a row, and the others add 0
+    none = math.inf if order == -math.inf else 0.0
+    once = order if math.isinf(order) else 1.0  # the sums are not negative: their sum, or the extreme one
+    joined = [_native.power_sum("float64", r.data_ptr(), r.numel(), once, 1) for r in of_parameter]
+    return torch.tensor([none if p.grad is None else s for p, s in zip(parameters, joined, strict=True)], dtype=torch.float64)
+
+
+def _power_sums_of_rows(t: torch.Tensor, dim: int, order: float, out: torch.Tensor) -> None:
+    if out.numel() == 0:
+        return
+    t = in_memory(t if dim == 0 else t.movedim(dim, 0).contiguous())
+    rows, row_numel = out.numel(), t.numel() // out.numel()
+    _native.row_power_sums(DTYPES[t.dtype], address_of(t), rows, row_numel, order, out.data_ptr(), num_threads())
 
 
 def _over_ranks(sums: torch.Tensor, order: float, group: dist.ProcessGroup) -> torch.Tensor:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import random
-import sys
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.train._state import random_states, set_random_states
+from shoal.train._state import random_states, seed_all, set_random_states
 
 
 def check_loader(loader: Any) -> None:
@@ -47,16 +46,9 @@ class _Apart:
 
     def __init__(self, seed: int):
         outside = random_states()
-        self._seed_all(seed)
+        seed_all(seed)
         self._inside = random_states()
         set_random_states(outside)
-
-    @staticmethod
-    def _seed_all(seed: int) -> None:
-        random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % (1 << 32))
 
     def __enter__(self) -> None:
         self._outside = random_states()
@@ -72,13 +64,64 @@ def mixed(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1
 
 
-class _Parts:
-    """A batch sampler that yields this rank's indices of each batch, from batch ``first`` on. ``sizes`` gets (own, global) in order."""
+@dataclass(frozen=True)
+class Shares:
+    """The parts of each batch that this worker reads, one after the other. ``of``: the number of parts. ``seeded``: generators of random
+    numbers are seeded before a part is read, so that its samples do not depend on the reader."""
 
-    def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, rank: int, world_size: int):
+    mine: range
+    of: int
+    seeded: bool = False
+
+
+@dataclass(frozen=True)
+class Given:
+    """A part of a batch. ``samples``: its size; a part without samples has one all the same, and the number is 0."""
+
+    batch: Any
+    part: int
+    samples: int
+    global_samples: int
+
+
+class _Indices(list):
+    """The indices of a part, with the seed for reading it."""
+
+    seed = 0
+
+
+class _Seeded:
+    """A dataset whose samples are read with generators seeded for their part. Else it is the loader's dataset."""
+
+    def __init__(self, dataset: Any):
+        self.__dict__["_dataset"] = dataset
+
+    def __getitems__(self, indices: _Indices) -> Any:
+        seed_all(indices.seed)
+        dataset = self.__dict__["_dataset"]
+        several = getattr(dataset, "__getitems__", None)
+        return several(indices) if callable(several) else [dataset[i] for i in indices]
+
+    def __len__(self) -> int:
+        return len(self.__dict__["_dataset"])
+
+    def __getattr__(self, name: str) -> Any:
+        if "_dataset" not in self.__dict__:  # before pickle has restored it
+            raise AttributeError(name)
+        return getattr(self.__dict__["_dataset"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["_dataset"], name, value)
+
+
+class _Parts:
+    """A batch sampler that yields the indices of this worker's parts of each batch, from batch ``first`` on. ``sizes`` gets (part, own,
+    global) in order."""
+
+    def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, shares: Shares):
         self._loader, self._epoch, self._first = loader, epoch, first
-        self._seed, self._rank, self._world_size = seed, rank, world_size
-        self.sizes: deque[tuple[int, int]] = deque()
+        self._seed, self._shares = seed, shares
+        self.sizes: deque[tuple[int, int, int]] = deque()
 
     def _batches(self) -> Iterator[list]:
         """The epoch's batches in the order that all workers share."""
@@ -104,22 +147,27 @@ class _Parts:
         for number, indices in enumerate(self._batches()):
             if number < self._first or not indices:
                 continue
-            own = [indices[i] for i in part_of(len(indices), self._rank, self._world_size)]
-            self.sizes.append((len(own), len(indices)))
-            # A worker without a sample computes one all the same, whose gradients count 0, because every worker takes part in every step.
-            yield own or indices[:1]
+            for part in self._shares.mine:
+                own = [indices[i] for i in part_of(len(indices), part, self._shares.of)]
+                self.sizes.append((part, len(own), len(indices)))
+                # A part without a sample is one all the same, whose gradients count 0, because every worker takes part in every step.
+                given = own or indices[:1]
+                if self._shares.seeded:
+                    given = _Indices(given)
+                    given.seed = mixed(self._seed, self._epoch, number, part)
+                yield given
 
 
 class Feeder:
-    """This rank's parts of one epoch's batches, from a position on, read as the loader would read them."""
+    """This worker's parts of one epoch's batches, from a position on, read as the loader would read them."""
 
-    def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, rank: int, world_size: int):
-        self._parts = _Parts(loader, seed, epoch, first, rank, world_size)
-        own = torch.Generator().manual_seed(mixed(seed, epoch, first, rank))
+    def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, shares: Shares):
+        self._parts = _Parts(loader, seed, epoch, first, shares)
+        own = torch.Generator().manual_seed(mixed(seed, epoch) if shares.seeded else mixed(seed, epoch, first, shares.mine[0]))
         options = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
         self._batches = iter(
             DataLoader(
-                loader.dataset,
+                _Seeded(loader.dataset) if shares.seeded else loader.dataset,
                 batch_sampler=self._parts,
                 num_workers=loader.num_workers,
                 collate_fn=loader.collate_fn,
@@ -132,11 +180,10 @@ class Feeder:
             )
         )
 
-    def next(self) -> tuple[Any, int, int] | None:
-        """Returns (batch, samples of this rank, samples of all), or None at the end of the epoch. The batch of a rank without samples has
-        one, and the number is 0."""
+    def next(self) -> Given | None:
+        """Returns the next part, or None at the end of the epoch."""
         try:
             batch = next(self._batches)
         except StopIteration:
             return None
-        return batch, *self._parts.sizes.popleft()
+        return Given(batch, *self._parts.sizes.popleft())

@@ -50,6 +50,8 @@ class _Here:
     before: Any = None  # a death has ended its loop, and the next one takes its state over
     reports = 0
     left = False  # it has left, and its loop unwinds
+    logical_ranks = 0  # 0: the training is not deterministic
+    holds = False  # a part of the batch runs that is not this worker's last: nothing takes effect that belongs to the end of a step
 
 
 def get_context() -> TrainContext:
@@ -71,13 +73,14 @@ def get_context() -> TrainContext:
 def report(metrics: dict[str, Any]) -> None:
     """Sends this worker's metrics to the driver; rank 0's go into the Result. A barrier: every rank must report equally often.
 
-    A worker that joins an elastic training reports from its first step on; what it reports before is dropped.
+    A worker that joins an elastic training reports from its first step on; what it reports before is dropped. So are the reports in all but
+    the last part of a batch, with ``deterministic=True``.
 
     Outside a Trainer (torchrun, ``shoal submit``) it does nothing, so that a loop runs under any launcher.
     """
     if not isinstance(metrics, dict):
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")
-    if _Here.driver is None or _Here.newcomer or _Here.left:
+    if _Here.driver is None or _Here.newcomer or _Here.left or _Here.holds:
         return
     _Here.reports += 1
     get(_Here.driver.report.remote(_Here.worker, _Here.generation, _Here.reports, metrics))

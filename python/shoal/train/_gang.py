@@ -19,18 +19,22 @@ from shoal._distributed.communicator import make_communicator
 from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import state_of
-from shoal.fsdp._engine.settings import Settings
+from shoal.fsdp._engine.state import State as UnitState
+from shoal.fsdp._parameters.logical import Part, blocks
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import reshard
+from shoal.train._batches import Given, Shares, mixed
 from shoal.train._changes import Transition
 from shoal.train._context import _Here
 from shoal.train._errors import WorkerLost
+from shoal.train._parts import Parts, check_deterministic
 from shoal.train._ranks import Place
 from shoal.train._recovery import Record, may_come_of_a_death
-from shoal.train._state import State, luggage, optimizers_of, random_states, sharded_models, unpack
+from shoal.train._state import State, luggage, optimizers_of, random_states, seed_all, sharded_models, unpack
 
 _MEET = timedelta(days=1)  # a newcomer waits for the others' boundary, which a long step delays
 _MEET_NOW = timedelta(seconds=30)  # the others are there, or one of them is dead
+_BODY = 1  # distinguishes the seeds of the loop's body from those of the samples
 _GATHER = timedelta(minutes=2)  # until all have come to a store that listens
 
 
@@ -47,9 +51,13 @@ class Gang:
         self._communicator: Any = None
         self._word = torch.zeros(1, dtype=torch.int64)
         self._next: Any = None  # the reference to the next Transition, which the driver makes ready
-        self._weighed: list[Settings] = []
+        self._weighed: list[UnitState] = []
         self._joining = _Here.newcomer
         self._record = Record(state)
+        self.parts: Parts | None = None  # with deterministic=True
+        if _Here.logical_ranks:
+            check_deterministic(state)
+            self.parts = Parts(state, _Here.logical_ranks)
         self.repeats = False  # the loop is a step that can run again
         self._backend: str | None = None  # the last process group had it, while there is none
         if not _Here.elastic:
@@ -98,13 +106,49 @@ class Gang:
         self._change(get(self._next))
         return True
 
-    def weigh(self, share: float | None) -> None:
-        """Sets the factor by which this worker's gradients count in the mean over workers; None between two loops."""
+    @property
+    def shares(self) -> Shares:
+        """The parts of each batch that this worker runs."""
+        if self.parts is None:
+            return Shares(range(self.rank, self.rank + 1), self.size)
+        return Shares(blocks(self.parts.of, self.size)[self.rank], self.parts.of, seeded=True)
+
+    def begin_part(self, given: Given) -> None:
+        """Prepares the backward pass of a part, and the generators of random numbers: they do not depend on the worker that runs it."""
+        shares, state = self.shares, self._state
+        share = given.samples * shares.of / given.global_samples
+        if self.parts is None:
+            self._weigh(None if self.size == 1 else share, None)
+            return
+        part = Part(given.part, shares.of, given.part == shares.mine[-1])
+        self._weigh(share, part)
+        self.parts.begin(part, shares.mine[0])
+        seed_all(mixed(state.seed, state.epoch, state.batch, part.number, _BODY))
+
+    def end_parts(self) -> None:
+        """Between two loops."""
+        self._weigh(None, None)
+        if self.parts is not None:
+            self.parts.running = False
+        if _Here.gang in (None, self):  # else a loop that was left ends late, while the next one runs
+            _Here.holds = False
+
+    def end_steps(self) -> None:
+        """At the end of a loop: the generators of random numbers do not depend on the last parts."""
+        if self.parts is not None:
+            seed_all(mixed(self._state.seed, self._state.epoch, self._state.batch, self.parts.of, _BODY))
+
+    def _weigh(self, share: float | None, part: Part | None) -> None:
+        """Sets the factor by which this worker's gradients count in the mean over workers, or parts."""
         if not self._weighed:
             inner = (m for model in sharded_models(self._state) for m in model.modules())
-            self._weighed = [s.settings for s in map(state_of, inner) if s is not None]
-        for settings in self._weighed:
-            settings.share = None if self.size == 1 else share
+            self._weighed = [s for s in map(state_of, inner) if s is not None]
+        for s in self._weighed:
+            s.settings.share = share
+            if self.parts is not None:
+                s.settings.part, s.settings.sync = part, part is None or part.last
+                for p in (p for u in s.units for p in u.parameters if part is None):
+                    p.gradient.drop_parts()  # those of a step that was left before its last part
 
     def sum(self, values: list[float]) -> list[float]:
         """Returns the sums over all workers."""
@@ -193,7 +237,7 @@ class Gang:
 
     def _stop(self) -> None:
         """Leaves all groups, which ends the waits of others in them, and drops the step under way."""
-        self.weigh(None)
+        self.end_parts()
         self._next = None
         self._leave_groups()
         if dist.is_initialized():

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,8 @@ class Setup:
     elastic: bool
     protected: bool
     use_gpu: bool = False
+    logical_ranks: int = 0  # 0: the training is not deterministic
+    threads: int = 1  # torch's in each worker, if it is
 
 
 @dataclass
@@ -115,10 +117,11 @@ class Run:
             self._workers[w].place = load(place, f"rank {rank} of {len(asked)}")
         given = environments([self._workers[w].place for w in members])
         for w, environment in zip(members, given, strict=True):
-            role = Role(w, environment, self._setup.elastic, protected=self._setup.protected, use_gpu=self._setup.use_gpu)
-            self._start_loop(w, role)
+            self._start_loop(w, Role(w, environment, self._setup.elastic, use_gpu=self._setup.use_gpu))
 
     def _start_loop(self, worker: int, role: Role) -> None:
+        setup = self._setup
+        role = replace(role, protected=setup.protected, logical_ranks=setup.logical_ranks, threads=setup.threads)
         of = self._workers[worker]
         of.run = of.handle.run.remote(self._setup.loop, self._setup.config, role, self.driver)
 
@@ -179,7 +182,7 @@ class Run:
         except Exception as error:
             self._step(m.Failed(number, _text(error)))
             return
-        self._start_loop(number, Role(number, environments([w.place])[0], elastic=True, newcomer=True, protected=self._setup.protected))
+        self._start_loop(number, Role(number, environments([w.place])[0], elastic=True, newcomer=True))
         self._step(m.Placed(number))
         self._step(m.Draining(self._on_draining_nodes()))
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.collect import state_of
 from shoal.train._changes import Change
+from shoal.train._context import _Here
 
 POSITION = ("epoch", "batch", "step", "seed")
 
@@ -29,6 +30,7 @@ class State:
 
     ``epoch`` is the current epoch, from 0; ``batch`` counts its batches that :func:`steps` has given, and ``step`` counts those of all
     epochs. ``samples`` is the size of this worker's part of the current batch, and ``global_samples`` that of the whole batch.
+    ``last_part``: False while a worker of a training with ``deterministic=True`` has further parts of the current batch to run.
     """
 
     def __init__(self, *, seed: int = 0, on_change: Callable[[Change], Any] | None = None, **objects: Any):
@@ -54,6 +56,10 @@ class State:
         except KeyError:
             raise AttributeError(f"this State has no {name}") from None
 
+    @property
+    def last_part(self) -> bool:
+        return not _Here.holds
+
     # ---- for checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,8 +82,12 @@ class State:
 
     def mean(self, value: Any) -> float:
         """Returns the mean of ``value`` (a number, or a tensor of one element) over the current batch: each worker's value counts by its
-        samples. Every worker has to call it."""
+        samples. Every worker has to call it.
+
+        With ``deterministic=True`` call it in every part. It returns the mean in the last one, and ``value`` before."""
         value = float(value.detach() if torch.is_tensor(value) else value)
+        if self.gang is not None and self.gang.parts is not None and self.gang.parts.running:
+            return self.gang.parts.mean(value)
         if self.gang is None or self.gang.size == 1:
             return value
         total, weight = self.gang.sum([value * self.samples if self.samples else 0.0, self.samples])
@@ -131,6 +141,14 @@ def random_states() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "numpy": None if numpy is None else numpy.random.get_state(),
     }
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the generators of Python, torch and, if the process has imported it, NumPy."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % (1 << 32))
 
 
 def set_random_states(states: dict[str, Any]) -> None:

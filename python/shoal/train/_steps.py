@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from shoal.exceptions import InvalidArgument
-from shoal.train._batches import Feeder, check_loader
+from shoal.train._batches import Feeder, Given, check_loader
 from shoal.train._gang import Gang
 from shoal.train._state import State
 
@@ -20,6 +20,10 @@ def steps(loader: DataLoader, state: State, *, epochs: int | None = None) -> Ite
     possible. Gradients of sharded models are the mean over the whole batch. A loss that is a mean over its samples therefore trains alike
     with any number of workers. Each sample is used once per epoch, also where workers come and go, or where a training continues
     from ``State.load_state_dict``. A worker gets one sample that counts 0 where a batch has fewer samples than there are workers.
+
+    With ``ScalingConfig(deterministic=True)`` a batch has one part per logical rank, and the loop's body runs once for each of this
+    worker's. Steps of the optimizer and of schedulers in ``state``, ``zero_grad``, ``shoal.optim.clip_grad_norm_`` and ``report`` take
+    effect in the last part only. All else that belongs to the end of a step runs under ``if state.last_part:``.
 
     ``epochs``: go on until that many epochs are complete. By default it ends with the current epoch; ``while state.epoch < epochs:``
     around it leaves room for an evaluation. In an elastic Trainer the number of workers changes between two batches.
@@ -58,23 +62,23 @@ def run(step: Callable[[Any, State], Any], loader: DataLoader, state: State, *, 
             try:
                 if (given := loop.next()) is None:
                     break
-                step(given[0], state)
+                step(given.batch, state)
             except Exception as error:
                 loop.recover(error)
         if loop.gang is not None:
             loop.gang.repeats = False  # a loop over steps may follow
     finally:
         if loop.gang is not None:
-            loop.gang.weigh(None)
+            loop.gang.end_parts()
 
 
 def _iterate(loop: _Loop) -> Iterator[Any]:
     try:
         while (given := loop.next()) is not None:
-            yield given[0]
+            yield given.batch
     finally:
         if loop.gang is not None:
-            loop.gang.weigh(None)
+            loop.gang.end_parts()
 
 
 class _Loop:
@@ -83,10 +87,11 @@ class _Loop:
     def __init__(self, loader: DataLoader, state: State, until: int, relative: bool):
         self._loader, self._state, self._until, self._relative = loader, state, until, relative
         self._feeder: Feeder | None = None
+        self._within = False  # further parts of the current batch follow
         self.gang: Gang | None = state.gang
 
-    def next(self) -> tuple[Any] | None:
-        """Returns the next batch in a tuple, or None at the end."""
+    def next(self) -> Given | None:
+        """Returns this worker's next part of a batch, or None at the end."""
         state = self._state
         if state.gang is None:
             state.gang = Gang(state)  # a newcomer waits here for the others, and gets their position
@@ -94,26 +99,30 @@ class _Loop:
                 self._until = state.epoch + 1
         self.gang = gang = state.gang
         while state.epoch < self._until:
-            gang.mark()
-            if gang.boundary():
-                self._feeder = None
-                gang.mark()  # the new generation's record has none yet
+            if not self._within:
+                gang.mark()
+                if gang.boundary():
+                    self._feeder = None
+                    gang.mark()  # the new generation's record has none yet
             if self._feeder is None:
-                self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, gang.rank, gang.size)
+                self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, gang.shares)
             given = self._feeder.next()
             if given is None:
                 state.epoch, state.batch, self._feeder = state.epoch + 1, 0, None
                 continue
-            batch, state.samples, state.global_samples = given
-            state.batch += 1
-            state.step += 1
-            gang.weigh(state.samples * gang.size / state.global_samples)
-            return (batch,)
+            if not self._within:
+                state.batch += 1
+                state.step += 1
+            state.samples, state.global_samples = given.samples, given.global_samples
+            self._within = given.part != gang.shares.mine[-1]
+            gang.begin_part(given)
+            return given
+        gang.end_steps()
         return None
 
     def recover(self, error: Exception) -> None:
         """Goes on after the death of another worker, or raises ``error``."""
-        self._feeder = None
+        self._feeder, self._within = None, False
         if self.gang is None:
             raise error
         self.gang.repeats = True

@@ -23,6 +23,7 @@ from shoal.train._run import Run, Setup
 from shoal.train._worker import TrainWorker
 
 # Environment variables passed to the ranks.
+_MOST_LOGICAL_RANKS = 64  # as shoal.fsdp._parameters.logical.MAXIMUM, which needs torch
 _SETTINGS = ("SHOAL_FSDP", "SHOAL_INTERFACE", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT", "SHOAL_TRANSPORT", "SHOAL_DEVICE_TRANSPORT")
 
 
@@ -35,6 +36,9 @@ class ScalingConfig:
     :func:`shoal.train.run` calls.
     ``protect``: an elastic training survives the deaths of workers without the loss of a step. States of the optimizer, which is one of
     ``shoal.optim``'s Adam, AdamW and SGD, and gradients are then in memory of the nodes.
+    ``deterministic``: losses and parameters have the same bits with any number of workers, through changes and deaths. The number of
+    ``logical_ranks`` decides them: a power of two up to 64, by default the next one from the maximum of workers on. Each worker plays some
+    of these ranks. See docs/training.md for what else stays the same.
     ``use_gpu``: each worker also gets a GPU as its only CUDA device, or the share of one that ``resources_per_worker={"GPU": 0.5}`` states.
     An elastic training runs on CPUs.
     """
@@ -43,6 +47,8 @@ class ScalingConfig:
     resources_per_worker: dict[str, float] | None = None
     use_gpu: bool = False
     protect: bool = True
+    deterministic: bool = False
+    logical_ranks: int | None = None
 
     def __post_init__(self):
         given = self.num_workers
@@ -51,6 +57,7 @@ class ScalingConfig:
             raise InvalidArgument(f"num_workers is a number from 1 on, or (minimum, maximum) of such numbers, not {given!r}")
         minimum, maximum = (int(n) for n in bounds)
         object.__setattr__(self, "num_workers", (minimum, maximum) if isinstance(given, (tuple, list)) else minimum)
+        self._choose_logical_ranks(maximum)
         gpus = (self.resources_per_worker or {}).get("GPU")
         if self.use_gpu and gpus is not None and not 0 < gpus <= 1:
             raise InvalidArgument(f"a worker trains on one device, not on {gpus:g}", hint="use more workers; below 1 they share devices")
@@ -59,6 +66,23 @@ class ScalingConfig:
                 "an elastic training with use_gpu=True is not in this release: only parameters in a CPU's memory move to another mesh",
                 hint="pass one number as num_workers, or train on CPUs",
             )
+
+    def _choose_logical_ranks(self, maximum: int) -> None:
+        given = self.logical_ranks
+        if not self.deterministic:
+            if given is not None:
+                raise InvalidArgument("logical_ranks without deterministic=True has no effect", hint="pass both, or neither")
+            return
+        if self.use_gpu:
+            raise Unimplemented("deterministic=True with use_gpu=True is not in this release: devices reduce in an order of their own")
+        chosen = 1 << (maximum - 1).bit_length() if given is None else given
+        if not hasattr(chosen, "__index__") or not 1 <= chosen <= _MOST_LOGICAL_RANKS or chosen & (chosen - 1):
+            raise InvalidArgument(f"logical_ranks is a power of two from 1 to {_MOST_LOGICAL_RANKS}, not {chosen!r}")
+        if maximum > chosen:
+            raise InvalidArgument(
+                f"up to {maximum} workers cannot divide {chosen} logical ranks", hint="each worker plays one or more: raise logical_ranks"
+            )
+        object.__setattr__(self, "logical_ranks", int(chosen))
 
     @property
     def resources(self) -> dict[str, float]:
@@ -147,6 +171,7 @@ class Trainer:
             raise
         protected = scaling.elastic and scaling.protect
         setup = Setup(self._loop, self._config, self._on_report, resources, settings, scaling.elastic, protected, scaling.use_gpu)
+        setup.logical_ranks, setup.threads = scaling.logical_ranks or 0, max(1, int(resources["CPU"]))
         membership = Membership(scaling.minimum, scaling.maximum, tuple(range(count)), scaling.maximum, protected=protected)
         return self._run(Run(s, setup, membership, workers))
 

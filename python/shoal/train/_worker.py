@@ -18,7 +18,7 @@ from shoal.train._ranks import Place, here
 @dataclass(frozen=True)
 class Role:
     """A worker's part in a training: its number, the variables of its environment, if the number of workers may change, and if it
-    trains on a CUDA device."""
+    trains on a CUDA device. ``logical_ranks``: 0 unless the training is deterministic; ``threads``: torch's, if it is."""
 
     worker: int
     environment: dict[str, str]
@@ -26,6 +26,8 @@ class Role:
     newcomer: bool = False
     protected: bool = False
     use_gpu: bool = False
+    logical_ranks: int = 0
+    threads: int = 1
 
 
 class TrainWorker:
@@ -40,8 +42,13 @@ class TrainWorker:
         os.environ.update(role.environment)
         _Here.driver, _Here.worker, _Here.elastic, _Here.newcomer = driver, role.worker, role.elastic, role.newcomer
         _Here.generation, _Here.reports, _Here.left, _Here.protected = 1, 0, False, role.protected
+        _Here.logical_ranks, _Here.holds = 0, False
         import torch.distributed as dist
 
+        if role.logical_ranks:
+            from shoal.train._parts import begin_deterministic  # late: it imports torch, which the class does not need
+
+            begin_deterministic(role.logical_ranks, role.threads)
         _init_process_group(dist, _backend(role.use_gpu))
         _Here.gang = _Here.before = None
         try:

@@ -16,6 +16,7 @@ from shoal._distributed.communicator import Exchange
 from shoal._distributed.ranks import TIMEOUT, TRANSPORT, WARN_AFTER, attach, default_mesh, gang_name, network
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable
 from shoal.fsdp._devices.groups import groups
+from shoal.fsdp._parameters.logical import blocks
 from shoal.fsdp._parameters.mesh import data_mesh
 
 
@@ -23,6 +24,7 @@ from shoal.fsdp._parameters.mesh import data_mesh
 class _Bootstrap:
     actors: dict[tuple[tuple[int, ...], int, int], _native.ShardActor] = field(default_factory=dict)
     in_rank_order: bool = False
+    logical_ranks: int = 0  # 0: gradients are added up over the ranks themselves
     # Objects with an attribute ``actor`` that use it: the units of all models.
     users: weakref.WeakSet = field(default_factory=weakref.WeakSet)
 
@@ -34,6 +36,12 @@ def add_in_rank_order() -> None:
     """Lets meshes that are made from now on add gradients one rank after the other, where their ranks are on one host. ``shoal.spmd``
     does so in one process, too."""
     _state.in_rank_order = True
+
+
+def add_over(logical_ranks: int) -> None:
+    """Lets meshes that are made from now on add gradients along the tree over that many logical ranks, which their ranks divide among
+    themselves (``logical.blocks``). 0: over the ranks."""
+    _state.logical_ranks = logical_ranks
 
 
 def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.ShardActor:
@@ -64,6 +72,7 @@ def place_actor(ranks: tuple[int, ...], index: int, replicas: int, gang: str = "
         network=network("" if TRANSPORT == "gloo" else TRANSPORT),
         in_rank_order=_state.in_rank_order,
         place_as=host.place_as,
+        places=[block[0] for block in blocks(_state.logical_ranks, len(ranks))] if _state.logical_ranks else [],
     )
 
 

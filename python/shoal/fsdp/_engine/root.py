@@ -13,7 +13,7 @@ from torch.autograd import Variable
 
 from shoal import _native
 from shoal._objects.tensors import lasting
-from shoal.exceptions import InvalidArgument
+from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._devices.ahead import Ahead
 from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import state_of
@@ -225,6 +225,14 @@ class Root:
                 "inside join, a second synchronised backward ran without an optimizer's step after the first",
                 hint="accumulate with set_requires_gradient_sync(False) on all but the last backward of a step",
             )
+        part = self.states[0].settings.part
+        if part is not None and part.backward_ran:
+            raise Unimplemented(
+                "a second backward pass ran in one part of a batch: with deterministic=True its gradients have no place among the sums",
+                hint="add the losses up, and call backward once",
+            )
+        if part is not None:
+            part.backward_ran = True
         backward = Backward()
         self.backward = weakref.ref(backward)
         for u in self.units:

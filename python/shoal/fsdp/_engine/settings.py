@@ -14,6 +14,7 @@ from shoal import _native
 
 if TYPE_CHECKING:
     from shoal.fsdp._engine.state import State
+    from shoal.fsdp._parameters.logical import Part
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Settings:
     post_optim_event: Any = None
     weigh_samples: bool = False
     share: float | None = None  # the factor by which this rank's gradients count in the mean over ranks; None: 1, in all backward passes
+    part: Part | None = None  # this worker's present part of the batch, where several add up to its gradients
     joining: bool = False
     protection: Any = None  # a protected model's Protection, in all of its units: its optimizer alone steps the model
     cast_to: torch.dtype | None = field(init=False)  # dtype to which the forward casts floating-point inputs; None: no cast

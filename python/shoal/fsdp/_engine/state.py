@@ -396,7 +396,7 @@ class State:
         u.model.backward_end(u.index, [], 1.0, True, reshard)
         weight = self.settings.share if self.root.samples is None else self.root.samples
         for p in u.parameters:
-            p.gradient.keep(weight)
+            p.gradient.keep(weight, self.settings.part)
 
     # ---- attributes that torch.distributed.pipelining uses after the microbatches of a step ----
 

@@ -115,7 +115,8 @@ class Unit:
 
     @property
     def scale(self) -> float:
-        return 1.0 / (self.divide_factor or len(self.data.ranks))
+        part = self.state.settings.part
+        return 1.0 / (self.divide_factor or (len(self.data.ranks) if part is None else part.of))
 
     def publish(self, reshard: bool) -> None:
         """Publishes this rank's gradients, or their absence, once per backward pass and graph."""

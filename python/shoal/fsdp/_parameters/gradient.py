@@ -11,8 +11,10 @@ from torch.distributed.tensor import DTensor
 
 from shoal import _native
 from shoal._objects.tensors import address_of, in_memory, long_lived
+from shoal.fsdp._parameters.logical import PartialSums
 
 if TYPE_CHECKING:
+    from shoal.fsdp._parameters.logical import Part
     from shoal.fsdp._parameters.parameter import ShardedParameter
 
 # Dtypes that the engine treats as uint8, because it only moves their bytes.
@@ -25,13 +27,14 @@ def engine_dtype(dtype: torch.dtype) -> str:
 
 
 class ParameterGradient:
-    """One parameter's gradient on this rank. The whole gradient is ``unsharded.grad`` plus ``_accumulated`` until ``work`` takes it; the
-    engine reads it until ``published``. The reduced gradient, from ``done``, is added to ``sharded.grad`` once. Reductions end in the order
-    in which they began."""
+    """One parameter's gradient on this rank. The whole gradient is ``unsharded.grad`` plus ``_accumulated`` or ``_parts`` until ``work``
+    takes it; the engine reads it until ``published``. The reduced gradient, from ``done``, is added to ``sharded.grad`` once. Reductions
+    end in the order in which they began."""
 
     def __init__(self, parameter: ShardedParameter):
         self._parameter, self._views = parameter, parameter.views
         self._accumulated: torch.Tensor | None = None  # unreduced whole gradients, in the reduce dtype
+        self._parts = PartialSums()  # those of this batch's earlier parts, in the reduce dtype
         self._partial: torch.Tensor | None = None  # the sum of reductions within this replica that no full reduction has included yet
         self._has_partial = False
         self._buffer: torch.Tensor | None = None  # memory of gradients, reused when nothing else holds it
@@ -59,12 +62,16 @@ class ParameterGradient:
 
     def exists(self) -> bool:
         whole = self._views.unsharded
-        return whole is not None and (whole.grad is not None or self._accumulated is not None)
+        return whole is not None and (whole.grad is not None or self._accumulated is not None or bool(self._parts))
 
     def drop(self) -> None:
         if self._views.unsharded is not None:
             self._views.unsharded.grad = None
         self._accumulated = None
+        self._parts.clear()
+
+    def drop_parts(self) -> None:
+        self._parts.clear()
 
     def weigh(self, by: float) -> None:
         """Multiplies the whole gradient of the last backward by a weight. With 0 it is dropped, even if it is not finite."""
@@ -76,10 +83,16 @@ class ParameterGradient:
         else:
             whole.grad.mul_(by)
 
-    def keep(self, weight: float | None) -> None:
-        """Accumulates the gradient of a backward without reduction, in the reduce dtype, multiplied by ``weight`` if given."""
+    def keep(self, weight: float | None, part: Part | None = None) -> None:
+        """Accumulates the gradient of a backward without reduction, in the reduce dtype, multiplied by ``weight`` if given. The gradient of
+        a ``part`` is added along the tree over logical ranks."""
         p, whole = self._parameter, self._views.unsharded
-        if weight is not None:
+        if part is not None:
+            if weight is not None:
+                self.weigh(weight)
+            if (grad := self._of_backward(p.reduce_dtype)) is not None:
+                self._parts.add(part.number, grad)
+        elif weight is not None:
             self.weigh(weight)
             self._accumulated = self.take(p.reduce_dtype)
         elif p.reduce_dtype != p.compute_dtype and whole is not None and whole.grad is not None:
@@ -87,6 +100,19 @@ class ParameterGradient:
 
     def take(self, dtype: torch.dtype | None = None) -> torch.Tensor | None:
         """Removes and returns this rank's whole gradient: the last backward's (as ``dtype``, if given) plus accumulated ones."""
+        if self._parts:
+            if (grad := self._of_backward(self._parameter.reduce_dtype)) is not None:
+                self._parts.add(self._parameter.state.settings.part.number, grad)
+            return self._parts.take()
+        grad = self._of_backward(dtype)
+        if self._accumulated is not None:
+            if grad is not None:
+                self._accumulated += grad
+            grad, self._accumulated = self._accumulated, None
+        return grad
+
+    def _of_backward(self, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """Removes and returns the last backward's whole gradient, as ``dtype`` if given."""
         views = self._views
         grad = None if views.unsharded is None else views.unsharded.grad
         if grad is not None:
@@ -96,10 +122,6 @@ class ParameterGradient:
             grad = in_memory(grad)
             if dtype is not None:
                 grad = grad.to(dtype)
-        if self._accumulated is not None:
-            if grad is not None:
-                self._accumulated += grad
-            grad, self._accumulated = self._accumulated, None
         return grad
 
     def zeros(self) -> torch.Tensor:

@@ -1,0 +1,112 @@
+"""Trainings with ``deterministic=True``: the same bits for any number of workers, through changes and deaths."""
+
+import functools
+
+import deterministic_loops as d
+import pytest
+from client_fixtures import *  # noqa: F403
+
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.train import ScalingConfig, Trainer
+
+EPOCHS, STEPS = 4, 20
+CONFIGS = {"plain": {}, "bf16": {"bf16": True}, "readers": {"readers": 2}, "sgd": {"optimizer": "SGD"}}
+
+
+def fit(workers, loop=d.loop_form, on_report=None, folder="", deaths=(), **config):
+    config = {"epochs": EPOCHS, "deaths": list(deaths), "folder": str(folder), **config}
+    scaling = ScalingConfig(workers, deterministic=True, logical_ranks=4)
+    trainer = Trainer(loop, train_loop_config=config, scaling_config=scaling, on_report=on_report and (lambda m: on_report(trainer, m)))
+    return trainer.fit()
+
+
+@functools.cache
+def reference(name):
+    return fit(1, **CONFIGS[name])
+
+
+def check(result, name="plain"):
+    expected = reference(name)
+    assert [m["step"] for m in expected.metrics_history] == list(range(1, STEPS + 1))
+    for got, wanted in zip(result.metrics_history, expected.metrics_history, strict=True):
+        assert got == wanted  # floats, bit for bit
+    for returned in result.returns:
+        assert returned == expected.returns[0]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_any_fixed_number_of_workers_gives_the_same_bits(workers, name):
+    check(fit(workers, **CONFIGS[name]), name)
+
+
+def test_the_reference_learns_and_draws_dropout():
+    history = reference("plain").metrics_history
+    assert history[-1]["loss"] < 0.7 * history[0]["loss"]
+    assert all(m["norm"] > 0.5 for m in history[:3])  # so gradients are clipped
+    assert reference("plain").returns[0]["bits"] != reference("bf16").returns[0]["bits"]
+    assert history[:5] != reference("sgd").metrics_history[:5]
+
+
+@pytest.mark.parametrize("name", ["plain", "bf16"])
+def test_changes_of_the_number_of_workers_change_no_bit(name):
+    changes = {2: 2, 5: 4, 8: 3, 11: 1, 14: 2}
+
+    def scale(trainer, metrics):
+        if metrics["step"] in changes:
+            trainer.scale(changes[metrics["step"]])
+
+    result = fit((1, 4), on_report=scale, changes=list(changes), **CONFIGS[name])
+    assert [c.workers for c in result.changes] == [2, 4, 3, 1, 2]
+    check(result, name)
+
+
+@pytest.mark.parametrize("moment", ["earlier", "between", "recorded", "committed", "inside", "after"])
+def test_a_death_changes_no_bit(tmp_path, moment):
+    result = fit((1, 3), d.steps_form, folder=tmp_path, deaths=[(2, 7, moment)])  # rank 2 of 3 has two of four logical ranks
+    assert result.changes[0].died == (2,)
+    check(result)
+
+
+def test_a_death_under_mixed_precision_changes_no_bit(tmp_path):
+    result = fit((1, 4), d.steps_form, folder=tmp_path, deaths=[(0, 4, "committed"), (1, 9, "between")], bf16=True)
+    assert sum(len(c.died) for c in result.changes) == 2
+    check(result, "bf16")
+
+
+def test_a_loop_that_runs_again_after_a_death_gives_the_same_bits(tmp_path):
+    result = fit((1, 2), folder=tmp_path, deaths=[(0, 6, "earlier")])
+    assert result.changes[0].died == (0,)
+    check(result)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("torch", Unimplemented, "does not know if an element's update by torch.optim.adamw.AdamW depends on the shards"),
+        ("muon", Unimplemented, "does not know if an element's update by shoal.optim"),
+        ("statistics", Unimplemented, "running statistics of BatchNorm1d"),
+        ("half", InvalidArgument, "travel in bfloat16"),
+        ("copies", InvalidArgument, "is trained and not sharded"),
+        ("replicas", Unimplemented, "not one with replicas"),
+        ("backward", Unimplemented, "a second backward pass ran in one part"),
+        ("accumulates", Unimplemented, "set_requires_gradient_sync"),
+    ],
+)
+def test_what_depends_on_the_workers_is_refused(kind, error, message):
+    with pytest.raises(error, match=message):
+        Trainer(d.unfit, train_loop_config=kind, scaling_config=ScalingConfig(2, deterministic=True)).fit()
+
+
+def test_the_number_of_logical_ranks_is_a_power_of_two_that_the_workers_can_divide():
+    assert ScalingConfig((1, 3), deterministic=True).logical_ranks == 4
+    assert ScalingConfig(1, deterministic=True).logical_ranks == 1
+    with pytest.raises(InvalidArgument, match="up to 5 workers cannot divide 4 logical ranks"):
+        ScalingConfig((2, 5), deterministic=True, logical_ranks=4)
+    for wrong in (0, 3, 128, "4"):
+        with pytest.raises(InvalidArgument, match="power of two from 1 to 64"):
+            ScalingConfig(1, deterministic=True, logical_ranks=wrong)
+    with pytest.raises(InvalidArgument, match="without deterministic=True has no effect"):
+        ScalingConfig(1, logical_ranks=4)
+    with pytest.raises(Unimplemented, match="use_gpu=True"):
+        ScalingConfig(1, deterministic=True, use_gpu=True)
