@@ -31,7 +31,7 @@ class Samples:
 
 
 def build(config):
-    """Returns (state, loader). ``config``: "bf16", "readers" (the loader's workers) and "optimizer" are optional."""
+    """Returns (state, loader). ``config``: "bf16", "double", "readers" (the loader's workers) and "optimizer" are optional."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -39,7 +39,7 @@ def build(config):
     from shoal.fsdp import MixedPrecisionPolicy, fully_shard
     from shoal.train import State
 
-    model = model_of()
+    model = model_of().double() if config.get("double") else model_of()
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for unit in (*model, model):
         fully_shard(unit, mp_policy=bf16 if config.get("bf16") else MixedPrecisionPolicy())
@@ -57,7 +57,7 @@ def train_step(state, batch, config, killer):
 
     noisy, tokens = batch
     killer.at(state, "begin")
-    logits = state.model(noisy).float()
+    logits = state.model(noisy).to(torch.float64 if config.get("double") else torch.float32)
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
     mean, right = state.mean(loss), state.mean((logits.argmax(-1) == tokens).float().mean())
     loss.backward()

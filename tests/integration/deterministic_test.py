@@ -10,12 +10,12 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.train import ScalingConfig, Trainer
 
 EPOCHS, STEPS = 4, 20
-CONFIGS = {"plain": {}, "bf16": {"bf16": True}, "readers": {"readers": 2}, "sgd": {"optimizer": "SGD"}}
+CONFIGS = {"plain": {}, "bf16": {"bf16": True}, "readers": {"readers": 2}, "sgd": {"optimizer": "SGD"}, "double": {"double": True}}
 
 
-def fit(workers, loop=d.loop_form, on_report=None, folder="", deaths=(), **config):
+def fit(workers, loop=d.loop_form, on_report=None, folder="", deaths=(), logical_ranks=4, **config):
     config = {"epochs": EPOCHS, "deaths": list(deaths), "folder": str(folder), **config}
-    scaling = ScalingConfig(workers, deterministic=True, logical_ranks=4)
+    scaling = ScalingConfig(workers, deterministic=True, logical_ranks=logical_ranks)
     trainer = Trainer(loop, train_loop_config=config, scaling_config=scaling, on_report=on_report and (lambda m: on_report(trainer, m)))
     return trainer.fit()
 
@@ -25,8 +25,8 @@ def reference(name):
     return fit(1, **CONFIGS[name])
 
 
-def check(result, name="plain"):
-    expected = reference(name)
+def check(result, name="plain", expected=None):
+    expected = expected or reference(name)
     assert [m["step"] for m in expected.metrics_history] == list(range(1, STEPS + 1))
     for got, wanted in zip(result.metrics_history, expected.metrics_history, strict=True):
         assert got == wanted  # floats, bit for bit
@@ -38,6 +38,12 @@ def check(result, name="plain"):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_any_fixed_number_of_workers_gives_the_same_bits(workers, name):
     check(fit(workers, **CONFIGS[name]), name)
+
+
+def test_workers_stand_at_their_places_in_the_tree_and_parts_may_have_no_sample():
+    expected = fit(1, logical_ranks=8)
+    check(fit(5, logical_ranks=8), expected=expected)  # five workers have 1, 1, 2, 2 and 2 logical ranks; the last batch has 5 samples
+    assert expected.metrics_history[:5] != reference("plain").metrics_history[:5]
 
 
 def test_the_reference_learns_and_draws_dropout():
