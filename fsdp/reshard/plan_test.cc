@@ -1,3 +1,9 @@
+// The plan of a change of meshes: small cases by hand, and random meshes from a seed, compared with plain loops over rows.
+//
+// Invariants: each row of the new mesh arrives once, from a process that has it; no plan moves fewer bytes, in all or between hosts; in a
+// round, no process has two partners in one direction.
+//
+// A failing seed is replayed by its number: bazel test --test_env=SHOAL_SEED=N //fsdp/reshard:plan_test
 #include "fsdp/reshard/plan.h"
 
 #include <map>
@@ -5,6 +11,8 @@
 #include <set>
 
 #include <gtest/gtest.h>
+
+#include "runtime/sim/seeds.h"
 
 namespace shoal::fsdp {
 namespace {
@@ -62,6 +70,12 @@ TEST(ReshardPlan, RefusesPlacementsThatAreNone) {
 
 // ---- random meshes, compared with plain loops over rows ----
 
+constexpr std::uint64_t kSeeds = 2000;
+
+std::string replay(std::uint64_t seed) {
+  return "replay it: bazel test --test_env=SHOAL_SEED=" + std::to_string(seed) + " //fsdp/reshard:plan_test";
+}
+
 struct Case {
   std::vector<MovedRows> parameters;
   Placement from{1, {}}, to{1, {}};
@@ -80,8 +94,8 @@ Placement random_placement(std::mt19937& random, int num_processes) {
   return {Grid(static_cast<int>(all.size()), replicas), all};
 }
 
-Case random_case(unsigned seed) {
-  std::mt19937 random(seed);
+Case random_case(std::uint64_t seed) {
+  std::mt19937 random(static_cast<unsigned>(seed));
   Case c;
   const int num_processes = 3 + static_cast<int>(random() % 9);
   for (unsigned i = 0; i < 1 + random() % 4; ++i)
@@ -145,8 +159,8 @@ void expect_complete_and_minimal(const Case& c) {
 }
 
 TEST(ReshardPlan, CoversEveryNewRowOnceWithTheFewestBytesForAnyMeshes) {
-  for (unsigned seed = 0; seed < 2000; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
+  for (const std::uint64_t seed : runtime::seeds(kSeeds)) {
+    SCOPED_TRACE(replay(seed));
     expect_complete_and_minimal(random_case(seed));
     if (testing::Test::HasFailure()) return;
   }
@@ -154,7 +168,7 @@ TEST(ReshardPlan, CoversEveryNewRowOnceWithTheFewestBytesForAnyMeshes) {
 
 TEST(ReshardPlan, EachProcessSendsToOneAndReceivesFromOneAtATime) {
   // Transfers of equal distance form a round. In a round, no process has two partners in one direction.
-  for (unsigned seed = 0; seed < 200; ++seed) {
+  for (const std::uint64_t seed : runtime::seeds(kSeeds)) {
     const Case c = random_case(seed);
     const auto plan = plan_reshard(c.parameters, c.from, c.to, c.hosts).value();
     const int n = 1 + std::max(*std::max_element(c.from.processes.begin(), c.from.processes.end()),
@@ -163,10 +177,10 @@ TEST(ReshardPlan, EachProcessSendsToOneAndReceivesFromOneAtATime) {
     std::tuple<bool, int> last{false, 0};
     for (const auto& t : plan.transfers) {
       const std::tuple round{t.relayed, (t.destination - t.source + n) % n};
-      EXPECT_LE(last, round) << "seed " << seed;
+      ASSERT_LE(last, round) << replay(seed);
       last = round;
       const auto [partner, first] = to.try_emplace({t.relayed, std::get<1>(round), t.source}, t.destination);
-      EXPECT_TRUE(first || partner->second == t.destination) << "seed " << seed;
+      ASSERT_TRUE(first || partner->second == t.destination) << replay(seed);
     }
   }
 }

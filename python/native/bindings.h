@@ -37,6 +37,7 @@ void bind_shard_actor(nb::module_& m);
 void bind_optim(nb::module_& m);
 void bind_reshard(nb::module_& m);
 void bind_protect(nb::module_& m);
+void bind_checkpoint(nb::module_& m);
 
 // Raises the exception that shoal.exceptions makes of `error`. If a signal ended a wait, it raises the exception of Python's signal
 // handler.

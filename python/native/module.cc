@@ -50,6 +50,7 @@ NB_MODULE(_native, m) {
   bind_shard_actor(m);
   bind_optim(m);
   bind_reshard(m);
+  bind_checkpoint(m);
 }
 
 }  // namespace shoal::python

@@ -1283,3 +1283,28 @@ def plan_reshard(parameters: Sequence[tuple[str, int, int]], old_processes: Sequ
     """
     parameters: (name, rows, bytes per row). Processes: by rank of each mesh, replica after replica. hosts: the host of each process.
     """
+
+class Checksum:
+    """
+    A checksum of a checkpoint's bytes against damage: GMAC with a key and a nonce of zeros.
+    """
+
+    def __init__(self) -> None: ...
+
+    def update(self, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Adds bytes, without the GIL."""
+
+    def hexdigest(self) -> str:
+        """
+        Returns 32 hexadecimal digits. Call it once, and add nothing afterwards.
+        """
+
+class ChunkChecksums:
+    """The checksums of successive chunks of a stream of bytes."""
+
+    def __init__(self) -> None: ...
+
+    def add(self, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Sequence[int]) -> list[str]:
+        """
+        Adds bytes, in which chunks end before the positions `ends`, without the GIL. Returns the checksums of these chunks.
+        """

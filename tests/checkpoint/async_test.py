@@ -1,16 +1,20 @@
 """Saves beside the training: a checkpoint has the values of its call, errors reach the program, and one save runs at a time."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import _disk, _load, _saving, _snapshot
+from shoal.checkpoint import _disk, _load, _plan, _saving, _snapshot
+from shoal.checkpoint._read import Reader
+from shoal.checkpoint._store import open_store
 from shoal.exceptions import InvalidArgument, ShoalError, Unavailable, Unimplemented
 from shoal.optim import AdamW
 
@@ -143,7 +147,7 @@ def test_a_model_that_cannot_be_saved_is_an_error_of_the_call(tmp_path):
 class TwoRanks:
     """The first of two ranks, whose other one answers as this one does."""
 
-    size, rank = 2, 0
+    size, rank, group = 2, 0, None
 
     def __init__(self, *_, **__):
         pass
@@ -212,6 +216,52 @@ def test_one_save_runs_at_a_time(tmp_path, monkeypatch):
     assert most == [1]
     for i in range(4):
         expect_saved(tmp_path / str(i), expected[i])
+
+
+@pytest.mark.parametrize("change", ["values", "a new state", "other memory", "another shape", "another optimizer", "another model"])
+def test_a_later_save_describes_what_the_model_is_then(tmp_path, change):
+    """A plan is kept for the next save, as long as nothing but values has changed."""
+    model, optimizer = trained()
+    checkpoint.save_async(tmp_path / "c", model, optimizer)
+    checkpoint.wait()
+    kept = _plan._kept
+    if change == "values":
+        optimizer.param_groups[0]["lr"] = 0.7
+        step(model, optimizer)
+    elif change == "a new state":
+        optimizer.state[model[0].weight]["more"] = torch.ones(3)
+    elif change == "other memory":
+        optimizer.state[model[0].weight]["exp_avg"] = torch.full((5, 7), 3.0)
+        model[2].weight.data = torch.full((3, 5), 4.0)
+    elif change == "another shape":
+        model[1].running_mean.data = torch.zeros(4)
+        optimizer.state[model[0].weight]["exp_avg"].data = torch.zeros(2, 2)
+    elif change == "another optimizer":
+        optimizer = AdamW(model.parameters())
+        step(model, optimizer)
+    else:
+        model, optimizer = trained()
+        step(model, optimizer)
+    checkpoint.save_async(tmp_path / "c", model, optimizer)
+    checkpoint.wait()
+    assert (_plan._kept is kept) == (change == "values")
+    manifest = checkpoint.read_manifest(tmp_path / "c")
+    expected = values(model, optimizer)
+    assert {n: t.shape for n, t in manifest.all_tensors()}.items() <= {n: tuple(t.shape) for n, t in expected.items()}.items()
+    assert manifest.groups[0].options["lr"] == optimizer.param_groups[0]["lr"]
+    with Reader(open_store(tmp_path / "c"), manifest) as reader:
+        for name, t in manifest.all_tensors():
+            assert torch.equal(reader.fetch(name, t), expected[name]), name
+
+
+def test_a_kept_plan_keeps_no_tensor(tmp_path):
+    model, optimizer = trained()
+    checkpoint.save_async(tmp_path / "c", model, optimizer).wait()
+    checkpoint.wait()
+    tensors = [weakref.ref(t) for t in (model[0].weight, model[1].running_mean, optimizer.state[model[0].weight]["exp_avg"])]
+    del model, optimizer
+    gc.collect()
+    assert [t() for t in tensors] == [None] * 3
 
 
 def test_later_snapshots_use_the_memory_of_earlier_ones(tmp_path):

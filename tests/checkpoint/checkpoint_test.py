@@ -1,6 +1,8 @@
 """Checkpoints of a plain process: restored values, refusals, and the leftovers of a killed save. For ranks see tests/integration."""
 
+import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +14,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from shoal import checkpoint
+from shoal.checkpoint._inspect import diff, verify
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhausted, ShoalError, Unimplemented
 from shoal.optim import AdamW
 
@@ -238,9 +241,45 @@ def test_a_foreign_manifest_is_refused_and_never_overwritten(tmp_path, text):
 
 
 def test_a_later_format_is_an_error(tmp_path):
-    (tmp_path / "manifest.json").write_text(json.dumps({"format": "shoal.checkpoint", "version": 3}))
-    with pytest.raises(Unimplemented, match="version 3"):
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": "shoal.checkpoint", "version": 4}))
+    with pytest.raises(Unimplemented, match="version 4"):
         checkpoint.load(tmp_path, build())
+
+
+def _make_version_2(path):
+    """Rewrites a manifest as version 2 had it: SHA-256 of the pieces."""
+
+    def change(body):
+        del body["hash"]
+        body["version"] = 2
+        states = [v["tensor"] for of in body["optimizer_state"].values() for v in of.values() if "tensor" in v]
+        for t in [*body["tensors"].values(), *states]:
+            for p in t["pieces"]:
+                data = (path / body["folder"] / p["file"]).read_bytes()[p["at"] :]
+                size = math.prod(p["shape"]) * getattr(torch, t["dtype"]).itemsize
+                del p["hashes"]
+                p["sha256"] = [hashlib.sha256(data[:size]).hexdigest()]
+
+    _change_manifest(change)(path)
+
+
+def test_a_checkpoint_of_version_2_is_verified_by_its_own_hashes_and_replaced(tmp_path):
+    model, optimizer = trained()
+    for name in ("old", "new"):
+        checkpoint.save(tmp_path / name, model, optimizer, state={"step": 2})
+    _make_version_2(tmp_path / "old")
+    found = build(1)
+    its = AdamW(found.parameters())
+    assert checkpoint.load(tmp_path / "old", found, its) == {"step": 2}
+    expect_same(model, found)
+    assert verify(tmp_path / "old").problems == []
+    assert diff(tmp_path / "old", tmp_path / "new") == []
+    DAMAGES["a flipped bit in a tensor"](tmp_path / "old")
+    assert verify(tmp_path / "old").problems
+    with pytest.raises(DataLoss, match="is damaged"):
+        checkpoint.load(tmp_path / "old", found)
+    checkpoint.save(tmp_path / "old", model, optimizer, state={"step": 2})
+    assert files(tmp_path / "old") == files(tmp_path / "new")
 
 
 def _edit(change):
@@ -311,7 +350,9 @@ DAMAGES = {
     "pieces that overlap": _change_manifest(lambda m: m["tensors"]["0.bias"]["pieces"].append(m["tensors"]["0.bias"]["pieces"][0])),
     "a piece beyond its file": _change_manifest(lambda m: m["tensors"]["0.bias"]["pieces"][0].update(at=10**9)),
     "a piece inside of the header": _change_manifest(lambda m: m["tensors"]["0.bias"]["pieces"][0].update(at=8)),
-    "a piece without a hash": _change_manifest(lambda m: m["tensors"]["0.bias"]["pieces"][0].update(sha256=[])),
+    "a piece without a hash": _change_manifest(lambda m: m["tensors"]["0.bias"]["pieces"][0].update(hashes=[])),
+    "a hash of another kind": _change_manifest(lambda m: m.update(hash="sha256")),
+    "a hash that nobody knows": _change_manifest(lambda m: m.update(hash="crc")),
     "a piece of the wrong bytes": _change_manifest(
         lambda m: m["tensors"]["0.bias"]["pieces"][0].update(at=m["tensors"]["2.bias"]["pieces"][0]["at"])
     ),

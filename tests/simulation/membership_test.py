@@ -1,4 +1,9 @@
-"""The membership of an elastic training: golden transcripts of events and actions, and random runs."""
+"""The membership of an elastic training: golden transcripts of events and actions, and random runs from a seed.
+
+Invariants of a random run: the number of members stays within the bounds, and no worker is one twice; a change concerns living workers
+and begins after the one before; a member keeps its place before those that join; every request is answered once; the training comes to
+rest with the number of workers that was asked for.
+"""
 
 import os
 import random
@@ -8,7 +13,8 @@ import pytest
 from shoal.train import _membership as m
 from shoal.train._membership import Died, Draining, Entered, Failed, Interrupted, Membership, Placed, Queued, Ready, Returned, Scaled
 
-NUM_SEEDS = int(os.environ.get("SHOAL_SEEDS", 300))
+SEEDS = [int(os.environ["SHOAL_SEED"])] if "SHOAL_SEED" in os.environ else range(int(os.environ.get("SHOAL_SEEDS", 2000)))
+REPLAY = "replay it: bazel test --test_env=SHOAL_SEED={} //tests/simulation:membership_test"
 
 
 def words(action: m.Action) -> str:
@@ -262,19 +268,26 @@ class World:
         raise AssertionError("it does not come to rest")
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, 100))
+def check(seed: int) -> None:
+    world = World(seed)
+    for _ in range(60):
+        world.disturb() if world.random.random() < 0.15 else world.move()
+    world.feed(Draining(frozenset()))
+    wanted = world.random.randint(*world.bounds)
+    for _ in range(30):  # a new worker that fails ends a request, so ask again
+        world.feed(Scaled(world.asks, wanted))
+        world.asks += 1
+        world.settle()
+        if len(world.machine.members) == wanted:
+            break
+    assert len(world.machine.members) == wanted
+    assert world.answered == set(range(world.asks))
+
+
+@pytest.mark.parametrize("first", range(0, len(SEEDS), 500))
 def test_random_runs_keep_the_bounds_and_come_to_rest(first):
-    for seed in range(first, min(first + 100, NUM_SEEDS)):
-        world = World(seed)
-        for _ in range(60):
-            world.disturb() if world.random.random() < 0.15 else world.move()
-        world.feed(Draining(frozenset()))
-        wanted = world.random.randint(*world.bounds)
-        for _ in range(30):  # a new worker that fails ends a request, so ask again
-            world.feed(Scaled(world.asks, wanted))
-            world.asks += 1
-            world.settle()
-            if len(world.machine.members) == wanted:
-                break
-        assert len(world.machine.members) == wanted, f"seed {seed}"
-        assert world.answered == set(range(world.asks)), f"seed {seed}"
+    for seed in SEEDS[first : first + 500]:
+        try:
+            check(seed)
+        except Exception as error:
+            raise AssertionError(REPLAY.format(seed)) from error

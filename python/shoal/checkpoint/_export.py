@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 from shoal.checkpoint import _disk
 from shoal.checkpoint._formats import arrange, open_checkpoint
-from shoal.checkpoint._manifest import FORMAT, Manifest, Tensor
+from shoal.checkpoint._manifest import FORMAT, HASH, Manifest, Tensor
 from shoal.checkpoint._read import Reader
 from shoal.checkpoint._save import write
 from shoal.checkpoint._shards import Layout, Part, lay_out, live_blocks, write_file
@@ -114,7 +114,7 @@ class _Copy:
 
     def __init__(self, manifest: Manifest, reader: Reader):
         bare = manifest.with_pieces(lambda kind, name, t: replace(t, pieces=(), sharding="Replicate()"))
-        self.manifest = replace(bare, world_size=1, folder="", files={}, format=FORMAT, values={})
+        self.manifest = replace(bare, world_size=1, folder="", files={}, hash=HASH, format=FORMAT, values={})
         optimizer = [(f"{n}/{k}", t) for n, of in manifest.optimizer_state.items() for k, t in of.items() if isinstance(t, Tensor)]
         parts = {"model": list(manifest.tensors.items()), "optimizer": optimizer}
         self.layouts: list[Layout] = []

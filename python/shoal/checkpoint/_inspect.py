@@ -99,7 +99,7 @@ def _tensors(one: dict[str, Tensor], two: dict[str, Tensor], a: Reader, b: Reade
 
 
 def _same_hashes(t: Tensor, u: Tensor) -> bool:
-    return all(p.sha256 for p in t.pieces) and [(p.box, p.sha256) for p in t.pieces] == [(p.box, p.sha256) for p in u.pieces]
+    return all(p.hashes for p in t.pieces) and [(p.box, p.hashes) for p in t.pieces] == [(p.box, p.hashes) for p in u.pieces]
 
 
 def _compare(name: str, t: Tensor, u: Tensor, a: Reader, b: Reader) -> float | None:

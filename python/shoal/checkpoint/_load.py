@@ -119,10 +119,11 @@ class _Loading:
         for name, t in self.tensors.items():
             saved = manifest.tensors[manifest.tied.get(name, name)]
             for local, offset in parts_of(t, name):
-                out = plain(local) if self.streaming else torch.empty(local.shape, dtype=t.dtype)
-                self.reader.want(name, saved, (offset, tuple(local.shape)), out)
-                if not self.streaming:
-                    self.copies.append((local, out))
+                box = (offset, tuple(local.shape))
+                if self.streaming:
+                    self.reader.want(name, saved, box, plain(local))
+                else:
+                    self.copies.append((local, self.reader.want_new(name, saved, box)))
         for of in self.names:
             for name in of:
                 saved = manifest.optimizer_state.get(name, {})

@@ -7,14 +7,17 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from shoal._native import Checksum
 from shoal.checkpoint import _boxes
 from shoal.exceptions import DataLoss, InvalidArgument, Unimplemented
 
-FORMAT, VERSION = "shoal.checkpoint", 2
+FORMAT, VERSION = "shoal.checkpoint", 3
+HASHES = {"gmac": Checksum, "sha256": hashlib.sha256}  # by name, what covers tensors; version 2 has SHA-256 there
+HASH = "gmac"  # the one of every save (ChunkChecksums)
 FILE = "manifest.json"
 MAX_BYTES = 256 << 20  # limit for a manifest: a million tensors on eight ranks
 CHUNK = 16 << 20  # bytes of a piece under one hash: what a reader holds to verify it
@@ -44,13 +47,13 @@ DTYPES = {
 @dataclass(frozen=True)
 class Piece:
     """The part of a tensor from ``offset``, of ``shape``, whose elements lie in ``file`` from byte ``at``, in row-major order.
-    ``sha256``: the hash of each ``CHUNK`` bytes of it; empty in formats without hashes."""
+    ``hashes``: the hash of each ``CHUNK`` bytes of it; empty in formats without hashes."""
 
     file: str
     at: int
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    sha256: tuple[str, ...] = ()
+    hashes: tuple[str, ...] = ()
 
     @property
     def box(self) -> _boxes.Box:
@@ -91,8 +94,8 @@ class Group:
 @dataclass(frozen=True)
 class Manifest:
     """The content of ``manifest.json``. ``tensors``: by name; ``tied``: further name -> name; ``optimizer_state``: by parameter and key, a
-    Tensor or a plain value. ``format`` and ``values`` (which are no tensors) differ from
-    their defaults in checkpoints of other programs."""
+    Tensor or a plain value. ``hash``: one of ``HASHES``. ``format`` and ``values`` (which are no tensors) differ from their defaults in
+    checkpoints of other programs."""
 
     world_size: int
     folder: str
@@ -104,15 +107,25 @@ class Manifest:
     state: dict[str, Any] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)  # step and metrics, of Checkpoints
     files: dict[str, File] = field(default_factory=dict)
+    hash: str = HASH
     format: str = FORMAT
     values: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        body = {"version": VERSION, **asdict(self)}
+        body = {
+            "version": VERSION,
+            **vars(self),
+            "tensors": {name: _plain(t) for name, t in self.tensors.items()},
+            "optimizer_state": {
+                name: {k: {"tensor": _plain(v)} if isinstance(v, Tensor) else {"value": v} for k, v in of.items()}
+                for name, of in self.optimizer_state.items()
+            },
+            "groups": [vars(g) for g in self.groups],
+            "files": {name: vars(f) for name, f in self.files.items()},
+        }
         del body["values"]
-        for name, of in self.optimizer_state.items():
-            body["optimizer_state"][name] = {k: {"tensor": asdict(v)} if isinstance(v, Tensor) else {"value": v} for k, v in of.items()}
-        return json.dumps({**body, "sha256": _checksum(body)}, indent=1, sort_keys=True) + "\n"
+        text = json.dumps(body, sort_keys=True)  # without indentation, which Python's slow encoder writes while training waits for the GIL
+        return f'{text[:-1]}, "sha256": "{_checksum_of(text)}"}}\n'
 
     def all_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors, those of the optimizer as PARAMETER/KEY."""
@@ -132,8 +145,16 @@ class Manifest:
         )
 
 
+def _plain(t: Tensor) -> dict[str, Any]:
+    return {**vars(t), "pieces": [vars(p) for p in t.pieces]}
+
+
 def _checksum(body: dict) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return _checksum_of(json.dumps(body, sort_keys=True))
+
+
+def _checksum_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def parse_manifest(text: bytes, path: str | Path) -> Manifest:
@@ -149,16 +170,20 @@ def parse_manifest(text: bytes, path: str | Path) -> Manifest:
         raise foreign(path, f"its {FILE} is not JSON") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise foreign(path, f"its {FILE} does not state format: {FORMAT}")
-    if body.get("version") != VERSION:
+    if body.get("version") == 2:
+        body_of = _of_version_2
+    elif body.get("version") == VERSION:
+        body_of = dict
+    else:
         raise Unimplemented(
-            f"the checkpoint in {path} has format version {body.get('version')!r}; this release reads version {VERSION}",
+            f"the checkpoint in {path} has format version {body.get('version')!r}; this release reads versions 2 and {VERSION}",
             hint="load it with the release that wrote it, and save it with this one",
         )
     stated = body.pop("sha256", None)
     if stated != _checksum(body):
         raise damaged(path, f"its {FILE} does not have the checksum it states")
     try:
-        return _parse(body)
+        return _parse(body_of(body))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"its {FILE} is inconsistent: {error!r}") from None
 
@@ -179,6 +204,14 @@ def foreign(path: str | Path, what: str) -> InvalidArgument:
     )
 
 
+def _of_version_2(body: dict) -> dict:
+    """Returns the body as version 3 has it."""
+    tensors = [*body["tensors"].values(), *(v["tensor"] for of in body["optimizer_state"].values() for v in of.values() if "tensor" in v)]
+    for piece in (p for t in tensors for p in t["pieces"]):
+        piece["hashes"] = piece.pop("sha256")
+    return {**body, "hash": "sha256"}
+
+
 def _parse(body: dict) -> Manifest:
     fields = {k: v for k, v in body.items() if k != "version"}
     fields["files"] = files = {name: File(**f) for name, f in fields["files"].items()}
@@ -189,6 +222,7 @@ def _parse(body: dict) -> Manifest:
     }
     fields["groups"] = tuple(Group(dict(g["options"]), tuple(g["parameters"])) for g in fields["groups"])
     _expect(FOLDER.fullmatch(fields["folder"]), "folder")
+    _expect(fields["hash"] in HASHES, "hash")
     for name, f in files.items():
         _expect(_SHARD.fullmatch(name), "file")
         _expect(0 < f.header_bytes <= f.num_bytes, "header")
@@ -197,12 +231,12 @@ def _parse(body: dict) -> Manifest:
 
 
 def _tensor(t: dict, files: dict[str, File]) -> Tensor:
-    pieces = tuple(Piece(p["file"], p["at"], tuple(p["offset"]), tuple(p["shape"]), tuple(p["sha256"])) for p in t["pieces"])
+    pieces = tuple(Piece(p["file"], p["at"], tuple(p["offset"]), tuple(p["shape"]), tuple(p["hashes"])) for p in t["pieces"])
     tensor = Tensor(tuple(t["shape"]), t["dtype"], t["sharding"], pieces)
     _expect(tensor.dtype in DTYPES, "dtype")
     check_pieces(tensor, files)
     item = DTYPES[tensor.dtype][1]
-    _expect(all(len(p.sha256) == -(-math.prod(p.shape) * item // CHUNK) for p in pieces), "hashes")
+    _expect(all(len(p.hashes) == -(-math.prod(p.shape) * item // CHUNK) for p in pieces), "hashes")
     return tensor
 
 

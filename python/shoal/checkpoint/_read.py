@@ -12,21 +12,24 @@ import torch
 
 from shoal.checkpoint import _boxes
 from shoal.checkpoint._disk import ALIGNMENT
-from shoal.checkpoint._manifest import CHUNK, DTYPES, Manifest, Piece, Tensor, damaged
+from shoal.checkpoint._manifest import CHUNK, DTYPES, HASHES, Manifest, Piece, Tensor, damaged
 from shoal.checkpoint._memory import Buffer, tensor_in
 
 _THREADS = 3  # one reads while others hash and copy
+_PLACED_BYTES = 1 << 20  # smaller tensors are copied out of a thread's buffer
 MEMORY_BYTES = _THREADS * (CHUNK + 2 * ALIGNMENT)
 
 
 @dataclass(frozen=True)
 class _Wish:
-    """Elements to read: ``box`` of the tensor into ``out``."""
+    """Elements to read: ``box`` of the tensor into ``out``. ``buffer``: the memory of ``out``, if its pages lie as those of the one piece
+    that has the box lie in their file."""
 
     name: str
     saved: Tensor
     box: _boxes.Box
     out: torch.Tensor
+    buffer: Buffer | None = None
 
 
 class Reader:
@@ -45,11 +48,23 @@ class Reader:
         if out.numel():
             self._wishes.append(_Wish(name, saved, box, out))
 
+    def want_new(self, name: str, saved: Tensor, box: _boxes.Box) -> torch.Tensor:
+        """Asks for a box of a saved tensor. Returns the new tensor that will have it. A box that is a piece is read without a copy."""
+        dtype, item = getattr(torch, saved.dtype), DTYPES[saved.dtype][1]
+        piece = next((p for p in saved.pieces if p.box == box), None)
+        if piece is None or piece.at % item or math.prod(box[1]) * item < _PLACED_BYTES:
+            out = torch.empty(box[1], dtype=dtype)
+            self.want(name, saved, box, out)
+            return out
+        skip, numel = piece.at % ALIGNMENT, math.prod(box[1])
+        buffer = Buffer(skip + numel * item)
+        out = tensor_in(buffer, skip, numel, dtype).view(box[1])
+        self._wishes.append(_Wish(name, saved, box, out, buffer))
+        return out
+
     def fetch(self, name: str, saved: Tensor, box: _boxes.Box | None = None) -> torch.Tensor:
         """Reads a box of a saved tensor, or all of it."""
-        box = box or ((0,) * len(saved.shape), saved.shape)
-        out = torch.empty(box[1], dtype=getattr(torch, saved.dtype))
-        self.want(name, saved, box, out)
+        out = self.want_new(name, saved, box or ((0,) * len(saved.shape), saved.shape))
         self.run()
         return out
 
@@ -72,7 +87,7 @@ class Reader:
         """Reads a piece without keeping it. Raises DataLoss for damage."""
         buffer = Buffer(CHUNK + 2 * ALIGNMENT)
         for begin in range(0, math.prod(piece.shape) * DTYPES[saved.dtype][1], CHUNK):
-            self._chunk(buffer, name, saved, piece, begin)
+            self._chunk(buffer.view, name, saved, piece, begin)
 
     def close(self) -> None:
         for f in self._files.values():
@@ -107,15 +122,19 @@ class Reader:
                         job = None if self._error is not None else next(self._jobs, None)
                     if job is None:
                         return
+                    wish, piece, begin = job
+                    if wish.buffer is not None:
+                        self._chunk(wish.buffer.view[begin:], wish.name, wish.saved, piece, begin)
+                        continue
                     buffer = buffer or Buffer(CHUNK + 2 * ALIGNMENT)
-                    self._fulfil(buffer, *job)
+                    self._fulfil(buffer, wish, piece, begin)
         except BaseException as error:
             with self._lock:
                 self._error = self._error or error
 
     def _fulfil(self, buffer: Buffer, wish: _Wish, piece: Piece, begin: int) -> None:
         dtype, item = wish.out.dtype, DTYPES[wish.saved.dtype][1]
-        at, num_bytes = self._chunk(buffer, wish.name, wish.saved, piece, begin)
+        at, num_bytes = self._chunk(buffer.view, wish.name, wish.saved, piece, begin)
         elements = tensor_in(buffer, at, num_bytes // item, dtype)
         taken = 0
         for offset, shape in _boxes.spans(piece.shape, begin // item, (begin + num_bytes) // item):
@@ -127,21 +146,27 @@ class Reader:
                 wish.out[_boxes.slices(common, wish.box[0])].copy_(source)
             taken += count
 
-    def _chunk(self, buffer: Buffer, name: str, saved: Tensor, piece: Piece, begin: int) -> tuple[int, int]:
-        """Reads and verifies the chunk of a piece that begins at byte ``begin``. Returns its position in the buffer and its size."""
+    def _chunk(self, into: memoryview, name: str, saved: Tensor, piece: Piece, begin: int) -> tuple[int, int]:
+        """Reads and verifies the chunk of a piece that begins at byte ``begin``, in whole pages. Returns its position in ``into`` and its
+        size. Another thread may read a page that both chunks have into the same memory: it writes the same bytes."""
         size = min(CHUNK, math.prod(piece.shape) * DTYPES[saved.dtype][1] - begin)
         low = (piece.at + begin) // ALIGNMENT * ALIGNMENT
         skip = piece.at + begin - low
         wanted = -(-(skip + size) // ALIGNMENT) * ALIGNMENT
         file = self.open(piece.file)
         try:
-            count = file.read_into(buffer.view[:wanted], low)
+            count = file.read_into(into[:wanted], low)
         except OSError as error:
             raise self._damaged(f"{piece.file} cannot be read ({error})") from None
-        data = buffer.view[skip : skip + size]
-        if count < skip + size or (piece.sha256 and hashlib.sha256(data).hexdigest() != piece.sha256[begin // CHUNK]):
+        data = into[skip : skip + size]
+        if count < skip + size or (piece.hashes and self._hash(data) != piece.hashes[begin // CHUNK]):
             raise self._damaged(f"the bytes of {name} in {self._path(piece.file)} are not those that were saved")
         return skip, size
+
+    def _hash(self, data: memoryview) -> str:
+        hash_ = HASHES[self._manifest.hash]()
+        hash_.update(data)
+        return hash_.hexdigest()
 
     def open(self, name: str):
         """Opens a file once. Raises DataLoss if it is missing, or has another size or header than the manifest states."""

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint._plan import Plan
 from shoal.checkpoint._ranks import Model, Ranks, named_tensors
-from shoal.checkpoint._save import Plan, write
+from shoal.checkpoint._save import write
 from shoal.checkpoint._shards import image_blocks, live_blocks
 from shoal.checkpoint._snapshot import Snapshot
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from shoal._native import ChunkChecksums
 from shoal.checkpoint._manifest import CHUNK, DTYPES, File, Piece
 from shoal.checkpoint._memory import Buffer, copy_in
 
 _BLOCK = 8 << 20  # bytes of one write
 _BLOCKS = 4  # blocks in memory: one is filled while others are hashed and written
-_HASHING = 2  # threads that hash a file: one is slower than a fast disk
 MEMORY_BYTES = _BLOCK * _BLOCKS
 
 
@@ -35,6 +35,7 @@ class Part:
     source: torch.Tensor | None = None  # the tensor in the model's memory
     counted: torch.Tensor | None = None  # a tensor over the same memory, whose version counts torch's writes
     in_window: bool = False  # written only by an optimizer's step or in a write window
+    number: int = -1  # the tensor's number in its plan
 
     @property
     def num_bytes(self) -> int:
@@ -71,51 +72,36 @@ def lay_out(name: str, parts: list[Part]) -> Layout:
 
 
 class Hashes:
-    """Hashes the chunks of a file's parts while its bytes pass, from the begin to the end. Successive chunks go to threads in turn."""
+    """Hashes the chunks of a file's parts in a thread, while its bytes pass from the begin to the end."""
 
     def __init__(self, layout: Layout):
-        self._layout = layout
-        self._digests: list[list[str]] = [[""] * -(-p.num_bytes // CHUNK) for p in layout.parts]
-        self._index = self._done = self._chunks = 0  # the present part, its bytes that have passed, the chunks before
-        self._hash = hashlib.sha256()
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint-hash") for _ in range(_HASHING)]
+        self._layout, self._sums = layout, ChunkChecksums()
+        self._ends = [
+            at + min(n + CHUNK, p.num_bytes) for p, at in zip(layout.parts, layout.at, strict=True) for n in range(0, p.num_bytes, CHUNK)
+        ]
+        self._hashes: list[str] = []
+        self._passed = 0  # chunks that have passed
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint-hash")
 
-    def feed(self, data: memoryview, at: int) -> list[Future]:
+    def feed(self, data: memoryview, at: int) -> Future:
         """Hashes the bytes from position ``at``. Returns what to wait for before ``data`` changes."""
-        shares: list[list] = [[] for _ in self._threads]
-        end = at + len(data)
-        while self._index < len(self._layout.parts):
-            size, begin = self._layout.parts[self._index].num_bytes, self._layout.at[self._index]
-            number = self._done // CHUNK
-            low, high = begin + self._done, min(end, begin + size, begin + (number + 1) * CHUNK)
-            if low >= high:
-                break
-            self._done = high - begin
-            last = self._done == size or self._done % CHUNK == 0
-            shares[self._chunks % len(shares)].append((self._hash, data[low - at : high - at], self._digests[self._index], number, last))
-            if last:
-                self._hash, self._chunks = hashlib.sha256(), self._chunks + 1
-            if self._done == size:
-                self._index, self._done = self._index + 1, 0
-        return [thread.submit(_hash, share) for thread, share in zip(self._threads, shares, strict=True) if share]
+        begin, first = max(at, len(self._layout.header)), self._passed
+        while self._passed < len(self._ends) and self._ends[self._passed] <= at + len(data):
+            self._passed += 1
+        ends = [end - begin for end in self._ends[first : self._passed]]
+        return self._thread.submit(lambda: self._hashes.extend(self._sums.add(data[begin - at :], ends)))
 
     def close(self) -> None:
-        for thread in self._threads:
-            thread.shutdown()
+        self._thread.shutdown()
 
     def pieces(self) -> dict[tuple[str, str], list[Piece]]:
         """Returns the pieces of each tensor, after all bytes were hashed."""
         found: dict[tuple[str, str], list[Piece]] = {}
-        for p, at, digests in zip(self._layout.parts, self._layout.at, self._digests, strict=True):
-            found.setdefault((p.kind, p.name), []).append(Piece(self._layout.name, at, p.offset, p.shape, tuple(digests)))
+        hashes = iter(self._hashes)
+        for p, at in zip(self._layout.parts, self._layout.at, strict=True):
+            of = tuple(next(hashes) for _ in range(0, p.num_bytes, CHUNK))
+            found.setdefault((p.kind, p.name), []).append(Piece(self._layout.name, at, p.offset, p.shape, of))
         return found
-
-
-def _hash(share: list) -> None:
-    for chunk, data, digests, number, last in share:
-        chunk.update(data)
-        if last:
-            digests[number] = chunk.hexdigest()
 
 
 Blocks = Iterator[tuple[memoryview, int]]  # successive bytes of a file, and their position; valid for _BLOCKS - 1 further blocks
@@ -150,13 +136,13 @@ def image_blocks(image: Buffer, layout: Layout) -> Blocks:
 
 
 def write_file(new_file: Any, layout: Layout, blocks: Blocks) -> tuple[File, dict[tuple[str, str], list[Piece]]]:
-    """Writes and syncs a file. A thread writes a block and others hash it, while this one fills the next. Returns its description."""
+    """Writes and syncs a file. A thread writes a block and another hashes it, while this one fills the next. Returns its description."""
     hashes = Hashes(layout)
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint-write") as writer:
             under_way: deque[list[Future]] = deque()
             for data, at in blocks:
-                under_way.append([writer.submit(new_file.append, data), *hashes.feed(data, at)])
+                under_way.append([writer.submit(new_file.append, data), hashes.feed(data, at)])
                 if len(under_way) == _BLOCKS - 1:
                     _wait(under_way.popleft())
             for block in under_way:
