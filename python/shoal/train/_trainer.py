@@ -34,7 +34,8 @@ class ScalingConfig:
     nodes or resources become free. It goes on with fewer when a node drains. The loop uses :func:`shoal.train.steps`, or is a step that
     :func:`shoal.train.run` calls.
     ``protect``: an elastic training survives the deaths of workers without the loss of a step. States of the optimizer, which is one of
-    ``shoal.optim``'s Adam, AdamW and SGD, and gradients are then in memory of the nodes.
+    ``shoal.optim``'s Adam, AdamW and SGD, and gradients are then in memory of the nodes. With workers on several nodes, each worker's part
+    of the model also has a replica on another node, so that the loss of a node is survived. ``"host"``: without replicas.
     ``use_gpu``: each worker also gets a GPU as its only CUDA device, or the share of one that ``resources_per_worker={"GPU": 0.5}`` states.
     An elastic training runs on CPUs.
     """
@@ -42,9 +43,11 @@ class ScalingConfig:
     num_workers: int | tuple[int, int] = 1
     resources_per_worker: dict[str, float] | None = None
     use_gpu: bool = False
-    protect: bool = True
+    protect: bool | str = True
 
     def __post_init__(self):
+        if self.protect not in (True, False, "host"):
+            raise InvalidArgument(f'protect is True, False or "host", not {self.protect!r}')
         given = self.num_workers
         bounds = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
         if len(bounds) != 2 or not all(hasattr(n, "__index__") and n >= 1 for n in bounds) or bounds[0] > bounds[1]:
@@ -145,8 +148,18 @@ class Trainer:
                     "ScalingConfig(resources_per_worker=...)"
                 )
             raise
-        protected = scaling.elastic and scaling.protect
-        setup = Setup(self._loop, self._config, self._on_report, resources, settings, scaling.elastic, protected, scaling.use_gpu)
+        protected = scaling.elastic and bool(scaling.protect)
+        setup = Setup(
+            self._loop,
+            self._config,
+            self._on_report,
+            resources,
+            settings,
+            scaling.elastic,
+            protected=protected,
+            replicated=protected and scaling.protect != "host",
+            use_gpu=scaling.use_gpu,
+        )
         membership = Membership(scaling.minimum, scaling.maximum, tuple(range(count)), scaling.maximum, protected=protected)
         return self._run(Run(s, setup, membership, workers))
 
