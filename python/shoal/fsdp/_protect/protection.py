@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal import _native
 from shoal._objects.tensors import dtensor, long_lived, with_dtype
-from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplemented
+from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unavailable, Unimplemented
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._parameters.gradient import engine_dtype, uses
 from shoal.fsdp._parameters.parameter import ShardedParameter
@@ -221,8 +222,12 @@ class Protection:
         """Opens the replicas that a dead rank of this host has held, so that their memory can be released."""
         if self.replicas is None or not self._is_here(rank):
             return []
-        wards = [ward for ward, buddy in enumerate(buddies(self.actor.hosts)) if buddy == rank]
-        return [adopt(self.actor, self.record.replica_key_of(ward)) for ward in wards]
+        found = []
+        for ward, buddy in enumerate(buddies(self.actor.hosts)):
+            if buddy == rank:
+                with contextlib.suppress(NotFound, DataLoss):
+                    found.append(adopt(self.actor, self.record.replica_key_of(ward)))
+        return found
 
     def _is_here(self, rank: int) -> bool:
         hosts = self.actor.hosts
