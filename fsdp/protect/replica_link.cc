@@ -76,12 +76,11 @@ Result<void> ReplicaLink::send(Request request) {
     requested_ = request;
   }
   options_.layer->wake();
-  const auto began = std::chrono::steady_clock::now();
+  const auto began = options_.clock->now();
   const auto done = [&] { return got_.load(std::memory_order_acquire) >= sent_->number || has_failed_.load(); };
   const auto waited = options_.wait(done, fmt::format("its replica of step {}", request.step), options_.buddy);
   const std::lock_guard lock(mutex_);
-  if (request.kind == ReplicaHeader::Kind::kStep)
-    costs_.waited_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  if (request.kind == ReplicaHeader::Kind::kStep) costs_.waited_s += std::chrono::duration<double>(options_.clock->now() - began).count();
   if (!waited) return waited;
   return failed_ ? Result<void>(fail(*failed_)) : Result<void>();
 }

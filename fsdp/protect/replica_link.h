@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "fsdp/protect/replica.h"
+#include "runtime/loop/clock.h"
 #include "runtime/shm/memory.h"
 #include "runtime/transport/message_layer.h"
 
@@ -33,14 +34,15 @@ class ReplicaLink {
   };
   struct Options {
     std::shared_ptr<runtime::MessageLayer> layer;  // among all ranks; the link's thread drives it
-    int buddy = -1;                                // -1: this rank has none
+    std::shared_ptr<runtime::Clock> clock;
+    int buddy = -1;  // -1: this rank has none
     std::vector<Ward> wards = {};
     // Waits in the main thread until `done`, or fails because a rank is gone. `missing`: the awaited rank.
     std::function<Result<void>(const std::function<bool()>& done, const std::string& for_what, int missing)> wait = {};
     std::function<void()> changed = {};  // lets wait() look again; any thread
   };
   struct Costs {
-    std::size_t memory_bytes = 0;                    // of the replicas that this process holds
+    std::size_t memory_bytes = 0;                    // replicas that this process holds
     std::uint64_t steps = 0, step_bytes = 0;         // steps sent, and bytes of the last one
     std::uint64_t contents = 0, contents_bytes = 0;  // messages with rows and states, and bytes of the last one
     double waited_s = 0;                             // time in which optimizer steps have waited for the buddy

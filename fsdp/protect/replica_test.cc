@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "fsdp/protect/adoption.h"
+#include "runtime/loop/loop.h"
 #include "runtime/transport/conformance/memory_layer.h"
 
 namespace shoal::fsdp {
@@ -52,6 +53,7 @@ class ReplicaTest : public testing::Test {
   ReplicaLink::Options options(int rank, int buddy, std::vector<ReplicaLink::Ward> wards) {
     ReplicaLink::Options out;
     out.layer = network_.join(rank);
+    out.clock = clock_;
     out.buddy = buddy;
     out.wards = std::move(wards);
     out.changed = [this] {
@@ -102,6 +104,8 @@ class ReplicaTest : public testing::Test {
     }
   }
 
+  runtime::Loop loop_;
+  const std::shared_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
   runtime::MemoryNetwork network_{2};
   std::mutex mutex_;
   std::condition_variable changed_;

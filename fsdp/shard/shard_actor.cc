@@ -194,6 +194,7 @@ Result<std::shared_ptr<ReplicaLink>> ShardActor::replicate(const std::shared_ptr
                                                            const std::shared_ptr<ProtectedShard>& shard, const std::vector<int>& buddies) {
   if (session_ == nullptr) return fail(left());
   ReplicaLink::Options options;
+  options.clock = session_->loop().clock();
   options.buddy = buddies.at(static_cast<std::size_t>(options_.rank));
   std::vector<std::string> keys;
   for (int rank = 0; rank < options_.world_size; ++rank) {

@@ -46,6 +46,9 @@ class Setup:
     replicated: bool = False
     use_gpu: bool = False
 
+    def role(self, worker: int, environment: dict[str, str], newcomer: bool = False) -> Role:
+        return Role(worker, environment, self.elastic, newcomer, self.protected, self.replicated, self.use_gpu)
+
 
 @dataclass
 class _Worker:
@@ -118,11 +121,7 @@ class Run:
             self._workers[w].place = load(place, f"rank {rank} of {len(asked)}")
         given = environments([self._workers[w].place for w in members])
         for w, environment in zip(members, given, strict=True):
-            self._start_loop(w, self._role(w, environment))
-
-    def _role(self, worker: int, environment: dict[str, str], newcomer: bool = False) -> Role:
-        s = self._setup
-        return Role(worker, environment, s.elastic, newcomer, s.protected, s.replicated, s.use_gpu)
+            self._start_loop(w, self._setup.role(w, environment))
 
     def _start_loop(self, worker: int, role: Role) -> None:
         of = self._workers[worker]
@@ -185,7 +184,7 @@ class Run:
         except Exception as error:
             self._step(m.Failed(number, _text(error)))
             return
-        self._start_loop(number, self._role(number, environments([w.place])[0], newcomer=True))
+        self._start_loop(number, self._setup.role(number, environments([w.place])[0], newcomer=True))
         self._step(m.Placed(number))
         self._step(m.Draining(self._on_draining_nodes()))
 
@@ -374,8 +373,8 @@ def _first_cause(session: Any, membership: m.Membership, workers: dict[int, _Wor
 
 
 def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Worker], replicated: bool) -> dict[int, int]:
-    """By dead worker: the survivor that adopts its shard. That is one of its node, where the shard is in memory, or else one of the node of
-    its buddy, which has held a replica."""
+    """By dead worker: the survivor that adopts its shard, on its node, whose memory has the shard. If there is none, a survivor on the node
+    of its buddy adopts the replica."""
     alive = [w for w in g.previous if w not in g.dead]
     found = buddies([places[w].node for w in g.previous]) if replicated else (-1,) * len(g.previous)
     heirs: dict[int, int] = {}
