@@ -202,7 +202,9 @@ class Record:
         """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all workers."""
         if self.protection is None:
             return {}
-        committed = committed_step([w for of_one in everyone for w in of_one.records], True)
+        # On several hosts no survivor could read all records, so each was cut off in a step that none has begun: it runs again.
+        one_host = not self.protection.actor.hosts
+        committed = committed_step([w for of_one in everyone for w in of_one.records], one_host)
         self.protection.settle(committed)
         for rank in adopts:
             self._adopted[rank].settle(committed)
