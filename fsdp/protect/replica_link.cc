@@ -16,6 +16,8 @@ constexpr StreamChannels kChannels{Channel::kMessages, Channel::kData};
 constexpr Channel kAnswers = Channel::kResults;
 constexpr auto kLook = 1s;  // the thread sleeps no longer without a message
 
+ReplicaAnswer refusal(const Replica& of) { return {ReplicaAnswer::Kind::kRefused, 0, of.number(), 0, 0}; }
+
 }  // namespace
 
 ReplicaLink::Held::Held(ReplicaLink& link, Ward ward)
@@ -25,14 +27,14 @@ ReplicaLink::Held::Held(ReplicaLink& link, Ward ward)
       receiver(*link.options_.layer, rank, kChannels, replica_header_bytes(ward.spec.arrays.size()),
                {[this, &link](std::span<const std::byte> header) -> std::optional<std::vector<std::span<std::byte>>> {
                   if (auto pieces = replica.expect(header)) return *std::move(pieces);
-                  link.refuse(*this);
+                  link.answer(rank, refusal(replica));
                   return std::nullopt;
                 },
                 [this, &link] {
                   if (const auto taken = replica.take()) {
                     link.answer(rank, *taken);
                   } else {
-                    link.refuse(*this);
+                    link.answer(rank, refusal(replica));
                   }
                 }}) {}
 
@@ -176,8 +178,6 @@ void ReplicaLink::answer(int rank, const ReplicaAnswer& answer) {
   sending.answer = answer;
   options_.layer->send(rank, kAnswers, std::as_bytes(std::span(&sending.answer, 1)), sending.transfer);
 }
-
-void ReplicaLink::refuse(const Held& held) { answer(held.rank, {ReplicaAnswer::Kind::kRefused, 0, held.replica.number(), 0, 0}); }
 
 bool ReplicaLink::serve(Held& held) {
   bool progress = held.receiver.advance();

@@ -94,7 +94,6 @@ class ReplicaLink {
   bool drop_sent();
 
   void answer(int rank, const ReplicaAnswer& answer);
-  void refuse(const Held& held);
   void receive_answer();
   void fail_sends(Error why);
 
