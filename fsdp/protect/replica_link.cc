@@ -79,7 +79,7 @@ Result<void> ReplicaLink::send(Request request) {
   }
   options_.layer->wake();
   const auto began = options_.clock->now();
-  const auto done = [&] { return got_.load(std::memory_order_acquire) >= sent_->number || has_failed_.load(); };
+  const auto done = [&] { return got_.load(std::memory_order_acquire) >= sent_->number; };
   const auto waited = options_.wait(done, fmt::format("its replica of step {}", request.step), options_.buddy);
   const std::lock_guard lock(mutex_);
   if (request.kind == ReplicaHeader::Kind::kStep) costs_.waited_s += std::chrono::duration<double>(options_.clock->now() - began).count();
@@ -105,7 +105,7 @@ void ReplicaLink::fail_sends(Error why) {
     if (failed_) return;
     failed_ = std::move(why);
   }
-  has_failed_ = true;
+  got_ = ~std::uint64_t{0};
   options_.changed();
 }
 
@@ -166,7 +166,7 @@ bool ReplicaLink::take_answers() {
       fail_sends(internal(fmt::format("rank {} cannot hold a replica: its step record differs", options_.buddy)));
     }
     if (answer.kind == ReplicaAnswer::Kind::kReady) ready_ = answer;
-    got_.store(answer.number, std::memory_order_release);
+    if (answer.kind != ReplicaAnswer::Kind::kRefused) got_.store(answer.number, std::memory_order_release);
     options_.changed();
     receive_answer();
   }

@@ -115,9 +115,9 @@ class ReplicaLink {
   std::optional<Error> failed_;
   Costs costs_;
   std::optional<Request> sent_;              // main thread: the last request
-  std::atomic<std::uint64_t> got_{0};        // number of the last request that the buddy has
+  std::atomic<std::uint64_t> got_{0};        // number of the last request that the buddy has; the highest one after an error
   std::atomic<std::uint64_t> committed_{0};  // the last step that counts
-  std::atomic<bool> stopping_{false}, has_failed_{false};
+  std::atomic<bool> stopping_{false};
   const pid_t process_;
   std::thread thread_;
 };
