@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fsdp/link/hash.h"
+
 namespace shoal::fsdp {
 
 namespace {
@@ -10,20 +12,6 @@ namespace {
 using Channel = runtime::MessageLayer::Channel;
 constexpr StreamChannels kChannels{Channel::kMessages, Channel::kData};
 constexpr std::size_t kHashedAtOnce = 1 << 20;
-
-// A hash that changes with every change of a few words.
-std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t hash) {
-  constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15ULL;
-  std::size_t i = 0;
-  for (; i + 8 <= bytes.size(); i += 8) {
-    std::uint64_t word;
-    std::memcpy(&word, bytes.data() + i, 8);
-    hash = (hash ^ word) * kPrime;
-    hash ^= hash >> 29;
-  }
-  for (; i < bytes.size(); ++i) hash = (hash ^ static_cast<std::uint64_t>(bytes[i])) * kPrime;
-  return hash;
-}
 
 }  // namespace
 

@@ -4,21 +4,16 @@
 
 namespace shoal::fsdp {
 
-Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const std::vector<State>& states, std::uint64_t step,
-                                                             const std::string& name, const OpenMemory& open) {
-  if (units.empty()) return fail(invalid_argument("a model without units cannot be protected"));
-  std::unique_ptr<ProtectedShard> out(new ProtectedShard(std::move(units), name));
-  const ShardedUnit& first = *out->units_.front();
-  StepRecord::Spec spec{.rank = first.rank(), .grid = first.grid(), .step = step, .units = {}, .arrays = {}};
+Result<StepRecord::Spec> ProtectedShard::spec_of(int rank, std::uint64_t step) const {
+  StepRecord::Spec spec{.rank = rank, .grid = units_.front()->grid(), .step = step, .units = {}, .arrays = {}};
   const auto piece = [&](std::size_t unit, std::size_t parameter) {
-    const Grid grid = out->units_[unit]->grid();
-    return piece_of(out->units_[unit]->layout().placed()[parameter], grid.shards(), grid.shard_of(first.rank()));
+    const Grid grid = units_[unit]->grid();
+    return piece_of(units_[unit]->layout().placed()[parameter], grid.shards(), grid.shard_of(rank));
   };
-  for (std::uint32_t u = 0; u < out->units_.size(); ++u) {
-    const ShardedUnit& unit = *out->units_[u];
+  for (std::uint32_t u = 0; u < units_.size(); ++u) {
+    const ShardedUnit& unit = *units_[u];
     if (unit.arena_key().empty()) return fail(invalid_argument(fmt::format("unit {} lies in no memory of a node", unit.label())));
     spec.units.push_back({unit.arena_key(), unit.arena().size()});
-    out->arenas_.push_back(unit.arena());
     for (std::uint32_t p = 0; p < unit.layout().placed().size(); ++p) {
       const auto& parameter = unit.layout().placed()[p].parameter;
       if (parameter.external)
@@ -27,13 +22,29 @@ Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const 
       spec.arrays.push_back({"param", u, p, parameter.dtype, piece(u, p), unit.own_bytes(p) == 0 ? 0 : offset});
     }
   }
-  out->first_state_ = spec.arrays.size();
-  for (const State& s : states) {
-    if (s.unit >= out->units_.size() || s.parameter >= out->units_[s.unit]->layout().placed().size())
+  for (const State& s : states_) {
+    if (s.unit >= units_.size() || s.parameter >= units_[s.unit]->layout().placed().size())
       return fail(invalid_argument(fmt::format("the state {} belongs to no parameter", s.name)));
     const Piece one{0, 1, 1, 1};
     spec.arrays.push_back({s.name, s.unit, s.parameter, s.dtype, s.name == "step" ? one : piece(s.unit, s.parameter), {}});
   }
+  return spec;
+}
+
+Result<StepRecord::Spec> ProtectedShard::replica_spec(int rank) const {
+  SHOAL_TRY(StepRecord::Spec spec, spec_of(rank, words().finished));
+  spec.units.clear();
+  for (auto& a : spec.arrays) a.in_arena.reset();
+  return spec;
+}
+
+Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const std::vector<State>& states, std::uint64_t step,
+                                                             const std::string& name, const OpenMemory& open) {
+  if (units.empty()) return fail(invalid_argument("a model without units cannot be protected"));
+  std::unique_ptr<ProtectedShard> out(new ProtectedShard(std::move(units), states, name));
+  SHOAL_TRY(const StepRecord::Spec spec, out->spec_of(out->units_.front()->rank(), step));
+  out->first_state_ = spec.arrays.size() - states.size();
+  for (const auto& unit : out->units_) out->arenas_.push_back(unit->arena());
   SHOAL_TRY(const std::size_t bytes, StepRecord::bytes_for(spec));
   SHOAL_TRY(const Fd memory, open(out->key(), bytes));
   SHOAL_TRY(out->memory_, runtime::map(memory, bytes, runtime::Access::kReadWrite));
@@ -42,6 +53,8 @@ Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const 
 }
 
 std::string ProtectedShard::key_of(int rank) const { return fmt::format("{}/record-{}", name_, rank); }
+
+std::string ProtectedShard::replica_key_of(int rank) const { return fmt::format("{}/replica-{}", name_, rank); }
 
 std::span<std::byte> ProtectedShard::state(std::size_t index) const {
   const StepRecord& record = update_->step_record();

@@ -29,6 +29,9 @@ class ProtectedShard {
 
   // The name of a rank's record at the node, for a rank of this host.
   std::string key_of(int rank) const;
+  // The name of the replica that a rank of this host holds for a rank of another one, and its contents.
+  std::string replica_key_of(int rank) const;
+  Result<StepRecord::Spec> replica_spec(int rank) const;
   std::string key() const { return key_of(units_.front()->rank()); }
   std::size_t bytes() const { return memory_.size(); }
 
@@ -37,12 +40,16 @@ class ProtectedShard {
   // False while the states are loaded: a death then loses them.
   void set_usable(bool usable) const { update_->step_record().set_usable(usable); }
   ProtectedUpdate& update() { return *update_; }
+  const Memories& arenas() const { return arenas_; }
   RecordWords words() const { return words_of(update_->step_record()); }
 
  private:
-  ProtectedShard(Units units, std::string name) : units_(std::move(units)), name_(std::move(name)) {}
+  ProtectedShard(Units units, std::vector<State> states, std::string name)
+      : units_(std::move(units)), states_(std::move(states)), name_(std::move(name)) {}
+  Result<StepRecord::Spec> spec_of(int rank, std::uint64_t step) const;
 
   const Units units_;
+  const std::vector<State> states_;
   const std::string name_;
   runtime::Mapping memory_;
   Memories arenas_;

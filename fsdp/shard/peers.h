@@ -53,6 +53,9 @@ class Peers {
     if (link_ != nullptr) link_->update();
   }
 
+  // Lets the waits of this host's ranks look again. Any thread.
+  void wake() { control_.membership_page().notify_all(); }
+
   // Sets the predicate that can interrupt waits; a wait calls it several times per second. An empty one restores Options::interrupted.
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
   // Sets this rank's position, which is shown to ranks that wait for it.

@@ -53,6 +53,9 @@ void ShardActor::leave() {
     for (const auto& weak : models_) models.push_back(weak.lock());
     kept_.clear();
   }
+  for (const auto& weak : replicas_) {
+    if (const auto link = weak.lock()) link->stop();
+  }
   for (const auto& model : models) {
     if (model) model->leave();
   }
@@ -185,6 +188,38 @@ Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& 
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key}, 0, 0);
   });
+}
+
+Result<std::shared_ptr<ReplicaLink>> ShardActor::replicate(const std::shared_ptr<ShardedModel>& model,
+                                                           const std::shared_ptr<ProtectedShard>& shard, const std::vector<int>& buddies) {
+  if (session_ == nullptr) return fail(left());
+  ReplicaLink::Options options;
+  options.clock = session_->loop().clock();
+  options.buddy = buddies.at(static_cast<std::size_t>(options_.rank));
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if (buddies[static_cast<std::size_t>(rank)] != options_.rank) continue;
+    SHOAL_TRY(auto spec, shard->replica_spec(rank));
+    SHOAL_TRY(const std::size_t bytes, StepRecord::bytes_for(spec));
+    const std::string key = shard->replica_key_of(rank);
+    SHOAL_TRY(const Fd memory, session_->node().open_arena(key, bytes, /*member=*/-1, /*lasting=*/true));
+    arenas_.push_back(key);
+    keys.push_back(key);
+    SHOAL_TRY(runtime::Mapping mapped, runtime::map(memory, bytes, runtime::Access::kReadWrite));
+    options.wards.push_back({rank, std::move(mapped), std::move(spec)});
+  }
+  SHOAL_TRY(options.layer, options_.open_layer(fmt::format("{}/replicas-{}", options_.gang, num_protected_)));
+  options.wait = [model](const std::function<bool()>& done, const std::string& for_what, int missing) {
+    return model->peers().wait(done, {for_what, [missing] { return missing; }, /*for_link=*/true});
+  };
+  options.changed = [model] { model->peers().wake(); };
+  auto made = std::make_unique<ReplicaLink>(shard->update().step_record(), shard->arenas(), std::move(options));
+  std::shared_ptr<ReplicaLink> link(made.release(), [actor = weak_from_this(), keys, shard](ReplicaLink* gone) {
+    delete gone;
+    if (const auto alive = actor.lock()) alive->give_back(keys, 0, 0);
+  });
+  replicas_.push_back(link);
+  return link;
 }
 
 Result<std::shared_ptr<AdoptedShard>> ShardActor::adopt(const std::string& key) {

@@ -15,6 +15,7 @@
 #include "actors/session/session.h"
 #include "fsdp/protect/adoption.h"
 #include "fsdp/protect/protected_shard.h"
+#include "fsdp/protect/replica_link.h"
 #include "fsdp/shard/sharded_model.h"
 
 namespace shoal::fsdp {
@@ -52,8 +53,12 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   // the arrays of its optimizer. `step`: optimizer steps that are complete.
   Result<std::shared_ptr<ProtectedShard>> protect(const ShardedModel& model, const std::vector<ProtectedShard::State>& states,
                                                   std::uint64_t step);
-  // Opens what a dead rank of this host has left: its step record, and the arenas that it refers to. They stay at the node until release(),
-  // or until this process leaves; its death frees nothing. NotFound if there is no such record.
+  // Keeps a replica of this rank's record at its buddy, and holds replicas for others. Every rank calls it, with the same `buddies`: by
+  // rank, a rank of another host, or -1. The replicas' memory outlives this process. `shard` and `model` outlive the link's thread.
+  Result<std::shared_ptr<ReplicaLink>> replicate(const std::shared_ptr<ShardedModel>& model, const std::shared_ptr<ProtectedShard>& shard,
+                                                 const std::vector<int>& buddies);
+  // Opens what a dead rank of this host has left, or its replica: the step record, and the arenas that it refers to. They stay at the node
+  // until release(), or until this process leaves; its death frees nothing. NotFound if there is no such record.
   Result<std::shared_ptr<AdoptedShard>> adopt(const std::string& key);
   // The shard's rows and states have new owners: frees what no other process holds. They stay mapped while `shard` lives.
   void release(const AdoptedShard& shard) { give_back(shard.keys(), 0, 0); }
@@ -68,6 +73,8 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   // Actor ids by rank; empty until the gang is placed.
   const std::vector<ActorId>& members() const { return members_; }
   std::uint64_t generation() const { return generation_; }
+  // The host of each rank; empty if all ranks share memory.
+  const std::vector<int>& hosts() const { return options_.model.host_of_rank; }
   // The cause of this actor's end, if it was killed.
   std::optional<Error> killed() const;
 
@@ -100,6 +107,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   mutable std::mutex mutex_;
   std::optional<Error> killed_;
   std::vector<std::weak_ptr<ShardedModel>> models_;
+  std::vector<std::weak_ptr<ReplicaLink>> replicas_;
   std::vector<std::shared_ptr<ShardedModel>> kept_;  // models of a killed actor: the last reference must not be dropped on the loop
   std::int64_t rows_ = 0;
   std::size_t bytes_ = 0;

@@ -1044,6 +1044,11 @@ class ProtectedShard:
     def key_of(self, rank: int) -> str:
         """The name of the record of another rank of this host."""
 
+    def replica_key_of(self, rank: int) -> str:
+        """
+        The name of the replica of a rank of another host, which a rank of this host holds.
+        """
+
     @property
     def bytes(self) -> int: ...
 
@@ -1067,6 +1072,31 @@ class ProtectedShard:
 
     def run(self, num_threads: int) -> None:
         """Makes the recorded update, or what is left of it."""
+
+class ReplicaLink:
+    """
+    Sends this rank's steps to its replica on another host, and holds replicas for others.
+    """
+
+    def send_contents(self, step: int) -> None:
+        """
+        Sends rows and states of a complete step; returns once the buddy has them.
+        """
+
+    def send_step(self, step: int, with_contents: bool) -> None:
+        """Sends the recorded update; returns once the buddy has recorded it."""
+
+    def committed(self, step: int) -> None:
+        """The step counts. The replicas that this rank holds make it."""
+
+    def stop(self) -> None:
+        """Ends the link; the replicas stay."""
+
+    @property
+    def costs(self) -> dict:
+        """
+        Sizes in bytes, counts of messages, and seconds in which optimizer steps have waited.
+        """
 
 class AdoptedShard:
     """
@@ -1140,6 +1170,11 @@ class ShardActor:
         Makes this rank's step record. states: (unit, parameter, name, dtype) of each array besides the rows; step: complete steps.
         """
 
+    def replicate(self, model: ShardedModel, shard: ProtectedShard, buddies: Sequence[int]) -> ReplicaLink:
+        """
+        Keeps a replica of this rank's record at its buddy. Every rank calls it. buddies: by rank, a rank of another host, or -1.
+        """
+
     def adopt(self, key: str) -> AdoptedShard:
         """
         Opens a dead rank's record. Raises NotFound if this host's node has none.
@@ -1158,6 +1193,10 @@ class ShardActor:
 
     @property
     def rank(self) -> int: ...
+
+    @property
+    def hosts(self) -> list[int]:
+        """The host of each rank; empty if all share memory."""
 
     @property
     def generation(self) -> int: ...

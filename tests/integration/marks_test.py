@@ -20,7 +20,9 @@ def marked():
     record = Record(state)
     optimizer.step()
     state.step = 1
-    record.protection = SimpleNamespace(step=1, words=(1, 1, 1), actor=None, record=None, settle=lambda committed: None)
+    record.protection = SimpleNamespace(
+        step=1, words=(1, 1, 1), actor=SimpleNamespace(hosts=[]), record=None, settle=lambda committed: None
+    )
     record.mark()
     return state, record
 
@@ -60,7 +62,9 @@ def test_a_worker_that_was_cut_off_goes_on_as_one_that_has_reported(monkeypatch)
     other, of_other = marked()
     for state, record in ((one, of_one), (other, of_other)):
         state.step = 2
-        record.protection = SimpleNamespace(step=2, words=(2, 2, 2), actor=None, record=None, settle=lambda committed: None)
+        record.protection = SimpleNamespace(
+            step=2, words=(2, 2, 2), actor=SimpleNamespace(hosts=[]), record=None, settle=lambda committed: None
+        )
     monkeypatch.setattr(_Here, "reports", 1)
     words = [of_one.words(())]
     other.scheduler.step()

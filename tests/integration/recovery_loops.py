@@ -1,11 +1,13 @@
 """Steps and loops of the tests of recovery: a worker kills itself at a chosen moment of a step."""
 
+import contextlib
 import os
 import signal
 import threading
 
 import training_loops as loops
 
+EPOCHS = 4  # an epoch has 5 steps
 MOMENTS = ("begin", "forward", "backward", "between", "recorded", "committed", "inside", "after", "end", "boundary")
 
 
@@ -21,17 +23,19 @@ class Interposed:
 
 
 class Killer:
-    """Kills this process in the moments of ``deaths``, a list of (rank, step, moment); each one once in a training. ``folder``: has a file
-    for each death that has come."""
+    """Kills this process in the moments of ``deaths``, a list of (rank, step, moment); each one once in a training. A name of a host, "b",
+    stands for the lowest rank there. ``folder``: has a file
+    for each death that has come. ``kill``: kills more than this process."""
 
-    def __init__(self, deaths, folder):
-        self._deaths, self._folder = deaths, folder
+    def __init__(self, deaths, folder, kill=None):
+        self._deaths, self._folder, self._kill = deaths, folder, kill or kill_process
 
     def due(self, state, moment):
         from shoal.train import get_context
 
-        place = (get_context().get_world_rank(), state.step, moment)
-        if place not in [tuple(d) for d in self._deaths]:
+        whom = [get_context().get_world_rank()] + [host_name()] * (get_context().get_local_rank() == 0)
+        place = next((tuple(d) for d in self._deaths if d[0] in whom and tuple(d[1:]) == (state.step, moment)), None)
+        if place is None:
             return False
         try:
             os.close(os.open(os.path.join(self._folder, "-".join(map(str, place))), os.O_CREAT | os.O_EXCL))
@@ -41,13 +45,15 @@ class Killer:
 
     def at(self, state, moment):
         if self.due(state, moment):
-            kill()
+            self._kill()
 
     def in_optimizer(self, state):
         """Prepares a death inside of the coming optimizer.step()."""
-        protection = state.gang._record.protection
+        protection, kill = state.gang._record.protection, self._kill
         record, model = protection.record, protection.model
-        if self.due(state, "recorded"):
+        if self.due(state, "unsent"):  # recorded by this rank, but not by its buddy
+            protection.replicas = Interposed(protection.replicas, send_step=lambda step: kill())
+        elif self.due(state, "recorded"):
             type(protection).in_use = True
             protection.model = Interposed(model, commit=lambda step: kill())
         elif self.due(state, "committed"):
@@ -66,11 +72,29 @@ class Killer:
         gang = state.gang
         reduced = type(gang)._max
         if self.due(state, "boundary"):
-            gang._max = lambda own: (kill(), reduced(gang, own))
+            gang._max = lambda own: (self._kill(), reduced(gang, own))
 
 
-def kill():
+def kill_process():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def host_name():
+    """The name of this process's host among those of hosts.py, whose addresses end with 1, 2 and so on."""
+    from shoal._core.process import session
+
+    last = session().host.rpartition(".")[2]
+    return " abcdefgh"[int(last)] if last.isdigit() and int(last) < 9 else ""
+
+
+def kill_host():
+    """Kills all processes of this one's network namespace: the node, its helpers and all workers of a host."""
+    mine = os.stat("/proc/self/ns/net").st_ino
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            if int(name) != os.getpid() and os.stat(f"/proc/{name}/ns/net").st_ino == mine:
+                os.kill(int(name), signal.SIGKILL)
+    kill_process()
 
 
 def train_step(state, batch, killer):
@@ -127,7 +151,7 @@ def steps_form(config):
     from shoal.train import run
 
     state, loader = loops.build(config)
-    killer = Killer(config["deaths"], config["folder"])
+    killer = Killer(config["deaths"], config["folder"], kill_host if config.get("hosts_die") else None)
 
     def step(batch, state):
         train_step(state, batch, killer)
@@ -149,7 +173,7 @@ def steps_form_with_a_death_before_the_meeting(config):
     def begin_or_die(own, environment, *rest):
         if (environment["RANK"], environment["WORLD_SIZE"]) == ("1", "2") and not os.path.exists(once):
             open(once, "x").close()
-            kill()
+            kill_process()
         begin(own, environment, *rest)
 
     once = os.path.join(config["folder"], "met")
@@ -185,3 +209,23 @@ def plain_run(order):
         scheduler.step()
         optimizer.zero_grad()
     return losses, [p.detach().tolist() for p in model.parameters()]
+
+
+def check(history, returns, epochs=EPOCHS):
+    """The training is that of one plain process: each batch once, the same losses, and the same parameters."""
+    import pytest
+
+    assert [m["step"] for m in history] == list(range(1, 5 * epochs + 1))
+    everything = list(range(loops.NUM_SAMPLES))
+    assert {e: sorted(s) for e, s in loops.samples_by_epoch(history).items()} == dict.fromkeys(range(epochs), everything)
+    losses, parameters = plain_run([m["samples"] for m in history])
+    assert [m["loss"] for m in history] == pytest.approx(losses, rel=1e-5)
+    for returned in returns:
+        assert returned["step"] == 5 * epochs
+        assert returned["counts"] == [5 * epochs]
+        for one, other in zip(returned["parameters"], parameters, strict=True):
+            assert flat(one) == pytest.approx(flat(other), rel=1e-5, abs=1e-7)
+
+
+def flat(value):
+    return [x for v in value for x in flat(v)] if isinstance(value, list) else [value]

@@ -14,7 +14,7 @@ from client_fixtures import *  # noqa: F403
 from shoal.exceptions import ActorDiedError, Unimplemented
 from shoal.train import ScalingConfig, Trainer, WorkerLost
 
-EPOCHS = 4  # an epoch has 5 steps
+EPOCHS = r.EPOCHS
 
 
 def fit(tmp_path, loop, deaths, bounds, on_report=None, **config):
@@ -24,22 +24,7 @@ def fit(tmp_path, loop, deaths, bounds, on_report=None, **config):
 
 
 def check(result, epochs=EPOCHS):
-    """The training is that of one plain process: each batch once, the same losses, and the same parameters."""
-    history = result.metrics_history
-    assert [m["step"] for m in history] == list(range(1, 5 * epochs + 1))
-    everything = list(range(loops.NUM_SAMPLES))
-    assert {e: sorted(s) for e, s in loops.samples_by_epoch(history).items()} == dict.fromkeys(range(epochs), everything)
-    losses, parameters = r.plain_run([m["samples"] for m in history])
-    assert [m["loss"] for m in history] == pytest.approx(losses, rel=1e-5)
-    for returned in result.returns:
-        assert returned["step"] == 5 * epochs
-        assert returned["counts"] == [5 * epochs]
-        for one, other in zip(returned["parameters"], parameters, strict=True):
-            assert flat(one) == pytest.approx(flat(other), rel=1e-5, abs=1e-7)
-
-
-def flat(value):
-    return [x for v in value for x in flat(v)] if isinstance(value, list) else [value]
+    r.check(result.metrics_history, result.returns, epochs)
 
 
 def parent_of(pid):

@@ -1,12 +1,14 @@
 // Bindings of step records: a rank's own, and one of a dead rank.
 #include "fsdp/protect/adoption.h"
 #include "fsdp/protect/protected_shard.h"
+#include "fsdp/protect/replica_link.h"
 #include "python/native/fsdp/fsdp.h"
 
 namespace shoal::python {
 
 using fsdp::AdoptedShard;
 using fsdp::ProtectedShard;
+using fsdp::ReplicaLink;
 
 namespace {
 
@@ -43,12 +45,40 @@ std::uint64_t committed_step(const std::vector<Words>& ranks, bool all) {
   return fsdp::committed_step(words, all);
 }
 
+nb::dict costs(const ReplicaLink& link) {
+  const auto c = link.costs();
+  nb::dict out;
+  out["memory_bytes"] = c.memory_bytes;
+  out["steps"] = c.steps;
+  out["step_bytes"] = c.step_bytes;
+  out["contents"] = c.contents;
+  out["contents_bytes"] = c.contents_bytes;
+  out["waited_s"] = c.waited_s;
+  return out;
+}
+
+void bind_replicas(nb::module_& m) {
+  nb::class_<ReplicaLink>(m, "ReplicaLink", "Sends this rank's steps to its replica on another host, and holds replicas for others.")
+      .def(
+          "send_contents", [](ReplicaLink& l, std::uint64_t step) { without_gil([&] { return l.send_contents(step); }); }, nb::arg("step"),
+          "Sends rows and states of a complete step; returns once the buddy has them.")
+      .def(
+          "send_step",
+          [](ReplicaLink& l, std::uint64_t step, bool with_contents) { without_gil([&] { return l.send_step(step, with_contents); }); },
+          nb::arg("step"), nb::arg("with_contents"), "Sends the recorded update; returns once the buddy has recorded it.")
+      .def("committed", &ReplicaLink::committed, nb::arg("step"), "The step counts. The replicas that this rank holds make it.")
+      .def("stop", &ReplicaLink::stop, nb::call_guard<nb::gil_scoped_release>(), "Ends the link; the replicas stay.")
+      .def_prop_ro("costs", &costs, "Sizes in bytes, counts of messages, and seconds in which optimizer steps have waited.");
+}
+
 }  // namespace
 
 void bind_protect(nb::module_& m) {
   nb::class_<ProtectedShard>(m, "ProtectedShard", "This rank's step record.")
       .def_prop_ro("key", &ProtectedShard::key, "The record's name at the node.")
       .def("key_of", &ProtectedShard::key_of, nb::arg("rank"), "The name of the record of another rank of this host.")
+      .def("replica_key_of", &ProtectedShard::replica_key_of, nb::arg("rank"),
+           "The name of the replica of a rank of another host, which a rank of this host holds.")
       .def_prop_ro("bytes", &ProtectedShard::bytes)
       .def_prop_ro("words", &words<ProtectedShard>, "(recorded, begun, finished): step numbers.")
       .def(
@@ -67,6 +97,7 @@ void bind_protect(nb::module_& m) {
       .def(
           "run", [](ProtectedShard& s, int num_threads) { s.update().run(num_threads); }, nb::arg("num_threads"),
           nb::call_guard<nb::gil_scoped_release>(), "Makes the recorded update, or what is left of it.");
+  bind_replicas(m);
   nb::class_<AdoptedShard>(m, "AdoptedShard", "What a dead rank has left: its rows, its optimizer's states, and their step.")
       .def_prop_ro("rank", &AdoptedShard::rank)
       .def_prop_ro("world_size", [](const AdoptedShard& s) { return s.grid().world_size; })

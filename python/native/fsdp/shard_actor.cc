@@ -149,6 +149,12 @@ void bind_shard_actor(nb::module_& m) {
       .def("protect", &protect, nb::arg("model"), nb::arg("states"), nb::arg("step"),
            "Makes this rank's step record. states: (unit, parameter, name, dtype) of each array besides the rows; step: complete steps.")
       .def(
+          "replicate",
+          [](ShardActor& a, const std::shared_ptr<fsdp::ShardedModel>& model, const std::shared_ptr<fsdp::ProtectedShard>& shard,
+             const std::vector<int>& buddies) { return without_gil([&] { return a.replicate(model, shard, buddies); }); },
+          nb::arg("model"), nb::arg("shard"), nb::arg("buddies"),
+          "Keeps a replica of this rank's record at its buddy. Every rank calls it. buddies: by rank, a rank of another host, or -1.")
+      .def(
           "adopt", [](ShardActor& a, const std::string& key) { return without_gil([&] { return a.adopt(key); }); }, nb::arg("key"),
           "Opens a dead rank's record. Raises NotFound if this host's node has none.")
       .def("release", &ShardActor::release, nb::arg("shard"), "Frees an adopted record at the node, unless another process holds it.")
@@ -156,6 +162,7 @@ void bind_shard_actor(nb::module_& m) {
            "Before the session closes: gives the arenas back and makes no further requests.")
       .def_prop_ro("id", [](const ShardActor& a) { return to_string(a.id()); })
       .def_prop_ro("rank", &ShardActor::rank)
+      .def_prop_ro("hosts", &ShardActor::hosts, "The host of each rank; empty if all share memory.")
       .def_prop_ro("generation", &ShardActor::generation)
       .def_prop_ro("members", &members, "Ids of every rank's ShardActor.");
 

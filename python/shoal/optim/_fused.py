@@ -156,7 +156,7 @@ class Fused:
         """Returns zeros with the layout of `p` for the state `key`, reserved ones if there are any."""
         reserved, dtype = self._reserved.get(id(p)), self._state_dtype(p, group)
         if self._protection is not None:
-            reserved = [self._protection.home(p, key).zero_()]
+            reserved = [self._protection.new_state(p, key)]
         zeros = reserved.pop() if reserved else self._zeros(p, group)
         # the parameter has changed since they were reserved
         if zeros.dtype != dtype or zeros.stride() != local(p).stride() or zeros.shape != local(p).shape:

@@ -46,6 +46,7 @@ class _Here:
     newcomer = False  # it runs alone until its first step, where it joins the others
     generation = 1
     protected = False  # the training survives the deaths of workers
+    replicated = False  # and the loss of a host
     gang: Any = None  # the present loop has it, in an elastic training
     before: Any = None  # a death has ended its loop, and the next one takes its state over
     reports = 0

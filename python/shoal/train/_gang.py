@@ -89,6 +89,10 @@ class Gang:
         self._next, self._store = before._next, before._store
         self._record.begin(_Here.generation, step)
 
+    def print_costs(self) -> None:
+        """Prints what the protection has cost, where that is known at the end only."""
+        self._record.print_costs()
+
     def mark(self) -> None:
         """Between two batches: the next step can run again from here."""
         self._record.mark()

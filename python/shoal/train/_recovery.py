@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shoal.exceptions import DeadlineExceeded, ShoalError, Unavailable, Unimplemented
-from shoal.fsdp._protect import AdoptedRank, Protection, adopt, committed_step, protect
+from shoal.fsdp._protect import AdoptedRank, Protection, committed_step, protect
 from shoal.train._context import _Here
 from shoal.train._state import POSITION, State, optimizers_of, random_states, set_random_states, sharded_models
 
@@ -111,6 +111,7 @@ class Record:
         self.protection: Protection | None = None
         self.generation = 0  # the one on whose mesh the model and the record are; 0: none
         self._adopted: dict[int, AdoptedRank] = {}  # by rank; kept until the next generation has records of its own
+        self._held: list[AdoptedRank] = []  # replicas that dead ranks of this host have held
         self._mark: Mark | None = None
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -132,17 +133,32 @@ class Record:
                 hint=f"make their module a part of the sharded model, {hint}",
             )
         try:
-            self.protection = protect(models[0], optimizers[0], step=step)
+            self.protection = protect(models[0], optimizers[0], step=step, replicas=_Here.replicated)
         except Unimplemented as error:
             error.hint = f"{error.hint}, {hint}" if error.hint else hint
             raise
         self.generation, self._mark = generation, None
-        for adopted in self._adopted.values():
+        for adopted in (*self._adopted.values(), *self._held):
             adopted.release()
         self._adopted.clear()
+        self._held.clear()
         if generation == 1 and dist.get_rank() == 0:
-            size = self.protection.record.bytes / 1e6
-            print(f"shoal: step records protect this training from the deaths of workers: {size:.1f} MB per worker", file=sys.stderr)
+            self._print_sizes()
+
+    def _print_sizes(self) -> None:
+        sizes = f"{self.protection.record.bytes / 1e6:.1f} MB per worker"
+        if (replicas := self.protection.replicas) is not None:
+            sizes += f", and {replicas.costs['memory_bytes'] / 1e6:.1f} MB of replicas for workers of other hosts"
+        print(f"shoal: step records protect this training from the deaths of workers: {sizes}", file=sys.stderr)
+
+    def print_costs(self) -> None:
+        """Prints what the replicas of this generation have cost, on rank 0."""
+        if self.protection is None or self.protection.replicas is None or dist.get_rank() != 0:
+            return
+        costs = self.protection.replicas.costs
+        if (steps := costs["steps"]) > 0:
+            sent, waited = costs["step_bytes"] / 1e6, 1e3 * costs["waited_s"] / steps
+            print(f"shoal: replica of rank 0: {steps} steps, {sent:.3f} MB and {waited:.2f} ms of waiting per step", file=sys.stderr)
 
     def pause(self) -> int:
         """Before the model moves to another mesh. Returns the optimizer steps made so far."""
@@ -165,16 +181,17 @@ class Record:
 
     def abandon_step(self) -> None:
         """Drops the step under way. It needs no other worker."""
+        self.protection.stop_replicas()
         self.protection.root.abandon_step()
 
     def words(self, adopts: tuple[int, ...]) -> Words:
         """Adopts dead ranks, and returns the words of all records that this worker can read, with this worker's progress."""
         if self.protection is None:  # a new worker
             return Words()
-        actor, record = self.protection.actor, self.protection.record
         for rank in adopts:
             if rank not in self._adopted:
-                self._adopted[rank] = adopt(actor, record.key_of(rank))
+                self._adopted[rank] = self.protection.adopt(rank)
+                self._held += self.protection.held_by(rank)
         records = [self.protection.words, *(self._adopted[rank].words for rank in adopts)]
         mark, present = self._mark, progress_of(self._state)
         if mark is None:
@@ -185,7 +202,9 @@ class Record:
         """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all workers."""
         if self.protection is None:
             return {}
-        committed = committed_step([w for of_one in everyone for w in of_one.records], True)
+        # On several hosts no survivor could read all records, so each was cut off in a step that none has begun: it runs again.
+        one_host = not self.protection.actor.hosts
+        committed = committed_step([w for of_one in everyone for w in of_one.records], one_host)
         self.protection.settle(committed)
         for rank in adopts:
             self._adopted[rank].settle(committed)

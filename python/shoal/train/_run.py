@@ -17,6 +17,7 @@ from shoal._actors.registry import kill
 from shoal._core import serialize
 from shoal._objects.refs import ObjectRef, load
 from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
+from shoal.fsdp._protect.buddy import buddies
 from shoal.train import _membership as m
 from shoal.train._changes import Change, Transition
 from shoal.train._errors import WorkerLost
@@ -27,6 +28,7 @@ from shoal.train._worker import Role, TrainWorker
 REPORTS = "TrainReports"  # the class name of the driver's actor
 METHODS = {"report": {}, "entered": {}, "ready": {}, "interrupted": {}, "doubted": {}, "scale": {}, "seen": {}}
 _NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
+_NEWS_OF_NODES_S = 15.0  # the same for several nodes: the head counts a node as dead once it has missed heartbeats for some seconds
 _LOOK_S = 1.0  # seconds between two looks at the cluster
 
 
@@ -41,9 +43,23 @@ class Setup:
     settings: dict[str, str]
     elastic: bool
     protected: bool
+    replicated: bool = False
     use_gpu: bool = False
     logical_ranks: int = 0  # 0: the training is not deterministic
     threads: int = 1  # torch's in each worker, if it is
+
+    def role(self, worker: int, environment: dict[str, str], newcomer: bool = False) -> Role:
+        return Role(
+            worker,
+            environment,
+            self.elastic,
+            newcomer,
+            self.protected,
+            self.replicated,
+            self.use_gpu,
+            self.logical_ranks,
+            self.threads,
+        )
 
 
 @dataclass
@@ -117,11 +133,9 @@ class Run:
             self._workers[w].place = load(place, f"rank {rank} of {len(asked)}")
         given = environments([self._workers[w].place for w in members])
         for w, environment in zip(members, given, strict=True):
-            self._start_loop(w, Role(w, environment, self._setup.elastic, use_gpu=self._setup.use_gpu))
+            self._start_loop(w, self._setup.role(w, environment))
 
     def _start_loop(self, worker: int, role: Role) -> None:
-        setup = self._setup
-        role = replace(role, protected=setup.protected, logical_ranks=setup.logical_ranks, threads=setup.threads)
         of = self._workers[worker]
         of.run = of.handle.run.remote(self._setup.loop, self._setup.config, role, self.driver)
 
@@ -182,7 +196,7 @@ class Run:
         except Exception as error:
             self._step(m.Failed(number, _text(error)))
             return
-        self._start_loop(number, Role(number, environments([w.place])[0], elastic=True, newcomer=True))
+        self._start_loop(number, self._setup.role(number, environments([w.place])[0], newcomer=True))
         self._step(m.Placed(number))
         self._step(m.Draining(self._on_draining_nodes()))
 
@@ -226,7 +240,8 @@ class Run:
         self._tickets += 1
         self._interrupted[worker] = self._tickets
         self._reports.check()
-        doubt = threading.Timer(_NEWS_S, _doubt, (self.driver, worker, self._tickets))
+        several = len({self._places[w].node for w in self._membership.members if w in self._places}) > 1
+        doubt = threading.Timer(_NEWS_OF_NODES_S if several else _NEWS_S, _doubt, (self.driver, worker, self._tickets))
         doubt.daemon = True
         doubt.start()
         self._step(m.Interrupted(worker, generation))
@@ -308,7 +323,7 @@ class Run:
         stays = g.union == g.previous and not g.recovers  # the process group of the generation that ends has the same ranks
         union = environments([self._workers[w].place for w in g.union])
         final = environments([self._workers[w].place for w in g.members])
-        heirs = _heirs(g, self._places, self._workers)
+        heirs = _heirs(g, self._places, self._workers, self._setup.replicated)
         owners = tuple(g.union.index(heirs.get(w, w)) for w in g.previous)
         for rank, w in enumerate(g.union):
             transition = Transition(
@@ -369,16 +384,27 @@ def _first_cause(session: Any, membership: m.Membership, workers: dict[int, _Wor
         session.wait_some(running, 1, left)
 
 
-def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Worker]) -> dict[int, int]:
-    """By dead worker: the survivor that adopts its shard, one of its node, where the shard is in memory."""
+def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Worker], replicated: bool) -> dict[int, int]:
+    """By dead worker: the survivor that adopts its shard, on its node, whose memory has the shard. If there is none, a survivor on the node
+    of its buddy adopts the replica."""
+    alive = [w for w in g.previous if w not in g.dead]
+    found = buddies([places[w].node for w in g.previous]) if replicated else (-1,) * len(g.previous)
     heirs: dict[int, int] = {}
     for dead in g.dead:
-        there = [w for w in g.previous if w not in g.dead and workers[w].place.node == places[dead].node]
+        there = [w for w in alive if places[w].node == places[dead].node]
+        buddy = found[g.previous.index(dead)]
+        if not there and buddy >= 0:
+            there = [w for w in alive if places[w].node == places[g.previous[buddy]].node]
         if not there:
-            why = "no other worker of the training runs on its node, whose memory has its part of the model"
-            raise _lost(dead, workers.get(dead), why)
+            raise _lost(dead, workers.get(dead), _why_lost(None if buddy < 0 else g.previous[buddy]))
         heirs[dead] = min(there, key=list(heirs.values()).count)
     return heirs
+
+
+def _why_lost(buddy: int | None) -> str:
+    if buddy is None:
+        return "no other worker of the training runs on its node, whose memory has its part of the model"
+    return f"its node has no worker left, and neither has that of its buddy, worker {buddy}, with the replica of its part of the model"
 
 
 def _lost(worker: int, of: _Worker | None, why: str) -> WorkerLost:

@@ -35,7 +35,8 @@ class ScalingConfig:
     nodes or resources become free. It goes on with fewer when a node drains. The loop uses :func:`shoal.train.steps`, or is a step that
     :func:`shoal.train.run` calls.
     ``protect``: an elastic training survives the deaths of workers without the loss of a step. States of the optimizer, which is one of
-    ``shoal.optim``'s Adam, AdamW and SGD, and gradients are then in memory of the nodes.
+    ``shoal.optim``'s Adam, AdamW and SGD, and gradients are then in memory of the nodes. With workers on several nodes, each worker's part
+    of the model also has a replica on another node, so that the loss of a node is survived. ``"host"``: without replicas.
     ``deterministic``: losses and parameters have the same bits with any number of workers, through changes and deaths. The number of
     ``logical_ranks`` decides them: a power of two up to 64, by default the next one from the maximum of workers on. Each worker plays some
     of these ranks. See docs/training.md for what else stays the same.
@@ -46,11 +47,13 @@ class ScalingConfig:
     num_workers: int | tuple[int, int] = 1
     resources_per_worker: dict[str, float] | None = None
     use_gpu: bool = False
-    protect: bool = True
+    protect: bool | str = True
     deterministic: bool = False
     logical_ranks: int | None = None
 
     def __post_init__(self):
+        if self.protect not in (True, False, "host"):
+            raise InvalidArgument(f'protect is True, False or "host", not {self.protect!r}')
         given = self.num_workers
         bounds = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
         if len(bounds) != 2 or not all(hasattr(n, "__index__") and n >= 1 for n in bounds) or bounds[0] > bounds[1]:
@@ -169,9 +172,20 @@ class Trainer:
                     "ScalingConfig(resources_per_worker=...)"
                 )
             raise
-        protected = scaling.elastic and scaling.protect
-        setup = Setup(self._loop, self._config, self._on_report, resources, settings, scaling.elastic, protected, scaling.use_gpu)
-        setup.logical_ranks, setup.threads = scaling.logical_ranks or 0, max(1, int(resources["CPU"]))
+        protected = scaling.elastic and bool(scaling.protect)
+        setup = Setup(
+            self._loop,
+            self._config,
+            self._on_report,
+            resources,
+            settings,
+            scaling.elastic,
+            protected=protected,
+            replicated=protected and scaling.protect != "host",
+            use_gpu=scaling.use_gpu,
+            logical_ranks=scaling.logical_ranks or 0,
+            threads=max(1, int(resources["CPU"])),
+        )
         membership = Membership(scaling.minimum, scaling.maximum, tuple(range(count)), scaling.maximum, protected=protected)
         return self._run(Run(s, setup, membership, workers))
 

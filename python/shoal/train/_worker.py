@@ -17,14 +17,16 @@ from shoal.train._ranks import Place, here
 
 @dataclass(frozen=True)
 class Role:
-    """A worker's part in a training: its number, the variables of its environment, if the number of workers may change, and if it
-    trains on a CUDA device. ``logical_ranks``: 0 unless the training is deterministic; ``threads``: torch's, if it is."""
+    """A worker's part in a training: its number, the variables of its environment, if the number of workers may change, if it
+    survives deaths of workers (``protected``) and the loss of a host (``replicated``), and if it trains on a CUDA device.
+    ``logical_ranks``: 0 unless the training is deterministic; ``threads``: torch's, if it is."""
 
     worker: int
     environment: dict[str, str]
     elastic: bool = False
     newcomer: bool = False
     protected: bool = False
+    replicated: bool = False
     use_gpu: bool = False
     logical_ranks: int = 0
     threads: int = 1
@@ -41,7 +43,8 @@ class TrainWorker:
             del os.environ[name]  # variables of a torchrun around the driver, whose store the ranks must not use
         os.environ.update(role.environment)
         _Here.driver, _Here.worker, _Here.elastic, _Here.newcomer = driver, role.worker, role.elastic, role.newcomer
-        _Here.generation, _Here.reports, _Here.left, _Here.protected = 1, 0, False, role.protected
+        _Here.generation, _Here.reports, _Here.left = 1, 0, False
+        _Here.protected, _Here.replicated = role.protected, role.replicated
         _Here.logical_ranks, _Here.holds = 0, False
         import torch.distributed as dist
 
@@ -53,6 +56,8 @@ class TrainWorker:
         _Here.gang = _Here.before = None
         try:
             result = _run(loop, () if config is None else (config,))
+            if _Here.gang is not None:
+                _Here.gang.print_costs()
             leave_all()
             return result
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -10,23 +11,25 @@ from torch.distributed.tensor import DTensor
 
 from shoal import _native
 from shoal._objects.tensors import dtensor, long_lived, with_dtype
-from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplemented
+from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unavailable, Unimplemented
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._parameters.gradient import engine_dtype, uses
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._plan.plan import root_of
-from shoal.fsdp._protect.adopted import adopt
+from shoal.fsdp._protect.adopted import AdoptedRank, adopt
+from shoal.fsdp._protect.buddy import Replicas, buddies
 from shoal.optim import SGD, Adam
 
 _MASTER = "master_param"
 _BESIDE_STATES = ("grad", "step")
 
 
-def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0) -> Protection:
+def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0, replicas: bool = False) -> Protection:
     """Protects the steps of ``optimizer`` on a sharded model: each happens exactly once, also when a rank is killed. Every rank calls it.
 
     The optimizer's states move to memory of the node that outlives this process, and gradients are reduced into it. From now on
-    ``optimizer.step()`` returns once all ranks have recorded the step. ``step``: number of optimizer steps made before.
+    ``optimizer.step()`` returns once all ranks have recorded the step. ``step``: number of optimizer steps made before. ``replicas``: if
+    the ranks are on several hosts, a rank of another host also holds each rank's rows and states, which survive the loss of its host.
     Writes to parameters other than by this optimizer are not protected: a kill inside one may leave it half made.
 
     Raises Unimplemented for optimizers other than ``Adam``, ``AdamW`` and ``SGD`` of ``shoal.optim``, and for parameters outside of shared
@@ -40,13 +43,15 @@ def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0
     root = root_of(model)
     if root.window_open:
         root.adopt()  # parameters that the program has replaced, which may rebuild units
-    return Protection(root, optimizer, step)
+    return Protection(root, optimizer, step, replicas)
 
 
 class Protection:
     """The step record of this rank. ``optimizer.step()`` calls ``begin``, adds its updates to ``record``, and calls ``run``."""
 
-    def __init__(self, root: Root, optimizer: Any, step: int):
+    replicas: Replicas | None = None  # where a rank of another host holds this rank's replica
+
+    def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
         self.root, self.optimizer, self.model = root, optimizer, root.models[0]
         self._opened: list[Any] = []  # records of all ranks, after a death
         self._homes: dict[tuple[int, str], torch.Tensor] = {}  # by id of the sharded parameter and name of the array
@@ -65,7 +70,9 @@ class Protection:
         self.take_states()
         optimizer._protection = self
         self._announce(self)
-        self.model.commit(step)  # every rank has its record
+        if replicas and self.actor.hosts:
+            self.replicas = Replicas(self.actor, self.model, self.record, step)
+        self.model.commit(step)  # every rank has its record, and its replica
 
     @property
     def actor(self) -> _native.ShardActor:
@@ -88,11 +95,18 @@ class Protection:
 
     def end(self) -> None:
         """Ends the protection. States and gradients stay where they are."""
+        self.stop_replicas()
+        self.replicas = None
         self._release_opened()
         self.optimizer._protection = None
         self._announce(None)
         for p in (p for u in self.root.units for p in u.parameters):
             p.gradient.pool = None
+
+    def stop_replicas(self) -> None:
+        """Ends the transfers between this rank and its buddy. The replicas stay as they are."""
+        if self.replicas is not None:
+            self.replicas.stop()
 
     def _announce(self, protection: Protection | None) -> None:
         for s in self.root.states:
@@ -116,6 +130,15 @@ class Protection:
         self.optimizer._shards.clear()
         self.optimizer._reserved.clear()
         self.record.set_usable(True)
+        if self.replicas is not None:
+            self.replicas.send_contents(self.step)
+
+    def new_state(self, p: torch.Tensor, name: str) -> torch.Tensor:
+        """The tensor in the record of a state that the optimizer makes anew: zeros."""
+        home = self.home(p, name)
+        if self.replicas is not None and home.any():
+            self.replicas.stale = True
+        return home.zero_()
 
     def _take_states(self, p: torch.Tensor, state: dict[str, Any]) -> None:
         found = [name for (owner, name) in self._homes if owner == id(p) and name not in _BESIDE_STATES]
@@ -163,11 +186,15 @@ class Protection:
         """Commits the recorded step with all ranks, and makes its updates."""
         if began:
             self.record.record()
+        if self.replicas is not None:
+            self.replicas.send_step(self.step + 1)
         try:
             self.model.commit(self.step + 1)
         except Unavailable:
             if not self._recorded_by_all(self.step + 1):
                 raise
+        if self.replicas is not None:
+            self.replicas.committed(self.step + 1)
         self.record.run(num_threads)
 
     def _recorded_by_all(self, step: int) -> bool:
@@ -186,6 +213,25 @@ class Protection:
         if committed == self.step + 1:
             self.record.run(num_threads=1)
             self.optimizer._end_recorded()
+
+    def adopt(self, rank: int) -> AdoptedRank:
+        """Opens what a dead rank has left: its record, if it was a rank of this host, or else its replica. NotFound: neither is here."""
+        return adopt(self.actor, self.record.key_of(rank) if self._is_here(rank) else self.record.replica_key_of(rank))
+
+    def held_by(self, rank: int) -> list[AdoptedRank]:
+        """Opens the replicas that a dead rank of this host has held, so that their memory can be released."""
+        if self.replicas is None or not self._is_here(rank):
+            return []
+        found = []
+        for ward, buddy in enumerate(buddies(self.actor.hosts)):
+            if buddy == rank:
+                with contextlib.suppress(NotFound, DataLoss):
+                    found.append(adopt(self.actor, self.record.replica_key_of(ward)))
+        return found
+
+    def _is_here(self, rank: int) -> bool:
+        hosts = self.actor.hosts
+        return not hosts or hosts[rank] == hosts[self.actor.rank]
 
     def _release_opened(self) -> None:
         for rank in self._opened:

@@ -126,7 +126,7 @@ class Contents:
             replicas=self.units[0].data.replicas,
             world_size=len(self.units[0].data.ranks),
             requires_grad=[p.views.sharded.requires_grad for p in self.parameters],
-            arenas=[u.native.arena_key if u.native.fits_any_mesh else "" for u in self.units],
+            arenas=[_arena_of(u) for u in self.units],
             replicated=[(name, t.dtype, tuple(t.shape)) for name, t in self.replicated()],
             optimizers=[self._describe_optimizer(o) for o in self.optimizers],
         )
@@ -177,6 +177,11 @@ class Contents:
             state = optimizer.state.get(t) or optimizer.state.get(p.views.sharded if p is not None else t) or {}
             states.append({name: _describe_value(f"{name} of an optimizer's state", value, p) for name, value in state.items()})
         return DescribedOptimizer(options, states)
+
+
+def _arena_of(u: Unit) -> str:
+    """The arena of a unit that another mesh can take over, or "". Rows of a rank on another host may be of an earlier step there."""
+    return u.native.arena_key if u.native.fits_any_mesh and not u.actor.hosts else ""
 
 
 @dataclass
