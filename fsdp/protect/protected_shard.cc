@@ -4,8 +4,9 @@
 
 namespace shoal::fsdp {
 
-Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const std::vector<State>& states, std::uint64_t step,
-                                                             const std::string& name, const OpenMemory& open) {
+Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const std::vector<StateSpec>& states, std::uint64_t step,
+                                                             const std::string& name, std::shared_ptr<SharedArrays> shared,
+                                                             const OpenMemory& open) {
   if (units.empty()) return fail(invalid_argument("a model without units cannot be protected"));
   std::unique_ptr<ProtectedShard> out(new ProtectedShard(std::move(units), name));
   const ShardedUnit& first = *out->units_.front();
@@ -28,11 +29,22 @@ Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const 
     }
   }
   out->first_state_ = spec.arrays.size();
-  for (const State& s : states) {
+  out->shared_ = std::move(shared);
+  const auto shared_memory = static_cast<std::uint32_t>(spec.units.size());
+  if (out->shared_) {
+    spec.units.push_back({out->shared_->key(), out->shared_->memory().size()});
+    out->arenas_.push_back(out->shared_->memory());
+  }
+  for (const StateSpec& s : states) {
     if (s.unit >= out->units_.size() || s.parameter >= out->units_[s.unit]->layout().placed().size())
       return fail(invalid_argument(fmt::format("the state {} belongs to no parameter", s.name)));
     const Piece one{0, 1, 1, 1};
-    spec.arrays.push_back({s.name, s.unit, s.parameter, s.dtype, s.name == "step" ? one : piece(s.unit, s.parameter), {}});
+    StepRecord::ArraySpec array{s.name, s.unit, s.parameter, s.dtype, s.name == "step" ? one : piece(s.unit, s.parameter), {}, {}};
+    if (const auto whole = out->shared_ ? out->shared_->find(s) : std::nullopt) {
+      array.in_arena = *whole + array.piece.begin * dtype_bytes(s.dtype);
+      array.arena = shared_memory;
+    }
+    spec.arrays.push_back(std::move(array));
   }
   SHOAL_TRY(const std::size_t bytes, StepRecord::bytes_for(spec));
   SHOAL_TRY(const Fd memory, open(out->key(), bytes));

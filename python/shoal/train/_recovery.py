@@ -141,7 +141,7 @@ class Record:
             adopted.release()
         self._adopted.clear()
         if generation == 1 and dist.get_rank() == 0:
-            size = self.protection.record.bytes / 1e6
+            size = self.protection.bytes / 1e6
             print(f"shoal: step records protect this training from the deaths of workers: {size:.1f} MB per worker", file=sys.stderr)
 
     def pause(self) -> int:
