@@ -78,7 +78,7 @@ class Run:
         self._places: dict[int, Place] = {}  # places of all workers so far, also of dead ones
         self._members = {1: membership.members}  # by generation
         self._asks: dict[int, Any] = {}  # calls of scale that wait
-        self._paused: list[Pause] = []  # of each worker, in the present change
+        self._paused: list[Pause] = []  # the workers' parts in the present change
         self._starting: dict[str, int] = {}  # new workers by their actors' ids, until they run or are found to wait for resources
         self._done: set[int] = set()  # workers whose loop has ended
         self._dead: set[int] = set()  # workers whose process has ended

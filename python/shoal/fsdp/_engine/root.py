@@ -66,7 +66,6 @@ class Root:
         self.in_backward_optimizer: OptimizerInBackward | None = None
         self.added = Added(self)
         self.ahead = Ahead(depth=1)
-        self.shared_arrays: _native.SharedArrays | None = None  # of its optimizer, under protection
         for index, s in enumerate(states):
             s.root, s.index = self, index
         self._make_models()

@@ -38,6 +38,7 @@ class Settings:
     share: float | None = None  # the factor by which this rank's gradients count in the mean over ranks; None: 1, in all backward passes
     joining: bool = False
     protection: Any = None  # a protected model's Protection, in all of its units: its optimizer alone steps the model
+    shared_arrays: Any = None  # a protected model's SharedArrays, in its first unit; they stay when the protection ends
     cast_to: torch.dtype | None = field(init=False)  # dtype to which the forward casts floating-point inputs; None: no cast
 
     def __post_init__(self) -> None:

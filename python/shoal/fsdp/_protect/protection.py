@@ -116,11 +116,11 @@ class Protection:
     def _share_arrays(self, specs: list[tuple[int, int, str, str]]) -> tuple[_native.SharedArrays | None, bool]:
         """Returns the memory of the ranks for states and gradients, if they can share one, and if all arrays are zeros. A mesh of before
         may have left it, with its values."""
-        root = self.root
-        taken_over = root.shared_arrays is not None and root.shared_arrays.states == [s for s in specs if s[2] != "step"]
+        settings, units = self.root.states[0].settings, [u.native for u in self.root.units]
+        taken_over = settings.shared_arrays is not None and settings.shared_arrays.states == [s for s in specs if s[2] != "step"]
         if not taken_over:
-            root.shared_arrays = self.actor.share_arrays([u.native for u in root.units], specs)
-        return root.shared_arrays, not taken_over
+            settings.shared_arrays = self.actor.share_arrays(units, specs)
+        return settings.shared_arrays, not taken_over
 
     def take_states(self, fresh: bool = False) -> None:
         """Moves the optimizer's present states to their homes. A death in between loses them, and the record reports that. ``fresh``: the

@@ -52,7 +52,7 @@ class Contents:
 
     @property
     def shared_arrays(self) -> _native.SharedArrays | None:
-        return self.roots[0].shared_arrays if len(self.roots) == 1 else None
+        return self.roots[0].states[0].settings.shared_arrays if len(self.roots) == 1 else None
 
     # ---- before a change ----
 

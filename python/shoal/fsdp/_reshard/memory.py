@@ -67,7 +67,7 @@ class NewMesh:
             u.move(self.data, self.actor, native, rows)
         for root, model in zip(contents.roots, self.models, strict=True):
             root.move(model)
-            root.shared_arrays = self.shared
+            root.states[0].settings.shared_arrays = self.shared
 
     def drop(self) -> None:
         """Gives the memory back, after an error."""

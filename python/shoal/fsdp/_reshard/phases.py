@@ -19,10 +19,10 @@ class Phases:
 
     def end_in(self, phases: dict[str, float], phase: str) -> None:
         """Ends a phase that consists of other ones, with their durations, and the rest of it under ``phase``."""
-        rest = time.perf_counter() - self._at - sum(phases.values())
-        for name, seconds in {**phases, phase: rest}.items():
+        self._at += sum(phases.values())
+        for name, seconds in phases.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        self._at = time.perf_counter()
+        self.end(phase)
 
     @property
     def total(self) -> float:
