@@ -17,24 +17,26 @@ namespace {
 
 constexpr std::size_t kNumel = 1000, kArenaBytes = 8192, kOffset = 2048;
 
-// A node's memories, with one parameter of 1000 elements for rank 1 of 2.
+// A node's memories, with one parameter of 1000 elements for rank 1 of 2. Its momentum lies in a memory that both ranks share.
 class AdoptionTest : public testing::Test {
  protected:
   AdoptionTest() {
     spec_.rank = 1;
     spec_.grid = {2, 1};
     spec_.step = 4;
-    spec_.units = {{"mesh/unit-0", kArenaBytes}};
+    spec_.units = {{"mesh/unit-0", kArenaBytes}, {"mesh/arrays-0", kArenaBytes}};
     const Piece piece{kNumel, kNumel, kNumel, 1};
     spec_.arrays = {{"param", 0, 0, DType::kFloat32, piece, kOffset},
                     {"grad", 0, 0, DType::kFloat32, piece, {}},
-                    {"momentum_buffer", 0, 0, DType::kFloat32, piece, {}},
+                    {"momentum_buffer", 0, 0, DType::kFloat32, piece, kOffset, 1},
                     {"step", 0, 0, DType::kFloat32, {0, 1, 1, 1}, {}}};
     memories_.emplace("mesh/unit-0", runtime::make_memory("arena", kArenaBytes).value());
+    memories_.emplace("mesh/arrays-0", runtime::make_memory("arrays", kArenaBytes).value());
     const std::size_t bytes = StepRecord::bytes_for(spec_).value();
     memories_.emplace("record", runtime::make_memory("record", bytes).value());
     record_memory_ = map("record", bytes);
     arena_ = map("mesh/unit-0", kArenaBytes);
+    arrays_ = map("mesh/arrays-0", kArenaBytes);
   }
 
   runtime::Mapping map(const std::string& key, std::size_t bytes) {
@@ -52,9 +54,10 @@ class AdoptionTest : public testing::Test {
     if (pid == 0) {
       const StepRecord record = StepRecord::make(record_memory_.span(), spec_);
       record.set_usable(usable);
-      const Memories arenas{arena_.span()};
+      const Memories arenas{arena_.span(), arrays_.span()};
       auto* const p = reinterpret_cast<float*>(arena_.data() + kOffset);
       for (std::size_t i = 0; i < kNumel; ++i) p[i] = 1;
+      std::memset(arrays_.data(), 0, arrays_.size());
       ProtectedUpdate update(record, arenas);
       StepRecord::Item item{};
       item.kernel = StepRecord::Item::Kernel::kSgd;
@@ -80,7 +83,7 @@ class AdoptionTest : public testing::Test {
 
   StepRecord::Spec spec_;
   std::map<std::string, Fd> memories_;
-  runtime::Mapping record_memory_, arena_;
+  runtime::Mapping record_memory_, arena_, arrays_;
 };
 
 const std::map<std::string, float> kBefore{{"param", 1}, {"momentum_buffer", 0}, {"step", 0}};

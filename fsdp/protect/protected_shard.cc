@@ -22,11 +22,18 @@ Result<StepRecord::Spec> ProtectedShard::spec_of(int rank, std::uint64_t step) c
       spec.arrays.push_back({"param", u, p, parameter.dtype, piece(u, p), unit.own_bytes(p) == 0 ? 0 : offset});
     }
   }
-  for (const State& s : states_) {
+  const auto shared_memory = static_cast<std::uint32_t>(spec.units.size());
+  if (shared_) spec.units.push_back({shared_->key(), shared_->memory().size()});
+  for (const StateSpec& s : states_) {
     if (s.unit >= units_.size() || s.parameter >= units_[s.unit]->layout().placed().size())
       return fail(invalid_argument(fmt::format("the state {} belongs to no parameter", s.name)));
     const Piece one{0, 1, 1, 1};
-    spec.arrays.push_back({s.name, s.unit, s.parameter, s.dtype, s.name == "step" ? one : piece(s.unit, s.parameter), {}});
+    StepRecord::ArraySpec array{s.name, s.unit, s.parameter, s.dtype, s.name == "step" ? one : piece(s.unit, s.parameter), {}, {}};
+    if (const auto whole = shared_ ? shared_->find(s) : std::nullopt) {
+      array.in_arena = *whole + array.piece.begin * dtype_bytes(s.dtype);
+      array.arena = shared_memory;
+    }
+    spec.arrays.push_back(std::move(array));
   }
   return spec;
 }
@@ -34,17 +41,23 @@ Result<StepRecord::Spec> ProtectedShard::spec_of(int rank, std::uint64_t step) c
 Result<StepRecord::Spec> ProtectedShard::replica_spec(int rank) const {
   SHOAL_TRY(StepRecord::Spec spec, spec_of(rank, words().finished));
   spec.units.clear();
-  for (auto& a : spec.arrays) a.in_arena.reset();
+  for (auto& a : spec.arrays) {
+    a.in_arena.reset();
+    a.arena.reset();
+  }
   return spec;
 }
 
-Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const std::vector<State>& states, std::uint64_t step,
-                                                             const std::string& name, const OpenMemory& open) {
+Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const std::vector<StateSpec>& states, std::uint64_t step,
+                                                             const std::string& name, std::shared_ptr<SharedArrays> shared,
+                                                             const OpenMemory& open) {
   if (units.empty()) return fail(invalid_argument("a model without units cannot be protected"));
   std::unique_ptr<ProtectedShard> out(new ProtectedShard(std::move(units), states, name));
+  out->shared_ = std::move(shared);
   SHOAL_TRY(const StepRecord::Spec spec, out->spec_of(out->units_.front()->rank(), step));
   out->first_state_ = spec.arrays.size() - states.size();
   for (const auto& unit : out->units_) out->arenas_.push_back(unit->arena());
+  if (out->shared_) out->arenas_.push_back(out->shared_->memory());
   SHOAL_TRY(const std::size_t bytes, StepRecord::bytes_for(spec));
   SHOAL_TRY(const Fd memory, open(out->key(), bytes));
   SHOAL_TRY(out->memory_, runtime::map(memory, bytes, runtime::Access::kReadWrite));

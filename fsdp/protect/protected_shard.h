@@ -8,24 +8,19 @@
 
 #include "fsdp/protect/adoption.h"
 #include "fsdp/protect/protected_update.h"
+#include "fsdp/protect/shared_arrays.h"
 #include "fsdp/shard/sharded_unit.h"
 
 namespace shoal::fsdp {
 
 class ProtectedShard {
  public:
-  // An array of a parameter besides its rows: "grad", a state of the optimizer, or "step" (one fp32).
-  struct State {
-    std::uint32_t unit = 0, parameter = 0;
-    std::string name;
-    DType dtype = DType::kFloat32;
-  };
-  // Opens memory of the node that outlives this process.
-  using OpenMemory = std::function<Result<Fd>(const std::string& key, std::size_t bytes)>;
-  // Makes the record, with zeros in all states. The rank sets them, then set_usable(). InvalidArgument: a unit has no node, or has
-  // parameters outside of its arena. `name`: of the ranks of this host and mesh alone, because a unit's arena may go to another mesh.
-  static Result<std::unique_ptr<ProtectedShard>> make(Units units, const std::vector<State>& states, std::uint64_t step,
-                                                      const std::string& name, const OpenMemory& open);
+  // Makes the record. The states lie in `shared`, if given, and the others in the record, with zeros. The rank sets them, then
+  // set_usable(). InvalidArgument: a unit has no node, or has parameters outside of its arena. `name`: of the ranks of this host and mesh
+  // alone, because a unit's arena may go to another mesh.
+  static Result<std::unique_ptr<ProtectedShard>> make(Units units, const std::vector<StateSpec>& states, std::uint64_t step,
+                                                      const std::string& name, std::shared_ptr<SharedArrays> shared,
+                                                      const OpenMemory& open);
 
   // The name of a rank's record at the node, for a rank of this host.
   std::string key_of(int rank) const;
@@ -44,14 +39,15 @@ class ProtectedShard {
   RecordWords words() const { return words_of(update_->step_record()); }
 
  private:
-  ProtectedShard(Units units, std::vector<State> states, std::string name)
+  ProtectedShard(Units units, std::vector<StateSpec> states, std::string name)
       : units_(std::move(units)), states_(std::move(states)), name_(std::move(name)) {}
   Result<StepRecord::Spec> spec_of(int rank, std::uint64_t step) const;
 
   const Units units_;
-  const std::vector<State> states_;
+  const std::vector<StateSpec> states_;
   const std::string name_;
   runtime::Mapping memory_;
+  std::shared_ptr<SharedArrays> shared_;
   Memories arenas_;
   std::size_t first_state_ = 0;  // arrays of the record before it are rows of parameters
   std::optional<ProtectedUpdate> update_;

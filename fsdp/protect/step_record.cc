@@ -78,7 +78,7 @@ StepRecord StepRecord::make(std::span<std::byte> memory, const Spec& spec) {
     a.parameter = from.parameter;
     a.dtype = from.dtype;
     a.piece = from.piece;
-    a.place = from.in_arena ? Place{2 + from.unit, *from.in_arena} : Place{1, next};
+    a.place = from.in_arena ? Place{2 + from.arena.value_or(from.unit), *from.in_arena} : Place{1, next};
     if (!from.in_arena) next += aligned(bytes_of(from));
   }
   h.pid = getpid();

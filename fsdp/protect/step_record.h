@@ -48,7 +48,7 @@ class StepRecord {
 
   // A place in shared memory.
   struct Place {
-    std::uint32_t memory = 0;  // 0: none, 1: the record, 2 + u: the arena of unit u
+    std::uint32_t memory = 0;  // 0: none, 1: the record, 2 + u: the arena of unit u, or the memory units()[u]
     std::uint64_t offset = 0;
   };
   // One array that belongs to the rank's shard of a parameter: "param", "grad", "step" (its number of updates, one fp32), or a state.
@@ -59,7 +59,7 @@ class StepRecord {
     Place place;
     Piece piece;  // its elements, as a part of the whole parameter
   };
-  // The arena of a unit, as the node has it.
+  // The arena of a unit, as the node has it. Behind those of all units: other memories in which arrays lie (shared_arrays.h).
   struct Unit {
     char key[kMaxNameBytes];
     std::uint64_t bytes;
@@ -91,7 +91,7 @@ class StepRecord {
     std::atomic<std::uint64_t> recorded, begun, finished;
   };
 
-  struct UnitSpec {
+  struct UnitSpec {  // or another memory of the node, in which arrays lie
     std::string key;
     std::size_t bytes;
   };
@@ -100,13 +100,14 @@ class StepRecord {
     std::uint32_t unit, parameter;
     DType dtype;
     Piece piece;
-    std::optional<std::size_t> in_arena = {};  // offset in the unit's arena; without one the array lies in the record
+    std::optional<std::size_t> in_arena = {};  // offset in an arena; without one the array lies in the record
+    std::optional<std::uint32_t> arena = {};   // index in Spec::units of that arena; default: the array's unit
   };
   struct Spec {
     int rank = 0;
     Grid grid{1};
-    std::uint64_t step = 0;  // steps that are complete already
-    std::vector<UnitSpec> units;
+    std::uint64_t step = 0;       // steps that are complete already
+    std::vector<UnitSpec> units;  // then the other memories
     std::vector<ArraySpec> arrays;
   };
   // InvalidArgument for a name that is too long.

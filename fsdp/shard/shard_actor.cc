@@ -102,8 +102,14 @@ Result<Fd> ShardActor::open_memory(const std::string& key, std::size_t bytes, in
   return memory;
 }
 
+Result<Fd> ShardActor::open_lasting(const std::string& key, std::size_t bytes) {
+  SHOAL_TRY(Fd memory, session_->node().open_arena(key, bytes, /*member=*/-1, /*lasting=*/true));
+  arenas_.push_back(key);
+  return memory;
+}
+
 Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options,
-                                                          const std::string& arena_key) {
+                                                          const std::string& arena_key, const ShardedUnit* before) {
   if (const auto dead = killed()) return fail(*dead);
   if (session_ == nullptr) return fail(left());
   if (parameters.size() > Control::kMaxParameters)
@@ -116,8 +122,8 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
   const int shard = grid().shard_of(options_.rank);
   const auto rows = layout.owned_rows(grid().shards(), shard);
   const auto bytes = layout.owned_bytes(grid().shards(), shard);
-  SHOAL_TRY(std::unique_ptr<ShardedUnit> made,
-            ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, grid(), options));
+  SHOAL_TRY(std::unique_ptr<ShardedUnit> made, ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, grid(), options,
+                                                                 before != nullptr && before->arena_key() == key ? before : nullptr));
   made->set_arena_key(key);
   std::shared_ptr<ShardedUnit> unit(made.release(), [actor = weak_from_this(), key, rows, bytes](ShardedUnit* gone) {
     delete gone;
@@ -169,20 +175,30 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
   return model;
 }
 
-Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& model, const std::vector<ProtectedShard::State>& states,
-                                                            std::uint64_t step) {
+Result<std::shared_ptr<SharedArrays>> ShardActor::share_arrays(const Units& units, std::vector<StateSpec> states, const std::string& key,
+                                                               const std::shared_ptr<SharedArrays>& before) {
   if (session_ == nullptr) return fail(left());
-  const auto open = [this](const std::string& key, std::size_t bytes) -> Result<Fd> {
-    SHOAL_TRY(Fd memory, session_->node().open_arena(key, bytes, /*member=*/-1, /*lasting=*/true));
-    arenas_.push_back(key);
-    return memory;
-  };
+  if (!options_.model.host_of_rank.empty() || !SharedArrays::possible(units)) return std::shared_ptr<SharedArrays>();
+  const std::string name = key.empty() ? fmt::format("{}/arrays-{}", memory_name(), num_shared_++) : key;
+  const auto open = [this](const std::string& k, std::size_t bytes) { return open_lasting(k, bytes); };
+  SHOAL_TRY(auto made, SharedArrays::open(units, std::move(states), name, before, open));
+  if (key.empty()) made->populate(units);
+  return std::shared_ptr<SharedArrays>(made.release(), [actor = weak_from_this(), name](SharedArrays* gone) {
+    delete gone;
+    if (const auto alive = actor.lock()) alive->give_back({name}, 0, 0);
+  });
+}
+
+Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& model, const std::vector<StateSpec>& states,
+                                                            std::uint64_t step, std::shared_ptr<SharedArrays> shared) {
+  if (session_ == nullptr) return fail(left());
+  const auto open = [this](const std::string& key, std::size_t bytes) { return open_lasting(key, bytes); };
   for (const auto& unit : model.units()) {  // the arenas become lasting ones
     SHOAL_TRY(const Fd memory, open(unit->arena_key(), unit->arena().size()));
     give_back({unit->arena_key()}, 0, 0);
   }
-  SHOAL_TRY(auto made,
-            ProtectedShard::make(model.units(), states, step, fmt::format("{}/protected-{}", memory_name(), num_protected_++), open));
+  SHOAL_TRY(auto made, ProtectedShard::make(model.units(), states, step, fmt::format("{}/protected-{}", memory_name(), num_protected_++),
+                                            std::move(shared), open));
   return std::shared_ptr<ProtectedShard>(made.release(), [actor = weak_from_this()](ProtectedShard* gone) {
     const std::string key = gone->key();
     delete gone;

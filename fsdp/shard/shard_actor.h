@@ -42,17 +42,21 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
 
   // Makes a unit in an arena of the node, which is freed with the last reference to the unit. The n-th units of all ranks are one unit.
   // The ranks of a node share its arena. `arena_key`: the arena of another mesh's unit with the same parameters, which this unit takes over
-  // with its values (ShardedUnit::fits_any_mesh); empty: a new arena.
+  // with its values (ShardedUnit::fits_any_mesh); empty: a new arena. `before`: that unit, if this process has it.
   Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options,
-                                                const std::string& arena_key = "");
+                                                const std::string& arena_key = "", const ShardedUnit* before = nullptr);
   // Makes a model of these units; waits until the gang is placed. The n-th models of all ranks are one model. Its memory is freed like a
   // unit's. `slots`: as in ShardedModel::Options.
   Result<std::shared_ptr<ShardedModel>> make_model(Units units, int slots);
 
   // Makes this rank's step record of a model, in a memory that outlives this process, as the arenas of its units do from now on. `states`:
-  // the arrays of its optimizer. `step`: optimizer steps that are complete.
-  Result<std::shared_ptr<ProtectedShard>> protect(const ShardedModel& model, const std::vector<ProtectedShard::State>& states,
-                                                  std::uint64_t step);
+  // the arrays of its optimizer. `step`: optimizer steps that are complete. `shared`: the memory of the states that lie in it, or null.
+  Result<std::shared_ptr<ProtectedShard>> protect(const ShardedModel& model, const std::vector<StateSpec>& states, std::uint64_t step,
+                                                  std::shared_ptr<SharedArrays> shared);
+  // Opens a memory for arrays of these units, which all ranks of the mesh share and other meshes can take over. `key`: that of another
+  // mesh's arrays; empty: a new one. `before`: those of this process on another mesh, or null. Null if the ranks cannot share arrays.
+  Result<std::shared_ptr<SharedArrays>> share_arrays(const Units& units, std::vector<StateSpec> states, const std::string& key,
+                                                     const std::shared_ptr<SharedArrays>& before);
   // Keeps a replica of this rank's record at its buddy, and holds replicas for others. Every rank calls it, with the same `buddies`: by
   // rank, a rank of another host, or -1. The replicas' memory outlives this process. `shard` and `model` outlive the link's thread.
   Result<std::shared_ptr<ReplicaLink>> replicate(const std::shared_ptr<ShardedModel>& model, const std::shared_ptr<ProtectedShard>& shard,
@@ -89,6 +93,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   std::string memory_name() const;
   // Opens memory of the node. The node marks the death of `member` on the memory's membership page.
   Result<Fd> open_memory(const std::string& key, std::size_t bytes, int member = -1);
+  Result<Fd> open_lasting(const std::string& key, std::size_t bytes);
   // Frees the memory of a destroyed unit or model. Not on the loop.
   void give_back(const std::vector<std::string>& arenas, std::int64_t rows, std::size_t bytes);
   void report_attributes();
@@ -101,7 +106,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   std::vector<ActorId> members_;
   std::uint64_t generation_ = 0;
   std::vector<std::string> arenas_;  // keys of the arenas that this rank opened
-  int num_units_ = 0, num_models_ = 0, num_protected_ = 0;
+  int num_units_ = 0, num_models_ = 0, num_protected_ = 0, num_shared_ = 0;
 
   // Shared between the loop and the main thread.
   mutable std::mutex mutex_;

@@ -17,10 +17,15 @@ ShardedUnit::ShardedUnit(std::string name, Layout layout, int rank, Grid grid)
 }
 
 Result<std::unique_ptr<ShardedUnit>> ShardedUnit::make(std::string name, Layout layout, const Fd& arena, int rank, Grid grid,
-                                                       Options options) {
+                                                       Options options, const ShardedUnit* before) {
   std::unique_ptr<ShardedUnit> unit(new ShardedUnit(std::move(name), std::move(layout), rank, grid));
   const std::size_t bytes = unit->layout_.arena_bytes(grid);
-  SHOAL_TRY(unit->arena_, runtime::map(arena, bytes, runtime::Access::kReadWrite));
+  if (before != nullptr && before->arena_->size() == bytes) {
+    unit->arena_ = before->arena_;
+  } else {
+    SHOAL_TRY(runtime::Mapping mapped, runtime::map(arena, bytes, runtime::Access::kReadWrite));
+    unit->arena_ = std::make_shared<const runtime::Mapping>(std::move(mapped));
+  }
   if (options.lease_guard && bytes > 0) {
     SHOAL_TRY(unit->guarded_, runtime::map(arena, bytes, runtime::Access::kRead));
     unit->guarded_.forbid();
@@ -45,10 +50,10 @@ bool ShardedUnit::fits_any_mesh() const {
   return grid_.replicas == 1 && std::all_of(placed.begin(), placed.end(), [](const Placed& p) { return p.in_place; });
 }
 
-std::byte* ShardedUnit::own(std::size_t parameter) const { return arena_.data() + replica_begin_ + own_begins_[parameter]; }
+std::byte* ShardedUnit::own(std::size_t parameter) const { return arena_->data() + replica_begin_ + own_begins_[parameter]; }
 
 std::byte* ShardedUnit::whole(std::size_t parameter) const {
-  return (guard_ ? guarded_ : arena_).data() + replica_begin_ + layout_.placed()[parameter].offset_bytes;
+  return (guard_ ? guarded_ : *arena_).data() + replica_begin_ + layout_.placed()[parameter].offset_bytes;
 }
 
 void ShardedUnit::publish_own() {
@@ -57,7 +62,7 @@ void ShardedUnit::publish_own() {
     if (p.in_place || p.parameter.external) continue;
     const Piece piece = piece_of(p, grid_.shards(), grid_.shard_of(rank_));
     const std::size_t from = dtype_bytes(p.parameter.dtype), to = dtype_bytes(p.compute_dtype());
-    std::byte* const out = arena_.data() + replica_begin_ + p.offset_bytes;
+    std::byte* const out = arena_->data() + replica_begin_ + p.offset_bytes;
     for (std::size_t k = 0; k < piece.runs; ++k) {
       cast(p.parameter.dtype, own(i) + k * piece.length * from, p.compute_dtype(), out + (piece.begin + k * piece.stride) * to,
            piece.length);

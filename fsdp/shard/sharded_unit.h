@@ -22,13 +22,14 @@ class ShardedUnit {
   struct Options {
     bool lease_guard = false;  // an access without a lease faults, and a message names the unit
   };
-  // `arena` has layout.arena_bytes(grid) bytes.
-  static Result<std::unique_ptr<ShardedUnit>> make(std::string name, Layout layout, const Fd& arena, int rank, Grid grid, Options options);
+  // `arena` has layout.arena_bytes(grid) bytes. `before`: a unit of this process in the same arena, whose mapping is used again, or null.
+  static Result<std::unique_ptr<ShardedUnit>> make(std::string name, Layout layout, const Fd& arena, int rank, Grid grid, Options options,
+                                                   const ShardedUnit* before = nullptr);
 
   const std::string& name() const { return name_; }
   // Sets the unit's path in the model, when the model is made: "blocks.0", "" for the root.
   void rename(std::string name);
-  std::span<std::byte> arena() const { return arena_.span(); }
+  std::span<std::byte> arena() const { return arena_->span(); }
   // The unit's name in messages.
   std::string label() const { return name_.empty() ? "(root)" : name_; }
   const Layout& layout() const { return layout_; }
@@ -49,11 +50,11 @@ class ShardedUnit {
   std::byte* whole(std::size_t parameter) const;
   // The whole parameter at an address that is accessible without a lease: for gathers.
   std::byte* whole_to_write(std::size_t parameter) const {
-    return arena_.data() + replica_begin_ + layout_.placed()[parameter].offset_bytes;
+    return arena_->data() + replica_begin_ + layout_.placed()[parameter].offset_bytes;
   }
   // As whole_to_write, of another replica.
   std::byte* whole_of_replica(std::size_t parameter, int replica) const {
-    return arena_.data() + layout_.replica_bytes(grid_.shards()) * static_cast<std::size_t>(replica) +
+    return arena_->data() + layout_.replica_bytes(grid_.shards()) * static_cast<std::size_t>(replica) +
            layout_.placed()[parameter].offset_bytes;
   }
   // Copies this rank's shards into the wholes, before any rank reads the next version.
@@ -71,10 +72,10 @@ class ShardedUnit {
   const Layout layout_;
   const int rank_;
   const Grid grid_;
-  std::size_t replica_begin_ = 0;        // offset of this rank's replica in the arena
-  std::vector<std::size_t> own_begins_;  // offsets of this rank's shards in its replica
-  runtime::Mapping arena_;               // a mapping that is always readable and writable
-  runtime::Mapping guarded_;             // with lease_guard: a second mapping, readable only while leased
+  std::size_t replica_begin_ = 0;                  // offset of this rank's replica in the arena
+  std::vector<std::size_t> own_begins_;            // offsets of this rank's shards in its replica
+  std::shared_ptr<const runtime::Mapping> arena_;  // a mapping that is always readable and writable
+  runtime::Mapping guarded_;                       // with lease_guard: a second mapping, readable only while leased
   std::optional<GuardedRange> guard_;
   bool leased_ = false;
 };

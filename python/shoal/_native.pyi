@@ -1034,6 +1034,30 @@ class ShardedModel:
 
     def graph_measured(self) -> list: ...
 
+class SharedArrays:
+    """
+    The states and gradients of a model's optimizer, whole, in memory that its ranks share.
+    """
+
+    @property
+    def key(self) -> str:
+        """The memory's name at the node."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def states(self) -> list[tuple[int, int, str, str]]:
+        """[(unit, parameter, name, dtype), ...]"""
+
+    def part(self, index: int, offset: int, bytes: int) -> object:
+        """
+        Bytes of one array, as a torch tensor of uint8. A rank writes to its own shard only.
+        """
+
+    def has(self, address: int) -> bool:
+        """True if this address is in the memory."""
+
 class ProtectedShard:
     """This rank's step record."""
 
@@ -1157,17 +1181,22 @@ class ShardActor:
         hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all. places: by rank, in the tree of additions.
         """
 
-    def add_unit(self, name: str, parameters: Sequence[ParameterSpec], options: UnitOptions, arena: str = '') -> ShardedUnit:
+    def add_unit(self, name: str, parameters: Sequence[ParameterSpec], options: UnitOptions, arena: str = '', before: ShardedUnit | None = None) -> ShardedUnit:
         """
-        arena: that of another mesh's unit with these parameters, which the new unit takes over; empty: a new one.
+        arena: that of another mesh's unit with these parameters, which the new unit takes over; empty: a new one. before: that unit, if this process has it.
         """
 
     def make_model(self, units: Sequence[ShardedUnit], names: Sequence[str], slots: int) -> ShardedModel:
         """Waits until every rank's ShardActor is placed."""
 
-    def protect(self, model: ShardedModel, states: Sequence[tuple[int, int, str, str]], step: int) -> ProtectedShard:
+    def share_arrays(self, units: Sequence[ShardedUnit], states: Sequence[tuple[int, int, str, str]], key: str = '', before: SharedArrays | None = None) -> SharedArrays:
         """
-        Makes this rank's step record. states: (unit, parameter, name, dtype) of each array besides the rows; step: complete steps.
+        Opens memory for arrays that all ranks share. states: as in protect. key: that of another mesh's arrays, which these ranks take over; empty: a new one. before: this process's arrays there, if any. None if the ranks cannot share arrays.
+        """
+
+    def protect(self, model: ShardedModel, states: Sequence[tuple[int, int, str, str]], step: int, shared: SharedArrays | None = None) -> ProtectedShard:
+        """
+        Makes this rank's step record. states: (unit, parameter, name, dtype) of each array besides the rows; step: complete steps; shared: the memory of states that do not lie in the record.
         """
 
     def replicate(self, model: ShardedModel, shard: ProtectedShard, buddies: Sequence[int]) -> ReplicaLink:

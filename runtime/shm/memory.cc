@@ -14,7 +14,8 @@ namespace shoal::runtime {
 
 namespace {
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
-}
+constexpr std::size_t kPage = 4096;
+}  // namespace
 
 Mapping::Mapping(Mapping&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
@@ -28,8 +29,10 @@ Mapping::~Mapping() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
-void Mapping::populate() const {
-  if (data_ != nullptr) (void)madvise(data_, size_, MADV_POPULATE_WRITE);
+void Mapping::populate(std::size_t offset, std::size_t bytes) const {
+  if (bytes == 0) return;
+  const std::size_t begin = offset / kPage * kPage;
+  (void)madvise(data_ + begin, offset + bytes - begin, MADV_POPULATE_WRITE);
 }
 
 void Mapping::forbid() const {

@@ -29,7 +29,9 @@ class Mapping {
   std::span<std::byte> span() const { return {data_, size_}; }
 
   // Faults in all pages of a writable mapping at once (needs Linux 5.14; otherwise no effect).
-  void populate() const;
+  void populate() const { populate(0, size_); }
+  // As above, the pages of a part.
+  void populate(std::size_t offset, std::size_t bytes) const;
 
   // Forbids every access, so that one faults; the next function allows them again. For the lease guard (fsdp).
   void forbid() const;

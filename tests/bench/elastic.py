@@ -3,6 +3,7 @@
 import json
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from launch import OURS, PEERS, Failed, run, say, torchrun, version
@@ -29,7 +30,7 @@ def measure(options) -> Report:
     for folder in (OURS, PEERS):
         report.versions[f"{folder.parent.name} torch"] = version(folder / "python", "torch")
     for r in range(options.rounds):
-        for name, job in (("elastic training", _elastic), ("restart of torchrun", _restart)):
+        for name, job in (("elastic training", partial(_elastic, report)), ("restart of torchrun", _restart)):
             say(f"bench elastic: round {r + 1} of {options.rounds}: {name}")
             try:
                 for series, values in job(options.config).items():
@@ -44,12 +45,13 @@ def _figures(*args) -> dict:
     return json.loads(run([OURS / "python", "elastic_train.py", *args], limit=600).splitlines()[-1])
 
 
-def _elastic(config: str) -> dict[str, list[float]]:
+def _elastic(report: Report, config: str) -> dict[str, list[float]]:
     elastic = _figures("--config", config, "--workers", "2", "--changes", CHANGES)
     steps = elastic["steps"]
     fixed = _figures("--config", config, "--workers", "2", "--steps", str(len(steps)))["steps"]
     difference = max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(steps, fixed, strict=True))
     changes = elastic["changes"][-len(CHANGES.split(",")) :]  # without the first one, from as many as fit to two
+    report.raw += changes
     pauses, after = [], []
     for change in changes:
         pause, step = pause_of(steps, "generation", change["generation"])
@@ -68,12 +70,17 @@ def _elastic(config: str) -> dict[str, list[float]]:
 
 def _restart(config: str) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory(prefix="shoal-bench.") as folder:
-        argv = torchrun(PEERS, "elastic_restart.py", "--config", config, "--folder", folder)
-        argv.insert(argv.index("--standalone"), "--max-restarts=6")
-        run(argv, limit=600)
-        steps = [json.loads(line) for line in Path(folder, "steps").read_text().splitlines()]
-    restarts = sorted({s["restart"] for s in steps} - {0})  # without those that failed themselves
-    return {"restart of torchrun": [pause_of(steps, "restart", n)[0] for n in restarts]}
+        steps = restarts(config, folder)
+    numbers = sorted({s["restart"] for s in steps} - {0})  # without those that failed themselves
+    return {"restart of torchrun": [pause_of(steps, "restart", n)[0] for n in numbers]}
+
+
+def restarts(config: str, folder: str) -> list[dict]:
+    """Runs elastic_restart.py. Returns the lines of its steps."""
+    argv = torchrun(PEERS, "elastic_restart.py", "--config", config, "--folder", folder)
+    argv.insert(argv.index("--standalone"), "--max-restarts=6")
+    run(argv, limit=600)
+    return [json.loads(line) for line in Path(folder, "steps").read_text().splitlines()]
 
 
 def pause_of(steps: list[dict], key: str, value: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The peer of elastic_train.py: FSDP2 under torchrun --max-restarts, which continues from a DCP checkpoint after a worker has ended.
+"""The peer of elastic_train.py: FSDP2 under torchrun --max-restarts, which continues from a DCP checkpoint after a worker has died.
 
   torchrun --nproc-per-node 2 --max-restarts 6 elastic_restart.py --config M --folder DIR --restarts 2
 Rank 0 appends a line of JSON per step to DIR/steps: its end (seconds) and the number of restarts. A checkpoint follows the last step
@@ -8,6 +8,7 @@ before a restart; its time is no part of the pause.
 import argparse
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -70,6 +71,6 @@ if restart < options.restarts:
             file.write(json.dumps({"saved": time.perf_counter() - began, "at": time.perf_counter(), "restart": restart}) + "\n")
     dist.barrier()
     if rank == 1:
-        os._exit(1)  # a worker ends: torchrun starts all workers again
+        os.kill(os.getpid(), signal.SIGKILL)  # a worker dies: torchrun starts all workers again
     time.sleep(600)  # until torchrun ends this one
 dist.destroy_process_group()

@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 OURS = ROOT / ".venv" / "bin"
 PEERS = ROOT / ".venv-peers" / "bin"
 ACTOR_PEERS = ROOT / ".venv-peers-actors" / "bin"
+TORCHFT = ROOT / ".venv-peers-torchft" / "bin"  # only where it can be installed
 
 
 class Failed(Exception):

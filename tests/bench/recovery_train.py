@@ -2,14 +2,14 @@
 
   python recovery_train.py --config M --kills 5            # SIGKILL in turn of rank 1 and rank 0, each once two workers train again
   python recovery_train.py --config M --steps 30           # without a death; --unprotected: no step records
-Figures: of each kill, the seconds until the driver has the report of the next step, and the pause; the durations of the other steps.
+Figures: of each kill, the seconds until the driver has the report of the next step; of each step its loss, its samples and the number of
+updates that the optimizer has counted; the durations of the steps of two workers, and of each worker that was left alone.
 """
 
 import argparse
 import json
 import os
 import signal
-import statistics
 import time
 
 import gpt
@@ -39,7 +39,7 @@ def loop(options):
             return (len(tokens) - 1) // length
 
         def __getitem__(self, i):
-            return tokens[i * length : (i + 1) * length], tokens[i * length + 1 : (i + 1) * length + 1]
+            return i, tokens[i * length : (i + 1) * length], tokens[i * length + 1 : (i + 1) * length + 1]
 
     model = gpt.build(config)
     for unit in (*model.blocks, model):
@@ -47,16 +47,18 @@ def loop(options):
     state = State(model=model, optimizer=AdamW(model.parameters(), lr=3e-4))
 
     def step(batch, state):
-        x, y = batch
-        pids = [0] * dist.get_world_size()
-        dist.all_gather_object(pids, os.getpid())
+        samples, x, y = batch
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, (os.getpid(), samples.tolist()))
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         mean = state.mean(loss)
         loss.backward()
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
         ends = state.step >= options["steps"] > 0
-        report({"step": state.step, "loss": mean, "pids": pids})
+        updates = next(int(s["step"]) for s in state.optimizer.state.values())
+        used = sorted(i for _, ids in everyone for i in ids)
+        report({"step": state.step, "loss": mean, "pids": [pid for pid, _ in everyone], "samples": used, "updates": updates})
         if ends:
             raise StopIteration
 
@@ -73,7 +75,7 @@ def main():
     parser.add_argument("--steps", type=int, default=0, help="end after this step (0: after the last kill)")
     parser.add_argument("--unprotected", action="store_true")
     options = parser.parse_args()
-    reports, kills, durations = [], [], []
+    reports, kills, durations = [], [], {1: [], 2: []}  # durations by the number of workers
 
     class Enough(Exception):
         pass
@@ -82,8 +84,8 @@ def main():
         now = time.perf_counter()
         if kills and kills[-1]["next"] is None:
             kills[-1]["next"] = now - kills[-1]["at"]
-        elif reports:
-            durations.append(now - reports[-1][0])
+        elif reports and len(metrics["pids"]) == len(reports[-1][1]["pids"]):
+            durations[len(metrics["pids"])].append(now - reports[-1][0])
         reports.append((now, metrics))
         if options.steps:
             return
@@ -103,8 +105,8 @@ def main():
         trainer.fit()
     except Enough:
         pass
-    assert [m["step"] for _, m in reports] == list(range(1, len(reports) + 1)), "a step is lost, or was reported twice"
-    figures = {"kill to next step": [k["next"] for k in kills], "step": statistics.median(durations), "steps": durations}
+    steps = [{name: m[name] for name in ("step", "loss", "samples", "updates")} for _, m in reports]
+    figures = {"kill to next step": [k["next"] for k in kills], "durations": durations[2][2:], "alone": durations[1], "steps": steps}
     print(json.dumps(figures))
 
 

@@ -41,7 +41,7 @@ def is_ours(pid):
 
 
 def records():
-    """Step records that this test's processes have open."""
+    """Step records, and memories of optimizer states, that this test's processes have open."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         if not is_ours(int(process.name)):
@@ -51,7 +51,7 @@ def records():
                 target = os.readlink(fd)
             except OSError:
                 continue
-            if "/record-" in target:
+            if "/record-" in target or "/arrays-" in target:
                 found.add(target)
     return found
 

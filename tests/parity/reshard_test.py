@@ -108,9 +108,16 @@ class Trained:
         self.config, self.dtype = config, torch.bfloat16 if config.get("bf16") else torch.float32
         self.model = self.optimizer = self.scheduler = None
         self.losses, self.reports = [], []
+        self.protection = None
 
     def build(self, mesh):
         self.model, self.optimizer, self.scheduler = build(self.config, mesh)
+
+    def protect(self, steps):
+        from shoal.fsdp._protect import protect
+
+        if self.config.get("protects"):
+            self.protection = protect(self.model, self.optimizer, step=steps)
 
     def train(self, world, index, mesh):
         steps = range(STEPS * world, STEPS * (world + 1))
@@ -126,12 +133,15 @@ class Trained:
 
         stays, newcomer = rank in mesh.mesh.flatten().tolist(), rank not in old
         objects = {name: id(p) for name, p in self.model.named_parameters()}
+        if self.protection is not None:
+            self.protection.end()
         report = reshard(self.model, self.optimizer, mesh, old_owners=old, old_index=None if newcomer else old.index(rank))
         self.reports.append((report.sent_bytes, report.received_bytes, report.kept_bytes, report.plan.moved_bytes, report.plan.kept_bytes))
         if not stays:
             return
         assert objects == {name: id(p) for name, p in self.model.named_parameters()}
         after = self.whole()
+        self.protect(STEPS * world)
         if newcomer:  # the LR schedule is the caller's
             self.scheduler.last_epoch, self.scheduler._step_count = STEPS * world, STEPS * world + 1
             self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
@@ -160,6 +170,7 @@ def moving_loop(config):
     for i, (world, mesh) in enumerate(zip(map(ranks_of, worlds), meshes, strict=True)):
         if i == 0 and rank in world:
             trained.build(mesh)
+            trained.protect(0)
         elif i > 0 and rank in {*old, *world}:
             if rank not in old:
                 trained.build(alone)
@@ -224,3 +235,15 @@ def test_training_goes_on_as_if_the_mesh_had_stayed(optimizer):
 )
 def test_every_kind_of_model_and_optimizer_moves(config):
     expect_as_if_it_stayed(**config)
+
+
+@pytest.mark.parametrize("config", [{}, {"bf16": True, "rtol": 2e-2}], ids=["fp32", "bf16"])
+def test_protected_states_stay_where_they_are(config):
+    moving = expect_as_if_it_stayed(protects=True, **config)
+    for _, reports, _ in moving:
+        assert all(r is None or r[3] == 0 for r in reports), "no byte moves on one host"
+
+
+def test_protected_states_that_the_ranks_cannot_share_move():
+    moving = expect_as_if_it_stayed(protects=True, dim=True)
+    assert moving[0][1][1][3] > 0

@@ -9,6 +9,7 @@ namespace shoal::python {
 using fsdp::AdoptedShard;
 using fsdp::ProtectedShard;
 using fsdp::ReplicaLink;
+using fsdp::SharedArrays;
 
 namespace {
 
@@ -28,6 +29,12 @@ nb::list arrays(const std::shared_ptr<AdoptedShard>& shard) {
     out.append(nb::make_tuple(a.name, a.unit, a.parameter, dtype_name(a.dtype), nb::make_tuple(p.begin, p.length, p.stride, p.runs),
                               tensor_over(shard, a.data, p.numel() * dtype_bytes(a.dtype))));
   }
+  return out;
+}
+
+std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>> states(const SharedArrays& arrays) {
+  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>> out;
+  for (const auto& s : arrays.states()) out.emplace_back(s.unit, s.parameter, s.name, dtype_name(s.dtype));
   return out;
 }
 
@@ -74,6 +81,25 @@ void bind_replicas(nb::module_& m) {
 }  // namespace
 
 void bind_protect(nb::module_& m) {
+  nb::class_<SharedArrays>(m, "SharedArrays", "The states and gradients of a model's optimizer, whole, in memory that its ranks share.")
+      .def_prop_ro("key", &SharedArrays::key, "The memory's name at the node.")
+      .def_prop_ro("bytes", [](const SharedArrays& s) { return s.memory().size(); })
+      .def_prop_ro("states", &states, "[(unit, parameter, name, dtype), ...]")
+      .def(
+          "part",
+          [](const std::shared_ptr<SharedArrays>& arrays, std::size_t index, std::size_t offset, std::size_t bytes) {
+            if (index >= arrays->states().size() || offset + bytes > arrays->whole(index).size()) throw nb::index_error();
+            const auto part = arrays->whole(index).subspan(offset, bytes);
+            return tensor_over(arrays, part.data(), part.size());
+          },
+          nb::arg("index"), nb::arg("offset"), nb::arg("bytes"),
+          "Bytes of one array, as a torch tensor of uint8. A rank writes to its own shard only.")
+      .def(
+          "has",
+          [](const SharedArrays& s, std::uintptr_t address) {
+            return address - reinterpret_cast<std::uintptr_t>(s.memory().data()) < s.memory().size();
+          },
+          nb::arg("address"), "True if this address is in the memory.");
   nb::class_<ProtectedShard>(m, "ProtectedShard", "This rank's step record.")
       .def_prop_ro("key", &ProtectedShard::key, "The record's name at the node.")
       .def("key_of", &ProtectedShard::key_of, nb::arg("rank"), "The name of the record of another rank of this host.")

@@ -69,8 +69,8 @@ std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, i
 }
 
 std::shared_ptr<ShardedUnit> add_unit(ShardActor& a, const std::string& name, std::vector<fsdp::Parameter> parameters,
-                                      ShardedUnit::Options options, const std::string& arena) {
-  return without_gil([&] { return a.add_unit(name, std::move(parameters), options, arena); });
+                                      ShardedUnit::Options options, const std::string& arena, const std::shared_ptr<ShardedUnit>& before) {
+  return without_gil([&] { return a.add_unit(name, std::move(parameters), options, arena, before.get()); });
 }
 
 std::shared_ptr<fsdp::ShardedModel> make_model(ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units,
@@ -79,12 +79,23 @@ std::shared_ptr<fsdp::ShardedModel> make_model(ShardActor& a, const std::vector<
   return without_gil([&] { return a.make_model(units, slots); });
 }
 
-std::shared_ptr<fsdp::ProtectedShard> protect(ShardActor& a, const fsdp::ShardedModel& model,
-                                              const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>>& states,
-                                              std::uint64_t step) {
-  std::vector<fsdp::ProtectedShard::State> made;
+using States = std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>>;
+
+std::vector<fsdp::StateSpec> specs_of(const States& states) {
+  std::vector<fsdp::StateSpec> made;
   for (const auto& [unit, parameter, name, dtype] : states) made.push_back({unit, parameter, name, unwrap(fsdp::parse_dtype(dtype))});
-  return without_gil([&] { return a.protect(model, made, step); });
+  return made;
+}
+
+std::shared_ptr<fsdp::SharedArrays> share_arrays(ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units,
+                                                 const States& states, const std::string& key,
+                                                 const std::shared_ptr<fsdp::SharedArrays>& before) {
+  return without_gil([&] { return a.share_arrays(units, specs_of(states), key, before); });
+}
+
+std::shared_ptr<fsdp::ProtectedShard> protect(ShardActor& a, const fsdp::ShardedModel& model, const States& states, std::uint64_t step,
+                                              const std::shared_ptr<fsdp::SharedArrays>& shared) {
+  return without_gil([&] { return a.protect(model, specs_of(states), step, shared); });
 }
 
 std::vector<std::string> members(const ShardActor& a) {
@@ -143,11 +154,18 @@ void bind_shard_actor(nb::module_& m) {
           "hosts: the host of each rank, numbered without gaps; empty if all share memory. exchange(name, bytes): returns what every "
           "rank has passed. place_as: (rank, ranks) at this head, (-1, 0) for all. places: by rank, in the tree of additions.")
       .def("add_unit", &add_unit, nb::arg("name"), nb::arg("parameters"), nb::arg("options"), nb::arg("arena") = "",
-           "arena: that of another mesh's unit with these parameters, which the new unit takes over; empty: a new one.")
+           nb::arg("before").none() = nb::none(),
+           "arena: that of another mesh's unit with these parameters, which the new unit takes over; empty: a new one. "
+           "before: that unit, if this process has it.")
       .def("make_model", &make_model, nb::arg("units"), nb::arg("names"), nb::arg("slots"),
            "Waits until every rank's ShardActor is placed.")
-      .def("protect", &protect, nb::arg("model"), nb::arg("states"), nb::arg("step"),
-           "Makes this rank's step record. states: (unit, parameter, name, dtype) of each array besides the rows; step: complete steps.")
+      .def(
+          "share_arrays", &share_arrays, nb::arg("units"), nb::arg("states"), nb::arg("key") = "", nb::arg("before").none() = nb::none(),
+          "Opens memory for arrays that all ranks share. states: as in protect. key: that of another mesh's arrays, which these ranks take "
+          "over; empty: a new one. before: this process's arrays there, if any. None if the ranks cannot share arrays.")
+      .def("protect", &protect, nb::arg("model"), nb::arg("states"), nb::arg("step"), nb::arg("shared").none() = nb::none(),
+           "Makes this rank's step record. states: (unit, parameter, name, dtype) of each array besides the rows; step: complete steps; "
+           "shared: the memory of states that do not lie in the record.")
       .def(
           "replicate",
           [](ShardActor& a, const std::shared_ptr<fsdp::ShardedModel>& model, const std::shared_ptr<fsdp::ProtectedShard>& shard,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Change:
     """A change of the number of workers. ``generation``: the number of the membership that begins, ``workers_before`` and ``workers``: the
     sizes. ``seconds``: the pause of the training; ``moved_bytes``: parameters and optimizer state that went to other owners. ``died``: the
-    numbers of the workers whose processes have ended, in the order in which workers were created."""
+    numbers of the workers whose processes have ended, in the order in which workers were created. ``phases``: the parts of the pause of the
+    worker with the longest one, in seconds by name, in order."""
 
     generation: int
     workers_before: int
@@ -17,6 +18,7 @@ class Change:
     seconds: float = 0.0
     moved_bytes: int = 0
     died: tuple[int, ...] = ()
+    phases: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         died = f" ({', '.join(f'worker {w}' for w in self.died)} died)" if self.died else ""
@@ -24,6 +26,15 @@ class Change:
             f"generation {self.generation}: {self.workers_before} -> {self.workers} workers{died}, pause {self.seconds:.3f} s, "
             f"{self.moved_bytes / 1e6:.1f} MB moved"
         )
+
+
+@dataclass(frozen=True)
+class Pause:
+    """One worker's pause in a change, and the bytes of parameters and optimizer state that it received. ``phases``: as in Change."""
+
+    seconds: float = 0.0
+    moved_bytes: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

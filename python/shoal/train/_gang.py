@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -22,9 +21,9 @@ from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State as UnitState
 from shoal.fsdp._parameters.logical import Part, blocks
 from shoal.fsdp._protect import AdoptedRank
-from shoal.fsdp._reshard import reshard
+from shoal.fsdp._reshard import Phases, reshard
 from shoal.train._batches import Given, Shares, mixed
-from shoal.train._changes import Transition
+from shoal.train._changes import Pause, Transition
 from shoal.train._context import _Here
 from shoal.train._errors import WorkerLost
 from shoal.train._parts import Parts, check_deterministic
@@ -73,7 +72,7 @@ class Gang:
             self._change(get(_Here.driver.ready.remote(_Here.worker, self._place())))
         else:
             self._record.begin(_Here.generation, 0)
-            self._follow(0.0, 0)
+            self._follow(Pause())
         _Here.gang, _Here.before = self, None
 
     def _take_over(self, before: Gang) -> None:
@@ -185,9 +184,9 @@ class Gang:
 
     # ---- a change of the workers ----
 
-    def _follow(self, seconds: float, moved: int) -> None:
+    def _follow(self, pause: Pause) -> None:
         """Reports to the driver that this worker is in its generation, and asks for the next one."""
-        self._next = _Here.driver.entered.remote(_Here.worker, _Here.generation, self._place(), seconds, moved, _Here.reports)
+        self._next = _Here.driver.entered.remote(_Here.worker, _Here.generation, self._place(), pause, _Here.reports)
 
     def _place(self) -> Place:
         self._store = _open_store()
@@ -224,8 +223,9 @@ class Gang:
     def _recover(self, error: Exception) -> None:
         if self._record.protection is None or not may_come_of_a_death(error):
             raise error
-        began = time.perf_counter()
+        phases = Phases()
         self._stop()
+        phases.end("stop")
         try:
             transition = get(_Here.driver.interrupted.remote(_Here.worker, self._record.generation, self._place()))
         except InvalidArgument as refused:
@@ -237,7 +237,8 @@ class Gang:
                 f"worker {transition.change.died[0]} is lost, and a loop that runs again cannot go on with fewer workers than the minimum",
                 hint="write the step as a function for shoal.train.run, or allow fewer workers: num_workers=(minimum, maximum)",
             )
-        self._change(transition, began)
+        phases.end("learn of the death")
+        self._change(transition, phases)
 
     def _stop(self) -> None:
         """Leaves all groups, which ends the waits of others in them, and drops the step under way."""
@@ -249,16 +250,21 @@ class Gang:
             dist.destroy_process_group()
         self._record.abandon_step()
 
-    def _change(self, transition: Transition, began: float | None = None) -> None:
-        began = time.perf_counter() if began is None else began
+    def _change(self, transition: Transition, phases: Phases | None = None) -> None:
+        phases = phases or Phases()
         state, leaves = self._state, transition.final is None
         self._leave_groups()
         if transition.union is not None:
             _begin_process_group(self._store, transition.union, self._backend, _MEET if self._joining else _MEET_NOW)
+        if self._joining:  # it has waited for the others' boundary
+            phases = Phases()
+        phases.end("meet")
         mesh = _mesh(transition.change.workers)
+        phases.end("make the mesh")
         adopted = self._settle(transition) if transition.recovers else None
         step = self._record.pause()
-        moved = self._move_tensors(transition, mesh, adopted)
+        phases.end("settle")
+        moved = self._move_tensors(transition, mesh, adopted, phases)
         self._record.moved()
         if transition.recovers:  # the survivors begin before a boundary
             self._joining = False
@@ -268,21 +274,25 @@ class Gang:
             if transition.old_index is None:
                 unpack(state, packed[0])
                 _, _Here.reports, step = packed
+        phases.end("luggage")
         if leaves:
             _Here.left = True
             raise WorkerLeaves
         if mesh.size() < dist.get_world_size():
             _keep_process_group(mesh)
+            phases.end("leave the union")
         os.environ.update(transition.final)
         _Here.generation, _Here.newcomer = transition.change.generation, False
         self.rank, self.size = _numbers()
         self._weighed = []
         self._record.begin(_Here.generation, step)
+        phases.end("begin the record")
         if self.size > 1:
             self._communicator = self._make_communicator()
-        self._follow(time.perf_counter() - began, moved)
+        phases.end("make the communicator")
+        self._follow(Pause(phases.total, moved, phases.seconds))
         if state.on_change is not None:
-            state.on_change(replace(transition.change, seconds=time.perf_counter() - began, moved_bytes=moved))
+            state.on_change(replace(transition.change, seconds=phases.total, moved_bytes=moved, phases=phases.seconds))
 
     def _leave_groups(self) -> None:
         """Leaves the groups of the generation that ends, but for the model's, whose tensors still have to move."""
@@ -299,7 +309,7 @@ class Gang:
             dist.all_gather_object(everyone, words)
         return self._record.settle(everyone, transition.adopts)
 
-    def _move_tensors(self, transition: Transition, mesh: DeviceMesh, adopted: dict[int, AdoptedRank] | None) -> int:
+    def _move_tensors(self, transition: Transition, mesh: DeviceMesh, adopted: dict[int, AdoptedRank] | None, phases: Phases) -> int:
         """Moves the sharded tensors from their old owners to the new ones. Returns the bytes that this worker received."""
         models = sharded_models(self._state)
         if not models:
@@ -307,6 +317,7 @@ class Gang:
         optimizers = optimizers_of(self._state)
         owners, index = transition.old_owners, transition.old_index
         report = reshard(models[0], optimizers, mesh, old_owners=owners, old_index=index, adopted=adopted)
+        phases.end_in(report.phases, "reshard")
         return report.received_bytes
 
 

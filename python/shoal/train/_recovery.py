@@ -146,7 +146,7 @@ class Record:
             self._print_sizes()
 
     def _print_sizes(self) -> None:
-        sizes = f"{self.protection.record.bytes / 1e6:.1f} MB per worker"
+        sizes = f"{self.protection.bytes / 1e6:.1f} MB per worker"
         if (replicas := self.protection.replicas) is not None:
             sizes += f", and {replicas.costs['memory_bytes'] / 1e6:.1f} MB of replicas for workers of other hosts"
         print(f"shoal: step records protect this training from the deaths of workers: {sizes}", file=sys.stderr)

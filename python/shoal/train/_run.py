@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from shoal._objects.refs import ObjectRef, load
 from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
 from shoal.fsdp._protect.buddy import buddies
 from shoal.train import _membership as m
-from shoal.train._changes import Change, Transition
+from shoal.train._changes import Change, Pause, Transition
 from shoal.train._errors import WorkerLost
 from shoal.train._ranks import Place, environments
 from shoal.train._reports import Reports
@@ -96,7 +96,7 @@ class Run:
         self._places: dict[int, Place] = {}  # places of all workers so far, also of dead ones
         self._members = {1: membership.members}  # by generation
         self._asks: dict[int, Any] = {}  # calls of scale that wait
-        self._paused: list[tuple[float, int]] = []  # in the present change: each worker's pause, and the bytes that it received
+        self._paused: list[Pause] = []  # the workers' parts in the present change
         self._starting: dict[str, int] = {}  # new workers by their actors' ids, until they run or are found to wait for resources
         self._done: set[int] = set()  # workers whose loop has ended
         self._dead: set[int] = set()  # workers whose process has ended
@@ -215,10 +215,10 @@ class Run:
     def _on_report(self, incoming: Any, worker: int, generation: int, number: int, metrics: dict[str, Any]) -> None:
         self._reports.add(incoming, worker, generation, number, metrics)
 
-    def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, seconds: float, moved: int, reports: int) -> None:
+    def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, pause: Pause, reports: int) -> None:
         self._workers[worker].place, self._workers[worker].asks = place, incoming
         self._places[worker] = place
-        self._paused.append((seconds, moved))
+        self._paused.append(pause)
         self._reports.continue_at(reports)
         self._step(m.Entered(worker, generation))
 
@@ -345,8 +345,8 @@ class Run:
                 bounds = f"{self._membership.minimum} to {self._membership.maximum}"
                 _say(f"{len(g.members)} of {bounds} workers train; shoal scale {self._session.job} --workers N changes that")
             return
-        seconds, moved = max(s for s, _ in self._paused), sum(b for _, b in self._paused)
-        change = Change(g.number, len(g.previous), len(g.members), seconds, moved, g.dead)
+        longest, moved = max(self._paused, key=lambda p: p.seconds), sum(p.moved_bytes for p in self._paused)
+        change = Change(g.number, len(g.previous), len(g.members), longest.seconds, moved, g.dead, longest.phases)
         self.outcome.changes.append(change)
         _say(str(change))
 

@@ -62,7 +62,8 @@ class Unit:
 
     def native_on(self, actor: _native.ShardActor, arena: str = "") -> _native.ShardedUnit:
         """Makes this unit's engine part on the actor's mesh, in memory of its own or in the ``arena`` of the present one."""
-        return actor.add_unit(self.state.name, [p.engine_spec() for p in self.parameters], self.state.settings.engine, arena)
+        specs = [p.engine_spec() for p in self.parameters]
+        return actor.add_unit(self.state.name, specs, self.state.settings.engine, arena, self.native if arena else None)
 
     def move(self, data: DataMesh, actor: _native.ShardActor, native: _native.ShardedUnit, owns: list[torch.Tensor]) -> None:
         """Continues on another mesh. ``owns``: this rank's slices there, which have their values. The sharded parameters stay the same

@@ -59,7 +59,8 @@ class Protection:
         self._check()
         arrays = self._arrays()
         specs = [(u, i, name, engine_dtype(dtype)) for u, i, _, name, dtype in arrays]
-        self.record: _native.ProtectedShard = self.actor.protect(self.model, specs, step)
+        self.shared, fresh = self._share_arrays(specs)
+        self.record: _native.ProtectedShard = self.actor.protect(self.model, specs, step, self.shared)
         for index, (_, _, p, name, dtype) in enumerate(arrays):
             shape = torch.Size() if name == "step" else p.own_shape
             self._homes[id(p.views.sharded), name] = self.record.state(index).view(dtype).view(shape)
@@ -67,7 +68,7 @@ class Protection:
             if name == "grad":
                 self._gradients[id(p.views.sharded)] = pool = _GradientHome(self.home(p.views.sharded, name))
                 p.gradient.use_pool(pool)
-        self.take_states()
+        self.take_states(fresh)
         optimizer._protection = self
         self._announce(self)
         if replicas and self.actor.hosts:
@@ -121,12 +122,27 @@ class Protection:
             raise InvalidArgument("a parameter was added to the optimizer after protect()", hint="call protect again on every rank")
         return home
 
-    def take_states(self) -> None:
-        """Moves the optimizer's present states into the record. A death in between loses them, and the record reports that."""
+    @property
+    def bytes(self) -> int:
+        """The bytes of this rank's record, with its part of the shared arrays."""
+        return self.record.bytes + (0 if self.shared is None else self.shared.bytes // len(self.root.units[0].data.ranks))
+
+    def _share_arrays(self, specs: list[tuple[int, int, str, str]]) -> tuple[_native.SharedArrays | None, bool]:
+        """Returns the memory of the ranks for states and gradients, if they can share one, and if all arrays are zeros. A mesh of before
+        may have left it, with its values."""
+        settings, units = self.root.states[0].settings, [u.native for u in self.root.units]
+        taken_over = settings.shared_arrays is not None and settings.shared_arrays.states == [s for s in specs if s[2] != "step"]
+        if not taken_over:
+            settings.shared_arrays = self.actor.share_arrays(units, specs)
+        return settings.shared_arrays, not taken_over
+
+    def take_states(self, fresh: bool = False) -> None:
+        """Moves the optimizer's present states to their homes. A death in between loses them, and the record reports that. ``fresh``: the
+        homes are zeros."""
         self.record.set_usable(False)
         for group in self.optimizer.param_groups:
             for p in group["params"]:
-                self._take_states(p, self.optimizer.state.get(p) or {})
+                self._take_states(p, self.optimizer.state.get(p) or {}, fresh)
         self.optimizer._shards.clear()
         self.optimizer._reserved.clear()
         self.record.set_usable(True)
@@ -140,12 +156,13 @@ class Protection:
             self.replicas.stale = True
         return home.zero_()
 
-    def _take_states(self, p: torch.Tensor, state: dict[str, Any]) -> None:
+    def _take_states(self, p: torch.Tensor, state: dict[str, Any], fresh: bool) -> None:
         found = [name for (owner, name) in self._homes if owner == id(p) and name not in _BESIDE_STATES]
         for name in found:
             home, t = self.home(p, name), state.get(name)
             if t is None:
-                home.zero_()
+                if not fresh:
+                    home.zero_()
                 continue
             values = t._local_tensor if isinstance(t, DTensor) else t
             if values.data_ptr() != home.data_ptr():

@@ -1,5 +1,6 @@
 """Moves a live sharded model and its optimizers to another mesh, between two steps, from memory to memory."""
 
 from shoal.fsdp._reshard.change import Report, reshard
+from shoal.fsdp._reshard.phases import Phases
 
-__all__ = ["Report", "reshard"]
+__all__ = ["Phases", "Report", "reshard"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from shoal.fsdp._parameters.mesh import DataMesh, data_mesh
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard.contents import Contents, Sharded, Summary, Value
 from shoal.fsdp._reshard.memory import Copies, Ledger, NewMesh, leave
+from shoal.fsdp._reshard.phases import Phases
 from shoal.fsdp._reshard.stream import Moved, copy_whole, keep, move
 from shoal.fsdp._reshard.union import Union
 
@@ -30,9 +30,9 @@ from shoal.fsdp._reshard.union import Union
 class Report:
     """A rank's part in a change of meshes. Bytes are those of parameters and sharded optimizer states, except ``replicated_bytes``.
 
-    ``sent_bytes`` and ``received_bytes`` are the plan's minimum. ``kept_bytes`` were on this rank already. Parameters in an arena that the
-    new mesh takes over count as neither: they have not moved, and every rank of the host reads them. ``replicated_bytes``: buffers and
-    other whole copies, sent to newcomers or received.
+    ``sent_bytes`` and ``received_bytes`` are the plan's minimum. ``kept_bytes`` were on this rank already. Parameters in arenas, and states
+    in shared arrays, that the new mesh takes over count as neither: they have not moved, and every rank of the host has them.
+    ``replicated_bytes``: buffers and other whole copies, sent to newcomers or received.
     """
 
     sent_bytes: int
@@ -42,6 +42,7 @@ class Report:
     transfers: int  # transfers of the plan from or to this rank
     messages: int  # sent
     seconds: float
+    phases: dict[str, float]  # its parts: seconds by name, in order
     plan: _native.ReshardPlan  # the transfers of all ranks; ``plan.table()`` is a text
 
 
@@ -76,15 +77,16 @@ def reshard(
     Unimplemented for parameters on devices, subclasses and model parallel meshes, DataLoss for a wrong checksum, Unavailable if a rank has
     died.
     """
-    began = time.monotonic()
+    phases = Phases()
     old_owners, data, recovers = tuple(old_owners), data_mesh(mesh), adopted is not None
     adopted = dict(adopted or {})
     _check_arguments(old_owners, old_index, adopted, data)
     chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     union = Union(old_owners, data.ranks)
+    phases.end("meet to reshard")
     try:
         with lasting():
-            return _Change(model, chosen, data, old_owners, old_index, adopted, recovers, union).run(began)
+            return _Change(model, chosen, data, old_owners, old_index, adopted, recovers, union).run(phases)
     finally:
         union.close()
 
@@ -132,13 +134,16 @@ class _Change:
         self._stays = union.rank in data.ranks
         self._new: NewMesh | None = None
 
-    def run(self, began: float) -> Report:
+    def run(self, phases: Phases) -> Report:
         self._describe()
+        phases.end("describe")
         try:
             self._agreed(self._allocate)
+            phases.end("allocate")
             try:
-                plan, moved, replicated = self._move()
+                plan, moved, replicated = self._move(phases)
                 self._union.barrier()
+                phases.end("wait for rows")
             except BaseException as error:
                 self._union.abort(error)
                 raise
@@ -147,6 +152,7 @@ class _Change:
                 self._new.drop()
             raise
         self._commit()
+        phases.end("commit")
         return Report(
             sent_bytes=moved.sent,
             received_bytes=moved.received,
@@ -154,7 +160,8 @@ class _Change:
             replicated_bytes=replicated,
             transfers=sum(self._union.rank in (t.source, t.destination) for t in plan.transfers),
             messages=moved.messages,
-            seconds=time.monotonic() - began,
+            seconds=phases.total,
+            phases=phases.seconds,
             plan=plan,
         )
 
@@ -221,19 +228,21 @@ class _Change:
         takes_over = self._union.one_host and self._data.replicas == 1
         arenas = [key if takes_over else "" for key in reference.arenas]
         if self._stays:
-            self._new = NewMesh.make(contents, self._data, self._union.name, arenas)
+            self._new = NewMesh.make(contents, self._data, self._union.name, arenas, reference.shared if takes_over else None)
         shards = len(self._old_owners) // reference.replicas
         old_shard = None if self._old_index is None else self._old_index % shards
         adopted = {i % shards: rank for i, rank in self._adopted.items()}
-        self._ledger = Ledger(contents, reference, [key != "" for key in arenas], shards, old_shard, adopted)
+        shared = reference.shared.states if takes_over and reference.shared is not None else []
+        self._ledger = Ledger(contents, reference, [key != "" for key in arenas], shared, shards, old_shard, adopted)
         self._ledger.fill(self._new)
         self._copies = Copies(contents, reference, self._old_index is None)
 
     # ---- the bytes ----
 
-    def _move(self) -> tuple[_native.ReshardPlan, Moved, int]:
+    def _move(self, phases: Phases) -> tuple[_native.ReshardPlan, Moved, int]:
         if self._new is not None:
             self._new.make_models(self._contents)
+        phases.end("make models")
         entries, union = self._ledger.entries, self._union
         plan = _native.plan_reshard(
             [(e.name, e.rows, e.row_bytes) for e in entries],
@@ -243,9 +252,12 @@ class _Change:
             self._data.replicas,
             union.hosts(),
         )
+        phases.end("plan")
         kept = keep(plan, entries, union.rank)
+        phases.end("keep rows")
         moved = move(plan, entries, union)
         moved.kept = kept
+        phases.end("move rows")
         replicated = copy_whole(self._copies.tensors, self._old_owners[0], self._newcomers, union)
         return plan, moved, replicated
 

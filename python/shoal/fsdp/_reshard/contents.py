@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from shoal import _native
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import managed, state_of
 from shoal.fsdp._engine.optimizers import replace_by_sharded
@@ -18,6 +19,7 @@ from shoal.fsdp._engine.state import State
 from shoal.fsdp._engine.unit import Unit
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._parameters.views import local_of
 from shoal.fsdp._reshard.stream import bytes_of
 
 _INLINE_NUMEL = 64  # tensors of at most this many elements travel with the description
@@ -47,6 +49,10 @@ class Contents:
     @property
     def roots(self) -> list[Root]:
         return list(dict.fromkeys(s.root for s in self.states if s.root is not None))
+
+    @property
+    def shared_arrays(self) -> _native.SharedArrays | None:
+        return self.roots[0].states[0].settings.shared_arrays if len(self.roots) == 1 else None
 
     # ---- before a change ----
 
@@ -127,6 +133,7 @@ class Contents:
             world_size=len(self.units[0].data.ranks),
             requires_grad=[p.views.sharded.requires_grad for p in self.parameters],
             arenas=[_arena_of(u) for u in self.units],
+            shared=self._shared_states(),
             replicated=[(name, t.dtype, tuple(t.shape)) for name, t in self.replicated()],
             optimizers=[self._describe_optimizer(o) for o in self.optimizers],
         )
@@ -168,6 +175,18 @@ class Contents:
             if isinstance(t, DTensor):
                 raise Unimplemented(f"{name} is a DTensor that no unit manages, and cannot move to another mesh")
         return list(found.values())
+
+    def _shared_states(self) -> SharedStates | None:
+        """The states in memory that the ranks share, unless the program has put other tensors in their place."""
+        if (arrays := self.shared_arrays) is None:
+            return None
+        units = [u.parameters for u in self.units]
+        for unit, parameter, name, _ in arrays.states:
+            view = units[unit][parameter].views.sharded
+            value = next((s[name] for o in self.optimizers if (s := o.state.get(view)) and name in s), None)
+            if value is not None and (local := local_of(value)).numel() and not arrays.has(local.data_ptr()):
+                return None
+        return SharedStates(arrays.key, arrays.states)
 
     def _describe_optimizer(self, optimizer: torch.optim.Optimizer) -> DescribedOptimizer:
         options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
@@ -224,6 +243,14 @@ class Value:
 
 
 @dataclass
+class SharedStates:
+    """The key and the arrays of a SharedArrays."""
+
+    key: str
+    states: list[tuple[int, int, str, str]]
+
+
+@dataclass
 class DescribedOptimizer:
     options: list[dict[str, Any]]  # by group
     states: list[dict[str, Sharded | Whole | Value]]  # by parameter, group after group
@@ -239,13 +266,14 @@ class Described:
     world_size: int
     requires_grad: list[bool]
     arenas: list[str]  # by unit; empty where another mesh cannot take the arena over
+    shared: SharedStates | None  # the memory of states and gradients, if the ranks share one
     replicated: list[tuple[str, torch.dtype, tuple[int, ...]]]
     optimizers: list[DescribedOptimizer]
 
     def summary(self) -> Summary:
         states = [[{name: v.kind() for name, v in state.items()} for state in o.states] for o in self.optimizers]
         names = (self.fingerprint, self.replicated)
-        return Summary(self.world_size, _digest(names), _digest((*names, self.roots, self.replicas, self.world_size, states)))
+        return Summary(self.world_size, _digest(names), _digest((*names, self.roots, self.replicas, self.world_size, self.shared, states)))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from shoal.fsdp._engine.bootstrap import leave_unused, place_actor
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._protect import AdoptedRank
-from shoal.fsdp._reshard.contents import Contents, Described, Sharded, Whole
+from shoal.fsdp._reshard.contents import Contents, Described, Sharded, SharedStates, Whole
 from shoal.fsdp._reshard.stream import Entry, OldShard
 
 
@@ -32,16 +32,19 @@ class NewMesh:
     units: list[_native.ShardedUnit] = field(default_factory=list)
     rows: list[list[torch.Tensor]] = field(default_factory=list)  # by unit and parameter: this rank's slices
     models: list[_native.ShardedModel] = field(default_factory=list)  # by root
+    shared: _native.SharedArrays | None = None  # states that the mesh takes over with their values
 
     @classmethod
-    def make(cls, contents: Contents, data: DataMesh, gang: str, arenas: list[str]) -> NewMesh:
-        """``arenas``: by unit, the key of an arena that it takes over with its values, or ""."""
+    def make(cls, contents: Contents, data: DataMesh, gang: str, arenas: list[str], shared: SharedStates | None) -> NewMesh:
+        """``arenas``: by unit, the key of an arena that it takes over with its values, or "". ``shared``: the states that it takes over."""
         made = cls(data, place_actor(data.ranks, data.index, data.replicas, gang))
         try:
             for u, arena in zip(contents.units, arenas, strict=True):
                 native = u.native_on(made.actor, arena)
                 made.units.append(native)
                 made.rows.append([_rows(p, native, index, data) for index, p in enumerate(u.parameters)])
+            if shared is not None:
+                made.shared = made.actor.share_arrays(made.units, shared.states, shared.key, contents.shared_arrays)
         except BaseException:
             made.drop()
             raise
@@ -64,10 +67,12 @@ class NewMesh:
             u.move(self.data, self.actor, native, rows)
         for root, model in zip(contents.roots, self.models, strict=True):
             root.move(model)
+            root.states[0].settings.shared_arrays = self.shared
 
     def drop(self) -> None:
         """Gives the memory back, after an error."""
         self.models.clear()
+        self.shared = None
         self.rows.clear()
         self.units.clear()
         leave_unused(self.actor)
@@ -91,7 +96,7 @@ class Ledger:
     """The tensors that move, as entries of the plan, and the replicated ones that newcomers need.
 
     ``old_shard``: this rank's place on the old mesh, None if it has none. ``adopted``: by shard, what dead ranks have left. ``taken_over``:
-    by unit, True if its arena moves as it is.
+    by unit, True if its arena moves as it is. ``shared``: the arrays that do, as SharedArrays has them.
     """
 
     def __init__(
@@ -99,12 +104,14 @@ class Ledger:
         contents: Contents,
         described: Described,
         taken_over: list[bool],
+        shared: list[tuple[int, int, str, str]],
         old_shards: int,
         old_shard: int | None,
         adopted: dict[int, AdoptedRank],
     ):
         self._contents, self._described = contents, described
         self._taken_over = taken_over
+        self._shared = {(unit, parameter, name): i for i, (unit, parameter, name, _) in enumerate(shared)}
         self._old_shards = old_shards
         self._shards = [*([] if old_shard is None else [old_shard]), *adopted]  # those that this rank brings
         self._has_own = old_shard is not None
@@ -175,6 +182,13 @@ class Ledger:
             entry.new.append(new)
 
     def _add_state(self, at: tuple[int, int, str], state: Sharded, p: ShardedParameter, entry: Entry, new: NewMesh | None) -> None:
+        if (index := self._shared.get((*self._places[id(p)], at[2]))) is not None:
+            if new is not None:
+                begin, end = new.data.own_bounds(entry.rows)
+                row = torch.Size(state.shape).numel() // max(1, entry.rows) * state.dtype.itemsize
+                shape = torch.Size((*state.shape[: state.dim], end - begin, *state.shape[state.dim + 1 :]))
+                self.states[at] = new.shared.part(index, begin * row, (end - begin) * row).view(state.dtype).view(shape)
+            return
         old = None
         if self._has_own:
             optimizer = self._contents.optimizers[at[0]]
