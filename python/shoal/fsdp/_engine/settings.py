@@ -40,7 +40,6 @@ class Settings:
     part: Part | None = None  # this worker's present part of the batch, where several add up to its gradients
     joining: bool = False
     protection: Any = None  # a protected model's Protection, in all of its units: its optimizer alone steps the model
-    shared_arrays: Any = None  # a protected model's SharedArrays, in its first unit; they stay when the protection ends
     cast_to: torch.dtype | None = field(init=False)  # dtype to which the forward casts floating-point inputs; None: no cast
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from shoal import _native
 from shoal._objects.tensors import dtensor, long_lived, with_dtype
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unavailable, Unimplemented
+from shoal.fsdp._engine.lasting import shared_arrays
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._parameters.gradient import engine_dtype, uses
 from shoal.fsdp._parameters.parameter import ShardedParameter
@@ -130,11 +131,12 @@ class Protection:
     def _share_arrays(self, specs: list[tuple[int, int, str, str]]) -> tuple[_native.SharedArrays | None, bool]:
         """Returns the memory of the ranks for states and gradients, if they can share one, and if all arrays are zeros. A mesh of before
         may have left it, with its values."""
-        settings, units = self.root.states[0].settings, [u.native for u in self.root.units]
-        taken_over = settings.shared_arrays is not None and settings.shared_arrays.states == [s for s in specs if s[2] != "step"]
-        if not taken_over:
-            settings.shared_arrays = self.actor.share_arrays(units, specs)
-        return settings.shared_arrays, not taken_over
+        first, units = self.root.states[0], [u.native for u in self.root.units]
+        before = shared_arrays.get(first)
+        if before is not None and before.states == [s for s in specs if s[2] != "step"]:
+            return before, False
+        shared_arrays[first] = made = self.actor.share_arrays(units, specs)
+        return made, True
 
     def take_states(self, fresh: bool = False) -> None:
         """Moves the optimizer's present states to their homes. A death in between loses them, and the record reports that. ``fresh``: the

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from shoal import _native
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import managed, state_of
+from shoal.fsdp._engine.lasting import shared_arrays
 from shoal.fsdp._engine.optimizers import replace_by_sharded
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._engine.state import State
@@ -52,7 +53,7 @@ class Contents:
 
     @property
     def shared_arrays(self) -> _native.SharedArrays | None:
-        return self.roots[0].states[0].settings.shared_arrays if len(self.roots) == 1 else None
+        return shared_arrays.get(self.roots[0].states[0]) if len(self.roots) == 1 else None
 
     # ---- before a change ----
 

@@ -10,6 +10,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from shoal import _native
 from shoal._objects.tensors import dtensor, long_lived
 from shoal.fsdp._engine.bootstrap import leave_unused, place_actor
+from shoal.fsdp._engine.lasting import shared_arrays
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._protect import AdoptedRank
@@ -67,7 +68,7 @@ class NewMesh:
             u.move(self.data, self.actor, native, rows)
         for root, model in zip(contents.roots, self.models, strict=True):
             root.move(model)
-            root.states[0].settings.shared_arrays = self.shared
+            shared_arrays[root.states[0]] = self.shared
 
     def drop(self) -> None:
         """Gives the memory back, after an error."""
