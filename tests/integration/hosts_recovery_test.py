@@ -82,19 +82,19 @@ def test_the_only_worker_of_a_host_dies_and_its_buddy_adopts_the_replica(fit, mo
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_loss_of_a_host_changes_nothing(fit, moment):
-    found = fit(**TWO_AND_TWO, deaths=[("b", 3, moment)], hosts_die=True)
+    found = fit(**TWO_AND_TWO, deaths=[("b", 3, moment)], victims="host")
     r.check(found["history"], found["returns"])
     before, after, died = changes_of(found)[0]
     assert (before, after, len(died)) == (4, 2, 2)
 
 
 def test_two_hosts_are_lost_one_after_the_other(fit):
-    found = fit(**THREE, deaths=[("b", 3, "backward"), ("c", 9, "committed")], hosts_die=True)
+    found = fit(**THREE, deaths=[("b", 3, "backward"), ("c", 9, "committed")], victims="host")
     r.check(found["history"], found["returns"])
     assert [c[:2] for c in changes_of(found)[:2]] == [(3, 2), (2, 1)]
 
 
 def test_a_host_and_the_one_of_its_buddy_are_lost_at_once(fit):
-    found = fit(**THREE, deaths=[("b", 3, "forward"), ("c", 3, "forward")], hosts_die=True)
+    found = fit(**THREE, deaths=[("b", 3, "forward"), ("c", 3, "forward")], victims="host")
     assert "its node has no worker left, and neither has that of its buddy, worker" in found["lost"]
     assert "checkpoint" in found["lost"]

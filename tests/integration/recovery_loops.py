@@ -25,10 +25,18 @@ class Interposed:
 class Killer:
     """Kills this process in the moments of ``deaths``, a list of (rank, step, moment); each one once in a training. A name of a host, "b",
     stands for the lowest rank there. ``folder``: has a file
-    for each death that has come. ``kill``: kills more than this process."""
+    for each death that has come. ``victims``: "worker" is this process, "gang" all workers, "host" all processes of the host."""
 
-    def __init__(self, deaths, folder, kill=None):
-        self._deaths, self._folder, self._kill = deaths, folder, kill or kill_process
+    def __init__(self, deaths, folder, victims="worker"):
+        self._deaths, self._folder = deaths, folder
+        self._kill = {"worker": kill_process, "gang": self._kill_gang, "host": kill_host}[victims]
+        self.gang = []  # the pids of all workers
+
+    def _kill_gang(self):
+        for pid in self.gang:
+            if pid != os.getpid():
+                os.kill(pid, signal.SIGKILL)
+        kill_process()
 
     def due(self, state, moment):
         from shoal.train import get_context
@@ -109,6 +117,7 @@ def train_step(state, batch, killer):
     killer.at(state, "begin")
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, (indices.tolist()[: state.samples], os.getpid()))
+    killer.gang = [pid for _, pid in parts]
     hidden = state.model[:3](x)
     killer.at(state, "forward")
     hidden.register_hook(lambda _: killer.at(state, "backward"))
@@ -151,7 +160,7 @@ def steps_form(config):
     from shoal.train import run
 
     state, loader = loops.build(config)
-    killer = Killer(config["deaths"], config["folder"], kill_host if config.get("hosts_die") else None)
+    killer = Killer(config["deaths"], config["folder"], config.get("victims", "worker"))
 
     def step(batch, state):
         train_step(state, batch, killer)

@@ -142,7 +142,7 @@ def test_workers_are_killed_at_random_moments(tmp_path):
 
 def test_all_workers_die(tmp_path):
     with pytest.raises((WorkerLost, ActorDiedError), match="SIGKILL"):
-        fit(tmp_path, r.steps_form, [(0, 3, "forward"), (1, 3, "forward")], (1, 2))
+        fit(tmp_path, r.steps_form, [(0, 3, "forward")], (1, 2), victims="gang")
 
 
 def step_that_fails(config):
