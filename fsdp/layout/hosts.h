@@ -24,6 +24,8 @@ class Hosts {
   int num_hosts() const { return static_cast<int>(ranks_.size()); }
   int host_of(int rank) const { return host_of_rank_[static_cast<std::size_t>(rank)]; }
   bool same_host(int a, int b) const { return host_of(a) == host_of(b); }
+  // The position of a rank among those of its host.
+  std::size_t index_of(int rank) const { return static_cast<std::size_t>(index_of_rank_[static_cast<std::size_t>(rank)]); }
   std::span<const int> ranks(int host) const { return ranks_[static_cast<std::size_t>(host)]; }
   // The rank of `host` that exchanges data with `rank`, a rank of another host.
   int partner(int rank, int host) const;

@@ -61,6 +61,7 @@ Result<std::unique_ptr<ProtectedShard>> ProtectedShard::make(Units units, const 
   SHOAL_TRY(const std::size_t bytes, StepRecord::bytes_for(spec));
   SHOAL_TRY(const Fd memory, open(out->key(), bytes));
   SHOAL_TRY(out->memory_, runtime::map(memory, bytes, runtime::Access::kReadWrite));
+  out->memory_.populate();
   out->update_.emplace(StepRecord::make(out->memory_.span(), spec), out->arenas_);
   return out;
 }

@@ -125,6 +125,7 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
   SHOAL_TRY(std::unique_ptr<ShardedUnit> made, ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, grid(), options,
                                                                  before != nullptr && before->arena_key() == key ? before : nullptr));
   made->set_arena_key(key);
+  if (arena_key.empty()) populate_share(made->memory());
   std::shared_ptr<ShardedUnit> unit(made.release(), [actor = weak_from_this(), key, rows, bytes](ShardedUnit* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key}, rows, bytes);
@@ -135,6 +136,11 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
     bytes_ += bytes;
   }
   return unit;
+}
+
+void ShardActor::populate_share(const runtime::Mapping& memory) const {
+  const Hosts hosts = options_.model.hosts(options_.world_size);
+  memory.populate_part(hosts.index_of(options_.rank), hosts.ranks(hosts.host_of(options_.rank)).size());
 }
 
 Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int slots) {

@@ -91,6 +91,8 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   Result<void> await_gang();
   // The first part of the names of this host's memories.
   std::string memory_name() const;
+  // Makes this rank's part of the pages of a memory that it shares with the other ranks of its host.
+  void populate_share(const runtime::Mapping& memory) const;
   // Opens memory of the node. The node marks the death of `member` on the memory's membership page.
   Result<Fd> open_memory(const std::string& key, std::size_t bytes, int member = -1);
   Result<Fd> open_lasting(const std::string& key, std::size_t bytes);

@@ -1,5 +1,7 @@
 #include "fsdp/shard/sharded_model.h"
 
+#include <utility>
+
 #include <fmt/format.h>
 
 namespace shoal::fsdp {
@@ -84,6 +86,8 @@ void ShardedModel::reshard(std::size_t unit, bool backward) {
 }
 
 Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how) {
+  if (!std::exchange(slots_populated_, true))
+    slot_memory_.populate_part(hosts_.index_of(rank_), hosts_.ranks(hosts_.host_of(rank_)).size());
   const auto start = stepper_.now();
   SHOAL_OK(reductions_.publish(unit, gradients, how));
   stepper_.ran(Op::kReduceScatter, static_cast<std::int32_t>(unit), true, start, stepper_.now());

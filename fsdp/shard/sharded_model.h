@@ -124,6 +124,7 @@ class ShardedModel {
   const int world_size_;
   const Units units_;
   const runtime::Mapping control_memory_, slot_memory_;
+  bool slots_populated_ = false;  // with the first gradients: an evaluation needs no slots
   const Hosts hosts_;
   Control control_;
   const Slots slots_;

@@ -30,6 +30,7 @@ class ShardedUnit {
   // Sets the unit's path in the model, when the model is made: "blocks.0", "" for the root.
   void rename(std::string name);
   std::span<std::byte> arena() const { return arena_->span(); }
+  const runtime::Mapping& memory() const { return *arena_; }
   // The unit's name in messages.
   std::string label() const { return name_.empty() ? "(root)" : name_; }
   const Layout& layout() const { return layout_; }

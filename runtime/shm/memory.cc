@@ -5,7 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <fstream>
 #include <utility>
 
 #include "runtime/core/check.h"
@@ -15,6 +18,42 @@ namespace shoal::runtime {
 namespace {
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr std::size_t kPage = 4096;
+#ifndef MADV_COLLAPSE
+constexpr int MADV_COLLAPSE = 25;  // Linux 6.1 added it; the headers of Debian 12 lack it
+#endif
+
+std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// 0: this kernel has none.
+std::size_t huge_page() {
+  static const std::size_t bytes = [] {
+    std::size_t found = 0;
+    std::ifstream("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") >> found;
+    return found;
+  }();
+  return bytes;
+}
+
+// As mmap, at a multiple of a huge page's size: only there a process sees huge pages as such.
+void* map_aligned(std::size_t bytes, int protection, int flags, int fd) {
+  const std::size_t huge = huge_page();
+  if (huge == 0 || bytes < huge) return mmap(nullptr, bytes, protection, flags, fd, 0);
+  const std::size_t taken = round_up(bytes, kPage), reserved = taken + huge;
+  void* const place = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (place == MAP_FAILED) return MAP_FAILED;
+  auto* const begin = static_cast<std::byte*>(place);
+  std::byte* const at = begin + (round_up(reinterpret_cast<std::uintptr_t>(begin), huge) - reinterpret_cast<std::uintptr_t>(begin));
+  void* const mapped = mmap(at, bytes, protection, flags | MAP_FIXED, fd, 0);
+  if (mapped == MAP_FAILED) {
+    const int error = errno;
+    munmap(begin, reserved);
+    errno = error;
+    return MAP_FAILED;
+  }
+  if (at != begin) munmap(begin, static_cast<std::size_t>(at - begin));
+  if (const auto rest = static_cast<std::size_t>(begin + reserved - (at + taken)); rest > 0) munmap(at + taken, rest);
+  return mapped;
+}
 }  // namespace
 
 Mapping::Mapping(Mapping&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
@@ -31,8 +70,24 @@ Mapping::~Mapping() {
 
 void Mapping::populate(std::size_t offset, std::size_t bytes) const {
   if (bytes == 0) return;
+  make_huge_pages(offset, bytes);
   const std::size_t begin = offset / kPage * kPage;
   (void)madvise(data_ + begin, offset + bytes - begin, MADV_POPULATE_WRITE);
+}
+
+void Mapping::populate_part(std::size_t index, std::size_t count) const {
+  const std::size_t each = round_up(size_ / count + 1, kPage), begin = std::min(size_, each * index);
+  populate(begin, std::min(size_, begin + each) - begin);
+}
+
+void Mapping::make_huge_pages(std::size_t offset, std::size_t bytes) const {
+  const std::size_t huge = huge_page();
+  if (huge == 0 || reinterpret_cast<std::uintptr_t>(data_) % huge != 0) return;
+  const std::size_t begin = round_up(offset, huge), end = std::min(round_up(offset + bytes, huge), size_ / huge * huge);
+  if (begin >= end) return;
+  for (std::size_t at = begin; at < end; at += huge)
+    (void)madvise(data_ + at, kPage, MADV_POPULATE_WRITE);   // or it has nothing to collapse
+  (void)madvise(data_ + begin, end - begin, MADV_COLLAPSE);  // whatever this leaves stays small pages
 }
 
 void Mapping::forbid() const {
@@ -76,7 +131,7 @@ Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access) {
   const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
   // MAP_NORESERVE: private pages that are only read need no memory, so none is reserved for them.
   const int sharing = access == Access::kCopyOnWrite ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
-  void* at = mmap(nullptr, bytes, protection, sharing, memory.get(), 0);
+  void* at = map_aligned(bytes, protection, sharing, memory.get());
   if (at == MAP_FAILED) return fail(from_errno(errno, "cannot map " + std::to_string(bytes) + " bytes"));
   out.data_ = static_cast<std::byte*>(at);
   out.size_ = bytes;

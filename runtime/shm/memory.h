@@ -28,10 +28,13 @@ class Mapping {
   std::size_t size() const { return size_; }
   std::span<std::byte> span() const { return {data_, size_}; }
 
-  // Faults in all pages of a writable mapping at once (needs Linux 5.14; otherwise no effect).
+  // Makes all pages of a writable mapping at once (needs Linux 5.14; otherwise no effect). Contents stay. Large memory gets huge pages,
+  // which cause fewer TLB misses in every process that maps it (needs Linux 6.1, whose MADV_COLLAPSE ignores the system's setting).
   void populate() const { populate(0, size_); }
-  // As above, the pages of a part.
+  // As above, a range. A huge page belongs to the range that its first byte is in.
   void populate(std::size_t offset, std::size_t bytes) const;
+  // As above, part `index` of `count` equal ones: each of several processes makes one.
+  void populate_part(std::size_t index, std::size_t count) const;
 
   // Forbids every access, so that one faults; the next function allows them again. For the lease guard (fsdp).
   void forbid() const;
@@ -40,6 +43,7 @@ class Mapping {
  private:
   friend Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
   friend Result<Mapping> private_memory(std::size_t bytes, bool touched);
+  void make_huge_pages(std::size_t offset, std::size_t bytes) const;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };

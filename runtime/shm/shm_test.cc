@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -51,6 +53,46 @@ TEST(MemoryDeathTest, AForbiddenMappingFaultsAndAnAllowedOneDoesNot) {
   EXPECT_DEATH(std::memset(m.data(), 1, 1), "");
   m.allow(Access::kRead);
   EXPECT_EQ(m.data()[0], std::byte{0});
+}
+
+// Bytes that this process maps as huge pages of shared memory with this name.
+std::size_t huge_bytes(const std::string& name) {
+  std::ifstream maps("/proc/self/smaps");
+  std::size_t found = 0;
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:") != std::string::npos) inside = line.find("memfd:" + name) != std::string::npos;
+    if (inside && line.starts_with("ShmemPmdMapped:")) found += std::stoul(line.substr(line.find_first_of("0123456789"))) * 1024;
+  }
+  return found;
+}
+
+TEST(Memory, PopulateMakesHugePagesThatOtherMappingsHaveToo) {
+  constexpr std::size_t kHuge = 2 << 20, kBytes = 8 * kHuge + 5000;
+  const Fd fd = make_memory("populated", kBytes).value();
+  const Mapping mapping = map(fd, kBytes, Access::kReadWrite).value();
+  for (std::size_t i = 0; i < 3; ++i) mapping.populate_part(i, 3);
+  if (huge_bytes("populated") == 0) GTEST_SKIP() << "this kernel makes no huge pages of shared memory";
+  EXPECT_EQ(huge_bytes("populated"), 8 * kHuge);
+  const Mapping other = map(fd, kBytes, Access::kRead).value();
+  for (std::size_t i = 0; i < kBytes; i += 4096) ASSERT_EQ(other.data()[i], std::byte{0});
+  EXPECT_EQ(huge_bytes("populated"), 16 * kHuge);
+}
+
+TEST(Memory, PopulateKeepsWhatAnotherProcessWritesMeanwhile) {
+  constexpr std::size_t kBytes = 32 << 20, kStep = 1000;
+  const Fd fd = make_memory("written", kBytes).value();
+  const pid_t writer = fork();
+  const Mapping mapping = map(fd, kBytes, Access::kReadWrite).value();
+  if (writer == 0) {
+    for (std::size_t i = 0; i < kBytes; i += kStep) mapping.data()[i] = std::byte(1 + i / kStep % 250);
+    _exit(0);
+  }
+  for (std::size_t i = 0; i < 8; ++i) mapping.populate_part(i, 8);
+  int status = -1;
+  waitpid(writer, &status, 0);
+  ASSERT_EQ(status, 0);
+  for (std::size_t i = 0; i < kBytes; i += kStep) ASSERT_EQ(mapping.data()[i], std::byte(1 + i / kStep % 250)) << i;
 }
 
 class MembershipPageTest : public testing::Test {

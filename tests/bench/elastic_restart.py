@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import gpt
@@ -28,7 +29,7 @@ parser.add_argument("--restarts", type=int, default=2)
 parser.add_argument("--quiet", type=int, default=5, help="steps between two restarts")
 options = parser.parse_args()
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # gloo may not connect after a restart: torchrun then starts again
 rank, world = dist.get_rank(), dist.get_world_size()
 restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 config = gpt.CONFIGS[options.config]

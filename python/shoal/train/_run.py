@@ -170,6 +170,8 @@ class Run:
 
     def _look_at_refs(self) -> None:
         for number, w in list(self._workers.items()):
+            if number not in self._workers:  # the failure of another one has removed it
+                continue
             if w.placed is not None and w.placed._ref.ready:
                 self._take_place(number, w)
             if w.run is not None and w.run._ref.ready and number not in self._done:

@@ -202,6 +202,7 @@ Result<std::shared_ptr<Window>> ShmCommunicator::window(std::size_t bytes, Call 
     total += (sizes[r] + 63) / 64 * 64;
   }
   SHOAL_TRY(auto mapping, request_.memory->open(name, std::max<std::size_t>(total, 64), -1));
+  mapping->populate(begins[static_cast<std::size_t>(rank())], bytes);
   // No rank drops its mapping before all ranks have mapped the memory.
   SHOAL_OK(barrier(call)->wait());
   return std::shared_ptr<Window>(std::make_shared<ShmWindow>(std::move(mapping), std::move(sizes), std::move(begins), rank()));

@@ -25,7 +25,9 @@ struct Parameter {
   Parameter(std::size_t numel, bool shared) {
     const auto memory = [&](std::size_t bytes) {
       if (!shared) return runtime::private_memory(bytes, true).value();
-      return runtime::map(runtime::make_memory("bench", bytes).value(), bytes, runtime::Access::kReadWrite).value();
+      auto mapping = runtime::map(runtime::make_memory("bench", bytes).value(), bytes, runtime::Access::kReadWrite).value();
+      mapping.populate();
+      return mapping;
     };
     const fsdp::Piece piece{0, numel, numel, 1};
     StepRecord::Spec spec;
