@@ -291,3 +291,16 @@ def test_random_runs_keep_the_bounds_and_come_to_rest(first):
             check(seed)
         except Exception as error:
             raise AssertionError(REPLAY.format(seed)) from error
+
+
+def test_a_loop_that_ends_before_the_others_have_entered_its_generation_ends_the_training():
+    machine = m.Membership(1, 3, (0, 1), 3, protected=True)
+    for worker in (0, 1):
+        machine.step(m.Entered(worker, 1))
+    [publish] = [a for a in machine.step(m.Ready(2)) if isinstance(a, m.Publish)]
+    assert publish.generation.members == (0, 1, 2)
+    for event in (m.Entered(2, 2), m.Returned(2), m.Entered(0, 2), m.Entered(1, 2)):
+        machine.step(event)
+    assert machine.ended
+    [fail] = [a for a in machine.step(m.Died(1, "SIGKILL")) if isinstance(a, m.Fail)]
+    assert fail.why == "it died when others had finished their loops"

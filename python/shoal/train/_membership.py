@@ -243,7 +243,7 @@ class Membership:
                 actions += self._failed(worker, "its loop returned before its first step")
             case Returned(worker) if self.published is not None and worker in self.published.leaving:
                 self.left.add(worker)
-            case Returned(worker) if worker in self.members:
+            case Returned(worker) if worker in self.members or (self.published is not None and worker in self.published.members):
                 actions += self._end("the training has ended")
                 if self.recovering and any(w in self.members for w in self.gone):
                     actions += self._fail_recovery("its loop returned while the others were to run a step again", worker)
