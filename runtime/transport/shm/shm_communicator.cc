@@ -148,8 +148,8 @@ WorkPtr ShmCommunicator::submitted(PendingOperations::Lock lock, OperationPtr op
 WorkPtr ShmCommunicator::start_collective(CollectiveSpec spec, Call call) {
   auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
-  auto operation = std::make_shared<ShmCollective>(group_.memory(), group_.ledger(), rank(), pending_.next_sequence(lock), std::move(spec),
-                                                   std::move(call), clock_->now());
+  auto operation = std::make_shared<ShmCollective>(group_.memory(), group_.ledger(), group_.direct_reads(), rank(),
+                                                   pending_.next_sequence(lock), std::move(spec), std::move(call), clock_->now());
   if (failed()) return failed_work(group_.failure_in(operation->what()));
   pending_.add_collective(lock, operation);
   return submitted(std::move(lock), std::move(operation));

@@ -1,5 +1,7 @@
 #include "runtime/transport/shm/shm_communicator.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -155,6 +157,29 @@ TEST_F(ShmCommunicatorTest, AnInterruptedWaitLeavesTheOperationUnderWay) {
   std::thread other([&] { EXPECT_TRUE(one->barrier({})->wait()); });
   EXPECT_TRUE(work->wait());
   other.join();
+}
+
+// Parts of some of these sizes are read out of the other ranks' processes, where the kernel permits that.
+TEST_F(ShmCommunicatorTest, AnAllGatherCopiesInputsThatChangeRightAfterIt) {
+  constexpr int kWorld = 3, kTimes = 600;
+  run(kWorld, [](Communicator& c) {
+    for (int k = 0; k < kTimes; ++k) {
+      const std::size_t most = std::array{1'500, 70'000, 400'000}[static_cast<std::size_t>(k) % 3];
+      std::vector<std::size_t> counts;
+      for (std::size_t r = 0; r < kWorld; ++r) counts.push_back((most - r * 17) * sizeof(float));
+      Floats input(counts[static_cast<std::size_t>(c.rank())] / sizeof(float), static_cast<float>(10 * k + c.rank()));
+      Floats output((counts[0] + counts[1] + counts[2]) / sizeof(float));
+      ASSERT_TRUE(c.all_gather(in(input), out(output), counts, DType::kFloat32, label("gather"))->wait());
+      std::ranges::fill(input, -1.0f);
+      std::size_t at = 0;
+      for (std::size_t r = 0; r < kWorld; ++r) {
+        const auto part = std::span(output).subspan(at, counts[r] / sizeof(float));
+        const auto expected = static_cast<float>(10 * k) + static_cast<float>(r);
+        ASSERT_TRUE(std::ranges::all_of(part, [&](float x) { return x == expected; })) << "call " << k << ", rank " << r;
+        at += part.size();
+      }
+    }
+  });
 }
 
 }  // namespace

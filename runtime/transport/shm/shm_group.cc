@@ -12,9 +12,11 @@ ShmGroup::ShmGroup(std::shared_ptr<Mapping> mapping, ShmMemory::Shape shape, int
       rank_(rank),
       page_(memory_.membership_page()),
       ledger_(memory_.ledger(), page_, rank, shape.world_size),
+      direct_reads_(memory_, rank),
       former_(std::move(former)) {}
 
 void ShmGroup::join() {
+  direct_reads_.join();
   memory_.rank(rank_).present.store(1, std::memory_order_release);
   page_.notify_all();
 }

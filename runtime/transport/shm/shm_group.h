@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/shm/memory.h"
+#include "runtime/transport/shm/direct_reads.h"
 #include "runtime/transport/shm/ledger.h"
 #include "runtime/transport/shm/shm_memory.h"
 
@@ -29,6 +30,7 @@ class ShmGroup {
   int world_size() const { return memory_.shape().world_size; }
   const ShmMemory& memory() const { return memory_; }
   Ledger& ledger() const { return ledger_; }
+  DirectReads& direct_reads() { return direct_reads_; }
   // Wakes the waiting threads of all ranks, by the membership page.
   void notify_all() { page_.notify_all(); }
   MembershipPage::WaitResult wait_until(const std::function<bool()>& done, std::chrono::nanoseconds limit, int spins) {
@@ -63,6 +65,7 @@ class ShmGroup {
   const int rank_;
   MembershipPage page_;
   mutable Ledger ledger_;
+  DirectReads direct_reads_;
   std::optional<Former> former_;  // set until all ranks have joined
   bool met_ = false;
 };

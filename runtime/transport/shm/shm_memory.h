@@ -29,6 +29,10 @@ class ShmMemory {
     // Number of rounds of an all_reduce in which it has reduced its part in place.
     alignas(64) Word reduced;
     alignas(64) Word present;  // 1 once the rank has joined the group
+    // Of DirectReads: its process, a token there, and whether it can read the others' tokens.
+    Word pid, token, token_at, direct;
+    // The address of its input in a collective that reads directly, by the collective's number.
+    Word inputs[Ledger::kEntries];
     // Bytes that it sends to each rank in an all_to_all, by the collective's number.
     Word sends[Ledger::kEntries][kMaxRanks];
   };

@@ -14,6 +14,9 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 // An all_reduce has one phase up to this size, or with two ranks: every rank reduces all inputs itself.
 constexpr std::size_t kOnePhaseBytes = 8 << 10;
+// An all_gather whose largest part has a size in this range reads the others' inputs directly (measured: smaller ones cost more system
+// calls than copies, larger ones exceed the caches, where the kernel copies slower).
+constexpr std::size_t kDirectFrom = 8 << 10, kDirectTo = 2 << 20;
 
 std::uint64_t pieces_of(std::size_t bytes, std::size_t piece) { return std::max<std::uint64_t>(1, (bytes + piece - 1) / piece); }
 
@@ -28,11 +31,12 @@ void put_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 
 // ---- collectives -------------------------------------------------------------------------------------------------------------------
 
-ShmCollective::ShmCollective(ShmMemory memory, Ledger& ledger, int rank, std::uint64_t sequence, CollectiveSpec spec, Call call,
-                             TimePoint began)
+ShmCollective::ShmCollective(ShmMemory memory, Ledger& ledger, DirectReads& direct_reads, int rank, std::uint64_t sequence,
+                             CollectiveSpec spec, Call call, TimePoint began)
     : Operation(std::move(call), began),
       memory_(memory),
       ledger_(ledger),
+      direct_reads_(direct_reads),
       rank_(rank),
       world_size_(memory.shape().world_size),
       spec_(std::move(spec)),
@@ -54,13 +58,20 @@ bool ShmCollective::two_phases() const { return spec_.input.size() > kOnePhaseBy
 
 void ShmCollective::start(std::uint64_t first) {
   first_ = first;
+  direct_reads_.try_once();
   if (spec_.kind == Collective::kAllToAll) {
     auto& sends = memory_.rank(rank_).sends[entry_.sequence % Ledger::kEntries];
     for (std::size_t r = 0; r < spec_.counts.size(); ++r) sends[r].store(spec_.counts[r], std::memory_order_relaxed);
-  } else {
+  } else if (!may_read_directly()) {
     rounds_ = own_rounds();
   }
   ledger_.enter(entry_);
+}
+
+bool ShmCollective::may_read_directly() const {
+  if (spec_.kind != Collective::kAllGather || world_size_ == 1) return false;
+  const std::size_t largest = *std::max_element(spec_.counts.begin(), spec_.counts.end());
+  return kDirectFrom <= largest && largest <= kDirectTo;
 }
 
 std::uint64_t ShmCollective::own_rounds() const {
@@ -123,8 +134,12 @@ int ShmCollective::missing_to_read() const {
   return behind(Words::kPublished, round + 1);
 }
 
+int ShmCollective::missing_to_release() const { return direct_ ? behind(Words::kConsumed, end()) : -1; }
+
 int ShmCollective::missing() const {
   if (complete()) return -1;
+  if (rounds_ == 0 && may_read_directly()) return direct_reads_.first_untried();
+  if (rounds_ > 0 && read_ == rounds_) return missing_to_release();
   // A rank that has not entered the collective is reported before those that are slow.
   if (spec_.kind != Collective::kBroadcast) {
     if (const int r = behind(Words::kPublished, first_ + 1); r >= 0 && r != rank_) return r;
@@ -167,6 +182,12 @@ Result<void> ShmCollective::check_entries() {
 Result<bool> ShmCollective::advance() {
   bool moved = false;
   auto& own = memory_.rank(rank_);
+  if (rounds_ == 0 && may_read_directly()) {
+    const auto possible = direct_reads_.possible();
+    if (!possible) return moved;
+    direct_ = *possible;
+    rounds_ = direct_ ? 1 : own_rounds();
+  }
   while (put_ < (rounds_ > 0 ? rounds_ : own_rounds()) && missing_to_put() < 0) {
     put(put_);
     own.published.store(first_ + ++put_, std::memory_order_release);
@@ -188,7 +209,12 @@ Result<bool> ShmCollective::advance() {
   }
   while (read_ < put_ && missing_to_read() < 0) {
     if (!checked_) SHOAL_OK(check_entries());  // checks ranks that have put a chunk since
-    read(read_);
+    if (direct_) {
+      SHOAL_TRY(const bool there, read_directly());
+      if (!there) break;
+    } else {
+      read(read_);
+    }
     own.consumed.store(first_ + ++read_, std::memory_order_release);
     moved = true;
   }
@@ -196,6 +222,11 @@ Result<bool> ShmCollective::advance() {
 }
 
 void ShmCollective::put(std::uint64_t k) {
+  if (direct_) {
+    memory_.rank(rank_).inputs[entry_.sequence % Ledger::kEntries].store(reinterpret_cast<std::uintptr_t>(spec_.input.data()),
+                                                                         std::memory_order_relaxed);
+    return;
+  }
   std::byte* const chunk = memory_.chunk(rank_, first_ + k);
   const std::size_t at = static_cast<std::size_t>(k) * round_bytes_, part_at = static_cast<std::size_t>(k) * part_bytes_;
   switch (spec_.kind) {
@@ -281,6 +312,22 @@ void ShmCollective::read(std::uint64_t k) {
     default:
       return;
   }
+}
+
+Result<bool> ShmCollective::read_directly() {
+  for (int i = 0; i < world_size_; ++i) {
+    const int r = (rank_ + i) % world_size_;  // so that not all ranks read the same one at once
+    const auto n = static_cast<std::size_t>(r);
+    const auto out = spec_.output.subspan(begins_[n], spec_.counts[n]);
+    if (r == rank_) {
+      put_bytes(out.data(), spec_.input.data(), out.size());
+      continue;
+    }
+    const std::uint64_t from = memory_.rank(r).inputs[entry_.sequence % Ledger::kEntries].load(std::memory_order_relaxed);
+    SHOAL_TRY(const bool there, direct_reads_.read(r, from, out));
+    if (!there) return false;
+  }
+  return true;
 }
 
 // ---- messages ----------------------------------------------------------------------------------------------------------------------

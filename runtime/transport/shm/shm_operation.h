@@ -1,7 +1,8 @@
 // The operations of a ShmCommunicator: state machines over shared words, each of which advances as far as possible and never blocks.
 //
 // A collective is a stream of rounds (shm_memory.h). In each round every rank puts a chunk of its input into shared memory, and reads its
-// share of the other ranks' chunks. Up to two rounds are in progress, so that writing and reading overlap. A message between two ranks is a
+// share of the other ranks' chunks. Up to two rounds are in progress, so that writing and reading overlap. An all_gather of medium size has
+// one round instead, in which each rank copies the others' inputs out of their processes (direct_reads.h). A message between two ranks is a
 // stream of pieces in the channel of that pair. One thread at a time advances the operations of a communicator. It notifies the membership
 // page after progress.
 #pragma once
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "runtime/transport/operation.h"
+#include "runtime/transport/shm/direct_reads.h"
 #include "runtime/transport/shm/ledger.h"
 #include "runtime/transport/shm/shm_memory.h"
 
@@ -18,14 +20,15 @@ namespace shoal::runtime {
 class ShmCollective final : public Operation {
  public:
   // `sequence` is the number of the collective on this rank, from 1.
-  ShmCollective(ShmMemory memory, Ledger& ledger, int rank, std::uint64_t sequence, CollectiveSpec spec, Call call, TimePoint began);
+  ShmCollective(ShmMemory memory, Ledger& ledger, DirectReads& direct_reads, int rank, std::uint64_t sequence, CollectiveSpec spec,
+                Call call, TimePoint began);
 
   // Begins the collective with round `first` of the group, and enters it into the ledger.
   void start(std::uint64_t first);
   std::uint64_t end() const { return first_ + rounds_; }  // the round after its last one; valid once complete
 
   Result<bool> advance() override;
-  bool complete() const override { return rounds_ > 0 && put_ == rounds_ && read_ == rounds_; }
+  bool complete() const override { return rounds_ > 0 && put_ == rounds_ && read_ == rounds_ && missing_to_release() < 0; }
   int missing() const override;
   std::string what() const override { return describe(entry_); }
 
@@ -38,6 +41,8 @@ class ShmCollective final : public Operation {
   int missing_to_put() const;
   int missing_to_reduce() const;
   int missing_to_read() const;
+  int missing_to_release() const;  // a rank that may still read this one's input directly
+  bool may_read_directly() const;
   bool two_phases() const;  // true for an all_reduce in which every rank first reduces one part
   std::uint64_t own_rounds() const;
   void count_rounds();
@@ -45,11 +50,13 @@ class ShmCollective final : public Operation {
   void put(std::uint64_t k);
   void reduce_part(std::uint64_t k);
   void read(std::uint64_t k);
+  Result<bool> read_directly();
   std::size_t part_bytes() const { return part_bytes_; }
   std::size_t sent_to_me(int rank) const;
 
   const ShmMemory memory_;
   Ledger& ledger_;
+  DirectReads& direct_reads_;
   const int rank_, world_size_;
   const CollectiveSpec spec_;
   Entry entry_;
@@ -63,6 +70,7 @@ class ShmCollective final : public Operation {
   std::uint64_t first_ = 0;
   std::uint64_t rounds_ = 0;  // 0: not known yet
   std::uint64_t put_ = 0, reduced_ = 0, read_ = 0;
+  bool direct_ = false;
   bool checked_ = false;
 };
 
