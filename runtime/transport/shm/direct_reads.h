@@ -22,7 +22,7 @@ class DirectReads {
   void join();
   // Reads the others' tokens, once. After all ranks have joined.
   void try_once();
-  // Whether the group reads directly: nullopt until every rank has tried.
+  // True if the group reads directly; nullopt until every rank has tried.
   std::optional<bool> possible() const;
   int first_untried() const;  // a rank that has not tried; -1: all have
 
