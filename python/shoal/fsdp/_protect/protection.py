@@ -57,6 +57,7 @@ class Protection:
         self._opened: list[Any] = []  # records of all ranks, after a death
         self._homes: dict[tuple[int, str], torch.Tensor] = {}  # by id of the sharded parameter and name of the array
         self._gradients: dict[int, _GradientHome] = {}  # by id of the sharded parameter
+        self._made: list[tuple[torch.Tensor, str]] = []  # states that the step under way has made: parameter and name
         self._check()
         arrays = self._arrays()
         specs = [(u, i, name, engine_dtype(dtype)) for u, i, _, name, dtype in arrays]
@@ -154,6 +155,7 @@ class Protection:
     def new_state(self, p: torch.Tensor, name: str) -> torch.Tensor:
         """The tensor in the record of a state that the optimizer makes anew: zeros."""
         home = self.home(p, name)
+        self._made.append((p, name))
         if self.replicas is not None and home.any():
             self.replicas.stale = True
         return home.zero_()
@@ -215,6 +217,7 @@ class Protection:
         if self.replicas is not None:
             self.replicas.committed(self.step + 1)
         self.record.run(num_threads)
+        self._made.clear()
 
     def _recorded_by_all(self, step: int) -> bool:
         """After a death: True if every rank of the mesh has recorded the step all the same, by the records in memory of this node."""
@@ -227,11 +230,19 @@ class Protection:
 
     def settle(self, committed: int) -> None:
         """After a death: finishes this rank's own update, if an error stopped it although the step counts (``committed_step``). The
-        successors of dead ranks have adopted their records before."""
+        successors of dead ranks have adopted their records before. A step that does not count leaves no new states: not every rank has
+        them, and SGD's momentum begins with the step that counts."""
         self._release_opened()
         if committed == self.step + 1:
             self.record.run(num_threads=1)
             self.optimizer._end_recorded()
+        else:
+            for p, name in self._made:
+                state = self.optimizer.state[p]
+                state.pop(name, None)
+                if state.keys() <= {"step"}:
+                    del self.optimizer.state[p]
+        self._made.clear()
 
     def adopt(self, rank: int) -> AdoptedRank:
         """Opens what a dead rank has left: its record, if it was a rank of this host, or else its replica. NotFound: neither is here."""
