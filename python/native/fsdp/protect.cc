@@ -88,7 +88,8 @@ void bind_protect(nb::module_& m) {
       .def(
           "part",
           [](const std::shared_ptr<SharedArrays>& arrays, std::size_t index, std::size_t offset, std::size_t bytes) {
-            if (index >= arrays->states().size() || offset + bytes > arrays->whole(index).size()) throw nb::index_error();
+            if (index >= arrays->states().size() || offset > arrays->whole(index).size() || bytes > arrays->whole(index).size() - offset)
+              throw nb::index_error();
             const auto part = arrays->whole(index).subspan(offset, bytes);
             return tensor_over(arrays, part.data(), part.size());
           },
