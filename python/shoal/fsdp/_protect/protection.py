@@ -134,7 +134,7 @@ class Protection:
         may have left it, with its values."""
         first, units = self.root.states[0], [u.native for u in self.root.units]
         before = shared_arrays.get(first)
-        if before is not None and before.states == [s for s in specs if s[2] != "step"]:
+        if before is not None and before.fits(units, specs):
             return before, False
         shared_arrays[first] = made = self.actor.share_arrays(units, specs)
         return made, True
@@ -143,9 +143,13 @@ class Protection:
         """Moves the optimizer's present states to their homes. A death in between loses them, and the record reports that. ``fresh``: the
         homes are zeros."""
         self.record.set_usable(False)
+        names: dict[int, list[str]] = {}  # by id of the sharded parameter
+        for owner, name in self._homes:
+            if name not in _BESIDE_STATES:
+                names.setdefault(owner, []).append(name)
         for group in self.optimizer.param_groups:
             for p in group["params"]:
-                self._take_states(p, self.optimizer.state.get(p) or {}, fresh)
+                self._take_states(p, self.optimizer.state.get(p) or {}, names.get(id(p), []), fresh)
         self.optimizer._shards.clear()
         self.optimizer._reserved.clear()
         self.record.set_usable(True)
@@ -160,9 +164,8 @@ class Protection:
             self.replicas.stale = True
         return home.zero_()
 
-    def _take_states(self, p: torch.Tensor, state: dict[str, Any], fresh: bool) -> None:
-        found = [name for (owner, name) in self._homes if owner == id(p) and name not in _BESIDE_STATES]
-        for name in found:
+    def _take_states(self, p: torch.Tensor, state: dict[str, Any], names: list[str], fresh: bool) -> None:
+        for name in names:
             home, t = self.home(p, name), state.get(name)
             if t is None:
                 if not fresh:
@@ -175,7 +178,7 @@ class Protection:
         if "step" in state:
             state["step"] = self.home(p, "step").fill_(float(state["step"]))
         elif (id(p), "step") in self._homes:  # SGD: 1 once there is a momentum
-            self.home(p, "step").fill_(1.0 if any(state.get(name) is not None for name in found) else 0.0)
+            self.home(p, "step").fill_(1.0 if any(state.get(name) is not None for name in names) else 0.0)
 
     def gradient(self, p: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """Returns the gradient in the record, which is copied there if it lies elsewhere."""
@@ -220,10 +223,11 @@ class Protection:
         self._made.clear()
 
     def _recorded_by_all(self, step: int) -> bool:
-        """After a death: True if every rank of the mesh has recorded the step all the same, by the records in memory of this node."""
+        """After a death: True if every rank of the mesh has recorded the step all the same, by the records in memory of this node. It keeps
+        them until ``settle``: with the last holder the node drops one."""
         try:
-            ranks = range(len(self.root.units[0].data.ranks))
-            self._opened = [adopt(self.actor, self.record.key_of(rank)) for rank in ranks]  # kept: with the last holder the node drops one
+            for rank in range(len(self.root.units[0].data.ranks)):
+                self._opened.append(adopt(self.actor, self.record.key_of(rank)))
             return all(rank.words[0] >= step for rank in self._opened)
         except NotFound:  # a rank of another host
             return False
