@@ -61,10 +61,11 @@ Result<void> AdoptedShard::settle(std::uint64_t committed, int num_threads) {
   if (h.usable.load(std::memory_order_acquire) == 0)
     return fail(data_loss(fmt::format("rank {} ended while its states were loaded", h.rank)).with_hint("continue from a checkpoint"));
   const RecordWords now = words();
-  if (now.finished == committed) return {};
-  if (now.finished + 1 != committed || now.recorded != committed) {
-    return fail(data_loss(fmt::format("the record of rank {} is of step {} (recorded: {}), not of the committed step {}", h.rank,
-                                      now.finished, now.recorded, committed)));
+  const bool torn = now.begun > committed;
+  if (now.finished == committed && !torn) return {};
+  if (now.finished + 1 != committed || now.recorded != committed || torn) {
+    return fail(data_loss(fmt::format("the record of rank {} is of step {} (recorded: {}, begun: {}), not of the committed step {}", h.rank,
+                                      now.finished, now.recorded, now.begun, committed)));
   }
   SHOAL_OK(record().check_items());
   ProtectedUpdate(record(), arenas_).run(num_threads);

@@ -22,6 +22,8 @@ Result<StepRecord::Spec> ProtectedShard::spec_of(int rank, std::uint64_t step) c
       spec.arrays.push_back({"param", u, p, parameter.dtype, piece(u, p), unit.own_bytes(p) == 0 ? 0 : offset});
     }
   }
+  if (shared_ && !shared_->fits(units_, states_))
+    return fail(invalid_argument("the shared arrays are those of other parameters or states"));
   const auto shared_memory = static_cast<std::uint32_t>(spec.units.size());
   if (shared_) spec.units.push_back({shared_->key(), shared_->memory().size()});
   for (const StateSpec& s : states_) {

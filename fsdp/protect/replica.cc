@@ -103,42 +103,62 @@ Result<std::vector<std::span<std::byte>>> Replica::expect(std::span<const std::b
   std::memcpy(&header_, header.data(), sizeof header_);
   const auto& h = record_.header();
   const std::span<StepRecord::Array> arrays = record_.arrays();
+  const bool contents = header_.kind == ReplicaHeader::Kind::kContents;
   if (header.size() != replica_header_bytes(header_.num_arrays) || header_.num_items > h.max_items) return fail(unfit("its sizes"));
+  if (!contents && header_.kind != ReplicaHeader::Kind::kStep) return fail(unfit("its kind"));
   if (header_.kind == ReplicaHeader::Kind::kStep && (header_.step != h.finished + 1 || h.recorded != h.finished))
     return fail(unfit(fmt::format("step {} after step {}", header_.step, h.finished.load())));
   items_.resize(header_.num_items);
   std::vector<std::span<std::byte>> out{std::as_writable_bytes(std::span(items_))};
+  std::vector<bool> given(arrays.size());
+  bool any = contents;
   for (std::size_t i = 0; i < header_.num_arrays; ++i) {
     std::uint32_t number = 0;
     std::memcpy(&number, header.data() + replica_header_bytes(i), sizeof number);
-    if (number >= arrays.size()) return fail(unfit("an array"));
-    if (!is(arrays[number], "grad")) record_.set_usable(false);  // until all of it has arrived
+    if (number >= arrays.size() || given[number]) return fail(unfit("an array"));
+    given[number] = true;
+    any |= !is(arrays[number], "grad");
     out.emplace_back(record_.at(arrays[number].place, {}), bytes_of(arrays[number]));
   }
+  for (std::size_t i = 0; any && i < arrays.size(); ++i) {
+    if (!given[i] && !is(arrays[i], "grad") && bytes_of(arrays[i]) > 0) return fail(unfit("it has not all rows and states"));
+  }
+  if (!any && !complete_) return fail(unfit("a step before any rows"));
+  if (any) {
+    complete_ = false;
+    record_.set_usable(false);  // until all of it has arrived
+  }
   return out;
+}
+
+Result<std::byte*> Replica::array(const Place& place, std::uint64_t numel, DType dtype) const {
+  const std::span<StepRecord::Array> arrays = record_.arrays();
+  if (place.memory == 0) return nullptr;
+  if (place.memory > arrays.size()) return fail(unfit("an item"));
+  const auto& a = arrays[place.memory - 1];
+  if (a.piece.numel() != numel || a.dtype != dtype) return fail(unfit("an item's size"));
+  return record_.at(a.place, {});
 }
 
 Result<ReplicaAnswer> Replica::take() {
   auto& h = record_.header();
   if (header_.kind == ReplicaHeader::Kind::kContents) {
     h.recorded = h.begun = h.finished = header_.step;
+    complete_ = true;
     record_.set_usable(true);
     return ready();
   }
-  const auto address = [&](const Place& place) -> std::byte* {
-    return place.memory == 0 ? nullptr : record_.at(record_.arrays()[place.memory - 1].place, {});
-  };
   ProtectedUpdate update(record_, {});
   SHOAL_TRY([[maybe_unused]] const bool begins, update.begin(header_.step));
   for (const Item& item : items_) {
-    if (item.counter.memory > record_.arrays().size()) return fail(unfit("an item"));
     Shard shard{{}, item.numel};
     for (std::size_t i = 0; i < kMaxArrays; ++i) {
-      if (item.at[i].memory > record_.arrays().size()) return fail(unfit("an item"));
-      shard.at[i] = address(item.at[i]);
+      SHOAL_TRY(shard.at[i], array(item.at[i], item.numel, item.dtypes[i]));
     }
-    SHOAL_OK(update.add(item, shard, reinterpret_cast<const float*>(address(item.counter))));
+    SHOAL_TRY(const std::byte* const counter, array(item.counter, 1, DType::kFloat32));
+    SHOAL_OK(update.add(item, shard, reinterpret_cast<const float*>(counter)));
   }
+  complete_ = true;
   record_.set_usable(true);
   update.record();
   return ReplicaAnswer{ReplicaAnswer::Kind::kRecorded, 0, header_.number, header_.step, 0};

@@ -75,7 +75,7 @@ class Replica {
   // `spec`: the owner's, with all arrays in the record and without units.
   Replica(std::span<std::byte> memory, const StepRecord::Spec& spec) : record_(StepRecord::make(memory, spec)) {}
 
-  // The memory for a message. DataLoss: it does not fit this replica.
+  // The memory for a message. DataLoss: it does not fit this replica. A message with a row or a state has all of them.
   Result<std::vector<std::span<std::byte>>> expect(std::span<const std::byte> header);
   // The message has arrived. Errors: as expect().
   Result<ReplicaAnswer> take();
@@ -88,8 +88,11 @@ class Replica {
 
  private:
   ReplicaAnswer ready() const;
+  // The memory of an array by its number from 1, nullptr for 0. DataLoss: it is none of `numel` elements of this type.
+  Result<std::byte*> array(const StepRecord::Place& place, std::uint64_t numel, DType dtype) const;
 
   StepRecord record_;
+  bool complete_ = false;  // once all rows and states have arrived
   ReplicaHeader header_;
   std::vector<StepRecord::Item> items_;
 };

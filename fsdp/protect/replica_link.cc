@@ -14,7 +14,8 @@ using namespace std::chrono_literals;
 
 constexpr StreamChannels kChannels{Channel::kMessages, Channel::kData};
 constexpr Channel kAnswers = Channel::kResults;
-constexpr auto kLook = 1s;  // the thread sleeps no longer without a message
+constexpr std::uint64_t kNoMore = ~std::uint64_t{0};  // all waits end, after an error
+constexpr auto kLook = 1s;                            // the thread sleeps no longer without a message
 
 ReplicaAnswer refusal(const Replica& of) { return {ReplicaAnswer::Kind::kRefused, 0, of.number(), 0, 0}; }
 
@@ -105,7 +106,7 @@ void ReplicaLink::fail_sends(Error why) {
     if (failed_) return;
     failed_ = std::move(why);
   }
-  got_ = ~std::uint64_t{0};
+  got_ = kNoMore;
   options_.changed();
 }
 
@@ -166,7 +167,7 @@ bool ReplicaLink::take_answers() {
       fail_sends(internal(fmt::format("rank {} cannot hold a replica: its step record differs", options_.buddy)));
     }
     if (answer.kind == ReplicaAnswer::Kind::kReady) ready_ = answer;
-    if (answer.kind != ReplicaAnswer::Kind::kRefused) got_.store(answer.number, std::memory_order_release);
+    if (answer.kind != ReplicaAnswer::Kind::kRefused && got_ != kNoMore) got_.store(answer.number, std::memory_order_release);
     options_.changed();
     receive_answer();
   }

@@ -71,7 +71,7 @@ class ReplicaTest : public testing::Test {
     return {reinterpret_cast<float*>(record_->at(record_->arrays()[array].place, arenas_)), array == 3 ? 1 : kNumel};
   }
   // The owner records a step, and sends it.
-  Result<void> record(std::uint64_t step, float gradient) {
+  Result<void> record(std::uint64_t step, float gradient, bool with_contents = false) {
     std::ranges::fill(values(1), gradient);
     update_.emplace(*record_, arenas_);
     StepRecord::Item item{};
@@ -82,7 +82,7 @@ class ReplicaTest : public testing::Test {
     const auto at = [&](std::size_t i) { return reinterpret_cast<std::byte*>(values(i).data()); };
     SHOAL_OK(update_->add(item, {{at(0), at(1), at(2)}, kNumel}, values(3).data()));
     update_->record();
-    return owner_->send_step(step, false);
+    return owner_->send_step(step, with_contents);
   }
   void commit(std::uint64_t step) {
     update_->run(1);
@@ -164,22 +164,90 @@ TEST_F(ReplicaTest, StatesThatWereLoadedReplaceThoseOfTheReplica) {
   expect_bits_of_the_owner(6);
 }
 
-TEST_F(ReplicaTest, MessagesThatDoNotFitAreRefused) {
-  const runtime::Mapping memory_of_replica = memory(StepRecord::bytes_for(replica_spec_).value());
-  Replica replica(memory_of_replica.span(), replica_spec_);
-  const auto expect = [&](ReplicaHeader header, std::vector<std::uint32_t> arrays) {
+TEST_F(ReplicaTest, StatesThatAStepBeganAnewReplaceThoseOfTheReplica) {
+  ASSERT_TRUE(owner_->send_contents(4));
+  ASSERT_TRUE(record(5, 0.25f));
+  commit(5);
+  std::ranges::fill(values(2), 0.0f);
+  ASSERT_TRUE(record(6, 0.25f, /*with_contents=*/true));
+  commit(6);
+  expect_bits_of_the_owner(6);
+}
+
+// A replica without a link, to which a test gives messages.
+class ReplicaMessagesTest : public ReplicaTest {
+ protected:
+  using Kind = ReplicaHeader::Kind;
+
+  auto expect(ReplicaHeader header, std::vector<std::uint32_t> arrays) {
     header.num_arrays = static_cast<std::uint32_t>(arrays.size());
     std::vector<std::byte> bytes(replica_header_bytes(arrays.size()));
     std::memcpy(bytes.data(), &header, sizeof header);
     std::memcpy(bytes.data() + sizeof header, arrays.data(), 4 * arrays.size());
-    return replica.expect(bytes).has_value();
-  };
-  using Kind = ReplicaHeader::Kind;
-  EXPECT_TRUE(expect({Kind::kStep, 1, 0, 0, 1, 5}, {1}));
-  EXPECT_FALSE(expect({Kind::kStep, 1, 0, 0, 1, 6}, {1})) << "a step is missing";
-  EXPECT_FALSE(expect({Kind::kStep, 9, 0, 0, 1, 5}, {1})) << "more updates than parameters";
-  EXPECT_FALSE(expect({Kind::kStep, 1, 0, 0, 1, 5}, {4})) << "there are four arrays";
-  EXPECT_FALSE(replica.expect(std::vector<std::byte>(7)));
+    return replica_.expect(bytes);
+  }
+  bool fits(ReplicaHeader header, std::vector<std::uint32_t> arrays) { return expect(header, std::move(arrays)).has_value(); }
+  bool takes(StepRecord::Item item) {
+    auto pieces = expect({Kind::kStep, 1, 0, 0, 2, 5}, {1}).value();
+    std::memcpy(pieces[0].data(), &item, sizeof item);
+    return replica_.take().has_value();
+  }
+  void take_contents() {
+    ASSERT_TRUE(fits({Kind::kContents, 0, 0, 0, 1, 4}, {0, 2, 3}));
+    ASSERT_TRUE(replica_.take());
+  }
+  static StepRecord::Item item() {
+    StepRecord::Item out{};
+    out.kernel = StepRecord::Item::Kernel::kSgd;
+    out.numel = kNumel;
+    out.at[0] = {1, 0}, out.at[1] = {2, 0}, out.at[2] = {3, 0}, out.counter = {4, 0};
+    return out;
+  }
+  // True if the owner's loss at this moment leaves rows and states.
+  bool usable() { return StepRecord::open(memory_of_replica_.span()).value().header().usable == 1; }
+
+  const runtime::Mapping memory_of_replica_ = memory(StepRecord::bytes_for(replica_spec_).value());
+  Replica replica_{memory_of_replica_.span(), replica_spec_};
+};
+
+TEST_F(ReplicaMessagesTest, MessagesThatDoNotFitAreRefused) {
+  EXPECT_FALSE(fits({Kind::kStep, 1, 0, 0, 1, 5}, {1})) << "rows come first";
+  EXPECT_FALSE(fits({Kind::kContents, 0, 0, 0, 1, 4}, {0, 3})) << "the momentum is missing";
+  take_contents();
+  EXPECT_TRUE(fits({Kind::kStep, 1, 0, 0, 1, 5}, {1}));
+  EXPECT_FALSE(fits({Kind::kStep, 1, 0, 0, 1, 6}, {1})) << "a step is missing";
+  EXPECT_FALSE(fits({Kind::kStep, 9, 0, 0, 1, 5}, {1})) << "more updates than parameters";
+  EXPECT_FALSE(fits({Kind::kStep, 1, 0, 0, 1, 5}, {4})) << "there are four arrays";
+  EXPECT_FALSE(fits({Kind::kStep, 1, 0, 0, 1, 5}, {1, 1})) << "one twice";
+  EXPECT_FALSE(fits({static_cast<Kind>(7), 0, 0, 0, 1, 5}, {1}));
+  EXPECT_FALSE(replica_.expect(std::vector<std::byte>(7)));
+  EXPECT_TRUE(usable());
+}
+
+TEST_F(ReplicaMessagesTest, UpdatesOfOtherArraysThanTheReplicaHasAreRefused) {
+  take_contents();
+  std::vector<StepRecord::Item> bad(6, item());
+  bad[0].at[0].memory = 5;
+  bad[1].numel = kNumel + 1;
+  bad[2].at[1] = {4, 0};
+  bad[3].dtypes[2] = DType::kFloat64;
+  bad[4].counter = {1, 0};
+  bad[5].counter.memory = 99;
+  for (const auto& i : bad) EXPECT_FALSE(takes(i));
+  EXPECT_TRUE(usable());
+  EXPECT_TRUE(takes(item()));
+}
+
+TEST_F(ReplicaMessagesTest, RowsThatHaveNotAllArrivedAreUnusable) {
+  EXPECT_FALSE(usable());
+  take_contents();
+  EXPECT_TRUE(usable());
+  ASSERT_TRUE(fits({Kind::kContents, 0, 0, 0, 2, 4}, {0, 2, 3}));
+  EXPECT_FALSE(usable());
+  ASSERT_TRUE(replica_.take());
+  EXPECT_TRUE(usable());
+  ASSERT_TRUE(fits({Kind::kStep, 1, 0, 0, 3, 5}, {0, 1, 2, 3}));
+  EXPECT_FALSE(usable());
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ struct StateSpec {
   std::uint32_t unit = 0, parameter = 0;
   std::string name;
   DType dtype = DType::kFloat32;
+  bool operator==(const StateSpec&) const = default;
 };
 // Opens memory of the node that outlives this process.
 using OpenMemory = std::function<Result<Fd>(const std::string& key, std::size_t bytes)>;
@@ -38,6 +39,8 @@ class SharedArrays {
   const std::string& key() const { return key_; }
   const std::vector<StateSpec>& states() const { return states_; }
   std::span<std::byte> memory() const { return memory_->span(); }
+  // True if these are the arrays of these states, with the sizes that these units' parameters have.
+  bool fits(const Units& units, std::vector<StateSpec> states) const;
   // The offset of a whole array in the memory; none if it lies elsewhere.
   std::optional<std::size_t> find(const StateSpec& state) const;
   std::span<std::byte> whole(std::size_t index) const { return memory().subspan(places_[index].offset, places_[index].bytes); }
@@ -47,7 +50,10 @@ class SharedArrays {
  private:
   struct Range {
     std::size_t offset = 0, bytes = 0;
+    bool operator==(const Range&) const = default;
   };
+  // The places of arrays in their memory. InvalidArgument: one belongs to no parameter.
+  static Result<std::vector<Range>> places_of(const Units& units, const std::vector<StateSpec>& states);
   SharedArrays(std::string key, std::vector<StateSpec> states) : key_(std::move(key)), states_(std::move(states)) {}
 
   const std::string key_;

@@ -68,6 +68,23 @@ TEST_F(SharedArraysTest, AStayingProcessUsesItsMappingAgain) {
   before->populate(units(0, 2));
   EXPECT_EQ(share(units(0, 1), before)->memory().data(), before->memory().data());
   EXPECT_NE(share(units(0, 1))->memory().data(), before->memory().data());
+  const auto others = SharedArrays::open(units(0, 1), states_, "other arrays", before, open()).value();
+  EXPECT_NE(others->memory().data(), before->memory().data());
+}
+
+TEST_F(SharedArraysTest, ParametersOfOtherSizesNeedOtherMemory) {
+  const Units two = units(0, 2);
+  const auto shared = share(two);
+  EXPECT_TRUE(shared->fits(two, states_));
+  EXPECT_TRUE(shared->fits(units(0, 1), states_));
+  EXPECT_FALSE(shared->fits(two, {states_.begin(), states_.end() - 1}));
+  Layout layout = Layout::make({{"w", {6, 3}, DType::kFloat32}, {"b", {2}, DType::kFloat32}}).value();
+  const Fd arena = open()("another arena", layout.arena_bytes(2)).value();
+  Units others = two;
+  others[0] = ShardedUnit::make("unit-0", std::move(layout), arena, 0, 2, {}).value();
+  others[0]->set_arena_key("another arena");
+  EXPECT_FALSE(shared->fits(others, states_));
+  EXPECT_EQ(ProtectedShard::make(others, states_, 0, "mesh", shared, open()).error().code(), Code::kInvalidArgument);
 }
 
 TEST_F(SharedArraysTest, AllOtherShardsLieInRecords) {

@@ -83,6 +83,7 @@ StepRecord StepRecord::make(std::span<std::byte> memory, const Spec& spec) {
   }
   h.pid = getpid();
   h.start_time = runtime::start_time(h.pid);
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // a killed process leaves a complete record, or none
   h.magic = kMagic;
   return out;
 }

@@ -1046,6 +1046,9 @@ class SharedArrays:
     @property
     def bytes(self) -> int: ...
 
+    def fits(self, units: Sequence[ShardedUnit], states: Sequence[tuple[int, int, str, str]]) -> bool:
+        """True if it has these arrays, of parameters with these units' sizes."""
+
     @property
     def states(self) -> list[tuple[int, int, str, str]]:
         """[(unit, parameter, name, dtype), ...]"""

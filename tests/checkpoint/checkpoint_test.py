@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from shoal import checkpoint
 from shoal.checkpoint._inspect import diff, verify
+from shoal.checkpoint._manifest import CHUNK
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhausted, ShoalError, Unimplemented
 from shoal.optim import AdamW
 
@@ -392,6 +393,39 @@ def test_a_flipped_bit_at_any_byte_is_an_error(tmp_path):
             assert isinstance(e.value, (DataLoss, InvalidArgument, Unimplemented)), (file, at)
         file.write_bytes(data)
     assert checkpoint.load(path, model) == {"step": 1}
+
+
+class Large(nn.Module):
+    """A tensor of several chunks, which a load reads into its place, behind a small one."""
+
+    def __init__(self, seed):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.first = nn.Parameter(torch.randn(5, generator=generator))
+        self.large = nn.Parameter(torch.randn(2 * CHUNK // 4 + 1111, generator=generator))
+
+
+def test_each_chunk_of_a_large_tensor_comes_to_its_place_and_is_verified(tmp_path):
+    model, found = Large(0), Large(1)
+    checkpoint.save(tmp_path, model)
+    checkpoint.load(tmp_path, found)
+    expect_same(model, found)
+    shard = shards(tmp_path)
+    begin = json.loads((tmp_path / "manifest.json").read_text())["tensors"]["large"]["pieces"][0]["at"]
+    for at in (0, CHUNK - 1, CHUNK, 2 * CHUNK - 1, 2 * CHUNK, model.large.nbytes - 1):
+        _flip_on_disk(shard, begin + at)
+        with pytest.raises(DataLoss, match="the bytes of large"):
+            checkpoint.load(tmp_path, found)
+        _flip_on_disk(shard, begin + at)
+    checkpoint.load(tmp_path, found)
+
+
+def _flip_on_disk(path, at):
+    with path.open("r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 4]))
 
 
 def test_another_models_checkpoint_is_refused_by_name(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import threading
 
@@ -76,6 +77,18 @@ class Killer:
 
             threading.Thread(target=watch, daemon=True).start()
 
+    def late(self, state):
+        """Waits for the death of another worker, and never comes to optimizer.step()."""
+        import torch.distributed as dist
+
+        if self.due(state, "late"):
+            deaths = select.poll()
+            for pid in self.gang:
+                if pid != os.getpid():
+                    deaths.register(os.pidfd_open(pid), select.POLLIN)
+            deaths.poll()
+            dist.barrier()
+
     def in_boundary(self, state):
         gang = state.gang
         reduced = type(gang)._max
@@ -125,6 +138,7 @@ def train_step(state, batch, killer):
     mean = state.mean(loss)
     loss.backward()
     killer.at(state, "between")
+    killer.late(state)
     killer.in_optimizer(state)
     state.optimizer.step()
     killer.at(state, "after")

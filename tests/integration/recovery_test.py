@@ -110,6 +110,12 @@ def test_two_deaths(tmp_path, deaths):
     assert len([w for c in result.changes for w in c.died]) == 2
 
 
+def test_a_death_in_the_first_step_that_only_some_survivors_have_recorded(tmp_path):
+    result = fit(tmp_path, r.steps_form, [(1, 1, "recorded"), (2, 1, "late")], (1, 3))
+    check(result)
+    assert result.changes[0].died == (1,)
+
+
 def test_a_survivor_dies_before_the_others_meet_it(tmp_path):
     result = fit(tmp_path, r.steps_form_with_a_death_before_the_meeting, [(2, 3, "forward")], (1, 3))
     check(result)

@@ -3,8 +3,8 @@
 //
 // Invariants:
 // - With all records, every begun step counts, and no step counts that a rank has not recorded.
-// - The records of any ranks, the others being lost, can all be settled to the step that they decide on. It is the step that counts, or the
-//   one before.
+// - The records of any ranks, the others being lost, can all be settled to the step that they decide on, and none of them has begun a later
+//   one. It is the step that counts, or the one before.
 // - A settled record has bit for bit the arrays after exactly the steps that count, wherever its ranks were killed, in several lanes, too.
 // - Each step is made once: at the end, every rank has the arrays of a run without deaths.
 //
@@ -260,6 +260,7 @@ class Training {
     }
     const std::uint64_t of_some = committed_step(some, false);
     for (const RecordWords& w : some) {
+      ASSERT_LE(w.begun, of_some);
       ASSERT_TRUE(w.finished == of_some || (w.finished + 1 == of_some && w.recorded == of_some)) << w.finished << ' ' << of_some;
       ASSERT_TRUE(of_some == committed || of_some + 1 == committed);
     }

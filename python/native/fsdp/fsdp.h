@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fsdp/graph/passes/passes.h"
+#include "fsdp/protect/shared_arrays.h"
 #include "fsdp/shard/sharded_model.h"
 #include "python/native/collective.h"
 
@@ -19,6 +20,9 @@ struct GraphNode {
 std::vector<GraphNode> graph_nodes(const fsdp::StepGraph& graph);
 // A list with (start, end) in microseconds for each node, or None for a node that did not run.
 nb::list spans_list(const std::vector<fsdp::Span>& spans);
+// (unit, parameter, name, dtype) of arrays.
+using States = std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>>;
+std::vector<fsdp::StateSpec> specs_of(const States& states);
 nb::dict memory_dict(const fsdp::ShardedModel::Memory& memory);
 
 }  // namespace shoal::python

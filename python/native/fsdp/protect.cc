@@ -32,8 +32,10 @@ nb::list arrays(const std::shared_ptr<AdoptedShard>& shard) {
   return out;
 }
 
-std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>> states(const SharedArrays& arrays) {
-  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>> out;
+bool fits(const SharedArrays& arrays, const fsdp::Units& units, const States& states) { return arrays.fits(units, specs_of(states)); }
+
+States states(const SharedArrays& arrays) {
+  States out;
   for (const auto& s : arrays.states()) out.emplace_back(s.unit, s.parameter, s.name, dtype_name(s.dtype));
   return out;
 }
@@ -80,15 +82,23 @@ void bind_replicas(nb::module_& m) {
 
 }  // namespace
 
+std::vector<fsdp::StateSpec> specs_of(const States& states) {
+  std::vector<fsdp::StateSpec> out;
+  for (const auto& [unit, parameter, name, dtype] : states) out.push_back({unit, parameter, name, unwrap(fsdp::parse_dtype(dtype))});
+  return out;
+}
+
 void bind_protect(nb::module_& m) {
   nb::class_<SharedArrays>(m, "SharedArrays", "The states and gradients of a model's optimizer, whole, in memory that its ranks share.")
       .def_prop_ro("key", &SharedArrays::key, "The memory's name at the node.")
       .def_prop_ro("bytes", [](const SharedArrays& s) { return s.memory().size(); })
+      .def("fits", &fits, nb::arg("units"), nb::arg("states"), "True if it has these arrays, of parameters with these units' sizes.")
       .def_prop_ro("states", &states, "[(unit, parameter, name, dtype), ...]")
       .def(
           "part",
           [](const std::shared_ptr<SharedArrays>& arrays, std::size_t index, std::size_t offset, std::size_t bytes) {
-            if (index >= arrays->states().size() || offset + bytes > arrays->whole(index).size()) throw nb::index_error();
+            if (index >= arrays->states().size() || offset > arrays->whole(index).size() || bytes > arrays->whole(index).size() - offset)
+              throw nb::index_error();
             const auto part = arrays->whole(index).subspan(offset, bytes);
             return tensor_over(arrays, part.data(), part.size());
           },

@@ -79,14 +79,6 @@ std::shared_ptr<fsdp::ShardedModel> make_model(ShardActor& a, const std::vector<
   return without_gil([&] { return a.make_model(units, slots); });
 }
 
-using States = std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>>;
-
-std::vector<fsdp::StateSpec> specs_of(const States& states) {
-  std::vector<fsdp::StateSpec> made;
-  for (const auto& [unit, parameter, name, dtype] : states) made.push_back({unit, parameter, name, unwrap(fsdp::parse_dtype(dtype))});
-  return made;
-}
-
 std::shared_ptr<fsdp::SharedArrays> share_arrays(ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units,
                                                  const States& states, const std::string& key,
                                                  const std::shared_ptr<fsdp::SharedArrays>& before) {

@@ -57,6 +57,7 @@ class Protection:
         self._opened: list[Any] = []  # records of all ranks, after a death
         self._homes: dict[tuple[int, str], torch.Tensor] = {}  # by id of the sharded parameter and name of the array
         self._gradients: dict[int, _GradientHome] = {}  # by id of the sharded parameter
+        self._made: list[tuple[torch.Tensor, str]] = []  # states that the step under way has made: parameter and name
         self._check()
         arrays = self._arrays()
         specs = [(u, i, name, engine_dtype(dtype)) for u, i, _, name, dtype in arrays]
@@ -133,7 +134,7 @@ class Protection:
         may have left it, with its values."""
         first, units = self.root.states[0], [u.native for u in self.root.units]
         before = shared_arrays.get(first)
-        if before is not None and before.states == [s for s in specs if s[2] != "step"]:
+        if before is not None and before.fits(units, specs):
             return before, False
         shared_arrays[first] = made = self.actor.share_arrays(units, specs)
         return made, True
@@ -142,9 +143,13 @@ class Protection:
         """Moves the optimizer's present states to their homes. A death in between loses them, and the record reports that. ``fresh``: the
         homes are zeros."""
         self.record.set_usable(False)
+        names: dict[int, list[str]] = {}  # by id of the sharded parameter
+        for owner, name in self._homes:
+            if name not in _BESIDE_STATES:
+                names.setdefault(owner, []).append(name)
         for group in self.optimizer.param_groups:
             for p in group["params"]:
-                self._take_states(p, self.optimizer.state.get(p) or {}, fresh)
+                self._take_states(p, self.optimizer.state.get(p) or {}, names.get(id(p), []), fresh)
         self.optimizer._shards.clear()
         self.optimizer._reserved.clear()
         self.record.set_usable(True)
@@ -154,13 +159,13 @@ class Protection:
     def new_state(self, p: torch.Tensor, name: str) -> torch.Tensor:
         """The tensor in the record of a state that the optimizer makes anew: zeros."""
         home = self.home(p, name)
+        self._made.append((p, name))
         if self.replicas is not None and home.any():
             self.replicas.stale = True
         return home.zero_()
 
-    def _take_states(self, p: torch.Tensor, state: dict[str, Any], fresh: bool) -> None:
-        found = [name for (owner, name) in self._homes if owner == id(p) and name not in _BESIDE_STATES]
-        for name in found:
+    def _take_states(self, p: torch.Tensor, state: dict[str, Any], names: list[str], fresh: bool) -> None:
+        for name in names:
             home, t = self.home(p, name), state.get(name)
             if t is None:
                 if not fresh:
@@ -173,7 +178,7 @@ class Protection:
         if "step" in state:
             state["step"] = self.home(p, "step").fill_(float(state["step"]))
         elif (id(p), "step") in self._homes:  # SGD: 1 once there is a momentum
-            self.home(p, "step").fill_(1.0 if any(state.get(name) is not None for name in found) else 0.0)
+            self.home(p, "step").fill_(1.0 if any(state.get(name) is not None for name in names) else 0.0)
 
     def gradient(self, p: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """Returns the gradient in the record, which is copied there if it lies elsewhere."""
@@ -215,23 +220,33 @@ class Protection:
         if self.replicas is not None:
             self.replicas.committed(self.step + 1)
         self.record.run(num_threads)
+        self._made.clear()
 
     def _recorded_by_all(self, step: int) -> bool:
-        """After a death: True if every rank of the mesh has recorded the step all the same, by the records in memory of this node."""
+        """After a death: True if every rank of the mesh has recorded the step all the same, by the records in memory of this node. It keeps
+        them until ``settle``: with the last holder the node drops one."""
         try:
-            ranks = range(len(self.root.units[0].data.ranks))
-            self._opened = [adopt(self.actor, self.record.key_of(rank)) for rank in ranks]  # kept: with the last holder the node drops one
+            for rank in range(len(self.root.units[0].data.ranks)):
+                self._opened.append(adopt(self.actor, self.record.key_of(rank)))
             return all(rank.words[0] >= step for rank in self._opened)
         except NotFound:  # a rank of another host
             return False
 
     def settle(self, committed: int) -> None:
         """After a death: finishes this rank's own update, if an error stopped it although the step counts (``committed_step``). The
-        successors of dead ranks have adopted their records before."""
+        successors of dead ranks have adopted their records before. A step that does not count leaves no new states: not every rank has
+        them, and SGD's momentum begins with the step that counts."""
         self._release_opened()
         if committed == self.step + 1:
             self.record.run(num_threads=1)
             self.optimizer._end_recorded()
+        else:
+            for p, name in self._made:
+                state = self.optimizer.state[p]
+                state.pop(name, None)
+                if state.keys() <= {"step"}:
+                    del self.optimizer.state[p]
+        self._made.clear()
 
     def adopt(self, rank: int) -> AdoptedRank:
         """Opens what a dead rank has left: its record, if it was a rank of this host, or else its replica. NotFound: neither is here."""
