@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from launch import OURS, PEERS, Failed, run, say, torchrun
+from launch import HERE, OURS, PEERS, Failed, run, say, torchrun
 from report import Report, Row
 
 NEEDS_PEERS = False
@@ -22,7 +22,7 @@ SETTINGS = {
     "without CMA": ["--mca", "btl_vader_single_copy_mechanism", "none"],
     "coll/sm": ["--mca", "pml", "ob1", "--mca", "coll_sm_priority", "100"],
 }
-DEEPSPEED = "from deepspeed.ops.op_builder import ShareMemCommBuilder as b; b().load()"
+DEEPSPEED = "collectives_deepspeed.py"
 
 
 def size_name(size: int) -> str:
@@ -75,7 +75,7 @@ def mpi_found() -> bool:
 
 def deepspeed_found() -> bool:
     python = PEERS / "python"
-    if not Path(python).exists() or subprocess.run([python, "-c", DEEPSPEED], capture_output=True).returncode:
+    if not Path(python).exists() or subprocess.run([python, HERE / DEEPSPEED], capture_output=True).returncode:
         say("bench collectives: no rows beside DeepSpeed, because the peers' environment has no deepspeed with its shared-memory operator")
         return False
     return True
@@ -101,7 +101,7 @@ def measure(options) -> Report:
             words = ["--bytes", *map(str, sizes)]
             programs = {"shoal": torchrun(OURS, "collectives_ranks.py", *words, world_size=w)}
             if "DeepSpeed" in peers:
-                programs["DeepSpeed"] = torchrun(PEERS, "collectives_deepspeed.py", *words, world_size=w)
+                programs["DeepSpeed"] = torchrun(PEERS, DEEPSPEED, *words, world_size=w)
             if "MPI" in peers:
                 for name, setting in SETTINGS.items():
                     allowed = ["--oversubscribe", "--allow-run-as-root", "-np", str(w)]

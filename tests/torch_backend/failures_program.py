@@ -1,30 +1,19 @@
-"""Failures on a group of the backend shoal. The program forks its own ranks, since one of them may die. argv: a function, a folder."""
+"""Failures on a group of the backend shoal. argv: a function, a folder."""
 
 import os
 import signal
 import sys
 import time
-import traceback
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from own_ranks import fails, run
 
 import shoal.torch  # noqa: F401 (registers the backend)
 from shoal.exceptions import ActorDiedError, Cancelled, DeadlineExceeded, InvalidArgument
 
 WORLD = 3
-
-
-def fails(kind, text, call):
-    """The call raises an error of this class and text."""
-    error = None
-    try:
-        call()
-    except Exception as raised:
-        error = raised
-    assert isinstance(error, kind), error
-    assert text in str(error), error
 
 
 def killed(rank):
@@ -136,24 +125,7 @@ def rank_main(rank, function, folder):
 
 def main():
     function, folder = globals()[sys.argv[1]], sys.argv[2]
-    pids = []
-    for rank in range(WORLD):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                rank_main(rank, function, folder)
-                code = 0
-            except BaseException:
-                print(f"rank {rank}:", file=sys.stderr)
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    unexpected = [c for c in codes if c not in (0, -signal.SIGKILL)]
-    sys.exit(1 if unexpected or codes.count(-signal.SIGKILL) > 1 else 0)
+    run(WORLD, lambda rank: rank_main(rank, function, folder))
 
 
 if __name__ == "__main__":

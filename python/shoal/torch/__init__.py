@@ -5,7 +5,8 @@
 
 from shoal.torch._fsdp import AllGather, ReduceScatter
 from shoal.torch._process_group import ProcessGroup, register
+from shoal.torch._window import Window
 
-__all__ = ["AllGather", "ProcessGroup", "ReduceScatter"]
+__all__ = ["AllGather", "ProcessGroup", "ReduceScatter", "Window"]
 
 register()

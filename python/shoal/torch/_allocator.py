@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from shoal._objects.tensors import long_lived
+from shoal.torch._membership import error_type
 
 _MOST_BYTES = 1 << 30  # size limit of the buffers that a group keeps for reuse
 
@@ -73,6 +74,38 @@ class CpuBackend:
                 self._bytes += nbytes
                 kept.append(found)
         return found.memory[: size * dtype.itemsize].view(dtype)
+
+    # ---- calls of programs that ask for the backend of a group, which are the group's ----
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> dist.Work:
+        return self._group.send(tensors, to, tag)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> dist.Work:
+        return self._group.recv(tensors, source, tag)
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def get_error(self) -> object:
+        """Returns torch's ErrorType of what ended the group."""
+        return error_type(self._group._native.failed())
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return self._group.supports_reconfigure
+
+    def get_reconfigure_handle(self) -> str:
+        return self._group.get_reconfigure_handle()
+
+    def reconfigure(self, opts: object) -> dist.Work:
+        return self._group.reconfigure(opts)
+
+    @property
+    def supports_window(self) -> bool:
+        return self._group.supports_window
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> object:
+        return self._group.new_window(tensor)
 
     def set_timeout(self, timeout) -> None:
         self._group.set_timeout(timeout)

@@ -46,7 +46,7 @@ class _Buffers:
     """
 
     def __init__(self, group: ProcessGroup):
-        self._group = group
+        self._group, self.native = group, group._native
         self._buffers: list[_Buffer] = []
         self._bytes = 0
         self._held = 0  # bits of the buffers that a rank held at the last agreement, or that were given out since
@@ -67,7 +67,7 @@ class _Buffers:
     def _open(self, nbytes: int, whole: bool) -> _Buffer:
         rank = self._group.rank()
         own = nbytes if not whole or rank == 0 else 0
-        window = self._group._native.window(own, ("buffer of FSDP2", 0, 0.0, False))
+        window = self.native.window(own, ("buffer of FSDP2", 0, 0.0, False))
         parts = [window.mapped(r) for r in range(1 if whole else self._group.size())]
         return _Buffer(nbytes, whole, parts, Reused(parts[0 if whole else rank]))
 
@@ -90,16 +90,22 @@ class _Shared:
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
-        self._buffers = None
-        if isinstance(group, ProcessGroup) and group.transport == "shm":
-            if not hasattr(group, "_fsdp_buffers"):
-                group._fsdp_buffers = _Buffers(group)
-            self._buffers = group._fsdp_buffers
+
+    @property
+    def _buffers(self) -> _Buffers | None:
+        """The buffers of the group's present members, or None if those share no memory."""
+        group = self._group
+        if not isinstance(group, ProcessGroup) or group.transport != "shm":
+            return None
+        buffers = getattr(group, "_fsdp_buffers", None)
+        if buffers is None or buffers.native is not group._native:
+            buffers = group._fsdp_buffers = _Buffers(group)
+        return buffers
 
     def _allocate(self, size: Sequence[int], dtype: torch.dtype, device: torch.device, whole: bool) -> torch.Tensor:
-        nbytes = math.prod(size) * dtype.itemsize
-        if self._buffers is not None and nbytes >= _LEAST_BYTES and torch.device(device).type == "cpu":
-            shared = self._buffers.take(nbytes, whole)
+        nbytes, buffers = math.prod(size) * dtype.itemsize, self._buffers
+        if buffers is not None and nbytes >= _LEAST_BYTES and torch.device(device).type == "cpu":
+            shared = buffers.take(nbytes, whole)
             if shared is not None:
                 return shared.view(dtype).view(*size)
         return torch.empty(*size, dtype=dtype, device=device)
@@ -120,10 +126,10 @@ class AllGather(_Shared, _Gather):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         """``input_tensor`` is this rank's part of ``output_tensor``. Ends before it returns if the output is in shared memory."""
-        own = output_tensor.data_ptr() + group.rank() * input_tensor.nbytes
-        if self._buffers is None or input_tensor.data_ptr() != own or self._buffers.find(output_tensor, whole=True) is None:
+        own, buffers = output_tensor.data_ptr() + group.rank() * input_tensor.nbytes, self._buffers
+        if buffers is None or input_tensor.data_ptr() != own or buffers.find(output_tensor, whole=True) is None:
             return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        self._buffers.agree()
+        buffers.agree()
         return DONE if async_op else None
 
 
@@ -150,11 +156,12 @@ class ReduceScatter(_Shared, _Scatter):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: object, async_op: bool = False
     ) -> dist.Work | None:
         """Ends before it returns if the input is in shared memory."""
-        buffer = None if self._buffers is None else self._buffers.find(input_tensor, whole=False)
+        buffers = self._buffers
+        buffer = None if buffers is None else buffers.find(input_tensor, whole=False)
         if buffer is None or not output_tensor.is_contiguous():
             return dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         name, (out, nbytes) = op_of(op), memory(output_tensor)
-        self._buffers.agree()
+        buffers.agree()
         at = group.rank() * nbytes
         sources = [(part.data_ptr() + at, nbytes) for part in buffer.parts]
         _native.reduce(sources, (out, nbytes), reduced_dtype(output_tensor, name), name)

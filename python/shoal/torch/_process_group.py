@@ -1,4 +1,4 @@
-"""The process group of the backend ``shoal``: its communicator, its membership, and its backends for other devices."""
+"""The process group of the backend ``shoal``: names and numbers for torch, and its backends for other devices."""
 
 from __future__ import annotations
 
@@ -9,53 +9,31 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shoal import _native
 from shoal._core.process import state
-from shoal._distributed.communicator import make_communicator
-from shoal._distributed.ranks import Host, attach, gang_name
 from shoal.exceptions import InvalidArgument
 from shoal.torch._allocator import CpuBackend
-from shoal.torch._messages import Messages
+from shoal.torch._generations import Generations
 
 _CPU = torch.device("cpu")
 
 
-class ProcessGroup(Messages):
+class ProcessGroup(Generations):
     """A ``torch.distributed.ProcessGroup`` whose CPU tensors travel over a Communicator: in shared memory on one host.
 
     ``torch.distributed.init_process_group("shoal")`` makes one. In ``"cpu:shoal,cuda:nccl"``, tensors on the GPU go to NCCL.
     Errors are those of ``shoal.exceptions``, and at the same time torch's ``DistBackendError``, a ``RuntimeError``.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str):
-        self._timeout = timeout
-        ranks, self._host = tuple(range(size)), attach(tuple(range(size)), rank, store)
-        self._base = gang_name(f"process_group/{name}", ranks, rank, store)  # groups of other stores count apart
-        native = self._communicator(self._base, ranks, rank, store)
-        super().__init__(native, rank, size, name or "group", store, self._open_pair)
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, formed: bool = True):
+        """``formed``: False for a group whose members come with the first ``reconfigure``."""
+        super().__init__(store, rank, size, timeout, name, formed)
         self._group_name, self._group_desc = name, "undefined"
         self._elsewhere: dict[str, dist.ProcessGroup] = {}
         self._cpu = CpuBackend(self)
-        self._register_fallback()
+        if formed:
+            self._register_fallback()
         self._splits = itertools.count()
         state.ending.append(self._close)
-
-    def _communicator(self, name: str, ranks: tuple[int, ...], rank: int, store: dist.Store) -> _native.Communicator:
-        return make_communicator(name, ranks, rank, self._host.shared, store=store, timeout=self._timeout.total_seconds())
-
-    def _open_pair(self, peer: int, tag: int) -> _native.Communicator:
-        pair = (min(self._rank, peer), max(self._rank, peer))
-        return self._communicator(f"{self._base}/{pair[0]}-{pair[1]}/{tag}", pair, pair.index(self._rank), self._store)
-
-    @property
-    def host(self) -> Host:
-        """The ranks of this group that share memory with this one."""
-        return self._host
-
-    @property
-    def transport(self) -> str:
-        """The transport of CPU tensors: ``"shm"``, or another where the ranks share no memory."""
-        return self._native.transport
 
     # ---- torch's names and numbers ----
 
@@ -127,6 +105,10 @@ class ProcessGroup(Messages):
         self._register_backend(torch.device(device), kind, backend)
         return inner
 
+    @property
+    def supports_reconfigure(self) -> bool:
+        return len(set(self._backends().values())) < 2
+
     def _get_backend(self, device: torch.device) -> object:
         device = torch.device(device)
         backends = self._backends()
@@ -185,8 +167,7 @@ class ProcessGroup(Messages):
 
     def _close(self) -> None:
         self._completer.end()
-        for native in (self._native, *self._channels.values()):
-            native.close()
+        self._leave()
 
 
 def _make_backend(name: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> tuple[object, object]:
@@ -206,7 +187,8 @@ def _make_backend(name: str, store: dist.Store, rank: int, size: int, timeout: t
 
 def create(options: object, _: object = None) -> ProcessGroup:
     """Makes a process group as ``torch.distributed.Backend.register_backend`` with its extended interface asks for it."""
-    return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id)
+    formed = not getattr(options, "enable_reconfigure", False)  # since torch 2.14
+    return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, formed)
 
 
 def register() -> None:
