@@ -29,8 +29,13 @@ class Reports:
         # By generation and number: reports that wait for other workers, as (worker, call, metrics).
         self._waiting: dict[tuple[int, int], list[tuple[int, Any, Metrics]]] = {}
         self._last = 0  # the number of the last complete report
+        self.undone = 0  # complete reports whose steps the present generation has undone
         # A report that a death has stopped: (generation, number), the rank of its worker, and the metrics.
         self._aside: tuple[tuple[int, int], int, Metrics] | None = None
+
+    @property
+    def complete(self) -> int:
+        return self._last
 
     def add(self, call: Any, worker: int, generation: int, number: int, metrics: Metrics) -> None:
         if number <= self._last:  # its step runs again
@@ -61,6 +66,7 @@ class Reports:
 
     def continue_at(self, number: int) -> None:
         """After a recovery the workers have made this number of reports. Records one that a death has stopped, if its step counts."""
+        self.undone = max(0, self._last - number)
         if self._aside is None:
             return
         (_, reported), _, metrics = self._aside

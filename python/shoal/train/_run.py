@@ -20,13 +20,14 @@ from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
 from shoal.fsdp._protect.buddy import buddies
 from shoal.train import _membership as m
 from shoal.train._changes import Change, Pause, Transition
+from shoal.train._chaos.status import status_of
 from shoal.train._errors import WorkerLost
 from shoal.train._ranks import Place, environments
 from shoal.train._reports import Reports
 from shoal.train._worker import Role, TrainWorker
 
 REPORTS = "TrainReports"  # the class name of the driver's actor
-METHODS = {"report": {}, "entered": {}, "ready": {}, "interrupted": {}, "doubted": {}, "scale": {}, "seen": {}}
+METHODS = {"report": {}, "entered": {}, "ready": {}, "interrupted": {}, "doubted": {}, "scale": {}, "seen": {}, "status": {}}
 _NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
 _NEWS_OF_NODES_S = 15.0  # the same for several nodes: the head counts a node as dead once it has missed heartbeats for some seconds
 _LOOK_S = 1.0  # seconds between two looks at the cluster
@@ -205,6 +206,10 @@ class Run:
     # ---- calls ----
 
     def _take(self, incoming: Any) -> None:
+        if incoming.method == "status":
+            actors = {n: w.handle._shoal_actor.id for n, w in self._workers.items()}
+            self._reply(incoming, status_of(self._membership, self._setup, self._places, actors, self._reports, self.outcome.changes))
+            return
         args, _ = serialize.loads(*incoming.args)
         getattr(self, f"_on_{incoming.method}")(incoming, *args)
 

@@ -1,0 +1,186 @@
+"""``python -m shoal.train._chaos ADDRESS JOB SEED RATE DURATION FAULTS [--yes] [--json]``, the Python part of ``shoal chaos``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shoal._objects.values import get
+from shoal._tasks.remote_function import RemoteFunction
+from shoal.exceptions import InvalidArgument, ShoalError
+from shoal.train._chaos.plan import Fault, kinds_of, per_second_of, seconds_of, sequence, victim
+from shoal.train._chaos.status import Status, Worker
+from shoal.train._scaling import driver_of, open_session, print_error
+from shoal.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_LOOK_S = 0.1  # between two looks at a training
+_LONGEST_S = 180.0  # a training that does not go on for so long after a fault has not survived it
+_NO_REPORT_S = 20.0  # a training without a report for so long after a stop counts as one that goes on, if its workers are the same
+_NO_VICTIM_S = 60.0  # a fault that finds no victim for so long is skipped
+_ANSWER_S = 30.0  # the driver's time to answer
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``at_s``: the time at which the fault came. ``worker``: its number; `None` if no worker could be hit."""
+
+    fault: Fault
+    at_s: float
+    worker: int | None
+    survived: bool
+    generation: int = 0
+    pause_s: float = 0.0
+    steps_lost: int = 0
+
+    def __str__(self) -> str:
+        head = f"{self.at_s:8.1f} s  {self.fault.kind}"
+        if self.worker is None:
+            return f"{head}: skipped, because no worker has another one that could take over its part"
+        if not self.survived:
+            return f"{head} worker {self.worker}: the training did not go on, or has ended"
+        return f"{head} worker {self.worker}: generation {self.generation}, pause {self.pause_s:.3f} s, {self.steps_lost} steps lost"
+
+
+class Ended(Exception):
+    """The training has ended."""
+
+
+def send_signals(pid: int, numbers: list[int], between_s: float) -> None:
+    """Runs on the victim's node. The last signal is sent even if the command has ended meanwhile."""
+    for position, number in enumerate(numbers):
+        if position:
+            threading.Event().wait(between_s)
+        os.kill(pid, number)
+
+
+class Chaos:
+    """Inflicts faults on one training. ``say``: prints a line."""
+
+    def __init__(self, session: Any, job: str, say: Any):
+        self._session, self._job, self._say = session, job, say
+        self._driver = driver_of(session, job)
+        self._began, self._pause = time.monotonic(), threading.Event()
+
+    def check(self, yes: bool) -> None:
+        """Raises InvalidArgument for a training, or a cluster, in which faults may destroy work."""
+        if yes:
+            return
+        if not self.status().protected:
+            raise InvalidArgument(f"job {self._job} does not survive the death of a worker", hint="--yes inflicts faults all the same")
+        others = [r["name"] for r in self._session.list("jobs") if r["state"] in ("RUNNING", "PENDING") and r["id"] != self._job]
+        if others:
+            raise InvalidArgument(f"the cluster has other jobs: {', '.join(others)}", hint="--yes inflicts faults all the same")
+
+    def status(self) -> Status:
+        try:
+            return get(self._driver.status.remote(), timeout=_ANSWER_S)
+        except ShoalError as error:
+            raise Ended(str(error)) from None
+
+    def inflict(self, fault: Fault) -> Outcome:
+        """Waits for the fault's time, and until all workers train. Then waits until they do so again."""
+        self._pause.wait(max(0.0, self._began + fault.at_s - time.monotonic()))
+        before = self._wait(lambda s: s.steady and victim(s, fault) is not None, _NO_VICTIM_S)
+        at = time.monotonic() - self._began
+        if before is None or (worker := victim(before, fault)) is None:
+            return Outcome(fault, at, None, True)
+        sent = self._send(fault, worker)
+        try:
+            if fault.kind == "kill":
+                return self._after_kill(fault, at, worker)
+            return self._after_stop(fault, at, worker, before, sent)
+        except Ended:
+            return Outcome(fault, at, worker.number, False)
+
+    def _send(self, fault: Fault, worker: Worker) -> Any:
+        pid = next((r["pid"] for r in self._session.list("actors") if r["id"] == worker.actor and r["state"] == "ALIVE"), 0)
+        if not pid:
+            raise Ended(f"worker {worker.number} has ended")
+        numbers = [signal.SIGKILL] if fault.kind == "kill" else [signal.SIGSTOP, signal.SIGCONT]
+        there = NodeAffinitySchedulingStrategy(worker.node, soft=False)
+        call = RemoteFunction(send_signals, {"num_cpus": 0}).options(scheduling_strategy=there)
+        return call.remote(pid, [int(n) for n in numbers], fault.hold_s)
+
+    def _after_kill(self, fault: Fault, at: float, worker: Worker) -> Outcome:
+        now = self._wait(lambda s: s.steady and worker.number in s.died)
+        if now is None:
+            return Outcome(fault, at, worker.number, False)
+        return Outcome(fault, at, worker.number, True, now.generation, now.pause_s, now.undone)
+
+    def _after_stop(self, fault: Fault, at: float, worker: Worker, before: Status, sent: Any) -> Outcome:
+        began = time.monotonic()
+        get(sent, timeout=fault.hold_s + _ANSWER_S)
+        reports = self.status().reports
+        now = self._wait(lambda s: s.steady and s.reports > reports, _NO_REPORT_S) or self._wait(lambda s: s.steady)
+        if now is None:
+            return Outcome(fault, at, worker.number, False)
+        undone = now.undone if now.generation > before.generation else 0
+        return Outcome(fault, at, worker.number, True, now.generation, time.monotonic() - began, undone)
+
+    def _wait(self, condition: Any, longest_s: float = _LONGEST_S) -> Status | None:
+        end = time.monotonic() + longest_s
+        while not condition(status := self.status()):
+            if time.monotonic() > end:
+                return None
+            self._pause.wait(_LOOK_S)
+        return status
+
+
+def run(chaos: Chaos, faults: list[Fault], say: Any) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    for fault in faults:
+        try:
+            outcomes.append(chaos.inflict(fault))
+        except Ended:
+            say("the training has ended")
+            break
+        say(str(outcomes[-1]))
+        if not outcomes[-1].survived:
+            break
+    return outcomes
+
+
+def main() -> int:
+    address, job, seed, rate, duration, kinds, *options = sys.argv[1:]
+    as_json = "--json" in options
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    try:
+        faults = sequence(int(seed), per_second_of(rate), seconds_of(duration), kinds_of(kinds))
+    except InvalidArgument as error:
+        print_error(error)
+        return 2
+    outcomes: list[Outcome] = []
+    try:
+        with open_session(address, job, "shoal chaos") as session:
+            chaos = Chaos(session, job, say)
+            chaos.check("--yes" in options)
+            say("\n".join([f"seed {seed}: {len(faults)} faults for job {job}", *map(str, faults)]))
+            outcomes = run(chaos, faults, say)
+    except Ended as error:
+        print_error(InvalidArgument(f"job {job} has ended: {error}"))
+        return 1
+    except (ShoalError, OSError) as error:
+        print_error(error)
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted")
+    injected = [o for o in outcomes if o.worker is not None]
+    total = {"injected": len(injected), "survived": sum(o.survived for o in injected), "steps_lost": sum(o.steps_lost for o in injected)}
+    if as_json:
+        print(json.dumps({"schema": "shoal.chaos/1", "job_id": job, "seed": int(seed), "faults": [asdict(o) for o in outcomes], **total}))
+    else:
+        print(f"injected {total['injected']}, survived {total['survived']}, steps lost {total['steps_lost']}")
+    return 0 if total["injected"] == total["survived"] and not total["steps_lost"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+// chaos: inflicts faults on a running elastic training (python/shoal/train/_chaos).
+#include "scheduler/cli/command_line.h"
+#include "scheduler/cli/verbs/training.h"
+#include "scheduler/cli/verbs/verbs.h"
+
+namespace shoal::scheduler::cli {
+namespace {
+
+struct ChaosOptions {
+  std::string job;  // submission id or job id
+  std::uint64_t seed = 0;
+  std::string rate = "4/min", duration = "10m", faults = "kill,stop";
+  bool yes = false;
+};
+
+}  // namespace
+
+void add_chaos(CommandLine& line) {
+  auto& options = line.own<ChaosOptions>();
+  auto* verb = line.add_verb("chaos", "Kill and stop workers of an elastic training at random times, and show that it goes on");
+  verb->add_option("job", options.job, "Its submission id, or its id; `shoal list jobs` shows both")->required();
+  verb->add_option("--seed", options.seed, "Decides kinds, victims and times of the faults")->required();
+  verb->add_option("--rate", options.rate, "The mean number of faults per time: 4/min, 10/h")->capture_default_str();
+  verb->add_option("--for", options.duration, "The time from the first to the last fault: 90s, 10m, 1h")->capture_default_str();
+  verb->add_option("--faults", options.faults, "Of kill (a worker's process) and stop (for up to 5 s)")->capture_default_str();
+  verb->add_flag("--yes", options.yes, "Also in a training without protection, or a cluster that has other jobs");
+  line.on_run(verb, [&options](const Common& common) {
+    std::vector<std::string> words = {std::to_string(options.seed), options.rate, options.duration, options.faults};
+    if (options.yes) words.push_back("--yes");
+    return run_on_training(common, options.job, "shoal.train._chaos", words);
+  });
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,136 @@
+"""``shoal chaos``: faults from a seed under a training that goes on."""
+
+import itertools
+import signal
+
+import pytest
+
+from shoal.exceptions import InvalidArgument
+from shoal.train._chaos.plan import Fault, kinds_of, per_second_of, seconds_of, sequence, targets, victim
+from shoal.train._chaos.status import Status, Worker
+
+TRAIN = """
+import shoal
+from shoal.train import ScalingConfig, Trainer, report, run
+
+def step(batch, state):
+    x, y = batch
+    loss = (state.model(x) - y).square().mean()
+    mean = state.mean(loss)
+    loss.backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    report({"step": state.step, "loss": mean})
+
+def loop(config):
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    from shoal.fsdp import fully_shard
+    from shoal.optim import AdamW
+    from shoal.train import State
+    torch.manual_seed(0)
+    x = torch.randn(64, 8)
+    model = torch.nn.Linear(8, 1)
+    fully_shard(model)
+    state = State(model=model, optimizer=AdamW(model.parameters(), lr=1e-3))
+    run(step, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8), state, epochs=1_000_000)
+
+if __name__ == "__main__":
+    shoal.init(address="auto")
+    reports = []
+    scaling = ScalingConfig(BOUNDS, protect=PROTECT)
+    Trainer(loop, train_loop_config={}, scaling_config=scaling,
+            on_report=lambda m: reports or reports.append(print("it trains", flush=True))).fit()
+"""
+
+
+def train(shoal_command, bounds=(1, 3), protect=True):
+    driver = shoal_command.driver(TRAIN.replace("BOUNDS", repr(bounds)).replace("PROTECT", repr(protect)))
+    driver.said("it trains")
+    (job,) = (r["id"] for r in shoal_command.json("list", "jobs")["rows"] if r["state"] == "RUNNING")
+    return driver, job
+
+
+def test_a_training_survives_kills_and_stops(shoal_command):
+    shoal_command.start(cpus=3)
+    driver, job = train(shoal_command)
+    said = shoal_command.json("chaos", job, "--seed", "5", "--rate", "1/s", "--for", "6s")
+    expected = sequence(5, 1.0, 6.0, ("kill", "stop"))
+    assert {f.kind for f in expected} == {"kill", "stop"}
+    assert [f["fault"]["kind"] for f in said["faults"]] == [f.kind for f in expected]
+    assert (said["schema"], said["job_id"], said["seed"]) == ("shoal.chaos/1", job, 5)
+    assert (said["injected"], said["survived"], said["steps_lost"]) == (len(expected), len(expected), 0)
+    kills = [f for f in said["faults"] if f["fault"]["kind"] == "kill"]
+    assert all(f["pause_s"] > 0 for f in said["faults"])
+    for worker in (f["worker"] for f in kills):
+        assert f"worker {worker} died" in driver.err
+    assert [r["name"] for r in shoal_command.json("list", "jobs")["rows"]] == ["driver0.py"]  # the command is no job
+    driver.signal(signal.SIGTERM)
+    driver.code()
+    over = shoal_command("chaos", job, "--seed", "5", "--for", "1s")
+    assert over.returncode == 1
+    assert "has no workers any more" in over.stderr
+    assert shoal_command("stop").returncode == 0
+
+
+def test_chaos_refuses_a_training_that_would_not_survive(shoal_command):
+    shoal_command.start(cpus=3)
+    driver, job = train(shoal_command, protect=False)
+    refused = shoal_command("chaos", job, "--seed", "1", "--for", "1s")
+    assert refused.returncode == 1
+    assert f"job {job} does not survive the death of a worker" in refused.stderr
+    for words, text in (("--rate", "4"), "no rate"), (("--for", "soon"), "no length of time"), (("--faults", "fire"), "no fault 'fire'"):
+        wrong = shoal_command("chaos", job, "--seed", "1", *words)
+        assert wrong.returncode == 2
+        assert text in wrong.stderr
+    ends = shoal_command("chaos", job, "--seed", "1", "--rate", "5/s", "--for", "5s", "--faults", "kill", "--yes")
+    assert ends.returncode == 1
+    assert "the training did not go on" in ends.stdout
+    assert "injected 1, survived 0" in ends.stdout
+    assert driver.code() != 0
+    assert shoal_command("stop").returncode == 0
+
+
+def test_chaos_refuses_a_cluster_with_other_jobs(shoal_command):
+    shoal_command.start(cpus=3)
+    driver, job = train(shoal_command, (1, 2))
+    other = shoal_command.driver("""
+        import shoal, sys
+        shoal.init(address="auto")
+        print("idle")
+        while True:
+            shoal.wait([], timeout=1)
+        """)
+    other.said("idle")
+    refused = shoal_command("chaos", job, "--seed", "1", "--for", "1s")
+    assert refused.returncode == 1
+    assert "the cluster has other jobs: driver1.py" in refused.stderr
+    for running in (driver, other):
+        running.signal(signal.SIGTERM)
+        running.code()
+    assert shoal_command("stop").returncode == 0
+
+
+def test_a_seed_decides_kinds_places_and_times():
+    one = sequence(1, 0.1, 600, ("kill", "stop"))
+    assert one == sequence(1, 0.1, 600, ("kill", "stop")) != sequence(2, 0.1, 600, ("kill", "stop"))
+    assert 30 < len(one) < 90
+    assert all(a.at_s < b.at_s < 600 for a, b in itertools.pairwise(one))
+
+
+def test_a_victim_has_a_worker_that_takes_over_its_part():
+    workers = tuple(Worker(n, f"actor{n}", node) for n, node in enumerate("aab"))
+    assert [w.number for w in targets(Status(1, True, True, True, workers), "kill")] == [0, 1, 2]
+    alone = Status(1, True, True, False, workers)  # without replicas worker 2 has no other one beside it
+    assert [w.number for w in targets(alone, "kill")] == [0, 1]
+    assert [w.number for w in targets(alone, "stop")] == [0, 1, 2]
+    assert victim(alone, Fault(0.0, "kill", 0.99)).number == 1
+    assert victim(Status(1, True, True, True, workers[:1]), Fault(0.0, "kill", 0.5)) is None
+
+
+def test_rates_times_and_kinds_are_read():
+    assert (per_second_of("6/min"), per_second_of("2/s"), seconds_of("10m"), seconds_of("90"), seconds_of("1h")) == (0.1, 2, 600, 90, 3600)
+    assert kinds_of("stop,kill") == ("stop", "kill")
+    for read, wrong in (per_second_of, "0/s"), (per_second_of, "4 per minute"), (seconds_of, "-1s"), (kinds_of, "kill,oom"):
+        with pytest.raises(InvalidArgument):
+            read(wrong)
