@@ -110,8 +110,9 @@ def test_two_deaths(tmp_path, deaths):
     assert len([w for c in result.changes for w in c.died]) == 2
 
 
-def test_a_survivor_dies_before_the_others_meet_it(tmp_path):
-    result = fit(tmp_path, r.steps_form_with_a_death_before_the_meeting, [(2, 3, "forward")], (1, 3))
+@pytest.mark.parametrize("connecting", [False, True])
+def test_a_survivor_dies_before_the_others_meet_it(tmp_path, connecting):
+    result = fit(tmp_path, r.steps_form_with_a_death_in_the_meeting, [(2, 3, "forward")], (1, 3), connecting=connecting)
     check(result)
     assert (result.changes[0].died, result.changes[0].workers) == ((1, 2), 1)
 
