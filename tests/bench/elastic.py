@@ -1,11 +1,13 @@
-"""Pauses of an elastic training, 2 -> 4 -> 3 -> 1 -> 2 workers, beside a step and beside a restart by torchrun (about 6 minutes)."""
+"""Pauses of an elastic training, 2 -> 4 -> 3 -> 1 -> 2 workers, beside a step and beside a restart by torchrun (about 8 minutes)."""
 
+import itertools
 import json
 import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
 
+from hosts_world import SECOND, world
 from launch import OURS, PEERS, Failed, run, say, torchrun, version
 from report import Report, Row
 
@@ -16,12 +18,15 @@ ROWS = [
     Row("  of which the training stands still for the change", "s", "change", "restart of torchrun"),
     Row("largest difference of a loss from the fixed size, relative", "", "loss difference", "allowed difference", goal=("<=", 1.0)),
     Row("bytes that went to other owners beside the model's state", "MB", "moved", "state of the model"),
+    Row("two hosts: bytes of a change on the wire beside the least", "MB", "wire", "least on the wire", goal=("<=", 1.1), paired=True),
+    Row("  of which on the interface that was not chosen", "MB", "other interface", "wire", goal=("<=", 0.01), paired=True),
 ]
 ALLOWED = 1e-5
 
 
 def add_options(parser):
     parser.add_argument("--config", default="M", help="of gpt.py")
+    parser.add_argument("--only", choices=["elastic", "restart", "two"], help="one of the three runs of a round")
     parser.add_argument("--rounds", type=int, default=2, help="repetitions, ours and the peer in turn")
 
 
@@ -30,7 +35,10 @@ def measure(options) -> Report:
     for folder in (OURS, PEERS):
         report.versions[f"{folder.parent.name} torch"] = version(folder / "python", "torch")
     for r in range(options.rounds):
-        for name, job in (("elastic training", partial(_elastic, report)), ("restart of torchrun", _restart)):
+        jobs = {"elastic training": partial(_elastic, report), "restart of torchrun": _restart, "two hosts": _two_hosts}
+        for name, job in jobs.items():
+            if options.only and name.split()[0] != options.only:
+                continue
             say(f"bench elastic: round {r + 1} of {options.rounds}: {name}")
             try:
                 for series, values in job(options.config).items():
@@ -66,6 +74,25 @@ def _elastic(report: Report, config: str) -> dict[str, list[float]]:
         "moved": [c["moved_bytes"] / 1e6 for c in changes],
         "state of the model": [elastic["state_bytes"] / 1e6],
     }
+
+
+def _two_hosts(config: str) -> dict[str, list[float]]:
+    """A worker on each of two hosts with two networks. One leaves and comes back: the bytes of each change by the interfaces' counters.
+
+    The least: half of the parameters and moments gets another host as its owner.
+    """
+    with world(2, second_cable=True) as w:
+        argv = [OURS / "python", "elastic_train.py", "--config", config, "--address", w.cluster.address, "--changes", "1,2"]
+        said = w.wait([w.popen(w.hosts[0], argv)], limit=300)
+    figures = json.loads(said[0].splitlines()[-1])
+    steps, found = figures["steps"], {"wire": [], "least on the wire": [], "other interface": []}
+    for last, first in itertools.pairwise(steps):
+        if last["generation"] != first["generation"]:
+            moved = {device: first["traffic"][0][device] - last["traffic"][1][device] for device in (SECOND, "cable")}
+            found["wire"].append(moved[SECOND] / 1e6)
+            found["other interface"].append(moved["cable"] / 1e6)
+            found["least on the wire"].append(figures["state_bytes"] / 2e6)
+    return found
 
 
 def _restart(config: str) -> dict[str, list[float]]:

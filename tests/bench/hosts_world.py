@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 from launch import HERE, OURS, ROOT, Failed, environment
 
 NETWORK = "10.78.0"
+SECOND, SECOND_NETWORK = "second", "10.78.1"  # the second cable between two hosts
 PORT = 29611  # the peers' rendezvous on the first host
 
 
@@ -31,10 +33,10 @@ class World:
     """``count`` hosts and a cluster over them. Host i has the core i, modulo the number of cores. Without ``pinned``, hosts have all cores.
 
     A host has room for one rank that needs the resource `one_each`, and for two that need `two_each`. The first host has room for four that
-    need `together`.
+    need `together`. ``second_cable``: two hosts have a second network, which the cluster uses.
     """
 
-    def __init__(self, count: int, pinned: bool = True):
+    def __init__(self, count: int, pinned: bool = True, second_cable: bool = False):
         self._module = _hosts_module()
         if why := self._module.Hosts.why_not():
             raise Failed(why)
@@ -44,14 +46,26 @@ class World:
             home.mkdir(mode=0o700)
         cores = sorted(os.sched_getaffinity(0))
         self._made = self._module.Hosts(homes, NETWORK, [cores[i % len(cores)] for i in range(count)] if pinned else None)
-        self.hosts = self._made.all
+        self.hosts, self._second_cable = self._made.all, second_cable
+        if second_cable:
+            self._made.add_cable(SECOND, SECOND_NETWORK)
         self.set_rate, self.cut = self._made.set_rate, self._made.cut
 
     def start(self) -> None:
         room = ["--resource", "one_each=1", "--resource", "two_each=2", "--include-dashboard", "0"]
         words = {h.name: [*room, *(["--resource", "together=4"] if h is self.hosts[0] else [])] for h in self.hosts}
         with self._clean_environment():
-            self.cluster = self._module.cluster_of(self._made, words)
+            self.cluster = self._over_second_cable(words) if self._second_cable else self._module.cluster_of(self._made, words)
+
+    def _over_second_cable(self, words: dict[str, list[str]]) -> types.SimpleNamespace:
+        for host in self.hosts:
+            host.names_device = False  # GLOO_SOCKET_IFNAME, which would choose the first cable
+        a, b = self.hosts
+        said = a.json("start", "--head", "--interface", SECOND, "--port", "0", "--num-cpus", "4", *words[a.name])
+        token = Path(said["session"]) / "token"
+        cluster = types.SimpleNamespace(address=said["address"], fingerprint=said["ca_fingerprint"], token=token)
+        self._module.join(b, cluster, "--interface", SECOND, *words[b.name])
+        return cluster
 
     def end(self) -> None:
         with self._clean_environment():
@@ -166,8 +180,8 @@ def _reason(output: str) -> str:
 
 
 @contextlib.contextmanager
-def world(count: int, pinned: bool = True):
-    made = World(count, pinned)
+def world(count: int, pinned: bool = True, second_cable: bool = False):
+    made = World(count, pinned, second_cable)
     try:
         made.start()
         yield made
