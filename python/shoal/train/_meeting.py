@@ -20,6 +20,7 @@ from shoal.train._context import _Here
 
 _LOOK = timedelta(milliseconds=50)  # a wait looks this often for a death
 _CONNECT = timedelta(minutes=1)  # gloo's limit for one attempt; it makes five
+_TRY = timedelta(seconds=1)  # for one attempt to reach a store: torch goes on although its process has ended
 _ATTEMPT_S = 0.02  # between two attempts to reach a store that does not listen
 
 
@@ -46,9 +47,7 @@ class GuardedStore(dist.Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         timeout = self._store.timeout if timeout is None else timeout
         until = time.monotonic() + timeout.total_seconds()
-        while not self._store.check(keys):
-            if self.guard is not None:
-                self.guard.check()
+        while not self.check(keys):
             if time.monotonic() > until:
                 raise dist.DistStoreError(f"{', '.join(keys)} did not come within {timeout.total_seconds():g} s")
             with contextlib.suppress(dist.DistStoreError):
@@ -65,7 +64,11 @@ class GuardedStore(dist.Store):
         return self._store.add(key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        return self._store.check(keys)
+        """Raises Unavailable if keys are missing and a worker has died: a caller that looks again and again ends, too."""
+        found = self._store.check(keys)
+        if not found and self.guard is not None:
+            self.guard.check()
+        return found
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         return self._store.compare_set(key, expected, desired)
@@ -106,8 +109,10 @@ def _reach(address: tuple[str, int], guard: Guard, limit: timedelta) -> dist.TCP
         guard.check()
         try:
             socket.create_connection(address, 1.0).close()
-            return dist.TCPStore(*address, is_master=False, timeout=limit)
-        except OSError:
+            store = dist.TCPStore(*address, is_master=False, timeout=_TRY)
+            store.set_timeout(limit)
+            return store
+        except (OSError, dist.DistError):
             if time.monotonic() > until:
                 raise
             time.sleep(_ATTEMPT_S)
