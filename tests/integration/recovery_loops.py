@@ -185,22 +185,30 @@ def steps_form(config):
     return result_of(state)
 
 
-def steps_form_with_a_death_before_the_meeting(config):
-    """The second of two survivors dies before it meets the other one."""
+def steps_form_with_a_death_in_the_meeting(config):
+    """The second of two survivors dies before it meets the other one, or when gloo's connection to it begins (``config["connecting"]``)."""
     from datetime import timedelta
 
-    from shoal.train import _gang
+    from shoal.train import _gang, _meeting
 
-    begin = _gang._begin_process_group
+    begin, set_key = _gang.begin_process_group, _meeting.GuardedStore.set
 
     def begin_or_die(own, environment, *rest):
         if (environment["RANK"], environment["WORLD_SIZE"]) == ("1", "2") and not os.path.exists(once):
             open(once, "x").close()
+            if not config.get("connecting"):
+                kill_process()
+            _meeting.GuardedStore.set = set_and_die
+        return begin(own, environment, *rest)
+
+    def set_and_die(store, key, value):
+        set_key(store, key, value)
+        if not key.startswith("shoal/"):  # gloo's address
             kill_process()
-        begin(own, environment, *rest)
 
     once = os.path.join(config["folder"], "met")
-    _gang._begin_process_group, _gang._GATHER, _gang._MEET_NOW = begin_or_die, timedelta(seconds=3), timedelta(seconds=3)
+    _gang.begin_process_group = begin_or_die
+    _gang._MEET_NOW = _meeting._CONNECT = timedelta(hours=1)
     return steps_form(config)
 
 

@@ -116,8 +116,9 @@ def test_a_death_in_the_first_step_that_only_some_survivors_have_recorded(tmp_pa
     assert result.changes[0].died == (1,)
 
 
-def test_a_survivor_dies_before_the_others_meet_it(tmp_path):
-    result = fit(tmp_path, r.steps_form_with_a_death_before_the_meeting, [(2, 3, "forward")], (1, 3))
+@pytest.mark.parametrize("connecting", [False, True])
+def test_a_survivor_dies_before_the_others_meet_it(tmp_path, connecting):
+    result = fit(tmp_path, r.steps_form_with_a_death_in_the_meeting, [(2, 3, "forward")], (1, 3), connecting=connecting)
     check(result)
     assert (result.changes[0].died, result.changes[0].workers) == ((1, 2), 1)
 

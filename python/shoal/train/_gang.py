@@ -26,15 +26,15 @@ from shoal.train._batches import Given, Shares, mixed
 from shoal.train._changes import Pause, Transition
 from shoal.train._context import _Here
 from shoal.train._errors import WorkerLost
+from shoal.train._meeting import Guard, GuardedStore, begin_process_group, ends_with_a_death
 from shoal.train._parts import Parts, check_deterministic
 from shoal.train._ranks import Place
 from shoal.train._recovery import Record, may_come_of_a_death
 from shoal.train._state import State, luggage, optimizers_of, random_states, seed_all, sharded_models, unpack
 
 _MEET = timedelta(days=1)  # a newcomer waits for the others' boundary, which a long step delays
-_MEET_NOW = timedelta(seconds=30)  # the others are there, or one of them is dead
+_MEET_NOW = timedelta(minutes=10)  # the others come at once, and the driver reports a death
 _BODY = 1  # distinguishes the seeds of the loop's body from those of the samples
-_GATHER = timedelta(minutes=2)  # until all have come to a store that listens
 
 
 class WorkerLeaves(BaseException):
@@ -59,6 +59,7 @@ class Gang:
             self.parts = Parts(state, _Here.logical_ranks)
         self.repeats = False  # the loop is a step that can run again
         self._backend: str | None = None  # the last process group had it, while there is none
+        self._met: GuardedStore | None = None  # the store of the present process group, unless that is the first one
         if not _Here.elastic:
             return
         if len(sharded_models(state)) > 1:
@@ -69,11 +70,18 @@ class Gang:
         if _Here.before is not None:
             self._take_over(_Here.before)
         elif _Here.newcomer:
-            self._change(get(_Here.driver.ready.remote(_Here.worker, self._place())))
+            self._join()
         else:
             self._record.begin(_Here.generation, 0)
             self._follow(Pause())
         _Here.gang, _Here.before = self, None
+
+    def _join(self) -> None:
+        transition = get(_Here.driver.ready.remote(_Here.worker, self._place()))
+        try:
+            self._change(transition)
+        except Exception as error:
+            self.recover(error)
 
     def _take_over(self, before: Gang) -> None:
         """Takes the place of the gang of a loop that a death has ended, with the values of its state. The workers are the same."""
@@ -85,7 +93,7 @@ class Gang:
             o.load_state_dict(old.objects[name].state_dict())
         unpack(new, luggage(old) | {"random": before._random})
         self._communicator, before._communicator = before._communicator, None
-        self._next, self._store = before._next, before._store
+        self._next, self._store, self._met = before._next, before._store, before._met
         self._record.begin(_Here.generation, step)
 
     def print_costs(self) -> None:
@@ -221,7 +229,7 @@ class Gang:
                 error = again
 
     def _recover(self, error: Exception) -> None:
-        if self._record.protection is None or not may_come_of_a_death(error):
+        if not self._record.protects or not may_come_of_a_death(error):
             raise error
         phases = Phases()
         self._stop()
@@ -245,22 +253,21 @@ class Gang:
         self.end_parts()
         self._next = None
         self._leave_groups()
+        self._end_process_group()
+        self._record.abandon_step()
+
+    def _end_process_group(self) -> None:
         if dist.is_initialized():
             self._backend = _backend()
             dist.destroy_process_group()
-        self._record.abandon_step()
 
     def _change(self, transition: Transition, phases: Phases | None = None) -> None:
         phases = phases or Phases()
         state, leaves = self._state, transition.final is None
         self._leave_groups()
-        if transition.union is not None:
-            _begin_process_group(self._store, transition.union, self._backend, _MEET if self._joining else _MEET_NOW)
+        mesh = self._meet(transition, phases)
         if self._joining:  # it has waited for the others' boundary
             phases = Phases()
-        phases.end("meet")
-        mesh = _mesh(transition.change.workers)
-        phases.end("make the mesh")
         adopted = self._settle(transition) if transition.recovers else None
         step = self._record.pause()
         phases.end("settle")
@@ -290,9 +297,24 @@ class Gang:
         if self.size > 1:
             self._communicator = self._make_communicator()
         phases.end("make the communicator")
+        self._met.guard = None
         self._follow(Pause(phases.total, moved, phases.seconds))
         if state.on_change is not None:
             state.on_change(replace(transition.change, seconds=phases.total, moved_bytes=moved, phases=phases.seconds))
+
+    def _meet(self, transition: Transition, phases: Phases) -> DeviceMesh:
+        """Makes the process group of all workers that take part in the change, and the mesh of those that train afterwards. Raises
+        Unavailable at once if one of them dies."""
+        guard = Guard(transition.change.generation)
+        if transition.union is not None:
+            self._end_process_group()
+            self._met = begin_process_group(self._store, transition.union, self._backend, guard, _MEET if self._joining else _MEET_NOW)
+        self._met.guard = guard
+        phases.end("meet")
+        with ends_with_a_death(guard):
+            mesh = _mesh(transition.change.workers)
+        phases.end("make the mesh")
+        return mesh
 
     def _leave_groups(self) -> None:
         """Leaves the groups of the generation that ends, but for the model's, whose tensors still have to move."""
@@ -337,23 +359,6 @@ def _backend() -> str:
     backends = dict(part.split(":") for part in dist.get_backend_config().split(","))
     one = set(backends.values())
     return one.pop() if len(one) == 1 else dist.get_backend_config()
-
-
-def _begin_process_group(own: dist.TCPStore, environment: dict[str, str], backend: str | None, meet: timedelta) -> None:
-    """Replaces the default process group by one of the workers that ``environment`` describes. ``own``: this worker's store, in which all
-    meet if its rank becomes 0. ``backend``: the present group's if None. ``meet``: its wait for the others."""
-    if dist.is_initialized():
-        backend = _backend()
-        dist.destroy_process_group()
-    os.environ.update(environment)
-    rank = int(environment["RANK"])
-    address = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    store = own if rank == 0 else dist.TCPStore(*address, is_master=False, timeout=meet)
-    size = int(environment["WORLD_SIZE"])
-    store.set(f"shoal/{rank}", "")
-    store.wait([f"shoal/{other}" for other in range(size)], max(meet, _GATHER))  # torch's own wait for one that is dead takes 30 minutes
-    dist.distributed_c10d.init_process_group(backend, store=store, rank=rank, world_size=size)
-    ranks.forget_names()
 
 
 def _mesh(size: int) -> DeviceMesh:

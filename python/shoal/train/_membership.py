@@ -249,6 +249,10 @@ class Membership:
                     actions += self._fail_recovery("its loop returned while the others were to run a step again", worker)
         return actions + self._decide()
 
+    def needs(self, worker: int) -> bool:
+        """Returns False for a worker that has left."""
+        return worker in self.members or (self.published is not None and worker in self.published.union)
+
     # ---- events ----
 
     def _scaled(self, event: Scaled) -> list[Action]:

@@ -115,10 +115,15 @@ class Record:
         self._mark: Mark | None = None
         self._buffers: dict[str, torch.Tensor] = {}
 
+    @property
+    def protects(self) -> bool:
+        """The training survives deaths, as soon as there are records."""
+        return _Here.protected and bool(sharded_models(self._state))
+
     def begin(self, generation: int, step: int) -> None:
         """Makes the record on the present mesh. Every worker calls it. ``step``: optimizer steps made before."""
         models = sharded_models(self._state)
-        if not (_Here.protected and models):
+        if not self.protects:
             return
         optimizers, hint = optimizers_of(self._state), "or turn protection off: ScalingConfig(..., protect=False)"
         if len(optimizers) != 1:
@@ -181,6 +186,8 @@ class Record:
 
     def abandon_step(self) -> None:
         """Drops the step under way. It needs no other worker."""
+        if self.protection is None:
+            return
         self.protection.stop_replicas()
         self.protection.root.abandon_step()
 

@@ -24,10 +24,11 @@ from shoal.train._chaos.status import status_of
 from shoal.train._errors import WorkerLost
 from shoal.train._ranks import Place, environments
 from shoal.train._reports import Reports
+from shoal.train._watches import Watches
 from shoal.train._worker import Role, TrainWorker
 
 REPORTS = "TrainReports"  # the class name of the driver's actor
-METHODS = {"report": {}, "entered": {}, "ready": {}, "interrupted": {}, "doubted": {}, "scale": {}, "seen": {}, "status": {}}
+METHODS = {name: {} for name in ("report", "entered", "ready", "interrupted", "doubted", "lost", "scale", "seen", "status")}
 _NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
 _NEWS_OF_NODES_S = 15.0  # the same for several nodes: the head counts a node as dead once it has missed heartbeats for some seconds
 _LOOK_S = 1.0  # seconds between two looks at the cluster
@@ -103,6 +104,7 @@ class Run:
         self._dead: set[int] = set()  # workers whose process has ended
         self._interrupted: dict[int, int] = {}  # workers that have stopped their step and wait for a recovery: a number of this wait
         self._tickets = 0
+        self._watches = Watches(self._dead, self._reply)
         self._reports = Reports(
             self._members,
             self._done,
@@ -184,12 +186,8 @@ class Run:
                     self._on_death(number, _text(error))
                 else:
                     self._step(m.Failed(number, _text(error)))
-            if number in self._done and self._has_left(number):
+            if number in self._done and not self._membership.needs(number):
                 self._remove(number)
-
-    def _has_left(self, number: int) -> bool:
-        published = self._membership.published
-        return number not in self._membership.members and (published is None or number not in published.union)
 
     def _take_place(self, number: int, w: _Worker) -> None:
         placed, w.placed = w.placed, None
@@ -231,14 +229,19 @@ class Run:
 
     def _on_ready(self, incoming: Any, worker: int, place: Place) -> None:
         if (w := self._workers.get(worker)) is not None:  # else it has been removed
-            w.place, w.asks = place, incoming
+            w.place = self._places[worker] = place
+            w.asks = incoming
             self._step(m.Ready(worker))
 
     def _on_death(self, worker: int, cause: str) -> None:
         """The node reports deaths, so this worker's process has ended."""
         self._dead.add(worker)
+        self._watches.died(worker)
         self._reports.check()
         self._step(m.Died(worker, cause))
+
+    def _on_lost(self, incoming: Any, worker: int, generation: int) -> None:
+        self._watches.add(incoming, worker, generation)
 
     def _on_interrupted(self, incoming: Any, worker: int, generation: int, place: Place) -> None:
         if (w := self._workers.get(worker)) is None:
@@ -325,9 +328,10 @@ class Run:
             kill(handle)
 
     def _publish(self, g: m.Generation) -> None:
-        self._members[g.number], self._paused = g.members, []
+        self._members[g.number], self._watches.unions[g.number], self._paused = g.members, g.union, []
         change = Change(g.number, len(g.previous), len(g.members), died=g.dead)
-        stays = g.union == g.previous and not g.recovers  # the process group of the generation that ends has the same ranks
+        # The process group of the generation that ends has the same ranks. The first one's store does not report deaths.
+        stays = g.union == g.previous and not g.recovers and self._membership.number > 1
         union = environments([self._workers[w].place for w in g.union])
         final = environments([self._workers[w].place for w in g.members])
         heirs = _heirs(g, self._places, self._workers, self._setup.replicated)

@@ -1,0 +1,31 @@
+"""Workers that wait for others, in the driver: their waits end when one of these dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Watches:
+    """``dead``: the workers whose process has ended. The caller changes it, and calls ``died`` then. ``unions``: by generation, the workers
+    that take part in the change to it."""
+
+    def __init__(self, dead: set[int], reply: Callable[[Any, Any], None]):
+        self._dead, self._reply = dead, reply
+        self.unions: dict[int, tuple[int, ...]] = {}
+        self._waiting: dict[int, tuple[int, Any]] = {}  # by worker: the generation, and the call that is answered at a death
+
+    def add(self, call: Any, worker: int, generation: int) -> None:
+        """Answers the call once a worker of this generation's change is dead, or when the same worker calls again."""
+        if (before := self._waiting.pop(worker, None)) is not None:
+            self._reply(before[1], None)
+        if dead := self._dead.intersection(self.unions.get(generation, ())):
+            self._reply(call, min(dead))
+        else:
+            self._waiting[worker] = generation, call
+
+    def died(self, worker: int) -> None:
+        for watcher, (generation, call) in list(self._waiting.items()):
+            if worker in self.unions[generation]:
+                del self._waiting[watcher]
+                self._reply(call, worker)
