@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal._core.process import session
 from shoal._distributed import ranks
-from shoal._distributed.communicator import make_communicator
+from shoal._distributed.communicator import Exchange, make_communicator
 from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import state_of
@@ -176,14 +176,15 @@ class Gang:
 
     def _reduce(self, t: torch.Tensor, dtype: str, op: str) -> None:
         if self._communicator is None:
-            self._communicator = self._make_communicator()
+            self._connect()
         memory = t.data_ptr(), t.numel() * t.element_size()
         self._communicator.all_reduce(memory, memory, dtype, op, ("the workers' boundary", self._state.step, 0.0, False)).wait()
 
-    def _make_communicator(self) -> Any:
+    def _connect(self) -> None:
         everyone = tuple(range(self.size))
-        host = ranks.attach(everyone)
-        return make_communicator(ranks.gang_name("gang", everyone, self.rank), everyone, self.rank, host.shared)
+        host, name = ranks.attach(everyone), ranks.gang_name("gang", everyone, self.rank)
+        self._communicator = make_communicator(name, everyone, self.rank, host.shared)
+        Exchange(name, self.size, self.rank)("made", b"")  # from now on each worker's death is known to the others
 
     def close(self) -> None:
         if self._communicator is not None:
@@ -295,7 +296,7 @@ class Gang:
         self._record.begin(_Here.generation, step)
         phases.end("begin the record")
         if self.size > 1:
-            self._communicator = self._make_communicator()
+            self._connect()
         phases.end("make the communicator")
         self._met.guard = None
         self._follow(Pause(phases.total, moved, phases.seconds))
