@@ -405,7 +405,8 @@ def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Worker
         there = [w for w in alive if places[w].node == places[dead].node]
         buddy = found[g.previous.index(dead)]
         if not there and buddy >= 0:
-            there = [w for w in alive if places[w].node == places[g.previous[buddy]].node]
+            holder = g.previous[buddy]  # no other process may adopt the replica while this one lives
+            there = [holder] if holder in alive else [w for w in alive if places[w].node == places[holder].node]
         if not there:
             raise _lost(dead, workers.get(dead), _why_lost(None if buddy < 0 else g.previous[buddy]))
         heirs[dead] = min(there, key=list(heirs.values()).count)
