@@ -123,6 +123,12 @@ def test_a_survivor_dies_before_the_others_meet_it(tmp_path, connecting):
     assert (result.changes[0].died, result.changes[0].workers) == ((1, 2), 1)
 
 
+def test_a_death_ends_the_wait_of_a_worker_that_waits_for_another_survivor(tmp_path):
+    result = fit(tmp_path, r.steps_form, [(3, 3, "begin")], (1, 4))  # rank 1 waits for rank 0 then
+    check(result)
+    assert result.changes[0].died == (3,)
+
+
 @pytest.mark.skipif("SHOAL_SEEDS" not in os.environ, reason="random moments: ./dev test --all")
 def test_workers_are_killed_at_random_moments(tmp_path):
     seed = int(os.environ.get("SHOAL_SEED", random.randrange(1 << 30)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State as UnitState
 from shoal.fsdp._parameters.logical import Part, blocks
+from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import Phases, reshard
 from shoal.train._batches import Given, Shares, mixed
@@ -233,6 +235,7 @@ class Gang:
         if not self._record.protects or not may_come_of_a_death(error):
             raise error
         phases = Phases()
+        _drop_frames(error)
         self._stop()
         phases.end("stop")
         try:
@@ -254,6 +257,8 @@ class Gang:
         self.end_parts()
         self._next = None
         self._leave_groups()
+        for unit in (u for model in sharded_models(self._state) for u in root_of(model).units):
+            unit.data.forget_groups()  # the others may wait for the end of this worker's connections
         self._end_process_group()
         self._record.abandon_step()
 
@@ -342,6 +347,18 @@ class Gang:
         report = reshard(models[0], optimizers, mesh, old_owners=owners, old_index=index, adopted=adopted)
         phases.end_in(report.phases, "reshard")
         return report.received_bytes
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Drops the variables of the frames in which an error has passed: they keep torch's process group."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            traceback.clear_frames(found.__traceback__)
+            left += [found.__cause__, found.__context__]
 
 
 def _numbers() -> tuple[int, int]:
