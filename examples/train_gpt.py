@@ -1,24 +1,33 @@
-"""Trains a small GPT on the source code of Python's standard library, byte by byte, on a few workers.
+"""Trains a small GPT on the source code of Python's standard library, byte by byte, on a few workers that come and go.
 
-    python examples/train_gpt.py                                a cluster of its own, two workers
+    python examples/train_gpt.py                                a cluster of its own, two workers; a third one joins, and one is killed
+    python examples/train_gpt.py --fixed                        the number of workers stays as it is
     shoal submit examples/train_gpt.py --num-workers 4          as a job of the cluster that runs (shoal start --head)
-    python examples/train_gpt.py --resume --steps 1400          on from the checkpoint, with any number of workers
+    python examples/train_gpt.py --resume --steps 1000          on from the checkpoint, with any number of workers
 
-The model is sharded: each worker keeps its rows of every parameter, gradient and moment. Afterwards the same loop runs once more in this
-process, on plain PyTorch without Shoal, and out/loss.png shows both.
+The model is sharded: each worker keeps its rows of every parameter, gradient and moment. Afterwards one plain process trains alike, on
+PyTorch without Shoal, and out/loss.png shows both.
+
+No worker is added or killed with --fixed, --resume or --num-workers 1, in a cluster that runs already, and where --batch or
+--validation-windows has no window for one worker more.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import json
 import math
 import os
 import shlex
 import shutil
+import signal
 import sys
 import sysconfig
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 # set before torch is imported: threads that wait actively are slow on cores that others use
@@ -33,7 +42,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 import shoal
 import shoal.checkpoint
 import shoal.train
-from shoal.train import ScalingConfig, Trainer
+from shoal.train import Change, Result, ScalingConfig, State, Trainer
 
 # ---- the model ---------------------------------------------------------------------------------------------------------------------
 
@@ -101,98 +110,151 @@ class Windows(Dataset):
         return self.bytes[i * self.context : (i + 1) * self.context + 1]
 
 
-class RankSampler(Sampler):
-    """Gives this rank's windows at each step. The seed shuffles each epoch, a global batch takes the next samples of it, and each rank
-    takes its part. So sample n of the run is the same at every world size, and a position in the run is one number."""
+class Shuffled(Sampler):
+    """Another order of the windows in each epoch, which the seed decides."""
 
-    def __init__(self, num_windows: int, c: dict, rank: int, world: int, start: int):
-        self.num_windows, self.seed, self.batch = num_windows, c["seed"], c["batch"]
-        self.mine = range(rank * c["batch"] // world, (rank + 1) * c["batch"] // world)
-        self.start, self.end = start, c["steps"] * c["batch"]
+    def __init__(self, num_windows: int, seed: int):
+        self.num_windows, self.seed, self.epoch = num_windows, seed, 0
+
+    def __len__(self) -> int:
+        return self.num_windows
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
 
     def __iter__(self):
-        epoch = order = None
-        for position in range(self.start, self.end, self.batch):
-            windows = []
-            for i in self.mine:
-                if (position + i) // self.num_windows != epoch:
-                    epoch = (position + i) // self.num_windows
-                    order = torch.randperm(self.num_windows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
-                windows.append(int(order[(position + i) % self.num_windows]))
-            yield windows
+        order = torch.randperm(self.num_windows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch))
+        return iter(order.tolist())
 
 
-# ---- the loop: on each worker, and once on plain PyTorch -----------------------------------------------------------------------------
+def read_data(c: dict) -> tuple[DataLoader, Windows]:
+    """Returns the loader of the whole batches, as for one process, and the held-out windows."""
+    text, held_out = (Windows(t, c["context"]) for t in read_stdlib())
+    loader = DataLoader(text, batch_size=c["batch"], sampler=Shuffled(len(text), c["seed"]), num_workers=c["loaders"])
+    return loader, held_out
+
+
+# ---- what both loops compute ---------------------------------------------------------------------------------------------------------
+
+
+def loss_of(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
+    ids = windows.long()
+    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+@torch.no_grad()
+def held_out_loss(model: nn.Module, held_out: Windows, c: dict) -> float:
+    """The mean over some held-out windows, of which each worker takes a part."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    at = torch.linspace(0, len(held_out) - 1, c["validation_windows"]).long().tolist()
+    at = at[rank * len(at) // world : (rank + 1) * len(at) // world]
+    parts = [torch.stack([held_out[i] for i in at[n : n + 16]]) for n in range(0, len(at), 16)]
+    total = sum(loss_of(model, part) * len(part) for part in parts)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total.item() / c["validation_windows"]
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, c: dict) -> None:
+    """Warm-up, then the inverse square root of the step, whatever the run's last step is."""
+    for group in optimizer.param_groups:
+        group["lr"] = c["lr"] * min(step / c["warmup"], math.sqrt(c["warmup"] / step))
+
+
+class History:
+    """The losses so far: of each step, and the held-out ones as [step, loss]."""
+
+    def __init__(self):
+        self.loss: list[float] = []
+        self.validation: list[list[float]] = []
+
+    def validate(self, step: int, model: nn.Module, held_out: Windows, c: dict) -> dict[str, float]:
+        """Adds the held-out loss after a step, where one is due. Returns it as metrics."""
+        due = step > 0 and (step % c["validate_every"] == 0 or step == c["steps"])
+        if not due or (self.validation and self.validation[-1][0] == step):
+            return {}
+        self.validation.append([step, held_out_loss(model, held_out, c)])
+        return {"validation": self.validation[-1][1]}
+
+    def state_dict(self) -> dict[str, list]:
+        return {"loss": self.loss, "validation": self.validation}
+
+    def load_state_dict(self, saved: dict[str, list]) -> None:
+        self.loss, self.validation = list(saved["loss"]), list(saved["validation"])
+
+
+# ---- the loop on each worker ---------------------------------------------------------------------------------------------------------
 
 
 def train(c: dict) -> dict:
-    """Trains to step ``c["steps"]`` and returns the results. ``c["sharded"]`` alone distinguishes Shoal from plain PyTorch."""
-    rank, world = (dist.get_rank(), dist.get_world_size()) if c["sharded"] else (0, 1)
+    """Trains to step ``c["steps"]`` with the other workers, whose number may change at every step."""
+    from shoal.fsdp import fully_shard, step_graph
+    from shoal.optim import AdamW
+
     model = GPT(c)
-    if c["sharded"]:
-        from shoal.fsdp import fully_shard, step_graph
-        from shoal.optim import AdamW
-
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
-    else:
-        from torch.optim import AdamW
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
     optimizer = AdamW(model.parameters(), lr=c["lr"], betas=(0.9, 0.95), weight_decay=0.1)
-
-    done = {"step": 0, "position": 0, "loss": [], "validation": []}
+    state = State(model=model, optimizer=optimizer, history=History())
     if c["resume"]:
-        done = shoal.checkpoint.load(c["checkpoint"], model, optimizer)
-    first = done["step"]
-    text, held_out = (Windows(t, c["context"]) for t in read_stdlib())
-    sampler = RankSampler(len(text), c, rank, world, done["position"])
-    loader = DataLoader(text, batch_sampler=sampler, num_workers=c["loaders"])
+        state.load_state_dict(shoal.checkpoint.load(c["checkpoint"], model, optimizer))
+    loader, held_out = read_data(c)
 
-    def loss_of(windows: torch.Tensor, rows: int) -> torch.Tensor:
-        """This rank's part of the mean over ``rows`` rows of all ranks."""
-        ids = windows.long()
-        total = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
-        return total / (rows * c["context"])
-
-    def over_ranks(loss: torch.Tensor) -> float:
-        loss = loss.detach().clone()
-        if c["sharded"]:
-            dist.all_reduce(loss)
-        return loss.item()
-
-    @torch.no_grad()
-    def validate() -> float:
-        at = torch.linspace(0, len(held_out) - 1, c["validation_windows"]).long().tolist()
-        at = at[rank * len(at) // world : (rank + 1) * len(at) // world]
-        parts = [torch.stack([held_out[i] for i in at[n : n + 16]]) for n in range(0, len(at), 16)]
-        return over_ranks(sum(loss_of(part, c["validation_windows"]) for part in parts))
-
-    clock, tokens = time.perf_counter(), c["batch"] * c["context"]
-    for step, windows in enumerate(loader, first + 1):
-        for group in optimizer.param_groups:  # warm-up, then the inverse square root of the step, whatever the run's last step is
-            group["lr"] = c["lr"] * min(step / c["warmup"], math.sqrt(c["warmup"] / step))
-        loss = loss_of(windows, c["batch"])
-        (loss * world).backward()  # fully_shard takes the mean over the ranks
+    def step(windows: torch.Tensor, state: State) -> None:
+        """Runs again if a worker dies within it. So all that changes is in ``state``, and the report comes last."""
+        metrics = state.history.validate(state.step - 1, model, held_out, c)
+        set_learning_rate(optimizer, state.step, c)
+        loss = loss_of(model, windows)
+        metrics["loss"] = state.mean(loss)
+        state.history.loss.append(metrics["loss"])
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        metrics = {"step": step, "loss": over_ranks(loss), "tokens_per_s": tokens / (time.perf_counter() - clock)}
-        clock = time.perf_counter()
-        done["loss"].append(metrics["loss"])
-        if step % c["validate_every"] == 0 or step == c["steps"]:
-            if c["sharded"] and rank == 0 and step > first + 1:
-                step_graph(model).to_perfetto(c["timeline"])
-            metrics["validation"] = validate()
-            done["validation"].append([step, metrics["validation"]])
-            done |= {"step": step, "position": step * c["batch"]}
-            if c["sharded"]:
-                state = {**done, "config": {k: c[k] for k in OF_THE_RUN}}
-                shoal.checkpoint.save(c["checkpoint"], model, optimizer, state=state)
-            clock = time.perf_counter()
-        if c["sharded"]:
-            shoal.train.report(metrics)
-        elif c["on_step"]:
-            c["on_step"](metrics)
-    return {**done, "sample": sample(model, c)}
+        updates = next(int(s["step"]) for s in optimizer.state.values())
+        metrics |= {"step": state.step, "updates": updates, "workers": dist.get_world_size(), "pid": os.getpid()}
+        shoal.train.report(metrics)
+        if state.step % c["validate_every"] == 0 and state.step < c["steps"]:
+            save(c, state)
+
+    first = state.step
+    shoal.train.run(step, loader, state, max_steps=c["steps"])
+    if dist.get_rank() == 0 and state.step > first + 1:
+        step_graph(model).to_perfetto(c["timeline"])
+    state.history.validate(state.step, model, held_out, c)
+    save(c, state)
+    return {**state.history.state_dict(), "sample": sample(model, c)}
+
+
+def save(c: dict, state: State) -> None:
+    about = {**state.state_dict(), "config": {k: c[k] for k in OF_THE_RUN}}
+    shoal.checkpoint.save(c["checkpoint"], state.model, state.optimizer, state=about)
+
+
+# ---- the same loop in one process, on plain PyTorch ----------------------------------------------------------------------------------
+
+
+def train_plain(c: dict, on_step: Callable[[dict], None]) -> dict:
+    model, history = GPT(c), History()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=c["lr"], betas=(0.9, 0.95), weight_decay=0.1)
+    loader, held_out = read_data(c)
+    step = 0
+    for epoch in itertools.count():
+        loader.sampler.set_epoch(epoch)
+        for windows in itertools.islice(loader, c["steps"] - step):
+            step += 1
+            metrics = history.validate(step - 1, model, held_out, c)
+            set_learning_rate(optimizer, step, c)
+            loss = loss_of(model, windows)
+            history.loss.append(loss.item())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            on_step({**metrics, "step": step, "loss": history.loss[-1], "workers": 1})
+        if step == c["steps"]:
+            break
+    history.validate(step, model, held_out, c)
+    return history.state_dict()
 
 
 @torch.no_grad()
@@ -215,31 +277,60 @@ OF_THE_RUN = ("layers", "width", "heads", "context", "batch", "lr", "warmup", "s
 class Progress:
     """Shows progress: one rewritten line on a terminal, otherwise a line at intervals."""
 
-    def __init__(self, name: str, steps: int):
-        self.name, self.steps, self.live = name, steps, sys.stdout.isatty()
-        self.began, self.first, self.speed, self.validation = time.perf_counter(), None, 0.0, ""
+    def __init__(self, c: dict):
+        self.steps, self.tokens, self.live = c["steps"], c["batch"] * c["context"], sys.stdout.isatty()
+        self.began = self.last = time.perf_counter()
+        self.first, self.seconds, self.validation = None, 0.0, ""
 
     def __call__(self, m: dict) -> None:
         step, now = m["step"], time.perf_counter()
+        name = f"{m['workers']} workers" if m["workers"] > 1 else "one process"
         if self.first is None:
-            print(f"{self.name}: the first step was done after {now - self.began:.1f} s", flush=True)
+            print(f"{name}: the first step was done after {now - self.began:.1f} s", flush=True)
             self.began, self.first = now, step
-        # The first step starts threads and loaders, so its speed is not representative.
-        self.speed = m["tokens_per_s"] if step <= self.first + 1 else 0.9 * self.speed + 0.1 * m["tokens_per_s"]
+        # The first step starts threads and loaders, so its duration is not representative.
+        self.seconds = now - self.last if step <= self.first + 1 else 0.9 * self.seconds + 0.1 * (now - self.last)
+        self.last = now
         left = (self.steps - step) * (now - self.began) / max(1, step - self.first)
         if "validation" in m:
             self.validation = f"  held-out {m['validation']:.4f}"
-        if self.live:
-            print(f"\r\x1b[K{self.name}: {self.line(m, left)}", end="\n" if step == self.steps else "", flush=True)
+        if self.live:  # what is printed next begins in the same line
+            print(f"\x1b[K{name}: {self.line(m, left)}", end="\n" if step == self.steps else "\r", flush=True)
         elif step == self.steps or step % max(1, self.steps // 20) == 0:
-            print(f"{self.name}: {self.line(m, left)}", flush=True)
+            print(f"{name}: {self.line(m, left)}", flush=True)
 
     def line(self, m: dict, left: float) -> str:
         eta = f"{int(left) // 60}:{int(left) % 60:02d}"
-        return f"step {m['step']}/{self.steps}  loss {m['loss']:.4f}{self.validation}  {self.speed:,.0f} tokens/s  ETA {eta}"
+        return (
+            f"step {m['step']}/{self.steps}  loss {m['loss']:.4f}{self.validation}  {self.tokens / self.seconds:,.0f} tokens/s  ETA {eta}"
+        )
 
 
-def draw(path: Path, ours: dict, reference: dict | None, world: int) -> None:
+class Show:
+    """Adds a worker to a training, and later kills rank 0, as a crash would."""
+
+    def __init__(self, workers: int, steps: int):
+        self.workers, self.steps = workers, steps
+        self.joined, self.scaled, self.killed = None, False, False
+
+    def __call__(self, trainer: Trainer, m: dict) -> None:
+        step, pause = m["step"], max(1, self.steps // 8)
+        if not self.scaled and step >= pause:
+            self.scaled = True
+            trainer.scale(self.workers + 1)  # the worker starts in the background, and joins when it is ready
+        elif m["workers"] > self.workers and not self.killed:
+            self.joined = self.joined or step
+            if self.joined + pause <= step <= self.steps - pause:
+                self.killed = True
+                threading.Timer(0.02, os.kill, (m["pid"], signal.SIGKILL)).start()  # within the next step
+
+
+def name_of(change: Change) -> str:
+    what = "a worker is killed" if change.died else "a worker joins"
+    return f"{what}: {change.workers_before} -> {change.workers}"
+
+
+def draw(path: Path, ours: dict, reference: dict | None, workers: str, changes: list[Change]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -258,8 +349,11 @@ def draw(path: Path, ours: dict, reference: dict | None, world: int) -> None:
         axes.plot(
             *zip(*reference["validation"], strict=True), "s", color="tab:orange", ms=9, alpha=0.5, label="held-out, one plain process"
         )
-    axes.plot(range(1, len(ours["loss"]) + 1), ours["loss"], color="tab:blue", lw=0.9, label=f"training, {world} workers")
-    axes.plot(*zip(*ours["validation"], strict=True), "o-", color="tab:green", ms=4, label=f"held-out, {world} workers")
+    axes.plot(range(1, len(ours["loss"]) + 1), ours["loss"], color="tab:blue", lw=0.9, label=f"training, {workers}")
+    axes.plot(*zip(*ours["validation"], strict=True), "o-", color="tab:green", ms=4, label=f"held-out, {workers}")
+    for change in changes:
+        axes.axvline(change.step + 0.5, color="0.4", ls="--", lw=1)
+        axes.text(change.step + 0.5, 0.5, name_of(change), transform=axes.get_xaxis_transform(), rotation=90, ha="right", va="center")
     axes.set(xlabel="step", ylabel="loss (nats per byte)", title="A GPT on the standard library's sources")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -273,6 +367,15 @@ def largest_difference(ours: dict, reference: dict) -> float:
     theirs = dict(reference["validation"])  # validation losses; a resumed run has one more, from the step at which it was interrupted
     pairs += [(loss, theirs[step]) for step, loss in ours["validation"] if step in theirs]
     return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def lost_and_repeated(history: list[dict]) -> tuple[int, int]:
+    """Compares the optimizer's own count of updates with the steps: those that were never applied, and those that were applied twice."""
+    lost, repeated, before = 0, 0, {"step": 0, "updates": 0}
+    for m in history:
+        more = (m["updates"] - before["updates"]) - (m["step"] - before["step"])
+        lost, repeated, before = lost + max(0, -more), repeated + max(0, more), m
+    return lost, repeated
 
 
 def arguments() -> tuple[argparse.Namespace, str]:
@@ -294,7 +397,8 @@ def arguments() -> tuple[argparse.Namespace, str]:
 
     p = OneSentence(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument("--num-workers", type=number(1), default=2, help="ranks")
-    p.add_argument("--steps", type=number(1), default=700, help="where the run ends")
+    p.add_argument("--steps", type=number(1), default=500, help="where the run ends")
+    p.add_argument("--fixed", action="store_true", help="add and kill no worker")
     p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     p.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     p.add_argument("--seed", type=number(0), default=0, help="of the start, the order of the data and the sample")
@@ -316,6 +420,7 @@ def arguments() -> tuple[argparse.Namespace, str]:
     for name in ("batch", "validation_windows"):
         if getattr(a, name) < a.num_workers:
             p.error(f"--{name.replace('_', '-')} {getattr(a, name)} leaves some of the {a.num_workers} workers without a window")
+    a.show = not (a.fixed or a.resume) and 1 < a.num_workers < min(a.batch, a.validation_windows)
     given = {"out": shlex.quote(str(a.out)), **{k: getattr(a, k) for k in OF_THE_RUN if getattr(a, k) != p.get_default(k)}}
     return a, " ".join(f"--{k.replace('_', '-')} {v}" for k, v in given.items())
 
@@ -323,7 +428,7 @@ def arguments() -> tuple[argparse.Namespace, str]:
 def main() -> None:
     a, again = arguments()
     out = a.out.absolute()
-    c = {**vars(a), "out": str(out), "checkpoint": str(out / "checkpoint"), "timeline": str(out / "timeline.json"), "on_step": None}
+    c = {**vars(a), "out": str(out), "checkpoint": str(out / "checkpoint"), "timeline": str(out / "timeline.json")}
     try:
         out.mkdir(parents=True, exist_ok=True)
         if a.resume:
@@ -347,42 +452,72 @@ def main() -> None:
         sys.exit(f"train_gpt: {error}")
 
     began = time.perf_counter()
-    workers = Trainer(
-        train,
-        train_loop_config={**c, "sharded": True},
-        scaling_config=ScalingConfig(num_workers=a.num_workers),
-        on_report=Progress(f"{a.num_workers} workers", a.steps),
-    )
     try:
-        try:
-            shoal.init(address="auto")
-        except shoal.exceptions.Unavailable:  # no cluster runs; CPUs are logical, so more workers than cores are slow but correct
-            shoal.init(address="local", num_cpus=max(a.num_workers, len(os.sched_getaffinity(0))))
-        ours = workers.fit().returns[0]
+        result = fit(a, c)
     except shoal.exceptions.ResourceExhausted as error:
         sys.exit(f"train_gpt: {error}")
     shoal.shutdown()
     seconds = time.perf_counter() - began
-    reference = None
+    ours, reference = result.returns[0], None
     if not a.no_reference:
         torch.set_num_threads(min(a.num_workers, len(os.sched_getaffinity(0))))
-        reference = train({**c, "sharded": False, "resume": False, "on_step": Progress("one plain process", a.steps)})
-    (out / "losses.json").write_text(json.dumps({"workers": {k: ours[k] for k in ("loss", "validation")}, "reference": reference}))
+        reference = train_plain(c, Progress(c))
+    changes = [dataclasses.asdict(change) for change in result.changes]
+    losses = {"workers": {k: ours[k] for k in ("loss", "validation")}, "reference": reference, "changes": changes}
+    (out / "losses.json").write_text(json.dumps(losses))
     (out / "sample.txt").write_text(ours["sample"], encoding="utf-8")
-    draw(out / "loss.png", ours, reference, a.num_workers)
-    summary(a, again, ours, reference, seconds)
+    sizes = {a.num_workers, *(change.workers for change in result.changes)}
+    workers = " to ".join(str(n) for n in sorted({min(sizes), max(sizes)})) + " workers"
+    draw(out / "loss.png", ours, reference, workers, result.changes)
+    print_summary(ours, reference, f"{seconds:.0f} s on {workers}")
+    if a.show:
+        print_changes(result)
+    print_next(a, again, reference is not None)
 
 
-def summary(a: argparse.Namespace, again: str, ours: dict, reference: dict | None, seconds: float) -> None:
+def fit(a: argparse.Namespace, c: dict) -> Result:
+    try:
+        shoal.init(address="auto")
+        a.show = False
+    except shoal.exceptions.Unavailable:  # no cluster runs; CPUs are logical, so more workers than cores are slow but correct
+        shoal.init(address="local", num_cpus=max(a.num_workers + a.show, len(os.sched_getaffinity(0))))
+    scaling, progress, show = ScalingConfig(num_workers=a.num_workers), Progress(c), None
+    if a.show:
+        scaling = ScalingConfig(num_workers=(1, a.num_workers + 1), initial_workers=a.num_workers)
+        show = Show(a.num_workers, a.steps)
+
+    def on_report(metrics: dict) -> None:
+        progress(metrics)
+        if show is not None:
+            show(trainer, metrics)
+
+    trainer = Trainer(train, train_loop_config=c, scaling_config=scaling, on_report=on_report)
+    return trainer.fit()
+
+
+def print_summary(ours: dict, reference: dict | None, how: str) -> None:
     first, last, held_out = ours["loss"][0], ours["loss"][-1], ours["validation"][-1][1]
     print(f"\nIt wrote:\n\n    {ours['sample'].strip()}\n".replace("\n", "\n    ").rstrip())
-    print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {held_out:.3f}, {seconds:.0f} s on {a.num_workers} workers.")
+    print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {held_out:.3f}, {how}.")
     if reference:
         print(f"Largest relative difference to one plain process: {largest_difference(ours, reference):.1e}.")
+
+
+def print_changes(result: Result) -> None:
+    for change in result.changes:
+        phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in change.phases.items() if seconds >= 0.01)
+        print(f"  after step {change.step}: {name_of(change)} workers, pause {change.seconds:.2f} s ({phases})")
+    if not any(change.died for change in result.changes):
+        print("The training ended before a worker had joined and could be killed: pass more --steps.")
+    lost, repeated = lost_and_repeated(result.metrics_history)
+    print(f"{lost} steps were lost, {repeated} were applied twice.")
+
+
+def print_next(a: argparse.Namespace, again: str, compared: bool) -> None:
     bin = Path(os.path.relpath(sys.executable)).parent
     script = os.path.relpath(sys.argv[0])
     print(f"""
-{a.out}/loss.png        the losses{" of both runs" if reference else ""}
+{a.out}/loss.png        the losses{" of both runs" if compared else ""}
 {a.out}/timeline.json   the last step of rank 0, planned and measured: open it at https://ui.perfetto.dev
 {a.out}/checkpoint      model, optimizer and position of the data, as safetensors
 

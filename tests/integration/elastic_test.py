@@ -38,6 +38,7 @@ def test_losses_are_those_of_a_fixed_size_while_workers_come_and_go(shard):
     assert [(c.generation, c.workers_before, c.workers) for c in result.changes] == [
         (2, 4, 2), (3, 2, 4), (4, 4, 3), (5, 3, 1), (6, 1, 2)
     ]  # fmt: skip
+    assert [c.step for c in result.changes] == list(changes)
     assert shoal.get(scaler.answers) == result.changes
     assert all(c.seconds > 0 for c in result.changes)
     if shard:  # the workers share the memory of parameters and states
@@ -69,6 +70,24 @@ def loop_of_copies(config):
         if state.step in config["changes"]:
             shoal.wait([state.gang._next], timeout=120)
     return {"rank": get_context().get_world_rank(), "world": get_context().get_world_size(), "seen": seen, "step": state.step}
+
+
+def test_a_training_begins_with_initial_workers_and_keeps_that_number_until_scale():
+    def reported(metrics):
+        if metrics["step"] == 8:
+            trainer.scale(3)
+
+    scaling = ScalingConfig((1, 4), initial_workers=2)
+    config = {"epochs": EPOCHS, "changes": [8]}
+    trainer = Trainer(loops.loop, train_loop_config=config, scaling_config=scaling, on_report=reported)
+    result = trainer.fit()
+    assert [m["workers"] for m in result.metrics_history] == [2] * 8 + [3] * 22
+
+
+@pytest.mark.parametrize(("bounds", "initial"), [((1, 4), 5), ((2, 4), 1), ((1, 4), "2"), (4, 2)])
+def test_initial_workers_are_within_the_bounds(bounds, initial):
+    with pytest.raises(InvalidArgument, match="is no number within num_workers="):
+        ScalingConfig(bounds, initial_workers=initial)
 
 
 def test_new_workers_get_the_generators_of_random_numbers():

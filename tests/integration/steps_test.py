@@ -51,6 +51,27 @@ def test_steps_without_epochs_ends_with_each_epoch():
     check_as_plain(result.metrics_history)
 
 
+def loop_to_a_step(config):
+    state, loader = loops.build(config)
+    for batch in steps(loader, state, max_steps=config["max_steps"], epochs=config["epochs"]):
+        report(loops.train_step(state, batch))
+    return state.step, state.epoch, state.batch
+
+
+def test_max_steps_ends_within_an_epoch_and_takes_as_many_epochs_as_needed():
+    whole = fit(2).metrics_history
+    found = fit(2, loop_to_a_step, max_steps=12, epochs=None)
+    assert found.metrics_history == whole[:12]
+    assert found.returns == [(12, 2, 2)] * 2  # an epoch has 5 steps
+    assert fit(1, loop_to_a_step, max_steps=12, epochs=1).returns[0] == (5, 1, 0)
+
+
+def test_max_steps_of_a_loader_without_a_batch_is_refused():
+    loader = DataLoader(TensorDataset(torch.ones(3, 1)), batch_size=4, drop_last=True)
+    with pytest.raises(InvalidArgument, match="an epoch of this loader has no batch, so it never makes max_steps=2 steps"):
+        list(steps(loader, State(), max_steps=2))
+
+
 def loop_that_accumulates(config):
     import torch.distributed as dist
 

@@ -72,7 +72,7 @@ def files(folder):
 def run(train, module_home, tmp_path_factory):
     """A run of 12 steps on two workers, and its output."""
     out = tmp_path_factory.mktemp("run") / "out"
-    return out, train(out, "--steps=12")
+    return out, train(out, "--steps=12", "--fixed")
 
 
 def test_the_example_prints_progress_and_result_paths(run):
@@ -97,8 +97,44 @@ def test_the_losses_fall_and_equal_one_plain_process(run):
     pairs += [(a[1], b[1]) for a, b in zip(ours["validation"], reference["validation"], strict=True)]
     assert max(abs(a - b) / b for a, b in pairs) <= 1e-5
     assert "Largest relative difference to one plain process: " in said
+    assert "joins" not in said
     assert ours["loss"][-1] < ours["loss"][0] - 0.5
     assert ours["validation"][-1][1] < ours["validation"][0][1]
+
+
+@pytest.fixture(scope="module")
+def shown(train, module_home, tmp_path_factory):
+    """A run of two workers, which a third one joins, and one of which is killed."""
+    out = tmp_path_factory.mktemp("shown") / "out"
+    return out, train(out, "--steps=2000", "--validate-every=500", "--loaders=0", "--lr=3e-3")
+
+
+def test_a_worker_joins_and_one_is_killed_and_the_losses_are_those_of_one_plain_process(shown):
+    out, said = shown
+    changes = json.loads((out / "losses.json").read_text())["changes"]
+    assert [(c["workers_before"], c["workers"], c["died"]) for c in changes[:2]] == [(2, 3, []), (3, 2, [0])]
+    ours, reference = losses(out), losses(out, "reference")
+    assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4)  # of 2,000 steps, in which differences of rounding grow
+    assert ours["loss"][: changes[1]["step"] + 50] == pytest.approx(reference["loss"][: changes[1]["step"] + 50], rel=1e-5)
+    assert [step for step, _ in ours["validation"]] == [500, 1000, 1500, 2000]
+    for change, name in zip(changes, ("a worker joins: 2 -> 3", "a worker is killed: 3 -> 2"), strict=False):
+        line = f"  after step {change['step']}: {name} workers, pause {change['seconds']:.2f} s ("
+        assert line in said
+    assert "0 steps were lost, 0 were applied twice." in said
+    assert checkpoint.read_manifest(out / "checkpoint").state["step"] == 2000
+
+
+def test_lost_and_repeated_steps_are_counted():
+    count = runpy.run_path(SCRIPT)["lost_and_repeated"]
+
+    def history(*pairs):
+        return [{"step": step, "updates": updates} for step, updates in pairs]
+
+    assert count(history((1, 1), (2, 2), (3, 3))) == (0, 0)
+    assert count(history((1, 1), (3, 3))) == (0, 0)  # a report is missing, and its step was made
+    assert count(history((1, 1), (2, 1), (3, 2))) == (1, 0)
+    assert count(history((1, 1), (2, 3), (3, 4))) == (0, 1)
+    assert count(history((1, 1), (2, 1), (3, 3))) == (1, 1)
 
 
 def test_the_picture_and_the_timeline_are_valid_files(run):
@@ -118,7 +154,7 @@ def test_the_checkpoint_is_readable_and_has_the_data_position(run):
     out, _ = run
     manifest = checkpoint.read_manifest(out / "checkpoint")
     assert manifest.world_size == 2
-    assert (manifest.state["step"], manifest.state["position"]) == (12, 12 * 12)
+    assert (manifest.state["step"], manifest.state["epoch"], manifest.state["batch"]) == (12, 0, 12)
     assert manifest.optimizer.endswith("AdamW")
     assert set(manifest.optimizer_state["head.weight"]) == {"step", "exp_avg", "exp_avg_sq"}
     rows = 0
@@ -130,7 +166,7 @@ def test_the_checkpoint_is_readable_and_has_the_data_position(run):
 
 def test_a_second_run_is_bitwise_equal_also_as_a_job(run, tmp_path):
     out, _ = run
-    job = [binary(), "submit", *command(tmp_path, "--steps=12", "--no-reference")[1:]]
+    job = [binary(), "submit", *command(tmp_path, "--steps=12", "--no-reference")[1:]]  # it changes no worker of a running cluster
     done = subprocess.run(job, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert losses(tmp_path) == losses(out)
@@ -140,7 +176,7 @@ def test_a_second_run_is_bitwise_equal_also_as_a_job(run, tmp_path):
 
 def test_a_resumed_run_is_bitwise_equal_and_accepts_more_workers(run, train, tmp_path):
     out, _ = run
-    train(tmp_path, "--steps=8", "--no-reference", "--loaders=2")
+    train(tmp_path, "--steps=8", "--no-reference", "--loaders=2", "--fixed")
     assert losses(tmp_path)["loss"] == losses(out)["loss"][:8]
     train(tmp_path, "--steps=12", "--no-reference", "--resume")
     assert losses(tmp_path) == losses(out)

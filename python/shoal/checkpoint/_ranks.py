@@ -72,7 +72,10 @@ def _group(meshes: set, apart: bool) -> dist.ProcessGroup:
             return mesh.get_group()
         if len(ranks) == dist.get_world_size():
             return dist.group.WORLD
-    key = (id(dist.group.WORLD), tuple(ranks), apart)
+    world = dist.group.WORLD
+    for old in [key for key in _groups if key[0] is not world]:  # that process group has ended
+        del _groups[old]
+    key = (world, tuple(ranks), apart)
     if key not in _groups:
         _groups[key] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     return _groups[key]
@@ -90,7 +93,7 @@ def parts_of(t: torch.Tensor, name: str) -> list[tuple[torch.Tensor, tuple[int, 
     else:
         if any(isinstance(p, Partial) for p in t.placements):
             raise Unimplemented(f"{name} is placed as {t.placements}", hint="reduce it first: t.redistribute(placements=[Replicate()])")
-        shape, offset = _place(t.shape, t.device_mesh, tuple(t.placements))
+        shape, offset = _place(t.shape, t.device_mesh, tuple(t.placements), tuple(t.device_mesh.get_coordinate() or ()))
         with torch.no_grad():  # to_local() is a function of autograd otherwise
             local = t.to_local()
         if tuple(local.shape) != tuple(shape):
@@ -100,7 +103,8 @@ def parts_of(t: torch.Tensor, name: str) -> list[tuple[torch.Tensor, tuple[int, 
 
 
 @lru_cache(maxsize=4096)  # a step waits for a save's plan, and most tensors of a model have few shapes
-def _place(shape: torch.Size, mesh: DeviceMesh, placements: tuple) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _place(shape: torch.Size, mesh: DeviceMesh, placements: tuple, at: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """``at``: this rank's coordinate. Meshes of the same ranks are equal, and this process may have been another rank of an earlier one."""
     return compute_local_shape_and_global_offset(shape, mesh, placements)
 
 

@@ -10,7 +10,7 @@ class Change:
     """A change of the number of workers. ``generation``: the number of the membership that begins, ``workers_before`` and ``workers``: the
     sizes. ``seconds``: the pause of the training; ``moved_bytes``: parameters and optimizer state that went to other owners. ``died``: the
     numbers of the workers whose processes have ended, in the order in which workers were created. ``phases``: the parts of the pause of the
-    worker with the longest one, in seconds by name, in order."""
+    worker with the longest one, in seconds by name, in order. ``step``: ``State.step`` at the change, which is the last complete step."""
 
     generation: int
     workers_before: int
@@ -19,22 +19,25 @@ class Change:
     moved_bytes: int = 0
     died: tuple[int, ...] = ()
     phases: dict[str, float] = field(default_factory=dict)
+    step: int = 0
 
     def __str__(self) -> str:
         died = f" ({', '.join(f'worker {w}' for w in self.died)} died)" if self.died else ""
         return (
             f"generation {self.generation}: {self.workers_before} -> {self.workers} workers{died}, pause {self.seconds:.3f} s, "
-            f"{self.moved_bytes / 1e6:.1f} MB moved"
+            f"{self.moved_bytes / 1e6:.1f} MB moved, after step {self.step}"
         )
 
 
 @dataclass(frozen=True)
 class Pause:
-    """One worker's pause in a change, and the bytes of parameters and optimizer state that it received. ``phases``: as in Change."""
+    """One worker's pause in a change, and the bytes of parameters and optimizer state that it received. ``phases``, ``step``: as in
+    Change."""
 
     seconds: float = 0.0
     moved_bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
+    step: int = 0
 
 
 @dataclass(frozen=True)

@@ -304,9 +304,10 @@ class Gang:
             self._connect()
         phases.end("make the communicator")
         self._met.guard = None
-        self._follow(Pause(phases.total, moved, phases.seconds))
+        self._follow(Pause(phases.total, moved, phases.seconds, state.step))
         if state.on_change is not None:
-            state.on_change(replace(transition.change, seconds=phases.total, moved_bytes=moved, phases=phases.seconds))
+            change = replace(transition.change, seconds=phases.total, moved_bytes=moved, phases=phases.seconds, step=state.step)
+            state.on_change(change)
 
     def _meet(self, transition: Transition, phases: Phases) -> DeviceMesh:
         """Makes the process group of all workers that take part in the change, and the mesh of those that train afterwards. Raises

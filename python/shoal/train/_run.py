@@ -357,7 +357,7 @@ class Run:
                 _say(f"{len(g.members)} of {bounds} workers train; shoal scale {self._session.job} --workers N changes that")
             return
         longest, moved = max(self._paused, key=lambda p: p.seconds), sum(p.moved_bytes for p in self._paused)
-        change = Change(g.number, len(g.previous), len(g.members), longest.seconds, moved, g.dead, longest.phases)
+        change = Change(g.number, len(g.previous), len(g.members), longest.seconds, moved, g.dead, longest.phases, longest.step)
         self.outcome.changes.append(change)
         _say(str(change))
 

@@ -13,7 +13,7 @@ from shoal.train._gang import Gang
 from shoal.train._state import State
 
 
-def steps(loader: DataLoader, state: State, *, epochs: int | None = None) -> Iterator[Any]:
+def steps(loader: DataLoader, state: State, *, epochs: int | None = None, max_steps: int | None = None) -> Iterator[Any]:
     """Yields this worker's part of every batch of ``loader``, which is written as for one process: its batches are those of all workers.
 
     All workers see the same order of samples, which ``state.seed`` and the epoch decide. Each collates its part of a batch, as even as
@@ -26,14 +26,14 @@ def steps(loader: DataLoader, state: State, *, epochs: int | None = None) -> Ite
     effect in the last part only. All else that belongs to the end of a step runs under ``if state.last_part:``.
 
     ``epochs``: go on until that many epochs are complete. By default it ends with the current epoch; ``while state.epoch < epochs:``
-    around it leaves room for an evaluation. In an elastic Trainer the number of workers changes between two batches.
+    around it leaves room for an evaluation. ``max_steps``: end at the latest when ``state.step`` is that number; without ``epochs`` there
+    are then as many epochs as it takes. In an elastic Trainer the number of workers changes between two batches.
     Raises InvalidArgument for another loader than a DataLoader over a dataset with indices, and for a second loader with one State.
     """
-    return _iterate(_Loop(*_checked(loader, state, epochs)))
+    return _iterate(_checked(loader, state, epochs, max_steps))
 
 
-def _checked(loader: DataLoader, state: State, epochs: int | None) -> tuple[DataLoader, State, int, bool]:
-    """Returns the arguments of a _Loop."""
+def _checked(loader: DataLoader, state: State, epochs: int | None, max_steps: int | None) -> _Loop:
     check_loader(loader)
     if not isinstance(state, State):
         raise InvalidArgument(
@@ -44,10 +44,17 @@ def _checked(loader: DataLoader, state: State, epochs: int | None) -> tuple[Data
             "this State has the position of another loader", hint="use one DataLoader per State, and plain loops over others (evaluation)"
         )
     state.loader = loader
-    return loader, state, state.epoch + 1 if epochs is None else epochs, epochs is None
+    return _Loop(loader, state, epochs, max_steps)
 
 
-def run(step: Callable[[Any, State], Any], loader: DataLoader, state: State, *, epochs: int | None = None) -> None:
+def run(
+    step: Callable[[Any, State], Any],
+    loader: DataLoader,
+    state: State,
+    *,
+    epochs: int | None = None,
+    max_steps: int | None = None,
+) -> None:
     """Calls ``step(batch, state)`` for each batch that :func:`steps` would yield, with the same arguments.
 
     A step can run again: if a worker of an elastic Trainer dies, the others stop their step. They finish it if it counts: it does once
@@ -56,7 +63,7 @@ def run(step: Callable[[Any, State], Any], loader: DataLoader, state: State, *, 
     Generators of random numbers begin a repeated step as they began it first. A death may cut off what ``step`` does behind
     ``optimizer.step()``. Calls that need other workers come before it, and ``report`` comes last.
     """
-    loop = _Loop(*_checked(loader, state, epochs))
+    loop = _checked(loader, state, epochs, max_steps)
     try:
         while True:
             try:
@@ -84,8 +91,11 @@ def _iterate(loop: _Loop) -> Iterator[Any]:
 class _Loop:
     """The position of one loop over the batches."""
 
-    def __init__(self, loader: DataLoader, state: State, until: int, relative: bool):
-        self._loader, self._state, self._until, self._relative = loader, state, until, relative
+    def __init__(self, loader: DataLoader, state: State, epochs: int | None, max_steps: int | None):
+        self._loader, self._state = loader, state
+        self._relative = epochs is None and max_steps is None  # it ends with the current epoch
+        self._until = state.epoch + 1 if self._relative else epochs
+        self._max_steps = max_steps
         self._feeder: Feeder | None = None
         self._within = False  # further parts of the current batch follow
         self.gang: Gang | None = state.gang
@@ -98,7 +108,7 @@ class _Loop:
             if self._relative:
                 self._until = state.epoch + 1
         self.gang = gang = state.gang
-        while state.epoch < self._until:
+        while self._within or not self._complete():
             if not self._within:
                 gang.mark()
                 if gang.boundary():
@@ -108,6 +118,8 @@ class _Loop:
                 self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, gang.shares)
             given = self._feeder.next()
             if given is None:
+                if state.batch == 0 and self._until is None:
+                    raise InvalidArgument(f"an epoch of this loader has no batch, so it never makes max_steps={self._max_steps} steps")
                 state.epoch, state.batch, self._feeder = state.epoch + 1, 0, None
                 continue
             if not self._within:
@@ -119,6 +131,10 @@ class _Loop:
             return given
         gang.end_steps()
         return None
+
+    def _complete(self) -> bool:
+        state = self._state
+        return (self._until is not None and state.epoch >= self._until) or (self._max_steps is not None and state.step >= self._max_steps)
 
     def recover(self, error: Exception) -> None:
         """Goes on after the death of another worker, or raises ``error``."""

@@ -33,7 +33,7 @@ class ScalingConfig:
 
     ``num_workers=(minimum, maximum)``: an elastic training. It begins with as many workers as fit, and takes more, up to the maximum, when
     nodes or resources become free. It goes on with fewer when a node drains. The loop uses :func:`shoal.train.steps`, or is a step that
-    :func:`shoal.train.run` calls.
+    :func:`shoal.train.run` calls. ``initial_workers``: it has at most this number, instead of the maximum, until ``scale`` changes that.
     ``protect``: an elastic training survives the deaths of workers without the loss of a step. States of the optimizer, which is one of
     ``shoal.optim``'s Adam, AdamW and SGD, and gradients are then in memory of the nodes. With workers on several nodes, each worker's part
     of the model also has a replica on another node, so that the loss of a node is survived. ``"host"``: without replicas.
@@ -50,6 +50,7 @@ class ScalingConfig:
     protect: bool | str = True
     deterministic: bool = False
     logical_ranks: int | None = None
+    initial_workers: int | None = None
 
     def __post_init__(self):
         if self.protect not in (True, False, "host"):
@@ -61,6 +62,7 @@ class ScalingConfig:
         minimum, maximum = (int(n) for n in bounds)
         object.__setattr__(self, "num_workers", (minimum, maximum) if isinstance(given, (tuple, list)) else minimum)
         self._choose_logical_ranks(maximum)
+        self._check_initial_workers(minimum, maximum)
         gpus = (self.resources_per_worker or {}).get("GPU")
         if self.use_gpu and gpus is not None and not 0 < gpus <= 1:
             raise InvalidArgument(f"a worker trains on one device, not on {gpus:g}", hint="use more workers; below 1 they share devices")
@@ -68,6 +70,14 @@ class ScalingConfig:
             raise Unimplemented(
                 "an elastic training with use_gpu=True is not in this release: only parameters in a CPU's memory move to another mesh",
                 hint="pass one number as num_workers, or train on CPUs",
+            )
+
+    def _check_initial_workers(self, minimum: int, maximum: int) -> None:
+        initial = self.initial_workers
+        if initial is not None and not (self.elastic and hasattr(initial, "__index__") and minimum <= initial <= maximum):
+            raise InvalidArgument(
+                f"initial_workers={initial!r} is no number within num_workers={self.num_workers!r}",
+                hint="pass num_workers=(minimum, maximum), and a number from the minimum to the maximum",
             )
 
     def _choose_logical_ranks(self, maximum: int) -> None:
@@ -103,6 +113,11 @@ class ScalingConfig:
     @property
     def maximum(self) -> int:
         return self.num_workers[1] if self.elastic else self.num_workers
+
+    @property
+    def first_target(self) -> int:
+        """The number of workers that a training aims at before ``scale``."""
+        return self.maximum if self.initial_workers is None else self.initial_workers
 
     def check_size(self, num_workers: int) -> None:
         """Raises InvalidArgument unless the number is within the bounds."""
@@ -186,7 +201,7 @@ class Trainer:
             logical_ranks=scaling.logical_ranks or 0,
             threads=max(1, int(resources["CPU"])),
         )
-        membership = Membership(scaling.minimum, scaling.maximum, tuple(range(count)), scaling.maximum, protected=protected)
+        membership = Membership(scaling.minimum, scaling.maximum, tuple(range(count)), scaling.first_target, protected=protected)
         return self._run(Run(s, setup, membership, workers))
 
     def scale(self, num_workers: int) -> ObjectRef:
@@ -228,7 +243,7 @@ def _fitting(nodes: list[dict[str, Any]], resources: dict[str, float], scaling: 
     free = [n["available"] for n in nodes if n["state"] == "ALIVE" and not n["cordoned"]]
     wanted = {name: amount for name, amount in resources.items() if amount > 0}
     fit = sum(min((int(has.get(name, 0) / amount + 1e-9) for name, amount in wanted.items()), default=scaling.maximum) for has in free)
-    return max(scaling.minimum, min(fit, scaling.maximum))
+    return max(scaling.minimum, min(fit, scaling.first_target))
 
 
 def _settings(session_folder: str) -> dict[str, str]:

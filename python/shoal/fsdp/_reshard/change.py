@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from shoal import _native
 from shoal._objects.tensors import lasting
@@ -277,6 +278,7 @@ class _Change:
                 if hasattr(optimizer, "parameters_moved"):
                     optimizer.parameters_moved()
             keep_actor(self._data.ranks, self._data.index, self._data.replicas, self._new.actor)
+            _clear_sharding_prop_cache()  # its results are on an earlier mesh, which equals the new one if it has the same ranks
         del self._ledger
         for actor in old_actors.values():
             leave_unused(actor)
