@@ -134,9 +134,6 @@ def read_data(c: dict) -> tuple[DataLoader, Windows]:
     return loader, held_out
 
 
-# ---- what both loops compute ---------------------------------------------------------------------------------------------------------
-
-
 def loss_of(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
     ids = windows.long()
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
@@ -181,9 +178,6 @@ class History:
 
     def load_state_dict(self, saved: dict[str, list]) -> None:
         self.loss, self.validation = list(saved["loss"]), list(saved["validation"])
-
-
-# ---- the loop on each worker ---------------------------------------------------------------------------------------------------------
 
 
 def train(c: dict) -> dict:
@@ -231,14 +225,11 @@ def save(c: dict, state: State) -> None:
     shoal.checkpoint.save(c["checkpoint"], state.model, state.optimizer, state=about)
 
 
-# ---- the same loop in one process, on plain PyTorch ----------------------------------------------------------------------------------
-
-
 def train_plain(c: dict, on_step: Callable[[dict], None]) -> dict:
-    model, history = GPT(c), History()
+    """Trains alike in one process, on plain PyTorch."""
+    model, history, step = GPT(c), History(), 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=c["lr"], betas=(0.9, 0.95), weight_decay=0.1)
     loader, held_out = read_data(c)
-    step = 0
     for epoch in itertools.count():
         loader.sampler.set_epoch(epoch)
         for windows in itertools.islice(loader, c["steps"] - step):
@@ -290,39 +281,36 @@ class Progress:
             self.began, self.first = now, step
         # The first step starts threads and loaders, so its duration is not representative.
         self.seconds = now - self.last if step <= self.first + 1 else 0.9 * self.seconds + 0.1 * (now - self.last)
-        self.last = now
-        left = (self.steps - step) * (now - self.began) / max(1, step - self.first)
+        self.last, left = now, (self.steps - step) * (now - self.began) / max(1, step - self.first)
         if "validation" in m:
             self.validation = f"  held-out {m['validation']:.4f}"
-        if self.live:  # what is printed next begins in the same line
+        if self.live:  # the next output begins in the same line
             print(f"\x1b[K{name}: {self.line(m, left)}", end="\n" if step == self.steps else "\r", flush=True)
         elif step == self.steps or step % max(1, self.steps // 20) == 0:
             print(f"{name}: {self.line(m, left)}", flush=True)
 
     def line(self, m: dict, left: float) -> str:
-        eta = f"{int(left) // 60}:{int(left) % 60:02d}"
-        return (
-            f"step {m['step']}/{self.steps}  loss {m['loss']:.4f}{self.validation}  {self.tokens / self.seconds:,.0f} tokens/s  ETA {eta}"
-        )
+        at, rate = f"step {m['step']}/{self.steps}  loss {m['loss']:.4f}", self.tokens / self.seconds
+        return f"{at}{self.validation}  {rate:,.0f} tokens/s  ETA {int(left) // 60}:{int(left) % 60:02d}"
 
 
 class Show:
     """Adds a worker to a training, and later kills rank 0, as a crash would."""
 
     def __init__(self, workers: int, steps: int):
-        self.workers, self.steps = workers, steps
-        self.joined, self.scaled, self.killed = None, False, False
+        self.workers, self.pause, self.kill_until = workers, max(1, steps // 8), steps - max(1, steps // 8)
+        self.scaled_at = self.joined_at = 0
 
     def __call__(self, trainer: Trainer, m: dict) -> None:
-        step, pause = m["step"], max(1, self.steps // 8)
-        if not self.scaled and step >= pause:
-            self.scaled = True
+        step = m["step"]
+        if not self.scaled_at and step >= self.pause:
+            self.scaled_at = step
             trainer.scale(self.workers + 1)  # the worker starts in the background, and joins when it is ready
-        elif m["workers"] > self.workers and not self.killed:
-            self.joined = self.joined or step
-            if self.joined + pause <= step <= self.steps - pause:
-                self.killed = True
-                threading.Timer(0.02, os.kill, (m["pid"], signal.SIGKILL)).start()  # within the next step
+        elif not self.joined_at and m["workers"] > self.workers:
+            self.joined_at = step
+        elif self.joined_at and self.joined_at + self.pause <= step <= self.kill_until:
+            self.kill_until = 0
+            threading.Timer(0.02, os.kill, (m["pid"], signal.SIGKILL)).start()  # within the next step
 
 
 def name_of(change: Change) -> str:
@@ -331,26 +319,17 @@ def name_of(change: Change) -> str:
 
 
 def draw(path: Path, ours: dict, reference: dict | None, workers: str, changes: list[Change]) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5))
+    figure = Figure(figsize=(9, 5))
+    axes = figure.subplots()
+    runs = [(ours, workers, {"color": "tab:blue", "lw": 0.9}, {"color": "tab:green", "ms": 4, "fmt": "o-"})]
     if reference:
-        axes.plot(
-            range(1, len(reference["loss"]) + 1),
-            reference["loss"],
-            color="tab:orange",
-            lw=3,
-            alpha=0.5,
-            label="training, one plain process",
-        )
-        axes.plot(
-            *zip(*reference["validation"], strict=True), "s", color="tab:orange", ms=9, alpha=0.5, label="held-out, one plain process"
-        )
-    axes.plot(range(1, len(ours["loss"]) + 1), ours["loss"], color="tab:blue", lw=0.9, label=f"training, {workers}")
-    axes.plot(*zip(*ours["validation"], strict=True), "o-", color="tab:green", ms=4, label=f"held-out, {workers}")
+        wide = {"color": "tab:orange", "alpha": 0.5}
+        runs.insert(0, (reference, "one plain process", {**wide, "lw": 3}, {**wide, "ms": 9, "fmt": "s"}))
+    for run, name, line, dots in runs:
+        axes.plot(range(1, len(run["loss"]) + 1), run["loss"], label=f"training, {name}", **line)
+        axes.errorbar(*zip(*run["validation"], strict=True), label=f"held-out, {name}", **dots)
     for change in changes:
         axes.axvline(change.step + 0.5, color="0.4", ls="--", lw=1)
         axes.text(change.step + 0.5, 0.5, name_of(change), transform=axes.get_xaxis_transform(), rotation=90, ha="right", va="center")
@@ -358,14 +337,13 @@ def draw(path: Path, ours: dict, reference: dict | None, workers: str, changes: 
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
 
 
 def largest_difference(ours: dict, reference: dict) -> float:
     """The largest relative difference, over all training and held-out losses."""
-    pairs = [*zip(ours["loss"], reference["loss"], strict=True)]
-    theirs = dict(reference["validation"])  # validation losses; a resumed run has one more, from the step at which it was interrupted
-    pairs += [(loss, theirs[step]) for step, loss in ours["validation"] if step in theirs]
+    theirs = dict(reference["validation"])  # a resumed run has one more, from the step at which it was interrupted
+    pairs = [(loss, theirs[step]) for step, loss in ours["validation"] if step in theirs]
+    pairs += zip(ours["loss"], reference["loss"], strict=True)
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
@@ -387,8 +365,7 @@ def arguments() -> tuple[argparse.Namespace, str]:
 
     def number(low: float, kind: type = int):
         def parse(text: str):
-            value = kind(text)
-            if not low <= value < math.inf:
+            if not low <= (value := kind(text)) < math.inf:
                 raise argparse.ArgumentTypeError(f"{text} is less than {low}" if value < low else f"{text} is no finite number")
             return value
 
@@ -402,9 +379,8 @@ def arguments() -> tuple[argparse.Namespace, str]:
     p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     p.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     p.add_argument("--seed", type=number(0), default=0, help="of the start, the order of the data and the sample")
-    p.add_argument("--layers", type=number(1), default=3)
-    p.add_argument("--width", type=number(1), default=128)
-    p.add_argument("--heads", type=number(1), default=4)
+    for name, default in (("layers", 3), ("width", 128), ("heads", 4)):
+        p.add_argument(f"--{name}", type=number(1), default=default)
     p.add_argument("--context", type=number(1), default=64, help="bytes")
     p.add_argument("--batch", type=number(1), default=24, help="windows in a step, of all workers together")
     p.add_argument("--lr", type=number(0.0, float), default=3e-3, help="peak learning rate")
@@ -436,10 +412,8 @@ def main() -> None:
             if "config" not in saved:
                 sys.exit(f"train_gpt: the checkpoint in {c['checkpoint']} is of another program")
             for k in OF_THE_RUN:
-                if saved["config"][k] != c[k]:
-                    sys.exit(
-                        f"train_gpt: the checkpoint was trained with --{k.replace('_', '-')} {saved['config'][k]}, not {c[k]}: pass that"
-                    )
+                if (was := saved["config"][k]) != c[k]:
+                    sys.exit(f"train_gpt: the checkpoint was trained with --{k.replace('_', '-')} {was}, not {c[k]}: pass that")
             if saved["step"] >= a.steps:
                 sys.exit(f"train_gpt: the checkpoint is at step {saved['step']} already: pass a larger --steps")
         elif (out / "checkpoint").exists():
@@ -469,7 +443,11 @@ def main() -> None:
     sizes = {a.num_workers, *(change.workers for change in result.changes)}
     workers = " to ".join(str(n) for n in sorted({min(sizes), max(sizes)})) + " workers"
     draw(out / "loss.png", ours, reference, workers, result.changes)
-    print_summary(ours, reference, f"{seconds:.0f} s on {workers}")
+    print(f"\nIt wrote:\n\n    {ours['sample'].strip()}\n".replace("\n", "\n    ").rstrip())
+    first, last, held_out = ours["loss"][0], ours["loss"][-1], ours["validation"][-1][1]
+    print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {held_out:.3f}, {seconds:.0f} s on {workers}.")
+    if reference:
+        print(f"Largest relative difference to one plain process: {largest_difference(ours, reference):.1e}.")
     if a.show:
         print_changes(result)
     print_next(a, again, reference is not None)
@@ -481,26 +459,17 @@ def fit(a: argparse.Namespace, c: dict) -> Result:
         a.show = False
     except shoal.exceptions.Unavailable:  # no cluster runs; CPUs are logical, so more workers than cores are slow but correct
         shoal.init(address="local", num_cpus=max(a.num_workers + a.show, len(os.sched_getaffinity(0))))
-    scaling, progress, show = ScalingConfig(num_workers=a.num_workers), Progress(c), None
+    scaling, progress, show = ScalingConfig(num_workers=a.num_workers), Progress(c), Show(a.num_workers, a.steps)
     if a.show:
         scaling = ScalingConfig(num_workers=(1, a.num_workers + 1), initial_workers=a.num_workers)
-        show = Show(a.num_workers, a.steps)
 
     def on_report(metrics: dict) -> None:
         progress(metrics)
-        if show is not None:
+        if a.show:
             show(trainer, metrics)
 
     trainer = Trainer(train, train_loop_config=c, scaling_config=scaling, on_report=on_report)
     return trainer.fit()
-
-
-def print_summary(ours: dict, reference: dict | None, how: str) -> None:
-    first, last, held_out = ours["loss"][0], ours["loss"][-1], ours["validation"][-1][1]
-    print(f"\nIt wrote:\n\n    {ours['sample'].strip()}\n".replace("\n", "\n    ").rstrip())
-    print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {held_out:.3f}, {how}.")
-    if reference:
-        print(f"Largest relative difference to one plain process: {largest_difference(ours, reference):.1e}.")
 
 
 def print_changes(result: Result) -> None:
@@ -514,8 +483,7 @@ def print_changes(result: Result) -> None:
 
 
 def print_next(a: argparse.Namespace, again: str, compared: bool) -> None:
-    bin = Path(os.path.relpath(sys.executable)).parent
-    script = os.path.relpath(sys.argv[0])
+    bin, script = Path(os.path.relpath(sys.executable)).parent, os.path.relpath(sys.argv[0])
     print(f"""
 {a.out}/loss.png        the losses{" of both runs" if compared else ""}
 {a.out}/timeline.json   the last step of rank 0, planned and measured: open it at https://ui.perfetto.dev

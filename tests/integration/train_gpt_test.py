@@ -114,7 +114,7 @@ def test_a_worker_joins_and_one_is_killed_and_the_losses_are_those_of_one_plain_
     changes = json.loads((out / "losses.json").read_text())["changes"]
     assert [(c["workers_before"], c["workers"], c["died"]) for c in changes[:2]] == [(2, 3, []), (3, 2, [0])]
     ours, reference = losses(out), losses(out, "reference")
-    assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4)  # of 2,000 steps, in which differences of rounding grow
+    assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4)  # 2,000 steps, in which differences of rounding grow
     assert ours["loss"][: changes[1]["step"] + 50] == pytest.approx(reference["loss"][: changes[1]["step"] + 50], rel=1e-5)
     assert [step for step, _ in ours["validation"]] == [500, 1000, 1500, 2000]
     for change, name in zip(changes, ("a worker joins: 2 -> 3", "a worker is killed: 3 -> 2"), strict=False):

@@ -73,7 +73,7 @@ def _group(meshes: set, apart: bool) -> dist.ProcessGroup:
         if len(ranks) == dist.get_world_size():
             return dist.group.WORLD
     world = dist.group.WORLD
-    for old in [key for key in _groups if key[0] is not world]:  # that process group has ended
+    for old in [key for key in _groups if key[0] is not world]:  # their process groups have ended
         del _groups[old]
     key = (world, tuple(ranks), apart)
     if key not in _groups:
