@@ -185,32 +185,6 @@ def steps_form(config):
     return result_of(state)
 
 
-def clip_and_save_form(config):
-    """The step clips gradients by torch's function, and saves a checkpoint at its end."""
-    import torch
-
-    import shoal.checkpoint
-    from shoal.train import report, run
-
-    state, loader = loops.build(config)
-    killer = Killer(config["deaths"], config["folder"])
-
-    def step(batch, state):
-        _, x, y = batch
-        loss = (state.model(x) - y).square().mean()
-        mean = state.mean(loss)
-        loss.backward()
-        killer.at(state, "between")
-        norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0).full_tensor().item()
-        state.optimizer.step()
-        state.optimizer.zero_grad()
-        report({"step": state.step, "loss": mean, "norm": norm})
-        shoal.checkpoint.save(os.path.join(config["folder"], "checkpoint"), state.model, state.optimizer, state={"step": state.step})
-
-    run(step, loader, state, epochs=config["epochs"])
-    return result_of(state)
-
-
 def steps_form_with_a_death_in_the_meeting(config):
     """The second of two survivors dies before it meets the other one, or when gloo's connection to it begins (``config["connecting"]``)."""
     from datetime import timedelta
