@@ -22,6 +22,8 @@ from shoal.torch._work import DONE
 class Generations(Messages):
     """A group of ranks over a communicator, with a store that its members share."""
 
+    supports_reconfigure: bool  # True for a group with one backend; the subclass knows its backends
+
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, formed: bool):
         self._timeout, self._windows = timeout, itertools.count()
         native = self._form(store, rank, size, name) if formed else Unformed()
@@ -57,11 +59,6 @@ class Generations(Messages):
     def transport(self) -> str:
         """The transport of CPU tensors: ``"shm"``, or another where the ranks share no memory."""
         return self._native.transport
-
-    @property
-    def supports_reconfigure(self) -> bool:
-        """True for a group with one backend."""
-        raise NotImplementedError
 
     def get_reconfigure_handle(self) -> str:
         """Returns this process's name for ``reconfigure``: the same at all times, and for no other process."""

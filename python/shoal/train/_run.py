@@ -152,7 +152,8 @@ class Run:
                 refs = [r._ref for r in self._pending()]
                 incoming = self._session.next_report(self.queue, self._session.tally(refs), 0)
                 if incoming is not None:
-                    self._take(incoming)
+                    args, _ = serialize.loads(*incoming.args)
+                    getattr(self, f"_on_{incoming.method}")(incoming, *args)
                 self._look_at_refs()
                 self._reports.check()
                 if self._done.issuperset(self._membership.members):
@@ -203,14 +204,6 @@ class Run:
 
     # ---- calls ----
 
-    def _take(self, incoming: Any) -> None:
-        if incoming.method == "status":
-            actors = {n: w.handle._shoal_actor.id for n, w in self._workers.items()}
-            self._reply(incoming, status_of(self._membership, self._setup, self._places, actors, self._reports, self.outcome.changes))
-            return
-        args, _ = serialize.loads(*incoming.args)
-        getattr(self, f"_on_{incoming.method}")(incoming, *args)
-
     def _reply(self, incoming: Any, value: Any) -> None:
         self._session.reply(incoming, *serialize.dumps(value))
 
@@ -239,6 +232,10 @@ class Run:
         self._watches.died(worker)
         self._reports.check()
         self._step(m.Died(worker, cause))
+
+    def _on_status(self, incoming: Any) -> None:
+        actors = {n: w.handle._shoal_actor.id for n, w in self._workers.items()}
+        self._reply(incoming, status_of(self._membership, self._setup, self._places, actors, self._reports, self.outcome.changes))
 
     def _on_lost(self, incoming: Any, worker: int, generation: int) -> None:
         self._watches.add(incoming, worker, generation)
