@@ -26,10 +26,10 @@ _ATTEMPT_S = 0.02  # between two attempts to reach a store that does not listen
 
 
 class Guard:
-    """Reports the first death of a worker that takes part in a generation, or in the change to it."""
+    """Reports the first death of a worker that takes part in the change to a generation, or that trains in it (``begun``)."""
 
-    def __init__(self, generation: int):
-        self._dead = _Here.driver.lost.remote(_Here.worker, generation)  # the driver makes it ready
+    def __init__(self, generation: int, begun: bool = False):
+        self._dead = _Here.driver.lost.remote(_Here.worker, generation, begun)  # the driver makes it ready
 
     def check(self) -> None:
         """Raises Unavailable if one has died."""
@@ -38,8 +38,8 @@ class Guard:
 
 
 class GuardedStore(dist.Store):
-    """A store whose waits end when a worker dies, those of torch and gloo, too. ``store``: has the keys. Between two changes
-    it has no guard. Its user keeps it: torch holds only the part that is not Python."""
+    """A store whose waits end when a worker dies, those of torch and gloo, too. ``store``: has the keys. Its user keeps it: torch holds
+    only the part that is not Python."""
 
     def __init__(self, store: dist.TCPStore, guard: Guard | None):
         super().__init__()
