@@ -81,6 +81,7 @@ Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key,
     SHOAL_TRY(Fd copy, runtime::duplicate(it->second.memory));
     it->second.holders.insert(worker);
     it->second.lasting |= lasting;
+    if (lasting) join_group(job, key, worker);
     return Opened{std::move(copy), false};
   }
   if (bytes == kAsItIs) return fail(not_found("this node has no arena " + key));
@@ -88,6 +89,7 @@ Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key,
   SHOAL_TRY(Fd memory, runtime::make_memory("shoal:" + key.substr(0, 200), bytes));
   SHOAL_TRY(Fd copy, runtime::duplicate(memory));
   arenas_[{job, key}] = Arena{std::move(memory), bytes, {worker}, {}, {}, lasting};
+  if (lasting) join_group(job, key, worker);
   bytes_ += bytes;
   return Opened{std::move(copy), true};
 }
@@ -129,12 +131,39 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
       ++it;
     }
   }
+  leave_groups(worker);
   for (auto it = made_by_.lower_bound({worker, {}}); it != made_by_.end() && it->first == worker; it = made_by_.erase(it)) {
     Object& object = objects_.at(it->second);
     object.orphan = true;
     orphaned_bytes_ += object.bytes;
   }
   for (auto& got : take_waiting([&](JobId, const Waiting& w) { return w.owner == worker; })) got(fail(owner_died(cause)));
+}
+
+void MemoryTable::join_group(JobId job, const std::string& key, WorkerId worker) {
+  const auto end = key.find("//");
+  if (end != std::string::npos) groups_[{job, key.substr(0, end + 2)}].insert(worker);
+}
+
+void MemoryTable::leave_groups(WorkerId worker) {
+  for (auto group = groups_.begin(); group != groups_.end();) {
+    if (group->second.erase(worker) == 0 || !group->second.empty()) {
+      ++group;
+      continue;
+    }
+    for (auto it = arenas_.begin(); it != arenas_.end();) {
+      Arena& arena = it->second;
+      const bool its = it->first.first == group->first.first && it->first.second.starts_with(group->first.second);
+      if (its) arena.lasting = false;
+      if (its && arena.holders.empty()) {
+        bytes_ -= arena.bytes;
+        it = arenas_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+    group = groups_.erase(group);
+  }
 }
 
 std::vector<MemoryTable::Got> MemoryTable::take_waiting(const std::function<bool(JobId, const Waiting&)>& which) {
@@ -303,6 +332,7 @@ void MemoryTable::end_job(JobId job) {
       ++it;
     }
   }
+  std::erase_if(groups_, [job](const auto& group) { return group.first.first == job; });
   refused_.erase(refused_.lower_bound({job, {}}), refused_.upper_bound({job, ObjectId{~std::uint64_t{}}}));
   for (auto it = objects_.begin(); it != objects_.end();) {
     it = it->first.first == job ? erase(it) : std::next(it);

@@ -46,6 +46,8 @@ class MemoryTable {
   // Opens the arena of that key for `worker`, which holds it until drop(); the first call makes it. Returns InvalidArgument if it exists
   // with another size, and NotFound if it has to exist (kAsItIs). Returns ResourceExhausted, with the numbers, if the machine has no room.
   // `lasting`: from now on the deaths of its holders do not free the arena, so that a process that opens it later finds what they wrote.
+  // Such an arena with a key "GROUP//..." lasts until all workers have ended that have opened one of this group; another one until the job
+  // ends.
   Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker, bool lasting = false);
   // `worker` holds the arena no longer. The arena is freed if no process holds it then.
   void drop(JobId job, const std::string& key, WorkerId worker);
@@ -133,10 +135,13 @@ class MemoryTable {
   Result<void> admit(JobId job, std::uint64_t bytes) const;
   using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
   Objects::iterator erase(Objects::iterator it);
+  void join_group(JobId job, const std::string& key, WorkerId worker);
+  void leave_groups(WorkerId worker);
   void settled(Objects::iterator it);  // the object is no longer movable: removes it from the sums and maps of movable ones
 
   Options options_;
   std::map<std::pair<JobId, std::string>, Arena> arenas_;
+  std::map<std::pair<JobId, std::string>, std::set<WorkerId>> groups_;  // living workers that have opened lasting arenas, by their group
   Objects objects_;
   std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;
   std::uint64_t bytes_ = 0, orphaned_bytes_ = 0, filed_bytes_ = 0;

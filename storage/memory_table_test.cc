@@ -83,6 +83,24 @@ TEST_F(MemoryTableTest, ALastingArenaOutlivesItsHoldersAndEndsWithADropOrTheJob)
   EXPECT_EQ(table_.bytes(), 0u);
 }
 
+TEST_F(MemoryTableTest, LastingArenasOfAGroupEndWithTheLastWorkerThatHasOpenedOne) {
+  const WorkerId other{101}, reader{102};
+  ASSERT_TRUE(table_.open(kJob, "a//record-0", 4096, kWorker, /*lasting=*/true));
+  ASSERT_TRUE(table_.open(kJob, "a//record-1", 4096, other, /*lasting=*/true));
+  ASSERT_TRUE(table_.open(kJob, "b//record", 4096, other, /*lasting=*/true));
+  ASSERT_TRUE(table_.open(JobId{9}, "a//record", 4096, other, /*lasting=*/true));
+  table_.mark_gone(kWorker, "was killed by SIGKILL");
+  EXPECT_TRUE(table_.open(kJob, "a//record-0", MemoryTable::kAsItIs, other));  // the other worker may adopt it
+  table_.drop(kJob, "a//record-1", other);
+  EXPECT_FALSE(table_.open(kJob, "a//record-1", MemoryTable::kAsItIs, other));
+  ASSERT_TRUE(table_.open(kJob, "b//record", MemoryTable::kAsItIs, reader));
+  table_.mark_gone(other, "was killed by SIGKILL");
+  EXPECT_FALSE(table_.open(kJob, "a//record-0", MemoryTable::kAsItIs, other));
+  EXPECT_EQ(table_.bytes(), 4096u);  // the reader, which is not of the group, has it open
+  table_.mark_gone(reader, "was killed by SIGKILL");
+  EXPECT_EQ(table_.bytes(), 0u);
+}
+
 TEST_F(MemoryTableTest, AnObjectIsTakenHoweverLittleIsLeftAsItsPagesAreThere) {
   available_ = 1u << 20;
   EXPECT_FALSE(table_.open(kJob, "a", 4096, kWorker));

@@ -37,7 +37,6 @@ SILENCE_S = 90  # a training that reports no step for so long stands still
 _TORCHS = "distributed_c10d.py"  # in the stack of a worker that waits in a collective of torch: one of the "Known faults"
 # The ends of trainings that docs/training.md lists under "Limits".
 DOCUMENTED = (
-    "another mesh",  # a second death during a change
     "no other worker of the training runs on its node",  # all workers were on one node, and the last of them has died
     "neither has that of its buddy",
     "no worker is left",
@@ -198,10 +197,9 @@ class Training:
     def _stands_still(self) -> str:
         self._not_survived()
         stacks = "\n".join(command("stack").stdout for command in self._place.commands)
-        known = "after a second death" if self._last > 1 else "in a collective of torch" if _TORCHS in stacks else ""
-        if known:
+        if _TORCHS in stacks:
             self._counts.limits += self._last
-            self._counts.reasons.append(f"no step for {SILENCE_S} s {known}")
+            self._counts.reasons.append(f"no step for {SILENCE_S} s in a collective of torch")
             return ""
         return f"it reported no step for {SILENCE_S} s:\n{stacks}"
 

@@ -14,7 +14,7 @@ from warm import warm_site
 __all__ = ["home", "module_home", "shoal_command"]
 
 # Tests must not depend on the environment of the developer who runs them.
-for name in [n for n in os.environ if n.startswith("SHOAL_") and n != "SHOAL_PYTHON"]:
+for name in [n for n in os.environ if n.startswith("SHOAL_") and n not in ("SHOAL_PYTHON", "SHOAL_SEED", "SHOAL_SEEDS")]:
     del os.environ[name]
 os.environ["SHOAL_MEMORY_USAGE_THRESHOLD"] = "0"  # the node ends no worker because of the memory that other processes use
 os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # a short delay; tests of the delay itself set another

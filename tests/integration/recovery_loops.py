@@ -77,16 +77,17 @@ class Killer:
 
             threading.Thread(target=watch, daemon=True).start()
 
-    def late(self, state):
-        """Waits for the death of another worker, and never comes to optimizer.step()."""
+    def late(self, state, moment="late"):
+        """Waits for the death of another worker, which ends its next collective with an error."""
         import torch.distributed as dist
 
-        if self.due(state, "late"):
+        if self.due(state, moment):
             deaths = select.poll()
-            for pid in self.gang:
-                if pid != os.getpid():
-                    deaths.register(os.pidfd_open(pid), select.POLLIN)
-            deaths.poll()
+            with contextlib.suppress(ProcessLookupError):  # it is dead already
+                for pid in self.gang:
+                    if pid != os.getpid():
+                        deaths.register(os.pidfd_open(pid), select.POLLIN)
+                deaths.poll()
             dist.barrier()
 
     def in_boundary(self, state):
@@ -185,6 +186,34 @@ def steps_form(config):
     return result_of(state)
 
 
+def steps_form_with_lost_replacements(config):
+    """The workers of these numbers fail, or die, before their first step."""
+    from shoal.train._context import _Here
+
+    if _Here.worker in (config["fails"], config.get("fails_too")):
+        raise OSError("no disk")
+    if _Here.worker == config["dies"]:
+        kill_process()
+    return steps_form(config)
+
+
+def two_runs_form(config):
+    """Calls ``run`` for ten steps, then for the others."""
+    from shoal.train import run
+
+    state, loader = loops.build(config)
+    killer = Killer(config["deaths"], config["folder"])
+
+    def step(batch, state):
+        train_step(state, batch, killer)
+        killer.late(state, "in run")
+
+    run(step, loader, state, max_steps=10)
+    killer.late(state, "between runs")
+    run(step, loader, state, epochs=config["epochs"])
+    return result_of(state)
+
+
 def steps_form_with_a_death_in_the_meeting(config):
     """The second of two survivors dies before it meets the other one, or when gloo's connection to it begins (``config["connecting"]``)."""
     from datetime import timedelta
@@ -212,14 +241,75 @@ def steps_form_with_a_death_in_the_meeting(config):
     return steps_form(config)
 
 
+def form_with_a_death_before_the_loops_have_run_again(config):
+    """The worker of number ``config["victim"]`` dies when it has built its model again."""
+    from shoal.train._context import _Here
+    from shoal.train._gang import Gang
+
+    take_over = Gang._take_over
+
+    def die_or_take_over(gang, before):
+        if _Here.worker == config["victim"]:
+            open(os.path.join(config["folder"], "died"), "x").close()
+            kill_process()
+        take_over(gang, before)
+
+    Gang._take_over = die_or_take_over
+    return globals()[config["form"]](config)
+
+
+PHASES = ("meet", "met", "settled", "moved", "recorded", "entered", "end")
+
+
+def form_with_a_death_in_a_change(config):
+    """The worker of number ``config["victim"]`` dies in the change to generation ``config["generation"]``, at ``config["phase"]``."""
+    from shoal.train._context import _Here
+    from shoal.train._gang import Gang
+    from shoal.train._recovery import Record
+
+    in_change = []
+
+    def change(gang, transition, *rest):
+        in_change[:] = [transition.change.generation == config["generation"]]
+        original(gang, transition, *rest)
+        in_change.clear()
+
+    def die(phase):
+        if in_change == [True] and (_Here.worker, phase) == (config["victim"], config["phase"]):
+            open(os.path.join(config["folder"], "died"), "x").close()
+            kill_process()
+
+    def before(kind, name, phase):
+        method = getattr(kind, name)
+        setattr(kind, name, lambda *args: (die(phase), method(*args))[1])
+
+    def after(kind, name, phase):
+        method = getattr(kind, name)
+        setattr(kind, name, lambda *args: (method(*args), die(phase))[0])
+
+    original, Gang._change = Gang._change, change
+    before(Gang, "_meet", "meet")
+    after(Gang, "_meet", "met")
+    before(Gang, "_move_tensors", "settled")
+    after(Record, "moved", "moved")
+    after(Record, "prepare", "recorded")
+    after(Record, "enter", "entered")
+    before(Gang, "_follow", "end")
+    before(Record, "leave", "end")
+    return globals()[config["form"]](config)
+
+
 def loop_form(config):
-    """An ordinary loop over ``steps``."""
+    """An ordinary loop over ``steps``, with ``config["changes"]`` as in ``steps_form``."""
+    import shoal
     from shoal.train import steps
 
     state, loader = loops.build(config)
     killer = Killer(config["deaths"], config["folder"])
     for batch in steps(loader, state, epochs=config["epochs"]):
         train_step(state, batch, killer)
+        if state.step in config.get("changes", ()):
+            shoal.wait([state.gang._next], timeout=120)
     return result_of(state)
 
 

@@ -10,6 +10,7 @@ import pytest
 import recovery_loops as r
 import training_loops as loops
 from client_fixtures import *  # noqa: F403
+from leak_check import wait_until
 
 from shoal.exceptions import ActorDiedError, Unimplemented
 from shoal.train import ScalingConfig, Trainer, WorkerLost
@@ -40,8 +41,8 @@ def is_ours(pid):
     return pid == os.getpid()
 
 
-def records():
-    """Step records, and memories of optimizer states, that this test's processes have open."""
+def records(names=("/record-", "/arrays-")):
+    """Memories with such names that this test's processes have open, by default step records and optimizer states."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         if not is_ours(int(process.name)):
@@ -51,7 +52,7 @@ def records():
                 target = os.readlink(fd)
             except OSError:
                 continue
-            if "/record-" in target or "/arrays-" in target:
+            if any(name in target for name in names):
                 found.add(target)
     return found
 
@@ -129,33 +130,103 @@ def test_a_death_ends_the_wait_of_a_worker_that_waits_for_another_survivor(tmp_p
     assert result.changes[0].died == (3,)
 
 
+def test_a_death_while_one_worker_is_in_run_and_another_one_between_two_calls_of_it(tmp_path):
+    result = fit(tmp_path, r.two_runs_form, [(1, 10, "end"), (2, 10, "in run"), (0, 10, "between runs")], (1, 3))
+    check(result)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["0-10-between runs", "1-10-end", "2-10-in run"]
+    assert result.changes[0].died == (1,)
+
+
+@pytest.mark.parametrize(
+    ("form", "deaths"),
+    [
+        ("loop_form", [(2, 3, "backward")]),
+        ("two_runs_form", [(1, 10, "end"), (2, 10, "in run"), (0, 10, "between runs")]),
+    ],
+)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_death_before_the_loops_have_run_again(tmp_path, form, deaths, victim):
+    if form == "loop_form":
+        victim //= 2
+    result = fit(tmp_path, r.form_with_a_death_before_the_loops_have_run_again, deaths, (1, 3), form=form, victim=victim)
+    check(result)
+    assert (tmp_path / "died").exists()
+    assert [c.workers for c in result.changes[:2]] == [2, 1]
+
+
+# By name of a change: its generation, the deaths in steps, the steps at which the number of workers changes, and the victims by number.
+CHANGES = {
+    "recovery": (2, [(2, 3, "backward")], {}, (0, 1)),
+    "shrink": (2, [], {3: 2}, (2, 0, 1)),
+    "growth": (3, [], {3: 2, 6: 3}, (3, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("form", ["steps_form", "loop_form"])
+@pytest.mark.parametrize("phase", r.PHASES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_death_in_a_change_of_the_workers(tmp_path, change, phase, form):
+    generation, deaths, sizes, victims = CHANGES[change]
+    turn = r.PHASES.index(phase)  # a slice has one victim for each phase
+    for victim in victims if "SHOAL_SEEDS" in os.environ else [victims[turn % len(victims)]]:
+        die_in_change(tmp_path / str(victim), form, deaths, sizes, victim=victim, generation=generation, phase=phase)
+
+
+def die_in_change(folder, form, deaths, sizes, **death):
+    def on_report(metrics):
+        if metrics["step"] in sizes:
+            trainer.scale(sizes[metrics["step"]])
+
+    folder.mkdir()
+    config = {"epochs": EPOCHS, "deaths": deaths, "folder": str(folder), "changes": list(sizes), "form": form, **death}
+    trainer = Trainer(r.form_with_a_death_in_a_change, train_loop_config=config, scaling_config=ScalingConfig((1, 3)), on_report=on_report)
+    result = trainer.fit()
+    check(result)
+    without_record = deaths == [] and death["victim"] == 2  # it leaves
+    assert (folder / "died").exists() or (without_record and death["phase"] in ("recorded", "entered"))
+    wait_until(lambda: not records(), 60, "the end of all step records")  # a dead worker's may last as long as its training
+
+
 @pytest.mark.skipif("SHOAL_SEEDS" not in os.environ, reason="random moments: ./dev test --all")
 def test_workers_are_killed_at_random_moments(tmp_path):
     seed = int(os.environ.get("SHOAL_SEED", random.randrange(1 << 30)))
     print(f"SHOAL_SEED={seed}")
-    moments, killed = random.Random(seed), []
-
-    def kill(pid):
-        killed.append(pid)
-        os.kill(pid, signal.SIGKILL)
+    moments, victims = random.Random(seed), []
 
     def on_report(metrics):
-        if len(metrics["pids"]) > 1 and len(killed) < 5 and moments.random() < 0.2:
-            threading.Timer(moments.random() * 0.02, kill, (moments.choice(metrics["pids"]),)).start()
+        others = [pid for pid in metrics["pids"] if pid not in victims]
+        if len(others) > 1 and len(victims) < 5 and moments.random() < 0.2:
+            victims.append(moments.choice(others))
+            threading.Timer(moments.random() * 0.02, os.kill, (victims[-1], signal.SIGKILL)).start()
 
-    try:
-        result = fit(tmp_path, r.steps_form, [], (1, 3), on_report, epochs=30)
-    except WorkerLost as error:
-        if "another mesh" in str(error):  # a second death has come while the workers changed their places
-            return
-        raise
+    result = fit(tmp_path, r.steps_form, [], (1, 3), on_report, epochs=30)
     check(result, 30)
-    assert killed
+    assert victims
 
 
-def test_all_workers_die(tmp_path):
+def test_all_workers_die_and_their_memory_ends_with_them(tmp_path):
+    parameters = ["/unit-"]
+    before = records(parameters)
+
+    def on_report(metrics):
+        assert records()
+        assert records(parameters) > before
+
     with pytest.raises((WorkerLost, ActorDiedError), match="SIGKILL"):
-        fit(tmp_path, r.steps_form, [(0, 3, "forward")], (1, 2), victims="gang")
+        fit(tmp_path, r.steps_form, [(0, 3, "forward")], (1, 2), on_report, victims="gang")
+    wait_until(lambda: not records() and records(parameters) <= before, 60, "the end of all memory of a training that has failed")
+
+
+def test_replacements_that_fail_or_die_are_replaced_while_the_others_wait(tmp_path):
+    result = fit(tmp_path, r.steps_form_with_lost_replacements, [(1, 4, "backward")], (2, 2), fails=2, dies=3)
+    check(result)
+    assert [(c.workers_before, c.workers, c.died) for c in result.changes] == [(2, 2, (1,))]
+    assert ["no disk" in result.failures[0], "SIGKILL" in result.failures[1], len(result.failures)] == [True, True, 2]
+
+
+def test_the_third_replacement_in_a_row_that_fails_ends_the_training(tmp_path):
+    with pytest.raises(WorkerLost, match=r"(?s)worker 1 is lost.*no new worker could take its place: .*no disk.*\(3 in a row\)"):
+        fit(tmp_path, r.steps_form_with_lost_replacements, [(1, 4, "backward")], (2, 2), fails=2, dies=3, fails_too=4)
 
 
 def step_that_fails(config):

@@ -24,8 +24,8 @@ def words(action: m.Action) -> str:
             return f"publish {g.number}: {list(g.previous)} -> {list(g.members)}{dead}"
         case m.Fail(worker, why) if why is not None:
             return f"fail {worker}: {why}"
-        case m.Completed(g):
-            return f"completed {g.number}"
+        case m.Completed(g, cut_off):
+            return f"completed {g.number}" + (", cut off" if cut_off else "")
         case m.Answer(ask, changed):
             return f"answer {ask} {'changed' if changed else 'unchanged'}"
         case m.Refuse(ask, why):
@@ -158,10 +158,27 @@ def test_fewer_survivors_than_the_minimum_wait_for_a_replacement():
     assert t.entered(2, 1, 2) == ["completed 2"]
 
 
-def test_a_replacement_that_fails_ends_a_training_with_too_few_workers():
+def test_a_replacement_that_fails_is_replaced_and_the_third_in_a_row_ends_a_training_with_too_few_workers():
     t = running((2, 2), 2, protected=True)
     t(Died(0, "SIGKILL"), Interrupted(1, 1))
-    assert t(Failed(2, "no disk")) == ["report 2: no disk", "fail 0: no new worker could take its place: no disk"]
+    assert t(Failed(2, "no disk")) == ["report 2: no disk", "create 3"]
+    assert t(Placed(3), Died(3, "SIGKILL")) == ["report 3: SIGKILL", "create 4"]
+    assert t(Failed(4, "SIGSEGV")) == ["report 4: SIGSEGV", "fail 0: no new worker could take its place: no disk (3 in a row)"]
+
+
+def test_replacements_that_die_in_the_change_count_until_one_has_joined():
+    t = running((2, 2), 2, protected=True)
+    t(Died(0, "SIGKILL"), Interrupted(1, 1))
+    assert t(Failed(2, "no disk"), Ready(3)) == ["report 2: no disk", "create 3", "publish 2: [0, 1] -> [1, 3], [0] dead"]
+    assert t(Died(3, "SIGKILL"), Interrupted(1, 1)) == ["create 4"]
+    assert t(Ready(4)) == ["publish 3: [0, 1] -> [1, 4], [0] dead"]
+    assert t.entered(3, 1, 4) == ["completed 3"]
+    t(Died(4, "SIGKILL"), Interrupted(1, 3))
+    assert t(Failed(5, "no disk")) == ["report 5: no disk", "create 6"]
+    t(Ready(6), Died(6, "SIGKILL"))
+    assert t(Interrupted(1, 3)) == ["create 7"]
+    t(Ready(7))
+    assert t(Died(7, "SIGKILL"), Interrupted(1, 3)) == ["fail 4: no new worker could take its place: no disk (3 in a row)"]
 
 
 def test_a_second_death_in_a_recovery_begins_it_again_from_the_same_mesh():
@@ -171,17 +188,47 @@ def test_a_second_death_in_a_recovery_begins_it_again_from_the_same_mesh():
     assert t.entered(3, 2) == ["completed 3", "create 3", "create 4"]
 
 
-def test_a_death_after_some_have_moved_to_another_mesh_and_others_have_not_ends_the_training():
+def test_after_a_death_in_a_change_all_go_back_unless_one_knows_that_the_generation_has_begun():
     t = running((1, 3), 3, protected=True)
     t(Scaled(0, 2))
-    why = "it died while the workers moved to another mesh, and the others are not all on the same one"
-    assert t(Died(2, "SIGKILL"), Interrupted(0, 2), Interrupted(1, 1)) == ["refuse 0: SIGKILL", f"fail 2: {why}"]
+    assert t(Died(1, "SIGKILL"), Interrupted(0, 1), Interrupted(2, 1)) == ["publish 3: [0, 1, 2] -> [0, 2], [1] dead"]
+    t = running((1, 3), 3, protected=True)
+    t(Scaled(0, 2))
+    assert t(Died(1, "SIGKILL"), Interrupted(0, 2), Interrupted(2, 1)) == [
+        "completed 2, cut off",
+        "dismiss 2",
+        "publish 3: [0, 1] -> [0], [1] dead",
+    ]
+    t = running((1, 3), 3, protected=True)
+    t(Scaled(0, 2))
+    assert t(Returned(2), Died(1, "SIGKILL"), Interrupted(0, 1)) == ["completed 2, cut off", "publish 3: [0, 1] -> [0], [1] dead"]
+
+
+def test_a_generation_that_has_begun_waits_for_its_new_workers_to_stop():
+    t = running((1, 3), 2, protected=True)
+    t(Placed(2), Ready(2))
+    assert t(Died(0, "SIGKILL"), Interrupted(1, 2)) == []
+    assert t(Interrupted(2, 0)) == ["completed 2, cut off", "publish 3: [0, 1, 2] -> [1, 2], [0] dead"]
+
+
+def test_new_workers_whose_processes_end_are_replaced_until_the_third_in_a_row():
+    t = running((1, 2), 1, protected=True)
+    assert t(Placed(1), Died(1, "SIGKILL")) == ["report 1: SIGKILL", "create 2"]
+    assert t(Died(2, "SIGKILL")) == ["report 2: SIGKILL", "create 3"]
+    assert t(Died(3, "SIGKILL")) == ["report 3: SIGKILL"]
+
+
+def test_the_loops_run_again_if_that_of_one_survivor_does():
+    t = running((1, 3), 3, protected=True)
+    t(Died(1, "SIGKILL"), Interrupted(0, 1), Interrupted(2, 1, again=True))
+    assert t.machine.published.again
 
 
 def test_a_new_worker_that_dies_in_the_change_in_which_it_joins_leaves_the_others_where_they_were():
     t = running((1, 3), 2, protected=True)
     t(Placed(2), Ready(2))
     assert t(Died(2, "SIGKILL"), Interrupted(0, 1), Interrupted(1, 1)) == ["publish 3: [0, 1] -> [0, 1], [] dead"]
+    assert t.machine.published.unjoined == (2,)
 
 
 def test_without_protection_a_death_fails_the_training():
@@ -224,7 +271,7 @@ class World:
                 assert [w for w in g.previous if w in g.members] == list(g.members[: len(g.members) - len(g.joining)])
                 self.published = g
                 self.moves |= {w: Entered(w, g.number) for w in g.members} | {w: Returned(w) for w in g.leaving}
-            case m.Completed(g):
+            case m.Completed(g, _):
                 assert g == self.published
                 self.published = None
             case m.Answer(ask, _) | m.Refuse(ask, _):

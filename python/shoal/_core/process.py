@@ -36,6 +36,7 @@ class _State:
     notified_of_detached: bool = False  # the notice about detached actors' output was printed
     namespace: str = ""  # the scope of actor names in this process
     retry_delay_ms: int | None = None  # the argument of init (_system_config)
+    memory_group: str = ""  # a training: memory that outlives a process ends with its last worker on the node
     failed: bool = False  # the process has to exit with status 1, though no exception reports the failure
 
     def forget(self) -> None:
@@ -55,6 +56,11 @@ def retry_delay_ms() -> int:
     if state.retry_delay_ms is None and not text.isdecimal():
         raise InvalidArgument(f"{RETRY_DELAY} is a number of milliseconds, not {text!r}")
     return int(text) if state.retry_delay_ms is None else state.retry_delay_ms
+
+
+def in_group(name: str) -> str:
+    """The name of a memory that belongs to this process's group, as the nodes understand it."""
+    return f"{state.memory_group}//{name}" if state.memory_group else name
 
 
 def session() -> _native.Session:

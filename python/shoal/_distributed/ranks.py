@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shoal import _native
 from shoal._core.attach import attach_worker
 from shoal._core.local_cluster import start_local
-from shoal._core.process import retry_delay_ms, started_by_node, state
+from shoal._core.process import in_group, retry_delay_ms, started_by_node, state
 from shoal._core.ucx import packaged_library
 from shoal.exceptions import InvalidArgument
 
@@ -110,7 +110,7 @@ def gang_name(kind: str, ranks: tuple[int, ...], rank: int, store: dist.Store | 
     if count > 1:
         key += f"/{count}"
     if rank == 0:
-        store.set(key, f"{kind}-{secrets.token_hex(4)}")
+        store.set(key, in_group(f"{kind}-{secrets.token_hex(4)}"))
     return store.get(key).decode()
 
 

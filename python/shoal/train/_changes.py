@@ -10,7 +10,9 @@ class Change:
     """A change of the number of workers. ``generation``: the number of the membership that begins, ``workers_before`` and ``workers``: the
     sizes. ``seconds``: the pause of the training; ``moved_bytes``: parameters and optimizer state that went to other owners. ``died``: the
     numbers of the workers whose processes have ended, in the order in which workers were created. ``phases``: the parts of the pause of the
-    worker with the longest one, in seconds by name, in order. ``step``: ``State.step`` at the change, which is the last complete step."""
+    worker with the longest one, in seconds by name, in order. ``step``: ``State.step`` at the change, which is the last complete step.
+    ``cut_off``: another death has come before all trained again. The pause goes on in the next change, and the numbers of this one are
+    those of the workers that had reported theirs, if any had."""
 
     generation: int
     workers_before: int
@@ -20,9 +22,12 @@ class Change:
     died: tuple[int, ...] = ()
     phases: dict[str, float] = field(default_factory=dict)
     step: int = 0
+    cut_off: bool = False
 
     def __str__(self) -> str:
         died = f" ({', '.join(f'worker {w}' for w in self.died)} died)" if self.died else ""
+        if self.cut_off:
+            return f"generation {self.generation}: {self.workers_before} -> {self.workers} workers{died}, cut off by another death"
         return (
             f"generation {self.generation}: {self.workers_before} -> {self.workers} workers{died}, pause {self.seconds:.3f} s, "
             f"{self.moved_bytes / 1e6:.1f} MB moved, after step {self.step}"
@@ -46,8 +51,9 @@ class Transition:
 
     ``union``: the environment of the union's process group; None if that is the present group. ``final``: the environment afterwards; None
     for a worker that leaves. ``old_owners[i]``: the rank in the union of the worker that was rank i. ``old_index``: this worker's rank
-    before; None for a newcomer. ``recovers``: workers have died, and the step under way is finished or run again. ``adopts``: ranks before
-    whose shards this worker takes over.
+    before; None for a newcomer. ``recovers``: workers have died, and the step under way is finished or run again. ``base``: the generation
+    before, with which an interrupted change is made or dropped. ``again``: the loops have to run again. ``adopts``: ranks before whose
+    shards this worker takes over.
     """
 
     change: Change
@@ -57,4 +63,6 @@ class Transition:
     old_index: int | None
     newcomers: int
     recovers: bool = False
+    base: int = 0
+    again: bool = False
     adopts: tuple[int, ...] = ()

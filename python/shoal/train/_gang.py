@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import replace
@@ -20,13 +21,14 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State as UnitState
 from shoal.fsdp._parameters.logical import Part, blocks
+from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect import AdoptedRank
-from shoal.fsdp._reshard import Phases, reshard
+from shoal.fsdp._reshard import Phases, Report, reshard
 from shoal.train._batches import Given, Shares, mixed
 from shoal.train._changes import Pause, Transition
 from shoal.train._context import _Here
 from shoal.train._errors import WorkerLost
-from shoal.train._meeting import Guard, Members, begin_process_group
+from shoal.train._meeting import Guard, begin_process_group
 from shoal.train._parts import Parts, check_deterministic
 from shoal.train._ranks import Place
 from shoal.train._recovery import Record, may_come_of_a_death
@@ -39,6 +41,14 @@ _BODY = 1  # distinguishes the seeds of the loop's body from those of the sample
 
 class WorkerLeaves(BaseException):
     """Unwinds the loop of a worker that has left the training. It is no Exception, so that the loop's own handlers pass it on."""
+
+
+class RunAgain(BaseException):
+    """Ends a loop that has to run again, because that of another worker does. ``gang``: it hands its state on."""
+
+    def __init__(self, gang: Gang):
+        super().__init__("the loop runs again")
+        self.gang = gang
 
 
 class Gang:
@@ -73,6 +83,8 @@ class Gang:
             self._join()
         else:
             self._record.begin(_Here.generation, 0)
+            if self.size > 1:
+                self._connect()  # now: a death later on must not find a worker that waits for another one to connect
             self._follow(Pause())
         _Here.gang, _Here.before = self, None
 
@@ -94,7 +106,14 @@ class Gang:
         unpack(new, luggage(old) | {"random": before._random})
         self._communicator, before._communicator = before._communicator, None
         self._next, self._store, self._met = before._next, before._store, before._met
+        # A death before all workers have these models is known to the store alone.
+        together = Exchange(f"again-{_Here.generation}", self.size, self.rank)
+        together("models are placed", b"")
+        for model in sharded_models(new):
+            root_of(model)
+        together("models are made", b"")
         self._record.begin(_Here.generation, step)
+        before._record.forget_past()
 
     def print_costs(self) -> None:
         """Prints what the protection has cost, where that is known at the end only."""
@@ -212,13 +231,18 @@ class Gang:
             if other is error:
                 return False
             raise
-        if _Here.before is None:
-            self._random = random_states()  # the loop that runs again sets seeds
-        _Here.before = self
+        self.hand_on()
         return True
 
+    def hand_on(self) -> None:
+        """The loop that runs again takes over the state of this one."""
+        if _Here.before is None:
+            self._random = random_states()  # the loop that runs again sets seeds
+        _Here.before, self.repeats = self, False
+
     def recover(self, error: Exception) -> None:
-        """After an error in a step: if a worker has died, goes on with the others, at the same step or the next one. Else raises it."""
+        """After an error in a step: if a worker has died, goes on with the others, at the same step or the next one. Else raises it. Raises
+        RunAgain if the loop cannot go on, because that of another worker runs again."""
         while True:
             try:
                 return self._recover(error)
@@ -235,19 +259,25 @@ class Gang:
         phases = Phases()
         self._stop()
         phases.end("stop")
+        again = not (self.repeats or self._joining)
         try:
-            transition = get(_Here.driver.interrupted.remote(_Here.worker, self._record.generation, self._place()))
+            transition = get(_Here.driver.interrupted.remote(_Here.worker, self._record.generation, again, self._place()))
         except InvalidArgument as refused:
             if refused.reason == "NobodyDied":
                 raise error from None
+            if refused.reason == "Left":
+                self._leave()
             raise
-        if transition.newcomers and not self.repeats:  # they would train while this worker's loop builds its model anew
+        if transition.newcomers and transition.again:  # they would train while the others' loops build their models anew
             raise WorkerLost(
                 f"worker {transition.change.died[0]} is lost, and a loop that runs again cannot go on with fewer workers than the minimum",
                 hint="write the step as a function for shoal.train.run, or allow fewer workers: num_workers=(minimum, maximum)",
             )
         phases.end("learn of the death")
+        self._record.continue_from(transition.base)
         self._change(transition, phases)
+        if transition.again and not again:
+            raise RunAgain(self)
 
     def _stop(self) -> None:
         """Leaves all groups, which ends the waits of others in them, and drops the step under way."""
@@ -272,8 +302,9 @@ class Gang:
         adopted = self._settle(transition) if transition.recovers else None
         step = self._record.pause()
         phases.end("settle")
-        moved = self._move_tensors(transition, mesh, adopted, phases)
-        self._record.moved()
+        report = self._move_tensors(transition, mesh, adopted, phases)
+        moved = 0 if report is None else report.received_bytes
+        self._record.moved(transition.change.generation, None if report is None else report.before)
         if transition.recovers:  # the survivors begin before a boundary
             self._joining = False
         if transition.newcomers:
@@ -284,25 +315,35 @@ class Gang:
                 _, _Here.reports, step = packed
         phases.end("luggage")
         if leaves:
-            _Here.left = True
-            raise WorkerLeaves
+            dist.barrier()
+            get(_Here.driver.leaves.remote(_Here.worker))
+            self._leave()
+        self._record.prepare(step)
+        self._record.enter()
+        self._met.guard = Guard(transition.change.generation, begun=True)  # from now on workers that leave may end
+        phases.end("begin the record")
         if mesh.size() < dist.get_world_size():
+            with contextlib.suppress(RuntimeError):  # a worker that leaves has died, and has nothing that the others need
+                dist.barrier()
             _keep_process_group(mesh)
             phases.end("leave the union")
         os.environ.update(transition.final)
         _Here.generation, _Here.newcomer = transition.change.generation, False
         self.rank, self.size = _numbers()
         self._weighed = []
-        self._record.begin(_Here.generation, step)
-        phases.end("begin the record")
         if self.size > 1:
             self._connect()
         phases.end("make the communicator")
-        self._met.guard = Members()
         self._follow(Pause(phases.total, moved, phases.seconds, state.step))
         if state.on_change is not None:
             change = replace(transition.change, seconds=phases.total, moved_bytes=moved, phases=phases.seconds, step=state.step)
             state.on_change(change)
+
+    def _leave(self) -> None:
+        """The new generation has begun, and this worker is not in it."""
+        self._record.leave()
+        _Here.left = True
+        raise WorkerLeaves
 
     def _meet(self, transition: Transition, phases: Phases) -> DeviceMesh:
         """Makes the process group of all workers that take part in the change, and the mesh of those that train afterwards. Raises
@@ -332,16 +373,19 @@ class Gang:
             dist.all_gather_object(everyone, words)
         return self._record.settle(everyone, transition.adopts)
 
-    def _move_tensors(self, transition: Transition, mesh: DeviceMesh, adopted: dict[int, AdoptedRank] | None, phases: Phases) -> int:
-        """Moves the sharded tensors from their old owners to the new ones. Returns the bytes that this worker received."""
+    def _move_tensors(
+        self, transition: Transition, mesh: DeviceMesh, adopted: dict[int, AdoptedRank] | None, phases: Phases
+    ) -> Report | None:
+        """Moves the sharded tensors from their old owners to the new ones. Returns None if there are none."""
         models = sharded_models(self._state)
         if not models:
-            return 0
+            return None
         optimizers = optimizers_of(self._state)
         owners, index = transition.old_owners, transition.old_index
-        report = reshard(models[0], optimizers, mesh, old_owners=owners, old_index=index, adopted=adopted)
+        keeps = self._record.protects
+        report = reshard(models[0], optimizers, mesh, old_owners=owners, old_index=index, adopted=adopted, keep_old=keeps)
         phases.end_in(report.phases, "reshard")
-        return report.received_bytes
+        return report
 
 
 def _numbers() -> tuple[int, int]:

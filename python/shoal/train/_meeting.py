@@ -22,10 +22,10 @@ _ATTEMPT_S = 0.02  # between two attempts to reach a store that does not listen
 
 
 class Guard:
-    """Reports the first death of a worker that takes part in a generation, or in the change to it."""
+    """Reports the first death of a worker that takes part in the change to a generation, or that trains in it (``begun``)."""
 
-    def __init__(self, generation: int):
-        self._dead = _Here.driver.lost.remote(_Here.worker, generation)  # the driver makes it ready
+    def __init__(self, generation: int, begun: bool = False):
+        self._dead = _Here.driver.lost.remote(_Here.worker, generation, begun)  # the driver makes it ready
 
     def check(self) -> None:
         """Raises Unavailable if one has died."""
@@ -34,7 +34,7 @@ class Guard:
 
 
 class Members:
-    """Reports the loss of a member of the default process group, between two changes: no driver is asked."""
+    """Reports the loss of a member of the first process group: no driver is asked."""
 
     def check(self) -> None:
         """Raises ActorDiedError if one has died or left."""

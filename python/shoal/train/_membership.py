@@ -62,11 +62,13 @@ class Died:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A worker has stopped its step, because another one is gone. ``generation``: its model and its step record are of this one's mesh; 0:
-    it has no record."""
+    """A worker has stopped its step, because another one is gone. ``generation``: the latest one of which it knows that every worker has a
+    step record; 0: none. In a change it can also go on with the generation that begins, if another worker knows that of it. ``again``: its
+    loop has to run again, so that it builds its model anew."""
 
     worker: int
     generation: int
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,18 @@ Event = Scaled | Queued | Placed | Ready | Failed | Died | Interrupted | Entered
 @dataclass(frozen=True)
 class Generation:
     """The workers from a generation on, in the order of their ranks, and those of the generation before. ``dead``: those among ``previous``
-    whose processes have ended. ``recovers``: the step under way is finished, if it counts, or run again."""
+    whose processes have ended. ``recovers``: the step under way is finished, if it counts, or run again. ``base``: the number of the
+    generation before. ``again``: the loops of the workers have to run again. ``unjoined``: new workers that have died in a change that was
+    dropped."""
 
     number: int
     members: tuple[int, ...]
     previous: tuple[int, ...]
     dead: tuple[int, ...] = ()
     recovers: bool = False
+    base: int = 0
+    again: bool = False
+    unjoined: tuple[int, ...] = ()
 
     @property
     def joining(self) -> tuple[int, ...]:
@@ -142,9 +149,10 @@ class Publish:
 
 @dataclass(frozen=True)
 class Completed:
-    """Every worker of the generation trains in it."""
+    """Every worker of the generation trains in it. ``cut_off``: not every one, because another death has come, but all go on from it."""
 
     generation: Generation
+    cut_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,10 +171,18 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Report:
-    """A new worker failed before it joined. The training goes on as it is."""
+    """A new worker failed before it joined. The training goes on as it is. ``again``: another one takes its place."""
 
     worker: int
     cause: str
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """A worker that leaves has stopped in the change, which is made. It has nothing that the others need."""
+
+    worker: int
 
 
 @dataclass(frozen=True)
@@ -177,7 +193,9 @@ class Fail:
     why: str | None = None
 
 
-Action = Create | Remove | Publish | Completed | Answer | Refuse | Report | Fail
+Action = Create | Remove | Publish | Completed | Answer | Refuse | Report | Dismiss | Fail
+
+_TRIES = 3  # new workers in a row that are lost before one joins
 
 
 class Phase(Enum):
@@ -191,8 +209,10 @@ class Phase(Enum):
 @dataclass
 class Membership:
     """``members``: the workers of the current generation by rank, at first those that the training starts with. ``target``: the number
-    of workers that the training should have; as many as fit take part. A new worker that fails lowers the target to the present number, so
-    that no loop of failures arises. ``protected``: the training survives deaths."""
+    of workers that the training should have; as many as fit take part. A new worker whose loop fails lowers the target to the present
+    number, so that no loop of failures arises; so does the third one in a row whose process ends. While the others wait for it, because
+    they are fewer than ``minimum``, a failed loop counts like an ended process, and the third one in a row ends the training.
+    ``protected``: the training survives deaths."""
 
     minimum: int
     maximum: int
@@ -209,10 +229,11 @@ class Membership:
     next_worker: int = 0
     protected: bool = False
     gone: dict[int, str] = field(default_factory=dict)  # dead workers of this generation and of the next, with the causes
-    stopped: dict[int, int] = field(default_factory=dict)  # in a recovery: the generation that each survivor has reported
+    stopped: dict[int, Interrupted] = field(default_factory=dict)  # in a recovery: what each survivor has reported
     left: set[int] = field(default_factory=set)  # workers that have left in the present change
     recovering: bool = False
     highest: int = 1  # number of the latest generation that was published
+    lost: list[str] = field(default_factory=list)  # the causes of new workers in a row that were lost before one joined
 
     def __post_init__(self) -> None:
         self.next_worker = max(self.members) + 1
@@ -235,8 +256,8 @@ class Membership:
                 actions += self._failed(worker, cause)
             case Died(worker, cause):
                 actions += self._died(worker, cause)
-            case Interrupted(worker, generation):
-                self.stopped[worker] = generation
+            case Interrupted(worker):
+                self.stopped[worker] = event
             case Entered(worker, generation) if self.published is not None and generation == self.published.number:
                 actions += self._entered(worker)
             case Returned(worker) if worker in self.new:
@@ -245,7 +266,7 @@ class Membership:
                 self.left.add(worker)
             case Returned(worker) if worker in self.members or (self.published is not None and worker in self.published.members):
                 actions += self._end("the training has ended")
-                if self.recovering and any(w in self.members for w in self.gone):
+                if self.recovering and any(w in self._taking_part() for w in self.gone):
                     actions += self._fail_recovery("its loop returned while the others were to run a step again", worker)
         return actions + self._decide()
 
@@ -264,19 +285,30 @@ class Membership:
         self.ask, self.target, self.moved = event, event.workers, False
         return replaced
 
-    def _failed(self, worker: int, cause: str) -> list[Action]:
+    def _failed(self, worker: int, cause: str, ended: bool = False) -> list[Action]:
+        """``ended``: its process has ended, else its loop has failed."""
         if worker in self.new:
             del self.new[worker]
+            waited_for = self.recovering and len([w for w in self.members if w not in self.gone]) < self.minimum
+            if ended or waited_for:
+                self.lost.append(cause)
+                if len(self.lost) < _TRIES:
+                    return [Report(worker, cause, again=True)]
             actions: list[Action] = [Report(worker, cause)]
-            if self.recovering and len([w for w in self.members if w not in self.gone]) < self.minimum:
-                return [*actions, *self._fail_recovery(f"no new worker could take its place: {cause}")]
-            self.target = min(self.target, max(len([w for w in self.members if w not in self.draining]), self.minimum))
-            if self.ask is not None and self.ask.workers > self.target:
-                actions.append(Refuse(self.ask.ask, cause))
-                self.ask = None
-            return actions
+            return actions + (self._fail_recovery(self._no_place_taken()) if waited_for else self._stop_growing(cause))
         needed = self.members if self.published is None else self.published.union
         return [*self._end(cause), Fail(worker)] if worker in needed else []
+
+    def _no_place_taken(self) -> str:
+        return f"no new worker could take its place: {self.lost[0]}" + (f" ({len(self.lost)} in a row)" if len(self.lost) > 1 else "")
+
+    def _stop_growing(self, cause: str) -> list[Action]:
+        self.lost.clear()
+        self.target = min(self.target, max(len([w for w in self.members if w not in self.draining and w not in self.gone]), self.minimum))
+        if self.ask is None or self.ask.workers <= self.target:
+            return []
+        refused, self.ask = self.ask.ask, None
+        return [Refuse(refused, cause)]
 
     def _entered(self, worker: int) -> list[Action]:
         self.entered.add(worker)
@@ -285,7 +317,10 @@ class Membership:
             return []
         self.members, self.number, self.published, self.moved = done.members, done.number, None, True
         self.gone = {w: cause for w, cause in self.gone.items() if w in done.members}
+        self.recovering = self.recovering and bool(self.gone)  # a worker that leaves may have died when the others had its part
         self.left.clear()
+        if done.joining:
+            self.lost.clear()
         self.draining = self.draining.intersection(done.members)
         return [Completed(done)]
 
@@ -302,10 +337,12 @@ class Membership:
 
     # ---- deaths ----
 
+    def _taking_part(self) -> tuple[int, ...]:
+        return self.members if self.published is None else (*self.published.previous, *self.published.members)
+
     def _died(self, worker: int, cause: str) -> list[Action]:
-        takes_part = self.members if self.published is None else (*self.published.previous, *self.published.members)
-        if worker in self.new or worker not in takes_part or worker in self.left or worker in self.gone:
-            return self._failed(worker, cause) if worker in self.new else []
+        if worker in self.new or worker not in self._taking_part() or worker in self.left or worker in self.gone:
+            return self._failed(worker, cause, ended=True) if worker in self.new else []
         self.gone[worker] = cause
         if not self.protected or self.number == 0 or self.ended:
             why = None
@@ -313,6 +350,8 @@ class Membership:
                 why = "it died before the first step" if self.number == 0 else "it died when others had finished their loops"
             return self._fail_recovery(why, worker)
         self.recovering = True
+        if self.published is not None and worker in self.published.joining:
+            self.lost.append(cause)
         return []
 
     def _fail_recovery(self, why: str | None, worker: int | None = None) -> list[Action]:
@@ -322,34 +361,50 @@ class Membership:
 
     def _recover(self) -> list[Action]:
         """Returns the generation of the survivors, once all of them have stopped."""
-        change = self.published
         alive = [w for w in self.members if w not in self.gone and w not in self.left]
         if any(w not in self.stopped for w in alive):
             return []
-        if not alive:
-            return self._fail_recovery("no worker is left that has a part of the model")
-        meshes = {self.stopped[w] for w in alive}
         actions: list[Action] = []
-        if change is not None and meshes == {change.number}:
-            if any(w not in self.stopped and w not in self.gone for w in change.joining):
+        if (change := self.published) is not None:
+            if not alive and any(w not in self.stopped and w not in self.gone for w in change.joining):
+                return []  # the generation may have begun, and only they know
+            if not self._is_made(change):
+                actions = [Remove(w) for w in change.joining if w not in self.gone]
+            elif any(w not in self.stopped and w not in self.gone for w in change.joining):
                 return []  # they have their parts by now, and stop, too
-            self.members, self.number = change.members, change.number
-        elif meshes != {self.number}:
-            return self._fail_recovery("it died while the workers moved to another mesh, and the others are not all on the same one")
-        elif self.left:
-            return self._fail_recovery("it died while the workers moved to another mesh, and one had left already")
-        elif change is not None:
-            actions = [Remove(w) for w in change.joining if w not in self.gone]
+            else:
+                actions = [Completed(change, cut_off=True), *(Dismiss(w) for w in change.leaving if w in self.stopped)]
+                self.members, self.number = change.members, change.number
+                self.gone = {w: cause for w, cause in self.gone.items() if w in change.members}
             self.published = None
+            self.left.clear()
+        return actions + self._go_on()
+
+    def _is_made(self, change: Generation) -> bool:
+        """Returns True if every worker of the change has a step record of its generation: one of them knows it, or has left. The step
+        records of the generation before are there until a step of the new one counts. So without such a report all go back."""
+        reports = [self.stopped[w] for w in change.union if w in self.stopped]
+        return bool(self.left) or any(r.generation == change.number for r in reports)
+
+    def _go_on(self) -> list[Action]:
+        """Publishes the generation of the survivors, or creates the workers that are missing for it."""
         survivors = tuple(w for w in self.members if w not in self.gone)
+        if not survivors:
+            return self._fail_recovery("no worker is left that has a part of the model")
         ready = tuple(w for w, phase in self.new.items() if phase is Phase.READY)[: max(0, self.minimum - len(survivors))]
-        if len(survivors) + len(ready) < self.minimum:
+        missing = self.minimum - len(survivors) - len(ready)
+        if missing > 0 and len(self.lost) >= _TRIES:
+            return self._fail_recovery(self._no_place_taken())
+        if missing > 0:
             self.target = max(self.target, self.minimum)
-            return actions + self._adjust(len(survivors))
+            return self._adjust(len(survivors))
+        actions = self._stop_growing(self.lost[-1]) if len(self.lost) >= _TRIES else []
         dead = tuple(w for w in self.members if w in self.gone)
+        unjoined = tuple(w for w in self.gone if w not in self.members)
+        again = any(self.stopped[w].again for w in survivors)
         for worker in ready:
             del self.new[worker]
-        self.published = Generation(self.highest + 1, survivors + ready, self.members, dead, recovers=True)
+        self.published = Generation(self.highest + 1, survivors + ready, self.members, dead, True, self.number, again, unjoined)
         self.highest, self.entered, self.recovering = self.highest + 1, set(), False
         self.stopped.clear()
         return [*actions, Publish(self.published)]
@@ -405,4 +460,4 @@ class Membership:
         members = (stay + ready)[: self.target]
         if members == self.members or len(members) < self.minimum:
             return None
-        return Generation(self.highest + 1, members, self.members)
+        return Generation(self.highest + 1, members, self.members, base=self.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from shoal.exceptions import DeadlineExceeded, ShoalError, Unavailable, Unimplemented
 from shoal.fsdp._protect import AdoptedRank, Protection, committed_step, protect
+from shoal.fsdp._reshard import Before
 from shoal.train._context import _Here
 from shoal.train._state import POSITION, State, optimizers_of, random_states, set_random_states, sharded_models
 
@@ -103,14 +105,35 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
+@dataclass
+class _Prepared:
+    """This worker's part of a generation that begins once every worker has its part. Until then the worker can go back."""
+
+    generation: int
+    before: Before | None  # the mesh before, which the model has left
+    protection: Protection | None = None  # a worker that leaves has none
+
+
+@dataclass
+class _Past:
+    """The generation before, in memory until a step of the present one counts: another worker may not know yet that it has begun."""
+
+    before: Before | None
+    protection: Protection | None
+    adopted: list[AdoptedRank]
+
+
 class Record:
     """This worker's step record, and those that it has adopted."""
 
     def __init__(self, state: State):
         self._state = state
         self.protection: Protection | None = None
-        self.generation = 0  # the one on whose mesh the model and the record are; 0: none
-        self._adopted: dict[int, AdoptedRank] = {}  # by rank; kept until the next generation has records of its own
+        self.generation = 0  # the latest of which every worker has a record, as this worker knows; 0: none
+        self._prepared: _Prepared | None = None
+        self._past: _Past | None = None
+        self._begun = 0  # optimizer steps made before the present generation
+        self._adopted: dict[int, AdoptedRank] = {}  # by rank, while the next generation may still go back to these
         self._held: list[AdoptedRank] = []  # replicas that dead ranks of this host have held
         self._mark: Mark | None = None
         self._buffers: dict[str, torch.Tensor] = {}
@@ -122,8 +145,20 @@ class Record:
 
     def begin(self, generation: int, step: int) -> None:
         """Makes the record on the present mesh. Every worker calls it. ``step``: optimizer steps made before."""
+        self.moved(generation, None)
+        self.prepare(step)
+        self.enter()
+        self.forget_past()
+
+    def moved(self, generation: int, before: Before | None) -> None:
+        """The model is on the mesh of this generation."""
+        if self.protects:
+            self._prepared = _Prepared(generation, before)
+
+    def prepare(self, step: int) -> None:
+        """Makes the record of the generation to whose mesh the model has moved."""
         models = sharded_models(self._state)
-        if not self.protects:
+        if self._prepared is None:
             return
         optimizers, hint = optimizers_of(self._state), "or turn protection off: ScalingConfig(..., protect=False)"
         if len(optimizers) != 1:
@@ -138,21 +173,17 @@ class Record:
                 hint=f"make their module a part of the sharded model, {hint}",
             )
         try:
-            self.protection = protect(models[0], optimizers[0], step=step, replicas=_Here.replicated)
+            protection = protect(models[0], optimizers[0], step=step, replicas=_Here.replicated, wait=False)
         except Unimplemented as error:
             error.hint = f"{error.hint}, {hint}" if error.hint else hint
             raise
-        self.generation, self._mark = generation, None
-        for adopted in (*self._adopted.values(), *self._held):
-            adopted.release()
-        self._adopted.clear()
-        self._held.clear()
-        if generation == 1 and dist.get_rank() == 0:
-            self._print_sizes()
+        self._prepared.protection = protection
+        if self._prepared.generation == 1 and dist.get_rank() == 0:
+            self._print_sizes(protection)
 
-    def _print_sizes(self) -> None:
-        sizes = f"{self.protection.bytes / 1e6:.1f} MB per worker"
-        if (replicas := self.protection.replicas) is not None:
+    def _print_sizes(self, protection: Protection) -> None:
+        sizes = f"{protection.bytes / 1e6:.1f} MB per worker"
+        if (replicas := protection.replicas) is not None:
             sizes += f", and {replicas.costs['memory_bytes'] / 1e6:.1f} MB of replicas for workers of other hosts"
         print(f"shoal: step records protect this training from the deaths of workers: {sizes}", file=sys.stderr)
 
@@ -165,6 +196,54 @@ class Record:
             sent, waited = costs["step_bytes"] / 1e6, 1e3 * costs["waited_s"] / steps
             print(f"shoal: replica of rank 0: {steps} steps, {sent:.3f} MB and {waited:.2f} ms of waiting per step", file=sys.stderr)
 
+    def enter(self) -> None:
+        """Waits until every worker has its record, and begins the generation."""
+        if self._prepared is not None:
+            self._prepared.protection.await_all()
+            self._enter()
+
+    def _enter(self) -> None:
+        made, self._prepared = self._prepared, None
+        self.forget_past()
+        self._past = _Past(made.before, self.protection, [*self._adopted.values(), *self._held])
+        self.protection, self.generation, self._mark, self._adopted, self._held = made.protection, made.generation, None, {}, []
+        self._begun = self.protection.step
+
+    def leave(self) -> None:
+        """The others have all that this worker had."""
+        made, self._prepared = self._prepared, None
+        if made is not None and made.before is not None:
+            made.before.forget()
+
+    def continue_from(self, base: int) -> None:
+        """After a death: begins the generation ``base``, if this worker is prepared for it, or goes back to it."""
+        if self._prepared is not None:
+            if self._prepared.generation == base:
+                self._enter()
+            else:
+                self._go_back()
+        self.forget_past()
+
+    def _go_back(self) -> None:
+        made, self._prepared = self._prepared, None
+        if (protection := made.protection) is not None:
+            protection.end()
+            for rank in range(len(protection.root.units[0].data.ranks)):
+                with contextlib.suppress(ShoalError):  # it is not there, or not complete
+                    protection.adopt(rank).release()  # frees that of a dead worker
+        if made.before is not None:
+            made.before.restore()
+
+    def forget_past(self) -> None:
+        past, self._past = self._past, None
+        if past is None:
+            return
+        for adopted in past.adopted:
+            adopted.release()
+        past.protection = None
+        if past.before is not None:
+            past.before.forget()
+
     def pause(self) -> int:
         """Before the model moves to another mesh. Returns the optimizer steps made so far."""
         if self.protection is None:
@@ -172,24 +251,24 @@ class Record:
         self.protection.end()
         return self.protection.step
 
-    def moved(self) -> None:
-        """The model is on another mesh, and has no record there yet."""
-        self.generation = 0
-
     def mark(self) -> None:
         """Remembers the present point, unless batches were given since the last one without an optimizer step: their gradients add up, and
         the step runs again from the first of them."""
         if self.protection is None:
             return
+        if self._past is not None and self.protection.step > self._begun:
+            self.forget_past()
         if self._mark is None or self._mark.step != self.protection.step or self._mark.batches == self._state.step:
             self._mark = Mark(self.protection.step, self._state, self._buffers)
 
     def abandon_step(self) -> None:
         """Drops the step under way. It needs no other worker."""
-        if self.protection is None:
-            return
-        self.protection.stop_replicas()
-        self.protection.root.abandon_step()
+        made = None if self._prepared is None else self._prepared.protection
+        for protection in (self.protection, made):
+            if protection is not None:
+                protection.stop_replicas()
+        if self.protection is not None:
+            self.protection.root.abandon_step()
 
     def words(self, adopts: tuple[int, ...]) -> Words:
         """Adopts dead ranks, and returns the words of all records that this worker can read, with this worker's progress."""

@@ -28,7 +28,7 @@ from shoal.train._watches import Watches
 from shoal.train._worker import Role, TrainWorker
 
 REPORTS = "TrainReports"  # the class name of the driver's actor
-METHODS = {name: {} for name in ("report", "entered", "ready", "interrupted", "doubted", "lost", "scale", "seen", "status")}
+METHODS = {name: {} for name in ("report", "entered", "ready", "interrupted", "doubted", "lost", "leaves", "scale", "seen", "status")}
 _NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
 _NEWS_OF_NODES_S = 15.0  # the same for several nodes: the head counts a node as dead once it has missed heartbeats for some seconds
 _LOOK_S = 1.0  # seconds between two looks at the cluster
@@ -97,6 +97,7 @@ class Run:
         self.outcome = Outcome()
         self._places: dict[int, Place] = {}  # places of all workers so far, also of dead ones
         self._members = {1: membership.members}  # by generation
+        self._unions: dict[int, tuple[int, ...]] = {}  # by generation: the workers that take part in the change to it
         self._asks: dict[int, Any] = {}  # calls of scale that wait
         self._paused: list[Pause] = []  # the workers' parts in the present change
         self._starting: dict[str, int] = {}  # new workers by their actors' ids, until they run or are found to wait for resources
@@ -196,11 +197,12 @@ class Run:
         try:
             w.place = load(placed, f"worker {number}")
         except Exception as error:
-            self._step(m.Failed(number, _text(error)))
+            event = m.Died if isinstance(error, ActorDiedError) and not isinstance(error, TaskError) else m.Failed
+            self._step(event(number, _text(error)))
             return
         self._start_loop(number, self._setup.role(number, environments([w.place])[0], newcomer=True))
         self._step(m.Placed(number))
-        self._step(m.Draining(self._on_draining_nodes()))
+        self._step(m.Draining(_on_nodes(self._workers, self._draining)))
 
     # ---- calls ----
 
@@ -237,10 +239,15 @@ class Run:
         actors = {n: w.handle._shoal_actor.id for n, w in self._workers.items()}
         self._reply(incoming, status_of(self._membership, self._setup, self._places, actors, self._reports, self.outcome.changes))
 
-    def _on_lost(self, incoming: Any, worker: int, generation: int) -> None:
-        self._watches.add(incoming, worker, generation)
+    def _on_lost(self, incoming: Any, worker: int, generation: int, begun: bool) -> None:
+        self._watches.add(incoming, worker, (self._members if begun else self._unions)[generation])
 
-    def _on_interrupted(self, incoming: Any, worker: int, generation: int, place: Place) -> None:
+    def _on_leaves(self, incoming: Any, worker: int) -> None:
+        """The change is made, and this worker, which leaves, drops its part of the model after the answer."""
+        self._step(m.Returned(worker))
+        self._reply(incoming, None)
+
+    def _on_interrupted(self, incoming: Any, worker: int, generation: int, again: bool, place: Place) -> None:
         if (w := self._workers.get(worker)) is None:
             return
         w.place, w.asks = place, incoming
@@ -251,7 +258,7 @@ class Run:
         doubt = threading.Timer(_NEWS_OF_NODES_S if several else _NEWS_S, _doubt, (self.driver, worker, self._tickets))
         doubt.daemon = True
         doubt.start()
-        self._step(m.Interrupted(worker, generation))
+        self._step(m.Interrupted(worker, generation, again))
 
     def _on_doubted(self, incoming: Any, worker: int, ticket: int) -> None:
         """Refuses a recovery if no worker has died: the error that interrupted the step is the worker's own."""
@@ -280,10 +287,7 @@ class Run:
             if (worker := self._starting.pop(actor, None)) is not None:
                 self._step(m.Queued(worker))
         self._draining = frozenset(draining)
-        self._step(m.Draining(self._on_draining_nodes()))
-
-    def _on_draining_nodes(self) -> frozenset[int]:
-        return frozenset(n for n, w in self._workers.items() if w.place is not None and w.place.node in self._draining)
+        self._step(m.Draining(_on_nodes(self._workers, self._draining)))
 
     # ---- changes ----
 
@@ -296,18 +300,21 @@ class Run:
                     self._remove(worker)
                 case m.Publish(generation):
                     self._publish(generation)
-                case m.Completed(generation):
-                    self._completed(generation)
+                case m.Completed(generation, cut_off):
+                    self._completed(generation, cut_off)
                 case m.Answer(ask, changed):
                     size = len(self._membership.members)
                     unchanged = Change(self._membership.number, size, size)
                     self._reply(self._asks[ask], self.outcome.changes[-1] if changed else unchanged)
                 case m.Refuse(ask, why):
                     self._refuse(self._asks[ask], InvalidArgument(f"the number of workers was not changed: {why}"))
-                case m.Report(worker, cause):
+                case m.Report(worker, cause, again):
                     self.outcome.failures.append(cause)
-                    _say(f"worker {worker} failed before it joined, and the training goes on without it; scale again to retry:\n{cause}")
+                    then = "another one takes its place" if again else "the training goes on without it; scale again to retry"
+                    _say(f"worker {worker} failed before it joined, and {then}:\n{cause}")
                     self._remove(worker)
+                case m.Dismiss(worker):
+                    self._refuse(self._workers[worker].asks, InvalidArgument("the change is made", reason="Left"))
                 case m.Fail(worker, why):
                     if why is not None:
                         raise _lost(worker, self._workers.get(worker), why)
@@ -325,10 +332,10 @@ class Run:
             kill(handle)
 
     def _publish(self, g: m.Generation) -> None:
-        self._members[g.number], self._watches.unions[g.number], self._paused = g.members, g.union, []
-        change = Change(g.number, len(g.previous), len(g.members), died=g.dead)
+        self._members[g.number], self._unions[g.number], self._paused = g.members, g.union, []
+        change = Change(g.number, len(g.previous), len(g.members), died=_died(g))
         # The process group of the generation that ends has the same ranks. The first one's store does not report deaths.
-        stays = g.union == g.previous and not g.recovers and self._membership.number > 1
+        stays = g.union == g.previous and not g.recovers and g.base > 1
         union = environments([self._workers[w].place for w in g.union])
         final = environments([self._workers[w].place for w in g.members])
         heirs = _heirs(g, self._places, self._workers, self._setup.replicated)
@@ -342,19 +349,21 @@ class Run:
                 g.previous.index(w) if w in g.previous else None,
                 len(g.joining),
                 g.recovers,
+                g.base,
+                g.again,
                 tuple(g.previous.index(dead) for dead, heir in heirs.items() if heir == w),
             )
             self._reply(self._workers[w].asks, transition)
         self._interrupted.clear()
 
-    def _completed(self, g: m.Generation) -> None:
+    def _completed(self, g: m.Generation, cut_off: bool) -> None:
         if g.number == 1:
             if self._setup.elastic:
                 bounds = f"{self._membership.minimum} to {self._membership.maximum}"
                 _say(f"{len(g.members)} of {bounds} workers train; shoal scale {self._session.job} --workers N changes that")
             return
-        longest, moved = max(self._paused, key=lambda p: p.seconds), sum(p.moved_bytes for p in self._paused)
-        change = Change(g.number, len(g.previous), len(g.members), longest.seconds, moved, g.dead, longest.phases, longest.step)
+        longest, moved = max(self._paused, key=lambda p: p.seconds, default=Pause()), sum(p.moved_bytes for p in self._paused)
+        change = Change(g.number, len(g.previous), len(g.members), longest.seconds, moved, _died(g), longest.phases, longest.step, cut_off)
         self.outcome.changes.append(change)
         _say(str(change))
 
@@ -371,6 +380,14 @@ class Run:
                 if (draining, queued) != before:
                     before = draining, queued
                     self.driver.seen.remote(draining, queued)
+
+
+def _died(g: m.Generation) -> tuple[int, ...]:
+    return tuple(sorted(g.dead + g.unjoined))
+
+
+def _on_nodes(workers: dict[int, _Worker], nodes: frozenset[str]) -> frozenset[int]:
+    return frozenset(n for n, w in workers.items() if w.place is not None and w.place.node in nodes)
 
 
 # ---- failures ----

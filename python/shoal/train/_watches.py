@@ -7,25 +7,23 @@ from typing import Any
 
 
 class Watches:
-    """``dead``: the workers whose process has ended. The caller changes it, and calls ``died`` then. ``unions``: by generation, the workers
-    that take part in the change to it."""
+    """``dead``: the workers whose process has ended. The caller changes it, and calls ``died`` then."""
 
     def __init__(self, dead: set[int], reply: Callable[[Any, Any], None]):
         self._dead, self._reply = dead, reply
-        self.unions: dict[int, tuple[int, ...]] = {}
-        self._waiting: dict[int, tuple[int, Any]] = {}  # by worker: the generation, and the call that is answered at a death
+        self._waiting: dict[int, tuple[tuple[int, ...], Any]] = {}  # by worker: the others, and the call that is answered at a death
 
-    def add(self, call: Any, worker: int, generation: int) -> None:
-        """Answers the call once a worker of this generation's change is dead, or when the same worker calls again."""
+    def add(self, call: Any, worker: int, others: tuple[int, ...]) -> None:
+        """Answers the call once one of ``others`` is dead, or when the same worker calls again."""
         if (before := self._waiting.pop(worker, None)) is not None:
             self._reply(before[1], None)
-        if dead := self._dead.intersection(self.unions.get(generation, ())):
+        if dead := self._dead.intersection(others):
             self._reply(call, min(dead))
         else:
-            self._waiting[worker] = generation, call
+            self._waiting[worker] = others, call
 
     def died(self, worker: int) -> None:
-        for watcher, (generation, call) in list(self._waiting.items()):
-            if worker in self.unions[generation]:
+        for watcher, (others, call) in list(self._waiting.items()):
+            if worker in others:
                 del self._waiting[watcher]
                 self._reply(call, worker)

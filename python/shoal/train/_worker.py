@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal._actors.handle import ActorHandle
 from shoal._core.process import session
+from shoal._core.process import state as process
 from shoal.exceptions import TaskError, Unavailable
 from shoal.train._context import _Here
 from shoal.train._ranks import Place, here
@@ -46,6 +47,7 @@ class TrainWorker:
         _Here.generation, _Here.reports, _Here.left = 1, 0, False
         _Here.protected, _Here.replicated = role.protected, role.replicated
         _Here.logical_ranks, _Here.holds = 0, False
+        process.memory_group = driver._shoal_actor.id
         import torch.distributed as dist
 
         if role.logical_ranks:
@@ -81,7 +83,12 @@ def _run(loop, arguments: tuple) -> Any:
     while True:
         try:
             return loop(*arguments)
-        except Exception as error:
+        except BaseException as error:
+            if type(error).__name__ == "RunAgain":
+                error.gang.hand_on()
+                continue
+            if not isinstance(error, Exception):
+                raise
             if _Here.left or _Here.gang is None or not _Here.gang.resume(error):
                 raise
 

@@ -25,12 +25,13 @@ _MASTER = "master_param"
 _BESIDE_STATES = ("grad", "step")
 
 
-def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0, replicas: bool = False) -> Protection:
+def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0, replicas: bool = False, wait: bool = True) -> Protection:
     """Protects the steps of ``optimizer`` on a sharded model: each happens exactly once, also when a rank is killed. Every rank calls it.
 
     The optimizer's states move to memory of the node that outlives this process, and gradients are reduced into it. From now on
     ``optimizer.step()`` returns once all ranks have recorded the step. ``step``: number of optimizer steps made before. ``replicas``: if
     the ranks are on several hosts, a rank of another host also holds each rank's rows and states, which survive the loss of its host.
+    ``wait=False``: the caller waits for the records of all ranks by ``await_all``.
     Writes to parameters other than by this optimizer are not protected: a kill inside one may leave it half made.
 
     Raises Unimplemented for optimizers other than ``Adam``, ``AdamW`` and ``SGD`` of ``shoal.optim``, and for parameters outside of shared
@@ -44,7 +45,10 @@ def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0
     root = root_of(model)
     if root.window_open:
         root.adopt()  # parameters that the program has replaced, which may rebuild units
-    return Protection(root, optimizer, step, replicas)
+    protection = Protection(root, optimizer, step, replicas)
+    if wait:
+        protection.await_all()
+    return protection
 
 
 class Protection:
@@ -75,7 +79,10 @@ class Protection:
         self._announce(self)
         if replicas and self.actor.hosts:
             self.replicas = Replicas(self.actor, self.model, self.record, step)
-        self.model.commit(step)  # every rank has its record, and its replica
+
+    def await_all(self) -> None:
+        """Waits until every rank has its record, and its replica."""
+        self.model.commit(self.step)
 
     @property
     def actor(self) -> _native.ShardActor:
@@ -97,9 +104,8 @@ class Protection:
         return self.record.words
 
     def end(self) -> None:
-        """Ends the protection. States and gradients stay where they are."""
+        """Ends the protection. States, gradients and replicas stay where they are, as long as this object does."""
         self.stop_replicas()
-        self.replicas = None
         self._release_opened()
         self.optimizer._protection = None
         self._announce(None)

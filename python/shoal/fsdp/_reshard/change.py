@@ -6,7 +6,7 @@ import copy
 import itertools
 import pickle
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,12 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from shoal import _native
 from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._engine.bootstrap import keep_actor, leave_unused
+from shoal.fsdp._engine.bootstrap import keep_actor
 from shoal.fsdp._parameters.mesh import DataMesh, data_mesh
 from shoal.fsdp._protect import AdoptedRank
+from shoal.fsdp._reshard.before import Before
 from shoal.fsdp._reshard.contents import Contents, Sharded, Summary, Value
-from shoal.fsdp._reshard.memory import Copies, Ledger, NewMesh, leave
+from shoal.fsdp._reshard.memory import Copies, Ledger, NewMesh
 from shoal.fsdp._reshard.phases import Phases
 from shoal.fsdp._reshard.stream import Moved, copy_whole, keep, move
 from shoal.fsdp._reshard.union import Union
@@ -45,6 +46,7 @@ class Report:
     seconds: float
     phases: dict[str, float]  # its parts: seconds by name, in order
     plan: _native.ReshardPlan  # the transfers of all ranks; ``plan.table()`` is a text
+    before: Before | None = None  # the old mesh, if it is kept
 
 
 def reshard(
@@ -55,6 +57,7 @@ def reshard(
     old_owners: tuple[int, ...],
     old_index: int | None,
     adopted: Mapping[int, AdoptedRank] | None = None,
+    keep_old: bool = False,
 ) -> Report:
     """Moves a sharded model and its optimizers to ``mesh``, in place. Modules, parameters and optimizers stay the same objects.
 
@@ -69,6 +72,8 @@ def reshard(
     ``adopted``: by rank of the old mesh, the shards of dead ranks that this process brings, settled at the committed step. ``old_owners``
     then names this process for each of them. Unless it is None, on all ranks, the step under way is dropped, and nothing waits for a dead
     rank.
+
+    ``keep_old``: keep the old mesh with its memory in ``Report.before``, so that this rank can go back.
 
     Rows go from the memory of their old owners to their new owners, with the fewest bytes possible. A rank holds its old rows, its new
     rows and four messages at most. Reduced gradients are dropped. Old and new memory exist side by side until every row has arrived with
@@ -87,7 +92,11 @@ def reshard(
     phases.end("meet to reshard")
     try:
         with lasting():
-            return _Change(model, chosen, data, old_owners, old_index, adopted, recovers, union).run(phases)
+            report = _Change(model, chosen, data, old_owners, old_index, adopted, recovers, union).run(phases)
+            if keep_old:
+                return report
+            report.before.forget()
+            return replace(report, before=None)
     finally:
         union.close()
 
@@ -152,7 +161,7 @@ class _Change:
             if self._new is not None:
                 self._new.drop()
             raise
-        self._commit()
+        before = self._commit()
         phases.end("commit")
         return Report(
             sent_bytes=moved.sent,
@@ -164,6 +173,7 @@ class _Change:
             seconds=phases.total,
             phases=phases.seconds,
             plan=plan,
+            before=before,
         )
 
     def _agreed(self, step, *args):
@@ -264,12 +274,11 @@ class _Change:
 
     # ---- the change ----
 
-    def _commit(self) -> None:
+    def _commit(self) -> Before:
+        """Changes this rank's model. Returns the way back, on a rank that leaves from a model that is unchanged."""
         contents = self._contents
-        old_actors = {id(u.actor): u.actor for u in contents.units}
-        if self._new is None:
-            leave(contents)
-        else:
+        before = Before(contents, leaves=self._new is None)
+        if self._new is not None:
             self._commit_optimizers()
             self._new.commit(contents)
             if self._old_index is None:
@@ -280,8 +289,7 @@ class _Change:
             keep_actor(self._data.ranks, self._data.index, self._data.replicas, self._new.actor)
             _clear_sharding_prop_cache()  # its results are on an earlier mesh, which equals the new one if it has the same ranks
         del self._ledger
-        for actor in old_actors.values():
-            leave_unused(actor)
+        return before
 
     def _commit_optimizers(self) -> None:
         newcomer = self._old_index is None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shoal._core.process import in_group
 from shoal._distributed.communicator import Exchange, make_communicator
 from shoal._distributed.ranks import attach, default_store
 from shoal.exceptions import InvalidArgument, ShoalError, Unavailable
@@ -25,11 +26,12 @@ class Union:
         key = f"shoal/reshard/{'-'.join(map(str, old_owners))}/{'-'.join(map(str, new_ranks))}"
         number = (default_store().add(key, 1) - 1) // len(self.ranks)
         exchange = Exchange(f"{key}/{number}", len(self.ranks), self.index)
-        self.name = f"reshard-{exchange('name', secrets.token_hex(4).encode())[0].decode()}"  # unique among the job's changes
+        self.name = exchange("name", in_group(f"reshard-{secrets.token_hex(4)}").encode())[0].decode()  # unique among the job's changes
         host = attach(self.ranks)
         self.one_host = host.shared
         self.host_of = dict(zip(self.ranks, host.host_of_rank, strict=True))
         self.communicator = make_communicator(self.name, self.ranks, self.index, host.shared, spins=False)
+        exchange("made", b"")  # from now on a rank's death is known to the others
 
     def hosts(self) -> list[int]:
         """The host of each rank of the default process group; 0 for ranks that take no part."""

@@ -1,0 +1,47 @@
+"""The place of a model before a change of meshes, to which it can go back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.fsdp._engine.bootstrap import keep_actor, leave_unused
+from shoal.fsdp._reshard.contents import Contents
+from shoal.fsdp._reshard.memory import NewMesh, leave
+
+
+class Before:
+    """The old mesh of a model that has moved, with its memory, until ``forget``. As long as nothing has written to the new rows,
+    ``restore`` brings model and optimizers back, on this rank alone. An arena that the new mesh has taken over holds the rows of both."""
+
+    def __init__(self, contents: Contents, leaves: bool):
+        units, roots = contents.units, contents.roots
+        self._contents, self._leaves = contents, leaves
+        self._actors = list({id(u.actor): u.actor for u in units}.values())
+        natives, rows = [u.native for u in units], [[p.own for p in u.parameters] for u in units]
+        self._mesh = NewMesh(units[0].data, units[0].actor, natives, rows, [r.models[0] for r in roots], contents.shared_arrays)
+        self._states: list[list[tuple[Any, dict[str, Any]]]] = [[(p, dict(s)) for p, s in o.state.items()] for o in contents.optimizers]
+
+    def restore(self) -> None:
+        """Goes back to the old mesh. A rank that was to leave is there still."""
+        if self._leaves:
+            return
+        contents = self._contents
+        moved_to = contents.units[0].actor
+        self._mesh.commit(contents)
+        for optimizer, states in zip(contents.optimizers, self._states, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update((p, dict(s)) for p, s in states)
+            if hasattr(optimizer, "parameters_moved"):
+                optimizer.parameters_moved()
+        leave_unused(moved_to)
+        data = self._mesh.data
+        keep_actor(data.ranks, data.index, data.replicas, self._mesh.actor)
+
+    def forget(self) -> None:
+        """Frees the old memory, and takes a rank that is not on the new mesh off the old one."""
+        if self._leaves:
+            leave(self._contents)
+        self._states.clear()
+        del self._mesh
+        for actor in self._actors:
+            leave_unused(actor)
