@@ -36,6 +36,7 @@ class _State:
     notified_of_detached: bool = False  # the notice about detached actors' output was printed
     namespace: str = ""  # the scope of actor names in this process
     retry_delay_ms: int | None = None  # the argument of init (_system_config)
+    exiting: bool = False  # the process's exit handlers run: it joins no cluster any more
     failed: bool = False  # the process has to exit with status 1, though no exception reports the failure
 
     def forget(self) -> None:
@@ -66,6 +67,8 @@ def session() -> _native.Session:
                 reason="Forked",
                 hint="make the calls in the parent, or call shoal.init() here to join as a process of its own",
             )
+        if state.exiting:
+            raise Unavailable("this process is ending and has left its cluster", reason="Closed")
         state.join()
     return state.session
 
@@ -137,6 +140,7 @@ if started_by_node():
 def _at_exit() -> None:
     if state.is_worker:
         return
+    state.exiting = True
     close()
     if state.failed:  # os._exit is the only way to set a status here. Exit handlers registered before Shoal's import do not run.
         for stream in (sys.stdout, sys.stderr):
