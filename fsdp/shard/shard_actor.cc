@@ -224,8 +224,7 @@ Result<std::shared_ptr<ReplicaLink>> ShardActor::replicate(const std::shared_ptr
     SHOAL_TRY(auto spec, shard->replica_spec(rank));
     SHOAL_TRY(const std::size_t bytes, StepRecord::bytes_for(spec));
     const std::string key = shard->replica_key_of(rank);
-    SHOAL_TRY(const Fd memory, session_->node().open_arena(key, bytes, /*member=*/-1, /*lasting=*/true));
-    arenas_.push_back(key);
+    SHOAL_TRY(const Fd memory, open_lasting(key, bytes));
     keys.push_back(key);
     SHOAL_TRY(runtime::Mapping mapped, runtime::map(memory, bytes, runtime::Access::kReadWrite));
     options.wards.push_back({rank, std::move(mapped), std::move(spec)});

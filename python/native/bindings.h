@@ -16,6 +16,7 @@
 #include <memory>
 #include <span>
 
+#include "python/native/gil.h"
 #include "runtime/core/result.h"
 
 namespace shoal::python {
@@ -54,7 +55,7 @@ T unwrap(Result<T> result) {
 template <class F>
 auto without_gil(F&& fn) {
   auto result = [&] {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     return fn();
   }();
   return unwrap(std::move(result));

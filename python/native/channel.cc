@@ -163,7 +163,7 @@ class Sender {
       if (ring_.closed()) raise(python::closed());
       if (const auto room = unwrap(ring_.reserve(bytes))) return room->data();
       {
-        const nb::gil_scoped_release release;  // no room, because too many values are in flight: waits for the reader
+        const GilReleased release;  // no room, because too many values are in flight: waits for the reader
         ring_.wait(bytes, milliseconds(50), spin_);
       }
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -212,7 +212,7 @@ class Receiver {
       auto limit = slice;
       if (end) limit = std::min(limit, std::max(milliseconds(0), std::chrono::ceil<milliseconds>(*end - Clock::now())));
       const Waited waited = [&] {
-        const nb::gil_scoped_release release;
+        const GilReleased release;
         return ring_.wait(limit, spin_);
       }();
       if (waited == Waited::kReady) return;

@@ -6,12 +6,12 @@ namespace shoal::python {
 namespace {
 
 void add(storage::Checksum& sum, const ReadBuffer& bytes) {
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   sum.add(span_of(bytes));
 }
 
 std::vector<std::string> add_chunks(storage::ChunkChecksums& sums, const ReadBuffer& bytes, const std::vector<std::size_t>& ends) {
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   return sums.add(span_of(bytes), ends);
 }
 

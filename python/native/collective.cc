@@ -42,7 +42,7 @@ template <class F>
 WorkPtr submit(F&& fn) {
   WorkPtr work;
   {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     work = fn();
   }
   if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal arrived during a callback to the process group
@@ -103,7 +103,7 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
   add_device(request, device);
   std::optional<nb::python_error> raised;
   request.bytes = runtime::ByteTransport{backend, [&]() -> Result<std::shared_ptr<runtime::CollectiveBackend>> {
-                                           const nb::gil_scoped_acquire gil;
+                                           const GilTaken gil;
                                            try {
                                              return make_py_backend(open_backend());
                                            } catch (nb::python_error& e) {
@@ -112,7 +112,7 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
                                            }
                                          }};
   auto made = [&] {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     return runtime::make_communicator(std::move(request), use->loop().clock());
   }();
   if (raised) throw *std::move(raised);
@@ -141,7 +141,7 @@ void bind_work(nb::module_& m) {
           [](const Work& w) {
             bool done;
             {
-              const nb::gil_scoped_release release;  // done() of a failed group ends pending operations, which may need the GIL
+              const GilReleased release;  // done() of a failed group ends pending operations, which may need the GIL
               done = w.done();
             }
             if (PyErr_Occurred() != nullptr) throw nb::python_error();
@@ -170,7 +170,7 @@ void reduce_memory(const std::vector<PyMemory>& inputs, const PyMemory& output, 
     sources.push_back(input_of(input).data());
   }
   if (sources.empty()) raise(invalid_argument("a reduction of no sources"));
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   runtime::reduce(type, by, sources, output_of(output).data(), output.second / dtype_bytes(type));
 }
 
@@ -315,7 +315,7 @@ void bind_streams(CommunicatorClass& c) {
 void bind_end(CommunicatorClass& c) {
   c.def(
        "abort", [](C& c, const std::string& cause) { c.get().abort(cancelled(cause).with_reason("Aborted")); },
-       nb::call_guard<nb::gil_scoped_release>(), nb::arg("cause"))
+       nb::call_guard<GilReleased>(), nb::arg("cause"))
       .def(
           "failed",
           [](const C& c) -> nb::object {
@@ -324,11 +324,11 @@ void bind_end(CommunicatorClass& c) {
           },
           "What ended it, as an exception, or None.")
       .def(
-          "lost", [](const C& c) { return c.get().lost(); }, nb::call_guard<nb::gil_scoped_release>())
+          "lost", [](const C& c) { return c.get().lost(); }, nb::call_guard<GilReleased>())
       .def("reform", &C::reform)
       .def(
-          "leave", [](C& c) { c.get().leave(); }, nb::call_guard<nb::gil_scoped_release>())
-      .def("close", &C::close, nb::call_guard<nb::gil_scoped_release>());
+          "leave", [](C& c) { c.get().leave(); }, nb::call_guard<GilReleased>())
+      .def("close", &C::close, nb::call_guard<GilReleased>());
 }
 
 }  // namespace

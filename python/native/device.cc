@@ -24,7 +24,7 @@ std::string text_of(const runtime::CudaUuid& uuid) {
 std::string text_of(const Error& error) { return error.hint().empty() ? error.message() : error.message() + "; " + error.hint(); }
 
 DeviceOffer device_offer(int number) {
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   const auto nccl = runtime::NcclApi::load();
   const std::string no_nccl = nccl ? "" : text_of(nccl.error());
   const auto cuda = runtime::CudaApi::load();

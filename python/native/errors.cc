@@ -33,7 +33,7 @@ void raise(const Error& e) {
 }
 
 bool signals_pending() {
-  const nb::gil_scoped_acquire gil;
+  const GilTaken gil;
   return PyErr_CheckSignals() != 0;
 }
 

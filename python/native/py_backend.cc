@@ -34,7 +34,7 @@ Error error_of(nb::python_error& e) {
 
 template <class F>
 Result<void> in_python(F&& fn) {
-  const nb::gil_scoped_acquire gil;
+  const GilTaken gil;
   try {
     fn();
     return {};
@@ -54,7 +54,7 @@ class Held {
       (void)object_.release();
       return;
     }
-    const nb::gil_scoped_acquire gil;
+    const GilTaken gil;
     object_.reset();
   }
   const nb::object& get() const { return object_; }

@@ -1,12 +1,12 @@
 #include "scheduler/etcd/http_post.h"
 
 #include <curl/curl.h>
-#include <dlfcn.h>
 #include <fcntl.h>
 
 #include <cerrno>
 
 #include "runtime/core/fd.h"
+#include "runtime/core/library.h"
 
 namespace shoal::scheduler::etcd {
 
@@ -25,27 +25,23 @@ struct Curl {
 };
 
 Result<Curl> load() {
-  void* const library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return fail(
-        not_found(std::string("libcurl cannot be loaded: ") + dlerror()).with_hint("a store in etcd needs it: apt-get install libcurl4"));
-  }
   Curl curl;
-  bool all = true;
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-    all = all && function != nullptr;
-  };
-  find(curl.global_init, "curl_global_init");
-  find(curl.easy_init, "curl_easy_init");
-  find(curl.easy_setopt, "curl_easy_setopt");
-  find(curl.easy_perform, "curl_easy_perform");
-  find(curl.easy_getinfo, "curl_easy_getinfo");
-  find(curl.easy_strerror, "curl_easy_strerror");
-  find(curl.easy_cleanup, "curl_easy_cleanup");
-  find(curl.slist_append, "curl_slist_append");
-  find(curl.slist_free_all, "curl_slist_free_all");
-  if (!all || curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) return fail(internal("this host's libcurl cannot be used"));
+  const auto loaded = load_functions("libcurl.so.4", [&](const auto& find) {
+    find(curl.global_init, "curl_global_init");
+    find(curl.easy_init, "curl_easy_init");
+    find(curl.easy_setopt, "curl_easy_setopt");
+    find(curl.easy_perform, "curl_easy_perform");
+    find(curl.easy_getinfo, "curl_easy_getinfo");
+    find(curl.easy_strerror, "curl_easy_strerror");
+    find(curl.easy_cleanup, "curl_easy_cleanup");
+    find(curl.slist_append, "curl_slist_append");
+    find(curl.slist_free_all, "curl_slist_free_all");
+  });
+  if (!loaded) {
+    return fail(
+        not_found("libcurl cannot be loaded: " + loaded.error().message()).with_hint("a store in etcd needs it: apt-get install libcurl4"));
+  }
+  if (curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) return fail(internal("this host's libcurl cannot be used"));
   return curl;
 }
 

@@ -1,8 +1,8 @@
 #include "scheduler/node/gpus.h"
 
-#include <dlfcn.h>
-
 #include <optional>
+
+#include "runtime/core/library.h"
 
 namespace shoal::scheduler {
 
@@ -27,18 +27,17 @@ struct Nvml {
   int (*name)(Device, char*, unsigned int);
 
   static std::optional<Nvml> load() {
-    void* const library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) return std::nullopt;
     Nvml out{};
-    const auto find = [library](auto& function, const char* name) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-      return function != nullptr;
-    };
-    const bool whole = find(out.init, "nvmlInit_v2") && find(out.count, "nvmlDeviceGetCount_v2") &&
-                       find(out.by_index, "nvmlDeviceGetHandleByIndex_v2") && find(out.memory, "nvmlDeviceGetMemoryInfo") &&
-                       find(out.utilization, "nvmlDeviceGetUtilizationRates") && find(out.uuid, "nvmlDeviceGetUUID") &&
-                       find(out.name, "nvmlDeviceGetName");
-    if (!whole || out.init() != 0) return std::nullopt;
+    const auto loaded = load_functions("libnvidia-ml.so.1", [&](const auto& find) {
+      find(out.init, "nvmlInit_v2");
+      find(out.count, "nvmlDeviceGetCount_v2");
+      find(out.by_index, "nvmlDeviceGetHandleByIndex_v2");
+      find(out.memory, "nvmlDeviceGetMemoryInfo");
+      find(out.utilization, "nvmlDeviceGetUtilizationRates");
+      find(out.uuid, "nvmlDeviceGetUUID");
+      find(out.name, "nvmlDeviceGetName");
+    });
+    if (!loaded || out.init() != 0) return std::nullopt;
     return out;
   }
 };

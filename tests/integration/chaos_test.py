@@ -45,10 +45,7 @@ if __name__ == "__main__":
 
 
 def train(shoal_command, bounds=(1, 3), protect=True):
-    driver = shoal_command.driver(TRAIN.replace("BOUNDS", repr(bounds)).replace("PROTECT", repr(protect)))
-    driver.said("it trains")
-    (job,) = (r["id"] for r in shoal_command.json("list", "jobs")["rows"] if r["state"] == "RUNNING")
-    return driver, job
+    return shoal_command.training(TRAIN.replace("BOUNDS", repr(bounds)).replace("PROTECT", repr(protect)))
 
 
 def test_a_training_survives_kills_and_stops(shoal_command):

@@ -159,6 +159,13 @@ class Command:
         path = self.script(text, f"driver{len(self._running)}.py")
         return self.program([sys.executable, str(path)], **env)
 
+    def training(self, text: str) -> tuple[Running, str]:
+        """Starts a driver that prints "it trains" at its first report, and waits for that. Returns it and the id of its job."""
+        driver = self.driver(text)
+        driver.said("it trains")
+        (job,) = (r["id"] for r in self.json("list", "jobs")["rows"] if r["state"] == "RUNNING")
+        return driver, job
+
     def _keep(self, running: Running) -> Running:
         self._running.append(running)
         return running

@@ -93,6 +93,51 @@ def test_a_signal_ends_a_waiting_driver_and_its_cluster(shoal_command, number):
         assert driver.err.rstrip().endswith("KeyboardInterrupt")
 
 
+def test_a_driver_ends_while_its_threads_run_native_code(shoal_command):
+    driver = shoal_command.driver(
+        BEGIN
+        + """
+import threading
+from shoal import _native
+
+class Last:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)  # the interpreter ends, and other threads ask for the GIL
+
+def add():
+    sum, data = _native.Checksum(), bytes(1 << 20)
+    began.release()
+    while True:
+        sum.update(data)
+
+last, began = Last(), threading.Semaphore(0)
+for _ in range(4):
+    threading.Thread(target=add, daemon=True).start()
+    began.acquire()
+"""
+    )
+    assert (driver.code(), driver.err) == (0, "")
+
+
+def test_an_exit_handler_that_runs_after_shoals_joins_no_cluster(shoal_command):
+    driver = shoal_command.driver(
+        """
+import atexit
+
+def late():
+    try:
+        print(shoal.nodes())
+    except shoal.exceptions.Unavailable as error:
+        print(error)
+
+atexit.register(late)
+"""
+        + BEGIN
+        + "shoal.init(num_cpus=1)\nassert len(shoal.nodes()) == 1\n"
+    )
+    assert (driver.code(), driver.out) == (0, "this process is ending and has left its cluster\n"), driver.err
+
+
 STUBBORN = (
     BEGIN
     + """

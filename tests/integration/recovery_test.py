@@ -64,6 +64,7 @@ def test_a_death_at_any_moment_of_a_step_changes_nothing(tmp_path, moment):
     assert result.changes[0].died == (1,)
     assert (result.changes[0].workers_before, result.changes[0].workers) == (3, 2)
     assert records() == set()
+    assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer) or t.name == "shoal-train-watch"]
 
 
 @pytest.mark.parametrize("moment", ["forward", "backward", "committed", "end"])

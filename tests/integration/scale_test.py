@@ -43,10 +43,7 @@ if __name__ == "__main__":
 
 
 def train(shoal_command, bounds, last):
-    driver = shoal_command.driver(TRAIN.replace("BOUNDS", repr(bounds)).replace("LAST", str(last)))
-    driver.said("it trains")
-    (job,) = (r["id"] for r in shoal_command.json("list", "jobs")["rows"] if r["state"] == "RUNNING")
-    return driver, job
+    return shoal_command.training(TRAIN.replace("BOUNDS", repr(bounds)).replace("LAST", str(last)))
 
 
 def test_scale_changes_a_running_training_and_reports_the_pause(shoal_command):

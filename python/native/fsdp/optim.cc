@@ -79,7 +79,7 @@ void adam(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& 
     return add_to(*into, item, rows);
   }
   const auto by_step = by_next_step(rows);
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   for (const auto& [step, work] : by_step) fsdp::adam(options, step, types, work, num_threads);
 }
 
@@ -127,7 +127,7 @@ void sgd(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& r
   }
   std::vector<fsdp::Shard> work;
   for (const auto& row : rows) work.push_back(row.shard);
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   fsdp::sgd(options, types, work, num_threads);
 }
 
@@ -157,7 +157,7 @@ void bind_optim(nb::module_& m) {
       "power_sum",
       [](const std::string& dtype, std::uintptr_t address, std::size_t numel, double order, int num_threads) {
         const auto type = unwrap(fsdp::parse_dtype(dtype));
-        const nb::gil_scoped_release release;
+        const GilReleased release;
         return fsdp::power_sum(type, at(address), numel, order, num_threads);
       },
       nb::arg("dtype"), nb::arg("address"), nb::arg("numel"), nb::arg("order"), nb::arg("num_threads"),
@@ -167,7 +167,7 @@ void bind_optim(nb::module_& m) {
       [](const std::string& dtype, std::uintptr_t address, std::size_t rows, std::size_t row_numel, double order, std::uintptr_t out,
          int num_threads) {
         const auto type = unwrap(fsdp::parse_dtype(dtype));
-        const nb::gil_scoped_release release;
+        const GilReleased release;
         fsdp::row_power_sums(type, at(address), rows, row_numel, order, reinterpret_cast<double*>(out), num_threads);
       },
       nb::arg("dtype"), nb::arg("address"), nb::arg("rows"), nb::arg("row_numel"), nb::arg("order"), nb::arg("out"), nb::arg("num_threads"),

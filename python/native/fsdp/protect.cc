@@ -76,7 +76,7 @@ void bind_replicas(nb::module_& m) {
           [](ReplicaLink& l, std::uint64_t step, bool with_contents) { without_gil([&] { return l.send_step(step, with_contents); }); },
           nb::arg("step"), nb::arg("with_contents"), "Sends the recorded update; returns once the buddy has recorded it.")
       .def("committed", &ReplicaLink::committed, nb::arg("step"), "The step counts. The replicas that this rank holds make it.")
-      .def("stop", &ReplicaLink::stop, nb::call_guard<nb::gil_scoped_release>(), "Ends the link; the replicas stay.")
+      .def("stop", &ReplicaLink::stop, nb::call_guard<GilReleased>(), "Ends the link; the replicas stay.")
       .def_prop_ro("costs", &costs, "Sizes in bytes, counts of messages, and seconds in which optimizer steps have waited.");
 }
 
@@ -132,7 +132,7 @@ void bind_protect(nb::module_& m) {
           "record", [](ProtectedShard& s) { s.update().record(); }, "The gradients and the update of this step are final.")
       .def(
           "run", [](ProtectedShard& s, int num_threads) { s.update().run(num_threads); }, nb::arg("num_threads"),
-          nb::call_guard<nb::gil_scoped_release>(), "Makes the recorded update, or what is left of it.");
+          nb::call_guard<GilReleased>(), "Makes the recorded update, or what is left of it.");
   bind_replicas(m);
   nb::class_<AdoptedShard>(m, "AdoptedShard", "What a dead rank has left: its rows, its optimizer's states, and their step.")
       .def_prop_ro("rank", &AdoptedShard::rank)

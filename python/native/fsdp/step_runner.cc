@@ -43,7 +43,7 @@ class PyProgram final : public fsdp::StepProgram {
  private:
   template <class F>
   Result<void> in_python(F&& fn) {
-    const nb::gil_scoped_acquire gil;
+    const GilTaken gil;
     try {
       fn();
       return {};
@@ -78,7 +78,7 @@ void bind_step_runner(nb::module_& m) {
           [](StepRunner& r, nb::object program) {
             PyProgram calls(std::move(program));
             const auto done = [&] {
-              const nb::gil_scoped_release release;
+              const GilReleased release;
               return r.run(calls);
             }();
             calls.rethrow();

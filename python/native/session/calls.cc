@@ -25,7 +25,7 @@ Ref call(const PySession& s, std::string_view actor, std::string_view method, co
   auto futures = futures_of(session, deps);
   call.args = unwrap(make_value(session, head, buffers, refs));
   stand_alone(session, deps);
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   std::uint64_t task = 0;
   auto result = session.calls().call(std::move(call), std::move(futures), &task);
   return Ref(std::move(result)).of_task(task);

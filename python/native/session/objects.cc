@@ -28,7 +28,7 @@ void publish(const PySession& s, Ref& ref, const std::string& id) {
   Session& session = *use;
   stand_alone(session, {&ref});
   auto hold = [&] {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     return session.objects().publish(object_id(id), ref.future(), ref.to_cancel());
   }();
   ref.name({session.identity().job, object_id(id), session.identity().node}, std::move(hold));

@@ -29,7 +29,7 @@ Result<Value> make_value(Session& session, const nb::bytes& head, const std::vec
   auto value = [&] {
     if (buffers.empty() && head.size() <= Value::kMaxInlineBytes) return Value::of(std::array{span_of(head)}, kind);
     const auto pieces = pieces_of(head, buffers);
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     return Value::make(pieces, kind, &session.objects().memory());
   }();
   if (value) refer(*value, refs);
@@ -53,7 +53,7 @@ void stand_alone(Session& session, const std::vector<Ref*>& refs) {
     const auto& value = ref->future().peek();
     if (!value || !value->shared() || value->whole()) continue;
     auto own = [&] {
-      const nb::gil_scoped_release release;
+      const GilReleased release;
       return value->own_memory(&session.objects().memory());
     }();
     if (!own && own.error().reason() == "ObjectStoreFull") continue;  // then the call makes a copy outside the object store's limit
@@ -225,7 +225,7 @@ std::vector<ValueFuture> futures_of(Session& session, const std::vector<Ref*>& r
     out.push_back(r->future());
   }
   if (to_hold.empty()) return out;
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   session.loop().own([&] {
     for (const auto& [at, hold] : to_hold) {
       const runtime::Promise<Value> promise;
@@ -270,7 +270,7 @@ Ref start(const Attempts& a, PySession& s, const std::string& actor, const std::
   call.args = unwrap(Result<Value>(args.future().peek()));
   stand_alone(session, deps);
   auto futures = futures_of(session, deps);
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   return a.start(session, std::move(call), std::move(futures), judge_raised, readiness, number);
 }
 

@@ -63,7 +63,7 @@ PySession::Use PySession::use() const {
 }
 
 void PySession::close() {
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   std::unique_lock lock(users_->mutex);
   const auto ended = std::exchange(users_->session, nullptr);
   if (!ended) return;

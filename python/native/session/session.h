@@ -108,7 +108,7 @@ class PySession {
 template <class F>
 auto in_session(const PySession& s, F&& fn) {
   const auto use = s.use();
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   return fn(*use);
 }
 

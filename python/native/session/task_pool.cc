@@ -53,7 +53,7 @@ Ref submit(const PyTaskPool& p, const std::string& name, std::uint64_t function,
   task.judge_raised = judge_raised;
   task.max_calls = max_calls;
   task.parent = key_of(parent);
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   std::uint64_t number = 0;
   auto result = session.loop().own([&] {
     number = p.pool->next_number();

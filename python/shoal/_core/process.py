@@ -37,6 +37,7 @@ class _State:
     namespace: str = ""  # the scope of actor names in this process
     retry_delay_ms: int | None = None  # the argument of init (_system_config)
     memory_group: str = ""  # a training: memory that outlives a process ends with its last worker on the node
+    exiting: bool = False  # the process's exit handlers run: it joins no cluster any more
     failed: bool = False  # the process has to exit with status 1, though no exception reports the failure
 
     def forget(self) -> None:
@@ -72,6 +73,8 @@ def session() -> _native.Session:
                 reason="Forked",
                 hint="make the calls in the parent, or call shoal.init() here to join as a process of its own",
             )
+        if state.exiting:
+            raise Unavailable("this process is ending and has left its cluster", reason="Closed")
         state.join()
     return state.session
 
@@ -143,6 +146,7 @@ if started_by_node():
 def _at_exit() -> None:
     if state.is_worker:
         return
+    state.exiting = True
     close()
     if state.failed:  # os._exit is the only way to set a status here. Exit handlers registered before Shoal's import do not run.
         for stream in (sys.stdout, sys.stderr):

@@ -105,6 +105,7 @@ class Run:
         self._dead: set[int] = set()  # workers whose process has ended
         self._interrupted: dict[int, int] = {}  # workers that have stopped their step and wait for a recovery: a number of this wait
         self._tickets = 0
+        self._doubts: list[threading.Timer] = []
         self._watches = Watches(self._dead, self._reply)
         self._reports = Reports(
             self._members,
@@ -146,8 +147,9 @@ class Run:
     def serve(self) -> None:
         """Answers calls until the loops of all members have returned. Raises the first cause if the training fails."""
         stop = threading.Event()
+        watching = threading.Thread(target=self._watch_cluster, args=(stop,), name="shoal-train-watch", daemon=True)
         if self._setup.elastic:
-            threading.Thread(target=self._watch_cluster, args=(stop,), name="shoal-train-watch", daemon=True).start()
+            watching.start()
         try:
             while True:
                 refs = [r._ref for r in self._pending()]
@@ -161,8 +163,13 @@ class Run:
                     return
         finally:
             stop.set()
+            if watching.ident is not None:
+                watching.join(_LOOK_S)
 
     def close(self) -> None:
+        for doubt in self._doubts:
+            doubt.cancel()
+            doubt.join()
         self._session.close_queue(self.queue)
 
     def returns(self) -> list[Any]:
@@ -257,6 +264,7 @@ class Run:
         several = len({self._places[w].node for w in self._membership.members if w in self._places}) > 1
         doubt = threading.Timer(_NEWS_OF_NODES_S if several else _NEWS_S, _doubt, (self.driver, worker, self._tickets))
         doubt.daemon = True
+        self._doubts = [d for d in self._doubts if d.is_alive()] + [doubt]
         doubt.start()
         self._step(m.Interrupted(worker, generation, again))
 

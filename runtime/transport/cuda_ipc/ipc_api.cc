@@ -192,27 +192,6 @@ NcclStatus receive(void* o, std::size_t count, NcclType type, int from, NcclComm
 
 }  // namespace
 
-DType ipc_dtype(NcclType type) {
-  switch (type) {
-    case nccl::kInt8:
-      return DType::kInt8;
-    case nccl::kInt32:
-      return DType::kInt32;
-    case nccl::kInt64:
-      return DType::kInt64;
-    case nccl::kFloat16:
-      return DType::kFloat16;
-    case nccl::kFloat32:
-      return DType::kFloat32;
-    case nccl::kFloat64:
-      return DType::kFloat64;
-    case nccl::kBFloat16:
-      return DType::kBFloat16;
-    default:
-      return DType::kUInt8;
-  }
-}
-
 std::size_t sweep_cuda_ipc() {
   const std::lock_guard lock(machine().mutex);
   auto& ended = machine().ended;

@@ -263,7 +263,7 @@ Result<void> IpcComm::reduce(const IpcOperation& operation, std::size_t offset, 
     SHOAL_TRY(const auto* const from, memory_of(r, Region::kCollective));
     sources.push_back(from + offset);
   }
-  const auto dtype = ipc_dtype(operation.type);
+  const auto dtype = dtype_of(operation.type);
   return kernels_->reduce(dtype, reduction_of(operation.op), sources, out, bytes / dtype_bytes(dtype), stream_);
 }
 

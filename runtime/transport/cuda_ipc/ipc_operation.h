@@ -1,12 +1,9 @@
 // An operation as one rank calls it, with NCCL's meanings.
 #pragma once
 
-#include "runtime/core/dtype.h"
-#include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/nccl_dtype.h"
 
 namespace shoal::runtime {
-
-DType ipc_dtype(NcclType type);
 
 struct IpcOperation {
   enum class Kind { kAllGather, kReduceScatter, kAllReduce, kReduce, kBroadcast, kSend, kReceive } kind;
@@ -19,7 +16,7 @@ struct IpcOperation {
   CudaStream stream = nullptr;
 
   bool message() const { return kind == Kind::kSend || kind == Kind::kReceive; }
-  std::size_t bytes() const { return count * dtype_bytes(ipc_dtype(type)); }
+  std::size_t bytes() const { return count * dtype_bytes(dtype_of(type)); }
 };
 
 }  // namespace shoal::runtime

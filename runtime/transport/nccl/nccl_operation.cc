@@ -4,30 +4,11 @@
 
 #include <fmt/format.h>
 
+#include "runtime/transport/nccl/nccl_dtype.h"
+
 namespace shoal::runtime {
 
 namespace {
-
-NcclType type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return nccl::kFloat32;
-    case DType::kFloat64:
-      return nccl::kFloat64;
-    case DType::kFloat16:
-      return nccl::kFloat16;
-    case DType::kBFloat16:
-      return nccl::kBFloat16;
-    case DType::kInt8:
-      return nccl::kInt8;
-    case DType::kInt32:
-      return nccl::kInt32;
-    case DType::kInt64:
-      return nccl::kInt64;
-    default:
-      return nccl::kUInt8;  // also bool, of bytes 0 and 1
-  }
-}
 
 NcclOp op_of(DType dtype, ReduceOp op) {
   const bool logical = dtype == DType::kBool;
@@ -137,7 +118,7 @@ NcclStatus NcclCollective::enqueue(const NcclApi& api, NcclComm comm, CudaStream
 
 NcclStatus NcclCollective::enqueue(const CollectiveSpec& spec, const NcclApi& api, NcclComm comm, CudaStream stream) const {
   const std::size_t element = dtype_bytes(spec.dtype);
-  const auto type = type_of(spec.dtype);
+  const auto type = nccl_type_of(spec.dtype);
   const auto op = op_of(spec.dtype, spec.op);
   switch (spec.kind) {
     case Collective::kNone:

@@ -1,7 +1,5 @@
 #include "runtime/transport/ucx/ucx_library.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -10,7 +8,7 @@
 #include <sstream>
 #include <string_view>
 
-#include <fmt/format.h>
+#include "runtime/core/library.h"
 
 namespace shoal::runtime {
 
@@ -20,46 +18,35 @@ constexpr const char* kSystem = "libucp.so.0";
 constexpr std::array<std::string_view, 4> kRdma = {"rc_", "dc_", "ud_", "srd"};  // beginnings of the names of transports
 
 Result<UcxLibrary> open_one(const std::string& path) {
-  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) return fail(unavailable(dlerror()));
   UcxLibrary ucx;
-  const char* absent = nullptr;
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
-    if (function == nullptr && absent == nullptr) absent = name;
-  };
-  find(ucx.init_version, "ucp_init_version");
-  find(ucx.cleanup, "ucp_cleanup");
-  find(ucx.context_print_info, "ucp_context_print_info");
-  find(ucx.config_read, "ucp_config_read");
-  find(ucx.config_modify, "ucp_config_modify");
-  find(ucx.config_release, "ucp_config_release");
-  find(ucx.worker_create, "ucp_worker_create");
-  find(ucx.worker_destroy, "ucp_worker_destroy");
-  find(ucx.worker_get_address, "ucp_worker_get_address");
-  find(ucx.worker_release_address, "ucp_worker_release_address");
-  find(ucx.worker_get_efd, "ucp_worker_get_efd");
-  find(ucx.worker_arm, "ucp_worker_arm");
-  find(ucx.worker_progress, "ucp_worker_progress");
-  find(ucx.worker_flush_nbx, "ucp_worker_flush_nbx");
-  find(ucx.ep_create, "ucp_ep_create");
-  find(ucx.ep_close_nbx, "ucp_ep_close_nbx");
-  find(ucx.tag_send_nbx, "ucp_tag_send_nbx");
-  find(ucx.tag_recv_nbx, "ucp_tag_recv_nbx");
-  find(ucx.tag_probe_nb, "ucp_tag_probe_nb");
-  find(ucx.tag_msg_recv_nbx, "ucp_tag_msg_recv_nbx");
-  find(ucx.request_cancel, "ucp_request_cancel");
-  find(ucx.request_check_status, "ucp_request_check_status");
-  find(ucx.request_free, "ucp_request_free");
-  find(ucx.status_string, "ucs_status_string");
   decltype(&ucp_get_version_string) version_string = nullptr;
-  find(version_string, "ucp_get_version_string");
-  if (absent != nullptr) {
-    dlclose(handle);
-    return fail(unavailable(fmt::format("{} has no function {}", path, absent)));
-  }
-  Dl_info info{};
-  ucx.path = dladdr(reinterpret_cast<void*>(ucx.init_version), &info) != 0 ? info.dli_fname : path;
+  SHOAL_TRY(ucx.path, load_functions(path, [&](const auto& find) {
+              find(ucx.init_version, "ucp_init_version");
+              find(ucx.cleanup, "ucp_cleanup");
+              find(ucx.context_print_info, "ucp_context_print_info");
+              find(ucx.config_read, "ucp_config_read");
+              find(ucx.config_modify, "ucp_config_modify");
+              find(ucx.config_release, "ucp_config_release");
+              find(ucx.worker_create, "ucp_worker_create");
+              find(ucx.worker_destroy, "ucp_worker_destroy");
+              find(ucx.worker_get_address, "ucp_worker_get_address");
+              find(ucx.worker_release_address, "ucp_worker_release_address");
+              find(ucx.worker_get_efd, "ucp_worker_get_efd");
+              find(ucx.worker_arm, "ucp_worker_arm");
+              find(ucx.worker_progress, "ucp_worker_progress");
+              find(ucx.worker_flush_nbx, "ucp_worker_flush_nbx");
+              find(ucx.ep_create, "ucp_ep_create");
+              find(ucx.ep_close_nbx, "ucp_ep_close_nbx");
+              find(ucx.tag_send_nbx, "ucp_tag_send_nbx");
+              find(ucx.tag_recv_nbx, "ucp_tag_recv_nbx");
+              find(ucx.tag_probe_nb, "ucp_tag_probe_nb");
+              find(ucx.tag_msg_recv_nbx, "ucp_tag_msg_recv_nbx");
+              find(ucx.request_cancel, "ucp_request_cancel");
+              find(ucx.request_check_status, "ucp_request_check_status");
+              find(ucx.request_free, "ucp_request_free");
+              find(ucx.status_string, "ucs_status_string");
+              find(version_string, "ucp_get_version_string");
+            }));
   ucx.version = version_string();
   return ucx;
 }
@@ -90,15 +77,10 @@ std::vector<std::string> UcxLibrary::candidates(const std::string& named, const 
 }
 
 Result<UcxLibrary> UcxLibrary::open(std::span<const std::string> paths) {
-  std::string attempts;
-  for (const auto& path : paths) {
-    auto library = open_one(path);
-    if (library) return library;
-    attempts += (attempts.empty() ? "" : "; ") + library.error().message();
-  }
-  return fail(unavailable("UCX could not be loaded: " + attempts)
-                  .with_reason("NoUcx")
-                  .with_hint("install libucx0 (Debian, with InfiniBand), or pip install 'shoal[ucx]'"));
+  auto library = open_first("UCX", paths, &open_one);
+  if (library) return library;
+  return fail(
+      std::move(library).error().with_reason("NoUcx").with_hint("install libucx0 (Debian, with InfiniBand), or pip install 'shoal[ucx]'"));
 }
 
 Result<const UcxLibrary*> UcxLibrary::load(const std::string& packaged) {
