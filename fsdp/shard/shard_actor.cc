@@ -253,6 +253,11 @@ Result<std::shared_ptr<AdoptedShard>> ShardActor::adopt(const std::string& key) 
   return std::make_shared<AdoptedShard>(std::move(shard));
 }
 
+void ShardActor::free_unheld(const std::vector<std::string>& keys) {
+  if (session_ == nullptr) return;
+  for (const auto& key : keys) session_->node().drop_arena(key);
+}
+
 void ShardActor::report_attributes() {
   actors::SetAttributes m;
   m.actor = id_;

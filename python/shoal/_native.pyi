@@ -1215,6 +1215,11 @@ class ShardActor:
     def release(self, shard: AdoptedShard) -> None:
         """Frees an adopted record at the node, unless another process holds it."""
 
+    def free_unheld(self, keys: Sequence[str]) -> None:
+        """
+        Frees those of these memories of the node that no living process holds.
+        """
+
     def leave(self) -> None:
         """
         Before the session closes: gives the arenas back and makes no further requests.

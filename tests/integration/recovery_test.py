@@ -177,14 +177,20 @@ def die_in_change(folder, form, deaths, sizes, **death):
     def on_report(metrics):
         if metrics["step"] in sizes:
             trainer.scale(sizes[metrics["step"]])
+        if metrics["step"] == 5 * EPOCHS:
+            of_the_first_mesh.extend(name for name in records(["/record-"]) if "//mesh-" in name)
 
     folder.mkdir()
+    of_the_first_mesh = []
     config = {"epochs": EPOCHS, "deaths": deaths, "folder": str(folder), "changes": list(sizes), "form": form, **death}
     trainer = Trainer(r.form_with_a_death_in_a_change, train_loop_config=config, scaling_config=ScalingConfig((1, 3)), on_report=on_report)
     result = trainer.fit()
     check(result)
-    without_record = deaths == [] and death["victim"] == 2  # it leaves
-    assert (folder / "died").exists() or (without_record and death["phase"] in ("recorded", "entered"))
+    leaves = deaths == [] and death["victim"] == 2
+    assert (folder / "died").exists() or (leaves and death["phase"] in ("recorded", "entered"))
+    died = {rank for rank, *_ in deaths} | {death["victim"]}
+    assert leaves or {w for c in result.changes for w in c.died} == died
+    assert leaves or of_the_first_mesh == []
     wait_until(lambda: not records(), 60, "the end of all step records")  # a dead worker's may last as long as its training
 
 

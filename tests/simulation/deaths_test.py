@@ -54,7 +54,7 @@ class World:
         self.committed: dict[int, int] = {1: 0}  # by generation: the step with which it begins
         self.boundary: dict[int, int] = {}  # by generation: the step before which the workers leave it
         self.unconfirmed: list[int] = []
-        self.deaths = 0
+        self.deaths, self.asks = 0, 0
         self.reported: list[int] = []  # dead workers, by the changes that have been completed
         self.served = set(range(first))  # workers that have been members
 
@@ -78,11 +78,13 @@ class World:
             case m.Completed(g):
                 self.reported += g.dead + g.unjoined
                 self.served.update(g.members)
+                self.served.difference_update(g.leaving)
             case m.Fail(_, why):
                 assert why is not None
                 assert any(reason in why for reason in NAMED), why
                 if "no worker is left" in why:
-                    assert not any(w.alive and w.record for w in self.workers.values() if w.phase != "left"), "one could go on"
+                    staying = [w for w in self.workers.values() if w.phase not in ("leaves", "left")]
+                    assert not any(w.alive and w.record for w in staying), "one could go on"
                 raise Ended(why)
 
     def publish(self, g: m.Generation) -> None:
@@ -146,9 +148,19 @@ class World:
 
     def on_entering(self, w: Worker) -> bool:
         """Enters its generation once all have a record."""
-        if any((w.mesh, other) not in self.records for other in self.members[w.mesh]):
-            return self.stop(w) or True if self.lost(w.mesh) else False
-        w.past, w.record, w.prepared = w.record, w.mesh, 0
+        missing = [other for other in self.members[w.mesh] if (w.mesh, other) not in self.records]
+        if missing:
+            left = any(self.workers[other].phase == "stopped" for other in missing)
+            return self.stop(w) or True if left or self.lost(w.mesh) else False
+        w.past, w.record, w.prepared, w.phase = w.record, w.mesh, 0, "parting"
+        return True
+
+    def on_parting(self, w: Worker) -> bool:
+        """Waits for those that leave, unless one of the change is gone."""
+        union = [self.workers[u] for u in (w.change.union if w.change else ())]
+        whole = all(u.alive and u.phase != "stopped" for u in union)
+        if whole and any(u.number in w.change.leaving and u.phase not in ("leaves", "left") for u in union):
+            return False
         w.phase, w.change = "compute", None
         self.feed(m.Entered(w.number, w.mesh))
         return True
@@ -156,7 +168,10 @@ class World:
     def on_leaves(self, w: Worker) -> bool:
         """Leaves once all have a record, and takes its own along."""
         g = w.change
-        if any((g.number, other) not in self.records for other in g.members):
+        missing = [other for other in g.members if (g.number, other) not in self.records]
+        if any(self.workers[other].phase == "stopped" for other in missing):
+            return self.stop(w) or True
+        if missing:
             return self.broken(w)
         self.feed(m.Returned(w.number))
         if w.phase == "leaves":
@@ -213,7 +228,7 @@ class World:
         g = w.change
         if self.broken(w):
             return True
-        if any(self.workers[u].phase not in ("meet", "settled", "begin", "entering", "leaves", "left") for u in g.union):
+        if any(self.workers[u].phase not in ("meet", "settled", "begin", "entering", "parting", "leaves", "left") for u in g.union):
             return False
         if g.number not in self.committed:
             base = g.base
@@ -234,10 +249,11 @@ class World:
 
     def on_settled(self, w: Worker) -> bool:
         g = w.change
-        passed = all(self.workers[u].phase in ("settled", "begin", "entering", "compute", "leaves", "left") for u in g.union)
+        passed = all(self.workers[u].phase in ("settled", "begin", "entering", "parting", "compute", "leaves", "left") for u in g.union)
         if not passed or (any(not self.workers[u].alive for u in g.union) and self.random.random() < 0.5):
             return self.broken(w)
-        assert all(self.records[self.bases[g.number], u] == [self.committed[g.number]] * 3 for u in g.previous)
+        there = [u for u in g.previous if self.workers[u].phase != "left"]
+        assert all(self.records[self.bases[g.number], u] == [self.committed[g.number]] * 3 for u in there)
         if w.number in g.members:
             w.mesh, w.phase = g.number, "begin"
         else:
@@ -256,6 +272,9 @@ class World:
             alive = [w for w in self.workers.values() if w.alive]
             if alive and self.random.random() < self.rate and self.deaths < 6:
                 self.kill(self.random.choice(alive))
+            elif self.asks < 6 and self.random.random() < 0.01:
+                self.asks += 1
+                self.feed(m.Scaled(self.asks, self.random.randint(*self.bounds)))
             elif self.unconfirmed and self.random.random() < 0.2:
                 dead = self.unconfirmed.pop(0)
                 self.feed(m.Died(dead, "SIGKILL"))

@@ -204,6 +204,16 @@ def test_after_a_death_in_a_change_all_go_back_unless_one_knows_that_the_generat
     assert t(Returned(2), Died(1, "SIGKILL"), Interrupted(0, 1)) == ["completed 2, cut off", "publish 3: [0, 1] -> [0], [1] dead"]
 
 
+def test_a_worker_that_has_stopped_in_the_change_in_which_it_leaves_goes_when_the_others_have_entered():
+    t = running((1, 3), 3, protected=True)
+    t(Scaled(0, 1), Died(2, "SIGKILL"), Interrupted(1, 1))
+    assert t.entered(2, 0) == ["completed 2", "dismiss 1", "answer 0 changed"]
+    t = running((1, 3), 3, protected=True)
+    t(Scaled(0, 1), Died(2, "SIGKILL"))
+    assert t.entered(2, 0) == ["completed 2", "answer 0 changed"]
+    assert t(Interrupted(1, 1)) == ["dismiss 1"]
+
+
 def test_a_generation_that_has_begun_waits_for_its_new_workers_to_stop():
     t = running((1, 3), 2, protected=True)
     t(Placed(2), Ready(2))

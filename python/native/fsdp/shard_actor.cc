@@ -168,6 +168,8 @@ void bind_shard_actor(nb::module_& m) {
           "adopt", [](ShardActor& a, const std::string& key) { return without_gil([&] { return a.adopt(key); }); }, nb::arg("key"),
           "Opens a dead rank's record. Raises NotFound if this host's node has none.")
       .def("release", &ShardActor::release, nb::arg("shard"), "Frees an adopted record at the node, unless another process holds it.")
+      .def("free_unheld", &ShardActor::free_unheld, nb::arg("keys"), nb::call_guard<GilReleased>(),
+           "Frees those of these memories of the node that no living process holds.")
       .def("leave", &ShardActor::leave, nb::call_guard<GilReleased>(),
            "Before the session closes: gives the arenas back and makes no further requests.")
       .def_prop_ro("id", [](const ShardActor& a) { return to_string(a.id()); })

@@ -256,6 +256,8 @@ class Membership:
                 actions += self._failed(worker, cause)
             case Died(worker, cause):
                 actions += self._died(worker, cause)
+            case Interrupted(worker) if not self.needs(worker):  # it was to leave in a change that all others have made
+                actions.append(Dismiss(worker))
             case Interrupted(worker):
                 self.stopped[worker] = event
             case Entered(worker, generation) if self.published is not None and generation == self.published.number:
@@ -322,7 +324,7 @@ class Membership:
         if done.joining:
             self.lost.clear()
         self.draining = self.draining.intersection(done.members)
-        return [Completed(done)]
+        return [Completed(done), *(Dismiss(w) for w in done.leaving if self.stopped.pop(w, None) is not None)]
 
     def _end(self, why: str) -> list[Action]:
         if self.ended:

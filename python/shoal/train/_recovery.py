@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import sys
 from collections.abc import Iterator
@@ -121,6 +120,7 @@ class _Past:
     before: Before | None
     protection: Protection | None
     adopted: list[AdoptedRank]
+    left_over: list[str]  # names of what workers leave that die before they have forgotten it
 
 
 class Record:
@@ -134,6 +134,7 @@ class Record:
         self._past: _Past | None = None
         self._begun = 0  # optimizer steps made before the present generation
         self._adopted: dict[int, AdoptedRank] = {}  # by rank, while the next generation may still go back to these
+        self._left_over: list[str] = []  # as in _Past, after that is forgotten
         self._held: list[AdoptedRank] = []  # replicas that dead ranks of this host have held
         self._mark: Mark | None = None
         self._buffers: dict[str, torch.Tensor] = {}
@@ -205,7 +206,8 @@ class Record:
     def _enter(self) -> None:
         made, self._prepared = self._prepared, None
         self.forget_past()
-        self._past = _Past(made.before, self.protection, [*self._adopted.values(), *self._held])
+        left_over = [] if self.protection is None else self.protection.keys_of_others
+        self._past = _Past(made.before, self.protection, [*self._adopted.values(), *self._held], left_over)
         self.protection, self.generation, self._mark, self._adopted, self._held = made.protection, made.generation, None, {}, []
         self._begun = self.protection.step
 
@@ -228,9 +230,7 @@ class Record:
         made, self._prepared = self._prepared, None
         if (protection := made.protection) is not None:
             protection.end()
-            for rank in range(len(protection.root.units[0].data.ranks)):
-                with contextlib.suppress(ShoalError):  # it is not there, or not complete
-                    protection.adopt(rank).release()  # frees that of a dead worker
+            protection.actor.free_unheld(protection.keys_of_others)  # those of dead workers
         if made.before is not None:
             made.before.restore()
 
@@ -240,6 +240,7 @@ class Record:
             return
         for adopted in past.adopted:
             adopted.release()
+        self._left_over = past.left_over
         past.protection = None
         if past.before is not None:
             past.before.forget()
@@ -274,6 +275,8 @@ class Record:
         """Adopts dead ranks, and returns the words of all records that this worker can read, with this worker's progress."""
         if self.protection is None:  # a new worker
             return Words()
+        if adopts:
+            self.protection.actor.free_unheld(self._left_over)
         for rank in adopts:
             if rank not in self._adopted:
                 self._adopted[rank] = self.protection.adopt(rank)

@@ -322,6 +322,7 @@ class Run:
                     _say(f"worker {worker} failed before it joined, and {then}:\n{cause}")
                     self._remove(worker)
                 case m.Dismiss(worker):
+                    self._interrupted.pop(worker, None)
                     self._refuse(self._workers[worker].asks, InvalidArgument("the change is made", reason="Left"))
                 case m.Fail(worker, why):
                     if why is not None:

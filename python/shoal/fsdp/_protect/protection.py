@@ -61,12 +61,17 @@ class Protection:
         self._opened: list[Any] = []  # records of all ranks, after a death
         self._homes: dict[tuple[int, str], torch.Tensor] = {}  # by id of the sharded parameter and name of the array
         self._gradients: dict[int, _GradientHome] = {}  # by id of the sharded parameter
+        # The names that records and replicas of the other ranks have at this node, if they are there.
+        self.keys_of_others: list[str] = []
         self._made: list[tuple[torch.Tensor, str]] = []  # states that the step under way has made: parameter and name
         self._check()
         arrays = self._arrays()
         specs = [(u, i, name, engine_dtype(dtype)) for u, i, _, name, dtype in arrays]
         self.shared, fresh = self._share_arrays(specs)
         self.record: _native.ProtectedShard = self.actor.protect(self.model, specs, step, self.shared)
+        for rank in range(len(root.units[0].data.ranks)):
+            if rank != self.actor.rank:
+                self.keys_of_others += self.record.key_of(rank), self.record.replica_key_of(rank)
         for index, (_, _, p, name, dtype) in enumerate(arrays):
             shape = torch.Size() if name == "step" else p.own_shape
             self._homes[id(p.views.sharded), name] = self.record.state(index).view(dtype).view(shape)
