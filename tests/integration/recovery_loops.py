@@ -1,6 +1,7 @@
 """Steps and loops of the tests of recovery: a worker kills itself at a chosen moment of a step."""
 
 import contextlib
+import hashlib
 import os
 import select
 import signal
@@ -131,10 +132,10 @@ def train_step(state, batch, killer):
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, (indices.tolist()[: state.samples], os.getpid()))
     killer.gang = [pid for _, pid in parts]
-    hidden = state.model[:3](x)
+    hidden = state.model[:3](x.to(state.model[0].weight.dtype))
     killer.at(state, "forward")
     hidden.register_hook(lambda _: killer.at(state, "backward"))
-    loss = (state.model[3:](hidden) - y).square().mean()
+    loss = (state.model[3:](hidden).float() - y).square().mean()
     mean = state.mean(loss)
     loss.backward()
     killer.at(state, "between")
@@ -165,7 +166,18 @@ def result_of(state):
         "step": state.step,
         "counts": sorted(counts),
         "parameters": [p.full_tensor().detach().tolist() for p in state.model.parameters()],
+        "bits": bits_of(state),
     }
+
+
+def bits_of(state):
+    """Hashes of the parameters and of the optimizer's states."""
+    import torch
+
+    tensors = list(state.model.parameters())
+    tensors += [s for p in tensors for _, s in sorted(state.optimizer.state[p].items()) if s.dim() > 0]
+    bits = [t.full_tensor().detach().contiguous().view(torch.uint8).numpy().tobytes() for t in tensors]
+    return [hashlib.sha256(b).hexdigest()[:16] for b in bits]
 
 
 def steps_form(config):
