@@ -1,13 +1,17 @@
 """The deaths of workers and of whole hosts, in an elastic training on two hosts: no step is lost, and none is made twice."""
 
+import contextlib
 import itertools
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import recovery_loops as r
 from hosts import cluster_of, join, several_hosts
+from leak_check import wait_until
 
 PROGRAM = Path(__file__).with_name("hosts_recovery.py")
 LIMIT_S = 120  # hang guard
@@ -60,6 +64,41 @@ def fit(cluster, tmp_path):
 def train(hosts, cluster, folder, case):
     out = folder / "found.json"
     case = {"epochs": r.EPOCHS, "folder": str(folder), **case}
+    with cuts(hosts, folder, case.pop("cut_s", 0)):
+        return run(hosts, cluster, out, case)
+
+
+@contextlib.contextmanager
+def cuts(hosts, folder, seconds):
+    """While it lasts, a worker can have its host's link cut (``recovery_loops.Killer``), for so long; None: until it is over."""
+    if seconds == 0:
+        yield
+        return
+    for name in ("ask", "cut"):
+        os.mkfifo(folder / name)
+    healing = []
+
+    def serve():
+        name = (folder / "ask").read_text()
+        host = next(h for h in hosts.all if h.name == name)
+        hosts.cut(host)
+        healing.append(threading.Timer(LIMIT_S if seconds is None else seconds, hosts.heal, (host,)))
+        healing[0].start()
+        (folder / "cut").write_text("")
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield
+    finally:
+        for timer in healing:
+            if seconds is None:
+                timer.cancel()
+                timer.function(*timer.args)
+            timer.join()
+    assert healing, "no worker has asked for a cut"
+
+
+def run(hosts, cluster, out, case):
     driver = hosts.a.program(
         [sys.executable, str(PROGRAM), cluster.address, str(out), json.dumps(case)], SHOAL_TIMEOUT="30", OMP_NUM_THREADS="1"
     )
@@ -136,6 +175,24 @@ def test_a_deterministic_training_has_the_bits_of_one_host_also_when_the_other_h
     history, returns = bits(one)
     assert bits(apart) == (history, 2 * returns)
     assert bits(lost) == (history, returns)
+
+
+@pytest.mark.parametrize("moment", ["backward", "unsent", "end"])
+def test_a_link_that_comes_back_costs_no_step(fit, moment):
+    cut = fit(**TWO_AND_TWO, deaths=[("b", 3, moment)], victims="link", cut_s=2.5)
+    whole = fit(**TWO_AND_TWO, deaths=[])
+    assert changes_of(cut) == []
+    assert bits(cut) == bits(whole)
+
+
+@pytest.mark.parametrize("moment", ["backward", "unsent"])
+def test_a_host_behind_a_link_that_stays_cut_is_lost(fit, cluster, moment):
+    found = fit(**TWO_AND_TWO, deaths=[("b", 3, moment)], victims="link", cut_s=None)
+    r.check(found["history"], found["returns"])
+    before, after, died = changes_of(found)[0]
+    assert (before, after, len(died)) == (4, 2, 2)
+    a = cluster[0].a  # the node of host b joins again, as another one
+    wait_until(lambda: [n["state"] for n in a.json("list", "nodes")["rows"]].count("ALIVE") == 3, 30, "host b's return")
 
 
 def test_two_hosts_are_lost_one_after_the_other(fit):
